@@ -9,8 +9,8 @@ from pathlib import Path
 
 from services.local.cluster import LocalCluster
 from services.local.commands import TandemCommands, WorkerPlan
-from services.local.model_pools import Mode
 from services.local.spec import ClusterSpec
+from shared.settings.common import Mode
 
 _WORKER_NICENESS = "5"
 """Niceness of the workers, which compute whenever there is work. On shared cores they would delay the router and the

@@ -20,7 +20,7 @@ from loadtest.chaos.phases import num_held, whole
 from loadtest.chaos.run import ANSWER_TIMEOUT_S, FREE_TIMEOUT_S, WHOLE_TIMEOUT_S
 from loadtest.chaos.streams import Stream, Streams, prompts
 from loadtest.chaos.victims import merged
-from loadtest.command_line import Option, run
+from loadtest.rig.command_line import Option, run
 from shared.errors import ConfigError, Internal
 
 NUM_CLIENTS = 20

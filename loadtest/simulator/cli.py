@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from loadtest.command_line import Option, Out, call, choice, decimals
-from loadtest.figures import write
+from loadtest.rig.command_line import Option, Out, call, choice, decimals
+from loadtest.rig.results import write
 from loadtest.simulator.fleet import WorkerSpec
 from loadtest.simulator.outcome import Outcome, Targets, outcome_table, results
 from loadtest.simulator.simulation import POLICIES, Setup, simulate

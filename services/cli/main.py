@@ -39,8 +39,8 @@ def build_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_options)
-    app.command("serve")(up)
-    app.command("up", hidden=True)(up)
+    app.command("serve")(spread(up))
+    app.command("up", hidden=True)(spread(up))
     app.command()(spread(generate))
     app.command()(spread(chat))
     app.command()(spread(status))

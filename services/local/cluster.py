@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING
 
 from services.local.addresses import check_free
 from services.local.commands import ServiceCommands, TandemCommands, WorkerPlan, plan_workers, with_flags
-from services.local.environment import cluster_environment
 from services.local.model_pools import ModelPools
 from services.local.parts import IndexPart, MemberPart, ServicePart
 from services.local.places import INDEX, Places, ThisHost
-from services.local.readiness import wait_until_serving
 from services.local.spec import ClusterSpec, RouterPlace
 from services.local.state_folder import StateFolder, unwritable
 from services.local.supervisor import Change, Supervisor
@@ -32,6 +30,12 @@ from shared.process_events import Progress
 
 if TYPE_CHECKING:
     from services.kvstore.embedded import EmbeddedValkey
+import json
+import secrets
+from collections.abc import Mapping
+
+from shared.address import Address
+from shared.errors import DeadlineExceeded, WorkerLost
 
 ProgressCallback = Callable[[str, Progress], None]
 
@@ -40,6 +44,8 @@ _GIVE_UP_TIMEOUT_S = 2.0
 
 _HURRY_S = 5.0
 """For routers to tell their clients that an answer ends early, seconds."""
+KEY_BYTES = 32
+_POLL_S = 0.02
 
 
 class LocalCluster:
@@ -96,7 +102,7 @@ class LocalCluster:
         self._check()
         await asyncio.to_thread(self._commands.check)
         self._state = StateFolder.claim(self.spec.state_dir)
-        self.spec = replace(self.spec, state_dir=self._state.path)
+        self.spec = self.spec.replace(state_dir=self._state.path)
         try:
             await self._start()
         except BaseException:
@@ -299,3 +305,59 @@ class LocalCluster:
 
 def _ignore(name: str, progress: Progress) -> None:
     """Drops the progress."""
+
+
+def cluster_environment(*, loopback: bool) -> Mapping[str, str]:
+    """For every process of one cluster, also where it is started again: a fleet key of its own and, where all are on
+    `loopback`, UCX there alone, since no other host needs to reach it. Unlike flags, an environment shows to its own
+    user alone."""
+    key = secrets.token_hex(KEY_BYTES)
+    keys = {f"TANDEM_{service}_FLEET_KEY": key for service in ("WORKER", "KVSTORE", "ROUTER")}
+    return {**keys, "UCX_NET_DEVICES": "lo"} if loopback else keys
+
+
+async def wait_until_serving(router: ChildProcess, http: str, timeout_s: float) -> None:
+    """Returns once `GET /readyz` on the host:port `http` says so.
+
+    Raises WorkerLost where the router ends meanwhile, DeadlineExceeded with the router's reason after `timeout_s`
+    seconds.
+    """
+    reason = "it does not answer"
+    try:
+        async with asyncio.timeout(timeout_s):
+            while reason := await _not_ready_reason(http):
+                if router.returncode is not None:
+                    raise WorkerLost(
+                        f"{router.name} ended before it served ({router.exit_text()})",
+                        process=router.name,
+                        log=str(router.log_path),
+                        log_tail=router.log_tail(),
+                    )
+                await asyncio.sleep(_POLL_S)
+    except TimeoutError as error:
+        raise DeadlineExceeded(
+            f"{router.name} serves no prompts after {timeout_s:g} s: {reason}",
+            process=router.name,
+            log=str(router.log_path),
+        ) from error
+
+
+async def _not_ready_reason(http: str) -> str:
+    """Empty when prompts are served, to every model."""
+    server = Address.parse(http, "http")
+    try:
+        reader, writer = await asyncio.open_connection(server.host, server.port)
+    except OSError as error:
+        return error.strerror or "it does not answer"
+    try:
+        writer.write(f"GET /readyz HTTP/1.1\r\nHost: {http}\r\nConnection: close\r\n\r\n".encode())
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    finally:
+        writer.close()
+    try:
+        page = json.loads(body)
+        if head.split(b" ", 2)[1:2] == [b"200"]:
+            return next((f"{name}: {why}" for name, why in page.get("models", {}).items() if why), "")
+        return str(page["reason"])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return "no reason given"

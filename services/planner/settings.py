@@ -6,19 +6,20 @@ import ssl
 from pathlib import Path
 from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
 from services.planner.policy.config import PlannerConfig, PoolLimits
 from shared.config import ServiceSettings
 from shared.errors import ConfigError
+from shared.kubernetes.settings import ApiServerSettings
+from shared.settings.group import SettingGroup
+from shared.telemetry.settings import MetricsPageSettings
 from tandem import ClientTls
 
 
-class PoolSettings(BaseModel):
+class PoolSettings(SettingGroup):
     """One pool that the planner sizes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     name: str = ""
     """The pool's name in the chart: the planner scales the Deployment RELEASE-NAME. Empty = `prefill` or `decode`."""
@@ -35,10 +36,8 @@ class PoolSettings(BaseModel):
         return PoolLimits(self.min_workers, self.max_workers, self.gpus_per_worker)
 
 
-class RouterTlsSettings(BaseModel):
+class RouterTlsSettings(SettingGroup):
     """TLS to the routers."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     ca: Path | None = None
     """Authority in PEM that signed the certificate of the routers' APIs (their edge.tls); none = they have no TLS."""
@@ -57,7 +56,7 @@ class RouterTlsSettings(BaseModel):
         return ClientTls(ca=self.ca, server_name=self.server_name)
 
 
-class PlannerSettings(ServiceSettings):
+class PlannerSettings(ServiceSettings, ApiServerSettings, MetricsPageSettings):
     """The planner of one release. The environment prefix is TANDEM_PLANNER_."""
 
     model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
@@ -66,15 +65,8 @@ class PlannerSettings(ServiceSettings):
 
     release: str = Field(min_length=1, max_length=53)
     """Name of the release: its Deployments, its Pods' label app.kubernetes.io/instance, its Lease RELEASE-planner."""
-    namespace: str = ""
-    """Empty = the Pod's own."""
-    kubeconfig: Path | None = None
-    """File with the API server's address and a user, for a planner outside the cluster; unset = the Pod's service
-    account."""
     identity: str = ""
     """Unique among the release's planners; empty = the host's name, which is the Pod's, and random letters."""
-    metrics: str = "127.0.0.1:0"
-    """host:port of the Prometheus page, /metrics; any other path answers too, for probes."""
     api_key: SecretStr = SecretStr("")
     """Admin API key of the routers, by which the planner reads their status and drains workers. Best given by the
     environment. Empty = none, where routers ask for none."""

@@ -1,4 +1,4 @@
-"""What a backend computes: each op's contract, said once for all of them.
+"""What a backend computes: each op's contract, defined once for all of them.
 
 A consumer takes the protocol that it needs; a backend offers all three: `DecoderOps` here, `BlockOps` and `SamplingOps`
 in modules of their own. Every op asserts the shapes, dtypes and strides given there, and works on the device of its

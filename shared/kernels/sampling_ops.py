@@ -40,7 +40,7 @@ class SamplingOps(Protocol):
         """
         ...
 
-    def likeliest_tokens(self, logits: Tensor, masks: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
+    def greedy_tokens(self, logits: Tensor, masks: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
         """The token with the highest logit in each row, of equal ones the lowest id; in some rows among the tokens that
         are allowed.
 

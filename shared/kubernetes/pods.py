@@ -11,8 +11,7 @@ from typing import Any
 from aiohttp import ClientResponse
 from kubernetes.aio.client import ApiClient, CoreV1Api
 
-from shared.kubernetes.access import ClusterAccess
-from shared.kubernetes.failures import refusal, typed_errors
+from shared.kubernetes.access import ClusterAccess, refusal, typed_errors
 
 LIST_TIMEOUT_S = 30.0
 SLACK_S = 15.0

@@ -16,11 +16,10 @@ from shared.kernels.batch import AttentionBatch
 from shared.kernels.cpu.torch_threads import in_this_thread
 from shared.model.config.model_config import ModelConfig
 from shared.model.kernel_choice import check_kernels, kernels_for
-from shared.model.layers.modules import DecoderModules
+from shared.model.layers.modules import DecoderModules, add_up
 from shared.model.layers.parameters import DecoderParameters, unused_tensors
 from shared.model.layers.pieces import DecoderPieces
 from shared.model.layers.rope import Rotary
-from shared.model.layers.summed_linear import add_up
 from shared.model.weights.huge_pages import ask_for_huge_pages
 from shared.model.weights.loader import OnProgress, load_weights
 

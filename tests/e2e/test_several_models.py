@@ -46,7 +46,9 @@ async def test_two_families_under_load_at_once_and_one_without_the_other(tmp_pat
         for oracle in [load_oracle(folder)]
     }
     assert not any(one == other for one, other in zip(*expected.values(), strict=True))
-    qwen = ModelPools("qwen", folders["qwen"], ("acme/q",), dtype="fp32", num_kv_blocks=256, prefix="qwen-")
+    qwen = ModelPools(
+        name="qwen", model=folders["qwen"], aliases=("acme/q",), dtype="fp32", num_kv_blocks=256, prefix="qwen-"
+    )
     spec = {"served_model_name": "llama", "aliases": ("gpt-4",), "further": (qwen,)}
     async with running(tmp_path, folders["llama"], **spec) as run:
         fields = {"max_tokens": NUM_TOKENS, "ignore_eos": True}
@@ -118,7 +120,7 @@ async def test_each_model_finds_its_own_blocks_in_the_store_and_never_the_others
     prompt = [20 + (i * 37) % 2000 for i in range(5 * BLOCK_SIZE + 3)]
     expected = {name: oracle_greedy(load_oracle(folder), prompt, NUM_TOKENS)[0] for name, folder in folders.items()}
     alone = {"mode": "collocated", "num_prefill": 0}
-    qwen = ModelPools("qwen", folders["qwen"], dtype="fp32", num_kv_blocks=256, prefix="qwen-", **alone)
+    qwen = ModelPools(name="qwen", model=folders["qwen"], dtype="fp32", num_kv_blocks=256, prefix="qwen-", **alone)
     spec = {"further": (qwen,), "store_host_bytes": 1 << 24, "prefix_fetch": "always", "restart": True, **alone}
     async with running(tmp_path, folders["llama"], **spec) as run:
         cache = cache_pb2_grpc.CacheServiceStub(run.channel)

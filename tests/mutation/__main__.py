@@ -46,7 +46,9 @@ def _keep(results: list[Result], out: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Sow small faults and see whether a test notices each.")
-    parser.add_argument("--count", type=int, default=420, help="mutants in all, spread evenly over the targets")
+    parser.add_argument(
+        "--count", type=int, default=420, help="mutants in all, spread evenly over the targets that are tried"
+    )
     parser.add_argument("--seed", type=int, default=1, help="of the sample")
     parser.add_argument("--only", default="", help="names of targets, separated by commas")
     parser.add_argument("--out", type=Path, default=Path("out/mutation"), help="results: OUT.jsonl and OUT.md")
@@ -62,12 +64,11 @@ def main() -> int:
     for each in earlier:  # what is not tried anew stays as it was
         if each.outcome is not Outcome.SURVIVED or (wanted and each.mutant.target not in wanted):
             results.append(each)
-    for target in TARGETS:
-        if wanted and target.name not in wanted:
-            continue
+    chosen_targets = [target for target in TARGETS if not wanted or target.name in wanted]
+    for target in chosen_targets:
         tried = [each for each in earlier if each.mutant.target == target.name]
         survivors = [each.mutant for each in tried if each.outcome is Outcome.SURVIVED]
-        chosen = survivors if tried else sample(target, arguments.count // len(TARGETS), arguments.seed)
+        chosen = survivors if tried else sample(target, arguments.count // len(chosen_targets), arguments.seed)
         for found in try_mutants(target, chosen):
             results.append(found)
             _keep(results, arguments.out)  # a run takes long enough to be interrupted

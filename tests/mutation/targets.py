@@ -52,7 +52,11 @@ TARGETS = (
     Target("placement", ("services/router/placement",), ("tests/unit/router/placement", SETTINGS)),
     Target("pool", ("shared/kv/pool.py",), ("tests/unit/kv/test_pool.py",)),
     Target("scheduler", ("shared/engine/scheduler",), ("tests/unit/engine/scheduler",)),
-    Target("handoff", ("shared/kv/handoff",), ("tests/unit/kv/handoff",)),
+    Target(
+        "handoff",
+        ("shared/kv/handoff",),
+        ("tests/unit/kv/handoff", "tests/unit/kv/test_encryption.py", "tests/unit/kv/test_fleet_key.py"),
+    ),
     Target("tiers", ("services/kvstore/tiers",), ("tests/unit/kvstore/tiers",)),
     Target(
         "edge",

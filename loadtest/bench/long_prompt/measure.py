@@ -17,9 +17,9 @@ from loadtest.bench.long_prompt.noisy_neighbour import NoisyNeighbour, pin_all_b
 from loadtest.bench.long_prompt.windows import Medians, Pair
 from loadtest.clients.connect import make_client
 from loadtest.clients.target import parse_target
-from loadtest.command_line import Option, Out, choice, names
-from loadtest.figures import Result, write
-from loadtest.markdown import bold, table
+from loadtest.rig.command_line import Option, Out, choice, names
+from loadtest.rig.markdown import bold, table
+from loadtest.rig.results import Result, write
 from loadtest.workloads.tokens import TokenSource
 
 GOAL_RATIO = 1.1

@@ -17,7 +17,7 @@ from time import perf_counter
 
 import torch
 
-from loadtest.figures import Result
+from loadtest.rig.results import Result
 from shared.collectives import one_host, several_hosts
 from shared.collectives.messages import broadcast_bytes
 from shared.collectives.one_host import shared_memories

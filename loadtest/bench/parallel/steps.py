@@ -12,7 +12,7 @@ from time import perf_counter
 import torch
 
 from loadtest.bench.engine.cpu import BLOCK_SIZE, Bench, Step
-from loadtest.figures import Result
+from loadtest.rig.results import Result
 from services.worker.group.leader import RankGroup
 from shared.cores.policy import CoreShare
 from shared.cores.topology import read_topology

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, distributed
 from torch._C._distributed_c10d import FileStore
 
-from loadtest.figures import Result
+from loadtest.rig.results import Result
 from shared.collectives.cpu_group import CpuGroup, group_bytes, shared_memory
 from shared.errors import Internal
 from shared.kernels.cpu.build import choose

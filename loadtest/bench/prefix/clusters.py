@@ -9,10 +9,11 @@ from pathlib import Path
 from loadtest.bench.prefix.prompts import BLOCK_SIZE
 from services.local.cluster import LocalCluster
 from services.local.commands import TandemCommands
-from services.local.spec import ClusterSpec, PrefixFetch
+from services.local.spec import ClusterSpec
 from shared.identity import WorkerRole
 from shared.model.checkpoints import write_random_checkpoint
 from shared.model.config.model_config import ModelConfig
+from shared.settings.common import PrefixFetch
 
 DEMO = Path(__file__).parents[3] / "models" / "demo"
 MAX_MODEL_LEN = 8192

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean, quantiles
+from statistics import fmean
 from time import perf_counter
 from typing import Annotated, Any
 
@@ -23,8 +23,9 @@ import uvloop
 
 from loadtest.bench.router.fleet import DecodeWorker, PrefillWorker, Script, addresses
 from loadtest.bench.router.rig import ROUTER, router_process
-from loadtest.command_line import Option, Out
-from loadtest.figures import Result, machine, table, write
+from loadtest.rig.command_line import Option, Out
+from loadtest.rig.measure import percentile
+from loadtest.rig.results import Report, Result, machine
 from shared.errors import Internal
 from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc, types_pb2, worker_pb2
 from shared.rpc.server import channel
@@ -192,7 +193,7 @@ async def measure(capacity_s: float, overload_s: float) -> tuple[Offered, Offere
 
 def results(full: Offered, over: Offered) -> list[Result]:
     """The figures."""
-    percent = quantiles([1e3 * took_s for took_s in over.refusals_s], n=1000, method="inclusive")
+    refused_ms = [1e3 * took_s for took_s in over.refusals_s]
     return [
         Result("goodput at 0.9 of the capacity", full.goodput, "req/s", limit=CAPACITY),
         Result(
@@ -201,9 +202,9 @@ def results(full: Offered, over: Offered) -> list[Result]:
         Result("answered too late at 3 times", float(over.num_late), "requests"),
         Result("refused at 3 times", float(len(over.refusals_s)), "requests"),
         Result("of these within 50 ms", 100 * over.refused_at_once, "%", limit=100.0),
-        Result("time to a 429, p50", percent[499], "ms"),
-        Result("time to a 429, p99", percent[989], "ms", limit=1e3 * REFUSED_AT_ONCE_S),
-        Result("time to a 429, longest", 1e3 * max(over.refusals_s), "ms"),
+        Result("time to a 429, p50", percentile(refused_ms, 50), "ms"),
+        Result("time to a 429, p99", percentile(refused_ms, 99), "ms", limit=1e3 * REFUSED_AT_ONCE_S),
+        Result("time to a 429, longest", max(refused_ms), "ms"),
         Result("router's memory at the end", over.rss_bytes[-1] / _MIB, "MiB"),
         Result("its growth from the second to the last quarter", over.growth_bytes / _MIB, "MiB"),
     ]
@@ -217,7 +218,6 @@ def main(
     """Offer one router three times what its workers can serve: goodput, time to a refusal, memory."""
     print(f"{machine()}; {NUM_PREFILLS} prefill workers of {1 / SERVICE_S:g} prompts/s, target {TARGET_S:g} s")
     full, over = uvloop.run(measure(capacity_s, overload_s))
-    rows = results(full, over)
-    print(table(rows))
-    if out is not None:
-        write(out, rows)
+    report = Report(out)
+    report.add(results(full, over))
+    report.print()

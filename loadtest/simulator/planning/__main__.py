@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-from loadtest.command_line import Option, Out, decimals, integers
-from loadtest.command_line import run as run_command
-from loadtest.figures import Result, write
-from loadtest.markdown import table
+from loadtest.rig.command_line import Option, Out, decimals, integers
+from loadtest.rig.command_line import run as run_command
+from loadtest.rig.markdown import table
+from loadtest.rig.results import Result, write
 from loadtest.simulator.cli import FleetOptions, WorkerOptions, setup_of
 from loadtest.simulator.outcome import Targets
 from loadtest.simulator.planning.clairvoyant import Clairvoyant, cheapest

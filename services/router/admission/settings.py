@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from shared.settings.group import SettingGroup
 
 Weight = Annotated[float, Field(gt=0, le=1e6)]
 
 
-class AdmissionSettings(BaseModel):
+class AdmissionSettings(SettingGroup):
     """Bounds and order of the admission queue."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     order: Literal["fcfs", "shortest", "priority", "deadline"] = "fcfs"
     """Order within a tenant: by arrival, uncached prompt tokens, the request's priority, or TTFT deadline."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from shared.settings.group import SettingGroup
 
 
-class LimitSettings(BaseModel):
+class LimitSettings(SettingGroup):
     """Bounds that hold before a request reaches the queue."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     max_chars_per_token: int = Field(default=16, ge=1, le=1024)
     """A text longer than this times the served context is refused before it is tokenized. Characters; where the

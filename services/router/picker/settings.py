@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from shared.rpc.tls import Tls
+from shared.settings.group import SettingGroup
 
 
-class PickerSettings(BaseModel):
+class PickerSettings(SettingGroup):
     """For gateways that ask by Envoy's ext-proc protocol."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     bind: str = ""
     """host:port on which gateways ask which router serves a request (Gateway API Inference Extension, ext-proc over

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+from pydantic import Field, create_model, model_validator
 
 from services.router.placement.disaggregation import Thresholds
 from services.router.placement.policy import PlacementConfig
 from services.router.placement.scorers.registry import SCORERS
 from services.router.placement.scorers.scorer import TierWeights
-
-_CONFIG = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+from shared.settings.group import SettingGroup
 
 if TYPE_CHECKING:
 
-    class ScorerWeights(BaseModel):
+    class ScorerWeights(SettingGroup):
         """A weight for each scorer of the registry."""
 else:
     ScorerWeights = create_model(
         "ScorerWeights",
-        __config__=_CONFIG,
+        __base__=SettingGroup,
         **{
             scorer.setting: (float, Field(default=scorer.default_weight, ge=0, description=scorer.doc))
             for scorer in SCORERS
@@ -30,8 +29,6 @@ else:
 
 class PlacementSettings(ScorerWeights):
     """Weights of the scorers (a worker's score is the scorers' weighted mean, weight 0 leaves one out) and limits."""
-
-    model_config = _CONFIG
 
     patience: float = Field(default=1.0, ge=0, le=100)
     """A prefill worker that holds part of the prompt may have a longer queue, by patience × hit tokens."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shared.collectives.rank_links import RankLinks
 from shared.engine.group.own_slices import OwnSlices, SliceForm
-from shared.engine.group.slice_commands import SliceAction, SliceCommand
+from shared.engine.group.slice_server import SliceAction, SliceCommand
 from shared.engine.runner.block_access import STAGING_BYTES
 from shared.engine.runner.device_link import DeviceLink
 from shared.engine.runner.host_arena import HostArena

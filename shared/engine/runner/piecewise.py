@@ -9,8 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from shared.engine.runner.capture_sizes import padded_size, token_sizes
-from shared.engine.runner.cuda_graphs import CudaGraphs, Replayable
+from shared.engine.runner.cuda_graphs import CudaGraphs, Replayable, padded_size, token_sizes
 from shared.engine.runner.eager_inputs import StepInputs
 from shared.model.decoder import Decoder
 

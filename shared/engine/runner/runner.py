@@ -13,7 +13,6 @@ from torch import Tensor
 from shared.engine.plan import PlannedSequence, StepPlan, StepResult
 from shared.engine.runner.block_access import BlockAccess, DeviceBlocks, DirectBlocks, StagedBlocks
 from shared.engine.runner.block_sums import BlockSums
-from shared.engine.runner.candidates import ALL, num_candidates
 from shared.engine.runner.cuda_graphs import CudaGraphs
 from shared.engine.runner.device_link import DeviceLink
 from shared.engine.runner.eager_inputs import EagerInputs, StepInputs
@@ -24,7 +23,7 @@ from shared.engine.runner.pending_step import PendingStep
 from shared.engine.runner.piecewise import PiecewiseSteps
 from shared.engine.runner.pool_memory import allocate_pool
 from shared.engine.runner.prompt_logprobs import PendingTargets, split
-from shared.engine.runner.sampler import TopLogprobs, is_plain, resample, sample
+from shared.engine.runner.sampler import ALL_CANDIDATES, TopLogprobs, is_plain, num_candidates, resample, sample
 from shared.engine.runner.static_decode import StaticDecode
 from shared.engine.runner.structure_masks import StructureMasks
 from shared.engine.runner.warm_up import warm_up_plans
@@ -280,7 +279,7 @@ class Runner:
             inputs.batch,
             inputs.logit_rows,
             inputs.rope_lengths,
-            num_candidates(items) if self._decoder.is_split else ALL,
+            num_candidates(items) if self._decoder.is_split else ALL_CANDIDATES,
         )
 
     def _forward_staged(self, items: tuple[PlannedSequence, ...]) -> Tensor:

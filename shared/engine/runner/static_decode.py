@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from shared.engine.plan import StepPlan
-from shared.engine.runner.capture_sizes import capture_sizes, padded_size
-from shared.engine.runner.cuda_graphs import CudaGraphs, Replayable
+from shared.engine.runner.cuda_graphs import CudaGraphs, Replayable, capture_sizes, padded_size
 from shared.engine.runner.device_link import DeviceLink
 from shared.engine.runner.static_inputs import StaticInputs, StaticTables
 from shared.kernels.batch import AttentionBatch

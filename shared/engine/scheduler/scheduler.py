@@ -25,11 +25,10 @@ from shared.engine.scheduler.config import SchedulerConfig as SchedulerConfig
 from shared.engine.scheduler.config import SchedulerCounters
 from shared.engine.scheduler.growth import GrowthReserve
 from shared.engine.scheduler.host_swap import HostSwap
-from shared.engine.scheduler.in_flight import StepsInFlight
+from shared.engine.scheduler.in_flight import StepsInFlight, UnsentBlocks
 from shared.engine.scheduler.prompt_order import PromptOrder
 from shared.engine.scheduler.sequence_table import SequenceTable
 from shared.engine.scheduler.step_time import BatchLimit
-from shared.engine.scheduler.unsent_blocks import UnsentBlocks
 from shared.engine.sequence import EngineSequence, Goal, Status
 from shared.errors import Overloaded
 from shared.kv.handoff.outgoing_block import OutgoingBlock

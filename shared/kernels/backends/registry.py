@@ -61,7 +61,7 @@ def choose_kernels(
 ) -> Kernels:
     """The backend named `wanted` (`cpu:avx2`: of one instruction set), or with `auto` the first that takes the device.
 
-    What `auto` passes over is said in the log. `deterministic`: among `deterministic_backends`.
+    What `auto` passes over is logged. `deterministic`: among `deterministic_backends`.
 
     Raises:
         ConfigError: `wanted` is unknown or refuses this device or dtype; the message gives its reason.

@@ -72,7 +72,7 @@ class EngineRun:
         self.events: queue.Queue = queue.Queue()
         runner: StepRunner = self.runner
         if recording:
-            from shared.engine.plan_log import RecordingRunner  # needs msgspec, which a bare GPU machine lacks
+            from .plan_log import RecordingRunner  # needs msgspec, which a bare GPU machine lacks
 
             runner = RecordingRunner(self.runner, recording)
         self.engine = Engine(self.scheduler, runner, self.events.put, ahead)

@@ -7,7 +7,7 @@ import asyncio
 import psutil
 import pytest
 
-from services.local.environment import cluster_environment
+from services.local.cluster import cluster_environment
 from tests.integration.kv.conftest import FarProcess
 from tests.waiting import DEADLINE_S
 

@@ -49,18 +49,7 @@ def assert_nothing_spills(kernels: list[Compiled], allowed: Mapping[str, int] = 
     assert [(kernel.name, kernel.stack_bytes, kernel.spilled_registers) for kernel in spilling] == []
 
 
-@pytest.mark.parametrize(
-    "arch",
-    [
-        "sm_80",
-        "sm_86",
-        "sm_89",
-        "sm_90",
-        "sm_100",
-        "sm_120",
-        "gfx942",
-    ],
-)
+@pytest.mark.parametrize("arch", TARGETS)
 def test_attention_of_an_8b_model_uses_the_matrix_units_and_spills_nothing(compiled: Run, arch: str) -> None:
     kernels = compiled(compiling.compile_attention, 128, 4, 16, None, torch.bfloat16, arch=arch)
     assert_attention_fits(kernels, arch)

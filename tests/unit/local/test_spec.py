@@ -167,7 +167,7 @@ def test_several_store_nodes_have_a_name_and_a_folder_each() -> None:
     ):
         flags = dict(zip(command[3::2], command[4::2], strict=True))
         assert (flags["--name"], flags["--disk-folder"]) == (f"store-{number}", f"d/store-{number}")
-    alone = TandemCommands(replace(spec, store_nodes=1)).kvstore("h:1", "redis://")
+    alone = TandemCommands(spec.replace(store_nodes=1)).kvstore("h:1", "redis://")
     assert alone[alone.index("--disk-folder") + 1] == "d"
     with pytest.raises(ConfigError, match="store_nodes"):
         ClusterSpec(model=Path("m"), store_nodes=0)
@@ -180,7 +180,7 @@ def commands(spec: ClusterSpec) -> list[list[str]]:
 
 def test_all_services_log_json_where_the_spec_says_so_and_as_they_are_set_otherwise() -> None:
     spec = ClusterSpec(model=Path("m"))
-    assert all(command[-2:] == ["--log-format", "json"] for command in commands(replace(spec, log_format="json")))
+    assert all(command[-2:] == ["--log-format", "json"] for command in commands(spec.replace(log_format="json")))
     assert all("--log-format" not in command for command in commands(spec))
 
 
@@ -218,7 +218,7 @@ def test_degrees_out_of_bounds_are_named(field: str) -> None:
 
 def test_all_services_send_their_spans_where_the_spec_says_and_the_router_samples_all_or_what_it_says() -> None:
     spec = ClusterSpec(model=Path("m"), traces_endpoint="http://c:4317")
-    for made in (commands(spec), commands(replace(spec, traces_sample=0.1))):
+    for made in (commands(spec), commands(spec.replace(traces_sample=0.1))):
         assert all(command[command.index("--traces.endpoint") + 1] == "http://c:4317" for command in made)
         assert ["--traces.sample" in command for command in made] == [False, False, True]
     assert [command[command.index("--traces.sample") + 1] for command in (commands(spec)[2], made[2])] == ["1.0", "0.1"]

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import os
 import signal
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,7 +26,7 @@ DEADLINE_S = 300.0
 
 @pytest.fixture
 def supervised(spec: ClusterSpec) -> ClusterSpec:
-    return replace(spec, restart=True)
+    return spec.replace(restart=True)
 
 
 async def change(cluster: LocalCluster) -> Change:

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shared.errors import InvalidRequest
-from shared.model.text.chat_template import ChatTemplate
-from shared.model.text.template_traits import JsonValue
+from shared.model.text.chat_template import ChatTemplate, JsonValue
 
 ChatMessage = Mapping[str, JsonValue]
 

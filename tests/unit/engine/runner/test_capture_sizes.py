@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.engine.runner.capture_sizes import capture_sizes, padded_size, token_sizes
+from shared.engine.runner.cuda_graphs import capture_sizes, padded_size, token_sizes
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 7, 8, 9, 63, 64, 100, 256, 1000])

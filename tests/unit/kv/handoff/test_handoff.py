@@ -237,6 +237,47 @@ async def test_a_trailer_that_names_a_block_nobody_expects_is_refused() -> None:
             await receiving
 
 
+async def test_a_second_sender_sends_what_the_first_one_left_missing() -> None:
+    async with Pair() as pair:
+        receiving = pair.received(0, 1, 7)
+        first = pair.shipment()
+        first.add_noted([pair.block(0, 3)])
+        async with asyncio.timeout(DEADLINE_S):
+            while not pair.inbox.checksums:
+                await asyncio.sleep(0)
+        assert not pair.inbox.is_replaced
+        pair.inbox.replace_sender()
+        assert await receiving is SenderLeft.REPLACED is pair.inbox.left
+        assert pair.inbox.is_replaced
+        await pair.inbox.replaced(NOW_S)
+        before, (pair.ticket, needed) = pair.ticket, pair.inbox.open()
+        assert (needed, pair.inbox.left, pair.inbox.is_replaced) == ([1, 7], None, False)
+        assert pair.ticket != before
+        receiving = asyncio.create_task(pair.inbox.receive(DEADLINE_S))
+        async with pair.shipment(2) as second:
+            second.add_noted([pair.block(1, 11)])
+            second.add_noted([pair.block(7, 4)])
+            await second.finish(99, NUM_TOKENS, finished=False)
+        assert await receiving == ReceivedHandoff(99, False)
+        assert {index: data[0] for index, data in pair.arrived.items()} == {0: 3, 1: 11, 7: 4}
+        assert pair.inbox.missing == []
+        await first.abort()
+
+
+@pytest.mark.parametrize(
+    ("num_sent", "left", "reason"),
+    [(1, SenderLeft.ABORTED, "no other one came"), (3, SenderLeft.FAILED, "a message of 103 bytes for memory of 77")],
+)
+async def test_a_sender_that_left_and_is_not_replaced_is_an_error(num_sent: int, left: SenderLeft, reason: str) -> None:
+    async with Pair() as pair:
+        receiving = pair.received(0)
+        async with pair.shipment(num_sent):
+            pass
+        assert await receiving is left
+        with pytest.raises(TransferFailed, match=reason):
+            await pair.inbox.replaced(NOW_S)
+
+
 async def test_a_silent_sender_is_given_up_and_can_write_no_more() -> None:
     async with Pair() as pair:
         with pytest.raises(TransferFailed, match=r"did not end within 0.01 s") as failed:

@@ -36,10 +36,6 @@ def test_a_key_that_could_never_match_is_a_bad_setting(key: str) -> None:
         EdgeSettings(api_keys=(key,))
 
 
-def test_keys_do_not_show_in_logs_of_the_settings() -> None:
-    assert "secret" not in repr(EdgeSettings(api_keys=("secret",)))
-
-
 def digest(key: str) -> str:
     return "sha256:" + hashlib.sha256(key.encode()).hexdigest()
 

@@ -1,5 +1,5 @@
 // The likeliest token of each row of logits, among those that a mask allows where the row has one.
-#include "likeliest.h"
+#include "greedy.h"
 
 #include <limits>
 
@@ -11,7 +11,7 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr int32_t kWord = 32;          // tokens of a mask's word
-constexpr int64_t kPart = 64 * kWord;  // logits that are looked at twice while they are near
+constexpr int64_t kPart = 64 * kWord;  // logits read twice while they are in the first cache
 
 // The highest place among `count` logits, and whether one of them is NaN or +inf.
 int32_t highest(const float* logits, int64_t count, bool& is_broken) {
@@ -25,7 +25,7 @@ int32_t highest(const float* logits, int64_t count, bool& is_broken) {
   return most;
 }
 
-// Likewise of the 32 logits that one word is for; those that it forbids count as broken only.
+// Likewise for the 32 logits of one word of a mask; a forbidden logit can only set `is_broken`.
 int32_t highest_allowed(const float* logits, uint32_t word, bool& is_broken) {
   int32_t most = INT_MIN, broken = 0;
   for (int32_t i = 0; i < kWord; i++) {
@@ -38,7 +38,7 @@ int32_t highest_allowed(const float* logits, uint32_t word, bool& is_broken) {
   return most;
 }
 
-// `count` of them are there, which may be more than the word is for.
+// Likewise for the first `count` logits of a word, at most 32.
 int32_t highest_of_word(const float* logits, uint32_t word, int64_t count, bool& is_broken) {
   if (count >= kWord) {  // most words allow all of theirs or none
     if (word != 0 && word != 0xFFFFFFFFu) return highest_allowed(logits, word, is_broken);
@@ -59,7 +59,7 @@ bool is_allowed(const uint32_t* words, int64_t token) {
 
 }  // namespace
 
-int64_t likeliest(const float* logits, const uint32_t* words, int64_t vocab_size) {
+int64_t greedy_token(const float* logits, const uint32_t* words, int64_t vocab_size) {
   bool is_broken = false;
   int32_t best = INT_MIN;
   int64_t found = -1;
@@ -84,13 +84,13 @@ int64_t likeliest(const float* logits, const uint32_t* words, int64_t vocab_size
 
 // logits [num_rows, vocab_size], masks [num_masks, num_words] as tandem_mask_tokens takes them, rows [num_masks]: the row
 // that each is for, out [num_rows]: -1 for a row with a NaN or +inf, or where no token with a finite logit is allowed.
-extern "C" void tandem_likeliest_tokens(
+extern "C" void tandem_greedy_tokens(
     const float* logits, const uint32_t* masks, const int64_t* rows, int64_t* out, int64_t num_rows, int64_t num_masks,
     int64_t vocab_size, int64_t num_words) {
   parallel_for(num_rows, [&](int64_t row) {
     const uint32_t* words = nullptr;
     for (int64_t mask = 0; mask < num_masks; mask++)
       if (rows[mask] == row) words = masks + mask * num_words;
-    out[row] = likeliest(logits + row * vocab_size, words, vocab_size);
+    out[row] = greedy_token(logits + row * vocab_size, words, vocab_size);
   });
 }

@@ -15,15 +15,15 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from statistics import median, quantiles
 from typing import Annotated
 
 import psutil
 import uvloop
 from redis.asyncio import Redis
 
-from loadtest.command_line import Option, Out, integers
-from loadtest.figures import Result, machine, table, write
+from loadtest.rig.command_line import Option, Out, integers
+from loadtest.rig.measure import median_ratio, percentile
+from loadtest.rig.results import Report, Result, machine
 from shared.child_process import ChildProcess
 from shared.identity import WorkerIdentity, WorkerRole
 from shared.kv.hashing import HASH_BYTES
@@ -119,20 +119,21 @@ class IndexBench:
         return (stats.index_bytes - self._empty_bytes) / self._num_blocks
 
 
-async def run(sizes: Sequence[int], pairs: int) -> list[Result]:
+async def run(sizes: Sequence[int], pairs: int, report: Report) -> None:
     """Grows one index through all sizes and measures at each."""
-    results: list[Result] = []
     async with running_index() as bench:
         for size in sorted(sizes):
             rate = await bench.grow(size)
             ours, bare = await bench.match_and_mget(pairs)
-            results += _match_results(f"{size:,} blocks", ours, bare)
-            name = f"store CPU of a match, {size:,} blocks"
-            results.append(Result(name, await bench.store_cpu_ms(min(pairs, 500)), "ms"))
-            results.append(_at_least(f"publish, {size:,} blocks", rate, "blocks/s", GOAL_PUBLISH))
-            used = await bench.bytes_per_block()
-            results.append(_at_most(f"memory, {size:,} blocks", used, "B/block", GOAL_BYTES))
-    return results
+            report.add(_match_results(f"{size:,} blocks", ours, bare))
+            cpu_ms, used = await bench.store_cpu_ms(min(pairs, 500)), await bench.bytes_per_block()
+            report.add(
+                [
+                    Result(f"store CPU of a match, {size:,} blocks", cpu_ms, "ms"),
+                    Result(f"publish, {size:,} blocks", rate, "blocks/s", GOAL_PUBLISH, rate / GOAL_PUBLISH),
+                    _at_most(f"memory, {size:,} blocks", used, "B/block", GOAL_BYTES),
+                ]
+            )
 
 
 @asynccontextmanager
@@ -160,10 +161,10 @@ async def _timed_ms(call: Callable[[list[bytes]], Awaitable[None]], prompt: list
 
 
 def _match_results(size: str, ours: list[float], bare: list[float]) -> list[Result]:
-    pairs = median(peer / own for own, peer in zip(ours, bare, strict=True))
+    pairs = median_ratio(bare, ours)
     results = []
     for percent in (50, 99):
-        own, peer = _percentile(ours, percent), _percentile(bare, percent)
+        own, peer = percentile(ours, percent), percentile(bare, percent)
         ratio = pairs if percent == 50 else peer / own
         goal = GOAL_MATCH_MS[percent]
         name = f"match {PROMPT_BLOCKS} p{percent}, {size}"
@@ -172,16 +173,8 @@ def _match_results(size: str, ours: list[float], bare: list[float]) -> list[Resu
     return results
 
 
-def _at_least(name: str, value: float, unit: str, goal: float) -> Result:
-    return Result(name, value, unit, goal, value / goal)
-
-
 def _at_most(name: str, value: float, unit: str, goal: float) -> Result:
     return Result(name, value, unit, goal, goal / value)
-
-
-def _percentile(values: list[float], percent: int) -> float:
-    return quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
 def main(
@@ -191,9 +184,7 @@ def main(
 ) -> None:
     """Measure the fleet's block index by its size: a match, a publish, memory a block."""
     sizes = integers(blocks, "blocks")
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        results = runner.run(run(sizes, pairs))
+    report = Report(out)
+    uvloop.run(run(sizes, pairs, report))
     print(f"The limit is the goal; above 100 % is better than the goal. Machine: {machine()}\n")
-    print(table(results))
-    if out is not None:
-        write(out, results)
+    report.print()

@@ -1,14 +1,15 @@
-"""One format for every benchmark's figures: a printed table, and JSON for scripts."""
+"""One form for every benchmark's figures: a printed table, and JSON for scripts."""
 
 from __future__ import annotations
 
 import json
 import platform
 import subprocess
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from loadtest import markdown
+from loadtest.rig import markdown
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,25 @@ class Result:
     peer: str | None = None
     ratio: float | None = None
     """Tandem's figure over the peer's, median of pairs; above 1 is better."""
+
+
+class Report:
+    """The results of one benchmark: in its file after each addition, in a table at the end."""
+
+    def __init__(self, out: Path | None) -> None:
+        """`out` takes the JSON; None = no file."""
+        self.results: list[Result] = []
+        self._out = out
+
+    def add(self, results: Iterable[Result]) -> None:
+        """Writes the file anew: a run that is cut off leaves what it had."""
+        self.results += results
+        if self._out is not None:
+            write(self._out, self.results)
+
+    def print(self) -> None:
+        """Prints the table."""
+        print(table(self.results))
 
 
 def machine() -> str:
@@ -48,18 +68,42 @@ def commit() -> str:
     return described.stdout.strip()
 
 
-def write(path: Path, results: list[Result]) -> None:
+def write(path: Path, results: Iterable[Result]) -> None:
     """Writes `{"machine": …, "commit": …, "results": […]}`."""
     rows = [{key: value for key, value in asdict(result).items() if value is not None} for result in results]
+    write_json(path, {"machine": machine(), "commit": commit(), "results": rows})
+
+
+def write_json(path: Path, content: object) -> None:
+    """Replaces the file in one step, so that a reader never sees a part of it; makes its folder. NaN is an error."""
+    write_text(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replaces the file in one step; makes its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"machine": machine(), "commit": commit(), "results": rows}, indent=1) + "\n")
+    partial = path.with_name(f".{path.name}.part")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
 
 
-def table(results: list[Result]) -> str:
+def table(results: Iterable[Result]) -> str:
     """The results as Markdown."""
     return markdown.table(
         ("", "", "limit", "of the limit", "peer", "Tandem / peer"), [_cells(result) for result in results], left=(0, 4)
     )
+
+
+def verdicts(goals: Mapping[str, float], results: Iterable[Result]) -> list[str]:
+    """A line for each goal, a share of the limit by a result's name, that was measured."""
+    found = {result.name: result.fraction for result in results}
+    lines = []
+    for name, goal in goals.items():
+        share = found.get(name)
+        if share is not None:
+            met = "met" if share >= goal else "missed"
+            lines.append(f"{met}: {name}: {share:.0%} of the limit, the goal is {goal:.0%}")
+    return lines
 
 
 def _cells(result: Result) -> list[str]:

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from shared.engine.plan import PlannedSequence, SampledToken, SampleSpec, StepPlan, StepResult
-from shared.engine.plan_log import RecordingRunner, ReplayedStep, replay
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import TransferFailed
+from tests.integration.engine.plan_log import RecordingRunner, ReplayedStep, replay
 
 
 class FakeRunner:

@@ -21,6 +21,7 @@ from shared.telemetry.loop_lag import WINDOW_S
 from tests.fuzz.campaign import Findings, fuzz_grpc, fuzz_http, fuzz_wire
 from tests.fuzz.edge_process import DEMO
 from tests.fuzz.service_campaign import BLOCKS, fuzz_calls, fuzz_sessions
+from tests.waiting import DEADLINE_S
 
 NUM_STREAMS = 2
 LOOK_S = 10.0
@@ -152,7 +153,7 @@ async def _ordinary_streams(cluster: ChaosCluster, found: Findings) -> AsyncIter
 @contextlib.asynccontextmanager
 async def _watched(cluster: ChaosCluster, lags: LoopLags) -> AsyncIterator[None]:
     """Looks at every process's page now and then, and once more at the end."""
-    async with httpx.AsyncClient(timeout=30, verify=False) as client:
+    async with httpx.AsyncClient(timeout=DEADLINE_S, verify=False) as client:
 
         async def look() -> None:
             for name, address in cluster.local.metrics.items():

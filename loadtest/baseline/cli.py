@@ -15,13 +15,13 @@ from rich.table import Table
 import loadtest
 from loadtest import options
 from loadtest.baseline.interleaved import Candidate, best_of_each_system
-from loadtest.baseline.model import SHAPES, Shape, write_model
 from loadtest.baseline.outcome import COLUMNS, NOTE, common_rate, outcome_rows, title, write_figures, write_outcome
 from loadtest.baseline.study import Study, run_study
 from loadtest.commands import EXIT_INTERRUPTED, EXIT_OK, with_interrupt
 from loadtest.config import LoadConfig, Traffic
 from loadtest.rate_search import SearchSpace
 from loadtest.results import REPORT, prepare_folder
+from loadtest.rig.models import SERVED, Shape, write_model
 from loadtest.run import plan_run
 from loadtest.schedule import Limits
 from loadtest.slo import parse_duration_s
@@ -58,7 +58,7 @@ def baseline(
     ] = None,
     slo: Annotated[str | None, typer.Option("--slo", help="default: calibrated on one request at a time")] = None,
     chunks: Annotated[str, typer.Option(help="chunk budgets to try for every system, tokens a step")] = "128,512",
-    shape: Annotated[str, typer.Option(help=f"random weights in this shape: {', '.join(SHAPES)}")] = "s",
+    shape: Annotated[str, typer.Option(help=f"random weights in this shape: {', '.join(SERVED)}")] = "s",
     model: Annotated[Path | None, typer.Option(help="a model's folder instead")] = None,
     tokenizer: Annotated[Path, typer.Option(help="model whose tokenizer a shape takes")] = Path("models/demo"),
     num_kv_blocks: Annotated[int, typer.Option(help="KV blocks of all workers of a system together")] = 2048,
@@ -169,6 +169,6 @@ def _chunk_lens(text: str) -> list[int]:
 
 
 def _shape(name: str) -> Shape:
-    if name not in SHAPES:
-        raise ConfigError(f"shape must be one of {', '.join(SHAPES)}, got {name!r}", field="shape")
-    return SHAPES[name]
+    if name not in SERVED:
+        raise ConfigError(f"shape must be one of {', '.join(SERVED)}, got {name!r}", field="shape")
+    return SERVED[name]

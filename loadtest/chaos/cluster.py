@@ -6,16 +6,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import grpc.aio
 
 from loadtest.chaos.network import Network
 from loadtest.chaos.victims import PEERS, Status, merged
+from loadtest.rig.cluster import Extras, local_cluster
 from services.local.cluster import LocalCluster
-from services.local.commands import TandemCommands, WorkerPlan
-from services.local.spec import ClusterSpec
 from services.local.supervisor import Died
 from shared.failpoints import ENGINE_STEP
 from shared.rpc.pb.tandem.v1 import fleet_pb2, fleet_pb2_grpc, inference_pb2, inference_pb2_grpc
@@ -27,14 +26,6 @@ CALM_POLL_S = 0.05
 """… and while parts start again: they need the processor more than we do."""
 STATUS_TIMEOUT_S = 2.0
 HANG_S = 20
-
-
-class _Commands(TandemCommands):
-    """The real services; SIGUSR1 hangs a worker's engine."""
-
-    def worker(self, plan: WorkerPlan, kvstore: str) -> Sequence[str]:
-        """See ServiceCommands."""
-        return [*super().worker(plan, kvstore), "--failpoints", f"{ENGINE_STEP}=hang:{HANG_S}"]
 
 
 class ChaosCluster:
@@ -117,7 +108,13 @@ class ChaosCluster:
 async def chaos_cluster(model: Path, folder: Path, *, networked: bool = False) -> AsyncIterator[ChaosCluster]:
     """Starts the cluster in fp32 on free ports, with logs in `folder`, and stops it. `networked`: each part in a
     network of its own."""
-    spec = ClusterSpec(
+    network = Network() if networked else None
+    if network is not None:
+        network.open()
+    hanging = ("--failpoints", f"{ENGINE_STEP}=hang:{HANG_S}")  # SIGUSR1 hangs a worker's engine
+    async with local_cluster(
+        Extras(worker_flags=hanging),
+        network,
         model=model,
         num_routers=2,
         num_prefill=2,
@@ -127,15 +124,9 @@ async def chaos_cluster(model: Path, folder: Path, *, networked: bool = False) -
         dtype="fp32",
         num_kv_blocks=1200,
         prefix_fetch="always",
-        http="127.0.0.1:0",
-        grpc="127.0.0.1:0",
         restart=True,
         state_dir=folder,
-    )
-    network = Network() if networked else None
-    if network is not None:
-        network.open()
-    async with LocalCluster(spec, commands=_Commands(spec), places=network) as local:
+    ) as local:
         chaos = ChaosCluster(local, network)
         try:
             yield chaos

@@ -10,7 +10,6 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Annotated
 
-from loadtest.baseline.model import SHAPES, write_model
 from loadtest.baseline.systems import SYSTEMS, System, make_cluster
 from loadtest.bench.long_prompt.load import Load, Shape
 from loadtest.bench.long_prompt.noisy_neighbour import NoisyNeighbour, pin_all_but
@@ -19,6 +18,7 @@ from loadtest.clients.connect import make_client
 from loadtest.clients.target import parse_target
 from loadtest.rig.command_line import Option, Out, choice, names
 from loadtest.rig.markdown import bold, table
+from loadtest.rig.models import SERVED, write_model
 from loadtest.rig.results import Result, write
 from loadtest.workloads.tokens import TokenSource
 
@@ -34,7 +34,7 @@ def main(
     answers: Annotated[int, Option(help="answers that stream all the time")] = 8,
     window: Annotated[float, Option(help="seconds without and with long prompts, in two halves each")] = 6.0,
     pairs: Annotated[int, Option(help="measurements of each system, in turns")] = 5,
-    shape: Annotated[str, Option(help=f"random weights in this shape: {', '.join(SHAPES)}")] = "xs",
+    shape: Annotated[str, Option(help=f"random weights in this shape: {', '.join(SERVED)}")] = "xs",
     model: Annotated[Path | None, Option(help="a model's folder instead")] = None,
     tokenizer: Annotated[Path, Option(help="model whose tokenizer a shape takes")] = Path("models/demo"),
     systems: Annotated[str, Option(help="which to measure")] = " ".join(_NAMES),
@@ -42,14 +42,14 @@ def main(
     out: Out = None,
 ) -> None:
     """Measure inter-token latency of running answers, with and without arriving long prompts."""
-    choice(shape, "shape", SHAPES)
+    choice(shape, "shape", SERVED)
     wanted = names(systems, "systems", _NAMES)
     measured_systems = [system for system in SYSTEMS if system.name in wanted]
     load = Shape(answers, num_long_tokens=CHUNKS_PER_PROMPT * chunk, window_s=window)
     with tempfile.TemporaryDirectory(prefix="tandem-long-prompt-") as scratch:
         if model is None:
             model = Path(scratch) / f"random-{shape}"
-            write_model(model, SHAPES[shape], tokenizer)
+            write_model(model, SERVED[shape], tokenizer)
         measured = asyncio.run(measure(measured_systems, model, chunk, load, pairs, seed, Path(scratch)))
     print(
         f"{answers} answers, prompts of {load.num_long_tokens} tokens one after the other, "

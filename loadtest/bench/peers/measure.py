@@ -17,8 +17,8 @@ from loadtest.bench.peers.adapter import random_prompt
 from loadtest.bench.peers.hidden_isa import CannotHide, environment
 from loadtest.bench.peers.install import install, python
 from loadtest.bench.peers.turns import CannotRun, Case, EngineProcess, Measured, take_turns
-from loadtest.bench.shapes import SHAPES, checkpoint
 from loadtest.rig.command_line import Option, Out, choice, integers, names
+from loadtest.rig.models import SHAPES, checkpoint
 from loadtest.rig.results import Report, Result, machine
 from shared.errors import ConfigError
 from shared.kernels.cpu import isa

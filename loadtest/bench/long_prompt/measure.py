@@ -77,9 +77,8 @@ async def measure(
         neighbour = None
         if any(system.mode == "disaggregated" for system in systems):
             # Runs on the core of that system's prefill worker.
-            log = out / "noisy_neighbour.log"
             neighbour = await stack.enter_async_context(
-                NoisyNeighbour(model, chunk_len, shape.num_long_tokens, cores[0], log)
+                NoisyNeighbour(model, chunk_len, shape.num_long_tokens, cores[0], out)
             )
         pin_all_but(workers, cores[:1])
         try:

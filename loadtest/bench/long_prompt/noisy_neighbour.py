@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
 import psutil
-import typer
 
-from shared.child_process import ChildProcess
+from loadtest.rig.command_line import Option, run
+from loadtest.rig.processes import module_process
 from shared.errors import Internal
 from shared.process import ready_event
 
@@ -51,13 +50,11 @@ _END_S = 10.0
 class NoisyNeighbour:
     """The process, stopped except within `busy()`; an asynchronous context manager."""
 
-    def __init__(self, model: Path, chunk_len: int, num_tokens: int, core: int, log_path: Path) -> None:
-        """Prompts of `num_tokens` tokens in chunks, one after the other, by one thread on `core`."""
-        command = [
-            sys.executable, "-m", "loadtest.bench.long_prompt.noisy_neighbour", "--model", str(model),
-            "--chunk", str(chunk_len), "--tokens", str(num_tokens), "--core", str(core),
-        ]  # fmt: skip
-        self._child = ChildProcess("noisy neighbour", command, log_path)
+    def __init__(self, model: Path, chunk_len: int, num_tokens: int, core: int, logs: Path) -> None:
+        """Prompts of `num_tokens` tokens in chunks, one after the other, by one thread on `core`; its log goes to the
+        folder `logs`."""
+        flags = {"model": model, "chunk": chunk_len, "tokens": num_tokens, "core": core}
+        self._child = module_process("noisy_neighbour", "loadtest.bench.long_prompt.noisy_neighbour", logs, flags)
 
     async def __aenter__(self) -> NoisyNeighbour:
         """Returns when the model is loaded and one prompt was computed; raises Internal if that fails."""
@@ -95,10 +92,10 @@ class NoisyNeighbour:
 
 
 def main(
-    model: Annotated[Path, typer.Option(help="the model's folder")],
-    chunk: Annotated[int, typer.Option(help="tokens of a step")],
-    tokens: Annotated[int, typer.Option(help="tokens of a prompt")],
-    core: Annotated[int, typer.Option()],
+    model: Annotated[Path, Option("the model's folder")],
+    chunk: Annotated[int, Option("tokens of a step")],
+    tokens: Annotated[int, Option("tokens of a prompt")],
+    core: Annotated[int, Option()],
 ) -> None:
     """Computes prompts until it is killed; ready after the first one."""
     os.sched_setaffinity(0, {core})
@@ -123,4 +120,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

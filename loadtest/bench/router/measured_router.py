@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+from loadtest.rig.processes import module_process
 from shared.child_process import ChildProcess
 from shared.errors import Internal
 
@@ -54,10 +54,10 @@ class Measured:
 def router_process(scratch: Path, module: str, settings: Mapping[str, object]) -> ChildProcess:
     """A router over the demo model on free ports, not started yet, with further settings by flag name."""
     flags = {"model": _DEMO, "http": "127.0.0.1:0", "grpc": "127.0.0.1:0", **settings}
-    return _process("router", module, scratch, flags)
+    return module_process("router", module, scratch, flags)
 
 
-class Rig:
+class MeasuredRouter:
     """A scripted fleet, half prefill, half decode, and a router in front of it; an asynchronous context manager."""
 
     def __init__(
@@ -67,11 +67,8 @@ class Rig:
         scratch: Path,
         num_sequences: int = 0,
         router: str = ROUTER,
-        settings: Mapping[str, object] | None = None,
     ) -> None:
-        """Files go to the folder `scratch`; see `Script` for the pace. `router` is the measured module, `settings` are
-        further ones of it by flag name."""
-        self._settings = dict(settings or {})
+        """Files go to the folder `scratch`; see `Script` for the pace. `router` is the measured module."""
         self._module = router
         cores = sorted(os.sched_getaffinity(0))
         self._router_cores, self._other_cores = cores[:1], cores[1:] or cores
@@ -81,18 +78,18 @@ class Rig:
             "prefill": half, "decode": num_workers - half, "tokens-per-s": tokens_per_s, "sequences": num_sequences,
             "stamps": self._stamps,
         }  # fmt: skip
-        self._fleet = _process("fleet", "loadtest.bench.router.fleet", scratch, flags)
+        self._fleet = module_process("fleet", "loadtest.bench.router.fleet", scratch, flags)
         self._router: ChildProcess | None = None
         self._scratch = scratch
         self._target = ""
 
-    async def __aenter__(self) -> Rig:
+    async def __aenter__(self) -> MeasuredRouter:
         """Starts both; returns when all sessions with workers are open."""
         try:
             await self._fleet.start()
             psutil.Process(self._fleet.pid).cpu_affinity(self._other_cores)
             workers = (await self._fleet.ready(START_S)).endpoints
-            flags = {"queue-limit": 100_000, **workers, **self._settings}
+            flags = {"queue-limit": 100_000, **workers}
             self._router = router_process(self._scratch, self._module, flags)
             await self._router.start()
             psutil.Process(self._router.pid).cpu_affinity(self._router_cores)
@@ -114,7 +111,7 @@ class Rig:
         try:
             for i, out in enumerate(outs):
                 own = {"target": self._target, "prompt_tokens": PROMPT_TOKENS, "prefix": f"c{i}-", "out": out, **flags}
-                client = _process(f"client-{i}", "loadtest.bench.router.client", self._scratch, own)
+                client = module_process(f"client-{i}", "loadtest.bench.router.client", self._scratch, own)
                 clients.append(client)
                 await client.start()
                 psutil.Process(client.pid).cpu_affinity(self._other_cores)
@@ -145,11 +142,6 @@ class Rig:
         noted = json.loads(self._stamps.read_text())
         return {attempt.rpartition("#")[0]: moments for attempt, moments in noted.items()}
 
-    @property
-    def target(self) -> str:
-        """host:port of the router's gRPC API."""
-        return self._target
-
     def router_cpu_s(self) -> float:
         """Processor time of the router since it started; by the process's own clock, which counts in nanoseconds."""
         assert self._router is not None
@@ -160,9 +152,3 @@ class Rig:
             if process is not None:
                 process.kill()
                 await process.stop(STOP_S)
-
-
-def _process(name: str, module: str, scratch: Path, flags: Mapping[str, object]) -> ChildProcess:
-    """`python -m MODULE --flag=value …`, with its log in `scratch`."""
-    arguments = [f"--{flag.replace('_', '-')}={value}" for flag, value in flags.items()]
-    return ChildProcess(name, [sys.executable, "-m", module, *arguments], scratch / f"{name}.log")

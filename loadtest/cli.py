@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from loadtest import options
-from loadtest.commands import EXIT_INTERRUPTED, EXIT_OK, measure, with_interrupt, write_run, write_sweep
+from loadtest.commands import EXIT_INTERRUPTED, EXIT_OK, measure, measure_into, with_interrupt, write_run, write_sweep
 from loadtest.config import LoadConfig
 from loadtest.options import RunOptions
 from loadtest.rate_search import Point, SearchSpace
@@ -77,10 +77,7 @@ def sweep(
 
     async def all_points(stop: asyncio.Event) -> Sweep:
         async def run_point(point_config: LoadConfig, folder: str) -> RunResult:
-            result = await measure(point_config, api_key, stop, title=folder)
-            prepare_folder(out / folder)
-            write_run(out / folder, result)
-            return result
+            return await measure_into(out / folder, point_config, api_key, stop, title=folder)
 
         return await run_sweep(config, space, given, run_point, on_point)
 

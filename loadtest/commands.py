@@ -16,7 +16,7 @@ from loadtest.clients.target import parse_target
 from loadtest.config import LoadConfig
 from loadtest.progress import ProgressLine
 from loadtest.report import render_run, render_sweeps
-from loadtest.results import REPORT, REQUESTS, SUMMARY, SWEEP, write_requests
+from loadtest.results import REPORT, REQUESTS, SUMMARY, SWEEP, prepare_folder, write_requests
 from loadtest.rig.results import write_json, write_text
 from loadtest.run import Plan, RunResult, execute, plan_run
 from loadtest.summary import summarize
@@ -44,6 +44,16 @@ async def measure_plan(plan: Plan, api_key: str, stop: asyncio.Event, title: str
     finally:
         progress.end()
         await client.close()
+
+
+async def measure_into(
+    folder: Path, config: LoadConfig, api_key: str, stop: asyncio.Event, title: str, log: bool = True
+) -> RunResult:
+    """`measure`, and the run's files in `folder`, which must not hold a run yet."""
+    result = await measure(config, api_key, stop, title, log)
+    prepare_folder(folder)
+    write_run(folder, result)
+    return result
 
 
 def write_run(folder: Path, result: RunResult) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from loadtest.baseline.calibration import NUM_REQUESTS, Alone, Sample
 from loadtest.baseline.interleaved import Candidate, InterleavedSearch, best_of_each_system, rate_for_all
 from loadtest.baseline.systems import SYSTEMS, System, make_cluster
-from loadtest.commands import measure, measure_plan, write_run, write_sweep
+from loadtest.commands import measure_into, measure_plan, write_sweep
 from loadtest.config import LoadConfig, Traffic
 from loadtest.rate_search import Point, SearchSpace
 from loadtest.results import prepare_folder
@@ -181,10 +181,7 @@ def _candidate(
     label = f"{system.title}, chunks of {chunk_len}"
 
     async def run_point(point_config: LoadConfig, name: str) -> RunResult:
-        result = await measure(point_config, "", stop, title=f"{label}, {name}", log=False)
-        prepare_folder(folder / name)
-        write_run(folder / name, result)
-        return result
+        return await measure_into(folder / name, point_config, "", stop, title=f"{label}, {name}", log=False)
 
     config = replace(workload.config, target=f"http://{address}", label=label)
     return Candidate(system, chunk_len, folder, Sweep(config, space), run_point)

@@ -12,6 +12,7 @@ from pathlib import Path
 import grpc.aio
 
 from loadtest.chaos.network import Network
+from loadtest.chaos.phases import num_held, whole
 from loadtest.chaos.victims import PEERS, Status, merged
 from loadtest.rig.cluster import Extras, local_cluster
 from services.local.cluster import LocalCluster
@@ -25,6 +26,9 @@ POLL_S = 0.003
 CALM_POLL_S = 0.05
 """… and while parts start again: they need the processor more than we do."""
 STATUS_TIMEOUT_S = 2.0
+WHOLE_TIMEOUT_S = 60.0
+FREE_TIMEOUT_S = 10.0
+"""Blocks that are held this long after the last answer are leaked, whatever a time-out would do later."""
 HANG_S = 20
 
 
@@ -59,6 +63,18 @@ class ChaosCluster:
                 return status
             await asyncio.sleep(poll_s)
         return None
+
+    async def until_whole(self) -> Status | None:
+        """The first status in which every part is there; None after WHOLE_TIMEOUT_S."""
+        return await self.until(whole, WHOLE_TIMEOUT_S)
+
+    async def num_leaked(self) -> int:
+        """What stays held after the last answer, blocks and requests that still count; -1 where a router does not
+        answer."""
+        if await self.until(lambda status: num_held(status) == 0, FREE_TIMEOUT_S) is not None:
+            return 0
+        status = merged(await self.statuses())
+        return num_held(status) if status is not None else -1
 
     async def drain(self, *names: str, undo: bool = False) -> None:
         """These workers take no new requests, or take them again; returns when the routers know."""

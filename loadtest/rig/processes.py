@@ -6,12 +6,17 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from shared.child_process import ChildProcess
 from shared.errors import Internal
+from shared.process_events import Ready
+
+START_S = 180.0
+END_S = 120.0
 
 
 def module_process(name: str, module: str, scratch: Path, flags: Mapping[str, object]) -> ChildProcess:
@@ -42,3 +47,15 @@ def run_ranks(module: str, num_ranks: int, arguments: Sequence[object], descript
     if any(statuses):
         raise Internal(f"a rank of {num_ranks} of {module} failed")
     return json.loads(printed)
+
+
+@asynccontextmanager
+async def pinned(process: ChildProcess, cores: Collection[int]) -> AsyncIterator[Ready]:
+    """Runs a service on these cores and kills it at the end of the block. Raises what `ChildProcess.ready` raises."""
+    try:
+        await process.start()
+        os.sched_setaffinity(process.pid, cores)
+        yield await process.ready(START_S)
+    finally:
+        process.kill()
+        await process.stop(END_S)

@@ -28,6 +28,7 @@ from loadtest.clients.target import parse_target
 from loadtest.records import FailureCause, Reply
 from loadtest.rig.command_line import Option, Out
 from loadtest.rig.measure import percentile
+from loadtest.rig.processes import pinned
 from loadtest.rig.results import Report, Result, machine
 from shared.errors import Internal
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
@@ -165,15 +166,13 @@ async def overloaded_router() -> AsyncIterator[Clients]:
                 "admission.ttft-target-s": ROUTER_TARGET_S,
             },
         )
-        ready = await stack.enter_async_context(process.serving())
-        router = psutil.Process(process.pid)
-        router.cpu_affinity(cores[:1])
+        ready = await stack.enter_async_context(pinned(process, cores[:1]))
         client = GrpcClient(parse_target(f"grpc://{ready.endpoints['grpc']}"))
         stack.push_async_callback(client.close)
         client.connect()
         while not (await client.status()).ready:  # noqa: ASYNC110 - the router does not say when
             await asyncio.sleep(0.05)
-        yield Clients(client, router)
+        yield Clients(client, psutil.Process(process.pid))
 
 
 async def measure(capacity_s: float, overload_s: float) -> tuple[Offered, Offered]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 REPORT_EVERY_S = 0.5
 """A receiver reports this often while nothing arrives."""
-STALLED_S = 2.5
+STALLED_S = 3.0
 """A hand-off without progress for this long is stalled; so a network must carry one block in less."""
 _MIN_REPORTS = 4
 """At least this many reports without progress in between: a side that was held up for long sends or reads one alone."""

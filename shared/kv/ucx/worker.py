@@ -32,6 +32,9 @@ _ENVIRONMENT = {
     # Lets endpoints with error handling read the memory of a process of this host (CMA). By default UCX does not, for
     # a sender that gives up a message cannot keep its receiver from reading on. Here checksums find such blocks.
     "UCX_CMA_MEMORY_INVALIDATE": "y",
+    # By default UCX waits in connect(2), and holds the lock that every send takes: a peer behind a cut network would
+    # stop this process for two minutes.
+    "UCX_TCP_CONN_NB": "y",
 }
 """Read by UCX when it is opened; what the user has set stays."""
 

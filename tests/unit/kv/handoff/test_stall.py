@@ -11,11 +11,11 @@ def reports(*states: tuple[int, int, int], every_s: float = REPORT_EVERY_S) -> l
     return [watch.is_stalled(*state, now_s=100.0 + every_s * place) for place, state in enumerate(states)]
 
 
-def test_what_was_sent_and_stays_away_is_a_stall_once_and_within_four_seconds_of_the_last_arrival():
-    said = reports(*[(3, 8, 3)] * 6)
-    assert said == [False] * 5 + [True]
+def test_what_was_sent_and_stays_away_is_a_stall_once_and_within_five_seconds_of_the_last_arrival():
+    said = reports(*[(3, 8, 3)] * 7)
+    assert said == [False] * 6 + [True]
     before_the_first_report_s = 2 * REPORT_EVERY_S
-    assert before_the_first_report_s + STALLED_S + REPORT_EVERY_S <= 4.0
+    assert before_the_first_report_s + STALLED_S + REPORT_EVERY_S <= 4.5
 
 
 def test_a_sender_that_computes_for_a_minute_stalls_nothing():
@@ -24,8 +24,8 @@ def test_a_sender_that_computes_for_a_minute_stalls_nothing():
 
 
 def test_what_is_sent_at_the_end_of_a_long_computation_gets_its_own_time():
-    said = reports(*[(3, 3, 3)] * 60, *[(3, 8, 3)] * 7)
-    assert said.index(True) == 60 + 5
+    said = reports(*[(3, 3, 3)] * 60, *[(3, 8, 3)] * 8)
+    assert said.index(True) == 60 + 6
 
 
 def test_a_slow_network_that_brings_a_block_in_time_is_not_cut():

@@ -81,14 +81,16 @@ class HandoffReceiver:
 
     @property
     def num_arrived(self) -> int:
-        """Messages of the present sender that have arrived: blocks, notes, the trailer."""
-        assert self._incoming is not None, "open() comes first"
+        """Messages of the present sender that have arrived: blocks, notes, the trailer; 0 before `open`."""
+        if self._incoming is None:
+            return 0
         return self._num_messages + sum(map(self._incoming.arrived, self._needed))
 
     @property
     def is_waiting(self) -> bool:
-        """The present sender has still to bring something."""
-        assert self._incoming is not None, "open() comes first"
+        """The present sender has still to bring something; False before `open`."""
+        if self._incoming is None:
+            return False
         is_complete = self._has_trailer and all(map(self._incoming.arrived, self._needed))
         return self.left is None and not is_complete
 

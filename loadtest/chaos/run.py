@@ -12,7 +12,7 @@ from loadtest.chaos.cluster import POLL_S, WHOLE_TIMEOUT_S, ChaosCluster, chaos_
 from loadtest.chaos.faults import DEADLY, Deaths, strike
 from loadtest.chaos.phases import reached
 from loadtest.chaos.streams import ANSWER_TIMEOUT_S, Stream, Streams, prompts, undisturbed
-from loadtest.chaos.trial import CONTROL, Outcome, Trial, judge
+from loadtest.chaos.trial import CONTROL, LASTING_CUT, Outcome, Trial, judge
 from loadtest.chaos.victims import PEERS, Status, may_be, parts_of
 from shared.errors import Internal
 
@@ -101,6 +101,8 @@ class Chaos:
             await cluster.undrain_peers(WHOLE_TIMEOUT_S)
             notes += await _fetch_notes(cluster, before, trial)
         leaked, intact = await self._after(cluster, notes)
+        if trial.fault == LASTING_CUT and cluster.network is not None:
+            cluster.network.heal()
         return judge(trial, streams.all, self._calm, leaked, "; ".join(notes)), intact
 
     async def _strike(self, trial: Trial, cluster: ChaosCluster, status: Status | None, deaths: Deaths) -> None:

@@ -130,7 +130,7 @@ class TandemCommands:
             "store": plan.stores,
             **self._ranks(plan),
         }
-        if plan.share != ON_CPU:
+        if plan.share.gpu_memory:
             decided["gpu_memory"] = plan.share.gpu_memory
         return self._command(plan.role, pools, decided)
 

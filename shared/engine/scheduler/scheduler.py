@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from shared.engine.messages import NewToken, SequenceEnded, SequenceFailed, StepOutput
 from shared.engine.plan import NoToken, PlannedSequence, StepPlan, StepResult
 from shared.engine.scheduler.admission import Admission
+from shared.engine.scheduler.batch_limit import BatchLimit
 from shared.engine.scheduler.block_tables import BlockTables
 from shared.engine.scheduler.config import SchedulerConfig as SchedulerConfig
 from shared.engine.scheduler.config import SchedulerCounters
@@ -28,11 +29,13 @@ from shared.engine.scheduler.host_swap import HostSwap
 from shared.engine.scheduler.in_flight import StepsInFlight, UnsentBlocks
 from shared.engine.scheduler.prompt_order import PromptOrder
 from shared.engine.scheduler.sequence_table import SequenceTable
-from shared.engine.scheduler.step_time import BatchLimit
 from shared.engine.sequence import EngineSequence, Goal, Status
+from shared.engine.step_work import step_work
 from shared.errors import Overloaded
 from shared.kv.handoff.outgoing_block import OutgoingBlock
 from shared.kv.pool import BlockPool
+from shared.sizing.step_fit import StepTimeFit
+from shared.sizing.step_time import StepWork
 
 MAX_STEP_TARGETS = 256
 """Prompt tokens of a step whose logits are all kept, for their log-probabilities: each takes the vocabulary in fp32."""
@@ -54,7 +57,9 @@ class Scheduler:
         self._in_flight = StepsInFlight()
         self._tables = BlockTables(pool)
         growth = GrowthReserve(pool.block_size, config.output_quantile, config.first_output_guess)
-        self._admission = Admission(pool, config.max_num_seqs, growth, BatchLimit(config.tpot_target_s))
+        self.step_fit = StepTimeFit()
+        self._batch_limit = BatchLimit(config.tpot_target_s, self.step_fit)
+        self._admission = Admission(pool, config.max_num_seqs, growth, self._batch_limit)
         self._swap = HostSwap(pool, config.num_host_blocks)
         self._order = PromptOrder(config.max_overtaken_s)
         self._unsent = UnsentBlocks(int(config.max_unsent_share * pool.num_blocks))
@@ -156,7 +161,7 @@ class Scheduler:
         if plan.is_empty:
             return StepOutput()
         if step_s is not None:
-            self._admission.measured(plan, step_s)
+            self._measured(plan, step_s)
         sequences = self._in_flight.complete(plan)
         tokens: list[NewToken] = []
         blocks: list[OutgoingBlock] = []
@@ -192,6 +197,12 @@ class Scheduler:
                 self._admission.ended(sequence)
                 self._retire(sequence)
         return StepOutput(tuple(tokens), tuple(blocks))
+
+    def _measured(self, plan: StepPlan, step_s: float) -> None:
+        work = step_work(plan)
+        if not plan.copies:
+            self.step_fit.observe(work, step_s)
+        self._batch_limit.measured(work)
 
     def take_started(self) -> list[tuple[str, int]]:
         """(sequence id, cached tokens) of those that since the last call got their first turn, or found more."""
@@ -233,6 +244,16 @@ class Scheduler:
     def num_queued_tokens(self) -> int:
         """Prompt tokens not computed yet, over all sequences."""
         return self._sequences.num_queued_tokens
+
+    @property
+    def num_queued_pairs(self) -> int:
+        """Pairs of query and key in the attention of those tokens."""
+        return self._sequences.num_queued_pairs
+
+    @property
+    def decoding(self) -> StepWork:
+        """What a step of all running answers would compute."""
+        return self._sequences.decoding
 
     def check_integrity(self) -> None:
         """Asserts that sequences and pool agree; called by tests and by idle workers."""

@@ -10,6 +10,7 @@ from loadtest.command_line import run
 
 BENCHMARKS = {
     "engine": ("engine.cpu", "Prefill and decode steps on this processor, with its limits."),
+    "step-times": ("engine.mixed", "Steps that decode and compute a chunk at once, and the model that predicts them."),
     "engine-cuda": ("engine.cuda", "Prefill and decode steps on a GPU, with its limits."),
     "gpu-limits": ("kernels.limits", "A GPU's properties, copy and matrix rates."),
     "gpu-trace": ("engine.gpu_trace", "The kernels of a decode step and a prompt on a GPU."),

@@ -41,6 +41,8 @@ _OUTLIER = 0.15
 """A relative error from which a kind counts less, as one whose machine was busy all the time."""
 _PRIOR_WEIGHT = 1e-6
 """Of a prior's step beside a measured one's."""
+_AS_GOOD = 1.02
+"""Errors within this factor of the least are equal to it."""
 _MOST_CHANGES = 20
 _NEAR = 2
 """Balances on either side of the last one that the next fit tries."""
@@ -59,8 +61,8 @@ Matrix = NDArray[np.float64]
 
 
 class StepTimeFit:
-    """Learns from every step as it ends: in about a microsecond, and in a millisecond where the coefficients are computed
-    anew, whatever was seen before."""
+    """Learns from every step as it ends: in a microsecond or two, and in a millisecond where the coefficients are
+    computed anew, whatever was seen before."""
 
     def __init__(self, prior: StepTimes | None = None) -> None:
         """`prior` counts where nothing was measured; without one a shape is assumed, at the scale of what was."""
@@ -167,7 +169,9 @@ def _best(
     balances: Sequence[float],
     prior: StepTimes | None,
 ) -> tuple[StepTimes, float]:
-    """The fit of the balance whose errors are least, and that balance."""
+    """The fit of the balance whose errors are least, and that balance: of equals the largest. Where only small batches
+    were seen nothing tells from which one on products bind, and none is assumed just beyond the largest.
+    """
     taken = np.array(seconds)
     if prior is None:
         prior = _scaled(_PRIOR, np.median([s / _PRIOR.step_s(step) for step, s in zip(steps, seconds, strict=True)]))
@@ -176,7 +180,8 @@ def _best(
     times = np.concatenate([taken, believed])
     given = np.concatenate([np.array(weights), np.full(len(_PRIOR_STEPS), _PRIOR_WEIGHT)])
     fits = [(*_fit_balance(rows, times, given, balance), balance) for balance in balances]
-    _, solved, balance = min(fits, key=lambda fit: fit[0])
+    enough = _AS_GOOD * min(loss for loss, _, _ in fits) + 1e-9 * len(steps)
+    solved, balance = max(((s, b) for loss, s, b in fits if loss <= enough), key=lambda fit: fit[1])
     return _times_of(solved, balance), balance
 
 

@@ -22,6 +22,7 @@ from loadtest.bench.engine.limits import (
     timed,
     weight_bytes,
 )
+from loadtest.bench.engine.mixed import measure, mixed_steps, report
 from loadtest.bench.engine.overhead import step_time
 from loadtest.bench.peers.adapter import Settings
 from loadtest.bench.peers.ours import Ours
@@ -148,10 +149,12 @@ def main(
     batch: Annotated[str, Option(help="sequences that decode")] = "1 8 32 64 256",
     context: Annotated[str, Option(help="cached tokens of each of them")] = "256 2048",
     overhead: Annotated[str, Option(help="batches whose overhead is measured")] = "1 32",
+    chunk: Annotated[str, Option(help="chunks of a prompt beside decoding sequences; empty: none")] = "16 64 256 512",
     repeats: Annotated[int, Option()] = 9,
     out: Out = None,
 ) -> None:
-    """Measure prefill and decode steps of the engine on this processor beside what its memory and arithmetic allow."""
+    """Measure prefill and decode steps of the engine on this processor beside what its memory and arithmetic allow, and
+    steps that do both beside what the model of step times predicts."""
     torch_dtype = DTYPES[choice(dtype, "dtype", DTYPES)]
     steps = [Step(1, 0, n) for n in integers(prefill, "prefill")]
     steps += [Step(b, c, 1) for c in integers(context, "context") for b in integers(batch, "batch")]
@@ -164,6 +167,10 @@ def main(
     overhead_results = overheads(folder, batches, 256) if torch_dtype == torch.bfloat16 else []
     bench = Bench(folder, torch_dtype, kernels, max((step.num_kv_tokens for step in fitting), default=0))
     results = run(bench, fitting, repeats) + overhead_results
+    if chunk:
+        mixed = mixed_steps([512], [1, 8, 32], integers(chunk, "chunk"))
+        with torch.inference_mode():
+            results += report(mixed, measure(bench.decoder, mixed, repeats))
     print(f"{model} in {dtype}, kernels {bench.decoder.kernels.name}, on {machine()}\n")
     print(table(results))
     for step in steps:

@@ -18,33 +18,33 @@ _DECODE = re.compile(r"decode (\d+) at (\d+)")
 _MIXED = re.compile(r"(?:(\d+) decodes at (\d+))?(?: and a )?(?:chunk of (\d+)(?: behind (\d+))?)?")
 
 
-def measured(path: Path) -> StepTimes:
+def measured(path: Path, option: str = "table") -> StepTimes:
     """Fitted to the rows that are steps: `prefill N` and `decode B at C` in tokens/s, `B decodes at C and a chunk of N
     behind M` in ms.
 
-    Raises ConfigError (`table`) where the file has fewer than LEAST_OF_A_KIND steps with chunks, or that decode.
+    Raises ConfigError (`option`) where the file has fewer than LEAST_OF_A_KIND steps with chunks, or that decode.
     """
-    steps = _read(path)
+    steps = _read(path, option)
     num_chunks = sum(work.num_chunks > 0 for work, _ in steps)
     num_decodes = sum(work.num_sequences > 0 for work, _ in steps)
     if min(num_chunks, num_decodes) < LEAST_OF_A_KIND:
         raise ConfigError(
             f"{path} holds {num_chunks} prefill and {num_decodes} decode steps, at least {LEAST_OF_A_KIND} of each are "
             "needed",
-            field="table",
+            field=option,
             limit=LEAST_OF_A_KIND,
         )
     return fitted([work for work, _ in steps], [seconds for _, seconds in steps])
 
 
-def _read(path: Path) -> list[tuple[StepWork, float]]:
+def _read(path: Path, option: str) -> list[tuple[StepWork, float]]:
     """The steps among a file's rows, with their seconds."""
     try:
         rows = [
             (str(row["name"]), float(row["value"]), row.get("unit")) for row in json.loads(path.read_text())["results"]
         ]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"cannot read step times from {path}: {error}", field="table") from error
+        raise ConfigError(f"cannot read step times from {path}: {error}", field=option) from error
     found = []
     for name, value, unit in rows:
         work = step_of(name)

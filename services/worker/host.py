@@ -231,6 +231,7 @@ def scheduler_config(settings: WorkerSettings, num_host_blocks: int) -> Schedule
         output_quantile=settings.output_length_quantile,
         num_host_blocks=num_host_blocks,
         tpot_target_s=settings.tpot_target_ms / 1e3,
+        itl_target_s=settings.itl_target_ms / 1e3,
         max_overtaken_s=settings.max_overtaken_ms / 1e3,
         max_unsent_share=settings.max_unsent_share,
     )

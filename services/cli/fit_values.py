@@ -16,7 +16,7 @@ _GPU_RESOURCE = {"MI300X": "amd.com/gpu"}
 
 def values_yaml(fit: Fit, uri: str) -> str:
     """One pool where collocated serves the load better, else two. `uri` may be empty: then it is for the reader."""
-    pools = [fit.collocated] if fit.collocated_is_better and fit.collocated is not None else [fit.prefill, fit.decode]
+    pools = [fit.collocated] if fit.takes_one_pool and fit.collocated is not None else [fit.prefill, fit.decode]
     model: dict[str, object] = {"uri": uri} if uri else {}
     if uri.startswith(("hf://", "s3://")):  # what the Pods fetch needs room
         model["size"] = f"{math.ceil(1.2 * 2 * fit.model.num_params / (1 << 30))}Gi"

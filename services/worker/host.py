@@ -240,6 +240,7 @@ def scheduler_config(settings: WorkerSettings, num_host_blocks: int) -> Schedule
         output_quantile=settings.output_length_quantile,
         num_host_blocks=num_host_blocks,
         tpot_target_s=settings.tpot_target_ms / 1e3,
+        itl_target_s=settings.itl_target_ms / 1e3,
         max_overtaken_s=settings.max_overtaken_ms / 1e3,
         max_unsent_share=MAX_UNSENT_SHARE,
     )
@@ -293,4 +294,6 @@ def _start_runner(
     self_test(runner, model.layout.block_size, model.decoder.config.vocab_size)
     if settings.step_times is None:
         return runner
-    return TimedRunner(runner, measured(settings.step_times), Tokenizer.load(settings.model).encode(TIMED_ANSWER))
+    return TimedRunner(
+        runner, measured(settings.step_times, "device"), Tokenizer.load(settings.model).encode(TIMED_ANSWER)
+    )

@@ -152,7 +152,11 @@ class WorkerSettings(
     """Host memory for the blocks of preempted sequences; 0 = they are recomputed. -1 = 256 MiB beside a pool in host
     memory, and on a GPU as much as the pool has, but at most 8 GiB and an eighth of the memory that is free. Bytes."""
     tpot_target_ms: float = Field(default=0.0, ge=0)
-    """A decode batch grows only while its steps are predicted to take at most this. Milliseconds; 0 = no such limit."""
+    """A decode batch grows only while its steps are predicted to take at most this, and prompts beside running answers
+    are computed in chunks that leave each answer this much a token in the mean. Milliseconds; 0 = no such limit."""
+    itl_target_ms: float = Field(default=0.0, ge=0)
+    """Greatest gap between two tokens of an answer that a prompt's chunk may cause, where tpot_target_ms is set.
+    Milliseconds; 0 = three times tpot_target_ms."""
     max_overtaken_ms: float = Field(default=500.0, ge=0)
     """Short prompts are computed first, but not before one that has waited this long. Milliseconds; 0 = in order of
     arrival."""

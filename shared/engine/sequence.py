@@ -68,6 +68,8 @@ class EngineSequence:
     started: bool = False  # was scheduled at least once
     preempted_at: float = 0.0  # when it lost its blocks, by the scheduler's clock; 0 = it has some, or never had
     preempted_s: float = 0.0  # for how long it had none after it had started
+    paced_from_s: float | None = None  # when its tokens began to be due, by the scheduler's clock; None: they are not
+    num_unpaced_tokens: int = 0  # of its output, those it had then
     prompt_logprobs: dict[int, SampledToken] = field(default_factory=dict)  # by position, where they are asked for
     sampled_in_plan: int = 0  # number of the last plan that samples for it; 0 = none
     has_penalties: bool = field(init=False)  # as its sampling settings say

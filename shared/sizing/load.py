@@ -63,8 +63,9 @@ class Hardware:
     """Most stages of a worker: its GPUs are at most that many times `max_tensor`."""
     node_devices: int = 8
     """GPUs of a machine, which reach each other without the network."""
-    overlap: float = 1.0
-    """Share, from 0 to 1, of the shorter one of reading weights and products that costs a step no time."""
+    overlap: float | None = None
+    """Share, from 0 to 1, of the shorter one of reading weights and products that costs a step no time; None = not
+    known, and taken as 1."""
     measured: StepTimes | None = None
     """Step times of a worker of one GPU, of either kind; None = by arithmetic, as those of several GPUs always are."""
     prefill_price: float | None = None
@@ -79,7 +80,8 @@ class Hardware:
         """Of a worker of these ranks."""
         if self.measured is not None and spread.num_ranks == 1:
             return self.measured
-        return step_times(model, gpu, spread, self.weights, self.kv_dtype, self.node_devices, self.overlap)
+        overlap = 1.0 if self.overlap is None else self.overlap
+        return step_times(model, gpu, spread, self.weights, self.kv_dtype, self.node_devices, overlap)
 
     def spreads(self, model: ModelShape) -> list[Spread]:
         """What a worker may be, fewest GPUs first: stages and ranks of a stage are powers of two. Experts are split as

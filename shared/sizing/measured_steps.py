@@ -22,60 +22,60 @@ _DECODE = re.compile(r"decode (\d+) at (\d+)")
 _MIXED = re.compile(r"(?:(\d+) decodes at (\d+))?(?: and a )?(?:chunk of (\d+)(?: behind (\d+))?)?")
 
 
-def measured(path: Path) -> StepTimes:
+def measured(path: Path, option: str = "table") -> StepTimes:
     """The fields of `StepTimes` under the key `step_times`; or fitted to the rows that are steps: `prefill N` and
     `decode B at C` in tokens/s, `B decodes at C and a chunk of N behind M` in ms.
 
-    Raises ConfigError (`table`) where the file has fewer than LEAST_OF_A_KIND steps with chunks, or that decode, and
+    Raises ConfigError (`option`) where the file has fewer than LEAST_OF_A_KIND steps with chunks, or that decode, and
     for coefficients that are unknown, missing or negative.
     """
-    document = _document(path)
+    document = _document(path, option)
     if "step_times" in document:
-        return _coefficients(path, document["step_times"])
-    steps = _steps(path, document)
+        return _coefficients(path, option, document["step_times"])
+    steps = _steps(path, option, document)
     num_chunks = sum(work.num_chunks > 0 for work, _ in steps)
     num_decodes = sum(work.num_sequences > 0 for work, _ in steps)
     if min(num_chunks, num_decodes) < LEAST_OF_A_KIND:
         raise ConfigError(
             f"{path} holds {num_chunks} prefill and {num_decodes} decode steps, at least {LEAST_OF_A_KIND} of each are "
             "needed",
-            field="table",
+            field=option,
             limit=LEAST_OF_A_KIND,
         )
     return fitted([work for work, _ in steps], [seconds for _, seconds in steps])
 
 
-def _document(path: Path) -> dict[str, Any]:
+def _document(path: Path, option: str) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text()))
     except (OSError, ValueError, TypeError) as error:
-        raise _unreadable(path, error) from error
+        raise _unreadable(path, option, error) from error
 
 
-def _coefficients(path: Path, values: object) -> StepTimes:
+def _coefficients(path: Path, option: str, values: object) -> StepTimes:
     try:
         times = StepTimes(**values)  # type: ignore[arg-type]  # whatever is wrong with it raises
         is_valid = all(0 <= value < math.inf for value in asdict(times).values())
     except TypeError as error:
-        raise _unreadable(path, error) from error
+        raise _unreadable(path, option, error) from error
     if not (is_valid and times.overlap <= 1 and times.num_stages >= 1):
         raise ConfigError(
             f"{path}: step_times must be finite and not negative, overlap at most 1, num_stages at least 1",
-            field="step_times",
+            field=option,
         )
     return times
 
 
-def _unreadable(path: Path, error: Exception) -> ConfigError:
-    return ConfigError(f"cannot read step times from {path}: {error}", field="table")
+def _unreadable(path: Path, option: str, error: Exception) -> ConfigError:
+    return ConfigError(f"cannot read step times from {path}: {error}", field=option)
 
 
-def _steps(path: Path, document: Mapping[str, Any]) -> list[tuple[StepWork, float]]:
+def _steps(path: Path, option: str, document: Mapping[str, Any]) -> list[tuple[StepWork, float]]:
     """The steps among a file's rows, with their seconds."""
     try:
         rows = [(str(row["name"]), float(row["value"]), row.get("unit")) for row in document["results"]]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _unreadable(path, error) from error
+        raise _unreadable(path, option, error) from error
     found = []
     for name, value, unit in rows:
         work = step_of(name)

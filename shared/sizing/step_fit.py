@@ -41,6 +41,8 @@ _OUTLIER = 0.15
 """A relative error from which a kind counts less, as one whose machine was busy all the time."""
 _PRIOR_WEIGHT = 1e-6
 """Of a prior's step beside a measured one's."""
+_AS_GOOD = 1.02
+"""Errors within this factor of the least are equal to it."""
 _MOST_CHANGES = 20
 _NEAR = 2
 """Balances on either side of the last one that the next fit tries."""
@@ -59,8 +61,8 @@ Matrix = NDArray[np.float64]
 
 
 class StepTimeFit:
-    """Learns from every step as it ends: in about a microsecond, and in a millisecond where the coefficients are computed
-    anew, whatever was seen before."""
+    """Learns from every step as it ends: in a microsecond or two, and in a millisecond where the coefficients are
+    computed anew, whatever was seen before."""
 
     def __init__(self, prior: StepTimes | None = None) -> None:
         """`prior` counts where nothing was measured; without one a shape is assumed, at the scale of what was."""
@@ -167,8 +169,10 @@ def _best(
     balances: Sequence[float],
     prior: StepTimes | None,
 ) -> tuple[StepTimes, float]:
-    """The fit of the balance whose errors are least, and that balance."""
-    taken = np.array(seconds)
+    """The fit of the balance whose errors are least, and that balance: of equals the nearest to the prior, or without
+    one the largest. Where only small batches were seen nothing tells from which one on products bind.
+    """
+    taken, is_guess = np.array(seconds), prior is None
     if prior is None:
         prior = _scaled(_PRIOR, np.median([s / _PRIOR.step_s(step) for step, s in zip(steps, seconds, strict=True)]))
     believed = np.array([prior.step_s(step) for step in _PRIOR_STEPS])
@@ -176,7 +180,10 @@ def _best(
     times = np.concatenate([taken, believed])
     given = np.concatenate([np.array(weights), np.full(len(_PRIOR_STEPS), _PRIOR_WEIGHT)])
     fits = [(*_fit_balance(rows, times, given, balance), balance) for balance in balances]
-    _, solved, balance = min(fits, key=lambda fit: fit[0])
+    enough = _AS_GOOD * min(loss for loss, *_ in fits) + 1e-9 * len(steps)
+    equals = [(doubt, -at, solved) for loss, doubt, solved, at in fits if loss <= enough]
+    _, at, solved = min(equals, key=lambda fit: fit[1] if is_guess else fit[0])
+    balance = -at
     return _times_of(solved, balance), balance
 
 
@@ -187,8 +194,9 @@ def _scaled(times: StepTimes, factor: float) -> StepTimes:
     )  # fmt: skip
 
 
-def _fit_balance(rows: Matrix, seconds: Matrix, weights: Matrix, balance: float) -> tuple[float, Matrix]:
-    """(sum of bounded errors, coefficients of the columns). `rows` are [num_steps, 5], a StepWork each.
+def _fit_balance(rows: Matrix, seconds: Matrix, weights: Matrix, balance: float) -> tuple[float, float, Matrix]:
+    """(sum of bounded errors of measured steps, of the prior's, coefficients of the columns). `rows` are
+    [num_steps, 5], a StepWork each, those of the prior last.
 
     With R the balance and N the tokens, fixed + hidden(R · token, N · token) is fixed + (1 - overlap) · token · (R + N)
     + overlap · token · max(R, N): linear in what is looked for, and each coefficient at least 0.
@@ -204,7 +212,9 @@ def _fit_balance(rows: Matrix, seconds: Matrix, weights: Matrix, balance: float)
     solved = _not_negative(relative, weights * np.minimum(1.0, _OUTLIER / np.maximum(errors, 1e-9)))
     errors = np.abs(relative @ solved - 1)
     bounded = np.where(errors < _OUTLIER, errors**2, _OUTLIER * (2 * errors - _OUTLIER))
-    return float(weights @ bounded), solved / scale
+    num_measured = len(seconds) - len(_PRIOR_STEPS)
+    measured = float(weights[:num_measured] @ bounded[:num_measured])
+    return measured, float(bounded[num_measured:].sum()), solved / scale
 
 
 def _not_negative(relative: Matrix, weights: Matrix) -> Matrix:

@@ -85,6 +85,8 @@ class LoadReporter:
             message.num_decoding = load.decoding.num_sequences
             message.num_context_tokens = load.decoding.num_context_tokens
             message.num_queued_pairs = load.num_queued_pairs
+            if load.least_slack_s is not None:
+                message.least_slack_s = load.least_slack_s
             if load.step_times is not None:
                 message.step_times.CopyFrom(step_times_to_proto(load.step_times))
         return message

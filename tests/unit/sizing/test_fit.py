@@ -168,3 +168,26 @@ def test_narrow_weights_leave_more_room_for_kv():
     wide = room(LLAMA_3_70B, H200, Spread(2), Hardware())
     narrow = room(LLAMA_3_70B, H200, Spread(2), Hardware(weights="fp8"))
     assert narrow.kv_tokens > wide.kv_tokens > 0
+
+
+def test_where_the_overlap_decides_two_pools_are_taken_until_it_is_known():
+    load = Load(16_000, 128, 8000, 200, ttft_s=1.0, tpot_s=0.015, rate=32.0)
+    hardware = Hardware(GPUS["H100"], GPUS["H100"], "H100", "H100", max_tensor=1)
+    found = fit(LLAMA_3_8B, load, hardware)
+    assert found.collocated is not None
+    assert found.apart is not None
+    assert found.apart.collocated is not None
+    assert (found.gpus, found.collocated.gpus) == (18, 16)
+    assert (found.apart.gpus, found.apart.collocated.gpus) == (19, 28)
+    assert (found.is_undecided, found.takes_one_pool) == (True, False)
+    known = {overlap: fit(LLAMA_3_8B, load, replace(hardware, overlap=overlap)) for overlap in (0.0, 1.0)}
+    assert [known[overlap].takes_one_pool for overlap in (0.0, 1.0)] == [False, True]
+    assert all(one.apart is None for one in known.values())
+
+
+def test_measured_step_times_take_the_place_of_arithmetic_on_one_gpu():
+    slow = replace(roofline(LLAMA_3_8B, H200, 1), token_s=1e-4)
+    hardware = Hardware(max_tensor=1, measured=slow)
+    load = replace(LOAD, prompt_len=2000, rate=1.0, concurrency=8)
+    assert fit(LLAMA_3_8B, load, hardware).prefill.ttft_s == slow.prompt_s(2000)
+    assert hardware.step_times(LLAMA_3_8B, H200, Spread(2)) == Hardware().step_times(LLAMA_3_8B, H200, Spread(2))

@@ -17,10 +17,10 @@ from loadtest.simulator.step_time import measured
 from loadtest.simulator.tandem_router import TandemConfig
 from loadtest.workloads.mooncake import BLOCK_LEN, read_mooncake
 from loadtest.workloads.trace import TraceRequest, parse_slice, slice_requests
-from services.router.admission.orders import ORDERS
-from services.router.placement.disaggregation import Thresholds
+from services.router.admission.queue import ORDERS
+from services.router.placement.decision import Thresholds
 from services.router.placement.policy import PlacementConfig
-from services.router.placement.scorers.registry import weights
+from services.router.placement.scorers import weights
 from shared.errors import ConfigError
 from shared.sizing import memory
 from shared.sizing.devices import H200

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from services.router.cache.prefix import PrefixReader
+from services.router.cache.servicer import PrefixReader
 from services.router.configured import discovery_of
 from services.router.dispatch.dispatcher import Dispatcher
 from services.router.dispatch.prefix_lookup import PrefixLookup

@@ -10,7 +10,7 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from services.router.admission.settings import AdmissionSettings
-from services.router.dispatch.config import DispatchConfig
+from services.router.dispatch.waiting_room import DispatchConfig
 from services.router.edge.settings import EdgeSettings
 from services.router.picker.settings import PickerSettings
 from services.router.placement.settings import PlacementSettings

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from services.local.supervisor import Died, Restarted
+from services.local.restarts import Died, Restarted
 from tests.e2e.running import DEMO, running
 from tests.waiting import DEADLINE_S
 

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, create_model, model_validator
 
-from services.router.placement.disaggregation import Thresholds
+from services.router.placement.decision import Thresholds
 from services.router.placement.policy import PlacementConfig
-from services.router.placement.scorers.registry import SCORERS
-from services.router.placement.scorers.scorer import TierWeights
+from services.router.placement.scorers import SCORERS, TierWeights
 from shared.settings.group import SettingGroup
 
 if TYPE_CHECKING:

@@ -144,7 +144,7 @@ def fit(
 
 
 def _show_degrees(console: Console, shape: ModelShape, load: Load, hardware: Hardware, *, as_json: bool) -> None:
-    """Of the decode GPU, which is the prefill GPU's too unless another one is named."""
+    """Prints the degrees on the decode GPU, which is the prefill GPU's too unless another one is named."""
     fits = degree_fits(shape, load, hardware.decode_gpu, hardware)
     if as_json:
         _print_json(degrees_as_dict(fits))

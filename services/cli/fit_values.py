@@ -30,7 +30,7 @@ def values_yaml(fit: Fit, uri: str) -> str:
 
 
 def not_yet(fit: Fit) -> list[str]:
-    """What of the fit the chart refuses today, and how to stay within it."""
+    """The parts of the fit that the chart refuses today, each with the option that avoids it."""
     pools = [fit.prefill, fit.decode]
     found = []
     if (most := max(pool.gpus_each for pool in pools)) > MAX_DEGREE:

@@ -21,7 +21,7 @@ PUBLISHED_LOADS = ((8000, 32), (128_000, 256))
 WORKERS_OF_TODAY = (
     "arithmetic: workers of at most 16 ranks, on CPUs also over several machines; on GPUs no group of ranks has run yet"
 )
-"""What is printed below the table."""
+"""The note below the table of degrees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ def verdict(fit: Fit) -> str:
 
 
 def warnings(fit: Fit) -> list[str]:
-    """What the sizes do not say by themselves."""
+    """Notes on the limits of the answer."""
     found = []
     kv_heads = fit.model.num_kv_heads
     prefill, decode = fit.prefill.spread, fit.decode.spread

@@ -122,7 +122,8 @@ class Steps:
         self._before: dict[str, tuple[int, float, float]] = {}
 
     def mean_ms(self, name: str, load: types_pb2.Load) -> float:
-        """Since the last look, or since the start at the first one; the last known while it idles; 0: none yet."""
+        """Mean step time since the last frame, or since the start in the first one; of an idle worker the last known;
+        0: none yet."""
         num_steps, busy_s, known_ms = self._before.get(name, (0, 0.0, 0.0))
         if load.num_steps < num_steps:  # another process
             num_steps, busy_s = 0, 0.0

@@ -17,7 +17,7 @@ _NUM_DIGITS = 4
 
 @dataclass(frozen=True, slots=True)
 class DeviceShare:
-    """One worker's part."""
+    """Device of one worker and its share of the device's memory."""
 
     device: str
     """cpu, or the GPUs of its processes: cuda:0, or cuda:0,1 for two."""
@@ -63,5 +63,5 @@ def share_devices(devices: Sequence[str], ranks: Sequence[int], gpu_memory: floa
 
 
 def _named(devices: Sequence[str]) -> str:
-    """As `parse_devices` reads them."""
+    """The devices in the form that `parse_devices` reads."""
     return "cuda:" + ",".join(device.removeprefix("cuda:") for device in devices)

@@ -117,7 +117,7 @@ class Engine:
     def _run(self) -> None:
         try:
             with torch.inference_mode():
-                self._report_pool()  # a worker knows its free blocks before its first router asks
+                self._report_pool()  # before the first router asks for the free blocks
                 while self._take_commands():
                     self._step()
         except BaseException as error:

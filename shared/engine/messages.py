@@ -1,4 +1,4 @@
-"""What crosses between the engine thread and the world: commands in, events out, one queue each way."""
+"""Messages between the engine thread and its host: commands in, events out, one queue each way."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ class NewToken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What one engine step produced."""
+    """Tokens that one engine step produced."""
 
     tokens: tuple[NewToken, ...] = ()
     blocks: tuple[OutgoingBlock, ...] = ()  # to be sent to decode workers; `ReleaseBlocks` gives each back

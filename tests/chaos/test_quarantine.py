@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 
 import grpc
@@ -25,7 +24,7 @@ FIELDS = {"max_tokens": 60, "ignore_eos": True}
 async def arm(cluster: Running, names: list[str]) -> None:
     """Returns when the failpoints of these parts are armed."""
     for name in names:
-        os.kill(cluster.cluster.children[name].pid, signal.SIGUSR1)
+        cluster.signal(name, signal.SIGUSR1)
     await until(lambda: all("armed:" in cluster.cluster.children[name].log_path.read_text() for name in names))
 
 

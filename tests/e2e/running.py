@@ -157,13 +157,16 @@ class Running:
         assert died.name == again.name == name
         return died.how
 
-    async def command(self, *arguments: str, answers: bytes = b"") -> tuple[int, str, str]:
+    async def command(
+        self,
+        *arguments: str,
+    ) -> tuple[int, str, str]:
         """Exit status, output and errors of the `tandem` command towards this cluster."""
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "services.cli.main", *arguments, "--target", self.cluster.grpc, cwd=ROOT,
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
-        out, err = await asyncio.wait_for(process.communicate(answers), DEADLINE_S)
+        out, err = await asyncio.wait_for(process.communicate(), DEADLINE_S)
         return process.returncode or 0, out.decode(), err.decode()
 
 

@@ -7,7 +7,7 @@ import gc
 import subprocess
 import sys
 
-from shared.collector import uncollected
+from shared.garbage import uncollected
 
 COUNTED = """
 import gc
@@ -29,7 +29,7 @@ def counted(begin: str) -> list[str]:
 def test_imports_within_cause_no_collection_and_what_they_allocate_stays_out_of_later_ones():
     num_otherwise, *_ = counted("if True:")
     assert int(num_otherwise) > 0
-    assert counted("from shared.collector import uncollected\ncollections.clear()\nwith uncollected():") == [
+    assert counted("from shared.garbage import uncollected\ncollections.clear()\nwith uncollected():") == [
         "0", "True", "True",
     ]  # fmt: skip
 

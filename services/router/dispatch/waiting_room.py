@@ -16,6 +16,7 @@ from services.router.dispatch.attempt import Attempt, Successor
 from services.router.dispatch.prefix_lookup import PrefixLookup
 from services.router.dispatch.request import Request
 from services.router.dispatch.states import RequestEvent
+from services.router.placement.cut_pairs import CutPairs
 from services.router.placement.decision import Choice, Route
 from services.router.placement.filters import GUEST_AFTER_S
 from services.router.placement.policy import Placement
@@ -68,6 +69,7 @@ class WaitingRoom:
         )
         self._predictor = placement.predictor
         self._admission = AdmissionController(self._predictor, config.late_idle_share, config.late_grace)
+        self._pairs = CutPairs()
         self._again: asyncio.TimerHandle | None = None
         self.blocked = BlockedClock()
         """What requests have waited for."""
@@ -214,6 +216,8 @@ class WaitingRoom:
             return True
         decode = fleet.decodes[choice.decode]
         prefill = fleet.prefills[choice.prefill] if choice.prefill is not None else None
+        if choice.prefill is not None:
+            self._pairs.note_placed(choice.prefill, choice.decode, wanted.now_s)
         active.num_attempts += 1
         active.record.choices.append(choice)
         active.note(RequestEvent.CHOOSING, at=wanted.now_s)
@@ -225,6 +229,7 @@ class WaitingRoom:
             self._config.worker_timeout_s,
             self._choose_successor,
             self._fleet.heard,
+            self._pairs,
         )
         active.log.debug(
             "request %s: prefill on %s, decode on %s", active.wire_id, (prefill or decode).name, decode.name
@@ -257,6 +262,7 @@ class WaitingRoom:
             slack_s=deadline_s - now_s,
             now_s=now_s,
             excluded=frozenset(active.failed_workers),
+            cut=self._pairs.avoided(now_s),
         )
 
     def _choose_successor(
@@ -269,7 +275,7 @@ class WaitingRoom:
         if near is None or fleet.layout is None or active.num_failures + 1 >= self._config.max_attempts:
             return None
         wanted = self._wanted(active, fleet.layout.block_size, math.inf)
-        wanted = replace(wanted, excluded=wanted.excluded | {lost})
+        wanted = replace(wanted, excluded=wanted.excluded | {lost} | wanted.cut.get(decode, frozenset()))
         name = self._placement.choose_prefill(wanted, fleet.prefill_pool, near.label)
         if name is None:
             return None
@@ -277,6 +283,7 @@ class WaitingRoom:
             active.deaths.note(active.request.request_id, lost, len(active.produced))
         active.charge((lost,))
         active.log.warning("request %s: prefill on %s from now on: %s", active.wire_id, name, error)
+        self._pairs.note_placed(name, decode, wanted.now_s)
         return fleet.prefills[name], wanted.work(name)
 
 

@@ -122,7 +122,7 @@ _FIELDS = {
     "top_ks": torch.int32,
     "min_ps": torch.float32,
 }
-"""By falling size, so that each begins where its type may."""
+"""Rows of inputs by type, the larger types first, so that each begins at a multiple of its size."""
 _ROW_BYTES = sum(dtype.itemsize for dtype in _FIELDS.values())
 
 
@@ -183,7 +183,7 @@ class StaticInputs:
         self._bytes.copy_(host, non_blocking=True)
 
     def _fill_params(self, params: list[SamplingParams]) -> None:
-        """What stays the same from step to step while the batch does."""
+        """Fills the sampling parameters, which stay the same from step to step while the batch does."""
         count, columns = len(params), self._columns
         for name, values, padding in (
             ("seeds", [_signed(p.seed or 0) for p in params], 0),
@@ -198,7 +198,7 @@ class StaticInputs:
 
 
 class StaticTables:
-    """Block tables of the rows, of fixed width, with a mirror on the host that says what has to be copied."""
+    """Block tables of the rows, of fixed width, with a mirror on the host by which only changes are copied."""
 
     def __init__(self, num_rows: int, width: int, padding_block: int, link: DeviceLink) -> None:
         """Every row begins as padding: its one block is `padding_block`."""

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from services.local import supervisor as supervisor_module
+from services.local import restarts as supervisor_module
 from services.local.cluster import LocalCluster
 from services.local.parts import IndexPart
 from services.local.restarts import Change, Died, Restarted, Supervisor

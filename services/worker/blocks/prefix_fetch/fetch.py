@@ -18,9 +18,9 @@ from collections.abc import Mapping, Sequence
 from services.worker.blocks.exchange_client import BlockExchangeClient
 from services.worker.blocks.local_blocks import LocalBlocks
 from services.worker.blocks.peers import Peers
+from services.worker.blocks.prefix_fetch.fetch_plan import plan_fetch
+from services.worker.blocks.prefix_fetch.fetch_policy import FetchPolicy
 from services.worker.blocks.prefix_fetch.fetch_stream import FetchStream
-from services.worker.blocks.prefix_fetch.plan import plan_fetch
-from services.worker.blocks.prefix_fetch.policy import FetchPolicy
 from services.worker.blocks.prefix_fetch.prefix_hint import PrefixHint
 from services.worker.blocks.prefix_fetch.source_fetch import Source, SourceFetch
 from services.worker.host import EngineHost

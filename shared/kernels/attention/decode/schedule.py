@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from shared.kernels import device as devices
-from shared.kernels.attention.decode.plan_jit import WIDTH, plan_decode_items
+from shared.kernels.attention.decode.schedule_jit import WIDTH, plan_decode_items
 from shared.kernels.attention.decode.splits import DecodeConfig, decode_config, decode_grid
 from shared.kernels.batch import AttentionBatch
 

@@ -1,12 +1,15 @@
-"""`/metrics` of every process of a real cluster: all names with their HELP, and figures that move with requests."""
+"""What the processes of a real cluster say of themselves: `/metrics` with all names, and JSON log lines with ids."""
 
 from __future__ import annotations
 
-import asyncio
+import json
 import re
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
 
 import httpx
+import pytest
+import pytest_asyncio
 
 from services.kvstore.metrics import METRICS as KVSTORE_METRICS
 from services.kvstore.metrics import NODE_METRICS
@@ -16,7 +19,9 @@ from services.router.views.observed import METRICS as ROUTER_METRICS
 from services.worker.telemetry.metrics import METRICS as WORKER_METRICS
 from shared.telemetry.metrics import Metric
 from tests.e2e.running import BLOCK_SIZE, Running, running
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, until
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 NUM_BLOCKS = 4
 PROMPT = [20 + i * 37 % 2000 for i in range(NUM_BLOCKS * BLOCK_SIZE + 1)]
@@ -63,20 +68,31 @@ async def pages(run: Running) -> dict[str, str]:
     return {name: reply.text for name, reply in replies.items()}
 
 
-async def test_every_process_has_a_page_that_moves_when_a_request_is_served(tmp_path):
-    async with running(tmp_path, store_host_bytes=1 << 24) as run:
-        before = {name: values(page) for name, page in (await pages(run)).items()}
-        assert set(before) == set(DEFINED)
-        await run.tokens(PROMPT, max_tokens=NUM_OUTPUT)
-        await run.idle()
-        async with asyncio.timeout(DEADLINE_S):
-            while True:  # the store and the index hear of blocks after the answer
-                texts = await pages(run)
-                after = {name: values(page) for name, page in texts.items()}
-                moved = after["kvstore"]
-                if moved.get("tandem_store_stored_blocks_total") and moved["tandem_index_published_blocks_total"]:
-                    break
-                await asyncio.sleep(0.05)
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def run(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
+    with pytest.MonkeyPatch.context() as patch:
+        for service in ("ROUTER", "WORKER"):
+            patch.setenv(f"TANDEM_{service}_LOG_LEVEL", "debug")
+        folder = tmp_path_factory.mktemp("cluster")
+        async with running(folder, store_host_bytes=1 << 24, log_format="json") as started:
+            yield started
+
+
+async def test_every_process_has_a_page_that_moves_when_a_request_is_served(run: Running):
+    before = {name: values(page) for name, page in (await pages(run)).items()}
+    assert set(before) == set(DEFINED)
+    await run.tokens(PROMPT, max_tokens=NUM_OUTPUT)
+    await run.idle()
+
+    async def moved() -> dict[str, str] | None:
+        """The pages once the store and the index have heard of blocks, which is after the answer."""
+        texts = await pages(run)
+        seen = values(texts["kvstore"])
+        has_moved = seen.get("tandem_store_stored_blocks_total") and seen["tandem_index_published_blocks_total"]
+        return texts if has_moved else None
+
+    texts = await until(moved)
+    after = {name: values(page) for name, page in texts.items()}
     for name, metrics in DEFINED.items():
         assert [line for line in helped(metrics) if line not in texts[name]] == [], name
         assert "otel_scope" not in texts[name]
@@ -114,3 +130,35 @@ async def test_every_process_has_a_page_that_moves_when_a_request_is_served(tmp_
     assert grown("kvstore", "tandem_index_matches_total") >= 1
     assert grown("kvstore", "tandem_store_used_bytes") > 0
     assert grown("kvstore", "tandem_transfer_received_bytes_total") > 0
+
+
+TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
+HEADERS = {"traceparent": f"00-{TRACE_ID}-00f067aa0ba902b7-01", "x-request-id": "asked#once"}
+SERVICES = {"router": "tandem-router", "prefill-0": "tandem-prefill", "decode-0": "tandem-decode"}
+
+
+def records(run: Running, name: str) -> list[dict[str, Any]]:
+    """A process's whole lines."""
+    text = (run.cluster.spec.log_dir / f"{name}.log").read_text()
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+def ids(found: list[dict[str, Any]]) -> set[str]:
+    return {record["request_id"] for record in found if "request_id" in record}
+
+
+async def test_a_request_with_a_traceparent_has_one_trace_id_in_all_logs(run: Running):
+    earlier = {name: ids(records(run, name)) for name in SERVICES}
+    body = {"prompt": PROMPT[:50], "max_tokens": 2, "temperature": 0}
+    assert (await run.http.post("/v1/completions", json=body, headers=HEADERS)).status_code == 200
+    await run.tokens(PROMPT[:30], max_tokens=2)
+    await run.idle()
+    for name, service in SERVICES.items():
+        await until(lambda name=name: len(ids(records(run, name)) - earlier[name]) == 2)
+        found = records(run, name)
+        assert {record["service"] for record in found} == {service}
+        mine = [record for record in found if record.get("trace_id") == TRACE_ID]
+        assert ids(mine) == {"asked#once"}, "the other request has an id of its own, and no trace"
+        if name != "router":
+            assert {record["attempt"] for record in mine} == {"1"}
+    assert records(run, "kvstore")[0]["service"] == "tandem-kvstore"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shared.kernels.attention.prefill.plan_jit import WIDTH, plan_prefill_items
+from shared.kernels.attention.prefill.schedule_jit import WIDTH, plan_prefill_items
 from shared.kernels.batch import AttentionBatch
 
 SEQS = 256  # sequences that the schedule reads at once, whatever the batch size

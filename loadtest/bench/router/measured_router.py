@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
+from loadtest.rig.processes import END_S, module_process, pinned
 from shared.child_process import ChildProcess
 from shared.errors import Internal
 
 ROUTER = "services.router"
 PROMPT_TOKENS = 500
-START_S = 120.0
-STOP_S = 120.0
 CLIENT_S = 300.0
 _DEMO = Path("models/demo")
 _CPUCLOCK_SCHED = 2  # clock_getcpuclockid(3) makes the same number of it and the process id
@@ -54,10 +51,10 @@ class Measured:
 def router_process(scratch: Path, module: str, settings: Mapping[str, object]) -> ChildProcess:
     """A router over the demo model on free ports, not started yet, with further settings by flag name."""
     flags = {"model": _DEMO, "http": "127.0.0.1:0", "grpc": "127.0.0.1:0", **settings}
-    return _process("router", module, scratch, flags)
+    return module_process("router", module, scratch, flags)
 
 
-class Rig:
+class MeasuredRouter:
     """A scripted fleet, half prefill, half decode, and a router in front of it; an asynchronous context manager."""
 
     def __init__(
@@ -67,44 +64,39 @@ class Rig:
         scratch: Path,
         num_sequences: int = 0,
         router: str = ROUTER,
-        settings: Mapping[str, object] | None = None,
     ) -> None:
-        """Files go to the folder `scratch`; see `Script` for the pace. `router` is the measured module, `settings` are
-        further ones of it by flag name."""
-        self._settings = dict(settings or {})
+        """Files go to the folder `scratch`; see `Script` for the pace. `router` is the measured module."""
         self._module = router
-        cores = sorted(os.sched_getaffinity(0))
-        self._router_cores, self._other_cores = cores[:1], cores[1:] or cores
+        self._scratch = scratch
+        self._cores = sorted(os.sched_getaffinity(0))
         self._stamps = scratch / "stamps.json"
+        self._running = AsyncExitStack()
         half = num_workers // 2
         flags = {
             "prefill": half, "decode": num_workers - half, "tokens-per-s": tokens_per_s, "sequences": num_sequences,
             "stamps": self._stamps,
         }  # fmt: skip
-        self._fleet = _process("fleet", "loadtest.bench.router.fleet", scratch, flags)
-        self._router: ChildProcess | None = None
-        self._scratch = scratch
-        self._target = ""
+        self._fleet = module_process("fleet", "loadtest.bench.router.fleet", scratch, flags)
 
-    async def __aenter__(self) -> Rig:
+    async def __aenter__(self) -> MeasuredRouter:
         """Starts both; returns when all sessions with workers are open."""
-        try:
-            await self._fleet.start()
-            psutil.Process(self._fleet.pid).cpu_affinity(self._other_cores)
-            workers = (await self._fleet.ready(START_S)).endpoints
-            flags = {"queue-limit": 100_000, **workers, **self._settings}
+        async with AsyncExitStack() as stack:
+            fleet = await stack.enter_async_context(pinned(self._fleet, self._other_cores))
+            flags = {"queue-limit": 100_000, **fleet.endpoints}
             self._router = router_process(self._scratch, self._module, flags)
-            await self._router.start()
-            psutil.Process(self._router.pid).cpu_affinity(self._router_cores)
-            self._target = (await self._router.ready(START_S)).endpoints["grpc"]
-        except BaseException:
-            await self._kill()
-            raise
+            router = await stack.enter_async_context(pinned(self._router, self._cores[:1]))
+            self._target = router.endpoints["grpc"]
+            self._running = stack.pop_all()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Ends both."""
-        await self._kill()
+        await self._running.aclose()
+
+    @property
+    def _other_cores(self) -> list[int]:
+        """All but the router's, where there are others."""
+        return self._cores[1:] or self._cores
 
     async def load(self, num_clients: int, **flags: object) -> Measured:
         """Runs clients in parallel, each with these flags of client.py (`max_tokens` for `--max-tokens`)."""
@@ -114,17 +106,17 @@ class Rig:
         try:
             for i, out in enumerate(outs):
                 own = {"target": self._target, "prompt_tokens": PROMPT_TOKENS, "prefix": f"c{i}-", "out": out, **flags}
-                client = _process(f"client-{i}", "loadtest.bench.router.client", self._scratch, own)
+                client = module_process(f"client-{i}", "loadtest.bench.router.client", self._scratch, own)
                 clients.append(client)
                 await client.start()
-                psutil.Process(client.pid).cpu_affinity(self._other_cores)
+                os.sched_setaffinity(client.pid, self._other_cores)
             for client in clients:
                 if await client.wait(CLIENT_S) != 0:
                     raise Internal(f"a client ended with {client.exit_text()}: {client.log_tail()}")
         finally:
             for client in clients:
                 client.kill()
-                await client.stop(STOP_S)
+                await client.stop(END_S)
         cpu_s = self.router_cpu_s() - before
         figures = [json.loads(out.read_text()) for out in outs]
         return Measured(
@@ -139,30 +131,11 @@ class Rig:
 
     async def stamps(self) -> dict[str, list[float]]:
         """Stops the workers and router; returns the workers' time stamps by request id."""
-        assert self._router is not None
         for process in (self._router, self._fleet):
-            await process.stop(STOP_S)
+            await process.stop(END_S)
         noted = json.loads(self._stamps.read_text())
         return {attempt.rpartition("#")[0]: moments for attempt, moments in noted.items()}
 
-    @property
-    def target(self) -> str:
-        """host:port of the router's gRPC API."""
-        return self._target
-
     def router_cpu_s(self) -> float:
         """Processor time of the router since it started; by the process's own clock, which counts in nanoseconds."""
-        assert self._router is not None
         return time.clock_gettime(~self._router.pid << 3 | _CPUCLOCK_SCHED)
-
-    async def _kill(self) -> None:
-        for process in (self._router, self._fleet):
-            if process is not None:
-                process.kill()
-                await process.stop(STOP_S)
-
-
-def _process(name: str, module: str, scratch: Path, flags: Mapping[str, object]) -> ChildProcess:
-    """`python -m MODULE --flag=value …`, with its log in `scratch`."""
-    arguments = [f"--{flag.replace('_', '-')}={value}" for flag, value in flags.items()]
-    return ChildProcess(name, [sys.executable, "-m", module, *arguments], scratch / f"{name}.log")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from services.router.admission.blocked import BlockedClock, between, blocker
 from services.router.admission.controller import AdmissionController, Estimate
 from services.router.admission.queue import BYTES_PER_TOKEN, ORDERS, AdmissionQueue, QueueEntry
+from services.router.admission.settings import AdmissionSettings, QueueSettings
 from services.router.dispatch.active_request import ActiveRequest
 from services.router.dispatch.attempt import Attempt, Successor
 from services.router.dispatch.prefix_lookup import PrefixLookup
@@ -25,25 +25,13 @@ from services.router.workers.fleet import Fleet
 from shared.errors import Overloaded, TandemError, WorkerDied, WorkerLost
 
 
-@dataclass(frozen=True, slots=True)
-class DispatchConfig:
-    """Limits of the core."""
+class DispatchConfig(AdmissionSettings, QueueSettings):
+    """Limits of the core: those that operators set, and those that follow."""
 
     collocated: bool = False
-    queue_limit: int = 1024
-    queue_limit_bytes: int = 1 << 30
-    queue_timeout_s: float = 60.0
-    order: str = "fcfs"
-    """One of `ORDERS`."""
-    tenant_weights: Mapping[str, float] = field(default_factory=dict)
-    ttft_target_s: float = 0.0
-    """Seconds from arrival within which the first token is due, unless the client sets its own; 0 = no deadline."""
+    """Whether decode workers compute all prompts."""
     late_idle_share: float = 0.25
     """See `may_be_late`."""
-    late_grace: float = 0.0
-    """See `AdmissionController`."""
-    max_attempts: int = 3
-    """Attempts that may fail one after another without a new token before the request fails."""
     worker_timeout_s: float = 120.0
     """Net beneath the protocol: a worker silent about a request for this long, in seconds, has lost it."""
 
@@ -77,7 +65,7 @@ class WaitingRoom:
         self._lookup = lookup
         self._config = config
         self._queue: AdmissionQueue[_Queued] = AdmissionQueue(
-            config.queue_limit, config.queue_limit_bytes, ORDERS[config.order], config.tenant_weights
+            config.queue_limit, config.max_bytes, ORDERS[config.order], config.tenant_weights
         )
         self._predictor = placement.predictor
         self._admission = AdmissionController(self._predictor, config.late_idle_share, config.late_grace)

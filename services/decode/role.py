@@ -7,9 +7,8 @@ import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
 
-from services.decode.request import DecodeRequest
-from services.decode.reservation import Arrival, Reservation
-from services.worker.sessions.session import Session
+from services.decode.reservation import Arrival, DecodeRequest, Reservation
+from services.worker.session import Session
 from services.worker.worker import HANDOFF_TIMEOUT_S, TakeCommand, Worker
 from shared.engine.messages import (
     AbortSequence,

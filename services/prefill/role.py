@@ -8,8 +8,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 
-from services.worker.sessions.request import WorkerRequest
-from services.worker.sessions.session import Session
+from services.worker.session import Session, WorkerRequest
 from services.worker.worker import HANDOFF_TIMEOUT_S, TakeCommand, Worker
 from shared.engine.messages import AbortSequence, Event, NewToken, ReleaseBlocks, SequenceFailed, StepOutput
 from shared.engine.sequence import Goal

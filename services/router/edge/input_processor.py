@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import secrets
 import time
 import uuid
@@ -197,7 +198,7 @@ class InputProcessor:
         return Request(
             request_id=request_id,
             prompt_token_ids=token_ids,
-            sampling=sampling.resolved(seed=secrets.randbits(DRAWN_SEED_BITS), max_tokens=max_tokens),
+            sampling=sampling.resolved(seed=random.getrandbits(DRAWN_SEED_BITS), max_tokens=max_tokens),
             tenant=info.scheduling.tenant,
             salt=self._salt(info, sampling),
             arrived_at=info.arrived_at,

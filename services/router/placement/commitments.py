@@ -96,10 +96,13 @@ class Ledger:
         self._write()
 
     def _write(self) -> None:
-        view, fresh = self.view, self._unsettled.values()
-        view.num_free_blocks = max(0, self._free_blocks - sum(item.num_blocks for item in fresh))
-        view.num_requests = max(len(self._open), self._requests + len(fresh))
-        view.num_queued_tokens = self._queued_tokens + sum(item.work.tokens for item in fresh)
+        view, num_blocks, num_tokens = self.view, 0, 0
+        for item in self._unsettled.values():
+            num_blocks += item.num_blocks
+            num_tokens += item.work.tokens
+        view.num_free_blocks = max(0, self._free_blocks - num_blocks)
+        view.num_requests = max(len(self._open), self._requests + len(self._unsettled))
+        view.num_queued_tokens = self._queued_tokens + num_tokens
         # A worker reports tokens, not prompt lengths: assume prompts like this router's open or latest ones.
         if self._own.tokens:
             self._pairs_a_token = self._own.pairs / self._own.tokens

@@ -15,8 +15,8 @@ from loadtest.chaos.network import Network
 from loadtest.chaos.victims import PEERS, Status, merged
 from services.local.cluster import LocalCluster
 from services.local.commands import TandemCommands, WorkerPlan
+from services.local.restarts import Died
 from services.local.spec import ClusterSpec
-from services.local.supervisor import Died
 from shared.failpoints import ENGINE_STEP
 from shared.rpc.pb.tandem.v1 import fleet_pb2, fleet_pb2_grpc, inference_pb2, inference_pb2_grpc
 from shared.rpc.server import channel

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from services.decode.request import DecodeRequest
 from services.decode.reservation import Arrival, Reservation
 from services.worker.sessions.session import Session
-from services.worker.worker import TakeCommand, Worker
+from services.worker.worker import HANDOFF_TIMEOUT_S, TakeCommand, Worker
 from shared.engine.messages import (
     AbortSequence,
     Event,
@@ -170,7 +170,7 @@ class DecodeRole:
             reserved.num_cached_tokens,
             HandoffReceiver(self._host.transfer, self._arrival_check, arriving, item.num_tokens, self._host.fleet_key),
             answer,
-            self._host.settings.handoff_timeout_s,
+            HANDOFF_TIMEOUT_S,
         )
         item.reserved_at = time.perf_counter()
         item.receiving = asyncio.create_task(self._receive(reserved.sequence_id, item, item.reservation, buffers))

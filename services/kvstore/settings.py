@@ -43,10 +43,6 @@ class KVStoreSettings(ServiceSettings, FleetSettings, EncryptionSettings, Metric
     """Whether redis_url is a Redis Cluster."""
     redis_timeout_s: float = Field(default=0.2, gt=0, le=10)
     """Longest wait for an answer of Redis, connecting included. Seconds; below the clients' 0.25 s for a match."""
-    probe_interval_s: float = Field(default=0.5, gt=0, le=60)
-    """Time between two probes of Redis. Seconds."""
-    sweep_interval_s: float = Field(default=5.0, gt=0, le=3600)
-    """Time between two checks for workers that fell silent and for records to prune. Seconds."""
     lease_s: float = Field(default=60.0, ge=10, le=86_400)
     """A worker silent for this long is forgotten until it publishes again. Seconds; workers send every 2 s."""
     name: str = ""

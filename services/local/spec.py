@@ -16,7 +16,7 @@ from shared.config import LogSettings
 from shared.errors import ConfigError
 from shared.identity import WorkerRole
 from shared.model.ranks.shard import MAX_DEGREE, Degrees
-from shared.settings.common import AliasSettings, AnswerSettings, ApiSettings, EncryptionSettings
+from shared.settings.common import AliasSettings, AnswerSettings, ApiSettings, Degree, EncryptionSettings
 
 STATE_DIR = Path(".tandem")
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "models" / "demo"
@@ -24,7 +24,6 @@ DEMO_MODEL = Path(__file__).resolve().parents[2] / "models" / "demo"
 MAX_ROUTERS = 16
 """Most routers on one machine."""
 
-Degree = Annotated[int, Field(ge=1, le=MAX_DEGREE)]
 RoleDegree = Annotated[int, Field(ge=0, le=MAX_DEGREE)]
 """Of one role's workers; 0 = as those of the other."""
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from services.worker.sessions.request import WorkerRequest
 from services.worker.sessions.session import Session
-from services.worker.worker import TakeCommand, Worker
+from services.worker.worker import HANDOFF_TIMEOUT_S, TakeCommand, Worker
 from shared.engine.messages import AbortSequence, Event, NewToken, ReleaseBlocks, SequenceFailed, StepOutput
 from shared.engine.sequence import Goal
 from shared.errors import InvalidRequest, TandemError
@@ -85,7 +85,7 @@ class PrefillRole:
             len(submit.needed_blocks),
             self._host.engine.blocks.outgoing,
             self._release,
-            self._host.settings.handoff_timeout_s,
+            HANDOFF_TIMEOUT_S,
             self._host.seal(Purpose.HANDOFF, submit.ticket),
         )
         log.debug("request %s: %d tokens to prefill", submit.request_id, len(submit.token_ids))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Set
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -10,7 +10,7 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from services.router.admission.settings import AdmissionSettings
-from services.router.dispatch.config import DispatchConfig
+from services.router.dispatch.waiting_room import DispatchConfig
 from services.router.edge.settings import EdgeSettings
 from services.router.picker.settings import PickerSettings
 from services.router.placement.settings import PlacementSettings
@@ -66,8 +66,6 @@ class RouterSettings(ServiceSettings, FleetSettings, VllmMetricsSettings, ApiSet
     model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
         **{**ServiceSettings.model_config, "env_prefix": "TANDEM_ROUTER_"}
     )
-
-    renamed: ClassVar[Mapping[str, str]] = {"placement.jitter": "placement.tie_margin"}
 
     name: str = "router-0"
     """Unique among the routers of a cluster."""
@@ -158,7 +156,6 @@ class RouterSettings(ServiceSettings, FleetSettings, VllmMetricsSettings, ApiSet
             order=self.admission.order,
             tenant_weights=self.admission.tenant_weights,
             ttft_target_s=self.admission.ttft_target_s,
-            late_idle_share=self.admission.late_idle_share,
             late_grace=self.admission.late_grace,
             max_attempts=self.max_attempts,
         )

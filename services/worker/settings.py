@@ -15,9 +15,9 @@ from shared.config import ServiceSettings
 from shared.errors import ConfigError
 from shared.identity import Roles, WorkerRole
 from shared.kv.encryption_modes import NO_ENCRYPTION
-from shared.model.ranks.shard import MAX_DEGREE, Degrees
+from shared.model.ranks.shard import Degrees
 from shared.rpc.fleet_settings import FleetSettings
-from shared.settings.common import AnswerSettings, EncryptionSettings, EngineSettings
+from shared.settings.common import AnswerSettings, Degree, EncryptionSettings, EngineSettings
 from shared.telemetry.settings import MetricsPageSettings, SpanSettings, VllmMetricsSettings
 
 if TYPE_CHECKING:
@@ -83,12 +83,12 @@ class WorkerSettings(
     TANDEM_CPU_ISA."""
     debug_numerics: bool = False
     """Whether errors about NaN or infinite numbers name the part of the model where they begin. Slower."""
-    tp: int = Field(default=1, ge=1, le=MAX_DEGREE)
+    tp: Degree = 1
     """Tensor-parallel degree: processes that each hold a part of every layer. It must divide the model's attention
     heads, and divide its KV heads or be a multiple of them."""
-    pp: int = Field(default=1, ge=1, le=MAX_DEGREE)
+    pp: Degree = 1
     """Pipeline stages, each of `tp` processes: parts of the layers, one behind the other."""
-    ep: int = Field(default=1, ge=1, le=MAX_DEGREE)
+    ep: Degree = 1
     """Expert-parallel degree, for models with experts: sets of a stage's `tp` processes, over which the experts are
     spread; the processes of a set split each of its experts. It must divide `tp`. 1: all processes split every expert;
     as `tp`: each has whole experts."""
@@ -101,7 +101,7 @@ class WorkerSettings(
     """Experts of a layer that each set may hold beyond its even number: copies of the hottest by `expert_load`, which
     it needs. The copies of an expert share its tokens, and take memory that blocks would have. 0 = experts move, none
     is copied."""
-    group_hosts: int = Field(default=1, ge=1, le=MAX_DEGREE)
+    group_hosts: Degree = 1
     """Hosts of this worker's processes, the same number on each: it must divide `tp` times `pp`. Those of one host
     share its memory, all others reach each other over TCP, not encrypted. Above 1 only on the CPU, and without
     block_encryption."""
@@ -151,11 +151,6 @@ class WorkerSettings(
     max_overtaken_ms: float = Field(default=500.0, ge=0)
     """Short prompts are computed first, but not before one that has waited this long. Milliseconds; 0 = in order of
     arrival."""
-    max_unsent_share: float = Field(default=0.5, gt=0, le=1)
-    """A prefill worker starts no prompt for a decode worker that has yet to take blocks of more than this share of the
-    pool."""
-    handoff_timeout_s: float = Field(default=60.0, gt=0)
-    """A hand-off that has not ended by then has failed; a safety net beneath the protocol. Seconds."""
     drain_timeout_s: float = Field(default=30.0, ge=0)
     """Time for running requests to end after SIGTERM. Seconds."""
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 
 from shared.kv.encryption_modes import NO_ENCRYPTION, Encryption
+from shared.model.ranks.shard import MAX_DEGREE
 from shared.settings.group import SettingGroup
 
 DEFAULT_HTTP = "127.0.0.1:8000"
@@ -15,6 +16,8 @@ DEFAULT_GRPC = "127.0.0.1:50051"
 Mode = Literal["disaggregated", "collocated"]
 PrefixFetch = Literal["auto", "always", "never"]
 
+Degree = Annotated[int, Field(ge=1, le=MAX_DEGREE)]
+"""Processes, stages or hosts of one worker."""
 ModelName = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^[\x21-\x7e]+$")]
 """As clients write it: printable ASCII without spaces."""
 
@@ -27,9 +30,9 @@ class EngineSettings(SettingGroup):
     bf16 and fp32 that a short timing finds faster."""
     kv_dtype: Literal["auto", "fp32", "bf16"] = "auto"
     """dtype of the KV cache. auto: that of the computation; bf16 beside fp32 halves a block, and costs accuracy."""
-    num_kv_blocks: int = Field(default=0, ge=0, lt=1 << 31)
+    num_kv_blocks: int = Field(default=0, ge=0, le=1_000_000_000)
     """Blocks of each worker's KV pool; 0 = as free memory allows."""
-    max_model_len: int = Field(default=0, ge=0, lt=1 << 31)
+    max_model_len: int = Field(default=0, ge=0, le=1_000_000_000)
     """Longest sequence in tokens; 0 = the model's own limit. At most what the pool holds."""
 
 

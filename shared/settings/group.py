@@ -20,6 +20,10 @@ class SettingGroup(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
+    def values_of(self, group: type[BaseModel]) -> dict[str, Any]:
+        """Its values of the fields that this group has, by name."""
+        return {name: getattr(self, name) for name in group.model_fields}
+
 
 class CheckedGroup(SettingGroup):
     """Settings that code builds itself: a bad value is a ConfigError that names the field, as one of a service is."""
@@ -31,10 +35,6 @@ class CheckedGroup(SettingGroup):
             super().__init__(**{users.get(name, name): value for name, value in values.items()})
         except ValidationError as error:
             raise setting_error(type(self), error) from None
-
-    def values_of(self, group: type[BaseModel]) -> dict[str, Any]:
-        """Its values of the fields that this group has, by name."""
-        return {name: getattr(self, name) for name in group.model_fields}
 
     def replace(self, **changes: Any) -> Self:
         """A copy with these values in place of its own, checked as a new one. Raises ConfigError."""

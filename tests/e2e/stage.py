@@ -14,10 +14,10 @@ from pathlib import Path
 
 from services.local.cluster import LocalCluster
 from services.local.spec import ClusterSpec
-from services.router.dispatch.config import DispatchConfig
 from services.router.dispatch.dispatcher import Dispatcher
 from services.router.dispatch.prefix_lookup import PrefixLookup
 from services.router.dispatch.request import Request
+from services.router.dispatch.waiting_room import DispatchConfig
 from services.router.placement.policy import Placement, PlacementConfig
 from services.router.placement.views import Pool
 from services.router.workers.discovery import StaticDiscovery

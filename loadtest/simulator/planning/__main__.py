@@ -53,7 +53,8 @@ def main(
     fleet = setup_of(WorkerOptions(model=model, gpus=gpus), FleetOptions(ttft_s=ttft, tpot_s=tpot))
     limits = PoolLimits(gpus_per_worker=gpus)
     config = PlannerConfig(
-        limits, limits, budget, ttft, tpot, attainment, decode_sequences, start_s=Lifecycle().start_s
+        prefill=limits, decode=limits, gpu_budget=budget, ttft_s=ttft, tpot_s=tpot, attainment=attainment,
+        decode_sequences=decode_sequences, start_s=Lifecycle().start_s,
     )  # fmt: skip
     sizes = decimals(begin, "begin")
     if len(sizes) != 2 or min(sizes) < 1:

@@ -5,26 +5,47 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from services.router.admission.blocked import BlockedClock, between, blocker
 from services.router.admission.controller import AdmissionController, Estimate
-from services.router.admission.orders import ORDERS
-from services.router.admission.queue import AdmissionQueue
-from services.router.admission.queue_entry import BYTES_PER_TOKEN, QueueEntry
+from services.router.admission.queue import BYTES_PER_TOKEN, ORDERS, AdmissionQueue, QueueEntry
 from services.router.dispatch.active_request import ActiveRequest
 from services.router.dispatch.attempt import Attempt, Successor
-from services.router.dispatch.config import DispatchConfig
 from services.router.dispatch.prefix_lookup import PrefixLookup
 from services.router.dispatch.request import Request
 from services.router.dispatch.states import RequestEvent
-from services.router.placement.decision import Choice
-from services.router.placement.disaggregation import Route
+from services.router.placement.decision import Choice, Route
 from services.router.placement.filters import GUEST_AFTER_S
 from services.router.placement.policy import Placement
 from services.router.placement.views import PlacementRequest, Pool
 from services.router.workers.fleet import Fleet
 from shared.errors import Overloaded, TandemError, WorkerDied, WorkerLost
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchConfig:
+    """Limits of the core."""
+
+    collocated: bool = False
+    queue_limit: int = 1024
+    queue_limit_bytes: int = 1 << 30
+    queue_timeout_s: float = 60.0
+    order: str = "fcfs"
+    """One of `ORDERS`."""
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)
+    ttft_target_s: float = 0.0
+    """Seconds from arrival within which the first token is due, unless the client sets its own; 0 = no deadline."""
+    late_idle_share: float = 0.25
+    """See `may_be_late`."""
+    late_grace: float = 0.0
+    """See `AdmissionController`."""
+    max_attempts: int = 3
+    """Attempts that may fail one after another without a new token before the request fails."""
+    worker_timeout_s: float = 120.0
+    """Net beneath the protocol: a worker silent about a request for this long, in seconds, has lost it."""
+
 
 RETRY_AFTER_S = 2.0
 """When a client should try again that was refused because a role has no worker. Seconds."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field, StringConstraints
 
@@ -46,7 +46,7 @@ class StructureSettings(SettingGroup):
     max_bytes: int = Field(default=65_536, ge=256, le=MAX_STRUCTURE_BYTES)
     """Longest schema, expression or grammar, or all choices together, bytes of UTF-8."""
 
-    compile_timeout_ms: int = Field(default=10_000, ge=10, le=60_000)
+    compile_timeout_ms: ClassVar[int] = 10_000
     """Longest time for which a request waits until its structure is compiled, milliseconds; then it is refused with
     429. What one may cost is limited apart from that, to some tens of milliseconds of an idle core."""
 

@@ -17,8 +17,6 @@ class PickerSettings(SettingGroup):
     endpoints: str = ""
     """The HTTP APIs of all routers, host:port, comma-separated. A name stands for all of its addresses, such as that of
     a headless Service, and is resolved again before each probe."""
-    probe_interval_s: float = Field(default=1.0, ge=0.05, le=60)
-    """Time between two probes of the routers' /readyz. Seconds."""
     max_endpoints: int = Field(default=3, ge=1, le=16)
     """Routers in an answer to a gateway: the first serves, the others are for its retries."""
     tls: Tls = Tls()

@@ -9,14 +9,10 @@ from dataclasses import dataclass, field
 from operator import mul
 from typing import get_args
 
-from services.router.placement.candidates import candidates
-from services.router.placement.decision import Candidate, Choice
-from services.router.placement.disaggregation import Route, Thresholds
-from services.router.placement.filters import can_hold, has_queue_room
+from services.router.placement.decision import Candidate, Choice, Route, Thresholds
+from services.router.placement.filters import can_hold, candidates, has_queue_room
 from services.router.placement.prediction import TtftPredictor
-from services.router.placement.scorers.registry import SCORERS, weights
-from services.router.placement.scorers.scorer import Scorer, ScoringContext, Stage, TierWeights
-from services.router.placement.scorers.session import SessionTable
+from services.router.placement.scorers import SCORERS, Scorer, ScoringContext, SessionTable, Stage, TierWeights, weights
 from services.router.placement.views import PlacementRequest, Pool, WorkerView
 
 

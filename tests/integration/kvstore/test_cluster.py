@@ -156,8 +156,8 @@ async def test_a_node_that_comes_back_empty_makes_everybody_start_over(cluster: 
             redis_url=cluster.url,  # type: ignore[arg-type]
             redis_cluster=True,
             redis_timeout_s=1.0,
-            probe_interval_s=0.05,
-        )
+        ),
+        probe_interval_s=0.05,
     )
     await server.start()
     store = KVStoreClient(server.address, match_timeout_s=5.0, write_timeout_s=5.0)

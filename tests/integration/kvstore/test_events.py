@@ -122,7 +122,8 @@ async def test_a_redis_that_is_killed_and_comes_back_empty_is_filled_again_by_id
     redis = EmbeddedValkey(tmp_path)
     await redis.start()
     server = KVStoreServer(
-        KVStoreSettings(bind="127.0.0.1:0", redis_url=redis.url, probe_interval_s=0.05)  # type: ignore[arg-type]
+        KVStoreSettings(bind="127.0.0.1:0", redis_url=redis.url),  # type: ignore[arg-type]
+        probe_interval_s=0.05,
     )
     await server.start()
     client = KVStoreClient(server.address, match_timeout_s=5.0, write_timeout_s=5.0)
@@ -162,7 +163,8 @@ async def test_the_index_is_what_the_pools_hold_whenever_redis_was_lost(tmp_path
     redis = EmbeddedValkey(tmp_path)
     await redis.start()
     server = KVStoreServer(
-        KVStoreSettings(bind="127.0.0.1:0", redis_url=redis.url, probe_interval_s=0.05)  # type: ignore[arg-type]
+        KVStoreSettings(bind="127.0.0.1:0", redis_url=redis.url),  # type: ignore[arg-type]
+        probe_interval_s=0.05,
     )
     await server.start()
     client = KVStoreClient(server.address, match_timeout_s=5.0, write_timeout_s=5.0)

@@ -190,7 +190,7 @@ async def test_redis_dies_and_comes_back(tmp_path: Path) -> None:
     """Refused at once in between, told by health, and nobody has to restart the store or its clients."""
     redis = EmbeddedValkey(tmp_path)
     await redis.start()
-    server = KVStoreServer(settings(redis.url, redis_timeout_s=2.0, probe_interval_s=0.05))
+    server = KVStoreServer(settings(redis.url, redis_timeout_s=2.0), probe_interval_s=0.05)
     await server.start()
     client = KVStoreClient(server.address, match_timeout_s=DEADLINE_S)
     publisher = IndexPublisher(client, A, flush_interval_s=0.001)
@@ -222,7 +222,7 @@ async def test_redis_dies_and_comes_back(tmp_path: Path) -> None:
 
 async def test_a_store_started_before_its_redis_serves_once_it_is_there(tmp_path: Path) -> None:
     redis = EmbeddedValkey(tmp_path)
-    server = KVStoreServer(settings(redis.url, probe_interval_s=0.05))
+    server = KVStoreServer(settings(redis.url), probe_interval_s=0.05)
     await server.start()
     client = KVStoreClient(server.address, match_timeout_s=5.0)
     async with channel(server.address) as connection:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from services.router.dispatch.request import FinishReason, Request
-from services.router.placement.disaggregation import Thresholds
+from services.router.placement.decision import Thresholds
 from services.router.views.explanation import explanation
 from services.router.views.timings import ttft_split
 from shared.engine.sampling_params import SamplingParams

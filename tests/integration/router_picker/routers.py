@@ -60,7 +60,6 @@ class RouterProcess:
             "drain-timeout-s": 0,
             "picker.bind": "127.0.0.1:0",
             "picker.endpoints": ",".join(endpoints),
-            "picker.probe-interval-s": 0.1,
         }
 
     async def start(self) -> None:

@@ -8,12 +8,16 @@ from typing import Any
 
 import pytest
 
-from services.local.commands import TandemCommands, WorkerPlan, plan_workers
+from services.kvstore.settings import KVStoreSettings
+from services.local.commands import TandemCommands, WorkerPlan, command_line, plan_workers
+from services.local.model_pools import ModelPools
 from services.local.spec import ClusterSpec
+from services.router.settings import RouterSettings
 from services.worker.settings import WorkerSettings
 from shared.config import load_settings
 from shared.cores.policy import CoreShare
 from shared.errors import ConfigError
+from shared.settings.group import values_in_common
 
 
 @pytest.mark.parametrize(
@@ -104,6 +108,40 @@ def test_a_mode_that_is_not_asked_for_is_left_to_the_environment() -> None:
     assert "--deterministic" not in plain
     flags = [word for pair in deterministic.items() for word in pair]
     assert load_settings(WorkerSettings, flags).deterministic
+
+
+def test_every_option_that_a_service_shares_reaches_it() -> None:
+    spec = ClusterSpec(
+        model=Path("m"), dtype="bf16", kv_dtype="fp32", num_kv_blocks=7, max_model_len=99, deterministic=True,
+        prefix_fetch="never", block_encryption="aes-gcm", log_format="json", aliases=("b",),
+    )  # fmt: skip
+    for command, cls in zip(commands(spec), (KVStoreSettings, WorkerSettings, RouterSettings), strict=True):
+        read = load_settings(cls, command[3:])
+        passed = values_in_common(spec, cls)
+        assert passed.keys() >= {"log_format"}
+        assert {name: getattr(read, name) for name in passed} == passed
+
+
+def test_an_option_that_is_not_given_is_left_to_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANDEM_WORKER_KV_DTYPE", "bf16")
+    read = [
+        load_settings(WorkerSettings, commands(ClusterSpec(model=Path("m"), **options))[1][3:]).kv_dtype
+        for options in ({}, {"kv_dtype": "fp32"})
+    ]
+    assert read == ["bf16", "fp32"]
+
+
+def test_a_further_models_options_are_its_own() -> None:
+    further = ModelPools(name="n", model=Path("n"), prefix="n-", num_kv_blocks=5)
+    spec = ClusterSpec(model=Path("m"), dtype="bf16", further=(further,))
+    first, _, second, _ = worker_flags(spec)
+    assert (first["--dtype"], first.get("--num-kv-blocks")) == ("bf16", None)
+    assert (second.get("--dtype"), second["--num-kv-blocks"]) == (None, "5")
+
+
+def test_a_flag_that_is_no_setting_of_the_service_is_an_error() -> None:
+    with pytest.raises(KeyError, match="colour"):
+        command_line("kvstore", KVStoreSettings, {"bind": "h:1", "colour": "red"})
 
 
 def worker_flags(spec: ClusterSpec) -> list[dict[str, str]]:

@@ -8,9 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.admission.orders import ORDERS
-from services.router.admission.queue import AdmissionQueue
-from services.router.admission.queue_entry import QueueEntry
+from services.router.admission.queue import ORDERS, AdmissionQueue, QueueEntry
 from shared.errors import Overloaded
 
 

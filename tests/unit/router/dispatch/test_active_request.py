@@ -7,11 +7,10 @@ import itertools
 
 import pytest
 
-from services.router.dispatch.active_request import ActiveRequest
+from services.router.dispatch.active_request import ActiveRequest, WriteCoalescer
 from services.router.dispatch.record import Failure, RequestRecord
 from services.router.dispatch.request import FinishReason, Request
 from services.router.dispatch.states import RequestEvent, RequestState
-from services.router.dispatch.write_coalescer import WriteCoalescer
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import Internal, WorkerLost
 from shared.rpc.pb.tandem.v1 import types_pb2

@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 
-from services.router.dispatch.active_request import ActiveRequest
+from services.router.dispatch.active_request import ActiveRequest, WriteCoalescer
 from services.router.dispatch.attempt import Attempt
 from services.router.dispatch.request import Request
 from services.router.dispatch.states import RequestState
-from services.router.dispatch.write_coalescer import WriteCoalescer
 from services.router.placement.decision import Choice
-from services.router.placement.views import PrefixHits, PrefixPeer
-from services.router.placement.work import NO_WORK, Work
+from services.router.placement.views import NO_WORK, PrefixHits, PrefixPeer, Work
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import Overloaded, TransferFailed, WorkerLost
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2

@@ -91,7 +91,7 @@ def test_errors_of_other_settings_show_the_value() -> None:
     with pytest.raises(ConfigError, match="got '-7'"):
         load_settings(RouterSettings, ["--model", "m", "--queue-limit", "-7"])
     with pytest.raises(ConfigError, match="got '0'"):
-        load_settings(RouterSettings, ["--model", "m", "--edge.limits.max-headers", "0"])
+        load_settings(RouterSettings, ["--model", "m", "--edge.limits.max-header-bytes", "0"])
 
 
 def test_help_shows_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

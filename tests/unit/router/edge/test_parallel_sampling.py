@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from services.router.dispatch.request import Request
+from services.router.edge.http.endpoint import sub_requests
 from services.router.edge.output_stream import OutputStream
-from services.router.edge.parallel_sampling import sub_requests
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import Overloaded
 from shared.model.text.tokenizer import Tokenizer

@@ -10,13 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.placement.decision import Choice
-from services.router.placement.disaggregation import Route, Thresholds
+from services.router.placement.decision import Choice, Route, Thresholds
 from services.router.placement.filters import can_hold, has_queue_room
 from services.router.placement.policy import Placement, PlacementConfig
 from services.router.placement.prediction import TtftPredictor
-from services.router.placement.views import PlacementRequest, PrefixHits, WorkerView
-from services.router.placement.work import NO_WORK, Work
+from services.router.placement.views import NO_WORK, PlacementRequest, PrefixHits, Work, WorkerView
 from tests.unit.router.placement.builders import pool, prompt, view
 
 

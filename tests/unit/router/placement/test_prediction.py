@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.placement.cost_model import CostModel
-from services.router.placement.prediction import TtftPredictor
-from services.router.placement.work import NO_WORK, Work
+from services.router.placement.prediction import CostModel, TtftPredictor
+from services.router.placement.views import NO_WORK, Work
 from tests.unit.router.placement.builders import pool, prompt, view
 
 

@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 
 from services.router.placement.ledger import Ledger
 from services.router.placement.policy import Placement, PlacementConfig
-from services.router.placement.router_shards import Replicas, own_workers
-from services.router.placement.views import Pool
-from services.router.placement.work import Work
+from services.router.placement.views import Pool, Replicas, Work, own_workers
 from tests.unit.router.placement.builders import pool, prompt, view
 
 names = st.sets(st.text("abcdef0123", min_size=1, max_size=4), max_size=8)

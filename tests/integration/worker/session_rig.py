@@ -139,9 +139,7 @@ class Worker:
 
     async def idle(self) -> None:
         """Waits until no block is held, well before any time-out of the protocol."""
-        async with asyncio.timeout(DEADLINE_S):
-            while self.pool.num_used or not self.worker.idle.is_set():
-                await asyncio.sleep(0.005)
+        await until(lambda: not self.pool.num_used and self.worker.idle.is_set())
         self.pool.check_integrity()
 
     async def holds_some(self) -> None:

@@ -12,7 +12,7 @@ from loadtest.simulator.fleet import World
 from loadtest.simulator.prefill_worker import PrefillCalls, PrefillWorker
 from loadtest.simulator.request import SimRequest
 from loadtest.simulator.router import SimRouter
-from services.router.admission.deadline import check_deadline
+from services.router.admission.controller import check_deadline
 from services.router.placement.views import PlacementRequest, Pool, WorkerView
 from shared.errors import Overloaded
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loadtest.workloads.trace import TraceRequest
-from services.router.placement.work import NO_WORK, Work
+from services.router.placement.views import NO_WORK, Work
 
 
 @dataclass(slots=True)

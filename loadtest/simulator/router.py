@@ -11,8 +11,7 @@ from loadtest.simulator.prefill_worker import PrefillWorker
 from loadtest.simulator.request import SimRequest
 from services.router.placement.commitments import Ledger
 from services.router.placement.prediction import TtftPredictor
-from services.router.placement.views import PlacementRequest, Pool, WorkerView
-from services.router.placement.work import NO_WORK, Work
+from services.router.placement.views import NO_WORK, PlacementRequest, Pool, Work, WorkerView
 
 
 class SimRouter(ABC):

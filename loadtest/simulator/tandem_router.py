@@ -15,9 +15,7 @@ from loadtest.simulator.prefill_worker import PrefillCalls, PrefillWorker
 from loadtest.simulator.request import SimRequest
 from loadtest.simulator.router import SimRouter
 from services.router.admission.controller import AdmissionController, Estimate
-from services.router.admission.orders import ORDERS
-from services.router.admission.queue import AdmissionQueue
-from services.router.admission.queue_entry import QueueEntry
+from services.router.admission.queue import ORDERS, AdmissionQueue, QueueEntry
 from services.router.placement.decision import Choice
 from services.router.placement.filters import GUEST_AFTER_S
 from services.router.placement.policy import Placement, PlacementConfig

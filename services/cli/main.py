@@ -20,7 +20,7 @@ from services.cli.fit import fit
 from services.cli.generate import generate
 from services.cli.preflight import preflight
 from services.cli.status import status
-from services.cli.top import top
+from services.cli.top_view import top
 from services.cli.up import up
 from shared.environment import check_variables
 from shared.errors import TandemError
@@ -39,8 +39,8 @@ def build_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_options)
-    app.command("serve")(up)
-    app.command("up", hidden=True)(up)
+    app.command("serve")(spread(up))
+    app.command("up", hidden=True)(spread(up))
     app.command()(spread(generate))
     app.command()(spread(chat))
     app.command()(spread(status))

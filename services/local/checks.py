@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from services.kvstore.settings import KVStoreSettings
 from services.router.configured import discovery_of
 from services.router.settings import RouterSettings
 from services.worker.settings import WorkerSettings
-from shared.config import load_settings
+from shared.config import ServiceSettings, load_settings
 from shared.environment import check_variables
 from shared.model.ranks.shard import Degrees
+
+SETTINGS: Mapping[str, type[ServiceSettings]] = {
+    "kvstore": KVStoreSettings,
+    "prefill": WorkerSettings,
+    "decode": WorkerSettings,
+    "router": RouterSettings,
+}
+"""By the module in `services` that each service is started from."""
 
 
 def check_settings(*, router: Sequence[str], worker: Sequence[str], kvstore: Sequence[str]) -> None:

@@ -16,9 +16,9 @@ from services.local.commands import ServiceCommands, TandemCommands, WorkerPlan,
 from services.local.model_pools import ModelPools
 from services.local.parts import IndexPart, MemberPart, ServicePart
 from services.local.places import INDEX, Places, ThisHost, check_free
+from services.local.restarts import Change, Supervisor
 from services.local.spec import ClusterSpec, RouterPlace
 from services.local.state_folder import StateFolder, unwritable
-from services.local.supervisor import Change, Supervisor
 from shared.child_process import ChildProcess
 from shared.cores.core_choice import share_machine
 from shared.cores.quota import read_quota
@@ -101,7 +101,7 @@ class LocalCluster:
         self._check()
         await asyncio.to_thread(self._commands.check)
         self._state = StateFolder.claim(self.spec.state_dir)
-        self.spec = replace(self.spec, state_dir=self._state.path)
+        self.spec = self.spec.replace(state_dir=self._state.path)
         try:
             await self._start()
         except BaseException:

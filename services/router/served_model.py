@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from services.router.cache.prefix import PrefixReader
+from services.router.cache.servicer import PrefixReader
 from services.router.configured import discovery_of
 from services.router.dispatch.dispatcher import Dispatcher
 from services.router.dispatch.prefix_lookup import PrefixLookup
@@ -78,9 +78,7 @@ class ServedModel:
         placement = Placement(
             settings.placement.config(settings.max_queued_tokens), seed=zlib.crc32(settings.name.encode())
         )
-        self.requests = RequestLog(
-            self.metrics, settings.placement.explain_requests, settings.targets.max_requests, settings.judged_by
-        )
+        self.requests = RequestLog(self.metrics, settings.judged_by)
         self.dispatcher = Dispatcher(self.fleet, placement, self.lookup, settings.dispatch_config(), self.requests)
         self._show_figures()
         self.drain = Drain(self.dispatcher)

@@ -52,6 +52,10 @@ from shared.model.text.tokenizer import Tokenizer
 from shared.model.weights.loader import fingerprint
 from shared.structure.compiler import StructureCompiler
 
+MAX_UNSENT_SHARE = 0.5
+"""A prefill worker starts no prompt for a decode worker that has yet to take blocks of more than this share of the
+pool."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
@@ -232,7 +236,7 @@ def scheduler_config(settings: WorkerSettings, num_host_blocks: int) -> Schedule
         num_host_blocks=num_host_blocks,
         tpot_target_s=settings.tpot_target_ms / 1e3,
         max_overtaken_s=settings.max_overtaken_ms / 1e3,
-        max_unsent_share=settings.max_unsent_share,
+        max_unsent_share=MAX_UNSENT_SHARE,
     )
 
 

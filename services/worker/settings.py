@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-from pydantic import AliasChoices, Field, SecretStr, ValidationInfo, field_validator
+from pydantic import AliasChoices, Field, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from shared.address import Address
-from shared.collectives.rank_links import Backend
 from shared.config import ServiceSettings
 from shared.errors import ConfigError
 from shared.identity import Roles, WorkerRole
-from shared.kv.encryption_modes import NO_ENCRYPTION, Encryption
-from shared.model.ranks.shard import MAX_DEGREE, Degrees
-from shared.rpc.tls import ServiceTls
-from shared.telemetry.tracing.settings import TracesSettings
+from shared.kv.encryption_modes import NO_ENCRYPTION
+from shared.model.ranks.shard import Degrees
+from shared.rpc.fleet_settings import FleetSettings
+from shared.settings.common import AnswerSettings, Degree, EncryptionSettings, EngineSettings
+from shared.telemetry.settings import MetricsPageSettings, SpanSettings, VllmMetricsSettings
+
+if TYPE_CHECKING:
+    from shared.collectives.rank_links import Backend  # it brings torch
 
 MIN_CHUNK = 16
 CHUNK = 512
@@ -30,7 +33,16 @@ _OF_ONE_PROCESS = {"gpu_direct": False, "piecewise_tokens": 0, "deterministic": 
 """What a worker of several processes cannot have, and its value without."""
 
 
-class WorkerSettings(ServiceSettings):
+class WorkerSettings(
+    ServiceSettings,
+    FleetSettings,
+    EncryptionSettings,
+    MetricsPageSettings,
+    VllmMetricsSettings,
+    SpanSettings,
+    EngineSettings,
+    AnswerSettings,
+):
     """One engine process. The environment prefix is TANDEM_WORKER_, whatever its roles."""
 
     model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
@@ -43,30 +55,8 @@ class WorkerSettings(ServiceSettings):
     """Name of the worker: unique in the cluster, and the same after a restart."""
     bind: str = "127.0.0.1:0"
     """host:port of the session server; port 0 = any free one."""
-    tls: ServiceTls = ServiceTls()
-    """Mutual TLS of the gRPC calls between services: cert, key and ca, in all of them or in none. It does not cover the
-    blocks, which travel over UCX: see fleet_key."""
-    fleet_key: SecretStr = SecretStr("")
-    """Secret of the fleet, 16 bytes or more, the same in all of its services; best given by the environment. With one,
-    blocks are sent to addresses alone that the fleet has signed and taken with its tags alone, and only
-    the fleet's services may fetch blocks, flush caches or drain a worker. Empty = none of that."""
-    block_encryption: Encryption = "none"
-    """How blocks and the messages of hand-offs are encrypted on the transfer plane, with keys derived from fleet_key,
-    which it needs: aes-gcm is fast where the processor has AES instructions, chacha20-poly1305 needs none. The same in
-    all services of a fleet. none = blocks travel in plain text."""
-    metrics: str = "127.0.0.1:0"
-    """host:port of the Prometheus page, /metrics; port 0 = any free one, empty = no such page."""
-    vllm_metrics: bool = False
-    """The page has what is known of vLLM's metrics under vLLM's names too."""
-    traces: TracesSettings = TracesSettings()
-    """Its spans of requests that the router traces."""
     model: Path
     """Model folder in Hugging Face layout."""
-    dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """dtype of weights and computation. auto: the checkpoint's; on a CPU fp32, but for a bf16 checkpoint the one of
-    bf16 and fp32 that a short timing finds faster."""
-    kv_dtype: Literal["auto", "fp32", "bf16"] = "auto"
-    """dtype of the KV cache. auto: that of the computation; bf16 beside fp32 halves a block, and costs accuracy."""
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:[0-9]+(,[0-9]+)*)?)$")
     """Where the engine runs: cpu, cuda, or cuda:N for the GPU of that index. On cuda, decode steps are CUDA graphs, and
     each is planned while the one before runs. A worker of `tp` times `pp` processes takes that number of GPUs, the
@@ -91,19 +81,14 @@ class WorkerSettings(ServiceSettings):
     """Instruction set of the C++ kernels. auto: the fastest that the processor runs; torch: no C++ kernels;
     amx-emulated: the code for AMX with plain C++ in place of its instructions, slow, for tests. Also read from
     TANDEM_CPU_ISA."""
-    deterministic: bool = False
-    """Whether an answer is the same to the bit however its request is batched, chunked, cached, preempted, handed over
-    or retried: every result of a sequence depends on that sequence alone. All workers of a fleet need the same value,
-    and processors that compute alike; others are refused. Not with kernels torch or triton-hopper, or fp16 on a CPU,
-    nor for models with experts or latent attention."""
     debug_numerics: bool = False
     """Whether errors about NaN or infinite numbers name the part of the model where they begin. Slower."""
-    tp: int = Field(default=1, ge=1, le=MAX_DEGREE)
+    tp: Degree = 1
     """Tensor-parallel degree: processes that each hold a part of every layer. It must divide the model's attention
     heads, and divide its KV heads or be a multiple of them."""
-    pp: int = Field(default=1, ge=1, le=MAX_DEGREE)
+    pp: Degree = 1
     """Pipeline stages, each of `tp` processes: parts of the layers, one behind the other."""
-    ep: int = Field(default=1, ge=1, le=MAX_DEGREE)
+    ep: Degree = 1
     """Expert-parallel degree, for models with experts: sets of a stage's `tp` processes, over which the experts are
     spread; the processes of a set split each of its experts. It must divide `tp`. 1: all processes split every expert;
     as `tp`: each has whole experts."""
@@ -116,7 +101,7 @@ class WorkerSettings(ServiceSettings):
     """Experts of a layer that each set may hold beyond its even number: copies of the hottest by `expert_load`, which
     it needs. The copies of an expert share its tokens, and take memory that blocks would have. 0 = experts move, none
     is copied."""
-    group_hosts: int = Field(default=1, ge=1, le=MAX_DEGREE)
+    group_hosts: Degree = 1
     """Hosts of this worker's processes, the same number on each: it must divide `tp` times `pp`. Those of one host
     share its memory, all others reach each other over TCP, not encrypted. Above 1 only on the CPU, and without
     block_encryption."""
@@ -148,15 +133,8 @@ class WorkerSettings(ServiceSettings):
     store: str = ""
     """Store nodes to offer blocks to and to fetch prefixes from: host:port or name=host:port, comma-separated; empty =
     none. The names decide which node stores which blocks, so all workers must have the same list."""
-    prefix_fetch: Literal["auto", "always", "never"] = "auto"
-    """auto: a prompt waits briefly for a prefix from peers or store nodes, and is computed while the rest arrives.
-    always: it waits until the prefix is here. never: prefixes are not fetched."""
-    num_kv_blocks: int = Field(default=0, ge=0)
-    """Blocks of the KV pool; 0 = as free memory allows."""
     block_size: Literal[16, 32, 64] = 16
     """Tokens in a block."""
-    max_model_len: int = Field(default=0, ge=0)
-    """Longest sequence in tokens; 0 = the model's own limit. At most what the pool holds."""
     max_num_seqs: int = Field(default=64, ge=1, le=4096)
     """Most sequences that hold blocks at once."""
     max_num_batched_tokens: int = Field(default=0, ge=0, le=65536)
@@ -173,11 +151,6 @@ class WorkerSettings(ServiceSettings):
     max_overtaken_ms: float = Field(default=500.0, ge=0)
     """Short prompts are computed first, but not before one that has waited this long. Milliseconds; 0 = in order of
     arrival."""
-    max_unsent_share: float = Field(default=0.5, gt=0, le=1)
-    """A prefill worker starts no prompt for a decode worker that has yet to take blocks of more than this share of the
-    pool."""
-    handoff_timeout_s: float = Field(default=60.0, gt=0)
-    """A hand-off that has not ended by then has failed; a safety net beneath the protocol. Seconds."""
     drain_timeout_s: float = Field(default=30.0, ge=0)
     """Time for running requests to end after SIGTERM. Seconds."""
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from services.router.workers.discovery import DiscoveredWorker
-from services.router.workers.pod_worker import ROLE_LABEL, TOPOLOGY_LABELS
+from services.router.workers.kubernetes_discovery import ROLE_LABEL, TOPOLOGY_LABELS
 from shared.address import Address
 from shared.identity import roles_text
 from tests.k8s.api_server import ApiServer

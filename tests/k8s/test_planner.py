@@ -22,8 +22,7 @@ from services.planner.settings import PlannerSettings
 from shared.rpc.pb.tandem.v1 import fleet_pb2, fleet_pb2_grpc, inference_pb2, inference_pb2_grpc, types_pb2
 from tests.k8s.accounts import planner_rules
 from tests.k8s.api_server import ApiServer
-
-DEADLINE_S = 300.0
+from tests.waiting import DEADLINE_S
 
 
 class Router(fleet_pb2_grpc.FleetServiceServicer, inference_pb2_grpc.InferenceServiceServicer):
@@ -210,11 +209,11 @@ async def planner(release: Release, token: str, identity: str = "one", **changes
     settings = PlannerSettings(
         **{
             "release": "demo", "kubeconfig": kubeconfig, "identity": identity, "interval_s": 0.1, "lease_s": 5.0,
-            "gpu_budget": 6, "smoothing_s": 0.5, "down_window_s": 1.0, "direction_s": 0.5, "start_s": 0.0,
-            "cold_start_s": 0.0, "timeout_s": 20.0, **changes,
+            "gpu_budget": 6, "down_window_s": 1.0, "start_s": 0.0, "timeout_s": 20.0, **changes,
         }
     )  # fmt: skip
-    service = PlannerService(settings)
+    hasty = settings.policy().replace(smoothing_s=0.5, direction_s=0.5, cold_start_s=0.0)
+    service = PlannerService(settings, hasty)
     await service.start()
     try:
         yield service

@@ -25,9 +25,9 @@ from loadtest.bench.engine.limits import (
 from loadtest.bench.engine.overhead import step_time
 from loadtest.bench.peers.adapter import Settings
 from loadtest.bench.peers.ours import Ours
-from loadtest.bench.shapes import SHAPES, checkpoint
-from loadtest.command_line import Option, Out, choice, integers
-from loadtest.figures import Result, machine, table, write
+from loadtest.rig.command_line import Option, Out, choice, integers
+from loadtest.rig.models import SHAPES, checkpoint
+from loadtest.rig.results import Result, machine, table, write
 from shared.engine.plan import PlannedSequence, SampleSpec, StepPlan
 from shared.engine.runner.runner import Runner
 from shared.engine.sampling_params import SamplingParams

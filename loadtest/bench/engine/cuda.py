@@ -17,8 +17,8 @@ from typing import Annotated
 import torch
 
 from loadtest.bench.kernels.limits import Limits, graph_clock, limit_results, measure_limits
-from loadtest.command_line import Option, Out
-from loadtest.figures import Result, table, write
+from loadtest.rig.command_line import Option, Out
+from loadtest.rig.results import Result, table, write
 from shared.engine.plan import PlannedSequence, SampleSpec, StepPlan
 from shared.engine.runner.profile_run import measure_budget
 from shared.engine.runner.runner import Runner, RunnerConfig

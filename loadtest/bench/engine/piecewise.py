@@ -16,12 +16,12 @@ from typing import Annotated
 import torch
 
 from loadtest.bench.engine.cuda import BLOCK_SIZE, LLAMA_8B
-from loadtest.command_line import Option, Out
-from loadtest.figures import Result, table, write
+from loadtest.bench.kernels.limits import cuda_device
+from loadtest.rig.command_line import Option, Out
+from loadtest.rig.results import Report, Result
 from shared.engine.plan import NoToken, PlannedSequence, SampledToken, SampleSpec, StepPlan, StepResult
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.sampling_params import SamplingParams
-from shared.errors import ConfigError
 from shared.model.config.model_config import ModelConfig
 from shared.model.decoder import Decoder
 from shared.model.random_weights import random_decoder
@@ -129,17 +129,15 @@ def _is_same(one: SampledToken | NoToken, other: SampledToken | NoToken) -> bool
 
 def main(repeats: Annotated[int, Option()] = 20, out: Out = None) -> None:
     """Measure prompts and mixed steps on a GPU, eager and in captured pieces. Fails where tokens differ."""
-    if not torch.cuda.is_available():
-        raise ConfigError("this benchmark needs a CUDA device, and torch sees none")
+    device = cuda_device("this benchmark")
+    report = Report(out)
     with torch.inference_mode():
-        pair = Pair(random_decoder(ModelConfig.parse(LLAMA_8B), torch.bfloat16, torch.device("cuda")), STEPS)
-        results = [Result("start with pieces, beside without", pair.start_s[1] - pair.start_s[0], "s")]
+        pair = Pair(random_decoder(ModelConfig.parse(LLAMA_8B), torch.bfloat16, device), STEPS)
+        report.add([Result("start with pieces, beside without", pair.start_s[1] - pair.start_s[0], "s")])
         for step in STEPS:
-            results += pair.measure(step, repeats)
-            print(f"{step.name}: {results[-2].value:.2f} times as fast in pieces", flush=True)
-            if out is not None:
-                write(out, results)  # after each step: a run that is cut off leaves what it had
-    print(table(results))
-    differing = [result.name for result in results if result.fraction is not None and result.fraction < 1]
+            report.add(pair.measure(step, repeats))
+            print(f"{step.name}: {report.results[-2].value:.2f} times as fast in pieces", flush=True)
+    report.print()
+    differing = [result.name for result in report.results if result.fraction is not None and result.fraction < 1]
     if differing:
         sys.exit(f"tokens differ: {', '.join(differing)}")

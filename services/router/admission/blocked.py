@@ -1,12 +1,35 @@
-"""Why the head of the router's queue cannot start, and for how long each reason held it."""
+"""Causes of lost time, and for how long each kept the head of the router's queue from a start."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from enum import Enum
 
-from services.router.admission.causes import Cause
 from services.router.placement.filters import can_hold
 from services.router.placement.views import PlacementRequest, WorkerView
+
+
+class Cause(Enum):
+    """One part of the system, as `/status`, `tandem top`, the page and load reports name it."""
+
+    PREFILL_COMPUTE = "prefill_compute"
+    """Computing prompts, and waiting for a turn on a prefill worker behind other prompts."""
+    DECODE_STEP = "decode_step"
+    """Decode steps: their length, the wait for one that ends, and for a slot in a full batch."""
+    KV_ROOM = "kv_room"
+    """No free KV blocks: waiting for some, or preempted for want of them."""
+    TRANSFER = "transfer"
+    """KV blocks on their way, as far as nothing else went on meanwhile: a prefix fetched, a hand-off's exposed part."""
+    QUEUEING = "queueing"
+    """The router's queue where no worker lacks room: behind other requests by its order or weights, or no worker was
+    there."""
+    ROUTER = "router"
+    """Between client and workers: reading the prompt, index, placement, and messages on their way."""
+    CLIENT = "client"
+    """The client takes its answer more slowly than it comes."""
+    FAILURE = "failure"
+    """A part of the cluster failed, or an earlier attempt did."""
+
 
 LOOK_AFTER_S = 0.02
 """The reason is looked for at most this often while the queue stands: every report of a worker tries the head again."""

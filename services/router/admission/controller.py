@@ -6,14 +6,117 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from services.router.admission.calibration import WaitCalibration
-from services.router.admission.deadline import check_deadline, may_be_late
-from services.router.admission.drain_rate import DrainRate
-from services.router.admission.queue import AdmissionQueue
-from services.router.admission.queue_entry import QueueEntry
+from services.router.admission.queue import AdmissionQueue, QueueEntry
 from services.router.placement.prediction import TtftPredictor
-from services.router.placement.views import Pool
-from services.router.placement.work import Work
+from services.router.placement.views import Pool, Work
+from shared.errors import Overloaded
+
+QUANTILE = 0.99
+"""The share of admitted requests whose wait should be no longer than predicted."""
+STEP = 0.1
+"""Largest change by one observation, on the logarithmic scale."""
+MAX_FACTOR = 16.0
+"""Bounds the factor both ways: some requests always get in, so that there is something to learn from."""
+
+
+class WaitCalibration:
+    """Learns from (predicted, observed) waits. Plain numbers, no clock.
+
+    A predicted wait knows the tokens ahead and the time a token takes. It does not know what will overtake (other
+    tenants, orders other than arrival), that decode workers may prefill too, or that other routers feed the same
+    workers. All of that shows in the observed waits. So the decision to refuse at arrival uses the prediction times a
+    learnt factor.
+
+    The factor follows a quantile by stochastic approximation (Robbins and Monro, 1951) on a logarithmic scale: up by
+    step × quantile when a wait was longer than predicted, down by step × (1 − quantile) when it was not. It forgets
+    exponentially and keeps no history.
+    """
+
+    def __init__(self, quantile: float = QUANTILE) -> None:
+        """`quantile` in (0, 1): the share of waits that should be no longer than predicted."""
+        self._quantile = quantile
+        self._log = 0.0
+
+    @property
+    def factor(self) -> float:
+        """Multiplier for predicted waits, in [1 / MAX_FACTOR, MAX_FACTOR]; 1 before the first observation."""
+        return math.exp(self._log)
+
+    def observe(self, predicted_s: float, observed_s: float, weight: float = 1.0) -> None:
+        """Adds one wait with `weight` in [0, 1]. For an abandoned wait, `observed_s` is its length so far."""
+        if predicted_s <= 0:
+            return
+        longer = observed_s > predicted_s * self.factor
+        move = self._quantile if longer else self._quantile - 1.0
+        most = math.log(MAX_FACTOR)
+        self._log = min(most, max(-most, self._log + STEP * weight * move))
+
+
+def check_deadline(now_s: float, deadline_s: float, predicted_s: float | None, grace_s: float = 0.0) -> None:
+    """Raises Overloaded if the first token, `predicted_s` from now, comes more than `grace_s` after `deadline_s`.
+
+    Without a prediction nothing is refused. The retry hint is the time by which the request is late: after it, the
+    same request would be in time if no other request came.
+    """
+    if predicted_s is None:
+        return
+    late_s = now_s + predicted_s - deadline_s
+    if late_s > grace_s:
+        raise Overloaded(
+            f"the first token is predicted in {predicted_s:.3g} s, {late_s:.3g} s after its deadline",
+            retry_after_s=max(1.0, late_s),
+            field="ttft_deadline",
+        )
+
+
+def may_be_late(num_waiting: int, pool: Pool, idle_share: float) -> bool:
+    """Whether a prompt that is too long to meet the target on any worker is served all the same.
+
+    It is while the queue is empty and at least `idle_share` of the workers have nothing to prefill: then it delays
+    no other request, and leaves a prefix that lets the conversation's next turn be in time. `idle_share` above 1:
+    never.
+    """
+    if num_waiting:
+        return False
+    num_idle = sum(view.accepting and not view.num_queued_tokens for view in pool)
+    return num_idle >= idle_share * max(1, len(pool))
+
+
+FORGETTING = 0.97
+"""The weight of a start halves after about 23 newer ones."""
+MIN_STARTS = 8
+"""With fewer starts no rate is known."""
+
+
+class DrainRate:
+    """Tokens and seconds of requests that had to wait. Plain numbers, no clock.
+
+    All causes of delay show here: slow prefill, decode workers without room, other routers in front of the same fleet.
+    """
+
+    def __init__(self) -> None:
+        self._num_starts = 0
+        self._tokens = 0.0
+        self._seconds = 0.0
+        self._since_s = 0.0  # the last start, or the arrival of the first waiting request
+
+    def waiting(self, now_s: float) -> None:
+        """A request arrived at an empty queue."""
+        self._since_s = now_s
+
+    def started(self, num_tokens: int, now_s: float) -> None:
+        """A request left the queue for a worker, after it had waited."""
+        self._num_starts += 1
+        self._tokens = FORGETTING * self._tokens + num_tokens
+        self._seconds = FORGETTING * self._seconds + max(0.0, now_s - self._since_s)
+        self._since_s = now_s
+
+    def wait_s(self, num_tokens: int, now_s: float) -> float:
+        """Seconds until `num_tokens` have left; 0 before enough starts were seen. Call it while requests wait: the
+        estimate of a stalled queue grows with time."""
+        if self._num_starts < MIN_STARTS:
+            return 0.0
+        return num_tokens * (self._seconds + max(0.0, now_s - self._since_s)) / self._tokens
 
 
 @dataclass(frozen=True, slots=True)

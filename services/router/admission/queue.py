@@ -9,13 +9,108 @@ others: idle time earns no credit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import heapq
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import count
 from typing import Generic, TypeVar
 
-from services.router.admission.orders import Order, fcfs
-from services.router.admission.queue_entry import QueueEntry
-from services.router.admission.tenant_queue import TenantQueue
 from shared.errors import Overloaded
+
+BYTES_PER_TOKEN = 40
+"""Memory of one waiting prompt token in this process: a tuple's slot and an int."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueEntry:
+    """One request on its way into the queue. Times are seconds of one clock."""
+
+    request_id: str
+    num_tokens: int
+    """Prompt tokens to compute on any worker: known prefix hits are subtracted."""
+    arrived_s: float = 0.0
+    deadline_s: float = math.inf
+    """Deadline of its first token."""
+    priority: int = 0
+    """Higher goes first under the order `priority`."""
+    tenant: str = "default"
+    num_bytes: int = 0
+    """Memory that it holds while it waits."""
+
+
+Key = tuple[float, ...]
+Order = Callable[[QueueEntry], Key]
+
+
+def fcfs(item: QueueEntry) -> Key:
+    """First come, first served: `arrived`."""
+    return (item.arrived_s,)
+
+
+def shortest(item: QueueEntry) -> Key:
+    """Fewest tokens to compute first: `tokens, arrived`. Shortest mean wait; long prompts rely on their deadline."""
+    return (item.num_tokens, item.arrived_s)
+
+
+def priority(item: QueueEntry) -> Key:
+    """Highest priority first, first come first served within one: `−priority, arrived`."""
+    return (-item.priority, item.arrived_s)
+
+
+def deadline(item: QueueEntry) -> Key:
+    """Earliest TTFT deadline first: `deadline, arrived`. Below overload no order meets more deadlines."""
+    return (item.deadline_s, item.arrived_s)
+
+
+ORDERS: Mapping[str, Order] = {"fcfs": fcfs, "shortest": shortest, "priority": priority, "deadline": deadline}
+"""By the value of the setting `order`."""
+
+
+class TenantQueue:
+    """A heap by the order's key with removal by id; a returned entry goes ahead of all others."""
+
+    def __init__(self, order: Order) -> None:
+        self.virtual = 0.0
+        """Tokens started over weight: the tenant with the least has the next turn."""
+        self.num_tokens = 0
+        self._order = order
+        self._heap: list[tuple[int, Key, int, str]] = []
+        self._items: dict[str, tuple[int, Key, int, QueueEntry]] = {}
+        self._ticks = count()
+        self._returns = count(-1, -1)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[QueueEntry]:
+        return (entry[3] for entry in self._items.values())
+
+    def push(self, item: QueueEntry, *, front: bool) -> None:
+        """Adds by the order, or with `front` ahead of all others."""
+        rank, key, tick = (next(self._returns), (), 0) if front else (0, self._order(item), next(self._ticks))
+        self._items[item.request_id] = (rank, key, tick, item)
+        self.num_tokens += item.num_tokens
+        heapq.heappush(self._heap, (rank, key, tick, item.request_id))
+
+    def remove(self, request_id: str) -> None:
+        """Removes an entry at any position."""
+        self.num_tokens -= self._items.pop(request_id)[3].num_tokens
+
+    def head(self) -> QueueEntry:
+        """The next entry; the queue must not be empty."""
+        while True:
+            rank, key, tick, request_id = self._heap[0]
+            entry = self._items.get(request_id)
+            if entry is not None and entry[:3] == (rank, key, tick):
+                return entry[3]
+            heapq.heappop(self._heap)  # stale: it was removed, perhaps pushed again
+
+    def num_tokens_before(self, item: QueueEntry) -> int:
+        """Tokens of the entries that would go before `item` if it were pushed now."""
+        key = self._order(item)
+        return sum(entry[3].num_tokens for entry in self._items.values() if entry[0] < 0 or entry[1] <= key)
+
 
 T = TypeVar("T")
 

@@ -10,10 +10,11 @@ from typing import Any
 
 from services.router.dispatch.active_request import ActiveRequest
 from services.router.dispatch.states import HOLDERS, Holder, RequestEvent, RequestState
+from services.router.placement.cut_pairs import CutPairs
 from services.router.placement.prediction import TtftPredictor
-from services.router.placement.work import NO_WORK, Work
+from services.router.placement.views import NO_WORK, Work
 from services.router.workers.link import Message, WorkerLink
-from shared.errors import TandemError, TransferFailed, WorkerDied, WorkerLost
+from shared.errors import PeerUnreachable, TandemError, TransferFailed, WorkerDied, WorkerLost
 from shared.rpc.convert import sampling_to_proto
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 
@@ -26,8 +27,12 @@ ChooseSuccessor = Callable[[ActiveRequest, str, str, TandemError, bool], Success
 _DECODING = RequestState.DECODING  # looked at for each token: reading a member of an enum takes 0.1 µs
 _FINISHED = RequestState.FINISHED
 
-_ASKED_AGAIN = (RequestState.REASSIGNING, RequestState.RESUMING)
+_HELD = (RequestState.REASSIGNING_HELD, RequestState.RESUMING_HELD)
+"""Nothing is submitted before it is known which workers died together."""
+_ASKED_AGAIN = (RequestState.REASSIGNING, RequestState.RESUMING, *_HELD)
 """The decode worker is asked what it still needs of the next prefill worker."""
+_AWAITS_FIRST_TOKEN = (RequestState.REASSIGNING, RequestState.REASSIGNING_HELD)
+_HAS_FIRST_TOKEN = (RequestState.SHIPPING, RequestState.RESUMING, RequestState.RESUMING_HELD)
 _UNSUBMITTED = (RequestState.RESERVED, *_ASKED_AGAIN)
 """No prefill worker that is alive knows of the request."""
 
@@ -51,9 +56,10 @@ class Attempt:
         worker_timeout_s: float,
         choose_successor: ChooseSuccessor,
         heard: Callable[[], Coroutine[Any, Any, None]],
+        pairs: CutPairs,
     ) -> None:
         """From now on it listens to both workers. `predictor` learns from the prefill times that they report. `heard`
-        returns once it is known which workers died together."""
+        returns once it is known which workers died together. `pairs` learns which workers reach each other."""
         self._active = active
         self._request = active.request
         self.decode = decode
@@ -73,9 +79,9 @@ class Attempt:
         self._num_senders = 1  # prefill workers so far
         self._sender_id = active.wire_id  # the request's name there
         self._reserved: worker_pb2.Reserved | None = None  # the decode worker's answer to the newest question
-        self._is_reassignable = False  # by its newest answer: it takes another sender
         self._heard = heard
-        self._listening: asyncio.Task[None] | None = None  # after a death; nothing is submitted meanwhile
+        self._pairs = pairs
+        self._hearing: asyncio.Task[None] | None = None  # ends the states `_HELD`
         self._early: list[types_pb2.SequenceTokens] = []  # steps that overtook the first token
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[None] = self._loop.create_future()
@@ -134,11 +140,12 @@ class Attempt:
         """Sends the end of the attempt to the workers that still hold memory for the request."""
         self._silence.cancel()
         self._over.cancel()
-        if self._listening is not None:
-            self._listening.cancel()
+        if self._hearing is not None:
+            self._hearing.cancel()
         request_id, prefill = self._active.wire_id, self._prefill
         holders = HOLDERS[self._active.state]
         sending = prefill is not None and Holder.PREFILL in holders and prefill.connected
+        sending = sending and not isinstance(self._error, PeerUnreachable)  # else no trailer comes
         if prefill is not None:
             prefill.close(self._sender_id)
             if sending:
@@ -213,8 +220,19 @@ class Attempt:
         elif isinstance(message, worker_pb2.Reserved):
             if self._prefill is not None and self._active.state in _UNSUBMITTED:
                 self._on_reserved(self._prefill, message)
+        elif isinstance(message, worker_pb2.Arrivals):
+            self._pass_on(message)
         elif isinstance(message, TandemError) and not self._succeeded(worker, message):
             raise message
+
+    def _pass_on(self, arrivals: worker_pb2.Arrivals) -> None:
+        """The decode worker waits; the prefill worker knows whether for something that it has sent."""
+        prefill, welcome = self._prefill, self.decode.welcome
+        if prefill is None or welcome is None or not prefill.connected:
+            return
+        if Holder.PREFILL in HOLDERS[self._active.state]:
+            arrivals.request_id, arrivals.transfer_address = self._sender_id, welcome.transfer_address
+            prefill.send(arrivals=arrivals)
 
     def _on_prefilled(self, tokens: types_pb2.SequenceTokens) -> None:
         """The first token, and then the steps that overtook it."""
@@ -227,15 +245,15 @@ class Attempt:
 
     def _on_reserved(self, prefill: WorkerLink, reserved: worker_pb2.Reserved) -> None:
         """What the decode worker needs, of the first prefill worker or of the next."""
-        self._reserved, self._is_reassignable = reserved, reserved.reassignable
+        self._reserved = reserved
         if not reserved.joined:
             if self._num_senders == 1:
                 self._active.record.reserve_on_worker_ms = reserved.reserve_ms
-            if self._listening is None:
+            if self._active.state not in _HELD:
                 self._submit(prefill, self.decode, reserved)
             return
         prefill.close(self._sender_id)  # everything had arrived before the loss
-        if self._active.state is RequestState.REASSIGNING:
+        if self._active.state in _AWAITS_FIRST_TOKEN:
             sampling = self._request.sampling
             if sampling.logprobs is not None or sampling.prompt_logprobs is not None:
                 raise WorkerLost("the prefill worker was lost with the first token's log-probabilities")
@@ -244,12 +262,17 @@ class Attempt:
             )
 
     def _succeeded(self, worker: WorkerLink, error: TandemError) -> bool:
-        """Whether another prefill worker takes the place of one that was lost before the hand-over."""
+        """Whether another prefill worker takes the place of one that was lost before the hand-over, or that does not
+        reach the decode worker."""
         state, lost = self._active.state, self._prefill
         is_waiting = state in _UNSUBMITTED
-        if lost is None or worker is not lost or lost.connected or not self.decode.connected:
+        if lost is None or worker is not lost or not self.decode.connected:
             return False
-        if not (is_waiting or self._is_reassignable):
+        if isinstance(error, PeerUnreachable):
+            self._pairs.note_cut(lost.name, self.decode.name, time.perf_counter())
+        elif lost.connected:
+            return False
+        if not (is_waiting or (self._reserved is not None and self._reserved.reassignable)):
             return False
         held = Holder.PREFILL in HOLDERS[state]
         successor = self._choose_successor(self._active, self.decode.name, lost.name, error, held)
@@ -265,17 +288,19 @@ class Attempt:
         if not is_waiting:
             self._reassign(lost.name)
         if held and isinstance(error, WorkerDied):
-            self._listening = asyncio.create_task(self._listen())
+            self._active.move(RequestEvent.HELD)
+            self._hearing = asyncio.create_task(self._hear())
         return True
 
-    async def _listen(self) -> None:
+    async def _hear(self) -> None:
         """The next sender may have died with the lost one: nothing is submitted to it before it was heard from, else it
         would seem that the request was present at both deaths."""
         await self._heard()
         self._active.deaths.all_known()
-        self._listening = None
-        if self._reserved is not None:
-            self.receive(self.decode, self._reserved)
+        if self._active.state in _HELD:
+            self._active.move(RequestEvent.ALL_HEARD)
+            if self._reserved is not None:
+                self.receive(self.decode, self._reserved)
 
     def _reassign(self, lost: str) -> None:
         reassign = worker_pb2.Reassign(request_id=self._active.wire_id, lost=lost)
@@ -289,10 +314,11 @@ class Attempt:
         active = self._active
         if active.state is _DECODING:
             active.emit(tokens)
-        elif active.state in (RequestState.SHIPPING, RequestState.RESUMING):
+        elif active.state in _HAS_FIRST_TOKEN:
             active.move(RequestEvent.JOINED)
             if self._prefill is not None:
                 self._prefill.close(self._sender_id)
+                self._pairs.note_works(self._prefill.name, self.decode.name)
             if active.num_output_tokens == 1:
                 active.record.first_decode_step_ms = tokens.first_decode_step_ms
             active.emit(tokens)
@@ -301,6 +327,8 @@ class Attempt:
             active.move(RequestEvent.JOINED)
             self._on_first_token(tokens)
         else:
+            if not self._early:
+                active.move(RequestEvent.OVERTOOK)
             self._early.append(tokens)
 
     def _suspected(self, worker: WorkerLink, error: Exception) -> frozenset[str]:
@@ -315,7 +343,8 @@ class Attempt:
         if self._loop.time() < due:
             self._silence = self._loop.call_at(due, self._check_silence)
         else:
-            silent = self._computing if self._active.state is RequestState.PREFILLING else self.decode
+            is_computing = self._active.state in (RequestState.PREFILLING, RequestState.OVERTAKEN)
+            silent = self._computing if is_computing else self.decode
             error = WorkerLost(f"nothing heard of the request for {self._timeout_s:g} s", limit=self._timeout_s)
             self.receive(silent, error, is_silence=True)
 

@@ -8,16 +8,14 @@ import itertools
 import time
 from collections.abc import Iterable
 
-from services.router.dispatch.active_request import ActiveRequest
+from services.router.dispatch.active_request import ActiveRequest, WriteCoalescer
 from services.router.dispatch.attempt import Attempt
-from services.router.dispatch.config import DispatchConfig
 from services.router.dispatch.prefix_lookup import PrefixLookup
 from services.router.dispatch.quarantine import Quarantine
 from services.router.dispatch.record import UNOBSERVED, Failure, RecordObserver, RequestRecord
 from services.router.dispatch.request import Request
 from services.router.dispatch.states import RequestEvent, RequestState
-from services.router.dispatch.waiting_room import RETRY_AFTER_S, WaitingRoom
-from services.router.dispatch.write_coalescer import WriteCoalescer
+from services.router.dispatch.waiting_room import RETRY_AFTER_S, DispatchConfig, WaitingRoom
 from services.router.placement.policy import Placement
 from services.router.workers.fleet import Fleet
 from shared.errors import (

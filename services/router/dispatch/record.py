@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from services.router.admission.causes import Cause
+from services.router.admission.blocked import Cause
 from services.router.dispatch.states import RequestEvent, RequestState
 from services.router.placement.decision import Choice
 from shared.engine.finish_reason import FinishReason

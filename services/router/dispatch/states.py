@@ -5,7 +5,8 @@
       └───────────┴── retry ────┴─────────────┴────────────┘     failed, cancelled: from each of the living ones
 
 A prefill worker that is lost costs no retry where another one can serve the same reservation: from prefilling to
-reassigning, from shipping to resuming, until the decode worker has said which blocks it still needs.
+reassigning, from shipping to resuming, until the decode worker has said which blocks it still needs. Where its process
+died, the request is held in either state until it is known which other workers died with it.
 
 A request whose decode worker computes the prompt itself goes from prefilling to decoding: nothing is shipped. The
 answer may also end with its first token.
@@ -30,12 +31,19 @@ class RequestState(Enum):
     """Workers are chosen; the decode worker is asked for blocks."""
     PREFILLING = "prefilling"
     """The prompt is being computed; blocks that are sealed are on their way already."""
+    OVERTAKEN = "overtaken"
+    """The decode worker has joined the request to its batch and sent tokens, which wait in the router: the first token
+    is still on its way from the prefill worker."""
     SHIPPING = "shipping"
     """The client has the first token; the last blocks and the trailer are on their way."""
     REASSIGNING = "reassigning"
     """The prefill worker is lost before the first token; the decode worker is asked what it still needs."""
     RESUMING = "resuming"
     """The client has the first token, the prefill worker is lost; the decode worker is asked what it still needs."""
+    REASSIGNING_HELD = "reassigning_held"
+    """As REASSIGNING, after a death: no prefill worker gets the prompt before every other worker was heard from."""
+    RESUMING_HELD = "resuming_held"
+    """As RESUMING, after a death: no prefill worker gets the prompt before every other worker was heard from."""
     DECODING = "decoding"
     """The decode worker has joined the request to its batch: it has every block, and the prefill worker is out."""
     FINISHED = "finished"
@@ -59,6 +67,12 @@ class RequestEvent(Enum):
     """The first token came: from the prefill worker, or where that is lost from the decode worker's trailer."""
     SENDER_LOST = "sender_lost"
     """The prefill worker is lost, another one is to serve the same reservation."""
+    OVERTOOK = "overtook"
+    """The decode worker's tokens came before the first one."""
+    HELD = "held"
+    """The lost prefill worker died with the request: its successor may have died with it."""
+    ALL_HEARD = "all_heard"
+    """Every other worker was heard from since that death."""
     JOINED = "joined"
     """The decode worker sent its first tokens."""
     RETRY = "retry"
@@ -108,7 +122,13 @@ TRANSITIONS: Mapping[RequestState, Mapping[RequestEvent, RequestState]] = {
     _S.RESERVED: {_E.SUBMITTED: _S.PREFILLING, _E.SENDER_LOST: _S.RESERVED, **_EXITS_OF_AN_ATTEMPT},
     _S.PREFILLING: {
         _E.FIRST_TOKEN: _S.SHIPPING,
+        _E.OVERTOOK: _S.OVERTAKEN,
         _E.JOINED: _S.DECODING,
+        _E.SENDER_LOST: _S.REASSIGNING,
+        **_EXITS_OF_AN_ATTEMPT,
+    },
+    _S.OVERTAKEN: {
+        _E.FIRST_TOKEN: _S.SHIPPING,
         _E.SENDER_LOST: _S.REASSIGNING,
         **_EXITS_OF_AN_ATTEMPT,
     },
@@ -121,13 +141,29 @@ TRANSITIONS: Mapping[RequestState, Mapping[RequestEvent, RequestState]] = {
     _S.REASSIGNING: {
         _E.SUBMITTED: _S.PREFILLING,
         _E.FIRST_TOKEN: _S.RESUMING,
+        _E.OVERTOOK: _S.REASSIGNING,
         _E.SENDER_LOST: _S.REASSIGNING,
+        _E.HELD: _S.REASSIGNING_HELD,
+        **_EXITS_OF_AN_ATTEMPT,
+    },
+    _S.REASSIGNING_HELD: {
+        _E.FIRST_TOKEN: _S.RESUMING_HELD,
+        _E.OVERTOOK: _S.REASSIGNING_HELD,
+        _E.SENDER_LOST: _S.REASSIGNING_HELD,
+        _E.ALL_HEARD: _S.REASSIGNING,
         **_EXITS_OF_AN_ATTEMPT,
     },
     _S.RESUMING: {
         _E.SUBMITTED: _S.SHIPPING,
         _E.JOINED: _S.DECODING,
         _E.SENDER_LOST: _S.RESUMING,
+        _E.HELD: _S.RESUMING_HELD,
+        **_EXITS_OF_AN_ATTEMPT,
+    },
+    _S.RESUMING_HELD: {
+        _E.JOINED: _S.DECODING,
+        _E.SENDER_LOST: _S.RESUMING_HELD,
+        _E.ALL_HEARD: _S.RESUMING,
         **_EXITS_OF_AN_ATTEMPT,
     },
     _S.DECODING: {_E.FINISH: _S.FINISHED, **_EXITS_OF_AN_ATTEMPT},
@@ -141,9 +177,12 @@ HOLDERS: Mapping[RequestState, frozenset[Holder]] = {
     _S.QUEUED: frozenset({Holder.QUEUE}),
     _S.RESERVED: frozenset({Holder.DECODE}),
     _S.PREFILLING: frozenset({Holder.DECODE, Holder.PREFILL}),
+    _S.OVERTAKEN: frozenset({Holder.DECODE, Holder.PREFILL}),
     _S.SHIPPING: frozenset({Holder.DECODE, Holder.PREFILL}),
     _S.REASSIGNING: frozenset({Holder.DECODE}),
+    _S.REASSIGNING_HELD: frozenset({Holder.DECODE}),
     _S.RESUMING: frozenset({Holder.DECODE}),
+    _S.RESUMING_HELD: frozenset({Holder.DECODE}),
     _S.DECODING: frozenset({Holder.DECODE}),
     # Both workers have seen the last token, and free what they hold by themselves.
     _S.FINISHED: frozenset(),

@@ -17,17 +17,16 @@ from services.router.edge.output_stream import OutputStream
 from services.router.edge.request_ledger import Ledger, Uncounted
 from services.router.edge.scheduling import SchedulingHints
 from services.router.edge.settings import EdgeSettings
-from services.router.edge.tenants.rate_limits import RateLimits
-from services.router.edge.tenants.tenancy import chain_salt
-from services.router.edge.text.bad_words import check_bad_words
-from services.router.edge.text.chat_prompt import ChatPrompt
+from services.router.edge.tenants.rate_limits import RateLimits, chain_salt
 from services.router.edge.text.generation_defaults import NO_DEFAULTS, GenerationDefaults
 from services.router.edge.text.output_processor import INLINE_TOKENS, output_processor
 from services.router.edge.text.prompt_tokenizer import (
+    ChatPrompt,
     Prompt,
     PromptTokenizer,
     TextPrompt,
     TokensPrompt,
+    check_bad_words,
     check_num_tokens,
 )
 from services.router.edge.text.structure_check import StructureCheck

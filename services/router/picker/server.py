@@ -3,20 +3,52 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 from collections.abc import Callable
+
+import grpc
 
 from services.router.edge.scheduling import SchedulingHints
 from services.router.edge.settings import EdgeSettings
 from services.router.edge.tenants.auth import ApiKeys
-from services.router.picker.certificate import self_signed_credentials
-from services.router.picker.endpoints import EndpointWatch
+from services.router.picker.endpoints import EndpointWatch, tls_context
 from services.router.picker.ext_proc import LIVENESS, READINESS, SERVICE_NAME, ExternalProcessor
 from services.router.picker.picker import Picker
-from services.router.picker.probe import tls_context
 from services.router.picker.settings import PickerSettings
 from shared.errors import ConfigError
 from shared.rpc.server import RpcServer
 
+VALID_FOR = datetime.timedelta(days=3650)
+NAME = "tandem-endpoint-picker"
+"""The certificate's."""
+
+
+def self_signed_credentials() -> grpc.ServerCredentials:
+    """TLS of a gRPC server, by a new key and a self-signed certificate."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, NAME)])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))  # for clocks behind ours
+        .not_valid_after(now + VALID_FOR)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(NAME)]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    return grpc.ssl_server_credentials([(pem, certificate.public_bytes(serialization.Encoding.PEM))])
+
+
+PROBE_INTERVAL_S = 1.0
+"""Between two probes of the routers' /readyz. Seconds."""
 MESSAGE_SLACK_BYTES = 1 << 20
 """Of a message beside the body: headers, metadata, attributes."""
 
@@ -37,7 +69,7 @@ class PickerServer:
         settings.tls.check("picker.tls", mutual=False)
         if settings.self_signed and settings.tls.enabled:
             raise ConfigError("picker.self_signed and picker.tls exclude each other", field="picker.self_signed")
-        self._watch = EndpointWatch.of(settings.endpoints, settings.probe_interval_s, tls_context(edge.tls))
+        self._watch = EndpointWatch.of(settings.endpoints, PROBE_INTERVAL_S, tls_context(edge.tls))
         picker = Picker(self._watch, ApiKeys.of(edge), check_room, own_port, settings.max_endpoints)
         self._rpc = RpcServer(
             settings.bind,

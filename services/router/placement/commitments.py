@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from services.router.placement.views import WorkerView
-from services.router.placement.work import NO_WORK, Work
+from services.router.placement.views import NO_WORK, Work, WorkerView
 
 SETTLE_S = 0.02
 """Longer than a command takes to a worker plus its load report back. Seconds."""

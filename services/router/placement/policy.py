@@ -5,18 +5,14 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import mul
 from typing import get_args
 
-from services.router.placement.candidates import candidates
-from services.router.placement.decision import Candidate, Choice
-from services.router.placement.disaggregation import Route, Thresholds
-from services.router.placement.filters import can_hold, has_queue_room
+from services.router.placement.decision import Candidate, Choice, Route, Thresholds
+from services.router.placement.filters import can_hold, candidates, has_queue_room
 from services.router.placement.prediction import TtftPredictor
-from services.router.placement.scorers.registry import SCORERS, weights
-from services.router.placement.scorers.scorer import Scorer, ScoringContext, Stage, TierWeights
-from services.router.placement.scorers.session import SessionTable
+from services.router.placement.scorers import SCORERS, Scorer, ScoringContext, SessionTable, Stage, TierWeights, weights
 from services.router.placement.views import PlacementRequest, Pool, WorkerView
 
 
@@ -109,12 +105,19 @@ class Placement:
     ) -> Choice | None:
         config = self._config
         found = self._candidates(decodes, lambda view: can_hold(view, request), request, last_decode)
-        decode, ranked_decodes = self._pick("decode", found, self._context(request, last_decode))
+        reachable = [view for view in found if request.is_reachable(view.name, prefills)]
+        if found and not reachable:
+            here = self._collocated(request, decodes, last_decode)
+            return replace(here, route=Route.NO_PREFILL) if here is not None else None
+        decode, ranked_decodes = self._pick("decode", reachable, self._context(request, last_decode))
         if decode is None:
             return None
+        cut = request.cut.get(decode.name, frozenset())
         found = self._candidates(
             prefills,
-            lambda view: has_queue_room(view, request, config.max_queued_tokens, config.patience),
+            lambda view: (
+                view.name not in cut and has_queue_room(view, request, config.max_queued_tokens, config.patience)
+            ),
             request,
             last_prefill,
         )

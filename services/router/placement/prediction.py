@@ -7,9 +7,96 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from services.router.placement.cost_model import CostModel
-from services.router.placement.views import PlacementRequest, Pool, WorkerView
-from services.router.placement.work import NO_WORK, Work
+from services.router.placement.views import NO_WORK, PlacementRequest, Pool, Work, WorkerView
+
+FORGETTING = 0.99
+"""The weight of an observation halves after about 70 newer ones."""
+MIN_OBSERVATIONS = 8
+"""With fewer observations nothing is predicted."""
+_SHORT_TOKENS = 256
+_ATTENTION_UNIT = 1e-6  # scales the third feature to the others' magnitude
+
+
+class CostModel:
+    """Learns from (work ahead, own work, seconds); predicts None until it has seen enough.
+
+    seconds = a + b · tokens + c · pairs: a fixed cost, and the work (`Work`) of the prompt and of everything queued
+    before it. Wait and computation are learnt together because they overlap: one step computes the end of one prompt
+    and the start of the next. Least squares with exponential forgetting; a term with a negative coefficient is dropped,
+    so that a prediction grows with every argument.
+    """
+
+    def __init__(self) -> None:
+        self.num_observations = 0
+        self._products = [[0.0] * 3 for _ in range(3)]
+        self._targets = [0.0] * 3
+        self._sum_tokens = 0.0
+        self._sum_s = 0.0
+        self._solution: list[float] | None = None
+
+    def observe(self, ahead: Work, own: Work, seconds: float) -> None:
+        """One prompt, from its arrival at the worker to its first token."""
+        x = _features(ahead, own)
+        # Relative errors: otherwise a few long prompts would determine the fit for short ones.
+        weight = 1.0 / (x[1] + _SHORT_TOKENS) ** 2
+        for i in range(3):
+            row = self._products[i]
+            for j in range(3):
+                row[j] = FORGETTING * row[j] + weight * x[i] * x[j]
+            self._targets[i] = FORGETTING * self._targets[i] + weight * x[i] * seconds
+        self._sum_tokens = FORGETTING * self._sum_tokens + x[1]
+        self._sum_s = FORGETTING * self._sum_s + seconds
+        self.num_observations += 1
+        self._solution = None
+
+    @property
+    def token_s(self) -> float | None:
+        """Seconds a token, averaged over recent prompts: for a queue of which only the token count is known."""
+        return self._sum_s / self._sum_tokens if self.num_observations >= MIN_OBSERVATIONS else None
+
+    def predict_s(self, ahead: Work, own: Work) -> float | None:
+        """Seconds to the first token, the work `ahead` included."""
+        if self.num_observations < MIN_OBSERVATIONS:
+            return None
+        if self._solution is None:
+            self._solution = _nonnegative(self._products, self._targets)
+        return sum(c * x for c, x in zip(self._solution, _features(ahead, own), strict=True))
+
+
+def _features(ahead: Work, own: Work) -> tuple[float, float, float]:
+    return (1.0, ahead.tokens + own.tokens, _ATTENTION_UNIT * (ahead.pairs + own.pairs))
+
+
+def _nonnegative(products: list[list[float]], targets: list[float]) -> list[float]:
+    """Least squares whose coefficients are all ≥ 0: drops the most negative one until none is negative."""
+    kept = [0, 1, 2]
+    while kept:
+        solved = _solve([[products[i][j] for j in kept] for i in kept], [targets[i] for i in kept])
+        if min(solved) >= 0:
+            result = [0.0] * 3
+            for i, value in zip(kept, solved, strict=True):
+                result[i] = value
+            return result
+        kept.pop(solved.index(min(solved)))
+    return [0.0] * 3
+
+
+def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
+    """Gaussian elimination of a small symmetric system; a little ridge keeps a degenerate one solvable."""
+    size = len(right)
+    rows = [[*matrix[i], right[i]] for i in range(size)]
+    for i in range(size):
+        rows[i][i] = rows[i][i] * (1 + 1e-9) + 1e-300
+        for j in range(i + 1, size):
+            factor = rows[j][i] / rows[i][i]
+            for k in range(i, size + 1):
+                rows[j][k] -= factor * rows[i][k]
+    solution = [0.0] * size
+    for i in reversed(range(size)):
+        known = sum(rows[i][k] * solution[k] for k in range(i + 1, size))
+        solution[i] = (rows[i][size] - known) / rows[i][i] if rows[i][i] > 1e-280 else 0.0
+    return solution
+
 
 _SMOOTHING = 0.05
 

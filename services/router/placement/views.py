@@ -1,15 +1,81 @@
-"""Placement's view of the fleet and of a request."""
+"""Placement's view of the fleet and of a request: workers in pools and shards, prefix hits, work."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 
-from services.router.placement.router_shards import Replicas, own_workers
-from services.router.placement.work import Work
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Tokens pass through the projections; in attention each token meets all before it. Pairs grow with the square of
+    the length: 40,000 tokens in one prompt take much longer than in forty."""
+
+    tokens: int = 0
+    pairs: float = 0.0
+    """Pairs of a token to compute and a token that it attends to."""
+
+    @classmethod
+    def of(cls, num_uncached: int, num_cached: int) -> Work:
+        """The work of a prompt whose first `num_cached` tokens are cached."""
+        return cls(num_uncached, num_uncached * (num_cached + num_uncached / 2))
+
+    def __add__(self, other: Work) -> Work:
+        return Work(self.tokens + other.tokens, self.pairs + other.pairs)
+
+    def __sub__(self, other: Work) -> Work:
+        return Work(self.tokens - other.tokens, self.pairs - other.pairs)
+
+
+NO_WORK = Work()
+
+
+class Replicas:
+    """The routers that serve the fleet, as the workers report them. Plain data.
+
+    All their views are one step old. A worker that looks idle to one router looks idle to the others, and all would
+    choose it. Workers report which routers are connected to them; each router assigns workers to routers by a hash of
+    their names and reaches the same assignment without talking to the others. Among equals it prefers its own shard,
+    whose queues it knows best, because most of their work is in its own ledger. Any router may still use any worker;
+    when a router goes, its shard is assigned anew.
+    """
+
+    def __init__(self) -> None:
+        self._routers_of: dict[str, tuple[str, ...]] = {}
+        self._counts: Counter[str] = Counter()
+
+    @property
+    def names(self) -> list[str]:
+        """All routers that any worker reports, sorted."""
+        return sorted(self._counts)
+
+    def update_routers(self, worker: str, routers: Sequence[str]) -> bool:
+        """Sets a worker's connected routers, empty if there is only one; returns whether `names` changed."""
+        routers = tuple(routers)
+        before = self._routers_of.get(worker, ())
+        if routers == before:
+            return False
+        num_before = set(self._counts)
+        self._counts.subtract(before)
+        self._counts.update(routers)
+        self._counts += Counter()  # drops routers that no worker reports any more
+        if routers:
+            self._routers_of[worker] = routers
+        else:
+            self._routers_of.pop(worker, None)
+        return set(self._counts) != num_before
+
+
+def own_workers(workers: Collection[str], router: str, routers: Sequence[str]) -> set[str]:
+    """The shard of `router`; all workers if it is alone or if there are fewer workers than routers."""
+    if router not in routers or len(workers) < len(routers):
+        return set(workers)
+    first = sorted(routers).index(router)
+    return set(sorted(workers)[first :: len(routers)])
 
 
 @dataclass(slots=True)
@@ -178,11 +244,18 @@ class PlacementRequest:
     """The current time, on the clock of `WorkerView.exclusive_since_s`."""
     excluded: frozenset[str] = frozenset()
     """Workers that already failed this request: not chosen while their pool has others."""
+    cut: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """By decode worker: prefill workers whose blocks do not reach it; see `CutPairs`."""
 
     @property
     def num_blocks(self) -> int:
         """Blocks for the current tokens and one more."""
         return -(-(self.num_tokens + 1) // self.block_size)
+
+    def is_reachable(self, decode: str, prefills: Pool) -> bool:
+        """Whether a decode worker can be reached from the pool, by any worker that is there."""
+        cut = self.cut.get(decode)
+        return cut is None or not len(prefills) or any(view.name not in cut for view in prefills)
 
     def num_hit_tokens(self, name: str, least: float = 0.0) -> int:
         """Prompt tokens in the worker's pool; 0 if fewer than `least`."""

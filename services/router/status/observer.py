@@ -2,22 +2,149 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from services.router.dispatch.record import RequestRecord
-from services.router.status.goodput_view import GoodputView
-from services.router.status.joined_status import joined_status
+from services.router.dispatch.states import RequestState
+from services.router.served_model import ServedModel
 from services.router.views.attribution.verdict import Verdict, error_code, outcome
+from services.router.views.attribution.window import DEFAULT_WINDOW_S, MAX_WINDOW_S, Percentiles, Window, summarize
 from services.router.views.cluster_view import RequestDetail, RequestRow
 from services.router.views.explanation import explanation
 from services.router.views.timings import NO_SPLIT, ended_at, first_token_at, ttft_split
-from shared.errors import NotFound
+from shared.errors import InvalidRequest, NotFound
 from shared.rpc.pb.tandem.v1 import inference_pb2
 
-if TYPE_CHECKING:
-    from services.router.served_model import ServedModel
+_SUMS = (
+    "queue_len",
+    "queue_limit",
+    "num_running",
+    "num_finished",
+    "num_failed",
+    "num_prompt_tokens",
+    "num_cached_tokens",
+    "num_store_errors",
+)
+"""Counts of a ClusterStatus."""
+
+
+def joined_status(models: Sequence[ServedModel], cache_failures: Sequence[str]) -> inference_pb2.ClusterStatus:
+    """The whole cluster: one model's status, or the sums over several and each one's own line in `models`."""
+    parts = [model.status() for model in models]
+    whole = parts[0]
+    whole.degraded[:] = [*cache_failures, *whole.degraded]
+    if len(models) == 1:
+        return whole
+    for model, part in zip(models, parts, strict=True):
+        for worker in part.workers:
+            worker.model = model.name
+    lines = [_line(model, part) for model, part in zip(models, parts, strict=True)]
+    for part in parts[1:]:
+        whole.workers.extend(part.workers)
+        whole.degraded.extend(part.degraded)
+        for field in _SUMS:
+            setattr(whole, field, getattr(whole, field) + getattr(part, field))
+        whole.store_available = whole.store_available and part.store_available
+    whole.ready = any(line.ready for line in lines)
+    whole.not_ready_reason = "" if whole.ready else "; ".join(f"{x.name}: {x.not_ready_reason}" for x in lines)
+    whole.degraded.extend(f"model {line.name}: {line.not_ready_reason}" for line in lines if not line.ready)
+    whole.models.extend(lines)
+    return whole
+
+
+def _line(model: ServedModel, status: inference_pb2.ClusterStatus) -> inference_pb2.ModelStatus:
+    return inference_pb2.ModelStatus(
+        name=model.name,
+        aliases=model.settings.aliases,
+        ready=status.ready,
+        not_ready_reason=status.not_ready_reason,
+        mode=status.mode,
+        max_model_len=model.fleet.max_model_len,
+        queue_len=status.queue_len,
+        num_running=status.num_running,
+    )
+
+
+KEPT_S = 0.5
+"""A window is made at most this often, however many ask."""
+_KEPT_WINDOWS = 8
+
+
+class GoodputView:
+    """Reads the records that ended, and those of the dispatchers; on the event loop alone."""
+
+    def __init__(self, models: Sequence[ServedModel]) -> None:
+        self._models = models
+        self._windows: dict[float, tuple[float, inference_pb2.GoodputWindow]] = {}
+
+    def window(self, window_s: float = 0.0) -> inference_pb2.GoodputWindow:
+        """The last `window_s` seconds, 0 = 60. Raises InvalidRequest (`window_s`)."""
+        asked = window_s or DEFAULT_WINDOW_S
+        if not (math.isfinite(asked) and 1.0 <= asked <= MAX_WINDOW_S):
+            raise InvalidRequest(
+                f"window_s must be 1 to {MAX_WINDOW_S:g}, got {window_s:g}",
+                field="window_s", limit=MAX_WINDOW_S, value=window_s,
+            )  # fmt: skip
+        now_s = time.perf_counter()
+        made_s, kept = self._windows.get(asked, (-math.inf, None))
+        if kept is not None and now_s - made_s < KEPT_S:
+            return kept
+        if len(self._windows) >= _KEPT_WINDOWS:
+            self._windows.clear()
+        rings = [model.requests.ended for model in self._models]
+        found = [entry for ring in rings for entry in ring.within(asked, now_s)]
+        reach_s = min(ring.reach_s(asked, now_s) for ring in rings)
+        made = _to_proto(summarize(found, rings[0].targets, reach_s))
+        self._windows[asked] = (now_s, made)
+        return made
+
+    def flow(self) -> inference_pb2.RequestFlow:
+        """Requests by what happens to them now."""
+        now = Counter(active.state for model in self._models for active in model.dispatcher.running)
+        state = RequestState
+        return inference_pb2.RequestFlow(
+            num_queued=now[state.QUEUED],
+            num_reserved=now[state.RESERVED] + now[state.REASSIGNING] + now[state.REASSIGNING_HELD],
+            num_prefilling=now[state.PREFILLING] + now[state.OVERTAKEN],
+            num_shipping=now[state.SHIPPING] + now[state.RESUMING] + now[state.RESUMING_HELD],
+            num_decoding=now[state.DECODING],
+        )
+
+
+def _to_proto(window: Window) -> inference_pb2.GoodputWindow:
+    return inference_pb2.GoodputWindow(
+        window_s=window.window_s,
+        num_requests=window.num_requests,
+        num_good=window.num_good,
+        num_refused=window.num_refused,
+        num_failed=window.num_failed,
+        goodput=window.goodput,
+        ttft_target_ms=window.targets.ttft_s * 1e3,
+        tpot_target_ms=window.targets.tpot_s * 1e3,
+        ttft=_percentiles(window.ttft),
+        tpot=_percentiles(window.tpot),
+        num_prompt_tokens=window.num_prompt_tokens,
+        num_cached_tokens=window.num_cached_tokens,
+        num_output_tokens=window.num_output_tokens,
+        binding=window.binding.value if window.binding is not None else "",
+        causes=[
+            inference_pb2.CauseShare(
+                cause=share.cause.value,
+                num_lost=share.num_lost,
+                lost_share=share.lost_share,
+                time_share=share.time_share,
+            )
+            for share in window.causes
+        ],
+    )
+
+
+def _percentiles(values: Percentiles) -> inference_pb2.Percentiles:
+    return inference_pb2.Percentiles(p50_ms=values.p50 * 1e3, p95_ms=values.p95 * 1e3, p99_ms=values.p99 * 1e3)
+
 
 MAX_RUNNING = 40
 MAX_ENDED = 40

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from services.router.dispatch.record import FINISHED, Entry, RequestRecord
 from services.router.dispatch.states import RequestEvent
-from services.router.placement.disaggregation import Route
+from services.router.placement.decision import Route
 from services.router.views.metric_definitions import (
     DURATION,
     EXPOSED,

@@ -131,13 +131,13 @@ class Fleet:
 
     def not_ready_reason(self) -> str:
         """Empty when every role has a worker that takes requests; else which one has none, and why."""
-        return next((self._why_missing(links) for links in self._needed if not _has_ready(links)), "")
+        return next((self._why_missing(role) for role in self._needed if not _has_ready(self._links_of(role))), "")
 
     def refusal_reason(self) -> str:
         """Why a prompt cannot be served soon either; empty where it can be, or may be queued: for a worker that is lost
         or draining and expected back. A role is given up where it has only workers of another model, or where the
         discovery has named none for COMING_BACK_S."""
-        return next((self._why_missing(links) for links in self._needed if self._is_given_up(links)), "")
+        return next((self._why_missing(role) for role in self._needed if self._is_given_up(role)), "")
 
     @property
     def lacks_prefill(self) -> bool:
@@ -145,24 +145,25 @@ class Fleet:
         return not self._collocated and not _has_ready(self.prefills)
 
     @property
-    def _needed(self) -> tuple[Mapping[str, WorkerLink], ...]:
-        return (self.decodes,) if self._collocated else (self.decodes, self.prefills)
+    def _needed(self) -> tuple[WorkerRole, ...]:
+        return (WorkerRole.DECODE,) if self._collocated else (WorkerRole.DECODE, WorkerRole.PREFILL)
 
-    def _role_of(self, links: Mapping[str, WorkerLink]) -> WorkerRole:
-        return WorkerRole.PREFILL if links is self.prefills else WorkerRole.DECODE
+    def _links_of(self, role: WorkerRole) -> dict[str, WorkerLink]:
+        return self.prefills if role is WorkerRole.PREFILL else self.decodes
 
-    def _why_missing(self, links: Mapping[str, WorkerLink]) -> str:
-        role = self._role_of(links)
+    def _why_missing(self, role: WorkerRole) -> str:
+        links = self._links_of(role)
         if not links:
             failure = self.discovery_failure
             return f"no {role} worker is known" + (f" ({failure})" if failure else "")
         reasons = "; ".join(f"{link.name}: {_why_idle(link)}" for link in links.values())
         return f"no {role} worker is ready ({reasons})"
 
-    def _is_given_up(self, links: Mapping[str, WorkerLink]) -> bool:
+    def _is_given_up(self, role: WorkerRole) -> bool:
+        links = self._links_of(role)
         if links:
             return not _has_ready(links) and links.keys() <= self._misfits
-        return time.monotonic() - self._named_until.get(self._role_of(links), -math.inf) > COMING_BACK_S
+        return time.monotonic() - self._named_until.get(role, -math.inf) > COMING_BACK_S
 
     async def heard(self) -> None:
         """Returns once every connected worker has sent a message since the call, or is lost or suspected: it is known
@@ -214,10 +215,8 @@ class Fleet:
             credentials=self._credentials,
             token=self._token,
         )
-        if WorkerRole.PREFILL in worker.roles:
-            self.prefills[worker.name] = link
-        if WorkerRole.DECODE in worker.roles:
-            self.decodes[worker.name] = link
+        for role in worker.roles:
+            self._links_of(role)[worker.name] = link
         task = asyncio.create_task(self._serve(link), name=f"link-{worker.name}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

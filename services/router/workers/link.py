@@ -9,22 +9,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 import grpc
 import grpc.aio
 
-from services.router.placement.views import Pool
-from services.router.placement.work import Work
+from services.router.placement.views import Pool, Work
 from services.router.workers.discovery import DiscoveredWorker
 from services.router.workers.liveness import LivenessLimits
 from services.router.workers.standing import Standing
-from services.router.workers.worker_stream import SessionCall, WorkerStream
+from services.router.workers.worker_stream import SessionCall, WorkerStream, outcome_of
 from shared.errors import ModelMismatch, TandemError, WorkerDied, WorkerLost
 from shared.identity import WorkerRole, roles_text
 from shared.rpc.convert import roles_from_proto
-from shared.rpc.errors import from_proto, from_rpc_error
+from shared.rpc.errors import from_proto
 from shared.rpc.fleet_identity import fleet_metadata
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 from shared.rpc.protocol import PROTOCOL_VERSION, SESSION_METHOD, other_protocol
@@ -35,13 +34,13 @@ FIRST_BACKOFF_S = 0.05
 MAX_BACKOFF_S = 2.0
 HELLO_TIMEOUT_S = 10.0
 MAX_KEPT_TRACES = 1024
-"""That a worker may still have to hear of; the oldest go first."""
+"""Traces that wait for the next heartbeat to a worker; of more, the oldest are dropped."""
 CLOSE_TIMEOUT_S = 2.0
 """For a retired worker to end the session after its last command; then the router breaks it off."""
 
 logger = logging.getLogger(__name__)
 
-Message = worker_pb2.Reserved | types_pb2.SequenceTokens | worker_pb2.FirstToken
+Message = worker_pb2.Reserved | types_pb2.SequenceTokens | worker_pb2.FirstToken | worker_pb2.Arrivals
 
 Receiver = Callable[[Message | TandemError], None]
 """Takes a worker's message about one attempt. Called on the event loop; must not block or raise. An error is the
@@ -191,9 +190,7 @@ class WorkerLink:
     def send(self, **command: Any) -> None:
         """Queues a command, named by its field, such as `cancel=`; raises WorkerLost while the worker is not
         connected."""
-        if self._stream is None:
-            raise WorkerLost(f"worker {self.name} is not connected")
-        self._stream.send(_envelope(**command))
+        self._connected_stream().send(_envelope(**command))
 
     def drain(self, *, undo: bool = False) -> None:
         """Asks the worker to take no new requests from any router, or to take them again; its next report shows that.
@@ -227,11 +224,15 @@ class WorkerLink:
             self._drained.set()
 
     def _begin(self, request_id: str, envelope: worker_pb2.Commands) -> None:
-        """Queues the command that begins a request."""
+        """Queues the command that begins a request; raises WorkerLost."""
+        self._connected_stream().send(envelope.SerializeToString())
+        self._standing.sent(request_id)
+
+    def _connected_stream(self) -> WorkerStream:
+        """The session's stream; raises WorkerLost while the worker is not connected."""
         if self._stream is None:
             raise WorkerLost(f"worker {self.name} is not connected")
-        self._stream.send(envelope.SerializeToString())
-        self._standing.sent(request_id)
+        return self._stream
 
     async def run(self) -> None:
         """Keeps the session up; returns once the worker is retired and drained. Ends by being cancelled before."""
@@ -248,7 +249,7 @@ class WorkerLink:
         backoff_s = FIRST_BACKOFF_S
         async with channel(self.address, self._credentials) as link:
             while True:
-                reason, broke = await self._outcome(self._session(link))
+                reason, broke = await outcome_of(self._session(link), self.name)
                 if self.connected and not self.suspicion:
                     backoff_s = FIRST_BACKOFF_S
                 self._lost(reason, died=broke and self._may_have_died)
@@ -262,34 +263,6 @@ class WorkerLink:
         """Whether a connection that broke just now shows that the worker's process ended."""
         slept = self._stream is not None and self._stream.has_slept
         return not (self.load.draining or self.suspicion or slept)
-
-    async def _outcome(self, session: Coroutine[Any, Any, None]) -> tuple[str, bool]:
-        """Why a session ended, and whether its connection broke, as at the end of the worker's process. Whatever it
-        was, also a bug in handling what the worker sent, the next one is tried."""
-        # A task of its own: gRPC ends the reader of a stream that the other side cancelled with CancelledError.
-        task = asyncio.create_task(session)
-        try:
-            await asyncio.wait({task})
-        finally:
-            if not task.done():
-                task.cancel()
-                await asyncio.wait({task})
-        if task.cancelled():
-            return "the worker cancelled the session", False
-        error = task.exception()
-        match error:
-            case None:
-                return "the worker closed the session", False
-            case grpc.aio.AioRpcError() if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                return str(other_protocol(f"worker {self.name}", 1, "this router")), False
-            case grpc.aio.AioRpcError():
-                broke = error.code() is grpc.StatusCode.UNAVAILABLE
-                return str(from_rpc_error(error, f"worker {self.name}")), broke
-            case TandemError() | TimeoutError() | asyncio.InvalidStateError() | grpc.aio.UsageError():
-                return str(error) or type(error).__name__, False
-            case _:
-                logger.error("session with worker %s", self.name, exc_info=error)
-                return f"{type(error).__name__}: {error}", False
 
     async def _session(self, link: grpc.aio.Channel) -> None:
         # Commands are serialized where they are made.
@@ -364,6 +337,8 @@ class WorkerLink:
             case "reserved":
                 self._standing.acknowledged(event.reserved.request_id)
                 self._deliver(event.reserved.request_id, event.reserved)
+            case "arrivals":
+                self._deliver(event.arrivals.request_id, event.arrivals)
             case "failed":
                 self._deliver(event.failed.request_id, from_proto(event.failed.error))
             case "load":

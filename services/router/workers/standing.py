@@ -6,8 +6,7 @@ import time
 from collections.abc import Mapping
 
 from services.router.placement.commitments import Ledger
-from services.router.placement.views import Pool, WorkerView
-from services.router.placement.work import NO_WORK, Work
+from services.router.placement.views import NO_WORK, Pool, Work, WorkerView
 from shared.identity import WorkerRole
 from shared.rpc.convert import roles_from_proto
 from shared.rpc.pb.tandem.v1 import types_pb2

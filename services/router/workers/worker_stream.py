@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Coroutine
 from time import monotonic
-from typing import cast
+from typing import Any, cast
 
+import grpc
 import grpc.aio
 
 from services.router.workers.liveness import Liveness, LivenessLimits
-from shared.errors import WorkerLost
+from shared.errors import TandemError, WorkerLost
+from shared.rpc.errors import from_rpc_error
 from shared.rpc.outbox import Outbox
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
+from shared.rpc.protocol import other_protocol
 
 BEATS_OF_LIFE = 2
 """Heartbeats that show that a worker lives: one may have been on its way when it died."""
 MAX_OUTGOING = 16_384
 """Commands that may wait for a worker to read them; then its session is ended."""
+
+logger = logging.getLogger(__name__)
 
 SessionCall = grpc.aio.StreamStreamCall[bytes, worker_pb2.Events]
 """Takes serialized `Commands`."""
@@ -137,3 +143,33 @@ class WorkerStream:
     def _wake_hearers(self) -> None:
         self._beat.set()
         self._beat = asyncio.Event()
+
+
+async def outcome_of(session: Coroutine[Any, Any, None], worker_name: str) -> tuple[str, bool]:
+    """Runs a session to its end. Returns why it ended, and whether its connection broke, as it does when the worker's
+    process ends. Raises nothing for an error of the session, not even for a bug in handling what the worker sent, so
+    that the caller can open the next session."""
+    # A task of its own: gRPC ends the reader of a stream that the other side cancelled with CancelledError.
+    task = asyncio.create_task(session)
+    try:
+        await asyncio.wait({task})
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+    if task.cancelled():
+        return "the worker cancelled the session", False
+    error = task.exception()
+    match error:
+        case None:
+            return "the worker closed the session", False
+        case grpc.aio.AioRpcError() if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            return str(other_protocol(f"worker {worker_name}", 1, "this router")), False
+        case grpc.aio.AioRpcError():
+            broke = error.code() is grpc.StatusCode.UNAVAILABLE
+            return str(from_rpc_error(error, f"worker {worker_name}")), broke
+        case TandemError() | TimeoutError() | asyncio.InvalidStateError() | grpc.aio.UsageError():
+            return str(error) or type(error).__name__, False
+        case _:
+            logger.error("session with worker %s", worker_name, exc_info=error)
+            return f"{type(error).__name__}: {error}", False

@@ -29,8 +29,8 @@ from shared.kernels.backends.registry import AUTO
 from shared.kv.pool import BlockPool
 from shared.model.decoder import Decoder
 from shared.structure.compiler import StructureCompiler
+from tests.waiting import DEADLINE_S
 
-DEADLINE_S = 300.0
 BLOCK_SIZE = 16
 MAX_NUM_SEQS = 8
 

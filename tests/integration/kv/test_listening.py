@@ -8,7 +8,8 @@ import psutil
 import pytest
 
 from services.local.cluster import cluster_environment
-from tests.integration.kv.conftest import DEADLINE_S, FarProcess
+from tests.integration.kv.conftest import FarProcess
+from tests.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
 

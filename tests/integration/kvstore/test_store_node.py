@@ -23,11 +23,11 @@ from shared.kv_index.holders import Tier
 from shared.kv_index.publisher import IndexPublisher
 from shared.rpc.pb.tandem.v1 import types_pb2
 from tests.integration.kvstore.workers import hashes
+from tests.waiting import DEADLINE_S, until
 
 BLOCK_BYTES = 4096
 CHAIN = hashes(12)
 BLOCKS = [memoryview(bytearray(random.Random(i).randbytes(BLOCK_BYTES))) for i in range(12)]
-DEADLINE_S = 300.0
 
 
 class Index:
@@ -102,12 +102,6 @@ async def rig(**config) -> AsyncIterator[Rig]:
     finally:
         await rig.node.close()
         await rig.near.close()
-
-
-async def until(condition) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 async def test_what_was_given_is_published_and_given_back_last_block_first():

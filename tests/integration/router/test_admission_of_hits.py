@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.router.placement.views import PrefixHits
-from services.router.placement.work import NO_WORK, Work
+from services.router.placement.views import NO_WORK, PrefixHits, Work
 from shared.errors import Overloaded
 from shared.rpc.pb.tandem.v1 import worker_pb2
 from tests.integration.router.router_under_test import Router, decode_worker, prefill_worker, read

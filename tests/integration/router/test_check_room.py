@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.router.placement.work import NO_WORK, Work
+from services.router.placement.views import NO_WORK, Work
 from shared.errors import Overloaded
 from shared.rpc.pb.tandem.v1 import worker_pb2
 from tests.integration.router.router_under_test import Router, decode_worker

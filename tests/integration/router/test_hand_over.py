@@ -81,7 +81,7 @@ async def test_steps_that_overtake_the_first_token_do_not_hand_over():
         await decode.step(submit.request_id, 51)
         await decode.report(num_free_blocks=77, num_total_blocks=100)
         await router.until(lambda: router.fleet.decodes["d0"].load.num_free_blocks == 77)
-        assert running.state is RequestState.PREFILLING
+        assert running.state is RequestState.OVERTAKEN
         await prefill.stop()
         with pytest.raises(WorkerLost):
             await read(running)

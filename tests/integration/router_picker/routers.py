@@ -20,8 +20,8 @@ from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
 from shared.process_events import Ready, parse_event
 from shared.rpc.pb.tandem.v1 import types_pb2
 from tests.integration.router.scripted_worker import ScriptedWorker
+from tests.waiting import DEADLINE_S
 
-DEADLINE_S = 300.0
 DEMO = Path(__file__).parents[3] / "models" / "demo"
 DUPLEX = ProcessingMode.FULL_DUPLEX_STREAMED
 WORKER_BLOCKS = 100
@@ -60,7 +60,6 @@ class RouterProcess:
             "drain-timeout-s": 0,
             "picker.bind": "127.0.0.1:0",
             "picker.endpoints": ",".join(endpoints),
-            "picker.probe-interval-s": 0.1,
         }
 
     async def start(self) -> None:

@@ -15,8 +15,9 @@ import pytest_asyncio
 from services.local.cluster import LocalCluster
 from services.local.commands import TandemCommands
 from services.local.spec import ClusterSpec
-from tests.integration.router_picker.envoy import DEADLINE_S, ENVOY, envoy
+from tests.integration.router_picker.envoy import ENVOY, envoy
 from tests.integration.router_picker.routers import DEMO, free_neighbours, free_ports, knows_both
+from tests.waiting import DEADLINE_S
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),

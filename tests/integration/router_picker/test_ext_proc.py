@@ -15,13 +15,13 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.integration.router_picker.routers import (
-    DEADLINE_S,
     DUPLEX,
     WORKER_BLOCKS,
     RouterProcess,
     picked,
     two_routers,
 )
+from tests.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

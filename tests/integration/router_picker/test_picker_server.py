@@ -10,12 +10,12 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.router.edge.settings import EdgeSettings
-from services.router.picker.certificate import NAME
-from services.router.picker.server import PickerServer
+from services.router.picker.server import NAME, PickerServer
 from services.router.picker.settings import PickerSettings
 from shared.errors import ConfigError
-from tests.integration.router_picker.routers import DEADLINE_S, Exchange, free_ports
+from tests.integration.router_picker.routers import Exchange, free_ports
 from tests.tls_files import Authority
+from tests.waiting import DEADLINE_S
 
 
 def server(**settings: object) -> PickerServer:

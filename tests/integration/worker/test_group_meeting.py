@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 
@@ -34,10 +34,10 @@ from shared.rpc.pb.tandem.v1 import group_pb2
 from tests.integration.worker.meeting_leader import COMMON
 from tests.unit.collectives.in_threads import needs_library
 from tests.unit.local.processes import wait_for_end
+from tests.waiting import DEADLINE_S, until
 
 pytestmark = needs_library
 
-DEADLINE_S = 300.0
 KEY = "a secret of this fleet"
 SHAPE = GroupShape(2, 2, 1)
 
@@ -83,12 +83,6 @@ def pid_of(found: Member) -> int:
     (rank,) = found._ranks
     assert rank.rank == 1
     return rank._process.pid
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def ended(pid: int) -> bool:

@@ -10,7 +10,8 @@ from services.worker.blocks import server as block_server
 from shared.block_service.client import BlockClient
 from shared.errors import ModelMismatch, StoreUnavailable, TransferFailed
 from shared.kv.fleet_key import FleetKey
-from tests.integration.worker.rig import BLOCK_BYTES, BLOCK_SIZE, DEADLINE_S, prompt, workers
+from tests.integration.worker.rig import BLOCK_BYTES, BLOCK_SIZE, prompt, workers
+from tests.waiting import until
 
 SILENT_S = 10.0
 """Longer than anybody waits for a send."""
@@ -225,9 +226,7 @@ async def test_a_store_node_that_is_gone_is_passed_over_until_it_answers(monkeyp
             assert not w.connector.nodes.live
             store.rpc._bind = address
             await store.rpc.start()
-            async with asyncio.timeout(DEADLINE_S):
-                while len(changes) < 2:
-                    await asyncio.sleep(0.01)
+            await until(lambda: len(changes) >= 2)
             assert w.connector.nodes.live == ("s",)
 
 

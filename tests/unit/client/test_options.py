@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from services.router.dispatch.request import Request
-from services.router.edge.parallel_sampling import sub_requests
+from services.router.edge.http.endpoint import sub_requests
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import InvalidRequest
 from tandem import Answer

@@ -33,8 +33,6 @@ def check_sampling(num_rows: int, vocab_size: int, seed: int, *, ties: bool, dev
     case = SamplingCase(num_rows, vocab_size, seed, ties, device)
     tokens = triton_kernels().sample_tokens(case.logits, case.rows)
     assert tokens.tolist() == TorchKernels().sample_tokens(case.logits, case.rows).tolist()
-    if device == "cpu":
-        assert tokens.tolist() == case.tokens_of_the_engine()
 
 
 def check_split_sampling(

@@ -1,11 +1,13 @@
-"""An answer as its reader found it: text, reasoning and calls. What all endpoints for conversations make of tokens."""
+"""An answer as its reader found it: text, reasoning and calls; and the server-sent events that carry it."""
 
 from __future__ import annotations
 
+import json
 import secrets
 import string
+import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from services.router.dispatch.request import Request
@@ -14,9 +16,124 @@ from services.router.edge.answer.families import AnswerFormats
 from services.router.edge.answer.reader import AnswerReader, ToolUse
 from services.router.edge.answer.reasoning import Thinking
 from services.router.edge.input_processor import prompt_end
-from services.router.edge.text.output_processor import OutputDelta
+from services.router.edge.text.output_processor import OutputDelta, OutputFinish, resumed_finish
+from services.router.views.answer import tandem_member
 from shared.errors import InvalidRequest
 from shared.model.text.tokenizer import Tokenizer
+
+DONE = b"data: [DONE]\n\n"
+
+
+def named_event(name: str, data: Mapping[str, object]) -> bytes:
+    """A server-sent event with its name and JSON."""
+    return f"event: {name}\ndata: {json.dumps(data)}\n\n".encode()
+
+
+class Envelope:
+    """Builds the server-sent events of one streamed response."""
+
+    def __init__(self, response_id: str, kind: str, model: str) -> None:
+        """`kind` is OpenAI's `object`."""
+        fields = {"id": response_id, "object": kind, "created": int(time.time()), "model": model}
+        self._fields = "data: " + json.dumps(fields)[:-1]
+        self.head = self._fields + ', "choices": ['
+
+    def chunk(self, choice: Mapping[str, object], suffix: str, extra: Mapping[str, object] | None = None) -> bytes:
+        """An event with one choice; `extra` goes to the top level, `suffix` is `ChunkSuffix.next`'s."""
+        more = "" if not extra else ", " + json.dumps(extra)[1:-1]
+        return f"{self.head}{json.dumps(choice)}]{more}{suffix}".encode()
+
+    def usage_chunk(self, usage: Mapping[str, object], extra: Mapping[str, object]) -> bytes:
+        """The event behind the last choice's: no choices, the counts."""
+        more = json.dumps({"usage": usage, **extra})[1:]
+        return f"{self.head}], {more}\n\n".encode()
+
+
+class ChunkSuffix:
+    """How the chunks of one response end: their usage member, and the brace that closes them."""
+
+    def __init__(self, plan: Sequence[Request], *, include_usage: bool, continuous: bool) -> None:
+        """With `include_usage` chunks carry `"usage": null`, since one with the counts follows; with `continuous` the
+        counts of their own choice so far, as vLLM's do."""
+        self._plan = plan
+        self._num_output_tokens = [len(request.resumed_token_ids) for request in plan]
+        self._continuous = include_usage and continuous
+        self._plain = ', "usage": null}\n\n' if include_usage else "}\n\n"
+
+    def next(self, index: int, num_tokens: int = 0) -> str:
+        """The end of a chunk that has `num_tokens` more tokens of choice `index`."""
+        if not self._continuous:
+            return self._plain
+        num_output = self._num_output_tokens[index] = self._num_output_tokens[index] + num_tokens
+        num_prompt = self._plan[index].num_prompt_tokens
+        return (
+            f', "usage": {{"prompt_tokens": {num_prompt}, "completion_tokens": {num_output}, '
+            f'"total_tokens": {num_prompt + num_output}}}}}\n\n'
+        )
+
+
+class Totals:
+    """Sums the usage of a response's choices and keeps how each ended."""
+
+    def __init__(self, plan: Sequence[Request], n: int) -> None:
+        """`n` choices a prompt: a prompt's tokens count once, however many answers it gets."""
+        self._n = n
+        self._finishes = [resumed_finish(request) if request.is_complete else None for request in plan]
+
+    def add(self, index: int, finish: OutputFinish) -> None:
+        """Notes how choice `index` ended."""
+        self._finishes[index] = finish
+
+    def usage(self) -> dict[str, object]:
+        """OpenAI's `usage`; call it when every choice has ended."""
+        ends = self._ends()
+        num_prompt = sum(end.usage.num_prompt_tokens for end in ends[:: self._n])
+        num_output = sum(end.usage.num_output_tokens for end in ends)
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_output,
+            "total_tokens": num_prompt + num_output,
+            "prompt_tokens_details": {"cached_tokens": sum(end.usage.num_cached_tokens for end in ends[:: self._n])},
+        }
+
+    def extension(self) -> dict[str, object]:
+        """Our `tandem` member of a response with one choice; {} where each of several has its own."""
+        ends = self._ends()
+        return tandem_member(ends[0].record) if len(ends) == 1 else {}
+
+    def choice_extension(self, index: int) -> dict[str, object]:
+        """Our `tandem` member of one of several choices; {} where the response has it."""
+        ends = self._ends()
+        return tandem_member(ends[index].record) if len(ends) > 1 else {}
+
+    def _ends(self) -> Sequence[OutputFinish]:
+        ends = [finish for finish in self._finishes if finish is not None]
+        assert len(ends) == len(self._finishes), "a choice has not ended"
+        return ends
+
+
+def start_member(request: Request) -> dict[str, object]:
+    """`{"tandem": {"start": …}}` of a choice's first chunk: what it takes to have the rest of it from another call. The
+    deadline in seconds, 0 = none."""
+    sampling = request.sampling
+    return {
+        "tandem": {
+            "start": {
+                "request_id": request.request_id,
+                "seed": sampling.seed,
+                "max_tokens": sampling.max_tokens,
+                "timeout_s": request.timeout_s,
+            }
+        }
+    }
+
+
+def choice_end(finish: OutputFinish | None) -> dict[str, object]:
+    """How a choice ended, if it did; `stop_reason` is vLLM's: the stop string or stop token id."""
+    if finish is None:
+        return {"finish_reason": None}
+    return {"finish_reason": finish.reason.value, "stop_reason": finish.stop_reason}
+
 
 _SHORT_ID = string.ascii_letters + string.digits
 

@@ -13,21 +13,38 @@ from starlette.types import Receive, Scope, Send
 
 from services.router.dispatch.request import FinishReason, Request, Resume
 from services.router.edge.access import NOTE
-from services.router.edge.http.credentials import credentials
 from services.router.edge.http.errors import ErrorShape, as_tandem_error
 from services.router.edge.http.openai.parsed_request import BodyWriter, ParsedRequest, StreamWriter
 from services.router.edge.http.openai.schemas import ResumedChoice
-from services.router.edge.http.server.connection import Reply, ended_by_disconnect, read_body
-from services.router.edge.http.server.json_size import check_json_size
+from services.router.edge.http.server.connection import Reply, check_json_size, ended_by_disconnect, read_body
 from services.router.edge.input_processor import CallInfo, InputProcessor, checked_request_id
 from services.router.edge.output_stream import OutputStream
-from services.router.edge.parallel_sampling import sub_requests
 from services.router.edge.request_ledger import CallEntry
 from services.router.edge.scheduling import scheduling_hints
 from services.router.edge.settings import EdgeSettings
-from services.router.edge.tenants.auth import ApiKeys
+from services.router.edge.tenants.auth import ApiKeys, credentials
 from services.router.edge.tenants.rate_limits import Account
 from shared.errors import InvalidRequest, TandemError, WorkerLost
+from shared.seeds import derived_seed
+
+
+def sub_requests(prompts: Sequence[Request], n: int) -> list[Request]:
+    """`n` requests a prompt, in choice order (prompt by prompt), each with its own id and seed."""
+    if len(prompts) * n == 1:
+        return list(prompts)
+    fanned: list[Request] = []
+    for prompt in prompts:
+        seed = prompt.sampling.seed
+        assert seed is not None, "the input processor resolves seeds"
+        for index in range(n):
+            fanned.append(
+                replace(
+                    prompt,
+                    request_id=f"{prompt.request_id}-{len(fanned)}",
+                    sampling=replace(prompt.sampling, seed=derived_seed(seed, index)),
+                )
+            )
+    return fanned
 
 
 class Dialect(Protocol):

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.router.edge.http.credentials import credentials
-from services.router.edge.tenants.auth import ApiKeys
+from services.router.edge.tenants.auth import ApiKeys, credentials
 from shared.errors import Unauthenticated
 
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|"|[{}\[\]:]', re.DOTALL)

@@ -11,15 +11,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from services.router.edge.http.anthropic.endpoint import Messages
-from services.router.edge.http.credentials import credentials
 from services.router.edge.http.errors import as_tandem_error, error_headers
 from services.router.edge.http.openai.chat_messages import Message, Tool
-from services.router.edge.http.server.connection import read_body
-from services.router.edge.http.server.json_size import check_json_size
+from services.router.edge.http.server.connection import check_json_size, read_body
 from services.router.edge.http.validation import STRICT, TokenIdList, parse_body
 from services.router.edge.input_processor import ChatPrompt, InputProcessor, Prompt, TextPrompt
 from services.router.edge.settings import EdgeSettings
-from services.router.edge.tenants.auth import ApiKeys
+from services.router.edge.tenants.auth import ApiKeys, credentials
 from shared.errors import InvalidRequest
 
 T = TypeVar("T", bound=BaseModel)

@@ -79,3 +79,9 @@ def _offered(authorization: str | None) -> str:
     if authorization[: len(_SCHEME)].lower() != _SCHEME:
         raise Unauthenticated("the authorization must be `Bearer KEY`", field="authorization")
     return key_digest(authorization[len(_SCHEME) :].strip(), plain=True)
+
+
+def credentials(headers: Mapping[str, str]) -> str | None:
+    """The authorization header, or Anthropic's `x-api-key` as one."""
+    key = headers.get("x-api-key")
+    return headers.get("authorization") or (None if key is None else f"Bearer {key}")

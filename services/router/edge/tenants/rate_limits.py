@@ -1,4 +1,4 @@
-"""Requests and tokens a minute, for each API key and tenant.
+"""What a tenant may use: requests and tokens a minute, for each API key and tenant, and which prefixes it shares.
 
 Two token buckets each, which hold one minute's worth and refill all the time. A request costs one of the first at its
 arrival, served or not. Tokens are charged as they become known, so the second may fall below zero; the next request
@@ -12,7 +12,30 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 
 from services.router.edge.settings import EdgeSettings, TenantSettings
-from shared.errors import QuotaExceeded
+from shared.errors import InvalidRequest, QuotaExceeded
+
+MAX_CACHE_SALT_BYTES = 128
+
+
+def chain_salt(tenants: Mapping[str, TenantSettings], tenant: str, cache_salt: str) -> str:
+    """The salt of a tenant's prompts; empty stands for the tenant's name. Raises InvalidRequest (`cache_salt`).
+
+    A salt is the root of a hash chain, so blocks of different salts have nothing in common: no hits, and no first token
+    that comes sooner for what another tenant sent. A client may narrow it with `cache_salt`, vLLM's field; it cannot
+    widen it.
+
+    Neither a tenant's name nor a share holds a 0, so no two of the forms below are the same.
+    """
+    if len(cache_salt.encode()) > MAX_CACHE_SALT_BYTES or "\0" in cache_salt:
+        raise InvalidRequest(
+            f"cache_salt must have at most {MAX_CACHE_SALT_BYTES} bytes, none of them 0",
+            field="cache_salt",
+            limit=MAX_CACHE_SALT_BYTES,
+        )
+    settings = tenants.get(tenant)
+    root = f"\0share={settings.share}" if settings is not None and settings.share is not None else tenant
+    return f"{root}\0salt={cache_salt}" if cache_salt else root
+
 
 _MAX_ACCOUNTS = 65_536
 """The one that was silent for longest is forgotten first."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from services.router.admission.causes import Cause
+from services.router.admission.blocked import Cause
 from services.router.dispatch.record import RequestRecord
 from services.router.views.attribution.verdict import Targets, Verdict
 

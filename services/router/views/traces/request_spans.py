@@ -21,14 +21,19 @@ _NAMES = {
     RequestState.PREFILLING: "prefill",
     RequestState.SHIPPING: "ship",
     RequestState.REASSIGNING: "reserve",
+    RequestState.REASSIGNING_HELD: "reserve",
     RequestState.RESUMING: "resume",
+    RequestState.RESUMING_HELD: "resume",
     RequestState.DECODING: "decode",
 }
 _ASKING = (RequestEvent.MATCHING, RequestEvent.PLACED, RequestEvent.SUBMITTED, RequestEvent.SENDER_LOST)
 """Begin spans in which another process is waited for."""
 _TAKEN_OVER = ("prefill", "ship")
 """Spans that another prefill worker's may take over from."""
-_WITHIN = (RequestEvent.WAITED, RequestEvent.FULL, RequestEvent.LATE, RequestEvent.TIMEOUT)
+_WITHIN = (
+    *(RequestEvent.WAITED, RequestEvent.FULL, RequestEvent.LATE, RequestEvent.TIMEOUT),
+    *(RequestEvent.OVERTOOK, RequestEvent.HELD, RequestEvent.ALL_HEARD),
+)
 """Entries within a span."""
 
 

@@ -7,7 +7,7 @@ import torch
 
 from loadtest.bench.engine.cuda import LLAMA_8B, STEPS, EngineBench, Step, fitting, verdicts
 from loadtest.bench.kernels.limits import Limits
-from loadtest.figures import Result
+from loadtest.rig.results import Result
 from shared.model.config.model_config import ModelConfig
 from shared.model.random_weights import random_decoder
 

@@ -11,9 +11,9 @@ from loadtest.simulator.simulation import Setup
 from loadtest.simulator.tandem_router import TandemConfig
 from loadtest.workloads.mooncake import read_mooncake
 from loadtest.workloads.trace import TraceRequest
-from services.router.placement.disaggregation import Thresholds
+from services.router.placement.decision import Thresholds
 from services.router.placement.policy import PlacementConfig
-from services.router.placement.scorers.registry import weights
+from services.router.placement.scorers import weights
 from shared.sizing.devices import H200
 from shared.sizing.shapes import LLAMA_3_70B
 from shared.sizing.step_time import roofline

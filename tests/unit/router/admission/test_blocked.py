@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.admission.blocked import BlockedClock, between, blocker
-from services.router.admission.causes import Cause
+from services.router.admission.blocked import BlockedClock, Cause, between, blocker
 from services.router.placement.views import NO_HITS, PlacementRequest, WorkerView
 
 

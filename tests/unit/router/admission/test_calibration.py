@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.admission.calibration import MAX_FACTOR, WaitCalibration
+from services.router.admission.controller import MAX_FACTOR, WaitCalibration
 
 waits = st.tuples(st.floats(0, 1e4), st.floats(0, 1e4), st.floats(0, 1))
 

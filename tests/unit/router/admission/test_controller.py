@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.router.admission.controller import AdmissionController, Estimate
-from services.router.admission.queue import AdmissionQueue
-from services.router.admission.queue_entry import QueueEntry
+from services.router.admission.queue import AdmissionQueue, QueueEntry
 from services.router.placement.prediction import TtftPredictor
-from services.router.placement.work import NO_WORK, Work
+from services.router.placement.views import NO_WORK, Work
 from shared.errors import Overloaded
 from tests.unit.router.placement.builders import pool, view
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.admission.deadline import check_deadline, may_be_late
+from services.router.admission.controller import check_deadline, may_be_late
 from shared.errors import Overloaded
 from tests.unit.router.placement.builders import pool, view
 

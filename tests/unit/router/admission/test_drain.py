@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.admission.drain_rate import MIN_STARTS, DrainRate
+from services.router.admission.controller import MIN_STARTS, DrainRate
 
 
 def drained(count: int, num_tokens: int = 100, every_s: float = 0.5) -> DrainRate:

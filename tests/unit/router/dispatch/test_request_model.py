@@ -20,11 +20,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from services.router.dispatch.config import DispatchConfig
 from services.router.dispatch.dispatcher import Dispatcher
 from services.router.dispatch.prefix_lookup import PrefixLookup
 from services.router.dispatch.request import Request
 from services.router.dispatch.states import HOLDERS, Holder, RequestState
+from services.router.dispatch.waiting_room import DispatchConfig
 from services.router.placement.policy import Placement, PlacementConfig
 from services.router.workers.discovery import StaticDiscovery
 from services.router.workers.fleet import Fleet
@@ -291,7 +291,7 @@ class RequestMachine(RuleBasedStateMachine):
             name, request_id = found
             reserve = self.workers[name].held[request_id]
             joined = request_id in self.workers[name].joined
-            waiting = (None, RequestState.RESERVED, RequestState.RESUMING)
+            waiting = (None, RequestState.RESERVED, RequestState.RESUMING, RequestState.RESUMING_HELD)
             if not reserve.prefill_here and not joined and self._state_of(request_id) in waiting:
                 return
             here = any(

@@ -32,7 +32,7 @@ def test_nobody_holds_memory_for_a_request_that_ended_and_somebody_for_every_oth
 
 def test_the_prefill_worker_is_out_once_the_decode_worker_has_joined():
     holding = {state for state in RequestState if Holder.PREFILL in HOLDERS[state]}
-    assert holding == {RequestState.PREFILLING, RequestState.SHIPPING}
+    assert holding == {RequestState.PREFILLING, RequestState.OVERTAKEN, RequestState.SHIPPING}
     assert after(RequestState.SHIPPING, RequestEvent.JOINED) is RequestState.DECODING
 
 
@@ -42,6 +42,14 @@ def test_a_lost_sender_leaves_the_reservation_to_the_decode_worker_until_another
         assert HOLDERS[waiting] == {Holder.DECODE}
         assert after(waiting, RequestEvent.SUBMITTED) is state
     assert after(RequestState.RESUMING, RequestEvent.JOINED) is RequestState.DECODING
+
+
+def test_a_held_request_is_submitted_only_after_every_worker_was_heard_from():
+    for state in (RequestState.REASSIGNING, RequestState.RESUMING):
+        held = after(state, RequestEvent.HELD)
+        assert RequestEvent.SUBMITTED not in TRANSITIONS[held]
+        assert after(held, RequestEvent.ALL_HEARD) is state
+        assert HOLDERS[held] == HOLDERS[state]
 
 
 @pytest.mark.parametrize("state", [state for state in RequestState if state in ENDS])

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from services.router.dispatch import write_coalescer as module
-from services.router.dispatch.write_coalescer import WriteCoalescer
+from services.router.dispatch import active_request as module
+from services.router.dispatch.active_request import WriteCoalescer
 
 
 @pytest.fixture

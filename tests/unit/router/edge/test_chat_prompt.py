@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from services.router.edge.answer.families import CALL_FORMATS, REASONING, call_format, reasoning_marks
-from services.router.edge.text.chat_prompt import ChatPrompt, rendered
+from services.router.edge.text.prompt_tokenizer import ChatPrompt, rendered
 from shared.errors import InvalidRequest
 from shared.model.text.chat_template import ChatTemplate
 from tests.unit.router.edge.scripted_core import TEMPLATE

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from services.router.edge.scheduling import scheduling_hints
 from services.router.edge.settings import EdgeSettings, TenantSettings
 from services.router.edge.tenants.auth import ApiKeys
-from services.router.edge.tenants.tenancy import chain_salt
+from services.router.edge.tenants.rate_limits import chain_salt
 from shared.errors import ConfigError, InvalidRequest, Unauthenticated
 
 SHARING = {"a": TenantSettings(share="team"), "b": TenantSettings(share="team"), "c": TenantSettings()}

@@ -7,7 +7,7 @@ from envoy.config.core.v3.base_pb2 import HeaderMap, HeaderValue
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from google.protobuf.json_format import MessageToDict
 
-from services.router.picker.ext_proc_messages import destination, headers_of, immediate, subset_value
+from services.router.picker.ext_proc import destination, headers_of, immediate, subset_value
 from services.router.picker.picker import subset_of
 from shared.errors import InvalidRequest, Overloaded
 

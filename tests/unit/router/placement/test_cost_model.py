@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from services.router.placement.cost_model import FORGETTING, MIN_OBSERVATIONS, CostModel
-from services.router.placement.work import NO_WORK, Work
+from services.router.placement.prediction import FORGETTING, MIN_OBSERVATIONS, CostModel
+from services.router.placement.views import NO_WORK, Work
 
 AHEAD = (NO_WORK, Work.of(300, 0), Work.of(1000, 500))
 OWN = [Work.of(20 + 37 * n % 900, 250 * (n % 5)) for n in range(60)]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.router.placement.commitments import SETTLE_S, Ledger
-from services.router.placement.work import NO_WORK, Work
+from services.router.placement.views import NO_WORK, Work
 from tests.unit.router.placement.builders import view
 
 

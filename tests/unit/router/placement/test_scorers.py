@@ -6,13 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.placement.scorers import topology
-from services.router.placement.scorers.decode_load import decode_load
-from services.router.placement.scorers.prefill_load import prefill_load
-from services.router.placement.scorers.prefix import prefix_hit
-from services.router.placement.scorers.registry import SCORERS, weights
-from services.router.placement.scorers.scorer import ScoringContext, TierWeights
-from services.router.placement.scorers.session import SessionTable, stickiness
+from services.router.placement.scorers import (
+    SCORERS,
+    ScoringContext,
+    SessionTable,
+    TierWeights,
+    decode_load,
+    nearness,
+    prefill_load,
+    prefix_hit,
+    stickiness,
+    weights,
+)
 from services.router.placement.views import PlacementRequest, PrefixHits
 from tests.unit.router.placement.builders import prompt, view
 
@@ -52,15 +57,15 @@ def test_decode_load_is_the_mean_of_free_blocks_and_places():
 def test_nearness_counts_the_leading_parts_that_labels_share():
     label = ("zone", "rack", "domain")
 
-    def nearness(worker, near):
-        return topology.nearness(worker, ScoringContext(prompt(), near=near))
+    def near_by(worker, near):
+        return nearness(worker, ScoringContext(prompt(), near=near))
 
-    assert nearness(view(label=label), label) == 1.0
-    assert nearness(view(label=("zone", "rack", "else")), label) == pytest.approx(2 / 3)
-    assert nearness(view(label=("zone",)), label) == pytest.approx(1 / 3)
-    assert nearness(view(label=("else", "rack", "domain")), label) == 0.0
-    assert nearness(view(), label) == 0.0
-    assert nearness(view(), ()) == 0.0
+    assert near_by(view(label=label), label) == 1.0
+    assert near_by(view(label=("zone", "rack", "else")), label) == pytest.approx(2 / 3)
+    assert near_by(view(label=("zone",)), label) == pytest.approx(1 / 3)
+    assert near_by(view(label=("else", "rack", "domain")), label) == 0.0
+    assert near_by(view(), label) == 0.0
+    assert near_by(view(), ()) == 0.0
 
 
 def test_sessions_are_remembered_up_to_a_limit_and_a_turn_without_prefill_keeps_the_earlier_worker():

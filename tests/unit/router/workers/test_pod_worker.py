@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from services.router.workers.discovery import DiscoveredWorker
-from services.router.workers.pod_worker import worker_of
+from services.router.workers.kubernetes_discovery import worker_of
 from shared.errors import ConfigError
 from shared.identity import DECODE, PREFILL
 

@@ -6,8 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from services.router.edge.answer.events import CallArguments, CallBegun, Content, Event, Reasoning
-from services.router.edge.http.answer_parts import AnswerParts, Call
-from services.router.edge.http.openai.envelope import named_event
+from services.router.edge.http.answer_parts import AnswerParts, Call, named_event
 
 
 def event(kind: str, **fields: object) -> bytes:

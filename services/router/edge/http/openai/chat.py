@@ -2,26 +2,248 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
-from services.router.dispatch.request import Request
+from services.router.dispatch.request import FinishReason, Request
+from services.router.edge.answer.events import CallArguments, CallBegun, Content, Event, Reasoning
 from services.router.edge.answer.families import CALL_FORMATS, AnswerFormats
 from services.router.edge.answer.reader import ToolUse
-from services.router.edge.http.answer_parts import AnswerParts, answer_parts, kept_special
+from services.router.edge.http.answer_parts import (
+    DONE,
+    AnswerParts,
+    ChunkSuffix,
+    Envelope,
+    Totals,
+    answer_parts,
+    choice_end,
+    kept_special,
+    start_member,
+)
 from services.router.edge.http.errors import OpenAIErrors
 from services.router.edge.http.openai.chat_messages import tool_use
-from services.router.edge.http.openai.chat_writers import ChatBody, ChatStream
 from services.router.edge.http.openai.forced_calls import call_or_answer, calls_structure
 from services.router.edge.http.openai.logprobs import chat_logprobs, prompt_logprobs
 from services.router.edge.http.openai.parsed_request import BodyWriter, ParsedRequest, StreamWriter
 from services.router.edge.http.openai.schemas import ChatRequest, parse_chat
 from services.router.edge.input_processor import ChatPrompt, PromptOptions
 from services.router.edge.text.generation_defaults import NO_DEFAULTS, GenerationDefaults
-from services.router.edge.text.output_processor import OutputDelta
+from services.router.edge.text.output_processor import OutputDelta, OutputFinish
+from services.router.views.answer import tandem_member
 from shared.errors import InvalidRequest
 from shared.model.text.tokenizer import Tokenizer
+
+
+class ChatDialect(Protocol):
+    """What the writers need of the endpoint."""
+
+    model_name: str
+
+    def logprobs(self, delta: OutputDelta) -> list[object]:
+        """`logprobs.content` of a delta."""
+        ...
+
+    def prompt_logprobs(self, request: Request, delta: OutputDelta) -> list[dict[str, object] | None]:
+        """`prompt_logprobs` of an answer's first delta."""
+        ...
+
+
+class ChatStream:
+    """A chat completion as server-sent events."""
+
+    def __init__(
+        self,
+        dialect: ChatDialect,
+        request: ChatRequest,
+        plan: Sequence[Request],
+        request_id: str,
+        answers: Sequence[AnswerParts],
+    ) -> None:
+        self._dialect = dialect
+        self._request = request
+        self._plan = plan
+        self._answers = answers
+        self._totals = Totals(plan, len(plan))
+        self._envelope = Envelope(f"chatcmpl-{request_id}", "chat.completion.chunk", dialect.model_name)
+        self._suffixes = ChunkSuffix(plan, include_usage=request.include_usage, continuous=request.continuous_usage)
+        self._detailed = bool(request.return_token_ids) or bool(request.logprobs)
+        self._begun = [False] * len(plan)
+        self._before = [f'{self._envelope.head}{{"index": {i}, "delta": {{"content": ' for i in range(len(plan))]
+        self._behind = '}, "logprobs": null, "finish_reason": null}]'
+
+    def events(self, index: int, delta: OutputDelta) -> bytes:
+        """What a delta brings, or none for text that is still held back; the role comes before a choice's first."""
+        opening = b""
+        if not self._begun[index]:
+            self._begun[index] = True
+            opening = self._opening(index)
+        answer = self._answers[index]
+        if answer.reader is not None:
+            return opening + self._read(index, delta)
+        suffix = self._suffixes.next(index, len(delta.token_ids))
+        if not self._detailed and delta.finish is None:
+            if not delta.text:
+                return opening
+            return opening + f"{self._before[index]}{json.dumps(delta.text)}{self._behind}{suffix}".encode()
+        return opening + self._detailed_chunk(index, {"content": delta.text} if delta.text else {}, delta, suffix)
+
+    def closing(self) -> bytes:
+        """The usage chunk where asked for, and [DONE]."""
+        if not self._request.include_usage:
+            return DONE
+        return self._envelope.usage_chunk(self._totals.usage(), self._totals.extension()) + DONE
+
+    def _read(self, index: int, delta: OutputDelta) -> bytes:
+        """An event for each part found; details of the tokens and the end go with the last."""
+        answer = self._answers[index]
+        found = answer.add(delta)
+        if self._request.include_reasoning is False:
+            found = [event for event in found if not isinstance(event, Reasoning)]
+        parts = [_delta_member(event, answer) for event in found]
+        is_last_detailed = self._detailed or delta.finish is not None
+        if is_last_detailed and not parts:
+            parts = [{}]
+        plain = parts[:-1] if is_last_detailed else parts
+        written = [
+            self._envelope.chunk(
+                {"index": index, "delta": part, "logprobs": None, "finish_reason": None}, self._suffixes.next(index)
+            )
+            for part in plain
+        ]
+        suffix = self._suffixes.next(index, len(delta.token_ids))
+        if is_last_detailed:
+            written.append(self._detailed_chunk(index, parts[-1], delta, suffix))
+        return b"".join(written)
+
+    def _detailed_chunk(self, index: int, part: dict[str, object], delta: OutputDelta, suffix: str) -> bytes:
+        choice: dict[str, object] = {
+            "index": index,
+            "delta": part,
+            "logprobs": {"content": self._dialect.logprobs(delta), "refusal": None} if self._request.logprobs else None,
+            **_end(delta.finish, self._answers[index]),
+        }
+        if self._request.return_token_ids:
+            choice["token_ids"] = delta.token_ids
+        if delta.finish is None:
+            return self._envelope.chunk(choice, suffix)
+        self._totals.add(index, delta.finish)
+        return self._envelope.chunk(choice, suffix, tandem_member(delta.finish.record))
+
+    def _opening(self, index: int) -> bytes:
+        suffix = self._suffixes.next(index)
+        choice = {
+            "index": index,
+            "delta": {"role": "assistant", "content": ""},
+            "logprobs": None,
+            "finish_reason": None,
+        }
+        extra = start_member(self._plan[index])
+        if self._request.return_token_ids:
+            extra["prompt_token_ids"] = self._plan[index].prompt_token_ids
+        return self._envelope.chunk(choice, suffix, extra)
+
+
+class ChatBody:
+    """A chat completion as one JSON body."""
+
+    def __init__(
+        self,
+        dialect: ChatDialect,
+        request: ChatRequest,
+        plan: Sequence[Request],
+        request_id: str,
+        answers: Sequence[AnswerParts],
+    ) -> None:
+        self._dialect = dialect
+        self._request = request
+        self._plan = plan
+        self._id = f"chatcmpl-{request_id}"
+        self._answers = answers
+        self._logprobs: list[list[object]] = [[] for _ in plan]
+        self._token_ids: list[list[int]] = [[] for _ in plan]
+        self._ends: list[dict[str, object]] = [{} for _ in plan]
+        self._prompt_logprobs: list[dict[str, object] | None] = []
+        self._totals = Totals(plan, len(plan))
+
+    def add(self, index: int, delta: OutputDelta) -> None:
+        """Takes a delta."""
+        self._answers[index].add(delta)
+        self._token_ids[index] += delta.token_ids
+        if delta.prompt_logprobs and not self._prompt_logprobs:
+            self._prompt_logprobs = self._dialect.prompt_logprobs(self._plan[index], delta)
+        if self._request.logprobs:
+            self._logprobs[index] += self._dialect.logprobs(delta)
+        if delta.finish is not None:
+            self._totals.add(index, delta.finish)
+            self._ends[index] = _end(delta.finish, self._answers[index])
+
+    def body(self) -> bytes:
+        """OpenAI's `chat.completion` object."""
+        response: dict[str, object] = {
+            "id": self._id,
+            "object": "chat.completion",
+            "created": int(time.time()),
+            "model": self._dialect.model_name,
+            "choices": [self._choice(index) for index in range(len(self._plan))],
+            "usage": self._totals.usage(),
+            **self._totals.extension(),
+        }
+        if self._request.return_token_ids:
+            response["prompt_token_ids"] = self._plan[0].prompt_token_ids
+        if self._request.prompt_logprobs is not None:
+            response["prompt_logprobs"] = self._prompt_logprobs or [None]
+        return json.dumps(response).encode()
+
+    def _choice(self, index: int) -> dict[str, object]:
+        logprobs = {"content": self._logprobs[index], "refusal": None} if self._request.logprobs else None
+        choice = {"index": index, "message": self._message(index), "logprobs": logprobs, **self._ends[index]}
+        if self._request.return_token_ids:
+            choice["token_ids"] = self._token_ids[index]
+        return {**choice, **self._totals.choice_extension(index)}
+
+    def _message(self, index: int) -> dict[str, object]:
+        answer = self._answers[index]
+        is_silent = not answer.text and bool(answer.calls or answer.reasoning)
+        message: dict[str, object] = {
+            "role": "assistant",
+            "content": None if is_silent else answer.text,
+            "refusal": None,
+        }
+        if answer.reasoning and self._request.include_reasoning is not False:
+            message["reasoning_content"] = answer.reasoning
+        if answer.calls:
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in answer.calls
+            ]
+        return message
+
+
+def _delta_member(event: Event, answer: AnswerParts) -> dict[str, object]:
+    """An event as a chunk's `delta`."""
+    match event:
+        case Content(text):
+            return {"content": text}
+        case Reasoning(text):
+            return {"reasoning_content": text}
+        case CallBegun(index, name):
+            function = {"name": name, "arguments": ""}
+            call = {"index": index, "id": answer.calls[index].id, "type": "function", "function": function}
+            return {"tool_calls": [call]}
+        case CallArguments(index, text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+
+
+def _end(finish: OutputFinish | None, answer: AnswerParts) -> dict[str, object]:
+    """As `choice_end`; an answer that stopped to call a tool says so."""
+    end = choice_end(finish)
+    if finish is not None and finish.reason is FinishReason.STOP and answer.calls:
+        end["finish_reason"] = "tool_calls"
+    return end
+
 
 PLAIN = AnswerFormats(CALL_FORMATS["hermes"], reasoning=None)
 

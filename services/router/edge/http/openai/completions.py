@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from services.router.dispatch.request import FinishReason, Request, TokenLogprobs
-from services.router.edge.http.errors import OpenAIErrors
-from services.router.edge.http.openai.envelope import (
+from services.router.edge.http.answer_parts import (
     DONE,
     ChunkSuffix,
     Envelope,
@@ -17,6 +16,7 @@ from services.router.edge.http.openai.envelope import (
     choice_end,
     start_member,
 )
+from services.router.edge.http.errors import OpenAIErrors
 from services.router.edge.http.openai.logprobs import CompletionLogprobs, prompt_logprobs
 from services.router.edge.http.openai.parsed_request import ParsedRequest
 from services.router.edge.http.openai.schemas import CompletionRequest, parse_completion

@@ -11,12 +11,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from services.router.edge.catalog import Catalog
-from services.router.edge.http.credentials import credentials
 from services.router.edge.http.errors import as_tandem_error, error_headers, error_json
 from services.router.edge.http.pages.docs_page import docs_page
 from services.router.edge.http.pages.openapi import openapi_document
 from services.router.edge.input_processor import InputProcessor
-from services.router.edge.tenants.auth import ApiKeys
+from services.router.edge.tenants.auth import ApiKeys, credentials
 from services.router.views.cluster_view import ClusterView
 from shared.errors import InvalidRequest, NotFound, TandemError
 

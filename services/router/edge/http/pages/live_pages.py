@@ -14,8 +14,7 @@ from google.protobuf.message import Message
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.router.edge.http.credentials import credentials
-from services.router.edge.tenants.auth import ApiKeys
+from services.router.edge.tenants.auth import ApiKeys, credentials
 from services.router.views.cluster_view import ClusterView
 from shared.errors import InvalidRequest, NotFound
 

@@ -7,8 +7,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 
 from services.router.edge.answer.events import CallArguments, CallBegun, Content, Event, Reasoning
-from services.router.edge.http.answer_parts import Call
-from services.router.edge.http.openai.envelope import named_event
+from services.router.edge.http.answer_parts import Call, named_event
 
 
 class OutputItems:

@@ -13,8 +13,7 @@ from dataclasses import replace
 import uvicorn
 from starlette.types import ASGIApp
 
-from services.router.edge.http.server.connections import Connections
-from services.router.edge.http.server.protocol import BoundedProtocol
+from services.router.edge.http.server.protocol import BoundedProtocol, Connections
 from services.router.edge.limits import LimitSettings
 from shared.address import Address
 from shared.errors import ConfigError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.router.admission.causes import Cause
+from services.router.admission.blocked import Cause
 from services.router.dispatch.record import FINISHED
 from services.router.views.attribution.ring import EndedRequests
 from services.router.views.attribution.verdict import Targets

@@ -8,11 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.admission.causes import Cause
+from services.router.admission.blocked import Cause
 from services.router.dispatch.record import Failure
 from services.router.dispatch.states import RequestState
-from services.router.views.attribution.time_split import after_first_token, before_first_token
-from services.router.views.attribution.verdict import Outcome, Targets, judge, outcome
+from services.router.views.attribution.verdict import (
+    Outcome,
+    Targets,
+    after_first_token,
+    before_first_token,
+    judge,
+    outcome,
+)
 from services.router.views.attribution.window import summarize
 from services.router.views.timings import delivered_at, ended_at, first_token_at, tpot_s, ttft_s, ttft_split
 from tests.unit.router.views.attribution.requests import ended

@@ -1,1 +1,0 @@
-"""One file a scorer: how well a worker suits a request, in [0, 1]."""

@@ -16,7 +16,7 @@ from loadtest.chaos.phases import num_held, whole
 from loadtest.chaos.victims import PEERS, Status, merged
 from loadtest.rig.cluster import Extras, local_cluster
 from services.local.cluster import LocalCluster
-from services.local.restarts import Died
+from services.local.supervisor import Died
 from shared.failpoints import ENGINE_STEP
 from shared.rpc.pb.tandem.v1 import fleet_pb2, fleet_pb2_grpc, inference_pb2, inference_pb2_grpc
 from shared.rpc.server import channel

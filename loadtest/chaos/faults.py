@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from loadtest.chaos.cluster import HANG_S, ChaosCluster
 from loadtest.chaos.trial import LASTING_CUT, PARTITIONS, Trial
 from loadtest.chaos.victims import Status, cut_pairs, one_pair, parts_of
-from services.local.restarts import MAX_DEATHS, WINDOW_S
+from services.local.supervisor import MAX_DEATHS, WINDOW_S
 
 PARTITION_S = 10.0
 """Longer than a router waits before it gives a worker up, and a worker a router."""

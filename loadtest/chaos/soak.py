@@ -1,6 +1,7 @@
 """`python -m loadtest.chaos.soak`: a part is killed every few seconds, in turn, under clients that ask without end.
 
-One part of each kind is spared, so that there is something whose memory can be watched for long."""
+One part of each kind is spared, so that there is something whose memory can be watched for long.
+"""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from services.cli.fit import fit
 from services.cli.generate import generate
 from services.cli.preflight import preflight
 from services.cli.status import status
-from services.cli.top_view import top
+from services.cli.top import top
 from services.cli.up import up
 from shared.environment import check_variables
 from shared.errors import TandemError

@@ -16,9 +16,9 @@ from services.local.commands import ServiceCommands, TandemCommands, WorkerPlan,
 from services.local.model_pools import ModelPools
 from services.local.parts import IndexPart, MemberPart, ServicePart
 from services.local.places import INDEX, Places, ThisHost, check_free
-from services.local.restarts import Change, Supervisor
 from services.local.spec import ClusterSpec, RouterPlace
 from services.local.state_folder import StateFolder, unwritable
+from services.local.supervisor import Change, Supervisor
 from shared.child_process import ChildProcess
 from shared.cores.core_choice import share_machine
 from shared.cores.quota import read_quota

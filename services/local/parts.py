@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from services.local.restarts import PROBE_TIMEOUT_S
+from services.local.supervisor import PROBE_TIMEOUT_S
 from shared.child_process import ChildProcess
 from shared.process_events import Progress, Ready
 from shared.rpc.server import channel

@@ -24,7 +24,7 @@ from shared.engine.runner.piecewise import PiecewiseSteps
 from shared.engine.runner.pool_memory import allocate_pool
 from shared.engine.runner.prompt_logprobs import PendingTargets, split
 from shared.engine.runner.sampler import ALL_CANDIDATES, TopLogprobs, is_plain, num_candidates, resample, sample
-from shared.engine.runner.static_inputs import StaticDecode
+from shared.engine.runner.static_decode import StaticDecode
 from shared.engine.runner.structure_masks import StructureMasks
 from shared.engine.runner.warm_up import warm_up_plans
 from shared.kernels.backend import Kernels

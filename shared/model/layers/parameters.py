@@ -111,20 +111,11 @@ class DecoderParameters:
         return views
 
 
-def unused_tensors(config: ModelConfig, experts: range | None = None) -> tuple[str, ...]:
+def unused_tensors(config: ModelConfig) -> tuple[str, ...]:
     """Prefixes of the names of a checkpoint's tensors that these parameters leave out: layers that predict further than
-    the next token, and other ranks' experts."""
+    the next token."""
     layers = range(config.num_layers, config.num_layers + config.num_unused_layers)
-    left_out = [f"model.layers.{layer}." for layer in layers]
-    if config.moe is not None and experts is not None:
-        absent = [expert for expert in range(config.moe.routing.num_experts) if expert not in experts]
-        left_out += [
-            f"model.layers.{layer}.{config.moe.prefix}.experts.{expert}."
-            for layer in range(config.num_layers)
-            if config.has_experts(layer)
-            for expert in absent
-        ]
-    return tuple(left_out)
+    return tuple(f"model.layers.{layer}." for layer in layers)
 
 
 def _qkv_rows(config: ModelConfig) -> dict[str, int]:

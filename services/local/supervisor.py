@@ -1,4 +1,4 @@
-"""When a part that died is started again, and when it is given up. Pure policy."""
+"""Starts the parts of a local cluster again when they die, and ends those that hang."""
 
 from __future__ import annotations
 
@@ -15,6 +15,14 @@ from shared.errors import TandemError
 
 PROBE_INTERVAL_S = 1.0
 PROBE_TIMEOUT_S = 2.0
+MAX_DEATHS = 3
+"""A part that died this often …"""
+WINDOW_S = 60.0
+"""… within this time is not started again. Seconds."""
+FIRST_DELAY_S = 0.2
+"""Pause before the first start in a window; it doubles with every further one. Seconds."""
+JITTER = 0.5
+"""A pause is longer by up to this share, so that parts that died together do not start together."""
 
 
 class Part(Protocol):
@@ -28,11 +36,11 @@ class Part(Protocol):
         ...
 
     async def ended(self) -> str:
-        """Waits until the process has ended, and says how: "SIGKILL" or "exit status 1"."""
+        """Waits until the process has ended; returns how: "SIGKILL" or "exit status 1"."""
         ...
 
     async def answers(self) -> bool:
-        """Whether it answers a probe, whatever it says; takes at most PROBE_TIMEOUT_S."""
+        """Whether it answers a probe with any status; takes at most PROBE_TIMEOUT_S."""
         ...
 
     def kill(self) -> None:
@@ -86,7 +94,7 @@ class Supervisor:
         self._tasks += [asyncio.create_task(self._keep(part), name=f"keep {part.name}") for part in parts]
 
     async def close(self) -> None:
-        """Stops watching; what is being started is left as it is. Twice is fine."""
+        """Stops watching; a part that is just being started is left as it is. Twice is fine."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -135,16 +143,6 @@ class Supervisor:
             round_s = min(time.monotonic() - began, PROBE_TIMEOUT_S + PROBE_INTERVAL_S)
             has_answered = has_answered or answers
             silent_s = silent_s + round_s if has_answered and not answers else 0.0
-
-
-MAX_DEATHS = 3
-"""A part that died this often …"""
-WINDOW_S = 60.0
-"""… within this time is not started again. Seconds."""
-FIRST_DELAY_S = 0.2
-"""Pause before the first start in a window; it doubles with every further one. Seconds."""
-JITTER = 0.5
-"""A pause is longer by up to this share, so that parts that died together do not start together."""
 
 
 class Restarts:

@@ -1,4 +1,4 @@
-"""The inputs of a decode step in tensors that stay where they are, filled by one asynchronous copy a step."""
+"""Decode steps over tensors that never move, at fixed batch sizes: what a CUDA graph can capture."""
 
 from __future__ import annotations
 
@@ -16,6 +16,20 @@ from shared.engine.sampling_params import SamplingParams
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.sampling.rows import SamplingRows
 from shared.model.decoder import Decoder
+
+_FIELDS = {
+    "token_ids": torch.int64,
+    "pending": torch.int64,  # -1: token_ids holds it; else where among the tokens of the step before it stands
+    "seeds": torch.int64,
+    "rope_lengths": torch.int64,
+    "top_ps": torch.float64,
+    "seq_lens": torch.int32,
+    "temperatures": torch.float32,
+    "top_ks": torch.int32,
+    "min_ps": torch.float32,
+}
+"""Rows of inputs by type, the larger types first, so that each begins at a multiple of its size."""
+_ROW_BYTES = sum(dtype.itemsize for dtype in _FIELDS.values())
 
 
 class StaticDecode:
@@ -109,21 +123,6 @@ class StaticDecode:
         logits = self._decoder.forward(token_ids, positions, self._kv_blocks, batch, rows, lengths)
         self.sampled[:size].copy_(self._decoder.kernels.sample_tokens(logits, inputs.rows()))
         return logits
-
-
-_FIELDS = {
-    "token_ids": torch.int64,
-    "pending": torch.int64,  # -1: token_ids holds it; else where among the tokens of the step before it stands
-    "seeds": torch.int64,
-    "rope_lengths": torch.int64,
-    "top_ps": torch.float64,
-    "seq_lens": torch.int32,
-    "temperatures": torch.float32,
-    "top_ks": torch.int32,
-    "min_ps": torch.float32,
-}
-"""Rows of inputs by type, the larger types first, so that each begins at a multiple of its size."""
-_ROW_BYTES = sum(dtype.itemsize for dtype in _FIELDS.values())
 
 
 class StaticInputs:

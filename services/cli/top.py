@@ -1,4 +1,4 @@
-"""One frame of `tandem top`."""
+"""`tandem top`: the cluster, live in a terminal."""
 
 from __future__ import annotations
 
@@ -28,6 +28,19 @@ from tandem import AsyncTandemClient
 
 _PIPED_WIDTH = 120
 _QUIT = ("q", "Q", "\x1b", "\x03")
+TITLES = {
+    "prefill_compute": "prefill compute",
+    "decode_step": "decode step",
+    "kv_room": "KV room",
+    "transfer": "transfer",
+    "queueing": "queueing",
+    "router": "router",
+    "client": "client",
+    "failure": "failure",
+}
+_BAR = 24
+_NARROW = 92
+"""Width in columns below which the blocks are shown as numbers."""
 
 
 def top(
@@ -98,21 +111,6 @@ def _single_keys() -> Iterator[None]:
         yield
     finally:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
-
-
-TITLES = {
-    "prefill_compute": "prefill compute",
-    "decode_step": "decode step",
-    "kv_room": "KV room",
-    "transfer": "transfer",
-    "queueing": "queueing",
-    "router": "router",
-    "client": "client",
-    "failure": "failure",
-}
-_BAR = 24
-_NARROW = 92
-"""Width in columns below which the blocks are shown as numbers."""
 
 
 class Steps:

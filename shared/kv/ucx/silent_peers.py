@@ -1,9 +1,9 @@
 """Ends UCX's TCP connections whose other side has fallen silent.
 
-UCX probes idle connections alone, and only from the side that opened them. Otherwise a cut in the network shows after a
-quarter of an hour of retransmissions, or never, and until then a receive whose message has begun keeps its memory. UCX
-has no setting for that, so its sockets get options of Linux (tcp(7)). Those that it accepts inherit them from the socket
-that listens; those that it opens get them when it has connected.
+UCX probes idle connections alone, and only from the side that opened them. Otherwise a cut in the network shows after
+a quarter of an hour of retransmissions, or never, and until then a receive whose message has begun keeps its memory.
+UCX has no setting for that, so its sockets get options of Linux (tcp(7)). Those that it accepts inherit them from the
+socket that listens.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 SILENT_S = 6
-"""A connection whose other host acknowledges nothing for this long ends. A process that is stopped does not count, since
-the kernel answers for it. Long enough that a stalled hand-off is found first, for that names the pair that is cut; short
-enough for `cancel`, which waits for receives that have begun."""
+"""A connection whose other host acknowledges nothing for this long ends. A process that is stopped does not count,
+since the kernel answers for it. Long enough that a stalled hand-off is found first, for that names the pair that is
+cut; short enough for `cancel`, which waits for receives that have begun."""
 _OPTIONS = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1),

@@ -1,8 +1,9 @@
 """Ends UCX's TCP connections whose other side has fallen silent.
 
-UCX probes idle connections from the side that opened them alone. The side that accepted one would learn of a cut in the
-network never, or after a quarter of an hour, and until then a receive whose message has begun keeps its memory. UCX has
-no setting for that; but on Linux an accepted connection inherits the options of the socket that listens (tcp(7)).
+UCX probes idle connections alone, and only from the side that opened them. Otherwise a cut in the network shows after
+a quarter of an hour of retransmissions, or never, and until then a receive whose message has begun keeps its memory.
+UCX has no setting for that, so its sockets get options of Linux (tcp(7)). Those that it accepts inherit them from the
+socket that listens.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ from __future__ import annotations
 import os
 import socket
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-SILENT_S = 4
-"""A peer whose host acknowledges nothing for this long is cut off: its connection ends. A process that is stopped does
-not count, since the kernel answers for it."""
+SILENT_S = 6
+"""A connection whose other host acknowledges nothing for this long ends. A process that is stopped does not count,
+since the kernel answers for it. Long enough that a stalled hand-off is found first, for that names the pair that is
+cut; short enough for `cancel`, which waits for receives that have begun."""
 _OPTIONS = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1),
@@ -24,27 +28,35 @@ _OPTIONS = (
 )
 
 
-def listening() -> frozenset[int]:
-    """The descriptors of this process's TCP sockets that listen."""
-    found = set()
+@contextmanager
+def ending_silent_connections() -> Iterator[None]:
+    """The TCP sockets that this process opens within end after SILENT_S without an answer, as do all connections that
+    they accept."""
+    before = _sockets()
+    yield
+    for inode, number in _sockets().items():
+        if inode not in before:
+            _limit_silence(number)
+
+
+def _sockets() -> dict[int, int]:
+    """Descriptors of this process's sockets, by inode."""
+    found = {}
     for entry in Path("/proc/self/fd").iterdir():
         try:
-            if stat.S_ISSOCK(entry.stat().st_mode) and _listens(int(entry.name)):
-                found.add(int(entry.name))
+            state = entry.stat()
         except OSError:  # it was closed meanwhile
             continue
-    return frozenset(found)
+        if stat.S_ISSOCK(state.st_mode):
+            found[state.st_ino] = int(entry.name)
+    return found
 
 
-def end_silent_connections(listeners: frozenset[int]) -> None:
-    """Connections that these sockets accept from now on end after SILENT_S."""
-    for number in listeners:
+def _limit_silence(number: int) -> None:
+    try:
         with socket.socket(fileno=os.dup(number)) as opened:
-            for level, name, value in _OPTIONS:
-                opened.setsockopt(level, name, value)
-
-
-def _listens(number: int) -> bool:
-    with socket.socket(fileno=os.dup(number)) as opened:
-        is_tcp = opened.family in (socket.AF_INET, socket.AF_INET6)
-        return is_tcp and bool(opened.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+            if opened.family in (socket.AF_INET, socket.AF_INET6) and opened.type is socket.SOCK_STREAM:
+                for level, name, value in _OPTIONS:
+                    opened.setsockopt(level, name, value)
+    except OSError:  # it was closed meanwhile
+        return

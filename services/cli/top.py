@@ -74,7 +74,7 @@ async def _follow(client: AsyncTandemClient, console: Console, every_s: float, w
 
 
 async def _frame(client: AsyncTandemClient, steps: Steps, window_s: float) -> Frame:
-    """What the router says now, or that it does not answer."""
+    """The router's status now, or a notice that it does not answer."""
     try:
         return Frame(await client.status(window_s=window_s), steps)
     except TandemError as error:

@@ -9,16 +9,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from services.worker.blocks.connector import KVConnector
-from services.worker.blocks.prefix_fetch.fetch import Fetch
-from services.worker.blocks.prefix_fetch.prefix_hint import PrefixHint
+from services.worker.blocks.prefix_fetch.fetch import Fetch, PrefixHint
 from services.worker.host import EngineHost
 from services.worker.machine.choices import dtype_name
-from services.worker.sessions.request import WorkerRequest
-from services.worker.sessions.request_log import attempt_log, is_of
-from services.worker.sessions.session import Session
+from services.worker.session import Session, WorkerRequest, attempt_log, is_of
 from services.worker.telemetry.attempt_trace import AttemptTrace, begin_trace
-from services.worker.telemetry.load import LoadReporter
-from services.worker.telemetry.shipments import ShipmentCounters
+from services.worker.telemetry.load import LoadReporter, ShipmentCounters
 from shared.engine.messages import (
     AddSequence,
     BlocksAdopted,

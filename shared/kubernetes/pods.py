@@ -15,7 +15,7 @@ from shared.kubernetes.access import ClusterAccess, refusal, typed_errors
 
 LIST_TIMEOUT_S = 30.0
 SLACK_S = 15.0
-"""A watch that the server does not end is ended here so much later. Seconds."""
+"""Seconds after its deadline at which a watch is ended here, where the server has not ended it."""
 
 Pod = Mapping[str, Any]
 """A Pod as the API server's JSON has it."""
@@ -48,7 +48,7 @@ class Pods:
         self._selector = selector
 
     async def list(self, page: int) -> tuple[list[Pod], str]:
-        """All of them, at most `page` in one call, and their version."""
+        """All Pods, at most `page` in one call, and their version."""
         pods: list[Pod] = []
         go_on: str | None = None
         with typed_errors():

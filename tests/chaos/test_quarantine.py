@@ -8,7 +8,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from services.local.restarts import Died, Restarted
+from services.local.supervisor import Died, Restarted
 from shared.errors import Quarantined
 from shared.rpc.errors import from_rpc_error
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2

@@ -34,7 +34,8 @@ async def still_works(stage: Stage, seed: int = 501) -> None:
     """Prompts that nobody has sent yet are served, before long their blocks are stored, and nothing leaks.
 
     Not the first prompt's for certain: each worker finds out by a probe of its own that the store answers again, and
-    what it computes before is not offered."""
+    what it computes before is not offered.
+    """
     async with asyncio.timeout(DEADLINE_S):
         for number in itertools.count(seed, step=2):
             tokens = prompt(PROMPT_LEN, seed=number)

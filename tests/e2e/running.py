@@ -17,8 +17,8 @@ import psutil
 
 from services.local.cluster import LocalCluster
 from services.local.commands import TandemCommands
-from services.local.restarts import Died, Restarted
 from services.local.spec import ClusterSpec
+from services.local.supervisor import Died, Restarted
 from shared.model.config.model_config import ModelConfig
 from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from tests.e2e.patient import PATIENCE_S, patient

@@ -33,7 +33,7 @@ def fuzz_schema(edge: Edge, num_cases: int, found: Findings) -> None:
     pages = [each for each in operations if each.method == "get"]
     answers = [each for each in operations if each.method != "get"]
     for_a_page = min(MOST_FOR_A_PAGE, num_cases // (2 * len(operations)) or 1)
-    for_an_answer = (num_cases - for_a_page * len(pages)) // (2 * len(answers))
+    for_an_answer = max(1, (num_cases - for_a_page * len(pages)) // (2 * len(answers)))
     with requests.Session() as session:
         for mode in MODES:
             for operation in operations:

@@ -14,7 +14,7 @@ from services.router.workers.discovery import DiscoveredWorker
 from services.router.workers.kubernetes_discovery import KubernetesDiscovery
 from shared.errors import ClusterForbids, ClusterUnavailable
 from shared.kubernetes.access import ClusterAccess
-from shared.kubernetes.backoff import Backoff
+from shared.kubernetes.pod_watch import Backoff
 from shared.kubernetes.pods import Expired, Pods
 from tests.k8s.api_server import ApiServer
 from tests.k8s.pods import SELECTOR, PodFolder, manifest, status

@@ -15,8 +15,8 @@ from services.kvstore.index import ResyncNeeded
 from services.kvstore.redis_index import TABLE_SLOT, RedisIndex
 from services.kvstore.resp.client import RedisClient
 from services.kvstore.resp.command import Command
-from services.kvstore.resp.node import RedisConnection
 from services.kvstore.resp.open import redis_client
+from services.kvstore.resp.redis_node import RedisConnection
 from services.kvstore.server import KVStoreServer
 from services.kvstore.settings import KVStoreSettings
 from services.kvstore.sweeper import Sweeper

@@ -1,6 +1,7 @@
 """A worker of either role with everything but a model: real sessions, engine thread, scheduler and pool.
 
-The tests speak to it as routers do."""
+The tests speak to it as routers do.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from services.local.addresses import reserved_address
+from services.local.places import reserved_address
 from services.worker import host
 from services.worker.group import leader
 from services.worker.host import EngineHost

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from shared.kernels.backends.cpu import CpuKernels
 
 from .cpu_case import DTYPES, close, random
-from .isas import ISAS, needs_library
+from .isas import EACH_ISA, needs_library
 
 pytestmark = needs_library
 FLUSHED = torch.finfo(torch.bfloat16).tiny
 """Instructions that multiply bf16 may take numbers below the smallest normal one for 0."""
 
 
-@pytest.fixture(scope="module", params=ISAS)
+@pytest.fixture(scope="module", params=EACH_ISA)
 def cpu(request: pytest.FixtureRequest) -> CpuKernels:
     return CpuKernels(request.param)
 

@@ -22,7 +22,7 @@ from shared.model.decoder import Decoder
 from .attention_case import LAYER, AttentionCase
 from .cpu_case import DTYPES, close, random, uneven_weight
 from .deterministic_checks import logits
-from .isas import ISAS, needs_library
+from .isas import EACH_ISA, ISAS, every_isa, needs_library
 
 pytestmark = needs_library
 
@@ -34,7 +34,7 @@ VECTORS = [isa for isa in ISAS if isa in ("avx2", "avx512")]
 """Whose fp32 products and sums are the same."""
 
 
-@pytest.fixture(scope="module", params=ISAS)
+@pytest.fixture(scope="module", params=EACH_ISA)
 def cpu(request: pytest.FixtureRequest) -> DeterministicCpuKernels:
     return DeterministicCpuKernels(request.param)
 
@@ -134,7 +134,7 @@ def test_rows_between_the_products_stand_alone(cpu: DeterministicCpuKernels, dty
         ("Qwen3ForCausalLM", {"use_sliding_window": True, "sliding_window": 19, "max_window_layers": 1}),
     ],
 )
-@pytest.mark.parametrize("isa", ISAS)
+@every_isa
 def test_logits_are_the_same_in_every_cut_and_company(
     tmp_path: Path, isa: str, architecture: str, extra: dict[str, int], dtype: torch.dtype
 ) -> None:
@@ -152,6 +152,7 @@ def test_logits_are_the_same_in_every_cut_and_company(
     assert logits(one_by_one, [0, 33, length], 3).equal(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(VECTORS) < 2, reason="this processor has one of AVX2 and AVX-512 at most")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_avx2_and_avx512_give_the_same_bits(tmp_path: Path, dtype: torch.dtype) -> None:
@@ -163,7 +164,7 @@ def test_avx2_and_avx512_give_the_same_bits(tmp_path: Path, dtype: torch.dtype) 
     assert found[0].equal(found[1])
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@every_isa
 def test_without_the_mode_a_token_alone_differs_from_the_same_in_a_prompt(isa: str) -> None:
     """So the tests above can fail."""
     kernels = choose_kernels("cpu", torch.float32, f"cpu:{isa}")

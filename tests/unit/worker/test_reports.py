@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from services.prefill.role import PrefillRole
-from services.worker.sessions.session import Session
+from services.worker.session import Session
 from services.worker.worker import Worker
 from shared.identity import WorkerRole
 from shared.rpc.pb.tandem.v1 import worker_pb2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import subprocess
 import sys
 
@@ -25,7 +24,7 @@ async def test_a_worker_whose_engine_thread_ends_goes_with_it_and_comes_back(tmp
         await cluster.idle()
         asking = asyncio.create_task(cluster.tokens(PROMPT, **fields))
         busy = await cluster.busy()
-        cluster.signal(busy, signal.SIGUSR1)
+        await cluster.arm(busy)
         assert await asking == expected
         assert await cluster.restarted(busy) == "exit status 1"
         log = (cluster.cluster.children[busy].log_path).read_text()
@@ -44,7 +43,7 @@ async def test_a_prefill_worker_that_stands_still_is_a_pause(tmp_path, monkeypat
     monkeypatch.setenv("TANDEM_WORKER_FAILPOINTS", fault)
     async with running(tmp_path) as cluster:
         expected = await cluster.tokens(PROMPT, **FIELDS)
-        cluster.signal("prefill-0", signal.SIGUSR1)
+        await cluster.arm("prefill-0")
         began = asyncio.get_running_loop().time()
         other = [*PROMPT[1:], 21]  # nothing of it is cached
         await cluster.tokens(other, **FIELDS)

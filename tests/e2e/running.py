@@ -148,6 +148,17 @@ class Running:
         """Of the process of that name."""
         return self.cluster.children[name].pid
 
+    async def arm(self, *names: str) -> None:
+        """Arms the failpoints of these processes; returns when they are."""
+
+        def num_armed() -> list[int]:
+            return [self.cluster.children[name].log_path.read_text().count("armed:") for name in names]
+
+        before = num_armed()
+        for name in names:
+            self.signal(name, signal.SIGUSR1)
+        await until(lambda: all(now > was for now, was in zip(num_armed(), before, strict=True)))
+
     async def restarted(self, name: str) -> str:
         """Waits for the next death, which has to be of that process, and for its return. How it died."""
         async with asyncio.timeout(DEADLINE_S):

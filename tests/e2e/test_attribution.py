@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -108,7 +107,7 @@ async def test_a_link_at_a_standstill_a_large_batch_and_a_slow_client_are_told_a
         await ask(run, "batch", [f"{number} and on" for number in range(24)], 60)
         assert most(await causes(run, "batch", 24)) == "decode_step"
 
-        os.kill(pids(run)["prefill-0"], signal.SIGUSR1)
+        await run.arm("prefill-0")
         await ask(run, "link", [f"{number} over a link" for number in range(4)], 4)
         assert most(await causes(run, "link", 4)) == "transfer"
 

@@ -18,7 +18,7 @@ import uvloop
 from services.local.addresses import reserved_address
 from services.worker.group.meeting import admission, leader_port, member
 from services.worker.group.meeting.admission import NONCE_BYTES, GroupShape
-from services.worker.group.meeting.frames import MOST_BYTES, Broken, Frames
+from services.worker.group.meeting.frames import MOST_BYTES, ConnectionBroken, Frames
 from services.worker.group.meeting.leader_port import MeetingPort
 from services.worker.group.meeting.member import Member
 from services.worker.group.rank_processes import RankProcess
@@ -216,7 +216,7 @@ async def test_who_is_not_of_the_group_is_refused_with_both_values(
             refusal = from_proto((await shake_hands(frames, hello(**fields))).refusal)
             assert refusal.field == field
             assert all(word in refusal.message for word in words)
-            with pytest.raises(Broken):
+            with pytest.raises(ConnectionBroken):
                 await frames.receive()
         assert (port.lost_rank, tuple(port.present)) == (None, ())
 
@@ -307,7 +307,7 @@ async def test_strangers_take_so_many_connections_and_no_more(monkeypatch: pytes
                 frames.send(group_pb2.MemberFrame(hello=hello()))
                 assert (await frames.receive()).HasField("hello")
             async with connected(port.address) as third:
-                with pytest.raises(Broken):
+                with pytest.raises(ConnectionBroken):
                     await third.receive()
         async with joined(port.address):
             assert tuple(port.present) == (1,)

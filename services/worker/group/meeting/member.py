@@ -17,7 +17,7 @@ from contextlib import aclosing
 from typing import NoReturn
 
 from services.worker.group.meeting.admission import HANDSHAKE_S, NONCE_BYTES, check_proof, own_build, prove
-from services.worker.group.meeting.frames import SILENCE_S, Broken, Frames
+from services.worker.group.meeting.frames import SILENCE_S, ConnectionBroken, Frames
 from services.worker.group.rank_processes import END_TIMEOUT_S, WATCH_INTERVAL_S, RankProcess
 from services.worker.group.rank_spec import RankSpec
 from services.worker.machine.cores import choose_group_cores
@@ -143,7 +143,7 @@ class Member:
         return leader
 
     async def _let_in(self, leader: Leader) -> group_pb2.GroupRanks:
-        """What the leader says of the ranks. Raises Unauthenticated, ConfigError, Broken."""
+        """What the leader says of the ranks. Raises Unauthenticated, ConfigError, ConnectionBroken."""
         settings = self._settings
         hello = group_pb2.MemberHello(
             build=own_build(),
@@ -162,7 +162,7 @@ class Member:
         if answer.HasField("refusal"):
             raise from_proto(answer.refusal)
         if not answer.HasField("ranks"):
-            raise Broken("the leader said nothing of the ranks")
+            raise ConnectionBroken("the leader said nothing of the ranks")
         return answer.ranks
 
     def _start_ranks(self, common: group_pb2.GroupRanks, address: str) -> None:

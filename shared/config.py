@@ -10,11 +10,10 @@ import logging
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, get_args
+from typing import Any, ClassVar, TypeVar
 
 import yaml
-from pydantic import BaseModel, SecretStr, ValidationError
-from pydantic.fields import FieldInfo
+from pydantic import ValidationError
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -26,13 +25,21 @@ from pydantic_settings.exceptions import SettingsError
 
 from shared.environment import check_variables
 from shared.errors import ConfigError
+from shared.settings.group import SettingGroup, setting_error
 from shared.telemetry.logs import LogFormat, LogLevel
 from shared.telemetry.tracing.standard_variables import standard_traces
 
 logger = logging.getLogger(__name__)
 
 
-class ServiceSettings(BaseSettings):
+class LogSettings(SettingGroup):
+    """Of every process, and of a local cluster."""
+
+    log_format: LogFormat = "text"
+    """Format of the log on stderr: text, or one JSON object a line."""
+
+
+class ServiceSettings(BaseSettings, LogSettings):
     """Base of all services' settings. Subclasses set `env_prefix` (`TANDEM_ROUTER_`, …) in their model_config."""
 
     model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
@@ -48,8 +55,6 @@ class ServiceSettings(BaseSettings):
     """Old name → new name of settings that were renamed, `part.field` for nested ones. Flags, environment variables and
     YAML keys with the old name work for one more release, with a warning."""
 
-    log_format: LogFormat = "text"
-    """Format of the log on stderr: text, or one JSON object a line."""
     log_level: LogLevel = "info"
     """Lowest level that is logged."""
     production: bool = False
@@ -96,42 +101,9 @@ def load_settings(cls: type[S], argv: Sequence[str] | None = None) -> S:
     try:
         return cls(_cli_parse_args=arguments, **from_file)  # type: ignore[call-arg]  # pydantic-settings' own parameter
     except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"]) or cls.__name__
-        value = first.get("input")
-        shown = f" (got {value!r})" if _may_show(cls, first["loc"], value) else ""
-        # Without its cause, which quotes the value.
-        raise ConfigError(f"setting {name}: {first['msg']}{shown}", field=name) from None
+        raise setting_error(cls, error) from None  # without its cause, which quotes the value
     except SettingsError as error:
         raise ConfigError(str(error), field=cls.__name__) from error
-
-
-def _may_show(cls: type[BaseModel], loc: Sequence[int | str], value: object) -> bool:
-    """Whether an error may quote the value at `loc`: not where it is secret or may hold what is.
-
-    Secret are fields of type SecretStr and those with `repr=False`. Quoted are plain values of known fields alone.
-    """
-    if isinstance(value, Mapping | Sequence) and not isinstance(value, str):
-        return False
-    model: type[BaseModel] | None = cls
-    field: FieldInfo | None = None
-    for part in loc:
-        if model is None:  # an entry of a list or mapping of plain values, or a member of a union
-            continue
-        field = model.model_fields.get(str(part))
-        if field is None:
-            return False
-        if not field.repr or SecretStr in (field.annotation, *get_args(field.annotation)):
-            return False
-        annotation: object = field.annotation
-        model = annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
-        if any(map(_is_model, get_args(field.annotation))):  # a mapping of objects
-            return False
-    return field is not None and model is None
-
-
-def _is_model(annotation: object) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
 def _take_config_flag(arguments: list[str]) -> Path | None:

@@ -7,7 +7,6 @@ and none of the services' packages: `python -m loadtest.bench.gpu_check --out FI
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib.util
 import json
@@ -21,6 +20,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Annotated
+
+from loadtest.rig.command_line import Option
+from loadtest.rig.command_line import run as run_command
+from loadtest.rig.results import write_json
 
 MOST_MINUTES = 10
 PROFILED = ("decode_parts", "prefill_tiles", "find_peaks", "measure_levels", "collect_range", "choose_tokens")
@@ -86,6 +90,7 @@ def steps(figures: Path, python: str = sys.executable) -> list[CheckStep]:
         CheckStep("gpu tests", tests(), 8),
         CheckStep("kernel bench", bench("kernels", *written("kernels")), 8),
         CheckStep("engine bench", bench("engine-cuda", *written("engine")), 8),
+        CheckStep("step times", bench("step-times", "--device", "cuda", *written("step-times")), 4),
         CheckStep("tuning", bench("kernels", "--tune", *written("tuning")), 8),
         CheckStep("trace of a decode step", bench("gpu-trace", *written("trace")), 3),
         CheckStep("ncu", (*profiler, *bench("gpu-trace", "--layers", "1", "--marked")), 5, "ncu"),
@@ -157,29 +162,24 @@ def _written(figures: Path, before: dict[Path, int]) -> object:
 def check(planned: Sequence[CheckStep], out: Path, figures: Path) -> list[Outcome]:
     """Runs all steps and writes the report after each of them."""
     outcomes: list[Outcome] = []
-    out.parent.mkdir(parents=True, exist_ok=True)
     for number, step in enumerate(planned, 1):
         print(f"[{number}/{len(planned)}] {step.name}, at most {step.minutes:g} min …", flush=True)
         outcomes.append(run(step, figures))
         print(f"    {outcomes[-1].outcome} after {outcomes[-1].seconds:g} s", flush=True)
-        unfinished = out.with_name(out.name + ".part")
-        unfinished.write_text(json.dumps({"steps": [asdict(outcome) for outcome in outcomes]}, indent=1) + "\n")
-        unfinished.replace(out)
+        write_json(out, {"steps": [asdict(outcome) for outcome in outcomes]})
     return outcomes
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """0 where every step passed or was skipped."""
-    parser = argparse.ArgumentParser(prog="python -m loadtest.bench.gpu_check", description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="the report, JSON; benchmarks write beside it")
-    parser.add_argument("--only", default="", help="steps whose name contains this")
-    arguments = parser.parse_args(argv)
-    figures = arguments.out.parent / f"{arguments.out.stem}-figures"
+def main(
+    out: Annotated[Path, Option("the report, JSON; benchmarks write beside it")],
+    only: Annotated[str, Option("steps whose name contains this")] = "",
+) -> int:
+    """Runs every step that a first hour on a GPU should have. Status 0 where every step passed or was skipped."""
+    figures = out.parent / f"{out.stem}-figures"
     figures.mkdir(parents=True, exist_ok=True)
-    planned = [step for step in steps(figures) if arguments.only in step.name]
-    outcomes = check(planned, arguments.out, figures)
+    outcomes = check([step for step in steps(figures) if only in step.name], out, figures)
     return int(any(outcome.outcome not in ("passed", "skipped") for outcome in outcomes))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main, name="python -m loadtest.bench.gpu_check")

@@ -10,7 +10,7 @@ from statistics import fmean
 
 import psutil
 
-from loadtest.markdown import bold, table
+from loadtest.rig.markdown import bold, table
 
 NUM_MEANS = 10
 """Samples a second apart depend on each other; the means of so many stretches nearly do not."""

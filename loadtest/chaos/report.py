@@ -12,7 +12,7 @@ from statistics import median
 from string import ascii_lowercase
 
 from loadtest.chaos.trial import PHASES, Outcome, Trial
-from loadtest.markdown import bold, table
+from loadtest.rig.markdown import bold, table
 from shared.errors import ConfigError
 
 _LINE = re.compile(r"(\S+) (\S+) ([^\s:]+): (\d+)\|(\d+)\|(-?\d+)\|(\d+\.\d+) s")
@@ -24,7 +24,7 @@ class Row:
 
     outcome: Outcome
     commit: str = ""
-    """As `loadtest.figures.commit` has it; empty where it was not recorded."""
+    """As `loadtest.rig.results.commit` has it; empty where it was not recorded."""
     took_s: float = 0.0
     """Seconds from a whole cluster to a whole cluster, waits included; 0 where it was not recorded."""
 

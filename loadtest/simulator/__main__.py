@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loadtest.command_line import run
+from loadtest.rig.command_line import run
 from loadtest.simulator.cli import simulate_trace
 
 if __name__ == "__main__":

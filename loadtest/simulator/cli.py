@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from loadtest.command_line import Option, Out, call, choice, decimals
-from loadtest.figures import write
+from loadtest.rig.command_line import Option, Out, call, choice, decimals
+from loadtest.rig.results import write
 from loadtest.simulator.fleet import WorkerSpec
 from loadtest.simulator.outcome import Outcome, Targets, outcome_table, results
 from loadtest.simulator.simulation import POLICIES, Setup, simulate
-from loadtest.simulator.step_time import measured
 from loadtest.simulator.tandem_router import TandemConfig
 from loadtest.workloads.mooncake import BLOCK_LEN, read_mooncake
 from loadtest.workloads.trace import TraceRequest, parse_slice, slice_requests
@@ -25,9 +24,10 @@ from shared.errors import ConfigError
 from shared.sizing import memory
 from shared.sizing.devices import H200
 from shared.sizing.load import Hardware
+from shared.sizing.measured_steps import measured
+from shared.sizing.roofline import roofline, step_times
 from shared.sizing.shapes import LLAMA_3_8B, LLAMA_3_70B, SPARSE_MODELS
 from shared.sizing.spread import Spread
-from shared.sizing.step_time import roofline, step_times
 
 MODELS = {"llama-3-70b": LLAMA_3_70B, "llama-3-8b": LLAMA_3_8B, **SPARSE_MODELS}
 BLOCK_SIZE = 16
@@ -138,11 +138,11 @@ def simulate_trace(
     prefill_here_max: Annotated[
         int, Option(help="tandem: placement.prefill_here_max_tokens")
     ] = _PLACEMENT.prefill_here_max,
-    min_hit_share: Annotated[float, Option(help="tandem: placement.min_hit_share")] = _PLACEMENT.min_hit_share,
+    min_hit_share: Annotated[float, Option(help="tandem: placement's min_hit_share")] = _PLACEMENT.min_hit_share,
     tie_margin: Annotated[
-        float, Option(help="tandem: placement.tie_margin, for several routers")
+        float, Option(help="tandem: placement's tie_margin, for several routers")
     ] = _PLACEMENT.tie_margin,
-    max_candidates: Annotated[int, Option(help="tandem: placement.max_candidates")] = _PLACEMENT.max_candidates,
+    max_candidates: Annotated[int, Option(help="tandem: placement's max_candidates")] = _PLACEMENT.max_candidates,
     out: Out = None,
 ) -> None:
     """Replay a trace over a simulated fleet, with Tandem's router and with its peers' policies."""

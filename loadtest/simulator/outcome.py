@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loadtest.figures import Result
-from loadtest.markdown import bold, table
+from loadtest.rig.markdown import bold, table
+from loadtest.rig.results import Result
 from loadtest.simulator.request import SimRequest
 
 

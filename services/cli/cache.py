@@ -8,26 +8,28 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Annotated, TypeVar
 
+import grpc.aio
 import typer
 from google.protobuf.json_format import MessageToJson
 from google.protobuf.message import Message
 
-from services.cli.cache_client import CacheClient
 from services.cli.cache_view import show
+from services.cli.dataclass_options import spread
 from services.cli.failures import EXIT_FAILED
 from services.cli.generate import parse_token_ids
 from services.cli.options import LOCAL, Connection
-from services.cli.spread import spread
 from services.cli.tables import console_of
 from shared.errors import InvalidRequest
-from shared.rpc.pb.tandem.v1 import cache_pb2
+from shared.rpc.pb.tandem.v1 import cache_pb2, cache_pb2_grpc
 from shared.sizes import size
+from tandem import AsyncTandemClient
 
 _PIPED_WIDTH = 240
 _NAME_LEN = 32
 
 T = TypeVar("T")
 AsJson = Annotated[bool, typer.Option("--json", help="Print the router's full reply as JSON.")]
+TIMEOUT_S = 30.0
 
 
 def build_cache_app() -> typer.Typer:
@@ -178,3 +180,31 @@ def _print_failures(nodes: Sequence[cache_pb2.PinnedNode]) -> None:
 def _fail_if(failed: bool) -> None:
     if failed:
         raise typer.Exit(EXIT_FAILED)
+
+
+class CacheClient(AsyncTandemClient):
+    """Raises like `AsyncTandemClient.ask`; NotFound for a pin that does not exist."""
+
+    async def stats(self) -> cache_pb2.CacheStats:
+        """Index, store nodes, tenants."""
+        return await self._cache(lambda stub, **call: stub.GetCacheStats(cache_pb2.GetCacheStatsRequest(), **call))
+
+    async def flush(self, tenant: str | None) -> cache_pb2.FlushCacheResponse:
+        """Drops one tenant's blocks from the store nodes, or all blocks from store nodes and workers."""
+        request = cache_pb2.FlushCacheRequest(tenant=tenant)
+        return await self._cache(lambda stub, **call: stub.FlushCache(request, **call))
+
+    async def pin(self, request: cache_pb2.PinPrefixRequest) -> cache_pb2.PinPrefixResponse:
+        """Keeps a prefix."""
+        return await self._cache(lambda stub, **call: stub.PinPrefix(request, **call))
+
+    async def unpin(self, name: str) -> cache_pb2.UnpinPrefixResponse:
+        """Ends a pin."""
+        request = cache_pb2.UnpinPrefixRequest(name=name)
+        return await self._cache(lambda stub, **call: stub.UnpinPrefix(request, **call))
+
+    async def _cache(self, call: Callable[..., Awaitable[T]]) -> T:
+        def at(channel: grpc.aio.Channel) -> Awaitable[T]:
+            return call(cache_pb2_grpc.CacheServiceStub(channel), metadata=self.key, timeout=TIMEOUT_S)
+
+        return await self.ask(at)

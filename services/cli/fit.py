@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from services.cli.fit_degrees import WORKERS_OF_TODAY, degrees_as_dict, degrees_table
 from services.cli.fit_values import not_yet, values_yaml
-from services.cli.fit_view import as_dict, memory_table, show
-from services.cli.quantities import count_of, seconds_of
+from services.cli.fit_view import WORKERS_OF_TODAY, as_dict, degrees_as_dict, degrees_table, memory_table, show
 from services.cli.tables import console_of
 from shared.errors import ConfigError
 from shared.model.config.model_config import ModelConfig
@@ -20,6 +20,7 @@ from shared.sizing.degrees import degree_fits
 from shared.sizing.devices import GPUS, device_name, gpu_of
 from shared.sizing.fit import fit as size_load
 from shared.sizing.load import Hardware, Load
+from shared.sizing.measured_steps import measured
 from shared.sizing.shapes import (
     BYTES_PER_VALUE,
     NAMED_MODELS,
@@ -35,6 +36,9 @@ _PIPED_WIDTH = 120
 _MAX_TOKENS = 10_000_000
 _MAX_SEQUENCES = 1_000_000
 _DEFAULT_OUTPUT = 500
+_COUNT_UNITS = {"": 1, "k": 1000, "m": 1_000_000, "ki": 1 << 10, "mi": 1 << 20}
+_TIME_UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0}
+_QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
 def fit(
@@ -79,6 +83,20 @@ def fit(
     memory_share: Annotated[
         float, typer.Option("--memory-share", help="Share of a GPU's memory for weights and KV.")
     ] = 0.9,
+    overlap: Annotated[
+        float | None,
+        typer.Option(
+            "--overlap",
+            help="Share, 0 to 1, of the shorter one of reading weights and products that costs a step no time; "
+            "default: not known, both ends are tried.",
+        ),
+    ] = None,
+    steps: Annotated[
+        Path | None,
+        typer.Option(
+            "--steps", help="Step times measured on one GPU (loadtest.bench step-times --out FILE): for its workers."
+        ),
+    ] = None,
     price: Annotated[float | None, typer.Option("--price", help="Price of a GPU and hour, for the cost.")] = None,
     prefill_price: Annotated[float | None, typer.Option("--prefill-price", help="Of a prefill GPU.")] = None,
     decode_price: Annotated[float | None, typer.Option("--decode-price", help="Of a decode GPU.")] = None,
@@ -120,6 +138,8 @@ def fit(
         max_tensor=int(_between(max_tensor, "max-tensor", 1, MOST_RANKS)),
         max_pipeline=int(_between(max_pipeline, "max-pipeline", 1, MOST_RANKS)),
         node_devices=int(_between(node_gpus, "node-gpus", 1, 1024)),
+        overlap=None if overlap is None else _between(overlap, "overlap", 0.0, 1.0),
+        measured=None if steps is None else measured(steps, "steps"),
         prefill_price=_price(prefill_price if prefill_price is not None else price, "prefill-price"),
         decode_price=_price(decode_price if decode_price is not None else price, "decode-price"),
     )
@@ -141,7 +161,7 @@ def fit(
 
 
 def _show_degrees(console: Console, shape: ModelShape, load: Load, hardware: Hardware, *, as_json: bool) -> None:
-    """Of the decode GPU, which is the prefill GPU's too unless another one is named."""
+    """Prints the degrees on the decode GPU, which is the prefill GPU's too unless another one is named."""
     fits = degree_fits(shape, load, hardware.decode_gpu, hardware)
     if as_json:
         _print_json(degrees_as_dict(fits))
@@ -239,3 +259,38 @@ def _write(path: Path, text: str) -> None:
 
 def _print_json(content: object) -> None:
     print(json.dumps(content, indent=2))
+
+
+def count_of(text: str, option: str, most: int, least: int = 1) -> int:
+    """A whole number: `8000`, `128k` (128,000), `128Ki` (131,072). Raises ConfigError naming the option."""
+    number, unit = _split(text, option, _COUNT_UNITS, "a whole number such as 8000, 128k (128,000) or 128Ki (131,072)")
+    value = number * _COUNT_UNITS[unit]
+    if value != int(value):
+        raise ConfigError(f"--{option}: {text.strip()} is {value:g}, not a whole number", field=option, value=text)
+    _check(value, text, option, least, most, "")
+    return int(value)
+
+
+def seconds_of(text: str, option: str, most: float) -> float:
+    """A time above 0: `1s`, `40ms`, `2min`; without unit seconds. Raises ConfigError naming the option."""
+    number, unit = _split(text, option, _TIME_UNITS, "a time such as 1s or 40ms")
+    value = number * _TIME_UNITS[unit]
+    _check(value, text, option, 1e-6, most, " s")
+    return value
+
+
+def _split(text: str, option: str, units: dict[str, int] | dict[str, float], expected: str) -> tuple[float, str]:
+    match = _QUANTITY.fullmatch(text)
+    if match is None or match[2].lower() not in units:
+        raise ConfigError(f"--{option}: expected {expected}, got {text!r}", field=option, value=text)
+    return float(match[1]), match[2].lower()
+
+
+def _check(value: float, text: str, option: str, least: float, most: float, unit: str) -> None:
+    if not least <= value <= most or not math.isfinite(value):
+        raise ConfigError(
+            f"--{option}: must be from {least:.15g} to {most:.15g}{unit}, got {text.strip()}",
+            field=option,
+            limit=least if value < least else most,
+            value=text,
+        )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from rich.console import Console
 from rich.table import Table
 
 from services.cli.tables import table_of
+from shared.sizing.degrees import DegreeFit
 from shared.sizing.fit import Cost, Fit
 from shared.sizing.load import PoolFit
 from shared.sizing.memory import GB, gpus_by_memory
@@ -16,6 +18,10 @@ from shared.sizing.shapes import BYTES_PER_VALUE, NAMED_MODELS
 GIB = 1 << 30
 PUBLISHED_LOADS = ((8000, 32), (128_000, 256))
 """(context, sequences) of the table that is often cited for the cost of KV."""
+WORKERS_OF_TODAY = (
+    "arithmetic: workers of at most 16 ranks, on CPUs also over several machines; on GPUs no group of ranks has run yet"
+)
+"""The note below the table of degrees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +143,30 @@ def verdict(fit: Fit) -> str:
             f"{fit.collocated.gpus} GPUs at {fit.collocated_cost.per_hour:.2f} an hour",
             f"{fit.gpus} at {fit.cost.per_hour:.2f}",
         )
+    if fit.is_undecided:
+        return f"disaggregated, while the overlap of a step is not known: {_by_overlap(fit)}"
     if fit.collocated_is_better:
         return f"collocated serves this load better: one pool meets the same targets with {one}, two pools take {two}"
     return f"disaggregated: one pool would take {one}, two take {two}"
 
 
+def _by_overlap(fit: Fit) -> str:
+    """The two ends between which the answer lies."""
+    assert fit.apart is not None
+    hidden, apart = _pools_of(fit), _pools_of(fit.apart)
+    return (
+        f"{hidden} if a step's products hide behind the reading of its weights, {apart} if they do not; measure "
+        "mixed steps (loadtest.bench step-times) and give their --steps, or --overlap"
+    )
+
+
+def _pools_of(fit: Fit) -> str:
+    one = f"one takes {fit.collocated.gpus} GPUs" if fit.collocated is not None else "one does not meet the targets"
+    return f"{one} and two take {fit.gpus}"
+
+
 def warnings(fit: Fit) -> list[str]:
-    """What the sizes do not say by themselves."""
+    """Notes on the limits of the answer."""
     found = []
     kv_heads = fit.model.num_kv_heads
     prefill, decode = fit.prefill.spread, fit.decode.spread
@@ -185,11 +208,22 @@ def as_dict(fit: Fit, name: str) -> dict[str, object]:
         "gpus": fit.gpus,
         "ratio": {"prefill": fit.ratio[0], "decode": fit.ratio[1]},
         "collocated": _pool(fit.collocated) if fit.collocated is not None else None,
-        "better": "collocated" if fit.collocated_is_better else "disaggregated",
+        "better": "collocated" if fit.takes_one_pool else "disaggregated",
+        "undecided": fit.is_undecided,
+        "without_overlap": None if fit.apart is None else _without_overlap(fit.apart),
         "reason": verdict(fit),
         "warnings": warnings(fit),
         "cost": asdict(cost) if cost is not None else None,
         "collocated_cost": asdict(collocated_cost) if collocated_cost is not None else None,
+    }
+
+
+def _without_overlap(fit: Fit) -> dict[str, object]:
+    return {
+        "pools": [_pool(fit.prefill), _pool(fit.decode)],
+        "gpus": fit.gpus,
+        "collocated": _pool(fit.collocated) if fit.collocated is not None else None,
+        "better": "collocated" if fit.collocated_is_better else "disaggregated",
     }
 
 
@@ -204,3 +238,32 @@ def _cost(cost: Cost) -> str:
             f"{cost.per_million_prompt_tokens:.3f} of prompts, {cost.per_million_output_tokens:.3f} of answers by pool"
         )
     return "; ".join(parts)
+
+
+def degrees_table(fits: Sequence[DegreeFit], gpu: str, prompt_len: int, context: int) -> Table:
+    """One row for each; a spread that does not hold one sequence has no times."""
+    has_experts = any(one.experts_read for one in fits)
+    headers = ["tp", "pp", "ep", "ranks", "weights", "KV a token", "KV tokens"]
+    headers += ["prompt", "seqs", "step", "sent", "bubble", *(["experts"] if has_experts else [])]
+    title = (
+        f"a worker over ranks of one {gpu} each: prompts of {prompt_len:,} tokens alone, a decode step of as many "
+        f"sequences as the load has and {context:,} tokens each leave room for"
+    )
+    rows = [_degree_cells(one, has_experts) for one in fits]
+    return table_of(headers, rows, title=title)
+
+
+def _degree_cells(one: DegreeFit, has_experts: bool) -> list[str]:
+    spread = one.spread
+    cells = [f"{spread.tensor}", f"{spread.pipeline}", f"{spread.expert}", f"{spread.num_ranks}"]
+    cells += [f"{one.weight_bytes / GB:.3g} GB", f"{one.kv_bytes_per_token / 1024:.3g} KiB"]
+    if not one.fits:
+        return [*cells, f"{one.kv_tokens:,}" if one.kv_tokens > 0 else "none", "does not fit"]
+    cells += [f"{one.kv_tokens:,}", f"{one.prompt_s:.3g} s", f"{one.batch}", f"{one.step_s * 1e3:.3g} ms"]
+    cells += [f"{one.exchange_s * 1e3:.2g} ms", f"{one.bubble:.0%}"]
+    return [*cells, f"{one.experts_read:.0%}"] if has_experts else cells
+
+
+def degrees_as_dict(fits: Sequence[DegreeFit]) -> list[dict[str, object]]:
+    """For scripts; bytes and seconds."""
+    return [{**asdict(one), "fits": one.fits} for one in fits]

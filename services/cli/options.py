@@ -9,7 +9,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from services.local.spec import DEFAULT_GRPC
+from shared.settings.common import DEFAULT_GRPC
 from tandem import ClientTls
 
 MaxTokens = Annotated[int, typer.Option("--max-tokens", "-n", help="Maximum output tokens.")]

@@ -11,11 +11,15 @@ from dataclasses import dataclass, field
 from services.worker.session import WorkerRequest
 from shared.errors import TransferFailed
 from shared.kv.handoff.receive_handoff import HandoffReceiver, ReceivedHandoff, SenderLeft
+from shared.kv.handoff.stall import REPORT_EVERY_S
 from shared.rpc.pb.tandem.v1 import worker_pb2
 from shared.telemetry.tracing.span import Span
 
 REPLACED_WITHIN_S = 10.0
 """A sender left before its trailer: the router, which misses it too, names another one or cancels within this time."""
+
+DESERTED_S = 5.0
+"""The sender of a cancelled hand-off, which has only to send its trailer, is not waited for after this silence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,21 @@ class Reservation:
         self._answer = answer
         self._timeout_s = timeout_s
         self._first_token: int | None = None
+        self._num_arrived = -1  # of this ticket, when it was looked at last
+        self._num_silent = 0  # looks since anything arrived
+
+    def look(self) -> int | None:
+        """How many of the ticket's messages have arrived, where more are to come and none did since the last look; else
+        None. To be called every REPORT_EVERY_S."""
+        before, self._num_arrived = self._num_arrived, self.receiver.num_arrived
+        is_silent = self._num_arrived == before and self.receiver.is_waiting
+        self._num_silent = self._num_silent + 1 if is_silent else 0
+        return self._num_arrived if is_silent else None
+
+    @property
+    def is_deserted(self) -> bool:
+        """Cancelled, and nothing came of the trailer for so long that none is to be expected."""
+        return self.cancelled and self._num_silent * REPORT_EVERY_S >= DESERTED_S
 
     @property
     def ended_by_cancel(self) -> bool:
@@ -68,6 +87,7 @@ class Reservation:
         """
         while True:
             ticket, needed = self.receiver.open()
+            self._num_arrived = -1
             self._answer(
                 worker_pb2.Reserved(
                     request_id=self._request_id,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.kvstore.tiers.disk_header import MAX_TENANT_BYTES
+from services.kvstore.tiers.disk import MAX_TENANT_BYTES
 from services.kvstore.tiers.pins import Pin
 from shared.errors import InvalidRequest
 from shared.identity import WorkerIdentity, WorkerRole

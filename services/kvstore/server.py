@@ -15,12 +15,12 @@ from services.kvstore.availability import Availability
 from services.kvstore.counted_index import CountedIndex
 from services.kvstore.local_index_writer import LocalIndexWriter
 from services.kvstore.metrics import METRICS, NODE_METRICS, KVStoreSources
-from services.kvstore.node import NodeConfig, StoreNode
 from services.kvstore.redis_index import RedisIndex
 from services.kvstore.resp.counted import CountedRedis
 from services.kvstore.resp.open import redis_client
 from services.kvstore.servicer import SERVICE_NAME, KVStoreServicer
 from services.kvstore.settings import KVStoreSettings
+from services.kvstore.store_node import NodeConfig, StoreNode
 from services.kvstore.store_servicer import SERVICE_NAME as STORE_SERVICE_NAME
 from services.kvstore.store_servicer import StoreServicer
 from services.kvstore.sweeper import Sweeper
@@ -44,11 +44,20 @@ from shared.telemetry.tracing.tracer import Tracer
 logger = logging.getLogger(__name__)
 
 
+PROBE_INTERVAL_S = 0.5
+"""Between two probes of Redis. Seconds."""
+SWEEP_INTERVAL_S = 5.0
+"""Between two checks for workers that fell silent and for records to prune. Seconds."""
+
+
 class KVStoreServer:
     """`start()` returns once it serves, even if Redis does not answer yet; `close()` drains and is idempotent."""
 
-    def __init__(self, settings: KVStoreSettings) -> None:
-        """Raises ConfigError for a malformed URL or a disk tier without a folder; no I/O before `start()`."""
+    def __init__(self, settings: KVStoreSettings, probe_interval_s: float = PROBE_INTERVAL_S) -> None:
+        """Raises ConfigError for a malformed URL or a disk tier without a folder; no I/O before `start()`.
+
+        `probe_interval_s`: seconds between two probes of Redis.
+        """
         self._settings = settings
         self._fleet_key = FleetKey.of(settings.fleet_key.get_secret_value(), settings.block_encryption)
         self._redis = CountedRedis(
@@ -60,8 +69,8 @@ class KVStoreServer:
             )
         )
         self._index = CountedIndex(RedisIndex(self._redis))
-        self._sweeper = Sweeper(self._redis, settings.sweep_interval_s, settings.lease_s)
-        self._availability = Availability(self._index.probe, self._on_change, settings.probe_interval_s)
+        self._sweeper = Sweeper(self._redis, SWEEP_INTERVAL_S, settings.lease_s)
+        self._availability = Availability(self._index.probe, self._on_change, probe_interval_s)
         self._node_name = settings.name or f"store@{socket.gethostname()}/{settings.bind}"
         self._tracer = Tracer.of(settings.traces, "tandem-kvstore", self._node_name)
         self._servicer = KVStoreServicer(self._index, self._availability, self._tracer)

@@ -5,19 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
 from shared.config import ServiceSettings
-from shared.kv.encryption_modes import Encryption
-from shared.rpc.tls import ServiceTls
-from shared.telemetry.tracing.settings import TracesSettings
+from shared.rpc.fleet_settings import FleetSettings
+from shared.settings.common import EncryptionSettings
+from shared.settings.group import SettingGroup
+from shared.telemetry.settings import MetricsPageSettings, SpanSettings
 
 
-class TenantQuota(BaseModel):
+class TenantQuota(SettingGroup):
     """Most bytes of one tenant's blocks in each tier of this process; 0 = no limit but the tier's."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     host_bytes: int = Field(default=0, ge=0)
     """In host memory. Bytes."""
@@ -25,7 +24,7 @@ class TenantQuota(BaseModel):
     """In the disk folder. Bytes."""
 
 
-class KVStoreSettings(ServiceSettings):
+class KVStoreSettings(ServiceSettings, FleetSettings, EncryptionSettings, MetricsPageSettings, SpanSettings):
     """One KV store process. Several of them over one Redis are the same store."""
 
     model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
@@ -34,21 +33,6 @@ class KVStoreSettings(ServiceSettings):
 
     bind: str = "127.0.0.1:50070"
     """host:port to serve on; port 0 = any free port."""
-    tls: ServiceTls = ServiceTls()
-    """Mutual TLS of the gRPC calls between services: cert, key and ca, in all of them or in none. It does not cover the
-    blocks, which travel over UCX: see fleet_key."""
-    fleet_key: SecretStr = SecretStr("")
-    """Secret of the fleet, 16 bytes or more, the same in all of its services; best given by the environment. With one,
-    blocks are sent to addresses alone that the fleet has signed and taken with its tags alone, and only
-    the fleet's services may fetch blocks, flush caches or drain a worker. Empty = none of that."""
-    block_encryption: Encryption = "none"
-    """How blocks and the messages of hand-offs are encrypted on the transfer plane, with keys derived from fleet_key,
-    which it needs: aes-gcm is fast where the processor has AES instructions, chacha20-poly1305 needs none. The same in
-    all services of a fleet. none = blocks travel in plain text."""
-    metrics: str = "127.0.0.1:0"
-    """host:port of the Prometheus page, /metrics; port 0 = any free port, empty = no page."""
-    traces: TracesSettings = TracesSettings()
-    """Its spans of requests that the router traces."""
     redis_url: SecretStr = SecretStr("redis://127.0.0.1:6379/0")
     """redis://, rediss:// (TLS) or unix:// URL of Redis or Valkey, with ACL user and password
     (redis://user:password@host:port/db, rediss://…?ssl_ca_certs=file). No other program may use that database.
@@ -59,10 +43,6 @@ class KVStoreSettings(ServiceSettings):
     """Whether redis_url is a Redis Cluster."""
     redis_timeout_s: float = Field(default=0.2, gt=0, le=10)
     """Longest wait for an answer of Redis, connecting included. Seconds; below the clients' 0.25 s for a match."""
-    probe_interval_s: float = Field(default=0.5, gt=0, le=60)
-    """Time between two probes of Redis. Seconds."""
-    sweep_interval_s: float = Field(default=5.0, gt=0, le=3600)
-    """Time between two checks for workers that fell silent and for records to prune. Seconds."""
     lease_s: float = Field(default=60.0, ge=10, le=86_400)
     """A worker silent for this long is forgotten until it publishes again. Seconds; workers send every 2 s."""
     name: str = ""

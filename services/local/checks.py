@@ -1,17 +1,25 @@
-"""What the services of a cluster would refuse, found before any of them starts: settings, configuration, tokenizer."""
+"""Checks of a cluster before any of its services starts: settings, configuration, tokenizer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from services.kvstore.settings import KVStoreSettings
 from services.router.configured import discovery_of
 from services.router.settings import RouterSettings
 from services.worker.settings import WorkerSettings
-from shared.config import load_settings
+from shared.config import ServiceSettings, load_settings
 from shared.environment import check_variables
 from shared.model.ranks.shard import Degrees
+
+SETTINGS: Mapping[str, type[ServiceSettings]] = {
+    "kvstore": KVStoreSettings,
+    "prefill": WorkerSettings,
+    "decode": WorkerSettings,
+    "router": RouterSettings,
+}
+"""By the module in `services` that each service is started from."""
 
 
 def check_settings(*, router: Sequence[str], worker: Sequence[str], kvstore: Sequence[str]) -> None:
@@ -48,6 +56,6 @@ def check_model(folder: Path, splits: Iterable[Degrees] = ()) -> None:
 
 
 def _flags(command: Sequence[str]) -> list[str]:
-    """What stands behind the interpreter and the module."""
+    """The arguments of a command, without the interpreter and the module."""
     first = next((i for i, argument in enumerate(command) if argument.startswith("--")), len(command))
     return list(command[first:])

@@ -12,18 +12,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from services.local.addresses import check_free
 from services.local.commands import ServiceCommands, TandemCommands, WorkerPlan, plan_workers, with_flags
-from services.local.environment import cluster_environment
 from services.local.model_pools import ModelPools
 from services.local.parts import IndexPart, MemberPart, ServicePart
-from services.local.places import INDEX, Places, ThisHost
-from services.local.readiness import wait_until_serving
-from services.local.restarts import Change, Supervisor
+from services.local.places import INDEX, Places, ThisHost, check_free
 from services.local.spec import ClusterSpec, RouterPlace
 from services.local.state_folder import StateFolder, unwritable
+from services.local.supervisor import Change, Supervisor
 from shared.child_process import ChildProcess
-from shared.cores.policy import share_machine
+from shared.cores.core_choice import share_machine
 from shared.cores.quota import read_quota
 from shared.cores.topology import read_topology
 from shared.identity import WorkerRole
@@ -32,6 +29,12 @@ from shared.process_events import Progress
 
 if TYPE_CHECKING:
     from services.kvstore.embedded import EmbeddedValkey
+import json
+import secrets
+from collections.abc import Mapping
+
+from shared.address import Address
+from shared.errors import DeadlineExceeded, WorkerLost
 
 ProgressCallback = Callable[[str, Progress], None]
 
@@ -40,6 +43,8 @@ _GIVE_UP_TIMEOUT_S = 2.0
 
 _HURRY_S = 5.0
 """For routers to tell their clients that an answer ends early, seconds."""
+KEY_BYTES = 32
+_POLL_S = 0.02
 
 
 class LocalCluster:
@@ -47,7 +52,7 @@ class LocalCluster:
 
     `start()` returns when prompts are served. The workers load while the KV store starts: its address is reserved
     beforehand. The routers start last: their flags name every worker's address. All addresses stay reserved until
-    `stop()`: where the spec says so, a process that dies is started again on its own. Use it on the main thread's
+    `stop()`: where the spec asks for it, a process that dies is started again on its own. Use it on the main thread's
     event loop (see ChildProcess).
     """
 
@@ -62,9 +67,9 @@ class LocalCluster:
         """`on_progress(process name, progress)` is called on the event loop, with fraction 1 once it is ready. Closes
         the `places` when it stops."""
         self.spec = spec
-        """With the state folder that it got, once started."""
+        """The cluster's spec; once started, with the state folder that it got."""
         self.routers: tuple[RouterPlace, ...] = ()
-        """Where each router serves, once started."""
+        """Addresses of each router, once started."""
         self._commands = commands if commands is not None else TandemCommands(spec)
         self._on_progress = on_progress if on_progress is not None else _ignore
         self._index: EmbeddedValkey | None = None
@@ -96,7 +101,7 @@ class LocalCluster:
         self._check()
         await asyncio.to_thread(self._commands.check)
         self._state = StateFolder.claim(self.spec.state_dir)
-        self.spec = replace(self.spec, state_dir=self._state.path)
+        self.spec = self.spec.replace(state_dir=self._state.path)
         try:
             await self._start()
         except BaseException:
@@ -299,3 +304,59 @@ class LocalCluster:
 
 def _ignore(name: str, progress: Progress) -> None:
     """Drops the progress."""
+
+
+def cluster_environment(*, loopback: bool) -> Mapping[str, str]:
+    """For every process of one cluster, also where it is started again: a fleet key of its own and, where all are on
+    `loopback`, UCX there alone, since no other host needs to reach it. Unlike flags, an environment shows to its own
+    user alone."""
+    key = secrets.token_hex(KEY_BYTES)
+    keys = {f"TANDEM_{service}_FLEET_KEY": key for service in ("WORKER", "KVSTORE", "ROUTER")}
+    return {**keys, "UCX_NET_DEVICES": "lo"} if loopback else keys
+
+
+async def wait_until_serving(router: ChildProcess, http: str, timeout_s: float) -> None:
+    """Returns once `GET /readyz` on the host:port `http` answers 200.
+
+    Raises WorkerLost where the router ends meanwhile, DeadlineExceeded with the router's reason after `timeout_s`
+    seconds.
+    """
+    reason = "it does not answer"
+    try:
+        async with asyncio.timeout(timeout_s):
+            while reason := await _not_ready_reason(http):
+                if router.returncode is not None:
+                    raise WorkerLost(
+                        f"{router.name} ended before it served ({router.exit_text()})",
+                        process=router.name,
+                        log=str(router.log_path),
+                        log_tail=router.log_tail(),
+                    )
+                await asyncio.sleep(_POLL_S)
+    except TimeoutError as error:
+        raise DeadlineExceeded(
+            f"{router.name} serves no prompts after {timeout_s:g} s: {reason}",
+            process=router.name,
+            log=str(router.log_path),
+        ) from error
+
+
+async def _not_ready_reason(http: str) -> str:
+    """Empty when prompts are served, to every model."""
+    server = Address.parse(http, "http")
+    try:
+        reader, writer = await asyncio.open_connection(server.host, server.port)
+    except OSError as error:
+        return error.strerror or "it does not answer"
+    try:
+        writer.write(f"GET /readyz HTTP/1.1\r\nHost: {http}\r\nConnection: close\r\n\r\n".encode())
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    finally:
+        writer.close()
+    try:
+        page = json.loads(body)
+        if head.split(b" ", 2)[1:2] == [b"200"]:
+            return next((f"{name}: {why}" for name, why in page.get("models", {}).items() if why), "")
+        return str(page["reason"])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return "no reason given"

@@ -9,53 +9,35 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
 
-from services.local.model_pools import Dtype, KVDtype, Mode, ModelPools, worker_prefix
+from services.local.model_pools import ModelPools, PoolOptions, worker_prefix
 from shared.errors import ConfigError
+from shared.settings.common import AliasSettings
+from shared.settings.group import option_names
 
-OF_A_MODEL = frozenset(
-    {"model", "prefill", "decode", "mode", "dtype", "kv_dtype", "num_kv_blocks", "max_model_len", "served_model_name"}
-)
+OF_A_MODEL = frozenset({"model", "served_model_name", *option_names(PoolOptions)})
 """Options that each entry of `models` has for itself, under the same names; `served_model_name` is its `name`."""
 
 FindModel = Callable[[str], tuple[Path, str]]
 """(folder, name; empty = the folder's) of what a `model` names."""
 
 
-class ModelEntry(BaseModel):
+class ModelEntry(PoolOptions, AliasSettings):
     """One entry of `models`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: str
     name: str = ""
-    aliases: tuple[str, ...] = ()
-    prefill: int | None = None
-    decode: int = 1
-    mode: Mode = "disaggregated"
-    dtype: Dtype = "auto"
-    kv_dtype: KVDtype = "auto"
-    num_kv_blocks: int = 0
-    max_model_len: int = 0
 
     def pools(self, find: FindModel, *, is_first: bool) -> ModelPools:
         """Raises ConfigError, and what `find` does."""
         folder, found = find(self.model)
         name = self.name or found or folder.resolve().name
-        prefill = self.prefill if self.prefill is not None else int(self.mode == "disaggregated")
         return ModelPools(
             name=name,
             model=folder,
             aliases=self.aliases,
-            num_prefill=prefill,
-            num_decode=self.decode,
-            mode=self.mode,
-            dtype=self.dtype,
-            kv_dtype=self.kv_dtype,
-            num_kv_blocks=self.num_kv_blocks,
-            max_model_len=self.max_model_len,
             prefix="" if is_first else worker_prefix(name),
+            **self.values_of(PoolOptions),
         )
 
 
@@ -99,9 +81,11 @@ def _mapping(path: Path) -> dict[str, Any]:
 
 
 def _entry(path: Path, number: int, entry: object) -> ModelEntry:
+    if not isinstance(entry, Mapping):
+        raise ConfigError(f"{path}: models.{number} must be a mapping of a model's options", field=f"models.{number}")
     try:
-        return ModelEntry.model_validate(entry)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(("models", str(number), *map(str, first["loc"])))
-        raise ConfigError(f"{path}: {name}: {first['msg']}", field=name) from error
+        return ModelEntry(**{str(name): value for name, value in entry.items()})
+    except ConfigError as error:
+        raise ConfigError(
+            f"{path}: models.{number}: {error.message}", field=f"models.{number}.{error.field}"
+        ) from error

@@ -8,13 +8,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from pydantic import BaseModel
+
 from services.local.devices import ON_CPU, DeviceShare, share_devices
-from services.local.model_pools import ModelPools
+from services.local.model_pools import ModelPools, PoolOptions
 from services.local.spec import ClusterSpec
-from shared.cores.policy import CoreShare
+from shared.cores.core_choice import CoreShare
 from shared.cores.topology import format_cpu_list
 from shared.identity import WorkerRole
-from shared.kv.encryption_modes import NO_ENCRYPTION
+from shared.settings.group import values_in_common
 
 _SOME_ADDRESS = "127.0.0.1:1"
 """In commands that are checked and not run."""
@@ -73,20 +75,14 @@ class ServiceCommands(Protocol):
 
 
 class TandemCommands:
-    """The real services, by the interpreter that runs the launcher."""
+    """The real services, by the interpreter that runs the launcher.
+
+    An option of the spec that is a setting of a service is a flag of it, unless it has its default: then the
+    environment, which the services inherit, may still say otherwise.
+    """
 
     def __init__(self, spec: ClusterSpec) -> None:
         self._spec = spec
-        # Where none is asked for, the environment may still say so.
-        encryption = spec.block_encryption
-        self._encryption_flags = {"block_encryption": encryption} if encryption != NO_ENCRYPTION else {}
-        self._common_flags: dict[str, str] = {"log_format": spec.log_format} if spec.log_format != "text" else {}
-        self._sample_flags: dict[str, float] = {}
-        if spec.traces_endpoint:
-            self._common_flags["traces.endpoint"] = spec.traces_endpoint
-            self._sample_flags["traces.sample"] = 1.0
-        if spec.traces_sample is not None:
-            self._sample_flags["traces.sample"] = spec.traces_sample
 
     def check(self) -> None:
         """See ServiceCommands."""
@@ -112,51 +108,31 @@ class TandemCommands:
     def store_node(self, number: int, bind: str, redis_url: str) -> Sequence[str]:
         """See ServiceCommands."""
         spec = self._spec
-        flags: dict[str, object] = {}
+        tiers: dict[str, object] = {}
         if spec.has_store:
             name = spec.store_names[number]
-            flags = {"name": name, "host_bytes": spec.store_host_bytes, "disk_bytes": spec.store_disk_bytes}
+            tiers = {"name": name, "host_bytes": spec.store_host_bytes, "disk_bytes": spec.store_disk_bytes}
             if spec.store_disk_folder is not None:
-                flags["disk_folder"] = spec.store_disk_folder / (name if len(spec.store_names) > 1 else "")
-            flags |= self._encryption_flags
-        return _module("kvstore", bind=bind, redis_url=redis_url, **flags, **self._common_flags)
+                tiers["disk_folder"] = spec.store_disk_folder / (name if len(spec.store_names) > 1 else "")
+        return self._command("kvstore", spec.pools[0], {"bind": bind, "redis_url": redis_url, **tiers})
 
     def worker(self, plan: WorkerPlan, kvstore: str) -> Sequence[str]:
         """See ServiceCommands."""
-        spec = self._spec
-        pools = plan.pools or spec.pools[0]
-        modes = {"deterministic": True} if spec.deterministic else {}  # else the environment may say so
-        degrees = spec.degrees(plan.role)
-        of_ranks = {"tp": degrees.tensor, "pp": degrees.pipeline, "ep": degrees.expert}
-        if plan.further:
-            of_ranks |= {"group_hosts": 1 + len(plan.further)}
-        ranks: dict[str, object] = {name: degree for name, degree in of_ranks.items() if degree > 1}
-        if plan.further:
-            ranks["group_leader"] = plan.meeting
-        if plan.host:
-            ranks["group_host_index"] = plan.host
-        gpu_flags = {} if plan.share == ON_CPU else {"gpu_memory": plan.share.gpu_memory}
-        return _module(
-            plan.role,
-            name=plan.name,
-            bind=plan.address,
-            model=pools.model,
-            dtype=pools.dtype,
-            kv_dtype=pools.kv_dtype,
-            device=plan.share.device,
-            num_threads=plan.cores.num_threads,
-            cpu_affinity=format_cpu_list(plan.cores.cpus),
-            kvstore=kvstore,
-            store=plan.stores,
-            prefix_fetch=spec.prefix_fetch,
-            num_kv_blocks=pools.num_kv_blocks,
-            max_model_len=pools.max_model_len,
-            **modes,
-            **ranks,
-            **gpu_flags,
-            **self._encryption_flags,
-            **self._common_flags,
-        )
+        pools = plan.pools or self._spec.pools[0]
+        decided: dict[str, object] = {
+            "name": plan.name,
+            "bind": plan.address,
+            "model": pools.model,
+            "device": plan.share.device,
+            "num_threads": plan.cores.num_threads,
+            "cpu_affinity": format_cpu_list(plan.cores.cpus),
+            "kvstore": kvstore,
+            "store": plan.stores,
+            **self._ranks(plan),
+        }
+        if plan.share.gpu_memory:
+            decided["gpu_memory"] = plan.share.gpu_memory
+        return self._command(plan.role, pools, decided)
 
     def router(
         self, workers: Mapping[WorkerRole, Mapping[str, str]], kvstore: str, stores: str = "", number: int = 0
@@ -164,29 +140,80 @@ class TandemCommands:
         """See ServiceCommands."""
         spec = self._spec
         first, *further = spec.pools
-        names: dict[str, str] = {"aliases": json.dumps(first.aliases)} if first.aliases else {}
+        decided: dict[str, object] = {
+            "name": f"router-{number}",
+            "http": spec.routers[number].http,
+            "grpc": spec.routers[number].grpc,
+            "served_model_name": spec.model_name,
+            "kvstore": kvstore,
+            **self._served(first, workers, stores),
+        }
         if further:
-            names["models"] = json.dumps(
-                {
-                    pools.name: {**_model_settings(pools, workers), "stores": _those(stores, spec.stores_of(pools))}
-                    for pools in further
-                }
-            )
-        return _module(
-            "router",
-            name=f"router-{number}",
-            http=spec.routers[number].http,
-            grpc=spec.routers[number].grpc,
-            model=spec.model,
-            served_model_name=spec.model_name,
-            mode=spec.mode,
-            kvstore=kvstore,
-            stores=_those(stores, spec.stores_of(first)),
-            **_lists(first, workers),
-            **names,
-            **self._sample_flags,
-            **self._common_flags,
-        )
+            decided["models"] = {pools.name: self._served(pools, workers, stores) for pools in further}
+        return self._command("router", first, decided)
+
+    def _served(
+        self, pools: ModelPools, workers: Mapping[WorkerRole, Mapping[str, str]], stores: str
+    ) -> dict[str, object]:
+        """The router's settings of one model."""
+        aliases: dict[str, object] = {"aliases": pools.aliases} if pools.aliases else {}
+        return {
+            "model": str(pools.model),
+            "mode": pools.mode,
+            "stores": _those(stores, self._spec.stores_of(pools)),
+            **_lists(pools, workers),
+            **aliases,
+        }
+
+    def _command(self, service: str, pools: ModelPools, decided: Mapping[str, object]) -> list[str]:
+        """The service with what the launcher decides, and with the options of the cluster and of the model that are
+        settings of it."""
+        settings = _settings_of(service)
+        of_cluster = values_in_common(self._spec, settings)
+        options = {name: value for name, value in of_cluster.items() if name not in PoolOptions.model_fields}
+        options |= values_in_common(pools, settings)
+        left = {name: value for name, value in options.items() if name not in decided}
+        return command_line(service, settings, {**decided, **left, **self._traces(service)})
+
+    def _ranks(self, plan: WorkerPlan) -> dict[str, object]:
+        """How the worker is split over processes and hosts, where it is."""
+        degrees = self._spec.degrees(plan.role)
+        of_ranks = {"tp": degrees.tensor, "pp": degrees.pipeline, "ep": degrees.expert}
+        ranks: dict[str, object] = {name: degree for name, degree in of_ranks.items() if degree > 1}
+        if plan.further:
+            ranks |= {"group_hosts": 1 + len(plan.further), "group_leader": plan.meeting}
+        if plan.host:
+            ranks["group_host_index"] = plan.host
+        return ranks
+
+    def _traces(self, service: str) -> dict[str, object]:
+        """Where its spans go; a router also samples."""
+        spec = self._spec
+        traces: dict[str, object] = {"traces.endpoint": spec.traces_endpoint} if spec.traces_endpoint else {}
+        sample = 1.0 if spec.traces_sample is None and traces else spec.traces_sample
+        if service == "router" and sample is not None:
+            traces["traces.sample"] = sample
+        return traces
+
+
+def command_line(service: str, settings: type[BaseModel], values: Mapping[str, object]) -> list[str]:
+    """The command that starts a service with these values of its settings, a nested one as `part.field`.
+
+    Raises KeyError for a name that is no setting of it.
+    """
+    command = [sys.executable, "-m", f"services.{service}"]
+    for name, value in values.items():
+        _ = settings.model_fields[name.partition(".")[0]]
+        text = json.dumps(value) if isinstance(value, tuple | dict) else str(value)
+        command += [f"--{name.replace('_', '-')}", text]
+    return command
+
+
+def _settings_of(service: str) -> type[BaseModel]:
+    # Imported here: only a command that starts a cluster needs the settings of all services.
+    from services.local.checks import SETTINGS
+
+    return SETTINGS[service]
 
 
 def _lists(pools: ModelPools, workers: Mapping[WorkerRole, Mapping[str, str]]) -> dict[str, str]:
@@ -197,16 +224,6 @@ def _lists(pools: ModelPools, workers: Mapping[WorkerRole, Mapping[str, str]]) -
         for role, addresses in workers.items()
     }
     return {role: named for role, named in lists.items() if named}
-
-
-def _model_settings(pools: ModelPools, workers: Mapping[WorkerRole, Mapping[str, str]]) -> dict[str, object]:
-    """A further model's part of the router's setting `models`."""
-    return {
-        "model": str(pools.model),
-        "aliases": pools.aliases,
-        "mode": pools.mode,
-        **_lists(pools, workers),
-    }
 
 
 def with_flags(command: Sequence[str], **values: str) -> list[str]:
@@ -249,10 +266,3 @@ def _joined(shares: Sequence[CoreShare]) -> CoreShare:
 def _those(stores: str, names: Collection[str]) -> str:
     """The nodes of these names, of a list name=host:port."""
     return ",".join(entry for entry in stores.split(",") if entry.partition("=")[0] in names)
-
-
-def _module(service: str, **flags: object) -> list[str]:
-    command = [sys.executable, "-m", f"services.{service}"]
-    for name, value in flags.items():
-        command += [f"--{name.replace('_', '-')}", str(value)]
-    return command

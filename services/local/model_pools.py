@@ -3,61 +3,54 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, get_args
+
+from pydantic import Field, model_validator
 
 from shared.errors import ConfigError
 from shared.identity import WorkerRole
-
-Mode = Literal["disaggregated", "collocated"]
-Dtype = Literal["auto", "fp32", "bf16", "fp16"]
-KVDtype = Literal["auto", "fp32", "bf16"]
+from shared.settings.common import AliasSettings, EngineSettings, ModeSettings
+from shared.settings.group import CheckedGroup
 
 MAX_WORKERS = 64
 """Most workers of one role and model on one machine."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelPools:
-    """A model and its pools; raises ConfigError naming the setting that is wrong."""
+def _prefill_by_mode(values: Mapping[str, object]) -> int:
+    return 0 if values.get("mode") == "collocated" else 1
+
+
+class PoolOptions(ModeSettings, EngineSettings, CheckedGroup):
+    """What each model of a cluster has for itself; raises ConfigError naming the setting that is wrong."""
+
+    num_prefill: int = Field(default_factory=_prefill_by_mode, validation_alias="prefill")
+    """Prefill workers; 1 by default, none in collocated mode."""
+    num_decode: int = Field(default=1, ge=1, le=MAX_WORKERS, validation_alias="decode")
+    """Decode workers; in collocated mode they prefill too."""
+
+    @model_validator(mode="after")
+    def _check_prefill(self) -> PoolOptions:
+        low, high = (0, 0) if self.mode == "collocated" else (1, MAX_WORKERS)
+        if not low <= self.num_prefill <= high:
+            limit = f"{low}" if low == high else f"between {low} and {high}"
+            raise ConfigError(
+                f"prefill must be {limit} in {self.mode} mode, got {self.num_prefill}",
+                field="prefill",
+                value=self.num_prefill,
+            )
+        return self
+
+
+class ModelPools(PoolOptions, AliasSettings):
+    """A model and its pools."""
 
     name: str
     """What clients call it."""
     model: Path
     """Model folder in Hugging Face layout."""
-    aliases: tuple[str, ...] = ()
-    """Further names that clients may use."""
-    num_prefill: int = 1
-    """Prefill workers; 0 in collocated mode."""
-    num_decode: int = 1
-    """Decode workers; in collocated mode they prefill too."""
-    mode: Mode = "disaggregated"
-    dtype: Dtype = "auto"
-    """Of weights and computation; auto = the checkpoint's."""
-    kv_dtype: KVDtype = "auto"
-    """Of the KV cache; auto = as the computation."""
-    num_kv_blocks: int = 0
-    """Blocks in each worker's KV pool; 0 = from free memory."""
-    max_model_len: int = 0
-    """Longest sequence in tokens; 0 = the model's own limit."""
     prefix: str = ""
     """What its workers' and store nodes' names begin with: nothing for a cluster's first model."""
-
-    def __post_init__(self) -> None:
-        for name, value, allowed in (
-            ("mode", self.mode, get_args(Mode)),
-            ("dtype", self.dtype, get_args(Dtype)),
-            ("kv_dtype", self.kv_dtype, get_args(KVDtype)),
-        ):
-            if value not in allowed:
-                raise ConfigError(f"{name} must be one of {', '.join(allowed)}, got {value!r}", field=name)
-        fewest = 0 if self.mode == "collocated" else 1
-        most = 0 if self.mode == "collocated" else MAX_WORKERS
-        check_range("prefill", self.num_prefill, fewest, most, f" in {self.mode} mode")
-        check_range("decode", self.num_decode, 1, MAX_WORKERS)
-        check_range("num_kv_blocks", self.num_kv_blocks, 0, 2**31 - 1)
-        check_range("max_model_len", self.max_model_len, 0, 2**31 - 1)
 
     @property
     def workers(self) -> list[tuple[WorkerRole, str]]:
@@ -72,10 +65,3 @@ class ModelPools:
 def worker_prefix(model_name: str) -> str:
     """For the workers of a cluster's further model: `qwen3-0.6b-` of Qwen/Qwen3-0.6B."""
     return re.sub(r"[^a-z0-9.]+", "-", model_name.rpartition("/")[2].lower()).strip("-") + "-"
-
-
-def check_range(field: str, value: int, low: int, high: int, where: str = "") -> None:
-    """Raises ConfigError (`field`) for a value outside its bounds, both included."""
-    if not low <= value <= high:
-        limit = f"{low}" if low == high else f"between {low} and {high}"
-        raise ConfigError(f"{field} must be {limit}{where}, got {value}", field=field, value=value)

@@ -19,6 +19,7 @@ from services.planner.figures.sources import RouterFigures, Sources, unless
 from services.planner.metrics import METRICS, PlannerState
 from services.planner.policy import budget
 from services.planner.policy.budget import Pair
+from services.planner.policy.config import PlannerConfig
 from services.planner.policy.observation import Observation
 from services.planner.policy.planner import Decision, Planner
 from services.planner.settings import PlannerSettings
@@ -38,10 +39,10 @@ class PlannerService:
     Nothing ends the process but a signal.
     """
 
-    def __init__(self, settings: PlannerSettings) -> None:
-        """Raises ConfigError."""
+    def __init__(self, settings: PlannerSettings, config: PlannerConfig | None = None) -> None:
+        """`config`: None = as the settings say. Raises ConfigError."""
         self._settings = settings
-        self._config = settings.policy()
+        self._config = settings.policy() if config is None else config
         budget.check(self._config)
         self._access = ClusterAccess.of(settings.namespace, settings.kubeconfig, "kubeconfig")
         self.identity = settings.identity or f"{socket.gethostname()}-{secrets.token_hex(4)}"
@@ -106,7 +107,7 @@ class PlannerService:
         """Ticks until leadership is lost. It begins with nothing learnt: what another leader did is not known."""
         settings = self._settings
         planner = Planner(self._config)
-        observer = Observer(settings.pool_names, settings.ttft_s, settings.tpot_s, settings.cold_start_s)
+        observer = Observer(settings.pool_names, settings.ttft_s, settings.tpot_s, self._config.cold_start_s)
         executor = Executor(
             self._config, settings.pool_names, settings.drain_timeout_s, calls, self._sources, lambda: leadership.held
         )

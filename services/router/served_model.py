@@ -77,9 +77,7 @@ class ServedModel:
         placement = Placement(
             settings.placement.config(settings.max_queued_tokens), seed=zlib.crc32(settings.name.encode())
         )
-        self.requests = RequestLog(
-            self.metrics, settings.placement.explain_requests, settings.targets.max_requests, settings.judged_by
-        )
+        self.requests = RequestLog(self.metrics, settings.judged_by)
         self.dispatcher = Dispatcher(self.fleet, placement, self.lookup, settings.dispatch_config(), self.requests)
         self._show_figures()
         self.reader = PrefixReader(tokenizer, template)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Set
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints
+from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from services.router.admission.settings import AdmissionSettings
+from services.router.admission.settings import AdmissionSettings, QueueSettings
 from services.router.dispatch.waiting_room import DispatchConfig
 from services.router.edge.settings import EdgeSettings
 from services.router.picker.settings import PickerSettings
@@ -19,82 +19,26 @@ from services.router.views.attribution.verdict import Targets
 from shared.address import parse_named
 from shared.config import ServiceSettings
 from shared.errors import ConfigError
-from shared.rpc.tls import ServiceTls
+from shared.kubernetes.settings import ApiServerSettings
+from shared.rpc.fleet_settings import FleetSettings
+from shared.settings.common import AliasSettings, ApiSettings, ModelName, ModeSettings
+from shared.telemetry.settings import VllmMetricsSettings
 from shared.telemetry.tracing.settings import RouterTracesSettings
 
 
-class KubernetesSettings(BaseModel):
-    """Which Pods are workers, and how the API server is reached."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+class KubernetesSettings(ApiServerSettings):
+    """Which Pods are workers, and how the API server is reached, which has to let the router list and watch them."""
 
     selector: str = ""
     """Label selector of the workers' Pods; needed with `discovery` kubernetes. Such as
     `app.kubernetes.io/instance=tandem,app.kubernetes.io/component=worker`."""
-    namespace: str = ""
-    """Their namespace; empty = the router's own."""
-    kubeconfig: Path | None = None
-    """File with the API server's address and a user, for a router outside the cluster; unset = the service account of
-    the router's Pod, which has to be allowed to list and watch Pods in the namespace."""
 
 
-ModelName = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^[\x21-\x7e]+$")]
-
-
-class ModelSettings(BaseModel):
-    """One more model behind the router, with workers of its own. What is not here holds for all models."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+class ServedModelSettings(AliasSettings, ModeSettings):
+    """One model behind the router: its folder, its workers and its store nodes."""
 
     model: Path
     """Model folder; the router reads its tokenizer and chat template."""
-    aliases: tuple[ModelName, ...] = ()
-    """Further names that clients may use for it."""
-    mode: Literal["disaggregated", "collocated"] = "disaggregated"
-    """As the router's own `mode`."""
-    prefill: str = ""
-    """Its prefill workers, name=host:port, comma-separated."""
-    decode: str = ""
-    """Its decode workers, likewise."""
-    workers_file: Path | None = None
-    """YAML file that names its workers, in place of both; see the router's `workers_file`."""
-    labels: str = ""
-    """Topology of its workers; see the router's `labels`."""
-    selector: str = ""
-    """Label selector of its workers' Pods, with `discovery` kubernetes."""
-    stores: str = ""
-    """Its store nodes; see the router's `stores`. The blocks of a node have one size."""
-
-
-class RouterSettings(ServiceSettings):
-    """One router replica. The environment prefix is TANDEM_ROUTER_."""
-
-    model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
-        **{**ServiceSettings.model_config, "env_prefix": "TANDEM_ROUTER_"}
-    )
-
-    renamed: ClassVar[Mapping[str, str]] = {"placement.jitter": "placement.tie_margin"}
-
-    name: str = "router-0"
-    """Unique among the routers of a cluster."""
-    http: str = "127.0.0.1:8000"
-    """host:port of the OpenAI API."""
-    grpc: str = "127.0.0.1:50051"
-    """host:port of the gRPC API."""
-    tls: ServiceTls = ServiceTls()
-    """Mutual TLS of the gRPC calls to workers, KV store and store nodes: cert, key, ca; in all services or in none."""
-    fleet_key: SecretStr = SecretStr("")
-    """Secret of the fleet, the one of its workers and store nodes: with one, only the fleet's services may flush
-    caches. Best given by the environment. Empty = none."""
-    model: Path
-    """Model folder; the router reads its tokenizer and chat template."""
-    served_model_name: str = ""
-    """The name that clients ask for; empty = the folder's name."""
-    aliases: tuple[ModelName, ...] = ()
-    """Further names that clients may use for it."""
-    models: dict[ModelName, ModelSettings] = Field(default_factory=dict)
-    """More models, by the name that clients ask for. Each has its own workers, queue and placement; limits, tenants and
-    the index are shared. A request without a name gets the model of `model`."""
     prefill: str = ""
     """Prefill workers, name=host:port, comma-separated."""
     decode: str = ""
@@ -102,6 +46,34 @@ class RouterSettings(ServiceSettings):
     workers_file: Path | None = None
     """YAML file that names the workers, in place of `prefill`, `decode` and `labels`; followed while the router runs.
     `workers: [{name, role: prefill | decode, address: host:port, label: zone/rack}]`."""
+    labels: str = ""
+    """Topology of the workers, name=zone/rack/domain, comma-separated, widest part first; empty = unknown."""
+    stores: str = ""
+    """Store nodes of the model, name=host:port or host:port, comma-separated, with the same names as in its workers'
+    `store`: for `tandem cache`, and for health to name those that fail. The blocks of a node have one size."""
+
+
+class ModelSettings(ServedModelSettings):
+    """One more model behind the router, with workers of its own. What is not here holds for all models."""
+
+    selector: str = ""
+    """Label selector of its workers' Pods, with `discovery` kubernetes."""
+
+
+class RouterSettings(
+    ServiceSettings, FleetSettings, VllmMetricsSettings, QueueSettings, ApiSettings, ServedModelSettings
+):
+    """One router replica. The environment prefix is TANDEM_ROUTER_."""
+
+    model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
+        **{**ServiceSettings.model_config, "env_prefix": "TANDEM_ROUTER_"}
+    )
+
+    name: str = "router-0"
+    """Unique among the routers of a cluster."""
+    models: dict[ModelName, ModelSettings] = Field(default_factory=dict)
+    """More models, by the name that clients ask for. Each has its own workers, queue and placement; limits, tenants and
+    the index are shared. A request without a name gets the model of `model`."""
     discovery: Literal["list", "kubernetes"] = "list"
     """list: workers are named in `prefill` and `decode`, or in `workers_file`. kubernetes: they are the ready Pods that
     `kubernetes.selector` names. A Pod's name is the worker's; its label tandem-llm.io/role is prefill, decode or
@@ -111,15 +83,6 @@ class RouterSettings(ServiceSettings):
     """The Pods."""
     kvstore: str = ""
     """host:port of the KV store; empty = prompts are placed without an index."""
-    stores: str = ""
-    """Store nodes of the model, name=host:port or host:port, comma-separated, with the same names as in its workers'
-    `store`: for `tandem cache`, and for health to name those that fail."""
-    mode: Literal["disaggregated", "collocated"] = "disaggregated"
-    """collocated: the decode workers prefill too, as in an ordinary serving system."""
-    queue_limit: int = Field(default=1024, ge=1)
-    """Most requests that may wait for a worker."""
-    queue_timeout_s: float = Field(default=60.0, gt=0)
-    """A request that waited longer than this is refused. Seconds."""
     max_queued_tokens: int = Field(default=2048, ge=1)
     """A prefill worker gets more work while it has fewer tokens than this to compute."""
     admission: AdmissionSettings = AdmissionSettings()
@@ -128,10 +91,6 @@ class RouterSettings(ServiceSettings):
     """By what requests count as good in the status."""
     placement: PlacementSettings = PlacementSettings()
     """How workers are scored."""
-    labels: str = ""
-    """Topology of the workers, name=zone/rack/domain, comma-separated, widest part first; empty = unknown."""
-    max_attempts: int = Field(default=3, ge=1, le=16)
-    """Attempts at one request when workers fail it."""
     suspect_after_s: float = Field(default=1.0, ge=0.05, le=60)
     """A worker that sends no heartbeat for this long, or whose engine hangs, gets no new work. Seconds."""
     give_up_after_s: float = Field(default=5.0, ge=0.1, le=600)
@@ -141,9 +100,6 @@ class RouterSettings(ServiceSettings):
     """Time for accepted requests to end after SIGTERM; meanwhile new ones are answered with 503. Seconds."""
     picker: PickerSettings = PickerSettings()
     """The endpoint picker for gateways."""
-    vllm_metrics: bool = False
-    """The metrics page has what is known of vLLM's metrics under vLLM's names too, for dashboards, autoscalers and
-    gateways that ask for these."""
     traces: RouterTracesSettings = RouterTracesSettings()
     """The spans of its requests, and which of them are exported."""
     edge: EdgeSettings = EdgeSettings()
@@ -188,18 +144,8 @@ class RouterSettings(ServiceSettings):
 
     def dispatch_config(self) -> DispatchConfig:
         """What the dispatcher takes of these settings."""
-        return DispatchConfig(
-            collocated=self.mode == "collocated",
-            queue_limit=self.queue_limit,
-            queue_limit_bytes=self.admission.max_bytes,
-            queue_timeout_s=self.queue_timeout_s,
-            order=self.admission.order,
-            tenant_weights=self.admission.tenant_weights,
-            ttft_target_s=self.admission.ttft_target_s,
-            late_idle_share=self.admission.late_idle_share,
-            late_grace=self.admission.late_grace,
-            max_attempts=self.max_attempts,
-        )
+        admission = self.admission.values_of(AdmissionSettings)
+        return DispatchConfig(collocated=self.mode == "collocated", **self.values_of(QueueSettings), **admission)
 
 
 def parse_labels(text: str, known: Set[str]) -> dict[str, tuple[str, ...]]:

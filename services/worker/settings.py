@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-from pydantic import AliasChoices, Field, SecretStr, ValidationInfo, field_validator
+from pydantic import AliasChoices, Field, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from shared.address import Address
-from shared.collectives.rank_links import Backend
 from shared.config import ServiceSettings
 from shared.errors import ConfigError
 from shared.identity import Roles, WorkerRole
-from shared.kv.encryption_modes import NO_ENCRYPTION, Encryption
-from shared.model.ranks.shard import MAX_DEGREE, Degrees
-from shared.rpc.tls import ServiceTls
-from shared.telemetry.tracing.settings import TracesSettings
+from shared.kv.encryption_modes import NO_ENCRYPTION
+from shared.model.ranks.shard import Degrees
+from shared.rpc.fleet_settings import FleetSettings
+from shared.settings.common import AnswerSettings, Degree, EncryptionSettings, EngineSettings
+from shared.telemetry.settings import MetricsPageSettings, SpanSettings, VllmMetricsSettings
+
+if TYPE_CHECKING:
+    from shared.collectives.rank_links import Backend  # it brings torch
 
 MIN_CHUNK = 16
 CHUNK = 512
@@ -26,11 +29,22 @@ GPU_PREFILL_CHUNK = 8192
 """Tokens of a step that keep a GPU's matrix units busy."""
 
 
+TIMED = "timed:"
+
 _OF_ONE_PROCESS = {"gpu_direct": False, "piecewise_tokens": 0, "deterministic": False, "debug_numerics": False}
 """What a worker of several processes cannot have, and its value without."""
 
 
-class WorkerSettings(ServiceSettings):
+class WorkerSettings(
+    ServiceSettings,
+    FleetSettings,
+    EncryptionSettings,
+    MetricsPageSettings,
+    VllmMetricsSettings,
+    SpanSettings,
+    EngineSettings,
+    AnswerSettings,
+):
     """One engine process. The environment prefix is TANDEM_WORKER_, whatever its roles."""
 
     model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
@@ -43,34 +57,15 @@ class WorkerSettings(ServiceSettings):
     """Name of the worker: unique in the cluster, and the same after a restart."""
     bind: str = "127.0.0.1:0"
     """host:port of the session server; port 0 = any free one."""
-    tls: ServiceTls = ServiceTls()
-    """Mutual TLS of the gRPC calls between services: cert, key and ca, in all of them or in none. It does not cover the
-    blocks, which travel over UCX: see fleet_key."""
-    fleet_key: SecretStr = SecretStr("")
-    """Secret of the fleet, 16 bytes or more, the same in all of its services; best given by the environment. With one,
-    blocks are sent to addresses alone that the fleet has signed and taken with its tags alone, and only
-    the fleet's services may fetch blocks, flush caches or drain a worker. Empty = none of that."""
-    block_encryption: Encryption = "none"
-    """How blocks and the messages of hand-offs are encrypted on the transfer plane, with keys derived from fleet_key,
-    which it needs: aes-gcm is fast where the processor has AES instructions, chacha20-poly1305 needs none. The same in
-    all services of a fleet. none = blocks travel in plain text."""
-    metrics: str = "127.0.0.1:0"
-    """host:port of the Prometheus page, /metrics; port 0 = any free one, empty = no such page."""
-    vllm_metrics: bool = False
-    """The page has what is known of vLLM's metrics under vLLM's names too."""
-    traces: TracesSettings = TracesSettings()
-    """Its spans of requests that the router traces."""
     model: Path
     """Model folder in Hugging Face layout."""
-    dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """dtype of weights and computation. auto: the checkpoint's; on a CPU fp32, but for a bf16 checkpoint the one of
-    bf16 and fp32 that a short timing finds faster."""
-    kv_dtype: Literal["auto", "fp32", "bf16"] = "auto"
-    """dtype of the KV cache. auto: that of the computation; bf16 beside fp32 halves a block, and costs accuracy."""
-    device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:[0-9]+(,[0-9]+)*)?)$")
+    device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:[0-9]+(,[0-9]+)*)?|timed:.+)$")
     """Where the engine runs: cpu, cuda, or cuda:N for the GPU of that index. On cuda, decode steps are CUDA graphs, and
     each is planned while the one before runs. A worker of `tp` times `pp` processes takes that number of GPUs, the
-    first ones or cuda:0,1,… in their order; there without graphs, and each step planned behind the one before."""
+    first ones or cuda:0,1,… in their order; there without graphs, and each step planned behind the one before.
+    timed:FILE is a device of another speed: a step takes the time that FILE gives for it and computes nothing, so
+    answers say nothing either; for load tests. FILE is what `make bench-engine OUT=FILE` wrote, or names the
+    coefficients."""
     gpu_memory: float = Field(default=0.9, gt=0, le=1)
     """Share of the GPU's memory that this worker takes, of the whole and not of what is free: weights, steps and pool.
     Workers that share a GPU need shares that add up to less than 1."""
@@ -91,19 +86,14 @@ class WorkerSettings(ServiceSettings):
     """Instruction set of the C++ kernels. auto: the fastest that the processor runs; torch: no C++ kernels;
     amx-emulated: the code for AMX with plain C++ in place of its instructions, slow, for tests. Also read from
     TANDEM_CPU_ISA."""
-    deterministic: bool = False
-    """Whether an answer is the same to the bit however its request is batched, chunked, cached, preempted, handed over
-    or retried: every result of a sequence depends on that sequence alone. All workers of a fleet need the same value,
-    and processors that compute alike; others are refused. Not with kernels torch or triton-hopper, or fp16 on a CPU,
-    nor for models with experts or latent attention."""
     debug_numerics: bool = False
     """Whether errors about NaN or infinite numbers name the part of the model where they begin. Slower."""
-    tp: int = Field(default=1, ge=1, le=MAX_DEGREE)
+    tp: Degree = 1
     """Tensor-parallel degree: processes that each hold a part of every layer. It must divide the model's attention
     heads, and divide its KV heads or be a multiple of them."""
-    pp: int = Field(default=1, ge=1, le=MAX_DEGREE)
+    pp: Degree = 1
     """Pipeline stages, each of `tp` processes: parts of the layers, one behind the other."""
-    ep: int = Field(default=1, ge=1, le=MAX_DEGREE)
+    ep: Degree = 1
     """Expert-parallel degree, for models with experts: sets of a stage's `tp` processes, over which the experts are
     spread; the processes of a set split each of its experts. It must divide `tp`. 1: all processes split every expert;
     as `tp`: each has whole experts."""
@@ -116,7 +106,7 @@ class WorkerSettings(ServiceSettings):
     """Experts of a layer that each set may hold beyond its even number: copies of the hottest by `expert_load`, which
     it needs. The copies of an expert share its tokens, and take memory that blocks would have. 0 = experts move, none
     is copied."""
-    group_hosts: int = Field(default=1, ge=1, le=MAX_DEGREE)
+    group_hosts: Degree = 1
     """Hosts of this worker's processes, the same number on each: it must divide `tp` times `pp`. Those of one host
     share its memory, all others reach each other over TCP, not encrypted. Above 1 only on the CPU, and without
     block_encryption."""
@@ -148,15 +138,8 @@ class WorkerSettings(ServiceSettings):
     store: str = ""
     """Store nodes to offer blocks to and to fetch prefixes from: host:port or name=host:port, comma-separated; empty =
     none. The names decide which node stores which blocks, so all workers must have the same list."""
-    prefix_fetch: Literal["auto", "always", "never"] = "auto"
-    """auto: a prompt waits briefly for a prefix from peers or store nodes, and is computed while the rest arrives.
-    always: it waits until the prefix is here. never: prefixes are not fetched."""
-    num_kv_blocks: int = Field(default=0, ge=0)
-    """Blocks of the KV pool; 0 = as free memory allows."""
     block_size: Literal[16, 32, 64] = 16
     """Tokens in a block."""
-    max_model_len: int = Field(default=0, ge=0)
-    """Longest sequence in tokens; 0 = the model's own limit. At most what the pool holds."""
     max_num_seqs: int = Field(default=64, ge=1, le=4096)
     """Most sequences that hold blocks at once."""
     max_num_batched_tokens: int = Field(default=0, ge=0, le=65536)
@@ -169,15 +152,14 @@ class WorkerSettings(ServiceSettings):
     """Host memory for the blocks of preempted sequences; 0 = they are recomputed. -1 = 256 MiB beside a pool in host
     memory, and on a GPU as much as the pool has, but at most 8 GiB and an eighth of the memory that is free. Bytes."""
     tpot_target_ms: float = Field(default=0.0, ge=0)
-    """A decode batch grows only while its steps are predicted to take at most this. Milliseconds; 0 = no such limit."""
+    """A decode batch grows only while its steps are predicted to take at most this, and prompts beside running answers
+    are computed in chunks that leave each answer this much a token in the mean. Milliseconds; 0 = no such limit."""
+    itl_target_ms: float = Field(default=0.0, ge=0)
+    """Greatest gap between two tokens of an answer that a prompt's chunk may cause, where tpot_target_ms is set.
+    Milliseconds; 0 = three times tpot_target_ms."""
     max_overtaken_ms: float = Field(default=500.0, ge=0)
     """Short prompts are computed first, but not before one that has waited this long. Milliseconds; 0 = in order of
     arrival."""
-    max_unsent_share: float = Field(default=0.5, gt=0, le=1)
-    """A prefill worker starts no prompt for a decode worker that has yet to take blocks of more than this share of the
-    pool."""
-    handoff_timeout_s: float = Field(default=60.0, gt=0)
-    """A hand-off that has not ended by then has failed; a safety net beneath the protocol. Seconds."""
     drain_timeout_s: float = Field(default=30.0, ge=0)
     """Time for running requests to end after SIGTERM. Seconds."""
 
@@ -191,8 +173,8 @@ class WorkerSettings(ServiceSettings):
     @field_validator("piecewise_tokens", "gpu_direct")
     @classmethod
     def _check_on_gpu(cls, value: int, info: ValidationInfo) -> int:
-        if value and info.data.get("device") == "cpu":
-            raise ValueError("needs a GPU: device is cpu")
+        if value and not _is_gpu(device := info.data.get("device", "cuda")):
+            raise ValueError(f"needs a GPU: device is {device}")
         return value
 
     @field_validator("gpu_direct")
@@ -206,6 +188,8 @@ class WorkerSettings(ServiceSettings):
     @classmethod
     def _check_degree(cls, value: int, info: ValidationInfo) -> int:
         if value > 1:
+            if (device := info.data.get("device", "cpu")).startswith(TIMED):
+                raise ValueError(f"cannot be above 1 with device {device}")
             for name, only in _OF_ONE_PROCESS.items():
                 if (found := info.data.get(name, only)) != only:
                     raise ValueError(f"cannot be above 1 with {name} {found}")
@@ -275,8 +259,7 @@ class WorkerSettings(ServiceSettings):
     @field_validator("collectives")
     @classmethod
     def _check_collectives(cls, value: str, info: ValidationInfo) -> str:
-        on_cpu = info.data.get("device", "cpu") == "cpu"
-        if value == ("nccl" if on_cpu else "shm"):
+        if value == ("shm" if _is_gpu(info.data.get("device", "cpu")) else "nccl"):
             raise ValueError(f"cannot be {value} with device {info.data.get('device')}")
         return value
 
@@ -285,7 +268,7 @@ class WorkerSettings(ServiceSettings):
     def _check_group_pool(cls, value: str, info: ValidationInfo) -> str:
         if value == "shared" and (hosts := info.data.get("group_hosts", 1)) > 1:
             raise ValueError(f"cannot be shared by {hosts} hosts: each has its own memory")
-        if value == "shared" and (device := info.data.get("device", "cpu")) != "cpu":
+        if value == "shared" and _is_gpu(device := info.data.get("device", "cpu")):
             raise ValueError(f"cannot be shared with device {device}: each GPU has its own memory")
         return value
 
@@ -298,9 +281,9 @@ class WorkerSettings(ServiceSettings):
     def devices(self) -> tuple[str, ...]:
         """Of each rank. Raises ConfigError where `device` does not name as many GPUs as there are ranks."""
         ranks = self.degrees.num_ranks
+        if not self.is_on_gpu:
+            return ("cpu",) * ranks
         name, _, numbers = self.device.partition(":")
-        if name == "cpu":
-            return (name,) * ranks
         if not numbers:
             return (name,) if ranks == 1 else tuple(f"{name}:{rank}" for rank in range(ranks))
         devices = tuple(f"{name}:{int(number)}" for number in numbers.split(","))
@@ -331,7 +314,12 @@ class WorkerSettings(ServiceSettings):
     @property
     def is_on_gpu(self) -> bool:
         """Whether the engine runs on a GPU."""
-        return self.device != "cpu"
+        return _is_gpu(self.device)
+
+    @property
+    def step_times(self) -> Path | None:
+        """The file of a timed device; None for one that computes."""
+        return Path(self.device.removeprefix(TIMED)) if self.device.startswith(TIMED) else None
 
     def for_roles(self, roles: Roles) -> Self:
         """The same settings, with the defaults that depend on the roles filled in."""
@@ -340,3 +328,7 @@ class WorkerSettings(ServiceSettings):
         # Chunks delay the tokens of running answers; a worker that only prefills has none.
         chunk = GPU_PREFILL_CHUNK if self.is_on_gpu and WorkerRole.DECODE not in roles else CHUNK
         return self.model_copy(update={"max_num_batched_tokens": chunk})
+
+
+def _is_gpu(device: str) -> bool:
+    return device.startswith("cuda")

@@ -43,6 +43,9 @@ from shared.telemetry.tracing.span_sink import SpanSink
 
 logger = logging.getLogger(__name__)
 
+HANDOFF_TIMEOUT_S = 60.0
+"""A hand-off that has not ended by then has failed; a safety net beneath the protocol. Seconds."""
+
 TakeCommand = Callable[[Session, Any], None]
 """Carries out one kind of command. Raises a TandemError for one that is refused and has changed nothing."""
 

@@ -117,7 +117,7 @@ class Engine:
     def _run(self) -> None:
         try:
             with torch.inference_mode():
-                self._report_pool()  # a worker knows its free blocks before its first router asks
+                self._report_pool()  # before the first router asks for the free blocks
                 while self._take_commands():
                     self._step()
         except BaseException as error:
@@ -303,4 +303,8 @@ class Engine:
             num_swapped_out=scheduler.counters.num_swapped_out,
             num_swapped_in=scheduler.counters.num_swapped_in,
             num_bad_blocks=self._num_bad_blocks + self._exchange.num_bad_blocks,
+            num_queued_pairs=scheduler.num_queued_pairs,
+            decoding=scheduler.decoding,
+            least_slack_s=scheduler.least_slack_s,
+            step_times=scheduler.step_fit.times,
         )

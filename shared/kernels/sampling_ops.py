@@ -1,4 +1,4 @@
-"""What a backend makes of logits: tokens. For its ops holds what `backend.py` says of all."""
+"""A backend's ops from logits to tokens. The rules for all ops are in `backend.py`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class SamplingOps(Protocol):
         """
         ...
 
-    def likeliest_tokens(self, logits: Tensor, masks: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
+    def greedy_tokens(self, logits: Tensor, masks: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
         """The token with the highest logit in each row, of equal ones the lowest id; in some rows among the tokens that
         are allowed.
 

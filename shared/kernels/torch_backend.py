@@ -37,4 +37,4 @@ class TorchKernels:
     block_checksums = staticmethod(blocks.block_checksums)
     sample_tokens = staticmethod(sampling.sample_tokens)
     mask_tokens = staticmethod(masking.mask_tokens)
-    likeliest_tokens = staticmethod(masking.likeliest_tokens)
+    greedy_tokens = staticmethod(masking.greedy_tokens)

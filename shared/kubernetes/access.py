@@ -2,19 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import aiohttp
 import yaml
 from kubernetes.aio import client, config
+from kubernetes.aio.config import ConfigException
 from kubernetes.aio.config.incluster_config import SERVICE_TOKEN_FILENAME
 
-from shared.errors import ConfigError
-from shared.kubernetes.failures import typed_errors
+from shared.errors import ClusterForbids, ClusterUnavailable, ConfigError
 
 NAMESPACE_FILE = Path(SERVICE_TOKEN_FILENAME).with_name("namespace")
+
+
+@contextmanager
+def typed_errors() -> Iterator[None]:
+    """Turns the errors of the client's library into ClusterUnavailable."""
+    try:
+        yield
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        reason = str(error) or type(error).__name__
+        raise ClusterUnavailable(f"the Kubernetes API server does not answer: {reason}") from error
+    except ConfigException as error:
+        raise ClusterUnavailable(f"the credentials for the Kubernetes API server: {error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ClusterUnavailable(f"the Kubernetes API server's answer cannot be read: {error!r}") from error
+
+
+def refusal(status: int, content: bytes, call: str = "") -> ClusterUnavailable:
+    """The error for an answer that is no success: ClusterForbids for 401 and 403, else ClusterUnavailable.
+
+    `content` is a Status object, bare or in a watch's event; `call`, such as "GET /api", is named in the latter's text.
+    """
+    reason = status_message(content)
+    if status in (401, 403):
+        return ClusterForbids(f"the Kubernetes API server forbids it: {reason}", status=status)
+    to = f" to {call}" if call else ""
+    return ClusterUnavailable(f"the Kubernetes API server answers {status}{to}: {reason}", status=status)
+
+
+def status_message(content: bytes) -> str:
+    """The text of a Status object, bare or in a watch's event; the beginning of whatever else it is."""
+    try:
+        answer = json.loads(content)
+        return str(answer.get("object", answer)["message"])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return content[:200].decode(errors="replace")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,19 +13,17 @@ from pathlib import Path
 from typing import Generic, TypeVar, cast
 
 import grpc
-from pydantic import BaseModel, ConfigDict
 
 from shared.errors import ConfigError
+from shared.settings.group import SettingGroup
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 
-class Tls(BaseModel):
+class Tls(SettingGroup):
     """Certificate, key and authority. Without a certificate everything is in plain text."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     cert: Path | None = None
     """Certificate chain in PEM, with the names and addresses by which others reach this service; none = no TLS."""

@@ -11,7 +11,8 @@ from loadtest.chaos.cluster import ChaosCluster, chaos_cluster
 from loadtest.chaos.network import Network, enter
 from loadtest.chaos.phases import whole
 from loadtest.chaos.streams import Streams, prompts
-from tests.e2e.running import DEADLINE_S, DEMO
+from tests.e2e.running import DEMO
+from tests.waiting import DEADLINE_S
 
 LISTEN = """
 import socket

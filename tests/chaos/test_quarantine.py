@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 
 import grpc
 import grpc.aio
 import pytest
 
-from services.local.restarts import Died, Restarted
+from services.local.supervisor import Died, Restarted
 from shared.errors import Quarantined
 from shared.rpc.errors import from_rpc_error
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
-from tests.e2e.running import DEADLINE_S, Running, running
+from tests.e2e.running import Running, running
+from tests.waiting import DEADLINE_S, until
 
 POISON = 1999
 PROMPT = [20 + (i * 37) % 1900 for i in range(300)]
@@ -24,10 +24,8 @@ FIELDS = {"max_tokens": 60, "ignore_eos": True}
 async def arm(cluster: Running, names: list[str]) -> None:
     """Returns when the failpoints of these parts are armed."""
     for name in names:
-        os.kill(cluster.cluster.children[name].pid, signal.SIGUSR1)
-    async with asyncio.timeout(DEADLINE_S):
-        while not all("armed:" in cluster.cluster.children[name].log_path.read_text() for name in names):
-            await asyncio.sleep(0.01)
+        cluster.signal(name, signal.SIGUSR1)
+    await until(lambda: all("armed:" in cluster.cluster.children[name].log_path.read_text() for name in names))
 
 
 async def refusal(cluster: Running, prompt: list[int]) -> Quarantined:

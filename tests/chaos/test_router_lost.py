@@ -7,7 +7,7 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,8 +17,9 @@ import pytest_asyncio
 from shared.errors import RequestRunning, TakenOver
 from tandem import Answer, AsyncAnswerStream, AsyncTandemClient, TandemClient
 from tandem.targets import Targets
-from tests.e2e.running import DEADLINE_S, Running, running
+from tests.e2e.running import Running, running
 from tests.e2e.stage import prompt
+from tests.waiting import DEADLINE_S, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -85,12 +86,6 @@ class Loads:
                 if self._count(stream.answers[delta.index], counted):
                     loop.call_soon_threadsafe(self._begun)
             return stream.answers
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def to_the_end(stream: AsyncAnswerStream) -> None:

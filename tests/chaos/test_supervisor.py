@@ -1,97 +1,76 @@
-"""Each part in turn is killed under a stream: the stream goes on, the part is back, and nothing leaks."""
+"""Each part in turn is killed under a stream, or hangs: answers go on, the part is back, and nothing leaks."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 
 import httpx
 import pytest
 
-from services.local.restarts import Died, Restarted
-from tests.e2e.running import DEADLINE_S, Running, running
+from services.local.parts import ServicePart
+from tests.e2e.running import Running, running
+from tests.e2e.stage import prompt
+from tests.e2e.streams import Streams
+from tests.waiting import DEADLINE_S
 
-PROMPT = [20 + (i * 37) % 2000 for i in range(75)]
-NUM_TOKENS = 600
-BEFORE_THE_KILL = 20
+PROMPT = prompt(75)
+FIELDS = {"max_tokens": 600, "ignore_eos": True}
 PARTS = ["valkey", "kvstore", "store-1", "prefill-0", "decode-0", "router"]
-
-
-async def stream(cluster: Running, tokens: list[int], struck: asyncio.Event) -> None:
-    """Adds the tokens of a greedy stream; sets `struck` once there are some."""
-    body = {"prompt": PROMPT, "stream": True, "return_token_ids": True, "temperature": 0, "ignore_eos": True}
-    async with cluster.http.stream("POST", "/v1/completions", json={**body, "max_tokens": NUM_TOKENS}) as response:
-        assert response.status_code == 200, await response.aread()
-        async for line in response.aiter_lines():
-            if line.startswith("data: {"):
-                event = json.loads(line.removeprefix("data: "))
-                assert "error" not in event, event
-                tokens += event["choices"][0].get("token_ids") or ()
-                if len(tokens) >= BEFORE_THE_KILL:
-                    struck.set()
-
-
-async def back(cluster: Running, name: str) -> None:
-    """Waits for the part's death and its return."""
-    async with asyncio.timeout(DEADLINE_S):
-        died, restarted = [await cluster.cluster.next_change() for _ in range(2)]
-    assert isinstance(died, Died)
-    assert (died.name, died.how) == (name, "SIGKILL")
-    assert isinstance(restarted, Restarted)
-    assert restarted.name == name
-
-
-async def healthy(cluster: Running) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while True:
-            try:
-                page = (await cluster.http.get("/readyz")).json()
-                if page["ready"] and not page["degraded"]:
-                    break
-            except httpx.HTTPError:
-                pass  # the router is not back yet
-            await asyncio.sleep(0.02)
+HANG_S = 10.0
 
 
 @pytest.mark.slow
 async def test_every_part_is_back_after_its_death_under_a_stream(tmp_path):
     shape = {"num_prefill": 2, "num_decode": 2, "store_nodes": 2, "store_host_bytes": 1 << 22}
     async with running(tmp_path, restart=True, **shape) as cluster:
-        fields = {"max_tokens": NUM_TOKENS, "ignore_eos": True}
-        expected = await cluster.tokens(PROMPT, **fields)
+        expected = await cluster.tokens(PROMPT, **FIELDS)
         for name in PARTS:
-            tokens: list[int] = []
-            struck = asyncio.Event()
-            asking = asyncio.create_task(stream(cluster, tokens, struck))
-            await struck.wait()
-            pid = cluster.cluster.index_pid if name == "valkey" else cluster.cluster.children[name].pid
-            os.kill(pid, signal.SIGKILL)
+            streams = Streams(cluster, [PROMPT], **FIELDS)
+            await streams.begun(num_tokens=20)
+            os.kill(cluster.cluster.index_pid if name == "valkey" else cluster.pid(name), signal.SIGKILL)
             if name == "router":
                 with pytest.raises(httpx.HTTPError):
-                    await asking
-                assert tokens == expected[: len(tokens)]
+                    await streams.ended()
+                assert streams.tokens == [expected[: len(streams.tokens[0])]]
             else:
-                await asking
-                assert tokens == expected, name
-            await back(cluster, name)
-            await healthy(cluster)
+                assert await streams.ended() == [expected], name
+            assert await cluster.restarted(name) == "SIGKILL"
+            await cluster.healthy()
             await cluster.idle()
-            assert await cluster.tokens(PROMPT, **fields) == expected
+            assert await cluster.tokens(PROMPT, **FIELDS) == expected
+
+
+async def probed(cluster: Running, name: str) -> None:
+    """Waits until the supervisor has had an answer of that part: before one it does not count as hanging."""
+    part, answered = cluster.cluster._parts[name], asyncio.Event()
+
+    async def noting() -> bool:
+        if answers := await ServicePart.answers(part):
+            answered.set()
+        return answers
+
+    part.answers = noting
+    async with asyncio.timeout(DEADLINE_S):
+        await answered.wait()
 
 
 @pytest.mark.parametrize("name", ["decode-0", pytest.param("router", marks=pytest.mark.slow)])
-async def test_a_part_that_hangs_for_good_is_killed_and_comes_back(tmp_path, name):
-    async with running(tmp_path, num_decode=2, restart=True, hang_timeout_s=10.0) as cluster:
-        expected = await cluster.tokens(PROMPT, max_tokens=8)
-        pid = cluster.cluster.children[name].pid
-        await asyncio.sleep(3.0)  # it has answered a probe
-        os.kill(pid, signal.SIGSTOP)
-        async with asyncio.timeout(DEADLINE_S):
-            died, restarted = [await cluster.cluster.next_change() for _ in range(2)]
-        assert isinstance(died, Died)
-        assert (died.name, died.how) == (name, "SIGKILL after 10 s without an answer")
-        assert isinstance(restarted, Restarted)
-        await healthy(cluster)
-        assert await cluster.tokens(PROMPT, max_tokens=8) == expected
+async def test_a_part_that_hangs_for_good_is_killed_and_comes_back(tmp_path, monkeypatch, name):
+    """New requests wait for the successor of the only decode worker."""
+    monkeypatch.setenv("TANDEM_ROUTER_QUEUE_TIMEOUT_S", f"{DEADLINE_S:g}")
+    async with running(tmp_path, restart=True, hang_timeout_s=HANG_S) as cluster:
+        expected = [await cluster.tokens(prompt(75, seed=37 + 2 * n), max_tokens=8) for n in range(5)]
+        await probed(cluster, name)
+        cluster.signal(name, signal.SIGSTOP)
+        asking = []
+        if name == "decode-0":
+            lost = await cluster.until(lambda status: not status.ready)
+            assert "no decode worker is ready" in lost.not_ready_reason
+            asking = [cluster.tokens(prompt(75, seed=37 + 2 * n), max_tokens=8) for n in range(5)]
+        waiting = asyncio.gather(*asking)
+        assert await cluster.restarted(name) == f"SIGKILL after {HANG_S:g} s without an answer"
+        assert await waiting in (expected, [])
+        await cluster.healthy()
+        assert await cluster.tokens(PROMPT, max_tokens=8) == expected[0]

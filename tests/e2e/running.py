@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
 import grpc.aio
 import httpx
+import psutil
 
 from services.local.cluster import LocalCluster
 from services.local.commands import TandemCommands
 from services.local.spec import ClusterSpec
+from services.local.supervisor import Died, Restarted
 from shared.model.config.model_config import ModelConfig
 from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from tests.e2e.patient import PATIENCE_S, patient
+from tests.waiting import DEADLINE_S, until
 
-DEMO = Path(__file__).parents[2] / "models" / "demo"
-DEADLINE_S = 300.0  # ten times what the slowest answer takes on a slow machine
+ROOT = Path(__file__).parents[2]
+DEMO = ROOT / "models" / "demo"
 BLOCK_SIZE = 16
 
 
@@ -41,9 +48,14 @@ class PatientCommands(TandemCommands):
 class Running:
     """Clients of one started cluster."""
 
-    def __init__(self, cluster: LocalCluster) -> None:
+    def __init__(self, cluster: LocalCluster, commands: TandemCommands, api_key: str = "") -> None:
+        """`commands` are those of the cluster's parts; `api_key` goes with every call where it is given."""
         self.cluster = cluster
-        self.http = httpx.AsyncClient(base_url=f"http://{cluster.http}", timeout=DEADLINE_S)
+        self.commands = commands
+        self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
+        self.http = httpx.AsyncClient(
+            base_url=f"http://{cluster.http}", timeout=DEADLINE_S, headers=dict(self._metadata)
+        )
         self.channel = grpc.aio.insecure_channel(cluster.grpc)
         self.stub = inference_pb2_grpc.InferenceServiceStub(self.channel)
 
@@ -62,6 +74,24 @@ class Running:
         """Output token ids of a greedy completion."""
         return (await self.complete(prompt, **fields))["choices"][0]["token_ids"]
 
+    async def events(
+        self, body: Mapping[str, object], path: str = "/v1/completions", headers: Mapping[str, str] | None = None
+    ) -> AsyncIterator[dict]:
+        """The events of a streamed answer, the one of an error too."""
+        streaming = self.http.stream("POST", path, json={**body, "stream": True}, headers=headers)
+        async with streaming as response:
+            assert response.status_code == 200, await response.aread()
+            async for line in response.aiter_lines():
+                if line.startswith("data: {"):
+                    yield json.loads(line.removeprefix("data: "))
+
+    async def streamed(self, prompt, **fields) -> AsyncIterator[list[int]]:
+        """Token ids of a streamed answer, greedy unless the fields say otherwise, event by event."""
+        async for event in self.events({"prompt": prompt, "temperature": 0, "return_token_ids": True, **fields}):
+            assert "error" not in event, event
+            for choice in event["choices"]:
+                yield choice.get("token_ids") or []
+
     async def generate(self, prompt: list[int], **sampling) -> list[inference_pb2.GenerateResponse]:
         """All messages of a greedy gRPC Generate."""
         request = inference_pb2.GenerateRequest(
@@ -71,14 +101,17 @@ class Running:
         return [message async for message in self.stub.Generate(request, timeout=DEADLINE_S)]
 
     async def status(self) -> inference_pb2.ClusterStatus:
-        return await self.stub.GetStatus(inference_pb2.GetStatusRequest(), timeout=DEADLINE_S)
+        request = inference_pb2.GetStatusRequest()
+        return await self.stub.GetStatus(request, timeout=DEADLINE_S, metadata=self._metadata)
 
     async def until(self, condition: Callable[[inference_pb2.ClusterStatus], bool]) -> inference_pb2.ClusterStatus:
-        """Polls the status until the condition holds, within the deadline."""
-        async with asyncio.timeout(DEADLINE_S):
-            while not condition(status := await self.status()):
-                await asyncio.sleep(0.01)
-        return status
+        """The first status of which the condition holds."""
+
+        async def fitting() -> inference_pb2.ClusterStatus | None:
+            status = await self.status()
+            return status if condition(status) else None
+
+        return await until(fitting)
 
     async def idle(self) -> inference_pb2.ClusterStatus:
         """Waits until no pool has a used block."""
@@ -88,21 +121,90 @@ class Running:
             )
         )
 
+    async def healthy(self) -> None:
+        """Waits until the cluster is ready and nothing is degraded, also where the router is not back yet."""
+
+        async def is_healthy() -> bool:
+            with contextlib.suppress(httpx.HTTPError):
+                page = (await self.http.get("/readyz")).json()
+                return page["ready"] and not page["degraded"]
+            return False
+
+        await until(is_healthy)
+
+    async def busy(self, kind: str = "decode") -> str:
+        """Waits until workers of the kind have requests; the name of the one that has most."""
+
+        def pool(status: inference_pb2.ClusterStatus) -> list[inference_pb2.WorkerStatus]:
+            return [w for w in status.workers if w.num_requests and w.worker.name.startswith(kind)]
+
+        return max(pool(await self.until(pool)), key=lambda w: w.num_requests).worker.name
+
+    def signal(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
+        """To the process of that name."""
+        os.kill(self.pid(name), number)
+
+    def pid(self, name: str) -> int:
+        """Of the process of that name."""
+        return self.cluster.children[name].pid
+
+    async def restarted(self, name: str) -> str:
+        """Waits for the next death, which has to be of that process, and for its return. How it died."""
+        async with asyncio.timeout(DEADLINE_S):
+            died, again = [await self.cluster.next_change() for _ in range(2)]
+        assert isinstance(died, Died)
+        assert isinstance(again, Restarted)
+        assert died.name == again.name == name
+        return died.how
+
+    async def command(
+        self,
+        *arguments: str,
+    ) -> tuple[int, str, str]:
+        """Exit status, output and errors of the `tandem` command towards this cluster."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "services.cli.main", *arguments, "--target", self.cluster.grpc, cwd=ROOT,
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        out, err = await asyncio.wait_for(process.communicate(), DEADLINE_S)
+        return process.returncode or 0, out.decode(), err.decode()
+
 
 @contextlib.asynccontextmanager
-async def running(tmp_path: Path, model: Path = DEMO, **spec) -> AsyncIterator[Running]:
+async def running(
+    tmp_path: Path,
+    model: Path = DEMO,
+    *,
+    kind: Callable[[ClusterSpec], TandemCommands] = PatientCommands,
+    api_key: str = "",
+    **spec,
+) -> AsyncIterator[Running]:
     """Starts a cluster on free ports and stops it."""
     wanted = ClusterSpec(
         model=model, http="127.0.0.1:0", grpc="127.0.0.1:0", state_dir=tmp_path,
         **{"num_kv_blocks": 256, "dtype": "fp32", **spec},
     )  # fmt: skip
-    async with LocalCluster(wanted, commands=PatientCommands(wanted)) as cluster:
-        run = Running(cluster)
+    commands = kind(wanted)
+    async with LocalCluster(wanted, commands=commands) as cluster:
+        run = Running(cluster, commands, api_key)
         try:
             await run.until(lambda status: status.ready and all(w.connected for w in status.workers))
             yield run
         finally:
             await run.close()
+
+
+async def gone(pid: int) -> None:
+    """Waits until the process has ended."""
+
+    def has_ended() -> bool:
+        try:
+            process = psutil.Process(pid)
+            return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
+    await until(has_ended)
 
 
 def loads(status: inference_pb2.ClusterStatus) -> dict[str, types_pb2.Load]:

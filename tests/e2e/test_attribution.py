@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.running import DEADLINE_S, Running, running
+from tests.e2e.running import Running, running
 from tests.e2e.slowing import narrow_connection, starved
+from tests.waiting import DEADLINE_S, until
 
 pytestmark = pytest.mark.slow
 NUM_CORES = len(os.sched_getaffinity(0))
@@ -52,13 +53,13 @@ async def ask(run: Running, name: str, prompts: Sequence[str], max_tokens: int) 
 
 async def causes(run: Running, name: str, count: int) -> list[str]:
     """What the requests of that name were lost to, once all have ended."""
-    async with asyncio.timeout(DEADLINE_S):
-        while True:
-            rows = (await run.http.get("/status/requests")).json()["requests"]
-            found = [row["lost_to"] for row in rows if row["request_id"].startswith(f"{name}-") and row["lost_to"]]
-            if len(found) >= count:
-                return found
-            await asyncio.sleep(0.05)
+
+    async def found() -> list[str] | None:
+        rows = (await run.http.get("/status/requests")).json()["requests"]
+        lost = [row["lost_to"] for row in rows if row["request_id"].startswith(f"{name}-") and row["lost_to"]]
+        return lost if len(lost) >= count else None
+
+    return await until(found)
 
 
 def most(found: Sequence[str]) -> str:

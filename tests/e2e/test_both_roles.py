@@ -13,8 +13,8 @@ from shared.rpc.convert import roles_from_proto
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 from shared.rpc.protocol import PROTOCOL_VERSION
 from shared.rpc.server import channel
-from tests.e2e.running import DEADLINE_S
 from tests.e2e.stage import Recording, prompt, staged
+from tests.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.slow
 

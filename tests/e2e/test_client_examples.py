@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.running import DEADLINE_S, running
+from tests.e2e.running import running
+from tests.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.slow
 

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 import pytest
 
+from shared.identity import WorkerRole
 from shared.model.config.model_config import ModelConfig
 from shared.model.ranks.expert_load import ExpertLoad
 from shared.rpc.pb.tandem.v1 import inference_pb2
-from tests.e2e.running import BLOCK_SIZE, DEADLINE_S, DEMO, Running, block_bytes, running
+from tests.e2e.running import BLOCK_SIZE, DEMO, Running, block_bytes, gone, running
 from tests.e2e.stage import HOST_BYTES, Recording, staged
+from tests.e2e.streams import NUM_STREAMS, Streams, prompt, under_fault, undisturbed
 from tests.e2e.test_experts import write_model
-from tests.e2e.test_worker_faults import (
-    FIELDS,
-    NUM_STREAMS,
-    Stream,
-    gone,
-    nothing_lost,
-    prompt,
-    under_fault,
-    undisturbed,
-)
 from tests.integration.engine.test_greedy_against_transformers import transformers_greedy
 from tests.unit.collectives.in_threads import needs_library
 
@@ -142,24 +134,25 @@ async def test_hand_offs_and_stored_prefixes_are_the_same_whatever_the_split(tmp
 
 
 async def dies(cluster: Running, worker: str, rank: int, expected: list[list[int]]) -> None:
-    """SIGKILL to the rank under 20 streams: the group comes back as one, no token is another, no block stays used."""
+    """SIGKILL to the rank under streams: the group comes back as one, no token is another, no block stays used."""
     before = incarnations(await cluster.status())
     processes = ranks(cluster, worker)
-    assert len(processes) == (2 if worker == "prefill-0" else 4)
+    role = WorkerRole.PREFILL if worker == "prefill-0" else WorkerRole.DECODE
+    assert len(processes) == cluster.cluster.spec.degrees(role).num_ranks
 
-    async def kill(streams: list[Stream]) -> None:
-        assert any(len(stream.tokens) < MAX_TOKENS for stream in streams), "all ended before"
+    async def kill(streams: Streams) -> None:
+        assert streams.num_open, "all ended before"
         os.kill(processes[rank].pid, signal.SIGKILL)
         for process in processes:
             await gone(process.pid)
 
     # A prefill group dies while it may still have prompts, a decode group once it has all the streams.
-    num_begun = 1 if worker == "prefill-0" else NUM_STREAMS
-    nothing_lost(await under_fault(cluster, kill, MAX_TOKENS, num_begun), expected)
+    num_begun = 1 if worker == "prefill-0" else len(expected)
+    await under_fault(cluster, kill, expected, MAX_TOKENS, num_begun)
     after = incarnations(await cluster.until(lambda status: incarnations(status).keys() == before.keys()))
     assert {name for name in after if after[name] != before[name]} == {worker}
     await cluster.idle()
-    assert await cluster.tokens(prompt(0), **{**FIELDS, "max_tokens": MAX_TOKENS}) == expected[0]
+    assert await cluster.tokens(prompt(0), max_tokens=MAX_TOKENS, ignore_eos=True) == expected[0]
 
 
 KILLS = [("prefill-0:1", "decode-0:0"), ("decode-0:3", "prefill-0:0"), ("decode-0:1", "decode-0:2")]
@@ -168,39 +161,45 @@ OVER_TCP = {"TANDEM_WORKER_COLLECTIVES": "gloo", "TANDEM_WORKER_GROUP_POOL": "ow
 """Sums over TCP, each rank with its slices of blocks alone."""
 
 
-@pytest.mark.parametrize(
-    ("family", "deaths", "kind"),
-    [
-        pytest.param(family, deaths, {}, id=f"{family} {', '.join(deaths)}", marks=() if plain else pytest.mark.slow)
-        for family, first in (("demo", 0), ("mixtral", None), ("qwen3-moe", None))
-        for number, deaths in enumerate(KILLS)
-        for plain in (number == first,)
-    ]
-    + [
-        pytest.param("demo", (death,), OVER_TCP, id=f"demo over tcp, {death}", marks=pytest.mark.slow)
-        for death in ("decode-0:2", "prefill-0:1")
-    ],
-)
-async def test_the_death_of_any_rank_costs_no_stream_a_token(tmp_path, monkeypatch, family, deaths, kind):
-    for name, value in kind.items():
-        monkeypatch.setenv(name, value)
+async def die(tmp_path: Path, family: str, deaths: Sequence[str], decode_tp: int = 4, num: int = NUM_STREAMS) -> None:
+    """One rank after the other, of one cluster."""
     model = DEMO if family == "demo" else write_model(tmp_path / "model", family)
-    split = {"prefill_tp": 2, "decode_tp": 4, **({} if family == "demo" else {"prefill_ep": 2, "decode_ep": 4})}
-    async with running(tmp_path / "run", model, num_kv_blocks=1600, restart=True, **split) as cluster:
-        expected = await undisturbed(cluster, MAX_TOKENS)
+    split = {"prefill_tp": 2, "decode_tp": decode_tp}
+    experts = {} if family == "demo" else {"prefill_ep": 2, "decode_ep": decode_tp}
+    async with running(tmp_path / "run", model, num_kv_blocks=1600, restart=True, **split, **experts) as cluster:
+        expected = await undisturbed(cluster, MAX_TOKENS, num)
         for death in deaths:
             worker, rank = death.split(":")
             await dies(cluster, worker, int(rank), expected)
 
 
+async def test_the_death_of_a_follower_and_of_a_leader_costs_no_stream_a_token(tmp_path):
+    await die(tmp_path, "demo", KILLS[0], decode_tp=2, num=8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("deaths", KILLS, ids=", ".join)
+@pytest.mark.parametrize("family", ["demo", "mixtral", "qwen3-moe"])
+async def test_the_death_of_any_rank_costs_no_stream_a_token(tmp_path, family, deaths):
+    await die(tmp_path, family, deaths)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("death", ["decode-0:2", "prefill-0:1"])
+async def test_the_death_of_a_rank_whose_sums_go_over_tcp_costs_no_stream_a_token(tmp_path, monkeypatch, death):
+    for name, value in OVER_TCP.items():
+        monkeypatch.setenv(name, value)
+    await die(tmp_path, "demo", [death])
+
+
+@pytest.mark.slow
 async def test_a_stopped_follower_of_an_idle_group_ends_it(tmp_path):
     async with running(tmp_path, num_prefill=0, mode="collocated", decode_tp=2, restart=True) as cluster:
         leader, follower = ranks(cluster, "decode-0")
         before = incarnations(await cluster.status())
         os.kill(follower.pid, signal.SIGSTOP)
-        async with asyncio.timeout(DEADLINE_S):
-            await gone(leader.pid)
-            await gone(follower.pid)
+        await gone(leader.pid)
+        await gone(follower.pid)
         # Connected alone says nothing: the router may not have noticed the end yet.
         await cluster.until(
             lambda status: incarnations(status).get("decode-0", before["decode-0"]) != before["decode-0"]

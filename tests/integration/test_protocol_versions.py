@@ -19,7 +19,8 @@ from shared.rpc.errors import from_rpc_error
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 from shared.rpc.protocol import OLD_SESSION_SERVICES, PROTOCOL_VERSION, SESSION_SERVICE
 from shared.rpc.server import RpcServer, channel
-from tests.integration.worker.session_rig import DEADLINE_S, Router, serving
+from tests.integration.worker.session_rig import Router, serving
+from tests.waiting import until
 
 
 @pytest.mark.parametrize("service", OLD_SESSION_SERVICES)
@@ -74,9 +75,7 @@ async def test_a_router_says_that_a_worker_speaks_another_protocol(service, vers
         worker = DiscoveredWorker("d0", DECODE, address)
         link = WorkerLink(worker, "router-0", lambda _: None, lambda: None, {WorkerRole.DECODE: pool})
         running = asyncio.create_task(link.run())
-        async with asyncio.timeout(DEADLINE_S):
-            while not link.mismatch:
-                await asyncio.sleep(0.01)
+        await until(lambda: link.mismatch)
         running.cancel()
         await asyncio.wait({running})
     assert f"worker d0 speaks session protocol {version}, this router speaks {PROTOCOL_VERSION}" in link.mismatch

@@ -20,8 +20,7 @@ from shared.rpc.pb.tandem.v1 import kvstore_pb2, kvstore_pb2_grpc, types_pb2, wo
 from shared.rpc.server import RpcServer
 from shared.rpc.tls import ServiceTls, Tls
 from tests.tls_files import Authority
-
-DEADLINE_S = 300.0
+from tests.waiting import DEADLINE_S, until
 
 
 class Answering(
@@ -89,8 +88,8 @@ async def test_clients_of_store_and_blocks_get_through_with_a_certificate_only(
 ) -> None:
     address, servicer = service
     own = Tls.model_validate(authority.settings("worker")).channel_credentials()
-    store = KVStoreClient(address, write_timeout_s=5, credentials=own)
-    blocks = BlockClient(address, look_up_timeout_s=10, credentials=own)
+    store = KVStoreClient(address, write_timeout_s=DEADLINE_S, credentials=own)
+    blocks = BlockClient(address, look_up_timeout_s=DEADLINE_S, credentials=own)
     assert await store.rebuild() == 3
     assert await blocks.look_up([b"x" * 16]) == [True]
     await store.close()
@@ -115,7 +114,9 @@ async def test_a_service_is_known_by_its_name_where_addresses_are_not_known_befo
     await server.start()
     for name, gets_through in (("tandem", True), ("", False), ("another", False)):
         credentials = tls.model_copy(update={"server_name": name}).channel_credentials()
-        blocks = BlockClient(server.address, look_up_timeout_s=10 if gets_through else 1, credentials=credentials)
+        blocks = BlockClient(
+            server.address, look_up_timeout_s=DEADLINE_S if gets_through else 1, credentials=credentials
+        )
         if gets_through:
             assert await blocks.look_up([b"x" * 16]) == [True]
         else:
@@ -139,9 +140,7 @@ async def test_a_routers_session_needs_its_certificate(
     for credentials in strangers(authority, tmp_path):
         refused = link(credentials)
         running = asyncio.create_task(refused.run())
-        async with asyncio.timeout(DEADLINE_S):
-            while not refused.mismatch:
-                await asyncio.sleep(0.01)
+        await until(lambda link=refused: link.mismatch)
         running.cancel()
         await asyncio.wait({running})
     assert servicer.num_calls == 0

@@ -14,11 +14,11 @@ import yaml
 
 from tests.k8s.api_server import ApiServer
 from tests.unit.helm.charts import Manifest, find_helm
+from tests.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.slow
 
 CRD = Path(__file__).with_name("leader_worker_set.yaml")
-DEADLINE_S = 300.0
 GROUP: Mapping[str, Any] = {
     "name": "c", "role": "collocated", "replicas": 2, "parallelism": {"tensor": 8}, "devicesPerNode": 4,
     "resources": {"requests": {"cpu": 2, "memory": "4Gi"}},

@@ -52,7 +52,11 @@ TARGETS = (
     Target("placement", ("services/router/placement",), ("tests/unit/router/placement", SETTINGS)),
     Target("pool", ("shared/kv/pool.py",), ("tests/unit/kv/test_pool.py",)),
     Target("scheduler", ("shared/engine/scheduler",), ("tests/unit/engine/scheduler",)),
-    Target("handoff", ("shared/kv/handoff",), ("tests/unit/kv/handoff",)),
+    Target(
+        "handoff",
+        ("shared/kv/handoff",),
+        ("tests/unit/kv/handoff", "tests/unit/kv/test_encryption.py", "tests/unit/kv/test_fleet_key.py"),
+    ),
     Target("tiers", ("services/kvstore/tiers",), ("tests/unit/kvstore/tiers",)),
     Target(
         "edge",
@@ -62,6 +66,10 @@ TARGETS = (
             "tests/integration/router_edge/test_http.py",
             "tests/integration/router_edge/test_grpc.py",
             "tests/integration/router_edge/test_http_limits.py",
+            "tests/integration/router_edge/test_messages.py",
+            "tests/integration/router_edge/test_models.py",
+            "tests/integration/router_edge/test_responses.py",
+            "tests/integration/router_edge/test_tools.py",
         ),
     ),
     Target("index", ("shared/kv_index",), ("tests/unit/kv_index", "tests/integration/kvstore/test_match_stream.py")),

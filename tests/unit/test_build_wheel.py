@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -19,20 +17,14 @@ from shared.kernels.cpu import build
 from shared.kernels.cpu.from_wheel import PLACE, take_libraries
 from shared.kernels.cpu.isa import BUILT, named, processor_features
 from tests.unit.kernels.isas import every_isa, needs_library
+from tests.unit.scripts import ROOT, load_script
 
-ROOT = Path(__file__).resolve().parents[2]
 RUNTIMES = {"libstdc++.so.6", "libc.so.6"}
 
 
 @pytest.fixture(scope="module")
-def script() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("tandem_build_wheel", ROOT / ".ci/build_wheel.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules["tandem_build_wheel"] = importlib.util.module_from_spec(spec)  # dataclasses look it up
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["tandem_build_wheel"]
+def script() -> ModuleType:
+    return load_script("build_wheel")
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.unit.scripts import ROOT, load_script
+
 PROJECT = """
 [build-system]
 requires = ["setuptools>=77"]
@@ -24,14 +21,8 @@ PINS = "numpy==2.4.6\nsetuptools==84.2.1\ntorch==2.13.0\ntriton==3.9.0\n"
 
 
 @pytest.fixture(scope="module")
-def lock() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("tandem_lock", ROOT / ".ci/lock.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules["tandem_lock"] = importlib.util.module_from_spec(spec)  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["tandem_lock"]
+def lock() -> ModuleType:
+    return load_script("lock")
 
 
 def found(lock: ModuleType, pins: str, project: str = PROJECT) -> list[str]:

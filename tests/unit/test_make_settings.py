@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -13,8 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from services.cli.main import build_app
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.unit.scripts import ROOT, load_script
 
 
 def make(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -28,12 +25,7 @@ def make(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def make_settings() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_settings", ROOT / ".ci" / "make_settings.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("make_settings")
 
 
 @pytest.mark.parametrize(

@@ -43,10 +43,3 @@ def test_files_with_most_come_first_and_their_tests_stay_together_in_order():
         of_file = [item for item in items if item.nodeid.startswith(f"{name}::")]
         at = found.index(of_file[0])
         assert found[at : at + len(of_file)] == of_file
-
-
-def test_with_one_kind_alone():
-    computing, waiting = Item("tests/unit/a.py::test"), Item("tests/e2e/b.py::test")
-    assert begun_in_order([]) == []
-    assert begun_in_order([computing, waiting]) == [waiting, computing]
-    assert begun_in_order([computing]) == [computing]

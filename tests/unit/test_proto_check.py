@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.unit.scripts import ROOT, load_script
+
 INFERENCE, TYPES = "tandem/v1/inference.proto", "tandem/v1/types.proto"
 
 
 @pytest.fixture(scope="module")
 def check() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("proto_check", ROOT / ".ci" / "proto_check.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("proto_check")
 
 
 @pytest.fixture

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -13,19 +11,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from services.router.settings import RouterSettings
 from shared.config import ServiceSettings, load_settings
-
-ROOT = Path(__file__).parents[2]
+from tests.unit.scripts import load_script
 
 
 @pytest.fixture(scope="module")
 def reference() -> ModuleType:
-    """`.ci/reference.py`, which lies in no package."""
-    spec = importlib.util.spec_from_file_location("reference", ROOT / ".ci" / "reference.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules["reference"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("reference")
 
 
 class Inner(BaseModel):

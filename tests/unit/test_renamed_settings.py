@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 
 from services.router.settings import RouterSettings
@@ -39,15 +41,21 @@ def test_an_old_key(tmp_path, caplog):
     assert "max_step_tokens in the configuration file was renamed: use max_num_batched_tokens" in caplog.text
 
 
+class Renamed(RouterSettings):
+    """A router of which a nested setting had another name."""
+
+    renamed: ClassVar = {"placement.indulgence": "placement.patience"}
+
+
 def test_old_names_of_nested_settings(tmp_path, monkeypatch, caplog):
-    old = from_yaml(tmp_path, "placement:\n  jitter: 0.3\n  patience: 2")
-    settings = load_settings(RouterSettings, [*ROUTER, *old]).placement
-    assert (settings.tie_margin, settings.patience) == (0.3, 2.0)
-    monkeypatch.setenv("TANDEM_ROUTER_PLACEMENT__JITTER", "0.4")
-    assert load_settings(RouterSettings, [*ROUTER, *old]).placement.tie_margin == 0.4
-    flags = ["--placement.jitter", "0.5"]
-    assert load_settings(RouterSettings, [*ROUTER, *old, *flags]).placement.tie_margin == 0.5
-    assert "--placement.jitter was renamed: use --placement.tie-margin." in caplog.text
+    old = from_yaml(tmp_path, "placement:\n  indulgence: 3\n  tier_peer: 0.4")
+    settings = load_settings(Renamed, [*ROUTER, *old]).placement
+    assert (settings.patience, settings.tier_peer) == (3.0, 0.4)
+    monkeypatch.setenv("TANDEM_ROUTER_PLACEMENT__INDULGENCE", "4")
+    assert load_settings(Renamed, [*ROUTER, *old]).placement.patience == 4.0
+    flags = ["--placement.indulgence", "5"]
+    assert load_settings(Renamed, [*ROUTER, *old, *flags]).placement.patience == 5.0
+    assert "--placement.indulgence was renamed: use --placement.patience." in caplog.text
 
 
 def test_the_new_name_counts_where_both_are_set(tmp_path, monkeypatch):

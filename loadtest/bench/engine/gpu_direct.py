@@ -16,8 +16,8 @@ from typing import Annotated
 import torch
 
 from loadtest.bench.engine.staging import LAYOUT
-from loadtest.command_line import Option, Out
-from loadtest.figures import Result, table, write
+from loadtest.rig.command_line import Option, Out
+from loadtest.rig.results import Report, Result
 from shared.engine.runner.block_access import DeviceBlocks
 from shared.engine.runner.block_sums import BlockSums
 from shared.engine.runner.device_link import DeviceLink
@@ -117,7 +117,6 @@ def main(
         raise ConfigError(f"device is {device}, but only a GPU's blocks are sent by device pointers", field="device")
     if not torch.cuda.is_available():
         raise ConfigError(f"device is {device}, but torch sees no CUDA device", field="device")
-    results = [rate(device, LAYOUT, blocks, repeats)]
-    print(table(results))
-    if out is not None:
-        write(out, results)
+    report = Report(out)
+    report.add([rate(device, LAYOUT, blocks, repeats)])
+    report.print()

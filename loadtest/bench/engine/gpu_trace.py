@@ -8,9 +8,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from loadtest.bench.engine.cuda import LLAMA_8B, EngineBench, Step
-from loadtest.command_line import Option, Out
-from loadtest.figures import Result, table, write
-from shared.errors import ConfigError
+from loadtest.bench.kernels.limits import cuda_device
+from loadtest.rig.command_line import Option, Out
+from loadtest.rig.results import Report, Result
 from shared.model.config.model_config import ModelConfig
 from shared.model.random_weights import random_decoder
 
@@ -46,17 +46,14 @@ def main(
     out: Out = None,
 ) -> None:
     """Profile one decode step and one prompt of an 8B-shaped engine."""
-    if not torch.cuda.is_available():
-        raise ConfigError("this profile needs a CUDA device, and torch sees none")
+    device = cuda_device("this profile")
     config = ModelConfig.parse({**LLAMA_8B, "num_hidden_layers": layers})
-    results: list[Result] = []
+    report = Report(out)
     with torch.inference_mode():
-        bench = EngineBench(random_decoder(config, torch.bfloat16, "cuda"), STEPS)
+        bench = EngineBench(random_decoder(config, torch.bfloat16, device), STEPS)
         for step in STEPS:
             if marked:
                 run_marked(bench, step)
                 continue
-            results += kernel_times(bench, step)
-            if out is not None:
-                write(out, results)
-    print(table(results))
+            report.add(kernel_times(bench, step))
+    report.print()

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import torch
 
-from loadtest.command_line import Option, Out
-from loadtest.figures import Result, table, write
+from loadtest.rig.command_line import Option, Out
+from loadtest.rig.results import Report, Result
 from shared.engine.runner.block_access import StagedBlocks
 from shared.engine.runner.device_link import DeviceLink
 from shared.engine.runner.pool_memory import allocate_pool
@@ -52,7 +52,6 @@ def main(
     place = torch.device(device)
     if place.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device is {device}, but torch sees no CUDA device", field="device")
-    results = rates(place, LAYOUT, blocks, repeats)
-    print(table(results))
-    if out is not None:
-        write(out, results)
+    report = Report(out)
+    report.add(rates(place, LAYOUT, blocks, repeats))
+    report.print()

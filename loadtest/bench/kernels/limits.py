@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from loadtest.command_line import Out
-from loadtest.figures import Result, table, write
+from loadtest.rig.command_line import Out
+from loadtest.rig.results import Report, Result
 from shared.errors import ConfigError
 
 Clock = Callable[[Callable[[], object]], float]
@@ -23,6 +23,13 @@ class Limits:
     device: str
     bytes_per_s: float  # read plus written, by a copy
     flops_per_s: float  # bf16 matrix product
+
+
+def cuda_device(what: str, otherwise: str = "") -> torch.device:
+    """The current GPU. Raises ConfigError where there is none: `what` needs it, and `otherwise` ends the message."""
+    if not torch.cuda.is_available():
+        raise ConfigError(f"{what} needs a CUDA device, and torch sees none{otherwise}")
+    return torch.device("cuda")
 
 
 def measure_limits(clock: Clock, device: torch.device) -> Limits:
@@ -71,16 +78,13 @@ def device_results(device: torch.device) -> list[Result]:
 
 def main(out: Out = None) -> None:
     """Measure a GPU's limits."""
-    if not torch.cuda.is_available():
-        raise ConfigError("this benchmark needs a CUDA device, and torch sees none")
+    device = cuda_device("this benchmark")
     import triton  # type: ignore[import-untyped, import-not-found, unused-ignore]
 
-    device = torch.device("cuda")
     print(f"Python {platform.python_version()}, torch {torch.__version__}, CUDA {torch.version.cuda}")
     print(f"Triton {triton.__version__}, {torch.cuda.get_device_name(device)}\n", flush=True)
-    results = device_results(device)
+    report = Report(out)
+    report.add(device_results(device))
     with torch.inference_mode():
-        results += limit_results(measure_limits(graph_clock, device))
-    print(table(results))
-    if out is not None:
-        write(out, results)
+        report.add(limit_results(measure_limits(graph_clock, device)))
+    report.print()

@@ -9,9 +9,9 @@ from loadtest.bench.engine.cpu import DTYPES
 from loadtest.bench.parallel.hosts import measure_hosts
 from loadtest.bench.parallel.steps import measure_steps
 from loadtest.bench.parallel.sums import measure_sums
-from loadtest.bench.shapes import SHAPES, checkpoint
-from loadtest.command_line import Option, Out, choice, integers
-from loadtest.figures import machine, table, write
+from loadtest.rig.command_line import Option, Out, choice, integers
+from loadtest.rig.models import SHAPES, checkpoint
+from loadtest.rig.results import Report, machine
 from shared.model.ranks.shard import Degrees
 
 
@@ -28,13 +28,14 @@ def main(
     threads."""
     choice(dtype, "dtype", DTYPES)
     expert_degrees = integers(ep, "ep")
-    results = [result for count in integers(ranks, "ranks") for result in measure_sums(count, pairs, repeats)]
-    results += measure_hosts(pairs, repeats)
+    report = Report(out)
+    for count in integers(ranks, "ranks"):
+        report.add(measure_sums(count, pairs, repeats))
+    report.add(measure_hosts(pairs, repeats))
     if model:
         folder = checkpoint(model) if model in SHAPES else Path(model)
         for expert in expert_degrees:
-            results += measure_steps(folder, DTYPES[dtype], Degrees(2, expert=expert), pairs)
-    print(f"{machine()}\n\n{table(results)}\n")
-    print("Limit of a sum: one copy of the same bytes; of a message between hosts: within one.")
-    if out is not None:
-        write(out, results)
+            report.add(measure_steps(folder, DTYPES[dtype], Degrees(2, expert=expert), pairs))
+    print(f"{machine()}\n")
+    report.print()
+    print("\nLimit of a sum: one copy of the same bytes; of a message between hosts: within one.")

@@ -17,9 +17,10 @@ from loadtest.bench.peers.adapter import random_prompt
 from loadtest.bench.peers.hidden_isa import CannotHide, environment
 from loadtest.bench.peers.install import install, python
 from loadtest.bench.peers.turns import CannotRun, Case, EngineProcess, Measured, take_turns
-from loadtest.bench.shapes import SHAPES, checkpoint
-from loadtest.command_line import Option, Out, choice, integers, names
-from loadtest.figures import Result, machine, table, write
+from loadtest.rig.command_line import Option, Out, choice, integers, names
+from loadtest.rig.measure import median_ratio
+from loadtest.rig.models import SHAPES, checkpoint
+from loadtest.rig.results import Report, Result, machine
 from shared.errors import ConfigError
 from shared.kernels.cpu import isa
 
@@ -57,11 +58,13 @@ def main(
     except CannotHide as error:
         raise ConfigError(str(error), field="cpu-isa") from None
     results, reasons = asyncio.run(compare(model, folder, venvs, wanted, cases, rounds, threads, cpu_isa, hidden))
-    print(f"\n{model} in bf16, on {machine()}\n\n{table(results)}\n")
+    report = Report(out)
+    report.add(results)
+    print(f"\n{model} in bf16, on {machine()}\n")
+    report.print()
+    print()
     for name, reason in reasons.items():
         print(f"{name} gives no figures: {reason}")
-    if out is not None:
-        write(out, results)
 
 
 async def compare(
@@ -110,7 +113,7 @@ def _results(measured: Measured) -> list[Result]:
     """A row for each engine; a peer's row has Tandem's ratio to it."""
     rows = []
     for name, rates in measured.rates.items():
-        ratio = None if name == OURS or OURS not in measured.rates else measured.ratio(OURS, name)
+        ratio = None if name == OURS or OURS not in measured.rates else median_ratio(measured.rates[OURS], rates)
         rows.append(Result(measured.case.name, median(rates), "tok/s", peer=name, ratio=ratio))
     return rows
 

@@ -12,8 +12,8 @@ from loadtest.bench.prefix.client import Client
 from loadtest.bench.prefix.clusters import Setup, make_cluster
 from loadtest.bench.prefix.ideal import Losses, Served, find_losses, ideal_hit_tokens
 from loadtest.bench.prefix.prompts import BLOCK_SIZE, Prompt
-from loadtest.figures import Result
-from loadtest.markdown import table
+from loadtest.rig.markdown import table
+from loadtest.rig.results import Result
 
 GOAL = 0.95
 """Goal: share of the ideal cache's hits."""

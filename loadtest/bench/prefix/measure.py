@@ -19,8 +19,8 @@ from loadtest.bench.prefix.clusters import Setup, write_tiny_model
 from loadtest.bench.prefix.hits import GOAL, HitRun, hit_table, measure_hits
 from loadtest.bench.prefix.prompts import read_prompts
 from loadtest.bench.prefix.ttft import TtftRun, measure_ttft, ttft_setups, ttft_table
-from loadtest.command_line import Option, Out, integers, names
-from loadtest.figures import Result, machine, write
+from loadtest.rig.command_line import Option, Out, integers, names
+from loadtest.rig.results import Report, machine
 from loadtest.workloads.tokens import TokenSource
 from shared.errors import Internal, TandemError
 
@@ -66,19 +66,16 @@ def hit_setups(fleets: Fleets, model: Path) -> Iterator[Setup]:
             yield Setup(f"{title}, index and store", model, num_workers, pool_blocks, fleets.store_blocks)
 
 
-async def run(fleets: Fleets, replay: Replay, ttft_prompts: int, seed: int, out: Path | None) -> None:
+async def run(fleets: Fleets, replay: Replay, ttft_prompts: int, seed: int, report: Report) -> None:
     """Measures the requested parts; prints the tables, and writes the results after each cluster."""
     source = TokenSource(seed, _VOCAB_SIZE)
     hits: list[HitRun] = []
     times: list[TtftRun] = []
-    results: list[Result] = []
     prompts = read_prompts(replay.trace, replay.num_requests, replay.scale_output, source)
 
     def note(run: HitRun | TtftRun, text: str) -> None:
         print(f"{run.setup.name}: {text}", flush=True)
-        results.extend(run.results())
-        if out is not None:
-            write(out, results)
+        report.add(run.results())
 
     with tempfile.TemporaryDirectory() as folder:
         for setup in hit_setups(fleets, write_tiny_model(Path(folder))):
@@ -113,6 +110,6 @@ def main(
     replay = Replay(trace, requests, scale_output, in_flight, limit)
     print(machine())
     try:
-        asyncio.run(run(fleets, replay, ttft_prompts, seed, out))
+        asyncio.run(run(fleets, replay, ttft_prompts, seed, Report(out)))
     except* TandemError as errors:
         raise Internal("; ".join(str(error) for error in errors.exceptions)) from None

@@ -14,12 +14,12 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from pathlib import Path
-from statistics import quantiles
 from typing import Annotated, Any
 
-from loadtest.bench.router.rig import PROMPT_TOKENS, ROUTER, Measured, Rig
-from loadtest.command_line import Option, Out
-from loadtest.figures import Result, machine, table, write
+from loadtest.bench.router.measured_router import PROMPT_TOKENS, ROUTER, Measured, MeasuredRouter
+from loadtest.rig.command_line import Option, Out
+from loadtest.rig.measure import percentile
+from loadtest.rig.results import Report, Result, machine
 from shared.errors import Internal
 
 GOAL_P50_MS, GOAL_P99_MS, GOAL_TOKENS_PER_S = 1.0, 5.0, 20_000.0
@@ -40,19 +40,19 @@ def added_ms(measured: Measured, stamps: dict[str, list[float]]) -> list[float]:
 async def latency(num_workers: int, rate: float, duration_s: float, name: str) -> list[Result]:
     """Open loop: short answers at a given rate."""
 
-    async def measure(router: str) -> tuple[list[float], float]:
+    async def measure(module: str) -> tuple[list[float], float]:
         with tempfile.TemporaryDirectory() as scratch:
-            async with Rig(num_workers, 20_000.0, Path(scratch), router=router) as rig:
-                await rig.load(1, rate=20, duration=2, max_tokens=4, prefix="warm")
-                measured = await rig.load(1, rate=rate, duration=duration_s, max_tokens=4)
+            async with MeasuredRouter(num_workers, 20_000.0, Path(scratch), router=module) as router:
+                await router.load(1, rate=20, duration=2, max_tokens=4, prefix="warm")
+                measured = await router.load(1, rate=rate, duration=duration_s, max_tokens=4)
                 _refuse_failures(measured)
-                percent = quantiles(added_ms(measured, await rig.stamps()), n=100, method="inclusive")
-        return percent, measured.cpu_ms_per_request
+                added = added_ms(measured, await router.stamps())
+        return [percentile(added, percent) for percent in (50, 99)], measured.cpu_ms_per_request
 
     (ours, our_cpu_ms), (relay, relay_cpu_ms) = await measure(ROUTER), await measure(RELAY)
     return [
-        Result(f"{name}: latency added p50", ours[49], "ms", GOAL_P50_MS, **_peer(relay[49] / ours[49], relay[49])),
-        Result(f"{name}: latency added p99", ours[98], "ms", GOAL_P99_MS, **_peer(relay[98] / ours[98], relay[98])),
+        Result(f"{name}: latency added p50", ours[0], "ms", GOAL_P50_MS, **_peer(relay[0] / ours[0], relay[0])),
+        Result(f"{name}: latency added p99", ours[1], "ms", GOAL_P99_MS, **_peer(relay[1] / ours[1], relay[1])),
         Result(
             f"{name}: router's processor time a request", our_cpu_ms, "ms",
             **_peer(relay_cpu_ms / our_cpu_ms, relay_cpu_ms),
@@ -63,11 +63,11 @@ async def latency(num_workers: int, rate: float, duration_s: float, name: str) -
 async def fan_out(in_flight: int, tokens_per_s: float, duration_s: float, num_clients: int) -> list[Result]:
     """Closed loop: long answers whose tokens the workers send at a given pace."""
 
-    async def measure(router: str) -> Measured:
+    async def measure(module: str) -> Measured:
         share = max(1, in_flight // num_clients)
         with tempfile.TemporaryDirectory() as scratch:
-            async with Rig(8, tokens_per_s, Path(scratch), in_flight, router) as rig:
-                measured = await rig.load(num_clients, in_flight=share, duration=duration_s, max_tokens=512)
+            async with MeasuredRouter(8, tokens_per_s, Path(scratch), in_flight, module) as router:
+                measured = await router.load(num_clients, in_flight=share, duration=duration_s, max_tokens=512)
         _refuse_failures(measured)
         return measured
 
@@ -92,15 +92,14 @@ def _refuse_failures(measured: Measured) -> None:
         raise Internal(f"{measured.num_failed} requests failed, such as: {measured.failure}")
 
 
-async def measure_all(rate: float, duration: float, pace: float, clients: int) -> list[Result]:
+async def measure_all(rate: float, duration: float, pace: float, clients: int, report: Report) -> None:
     """Latency over fleets of several sizes, then the fan-out of several batches."""
-    results = await latency(8, rate, duration, f"8 workers, {rate:g} req/s")
+    report.add(await latency(8, rate, duration, f"8 workers, {rate:g} req/s"))
     for num_workers in WORKERS:
         slower = rate / 10
-        results += await latency(num_workers, slower, duration, f"{num_workers} workers, {slower:g} req/s")
+        report.add(await latency(num_workers, slower, duration, f"{num_workers} workers, {slower:g} req/s"))
     for in_flight in IN_FLIGHT:
-        results += await fan_out(in_flight, pace, duration, clients)
-    return results
+        report.add(await fan_out(in_flight, pace, duration, clients))
 
 
 def main(
@@ -112,7 +111,6 @@ def main(
 ) -> None:
     """Measure the latency that a router process adds to a request, and its token throughput."""
     print(f"{machine()}; prompts of {PROMPT_TOKENS} tokens")
-    results = asyncio.run(measure_all(rate, duration, pace, clients))
-    print(table(results))
-    if out is not None:
-        write(out, results)
+    report = Report(out)
+    asyncio.run(measure_all(rate, duration, pace, clients, report))
+    report.print()

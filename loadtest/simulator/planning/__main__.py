@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-from loadtest.command_line import Option, Out, decimals, integers
-from loadtest.command_line import run as run_command
-from loadtest.figures import Result, write
-from loadtest.markdown import table
+from loadtest.rig.command_line import Option, Out, decimals, integers
+from loadtest.rig.command_line import run as run_command
+from loadtest.rig.markdown import table
+from loadtest.rig.results import Result, write
 from loadtest.simulator.cli import FleetOptions, WorkerOptions, setup_of
 from loadtest.simulator.outcome import Targets
 from loadtest.simulator.planning.clairvoyant import Clairvoyant, cheapest
@@ -53,7 +53,8 @@ def main(
     fleet = setup_of(WorkerOptions(model=model, gpus=gpus), FleetOptions(ttft_s=ttft, tpot_s=tpot))
     limits = PoolLimits(gpus_per_worker=gpus)
     config = PlannerConfig(
-        limits, limits, budget, ttft, tpot, attainment, decode_sequences, start_s=Lifecycle().start_s
+        prefill=limits, decode=limits, gpu_budget=budget, ttft_s=ttft, tpot_s=tpot, attainment=attainment,
+        decode_sequences=decode_sequences, start_s=Lifecycle().start_s,
     )  # fmt: skip
     sizes = decimals(begin, "begin")
     if len(sizes) != 2 or min(sizes) < 1:

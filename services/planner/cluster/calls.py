@@ -12,8 +12,7 @@ from kubernetes.aio.client import ApiClient
 
 from services.planner.cluster.pods import COMPONENT, DELETION_COST, DRAINED_SINCE, INSTANCE, VICTIM_COST, Pod, pod_of
 from shared.errors import ClusterUnavailable
-from shared.kubernetes.access import ClusterAccess
-from shared.kubernetes.failures import refusal, status_message, typed_errors
+from shared.kubernetes.access import ClusterAccess, refusal, status_message, typed_errors
 
 Json = dict[str, Any]
 

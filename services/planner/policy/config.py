@@ -1,33 +1,50 @@
-"""The policy's constants."""
+"""The policy's constants: those that operators set, with bounds and help, and those that follow from measurements."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from pydantic import Field
+
+from shared.settings.group import CheckedGroup, SettingGroup
 
 
-@dataclass(frozen=True, slots=True)
-class PoolLimits:
+class PoolLimits(SettingGroup):
     """What one pool may be."""
 
-    min_workers: int = 1
-    max_workers: int = 1000
-    gpus_per_worker: int = 1
+    min_workers: int = Field(default=1, ge=1, le=10_000)
+    """Fewest workers."""
+    max_workers: int = Field(default=100, ge=1, le=10_000)
+    """Most workers."""
+    gpus_per_worker: int = Field(default=1, ge=1, le=1024)
+    """GPUs of one worker, as gpu_budget counts them."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlannerConfig:
-    """Targets, budget and time constants; the settings of `services/planner/settings.py` say what each is for."""
+class PolicySettings(SettingGroup):
+    """What operators set: targets, budget and the times of their cluster."""
+
+    gpu_budget: int = Field(default=64, ge=1, le=1_000_000)
+    """Most GPUs of both pools together; Pods that start or end count."""
+    ttft_s: float = Field(default=1.0, gt=0, le=3600)
+    """Target for the time to the first token. Seconds; take a boundary of the histogram
+    gen_ai_server_time_to_first_token_seconds, between two of them the share is interpolated."""
+    tpot_s: float = Field(default=0.05, gt=0, le=60)
+    """Target for the time per output token. Seconds."""
+    attainment: float = Field(default=0.95, ge=0.5, le=0.999)
+    """Share of the requests that should meet both."""
+    decode_sequences: float = Field(default=64.0, gt=0, le=100_000)
+    """Sequences that a decode worker runs within the TPOT target, as `tandem fit` says; observations correct it."""
+    start_s: float = Field(default=120.0, ge=0, le=7200)
+    """Time from the decision to a worker that serves: how far the forecast looks. Seconds."""
+    down_window_s: float = Field(default=120.0, ge=0, le=86_400)
+    """A pool shrinks only to the largest size that it needed during this time. Seconds."""
+    band: float = Field(default=0.08, ge=0, le=1)
+    """Share of spare demand that must fit before a pool shrinks; half of it must be missing before it grows."""
+
+
+class PlannerConfig(PolicySettings, CheckedGroup):
+    """All constants of one planner."""
 
     prefill: PoolLimits = PoolLimits()
     decode: PoolLimits = PoolLimits()
-    gpu_budget: int = 64
-    """GPUs of both pools together, pods that start or end included."""
-    ttft_s: float = 1.0
-    tpot_s: float = 0.05
-    attainment: float = 0.95
-    """Share of the requests that should meet both targets."""
-    decode_sequences: float = 64.0
-    """Sequences that a decode worker runs within the TPOT target; corrected by what is observed."""
     kv_share: float = 0.85
     """Share of a decode worker's blocks that may be in use."""
     variation: float = 3.0
@@ -36,15 +53,9 @@ class PlannerConfig:
     """Time constant of the measured request rate."""
     work_smoothing_s: float = 600.0
     """Time constant of the work a request brings."""
-    start_s: float = 120.0
-    """From the decision to a worker that serves: the horizon of the forecast."""
     cold_start_s: float = 60.0
     """A worker's first seconds, whose latencies are not learnt from."""
-    down_window_s: float = 120.0
-    """A pool shrinks only to the largest size that it needed during this time."""
     direction_s: float = 300.0
     """Least time between two changes of direction of a pool."""
-    band: float = 0.08
-    """Share of spare demand that must fit before a pool shrinks; half of it must be missing before it grows."""
     recover_s: float = 60.0
     """Time in which a queue that has built up should be worked off."""

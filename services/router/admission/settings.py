@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from shared.settings.group import SettingGroup
 
 Weight = Annotated[float, Field(gt=0, le=1e6)]
 
 
-class AdmissionSettings(BaseModel):
-    """Bounds and order of the admission queue."""
+class QueueSettings(SettingGroup):
+    """How long the queue may be, and how often a request is tried: among the router's own settings."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    queue_limit: int = Field(default=1024, ge=1)
+    """Most requests that may wait for a worker."""
+    queue_timeout_s: float = Field(default=60.0, gt=0)
+    """A request that waited longer than this is refused. Seconds."""
+    max_attempts: int = Field(default=3, ge=1, le=16)
+    """Attempts at one request that may fail one after another without a new token before the request fails."""
+
+
+class AdmissionSettings(SettingGroup):
+    """Bounds and order of the admission queue: the router's `admission`."""
 
     order: Literal["fcfs", "shortest", "priority", "deadline"] = "fcfs"
     """Order within a tenant: by arrival, uncached prompt tokens, the request's priority, or TTFT deadline."""
@@ -21,9 +32,6 @@ class AdmissionSettings(BaseModel):
     ttft_target_s: float = Field(default=0.0, ge=0.0, le=86400.0)
     """TTFT target in seconds from arrival; a request predicted to miss it is refused at once. 0 = no target. A client's
     own target, shorter or longer, takes precedence."""
-    late_idle_share: float = Field(default=0.25, ge=0.0, le=2.0)
-    """A prompt too long to meet the target on any worker is served late if the queue is empty and this share of the
-    workers is idle, else refused. Above 1: always refused. If the client set the target, it is refused."""
     late_grace: float = Field(default=0.0, ge=0.0, le=100.0)
     """An admitted request that could not be started in time is served late, by up to this share of its target, and is
     refused only beyond that. Clients that have waited then get an answer, but after a sudden burst many late requests

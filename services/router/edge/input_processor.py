@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from services.router.dispatch.request import PLAIN_TEXT, Core, Request, Resume, TextOptions
 from services.router.edge.answer.families import AnswerFormats
 from services.router.edge.answer.reasoning import Thinking
-from services.router.edge.ledger import Ledger, Uncounted
 from services.router.edge.model_names import ModelNames
 from services.router.edge.output_stream import OutputStream
+from services.router.edge.request_ledger import Ledger, Uncounted
 from services.router.edge.scheduling import SchedulingHints
 from services.router.edge.settings import EdgeSettings
 from services.router.edge.tenants.rate_limits import RateLimits, chain_salt

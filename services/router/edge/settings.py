@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints
 
 from services.router.edge.access import AccessLog
 from services.router.edge.answer.families import CallFormatName, ReasoningName
 from services.router.edge.key_digest import key_digest
 from services.router.edge.limits import LimitSettings
 from shared.rpc.tls import Tls
+from shared.settings.group import SettingGroup
 from shared.structure.structured_output import MAX_STRUCTURE_BYTES
 
 ApiKey = Annotated[
@@ -22,10 +23,8 @@ ApiKey = Annotated[
 TenantName = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")]
 
 
-class TenantSettings(BaseModel):
+class TenantSettings(SettingGroup):
     """One tenant."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     api_keys: tuple[ApiKey, ...] = Field(default=(), repr=False)
     """Bearer keys that speak for this tenant and no other; what x-tenant says must agree."""
@@ -41,23 +40,19 @@ class TenantSettings(BaseModel):
     tenant what the others of its share have sent."""
 
 
-class StructureSettings(BaseModel):
+class StructureSettings(SettingGroup):
     """What a schema, expression or grammar for structured output may take."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     max_bytes: int = Field(default=65_536, ge=256, le=MAX_STRUCTURE_BYTES)
     """Longest schema, expression or grammar, or all choices together, bytes of UTF-8."""
 
-    compile_timeout_ms: int = Field(default=10_000, ge=10, le=60_000)
+    compile_timeout_ms: ClassVar[int] = 10_000
     """Longest time for which a request waits until its structure is compiled, milliseconds; then it is refused with
     429. What one may cost is limited apart from that, to some tens of milliseconds of an idle core."""
 
 
-class EdgeSettings(BaseModel):
+class EdgeSettings(SettingGroup):
     """What the HTTP and gRPC front doors let in."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     api_keys: tuple[ApiKey, ...] = Field(default=(), repr=False)
     """Bearer keys that are let in, over HTTP and gRPC alike; none = open to everyone. Plain, or `sha256:<hex>` (`printf

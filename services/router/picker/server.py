@@ -47,6 +47,8 @@ def self_signed_credentials() -> grpc.ServerCredentials:
     return grpc.ssl_server_credentials([(pem, certificate.public_bytes(serialization.Encoding.PEM))])
 
 
+PROBE_INTERVAL_S = 1.0
+"""Between two probes of the routers' /readyz. Seconds."""
 MESSAGE_SLACK_BYTES = 1 << 20
 """Of a message beside the body: headers, metadata, attributes."""
 
@@ -67,7 +69,7 @@ class PickerServer:
         settings.tls.check("picker.tls", mutual=False)
         if settings.self_signed and settings.tls.enabled:
             raise ConfigError("picker.self_signed and picker.tls exclude each other", field="picker.self_signed")
-        self._watch = EndpointWatch.of(settings.endpoints, settings.probe_interval_s, tls_context(edge.tls))
+        self._watch = EndpointWatch.of(settings.endpoints, PROBE_INTERVAL_S, tls_context(edge.tls))
         picker = Picker(self._watch, ApiKeys.of(edge), check_room, own_port, settings.max_endpoints)
         self._rpc = RpcServer(
             settings.bind,

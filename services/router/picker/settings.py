@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from shared.rpc.tls import Tls
+from shared.settings.group import SettingGroup
 
 
-class PickerSettings(BaseModel):
+class PickerSettings(SettingGroup):
     """For gateways that ask by Envoy's ext-proc protocol."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     bind: str = ""
     """host:port on which gateways ask which router serves a request (Gateway API Inference Extension, ext-proc over
@@ -18,8 +17,6 @@ class PickerSettings(BaseModel):
     endpoints: str = ""
     """The HTTP APIs of all routers, host:port, comma-separated. A name stands for all of its addresses, such as that of
     a headless Service, and is resolved again before each probe."""
-    probe_interval_s: float = Field(default=1.0, ge=0.05, le=60)
-    """Time between two probes of the routers' /readyz. Seconds."""
     max_endpoints: int = Field(default=3, ge=1, le=16)
     """Routers in an answer to a gateway: the first serves, the others are for its retries."""
     tls: Tls = Tls()

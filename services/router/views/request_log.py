@@ -9,17 +9,22 @@ from services.router.views.attribution.verdict import Targets, outcome
 from services.router.views.explanation import Explained
 from services.router.views.metrics import RouterMetrics
 
+MAX_EXPLAINED = 1024
+"""Requests whose placement `tandem explain` can show."""
+MAX_ENDED = 2048
+"""Ended requests that are remembered for windows of the status, about 2 KB each."""
+
 _PLACED = RequestEvent.PLACED  # looked at for each event: reading a member of an enum takes 0.1 µs
 
 
 class RequestLog:
     """Implements `RecordObserver`: counts events, and keeps records for explanations and for windows of the status."""
 
-    def __init__(self, metrics: RouterMetrics, max_explained: int, max_ended: int, targets: Targets) -> None:
-        """`max_explained`: requests whose placement can be explained; `max_ended`: ended ones that are remembered."""
+    def __init__(self, metrics: RouterMetrics, targets: Targets) -> None:
+        """`targets`: by which ended requests are judged."""
         self._metrics = metrics
-        self.explained = Explained(max_explained)
-        self.ended = EndedRequests(max_ended, targets)
+        self.explained = Explained(MAX_EXPLAINED)
+        self.ended = EndedRequests(MAX_ENDED, targets)
 
     def noted(self, record: RequestRecord) -> None:
         """See `RecordObserver`."""

@@ -11,9 +11,8 @@ from shared.address import Address
 from shared.errors import ClusterUnavailable, ConfigError
 from shared.identity import DECODE, PREFILL
 from shared.kubernetes.access import ClusterAccess
-from shared.kubernetes.backoff import Backoff
 from shared.kubernetes.pod_fields import named_ports, ready_condition
-from shared.kubernetes.pod_watch import PAGE, WATCH_S, PodWatch
+from shared.kubernetes.pod_watch import PAGE, WATCH_S, Backoff, PodWatch
 
 ROLE_LABEL = "tandem-llm.io/role"
 PORT = "session"

@@ -40,7 +40,7 @@ CLOSE_TIMEOUT_S = 2.0
 
 logger = logging.getLogger(__name__)
 
-Message = worker_pb2.Reserved | types_pb2.SequenceTokens | worker_pb2.FirstToken
+Message = worker_pb2.Reserved | types_pb2.SequenceTokens | worker_pb2.FirstToken | worker_pb2.Arrivals
 
 Receiver = Callable[[Message | TandemError], None]
 """Takes a worker's message about one attempt. Called on the event loop; must not block or raise. An error is the
@@ -337,6 +337,8 @@ class WorkerLink:
             case "reserved":
                 self._standing.acknowledged(event.reserved.request_id)
                 self._deliver(event.reserved.request_id, event.reserved)
+            case "arrivals":
+                self._deliver(event.arrivals.request_id, event.arrivals)
             case "failed":
                 self._deliver(event.failed.request_id, from_proto(event.failed.error))
             case "load":

@@ -10,7 +10,7 @@ import grpc
 from services.worker.blocks.exchange_client import BlockExchangeClient, ExchangeEvent, LocalBlocks
 from services.worker.blocks.peers import Peers
 from services.worker.blocks.prefix_fetch.fetch import PrefixFetch
-from services.worker.blocks.prefix_fetch.policy import FetchPolicy
+from services.worker.blocks.prefix_fetch.fetch_policy import FetchPolicy
 from services.worker.blocks.server import BlockServer
 from services.worker.blocks.store_offloader import StoreOffloader
 from services.worker.host import EngineHost

@@ -13,6 +13,7 @@ from services.worker.blocks.connector import KVConnector
 from shared.engine.messages import EngineLoad
 from shared.kv.transfer import TransferCounters
 from shared.kv_index.holders import Tier
+from shared.rpc.convert import step_times_to_proto
 from shared.rpc.pb.tandem.v1 import types_pb2
 
 REFRESH_S = 1.0
@@ -129,6 +130,13 @@ class LoadReporter:
             message.num_swapped_out = load.num_swapped_out
             message.num_swapped_in = load.num_swapped_in
             message.num_bad_blocks = load.num_bad_blocks
+            message.num_decoding = load.decoding.num_sequences
+            message.num_context_tokens = load.decoding.num_context_tokens
+            message.num_queued_pairs = load.num_queued_pairs
+            if load.least_slack_s is not None:
+                message.least_slack_s = load.least_slack_s
+            if load.step_times is not None:
+                message.step_times.CopyFrom(step_times_to_proto(load.step_times))
         return message
 
     def close(self) -> None:

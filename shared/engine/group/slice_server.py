@@ -4,18 +4,58 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
 
 import torch
 from torch import Tensor
 
+from shared.collectives.interface import Collectives
 from shared.collectives.rank_links import RankLinks
-from shared.engine.group.own_slices import OwnSlices, SliceForm
-from shared.engine.group.slice_commands import SliceAction, SliceCommand
+from shared.engine.group.own_slices import MOST_ROWS, OwnSlices, SliceForm
 from shared.engine.runner.device_link import DeviceLink
 from shared.engine.runner.host_arena import HostArena
 from shared.errors import RankLost
 
+_HEAD = 3
 logger = logging.getLogger(__name__)
+
+
+class SliceAction(IntEnum):
+    """The exchange that follows a command."""
+
+    END = 0
+    """No exchange: the server ends."""
+    READ = 1
+    """The senders' rows are gathered."""
+    WRITE = 2
+    """Rows are scattered to all ranks; each answers when it has stored its own."""
+    SUMS = 3
+    """The senders' parts of checksums are gathered."""
+
+
+@dataclass(frozen=True, slots=True)
+class SliceCommand:
+    """One command; at most MOST_ROWS blocks."""
+
+    action: SliceAction
+    block_ids: Sequence[int] = ()
+    num_runs: int = 0
+    """Plans with host copies that went before: a follower obeys when it has begun theirs."""
+
+    def send(self, blocks: Collectives) -> None:
+        """From the leader to all. Raises RankLost."""
+        frame = [int(self.action), self.num_runs, len(self.block_ids), *self.block_ids]
+        blocks.broadcast(torch.tensor(frame + [0] * (_HEAD + MOST_ROWS - len(frame)), dtype=torch.int64))
+
+    @classmethod
+    def receive(cls, blocks: Collectives) -> SliceCommand:
+        """Waits for the next one. Raises RankLost."""
+        frame = torch.zeros(_HEAD + MOST_ROWS, dtype=torch.int64)
+        blocks.broadcast(frame)
+        action, num_runs, count, *block_ids = frame.tolist()
+        return cls(SliceAction(action), tuple(block_ids[:count]), num_runs)
 
 
 class SliceServer:
@@ -52,7 +92,7 @@ class SliceServer:
             while (command := SliceCommand.receive(self._group)).action is not SliceAction.END:
                 self._obey(command)
         except RankLost as error:
-            logger.debug("no more blocks pass: %s", error)  # the steps' own error says it louder
+            logger.debug("no more blocks pass: %s", error)  # the steps fail with an error of their own
         except Exception:
             logger.exception("a slice of a block could not be read or written")
             self._links.fail(self._group.rank)

@@ -10,12 +10,16 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from shared.engine.plan import NoToken, SampledToken, SampleSpec
+from shared.engine.plan import NoToken, PlannedSequence, SampledToken, SampleSpec
 from shared.kernels.sampling.rows import SamplingRows
 from shared.kernels.sampling_ops import SamplingOps
 
 Send = Callable[[Tensor], Tensor]
 """Brings a host tensor to the device of the logits."""
+MOST_CANDIDATES = 64
+"""Above, all logits are sent: their ids would take as many bytes again."""
+ALL_CANDIDATES = 0
+"""The number of candidates that stands for every logit."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +41,7 @@ class TopLogprobs:
 
     @classmethod
     def of(cls, logits: Tensor, tokens: Tensor, specs: Sequence[SampleSpec], send: Send) -> TopLogprobs | None:
-        """Of `logits` [num_rows, vocab_size] and the chosen `tokens` [num_rows]; None where no row asks."""
+        """From `logits` [num_rows, vocab_size] and the chosen `tokens` [num_rows]; None where no row asks for any."""
         asking = [i for i, spec in enumerate(specs) if spec.params.logprobs is not None]
         if not asking:
             return None
@@ -55,7 +59,7 @@ def is_plain(spec: SampleSpec) -> bool:
     return not spec.banned_token_ids and not params.changes_logits and params.structured_output is None
 
 
-def _takes_likeliest(spec: SampleSpec) -> bool:
+def _takes_argmax(spec: SampleSpec) -> bool:
     """True where the row's token is the likeliest of the logits as they are, among those that its structure allows."""
     params = spec.params
     is_masked = params.structured_output is not None  # by a mask that leaves out what is banned
@@ -72,8 +76,8 @@ def sample(
     assert logits.dim() == 2, f"logits {tuple(logits.shape)}"
     assert logits.dtype == torch.float32, f"logits are {logits.dtype}"
     assert logits.shape[0] == len(specs), f"{logits.shape[0]} rows for {len(specs)} specs"
-    chosen = {row: row for row, spec in enumerate(specs) if _takes_likeliest(spec)}
-    tokens = ops.likeliest_tokens(logits, *_masks_of(chosen, masks, send))
+    chosen = {row: row for row, spec in enumerate(specs) if _takes_argmax(spec)}
+    tokens = ops.greedy_tokens(logits, *_masks_of(chosen, masks, send))
     if len(chosen) < len(specs):
         resample(tokens, logits, specs, [row for row in range(len(specs)) if row not in chosen], ops, send, masks)
     return tokens
@@ -110,7 +114,7 @@ def resample(
                 _modify(row, spec, send)
         words, places = _masks_of({row: place for place, row in enumerate(group)}, masks, send)
         if greedy:
-            chosen = ops.likeliest_tokens(part, words, places)
+            chosen = ops.greedy_tokens(part, words, places)
         else:
             if words is not None and places is not None:
                 ops.mask_tokens(part, words, places)
@@ -196,3 +200,20 @@ def _modify(row: Tensor, spec: SampleSpec, send: Send) -> None:
         banned = [*spec.banned_token_ids, *params.bad_token_ids(spec.output_token_ids)]
         if banned:
             row.index_fill_(0, send(torch.tensor(banned)), float("-inf"))
+
+
+def num_candidates(items: Sequence[PlannedSequence]) -> int:
+    """The number of a row's highest logits that its token can be chosen from, the most of all rows of a step;
+    ALL_CANDIDATES where one of them needs every logit."""
+    if any(item.targets for item in items):
+        return ALL_CANDIDATES
+    counts = [_candidates_of(item.sample) for item in items if item.sample is not None]
+    most = max(counts, default=1)
+    return ALL_CANDIDATES if ALL_CANDIDATES in counts or most > MOST_CANDIDATES else most
+
+
+def _candidates_of(spec: SampleSpec) -> int:
+    params = spec.params
+    if not is_plain(spec) or params.logprobs is not None:
+        return ALL_CANDIDATES
+    return 1 if params.is_greedy else params.top_k

@@ -48,7 +48,7 @@ def backends() -> tuple[Backend, ...]:
 
 
 def deterministic_backends() -> tuple[Backend, ...]:
-    """Those in which a sequence's results depend on that sequence alone, to the bit; in the same order."""
+    """Backends in which a sequence's results depend on that sequence alone, to the bit; in the same order."""
     refusal = partial(cpu_backend.refusal, deterministic=True)
     return (
         Backend("triton", ("cuda",), _triton_refusal, _load_deterministic_triton),
@@ -61,7 +61,7 @@ def choose_kernels(
 ) -> Kernels:
     """The backend named `wanted` (`cpu:avx2`: of one instruction set), or with `auto` the first that takes the device.
 
-    What `auto` passes over is said in the log. `deterministic`: among `deterministic_backends`.
+    What `auto` passes over is logged. `deterministic`: among `deterministic_backends`.
 
     Raises:
         ConfigError: `wanted` is unknown or refuses this device or dtype; the message gives its reason.

@@ -29,14 +29,14 @@ from shared.kernels.pool_view import pool_sizes
 from shared.kernels.rmsnorm import reference as rmsnorm
 from shared.kernels.rotary import reference as rotary
 from shared.kernels.sampling import reference as sampling
-from shared.kernels.sampling.mask_reference import check_likeliest_tokens, check_mask_tokens
+from shared.kernels.sampling.mask_reference import check_greedy_tokens, check_mask_tokens
 from shared.kernels.sampling.rows import SamplingRows
 
 LONGEST_SAMPLED = 1 << 22
 """Tokens of a vocabulary that the sampling kernel can count."""
 
 MOST_ROTATED, MOST_RANK = 512, 2048
-"""Of a head, and of a latent: as source/elementwise.cpp says."""
+"""Most elements of a head, and of a latent: as in source/elementwise.cpp."""
 
 
 def load(path: Path) -> ctypes.CDLL:
@@ -59,13 +59,13 @@ def load(path: Path) -> ctypes.CDLL:
     library.tandem_rotate_and_write_latent.argtypes = [p, p, p, p, p, p, p, p, c_float, p, p, c_int, c_int, c_int]
     library.tandem_paged_attention.argtypes = [p, p, p, p, p, p, c_float, p, c_int, c_int]
     library.tandem_mask_tokens.argtypes = [p, p, p, n, n, n]
-    library.tandem_likeliest_tokens.argtypes = [p, p, p, p, n, n, n, n]
+    library.tandem_greedy_tokens.argtypes = [p, p, p, p, n, n, n, n]
     library.tandem_sample_tokens.argtypes = [p, p, p, p, p, p, p, p, n, n]
     library.tandem_layers.argtypes = [p, p, p, p, c_float, c_float, p]
     for name in (
         "pack_linear", "plan_compression", "compress", "linear", "rms_norm", "silu_mul", "rotate_and_write",
         "experts", "choose_experts", "batched_linear", "rotate_and_write_latent", "paged_attention", "mask_tokens",
-        "likeliest_tokens", "sample_tokens",
+        "greedy_tokens", "sample_tokens",
     ):  # fmt: skip
         getattr(library, f"tandem_{name}").restype = None
     return library
@@ -73,9 +73,9 @@ def load(path: Path) -> ctypes.CDLL:
 
 @functools.cache
 def num_threads_function() -> Any:
-    """The C function without arguments that says how many threads torch takes for the calling thread's loops.
+    """The C function without arguments that returns the number of torch's threads for the calling thread's loops.
 
-    Not OpenMP's own: in a thread that torch has not computed in yet, that one knows nothing of `torch.set_num_threads`.
+    Not OpenMP's own: in a thread that torch has not computed in yet, that one ignores `torch.set_num_threads`.
     """
     try:
         return ctypes.CDLL(torch._C.__file__)._ZN2at15get_num_threadsEv  # at::get_num_threads()
@@ -309,13 +309,13 @@ class CpuOps:
             logits.data_ptr(), masks.data_ptr(), rows.data_ptr(), masks.shape[0], logits.shape[1], masks.shape[1]
         )
 
-    def likeliest_tokens(self, logits: Tensor, masks: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
+    def greedy_tokens(self, logits: Tensor, masks: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
         """See `SamplingOps`. The logits are read once, also where they are masked."""
-        check_likeliest_tokens(logits, masks, rows)
+        check_greedy_tokens(logits, masks, rows)
         num_rows, vocab_size = logits.shape
         num_masks, num_words = (0, 0) if masks is None else masks.shape
         out = torch.empty(num_rows, dtype=torch.int64)
-        self.library.tandem_likeliest_tokens(
+        self.library.tandem_greedy_tokens(
             logits.data_ptr(), _pointer(masks), _pointer(rows), out.data_ptr(),
             num_rows, num_masks, vocab_size, num_words,
         )  # fmt: skip

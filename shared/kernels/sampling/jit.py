@@ -197,7 +197,7 @@ def drawn(
 
 @triton.jit(
     # `logits` too: it and `listed` meet in one pointer, and Triton 3.6's compiler for AMD fails where it knows more of
-    # the one than of the other (triton-lang/triton issue 9859). What it knows of the one alone is lost there anyway.
+    # the one than of the other (triton-lang/triton issue 9859). What it infers of one pointer is lost there anyway.
     do_not_specialize=[
         "logits", "peaks", "peak_tokens", "temperatures", "top_ks", "top_ps", "min_ps", "seeds", "positions",
         "level_masses", "level_counts", "listed", "listed_tokens", "tokens", "num_splits",

@@ -22,6 +22,6 @@ def mask_tokens(logits: Tensor, masks: Tensor, rows: Tensor) -> None:
     mask_rows[grid](logits, masks, rows, vocab_size, masks.shape[1], TILE=TILE, num_warps=8)
 
 
-def likeliest_tokens(logits: Tensor, masks: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
-    """`SamplingOps.likeliest_tokens`, torch's reductions around this mask."""
-    return mask_reference.likeliest_tokens(logits, masks, rows, mask_tokens)
+def greedy_tokens(logits: Tensor, masks: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
+    """`SamplingOps.greedy_tokens`, torch's reductions around this mask."""
+    return mask_reference.greedy_tokens(logits, masks, rows, mask_tokens)

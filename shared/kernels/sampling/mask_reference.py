@@ -23,8 +23,8 @@ def check_mask_tokens(logits: Tensor, masks: Tensor, rows: Tensor) -> None:
     assert logits.device == masks.device == rows.device
 
 
-def check_likeliest_tokens(logits: Tensor, masks: Tensor | None, rows: Tensor | None) -> None:
-    """Likewise for `SamplingOps.likeliest_tokens`."""
+def check_greedy_tokens(logits: Tensor, masks: Tensor | None, rows: Tensor | None) -> None:
+    """Assert what `SamplingOps.greedy_tokens` asks of its arguments."""
     assert (masks is None) == (rows is None), "masks and their rows go together"
     if masks is not None and rows is not None:
         check_mask_tokens(logits, masks, rows)
@@ -43,11 +43,11 @@ def mask_tokens(logits: Tensor, masks: Tensor, rows: Tensor) -> None:
     logits.index_copy_(0, rows, kept)
 
 
-def likeliest_tokens(
+def greedy_tokens(
     logits: Tensor, masks: Tensor | None = None, rows: Tensor | None = None, mask: MaskTokens = mask_tokens
 ) -> Tensor:
-    """`SamplingOps.likeliest_tokens`; `mask` is the backend's."""
-    check_likeliest_tokens(logits, masks, rows)
+    """`SamplingOps.greedy_tokens`; `mask` is the backend's."""
+    check_greedy_tokens(logits, masks, rows)
     tokens = _highest(logits)
     if masks is not None and rows is not None:
         part = logits.index_select(0, rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ EXPANDED_HEADS = 8
 
 @dataclass(frozen=True)
 class LatentModules:
-    """What latent attention has behind its latents. The keys' projection is there in both directions."""
+    """Projections from and to the latents of latent attention. The keys' projection is there in both directions."""
 
     q: Linear | None  # q_rank to num_heads * query_dim
     to_latent: BatchedLinear  # of each head, nope_dim to kv_rank: a query as the latents see it
@@ -56,7 +56,7 @@ class LayerModules:
 
     @property
     def projections(self) -> tuple[Linear | BatchedLinear | Experts, ...]:
-        """Those of which a step of one token reads all, or of experts the chosen ones."""
+        """Projections that a step of one token reads whole; of experts it reads the chosen ones."""
         found: list[Linear | BatchedLinear | Experts | None] = [self.qkv, self.o, self.gate_up, self.down]
         if self.latent is not None:
             found += [self.latent.q, self.latent.to_latent, self.latent.to_value]
@@ -140,3 +140,52 @@ def _build_experts(parameters: ExpertParameters, ops: DecoderOps) -> ExpertModul
         experts=ops.make_experts(parameters.gate_up, parameters.down, parameters.first_expert, own=True),
         copies=parameters.copies,
     )
+
+
+class SummedLinear:
+    """See `Linear`; every rank calls `forward` with its columns of x, and gets the whole result."""
+
+    def __init__(self, part: Linear, group: Collectives) -> None:
+        """Keeps references to its arguments; one rank's part has the bias."""
+        self.part = part
+        self._group = group
+
+    @property
+    def in_size(self) -> int:
+        """See `Linear`."""
+        return self.part.in_size
+
+    @property
+    def out_size(self) -> int:
+        """See `Linear`."""
+        return self.part.out_size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """See `Linear`."""
+        return self.part.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """See `Linear`."""
+        return self.part.nbytes
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See `Linear`."""
+        out = self.part.forward(x)
+        self._group.all_reduce(out)
+        return out
+
+
+def add_up(modules: DecoderModules, group: Collectives) -> DecoderModules:
+    """The same modules with sums over the ranks: of the projections back to the residual stream, and once
+    what experts give."""
+    return replace(modules, layers=tuple(_summed(layer, group) for layer in modules.layers))
+
+
+def _summed(layer: LayerModules, group: Collectives) -> LayerModules:
+    o = SummedLinear(layer.o, group)
+    if layer.experts is not None:  # `down`, if there is one, is the shared experts': a part of the same sum
+        return replace(layer, o=o, experts=replace(layer.experts, group=group))
+    assert layer.down is not None, "a layer without a feed-forward block"
+    return replace(layer, o=o, down=SummedLinear(layer.down, group))

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator
+
+from shared.settings.group import SettingGroup
 
 Protocol = Literal["auto", "grpc", "http/protobuf"]
 
@@ -14,10 +16,8 @@ HTTP_PORT = 4318
 """OTLP's usual port for HTTP; that for gRPC is 4317."""
 
 
-class TracesSettings(BaseModel):
+class TracesSettings(SettingGroup):
     """Where a service's spans go."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     endpoint: str = ""
     """URL of an OpenTelemetry collector that takes OTLP, such as http://127.0.0.1:4317; https:// for TLS. Empty = no

@@ -29,8 +29,8 @@ from shared.kernels.backends.registry import AUTO
 from shared.kv.pool import BlockPool
 from shared.model.decoder import Decoder
 from shared.structure.compiler import StructureCompiler
+from tests.waiting import DEADLINE_S
 
-DEADLINE_S = 300.0
 BLOCK_SIZE = 16
 MAX_NUM_SEQS = 8
 
@@ -72,7 +72,7 @@ class EngineRun:
         self.events: queue.Queue = queue.Queue()
         runner: StepRunner = self.runner
         if recording:
-            from shared.engine.plan_log import RecordingRunner  # needs msgspec, which a bare GPU machine lacks
+            from .plan_log import RecordingRunner  # needs msgspec, which a bare GPU machine lacks
 
             runner = RecordingRunner(self.runner, recording)
         self.engine = Engine(self.scheduler, runner, self.events.put, ahead)

@@ -35,7 +35,8 @@ from shared.model.layers.expert_placement import Placement
 from shared.model.ranks.block_slices import block_slices, senders
 from shared.model.ranks.rank_decoder import RankDecoder
 from shared.model.ranks.shard import Degrees
-from tests.integration.engine.engine_run import BLOCK_SIZE, DEADLINE_S, MAX_NUM_SEQS, EngineRun
+from tests.integration.engine.engine_run import BLOCK_SIZE, MAX_NUM_SEQS, EngineRun
+from tests.waiting import DEADLINE_S
 
 
 class GroupRun(EngineRun):

@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 
 from shared.engine.plan import NoToken, SampledToken
-from shared.engine.plan_log import replay
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.model.decoder import Decoder
 from tests.integration.engine.engine_run import BLOCK_SIZE
+from tests.integration.engine.plan_log import replay
 
 NUM_BLOCKS = 16
 

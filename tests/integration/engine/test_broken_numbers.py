@@ -9,8 +9,9 @@ from safetensors.torch import load_file, save_file
 from shared.engine.messages import AddSequence, SequenceFailed, StepOutput
 from shared.engine.runner.runner import RunnerConfig
 from shared.errors import NumericalFault
-from tests.integration.engine.engine_run import DEADLINE_S, EngineRun
+from tests.integration.engine.engine_run import EngineRun
 from tests.integration.engine.families import write_family
+from tests.waiting import DEADLINE_S
 
 PROMPTS = [[5 + (i * k) % 150 for i in range(10 + 11 * k)] for k in range(1, 4)]
 BROKEN_TOKEN = 210

@@ -27,9 +27,10 @@ from shared.kv.transfer import KVTransfer
 from shared.kv.ucx import UcxTransfer
 from shared.model.checkpoints import write_random_checkpoint
 from shared.model.ranks.shard import Degrees
-from tests.integration.engine.engine_run import BLOCK_SIZE, DEADLINE_S, EngineRun
+from tests.integration.engine.engine_run import BLOCK_SIZE, EngineRun
 from tests.integration.engine.group_run import GroupRun
 from tests.unit.collectives.in_threads import needs_library
+from tests.waiting import DEADLINE_S
 
 pytestmark = needs_library
 

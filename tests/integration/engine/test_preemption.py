@@ -8,9 +8,10 @@ import pytest
 
 from shared.engine.messages import AbortSequence, AddSequence, EngineLoad, JoinSequence, StepOutput
 from shared.engine.runner.runner import RunnerConfig
-from tests.integration.engine.engine_run import BLOCK_SIZE, DEADLINE_S, EngineRun, hand_off
+from tests.integration.engine.engine_run import BLOCK_SIZE, EngineRun, hand_off
 from tests.integration.engine.families import write_family
 from tests.integration.engine.test_greedy_against_transformers import transformers_greedy
+from tests.waiting import DEADLINE_S
 
 PROMPTS = [[5 + (i * k) % 200 for i in range(9 + 4 * k)] for k in range(1, 6)]
 NUM_TOKENS = 60

@@ -12,9 +12,10 @@ import pytest
 
 from shared.engine.messages import AddSequence
 from shared.engine.runner.runner import RunnerConfig
-from tests.integration.engine.engine_run import DEADLINE_S, EngineRun
+from tests.integration.engine.engine_run import EngineRun
 from tests.integration.engine.families import write_family
 from tests.integration.engine.replaying import NUM_BLOCKS
+from tests.waiting import DEADLINE_S
 
 ROOT = Path(__file__).parents[3]
 PROMPTS = [[5 + (start + i * step) % 200 for i in range(length)] for start, step, length in ((0, 3, 70), (9, 7, 40))]

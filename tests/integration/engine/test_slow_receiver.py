@@ -10,8 +10,9 @@ from shared.kv.handoff.receiving import receive_trailer
 from shared.kv.handoff.shipment import Shipment
 from shared.kv.handoff.trailer import trailer_bytes
 from shared.kv.local import LocalPlane, LocalTransfer
-from tests.integration.engine.engine_run import DEADLINE_S, EngineRun
+from tests.integration.engine.engine_run import EngineRun
 from tests.integration.engine.families import write_family
+from tests.waiting import DEADLINE_S
 
 NUM_BLOCKS = 40
 NUM_PROMPTS = 12

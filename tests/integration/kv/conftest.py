@@ -23,10 +23,10 @@ from shared.kv.local import LocalPlane, LocalTransfer
 from shared.kv.transfer import KVTransfer
 from shared.kv.ucx import UcxTransfer
 from tests.integration.kv.far_side import FarSide
+from tests.waiting import DEADLINE_S
 
 NEAR_HOST = b"near host: 16 B."
 FAR_HOST = b"far host:  16 B."
-DEADLINE_S = 300.0
 SILENT_S = 3.0
 """A far process that is killed or stopped is waited for this long."""
 

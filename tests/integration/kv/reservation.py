@@ -10,8 +10,9 @@ from shared.errors import TransferFailed
 from shared.kv.handoff.arrival_check import ArrivalCheck
 from shared.kv.handoff.receive_handoff import HandoffReceiver, ReceivedHandoff
 from shared.kv.transfer import KVTransfer
-from tests.integration.kv.conftest import DEADLINE_S, Sides
+from tests.integration.kv.conftest import Sides
 from tests.integration.kv.far_side import BLOCK_BYTES, FIRST_TOKEN, NUM_TOKENS, UNTOUCHED, content
+from tests.waiting import DEADLINE_S, until
 
 NUM_BLOCKS = 8
 RIGHT, LATE = 1, 2
@@ -29,11 +30,6 @@ class Reservation:
     def right(self) -> list[int]:
         return [index for index, block in self.memory.items() if block == content(RIGHT, index, BLOCK_BYTES)]
 
-    async def until(self, condition) -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            while not condition():
-                await asyncio.sleep(0.002)
-
 
 async def ship(sides: Sides, ticket: int, indexes, content_of: int = RIGHT, **more) -> None:
     await sides.far(
@@ -46,7 +42,7 @@ async def assert_a_second_sender_completes(sides: Sides, it: Reservation) -> Non
     ticket, _ = it.receiver.open()
     receiving = asyncio.create_task(it.receiver.receive(DEADLINE_S))
     await ship(sides, ticket, range(3))
-    await it.until(lambda: len(it.receiver.checksums) == 3)
+    await until(lambda: len(it.receiver.checksums) == 3)
     it.receiver.replace_sender()
     await receiving
     ticket, needed = it.receiver.open()

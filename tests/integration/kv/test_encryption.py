@@ -14,7 +14,7 @@ from shared.kv.handoff.receiving import receive_trailer
 from shared.kv.handoff.trailer import decode_trailer, trailer_bytes
 from shared.kv.seal import Purpose
 from shared.kv.ucx import UcxTransfer
-from tests.integration.kv.conftest import DEADLINE_S, FarProcess, Sides
+from tests.integration.kv.conftest import FarProcess, Sides
 from tests.integration.kv.far_side import BLOCK_BYTES, FIRST_TOKEN, Memory, content
 from tests.integration.kv.reservation import (
     NUM_BLOCKS,
@@ -23,6 +23,7 @@ from tests.integration.kv.reservation import (
     assert_a_second_sender_completes,
     ship,
 )
+from tests.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
 

@@ -13,7 +13,7 @@ from shared.kv.fleet_key import FleetKey
 from shared.kv.handoff.receive_handoff import ReceivedHandoff
 from shared.kv.ucx import UcxTransfer
 from shared.kv.ucx.address import PeerAddress
-from tests.integration.kv.conftest import DEADLINE_S, FarProcess, Sides
+from tests.integration.kv.conftest import FarProcess, Sides
 from tests.integration.kv.far_side import TRAILER_BYTES, Memory
 from tests.integration.kv.reservation import (
     NUM_BLOCKS,
@@ -22,6 +22,7 @@ from tests.integration.kv.reservation import (
     assert_a_second_sender_completes,
     ship,
 )
+from tests.waiting import DEADLINE_S, until
 
 pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
 
@@ -90,7 +91,7 @@ async def test_without_a_key_such_a_byte_is_not_found(sides: Sides) -> None:
     ticket, _ = it.receiver.open()
     receiving = asyncio.create_task(it.receiver.receive(DEADLINE_S))
     sending = asyncio.create_task(ship(sides, ticket, [2], damaged=[2], resummed=True))
-    await it.until(lambda: set(it.receiver.checksums) == {2})
+    await until(lambda: set(it.receiver.checksums) == {2})
     it.receiver.replace_sender()
     await asyncio.gather(receiving, sending)
 

@@ -7,8 +7,9 @@ import asyncio
 import psutil
 import pytest
 
-from services.local.environment import cluster_environment
-from tests.integration.kv.conftest import DEADLINE_S, FarProcess
+from services.local.cluster import cluster_environment
+from tests.integration.kv.conftest import FarProcess
+from tests.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
 

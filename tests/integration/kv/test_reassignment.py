@@ -11,9 +11,10 @@ import pytest
 
 from shared.errors import TransferFailed
 from shared.kv.handoff.receive_handoff import ReceivedHandoff, SenderLeft
-from tests.integration.kv.conftest import BY_NETWORK, DEADLINE_S, FAR_HOST, FarProcess, Sides
+from tests.integration.kv.conftest import BY_NETWORK, FAR_HOST, FarProcess, Sides
 from tests.integration.kv.far_side import BLOCK_BYTES, FIRST_TOKEN, UNTOUCHED
 from tests.integration.kv.reservation import LATE, NUM_BLOCKS, Reservation, ship
+from tests.waiting import DEADLINE_S, until
 
 pytestmark = pytest.mark.slow
 
@@ -42,7 +43,7 @@ async def test_a_second_sender_sends_what_the_killed_one_did_not(doomed: Sides, 
     assert needed == list(range(NUM_BLOCKS))
     receiving = asyncio.create_task(it.receiver.receive(DEADLINE_S))
     await ship(doomed, ticket, [0, 1, 5])
-    await it.until(lambda: len(it.receiver.checksums) == 3)
+    await until(lambda: len(it.receiver.checksums) == 3)
     os.kill(doomed.process.pid, signal.SIGKILL)
     it.receiver.replace_sender()
     assert await receiving is SenderLeft.REPLACED
@@ -64,7 +65,7 @@ async def test_a_stopped_sender_that_comes_back_writes_nowhere(doomed: Sides, se
     ticket, _ = it.receiver.open()
     receiving = asyncio.create_task(it.receiver.receive(DEADLINE_S))
     await ship(doomed, ticket, [0, 1])
-    await it.until(lambda: len(it.receiver.checksums) == 2)
+    await until(lambda: len(it.receiver.checksums) == 2)
     doomed.process.stop()
     late = asyncio.create_task(ship(doomed, ticket, range(2, NUM_BLOCKS), LATE, finish=True))
     await asyncio.sleep(0)  # its command is in the pipe
@@ -73,7 +74,7 @@ async def test_a_stopped_sender_that_comes_back_writes_nowhere(doomed: Sides, se
     again, needed = it.receiver.open()
     receiving = asyncio.create_task(it.receiver.receive(DEADLINE_S))
     await ship(second, again, [2, 3])
-    await it.until(lambda: len(it.receiver.checksums) == 4)
+    await until(lambda: len(it.receiver.checksums) == 4)
     os.kill(doomed.process.pid, signal.SIGCONT)
     await late  # all of it was taken, and thrown away
     assert it.right() == [0, 1, 2, 3]
@@ -89,7 +90,7 @@ async def test_a_damaged_block_is_found_where_it_arrives_and_sent_again(doomed: 
     ticket, _ = it.receiver.open()
     receiving = asyncio.create_task(it.receiver.receive(DEADLINE_S))
     await ship(doomed, ticket, [0, 1, 2, 3], damaged=[2])
-    await it.until(lambda: len(it.receiver.checksums) == 3)  # no trailer was sent
+    await until(lambda: len(it.receiver.checksums) == 3)  # no trailer was sent
     assert it.receiver.damaged == {2}
     it.receiver.replace_sender()
     await receiving
@@ -108,7 +109,7 @@ async def test_a_sender_that_names_a_block_which_is_here_is_refused(doomed: Side
     ticket, _ = it.receiver.open()
     receiving = asyncio.create_task(it.receiver.receive(DEADLINE_S))
     await ship(doomed, ticket, [0, 1])
-    await it.until(lambda: len(it.receiver.checksums) == 2)
+    await until(lambda: len(it.receiver.checksums) == 2)
     it.receiver.replace_sender()
     await receiving
     again, _ = it.receiver.open()

@@ -12,9 +12,10 @@ import pytest
 from shared.errors import TransferFailed
 from shared.kv.transfer import TRAILER_INDEX, KVTransfer, new_ticket
 from shared.kv.ucx import UcxTransfer
-from tests.integration.kv.conftest import DEADLINE_S, SILENT_S, Sides
+from tests.integration.kv.conftest import SILENT_S, Sides
 from tests.integration.kv.far_side import TRAILER_BYTES, Memory
 from tests.integration.kv.test_transfer_conformance import blocks, send_blocks
+from tests.waiting import DEADLINE_S
 
 BIG = 300_000
 

@@ -22,7 +22,8 @@ from services.kvstore.sweeper import Sweeper
 from shared.errors import ConfigError, InvalidRequest, StoreUnavailable
 from shared.identity import WorkerRole
 from shared.kv_index.holders import Tier
-from tests.integration.kvstore.workers import DEADLINE_S, hashes, holder, worker
+from tests.integration.kvstore.workers import hashes, holder, worker
+from tests.waiting import DEADLINE_S
 
 A, B = worker("prefill-0", 2**64 - 1), worker("decode-0", 7, WorkerRole.DECODE)
 

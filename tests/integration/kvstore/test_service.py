@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,8 @@ from shared.kv_index.holders import PrefixMatch, Tier
 from shared.kv_index.publisher import IndexPublisher
 from shared.rpc.pb.tandem.v1 import kvstore_pb2, kvstore_pb2_grpc, types_pb2
 from shared.rpc.server import channel
-from tests.integration.kvstore.workers import DEADLINE_S, hashes, holder, worker
+from tests.integration.kvstore.workers import hashes, holder, worker
+from tests.waiting import DEADLINE_S, until
 
 A = worker("prefill-0", 2**64 - 1)
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -117,7 +118,7 @@ async def test_malformed_requests_are_refused_naming_field_and_limit(
         stub = kvstore_pb2_grpc.KVStoreServiceStub(connection)
         method = getattr(stub, type(message).__name__.removesuffix("Request"))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await method(message, timeout=10)
+            await method(message, timeout=DEADLINE_S)
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     trailers = dict(caught.value.trailing_metadata() or ())
     error = types_pb2.Error.FromString(trailers["tandem-error-bin"])
@@ -146,11 +147,11 @@ async def test_health_and_reflection_name_the_service(server: KVStoreServer) -> 
     async with channel(server.address) as connection:
         health = health_pb2_grpc.HealthStub(connection)
         for name in ("", SERVICE_NAME):
-            answer = await health.Check(health_pb2.HealthCheckRequest(service=name), timeout=5)
+            answer = await health.Check(health_pb2.HealthCheckRequest(service=name), timeout=DEADLINE_S)
             assert answer.status == SERVING
         reflection = reflection_pb2_grpc.ServerReflectionStub(connection)
         listing = reflection.ServerReflectionInfo(
-            iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=5
+            iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=DEADLINE_S
         )
         async for answer in listing:
             assert SERVICE_NAME in {service.name for service in answer.list_services_response.service}
@@ -176,7 +177,7 @@ async def test_no_server_at_all_is_unavailable_within_the_timeout() -> None:
         await client.match(hashes(1))
 
 
-async def until(status: int, watch: Any) -> None:
+async def health_is(status: int, watch: Any) -> None:
     """Reads a health Watch stream up to `status`."""
     async with asyncio.timeout(DEADLINE_S):
         async for answer in watch:
@@ -189,7 +190,7 @@ async def test_redis_dies_and_comes_back(tmp_path: Path) -> None:
     """Refused at once in between, told by health, and nobody has to restart the store or its clients."""
     redis = EmbeddedValkey(tmp_path)
     await redis.start()
-    server = KVStoreServer(settings(redis.url, redis_timeout_s=2.0, probe_interval_s=0.05))
+    server = KVStoreServer(settings(redis.url, redis_timeout_s=2.0), probe_interval_s=0.05)
     await server.start()
     client = KVStoreClient(server.address, match_timeout_s=DEADLINE_S)
     publisher = IndexPublisher(client, A, flush_interval_s=0.001)
@@ -197,20 +198,20 @@ async def test_redis_dies_and_comes_back(tmp_path: Path) -> None:
     chain = hashes(3)
     async with channel(server.address) as connection:
         watch = health_pb2_grpc.HealthStub(connection).Watch(health_pb2.HealthCheckRequest(service=SERVICE_NAME))
-        await until(SERVING, watch)
+        await health_is(SERVING, watch)
         await client.publish(A, chain)
         assert redis.pid is not None
         os.kill(redis.pid, signal.SIGKILL)
-        await until(NOT_SERVING, watch)
+        await health_is(NOT_SERVING, watch)
         for call in (client.match(chain), client.publish(A, chain), client.remove(A, chain), client.stats()):
             with pytest.raises(StoreUnavailable, match="Redis"):  # Redis's refusal, not the client's own time-out
                 await call
         publisher.offer(sealed=chain, evicted=())
-        await eventually(lambda: _is(not publisher.available))
+        await until(lambda: _is(not publisher.available))
         await redis.stop()
         await redis.start()
-        await until(SERVING, watch)
-        await eventually(lambda: _found(client, chain))
+        await health_is(SERVING, watch)
+        await until(lambda: _found(client, chain))
         assert publisher.available
         watch.cancel()
     await publisher.close()
@@ -221,16 +222,16 @@ async def test_redis_dies_and_comes_back(tmp_path: Path) -> None:
 
 async def test_a_store_started_before_its_redis_serves_once_it_is_there(tmp_path: Path) -> None:
     redis = EmbeddedValkey(tmp_path)
-    server = KVStoreServer(settings(redis.url, probe_interval_s=0.05))
+    server = KVStoreServer(settings(redis.url), probe_interval_s=0.05)
     await server.start()
     client = KVStoreClient(server.address, match_timeout_s=5.0)
     async with channel(server.address) as connection:
         watch = health_pb2_grpc.HealthStub(connection).Watch(health_pb2.HealthCheckRequest())
-        await until(NOT_SERVING, watch)
+        await health_is(NOT_SERVING, watch)
         with pytest.raises(StoreUnavailable):
             await client.match(hashes(1))
         await redis.start()
-        await until(SERVING, watch)
+        await health_is(SERVING, watch)
         assert (await client.match(hashes(1))).num_blocks == 0
         watch.cancel()
     await client.close()
@@ -246,10 +247,3 @@ async def _found(client: KVStoreClient, chain: list[bytes]) -> bool:
     with contextlib.suppress(StoreUnavailable):
         return (await client.match(chain)).num_blocks == len(chain)
     return False
-
-
-async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Asks again until true, for at most ten seconds."""
-    async with asyncio.timeout(DEADLINE_S):
-        while not await condition():
-            await asyncio.sleep(0.01)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from services.kvstore.node import NodeConfig, StoreNode
+from services.kvstore.store_node import NodeConfig, StoreNode
 from services.kvstore.tiers.checksum import block_checksum
 from shared.errors import ConfigError, ModelMismatch
 from shared.identity import WorkerIdentity, WorkerRole
@@ -23,11 +23,11 @@ from shared.kv_index.holders import Tier
 from shared.kv_index.publisher import IndexPublisher
 from shared.rpc.pb.tandem.v1 import types_pb2
 from tests.integration.kvstore.workers import hashes
+from tests.waiting import DEADLINE_S, until
 
 BLOCK_BYTES = 4096
 CHAIN = hashes(12)
 BLOCKS = [memoryview(bytearray(random.Random(i).randbytes(BLOCK_BYTES))) for i in range(12)]
-DEADLINE_S = 300.0
 
 
 class Index:
@@ -104,12 +104,6 @@ async def rig(**config) -> AsyncIterator[Rig]:
         await rig.near.close()
 
 
-async def until(condition) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():
-            await asyncio.sleep(0.002)
-
-
 async def test_what_was_given_is_published_and_given_back_last_block_first():
     async with rig(host_bytes=1 << 20) as r:
         assert await r.give(CHAIN, BLOCKS) == list(range(8))  # as many as staging holds
@@ -171,7 +165,7 @@ async def test_a_full_disk_costs_the_disk_tier_alone(tmp_path: Path, monkeypatch
 
 
 async def test_a_worker_that_falls_silent_costs_no_staging_for_long(monkeypatch):
-    monkeypatch.setattr("services.kvstore.node.TRANSFER_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("services.kvstore.store_node.TRANSFER_TIMEOUT_S", 0.05)
     async with rig(host_bytes=1 << 20) as r:
         wanted = await r.node.offer("w", CHAIN[:8], BLOCK_BYTES)
         assert len(wanted.indexes) == 8

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 
 from services.router.dispatch.dispatcher import Dispatcher
@@ -18,8 +17,9 @@ from services.router.workers.fleet import Fleet
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import Overloaded
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
-from tests.integration.router.scripted_worker import DEADLINE_S, ScriptedWorker
+from tests.integration.router.scripted_worker import ScriptedWorker
 from tests.unit.router.reading import deltas
+from tests.waiting import DEADLINE_S, until
 
 STOP = types_pb2.FINISH_REASON_STOP
 PROMPT = tuple(range(5, 13))
@@ -75,7 +75,6 @@ class Router:
     async def __aenter__(self) -> Router:
         for worker in self.workers.values():
             await worker.start()
-        self.changed = asyncio.Event()
         self.fleet = Fleet(
             "router-under-test",
             self._discovery(),
@@ -104,15 +103,10 @@ class Router:
         )
 
     def _on_change(self) -> None:
-        self.changed.set()
         self.dispatcher.pump()
 
     async def until(self, condition) -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            while not condition():
-                self.changed.clear()
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self.changed.wait(), 0.02)
+        await until(condition)
 
     def submit(self, request_id="r", **sampling):
         params = SamplingParams(**{"seed": 1, "max_tokens": 8, **sampling})

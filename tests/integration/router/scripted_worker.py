@@ -6,8 +6,7 @@ import asyncio
 
 from loadtest.bench.router import scripted_worker
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
-
-DEADLINE_S = 300.0
+from tests.waiting import DEADLINE_S
 
 
 class ScriptedWorker(scripted_worker.ScriptedWorker):

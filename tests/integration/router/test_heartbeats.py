@@ -12,7 +12,8 @@ from services.router.workers.liveness import LivenessLimits
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 from tests.integration.router import test_dispatch
 from tests.integration.router.router_under_test import STOP, prefill_worker, read, to_submit
-from tests.integration.router.scripted_worker import DEADLINE_S, ScriptedWorker
+from tests.integration.router.scripted_worker import ScriptedWorker
+from tests.waiting import DEADLINE_S
 
 LIMITS = LivenessLimits(suspect_after_s=0.2, give_up_after_s=0.8)
 

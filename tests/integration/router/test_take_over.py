@@ -10,8 +10,8 @@ from services.router.dispatch.request import Resume
 from shared.errors import RequestRunning, TakenOver
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 from tests.integration.router.router_under_test import PROMPT, STOP, Router, decode_worker
-from tests.integration.router.scripted_worker import DEADLINE_S
 from tests.unit.router.reading import deltas
+from tests.waiting import DEADLINE_S
 
 
 async def until_token(running) -> list[int]:

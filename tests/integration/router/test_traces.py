@@ -13,8 +13,8 @@ from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 from shared.telemetry.trace_context import TraceContext
 from shared.telemetry.tracing.settings import RouterTracesSettings
 from tests.integration.router.router_under_test import STOP, Router, decode_worker, prefill_worker, read
-from tests.integration.router.scripted_worker import DEADLINE_S
 from tests.integration.router.test_heartbeats import BeatingWorker
+from tests.waiting import DEADLINE_S
 
 
 class Sink:

@@ -32,8 +32,8 @@ from tests.unit.router.edge.scripted_core import (
     make_input_processor,
     text_steps,
 )
+from tests.waiting import DEADLINE_S
 
-DEADLINE_S = 300.0
 DEMO = Path(__file__).parents[3] / "models" / "demo"
 
 

@@ -15,8 +15,9 @@ from shared.errors import InvalidRequest, PromptTooLong
 from shared.rpc.errors import from_rpc_error
 from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from shared.rpc.server import channel
-from tests.integration.router_edge.conftest import DEADLINE_S, Edge, StartEdge
+from tests.integration.router_edge.conftest import Edge, StartEdge
 from tests.integration.router_edge.test_grpc import failure, text_request
+from tests.waiting import DEADLINE_S
 
 
 async def serves(edge: Edge) -> bool:

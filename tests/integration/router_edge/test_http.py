@@ -22,8 +22,9 @@ from shared.errors import (
     TransferFailed,
     WorkerLost,
 )
-from tests.integration.router_edge.conftest import DEADLINE_S, Edge, StartEdge
+from tests.integration.router_edge.conftest import Edge, StartEdge
 from tests.unit.router.edge.scripted_core import MODEL, text_steps
+from tests.waiting import DEADLINE_S
 
 COMPLETIONS = "/v1/completions"
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"

@@ -14,13 +14,22 @@ import httpx
 import pytest
 
 from services.router.dispatch.request import FinishReason, TokenDelta
+from services.router.edge.limits import LimitSettings
 from shared.errors import QuotaExceeded
 from shared.rpc.errors import from_rpc_error
 from shared.rpc.pb.tandem.v1 import inference_pb2
-from tests.integration.router_edge.conftest import DEADLINE_S, Edge, StartEdge
+from tests.integration.router_edge.conftest import Edge, StartEdge
 from tests.integration.router_edge.test_http import CHAT, COMPLETIONS, completion
+from tests.waiting import DEADLINE_S
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+def limits_of(**values: float) -> LimitSettings:
+    """Limits of which those that are constants have other values too."""
+    constants = {name: value for name, value in values.items() if name not in LimitSettings.model_fields}
+    settings = {name: value for name, value in values.items() if name in LimitSettings.model_fields}
+    return type("Limits", (LimitSettings,), constants)(**settings)
 
 
 @contextlib.asynccontextmanager
@@ -72,7 +81,7 @@ async def test_headers_beyond_their_bytes_are_431(start_edge: StartEdge, head: b
 
 
 async def test_a_target_beyond_the_limit_and_too_many_fields_are_431(start_edge: StartEdge) -> None:
-    edge = await start_edge(limits={"max_header_bytes": 1024, "max_headers": 8})
+    edge = await start_edge(limits=limits_of(max_header_bytes=1024, max_headers=8))
     for request in (b"GET /" + b"a" * 2000 + b" HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 9 + b"\r\n"):
         async with connection(edge) as (reader, writer):
             writer.write(request)
@@ -103,7 +112,7 @@ async def test_a_413_reaches_a_client_that_sends_all_before_it_reads(edge: Edge,
 
 
 async def test_an_endless_body_is_dropped_up_to_a_bound_only(start_edge: StartEdge) -> None:
-    edge = await start_edge(max_body_bytes=1024, limits={"discard_bytes": 1_000_000})
+    edge = await start_edge(max_body_bytes=1024, limits=limits_of(discard_bytes=1_000_000))
     async with connection(edge) as (_, writer):
         writer.write(b"POST %s HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n" % CHAT.encode())
 
@@ -118,7 +127,7 @@ async def test_an_endless_body_is_dropped_up_to_a_bound_only(start_edge: StartEd
 
 
 async def test_a_head_and_a_body_that_trickle_in_are_408(start_edge: StartEdge) -> None:
-    edge = await start_edge(limits={"header_timeout_s": 0.5, "body_timeout_s": 0.5})
+    edge = await start_edge(limits=limits_of(header_timeout_s=0.5, body_timeout_s=0.5))
     starts = {
         "headers": b"GET /healthz HTTP/1.1\r\nhost: ",
         "body": b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{" % CHAT.encode(),
@@ -139,7 +148,7 @@ async def test_a_head_and_a_body_that_trickle_in_are_408(start_edge: StartEdge) 
 
 
 async def test_a_connection_that_is_kept_open_may_be_silent_between_requests(start_edge: StartEdge) -> None:
-    edge = await start_edge(limits={"header_timeout_s": 0.4, "body_timeout_s": 0.4})
+    edge = await start_edge(limits=limits_of(header_timeout_s=0.4, body_timeout_s=0.4))
     request = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
     async with connection(edge) as (reader, writer):
         for _ in range(2):
@@ -163,7 +172,7 @@ async def test_connections_beyond_the_limits_are_429(start_edge: StartEdge) -> N
 
 
 async def test_a_client_that_never_reads_is_cut_off_and_its_request_freed(start_edge: StartEdge) -> None:
-    edge = await start_edge(limits={"write_timeout_s": 0.3, "send_buffer_bytes": 4096})
+    edge = await start_edge(limits=limits_of(write_timeout_s=0.3, send_buffer_bytes=4096))
     token = edge.tokenizer.encode("a", add_special_tokens=False)[0]
     edge.core.limit = 200_000
     edge.core.script = lambda request: [TokenDelta((token,)) for _ in range(100_000)]
@@ -179,7 +188,7 @@ async def test_a_client_that_never_reads_is_cut_off_and_its_request_freed(start_
 
 
 async def test_a_slow_reader_gets_all_of_its_answer(start_edge: StartEdge) -> None:
-    edge = await start_edge(limits={"write_timeout_s": 2.0, "send_buffer_bytes": 4096})
+    edge = await start_edge(limits=limits_of(write_timeout_s=2.0, send_buffer_bytes=4096))
     token = edge.tokenizer.encode("a", add_special_tokens=False)[0]
     edge.core.limit = 20_000
     edge.core.script = lambda request: [TokenDelta((token,))] * 1500 + [TokenDelta((token,), (), FinishReason.LENGTH)]

@@ -28,7 +28,7 @@ from shared.model.text.chat_template import ChatTemplate
 from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc
 from shared.rpc.server import RpcServer, channel
 from shared.structure.compiler import StructureCompiler
-from tests.integration.router_edge.conftest import DEADLINE_S, cluster_status
+from tests.integration.router_edge.conftest import cluster_status
 from tests.unit.router.edge.fixed_view import FixedView
 from tests.unit.router.edge.scripted_core import (
     TEMPLATE,
@@ -37,6 +37,7 @@ from tests.unit.router.edge.scripted_core import (
     make_input_processor,
     text_steps,
 )
+from tests.waiting import DEADLINE_S
 
 SLOW = {"api_keys": ("slow",), "requests_per_minute": 1}
 SETTINGS = {"max_body_bytes": 4096, "api_keys": ("k",), "tenants": {"slow": SLOW}}

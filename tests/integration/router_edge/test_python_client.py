@@ -15,9 +15,10 @@ from shared.errors import ConfigError, DeadlineExceeded, Overloaded, Unauthentic
 from tandem import Answer, AsyncTandemClient, ClientTls, TandemClient
 from tandem.failures import RouterLost
 from tandem.targets import Targets
-from tests.integration.router_edge.conftest import DEADLINE_S, Edge, StartEdge
+from tests.integration.router_edge.conftest import Edge, StartEdge
 from tests.tls_files import Authority
 from tests.unit.router.edge.scripted_core import text_steps
+from tests.waiting import DEADLINE_S
 
 Generate = Callable[..., Any]
 

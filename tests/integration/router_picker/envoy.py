@@ -16,8 +16,7 @@ import httpx
 import yaml
 
 from tests.k8s.programs import Missing, find
-
-DEADLINE_S = 300.0
+from tests.waiting import DEADLINE_S
 
 
 def _found() -> str | None:

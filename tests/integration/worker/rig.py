@@ -32,12 +32,12 @@ from shared.kv.pool import BlockPool
 from shared.rpc.fleet_identity import FleetGuard
 from shared.rpc.pb.tandem.v1 import kvstore_pb2_grpc
 from shared.rpc.server import RpcServer
+from tests.waiting import DEADLINE_S, until
 
 BLOCK_SIZE = 16
 BLOCK_BYTES = 256
 NUM_BLOCKS = 200
 ROOT = bytes(16)
-DEADLINE_S = 300.0
 
 
 class Engine:
@@ -165,9 +165,7 @@ class Worker:
 
     async def idle(self) -> None:
         """Waits until nobody holds a block, and checks the pool."""
-        async with asyncio.timeout(DEADLINE_S):
-            while self.engine.pool.num_used:
-                await asyncio.sleep(0.002)
+        await until(lambda: not self.engine.pool.num_used)
         self.engine.pool.check_integrity()
 
 

@@ -1,6 +1,7 @@
 """A worker of either role with everything but a model: real sessions, engine thread, scheduler and pool.
 
-The tests speak to it as routers do."""
+The tests speak to it as routers do.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ from shared.rpc.fleet_identity import FleetGuard
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 from shared.rpc.protocol import PROTOCOL_VERSION
 from shared.rpc.server import RpcServer, channel
+from tests.waiting import DEADLINE_S, until
 
-DEADLINE_S = 300.0
 NUM_BLOCKS = 32
 LAYOUT = BlockLayout(num_layers=1, block_size=16, format=KVFormat("float32", 1, 8))
 PROMPT = list(range(5, 45))
@@ -93,7 +94,7 @@ class Worker:
             incarnation=5,
             fleet_key=None,
             seal=lambda *_: None,
-            settings=SimpleNamespace(name="w", max_num_seqs=8, handoff_timeout_s=60.0, tp=1, pp=1, ep=1),
+            settings=SimpleNamespace(name="w", max_num_seqs=8, tp=1, pp=1, ep=1),
             model=SimpleNamespace(
                 fingerprint="f",
                 texts_digest="",
@@ -139,21 +140,15 @@ class Worker:
 
     async def idle(self) -> None:
         """Waits until no block is held, well before any time-out of the protocol."""
-        async with asyncio.timeout(DEADLINE_S):
-            while self.pool.num_used or not self.worker.idle.is_set():
-                await asyncio.sleep(0.005)
+        await until(lambda: not self.pool.num_used and self.worker.idle.is_set())
         self.pool.check_integrity()
 
     async def holds_some(self) -> None:
         """Waits until a sequence has blocks."""
-        async with asyncio.timeout(DEADLINE_S):
-            while not self.pool.num_used:
-                await asyncio.sleep(0.005)
+        await until(lambda: self.pool.num_used)
 
     async def holds(self, num_blocks: int) -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            while self.pool.num_used != num_blocks:
-                await asyncio.sleep(0.005)
+        await until(lambda: self.pool.num_used == num_blocks)
 
 
 def said(**command) -> worker_pb2.Commands:

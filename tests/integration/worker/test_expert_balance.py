@@ -19,10 +19,10 @@ from shared.model.ranks.rank_decoder import RankDecoder
 from tests.integration.engine.families import write_family
 from tests.integration.engine.test_greedy_against_transformers import transformers_greedy
 from tests.unit.collectives.in_threads import needs_library
+from tests.waiting import DEADLINE_S
 
 pytestmark = needs_library
 
-DEADLINE_S = 300.0
 PROMPT = [7 + (i * 37) % 190 for i in range(53)]
 
 

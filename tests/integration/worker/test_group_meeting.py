@@ -8,17 +8,17 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 
 import pytest
 import uvloop
 
-from services.local.addresses import reserved_address
-from services.worker.group.meeting import admission, leader_port, member
-from services.worker.group.meeting.admission import NONCE_BYTES, GroupShape
-from services.worker.group.meeting.frames import MOST_BYTES, ConnectionBroken, Frames
+from services.local.places import reserved_address
+from services.worker.group.meeting import join_check, leader_port, member
+from services.worker.group.meeting.frames import MOST_BYTES, BrokenConnection, Frames
+from services.worker.group.meeting.join_check import NONCE_BYTES, GroupShape
 from services.worker.group.meeting.leader_port import MeetingPort
 from services.worker.group.meeting.member import Member
 from services.worker.group.rank_processes import RankProcess
@@ -34,10 +34,10 @@ from shared.rpc.pb.tandem.v1 import group_pb2
 from tests.integration.worker.meeting_leader import COMMON
 from tests.unit.collectives.in_threads import needs_library
 from tests.unit.local.processes import wait_for_end
+from tests.waiting import DEADLINE_S, until
 
 pytestmark = needs_library
 
-DEADLINE_S = 300.0
 KEY = "a secret of this fleet"
 SHAPE = GroupShape(2, 2, 1)
 
@@ -83,12 +83,6 @@ def pid_of(found: Member) -> int:
     (rank,) = found._ranks
     assert rank.rank == 1
     return rank._process.pid
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def ended(pid: int) -> bool:
@@ -184,7 +178,7 @@ async def connected(address: Address) -> AsyncIterator[Raw]:
 
 
 def hello(**fields: object) -> group_pb2.MemberHello:
-    known = {"build": admission.own_build(), "num_hosts": 2, "host_index": 1, "tp": 2, "pp": 1}
+    known = {"build": join_check.own_build(), "num_hosts": 2, "host_index": 1, "tp": 2, "pp": 1}
     return group_pb2.MemberHello(**{**known, "nonce": bytes(NONCE_BYTES), **fields})  # type: ignore[arg-type]
 
 
@@ -202,7 +196,7 @@ async def shake_hands(frames: Raw, said: group_pb2.MemberHello, proof: bytes | N
         ({"num_hosts": 4}, "group_hosts", ("4", "2")),
         ({"host_index": 2}, "group_host_index", ("2", "1 to 1")),
         ({"host_index": 0}, "group_host_index", ("0", "1 to 1")),
-        ({"build": "tandem 0"}, "build", ("tandem 0", admission.own_build())),
+        ({"build": "tandem 0"}, "build", ("tandem 0", join_check.own_build())),
         ({"tp": 1, "pp": 2}, "tp", ("1", "2")),
         ({"nonce": b""}, "fleet_key", ("0 bytes", "32")),
     ],
@@ -216,7 +210,7 @@ async def test_who_is_not_of_the_group_is_refused_with_both_values(
             refusal = from_proto((await shake_hands(frames, hello(**fields))).refusal)
             assert refusal.field == field
             assert all(word in refusal.message for word in words)
-            with pytest.raises(ConnectionBroken):
+            with pytest.raises(BrokenConnection):
                 await frames.receive()
         assert (port.lost_rank, tuple(port.present)) == (None, ())
 
@@ -248,7 +242,7 @@ async def test_a_member_that_shows_no_proof_or_anothers_learns_nothing_of_the_ra
     with leading(KEY) as port:
         key = FleetKey(KEY.encode())
         said = hello()
-        before = admission.prove(key, "member", said, bytes(NONCE_BYTES))
+        before = join_check.prove(key, "member", said, bytes(NONCE_BYTES))
         async with connected(port.address) as frames:
             frames.send(group_pb2.MemberFrame(hello=said))
             theirs = (await frames.receive()).hello
@@ -307,7 +301,7 @@ async def test_strangers_take_so_many_connections_and_no_more(monkeypatch: pytes
                 frames.send(group_pb2.MemberFrame(hello=hello()))
                 assert (await frames.receive()).HasField("hello")
             async with connected(port.address) as third:
-                with pytest.raises(ConnectionBroken):
+                with pytest.raises(BrokenConnection):
                     await third.receive()
         async with joined(port.address):
             assert tuple(port.present) == (1,)

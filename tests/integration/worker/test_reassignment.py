@@ -11,7 +11,8 @@ from shared.engine.messages import JoinSequence
 from shared.identity import DECODE, PREFILL
 from shared.kv.local import LocalPlane
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
-from tests.integration.worker.session_rig import DEADLINE_S, SAMPLING, Router, serving
+from tests.integration.worker.session_rig import SAMPLING, Router, serving
+from tests.waiting import DEADLINE_S
 
 
 @contextlib.asynccontextmanager

@@ -16,7 +16,8 @@ from shared.kv.local import LocalPlane
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 from shared.rpc.protocol import PROTOCOL_VERSION
 from shared.rpc.server import channel
-from tests.integration.worker.session_rig import DEADLINE_S, PROMPT, SAMPLING, Router, said, serving
+from tests.integration.worker.session_rig import PROMPT, SAMPLING, Router, said, serving
+from tests.waiting import DEADLINE_S, until
 
 ANSWER = [7] * SAMPLING["max_tokens"]
 
@@ -183,9 +184,7 @@ async def test_a_router_that_leaves_while_it_is_written_to_is_no_error(caplog):
             call = worker_pb2_grpc.WorkerServiceStub(link).Session()
             await call.write(said(hello=hello))
             call.cancel()
-        async with asyncio.timeout(DEADLINE_S):
-            while worker.worker.sessions:
-                await asyncio.sleep(0.005)
+        await until(lambda: not worker.worker.sessions)
         await link.channel_ready()
     assert not [record for record in caplog.records if record.exc_info]
 

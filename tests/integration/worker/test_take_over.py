@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from shared.identity import DECODE, PREFILL
 from shared.rpc.pb.tandem.v1 import types_pb2
-from tests.integration.worker.session_rig import DEADLINE_S, SAMPLING, Router, serving
+from tests.integration.worker.session_rig import SAMPLING, Router, serving
+from tests.waiting import until
 
 LONG = {**SAMPLING, "max_tokens": 200}
 
@@ -33,9 +32,7 @@ async def test_a_prefill_worker_ends_the_older_attempt():
     async with serving(PREFILL) as worker, Router(worker) as older, Router(worker, router_name="r2") as newer:
         worker.engine.close()  # nothing is computed: the prompt stays where it is
         await older.submit("a#1", tenant="t")
-        async with asyncio.timeout(DEADLINE_S):
-            while not worker.role.requests:
-                await asyncio.sleep(0.005)
+        await until(lambda: worker.role.requests)
         await newer.submit("a#1", tenant="t", ticket=10)
         await newer.send(take_over=types_pb2.TakeOver(request_id="a", tenant="t"))
         failed = (await older.event("failed")).failed

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from services.cli.quantities import count_of, seconds_of
+from services.cli.fit import count_of, seconds_of
 from shared.errors import ConfigError
 from tests.unit.cli.conftest import RunTandem
 

@@ -8,7 +8,6 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,7 +45,7 @@ def commands(tmp_path: Path) -> FakeCommands:
 
 @pytest.fixture
 def spec(tmp_path: Path) -> ClusterSpec:
-    return replace(fake_spec(tmp_path), served_model_name="tiny")
+    return fake_spec(tmp_path).replace(served_model_name="tiny")
 
 
 @contextmanager
@@ -122,7 +121,7 @@ async def test_a_worker_that_dies_is_told_and_the_rest_goes_on(
 
 
 async def test_a_restart_is_shown(spec: ClusterSpec, commands: FakeCommands) -> None:
-    with running(replace(spec, restart=True), commands) as (screen, command):
+    with running(spec.replace(restart=True), commands) as (screen, command):
         await screen.shows("Serving.")
         os.kill(commands.pid("prefill-0"), signal.SIGKILL)
         await screen.shows("prefill-0 is back after")
@@ -136,7 +135,7 @@ async def test_a_restart_is_shown(spec: ClusterSpec, commands: FakeCommands) -> 
 @pytest.mark.slow
 async def test_a_router_that_dies_again_and_again_ends_the_command(spec: ClusterSpec, commands: FakeCommands) -> None:
     commands.behaviours["router"] = "router that starts once"
-    with running(replace(spec, restart=True), commands) as (screen, command):
+    with running(spec.replace(restart=True), commands) as (screen, command):
         await screen.shows("Serving.")
         os.kill(commands.pid("router"), signal.SIGKILL)
         with pytest.raises(WorkerLost, match="the port is taken"):
@@ -144,7 +143,7 @@ async def test_a_router_that_dies_again_and_again_ends_the_command(spec: Cluster
 
 
 async def test_the_command_goes_on_while_one_router_is_left(spec: ClusterSpec, commands: FakeCommands) -> None:
-    with running(replace(spec, num_routers=2), commands) as (screen, command):
+    with running(spec.replace(num_routers=2), commands) as (screen, command):
         await screen.shows("Serving.")
         os.kill(commands.pid("router"), signal.SIGKILL)
         os.kill(commands.pid("router-1"), signal.SIGKILL)

@@ -54,7 +54,7 @@ def test_a_fields_flag_is_named(tandem: RunTandem, router: ScriptedRouter) -> No
 def test_a_local_settings_flag_is_named(tandem: RunTandem) -> None:
     result = tandem("serve", "--num-kv-blocks", "-1")
     assert result.status == 2
-    assert "num_kv_blocks must be between" in result.err
+    assert "num_kv_blocks: Input should be greater than or equal to 0 (got -1)" in result.err
     assert "(--num-kv-blocks)" in result.err
 
 

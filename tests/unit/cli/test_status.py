@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-from shared.errors import Unauthenticated
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
 from tests.unit.cli.conftest import RunTandem
 from tests.unit.cli.scripted_router import ScriptedRouter
@@ -91,13 +90,6 @@ def test_a_target_on_the_command_line_comes_before_the_environment(tandem: RunTa
     result = tandem("status", "--target", "127.0.0.1:1")
     assert (result.status, result.out) == (1, "")
     assert "nothing listens at 127.0.0.1:1:" in result.err
-
-
-def test_a_missing_key_is_said_in_a_line(tandem: RunTandem, router: ScriptedRouter) -> None:
-    router.error = Unauthenticated("an API key is needed")
-    result = tandem("status")
-    said = "tandem: an API key is needed: give it with --api-key, or in TANDEM_API_KEY\n"
-    assert (result.status, result.err) == (2, said)
 
 
 def test_several_models_have_a_line_each_and_workers_name_theirs(tandem: RunTandem, router: ScriptedRouter) -> None:

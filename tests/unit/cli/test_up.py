@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from services.cli import up
-from services.local.spec import DEMO_MODEL, ClusterSpec
+from services.local.spec import DEMO_MODEL, ClusterOptions, ClusterSpec
 from shared.identity import WorkerRole
 from shared.model.ranks.shard import Degrees
+from shared.settings.group import option_names
 from tests.unit.cli.conftest import Result, RunTandem
 
 
@@ -90,3 +91,12 @@ def test_what_is_wrong_in_the_file(serve: Any, text: str, flags: list[str], why:
     result = serve(text, *flags)
     assert result.status == 2
     assert why in result.err
+
+
+def test_every_option_has_the_help_of_its_setting(tandem: RunTandem) -> None:
+    text = " ".join(tandem("serve", "--help").out.split())
+    for option, name in option_names(ClusterOptions).items():
+        description = ClusterOptions.model_fields[name].description
+        assert description
+        assert f"--{option.replace('_', '-')} " in text
+        assert " ".join(description.split()) in text

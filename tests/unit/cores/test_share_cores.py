@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.cores.policy import share_cores
+from shared.cores.core_choice import share_cores
 
 core_sets = st.lists(st.integers(0, 255), min_size=1, max_size=64, unique=True).map(sorted)
 
@@ -32,7 +32,3 @@ def test_too_few_cores_are_shared_evenly_one_to_each_worker(cores: list[int], ex
     assert set(load) == set(cores)
     assert max(load.values()) - min(load.values()) <= 1
     assert [run[0] for run in runs] == sorted(run[0] for run in runs)
-
-
-def test_two_workers_on_five_cores() -> None:
-    assert share_cores([0, 1, 2, 3, 4], 2) == [(0, 1, 2), (3, 4)]

@@ -240,8 +240,3 @@ def test_a_bad_value_is_refused_by_name(helm: Helm, bad: Bad) -> None:
 
 def test_the_values_that_the_bad_ones_start_from_are_good(helm: Helm) -> None:
     assert "demo-p" in helm.render(values=pools())
-
-
-def test_there_are_twenty_five_of_both_kinds() -> None:
-    by_schema = [bad for bad in BAD if not any(part.startswith(("pools[", "pools:")) for part in bad.says)]
-    assert len(by_schema) >= 25

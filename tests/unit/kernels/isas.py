@@ -1,5 +1,6 @@
-"""The instruction sets that the C++ kernels are tested with: all that this processor has, and where
-`TANDEM_TEST_EMULATED=1` asks for them, as `make test-all` does, the emulated ones. Collecting tests compiles them."""
+"""The instruction sets that the C++ kernels are tested with: those that `auto` chooses from here, in slow tests all
+others that this processor has, and where `TANDEM_TEST_EMULATED=1` asks for them, as `make test-all` does, the emulated
+ones. Collecting tests compiles them."""
 
 from __future__ import annotations
 
@@ -40,4 +41,8 @@ SUMS = {
 """How each multiplies in bf16. Two of one kind are sums in one order; a processor's own pairs and tiles may round
 otherwise than the emulated ones, so only `fma` promises equal bits."""
 needs_library = pytest.mark.skipif(REFUSAL is not None, reason=f"no C++ kernels here: {REFUSAL}")
-every_isa = pytest.mark.parametrize("isa", ISAS)
+CHOSEN_FROM = ISAS[:2]
+"""The first, or the next where a process's own timing finds the first slower."""
+EACH_ISA = [isa if isa in CHOSEN_FROM else pytest.param(isa, marks=pytest.mark.slow) for isa in ISAS]
+"""As values of a parameter."""
+every_isa = pytest.mark.parametrize("isa", EACH_ISA)

@@ -7,11 +7,8 @@ import random
 import torch
 from torch import Tensor
 
-from shared.engine.plan import SampleSpec
-from shared.engine.sampling_params import SamplingParams
 from shared.kernels.sampling.philox import uniform as engine_uniform
 from shared.kernels.sampling.rows import SamplingRows
-from tests.unit.engine.sampling import sample
 
 
 class SamplingCase:
@@ -30,19 +27,6 @@ class SamplingCase:
         self.rows = SamplingRows.from_lists(
             self.temperatures, self.top_ks, self.top_ps, self.min_ps, self.seeds, self.positions, device
         )
-
-    def tokens_of_the_engine(self) -> list[int]:
-        """What `shared.engine.runner.sampler` chooses, one row at a time."""
-        specs = [
-            SampleSpec(
-                SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed),
-                position,
-            )
-            for temperature, top_k, top_p, min_p, seed, position in zip(
-                self.temperatures, self.top_ks, self.top_ps, self.min_ps, self.seeds, self.positions, strict=True
-            )
-        ]
-        return [choice.token_id for choice in sample(self.logits.cpu(), specs)]
 
 
 def broken_rows(device: str = "cpu") -> tuple[Tensor, SamplingRows, list[int]]:

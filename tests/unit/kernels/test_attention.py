@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from shared.kernels.attention.reference import QUERY_TILE, paged_attention
-from shared.kernels.batch import AttentionBatch
 
 from .attention_case import LAYER, NUM_LAYERS, AttentionCase
 
@@ -44,19 +43,6 @@ def test_any_mix_of_chunks_and_decodes_follows_the_formula(
 def test_prompts_longer_than_a_tile_follow_the_formula(window: int | None) -> None:
     case = AttentionCase([(QUERY_TILE + 9, QUERY_TILE + 9), (2 * QUERY_TILE, 2 * QUERY_TILE + 30)], block_size=16)
     torch.testing.assert_close(run(case, window).double(), case.expected(window), rtol=0, atol=1e-5)
-
-
-def test_a_sequence_gives_the_same_alone_and_among_others() -> None:
-    plan = [(1, 7), (1, 70), (5, 9), (1, 1), (1, 33)]
-    case = AttentionCase(plan)
-    together = run(case)
-    start = 0
-    for index, (query_len, kv_len) in enumerate(plan):
-        rows = slice(start, start + query_len)
-        start += query_len
-        alone = AttentionBatch.from_lists([query_len], [kv_len], [case.tables[index]], 4)
-        result = paged_attention(case.query[rows], case.kv_blocks, LAYER, alone, scale=0.3, window=None)
-        torch.testing.assert_close(together[rows], result, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -14,13 +14,13 @@ from shared.kernels.torch_backend import TorchKernels
 
 from .attention_case import LAYER, AttentionCase
 from .cpu_case import DTYPES, close, random
-from .isas import ISAS, needs_library
+from .isas import EACH_ISA, needs_library
 from .sampling_checks import check_likeliest, check_masks
 
 REFERENCE = TorchKernels()
 
 
-@pytest.fixture(scope="module", params=ISAS)
+@pytest.fixture(scope="module", params=EACH_ISA)
 def cpu(request: pytest.FixtureRequest) -> cpu_backend.CpuKernels:
     return cpu_backend.CpuKernels(request.param)
 

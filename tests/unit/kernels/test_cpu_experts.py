@@ -11,7 +11,7 @@ from shared.kernels.batch import AttentionBatch
 from shared.kernels.torch_backend import TorchKernels
 
 from .cpu_case import DTYPES, close, random
-from .isas import ISAS, every_isa, needs_library
+from .isas import every_isa, needs_library
 
 pytestmark = needs_library
 
@@ -57,7 +57,7 @@ def test_ranges_of_experts_add_up(isa: str) -> None:
     close(forward(0, 2) + forward(2, 3) + forward(3, 7), forward(0, 7))
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@every_isa
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_a_token_passes_its_experts_alike_alone_and_among_others(

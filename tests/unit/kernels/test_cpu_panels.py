@@ -11,14 +11,14 @@ from shared.kernels.cpu.linear import CompressedLinear, PackedLinear, PanelLinea
 from shared.kernels.cpu.packing import fits_panels
 
 from .cpu_case import DTYPES, close, random, uneven_weight
-from .isas import ISAS, needs_library
+from .isas import EACH_ISA, needs_library
 
 pytestmark = needs_library
 
 ROWS = (1, 2, 3, 4, 11, 12, 13, 36, 37, 300)
 
 
-@pytest.fixture(scope="module", params=ISAS)
+@pytest.fixture(scope="module", params=EACH_ISA)
 def cpu(request: pytest.FixtureRequest) -> CpuKernels:
     return CpuKernels(request.param)
 

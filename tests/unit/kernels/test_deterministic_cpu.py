@@ -21,7 +21,8 @@ from shared.model.decoder import Decoder
 
 from .attention_case import LAYER, AttentionCase
 from .cpu_case import DTYPES, close, random, uneven_weight
-from .isas import ISAS, needs_library
+from .deterministic_checks import logits
+from .isas import EACH_ISA, ISAS, every_isa, needs_library
 
 pytestmark = needs_library
 
@@ -33,7 +34,7 @@ VECTORS = [isa for isa in ISAS if isa in ("avx2", "avx512")]
 """Whose fp32 products and sums are the same."""
 
 
-@pytest.fixture(scope="module", params=ISAS)
+@pytest.fixture(scope="module", params=EACH_ISA)
 def cpu(request: pytest.FixtureRequest) -> DeterministicCpuKernels:
     return DeterministicCpuKernels(request.param)
 
@@ -125,31 +126,6 @@ def test_rows_between_the_products_stand_alone(cpu: DeterministicCpuKernels, dty
         assert cpu.silu_mul(x[rows]).equal(active[rows])
 
 
-def logits_in_chunks(decoder: Decoder, cuts: list[int], mates: int) -> Tensor:
-    """[num_tokens, vocab_size]: a prompt cut at `cuts`, each chunk in a step with `mates` other prompts' chunks."""
-    config, length = decoder.config, cuts[-1]
-    blocks = -(-length // BLOCK_SIZE)
-    pool = torch.zeros(
-        (mates + 1) * blocks,
-        config.num_layers,
-        2,
-        config.num_kv_heads,
-        BLOCK_SIZE,
-        config.head_dim,
-        dtype=decoder.dtype,
-    )
-    tables = [list(range(i * blocks, (i + 1) * blocks)) for i in range(mates + 1)]
-    found = []
-    for a, b in pairwise(cuts):
-        batch = AttentionBatch.from_lists([b - a] * (mates + 1), [b] * (mates + 1), tables, BLOCK_SIZE)
-        tokens = [(7 * place + 13 * place * place * (1 + i)) % 128 for i in range(mates + 1) for place in range(a, b)]
-        positions = torch.arange(a, b).repeat(mates + 1)
-        rows = torch.arange(b - a)  # of the first prompt
-        with torch.inference_mode():
-            found.append(decoder.forward(torch.tensor(tokens), positions, pool, batch, rows))
-    return torch.cat(found)
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("architecture", "extra"),
@@ -158,7 +134,7 @@ def logits_in_chunks(decoder: Decoder, cuts: list[int], mates: int) -> Tensor:
         ("Qwen3ForCausalLM", {"use_sliding_window": True, "sliding_window": 19, "max_window_layers": 1}),
     ],
 )
-@pytest.mark.parametrize("isa", ISAS)
+@every_isa
 def test_logits_are_the_same_in_every_cut_and_company(
     tmp_path: Path, isa: str, architecture: str, extra: dict[str, int], dtype: torch.dtype
 ) -> None:
@@ -167,29 +143,28 @@ def test_logits_are_the_same_in_every_cut_and_company(
     )
     decoder = Decoder.load(tmp_path, dtype, "cpu", kernels=f"cpu:{isa}", deterministic=True)
     length = 70
-    whole = logits_in_chunks(decoder, [0, length], 0)
+    whole = logits(decoder, [0, length], 0)
     assert whole.isfinite().all()
     for cuts in ([0, 33, length], [0, 1, 2, 64, 65, length], list(range(length + 1))):
         for mates in (0, 11):
-            assert logits_in_chunks(decoder, cuts, mates).equal(whole), f"{cuts} beside {mates}"
+            assert logits(decoder, cuts, mates).equal(whole), f"{cuts} beside {mates}"
     one_by_one = decoder.op_by_op(decoder.kernels)
-    assert logits_in_chunks(one_by_one, [0, 33, length], 3).equal(whole)
+    assert logits(one_by_one, [0, 33, length], 3).equal(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(VECTORS) < 2, reason="this processor has one of AVX2 and AVX-512 at most")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_avx2_and_avx512_give_the_same_bits(tmp_path: Path, dtype: torch.dtype) -> None:
     write_random_checkpoint(tmp_path, "Qwen3ForCausalLM", num_layers=3, num_heads=4, num_kv_heads=2, head_dim=32)
     found = [
-        logits_in_chunks(
-            Decoder.load(tmp_path, dtype, "cpu", kernels=f"cpu:{isa}", deterministic=True), [0, 40, 41, 90], 2
-        )
+        logits(Decoder.load(tmp_path, dtype, "cpu", kernels=f"cpu:{isa}", deterministic=True), [0, 40, 41, 90], 2)
         for isa in VECTORS
     ]
     assert found[0].equal(found[1])
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@every_isa
 def test_without_the_mode_a_token_alone_differs_from_the_same_in_a_prompt(isa: str) -> None:
     """So the tests above can fail."""
     kernels = choose_kernels("cpu", torch.float32, f"cpu:{isa}")

@@ -12,7 +12,6 @@ from shared.errors import ConfigError
 from shared.kernels.backends import dtype_timing
 from shared.kernels.backends.dtype_timing import Comparison, ProductTimes, faster_dtype, kept, time_products
 from shared.kernels.backends.registry import choose_kernels
-from shared.kernels.cpu.isa import processor_name
 
 UNIT = ProductTimes(prompt_s=1.0, decode_s=1.0)
 
@@ -123,7 +122,3 @@ def test_kernels_that_refuse_bf16_leave_fp32(monkeypatch, tmp_path, caplog):
     with caplog.at_level(logging.INFO):
         assert faster_dtype("torch", tmp_path) == torch.float32
     assert "since these kernels know no bf16" in caplog.text
-
-
-def test_the_processor_has_a_name():
-    assert processor_name().strip()

@@ -18,7 +18,7 @@ from shared.model.decoder import Decoder
 from . import attention_checks, comparing, decoder_checks
 from .attention_case import LAYER, AttentionCase
 from .conftest import Run
-from .isas import ISAS, needs_library
+from .isas import EACH_ISA, needs_library
 from .test_cpu_layers import ENDS, WINDOWED, pool, step
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
@@ -26,7 +26,7 @@ MIXED = [(1, 1), (9, 9), (1, 37), (4, 70), (2, 2), (1, 16), (70, 130)]
 PLACEMENTS = [((4, 2), 64, False), ((6, 1), 128, True), ((3, 3), 32, True)]
 
 
-@pytest.fixture(params=["torch", *ISAS])
+@pytest.fixture(params=["torch", *EACH_ISA])
 def kernels(request: pytest.FixtureRequest) -> DecoderOps:
     return TorchKernels() if request.param == "torch" else cpu_backend.CpuKernels(request.param)
 

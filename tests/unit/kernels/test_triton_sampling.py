@@ -24,14 +24,6 @@ def test_tokens_equal_those_of_the_reference(
     interpreted(checks.check_sampling, num_rows, vocab_size, seed, ties=ties)
 
 
-@pytest.mark.parametrize("ties", [False, True])
-@pytest.mark.parametrize(("vocab_size", "capacity"), [(200, 16), (200, 128)])
-def test_rows_over_several_programs_give_the_tokens_of_the_reference(
-    interpreted: Run, vocab_size: int, capacity: int, ties: bool
-) -> None:
-    interpreted(checks.check_split_sampling, 5, vocab_size, vocab_size + capacity, ties=ties, capacity=capacity)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_many_tokens_equal_those_of_the_reference(interpreted: Run, seed: int) -> None:

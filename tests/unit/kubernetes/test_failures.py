@@ -8,7 +8,7 @@ import pytest
 
 from services.planner.cluster.calls import Absent, Conflict, _failure
 from shared.errors import ClusterForbids, ClusterUnavailable
-from shared.kubernetes.failures import refusal
+from shared.kubernetes.access import refusal
 
 STATUS = {"kind": "Status", "message": "pods is forbidden: no right"}
 

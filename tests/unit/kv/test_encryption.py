@@ -18,7 +18,7 @@ from shared.kv.fleet_key import FleetKey
 from shared.kv.handoff.trailer import decode_trailer, encode_note, encode_trailer, trailer_bytes
 from shared.kv.seal import Purpose
 from shared.rpc.pb.tandem.v1 import types_pb2
-from tests.unit.kv.sealed_messages import assert_taken_once
+from tests.unit.kv.sealed_messages import assert_taken_once, assert_the_longest_fit
 
 SECRET = b"hunter2hunter2hunter2"
 BLOCK_BYTES = 4096
@@ -125,17 +125,7 @@ def test_messages_are_secret_and_taken_once_in_their_place(cipher):
 
 
 def test_the_longest_messages_fit_the_receive(cipher):
-    by, count = seal(cipher), 4000
-    note = types_pb2.HandoffTrailer(
-        more=True,
-        block_indexes=range(60_000, 60_000 + count),
-        checksums=[(1 << 64) - 1] * count,
-        block_tags=[bytes([255] * by.tag_bytes)] * count,
-    )
-    assert len(encode_note(note, by, 7)) <= trailer_bytes(count, by)
-    note.more, note.finished = False, True
-    note.first_token = note.num_computed_tokens = (1 << 32) - 1
-    assert len(encode_trailer(note, count, by, 8)) == trailer_bytes(count, by)
+    assert_the_longest_fit(seal(cipher))
 
 
 def test_it_is_refused_without_a_fleet_key(cipher):

@@ -14,7 +14,7 @@ from shared.kv.handoff.trailer import decode_trailer, encode_note, encode_traile
 from shared.kv.multilinear import MultilinearHash, exact_sum
 from shared.kv.seal import MAC_BYTES, Purpose
 from shared.rpc.pb.tandem.v1 import types_pb2
-from tests.unit.kv.sealed_messages import assert_taken_once
+from tests.unit.kv.sealed_messages import assert_taken_once, assert_the_longest_fit
 
 SECRET = "hunter2hunter2hunter2"
 BLOCK_BYTES = 264
@@ -103,15 +103,8 @@ def test_a_note_without_the_tags_of_its_blocks_is_refused():
     assert refused.value.details["field"] == "block_tags"
 
 
-def test_the_longest_note_fits_the_receive():
-    seal, count = FleetKey(SECRET.encode()).seal(Purpose.HANDOFF, 5, BLOCK_BYTES), 4000
-    lists = {"block_indexes": range(60_000, 60_000 + count), "checksums": [(1 << 64) - 1] * count}
-    note = types_pb2.HandoffTrailer(more=True, block_tags=[bytes([255] * MAC_BYTES)] * count, **lists)
-    assert len(encode_note(note, seal, 7)) <= trailer_bytes(count, seal)
-    trailer = types_pb2.HandoffTrailer(
-        first_token=(1 << 32) - 1, num_computed_tokens=(1 << 32) - 1, finished=True, **lists
-    )
-    assert len(encode_trailer(trailer, count, seal, 8)) == trailer_bytes(count, seal)
+def test_the_longest_messages_fit_the_receive():
+    assert_the_longest_fit(FleetKey(SECRET.encode()).seal(Purpose.HANDOFF, 5, BLOCK_BYTES))
 
 
 def test_secrets_show_nowhere():

@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from shared.errors import InvalidRequest
 from shared.identity import WorkerRole
+from shared.kv.transfer import TRAILER_INDEX
+from shared.kv_index.hash_lists import MAX_HASHES, hashes_of, split_hashes
 from shared.kv_index.holders import Holder, PrefixMatch, Tier, join_hashes
-from shared.kv_index.messages import match_from_proto, match_to_proto
+from shared.kv_index.match_message import match_from_proto, match_to_proto
 from shared.rpc.pb.tandem.v1 import kvstore_pb2
 
 holders = st.builds(
@@ -60,3 +62,21 @@ def test_hashes_of_another_length_are_refused(hashes: list[bytes]) -> None:
 def test_hashes_are_joined_in_order() -> None:
     assert join_hashes([]) == b""
     assert join_hashes([b"a" * 16, b"b" * 16]) == b"a" * 16 + b"b" * 16
+
+
+def request_of(num_hashes: int) -> kvstore_pb2.MatchRequest:
+    return kvstore_pb2.MatchRequest(block_hashes=bytes(16 * num_hashes))
+
+
+def test_a_request_has_as_many_hashes_as_its_receiver_can_index() -> None:
+    assert len(hashes_of(request_of(MAX_HASHES))) == 16 * MAX_HASHES
+    assert split_hashes(request_of(TRAILER_INDEX)) == [bytes(16)] * TRAILER_INDEX
+    for read, num_hashes in ((hashes_of, MAX_HASHES + 1), (split_hashes, TRAILER_INDEX + 1)):
+        with pytest.raises(InvalidRequest) as caught:
+            read(request_of(num_hashes))
+        assert caught.value.details == {"field": "block_hashes", "limit": num_hashes - 1}
+
+
+def test_a_part_of_a_hash_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="33 bytes"):
+        hashes_of(kvstore_pb2.MatchRequest(block_hashes=bytes(33)))

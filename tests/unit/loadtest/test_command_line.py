@@ -8,7 +8,7 @@ from typing import Annotated
 import pytest
 
 from loadtest.bench.__main__ import BENCHMARKS, main
-from loadtest.command_line import Option, call, integers, names, run
+from loadtest.rig.command_line import Option, call, integers, names, run
 from shared.errors import ConfigError
 
 
@@ -59,5 +59,5 @@ def test_an_unknown_benchmark_is_refused_with_the_known_ones(capsys: pytest.Capt
         main(["no-such"])
     printed = capsys.readouterr().err
     assert ended.value.code == 2
-    assert printed.endswith("error: 'no-such' is no benchmark\n")
+    assert printed.endswith("error: 'no-such' is no command of python -m loadtest.bench\n")
     assert all(name in printed for name in BENCHMARKS)

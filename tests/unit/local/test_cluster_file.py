@@ -14,7 +14,7 @@ from services.local.spec import ClusterSpec
 from services.router.configured import discovery_of
 from services.router.settings import RouterSettings
 from shared.config import load_settings
-from shared.cores.policy import CoreShare
+from shared.cores.core_choice import CoreShare
 from shared.errors import ConfigError
 from shared.identity import WorkerRole
 
@@ -111,7 +111,7 @@ def test_each_model_has_store_nodes_of_its_own():
     """A node's blocks have one size."""
     spec = ClusterSpec(
         model=Path("l"), store_nodes=2, store_disk_folder=Path("d"), store_disk_bytes=1 << 20,
-        further=(ModelPools("q", Path("q"), prefix="q-"),),
+        further=(ModelPools(name="q", model=Path("q"), prefix="q-"),),
     )  # fmt: skip
     assert spec.store_names == ("store-0", "store-1", "q-store-0", "q-store-1")
     made = TandemCommands(spec)

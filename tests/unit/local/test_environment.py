@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.local.environment import cluster_environment
+from services.local.cluster import cluster_environment
 
 
 def test_every_cluster_has_a_key_of_its_own() -> None:

@@ -8,12 +8,16 @@ from typing import Any
 
 import pytest
 
-from services.local.commands import TandemCommands, WorkerPlan, plan_workers
+from services.kvstore.settings import KVStoreSettings
+from services.local.commands import TandemCommands, WorkerPlan, command_line, plan_workers
+from services.local.model_pools import ModelPools
 from services.local.spec import ClusterSpec
+from services.router.settings import RouterSettings
 from services.worker.settings import WorkerSettings
 from shared.config import load_settings
-from shared.cores.policy import CoreShare
+from shared.cores.core_choice import CoreShare
 from shared.errors import ConfigError
+from shared.settings.group import values_in_common
 
 
 @pytest.mark.parametrize(
@@ -106,6 +110,40 @@ def test_a_mode_that_is_not_asked_for_is_left_to_the_environment() -> None:
     assert load_settings(WorkerSettings, flags).deterministic
 
 
+def test_every_option_that_a_service_shares_reaches_it() -> None:
+    spec = ClusterSpec(
+        model=Path("m"), dtype="bf16", kv_dtype="fp32", num_kv_blocks=7, max_model_len=99, deterministic=True,
+        prefix_fetch="never", block_encryption="aes-gcm", log_format="json", aliases=("b",),
+    )  # fmt: skip
+    for command, cls in zip(commands(spec), (KVStoreSettings, WorkerSettings, RouterSettings), strict=True):
+        read = load_settings(cls, command[3:])
+        passed = values_in_common(spec, cls)
+        assert passed.keys() >= {"log_format"}
+        assert {name: getattr(read, name) for name in passed} == passed
+
+
+def test_an_option_that_is_not_given_is_left_to_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANDEM_WORKER_KV_DTYPE", "bf16")
+    read = [
+        load_settings(WorkerSettings, commands(ClusterSpec(model=Path("m"), **options))[1][3:]).kv_dtype
+        for options in ({}, {"kv_dtype": "fp32"})
+    ]
+    assert read == ["bf16", "fp32"]
+
+
+def test_a_further_models_options_are_its_own() -> None:
+    further = ModelPools(name="n", model=Path("n"), prefix="n-", num_kv_blocks=5)
+    spec = ClusterSpec(model=Path("m"), dtype="bf16", further=(further,))
+    first, _, second, _ = worker_flags(spec)
+    assert (first["--dtype"], first.get("--num-kv-blocks")) == ("bf16", None)
+    assert (second.get("--dtype"), second["--num-kv-blocks"]) == (None, "5")
+
+
+def test_a_flag_that_is_no_setting_of_the_service_is_an_error() -> None:
+    with pytest.raises(KeyError, match="colour"):
+        command_line("kvstore", KVStoreSettings, {"bind": "h:1", "colour": "red"})
+
+
 def worker_flags(spec: ClusterSpec) -> list[dict[str, str]]:
     plans = plan_workers(spec, [CoreShare((core,), 1) for core in range(spec.num_processes)])
     commands = [list(TandemCommands(spec).worker(plan, "127.0.0.1:9")) for plan in plans]
@@ -167,7 +205,7 @@ def test_several_store_nodes_have_a_name_and_a_folder_each() -> None:
     ):
         flags = dict(zip(command[3::2], command[4::2], strict=True))
         assert (flags["--name"], flags["--disk-folder"]) == (f"store-{number}", f"d/store-{number}")
-    alone = TandemCommands(replace(spec, store_nodes=1)).kvstore("h:1", "redis://")
+    alone = TandemCommands(spec.replace(store_nodes=1)).kvstore("h:1", "redis://")
     assert alone[alone.index("--disk-folder") + 1] == "d"
     with pytest.raises(ConfigError, match="store_nodes"):
         ClusterSpec(model=Path("m"), store_nodes=0)
@@ -180,7 +218,7 @@ def commands(spec: ClusterSpec) -> list[list[str]]:
 
 def test_all_services_log_json_where_the_spec_says_so_and_as_they_are_set_otherwise() -> None:
     spec = ClusterSpec(model=Path("m"))
-    assert all(command[-2:] == ["--log-format", "json"] for command in commands(replace(spec, log_format="json")))
+    assert all(command[-2:] == ["--log-format", "json"] for command in commands(spec.replace(log_format="json")))
     assert all("--log-format" not in command for command in commands(spec))
 
 
@@ -218,7 +256,7 @@ def test_degrees_out_of_bounds_are_named(field: str) -> None:
 
 def test_all_services_send_their_spans_where_the_spec_says_and_the_router_samples_all_or_what_it_says() -> None:
     spec = ClusterSpec(model=Path("m"), traces_endpoint="http://c:4317")
-    for made in (commands(spec), commands(replace(spec, traces_sample=0.1))):
+    for made in (commands(spec), commands(spec.replace(traces_sample=0.1))):
         assert all(command[command.index("--traces.endpoint") + 1] == "http://c:4317" for command in made)
         assert ["--traces.sample" in command for command in made] == [False, False, True]
     assert [command[command.index("--traces.sample") + 1] for command in (commands(spec)[2], made[2])] == ["1.0", "0.1"]

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import os
 import signal
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,8 +14,8 @@ import pytest
 from services.local import supervisor as supervisor_module
 from services.local.cluster import LocalCluster
 from services.local.parts import IndexPart
-from services.local.restarts import Change, Died, Restarted, Supervisor
 from services.local.spec import ClusterSpec
+from services.local.supervisor import Change, Died, Restarted, Supervisor
 from tests.unit.local.fakes import FakeCommands
 from tests.unit.local.processes import wait_for_end
 
@@ -27,7 +26,7 @@ DEADLINE_S = 300.0
 
 @pytest.fixture
 def supervised(spec: ClusterSpec) -> ClusterSpec:
-    return replace(spec, restart=True)
+    return spec.replace(restart=True)
 
 
 async def change(cluster: LocalCluster) -> Change:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -274,13 +272,3 @@ def test_variables_may_not_replace_the_conversation(folders: dict[str, Path]) ->
     with pytest.raises(InvalidRequest, match="may not set messages") as caught:
         _load(folders["turns"]).render(CONVERSATIONS["user"], variables={"messages": []})
     assert caught.value.field == "chat_template_kwargs"
-
-
-def test_strftime_now_gives_the_date_of_today(tmp_path: Path) -> None:
-    template = _load(_folder(tmp_path, chat_template="{{ strftime_now('%Y') }}"))
-    assert template.render(CONVERSATIONS["user"]) == datetime.now().strftime("%Y")
-
-
-def test_tojson_keeps_non_ascii_and_html(tmp_path: Path) -> None:
-    template = _load(_folder(tmp_path, chat_template="{{ tools | tojson }}"))
-    assert template.render(CONVERSATIONS["user"], tools=TOOLS) == json.dumps(TOOLS, ensure_ascii=False)

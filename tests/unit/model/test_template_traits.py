@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.model.text.template_traits import TemplateTraits
+from shared.model.text.chat_template import TemplateTraits
 
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
 

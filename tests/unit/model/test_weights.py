@@ -44,34 +44,6 @@ def sharded(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_every_tensor_lands_in_its_part_of_the_fused_matrices(folder: Path) -> None:
-    config = ModelConfig.load(folder)
-    parameters = DecoderParameters.allocate(config, torch.float32, "cpu")
-    load_weights(folder, parameters.checkpoint_views(config))
-    stored = load_file(folder / "model.safetensors")
-    prefix = "model.layers.1.self_attn."
-    qkv = torch.cat([stored[f"{prefix}{name}_proj.weight"] for name in "qkv"])
-    assert torch.equal(parameters.layers[1].qkv, qkv)
-    bias = torch.cat([stored[f"{prefix}{name}_proj.bias"] for name in "qkv"])
-    assert parameters.layers[1].qkv_bias is not None
-    assert torch.equal(parameters.layers[1].qkv_bias, bias)
-    gate_up = torch.cat([stored[f"model.layers.0.mlp.{name}_proj.weight"] for name in ("gate", "up")])
-    assert torch.equal(parameters.layers[0].gate_up, gate_up)
-    assert torch.equal(parameters.lm_head, stored["lm_head.weight"])
-
-
-def test_views_cover_every_parameter_exactly_once(folder: Path) -> None:
-    config = ModelConfig.load(folder)
-    parameters = DecoderParameters.allocate(config, torch.float32, "cpu")
-    for view in parameters.checkpoint_views(config).values():
-        view.fill_(0)
-    for view in parameters.checkpoint_views(config).values():
-        view.add_(1)
-    layers = [tensor for layer in parameters.layers for tensor in vars(layer).values() if tensor is not None]
-    for tensor in (parameters.embedding, parameters.norm, parameters.lm_head, *layers):
-        assert torch.equal(tensor, torch.ones_like(tensor))
-
-
 def test_shards_hold_the_same_model_as_one_file(sharded: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     whole = tmp_path_factory.mktemp("whole")
     write_random_checkpoint(whole)
@@ -97,13 +69,6 @@ def test_weights_are_converted_to_the_wanted_dtype(folder: Path) -> None:
     load_weights(folder, wide)
     load_weights(folder, narrow)
     assert all(torch.equal(narrow[name], wide[name].bfloat16()) for name in wide)
-
-
-def test_no_safetensors_is_named(folder: Path) -> None:
-    views = _views(folder)
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(ModelLoadError, match=r"neither model\.safetensors nor model\.safetensors\.index"):
-        load_weights(folder, views)
 
 
 def test_missing_shard_is_named(sharded: Path) -> None:
@@ -228,9 +193,3 @@ def test_fingerprint_samples_head_middle_and_tail_of_a_large_tensor(tmp_path: Pa
         save_file({"a": values}, tmp_path / "model.safetensors")
         seen.add(fingerprint(tmp_path, "float32"))
     assert len(seen) == 4
-
-
-def test_copied_tokenizer_files_come_with_the_checkpoint(tmp_path: Path, byte_level_folder: Path) -> None:
-    write_random_checkpoint(tmp_path, tokenizer_from=byte_level_folder)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        assert (tmp_path / name).read_bytes() == (byte_level_folder / name).read_bytes()

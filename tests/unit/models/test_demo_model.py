@@ -8,9 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors import safe_open
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+pytestmark = pytest.mark.slow  # the files change with the recipe alone
 
 DEMO = Path(__file__).resolve().parents[3] / "models" / "demo"
 HELD_OUT = (  # the beginning of 1 Samuel 25, World English Bible (public domain); not in the training text
@@ -49,36 +50,6 @@ def greedy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[t
     return out
 
 
-def test_every_file_of_the_layout_is_there_and_the_folder_is_small() -> None:
-    names = {path.name for path in DEMO.iterdir()}
-    layout = {
-        "config.json",
-        "generation_config.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "model.safetensors",
-    }
-    assert names == layout | {"README.md"}
-    assert sum(path.stat().st_size for path in DEMO.iterdir()) <= 8_000_000
-
-
-def test_config_is_a_grouped_query_llama_that_its_weights_match() -> None:
-    config = json.loads((DEMO / "config.json").read_text())
-    assert config["architectures"] == ["LlamaForCausalLM"]
-    assert config["num_attention_heads"] % config["num_key_value_heads"] == 0
-    assert 1 < config["num_key_value_heads"] < config["num_attention_heads"]
-    assert config["head_dim"] in (32, 64)
-    with safe_open(DEMO / "model.safetensors", framework="pt") as weights:
-        assert weights.get_slice("model.embed_tokens.weight").get_shape() == [
-            config["vocab_size"],
-            config["hidden_size"],
-        ]
-        kv_dim = config["num_key_value_heads"] * config["head_dim"]
-        k_shape = weights.get_slice("model.layers.0.self_attn.k_proj.weight").get_shape()
-        assert k_shape == [kv_dim, config["hidden_size"]]
-        assert {weights.get_slice(name).get_dtype() for name in weights.keys()} == {"BF16"}  # noqa: SIM118
-
-
 def test_ids_of_bos_and_eos_agree_between_config_and_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
     for name in ("config.json", "generation_config.json"):
         config = json.loads((DEMO / name).read_text())
@@ -89,39 +60,11 @@ def test_ids_of_bos_and_eos_agree_between_config_and_tokenizer(tokenizer: PreTra
     assert tokenizer("a").input_ids[0] == tokenizer.bos_token_id
 
 
-@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(st.text())
 def test_any_text_survives_the_tokenizer(text: str) -> None:
     raw = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
     assert raw.decode(raw.encode(text, add_special_tokens=False).ids, skip_special_tokens=False) == text
-
-
-def test_transformers_tokenizer_round_trips_like_the_raw_one(tokenizer: PreTrainedTokenizerBase) -> None:
-    text = " Grüße,  the king's\n\tword — 你好 🐑 1234 "
-    assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=True) == text
-
-
-def test_chat_template_renders_roles_and_the_generation_prompt(tokenizer: PreTrainedTokenizerBase) -> None:
-    messages = [
-        {"role": "system", "content": "Answer briefly."},
-        {"role": "user", "content": "Who was David?"},
-        {"role": "assistant", "content": "A king."},
-        {"role": "user", "content": " Go on. "},
-    ]
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    assert text == (
-        "<|bos|><|system|>Answer briefly.<|eos|><|user|>Who was David?<|eos|>"
-        "<|assistant|>A king.<|eos|><|user|>Go on.<|eos|><|assistant|>"
-    )
-    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True).input_ids
-    assert ids == tokenizer(text, add_special_tokens=False).input_ids
-    assert ids.count(tokenizer.bos_token_id) == 1
-
-
-def test_chat_template_refuses_an_unknown_role(tokenizer: PreTrainedTokenizerBase) -> None:
-    with pytest.raises(Exception, match="unknown role"):
-        tokenizer.apply_chat_template([{"role": "oracle", "content": "x"}], tokenize=False)
 
 
 def test_greedy_continuations_are_made_of_english_words(
@@ -147,7 +90,6 @@ def test_greedy_choices_are_clear_beyond_float_noise(model: PreTrainedModel, gre
     assert all_gaps.min() > 1e-4
 
 
-@pytest.mark.slow
 def test_sampled_chat_answers_end_with_eos(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     torch.manual_seed(0)
     for question in ("Tell me about the king.", "Who was David?", "Tell me about wisdom."):

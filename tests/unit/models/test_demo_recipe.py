@@ -16,6 +16,8 @@ from models.recipe.network import Llama, Shape
 from models.recipe.optim import Optimizer, orthogonalise
 from models.recipe.vocabulary import token_id, train_tokenizer
 
+pytestmark = pytest.mark.slow
+
 CHAPTERS = [
     Chapter(
         f"Tale {n}",
@@ -43,14 +45,6 @@ def test_osis_notes_titles_and_tags_leave_plain_text() -> None:
         '<div eID="gen2" type="x-p"/>'
     )
     assert plain_text(osis) == '\nGod said, "Let there be light," and it wasn\'t dark.'
-
-
-def test_osis_paragraph_that_only_ends_opens_none() -> None:
-    assert plain_text('<w>Amen</w>. <div eID="gen2" type="x-p"/>') == "Amen."
-
-
-def test_chapter_text_puts_paragraphs_on_lines() -> None:
-    assert Chapter("Tale 1", ("One.", "Two.", "\nThree.")).text == "Tale 1\nOne. Two.\nThree."
 
 
 def test_missing_apt_is_said_plainly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,11 +89,6 @@ def test_rows_start_with_bos_and_repeat_for_a_seed(tokenizer: Tokenizer) -> None
         assert batch.shape == (4, 65)
         assert (batch[:, 0] == token_id(tokenizer, BOS)).all()
         assert torch.equal(batch, next(second))
-
-
-def test_unknown_token_is_refused(tokenizer: Tokenizer) -> None:
-    with pytest.raises(ValueError, match="no <\\|oracle\\|>"):
-        token_id(tokenizer, "<|oracle|>")
 
 
 def test_network_matches_transformers_on_the_exported_checkpoint(tmp_path: Path) -> None:

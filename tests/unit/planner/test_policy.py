@@ -114,7 +114,7 @@ def test_it_grows_at_once_and_shrinks_after_the_window():
 def test_a_steady_rise_is_met_before_it_has_come():
     """The forecast looks `start_s` ahead: at that time the workers serve."""
     rates = [2.0] * 30 + [2.0 + 0.1 * number for number in range(100)]
-    planner, blind = Planner(CONFIG), Planner(replace(CONFIG, start_s=0.0))
+    planner, blind = Planner(CONFIG), Planner(CONFIG.replace(start_s=0.0))
     seeing, late = (play(one, rates, Pair(3, 2)) for one in (planner, blind))
     for size in (5, 6, 7):
         first = [next(at for at, one in changes if one.target.prefill >= size) for changes in (seeing, late)]
@@ -171,7 +171,9 @@ def test_the_allowed_pair_is_within_the_budget_and_wastes_none_of_it(
     budget, prefill_gpus, decode_gpus, prefill, decode
 ):
     config = PlannerConfig(
-        PoolLimits(gpus_per_worker=prefill_gpus), PoolLimits(gpus_per_worker=decode_gpus), gpu_budget=budget
+        prefill=PoolLimits(gpus_per_worker=prefill_gpus),
+        decode=PoolLimits(gpus_per_worker=decode_gpus),
+        gpu_budget=budget,
     )
     if gpus(config, Pair(1, 1)) > budget:
         with pytest.raises(ConfigError):
@@ -224,7 +226,7 @@ class PodPool:
 @settings(max_examples=40, deadline=None)
 def test_no_moment_of_any_change_exceeds_the_budget(rng, loads, budget):
     limits = [PoolLimits(max_workers=rng.randint(1, 12), gpus_per_worker=rng.choice([1, 2, 4])) for _ in range(2)]
-    config = PlannerConfig(*limits, gpu_budget=budget, ttft_s=1.0, decode_sequences=8.0)
+    config = PlannerConfig(prefill=limits[0], decode=limits[1], gpu_budget=budget, ttft_s=1.0, decode_sequences=8.0)
     begin = within(config, Pair(rng.randint(1, 6), rng.randint(1, 6)))
     prefill, decode = pools = PodPool(begin.prefill, rng), PodPool(begin.decode, rng)
     planner = Planner(config)
@@ -266,7 +268,7 @@ def test_a_half_empty_decode_pool_does_not_shrink_into_one_that_is_too_slow():
     def sequences(rate: float, workers: int) -> float:
         return rate * 300 * 0.020 / (1 - rate * 300 * 0.0006 / workers)
 
-    config = replace(CONFIG, decode_sequences=50.0, tpot_s=0.055)
+    config = CONFIG.replace(decode_sequences=50.0, tpot_s=0.055)
     planner, size, rate = Planner(config), Pair(4, 3), 6.4
     for tick in range(200):
         rate = min(6.8, rate + 0.02)

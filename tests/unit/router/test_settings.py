@@ -30,7 +30,7 @@ def test_flags_reach_admission_and_placement():
 @pytest.mark.parametrize(
     ("flags", "field"),
     [
-        (["--placement.tie-margin", "2"], "placement.tie_margin"),
+        (["--placement.tier-peer", "2"], "placement.tier_peer"),
         (["--placement.tier-store", "0.9"], "placement"),
         (["--admission.order", "random"], "admission.order"),
     ],

@@ -18,8 +18,8 @@ from services.router.edge.http.openai.parsed_request import BodyWriter, ParsedRe
 from services.router.edge.http.openai.schemas import ResumedChoice
 from services.router.edge.http.server.connection import Reply, check_json_size, ended_by_disconnect, read_body
 from services.router.edge.input_processor import CallInfo, InputProcessor, checked_request_id
-from services.router.edge.ledger import CallEntry
 from services.router.edge.output_stream import OutputStream
+from services.router.edge.request_ledger import CallEntry
 from services.router.edge.scheduling import scheduling_hints
 from services.router.edge.settings import EdgeSettings
 from services.router.edge.tenants.auth import ApiKeys, credentials

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from shared.settings.group import SettingGroup
 
 
-class TargetSettings(BaseModel):
+class TargetSettings(SettingGroup):
     """The targets that requests are judged by in the status; nothing is refused for them (see `admission`)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     ttft_s: float = Field(default=0.0, ge=0.0, le=86400.0)
     """Target for the time to first token, seconds; 0 = `admission.ttft_target_s`. A client's own takes precedence."""
     tpot_s: float = Field(default=0.0, ge=0.0, le=3600.0)
     """Target for the time per output token after the first, seconds; 0 = none."""
-    max_requests: int = Field(default=2048, ge=1, le=100_000)
-    """Ended requests that are remembered for windows of the status, about 2 KB each."""

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 from services.worker.blocks.exchange_client import BlockExchangeClient, LocalBlocks
 from services.worker.blocks.peers import Peers
+from services.worker.blocks.prefix_fetch.fetch_policy import FetchPolicy, plan_fetch
 from services.worker.blocks.prefix_fetch.fetch_stream import FetchStream, Source, SourceFetch
-from services.worker.blocks.prefix_fetch.policy import FetchPolicy, plan_fetch
 from services.worker.host import EngineHost
 from shared.block_service.client import SentBlock
 from shared.block_service.store_nodes import StoreNodes

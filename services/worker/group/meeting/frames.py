@@ -22,7 +22,7 @@ Sent = TypeVar("Sent", bound=Message)
 Received = TypeVar("Received", bound=Message)
 
 
-class ConnectionBroken(ConnectionError):
+class BrokenConnection(ConnectionError):
     """The connection ended, or what came over it is no frame."""
 
 
@@ -58,13 +58,13 @@ class Frames(Generic[Sent, Received]):
         self._writer.write(len(content).to_bytes(_LENGTH_BYTES, "big") + content)
 
     async def receive(self) -> Received:
-        """The next frame. Raises ConnectionBroken."""
+        """The next frame. Raises BrokenConnection."""
         content = await self._read()
         frame = self._received()
         try:
             frame.ParseFromString(content)
         except DecodeError as error:
-            raise ConnectionBroken(f"what arrived is no {self._received.__name__}") from error
+            raise BrokenConnection(f"what arrived is no {self._received.__name__}") from error
         return frame
 
     async def messages(self) -> AsyncGenerator[Message, None]:
@@ -103,7 +103,7 @@ class Frames(Generic[Sent, Received]):
         try:
             length = int.from_bytes(await self._reader.readexactly(_LENGTH_BYTES), "big")
             if length > MOST_BYTES:
-                raise ConnectionBroken(f"a frame of {length} bytes, the most are {MOST_BYTES}")
+                raise BrokenConnection(f"a frame of {length} bytes, the most are {MOST_BYTES}")
             return await self._reader.readexactly(length)
         except (asyncio.IncompleteReadError, OSError) as error:
-            raise ConnectionBroken("the connection has ended") from error
+            raise BrokenConnection("the connection has ended") from error

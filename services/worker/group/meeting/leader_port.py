@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from google.protobuf.message import Message
 
-from services.worker.group.meeting.admission import HANDSHAKE_S, NONCE_BYTES, GroupShape, check_proof, prove
-from services.worker.group.meeting.frames import SILENCE_S, ConnectionBroken, Frames
+from services.worker.group.meeting.frames import SILENCE_S, BrokenConnection, Frames
+from services.worker.group.meeting.join_check import HANDSHAKE_S, NONCE_BYTES, GroupShape, check_proof, prove
 from services.worker.group.rank_processes import END_TIMEOUT_S
 from services.worker.group.rank_spec import RankSpec
 from services.worker.settings import WorkerSettings
@@ -136,7 +136,7 @@ class MeetingPort:
         except TandemError as refusal:
             logger.warning("a host was refused by this worker's group: %s", refusal)
             frames.send(group_pb2.LeaderFrame(refusal=to_proto(refusal)))
-        except (ConnectionBroken, TimeoutError) as error:
+        except (BrokenConnection, TimeoutError) as error:
             logger.debug("a connection to this worker's group ended early: %s", error)
         finally:
             await frames.close()
@@ -156,7 +156,7 @@ class MeetingPort:
                 self._lose(self._common.ways.ranks_of(index)[0], f"host {index} has left, or is silent")
 
     async def _admit(self, frames: Frames[group_pb2.LeaderFrame, group_pb2.MemberFrame]) -> int:
-        """Raises Unauthenticated, ConfigError, ConnectionBroken."""
+        """Raises Unauthenticated, ConfigError, BrokenConnection."""
         hello = (await frames.receive()).hello
         nonce = secrets.token_bytes(NONCE_BYTES)
         own = group_pb2.LeaderHello(nonce=nonce, proof=prove(self._key, "leader", hello, nonce))
@@ -165,7 +165,7 @@ class MeetingPort:
         check_proof(self._key, "member", hello, nonce, shown)
         self._shape.check(hello, self._members)
         if self._is_ending or self.lost_rank is not None:
-            raise ConnectionBroken("the group ends")
+            raise BrokenConnection("the group ends")
         self._members[hello.host_index] = frames  # no wait between: an index is taken once
         frames.send(group_pb2.LeaderFrame(ranks=self._ranks()))
         return hello.host_index

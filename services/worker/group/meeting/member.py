@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from typing import NoReturn
 
-from services.worker.group.meeting.admission import HANDSHAKE_S, NONCE_BYTES, check_proof, own_build, prove
-from services.worker.group.meeting.frames import SILENCE_S, ConnectionBroken, Frames
+from services.worker.group.meeting.frames import SILENCE_S, BrokenConnection, Frames
+from services.worker.group.meeting.join_check import HANDSHAKE_S, NONCE_BYTES, check_proof, own_build, prove
 from services.worker.group.rank_processes import END_TIMEOUT_S, WATCH_INTERVAL_S, RankProcess
 from services.worker.group.rank_spec import RankSpec
 from services.worker.machine.cores import choose_group_cores
@@ -25,7 +25,7 @@ from services.worker.settings import WorkerSettings
 from shared.address import Address
 from shared.collectives.cpu_group import shared_memory
 from shared.collectives.several_hosts import MeetingPlace, host_memories
-from shared.cores.policy import divide_share
+from shared.cores.core_choice import divide_share
 from shared.errors import ConfigError, RankLost, TandemError
 from shared.kernels.cpu.build import CannotBuild, choose
 from shared.kernels.cpu.launch import load
@@ -37,9 +37,9 @@ from shared.rpc.pb.tandem.v1 import group_pb2
 logger = logging.getLogger(__name__)
 
 RETRY_S = 0.2
-_TELL_S = 60.0
-"""Between warnings that no leader answers."""
-_TOLD_S = 5.0
+_WARN_INTERVAL_S = 60.0
+"""Seconds between warnings that no leader answers."""
+_LEADER_ENDS_S = 5.0
 """Time for a leader to end the group after a member has reported a rank's end, seconds."""
 
 Leader = Frames[group_pb2.MemberFrame, group_pb2.LeaderFrame]
@@ -116,7 +116,7 @@ class Member:
             try:
                 return await self._enter()
             except (OSError, TimeoutError) as error:
-                if time.monotonic() - told > _TELL_S:
+                if time.monotonic() - told > _WARN_INTERVAL_S:
                     logger.warning("%s still waits for the leader at %s: %s", self.name, self._leader, error)
                     told = time.monotonic()
             await asyncio.sleep(RETRY_S)
@@ -143,7 +143,7 @@ class Member:
         return leader
 
     async def _let_in(self, leader: Leader) -> group_pb2.GroupRanks:
-        """What the leader says of the ranks. Raises Unauthenticated, ConfigError, ConnectionBroken."""
+        """The ranks, as the leader describes them. Raises Unauthenticated, ConfigError, BrokenConnection."""
         settings = self._settings
         hello = group_pb2.MemberHello(
             build=own_build(),
@@ -162,7 +162,7 @@ class Member:
         if answer.HasField("refusal"):
             raise from_proto(answer.refusal)
         if not answer.HasField("ranks"):
-            raise ConnectionBroken("the leader said nothing of the ranks")
+            raise BrokenConnection("the leader has not described the ranks")
         return answer.ranks
 
     def _start_ranks(self, common: group_pb2.GroupRanks, address: str) -> None:
@@ -239,7 +239,7 @@ class Member:
                 else:
                     continue
                 leader.send(group_pb2.MemberFrame(rank_ended=group_pb2.RankEnded(rank=rank.rank, how=how)))
-                await asyncio.sleep(_TOLD_S)
+                await asyncio.sleep(_LEADER_ENDS_S)
                 logger.warning("%s: the leader continues without rank %d, which has ended", self.name, rank.rank)
                 await leader.close()
                 return

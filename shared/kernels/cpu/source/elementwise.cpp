@@ -1,4 +1,4 @@
-// What lies between the matrix products, each in one pass over its rows. Rounding follows shared/kernels' references.
+// Ops between the matrix products, each in one pass over its rows. Rounding follows shared/kernels' references.
 #include <cmath>
 
 #include "ops.h"

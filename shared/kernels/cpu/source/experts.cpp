@@ -18,8 +18,8 @@ const T* weight_at(const T* weights, int64_t panel_stride, int64_t index, int64_
 // Each of several operands times the weight of its number, n outputs and k inputs; scratch of k floats a row.
 template <typename T>
 void multiply_parts(
-    const std::vector<Operands<T>>& operands, const T* weights, int64_t panel_stride, float* scratch, int64_t k,
-    int64_t n) {
+    const std::vector<Operands<T>>& operands, const T* weights, int64_t panel_stride, float* scratch,
+    int64_t k, int64_t n) {
   std::vector<Multiplication<T>> parts;
   std::vector<int64_t> lay_ends, ends;  // tasks of the parts up to each
   int64_t lay_tasks = 0, tasks = 0;
@@ -113,8 +113,8 @@ void experts_of(
 
 template <typename T>
 void batched_linear(
-    const T* x, const T* w, int64_t panel_stride, T* y, float* scratch, const int64_t* strides, int64_t parts, int64_t
-    m, int64_t k, int64_t n) {
+    const T* x, const T* w, int64_t panel_stride, T* y, float* scratch, const int64_t* strides, int64_t parts,
+    int64_t m, int64_t k, int64_t n) {
   std::vector<Operands<T>> operands;
   for (int64_t i = 0; i < parts; i++)
     operands.push_back({x + i * strides[1], strides[0], y + i * strides[3], strides[2], m});

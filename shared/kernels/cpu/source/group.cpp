@@ -21,9 +21,9 @@
 namespace {
 
 constexpr int64_t kHeaderBytes = 4096;
-constexpr int kPauses = 32;                             // between two looks at the clock
+constexpr int kPauses = 32;                             // between two reads of the clock
 constexpr int64_t kLeastSpinNs = 2'000, kMostSpinNs = 500'000;
-constexpr int64_t kNapNs = 20'000'000;                  // between two looks at whether the others live
+constexpr int64_t kNapNs = 20'000'000;                  // between two checks that the other members still run
 constexpr int64_t kBeatNs = 100'000'000;
 static_assert(sizeof(Shared) <= kHeaderBytes);
 
@@ -39,14 +39,14 @@ void futex(std::atomic<uint32_t>& word, int what, uint32_t value, const timespec
 
 bool reached(const std::atomic<uint32_t>& arrived, uint32_t message) { return int32_t(arrived.load() - message) >= 0; }
 
-// Whether a member has left, or is not seen running. Its last beat is compared with this process's own last one, not
+// Whether a member has left or has stopped running. Its last beat is compared with this process's own last one, not
 // with the clock: where neither process gets a core, neither is stuck.
 bool is_gone(const Group& g, int other) {
   const Member& member = g.shared->members[other];
   return member.left.load() || g.shared->members[g.rank].beat.load() - member.beat.load() >= g.stuck_ns;
 }
 
-// 0, or 1 + the name of a member that has failed, or of the one that is waited for, if it is gone.
+// 0, or 1 + the name of a member that has failed; also of `waited_for`, if it is gone.
 int fault(Group& g, int waited_for) {
   const uint32_t failed = g.shared->failed.load();
   if (failed) return int(failed);
@@ -186,8 +186,8 @@ int reduce(Group& g, T* x, int64_t count) {
   return 0;
 }
 
-// The members of this process, which one thread says are alive for as long as the process runs.
-struct Pulse {
+// Marks the members of this process as running, from one thread, for as long as the process runs.
+struct Heartbeat {
   std::mutex mutex;
   std::vector<Member*> members;
   bool runs = false;
@@ -215,9 +215,9 @@ struct Pulse {
   }
 };
 
-Pulse& pulse() {
-  static Pulse* pulse = new Pulse;  // never destroyed: its thread ends with the process
-  return *pulse;
+Heartbeat& heartbeat() {
+  static Heartbeat* heartbeat = new Heartbeat;  // never destroyed: its thread ends with the process
+  return *heartbeat;
 }
 
 }  // namespace
@@ -240,10 +240,9 @@ extern "C" Group* tandem_group_join(
       mmap(nullptr, tandem_group_bytes(size, slot_bytes), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
   if (memory == MAP_FAILED) return nullptr;
   Shared* shared = (Shared*)memory;
-  pulse().add(&shared->members[rank]);
+  heartbeat().add(&shared->members[rank]);
   Group* group = new Group{
-      shared, (char*)memory + kHeaderBytes, slot_bytes, single_bytes, stuck_ns, kMostSpinNs, 0, int(rank), int(size),
-      {}};
+      shared, (char*)memory + kHeaderBytes, slot_bytes, single_bytes, stuck_ns, kMostSpinNs, 0, int(rank), int(size), {}};
   std::copy_n(names, size, group->names);
   return group;
 }
@@ -264,7 +263,7 @@ extern "C" int tandem_group_meet(Group* group, int64_t limit_ns) {
 // What this member has sent stays readable; waits for more of it end.
 extern "C" void tandem_group_leave(Group* group) {
   Member& own = group->shared->members[group->rank];
-  pulse().remove(&own);
+  heartbeat().remove(&own);
   own.left.store(1);
   futex(own.arrived, FUTEX_WAKE, INT_MAX, nullptr);
   munmap(group->shared, tandem_group_bytes(group->size, group->slot_bytes));

@@ -1,4 +1,4 @@
-// 16 lanes in four registers: NEON, as every processor of aarch64 has it. What is said in lanes512.h holds here too.
+// 16 lanes in four registers: NEON, as every processor of aarch64 has it. The remarks in lanes512.h hold here too.
 #pragma once
 
 #include <arm_neon.h>

@@ -1,4 +1,4 @@
-// 16 lanes in two registers: AVX2 and FMA. What is said in lanes512.h holds here too.
+// 16 lanes in two registers: AVX2 and FMA. The remarks in lanes512.h hold here too.
 #pragma once
 
 #include <immintrin.h>

@@ -6,7 +6,7 @@
 constexpr int kVectors = 32;  // of 16 lanes, that the registers hold
 
 using Floats = __m512;
-using Words = __m512i;  // of 32 bits, where nothing else is said
+using Words = __m512i;  // of 32 bits, unless noted otherwise
 using Mask = __mmask16;
 
 inline Floats all(float x) { return _mm512_set1_ps(x); }

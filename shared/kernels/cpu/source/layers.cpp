@@ -66,8 +66,8 @@ void keep_rows(std::byte* x, int64_t row_bytes, const int64_t* rows, int64_t cou
 }  // namespace
 
 // Layers as in shared/model/decoder.py. `normed` begins with the last norm of the wanted rows' residual stream
-// afterwards. Where they are no more than there are sequences, the last layer only remembers the other tokens. With a
-// `group`, o and down give each member a part of a sum. Returns 0, or 1 + the member that is gone.
+// afterwards. Where at most one row a sequence is wanted, the last layer only writes the other tokens' keys and values.
+// With a `group`, o and down give each member a part of a sum. Returns 0, or 1 + the member that is gone.
 extern "C" int tandem_layers(
     const Layer* layers, const void* last_norm, const Sizes* sizes, const Memory* memory, float eps, float scale,
     Group* group) {

@@ -1,4 +1,4 @@
-// What the processor's features do not say: whether this process may use them, and whether that pays.
+// Checks beyond the processor's feature bits: whether this process may use a feature, and whether it is faster.
 #include <algorithm>
 #include <chrono>
 

@@ -9,7 +9,7 @@ namespace {
 constexpr float kForbidden = -std::numeric_limits<float>::infinity();
 constexpr int64_t kTaskWords = 2048;  // 256 kB of logits
 
-// The `count` logits, 32 at most, that one word is for. Most words forbid all of theirs or none.
+// Masks the `count` logits of one word, 32 at most. Most words forbid all of their logits or none.
 void mask_word(float* logits, uint32_t word, int64_t count) {
   if (word == 0xFFFFFFFFu) return;
   for (int64_t i = 0; i < count; i++) logits[i] = (word >> i & 1) ? logits[i] : kForbidden;

@@ -1,4 +1,4 @@
-// The library's ops, as its caller sees them; what each takes is said where it is defined.
+// The library's exported functions. Shapes and units are documented at each definition.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +40,7 @@ void tandem_paged_attention(
 void tandem_mask_tokens(
     float* logits, const uint32_t* masks, const int64_t* rows, int64_t num_masks, int64_t vocab_size,
     int64_t num_words);
-void tandem_likeliest_tokens(
+void tandem_greedy_tokens(
     const float* logits, const uint32_t* masks, const int64_t* rows, int64_t* out, int64_t num_rows, int64_t num_masks,
     int64_t vocab_size, int64_t num_words);
 void tandem_sample_tokens(

@@ -1,4 +1,4 @@
-// From rows of weights to panels.
+// Packs rows of weights into panels.
 #include "gemm.h"
 #include "ops.h"
 #include "thread_pool.h"

@@ -79,8 +79,7 @@ class CompressedPanel {
   void each_rare(int64_t first, int64_t last, F&& f) const {
     const Rare *rare = rares(), *end = rare + num_rares();
     if (first > 0)
-      rare = std::lower_bound(rare, end, first * kColumns, [](const Rare& r, int64_t place) { return r.place < place;
-      });
+      rare = std::lower_bound(rare, end, first * kColumns, [](const Rare& r, int64_t place) { return r.place < place; });
     for (; rare != end && rare->place < last * kColumns; rare++)
       f(rare->place / kColumns, rare->place % kColumns, rare->weight);
   }

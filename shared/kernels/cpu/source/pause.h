@@ -1,4 +1,4 @@
-// What a thread that spins does between two looks.
+// The pause of a spinning thread between two reads.
 #pragma once
 
 #ifdef __x86_64__

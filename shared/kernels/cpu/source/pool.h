@@ -1,4 +1,4 @@
-// Where attention finds keys and values: the paged pool of shared/kernels/backend.py, seen by one KV head of a sequence.
+// Keys and values of one KV head of a sequence in the paged pool (shared/kernels/backend.py).
 #pragma once
 
 #include "simd.h"

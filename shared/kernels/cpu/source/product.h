@@ -1,4 +1,4 @@
-// What a projection is computed from: rows of x laid out for its products, panels of weights, and where y goes.
+// Operands of a projection: rows of x laid out for its products, panels of weights, and the output y.
 #pragma once
 
 #include <algorithm>
@@ -75,7 +75,7 @@ struct Product {
   }
 };
 
-// Calls f with panel p, as what it is.
+// Calls f with panel p as a PlainPanel or a CompressedPanel.
 template <typename F>
 auto with_panel(const Product<float>& job, int64_t p, F&& f) {
   return f(job.weight + p * kColumns * job.k_size);

@@ -1,4 +1,4 @@
-// Which experts each token passes, and with what weight: shared/kernels/experts/routing.py says the rules.
+// Chooses each token's experts and their weights; shared/kernels/experts/routing.py defines the rules.
 #include <algorithm>
 #include <limits>
 #include <vector>
@@ -10,7 +10,7 @@
 
 namespace {
 
-constexpr int32_t kOut = INT_MIN;  // the place of what cannot be chosen, below that of any number
+constexpr int32_t kOut = INT_MIN;  // marks an expert that cannot be chosen; below the order of any number
 constexpr int64_t kGrain = 16;     // tokens of a task
 
 struct Rules {
@@ -20,7 +20,7 @@ struct Rules {
 // NaN is above all, as torch sorts it: a broken token chooses experts too, no two of them equal.
 int32_t place_among(float x) { return x == x ? place_of(x) : INT_MAX; }
 
-// The number of the highest place, the first of equal ones; it is out afterwards.
+// Takes and returns the best expert, the first of equal ones.
 int64_t take_highest(int32_t* places, int64_t count) {
   int32_t most = kOut;
   for (int64_t i = 0; i < count; i++) most = places[i] > most ? places[i] : most;
@@ -77,7 +77,7 @@ class Router {
     each_vector([&](int64_t i) { store(&scores_[i], load(&scores_[i]) / total); });
   }
 
-  // 1 / (1 + exp(-x)), or exp(x) / (1 + exp(x)): whichever has no large number.
+  // 1 / (1 + exp(-x)), or exp(x) / (1 + exp(x)): the one without a large number.
   void sigmoid() {
     each_vector([&](int64_t i) {
       const Floats x = load(&logits_[i]);
@@ -99,7 +99,7 @@ class Router {
   // Takes out the experts of all groups but the best.
   void ban_groups() {
     const int64_t size = r_.num_experts / r_.num_groups;
-    std::copy(places_.begin(), places_.end(), rest_.begin());  // assigned, it asks for a later libstdc++
+    std::copy(places_.begin(), places_.end(), rest_.begin());  // an assignment would need a newer libstdc++
     for (int64_t group = 0; group < r_.num_groups; group++) {
       float merit = 0;
       for (int64_t i = 0; i < r_.group_score; i++)

@@ -10,7 +10,7 @@
 #include <cmath>
 #include <vector>
 
-#include "likeliest.h"
+#include "greedy.h"
 #include "ops.h"
 #include "simd.h"
 #include "thread_pool.h"
@@ -188,7 +188,7 @@ extern "C" void tandem_sample_tokens(
   parallel_for(num_rows, [&](int64_t row) {
     const float* values = logits + row * vocab_size;
     const float temperature = temperatures[row];
-    out[row] = likeliest(values, nullptr, vocab_size);
+    out[row] = greedy_token(values, nullptr, vocab_size);
     if (out[row] < 0 || !(temperature > 0.0f)) return;
     const float peak = values[out[row]];
     if (!std::isfinite(peak / temperature)) {

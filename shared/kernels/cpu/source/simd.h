@@ -1,4 +1,4 @@
-// What the CPU kernels share: element types and a vector exponential, over 16 fp32 lanes of whichever width the
+// What the CPU kernels share: element types and a vector exponential, over 16 fp32 lanes of the width that the
 // processor has: one register of AVX-512, two of AVX2, or four of NEON.
 #pragma once
 
@@ -39,7 +39,7 @@ inline Floats load16(const bf16* p) { return widen16(p); }
 inline void store16(float* p, Floats x) { store(p, x); }
 inline void store16(bf16* p, Floats x) { store_halves(p, upper_halves(x)); }
 
-// What a value becomes when it is stored as T and loaded again.
+// A value after being stored as T and loaded again.
 inline Floats rounded_as(const float*, Floats x) { return x; }
 inline Floats rounded_as(const bf16*, Floats x) { return as_floats(shift_left<16>(upper_halves(x))); }
 

@@ -15,7 +15,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::microseconds;
 
-constexpr int kPauses = 32;  // between two looks at the clock
+constexpr int kPauses = 32;  // between two reads of the clock
 constexpr microseconds kLeastSpin{10}, kMostSpin{200};
 
 // Waits until `so()` is true; false when the time is over first. It does not call sched_yield: where anything else

@@ -9,10 +9,10 @@ import torch
 
 from shared.collectives.rank_links import RankLinks
 from shared.engine.plan import PlannedSequence, SampleSpec
-from shared.engine.runner.candidates import ALL, MOST, num_candidates
 from shared.engine.runner.micro_batches import micro_batches
 from shared.engine.runner.profile_run import largest_step
 from shared.engine.runner.runner import Runner, RunnerConfig
+from shared.engine.runner.sampler import ALL_CANDIDATES, MOST_CANDIDATES, num_candidates
 from shared.engine.sampling_params import SamplingParams
 from shared.model.ranks.rank_decoder import RankDecoder
 from shared.model.ranks.shard import Degrees
@@ -31,11 +31,11 @@ def item(name: str = "s", count: int = 1, targets: tuple[int, ...] = (), **sampl
         ((), 1),
         ((item()._replace(sample=None),), 1),
         ((item(temperature=0.0), item(top_k=7)), 7),
-        ((item(temperature=0.0), item(top_p=0.9)), ALL),
-        ((item(temperature=0.0, logprobs=0),), ALL),
-        ((item(temperature=0.0, repetition_penalty=1.1),), ALL),
-        ((item(top_k=MOST + 1),), ALL),
-        ((item(temperature=0.0, count=3, targets=(1, 2)),), ALL),
+        ((item(temperature=0.0), item(top_p=0.9)), ALL_CANDIDATES),
+        ((item(temperature=0.0, logprobs=0),), ALL_CANDIDATES),
+        ((item(temperature=0.0, repetition_penalty=1.1),), ALL_CANDIDATES),
+        ((item(top_k=MOST_CANDIDATES + 1),), ALL_CANDIDATES),
+        ((item(temperature=0.0, count=3, targets=(1, 2)),), ALL_CANDIDATES),
     ],
 )
 def test_as_many_candidates_as_a_token_may_be_chosen_from(items: tuple[PlannedSequence, ...], expected: int) -> None:

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from shared.errors import TransferFailed
+from shared.errors import PeerUnreachable, TransferFailed
+from shared.kv.fleet_key import FleetKey
 from shared.kv.handoff.arrival_check import ArrivalCheck
 from shared.kv.handoff.outgoing_block import OutgoingBlock
 from shared.kv.handoff.receive_handoff import HandoffReceiver, ReceivedHandoff, SenderLeft
@@ -14,6 +15,7 @@ from shared.kv.handoff.receiving import MemoryLost, end_receives, receive_traile
 from shared.kv.handoff.shipment import Shipment
 from shared.kv.handoff.trailer import encode_trailer, trailer_bytes
 from shared.kv.local import LocalPlane, LocalTransfer
+from shared.kv.seal import Purpose
 from shared.kv.transfer import TRAILER_INDEX
 from shared.rpc.pb.tandem.v1 import types_pb2
 
@@ -28,7 +30,8 @@ BLOCK_BYTES = 8
 class Pair:
     """A sender with a pool of blocks, block n filled with the byte n, and a receiver with empty memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, key: FleetKey | None = None) -> None:
+        self.key = key
         self.plane = LocalPlane()
         self.sender, self.receiver = LocalTransfer(self.plane), LocalTransfer(self.plane)
         self.pool = [bytes([n]) * BLOCK_BYTES for n in range(20)]
@@ -55,6 +58,7 @@ class Pair:
             lambda block_id: memoryview(self.pool[block_id]),
             lambda block: self.released.append(block.block_id),
             timeout_s,
+            seal=None if self.key is None else self.key.seal(Purpose.HANDOFF, self.ticket, BLOCK_BYTES),
         )
 
     def expect(self, *indexes: int):
@@ -67,7 +71,7 @@ class Pair:
         """The receiver's side, as a task."""
         self.arrived = {index: bytearray(BLOCK_BYTES) for index in indexes}
         buffers = {index: memoryview(data) for index, data in self.arrived.items()}
-        self.inbox = HandoffReceiver(self.receiver, self.check, buffers, num_tokens)
+        self.inbox = HandoffReceiver(self.receiver, self.check, buffers, num_tokens, self.key)
         self.ticket, needed = self.inbox.open()
         assert needed == list(indexes)
         return asyncio.create_task(self.inbox.receive(timeout_s))
@@ -110,6 +114,44 @@ async def test_a_hand_off_has_one_trailer_and_it_is_the_last_message(monkeypatch
             await shipment.finish(1, NUM_TOKENS, finished=False)
         await receiving
         assert indexes == [0, TRAILER_INDEX]
+
+
+async def test_both_sides_count_the_same_messages_from_the_first_to_the_trailer() -> None:
+    async with Pair() as pair:
+        unopened = HandoffReceiver(pair.receiver, pair.check, {}, NUM_TOKENS)
+        assert (unopened.num_arrived, unopened.is_waiting) == (0, False)
+        receiving = pair.received(0, 1)
+        assert (pair.inbox.num_arrived, pair.inbox.is_waiting) == (0, True)
+        async with pair.shipment(2) as shipment:
+            shipment.add_noted([pair.block(0, 3)])
+            await shipment.sent()
+            async with asyncio.timeout(DEADLINE_S):
+                while pair.inbox.num_arrived < 2:
+                    await asyncio.sleep(0)
+            assert (shipment.num_posted, shipment.num_taken, pair.inbox.is_waiting) == (2, 1, True)
+            shipment.add(pair.block(1, 4))
+            await shipment.finish(1, NUM_TOKENS, finished=False)
+        await receiving
+        assert pair.inbox.num_arrived == shipment.num_posted == 4
+        assert not pair.inbox.is_waiting
+
+
+async def test_a_receiver_that_is_given_up_ends_its_hand_off_with_that_error_and_gets_no_trailer() -> None:
+    async with Pair() as pair:
+        receiving = pair.received(0, 1)
+        pair.ticket ^= 1  # what is sent is never taken
+        shipment = pair.shipment(2)
+        shipment.add_noted([pair.block(0, 3)])
+        finishing = asyncio.create_task(shipment.finish(1, NUM_TOKENS, finished=False))
+        async with asyncio.timeout(DEADLINE_S):
+            while shipment.num_posted < 2:
+                await asyncio.sleep(0)
+        shipment.give_up(PeerUnreachable("cut"))
+        with pytest.raises(PeerUnreachable):
+            await finishing
+        assert (pair.released, shipment.num_posted) == ([3], 2)
+        pair.inbox.replace_sender()
+        assert await receiving is SenderLeft.REPLACED
 
 
 async def test_a_hand_off_without_blocks_is_its_trailer_alone() -> None:
@@ -235,6 +277,48 @@ async def test_a_trailer_that_names_a_block_nobody_expects_is_refused() -> None:
         )
         with pytest.raises(TransferFailed, match="names block 4"):
             await receiving
+
+
+@pytest.mark.parametrize("key", [None, FleetKey(b"hunter2hunter2hunter2")], ids=["open", "sealed"])
+async def test_a_second_sender_sends_what_the_first_one_left_missing(key: FleetKey | None) -> None:
+    async with Pair(key) as pair:
+        receiving = pair.received(0, 1, 7)
+        first = pair.shipment()
+        first.add_noted([pair.block(0, 3)])
+        async with asyncio.timeout(DEADLINE_S):
+            while not pair.inbox.checksums:
+                await asyncio.sleep(0)
+        assert not pair.inbox.is_replaced
+        pair.inbox.replace_sender()
+        assert await receiving is SenderLeft.REPLACED is pair.inbox.left
+        assert pair.inbox.is_replaced
+        await pair.inbox.replaced(NOW_S)
+        before, (pair.ticket, needed) = pair.ticket, pair.inbox.open()
+        assert (needed, pair.inbox.left, pair.inbox.is_replaced) == ([1, 7], None, False)
+        assert pair.ticket != before
+        receiving = asyncio.create_task(pair.inbox.receive(DEADLINE_S))
+        async with pair.shipment(2) as second:
+            second.add_noted([pair.block(1, 11)])
+            second.add_noted([pair.block(7, 4)])
+            await second.finish(99, NUM_TOKENS, finished=False)
+        assert await receiving == ReceivedHandoff(99, False)
+        assert {index: data[0] for index, data in pair.arrived.items()} == {0: 3, 1: 11, 7: 4}
+        assert pair.inbox.missing == []
+        await first.abort()
+
+
+@pytest.mark.parametrize(
+    ("num_sent", "left", "reason"),
+    [(1, SenderLeft.ABORTED, "no other one came"), (3, SenderLeft.FAILED, "a message of 103 bytes for memory of 77")],
+)
+async def test_a_sender_that_left_and_is_not_replaced_is_an_error(num_sent: int, left: SenderLeft, reason: str) -> None:
+    async with Pair() as pair:
+        receiving = pair.received(0)
+        async with pair.shipment(num_sent):
+            pass
+        assert await receiving is left
+        with pytest.raises(TransferFailed, match=reason):
+            await pair.inbox.replaced(NOW_S)
 
 
 async def test_a_silent_sender_is_given_up_and_can_write_no_more() -> None:

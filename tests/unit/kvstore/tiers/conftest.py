@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from services.kvstore.tiers.arena import HostArena
-from services.kvstore.tiers.disk import DiskTier
-from services.kvstore.tiers.disk_header import HEADER_BYTES
+from services.kvstore.tiers.disk import HEADER_BYTES, DiskTier
 from tests.unit.kvstore.tiers.blocks import BLOCK_BYTES
 
 MakeTier = Callable[[int], HostArena | DiskTier]

@@ -12,8 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.kvstore.tiers.checksum import block_checksum
-from services.kvstore.tiers.disk import DiskTier
-from services.kvstore.tiers.disk_header import HEADER_BYTES
+from services.kvstore.tiers.disk import HEADER_BYTES, DiskTier
 from shared.errors import ConfigError, StoreUnavailable
 from tests.unit.kvstore.tiers.blocks import BLOCK_BYTES, HASHES, block, put, read
 

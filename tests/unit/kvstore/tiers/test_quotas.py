@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from services.kvstore.tiers.accounts import OTHER, Quotas
 from services.kvstore.tiers.arena import HostArena
 from services.kvstore.tiers.checksum import block_checksum
-from services.kvstore.tiers.disk import DiskTier
-from services.kvstore.tiers.disk_header import HEADER_BYTES
+from services.kvstore.tiers.disk import HEADER_BYTES, DiskTier
 from services.kvstore.tiers.lru import BlockLru
 from services.kvstore.tiers.pins import Pin, PinBook
 from services.kvstore.tiers.stack import TierStack

@@ -11,8 +11,7 @@ from services.kvstore.tiers import stack as stack_module
 from services.kvstore.tiers.accounts import OTHER, Accounts, Quotas
 from services.kvstore.tiers.arena import HostArena
 from services.kvstore.tiers.checksum import block_checksum
-from services.kvstore.tiers.disk import DiskTier
-from services.kvstore.tiers.disk_header import HEADER_BYTES
+from services.kvstore.tiers.disk import HEADER_BYTES, DiskTier
 from services.kvstore.tiers.lru import MIN_OFFERS, OFFERS_PER_BLOCK, BlockLru
 from services.kvstore.tiers.pins import Pin, PinBook
 from services.kvstore.tiers.stack import READ_RETRY_S, TierStack

@@ -14,6 +14,7 @@ import pytest
 from loadtest.bench import gpu_check
 from loadtest.bench.__main__ import BENCHMARKS
 from loadtest.bench.gpu_check import CheckStep, check, main, steps
+from loadtest.rig.command_line import call
 from tests.unit.local.processes import wait_for_end
 
 
@@ -99,8 +100,8 @@ def test_every_step_keeps_to_ten_minutes_and_names_what_exists(tmp_path: Path) -
 
 def test_the_exit_code_says_whether_all_passed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_check, "steps", lambda _: [python("good", "pass"), python("bad", "raise SystemExit(1)")])
-    out = str(tmp_path / "check.json")
-    assert main(["--out", out]) == 1
-    assert main(["--out", out, "--only", "good"]) == 0
-    assert [item["name"] for item in report(Path(out))] == ["good"]
+    out = tmp_path / "check.json"
+    assert call(main, ["--out", str(out)]) == 1
+    assert call(main, ["--out", str(out), "--only", "good"]) == 0
+    assert [item["name"] for item in report(out)] == ["good"]
     assert os.path.isdir(tmp_path / "check-figures")

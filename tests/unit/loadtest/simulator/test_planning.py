@@ -27,7 +27,9 @@ def elastic() -> ElasticSetup:
 @pytest.mark.slow
 def test_a_day_is_followed_within_the_budget_and_nothing_is_lost():
     trace = day_trace(replace(DAY, mean_rate=1.2), seed=1)  # at its height more than one prefill worker's
-    config = PlannerConfig(LIMITS, LIMITS, 20, 5.0, 0.05, start_s=30.0, down_window_s=120.0, direction_s=120.0)
+    config = PlannerConfig(
+        prefill=LIMITS, decode=LIMITS, gpu_budget=20, ttft_s=5.0, tpot_s=0.05, start_s=30.0, direction_s=120.0
+    )
     outcome = planned(trace, elastic(), Pair(1, 1), config)
     assert outcome.max_gpus <= 20
     assert outcome.attainment > 0.9

@@ -66,17 +66,6 @@ def test_a_full_queue_refuses_with_its_limit_but_takes_a_returned_entry():
     assert drain(queue) == ["c", "a"]
 
 
-def test_bytes_are_bounded_but_one_prompt_of_any_size_may_wait():
-    queue: AdmissionQueue[str] = AdmissionQueue(10, max_bytes=100)
-    queue.push(item("big", num_bytes=500), "big")
-    with pytest.raises(Overloaded) as refused:
-        queue.push(item("b", num_bytes=1), "b")
-    assert refused.value.field == "queue_limit_bytes"
-    queue.remove("big")
-    assert queue.num_bytes == 0
-    queue.push(item("b", num_bytes=100), "b")
-
-
 def test_tenants_get_tokens_by_their_weights():
     queue: AdmissionQueue[str] = AdmissionQueue(1000, tenant_weights={"gold": 3.0})
     for n in range(100):

@@ -9,7 +9,7 @@ import pytest
 
 from services.router.dispatch.active_request import ActiveRequest, WriteCoalescer
 from services.router.dispatch.record import Failure, RequestRecord
-from services.router.dispatch.request import FinishReason, Request, TokenDelta
+from services.router.dispatch.request import FinishReason, Request
 from services.router.dispatch.states import RequestEvent, RequestState
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import Internal, WorkerLost
@@ -38,28 +38,6 @@ async def test_tokens_that_waited_come_as_one_delta_in_order(active: ActiveReque
     [delta] = [delta async for delta in deltas(active)]
     assert (delta.token_ids, delta.finish_reason) == ((5, 6, 7, 8), FinishReason.LENGTH)
     assert [entry.logprob for entry in delta.logprobs] == [-5.0, -6.0, -7.0, -8.0]
-
-
-async def test_a_prompt_reader_gets_every_token_by_itself(active: ActiveRequest) -> None:
-    read: list[TokenDelta] = []
-    took = asyncio.Event()
-
-    async def reader() -> None:
-        async for delta in deltas(active):
-            read.append(delta)
-            took.set()
-
-    reading = asyncio.create_task(reader())
-    for token_id in (5, 6):
-        took.clear()
-        active.emit(tokens(token_id))
-        async with asyncio.timeout(60):
-            await took.wait()
-    active.emit(tokens(7, finish=types_pb2.FINISH_REASON_STOP))
-    active.settle()
-    async with asyncio.timeout(60):
-        await reading
-    assert [delta.token_ids for delta in read] == [(5,), (6,), (7,)]
 
 
 async def test_an_error_comes_behind_the_tokens_before_it(active: ActiveRequest) -> None:

@@ -36,10 +36,6 @@ def test_a_key_that_could_never_match_is_a_bad_setting(key: str) -> None:
         EdgeSettings(api_keys=(key,))
 
 
-def test_keys_do_not_show_in_logs_of_the_settings() -> None:
-    assert "secret" not in repr(EdgeSettings(api_keys=("secret",)))
-
-
 def digest(key: str) -> str:
     return "sha256:" + hashlib.sha256(key.encode()).hexdigest()
 
@@ -95,7 +91,7 @@ def test_errors_of_other_settings_show_the_value() -> None:
     with pytest.raises(ConfigError, match="got '-7'"):
         load_settings(RouterSettings, ["--model", "m", "--queue-limit", "-7"])
     with pytest.raises(ConfigError, match="got '0'"):
-        load_settings(RouterSettings, ["--model", "m", "--edge.limits.max-headers", "0"])
+        load_settings(RouterSettings, ["--model", "m", "--edge.limits.max-header-bytes", "0"])
 
 
 def test_help_shows_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ from services.router.edge.input_processor import (
 )
 from services.router.edge.settings import EdgeSettings
 from shared.engine.sampling_params import SamplingParams
-from shared.errors import InvalidRequest, NotFound, PromptTooLong, TandemError, WorkerLost
+from shared.errors import InvalidRequest, NotFound, PromptTooLong, WorkerLost
 from shared.model.text.tokenizer import Tokenizer
 from tests.unit.router.edge.scripted_core import ScriptedCore, make_input_processor
 
@@ -185,17 +185,6 @@ async def test_a_request_has_its_own_deadline_or_the_default_within_the_longest(
     input_processor = make_input_processor(core, tokenizer, settings)
     request = await input_processor.prepare(TextPrompt("a"), SamplingParams(), CallInfo(timeout_s=asked))
     assert request.timeout_s == effective
-
-
-async def test_start_raises_what_the_core_says(input_processor: InputProcessor, core: ScriptedCore) -> None:
-    def refuse(_: object) -> list[TandemError]:
-        raise InvalidRequest("x already runs", field="request_id")
-
-    core.script = refuse
-    request = await input_processor.prepare(TextPrompt("a"), SamplingParams(), CallInfo())
-    with pytest.raises(InvalidRequest, match="already runs"):
-        async with input_processor.start([request]):
-            pass
 
 
 @pytest.mark.parametrize(("truncate_to", "kept"), [(3, 3), (200, 120), (-1, 95), (None, None)])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from services.router.dispatch.request import Request
@@ -46,23 +44,6 @@ def test_derived_seeds_are_fixed_forever() -> None:
     assert all(0 <= derived_seed(2**64 - 1, i) < 2**64 for i in range(50))
 
 
-async def test_each_choice_keeps_its_order(tokenizer: Tokenizer) -> None:
-    outputs, _ = stream(tokenizer, *(text_steps(tokenizer, text) for text in ("abc", "defgh", "i")))
-    texts = ["", "", ""]
-    async with outputs:
-        async for index, delta in outputs:
-            texts[index] += delta.text
-    assert texts == ["abc", "defgh", "i"]
-
-
-async def test_one_failure_ends_all(tokenizer: Tokenizer) -> None:
-    outputs, core = stream(tokenizer, [asyncio.Event()], [Overloaded("full")])
-    with pytest.raises(Overloaded):
-        async with outputs:
-            await anext(outputs)
-    assert core.running[0].closed.is_set()
-
-
 async def test_what_came_before_a_failure_is_still_passed_on(tokenizer: Tokenizer) -> None:
     outputs, core = stream(tokenizer, text_steps(tokenizer, "ab")[:1], [Overloaded("full")])
     async with outputs:
@@ -71,23 +52,3 @@ async def test_what_came_before_a_failure_is_still_passed_on(tokenizer: Tokenize
         with pytest.raises(Overloaded):
             await anext(outputs)
         assert all(running.closed.is_set() for running in core.running)
-
-
-async def test_closing_early_frees_every_choice_that_is_being_read(tokenizer: Tokenizer) -> None:
-    outputs, core = stream(tokenizer, *([*text_steps(tokenizer, "ab")[:1], asyncio.Event()] for _ in range(3)))
-    async with outputs:
-        await anext(outputs)
-    assert all(scripted.closed.is_set() for scripted in core.running)
-
-
-async def test_a_choice_that_is_refused_frees_those_before_it(tokenizer: Tokenizer) -> None:
-    def script(request: Request) -> list[Step]:
-        if request.request_id == "r-1":
-            raise Overloaded("full")
-        return [asyncio.Event()]
-
-    core = ScriptedCore(script)
-    with pytest.raises(Overloaded):
-        async with OutputStream(core, [prepared(request_id=f"r-{i}") for i in range(2)], tokenizer):
-            raise AssertionError("it was entered")
-    assert [scripted.closed.is_set() for scripted in core.running] == [True]

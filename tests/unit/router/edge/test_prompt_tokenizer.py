@@ -24,9 +24,15 @@ class UnusedTokenizer:
         raise AssertionError("tokenized")
 
 
-def prompts(tokenizer: object, template: str = TEMPLATE, **limits: int) -> PromptTokenizer:
+class TightLimits(LimitSettings):
+    """A text of more than two characters a token is too long."""
+
+    max_chars_per_token = 2
+
+
+def prompts(tokenizer: object, template: str = TEMPLATE, limits: LimitSettings | None = None) -> PromptTokenizer:
     chat = ChatTemplate({"default": template}, {"bos_token": "<|bos|>"})
-    return PromptTokenizer(tokenizer, chat, LimitSettings(**limits))  # type: ignore[arg-type]
+    return PromptTokenizer(tokenizer, chat, limits or LimitSettings())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -43,9 +49,9 @@ async def test_a_text_that_no_tokens_could_spell_is_refused_untokenized(prompt: 
     assert (caught.value.field, caught.value.details["limit"]) == (field, limit)
 
 
-async def test_the_setting_bounds_texts_of_vocabularies_with_long_tokens() -> None:
+async def test_the_limit_bounds_texts_of_vocabularies_with_long_tokens() -> None:
     with pytest.raises(PromptTooLong) as caught:
-        await prompts(UnusedTokenizer(), max_chars_per_token=2).token_ids(TextPrompt("a" * 2001), CONTEXT_LEN)
+        await prompts(UnusedTokenizer(), limits=TightLimits()).token_ids(TextPrompt("a" * 2001), CONTEXT_LEN)
     assert caught.value.details["limit"] == 2000
 
 

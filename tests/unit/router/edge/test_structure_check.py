@@ -15,6 +15,12 @@ from shared.structure.compiler import StructureCompiler
 from shared.structure.structured_output import StructuredOutput, StructureKind
 
 
+class HastySettings(StructureSettings):
+    """Ten milliseconds for a structure."""
+
+    compile_timeout_ms = 10
+
+
 def regex(text: str, source: str = "guided_regex") -> StructuredOutput:
     return StructuredOutput(StructureKind.REGEX, text, source=source)
 
@@ -43,7 +49,7 @@ async def test_the_setting_bounds_its_bytes(compiler: StructureCompiler) -> None
     assert (refused.value.field, refused.value.details["limit"]) == ("guided_regex", 256)
 
 
-async def test_a_request_waits_no_longer_than_the_setting_says(tokenizer: Tokenizer) -> None:
+async def test_a_request_waits_no_longer_than_the_limit(tokenizer: Tokenizer) -> None:
     release = threading.Event()
 
     def slow() -> Tokenizer:
@@ -51,7 +57,7 @@ async def test_a_request_waits_no_longer_than_the_setting_says(tokenizer: Tokeni
         return tokenizer
 
     compiler = StructureCompiler(slow, (tokenizer.eos_token_id,))
-    check = StructureCheck(compiler, StructureSettings(compile_timeout_ms=10))
+    check = StructureCheck(compiler, HastySettings())
     with pytest.raises(Overloaded, match="not compiled after 10 ms") as refused:
         await check.check(regex("a"))
     assert (refused.value.field, refused.value.details["limit"]) == ("guided_regex", 10)

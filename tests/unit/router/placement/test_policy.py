@@ -48,26 +48,22 @@ def test_workers_that_lack_what_all_prompts_begin_with_have_long_prompts_too():
     assert chosen(long_hit) == chosen(short_hit, min_hit_share=0.0) == {Choice("d", "p")}
 
 
-def test_nobody_is_chosen_when_one_half_is_missing_or_full():
-    assert choose([view()], []) is None
-    assert choose([], [view()]) is None
-    assert choose([view(num_free_blocks=4)], [view("p")]) is None
-    assert choose([view(num_requests=8)], [view("p")]) is None
-    assert choose([view(accepting=False)], [view("p")]) is None
-    assert choose([view()], [view("p", num_queued_tokens=2048)]) is None
+def test_a_pair_that_is_cut_is_not_chosen_and_both_serve_with_others():
+    decodes, prefills = [view("d0"), view("d1", num_free_blocks=20)], [view("p0"), view("p1", num_queued_tokens=1000)]
+    assert choose(decodes, prefills) == Choice("d0", "p0")
+    one = replace(prompt(), cut={"d0": frozenset({"p0"})})
+    assert choose(decodes, prefills, one) == Choice("d0", "p1")
+    both = replace(prompt(), cut={"d0": frozenset({"p0", "p1"})})
+    assert choose(decodes, prefills, both) == Choice("d1", "p0")
 
 
-def test_an_idle_prefill_worker_takes_a_prompt_of_any_length():
-    decodes = [view("d", num_free_blocks=10_000, num_total_blocks=10_000)]
-    assert choose(decodes, [view("p")], prompt(100_000)) == Choice("d", "p")
-
-
-def test_a_holder_may_have_a_longer_queue_by_what_its_prefix_saves():
-    busy = view("p", num_queued_tokens=2500)
-    assert not has_queue_room(busy, prompt(4096), 2048)
-    assert has_queue_room(busy, prompt(4096, p=1024), 2048)
-    assert not has_queue_room(busy, prompt(4096, p=256), 2048)
-    assert has_queue_room(busy, prompt(4096, p=256), 2048, patience=2.0)
+def test_a_decode_worker_that_no_prefill_worker_reaches_computes_the_prompt():
+    cut = replace(prompt(), cut={"d": frozenset({"p"})})
+    choice = choose([view("d")], [view("p")], cut)
+    assert choice == Choice("d", None)
+    assert choice.route is Route.NO_PREFILL
+    assert choose([view("d", num_queued_tokens=10_000)], [view("p")], cut) is None
+    assert choose([view("d")], [view("p"), view("full", num_queued_tokens=10_000)], cut) is None
 
 
 def test_a_holder_whose_queue_would_make_it_late_is_passed_by():

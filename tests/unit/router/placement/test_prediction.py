@@ -2,47 +2,13 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.placement.prediction import MIN_OBSERVATIONS, CostModel, TtftPredictor
+from services.router.placement.prediction import CostModel, TtftPredictor
 from services.router.placement.views import NO_WORK, Work
 from tests.unit.router.placement.builders import pool, prompt, view
-
-
-def seconds(n: int, cached: int) -> float:
-    return 0.01 + 5e-5 * n + 2e-9 * n * (cached + n / 2)
-
-
-def queue_s(n: int) -> float:
-    return 5e-5 * n + 2e-9 * n * n / 2
-
-
-def test_it_says_nothing_before_it_has_seen_enough():
-    model = CostModel()
-    for n in range(MIN_OBSERVATIONS):
-        assert model.predict_s(NO_WORK, Work.of(100, 0)) is None
-        assert model.token_s is None
-        model.observe(NO_WORK, Work.of(100 + n, 0), 1.0)
-    assert model.predict_s(NO_WORK, Work.of(100, 0)) == pytest.approx(1.0, rel=0.05)
-
-
-def test_it_finds_fixed_cost_rate_and_attention():
-    model, rng = CostModel(), random.Random(1)
-    for _ in range(200):
-        ahead, n, cached = rng.choice((0, rng.randint(0, 9000))), rng.randint(16, 60_000), rng.randint(0, 60_000)
-        took = (seconds(n, cached) + queue_s(ahead)) * rng.uniform(0.95, 1.05)
-        model.observe(Work.of(ahead, 0), Work.of(n, cached), took)
-    for n, cached in ((100, 0), (100, 50_000), (8000, 4000), (100_000, 0)):
-        for ahead in (0, 5000):
-            expected = seconds(n, cached) + queue_s(ahead)
-            assert model.predict_s(Work.of(ahead, 0), Work.of(n, cached)) == pytest.approx(expected, rel=0.08)
-    one_long, many_short = Work.of(40_000, 0), Work(40_000, 40 * Work.of(1000, 0).pairs)
-    assert model.predict_s(one_long, NO_WORK) == pytest.approx(queue_s(40_000), rel=0.08)
-    assert model.predict_s(many_short, NO_WORK) == pytest.approx(40 * queue_s(1000), rel=0.08)
 
 
 def test_it_follows_a_machine_that_becomes_slower():

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.placement.filters import GUEST_AFTER_S, has_queue_room
-from services.router.placement.ledger import Ledger
+from services.router.placement.commitments import Ledger
 from services.router.placement.policy import Placement, PlacementConfig
 from services.router.placement.views import Pool, Replicas, Work, own_workers
 from tests.unit.router.placement.builders import pool, prompt, view
@@ -69,19 +67,6 @@ def test_a_pool_knows_its_routers_own_workers_as_others_come_and_go():
     gone = fleet(("p0", ["r0", "r1"]))
     gone.remove("p0")  # the only one that named them
     assert homes(gone) == {"p1", "p2", "p3"}
-
-
-def test_anothers_worker_is_taken_where_its_owner_has_nothing_for_it_or_it_holds_much_of_the_prompt():
-    def turn(one, hit=0):
-        return has_queue_room(one, replace(prompt(8192, p=hit), now_s=10.0), 2048, 1.0)
-
-    assert not turn(view("p", in_shard=False, exclusive_since_s=math.inf))
-    assert not turn(view("p", in_shard=False, exclusive_since_s=10.0 - GUEST_AFTER_S / 2))
-    assert turn(view("p", in_shard=False, num_queued_tokens=2000, exclusive_since_s=10.0 - 2 * GUEST_AFTER_S))
-    busy = view("p", in_shard=False, num_queued_tokens=1500, exclusive_since_s=math.inf)
-    assert not turn(busy, hit=2048)
-    assert turn(busy, hit=4096)
-    assert turn(view("p", num_queued_tokens=1500, exclusive_since_s=math.inf))
 
 
 def test_a_ledger_knows_since_when_no_other_router_had_a_prompt_there():

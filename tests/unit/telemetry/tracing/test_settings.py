@@ -22,11 +22,6 @@ def _clean(monkeypatch):
             monkeypatch.delenv(name)
 
 
-def test_traces_are_off_and_nothing_is_sampled_by_default():
-    traces = load_settings(RouterSettings, ROUTER).traces
-    assert (traces.endpoint, traces.sample, traces.follow_client, traces.keep_failed) == ("", 0.0, True, True)
-
-
 def test_the_standard_variables_set_them_too(monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", URL)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20x")
@@ -98,9 +93,3 @@ def test_a_bad_value_is_refused_by_its_name(flag, value):
     with pytest.raises(ConfigError) as found:
         load_settings(RouterSettings, [*ROUTER, f"--traces.{flag}", value])
     assert found.value.field == f"traces.{flag}"
-
-
-def test_a_misspelt_variable_is_refused(monkeypatch):
-    monkeypatch.setenv("TANDEM_ROUTER_TRACES__ENDPONT", URL)
-    with pytest.raises(ConfigError, match="TANDEM_ROUTER_TRACES__ENDPOINT"):
-        load_settings(RouterSettings, ROUTER)

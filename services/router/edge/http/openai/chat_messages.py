@@ -11,7 +11,7 @@ from services.router.edge.answer.reader import ToolUse
 from services.router.edge.http.openai.unsupported import MESSAGE_FIELDS, refuse_unsupported
 from services.router.edge.http.validation import STRICT
 from shared.errors import InvalidRequest, brief
-from shared.model.text.template_traits import JsonValue
+from shared.model.text.chat_template import JsonValue
 
 MAX_TOOLS = 512
 MAX_TOOL_NAME_LEN = 128

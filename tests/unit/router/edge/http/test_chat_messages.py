@@ -79,6 +79,7 @@ def test_a_message_that_cannot_be_served_is_refused_in_plain_words(
         ({"tools": [WEATHER], "tool_choice": "often"}, "tool_choice", "tool_choice"),
         ({"tools": [WEATHER, WEATHER]}, "tools", "'weather' twice"),
         ({"tools": [{"type": "web_search"}]}, "tools", "tools[0].type 'web_search' is not served here"),
+        ({"tools": [{"type": "custom"}]}, "tools", "tools[0].type 'custom' is not served here"),
         ({"tools": [{"type": "function"}]}, "tools", "tools[0].function is missing"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools", "tools[0].function.name"),
     ],

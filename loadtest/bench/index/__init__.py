@@ -1,1 +1,0 @@
-"""Cost of the block index by its size."""

@@ -1,0 +1,1 @@
+"""What every benchmark shares: its command line, its clusters and processes, turns and statistics, tables and files."""

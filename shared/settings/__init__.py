@@ -1,0 +1,1 @@
+"""What all settings are made of, and the groups of them that several places share."""

@@ -1,0 +1,83 @@
+"""Groups of settings that services have in common with each other and with the launcher of a local cluster."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints
+
+from shared.kv.encryption_modes import NO_ENCRYPTION, Encryption
+from shared.model.ranks.shard import MAX_DEGREE
+from shared.settings.group import SettingGroup
+
+DEFAULT_HTTP = "127.0.0.1:8000"
+DEFAULT_GRPC = "127.0.0.1:50051"
+
+Mode = Literal["disaggregated", "collocated"]
+PrefixFetch = Literal["auto", "always", "never"]
+
+Degree = Annotated[int, Field(ge=1, le=MAX_DEGREE)]
+"""Processes, stages or hosts of one worker."""
+ModelName = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^[\x21-\x7e]+$")]
+"""As clients write it: printable ASCII without spaces."""
+
+
+class EngineSettings(SettingGroup):
+    """What a worker's engine computes in and keeps: of workers, and of each model of a local cluster."""
+
+    dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """dtype of weights and computation. auto: the checkpoint's; on a CPU fp32, but for a bf16 checkpoint the one of
+    bf16 and fp32 that a short timing finds faster."""
+    kv_dtype: Literal["auto", "fp32", "bf16"] = "auto"
+    """dtype of the KV cache. auto: that of the computation; bf16 beside fp32 halves a block, and costs accuracy."""
+    num_kv_blocks: int = Field(default=0, ge=0, le=1_000_000_000)
+    """Blocks of each worker's KV pool; 0 = as free memory allows."""
+    max_model_len: int = Field(default=0, ge=0, le=1_000_000_000)
+    """Longest sequence in tokens; 0 = the model's own limit. At most what the pool holds."""
+
+
+class AnswerSettings(SettingGroup):
+    """How answers come about on every worker: of workers, and of a local cluster."""
+
+    deterministic: bool = False
+    """Whether an answer is the same to the bit however its request is batched, chunked, cached, preempted, handed over
+    or retried: every result of a sequence depends on that sequence alone. All workers of a fleet need the same value,
+    and processors that compute alike; others are refused. Not with kernels torch or triton-hopper, or fp16 on a CPU,
+    nor for models with experts or latent attention."""
+    prefix_fetch: PrefixFetch = "auto"
+    """auto: a prompt waits briefly for a prefix from peers or store nodes, and is computed while the rest arrives.
+    always: it waits until the prefix is here. never: prefixes are not fetched."""
+
+
+class EncryptionSettings(SettingGroup):
+    """Of every process that sends or receives blocks, and of a local cluster."""
+
+    block_encryption: Encryption = NO_ENCRYPTION
+    """How blocks and the messages of hand-offs are encrypted on the transfer plane, with keys derived from the fleet's
+    key, which it needs: aes-gcm is fast where the processor has AES instructions, chacha20-poly1305 needs none. The
+    same in all services of a fleet. none = blocks travel in plain text."""
+
+
+class ModeSettings(SettingGroup):
+    """Of a model behind a router, and of its pools in a local cluster."""
+
+    mode: Mode = "disaggregated"
+    """collocated: the decode workers prefill too, as in an ordinary serving system."""
+
+
+class AliasSettings(SettingGroup):
+    """Of a model behind a router."""
+
+    aliases: tuple[ModelName, ...] = ()
+    """Further names that clients may use for it."""
+
+
+class ApiSettings(SettingGroup):
+    """Where clients reach the cluster: of a router, and of a local cluster's first one."""
+
+    http: str = DEFAULT_HTTP
+    """host:port of the OpenAI API; port 0 = any free one."""
+    grpc: str = DEFAULT_GRPC
+    """host:port of the gRPC API; port 0 = any free one."""
+    served_model_name: str = ""
+    """The name that clients ask for; empty = the folder's name."""

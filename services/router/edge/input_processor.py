@@ -142,7 +142,7 @@ class InputProcessor:
         self.rates = rates or RateLimits(settings)
         """Shared by all APIs."""
         self.ledger: Ledger = ledger or Uncounted()
-        """Hears of the end of every request, over all APIs."""
+        """Counts the end of every request, over all APIs."""
         self.traces = traces or CallTraces()
         """Where each call begins its trace."""
 
@@ -249,7 +249,7 @@ class InputProcessor:
             )
         self._prompts.check_token_ids("resume.token_ids", token_ids)
         if seed is None and token_ids and resume.finish_reason is None and not request.sampling.is_greedy:
-            raise InvalidRequest("resume needs the seed of the answer that it goes on with", field="seed")
+            raise InvalidRequest("resume needs the seed of the answer that it continues", field="seed")
         if seed is not None:
             request = replace(request, sampling=replace(request.sampling, seed=seed))
         request = replace(request, resume=resume)

@@ -211,7 +211,7 @@ class Fleet:
             {WorkerRole.PREFILL: self.prefill_pool, WorkerRole.DECODE: self.decode_pool},
             limits=self._limits,
             router_incarnation=self._incarnation,
-            on_lost=self._tell_of_loss,
+            on_lost=self._on_worker_lost,
             credentials=self._credentials,
             token=self._token,
         )
@@ -221,7 +221,7 @@ class Fleet:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _tell_of_loss(self, lost: types_pb2.PeerLost) -> None:
+    def _on_worker_lost(self, lost: types_pb2.PeerLost) -> None:
         """Workers that still wait for the lost one, for requests that this router cancelled, need not wait longer."""
         for link in (*self.links, *self.retiring):
             link.peer_lost(lost)

@@ -83,12 +83,12 @@ class KubernetesDiscovery:
 
     @property
     def failure(self) -> str:
-        """Why the API server does not tell us, or which Pods are wrong."""
+        """Why the Pods cannot be listed, or which of them are wrong."""
         return f"Kubernetes: {self._pods.failure}" if self._pods.failure else ""
 
     @property
     def error(self) -> ClusterUnavailable | None:
-        """ClusterForbids or ClusterUnavailable, while the API server does not tell us."""
+        """ClusterForbids or ClusterUnavailable, while the API server does not list the Pods."""
         return self._pods.error
 
     def start(self, on_change: Callable[[], None]) -> None:

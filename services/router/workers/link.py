@@ -317,7 +317,7 @@ class WorkerLink:
             self.send(peer_lost=lost)
 
     def take_over(self, taken: types_pb2.TakeOver) -> None:
-        """Tells the worker where other routers are connected to it, too."""
+        """Sends the command where other routers are connected to the worker too."""
         if self.connected and len(self.load.routers) > 1:
             self.send(take_over=taken)
 

@@ -52,7 +52,7 @@ class Dialect(Protocol):
 
     @property
     def errors(self) -> ErrorShape:
-        """How it tells of errors."""
+        """The shape of its errors."""
         ...
 
     def parse(self, body: bytes) -> ParsedRequest:
@@ -88,7 +88,7 @@ class InferenceEndpoint:
                 entry.note.trace_id = trace.trace_id
                 await self._answer(headers, receive, reply, CallInfo(arrived_at=arrived_at, trace=trace), entry)
         except asyncio.CancelledError:
-            # Only a server that stops cancels this task: the client hears of it, and the task ends here.
+            # Only a server that stops cancels this task: the client gets an error, and the task ends here.
             failure = WorkerLost("the router is shutting down")
             await reply.error(failure)
         except Exception as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from opentelemetry.context import Context
-from opentelemetry.sdk.trace.sampling import ParentBased, Sampler, TraceIdRatioBased
+from opentelemetry.sdk.trace.sampling import Decision, ParentBased, Sampler, TraceIdRatioBased
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 
 from shared.telemetry.trace_context import TraceContext
@@ -28,4 +28,4 @@ class CallSampler:
         if client is not None:
             span = SpanContext(client.trace_id, client.span_id, is_remote=True, trace_flags=_FLAGS[client.sampled])
             parent = set_span_in_context(NonRecordingSpan(span), _NO_PARENT)
-        return self._sampler.should_sample(parent, trace_id, _NAME).decision.is_sampled()
+        return self._sampler.should_sample(parent, trace_id, _NAME).decision is Decision.RECORD_AND_SAMPLE

@@ -6,13 +6,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class TargetSettings(BaseModel):
-    """The targets that requests are judged by in the status; nothing is refused for them (see `admission`)."""
+    """The targets that requests are judged by in the status. Nothing is refused for `ttft_s` (see `admission`)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     ttft_s: float = Field(default=0.0, ge=0.0, le=86400.0)
     """Target for the time to first token, seconds; 0 = `admission.ttft_target_s`. A client's own takes precedence."""
     tpot_s: float = Field(default=0.0, ge=0.0, le=3600.0)
-    """Target for the time per output token after the first, seconds; 0 = none."""
+    """Target for the time per output token after the first, seconds; 0 = none. Workers whose own tpot_target_ms is -1
+    bound their batches and chunks by it."""
     max_requests: int = Field(default=2048, ge=1, le=100_000)
     """Ended requests that are remembered for windows of the status, about 2 KB each."""

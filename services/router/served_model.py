@@ -72,6 +72,7 @@ class ServedModel:
             credentials=around.credentials,
             token=around.token,
             texts_digest=texts_digest(settings.model),
+            tpot_target_s=settings.targets.tpot_s,
         )
         self.lookup = PrefixLookup(around.store, self.fleet)
         placement = Placement(

@@ -239,7 +239,7 @@ def scheduler_config(settings: WorkerSettings, num_host_blocks: int) -> Schedule
         max_num_batched_tokens=settings.max_num_batched_tokens,
         output_quantile=settings.output_length_quantile,
         num_host_blocks=num_host_blocks,
-        tpot_target_s=settings.tpot_target_ms / 1e3,
+        tpot_target_s=max(0.0, settings.tpot_target_ms) / 1e3,
         itl_target_s=settings.itl_target_ms / 1e3,
         max_overtaken_s=settings.max_overtaken_ms / 1e3,
         max_unsent_share=MAX_UNSENT_SHARE,

@@ -151,12 +151,13 @@ class WorkerSettings(
     host_swap_bytes: int = Field(default=-1, ge=-1)
     """Host memory for the blocks of preempted sequences; 0 = they are recomputed. -1 = 256 MiB beside a pool in host
     memory, and on a GPU as much as the pool has, but at most 8 GiB and an eighth of the memory that is free. Bytes."""
-    tpot_target_ms: float = Field(default=0.0, ge=0)
+    tpot_target_ms: float = Field(default=-1.0, ge=-1)
     """A decode batch grows only while its steps are predicted to take at most this, and prompts beside running answers
-    are computed in chunks that leave each answer this much a token in the mean. Milliseconds; 0 = no such limit."""
+    are computed in chunks that leave each answer this much a token in the mean. Milliseconds; 0 = no such limit, and
+    -1 = the routers' targets.tpot_s, the least of them."""
     itl_target_ms: float = Field(default=0.0, ge=0)
-    """Greatest gap between two tokens of an answer that a prompt's chunk may cause, where tpot_target_ms is set.
-    Milliseconds; 0 = three times tpot_target_ms."""
+    """Greatest gap between two tokens of an answer that a prompt's chunk may cause, where there is a tpot target.
+    Milliseconds; 0 = three times that target."""
     max_overtaken_ms: float = Field(default=500.0, ge=0)
     """Short prompts are computed first, but not before one that has waited this long. Milliseconds; 0 = in order of
     arrival."""

@@ -38,6 +38,7 @@ from shared.engine.messages import (
     ReserveSequence,
     SequenceFailed,
     SequenceReserved,
+    SetTargets,
     StepOutput,
 )
 from shared.engine.plan import StepPlan
@@ -207,6 +208,8 @@ class Engine:
                 self._emit(BlocksAdopted(key, self._exchange.adopt(key, checksums, num_damaged)))
             case EndFetch(key, lost):
                 self._exchange.end(key, lost)
+            case SetTargets(tpot_target_s):
+                self._scheduler.set_tpot_target(tpot_target_s)
             case FlushCache(key):
                 num_blocks = self._scheduler.pool.num_cached
                 self._scheduler.pool.clear_cache()

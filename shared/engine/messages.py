@@ -118,6 +118,13 @@ class FlushCache:
     key: str
 
 
+@dataclass(frozen=True, slots=True)
+class SetTargets:
+    """Bound steps by this time between two tokens of an answer from now on; 0 = by none. Seconds. No event follows."""
+
+    tpot_target_s: float
+
+
 Command = (
     AddSequence
     | ReserveSequence
@@ -130,6 +137,7 @@ Command = (
     | AdoptBlocks
     | EndFetch
     | FlushCache
+    | SetTargets
 )
 
 

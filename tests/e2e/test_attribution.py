@@ -34,6 +34,7 @@ def ttft_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def tpot_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every further token is late; nothing else is judged."""
     monkeypatch.setenv("TANDEM_ROUTER_TARGETS__TPOT_S", "1e-6")
+    monkeypatch.setenv("TANDEM_WORKER_TPOT_TARGET_MS", "0")  # batches are as large as without a target
 
 
 async def ask(run: Running, name: str, prompts: Sequence[str], max_tokens: int) -> None:

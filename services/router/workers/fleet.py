@@ -51,11 +51,12 @@ class Fleet:
         credentials: grpc.ChannelCredentials | None = None,
         token: str = "",
         texts_digest: str = "",
+        tpot_target_s: float = 0.0,
     ) -> None:
         """Owns the discovery. `on_change` is called when any worker's state changed, or the set of workers.
         `collocated`: no prefill worker is needed to serve a prompt. `limits`: when a silent worker is given up.
         `token`: `FleetKey.token()`, for orders to workers. `texts_digest`: of the router's model folder; a worker that
-        has another one is refused."""
+        has another one is refused. `tpot_target_s`: what workers bound their steps by; 0 = nothing."""
         self.layout: BlockLayout | None = None
         self.model_fingerprint = ""
         self.block_encryption = ""
@@ -70,6 +71,7 @@ class Fleet:
         self.retiring: list[WorkerLink] = []
         """Workers that the discovery names no more and that still have requests of this router."""
         self._router_name = router_name
+        self._tpot_target_s = tpot_target_s
         self._discovery = discovery
         self._on_change = on_change
         self._collocated = collocated
@@ -214,6 +216,7 @@ class Fleet:
             on_lost=self._on_worker_lost,
             credentials=self._credentials,
             token=self._token,
+            tpot_target_s=self._tpot_target_s,
         )
         for role in worker.roles:
             self._links_of(role)[worker.name] = link

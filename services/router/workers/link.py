@@ -71,10 +71,12 @@ class WorkerLink:
         on_lost: Callable[[types_pb2.PeerLost], None] | None = None,
         credentials: grpc.ChannelCredentials | None = None,
         token: str = "",
+        tpot_target_s: float = 0.0,
     ) -> None:
         """`check` raises ModelMismatch for a worker that does not fit the fleet; `on_change` is called whenever the
         worker can do more or less than before. `pools` are the placement's, by role. `on_lost` is called after a
-        session ended unasked. `token`: `FleetKey.token()`, which a worker wants before it drains."""
+        session ended unasked. `token`: `FleetKey.token()`, which a worker wants before it drains.
+        `tpot_target_s`: what the worker bounds its steps by; 0 = nothing."""
         self.worker = worker
         self.name = worker.name
         self.roles = worker.roles
@@ -95,6 +97,7 @@ class WorkerLink:
         self._on_change = on_change
         self._credentials = credentials
         self._metadata = fleet_metadata(token)
+        self._tpot_target_s = tpot_target_s
         self._receivers: dict[str, Receiver] = {}
         self._drained = asyncio.Event()
         self._kept_traces: deque[bytes] = deque(maxlen=MAX_KEPT_TRACES)
@@ -293,6 +296,7 @@ class WorkerLink:
             session=self._num_sessions,
             heartbeat_ms=round(self._limits.interval_s * 1e3),
             give_up_ms=round(self._limits.give_up_after_s * 1e3),
+            tpot_target_s=self._tpot_target_s,
         )
 
     def _on_heartbeat(self, beat: types_pb2.Heartbeat) -> None:

@@ -69,6 +69,11 @@ class Scheduler:
         self._order = PromptOrder(config.max_overtaken_s)
         self._unsent = UnsentBlocks(int(config.max_unsent_share * pool.num_blocks))
 
+    def set_tpot_target(self, seconds: float) -> None:
+        """Bounds steps by this time between two tokens of an answer in place of the config's; 0 = by none."""
+        self._pacing = Pacing(seconds, self.config.itl_target_s)
+        self._batch_limit.target_s = seconds
+
     # --- sequences in and out
 
     def add(self, sequence: EngineSequence) -> None:
@@ -356,7 +361,7 @@ class Scheduler:
 
     def _room(self, planned: dict[str, PlannedSequence], begin_s: float) -> StepRoom:
         """For chunks beside the planned answers, in a step that begins then."""
-        if self.config.tpot_target_s == 0:
+        if self._pacing.tpot_target_s == 0:
             return StepRoom(None, math.inf, StepWork())
         limit_s = self._pacing.step_limit_s([self._sequences[name] for name in planned], begin_s)
         work = StepWork(len(planned), sum(item.end for item in planned.values()))

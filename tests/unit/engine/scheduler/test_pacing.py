@@ -177,3 +177,17 @@ def test_a_steps_first_prompt_has_some_tokens_whatever_time_is_left_and_the_seco
     assert room.is_full
     assert room.most(0, 500) == 0
     assert StepRoom(None, 0.0, StepWork(8, 4096)).most(0, 500) == 500
+
+
+def test_a_target_that_comes_later_bounds_chunks_and_the_batch_and_0_ends_that():
+    rng, engine = Random(4), Engine(0.0)
+    engine.scheduler.add(sequence("a", prompt(10, rng), max_tokens=90))
+    engine.step()
+    engine.scheduler.add(sequence("p", prompt(4000, rng), max_tokens=1))
+    chunks = []
+    for target_s in (0.0, 0.020, 0.0):
+        engine.scheduler.set_tpot_target(target_s)
+        engine.step()
+        chunks.append(engine.ran[-1].work.num_chunk_tokens)
+    assert chunks[0] == chunks[2] == BUDGET - 1
+    assert LEAST_CHUNK <= chunks[1] < 100

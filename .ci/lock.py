@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LOCK = ROOT / "requirements.lock"
 MACHINES = ("x86_64", "aarch64")
 ON_LINUX = "sys_platform == 'linux'"
-"""The marker of `environments` in pyproject.toml: uv adds it to every line, the lock's header says it once."""
+"""The marker of `environments` in pyproject.toml: uv adds it to every line, the lock has it once in its header."""
 GLIBC = "manylinux_2_31"
 """The oldest that all packages have wheels for; llguidance asks for the most."""
 CUDA_LIBRARIES = ("cuda-", "nvidia-")

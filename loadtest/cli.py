@@ -2,135 +2,99 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
+from pathlib import Path
 from typing import Annotated
 
-import typer
-from rich.console import Console
-
 from loadtest import options
-from loadtest.baseline.cli import baseline
-from loadtest.commands import EXIT_REFUSED, run_command, sweep_command
-from loadtest.rate_search import SearchSpace
-from shared.errors import ConfigError, TandemError
+from loadtest.commands import EXIT_INTERRUPTED, EXIT_OK, measure, measure_into, with_interrupt, write_run, write_sweep
+from loadtest.config import LoadConfig
+from loadtest.options import RunOptions
+from loadtest.rate_search import Point, SearchSpace
+from loadtest.results import REPORT, prepare_folder
+from loadtest.rig.command_line import Command, Option, run_one_of
+from loadtest.run import RunResult, plan_run
+from loadtest.sweep import Sweep, config_at, run_sweep
+from loadtest.tables import point_text, run_text, sweep_text
+from shared.errors import ConfigError
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    help="Open-loop load tests with TTFT/TPOT goodput.",
-)
+EXIT_DOUBTFUL = 1
+"""Results were written, but they are partial or invalid."""
+COMMANDS = {
+    "run": Command("loadtest.cli:run", "Offer one workload once, and report latency and goodput."),
+    "sweep": Command("loadtest.cli:sweep", "Find the highest rate at which enough requests meet both targets."),
+    "baseline": Command("loadtest.baseline.cli:baseline", "Compare disaggregated with collocated on this machine."),
+}
+
+Out = Annotated[Path, Option("folder for the results")]
 
 
-@app.command(epilog=options.WORKLOADS_HELP)
 def run(
-    target: options.Target,
-    workload: options.WorkloadSpec,
-    out: options.Out,
-    slo: options.OptionalSlo = None,
-    rate: options.Rate = None,
+    load: RunOptions,
+    out: Out,
+    slo: options.Slo = None,
+    rate: Annotated[float | None, Option("requests per second; scales a trace's own times")] = None,
     duration: options.Duration = None,
-    num_requests: options.NumRequests = None,
-    concurrency: options.Concurrency = None,
-    arrivals: options.Arrivals = None,
-    burstiness: options.Burstiness = 1.0,
-    ramp_to: options.RampTo = None,
-    speedup: options.Speedup = None,
-    slice_: options.Slice = "",
-    scale: options.Scale = 1,
-    scale_output: options.ScaleOutput = None,
-    seed: options.Seed = None,
-    model: options.Model = "",
-    api_key_file: options.ApiKeyFile = None,
-    vocab_size: options.VocabSize = 1000,
-    ignore_eos: options.IgnoreEos = True,
-    request_timeout: options.RequestTimeout = "300s",
-    give_up: options.GiveUp = "5s",
-    max_lag: options.MaxLag = None,
-    warmup: options.Warmup = 1,
-    label: options.Label = "",
-) -> None:
+    concurrency: Annotated[int | None, Option("closed loop: number of users, each waiting for its answer")] = None,
+    ramp_to: Annotated[float | None, Option("rate at the end of a ramp over --duration")] = None,
+    speedup: Annotated[float | None, Option("replays a trace this many times as fast")] = None,
+) -> int:
     """Offer one workload once, and report latency and goodput."""
-    config = options.make_config(
-        target=target,
-        workload=workload,
-        slo=slo,
-        traffic=options.make_traffic(arrivals, rate, burstiness, ramp_to, speedup, concurrency),
-        limits=options.make_limits(duration, num_requests),
-        seed=seed,
-        slice_=slice_,
-        scale=scale,
-        scale_output=scale_output,
-        model=model,
-        vocab_size=vocab_size,
-        ignore_eos=ignore_eos,
-        request_timeout=request_timeout,
-        give_up=give_up,
-        max_lag=max_lag,
-        warmup=warmup,
-        label=label,
-    )
-    raise typer.Exit(run_command(config, out, options.read_api_key(api_key_file), Console()))
+    config = load.config(slo, load.traffic(rate, ramp_to, speedup, concurrency), load.limits(duration))
+    api_key = load.api_key()
+    plan_run(config)  # errors in the configuration show before a folder is made
+    _begin(config, out)
+    result, interrupted = with_interrupt(lambda stop: measure(config, api_key, stop))
+    summary = write_run(out, result)
+    print(run_text(summary))
+    return _end(out, interrupted, doubtful=summary["partial"] or summary["invalid"])
 
 
-@app.command(epilog=options.WORKLOADS_HELP)
 def sweep(
-    target: options.Target,
-    workload: options.WorkloadSpec,
-    slo: options.SloSpec,
-    out: options.Out,
+    load: RunOptions,
+    slo: Annotated[str, Option("targets with units: ttft=200ms,tpot=30ms")],
+    out: Out,
     duration: options.Duration = "60s",
-    num_requests: options.NumRequests = None,
-    rate: Annotated[float, typer.Option(help="first rate of the search, requests per second")] = 1.0,
-    rate_min: Annotated[float, typer.Option(help="lowest rate of the search")] = 0.05,
-    rate_max: Annotated[float, typer.Option(help="highest rate of the search")] = 1000.0,
-    rates: Annotated[str, typer.Option(help="measure these instead of searching: 1,2,4")] = "",
-    attainment: Annotated[float, typer.Option(help="percent of the offered requests that must be good")] = 90.0,
-    tolerance: Annotated[float, typer.Option(help="percent by which the result may be below the true limit")] = 10.0,
-    max_points: Annotated[int, typer.Option(help="maximum number of rates to measure")] = 12,
-    arrivals: options.Arrivals = None,
-    burstiness: options.Burstiness = 1.0,
-    slice_: options.Slice = "",
-    scale: options.Scale = 1,
-    scale_output: options.ScaleOutput = None,
-    seed: options.Seed = None,
-    model: options.Model = "",
-    api_key_file: options.ApiKeyFile = None,
-    vocab_size: options.VocabSize = 1000,
-    ignore_eos: options.IgnoreEos = True,
-    request_timeout: options.RequestTimeout = "300s",
-    give_up: options.GiveUp = "5s",
-    max_lag: options.MaxLag = None,
-    warmup: options.Warmup = 1,
-    label: options.Label = "",
-) -> None:
+    rate: Annotated[float, Option("first rate of the search, requests per second")] = 1.0,
+    rate_min: Annotated[float, Option("lowest rate of the search")] = 0.05,
+    rate_max: Annotated[float, Option("highest rate of the search")] = 1000.0,
+    rates: Annotated[str, Option("measure these instead of searching: 1,2,4")] = "",
+    attainment: Annotated[float, Option("percent of the offered requests that must be good")] = 90.0,
+    tolerance: Annotated[float, Option("percent by which the result may be below the true limit")] = 10.0,
+    max_points: Annotated[int, Option("maximum number of rates to measure")] = 12,
+) -> int:
     """Find the maximum goodput: the highest rate at which enough requests meet both targets."""
     space = SearchSpace(rate, rate_min, rate_max, attainment / 100, tolerance / 100, max_points)
-    config = options.make_config(
-        target=target,
-        workload=workload,
-        slo=slo,
-        traffic=options.make_traffic(arrivals, rate, burstiness, None, None, None),
-        limits=options.make_limits(duration, num_requests),
-        seed=seed,
-        slice_=slice_,
-        scale=scale,
-        scale_output=scale_output,
-        model=model,
-        vocab_size=vocab_size,
-        ignore_eos=ignore_eos,
-        request_timeout=request_timeout,
-        give_up=give_up,
-        max_lag=max_lag,
-        warmup=warmup,
-        label=label,
-    )
-    api_key = options.read_api_key(api_key_file)
-    raise typer.Exit(sweep_command(config, space, _rates(rates), out, api_key, Console()))
+    config = load.config(slo, load.traffic(rate), load.limits(duration))
+    api_key, given = load.api_key(), _rates(rates)
+    plan_run(config_at(config, given[0] if given else space.start_rate))
+    _begin(config, out)
+
+    def on_point(sweep: Sweep, point: Point) -> None:
+        write_sweep(out, sweep)
+        print(point_text(f"{point.rate:>8g} req/s", point, sweep.rows[-1]), flush=True)
+
+    async def all_points(stop: asyncio.Event) -> Sweep:
+        async def run_point(point_config: LoadConfig, folder: str) -> RunResult:
+            return await measure_into(out / folder, point_config, api_key, stop, title=folder)
+
+        return await run_sweep(config, space, given, run_point, on_point)
+
+    found, interrupted = with_interrupt(all_points)
+    written = write_sweep(out, found)
+    print(sweep_text(written))
+    return _end(out, interrupted, doubtful=written["partial"])
 
 
-app.command()(baseline)
+def _begin(config: LoadConfig, out: Path) -> None:
+    prepare_folder(out)
+    print(f"{config.workload} → {config.target}, seed {config.seed}", flush=True)
+
+
+def _end(out: Path, interrupted: bool, *, doubtful: bool) -> int:
+    print(f"report: {out / REPORT}")
+    return EXIT_INTERRUPTED if interrupted else EXIT_DOUBTFUL if doubtful else EXIT_OK
 
 
 def _rates(text: str) -> list[float]:
@@ -144,9 +108,5 @@ def _rates(text: str) -> list[float]:
 
 
 def main() -> None:
-    """The process's entry point: an error that the user can fix is one line on stderr and status 2."""
-    try:
-        app()
-    except TandemError as error:
-        print(f"error: {error.message}", file=sys.stderr)
-        sys.exit(EXIT_REFUSED)
+    """The process's entry point."""
+    run_one_of(COMMANDS, sys.argv[1:], "python -m loadtest")

@@ -1,97 +1,30 @@
-"""The commands' implementations: run, write, report."""
+"""What the commands share: run with a progress line, write, stop at Ctrl-C."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import uvloop
-from rich.console import Console
 
 from loadtest.clients.connect import make_client
 from loadtest.clients.target import parse_target
 from loadtest.config import LoadConfig
 from loadtest.progress import ProgressLine
-from loadtest.rate_search import Point, SearchSpace
 from loadtest.report import render_run, render_sweeps
-from loadtest.results import (
-    REPORT,
-    REQUESTS,
-    SUMMARY,
-    SWEEP,
-    prepare_folder,
-    write_json,
-    write_requests,
-    write_text,
-)
+from loadtest.results import REPORT, REQUESTS, SUMMARY, SWEEP, prepare_folder, write_requests
+from loadtest.rig.results import write_json, write_text
 from loadtest.run import Plan, RunResult, execute, plan_run
 from loadtest.summary import summarize
-from loadtest.sweep import Sweep, config_at, run_sweep
-from loadtest.tables import number, print_run
+from loadtest.sweep import Sweep
 
-EXIT_OK, EXIT_DOUBTFUL, EXIT_REFUSED, EXIT_INTERRUPTED = 0, 1, 2, 130
-"""Exit status: results were written, but they are partial or invalid."""
+EXIT_OK, EXIT_INTERRUPTED = 0, 130
 
 T = TypeVar("T")
-
-
-def run_command(config: LoadConfig, out: Path, api_key: str, console: Console) -> int:
-    """`run`: one run and its folder; the exit status."""
-    plan_run(config)  # errors in the configuration show before a folder is made
-    prepare_folder(out)
-    console.print(
-        f"{config.workload} → {config.target}, seed {config.seed}", highlight=False, markup=False, soft_wrap=True
-    )
-    result, interrupted = with_interrupt(lambda stop: measure(config, api_key, stop))
-    summary = write_run(out, result)
-    print_run(console, summary)
-    console.print(f"report: {out / REPORT}", highlight=False, markup=False, soft_wrap=True)
-    if interrupted:
-        return EXIT_INTERRUPTED
-    return EXIT_DOUBTFUL if summary["partial"] or summary["invalid"] else EXIT_OK
-
-
-def sweep_command(
-    config: LoadConfig, space: SearchSpace, rates: Sequence[float], out: Path, api_key: str, console: Console
-) -> int:
-    """`sweep`: a folder for each rate, and their summary; the exit status."""
-    plan_run(config_at(config, rates[0] if rates else space.start_rate))
-    prepare_folder(out)
-    console.print(
-        f"{config.workload} → {config.target}, seed {config.seed}", highlight=False, markup=False, soft_wrap=True
-    )
-
-    def on_point(sweep: Sweep, point: Point) -> None:
-        write_sweep(out, sweep)
-        mark = "" if point.valid else "  [red]invalid[/]"
-        row = sweep.rows[-1]
-        console.print(
-            f"{point.rate:>8g} req/s: goodput {number(point.goodput)} req/s, attainment {point.attainment:.1%}, "
-            f"TTFT p99 {number(row['p99_ttft_ms'])} ms, TPOT p99 {number(row['p99_tpot_ms'])} ms{mark}",
-            highlight=False,
-            soft_wrap=True,
-        )
-
-    async def all_points(stop: asyncio.Event) -> Sweep:
-        async def run_point(point_config: LoadConfig, folder: str) -> RunResult:
-            result = await measure(point_config, api_key, stop, title=folder)
-            prepare_folder(out / folder)
-            write_run(out / folder, result)
-            return result
-
-        return await run_sweep(config, space, rates, run_point, on_point)
-
-    sweep, interrupted = with_interrupt(all_points)
-    found = write_sweep(out, sweep)
-    _print_sweep(console, found)
-    console.print(f"report: {out / REPORT}", highlight=False, markup=False, soft_wrap=True)
-    if interrupted:
-        return EXIT_INTERRUPTED
-    return EXIT_DOUBTFUL if found["partial"] else EXIT_OK
 
 
 async def measure(
@@ -113,6 +46,16 @@ async def measure_plan(plan: Plan, api_key: str, stop: asyncio.Event, title: str
         await client.close()
 
 
+async def measure_into(
+    folder: Path, config: LoadConfig, api_key: str, stop: asyncio.Event, title: str, log: bool = True
+) -> RunResult:
+    """`measure`, and the run's files in `folder`, which must not hold a run yet."""
+    result = await measure(config, api_key, stop, title, log)
+    prepare_folder(folder)
+    write_run(folder, result)
+    return result
+
+
 def write_run(folder: Path, result: RunResult) -> dict[str, Any]:
     """A run's three files; returns the summary."""
     summary = summarize(result)
@@ -128,25 +71,6 @@ def write_sweep(folder: Path, sweep: Sweep) -> dict[str, Any]:
     write_json(folder / SWEEP, found)
     write_text(folder / REPORT, render_sweeps(found["label"] or found["workload"], {"": found}))
     return found
-
-
-def _print_sweep(console: Console, found: dict[str, Any]) -> None:
-    best, bend = found["max_goodput"], found["knee"]
-    wanted = f"{found['wanted_attainment']:.0%}"
-    if found["partial"]:
-        console.print(f"[bold yellow]PARTIAL[/]: {found['partial_reason']}")
-    if best is None:
-        console.print(f"no measured rate met the targets for {wanted} of the requests")
-        return
-    limit = "" if found["limit_found"] else "; no rate missed the targets, so the limit is higher"
-    console.print(
-        f"[bold]max goodput at ≥ {wanted}: {number(best['goodput'])} req/s[/] "
-        f"({best['attainment']:.1%} of {number(best['offered_rate'])} req/s offered{limit})",
-        highlight=False,
-        soft_wrap=True,
-    )
-    if bend is not None:
-        console.print(f"knee at {number(bend['offered_rate'])} req/s offered", highlight=False)
 
 
 def with_interrupt(work: Callable[[asyncio.Event], Awaitable[T]]) -> tuple[T, bool]:

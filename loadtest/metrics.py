@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from loadtest.records import RequestRecord
+from loadtest.rig.measure import percentile
 from loadtest.slo import Slo
 
 
@@ -89,9 +90,9 @@ def distribution(values: Sequence[float]) -> Distribution | None:
     """The statistics; None without values."""
     if not values:
         return None
-    array = np.asarray(values, dtype=np.float64)
-    p50, p90, p95, p99 = (float(p) for p in np.percentile(array, (50, 90, 95, 99)))
-    return Distribution(len(values), float(array.mean()), float(array.std()), p50, p90, p95, p99, float(array.max()))
+    array, ordered = np.asarray(values, dtype=np.float64), sorted(values)
+    p50, p90, p95, p99 = (percentile(ordered, percent) for percent in (50, 90, 95, 99))
+    return Distribution(len(values), float(array.mean()), float(array.std()), p50, p90, p95, p99, ordered[-1])
 
 
 @dataclass(frozen=True, slots=True)

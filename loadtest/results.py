@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from loadtest.records import RequestRecord
+from loadtest.rig.results import write_text
 from shared.errors import ConfigError
 
 SUMMARY = "summary.json"
@@ -27,18 +27,6 @@ def prepare_folder(path: Path) -> None:
     for name in (SUMMARY, SWEEP):
         if (path / name).exists():
             raise ConfigError(f"out: {path} already holds {name}; name another folder", field="out")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replaces the file in one step, so that a reader never sees a partial file."""
-    partial = path.with_name(f".{path.name}.part")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
-
-
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Indented JSON; NaN and infinity are errors."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def write_requests(path: Path, records: Sequence[RequestRecord]) -> None:

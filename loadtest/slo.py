@@ -58,6 +58,11 @@ class Slo:
             return False
         return self.tpot_s is None or tpot_s is None or tpot_s <= self.tpot_s
 
+    def as_ms(self) -> dict[str, float | None]:
+        """Milliseconds by name, for the result files."""
+        parts = (("ttft", self.ttft_s), ("tpot", self.tpot_s))
+        return {name: None if value is None else value * 1e3 for name, value in parts}
+
     def __str__(self) -> str:
         parts = (("TTFT", self.ttft_s), ("TPOT", self.tpot_s))
         return ", ".join(f"{name} ≤ {format_ms(value)}" for name, value in parts if value is not None)

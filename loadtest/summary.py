@@ -153,10 +153,7 @@ def _goodput(result: RunResult) -> dict[str, Any]:
     if slo is not None:
         found = goodput(result.records, slo, result.window_s)
         table |= {
-            "slo_ms": {
-                "ttft": None if slo.ttft_s is None else slo.ttft_s * 1e3,
-                "tpot": None if slo.tpot_s is None else slo.tpot_s * 1e3,
-            },
+            "slo_ms": slo.as_ms(),
             "good": found.num_good,
             "attainment": found.attainment,
             "goodput": found.rate,

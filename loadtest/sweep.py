@@ -84,10 +84,7 @@ class Sweep:
             "model_id": self.model,
             "workload": self.config.workload,
             "seed": self.config.seed,
-            "slo_ms": {
-                "ttft": None if slo.ttft_s is None else slo.ttft_s * 1e3,
-                "tpot": None if slo.tpot_s is None else slo.tpot_s * 1e3,
-            },
+            "slo_ms": slo.as_ms(),
             "wanted_attainment": wanted,
             "max_goodput": None if best is None else asdict(best),
             "max_goodput_at_99": None if strict is None else asdict(strict),

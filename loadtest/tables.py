@@ -1,40 +1,57 @@
-"""Results as tables on the terminal."""
+"""Results as text for the terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from loadtest.rate_search import Point
+from loadtest.rig import markdown
 
 LATENCIES = (("ttft", "TTFT"), ("tpot", "TPOT"), ("itl", "ITL"), ("e2el", "E2E"))
 STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
 
 
-def print_run(console: Console, summary: Mapping[str, Any]) -> None:
-    """The figures of one run."""
-    print_warnings(console, summary)
-    table = Table(title="Latency, ms", title_justify="left")
-    table.add_column("")
-    for name in STATISTICS:
-        table.add_column(name, justify="right")
-    for key, title in LATENCIES:
-        table.add_row(title, *(number(summary[f"{name}_{key}_ms"]) for name in STATISTICS))
-    console.print(table)
-    facts = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for name, value in run_facts(summary):
-        facts.add_row(escape(name), escape(value))
-    console.print(facts)
+def run_text(summary: Mapping[str, Any]) -> str:
+    """The figures of one run: why they are not to be trusted, latencies, other facts."""
+    rows = [[title, *(number(summary[f"{name}_{key}_ms"]) for name in STATISTICS)] for key, title in LATENCIES]
+    width = max(len(name) for name, _ in run_facts(summary))
+    return "\n".join(
+        [
+            *(f"INVALID: {reason}" for reason in summary["invalid_reasons"]),
+            *([f"PARTIAL: {summary['partial_reason']}"] if summary["partial"] else []),
+            "Latency, ms\n",
+            markdown.table(("", *STATISTICS), rows),
+            "",
+            *(f"{name:{width}}  {value}" for name, value in run_facts(summary)),
+        ]
+    )
 
 
-def print_warnings(console: Console, summary: Mapping[str, Any]) -> None:
-    """Prints why the figures are not to be trusted."""
-    for reason in summary["invalid_reasons"]:
-        console.print(f"[bold red]INVALID[/]: {escape(reason)}")
-    if summary["partial"]:
-        console.print(f"[bold yellow]PARTIAL[/]: {escape(summary['partial_reason'])}")
+def point_text(name: str, point: Point, row: Mapping[str, Any]) -> str:
+    """The figures of one rate of a sweep, from its point and its row in `sweep.json`."""
+    return (
+        f"{name}: goodput {number(point.goodput)} req/s, attainment {point.attainment:.1%}, "
+        f"TTFT p99 {number(row['p99_ttft_ms'])} ms, TPOT p99 {number(row['p99_tpot_ms'])} ms"
+        + ("" if point.valid else "  invalid")
+    )
+
+
+def sweep_text(found: Mapping[str, Any]) -> str:
+    """The limit that a sweep found, from the content of `sweep.json`."""
+    best, bend = found["max_goodput"], found["knee"]
+    wanted = f"{found['wanted_attainment']:.0%}"
+    lines = [f"PARTIAL: {found['partial_reason']}"] if found["partial"] else []
+    if best is None:
+        return "\n".join([*lines, f"no measured rate met the targets for {wanted} of the requests"])
+    limit = "" if found["limit_found"] else "; no rate missed the targets, so the limit is higher"
+    lines.append(
+        f"max goodput at ≥ {wanted}: {number(best['goodput'])} req/s "
+        f"({best['attainment']:.1%} of {number(best['offered_rate'])} req/s offered{limit})"
+    )
+    if bend is not None:
+        lines.append(f"knee at {number(bend['offered_rate'])} req/s offered")
+    return "\n".join(lines)
 
 
 def run_facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:

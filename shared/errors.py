@@ -15,6 +15,7 @@
     ├── TakenOver             409  the client continues the request on another call
     ├── ModelMismatch         500  a worker serves another model or block layout
     ├── TransferFailed        503  KV blocks did not arrive complete
+    │   └── PeerUnreachable   503  … because nothing passes between two workers that both live
     ├── WorkerLost            503  a worker's session broke
     │   ├── WorkerDied        503  … because its process ended
     │   └── RankLost          503  … a rank of its group died, or is stuck
@@ -183,6 +184,13 @@ class TransferFailed(TandemError):
     http_status = 503
     code = "transfer_failed"
     retryable = True
+
+
+class PeerUnreachable(TransferFailed):
+    """What one worker has sent does not arrive at another one, although both are alive: the network between them is
+    cut."""
+
+    code = "peer_unreachable"
 
 
 class WorkerLost(TandemError):

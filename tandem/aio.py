@@ -89,7 +89,8 @@ class AsyncTandemClient:
     async def status(self, timeout_s: float = 10.0, window_s: float = 0.0) -> inference_pb2.ClusterStatus:
         """The cluster as a router sees it; raises what the cluster reports, RouterLost where no router answers.
 
-        `window_s`: of the reply's `window`, 1 to 3600; 0 = 60."""
+        `window_s`: of the reply's `window`, 1 to 3600; 0 = 60.
+        """
         request = inference_pb2.GetStatusRequest(window_s=window_s)
         return await self.ask(lambda to: _stub(to).GetStatus(request, metadata=self.key, timeout=timeout_s))
 

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator
 import pytest
 from hypothesis import settings
 
-from shared.collector import uncollected
+from shared.garbage import uncollected
 from shared.kernels.cpu import build, isa
 from tests.order import begun_in_order
 

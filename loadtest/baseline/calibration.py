@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from statistics import fmean, median
 from typing import ClassVar
 
 import numpy as np
@@ -60,8 +60,8 @@ class Alone:
         tpots = [m.tpot_s for m in figures if m.tpot_s is not None]
         return Alone(
             ttft_s=max(m.ttft_s for m in figures),
-            tpot_s=statistics.median(tpots) if tpots else None,
-            e2e_s=statistics.fmean(m.e2e_s for m in figures),
+            tpot_s=median(tpots) if tpots else None,
+            e2e_s=fmean(m.e2e_s for m in figures),
         )
 
     def slo(self) -> Slo:

@@ -8,9 +8,9 @@ from pathlib import Path
 from loadtest.baseline.interleaved import Candidate, best_of_each_system
 from loadtest.rate_search import Point, highest_at, lowest_missed
 from loadtest.report import render_sweeps
-from loadtest.results import REPORT, write_text
+from loadtest.results import REPORT
 from loadtest.rig.markdown import table
-from loadtest.rig.results import Result, write
+from loadtest.rig.results import Result, write, write_text
 from loadtest.tables import number
 
 COLUMNS = (

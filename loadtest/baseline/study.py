@@ -9,12 +9,10 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rich.console import Console
-
 from loadtest.baseline.calibration import NUM_REQUESTS, Alone, Sample
 from loadtest.baseline.interleaved import Candidate, InterleavedSearch, best_of_each_system, rate_for_all
 from loadtest.baseline.systems import SYSTEMS, System, make_cluster
-from loadtest.commands import measure, measure_plan, write_run, write_sweep
+from loadtest.commands import measure_into, measure_plan, write_sweep
 from loadtest.config import LoadConfig, Traffic
 from loadtest.rate_search import Point, SearchSpace
 from loadtest.results import prepare_folder
@@ -22,7 +20,7 @@ from loadtest.run import RunResult, plan_run
 from loadtest.schedule import Limits
 from loadtest.slo import format_ms
 from loadtest.sweep import Sweep
-from loadtest.tables import number
+from loadtest.tables import point_text
 
 
 @dataclass(slots=True)
@@ -78,7 +76,7 @@ class _Workload:
     candidates: list[Candidate]
 
 
-async def run_study(study: Study, stop: asyncio.Event, console: Console) -> dict[str, list[Candidate]]:
+async def run_study(study: Study, stop: asyncio.Event) -> dict[str, list[Candidate]]:
     """Measures all systems with all chunk budgets, by workload; if `stop` is set, ends early with the results so far.
 
     All systems of a chunk budget run at once and are measured in turns. The search for the first chunk budget starts
@@ -94,7 +92,7 @@ async def run_study(study: Study, stop: asyncio.Event, console: Console) -> dict
     for chunk_len in (first, *later):
         begun_s = time.perf_counter()
         if chunk_len != first and not _time_for_more(study, budget, begun_s):
-            console.print(f"[bold yellow]chunks of {chunk_len} are skipped: the time is up[/]", highlight=False)
+            print(f"chunks of {chunk_len} are skipped: the time is up", flush=True)
             break
         async with AsyncExitStack() as stack:
             addresses = {}
@@ -109,12 +107,12 @@ async def run_study(study: Study, stop: asyncio.Event, console: Console) -> dict
                 # Expect the next start to take as long.
                 budget.reserved_s = [time.perf_counter() - begun_s] * len(later)
                 for workload in workloads:
-                    await _calibrate(study, workload, addresses, stop, console)
+                    await _calibrate(study, workload, addresses, stop)
             else:
                 budget.reserved_s.pop()
             for workload in workloads:
                 if not stop.is_set():
-                    await _measure_workload(study, workload, chunk_len, addresses, budget, stop, console)
+                    await _measure_workload(study, workload, chunk_len, addresses, budget, stop)
     return {workload.name: [e for e in workload.candidates if e.sweep.points] for workload in workloads}
 
 
@@ -131,7 +129,6 @@ async def _measure_workload(
     addresses: dict[str, str],
     budget: Budget,
     stop: asyncio.Event,
-    console: Console,
 ) -> None:
     """Measures one workload with one chunk budget."""
     earlier = {candidate.system.name: candidate for candidate in best_of_each_system(workload.candidates)}
@@ -142,15 +139,13 @@ async def _measure_workload(
             space = _space_above(space, earlier[system.name])
         candidates.append(_candidate(study, workload, system, chunk_len, addresses[system.name], space, stop))
     workload.candidates += candidates
-    console.print(
-        f"[bold]{workload.name}[/], chunks of {chunk_len}: {workload.config.workload}, {workload.config.slo}",
-        highlight=False,
-        soft_wrap=True,
-    )
+    asked = f"{workload.config.workload}, {workload.config.slo}"
+    print(f"{workload.name}, chunks of {chunk_len}: {asked}", flush=True)
 
     def on_point(candidate: Candidate, point: Point) -> None:
         write_sweep(candidate.folder, candidate.sweep)
-        _print_point(console, candidate, point)
+        name = f"  {candidate.system.title}: {point.rate:g} req/s"
+        print(point_text(name, point, candidate.sweep.rows[-1]), flush=True)
 
     point_s = workload.config.limits.duration_s or 0.0
     search = InterleavedSearch(candidates, on_point, point_s)
@@ -186,18 +181,13 @@ def _candidate(
     label = f"{system.title}, chunks of {chunk_len}"
 
     async def run_point(point_config: LoadConfig, name: str) -> RunResult:
-        result = await measure(point_config, "", stop, title=f"{label}, {name}", log=False)
-        prepare_folder(folder / name)
-        write_run(folder / name, result)
-        return result
+        return await measure_into(folder / name, point_config, "", stop, title=f"{label}, {name}", log=False)
 
     config = replace(workload.config, target=f"http://{address}", label=label)
     return Candidate(system, chunk_len, folder, Sweep(config, space), run_point)
 
 
-async def _calibrate(
-    study: Study, workload: _Workload, addresses: dict[str, str], stop: asyncio.Event, console: Console
-) -> None:
+async def _calibrate(study: Study, workload: _Workload, addresses: dict[str, str], stop: asyncio.Event) -> None:
     """Sets the targets and the first rate if they are not given, by one request at a time on half the machine."""
     if stop.is_set() or (workload.config.slo is not None and study.start_rate is not None):
         return
@@ -219,28 +209,15 @@ async def _calibrate(
     workload.config = replace(workload.config, slo=slo, traffic=workload.config.traffic.with_rate(rate))
     workload.space = replace(workload.space, start_rate=rate, min_rate=min(workload.space.min_rate, rate))
     tpot = "" if alone.tpot_s is None else f", TPOT p50 {format_ms(alone.tpot_s)}"
-    console.print(
+    print(
         f"{workload.name}, one request at a time: TTFT at most {format_ms(alone.ttft_s)}{tpot}, "
         f"E2E mean {format_ms(alone.e2e_s)}; targets {slo}, from {rate:g} req/s",
-        highlight=False,
-        soft_wrap=True,
+        flush=True,
     )
     expected = rate * (workload.config.limits.duration_s or 0.0)
     if expected < _FEW_REQUESTS:
-        console.print(
-            f"[bold yellow]only some {expected:.0f} requests a point[/]: a share of 90 % is imprecise; "
+        print(
+            f"only some {expected:.0f} requests a point: a share of 90 % is imprecise; "
             "use a longer --duration or a smaller --shape",
-            highlight=False,
-            soft_wrap=True,
+            flush=True,
         )
-
-
-def _print_point(console: Console, candidate: Candidate, point: Point) -> None:
-    row = candidate.sweep.rows[-1]
-    console.print(
-        f"  {candidate.system.title}: {point.rate:g} req/s → goodput {number(point.goodput)} ({point.attainment:.0%}), "
-        f"TTFT p99 {number(row['p99_ttft_ms'])}, TPOT p99 {number(row['p99_tpot_ms'])} ms"
-        + ("" if point.valid else " [red]invalid[/]"),
-        highlight=False,
-        soft_wrap=True,
-    )

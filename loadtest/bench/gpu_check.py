@@ -90,6 +90,7 @@ def steps(figures: Path, python: str = sys.executable) -> list[CheckStep]:
         CheckStep("gpu tests", tests(), 8),
         CheckStep("kernel bench", bench("kernels", *written("kernels")), 8),
         CheckStep("engine bench", bench("engine-cuda", *written("engine")), 8),
+        CheckStep("step times", bench("step-times", "--device", "cuda", *written("step-times")), 4),
         CheckStep("tuning", bench("kernels", "--tune", *written("tuning")), 8),
         CheckStep("trace of a decode step", bench("gpu-trace", *written("trace")), 3),
         CheckStep("ncu", (*profiler, *bench("gpu-trace", "--layers", "1", "--marked")), 5, "ncu"),

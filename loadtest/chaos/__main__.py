@@ -12,7 +12,7 @@ from loadtest.chaos.report import Row, RowFile, summary
 from loadtest.chaos.run import Chaos
 from loadtest.chaos.trial import Outcome, trials
 from loadtest.rig.command_line import Option, run
-from loadtest.rig.results import commit
+from loadtest.rig.results import commit, write_text
 from shared.errors import ConfigError
 
 Model = Annotated[Path, Option(help="model folder; the prompts are the demo model's token ids")]
@@ -59,7 +59,7 @@ def main(
     text = summary(rows)
     print(f"\n{text}")
     if file is not None:
-        file.table.write_text(f"{text}\n")
+        write_text(file.table, f"{text}\n")
     if not all(row.outcome.good for row in rows):
         sys.exit(1)
 

@@ -6,17 +6,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import grpc.aio
 
 from loadtest.chaos.network import Network
+from loadtest.chaos.phases import num_held, whole
 from loadtest.chaos.victims import PEERS, Status, merged
+from loadtest.rig.cluster import Extras, local_cluster
 from services.local.cluster import LocalCluster
-from services.local.commands import TandemCommands, WorkerPlan
-from services.local.restarts import Died
-from services.local.spec import ClusterSpec
+from services.local.supervisor import Died
 from shared.failpoints import ENGINE_STEP
 from shared.rpc.pb.tandem.v1 import fleet_pb2, fleet_pb2_grpc, inference_pb2, inference_pb2_grpc
 from shared.rpc.server import channel
@@ -26,15 +26,10 @@ POLL_S = 0.003
 CALM_POLL_S = 0.05
 """… and while parts start again: they need the processor more than we do."""
 STATUS_TIMEOUT_S = 2.0
+WHOLE_TIMEOUT_S = 60.0
+FREE_TIMEOUT_S = 10.0
+"""Blocks that are held this long after the last answer are leaked, whatever a time-out would do later."""
 HANG_S = 20
-
-
-class _Commands(TandemCommands):
-    """The real services; SIGUSR1 hangs a worker's engine."""
-
-    def worker(self, plan: WorkerPlan, kvstore: str) -> Sequence[str]:
-        """See ServiceCommands."""
-        return [*super().worker(plan, kvstore), "--failpoints", f"{ENGINE_STEP}=hang:{HANG_S}"]
 
 
 class ChaosCluster:
@@ -68,6 +63,18 @@ class ChaosCluster:
                 return status
             await asyncio.sleep(poll_s)
         return None
+
+    async def until_whole(self) -> Status | None:
+        """The first status in which every part is there; None after WHOLE_TIMEOUT_S."""
+        return await self.until(whole, WHOLE_TIMEOUT_S)
+
+    async def num_leaked(self) -> int:
+        """What stays held after the last answer, blocks and requests that still count; -1 where a router does not
+        answer."""
+        if await self.until(lambda status: num_held(status) == 0, FREE_TIMEOUT_S) is not None:
+            return 0
+        status = merged(await self.statuses())
+        return num_held(status) if status is not None else -1
 
     async def drain(self, *names: str, undo: bool = False) -> None:
         """These workers take no new requests, or take them again; returns when the routers know."""
@@ -117,7 +124,13 @@ class ChaosCluster:
 async def chaos_cluster(model: Path, folder: Path, *, networked: bool = False) -> AsyncIterator[ChaosCluster]:
     """Starts the cluster in fp32 on free ports, with logs in `folder`, and stops it. `networked`: each part in a
     network of its own."""
-    spec = ClusterSpec(
+    network = Network() if networked else None
+    if network is not None:
+        network.open()
+    hanging = ("--failpoints", f"{ENGINE_STEP}=hang:{HANG_S}")  # SIGUSR1 hangs a worker's engine
+    async with local_cluster(
+        Extras(worker_flags=hanging),
+        network,
         model=model,
         num_routers=2,
         num_prefill=2,
@@ -127,15 +140,9 @@ async def chaos_cluster(model: Path, folder: Path, *, networked: bool = False) -
         dtype="fp32",
         num_kv_blocks=1200,
         prefix_fetch="always",
-        http="127.0.0.1:0",
-        grpc="127.0.0.1:0",
         restart=True,
         state_dir=folder,
-    )
-    network = Network() if networked else None
-    if network is not None:
-        network.open()
-    async with LocalCluster(spec, commands=_Commands(spec), places=network) as local:
+    ) as local:
         chaos = ChaosCluster(local, network)
         try:
             yield chaos

@@ -11,9 +11,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from loadtest.chaos.cluster import HANG_S, ChaosCluster
-from loadtest.chaos.trial import PARTITIONS, Trial
-from loadtest.chaos.victims import Status, cut_pairs, parts_of
-from services.local.restarts import MAX_DEATHS, WINDOW_S
+from loadtest.chaos.trial import LASTING_CUT, PARTITIONS, Trial
+from loadtest.chaos.victims import Status, cut_pairs, one_pair, parts_of
+from services.local.supervisor import MAX_DEATHS, WINDOW_S
 
 PARTITION_S = 10.0
 """Longer than a router waits before it gives a worker up, and a worker a router."""
@@ -22,6 +22,10 @@ DEADLY = ("SIGKILL", "drain")
 
 async def strike(trial: Trial, cluster: ChaosCluster, status: Status) -> None:
     """Lets the fault happen, to the parts that `status` shows as the victim's; returns at its end where it has one."""
+    if trial.fault == LASTING_CUT:
+        assert cluster.network is not None, "as for partitions"
+        cluster.network.cut([one_pair(trial.victim, status)], both_ways=True)
+        return
     if trial.fault in PARTITIONS:
         await _partition(trial, cluster, status)
         return

@@ -8,20 +8,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from loadtest.chaos.cluster import POLL_S, ChaosCluster, chaos_cluster
+from loadtest.chaos.cluster import POLL_S, WHOLE_TIMEOUT_S, ChaosCluster, chaos_cluster
 from loadtest.chaos.faults import DEADLY, Deaths, strike
-from loadtest.chaos.phases import num_held, reached, whole
-from loadtest.chaos.streams import Stream, Streams, prompts
-from loadtest.chaos.trial import CONTROL, Outcome, Trial, judge
-from loadtest.chaos.victims import PEERS, Status, may_be, merged, parts_of
+from loadtest.chaos.phases import reached
+from loadtest.chaos.streams import ANSWER_TIMEOUT_S, Stream, Streams, prompts, undisturbed
+from loadtest.chaos.trial import CONTROL, LASTING_CUT, Outcome, Trial, judge
+from loadtest.chaos.victims import PEERS, Status, may_be, parts_of
 from shared.errors import Internal
 
 NUM_STREAMS = 24
-ANSWER_TIMEOUT_S = 120.0
 PHASE_TIMEOUT_S = 30.0
-WHOLE_TIMEOUT_S = 60.0
-FREE_TIMEOUT_S = 10.0
-"""Blocks that are held this long after the last answer are leaked, whatever a time-out would do later."""
 FETCHERS = ("prefill-1", "decode-1")
 """In trials of the fetch peer these get the prompts."""
 
@@ -54,7 +50,7 @@ class Chaos:
         self, cluster: ChaosCluster, first: Trial, left: Iterator[Trial], on_outcome: Callable[[Outcome, float], None]
     ) -> Trial | None:
         """Trials until one leaves something behind; the next one, None where there is none."""
-        await cluster.until(whole, WHOLE_TIMEOUT_S)
+        await cluster.until_whole()
         if not self._calm:
             self._calm = await self._undisturbed(cluster)
         pending: Trial | None = first
@@ -66,34 +62,27 @@ class Chaos:
             pending = next(left, None)
         return pending
 
-    def _streams(self, cluster: ChaosCluster) -> Streams:
+    def _salt(self) -> str:
+        """Nothing is cached of the trials before."""
         self._num_trials += 1
-        salt = f"trial-{self._num_trials}"  # nothing is cached of the trials before
-        return Streams(cluster.targets, self._texts, salt, resuming=self._resuming)
+        return f"trial-{self._num_trials}"
 
     async def _undisturbed(self, cluster: ChaosCluster) -> Sequence[Stream]:
         """The answers without a fault, twice. Raises Internal where they fail or differ: nothing can be compared."""
-        runs = []
-        for _ in range(2):
-            streams = self._streams(cluster)
-            streams.start()
-            await streams.wait(ANSWER_TIMEOUT_S)
-            runs.append(streams.all)
-        if errors := {stream.error for streams in runs for stream in streams if stream.error}:
-            raise Internal(f"undisturbed streams fail: {', '.join(sorted(errors))}")
-        if any(first.tokens != second.tokens for first, second in zip(*runs, strict=True)):
+        first, second = [await undisturbed(cluster.targets, self._texts, self._salt()) for _ in range(2)]
+        if any(one.tokens != other.tokens for one, other in zip(first, second, strict=True)):
             raise Internal("undisturbed streams differ from run to run")
-        return runs[1]
+        return second
 
     async def _try(self, trial: Trial, cluster: ChaosCluster, deaths: Deaths) -> tuple[Outcome, bool]:
         """The outcome, and whether the cluster is as it was: what is left behind must not count for the next trial."""
         notes: list[str] = []
-        before = await cluster.until(whole, WHOLE_TIMEOUT_S)
+        before = await cluster.until_whole()
         assert before is not None, "trials begin with a whole cluster"
         if trial.fault in DEADLY:
             await deaths.wait(may_be(trial.victim))
         cluster.local.take_changes()
-        streams = self._streams(cluster)
+        streams = Streams(cluster.targets, self._texts, self._salt(), resuming=self._resuming)
         fetches = "peer" in trial.victim
         if fetches:
             await self._place_prefixes(cluster, streams.salt)
@@ -112,6 +101,8 @@ class Chaos:
             await cluster.undrain_peers(WHOLE_TIMEOUT_S)
             notes += await _fetch_notes(cluster, before, trial)
         leaked, intact = await self._after(cluster, notes)
+        if trial.fault == LASTING_CUT and cluster.network is not None:
+            cluster.network.heal()
         return judge(trial, streams.all, self._calm, leaked, "; ".join(notes)), intact
 
     async def _strike(self, trial: Trial, cluster: ChaosCluster, status: Status | None, deaths: Deaths) -> None:
@@ -133,7 +124,7 @@ class Chaos:
 
     async def _after(self, cluster: ChaosCluster, notes: list[str]) -> tuple[int, bool]:
         """Blocks that stay held, and whether nothing is and every part is back; adds to the notes what is not."""
-        intact = await cluster.until(whole, WHOLE_TIMEOUT_S) is not None
+        intact = await cluster.until_whole() is not None
         if not intact:
             statuses = await cluster.statuses()
             given_up = cluster.given_up()
@@ -141,10 +132,8 @@ class Chaos:
             silent = ["a router does not answer"] if len(told) < len(statuses) else []
             reason = "; ".join(dict.fromkeys([*silent, *(what for status in told for what in status.degraded)]))
             notes.append(f"not whole after {WHOLE_TIMEOUT_S:g} s: {given_up or reason}")
-        if await cluster.until(lambda status: num_held(status) == 0, FREE_TIMEOUT_S) is not None:
-            return 0, intact
-        status = merged(await cluster.statuses())
-        return (num_held(status) if status is not None else 0), False
+        leaked = await cluster.num_leaked()
+        return max(0, leaked), intact and not leaked
 
 
 async def _fetch_notes(cluster: ChaosCluster, before: Status, trial: Trial) -> list[str]:

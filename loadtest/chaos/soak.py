@@ -1,6 +1,7 @@
 """`python -m loadtest.chaos.soak`: a part is killed every few seconds, in turn, under clients that ask without end.
 
-One part of each kind is spared, so that there is something whose memory can be watched for long."""
+One part of each kind is spared, so that there is something whose memory can be watched for long.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +17,10 @@ from typing import Annotated
 
 from loadtest.chaos.cluster import ChaosCluster, chaos_cluster
 from loadtest.chaos.memory import Memory, report
-from loadtest.chaos.phases import num_held, whole
-from loadtest.chaos.run import ANSWER_TIMEOUT_S, FREE_TIMEOUT_S, WHOLE_TIMEOUT_S
-from loadtest.chaos.streams import Stream, Streams, prompts
-from loadtest.chaos.victims import merged
+from loadtest.chaos.streams import Stream, ask, prompts, undisturbed
 from loadtest.rig.command_line import Option, run
-from shared.errors import ConfigError, Internal
+from loadtest.rig.results import write_text
+from shared.errors import ConfigError
 
 NUM_CLIENTS = 20
 SAMPLE_S = 1.0
@@ -73,12 +72,8 @@ class Soak:
 
     async def run(self, duration_s: float, interval_s: float) -> None:
         """Learns the answers undisturbed, then kills for `duration_s` seconds. Raises Internal where that fails."""
-        calm = Streams(self._cluster.targets, self._texts, "calm", resuming=False)
-        calm.start()
-        await calm.wait(ANSWER_TIMEOUT_S)
-        if errors := {stream.error for stream in calm.all if stream.error}:
-            raise Internal(f"undisturbed streams fail: {', '.join(sorted(errors))}")
-        self._expected = [stream.tokens for stream in calm.all]
+        calm = await undisturbed(self._cluster.targets, self._texts, "calm")
+        self._expected = [stream.tokens for stream in calm]
         end = time.monotonic() + duration_s
         sampling = asyncio.create_task(self._sample())
         killing = asyncio.create_task(self._kill(end, interval_s))
@@ -88,22 +83,15 @@ class Soak:
 
     async def leaked(self) -> int:
         """Blocks that stay held when all is over; -1 where the cluster does not come back."""
-        if await self._cluster.until(whole, WHOLE_TIMEOUT_S) is None:
-            return -1
-        if await self._cluster.until(lambda status: num_held(status) == 0, FREE_TIMEOUT_S) is not None:
-            return 0
-        status = merged(await self._cluster.statuses())
-        return num_held(status) if status is not None else -1
+        return -1 if await self._cluster.until_whole() is None else await self._cluster.num_leaked()
 
     async def _ask(self, number: int, end: float) -> None:
         turn = 0
         while time.monotonic() < end:
             turn += 1
             salt = f"{number}-{turn}"
-            one = Streams(self._cluster.targets, [self._texts[number]], salt, resuming=self._resuming)
-            one.start()
-            await one.wait(ANSWER_TIMEOUT_S)
-            self.tally.add(one.all[0], self._expected[number])
+            (one,) = await ask(self._cluster.targets, [self._texts[number]], salt, resuming=self._resuming)
+            self.tally.add(one, self._expected[number])
 
     async def _kill(self, end: float, interval_s: float) -> None:
         victims = [name for name in self._pids() if name not in self.spared]
@@ -143,7 +131,7 @@ def main(
     text, good = asyncio.run(_soak(duration, interval, model, folder, spared, resuming))
     print(text)
     if out is not None:
-        out.write_text(f"{text}\n")
+        write_text(out, f"{text}\n")
     if not good:
         sys.exit(1)
 

@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 import grpc
 import grpc.aio
 
+from shared.errors import Internal
 from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from shared.rpc.server import channel
 
 PROMPT_LEN = 500
 ANSWER_LEN = 96
 RECONNECT_PAUSE_S = 0.1
+ANSWER_TIMEOUT_S = 120.0
 
 
 @dataclass(slots=True)
@@ -124,3 +126,19 @@ class Streams:
             if message.token_ids:
                 stream.tokens += message.token_ids
                 stream.times.append(time.monotonic())
+
+
+async def ask(targets: Sequence[str], texts: Sequence[list[int]], salt: str, *, resuming: bool) -> list[Stream]:
+    """Sends all requests at once and returns their streams at their ends."""
+    streams = Streams(targets, texts, salt, resuming=resuming)
+    streams.start()
+    await streams.wait(ANSWER_TIMEOUT_S)
+    return streams.all
+
+
+async def undisturbed(targets: Sequence[str], texts: Sequence[list[int]], salt: str) -> list[Stream]:
+    """The answers without a fault. Raises Internal where they fail: nothing can be compared."""
+    streams = await ask(targets, texts, salt, resuming=False)
+    if errors := {stream.error for stream in streams if stream.error}:
+        raise Internal(f"undisturbed streams fail: {', '.join(sorted(errors))}")
+    return streams

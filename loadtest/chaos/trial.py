@@ -24,6 +24,8 @@ GROUPS = (
 """Several at once: two different parts, or all of one kind."""
 PARTITIONS = ("one-way-partition", "two-way-partition")
 """10 s. One way: what the victim, or the link's first side, sends is lost; it hears the others."""
+LASTING_CUT = "lasting-cut"
+"""Of one worker of each side of a link, both ways, until all streams have ended and everything is free."""
 FAULTS = ("SIGKILL", "SIGSTOP-3s", "SIGSTOP-20s", "hung-engine", *PARTITIONS, "drain")
 PHASES = ("queued", "prefilling", "shipping", "decoding", "after-hand-off")
 WORKERS = ("prefill", "decode", "peer")
@@ -44,7 +46,7 @@ class Trial:
     @property
     def needs_network(self) -> bool:
         """Its parts run in networks of their own."""
-        return self.fault in PARTITIONS
+        return self.fault in PARTITIONS or self.fault == LASTING_CUT
 
     def matches(self, only: str) -> bool:
         """Whether `only` asks for it: words that its name must have, alternatives separated by commas."""
@@ -67,6 +69,7 @@ def trials(only: str = "") -> list[Trial]:
     ]
     groups = [[Trial(victim, "SIGKILL", phase)] for phase, victim in product(PHASES, GROUPS)]
     links = [Trial(victim, fault, phase) for fault, phase, victim in product(PARTITIONS, PHASES, LINKS)]
+    links += [Trial("prefill~decode", LASTING_CUT, phase) for phase in PHASES]
     none: list[Trial] = []
     mixed = [trial for turn in zip_longest(singles, groups, fillvalue=none) for each in turn for trial in each]
     everything = sorted([CONTROL, *mixed, *links], key=lambda trial: trial.needs_network)

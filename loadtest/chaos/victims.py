@@ -68,6 +68,12 @@ def cut_pairs(victim: str, status: Status) -> list[tuple[str, str]]:
     return [(cut, other) for other in _OF_KIND[receiver] if other != cut]
 
 
+def one_pair(victim: str, status: Status) -> tuple[str, str]:
+    """Of each side of a link the worker with the most requests."""
+    sender, receiver = victim.split("~")
+    return _one(sender, status), _one(receiver, status)
+
+
 def _one(victim: str, status: Status) -> str:
     if victim in ("prefill", "decode"):
         pool: Sequence[str] = _OF_KIND[victim]

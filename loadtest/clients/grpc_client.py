@@ -16,7 +16,6 @@ from shared.rpc.errors import ERROR_TRAILER
 from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from shared.rpc.server import channel
 
-_START_TIMEOUT_S = 10.0
 _STATUS_TIMEOUT_S = 10.0
 _SPLIT_FIELDS = tuple(TtftSplit.__dataclass_fields__)
 _CAUSES = {
@@ -41,21 +40,29 @@ class GrpcClient:
         self._channel: grpc.aio.Channel | None = None
         self._stub: inference_pb2_grpc.InferenceServiceAsyncStub | None = None
 
-    async def start(self) -> TargetInfo:
-        """Asks the router for its status; raises ConfigError (`target`) if it cannot serve yet."""
+    def connect(self) -> None:
+        """Makes the channel; `start` does so too, and asks whether the router serves."""
         self._channel = channel(self._target.address)
         self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
-        try:
-            status = await self._stub.GetStatus(
-                inference_pb2.GetStatusRequest(), timeout=_START_TIMEOUT_S, metadata=self._metadata
-            )
-        except grpc.aio.AioRpcError as error:
-            raise _failure(error, num_messages=0) from error
+
+    async def start(self) -> TargetInfo:
+        """Asks the router for its status; raises ConfigError (`target`) if it cannot serve yet."""
+        self.connect()
+        status = await self.status()
         if not status.ready:
             raise ConfigError(
                 f"{self._target} is not ready: {status.not_ready_reason or 'no reason given'}", field="target"
             )
         return TargetInfo(self._model or status.model_name)
+
+    async def status(self, window_s: float = 0.0) -> inference_pb2.ClusterStatus:
+        """The router's status, its figures over the last `window_s` seconds; raises RequestFailed."""
+        assert self._stub is not None, "start() comes first"
+        request = inference_pb2.GetStatusRequest(window_s=window_s)
+        try:
+            return await self._stub.GetStatus(request, metadata=self._metadata, timeout=_STATUS_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise _failure(error, num_messages=0) from error
 
     def encode(self, call: Call) -> inference_pb2.GenerateRequest:
         """The message to send."""
@@ -92,11 +99,9 @@ class GrpcClient:
 
     async def causes(self, window_s: float) -> tuple[CauseLine, ...]:
         """See Client."""
-        assert self._stub is not None, "start() comes first"
-        request = inference_pb2.GetStatusRequest(window_s=min(max(window_s, 1.0), 3600.0))
         try:
-            status = await self._stub.GetStatus(request, metadata=self._metadata, timeout=_STATUS_TIMEOUT_S)
-        except grpc.aio.AioRpcError:
+            status = await self.status(min(max(window_s, 1.0), 3600.0))
+        except RequestFailed:
             return ()
         return tuple(
             CauseLine(share.cause, share.num_lost, share.lost_share, share.time_share) for share in status.window.causes

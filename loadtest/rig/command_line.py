@@ -133,6 +133,8 @@ def _add(parser: argparse.ArgumentParser, name: str, hint: Any, default: object)
     settings: dict[str, Any] = {"dest": name, "required": required, "help": option.help.replace("%", "%%")}
     if not required:
         settings["default"] = default
+    if kind is not bool:
+        settings["metavar"] = flag.removeprefix("--").replace("-", "_").upper()
     if kind is bool:
         parser.add_argument(flag, action=argparse.BooleanOptionalAction, **settings)
     elif kind is str:

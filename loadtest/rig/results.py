@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 import subprocess
 from collections.abc import Iterable, Mapping
@@ -14,7 +15,7 @@ from loadtest.rig import markdown
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One figure. Fields that do not apply are None and left out of the JSON."""
+    """One figure. Fields that do not apply are None, or not a number, and left out of the JSON."""
 
     name: str
     value: float
@@ -70,7 +71,7 @@ def commit() -> str:
 
 def write(path: Path, results: Iterable[Result]) -> None:
     """Writes `{"machine": …, "commit": …, "results": […]}`."""
-    rows = [{key: value for key, value in asdict(result).items() if value is not None} for result in results]
+    rows = [{key: value for key, value in asdict(result).items() if _is_known(value)} for result in results]
     write_json(path, {"machine": machine(), "commit": commit(), "results": rows})
 
 
@@ -104,6 +105,10 @@ def verdicts(goals: Mapping[str, float], results: Iterable[Result]) -> list[str]
             met = "met" if share >= goal else "missed"
             lines.append(f"{met}: {name}: {share:.0%} of the limit, the goal is {goal:.0%}")
     return lines
+
+
+def _is_known(value: object) -> bool:
+    return value is not None and not (isinstance(value, float) and math.isnan(value))
 
 
 def _cells(result: Result) -> list[str]:

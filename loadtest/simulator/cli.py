@@ -13,7 +13,6 @@ from loadtest.rig.results import write
 from loadtest.simulator.fleet import WorkerSpec
 from loadtest.simulator.outcome import Outcome, Targets, outcome_table, results
 from loadtest.simulator.simulation import POLICIES, Setup, simulate
-from loadtest.simulator.step_time import measured
 from loadtest.simulator.tandem_router import TandemConfig
 from loadtest.workloads.mooncake import BLOCK_LEN, read_mooncake
 from loadtest.workloads.trace import TraceRequest, parse_slice, slice_requests
@@ -25,9 +24,10 @@ from shared.errors import ConfigError
 from shared.sizing import memory
 from shared.sizing.devices import H200
 from shared.sizing.load import Hardware
+from shared.sizing.measured_steps import measured
+from shared.sizing.roofline import roofline, step_times
 from shared.sizing.shapes import LLAMA_3_8B, LLAMA_3_70B, SPARSE_MODELS
 from shared.sizing.spread import Spread
-from shared.sizing.step_time import roofline, step_times
 
 MODELS = {"llama-3-70b": LLAMA_3_70B, "llama-3-8b": LLAMA_3_8B, **SPARSE_MODELS}
 BLOCK_SIZE = 16

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from loadtest.simulator.fleet import Report, Reporter, World
 from loadtest.simulator.request import SimRequest
+from shared.sizing.step_time import StepWork
 
 Done = Callable[[SimRequest], None]
 
@@ -143,8 +144,8 @@ class DecodeWorker:
     def _duration_s(self, num_steps: int) -> float:
         batch = len(self._running)
         if self._chunking:
-            chunk_s = self._times.chunk_s(self._chunk_len(), self._prompts[0].num_computed)
-            return self._times.mixed_step_s(batch, self._num_kv_tokens, chunk_s)
+            work = StepWork(batch, self._num_kv_tokens)
+            return self._times.step_s(work.with_chunk(self._chunk_len(), self._prompts[0].num_computed))
         first_s = self._times.decode_step_s(batch, self._num_kv_tokens)
         return num_steps * first_s + self._times.growth_s(batch) * num_steps * (num_steps - 1) / 2
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from loadtest.simulator.fleet import Report, Reporter, World
 from loadtest.simulator.request import SimRequest
+from shared.sizing.step_time import StepWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,26 +66,26 @@ class PrefillWorker:
 
     def _next_step(self) -> None:
         """Fills a step's budget: prompts in progress, then new ones while there are blocks for them."""
-        budget, chunks_s = self.spec.chunk_tokens, 0.0
+        budget, work = self.spec.chunk_tokens, StepWork()
         plan: list[tuple[_Prompt, int]] = []
         for item in self._started:
-            budget, chunks_s = self._add(item, budget, chunks_s, plan)
+            budget, work = self._add(item, budget, work, plan)
         while budget > 0 and self._waiting and self._start(self._waiting[0]):
             item = self._waiting.popleft()
             self._started.append(item)
-            budget, chunks_s = self._add(item, budget, chunks_s, plan)
+            budget, work = self._add(item, budget, work, plan)
         self._busy = bool(plan)
         if plan:
-            step_s = self._times.prefill_step_s(chunks_s, len(plan))
+            step_s = self._times.step_s(work)
             self.busy_s += step_s
             self._clock.after(step_s, self._step_done, plan)
 
-    def _add(self, item: _Prompt, budget: int, chunks_s: float, plan: list[tuple[_Prompt, int]]) -> tuple[int, float]:
+    def _add(self, item: _Prompt, budget: int, work: StepWork, plan: list[tuple[_Prompt, int]]) -> tuple[int, StepWork]:
         count = min(budget, item.request.num_prompt_tokens - item.num_computed)
         if count > 0:
             plan.append((item, count))
-            chunks_s += self._times.chunk_s(count, item.num_computed)
-        return budget - count, chunks_s
+            work = work.with_chunk(count, item.num_computed)
+        return budget - count, work
 
     def _start(self, item: _Prompt) -> bool:
         request = item.request

@@ -9,7 +9,7 @@ from loadtest.simulator.decode_worker import DecodeWorker
 from loadtest.simulator.fleet import Report, World
 from loadtest.simulator.prefill_worker import PrefillWorker
 from loadtest.simulator.request import SimRequest
-from services.router.placement.ledger import Ledger
+from services.router.placement.commitments import Ledger
 from services.router.placement.prediction import TtftPredictor
 from services.router.placement.views import NO_WORK, PlacementRequest, Pool, Work, WorkerView
 

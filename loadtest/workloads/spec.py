@@ -44,8 +44,8 @@ def parse_workload(text: str, options: TraceOptions | None = None) -> Workload:
 
 
 def describe_workloads() -> str:
-    """One line a workload, for --help."""
-    return "\n".join(f"{name:<14} {kind.summary}" for name, kind in KINDS.items())
+    """All workloads, for --help."""
+    return "; ".join(kind.summary for kind in KINDS.values())
 
 
 def _fields(name: str, kind: _Kind, text: str) -> dict[str, str]:

@@ -14,10 +14,10 @@ from google.protobuf.json_format import MessageToJson
 from google.protobuf.message import Message
 
 from services.cli.cache_view import show
+from services.cli.dataclass_options import spread
 from services.cli.failures import EXIT_FAILED
 from services.cli.generate import parse_token_ids
 from services.cli.options import LOCAL, Connection
-from services.cli.spread import spread
 from services.cli.tables import console_of
 from shared.errors import InvalidRequest
 from shared.rpc.pb.tandem.v1 import cache_pb2, cache_pb2_grpc

@@ -94,7 +94,7 @@ def tenant_table(stats: cache_pb2.CacheStats) -> Table:
 
 
 def _served_cells(row: cache_pb2.TenantTokens | None) -> tuple[str, ...]:
-    """What a tenant's prompts took, and which share of them came from where."""
+    """A tenant's prompt tokens, and the share of them that came from each place."""
     if row is None:
         return ("-",) * 6
     origins = (row.num_local_tokens, row.num_peer_tokens, row.num_store_tokens)

@@ -22,12 +22,12 @@ class FleetClient(AsyncTandemClient):
     """Raises like `AsyncTandemClient.ask`; NotFound for an unknown worker, DeadlineExceeded where one is too slow."""
 
     async def drain(self, workers: Sequence[str]) -> fleet_pb2.DrainedWorkers:
-        """They take no new requests."""
+        """Lets the workers take no new requests; running ones continue."""
         request = fleet_pb2.DrainWorkersRequest(workers=workers)
         return await self._fleet(lambda stub, **call: stub.Drain(request, **call))
 
     async def undrain(self, workers: Sequence[str]) -> fleet_pb2.DrainedWorkers:
-        """They take requests again."""
+        """Lets drained workers take requests again."""
         request = fleet_pb2.DrainWorkersRequest(workers=workers)
         return await self._fleet(lambda stub, **call: stub.Undrain(request, **call))
 

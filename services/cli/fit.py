@@ -20,6 +20,7 @@ from shared.sizing.degrees import degree_fits
 from shared.sizing.devices import GPUS, device_name, gpu_of
 from shared.sizing.fit import fit as size_load
 from shared.sizing.load import Hardware, Load
+from shared.sizing.measured_steps import measured
 from shared.sizing.shapes import (
     BYTES_PER_VALUE,
     NAMED_MODELS,
@@ -82,6 +83,20 @@ def fit(
     memory_share: Annotated[
         float, typer.Option("--memory-share", help="Share of a GPU's memory for weights and KV.")
     ] = 0.9,
+    overlap: Annotated[
+        float | None,
+        typer.Option(
+            "--overlap",
+            help="Share, 0 to 1, of the shorter one of reading weights and products that costs a step no time; "
+            "default: not known, both ends are tried.",
+        ),
+    ] = None,
+    steps: Annotated[
+        Path | None,
+        typer.Option(
+            "--steps", help="Step times measured on one GPU (loadtest.bench step-times --out FILE): for its workers."
+        ),
+    ] = None,
     price: Annotated[float | None, typer.Option("--price", help="Price of a GPU and hour, for the cost.")] = None,
     prefill_price: Annotated[float | None, typer.Option("--prefill-price", help="Of a prefill GPU.")] = None,
     decode_price: Annotated[float | None, typer.Option("--decode-price", help="Of a decode GPU.")] = None,
@@ -123,6 +138,8 @@ def fit(
         max_tensor=int(_between(max_tensor, "max-tensor", 1, MOST_RANKS)),
         max_pipeline=int(_between(max_pipeline, "max-pipeline", 1, MOST_RANKS)),
         node_devices=int(_between(node_gpus, "node-gpus", 1, 1024)),
+        overlap=None if overlap is None else _between(overlap, "overlap", 0.0, 1.0),
+        measured=None if steps is None else measured(steps, "steps"),
         prefill_price=_price(prefill_price if prefill_price is not None else price, "prefill-price"),
         decode_price=_price(decode_price if decode_price is not None else price, "decode-price"),
     )
@@ -144,7 +161,7 @@ def fit(
 
 
 def _show_degrees(console: Console, shape: ModelShape, load: Load, hardware: Hardware, *, as_json: bool) -> None:
-    """Of the decode GPU, which is the prefill GPU's too unless another one is named."""
+    """Prints the degrees on the decode GPU, which is the prefill GPU's too unless another one is named."""
     fits = degree_fits(shape, load, hardware.decode_gpu, hardware)
     if as_json:
         _print_json(degrees_as_dict(fits))

@@ -16,7 +16,7 @@ _GPU_RESOURCE = {"MI300X": "amd.com/gpu"}
 
 def values_yaml(fit: Fit, uri: str) -> str:
     """One pool where collocated serves the load better, else two. `uri` may be empty: then it is for the reader."""
-    pools = [fit.collocated] if fit.collocated_is_better and fit.collocated is not None else [fit.prefill, fit.decode]
+    pools = [fit.collocated] if fit.takes_one_pool and fit.collocated is not None else [fit.prefill, fit.decode]
     model: dict[str, object] = {"uri": uri} if uri else {}
     if uri.startswith(("hf://", "s3://")):  # what the Pods fetch needs room
         model["size"] = f"{math.ceil(1.2 * 2 * fit.model.num_params / (1 << 30))}Gi"
@@ -30,7 +30,7 @@ def values_yaml(fit: Fit, uri: str) -> str:
 
 
 def not_yet(fit: Fit) -> list[str]:
-    """What of the fit the chart refuses today, and how to stay within it."""
+    """The parts of the fit that the chart refuses today, each with the option that avoids it."""
     pools = [fit.prefill, fit.decode]
     found = []
     if (most := max(pool.gpus_each for pool in pools)) > MAX_DEGREE:

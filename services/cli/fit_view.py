@@ -21,7 +21,7 @@ PUBLISHED_LOADS = ((8000, 32), (128_000, 256))
 WORKERS_OF_TODAY = (
     "arithmetic: workers of at most 16 ranks, on CPUs also over several machines; on GPUs no group of ranks has run yet"
 )
-"""What is printed below the table."""
+"""The note below the table of degrees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,13 +143,30 @@ def verdict(fit: Fit) -> str:
             f"{fit.collocated.gpus} GPUs at {fit.collocated_cost.per_hour:.2f} an hour",
             f"{fit.gpus} at {fit.cost.per_hour:.2f}",
         )
+    if fit.is_undecided:
+        return f"disaggregated, while the overlap of a step is not known: {_by_overlap(fit)}"
     if fit.collocated_is_better:
         return f"collocated serves this load better: one pool meets the same targets with {one}, two pools take {two}"
     return f"disaggregated: one pool would take {one}, two take {two}"
 
 
+def _by_overlap(fit: Fit) -> str:
+    """The two ends between which the answer lies."""
+    assert fit.apart is not None
+    hidden, apart = _pools_of(fit), _pools_of(fit.apart)
+    return (
+        f"{hidden} if a step's products hide behind the reading of its weights, {apart} if they do not; measure "
+        "mixed steps (loadtest.bench step-times) and give their --steps, or --overlap"
+    )
+
+
+def _pools_of(fit: Fit) -> str:
+    one = f"one takes {fit.collocated.gpus} GPUs" if fit.collocated is not None else "one does not meet the targets"
+    return f"{one} and two take {fit.gpus}"
+
+
 def warnings(fit: Fit) -> list[str]:
-    """What the sizes do not say by themselves."""
+    """Notes on the limits of the answer."""
     found = []
     kv_heads = fit.model.num_kv_heads
     prefill, decode = fit.prefill.spread, fit.decode.spread
@@ -191,11 +208,22 @@ def as_dict(fit: Fit, name: str) -> dict[str, object]:
         "gpus": fit.gpus,
         "ratio": {"prefill": fit.ratio[0], "decode": fit.ratio[1]},
         "collocated": _pool(fit.collocated) if fit.collocated is not None else None,
-        "better": "collocated" if fit.collocated_is_better else "disaggregated",
+        "better": "collocated" if fit.takes_one_pool else "disaggregated",
+        "undecided": fit.is_undecided,
+        "without_overlap": None if fit.apart is None else _without_overlap(fit.apart),
         "reason": verdict(fit),
         "warnings": warnings(fit),
         "cost": asdict(cost) if cost is not None else None,
         "collocated_cost": asdict(collocated_cost) if collocated_cost is not None else None,
+    }
+
+
+def _without_overlap(fit: Fit) -> dict[str, object]:
+    return {
+        "pools": [_pool(fit.prefill), _pool(fit.decode)],
+        "gpus": fit.gpus,
+        "collocated": _pool(fit.collocated) if fit.collocated is not None else None,
+        "better": "collocated" if fit.collocated_is_better else "disaggregated",
     }
 
 

@@ -16,8 +16,8 @@ from services.cli.split_view import print_summary
 from services.local.cluster import LocalCluster
 from services.local.commands import ServiceCommands
 from services.local.model_pools import ModelPools
-from services.local.restarts import Died, Restarted
 from services.local.spec import ClusterSpec
+from services.local.supervisor import Died, Restarted
 from shared import process_events
 from shared.errors import TandemError, WorkerLost
 from tandem import AsyncTandemClient, Options

@@ -12,15 +12,15 @@ from typer.core import TyperCommand, TyperGroup
 
 from services.cli.cache import build_cache_app
 from services.cli.chat import chat
+from services.cli.dataclass_options import spread
 from services.cli.drain import drain, undrain
 from services.cli.explain import explain
 from services.cli.failures import EXIT_INTERRUPTED, exit_status, report
 from services.cli.fit import fit
 from services.cli.generate import generate
 from services.cli.preflight import preflight
-from services.cli.spread import spread
 from services.cli.status import status
-from services.cli.top_view import top
+from services.cli.top import top
 from services.cli.up import up
 from shared.environment import check_variables
 from shared.errors import TandemError
@@ -29,7 +29,7 @@ DISTRIBUTION = "tandem-llm"
 
 
 def build_app() -> typer.Typer:
-    """All commands."""
+    """The `tandem` command with all subcommands."""
     app = typer.Typer(
         name="tandem",
         help="A disaggregated LLM serving cluster: start one, talk to one.",

@@ -46,8 +46,8 @@ def preflight(
     """Check what a component needs of this machine; exit 1 if it would not start."""
     # Imported here: it brings the settings of all services, half the time that any other command would take to start.
     from services.cli.preflight_run import run
-    from services.preflight.checks import Wishes
+    from services.preflight.checks import CheckOptions
     from services.preflight.needs import Overrides
 
-    overrides, wishes = Overrides(model, device, redis_url), Wishes(rdma, peer, wait, skip or [])
-    raise typer.Exit(run(component, overrides, flags or [], wishes, serve, termination_log, as_json_=as_json_))
+    overrides, options = Overrides(model, device, redis_url), CheckOptions(rdma, peer, wait, skip or [])
+    raise typer.Exit(run(component, overrides, flags or [], options, serve, termination_log, as_json_=as_json_))

@@ -1,4 +1,4 @@
-"""What `tandem preflight` does: the checks, or being measured by another."""
+"""Runs `tandem preflight`: the checks, or the server that another preflight measures against."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.console import Console
 
 from services.cli.failures import EXIT_FAILED
 from services.local.spec import DEMO_MODEL
-from services.preflight.checks import Wishes, check_skipped, run_checks
+from services.preflight.checks import CheckOptions, check_skipped, run_checks
 from services.preflight.component import Component
 from services.preflight.finding import Finding, fail, failed
 from services.preflight.machine import Machine
@@ -28,14 +28,14 @@ def run(
     component: Component,
     overrides: Overrides,
     flags: Sequence[str],
-    wishes: Wishes,
+    options: CheckOptions,
     serve: str,
     termination_log: Path,
     *,
     as_json_: bool,
 ) -> int:
     """The command's exit status; the arguments are its options."""
-    check_skipped([*wishes.skipped])
+    check_skipped([*options.skipped])
     needs: Needs | ConfigError
     try:
         needs = needs_of(component, overrides, flags, DEMO_MODEL)
@@ -47,7 +47,7 @@ def run(
         assert isinstance(needs, Needs)
         return asyncio.run(_serve(serve, needs.fleet_key))
     console = Console(highlight=False)
-    findings = asyncio.run(_check(needs, wishes, None if as_json_ else console))
+    findings = asyncio.run(_check(needs, options, None if as_json_ else console))
     if as_json_:
         print(as_json(component, findings))
     else:
@@ -57,7 +57,7 @@ def run(
     return EXIT_FAILED if failed(findings) else 0
 
 
-async def _check(needs: Needs | ConfigError, wishes: Wishes, console: Console | None) -> list[Finding]:
+async def _check(needs: Needs | ConfigError, options: CheckOptions, console: Console | None) -> list[Finding]:
     """Shows each finding as it comes, where there is a console."""
     findings: list[Finding] = []
 
@@ -69,7 +69,7 @@ async def _check(needs: Needs | ConfigError, wishes: Wishes, console: Console | 
     if isinstance(needs, ConfigError):
         found(fail(_SETTINGS_CHECK, needs.message, "correct the flag or environment variable; docs/reference.md"))
         return findings
-    async for finding in run_checks(needs, wishes, Machine()):
+    async for finding in run_checks(needs, options, Machine()):
         found(finding)
     return findings
 

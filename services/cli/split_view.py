@@ -1,4 +1,4 @@
-"""Where the time to the first token went, drawn: each part's bar begins where the one before it ended."""
+"""A drawing of the parts of the time to the first token: each part's bar begins where the one before it ended."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tandem import Answer
 
 _BAR_WIDTH = 36
 _REST_SHARE = 0.02
-"""From this share of the whole on, unaccounted time is shown as a part of its own."""
+"""Least share of the whole at which unaccounted time is shown as a part of its own."""
 
 
 def split_parts(split: types_pb2.TtftSplit) -> list[tuple[str, float]]:

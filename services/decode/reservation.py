@@ -1,16 +1,25 @@
-"""A decode worker's reserved blocks until their KV has arrived, from one prefill worker or its successors."""
+"""A request in the decode role, and its reserved blocks until their KV has arrived, from one prefill worker or its
+successors."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from services.worker.session import WorkerRequest
 from shared.errors import TransferFailed
 from shared.kv.handoff.receive_handoff import HandoffReceiver, ReceivedHandoff, SenderLeft
+from shared.kv.handoff.stall import REPORT_EVERY_S
 from shared.rpc.pb.tandem.v1 import worker_pb2
+from shared.telemetry.tracing.span import Span
 
 REPLACED_WITHIN_S = 10.0
 """A sender left before its trailer: the router, which misses it too, names another one or cancels within this time."""
+
+DESERTED_S = 5.0
+"""The sender of a cancelled hand-off, which has only to send its trailer, is not waited for after this silence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +53,21 @@ class Reservation:
         self._answer = answer
         self._timeout_s = timeout_s
         self._first_token: int | None = None
+        self._num_arrived = -1  # of this ticket, when it was looked at last
+        self._num_silent = 0  # looks since anything arrived
+
+    def look(self) -> int | None:
+        """How many of the ticket's messages have arrived, where more are to come and none did since the last look; else
+        None. To be called every REPORT_EVERY_S."""
+        before, self._num_arrived = self._num_arrived, self.receiver.num_arrived
+        is_silent = self._num_arrived == before and self.receiver.is_waiting
+        self._num_silent = self._num_silent + 1 if is_silent else 0
+        return self._num_arrived if is_silent else None
+
+    @property
+    def is_deserted(self) -> bool:
+        """Cancelled, and nothing came of the trailer for so long that none is to be expected."""
+        return self.cancelled and self._num_silent * REPORT_EVERY_S >= DESERTED_S
 
     @property
     def ended_by_cancel(self) -> bool:
@@ -63,6 +87,7 @@ class Reservation:
         """
         while True:
             ticket, needed = self.receiver.open()
+            self._num_arrived = -1
             self._answer(
                 worker_pb2.Reserved(
                     request_id=self._request_id,
@@ -97,3 +122,42 @@ class Reservation:
                 raise TransferFailed("the prefill worker was lost with the only token of the answer")
             self._answer(self.joined(arrival.first_token))
         return arrival
+
+
+@dataclass(slots=True, kw_only=True)
+class DecodeRequest(WorkerRequest):
+    """State of one request in the decode role."""
+
+    prefill_here: bool
+    queued_at: float = field(default_factory=time.perf_counter)
+    reservation: Reservation | None = None
+    receiving: asyncio.Task[tuple[Arrival | None, bool]] | None = None
+    """Runs the reservation, until it ends."""
+    first_token: int | None = None
+    """Set when it joined."""
+    joined_at: float = 0.0
+    """When its decoding began: with the join, or with the first token where the prompt was computed here."""
+    reported: bool = False
+    """Its first tokens were sent."""
+    reserved_at: float = 0.0
+    reported_at: float = 0.0
+
+    def end_trace(self, error: Exception | None = None) -> None:
+        """Its last token has left, or it ended before."""
+        trace, self.trace = self.trace, None
+        if trace is None:
+            return
+        now = time.perf_counter()
+        parts: list[Span] = []
+        if self.prefill_here:
+            parts = trace.prompt_parts(self.fetch, self.queued_at, self.scheduled_at, self.reported_at)
+        elif self.reserved_at:
+            parts = [
+                trace.part("reserve", trace.began, self.reserved_at),
+                trace.part("receive", self.reserved_at, self.joined_at or now),
+            ]
+        if self.joined_at and not self.prefill_here:
+            parts.append(trace.part("join", self.joined_at, self.reported_at or now))
+        if self.reported_at:
+            parts.append(trace.part("stream", self.reported_at, now))
+        trace.record("decode", {"tandem.request_id": self.request_id}, parts, error)

@@ -7,9 +7,8 @@ import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
 
-from services.decode.request import DecodeRequest
-from services.decode.reservation import Arrival, Reservation
-from services.worker.sessions.session import Session
+from services.decode.reservation import Arrival, DecodeRequest, Reservation
+from services.worker.session import Session
 from services.worker.worker import HANDOFF_TIMEOUT_S, TakeCommand, Worker
 from shared.engine.messages import (
     AbortSequence,
@@ -27,6 +26,7 @@ from shared.kv.block_memory import BlockMemory
 from shared.kv.handoff.arrival_check import ArrivalCheck
 from shared.kv.handoff.receive_handoff import HandoffReceiver
 from shared.kv.handoff.receiving import LostMemory, MemoryLost
+from shared.kv.handoff.stall import REPORT_EVERY_S
 from shared.rpc.errors import to_proto
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 from shared.telemetry.logs import failure_level
@@ -42,6 +42,7 @@ class DecodeRole:
         self._host = worker.host
         self.requests: dict[str, DecodeRequest] = {}
         self._lost = LostMemory()
+        self._looking: asyncio.TimerHandle | None = None  # while any hand-off is under way
         self._arrival_check = ArrivalCheck(worker.host.model.layout.block_bytes)
         self.commands: Mapping[str, TakeCommand] = {
             "reserve": self._reserve,
@@ -176,6 +177,25 @@ class DecodeRole:
         item.receiving = asyncio.create_task(self._receive(reserved.sequence_id, item, item.reservation, buffers))
         # Not the task's own last lines: a task that is cancelled before its first step never runs one.
         item.receiving.add_done_callback(lambda task: self._on_received(task, reserved.sequence_id, item, buffers))
+        self._look_later()
+
+    def _look_later(self) -> None:
+        if self._looking is None:
+            self._looking = asyncio.get_running_loop().call_later(REPORT_EVERY_S, self._look)
+
+    def _look(self) -> None:
+        """Reports each hand-off of which nothing has arrived since the last look: its sender may have sent something.
+        One timer for all of them."""
+        self._looking = None
+        for item in self.requests.values():
+            if item.receiving is None or item.reservation is None:
+                continue
+            self._look_later()
+            num_arrived = item.reservation.look()
+            if item.reservation.is_deserted:
+                item.receiving.cancel()
+            elif num_arrived is not None:
+                item.session.send(arrivals=worker_pb2.Arrivals(request_id=item.request_id, num_arrived=num_arrived))
 
     async def _receive(
         self, sequence_id: str, item: DecodeRequest, reservation: Reservation, buffers: list[tuple[int, BlockMemory]]

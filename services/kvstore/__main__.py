@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from shared.collector import uncollected
+from shared.garbage import uncollected
 
 if __name__ == "__main__":
     with uncollected():

@@ -1,4 +1,5 @@
-"""Whether the index answers. All calls share this state, so that only the first one waits for a dead Redis."""
+"""Whether the index answers. All calls share this state, so that only the first one waits for a Redis that does not
+answer."""
 
 from __future__ import annotations
 

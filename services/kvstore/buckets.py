@@ -28,7 +28,7 @@ NUM_CLUSTER_BUCKETS = 128
 
 
 def slot_of(tag: bytes) -> int:
-    """The cluster slot of keys with this hash tag: CRC16 (XMODEM), as the Redis Cluster specification says."""
+    """The cluster slot of keys with this hash tag: CRC16 (XMODEM), as the Redis Cluster specification defines it."""
     return crc_hqx(tag, 0) % NUM_SLOTS
 
 
@@ -55,7 +55,7 @@ class Buckets:
 
     @classmethod
     def single(cls) -> Buckets:
-        """One server."""
+        """The key layout for a single server."""
         return cls([b"b:"], [0])
 
     @classmethod

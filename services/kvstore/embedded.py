@@ -13,9 +13,6 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from redis.asyncio import Redis
-from redis.exceptions import RedisError
-
 from shared.address import Address
 from shared.errors import ConfigError, StoreUnavailable
 from shared.parent_death import command_dying_with_parent
@@ -25,7 +22,7 @@ START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 3.0
 WATCH_INTERVAL_S = 0.05
 MAX_SOCKET_PATH_BYTES = 103
-"""What sun_path takes on every system (Linux 107, macOS 103)."""
+"""Longest path of a Unix socket that every system accepts, in bytes (Linux 107, macOS 103)."""
 
 
 class EmbeddedValkey:
@@ -44,9 +41,9 @@ class EmbeddedValkey:
         bind: str = "",
         place: Callable[[Sequence[str]], Sequence[str]] | None = None,
     ) -> None:
-        """`folder` holds the socket, and the log unless `log_path` says where; it is created if need be, and kept.
-        Default: a temporary one. The log is appended to. `bind`: host:port on which it listens too, to anybody who
-        reaches it. `place` makes the server's command one that executes it elsewhere, such as in a namespace."""
+        """`folder` holds the socket, and the log unless `log_path` is set; it is created if need be, and kept.
+        Default: a temporary one. The log is appended to. `bind`: host:port on which it listens too, without a
+        password. `place` makes the server's command one that executes it elsewhere, such as in a namespace."""
         self._bind = Address.parse(bind, "bind", min_port=1) if bind else None
         self._place = place or (lambda command: command)
         self._given_folder = folder
@@ -56,7 +53,7 @@ class EmbeddedValkey:
 
     @property
     def url(self) -> str:
-        """What `redis_url` settings take; stays the same until `stop()`, and after it where a folder was given."""
+        """The URL for `redis_url` settings; stays the same until `stop()`, and after it where a folder was given."""
         return f"redis://{self._bind}" if self._bind is not None else f"unix://{self._socket}"
 
     @property
@@ -97,7 +94,7 @@ class EmbeddedValkey:
             raise
 
     async def ended(self) -> str:
-        """Waits until the server has ended, and says how: "SIGKILL" or "exit status 1"."""
+        """Waits until the server has ended; returns how: "SIGKILL" or "exit status 1"."""
         process = self._process
         while process is not None and process.poll() is None:  # noqa: ASYNC110 - a Popen has no event
             await asyncio.sleep(WATCH_INTERVAL_S)
@@ -142,7 +139,7 @@ class EmbeddedValkey:
 
     @property
     def log_path(self) -> Path:
-        """What the server writes; the default exists once it is started."""
+        """Path of the server's log; the default exists once it is started."""
         return self._given_log if self._given_log is not None else self._socket.with_name("valkey.log")
 
     def _arguments(self) -> list[str]:
@@ -164,13 +161,9 @@ class EmbeddedValkey:
     async def _wait_for_ping(self) -> None:
         assert self._process is not None
         try:
-            async with (
-                asyncio.timeout(START_TIMEOUT_S),
-                Redis.from_url(f"unix://{self._socket}", driver_info=None) as redis,
-            ):
+            async with asyncio.timeout(START_TIMEOUT_S):
                 while self._process.poll() is None:
-                    with contextlib.suppress(RedisError, OSError):
-                        await redis.ping()
+                    if await self.answers(START_TIMEOUT_S):
                         return
                     await asyncio.sleep(0.005)
         except TimeoutError as error:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
-from services.kvstore.records import holder_ids
+from services.kvstore.holder_records import holder_ids
 from shared.errors import Internal
 from shared.kv_index.holders import Holder, PrefixMatch, Tier
 from shared.rpc.convert import role_from_proto
@@ -64,7 +64,7 @@ class HolderTable:
             raise Internal(f"the index's holder table is damaged: {error!r}") from error
 
     def covers(self, version: TableVersion) -> bool:
-        """Whether this snapshot knows every holder that a reply of that version can name."""
+        """Whether this snapshot has every holder that a reply of that version can name."""
         return self.version.epoch == version.epoch and self.version.changes >= version.changes
 
     def prefix(self, values: Iterable[bytes | None]) -> PrefixMatch:

@@ -29,7 +29,7 @@ class MatchStreams:
     """Serves streams until they end or `drain()` ends them."""
 
     def __init__(self, match: Match, spans: SpanSink | None = None) -> None:
-        """`match` answers one request or raises a typed error. `spans` hears which traces are to be exported."""
+        """`match` answers one request or raises a typed error. `spans` is given the traces that are to be exported."""
         self._match = match
         self._spans = spans
         self._draining = asyncio.Event()

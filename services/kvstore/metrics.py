@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from services.kvstore.availability import Availability
 from services.kvstore.counted_index import IndexCounters
-from services.kvstore.node import StoreNode
 from services.kvstore.resp.counted import BUCKETS_S, CountedRedis
+from services.kvstore.store_node import StoreNode
 from services.kvstore.sweeper import SweepCounters
 from services.kvstore.tiers.tier import BlockTier
 from shared.telemetry.metrics import Metric, Observed, counter, gauge, histogram

@@ -16,12 +16,12 @@ import asyncio
 import secrets
 
 from services.kvstore.buckets import Buckets, slot_of
+from services.kvstore.holder_records import BOOKKEEPING_KEYS, TABLE_TAG, VERSION_KEY
 from services.kvstore.holder_table import HolderTable, TableVersion
 from services.kvstore.index import IndexStats, ResyncNeeded
-from services.kvstore.records import BOOKKEEPING_KEYS, TABLE_TAG, VERSION_KEY
 from services.kvstore.resp.client import RedisClient, info_fields, replies_of
 from services.kvstore.resp.command import Command, LuaScript
-from services.kvstore.resp.node import RedisConnection
+from services.kvstore.resp.redis_node import RedisConnection
 from services.kvstore.scripts import (
     ADMIT,
     FORGET_ALL,

@@ -15,12 +15,12 @@ from services.kvstore.availability import Availability
 from services.kvstore.counted_index import CountedIndex
 from services.kvstore.local_index_writer import LocalIndexWriter
 from services.kvstore.metrics import METRICS, NODE_METRICS, KVStoreSources
-from services.kvstore.node import NodeConfig, StoreNode
 from services.kvstore.redis_index import RedisIndex
 from services.kvstore.resp.counted import CountedRedis
 from services.kvstore.resp.open import redis_client
 from services.kvstore.servicer import SERVICE_NAME, KVStoreServicer
 from services.kvstore.settings import KVStoreSettings
+from services.kvstore.store_node import NodeConfig, StoreNode
 from services.kvstore.store_servicer import SERVICE_NAME as STORE_SERVICE_NAME
 from services.kvstore.store_servicer import StoreServicer
 from services.kvstore.sweeper import Sweeper

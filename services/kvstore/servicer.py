@@ -15,7 +15,7 @@ from services.kvstore.match_streams import MatchStreams, TracedMatches
 from services.kvstore.requests import publisher_of, remover_of, stamp_of, tier_of
 from shared.errors import StoreUnavailable
 from shared.kv_index.hash_lists import hashes_of
-from shared.kv_index.messages import match_to_proto
+from shared.kv_index.match_message import match_to_proto
 from shared.rpc.errors import answer
 from shared.rpc.pb.tandem.v1 import kvstore_pb2, kvstore_pb2_grpc
 from shared.telemetry.tracing.span_sink import SpanSink

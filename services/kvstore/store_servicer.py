@@ -7,8 +7,8 @@ from typing import Any
 
 import grpc.aio
 
-from services.kvstore.node import StoreNode
 from services.kvstore.requests import pin_name_of, pin_of, tenant_of
+from services.kvstore.store_node import StoreNode
 from services.kvstore.tiers.stack import PinState, TierStack
 from services.kvstore.tiers.tier import BlockTier
 from shared.kv_index.hash_lists import split_hashes

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.kvstore.buckets import Buckets
+from services.kvstore.holder_records import VERSION_KEY, holder_ids
 from services.kvstore.holder_table import HolderTable
-from services.kvstore.records import VERSION_KEY, holder_ids
 from services.kvstore.redis_index import TABLE_SLOT, read_table
 from services.kvstore.resp.client import RedisClient, replies_of
 from services.kvstore.resp.command import Command
-from services.kvstore.resp.node import RedisConnection, RedisNode
+from services.kvstore.resp.redis_node import RedisConnection, RedisNode
 from services.kvstore.scripts import EXPIRE, REMOVE, TABLE_KEYS
 from shared.errors import StoreUnavailable, TandemError
 from shared.tasks import end_task
@@ -83,7 +83,7 @@ class Sweeper:
             return 0
         [num_silent] = await self._redis.call(Command.script(EXPIRE, TABLE_KEYS, (str(self._lease_s),), TABLE_SLOT))
         if num_silent:
-            logger.warning("%d workers said nothing for %g s: their blocks are forgotten", num_silent, self._lease_s)
+            logger.warning("%d workers sent nothing for %g s: their blocks are forgotten", num_silent, self._lease_s)
         self.counters.num_expired += int(num_silent)
         return int(num_silent)
 

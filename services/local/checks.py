@@ -1,4 +1,4 @@
-"""What the services of a cluster would refuse, found before any of them starts: settings, configuration, tokenizer."""
+"""Checks of a cluster before any of its services starts: settings, configuration, tokenizer."""
 
 from __future__ import annotations
 
@@ -56,6 +56,6 @@ def check_model(folder: Path, splits: Iterable[Degrees] = ()) -> None:
 
 
 def _flags(command: Sequence[str]) -> list[str]:
-    """What stands behind the interpreter and the module."""
+    """The arguments of a command, without the interpreter and the module."""
     first = next((i for i, argument in enumerate(command) if argument.startswith("--")), len(command))
     return list(command[first:])

@@ -12,16 +12,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from services.local.addresses import check_free
 from services.local.commands import ServiceCommands, TandemCommands, WorkerPlan, plan_workers, with_flags
 from services.local.model_pools import ModelPools
 from services.local.parts import IndexPart, MemberPart, ServicePart
-from services.local.places import INDEX, Places, ThisHost
-from services.local.restarts import Change, Supervisor
+from services.local.places import INDEX, Places, ThisHost, check_free
 from services.local.spec import ClusterSpec, RouterPlace
 from services.local.state_folder import StateFolder, unwritable
+from services.local.supervisor import Change, Supervisor
 from shared.child_process import ChildProcess
-from shared.cores.policy import share_machine
+from shared.cores.core_choice import share_machine
 from shared.cores.quota import read_quota
 from shared.cores.topology import read_topology
 from shared.identity import WorkerRole
@@ -53,7 +52,7 @@ class LocalCluster:
 
     `start()` returns when prompts are served. The workers load while the KV store starts: its address is reserved
     beforehand. The routers start last: their flags name every worker's address. All addresses stay reserved until
-    `stop()`: where the spec says so, a process that dies is started again on its own. Use it on the main thread's
+    `stop()`: where the spec asks for it, a process that dies is started again on its own. Use it on the main thread's
     event loop (see ChildProcess).
     """
 
@@ -68,9 +67,9 @@ class LocalCluster:
         """`on_progress(process name, progress)` is called on the event loop, with fraction 1 once it is ready. Closes
         the `places` when it stops."""
         self.spec = spec
-        """With the state folder that it got, once started."""
+        """The cluster's spec; once started, with the state folder that it got."""
         self.routers: tuple[RouterPlace, ...] = ()
-        """Where each router serves, once started."""
+        """Addresses of each router, once started."""
         self._commands = commands if commands is not None else TandemCommands(spec)
         self._on_progress = on_progress if on_progress is not None else _ignore
         self._index: EmbeddedValkey | None = None
@@ -317,7 +316,7 @@ def cluster_environment(*, loopback: bool) -> Mapping[str, str]:
 
 
 async def wait_until_serving(router: ChildProcess, http: str, timeout_s: float) -> None:
-    """Returns once `GET /readyz` on the host:port `http` says so.
+    """Returns once `GET /readyz` on the host:port `http` answers 200.
 
     Raises WorkerLost where the router ends meanwhile, DeadlineExceeded with the router's reason after `timeout_s`
     seconds.

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from services.local.devices import ON_CPU, DeviceShare, share_devices
 from services.local.model_pools import ModelPools, PoolOptions
 from services.local.spec import ClusterSpec
-from shared.cores.policy import CoreShare
+from shared.cores.core_choice import CoreShare
 from shared.cores.topology import format_cpu_list
 from shared.identity import WorkerRole
 from shared.settings.group import values_in_common
@@ -130,7 +130,7 @@ class TandemCommands:
             "store": plan.stores,
             **self._ranks(plan),
         }
-        if plan.share != ON_CPU:
+        if plan.share.gpu_memory:
             decided["gpu_memory"] = plan.share.gpu_memory
         return self._command(plan.role, pools, decided)
 

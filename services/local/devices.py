@@ -11,32 +11,41 @@ from itertools import chain, cycle
 from shared.errors import ConfigError
 
 CPU = "cpu"
-_ACCEPTED = re.compile(r"cpu|cuda|cuda:\d+(,\d+)*")
+_ACCEPTED = re.compile(r"cpu|cuda|cuda:\d+(,\d+)*|timed:.+")
 _NUM_DIGITS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceShare:
-    """One worker's part."""
+    """Device of one worker and its share of the device's memory."""
 
     device: str
-    """cpu, or the GPUs of its processes: cuda:0, or cuda:0,1 for two."""
+    """cpu, timed:FILE, or the GPUs of its processes: cuda:0, or cuda:0,1 for two."""
     gpu_memory: float
-    """Share of each GPU's whole memory; 0 on the CPU."""
+    """Share of each GPU's whole memory; 0 where there is none."""
 
 
 ON_CPU = DeviceShare(CPU, 0.0)
 
 
+def is_gpu(device: str) -> bool:
+    """Of a device that `parse_devices` gave."""
+    return device.startswith("cuda")
+
+
 def parse_devices(text: str) -> tuple[str, ...]:
-    """The devices of `cpu`, `cuda` (the first GPU) or `cuda:0,1,…`. Raises ConfigError."""
+    """The devices of `cpu`, `timed:FILE`, `cuda` (the first GPU) or `cuda:0,1,…`. Raises ConfigError."""
     if _ACCEPTED.fullmatch(text) is None:
         raise ConfigError(
-            f"device must be cpu, cuda, or cuda: and the GPUs' numbers, such as cuda:0,1, got {text!r}", field="device"
+            f"device must be cpu, cuda, cuda: and the GPUs' numbers, such as cuda:0,1, or timed: and a file, "
+            f"got {text!r}",
+            field="device",
         )
+    if not is_gpu(text):
+        return (text,)
     name, _, numbers = text.partition(":")
     if not numbers:
-        return (CPU,) if name == CPU else ("cuda:0",)
+        return ("cuda:0",)
     devices = tuple(f"{name}:{int(number)}" for number in numbers.split(","))
     twice = [device for device, count in Counter(devices).items() if count > 1]
     if twice:
@@ -50,8 +59,8 @@ def share_devices(devices: Sequence[str], ranks: Sequence[int], gpu_memory: floa
 
     So with two GPUs, one prefill and one decode worker of one process have a GPU each, and those of two have both.
     """
-    if devices[0] == CPU:
-        return [ON_CPU] * len(ranks)
+    if not is_gpu(devices[0]):
+        return [DeviceShare(devices[0], 0.0)] * len(ranks)
     turns = cycle(devices)
     dealt = [tuple(next(turns) for _ in range(count)) for count in ranks]
     on_device = Counter(chain.from_iterable(dealt))
@@ -63,5 +72,5 @@ def share_devices(devices: Sequence[str], ranks: Sequence[int], gpu_memory: floa
 
 
 def _named(devices: Sequence[str]) -> str:
-    """As `parse_devices` reads them."""
+    """The devices in the form that `parse_devices` reads."""
     return "cuda:" + ",".join(device.removeprefix("cuda:") for device in devices)

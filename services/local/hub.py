@@ -14,7 +14,7 @@ _PART = r"[A-Za-z0-9][\w.-]*"
 _ID = re.compile(rf"^({_PART}/{_PART})(?:@([\w./-]+))?$")
 
 _WANTED = ("*.json", "*.jinja", "*.safetensors")
-"""What a model folder needs, and no other format of the same weights."""
+"""Files of a model folder, without other formats of the same weights."""
 _UNWANTED = ("original/*", "consolidated*", "onnx/*", "openvino/*", "*.index.fp*.json")
 
 
@@ -46,7 +46,7 @@ def hub_model(model: str) -> HubModel | None:
 
 
 def fetch(model: HubModel) -> Path:
-    """The model's folder, with everything fetched that the cache lacks. What a fetch that broke off had is kept.
+    """The model's folder, with everything fetched that the cache lacks. Files of an interrupted fetch are kept.
 
     Blocking; shows its progress on stderr where that is a terminal. Reads the Hub client's own variables: HF_TOKEN,
     HF_HOME, HF_HUB_OFFLINE, HF_ENDPOINT. Raises ModelLoadError: not there, not allowed, not reached.
@@ -79,7 +79,7 @@ def fetch(model: HubModel) -> Path:
 
 
 def _why(model: HubModel, endpoint: str, error: Exception) -> str:
-    """What to do about it, in a sentence."""
+    """The remedy, in a sentence."""
     from huggingface_hub import errors
 
     token = "give a token of someone who may (HF_TOKEN, or `hf auth login`)"
@@ -100,4 +100,6 @@ def _why(model: HubModel, endpoint: str, error: Exception) -> str:
             "reached: fetch it where there is a network, or name a model folder"
         )
     kind = f"{type(error).__name__}: " if not isinstance(error, OSError) or not error.strerror else ""
-    return f"fetching {model} from {endpoint} broke off ({kind}{error}): the same command continues where it stopped"
+    return (
+        f"fetching {model} from {endpoint} was interrupted ({kind}{error}): the same command continues where it stopped"
+    )

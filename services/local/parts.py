@@ -1,4 +1,4 @@
-"""What a local cluster is made of: services, and the server behind the index."""
+"""The parts of a local cluster: services, and the server behind the index."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from services.local.restarts import PROBE_TIMEOUT_S
+from services.local.supervisor import PROBE_TIMEOUT_S
 from shared.child_process import ChildProcess
 from shared.process_events import Progress, Ready
 from shared.rpc.server import channel
@@ -45,7 +45,7 @@ class ServicePart:
         """The process of the latest start."""
         self._grpc = ""
         self.endpoints: Mapping[str, str] = {}
-        """What it serves beside its address since it was last ready; see `shared.process.Service`."""
+        """Details of its service beside its address, as of its last start; see `shared.process.Service`."""
 
     async def start(self) -> None:
         """The first start; empties the log and returns at once."""
@@ -89,7 +89,7 @@ class ServicePart:
 
 
 class MemberPart(ServicePart):
-    """What stands for a further host of a worker's group. Implements `Part`."""
+    """The process that takes the place of a further host of a worker's group. Implements `Part`."""
 
     async def answers(self) -> bool:
         """See `Part`. It serves nothing: its leader notices when it is silent."""
@@ -97,7 +97,7 @@ class MemberPart(ServicePart):
 
 
 class IndexPart:
-    """The embedded Valkey; what it held is published again by its holders. Implements `Part`."""
+    """The embedded Valkey; after a restart the holders publish its contents again. Implements `Part`."""
 
     name = "valkey"
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from services.local.devices import CPU, parse_devices
+from services.local.devices import CPU, is_gpu, parse_devices
 from services.local.model_pools import MAX_WORKERS, ModelPools, PoolOptions
 from shared.address import MAX_PORT, Address
 from shared.config import LogSettings
@@ -67,7 +67,7 @@ class ClusterOptions(LogSettings, EncryptionSettings, AnswerSettings, ApiSetting
     memory, only TCP."""
     device: str = CPU
     """Where the workers run: cpu, cuda, or cuda:0,1,… for GPUs that their processes are dealt to in turn, prefill
-    first."""
+    first. timed:FILE: steps take the time that FILE gives, and compute nothing; for load tests."""
     gpu_memory: float = Field(default=0.9, gt=0, le=1)
     """Share of each GPU's memory, for all the workers on it together."""
     store_nodes: int = Field(default=1, ge=1, le=MAX_WORKERS)
@@ -156,7 +156,7 @@ class ClusterSpec(ClusterOptions, AliasSettings):
                 )
 
     def _check_gpus(self) -> None:
-        num_gpus = sum(device != CPU for device in self.devices)
+        num_gpus = sum(map(is_gpu, self.devices))
         if not num_gpus:
             return
         if num_gpus > self.num_processes:

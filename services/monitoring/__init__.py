@@ -1,1 +1,1 @@
-"""What operators look at, made from the metrics' definitions: dashboard, rules and reference."""
+"""Dashboard, alert rules and reference for operators, made from the metrics' definitions."""

@@ -27,23 +27,23 @@ SERVICES: Mapping[str, tuple[Metric, ...]] = {
     ),
     "planner": tuple(item.metric for item in PLANNER),
 }
-"""By the service that has them. Both kinds of workers have the same."""
+"""Metrics by the service that has them. Both kinds of workers have the same."""
 
 VLLM: Mapping[str, tuple[Metric, ...]] = {
     "router": tuple(item.metric for item in ROUTER_VLLM),
     "worker": tuple(item.metric for item in WORKER_VLLM),
 }
-"""Those of the setting `vllm_metrics`."""
+"""Metrics under vLLM's names, of the setting `vllm_metrics`."""
 
 COMMON = {"router": "gen_ai_response_model"}
 """The label that nearly all samples of a service have."""
 
 TARGET_LABELS = ("namespace", "pod")
-"""Of every series, by how Prometheus finds its targets; the dashboard and the rules need them."""
+"""Labels of every series, set by Prometheus's discovery of targets; the dashboard and the rules need them."""
 
 
 def metric(name: str) -> Metric:
-    """By its exposed name; raises KeyError."""
+    """The metric of an exposed name; raises KeyError."""
     return _BY_NAME[name]
 
 

@@ -16,10 +16,10 @@ class Expression:
 
     text: str
     uses: frozenset[tuple[str, frozenset[str]]]
-    """Of samples' names and their labels, those of the target left out."""
+    """Names of the samples that it reads, each with its labels but those of the target."""
 
     def scoped(self, matcher: str = "") -> str:
-        """As PromQL, with this matcher in every selector."""
+        """The query as PromQL, with this matcher in every selector."""
         text = self.text.replace("{@}", f"{{{matcher}}}" if matcher else "")
         return text.replace("{@,", f"{{{matcher}," if matcher else "{")
 
@@ -28,11 +28,11 @@ class Expression:
         return Expression(f"{self.text} / {other.text}", self.uses | other.uses)
 
     def above(self, limit: float) -> Expression:
-        """Where it is more."""
+        """The series above a value."""
         return Expression(f"{self.text} > {limit:g}", self.uses)
 
     def below(self, limit: float) -> Expression:
-        """Where it is less."""
+        """The series below a value."""
         return Expression(f"{self.text} < {limit:g}", self.uses)
 
 
@@ -54,7 +54,7 @@ def increase(name: str, *by: str, window: str, **where: str) -> Expression:
 
 
 def quantile(share: float, name: str, *by: str, window: str = "1m", **where: str) -> Expression:
-    """Of a histogram's values, over all targets unless `by` says otherwise."""
+    """A quantile of a histogram's values, over all targets unless `by` names labels."""
     assert metric(name).kind is Kind.HISTOGRAM, name
     inner = f"rate({_selector(name, by, where, '_bucket')}[{window}])"
     summed = _aggregated("sum", (*by, "le"), inner, name, where, "_bucket")

@@ -34,7 +34,7 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """When somebody should look. `look`: where to look, and what helps."""
+    """An alert. `look`: where to look, and what helps."""
 
     name: str
     query: Expression
@@ -153,7 +153,7 @@ ALERTS: Sequence[Alert] = (
         "5m",
         "warning",
         "The {{ $labels.tier }} tier of {{ $labels.pod }} fails.",
-        "Its log; a disk that is full, read-only or broken. The other tiers go on.",
+        "Its log; a disk that is full, read-only or broken. The other tiers keep working.",
     ),
     Alert(
         "TandemEventLoopLags",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from shared.collector import uncollected
+from shared.garbage import uncollected
 from shared.openmp import wait_briefly
 
 if __name__ == "__main__":

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 
-from services.worker.sessions.request import WorkerRequest
-from services.worker.sessions.session import Session
+from services.worker.session import Session, WorkerRequest
 from services.worker.worker import HANDOFF_TIMEOUT_S, TakeCommand, Worker
 from shared.engine.messages import AbortSequence, Event, NewToken, ReleaseBlocks, SequenceFailed, StepOutput
 from shared.engine.sequence import Goal
-from shared.errors import InvalidRequest, TandemError
+from shared.errors import InvalidRequest, PeerUnreachable, TandemError
 from shared.kv.handoff.outgoing_block import OutgoingBlock
 from shared.kv.handoff.shipment import Shipment
+from shared.kv.handoff.stall import STALLED_S, StallWatch
 from shared.kv.seal import Purpose
 from shared.kv.transfer import TICKET_BITS
 from shared.rpc.errors import to_proto
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 from shared.telemetry.logs import failure_level
 from shared.telemetry.tracing.span import Attributes
+
+MAX_WATCHES = 1024
+"""Hand-offs whose receivers wait, and that are watched; the one that reported least recently goes first."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,10 +64,12 @@ class PrefillRole:
         self.requests: dict[str, _Submitted] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._shipments: dict[str, Shipment] = {}  # until the trailer left
+        self._stalls: OrderedDict[str, StallWatch] = OrderedDict()  # of hand-offs whose receivers wait
         self.commands: Mapping[str, TakeCommand] = {
             "submit": self._submit,
             "cancel": self._cancel,
             "peer_lost": self._peer_lost,
+            "arrivals": self._arrivals,
         }
 
     @property
@@ -126,6 +131,38 @@ class PrefillRole:
         """Blocks that were on their way to the worker when their request was cancelled are not taken any more."""
         if any(key.startswith(session.key("")) and key not in self.requests for key in self._shipments):
             self._host.transfer.drop_peer(lost.transfer_address)
+
+    def _arrivals(self, session: Session, report: worker_pb2.Arrivals) -> None:
+        """A decode worker waits. Where what was sent to it does not arrive, all requests for it fail with
+        PeerUnreachable, and the router sends them another way."""
+        sequence_id = session.key(report.request_id)
+        shipment = self._shipments.get(sequence_id)
+        # What is over was sent completely; the last small messages may still lie in a buffer of this host's network.
+        num_sent = shipment.num_posted if shipment is not None else report.num_arrived + 1
+        to_receiver = [other for other in self._shipments.values() if other.address == report.transfer_address]
+        num_taken = sum(other.num_taken for other in to_receiver)
+        watch = self._watch_of(sequence_id)
+        if not watch.is_stalled(report.num_arrived, num_sent, num_taken, time.monotonic()):
+            return
+        del self._stalls[sequence_id]
+        error = PeerUnreachable(
+            f"nothing of what was sent to the decode worker has arrived for {STALLED_S:g} s", limit=STALLED_S
+        )
+        for other in to_receiver:
+            other.give_up(error)
+        for other_id, item in list(self.requests.items()):
+            if item.shipment.address == report.transfer_address:
+                self.fail(other_id, error)
+        if shipment is None:
+            session.send(failed=types_pb2.Failed(request_id=report.request_id, error=to_proto(error)))
+
+    def _watch_of(self, sequence_id: str) -> StallWatch:
+        """Kept until newer ones take its place: only receivers that wait for long have one."""
+        watch = self._stalls.setdefault(sequence_id, StallWatch())
+        self._stalls.move_to_end(sequence_id)
+        if len(self._stalls) > MAX_WATCHES:
+            self._stalls.popitem(last=False)
+        return watch
 
     def abandon(self, sequence_id: str) -> None:
         """See Role. What it holds is released as soon as the sends under way are done."""

@@ -1,1 +1,1 @@
-"""What a machine lacks that a component needs, found before anything hangs: `tandem preflight`."""
+"""Checks of a machine before a component is started there: `tandem preflight`."""

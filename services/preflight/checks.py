@@ -28,12 +28,12 @@ NAMES = (
     limits.PORT_CHECK,
     measure.CHECK,
 )
-"""What `--skip` may name."""
+"""Names for `--skip`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
-    """What the command's options ask for beside the needs."""
+class CheckOptions:
+    """Options of the command beyond the needs."""
 
     rdma_required: bool = False
     peer: str = ""
@@ -50,24 +50,24 @@ def check_skipped(names: Sequence[str]) -> None:
             raise InvalidRequest(f"there is no check {name!r}: {', '.join(NAMES)}", field="skip", value=name)
 
 
-async def run_checks(needs: Needs, wishes: Wishes, machine: Machine) -> AsyncIterator[Finding]:
+async def run_checks(needs: Needs, options: CheckOptions, machine: Machine) -> AsyncIterator[Finding]:
     """The findings, as they come; those of one check may be several, or none."""
-    async for finding in _all(needs, wishes, machine):
-        if finding.check not in wishes.skipped:
+    async for finding in _all(needs, options, machine):
+        if finding.check not in options.skipped:
             yield finding
 
 
-async def _all(needs: Needs, wishes: Wishes, machine: Machine) -> AsyncIterator[Finding]:
+async def _all(needs: Needs, options: CheckOptions, machine: Machine) -> AsyncIterator[Finding]:
     if needs.engine is not None:
-        for finding in await _engine(needs.engine, machine, wishes.skipped):
+        for finding in await _engine(needs.engine, machine, options.skipped):
             yield finding
-    if needs.tokenizer is not None and model_folder.CHECK not in wishes.skipped:
+    if needs.tokenizer is not None and model_folder.CHECK not in options.skipped:
         yield await asyncio.to_thread(check_tokenizer, needs.tokenizer)
     if needs.transfers:
-        for finding in await _transfer_plane(machine, wishes):
+        for finding in await _transfer_plane(machine, options):
             yield finding
-    if needs.redis is not None and redis_server.CHECK not in wishes.skipped:
-        for finding in await redis_server.check_redis(needs.redis, wishes.wait_s):
+    if needs.redis is not None and redis_server.CHECK not in options.skipped:
+        for finding in await redis_server.check_redis(needs.redis, options.wait_s):
             yield finding
     elif needs.embedded_redis:
         yield _embedded()
@@ -75,9 +75,9 @@ async def _all(needs: Needs, wishes: Wishes, machine: Machine) -> AsyncIterator[
         yield await asyncio.to_thread(limits.check_disk, *needs.disk)
     if needs.ports:
         yield limits.check_ports(needs.ports)
-    if wishes.peer and measure.CHECK not in wishes.skipped:
+    if options.peer and measure.CHECK not in options.skipped:
         token_bytes = await asyncio.to_thread(_token_bytes, needs.engine)
-        for finding in await measure.check_peer(wishes.peer, needs.fleet_key, wishes.wait_s, machine, token_bytes):
+        for finding in await measure.check_peer(options.peer, needs.fleet_key, options.wait_s, machine, token_bytes):
             yield finding
 
 
@@ -99,12 +99,12 @@ async def _engine(need: EngineNeed, machine: Machine, skipped: Collection[str]) 
     return findings
 
 
-async def _transfer_plane(machine: Machine, wishes: Wishes) -> list[Finding]:
+async def _transfer_plane(machine: Machine, options: CheckOptions) -> list[Finding]:
     findings: list[Finding] = []
     has_device = any(port.usable for port in rdma.rdma_ports(machine))
-    if ucx.CHECK not in wishes.skipped:
-        findings += await ucx.check_ucx(has_rdma_device=has_device, rdma_required=wishes.rdma_required)
-    findings += rdma.check_rdma(machine, required=wishes.rdma_required)
+    if ucx.CHECK not in options.skipped:
+        findings += await ucx.check_ucx(has_rdma_device=has_device, rdma_required=options.rdma_required)
+    findings += rdma.check_rdma(machine, required=options.rdma_required)
     findings.append(rdma.check_memlock(machine, memlock_bytes()))
     findings.append(limits.check_shm(machine))
     return findings

@@ -1,4 +1,4 @@
-"""What a preflight is for."""
+"""The components that a preflight can check for."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from enum import StrEnum
 
 
 class Component(StrEnum):
-    """What would run on the machine."""
+    """A component that would run on the machine."""
 
     WORKER = "worker"
     ROUTER = "router"
     KVSTORE = "kvstore"
     ALL = "all"
-    """All of them, as `tandem up` starts them."""
+    """All components, as `tandem up` starts them."""

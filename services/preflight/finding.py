@@ -1,4 +1,4 @@
-"""What one check found."""
+"""The result of one check."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from enum import StrEnum
 
 
 class Level(StrEnum):
-    """How bad it is."""
+    """Severity of a finding."""
 
     OK = "ok"
     WARN = "warn"
-    """It runs, but slower or shorter than it could."""
+    """The component runs, but slower or shorter than it could."""
     FAIL = "fail"
-    """It would not start, or not serve."""
+    """The component would not start, or not serve."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,21 +25,21 @@ class Finding:
     level: Level
     text: str
     fix: str = ""
-    """What to change; empty where nothing has to."""
+    """The remedy; empty where none is needed."""
 
 
 def ok(check: str, text: str) -> Finding:
-    """Nothing to change."""
+    """A finding that needs no change."""
     return Finding(check, Level.OK, text)
 
 
 def warn(check: str, text: str, fix: str) -> Finding:
-    """Worth changing."""
+    """A finding that is worth a change."""
     return Finding(check, Level.WARN, text, fix)
 
 
 def fail(check: str, text: str, fix: str) -> Finding:
-    """Has to change."""
+    """A finding that must be mended before the component starts."""
     return Finding(check, Level.FAIL, text, fix)
 
 

@@ -38,7 +38,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class CudaDriver:
-    """What the driver's library says."""
+    """GPUs and versions as the driver's library reports them."""
 
     version: tuple[int, int]
     """The newest CUDA that it runs."""

@@ -21,7 +21,7 @@ class Machine:
     root: Path = Path("/")
 
     def path(self, absolute: str) -> Path:
-        """Where `/dev/…`, `/proc/…` or `/sys/…` is."""
+        """The path of `/dev/…`, `/proc/…` or `/sys/…` on this machine."""
         return self.root / absolute.lstrip("/")
 
     def text(self, absolute: str) -> str:
@@ -58,7 +58,7 @@ def read(path: Path) -> str:
 
 
 def names_in(folder: Path) -> list[str]:
-    """What a folder holds, sorted; nothing where there is none."""
+    """Names in a folder, sorted; none where there is no folder."""
     try:
         return sorted(os.listdir(folder))
     except OSError:

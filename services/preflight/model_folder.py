@@ -24,7 +24,7 @@ _LESS = "a larger device or memory limit, a dtype of 16 bits instead of fp32, or
 
 @dataclass(frozen=True, slots=True)
 class EngineNeed:
-    """What a worker would load; the fields are its settings."""
+    """The model that a worker would load; the fields are its settings."""
 
     model: Path
     device: str
@@ -35,13 +35,14 @@ class EngineNeed:
     num_kv_blocks: int
     block_size: int
     further_gpus: tuple[str, ...] = ()
-    """Of a group's other processes."""
+    """GPUs of the other processes of a group."""
     num_hosts: int = 1
-    """Of the group: each holds an even part of the weights and of every block."""
+    """Hosts of the group: each holds an even part of the weights and of every block."""
 
 
 def check_weights(need: EngineNeed, memory_bytes: int | None) -> Finding:
-    """`memory_bytes`: what the engine may take; None = unknown, and the fit is not judged. Blocking: imports torch."""
+    """`memory_bytes`: most memory for the engine; None = unknown, and the fit is not judged. Blocking: imports
+    torch."""
     if problem := _unreadable(need.model):
         return problem
     try:
@@ -74,7 +75,7 @@ def check_weights(need: EngineNeed, memory_bytes: int | None) -> Finding:
 
 
 def check_tokenizer(folder: Path) -> Finding:
-    """What a router reads of it."""
+    """Checks the files of the folder that a router reads."""
     from shared.model.text.chat_template import ChatTemplate
     from shared.model.text.tokenizer import Tokenizer
 
@@ -89,7 +90,7 @@ def check_tokenizer(folder: Path) -> Finding:
 
 
 def kv_bytes_per_token(need: EngineNeed) -> float:
-    """Of its KV. Raises ModelLoadError."""
+    """Bytes of KV for one token of the model. Raises ModelLoadError."""
     return _layout(need, ModelConfig.load(need.model)).block_bytes / need.block_size
 
 
@@ -112,7 +113,7 @@ def _unreadable(folder: Path) -> Finding | None:
 
 
 def _num_elements(folder: Path, config: ModelConfig) -> int:
-    """Of the tensors that the model needs, all of which are there. Raises ModelLoadError."""
+    """Number of elements in the tensors that the model needs. Raises ModelLoadError where one is missing."""
     import torch
 
     from shared.model.layers.parameters import DecoderParameters, unused_tensors

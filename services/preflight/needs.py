@@ -1,4 +1,4 @@
-"""What each component needs of its machine, taken from the settings that it would start with."""
+"""The needs of each component, taken from the settings that it would start with."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Overrides:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What to look at; None, or an empty mapping, where the component does not need it."""
+    """Inputs of the checks; None, or an empty mapping, where the component does not need one."""
 
     engine: EngineNeed | None = None
     tokenizer: Path | None = None

@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 
 from services.kvstore.resp.client import RedisClient, info_fields, replies_of
 from services.kvstore.resp.command import Command
-from services.kvstore.resp.node import RedisConnection, RedisNode
 from services.kvstore.resp.open import redis_client
+from services.kvstore.resp.redis_node import RedisConnection, RedisNode
 from services.preflight.clock import check_skew
 from services.preflight.finding import Finding, fail, ok, warn, worst
 from shared.errors import ConfigError, StoreUnavailable
 
 CHECK = "redis"
 LEAST_VERSION = (5, 0)
-"""The first whose scripts may read the clock and write."""
+"""The first version whose scripts may read the clock and write."""
 ANSWER_TIMEOUT_S = 5.0
 RETRY_S = 0.5
 _REACH = (

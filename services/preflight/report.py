@@ -13,7 +13,7 @@ from rich.text import Text
 from services.preflight.finding import Finding, Level, failed
 
 MAX_MESSAGE_BYTES = 4096
-"""What Kubernetes keeps of a container's termination message."""
+"""Bytes that Kubernetes keeps of a container's termination message."""
 _STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
 _LEVEL_COLUMNS, _CHECK_COLUMNS = 5, 9
 
@@ -52,7 +52,7 @@ def as_json(component: str, findings: Sequence[Finding]) -> str:
 
 
 def termination_message(findings: Sequence[Finding]) -> str:
-    """What has failed and its fix, at most MAX_MESSAGE_BYTES; empty where nothing has."""
+    """Failed checks with their fixes, at most MAX_MESSAGE_BYTES; empty where none failed."""
     lines = [
         f"{finding.check}: {finding.text}. Fix: {finding.fix}" for finding in findings if finding.level is Level.FAIL
     ]

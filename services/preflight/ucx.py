@@ -20,7 +20,7 @@ _REINSTALL = "use an image of this release; outside of images: make setup"
 _OTHER_TLS = "leave UCX_TLS unset, or add tcp and sm to it"
 _WITH_CMA = f"{_OTHER_TLS}; let processes of one user read each other's memory (kernel.yama.ptrace_scope of 0 or 1)"
 LEAST_VERSION = (1, 19)
-"""What UCXX is built for."""
+"""UCX version that UCXX is built for."""
 _NEWER = "a system UCX of 1.19 or later, or none: without RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY the wheel's is taken"
 _WITH_VERBS = (
     "an image whose system UCX (1.19 to 1.21) is built with verbs, and RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true: the "
@@ -30,7 +30,7 @@ _WITH_VERBS = (
 
 @dataclass(frozen=True, slots=True)
 class Ucx:
-    """What UCX offers here."""
+    """Transports and devices that UCX offers here."""
 
     version: str
     resources: Mapping[str, Sequence[str]]
@@ -71,7 +71,7 @@ def judge(ucx: Ucx, *, has_rdma_device: bool, rdma_required: bool) -> Finding:
 
 
 async def _open() -> Ucx | str:
-    """What there is, or why there is nothing."""
+    """UCX's resources, or why they cannot be read."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",

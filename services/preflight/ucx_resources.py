@@ -36,7 +36,7 @@ def parse(info: str) -> dict[str, list[str]]:
 
 
 def version() -> str:
-    """Of the UCX that is loaded. Raises ImportError."""
+    """Version of the UCX that is loaded. Raises ImportError."""
     from ucxx._lib.libucxx import get_ucx_version
 
     return ".".join(str(part) for part in get_ucx_version())

@@ -11,7 +11,6 @@ from services.router.cache.servicer import PrefixReader
 from services.router.configured import discovery_of
 from services.router.dispatch.dispatcher import Dispatcher
 from services.router.dispatch.prefix_lookup import PrefixLookup
-from services.router.drain import Drain
 from services.router.edge.input_processor import InputProcessor
 from services.router.edge.model_names import ModelNames
 from services.router.edge.tenants.rate_limits import RateLimits
@@ -73,6 +72,7 @@ class ServedModel:
             credentials=around.credentials,
             token=around.token,
             texts_digest=texts_digest(settings.model),
+            tpot_target_s=settings.targets.tpot_s,
         )
         self.lookup = PrefixLookup(around.store, self.fleet)
         placement = Placement(
@@ -81,10 +81,9 @@ class ServedModel:
         self.requests = RequestLog(self.metrics, settings.judged_by)
         self.dispatcher = Dispatcher(self.fleet, placement, self.lookup, settings.dispatch_config(), self.requests)
         self._show_figures()
-        self.drain = Drain(self.dispatcher)
         self.reader = PrefixReader(tokenizer, template)
         self.edge = InputProcessor(
-            self.drain,
+            self.dispatcher,
             tokenizer,
             template,
             self.name,
@@ -109,7 +108,7 @@ class ServedModel:
         now = cluster_status(self.name, self.fleet, self.dispatcher, self.lookup, self.metrics)
         settings = self.settings
         now.router_name, now.mode, now.queue_limit = settings.name, settings.mode, settings.queue_limit
-        now.not_ready_reason = self.drain.not_ready_reason()
+        now.not_ready_reason = self.dispatcher.not_ready_reason()
         now.ready = not now.not_ready_reason
         return now
 

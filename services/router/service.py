@@ -180,7 +180,7 @@ class RouterService:
         """Finishes the requests that it has within drain_timeout_s and refuses others; then stops both servers, and
         ends the sessions."""
         await self.grpc.set_serving(False)
-        await asyncio.gather(*(model.drain.finish(self._settings.drain_timeout_s) for model in self._models))
+        await asyncio.gather(*(model.dispatcher.drain(self._settings.drain_timeout_s) for model in self._models))
         if self.picker is not None:
             await self.picker.close()
         await self.http.stop()
@@ -197,7 +197,7 @@ class RouterService:
     def hurry(self) -> None:
         """See `HurriedService`."""
         for model in self._models:
-            model.drain.hurry()
+            model.dispatcher.hurry()
 
     def _explain(self, request_id: str) -> inference_pb2.Explanation:
         """Whichever model it was for; raises NotFound."""
@@ -218,7 +218,7 @@ class RouterService:
         refused: TandemError | None = None
         for model in self._models:
             try:
-                model.drain.check_room(hints.tenant, hints.priority, hints.ttft_timeout_s)
+                model.dispatcher.check_room(hints.tenant, hints.priority, hints.ttft_timeout_s)
                 return
             except TandemError as error:
                 refused = refused or error

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from services.router.admission.settings import AdmissionSettings
+from services.router.admission.settings import AdmissionSettings, QueueSettings
 from services.router.dispatch.waiting_room import DispatchConfig
 from services.router.edge.settings import EdgeSettings
 from services.router.picker.settings import PickerSettings
@@ -60,7 +60,9 @@ class ModelSettings(ServedModelSettings):
     """Label selector of its workers' Pods, with `discovery` kubernetes."""
 
 
-class RouterSettings(ServiceSettings, FleetSettings, VllmMetricsSettings, ApiSettings, ServedModelSettings):
+class RouterSettings(
+    ServiceSettings, FleetSettings, VllmMetricsSettings, QueueSettings, ApiSettings, ServedModelSettings
+):
     """One router replica. The environment prefix is TANDEM_ROUTER_."""
 
     model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
@@ -81,10 +83,6 @@ class RouterSettings(ServiceSettings, FleetSettings, VllmMetricsSettings, ApiSet
     """The Pods."""
     kvstore: str = ""
     """host:port of the KV store; empty = prompts are placed without an index."""
-    queue_limit: int = Field(default=1024, ge=1)
-    """Most requests that may wait for a worker."""
-    queue_timeout_s: float = Field(default=60.0, gt=0)
-    """A request that waited longer than this is refused. Seconds."""
     max_queued_tokens: int = Field(default=2048, ge=1)
     """A prefill worker gets more work while it has fewer tokens than this to compute."""
     admission: AdmissionSettings = AdmissionSettings()
@@ -93,8 +91,6 @@ class RouterSettings(ServiceSettings, FleetSettings, VllmMetricsSettings, ApiSet
     """By what requests count as good in the status."""
     placement: PlacementSettings = PlacementSettings()
     """How workers are scored."""
-    max_attempts: int = Field(default=3, ge=1, le=16)
-    """Attempts at one request when workers fail it."""
     suspect_after_s: float = Field(default=1.0, ge=0.05, le=60)
     """A worker that sends no heartbeat for this long, or whose engine hangs, gets no new work. Seconds."""
     give_up_after_s: float = Field(default=5.0, ge=0.1, le=600)
@@ -148,17 +144,8 @@ class RouterSettings(ServiceSettings, FleetSettings, VllmMetricsSettings, ApiSet
 
     def dispatch_config(self) -> DispatchConfig:
         """What the dispatcher takes of these settings."""
-        return DispatchConfig(
-            collocated=self.mode == "collocated",
-            queue_limit=self.queue_limit,
-            queue_limit_bytes=self.admission.max_bytes,
-            queue_timeout_s=self.queue_timeout_s,
-            order=self.admission.order,
-            tenant_weights=self.admission.tenant_weights,
-            ttft_target_s=self.admission.ttft_target_s,
-            late_grace=self.admission.late_grace,
-            max_attempts=self.max_attempts,
-        )
+        admission = self.admission.values_of(AdmissionSettings)
+        return DispatchConfig(collocated=self.mode == "collocated", **self.values_of(QueueSettings), **admission)
 
 
 def parse_labels(text: str, known: Set[str]) -> dict[str, tuple[str, ...]]:

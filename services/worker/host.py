@@ -31,7 +31,9 @@ from shared.engine.engine import Engine
 from shared.engine.group.own_slices import SliceForm
 from shared.engine.messages import EngineDied, Event
 from shared.engine.runner.runner import Runner, RunnerConfig
+from shared.engine.runner.timed_runner import TimedRunner
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
+from shared.engine.step_runner import StepRunner
 from shared.errors import TandemError
 from shared.fingerprints import deterministic_fingerprint
 from shared.kernels.cpu.multilinear import fastest_sum
@@ -50,11 +52,14 @@ from shared.model.ranks.rank_decoder import RankDecoder
 from shared.model.text.texts_digest import texts_digest
 from shared.model.text.tokenizer import Tokenizer
 from shared.model.weights.loader import fingerprint
+from shared.sizing.measured_steps import measured
 from shared.structure.compiler import StructureCompiler
 
 MAX_UNSENT_SHARE = 0.5
 """A prefill worker starts no prompt for a decode worker that has yet to take blocks of more than this share of the
 pool."""
+TIMED_ANSWER = " No model has computed this answer."
+"""What a timed device says, again and again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +179,7 @@ def load_model(
     config = ModelConfig.load(settings.model)
     check_device(settings.devices[0])
     backend = choose_backend(settings)
-    dtype = choose_dtype(settings.dtype, config, settings.device, backend) if group is None else group.dtype
+    dtype = choose_dtype(settings.dtype, config, settings.devices[0], backend) if group is None else group.dtype
     layout = config.block_layout(settings.block_size, dtype_name(choose_kv_dtype(settings.kv_dtype, dtype)))
     if group is None:
         decoder = Decoder.load(
@@ -234,7 +239,8 @@ def scheduler_config(settings: WorkerSettings, num_host_blocks: int) -> Schedule
         max_num_batched_tokens=settings.max_num_batched_tokens,
         output_quantile=settings.output_length_quantile,
         num_host_blocks=num_host_blocks,
-        tpot_target_s=settings.tpot_target_ms / 1e3,
+        tpot_target_s=max(0.0, settings.tpot_target_ms) / 1e3,
+        itl_target_s=settings.itl_target_ms / 1e3,
         max_overtaken_s=settings.max_overtaken_ms / 1e3,
         max_unsent_share=MAX_UNSENT_SHARE,
     )
@@ -264,7 +270,7 @@ def _gpu_binding(settings: WorkerSettings) -> Callable[[], None] | None:
 
 def _start_runner(
     settings: WorkerSettings, model: LoadedModel, structures: StructureCompiler, group: RankGroup | None = None
-) -> Runner:
+) -> StepRunner:
     """The runner, ready for its first step. Blocking. Raises ConfigError, RankLost, and as `self_test`."""
     config = RunnerConfig(
         settings.max_num_seqs,
@@ -286,4 +292,8 @@ def _start_runner(
     with torch.inference_mode():
         runner.start()
     self_test(runner, model.layout.block_size, model.decoder.config.vocab_size)
-    return runner
+    if settings.step_times is None:
+        return runner
+    return TimedRunner(
+        runner, measured(settings.step_times, "device"), Tokenizer.load(settings.model).encode(TIMED_ANSWER)
+    )

@@ -11,21 +11,53 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import time
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from services.worker.engine_progress import EngineProgress
-from services.worker.sessions.session import Session
+from services.worker.session import Session
 from services.worker.worker import Worker
 from shared import failpoints
+from shared.engine.step_counters import StepCounters
 from shared.errors import DeadlineExceeded, InvalidRequest, ModelMismatch, TandemError, Unauthenticated
 from shared.fingerprints import difference
 from shared.rpc.errors import abort
 from shared.rpc.fleet_identity import FleetGuard
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 from shared.rpc.protocol import OLD_SESSION_SERVICES, PROTOCOL_VERSION, SESSION_SERVICE, other_protocol
+
+MAX_GAP_S = 0.5
+"""Most that one look adds: a process that was itself stopped for a while does not blame its engine. Seconds."""
+
+
+class EngineProgress:
+    """Looks at the engine's counters at each heartbeat; the engine's thread does nothing for it."""
+
+    def __init__(self, steps: StepCounters) -> None:
+        """`steps`: the engine's own, which its thread changes."""
+        self._steps = steps
+        self._num_turns = -1
+        self._looked_at = time.monotonic()
+        self._since_turn_s = 0.0
+
+    def heartbeat(self) -> types_pb2.Heartbeat:
+        """A heartbeat: the engine's steps so far, whether it has work, and seconds since its last progress."""
+        steps, now = self._steps, time.monotonic()
+        gap_s, self._looked_at = now - self._looked_at, now
+        if steps.waiting or steps.num_turns != self._num_turns:
+            self._num_turns = steps.num_turns
+            self._since_turn_s = 0.0
+        else:
+            self._since_turn_s += min(gap_s, MAX_GAP_S)
+        return types_pb2.Heartbeat(
+            num_steps=steps.num_steps,
+            has_work=not steps.waiting,
+            since_turn_s=self._since_turn_s,
+            longest_step_s=steps.longest_s,
+        )
+
 
 logger = logging.getLogger(__name__)
 

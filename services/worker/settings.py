@@ -29,6 +29,8 @@ GPU_PREFILL_CHUNK = 8192
 """Tokens of a step that keep a GPU's matrix units busy."""
 
 
+TIMED = "timed:"
+
 _OF_ONE_PROCESS = {"gpu_direct": False, "piecewise_tokens": 0, "deterministic": False, "debug_numerics": False}
 """What a worker of several processes cannot have, and its value without."""
 
@@ -57,10 +59,13 @@ class WorkerSettings(
     """host:port of the session server; port 0 = any free one."""
     model: Path
     """Model folder in Hugging Face layout."""
-    device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:[0-9]+(,[0-9]+)*)?)$")
+    device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:[0-9]+(,[0-9]+)*)?|timed:.+)$")
     """Where the engine runs: cpu, cuda, or cuda:N for the GPU of that index. On cuda, decode steps are CUDA graphs, and
     each is planned while the one before runs. A worker of `tp` times `pp` processes takes that number of GPUs, the
-    first ones or cuda:0,1,… in their order; there without graphs, and each step planned behind the one before."""
+    first ones or cuda:0,1,… in their order; there without graphs, and each step planned behind the one before.
+    timed:FILE is a device of another speed: a step takes the time that FILE gives for it and computes nothing, so
+    answers say nothing either; for load tests. FILE is what `make bench-engine OUT=FILE` wrote, or names the
+    coefficients."""
     gpu_memory: float = Field(default=0.9, gt=0, le=1)
     """Share of the GPU's memory that this worker takes, of the whole and not of what is free: weights, steps and pool.
     Workers that share a GPU need shares that add up to less than 1."""
@@ -146,8 +151,13 @@ class WorkerSettings(
     host_swap_bytes: int = Field(default=-1, ge=-1)
     """Host memory for the blocks of preempted sequences; 0 = they are recomputed. -1 = 256 MiB beside a pool in host
     memory, and on a GPU as much as the pool has, but at most 8 GiB and an eighth of the memory that is free. Bytes."""
-    tpot_target_ms: float = Field(default=0.0, ge=0)
-    """A decode batch grows only while its steps are predicted to take at most this. Milliseconds; 0 = no such limit."""
+    tpot_target_ms: float = Field(default=-1.0, ge=-1)
+    """A decode batch grows only while its steps are predicted to take at most this, and prompts beside running answers
+    are computed in chunks that leave each answer this much a token in the mean. Milliseconds; 0 = no such limit, and
+    -1 = the routers' targets.tpot_s, the least of them."""
+    itl_target_ms: float = Field(default=0.0, ge=0)
+    """Greatest gap between two tokens of an answer that a prompt's chunk may cause, where there is a tpot target.
+    Milliseconds; 0 = three times that target."""
     max_overtaken_ms: float = Field(default=500.0, ge=0)
     """Short prompts are computed first, but not before one that has waited this long. Milliseconds; 0 = in order of
     arrival."""
@@ -164,8 +174,8 @@ class WorkerSettings(
     @field_validator("piecewise_tokens", "gpu_direct")
     @classmethod
     def _check_on_gpu(cls, value: int, info: ValidationInfo) -> int:
-        if value and info.data.get("device") == "cpu":
-            raise ValueError("needs a GPU: device is cpu")
+        if value and not _is_gpu(device := info.data.get("device", "cuda")):
+            raise ValueError(f"needs a GPU: device is {device}")
         return value
 
     @field_validator("gpu_direct")
@@ -179,6 +189,8 @@ class WorkerSettings(
     @classmethod
     def _check_degree(cls, value: int, info: ValidationInfo) -> int:
         if value > 1:
+            if (device := info.data.get("device", "cpu")).startswith(TIMED):
+                raise ValueError(f"cannot be above 1 with device {device}")
             for name, only in _OF_ONE_PROCESS.items():
                 if (found := info.data.get(name, only)) != only:
                     raise ValueError(f"cannot be above 1 with {name} {found}")
@@ -248,8 +260,7 @@ class WorkerSettings(
     @field_validator("collectives")
     @classmethod
     def _check_collectives(cls, value: str, info: ValidationInfo) -> str:
-        on_cpu = info.data.get("device", "cpu") == "cpu"
-        if value == ("nccl" if on_cpu else "shm"):
+        if value == ("shm" if _is_gpu(info.data.get("device", "cpu")) else "nccl"):
             raise ValueError(f"cannot be {value} with device {info.data.get('device')}")
         return value
 
@@ -258,7 +269,7 @@ class WorkerSettings(
     def _check_group_pool(cls, value: str, info: ValidationInfo) -> str:
         if value == "shared" and (hosts := info.data.get("group_hosts", 1)) > 1:
             raise ValueError(f"cannot be shared by {hosts} hosts: each has its own memory")
-        if value == "shared" and (device := info.data.get("device", "cpu")) != "cpu":
+        if value == "shared" and _is_gpu(device := info.data.get("device", "cpu")):
             raise ValueError(f"cannot be shared with device {device}: each GPU has its own memory")
         return value
 
@@ -271,9 +282,9 @@ class WorkerSettings(
     def devices(self) -> tuple[str, ...]:
         """Of each rank. Raises ConfigError where `device` does not name as many GPUs as there are ranks."""
         ranks = self.degrees.num_ranks
+        if not self.is_on_gpu:
+            return ("cpu",) * ranks
         name, _, numbers = self.device.partition(":")
-        if name == "cpu":
-            return (name,) * ranks
         if not numbers:
             return (name,) if ranks == 1 else tuple(f"{name}:{rank}" for rank in range(ranks))
         devices = tuple(f"{name}:{int(number)}" for number in numbers.split(","))
@@ -304,7 +315,12 @@ class WorkerSettings(
     @property
     def is_on_gpu(self) -> bool:
         """Whether the engine runs on a GPU."""
-        return self.device != "cpu"
+        return _is_gpu(self.device)
+
+    @property
+    def step_times(self) -> Path | None:
+        """The file of a timed device; None for one that computes."""
+        return Path(self.device.removeprefix(TIMED)) if self.device.startswith(TIMED) else None
 
     def for_roles(self, roles: Roles) -> Self:
         """The same settings, with the defaults that depend on the roles filled in."""
@@ -313,3 +329,7 @@ class WorkerSettings(
         # Chunks delay the tokens of running answers; a worker that only prefills has none.
         chunk = GPU_PREFILL_CHUNK if self.is_on_gpu and WorkerRole.DECODE not in roles else CHUNK
         return self.model_copy(update={"max_num_batched_tokens": chunk})
+
+
+def _is_gpu(device: str) -> bool:
+    return device.startswith("cuda")

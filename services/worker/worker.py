@@ -9,16 +9,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from services.worker.blocks.connector import KVConnector
-from services.worker.blocks.prefix_fetch.fetch import Fetch
-from services.worker.blocks.prefix_fetch.prefix_hint import PrefixHint
+from services.worker.blocks.prefix_fetch.fetch import Fetch, PrefixHint
 from services.worker.host import EngineHost
 from services.worker.machine.choices import dtype_name
-from services.worker.sessions.request import WorkerRequest
-from services.worker.sessions.request_log import attempt_log, is_of
-from services.worker.sessions.session import Session
+from services.worker.session import Session, WorkerRequest, attempt_log, is_of
 from services.worker.telemetry.attempt_trace import AttemptTrace, begin_trace
-from services.worker.telemetry.load import LoadReporter
-from services.worker.telemetry.shipments import ShipmentCounters
+from services.worker.telemetry.load import LoadReporter, ShipmentCounters
 from shared.engine.messages import (
     AddSequence,
     BlocksAdopted,
@@ -30,6 +26,7 @@ from shared.engine.messages import (
     FetchPrepared,
     PoolChanged,
     SequenceEnded,
+    SetTargets,
 )
 from shared.engine.sequence import EngineSequence, Goal
 from shared.errors import InvalidRequest, Overloaded, PromptTooLong, TakenOver, TandemError
@@ -104,6 +101,7 @@ class Worker:
         """Set while no request is left."""
         self.idle.set()
         self._ending = False
+        self._tpot_target_s = 0.0  # the routers'
         self._publisher = publisher
         self._holding: set[asyncio.Task[None]] = set()
         self.load = LoadReporter(host.transfer.counters, self._publish_load, connector)
@@ -223,14 +221,26 @@ class Worker:
     def on_open(self, session: Session) -> None:
         """A router is connected: it gets the present load at once, and the other routers its name."""
         self.sessions.add(session)
+        self._follow_targets()
         self.load.flush()
 
     def on_closed(self, session: Session) -> None:
         """The router is gone: everything it holds is freed."""
         self.sessions.discard(session)
+        self._follow_targets()
         for role in self._roles.values():
             for sequence_id in [key for key, item in role.requests.items() if item.session is session]:
                 role.abandon(sequence_id)
+
+    def _follow_targets(self) -> None:
+        """The engine's steps keep the least target of the routers, unless the worker's settings have one."""
+        if self.host.settings.tpot_target_ms >= 0:
+            return
+        targets = [session.hello.tpot_target_s for session in self.sessions]
+        least = min((target for target in targets if target > 0), default=0.0)
+        if least != self._tpot_target_s:
+            self._tpot_target_s = least
+            self.host.engine.submit(SetTargets(least))
 
     def drain(self, *, for_good: bool = False) -> None:
         """Takes no new work from now on, and reports that to the routers. `for_good`: `undrain` changes nothing."""

@@ -1,6 +1,6 @@
 """Blocks on their way between this worker's pool and stores or peers: held while sent, cached when they arrive.
 
-Runs on the engine's thread. It knows no sequences: arrived blocks are cached prefix, found like any other.
+Runs on the engine's thread. It does not deal with sequences: arrived blocks are cached prefix, found like any other.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class BlockExchange:
         """Arrived damaged: given back, to be computed."""
 
     def hold(self, key: str, hashes: Sequence[bytes]) -> tuple[OutgoingBlock, ...]:
-        """Those of the blocks that are still here, each with a reference for the sender; `index` is the place in
+        """The blocks among these that are still here, each with a reference for the sender; `index` is the place in
         `hashes`."""
         found = [(index, ids[0]) for index, name in enumerate(hashes) if (ids := self._pool.match([name]))]
         self._pool.acquire([block_id for _, block_id in found])

@@ -38,6 +38,7 @@ from shared.engine.messages import (
     ReserveSequence,
     SequenceFailed,
     SequenceReserved,
+    SetTargets,
     StepOutput,
 )
 from shared.engine.plan import StepPlan
@@ -117,7 +118,7 @@ class Engine:
     def _run(self) -> None:
         try:
             with torch.inference_mode():
-                self._report_pool()  # a worker knows its free blocks before its first router asks
+                self._report_pool()  # before the first router asks for the free blocks
                 while self._take_commands():
                     self._step()
         except BaseException as error:
@@ -207,6 +208,8 @@ class Engine:
                 self._emit(BlocksAdopted(key, self._exchange.adopt(key, checksums, num_damaged)))
             case EndFetch(key, lost):
                 self._exchange.end(key, lost)
+            case SetTargets(tpot_target_s):
+                self._scheduler.set_tpot_target(tpot_target_s)
             case FlushCache(key):
                 num_blocks = self._scheduler.pool.num_cached
                 self._scheduler.pool.clear_cache()
@@ -303,4 +306,8 @@ class Engine:
             num_swapped_out=scheduler.counters.num_swapped_out,
             num_swapped_in=scheduler.counters.num_swapped_in,
             num_bad_blocks=self._num_bad_blocks + self._exchange.num_bad_blocks,
+            num_queued_pairs=scheduler.num_queued_pairs,
+            decoding=scheduler.decoding,
+            least_slack_s=scheduler.least_slack_s,
+            step_times=scheduler.step_fit.times,
         )

@@ -1,8 +1,8 @@
-"""What crosses between the engine thread and the world: commands in, events out, one queue each way."""
+"""Messages between the engine thread and its host: commands in, events out, one queue each way."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from shared.engine.finish_reason import FinishReason
@@ -10,6 +10,7 @@ from shared.engine.plan import SampledToken
 from shared.engine.sequence import EngineSequence
 from shared.errors import TandemError
 from shared.kv.handoff.outgoing_block import OutgoingBlock
+from shared.sizing.step_time import StepTimes, StepWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,13 @@ class FlushCache:
     key: str
 
 
+@dataclass(frozen=True, slots=True)
+class SetTargets:
+    """Bound steps by this time between two tokens of an answer from now on; 0 = by none. Seconds. No event follows."""
+
+    tpot_target_s: float
+
+
 Command = (
     AddSequence
     | ReserveSequence
@@ -129,6 +137,7 @@ Command = (
     | AdoptBlocks
     | EndFetch
     | FlushCache
+    | SetTargets
 )
 
 
@@ -173,7 +182,7 @@ class NewToken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What one engine step produced."""
+    """Tokens that one engine step produced."""
 
     tokens: tuple[NewToken, ...] = ()
     blocks: tuple[OutgoingBlock, ...] = ()  # to be sent to decode workers; `ReleaseBlocks` gives each back
@@ -247,6 +256,11 @@ class EngineLoad:
     num_swapped_out: int  # of these, sequences whose blocks were moved to host memory
     num_swapped_in: int  # of these, sequences that came back without being computed again
     num_bad_blocks: int
+    # What follows changes with every step: a change of it alone is not reported.
+    num_queued_pairs: int = field(default=0, compare=False)  # of query and key, in the attention of the queued tokens
+    decoding: StepWork = field(default=StepWork(), compare=False)  # of a step of all running answers
+    least_slack_s: float | None = field(default=None, compare=False)  # see `Scheduler`
+    step_times: StepTimes | None = field(default=None, compare=False)  # None until enough steps were measured
 
 
 @dataclass(frozen=True, slots=True)

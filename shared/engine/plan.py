@@ -1,4 +1,4 @@
-"""What passes between scheduler and runner: an immutable plan, and its result.
+"""Messages between scheduler and runner: an immutable plan, and its result.
 
 What a step has for every sequence is a NamedTuple: made several times faster than a frozen dataclass.
 """
@@ -30,7 +30,7 @@ class PlannedSequence(NamedTuple):
     """A sequence's share of one step: compute `token_ids` at positions start … start + len - 1.
 
     Planned while the step before still runs, a sequence's newest token may not be known yet: then `token_ids` holds
-    one 0 in its place, and `pending` says which of the tokens that the step before samples it will be.
+    one 0 in its place, and `pending` is the index of that token among those that the step before samples.
     """
 
     sequence_id: str
@@ -83,7 +83,7 @@ class StepPlan:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing is to be done."""
+        """True for a plan without sequences and copies."""
         return not self.sequences and not self.copies
 
 
@@ -103,7 +103,7 @@ class NoToken:
     structure: str | None = None  # why no token can continue a structured answer
 
     def error(self, position: int) -> TandemError:
-        """What its sequence fails with; `position` in it is the token's that could not be chosen."""
+        """The error that fails its sequence; `position` is that of the token that could not be chosen."""
         if self.structure is not None:
             return InvalidRequest(
                 f"structured_output cannot be followed beyond token {position}: {self.structure}",

@@ -1,29 +1,26 @@
-"""Plans and results as bytes, for runners in other processes: followers of a worker's group, or a recording.
+"""Plans as bytes, for runners in other processes: the followers of a worker's group.
 
 A message is a header (what it is, and the version) and msgpack of the tuples below, which msgspec writes and checks. A
 sequence of the plan before is named by its place there, and only the blocks behind those of then are sent; its sampling
-settings are left out where they are the same. A result is sent as it is.
+settings are left out where they are the same.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 
-from shared.engine.plan import BlockCopy, PlannedSequence, SampleSpec, StepPlan, StepResult
+from shared.engine.plan import BlockCopy, PlannedSequence, SampleSpec, StepPlan
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import InvalidRequest, ModelMismatch, TransferFailed
 
 VERSION = 3
-"""Of both messages: changes with every change of what they hold. Both ends must have the same one."""
+"""Version of the message, raised with every change of its fields. Both ends must have the same one."""
 
 _HEADER = struct.Struct("<4sH")  # magic, version
-_PLAN, _RESULT = b"TPLN", b"TRES"
-
-T = TypeVar("T")
+_MAGIC = b"TPLN"
 
 
 class _Sample(NamedTuple):
@@ -58,7 +55,6 @@ class _Plan(NamedTuple):
 
 _ENCODER = msgspec.msgpack.Encoder()
 _PLANS = msgspec.msgpack.Decoder(_Plan)
-_RESULTS = msgspec.msgpack.Decoder(StepResult)
 
 
 class PlanEncoder:
@@ -72,7 +68,7 @@ class PlanEncoder:
         places = {item.sequence_id: place for place, item in enumerate(self._before)}
         message = _Plan(tuple([self._sequence(item, places) for item in plan.sequences]), plan.copies)
         self._before = plan.sequences
-        return _HEADER.pack(_PLAN, VERSION) + _ENCODER.encode(message)
+        return _HEADER.pack(_MAGIC, VERSION) + _ENCODER.encode(message)
 
     def _sequence(self, item: PlannedSequence, places: dict[str, int]) -> _Sequence:
         place, num_kept, known = places.get(item.sequence_id), 0, None
@@ -97,7 +93,7 @@ class PlanEncoder:
 
 
 class PlanDecoder:
-    """Decodes what one encoder says, message by message from its first one on."""
+    """Decodes the messages of one encoder, in their order from its first one on."""
 
     def __init__(self) -> None:
         self._before: tuple[PlannedSequence, ...] = ()
@@ -105,7 +101,10 @@ class PlanDecoder:
     def decode(self, data: bytes) -> StepPlan:
         """The next plan. Raises ModelMismatch for a message of another version, TransferFailed for bytes that are no
         plan, or not the next one."""
-        plan = _decoded("plan", lambda: self._decode(_PLANS.decode(_content(data, _PLAN))))
+        try:
+            plan = self._decode(_PLANS.decode(_content(data)))
+        except (ValueError, struct.error, InvalidRequest) as error:
+            raise TransferFailed(f"these bytes are no plan of a step: {error}") from error
         self._before = plan.sequences
         return plan
 
@@ -142,28 +141,11 @@ class PlanDecoder:
         )
 
 
-def encode_result(result: StepResult) -> bytes:
-    """The result as one message."""
-    return _HEADER.pack(_RESULT, VERSION) + _ENCODER.encode(result)
-
-
-def decode_result(data: bytes) -> StepResult:
-    """Inverse of `encode_result`. Raises ModelMismatch for another version, TransferFailed for bytes that are none."""
-    return _decoded("result", lambda: _RESULTS.decode(_content(data, _RESULT)))
-
-
-def _content(data: bytes, magic: bytes) -> memoryview:
-    """What stands behind the header. Raises ModelMismatch, ValueError."""
-    found, version = _HEADER.unpack_from(data)
-    if found != magic:
-        raise ValueError(f"it begins with {found!r}")
+def _content(data: bytes) -> memoryview:
+    """The content behind a message's header. Raises ModelMismatch, ValueError."""
+    magic, version = _HEADER.unpack_from(data)
+    if magic != _MAGIC:
+        raise ValueError(f"it begins with {magic!r}")
     if version != VERSION:
-        raise ModelMismatch(f"a plan or result of version {version}, this build reads {VERSION}", field="version")
+        raise ModelMismatch(f"a plan of version {version}, this build reads {VERSION}", field="version")
     return memoryview(data)[_HEADER.size :]
-
-
-def _decoded(what: str, decode: Callable[[], T]) -> T:
-    try:
-        return decode()
-    except (ValueError, struct.error, InvalidRequest) as error:
-        raise TransferFailed(f"these bytes are no {what} of a step: {error}") from error

@@ -1,4 +1,4 @@
-"""How a request wants its tokens chosen: one frozen value object, validated where it is built."""
+"""Sampling parameters of a request: one frozen value object, validated where it is built."""
 
 from __future__ import annotations
 

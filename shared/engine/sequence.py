@@ -11,7 +11,7 @@ from shared.engine.sampling_params import SamplingParams
 
 
 class Goal(Enum):
-    """How far a worker takes a sequence."""
+    """The part of a sequence that a worker computes."""
 
     FIRST_TOKEN = auto()
     """Compute the prompt, sample one token, ship the blocks: a prefill worker's part."""
@@ -20,7 +20,7 @@ class Goal(Enum):
 
 
 class Status(Enum):
-    """Where a sequence stands on its worker."""
+    """State of a sequence on its worker."""
 
     RECEIVING = auto()
     """Its blocks are reserved and filled by a prefill worker."""
@@ -68,6 +68,8 @@ class EngineSequence:
     started: bool = False  # was scheduled at least once
     preempted_at: float = 0.0  # when it lost its blocks, by the scheduler's clock; 0 = it has some, or never had
     preempted_s: float = 0.0  # for how long it had none after it had started
+    paced_from_s: float | None = None  # when its tokens began to be due, by the scheduler's clock; None: they are not
+    num_unpaced_tokens: int = 0  # of its output, those it had then
     prompt_logprobs: dict[int, SampledToken] = field(default_factory=dict)  # by position, where they are asked for
     sampled_in_plan: int = 0  # number of the last plan that samples for it; 0 = none
     has_penalties: bool = field(init=False)  # as its sampling settings say
@@ -150,13 +152,13 @@ class EngineSequence:
         return tuple(self.token_ids[start + 1 : min(start + count + 1, self.num_prompt_tokens)]), num_alternatives
 
     def take_prompt_logprobs(self) -> tuple[SampledToken, ...]:
-        """What was found of the prompt's tokens from the second one on; fewer than these where a prefix was not
+        """Log-probabilities of the prompt's tokens from the second one on; fewer where a prefix was not
         computed here."""
         found, self.prompt_logprobs = self.prompt_logprobs, {}
         return tuple(found[position] for position in sorted(found))
 
     def finish_reason(self) -> FinishReason | None:
-        """Set where the newest token ends the sequence; the router looks for stop strings."""
+        """Why the newest token ends the sequence, else None; the router looks for stop strings."""
         sampling = self.sampling
         num_tokens = len(self.token_ids)
         num_output = num_tokens - self.num_prompt_tokens

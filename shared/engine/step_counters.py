@@ -1,4 +1,4 @@
-"""What an engine's steps add up to."""
+"""Counters of an engine's steps."""
 
 from __future__ import annotations
 
@@ -39,13 +39,14 @@ class StepCounters:
     num_turns: int = 0  # of the engine's loop: it came back for commands
     waiting: bool = False  # it waits for a command, and has nothing to compute
     longest_s: float = 0.0
-    """Of the recent steps, by which an engine is judged to hang: each later step lets it decay by 1 %. One step raises
-    it by GROWTH at most: else a process that once stood still for 20 s could hang for long without being noticed."""
+    """Longest of the recent steps, by which an engine is judged to hang: each later step lets it decay by 1 %. One step
+    raises it by GROWTH at most: else a process that once stood still for 20 s could hang for long without being
+    noticed."""
 
     def add(
         self, num_computed_tokens: int, num_output_tokens: int, duration_s: float, num_prefill_tokens: int = 0
     ) -> None:
-        """One step."""
+        """Counts one step."""
         num_decoding = num_computed_tokens - num_prefill_tokens
         self.num_prefill_tokens += num_prefill_tokens
         self.gaps_s.add(duration_s, num_decoding)

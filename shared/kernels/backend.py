@@ -40,7 +40,7 @@ class Linear(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of x, the bias and the result, whatever the weight is kept in."""
+        """Dtype of x, the bias and the result; the weight may be stored in another."""
         ...
 
     @property
@@ -78,7 +78,7 @@ class Experts(Protocol):
         ...
 
     def forward(self, x: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
-        """What each token's experts give, times their weights, added up in fp32 in the order of the token's choice.
+        """Outputs of each token's experts, times their weights, added up in fp32 in the order of the token's choice.
 
         Experts out of the range count as zero, so that the results of all ranges add up to the whole. A token's result
         does not depend on its batch mates beyond fp32 rounding.
@@ -95,7 +95,7 @@ class Experts(Protocol):
 
 
 class DecoderOps(Protocol):
-    """What a decoder is made of."""
+    """The ops that a decoder is made of."""
 
     @property
     def is_deterministic(self) -> bool:
@@ -125,7 +125,7 @@ class DecoderOps(Protocol):
         Args:
             logits: [num_tokens, num_experts], contiguous, the router's: of the model's dtype or fp32.
             bias: [num_experts] fp32, or None where not `has_bias`.
-            routing: how to choose; `shared.kernels.experts.routing` says what that means.
+            routing: how to choose; defined in `shared.kernels.experts.routing`.
 
         Returns:
             (expert_ids [num_tokens, top_k] int64, weights [num_tokens, top_k] fp32), the best first. Two backends may
@@ -232,7 +232,7 @@ class DecoderOps(Protocol):
         eps: float,
         is_interleaved: bool,
     ) -> Tensor:
-        """What `rotate_and_write` is to heads, for latent attention: rotate the last part of each query, and remember
+        """`rotate_and_write` for latent attention: rotate the last part of each query, and remember
         each token's normalised latent and the rotated key behind it.
 
         Rotated pairs come in as (2i, 2i + 1) where `is_interleaved`, and always leave as (i, i + rope_dim / 2).
@@ -321,7 +321,7 @@ class LayerWeights(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LayerSizes:
-    """What all layers of a decoder have in common, and their windows."""
+    """Sizes that all layers of a decoder share, and the layers' windows."""
 
     num_heads: int
     num_kv_heads: int
@@ -337,7 +337,7 @@ class LayerStack(Protocol):
     def run(
         self, x: Tensor, cos: Tensor, sin: Tensor, kv_blocks: Tensor, batch: AttentionBatch, logit_rows: Tensor
     ) -> Tensor:
-        """What the decoder's layers compute of a step, its last norm included.
+        """The output of the decoder's layers for a step, the last norm included.
 
         Args:
             x: [num_tokens, hidden_size], the embedded tokens, at least one; used up.
@@ -356,7 +356,7 @@ class LayerStack(Protocol):
 
 @runtime_checkable
 class StacksLayers(Protocol):
-    """What a backend offers besides where one call for all layers is faster than one for each op."""
+    """An addition to a backend: one call for all layers, where it is faster than one for each op."""
 
     def stack_layers(
         self,
@@ -379,5 +379,5 @@ class Kernels(DecoderOps, BlockOps, SamplingOps, Protocol):
 
     @property
     def name(self) -> str:
-        """As the registry knows it."""
+        """Its name in the registry."""
         ...

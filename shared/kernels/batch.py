@@ -73,7 +73,7 @@ class AttentionBatch:
         return self.slots.shape[0]
 
     def remember(self, key: Hashable, build: Callable[[], T]) -> T:
-        """What `build()` gave when this key was asked for first: a backend's plan of the step, the same for its layers.
+        """The value of `build()`, called once for a key: a backend's plan of the step, the same for its layers.
 
         The batch's tensors must not change between the layers of a step.
         """

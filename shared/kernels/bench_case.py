@@ -1,4 +1,4 @@
-"""What an op's benchmark measures; `loadtest.bench.kernels` runs them all."""
+"""A case of an op's benchmark; `loadtest.bench.kernels` runs them all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a backend does with whole blocks. For its ops holds what `backend.py` says of all."""
+"""A backend's ops on whole blocks. The rules for all ops are in `backend.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What launchers ask of the device."""
+"""Properties of the device that launchers need."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True)
 class DeviceLimits:
-    """What decides how a kernel is compiled and its grid cut."""
+    """Limits of a device by which kernels are compiled and their grids cut."""
 
     arch: str
     """`sm_90` for compute capability 9.0, `gfx942`, or empty where kernels are interpreted."""

@@ -1,4 +1,4 @@
-"""Which dtypes K and V may be kept in beside the dtype that a model computes in: the same rule for every backend."""
+"""The dtypes that K and V may be kept in beside the dtype that a model computes in: the same rule for every backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a backend makes of logits: tokens. For its ops holds what `backend.py` says of all."""
+"""A backend's ops from logits to tokens. The rules for all ops are in `backend.py`."""
 
 from __future__ import annotations
 

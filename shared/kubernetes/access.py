@@ -21,7 +21,7 @@ NAMESPACE_FILE = Path(SERVICE_TOKEN_FILENAME).with_name("namespace")
 
 @contextmanager
 def typed_errors() -> Iterator[None]:
-    """What the client's library raises becomes ClusterUnavailable."""
+    """Turns the errors of the client's library into ClusterUnavailable."""
     try:
         yield
     except (aiohttp.ClientError, TimeoutError, OSError) as error:

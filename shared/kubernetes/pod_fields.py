@@ -9,7 +9,7 @@ Json = Mapping[str, Any]
 
 
 def ready_condition(pod: Json) -> Json | None:
-    """The condition that says that the Pod is ready; None while it is not."""
+    """The condition of a ready Pod; None while it is not ready."""
     for condition in (pod.get("status") or {}).get("conditions") or ():
         if condition["type"] == "Ready" and condition["status"] == "True":
             found: Json = condition

@@ -1,17 +1,18 @@
-"""What some Pods say, kept up to date: one list, then a watch from its version on."""
+"""A view of some Pods, kept up to date: one list, then a watch from its version on."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from shared.errors import ClusterForbids, ClusterUnavailable, ConfigError
 from shared.kubernetes.access import ClusterAccess
-from shared.kubernetes.backoff import Backoff
 from shared.kubernetes.pods import Expired, Pod, Pods
 from shared.tasks import end_task
 
@@ -22,10 +23,22 @@ WATCH_S = 60
 that forgot it, is found by then. Seconds."""
 SHORT_S = 1.0
 """A watch that the server ends sooner is followed by a pause."""
-
 T = TypeVar("T")
-
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Doubles from `first_s` to `most_s` seconds; each pause is between half of that and all of it, so that the
+    routers of a cluster do not come back to their API server at one moment."""
+
+    first_s: float = 0.25
+    most_s: float = 15.0
+
+    def pause_s(self, failures: int) -> float:
+        """Seconds to wait after `failures` in a row, 1 or more."""
+        longest = min(self.most_s, self.first_s * 2.0 ** min(failures - 1, 30))
+        return longest * random.uniform(0.5, 1.0)
 
 
 class PodWatch(Generic[T]):
@@ -50,7 +63,7 @@ class PodWatch(Generic[T]):
         """`selector` is a label selector. `read` returns None for a Pod that does not count now, and raises ConfigError
         for one that is wrong: it is left out, and `failure` names it. Reads nothing yet."""
         self.view: dict[str, T] = {}
-        """What the Pods say, by their names."""
+        """The value read from each Pod that counts, by the Pod's name."""
         self.error: ClusterForbids | ClusterUnavailable | None = None
         """While the server does not answer as it should."""
         self._access = access
@@ -129,7 +142,7 @@ class PodWatch(Generic[T]):
             on_change()
 
     def _take(self, pod: Pod, deleted: bool, on_change: Callable[[], None]) -> None:
-        """One Pod changed."""
+        """Applies a change of one Pod to the view."""
         name = pod["metadata"]["name"]
         before = self.view.pop(name, None)
         was_wrong = {name: why} if (why := self._wrong.pop(name, "")) else {}

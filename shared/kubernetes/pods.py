@@ -8,13 +8,14 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from aiohttp import ClientResponse
 from kubernetes.aio.client import ApiClient, CoreV1Api
 
 from shared.kubernetes.access import ClusterAccess, refusal, typed_errors
 
 LIST_TIMEOUT_S = 30.0
 SLACK_S = 15.0
-"""A watch that the server does not end is ended here so much later. Seconds."""
+"""Seconds after its deadline at which a watch is ended here, where the server has not ended it."""
 
 Pod = Mapping[str, Any]
 """A Pod as the API server's JSON has it."""
@@ -47,7 +48,7 @@ class Pods:
         self._selector = selector
 
     async def list(self, page: int) -> tuple[list[Pod], str]:
-        """All of them, at most `page` in one call, and their version."""
+        """All Pods, at most `page` in one call, and their version."""
         pods: list[Pod] = []
         go_on: str | None = None
         with typed_errors():
@@ -83,11 +84,22 @@ class Pods:
                 _request_timeout=duration_s + SLACK_S,
             )
             async with response:
-                if response.status != 200:
-                    _check(response.status, await response.read())
-                yield PodEvent(None, version)
-                async for line in response.content:
-                    yield _event(line)
+                try:
+                    if response.status != 200:
+                        _check(response.status, await response.read())
+                    yield PodEvent(None, version)
+                    async for line in response.content:
+                        yield _event(line)
+                finally:
+                    _end_connection(response)
+
+
+def _end_connection(response: ClientResponse) -> None:
+    """Ends the connection of an answer that was not read to its end. aiohttp forgets it and lets TLS say goodbye in the
+    background, which nothing waits for: it would outlive the session, and the event loop too."""
+    connection = response.connection
+    if connection is not None and connection.transport is not None:
+        connection.transport.abort()
 
 
 def _event(line: bytes) -> PodEvent:

@@ -11,8 +11,8 @@ import grpc.aio
 from shared.errors import DeadlineExceeded, StoreUnavailable, TandemError, WorkerLost
 from shared.identity import WorkerIdentity
 from shared.kv_index.holders import EventStamp, PrefixMatch, Tier, join_hashes
+from shared.kv_index.match_message import match_from_proto
 from shared.kv_index.match_stream import MatchStream
-from shared.kv_index.messages import match_from_proto
 from shared.rpc.convert import role_to_proto
 from shared.rpc.errors import from_rpc_error
 from shared.rpc.pb.tandem.v1 import kvstore_pb2, kvstore_pb2_grpc, types_pb2

@@ -1,4 +1,4 @@
-"""What tells two workers of one model apart in deterministic mode: the bits that they compute."""
+"""A fingerprint of the bits that a worker computes: in deterministic mode all workers of a model must share it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from shared.kv.layout import BlockLayout
 from shared.model.decoder import Decoder
 
 NUM_TOKENS = 160
-"""Of the probe: longer than a tile of keys, so that attention over several is part of it."""
+"""Tokens of the probe: longer than a tile of keys, so that attention over several is part of it."""
 NUM_MATES = 2
-"""Other sequences beside it, where it is cut."""
+"""Other sequences of the batch, where the probe is cut into chunks."""
 
 
 def arithmetic_digest(decoder: Decoder, layout: BlockLayout) -> str:

@@ -20,8 +20,7 @@ from shared.model.layers.modules import DecoderModules, add_up
 from shared.model.layers.parameters import DecoderParameters, unused_tensors
 from shared.model.layers.pieces import DecoderPieces
 from shared.model.layers.rope import Rotary
-from shared.model.weights.huge_pages import ask_for_huge_pages
-from shared.model.weights.loader import OnProgress, load_weights
+from shared.model.weights.loader import OnProgress, ask_for_huge_pages, load_weights
 
 
 class Decoder:
@@ -130,7 +129,7 @@ class Decoder:
         return self.logits(normed, num_candidates)
 
     def embed(self, token_ids: Tensor, positions: Tensor, rope_lengths: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """What the layers begin with: the tokens [num_tokens, hidden_size], and their angles' cosines and sines
+        """The first layer's inputs: the tokens' rows [num_tokens, hidden_size], and their angles' cosines and sines
         [num_tokens, rotary_dim]. Arguments as for `forward`."""
         with in_this_thread(token_ids, token_ids.shape[0] * self.config.hidden_size):
             cos, sin = self.rotary.cos_sin(positions, rope_lengths)

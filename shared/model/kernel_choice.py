@@ -1,4 +1,4 @@
-"""Which kernels serve a model: those of the device, unless the architecture asks for what they do not have."""
+"""Chooses the kernels for a model: those of the device, unless they lack an op that the architecture needs."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from shared.identity import Roles, WorkerRole, roles_text
 from shared.kv.format import KVFormat
 from shared.kv.layout import LAYOUT_VERSION, BlockLayout
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
+from shared.sizing.step_time import StepTimes
 from shared.structure.structured_output import ReasoningPart, StructuredOutput, StructureKind
 
 _OptionalName = Literal[
@@ -166,6 +167,32 @@ def layout_from_proto(message: types_pb2.BlockLayout) -> BlockLayout:
         num_layers=message.num_layers,
         block_size=message.block_size,
         format=KVFormat(message.dtype, message.num_kv_heads, message.head_dim, message.num_planes or 2),
+    )
+
+
+def step_times_to_proto(times: StepTimes) -> types_pb2.StepTimes:
+    """Of one rank and without experts, as workers fit them: the other coefficients are not sent."""
+    return types_pb2.StepTimes(
+        fixed_s=times.fixed_s,
+        read_s=times.read_s,
+        token_s=times.token_s,
+        sequence_s=times.sequence_s,
+        kv_s=times.kv_s,
+        attention_s=times.attention_s,
+        overlap=times.overlap,
+    )
+
+
+def step_times_from_proto(message: types_pb2.StepTimes) -> StepTimes:
+    """The inverse of `step_times_to_proto`."""
+    return StepTimes(
+        message.fixed_s,
+        message.read_s,
+        message.token_s,
+        message.sequence_s,
+        message.kv_s,
+        message.attention_s,
+        message.overlap,
     )
 
 

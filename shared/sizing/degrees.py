@@ -10,7 +10,6 @@ from shared.sizing.load import Hardware, Load
 from shared.sizing.memory import room
 from shared.sizing.shapes import ModelShape
 from shared.sizing.spread import Spread
-from shared.sizing.step_time import step_times
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,7 @@ def _degree_fit(model: ModelShape, load: Load, gpu: GpuShape, hardware: Hardware
     held = room(model, gpu, spread, hardware)
     sequences = max(0, held.kv_tokens // load.context)
     batch = max(1, min(load.concurrency, sequences))
-    times = step_times(model, gpu, spread, hardware.weights, hardware.kv_dtype, hardware.node_devices)
+    times = hardware.step_times(model, gpu, spread)
     sent = exchange(model, gpu, spread, hardware.node_devices)
     parts, passes = times.through(batch)
     return DegreeFit(
@@ -75,7 +74,7 @@ def _degree_fit(model: ModelShape, load: Load, gpu: GpuShape, hardware: Hardware
         held.kv_bytes_per_token,
         held.kv_tokens,
         sequences,
-        prompt_s=times.prefill_step_s(times.chunk_s(load.prompt_len, 0)),
+        prompt_s=times.prompt_s(load.prompt_len),
         batch=batch,
         step_s=times.decode_step_s(batch, batch * (load.prompt_len + load.output_len // 2)),
         exchange_s=passes * (sent.pass_s + sent.token_s * batch / parts),

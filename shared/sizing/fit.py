@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+from dataclasses import dataclass, replace
 from math import gcd
 
 from shared.errors import ConfigError
@@ -41,6 +42,8 @@ class Fit:
     collocated: PoolFit | None
     transfer: float
     """Bytes/s of KV that each prefill GPU sends, over what its network card carries."""
+    apart: Fit | None = None
+    """The same if nothing of a step's reading hid behind its products; None where the overlap is known."""
 
     @property
     def gpus(self) -> int:
@@ -76,9 +79,32 @@ class Fit:
             return theirs.per_hour <= ours.per_hour
         return self.collocated.gpus <= self.gpus
 
+    @property
+    def is_undecided(self) -> bool:
+        """Whether one pool or two are better depends on an overlap that was not measured."""
+        return self.apart is not None and self.apart.collocated_is_better != self.collocated_is_better
+
+    @property
+    def takes_one_pool(self) -> bool:
+        """Whether one pool is better, whatever the overlap; where that decides, two pools are the safer choice: what
+        they need hardly depends on it."""
+        return self.collocated_is_better and not self.is_undecided
+
 
 def fit(model: ModelShape, load: Load, hardware: Hardware) -> Fit:
-    """Sizes everything. Raises ConfigError with the reason where the load cannot be served."""
+    """Sizes everything. Raises ConfigError with the reason where the load cannot be served.
+
+    Without a known overlap the two ends are taken: `apart` is the other one, and None where it cannot be served.
+    """
+    if hardware.overlap is not None or hardware.measured is not None:
+        return _fit(model, load, hardware)
+    found = _fit(model, load, hardware)
+    with contextlib.suppress(ConfigError):
+        return replace(found, apart=_fit(model, load, replace(hardware, overlap=0.0)))
+    return found
+
+
+def _fit(model: ModelShape, load: Load, hardware: Hardware) -> Fit:
     if model.max_positions and load.context > model.max_positions:
         raise ConfigError(
             f"--context {load.context} is beyond the model's {model.max_positions} positions",

@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 
 from shared.errors import ConfigError
 from shared.sizing.devices import H200, GpuShape
+from shared.sizing.roofline import step_times
 from shared.sizing.shapes import ModelShape
 from shared.sizing.spread import MOST_RANKS, Spread
+from shared.sizing.step_time import StepTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,11 @@ class Hardware:
     """Most stages of a worker: its GPUs are at most that many times `max_tensor`."""
     node_devices: int = 8
     """GPUs of a machine, which reach each other without the network."""
+    overlap: float | None = None
+    """Share, from 0 to 1, of the shorter one of reading weights and products that costs a step no time; None = not
+    known, and taken as 1."""
+    measured: StepTimes | None = None
+    """Step times of a worker of one GPU, of either kind; None = by arithmetic, as those of several GPUs always are."""
     prefill_price: float | None = None
     """For one GPU and hour, in any currency."""
     decode_price: float | None = None
@@ -68,6 +75,13 @@ class Hardware:
     def tensor_sizes(self, model: ModelShape) -> list[int]:
         """Powers of two that divide the heads, up to `max_tensor`."""
         return [1 << i for i in range(10) if 1 << i <= self.max_tensor and model.num_heads % (1 << i) == 0]
+
+    def step_times(self, model: ModelShape, gpu: GpuShape, spread: Spread) -> StepTimes:
+        """Of a worker of these ranks."""
+        if self.measured is not None and spread.num_ranks == 1:
+            return self.measured
+        overlap = 1.0 if self.overlap is None else self.overlap
+        return step_times(model, gpu, spread, self.weights, self.kv_dtype, self.node_devices, overlap)
 
     def spreads(self, model: ModelShape) -> list[Spread]:
         """What a worker may be, fewest GPUs first: stages and ranks of a stage are powers of two. Experts are split as

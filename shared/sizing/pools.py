@@ -11,8 +11,9 @@ from shared.sizing.load import Hardware, Load, PoolFit
 from shared.sizing.memory import Room, rooms
 from shared.sizing.queueing import servers_needed, waits_longer
 from shared.sizing.shapes import ModelShape
-from shared.sizing.step_time import StepTimes, step_times
+from shared.sizing.step_time import StepTimes, StepWork
 
+_MOST_CHUNK = 1 << 20
 VARIATION = 1.0
 """Of the prompts' lengths around their mean: squared coefficient, as of an exponential distribution."""
 
@@ -23,7 +24,7 @@ def prefill_pool(model: ModelShape, load: Load, hardware: Hardware) -> PoolFit:
     fits: list[PoolFit] = []
     fastest_s = math.inf
     for room in rooms(model, gpu, name, load.context, hardware):
-        alone_s = _prompt_s(_times(model, gpu, room, hardware), load.prompt_len)
+        alone_s = _times(model, gpu, room, hardware).prompt_s(load.prompt_len)
         fastest_s = min(fastest_s, alone_s)
         if alone_s > load.ttft_s:
             continue
@@ -76,7 +77,8 @@ def decode_pool(model: ModelShape, load: Load, hardware: Hardware) -> PoolFit:
 def collocated_pool(model: ModelShape, load: Load, hardware: Hardware, max_gpus: int) -> PoolFit | None:
     """The fewest GPUs of workers that do both, None where none up to `max_gpus` meet the targets.
 
-    While a prompt is computed a step may take as long as TPOT allows: its chunk gets what the batch leaves of it.
+    While a prompt is computed a step may take as long as TPOT allows: its chunk is the largest with which it does not
+    take longer.
     """
     gpu, name = hardware.decode_gpu, hardware.decode_name
     fits: list[PoolFit] = []
@@ -84,13 +86,13 @@ def collocated_pool(model: ModelShape, load: Load, hardware: Hardware, max_gpus:
         times = _times(model, gpu, room, hardware)
         for workers in range(1, max_gpus // room.spread.num_ranks + 1):
             batch = -(-load.concurrency // workers)
-            left = 1 - _step_s(times, load, batch) / load.tpot_s
-            if batch * load.context > room.kv_tokens or left <= 0:
+            chunk = _chunk_beside(times, load, batch)
+            if batch * load.context > room.kv_tokens or chunk < 1:
                 continue
-            alone_s = _prompt_s(times, load.prompt_len) / left
+            alone_s = load.prompt_len / chunk * load.tpot_s
             late = waits_longer(workers, load.rate * alone_s, alone_s, load.ttft_s - alone_s, VARIATION)
             if alone_s <= load.ttft_s and late <= load.late_share:
-                reason = f"chunks get {left:.0%} of a step of {load.tpot_s * 1e3:g} ms"
+                reason = f"a step of {load.tpot_s * 1e3:g} ms has room for a chunk of {chunk:,} tokens"
                 busy = load.rate * alone_s / workers
                 fits.append(
                     _fit(
@@ -110,7 +112,7 @@ def collocated_pool(model: ModelShape, load: Load, hardware: Hardware, max_gpus:
 
 
 def _times(model: ModelShape, gpu: GpuShape, room: Room, hardware: Hardware) -> StepTimes:
-    return step_times(model, gpu, room.spread, hardware.weights, hardware.kv_dtype, hardware.node_devices)
+    return hardware.step_times(model, gpu, room.spread)
 
 
 def _most_gpus(hardware: Hardware) -> int:
@@ -122,13 +124,22 @@ def _size(fit: PoolFit) -> tuple[int, int, int]:
     return fit.gpus, fit.gpus_each, fit.spread.pipeline
 
 
-def _prompt_s(times: StepTimes, num_tokens: int) -> float:
-    return times.prefill_step_s(times.chunk_s(num_tokens, 0))
-
-
 def _step_s(times: StepTimes, load: Load, batch: int) -> float:
     """A decode step of `batch` sequences, each half way through its answer."""
     return times.decode_step_s(batch, batch * (load.prompt_len + load.output_len // 2))
+
+
+def _chunk_beside(times: StepTimes, load: Load, batch: int) -> int:
+    """The most tokens of the load's prompts that a step of `batch` sequences computes within TPOT: their attention is
+    that of tokens half way through a prompt. More than a prompt's where it could do several at once."""
+    beside = StepWork(batch, batch * (load.prompt_len + load.output_len // 2))
+
+    def seconds(chunk: int) -> float:
+        return times.step_s(beside._replace(
+            num_chunk_tokens=chunk, num_chunk_pairs=chunk * load.prompt_len // 2, num_chunks=1
+        ))  # fmt: skip
+
+    return bisect_right(range(1, _MOST_CHUNK), load.tpot_s, key=seconds)
 
 
 def _largest_batch(times: StepTimes, load: Load) -> int:

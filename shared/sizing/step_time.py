@@ -1,38 +1,77 @@
-"""The duration of an engine step: six coefficients, and more for models with experts and for several ranks.
+"""The duration of an engine step, one form for all of them: steps that decode, chunks of prompts, and both at once.
 
-decode step  = fixed + batch · sequence + (KV tokens of the batch) · kv + experts · share read
-chunk        = fixed + n · token + n · (tokens before it + n / 2) · attention, and no less than a decode step's fixed
-mixed step   = decode step + the chunk without its fixed part
+seconds = fixed + hidden(read, products) + sequences · sequence + context tokens · kv + chunk pairs · attention
+products = (sequences + chunk tokens) · token
+hidden(a, b) = max(a, b) + (1 - overlap) · min(a, b)
 
-Through s stages a step goes in m parts, one behind the other, m being the number of its sequences or s: the time of one
-part on one stage, m + s - 1 times. Compute and KV are split among the parts, so they take (m + s - 1) / (m · s) of what
-they take without; weights are read for every part, (m + s - 1) / s times.
+Weights are read while products are computed: with overlap 1 the shorter of the two costs nothing, with 0 they add up.
+`shared/sizing/roofline.py` gives the coefficients by arithmetic, `StepTimeFit` by steps that were measured.
+
+With experts the reading includes those that the step's tokens chose. Through s stages a step goes in m parts, one
+behind the other, m being the number of its sequences or s: the time of one part on one stage, m + s - 1 times. Products
+and KV are split among the parts, so they take (m + s - 1) / (m · s) of what they take without; weights are read for
+every part, (m + s - 1) / s times.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from shared.sizing.devices import GpuShape
-from shared.sizing.exchange import exchange
-from shared.sizing.shapes import BYTES_PER_VALUE, ModelShape
-from shared.sizing.spread import Spread
 
-STEP_OVERHEAD_S = 0.5e-3
-"""Scheduling, input preparation and sampling of one step."""
+class StepWork(NamedTuple):
+    """What a step computes."""
+
+    num_sequences: int = 0
+    """That decode a token each."""
+    num_context_tokens: int = 0
+    """Whose KV these read."""
+    num_chunk_tokens: int = 0
+    """Of prompts, and of what is computed again."""
+    num_chunk_pairs: int = 0
+    """Query and key of the chunks' causal attention."""
+    num_chunks: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows of the step's products."""
+        return self.num_sequences + self.num_chunk_tokens
+
+    def with_chunk(self, num_tokens: int, num_before: int) -> StepWork:
+        """The same step with a prompt's next `num_tokens` behind its first `num_before` besides."""
+        return StepWork(
+            self.num_sequences,
+            self.num_context_tokens,
+            self.num_chunk_tokens + num_tokens,
+            self.num_chunk_pairs + chunk_pairs(num_tokens, num_before),
+            self.num_chunks + 1,
+        )
+
+
+def chunk_pairs(num_tokens: int, num_before: int) -> int:
+    """Pairs of query and key: each of `num_tokens` attends to all `num_before`, to those of its chunk up to itself."""
+    return num_tokens * num_before + num_tokens * (num_tokens + 1) // 2
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """The coefficients, in seconds."""
+    """The coefficients, in seconds unless they say otherwise. None is negative."""
 
-    chunk_fixed_s: float
+    fixed_s: float
+    """Of every step."""
+    read_s: float
+    """Reading the weights once, without experts."""
     token_s: float
-    attention_s: float
-    decode_fixed_s: float
+    """A token's share of the products."""
     sequence_s: float
+    """What a decoding sequence takes beside its products and its KV."""
     kv_s: float
+    """Reading the KV of one context token for a decoding sequence."""
+    attention_s: float
+    """One pair of a chunk's attention."""
+    overlap: float = 1.0
+    """Share, from 0 to 1, of the shorter one of reading and products that costs no time."""
     experts_s: float = 0.0
     """Reading all experts once."""
     unread_share: float = 0.0
@@ -41,34 +80,50 @@ class StepTimes:
     """2 · ln(g) · g / E, for E experts that lie on g groups of ranks."""
     num_stages: int = 1
     pass_s: float = 0.0
-    """Of `decode_fixed_s`, what every part of a step takes that goes through the stages by itself."""
+    """Of every part of a step that goes through the stages by itself, beside the reading."""
 
-    def chunk_s(self, num_tokens: int, num_before: int) -> float:
-        """Time of a prompt's next `num_tokens` after `num_before`, without the step's fixed part."""
-        return num_tokens * (self.token_s + self.attention_s * (num_before + num_tokens / 2))
-
-    def prefill_step_s(self, chunks_s: float, num_prompts: int = 1) -> float:
-        """Time of a step of chunks only, of that many prompts, which take `chunks_s` together and read all experts."""
-        parts, passes = self.through(num_prompts)
-        read_s = self.decode_fixed_s + (passes - 1) * self.pass_s + passes * self.experts_s
-        return max(self.chunk_fixed_s + chunks_s * passes / parts, read_s)
+    def step_s(self, work: StepWork) -> float:
+        """Time of a step. It grows with each number of the work."""
+        parts, passes = self.through(work.num_sequences + work.num_chunks)
+        read_s = self.read_s
+        if self.experts_s:
+            read_s += self.experts_s * self.read_share(work.num_tokens / parts)
+        own_s = (
+            work.num_sequences * self.sequence_s
+            + work.num_context_tokens * self.kv_s
+            + work.num_chunk_pairs * self.attention_s
+        )
+        products_s = work.num_tokens * self.token_s / parts
+        return self.fixed_s + passes * (self.pass_s + self._hidden(read_s, products_s) + own_s / parts)
 
     def decode_step_s(self, batch: int, num_kv_tokens: int) -> float:
         """Time of one token for each of `batch` sequences."""
-        parts, passes = self.through(batch)
-        experts_s = self.experts_s * self.read_share(batch / parts)
-        work_s = batch * self.sequence_s + num_kv_tokens * self.kv_s
-        return self.decode_fixed_s + (passes - 1) * self.pass_s + work_s * passes / parts + experts_s * passes
+        return self.step_s(StepWork(batch, num_kv_tokens))
+
+    def prompt_s(self, num_tokens: int) -> float:
+        """Time of a prompt that is computed alone, in one step."""
+        return self.step_s(StepWork().with_chunk(num_tokens, 0))
+
+    def chunk_s(self, num_tokens: int, num_before: int) -> float:
+        """Time of a prompt's next `num_tokens` after `num_before` in a step that products bind, beside the rest."""
+        return num_tokens * self.token_s + chunk_pairs(num_tokens, num_before) * self.attention_s
+
+    def largest_chunk(self, work: StepWork, num_before: int, within_s: float, most: int) -> int:
+        """The most tokens, up to `most`, of a prompt behind `num_before` that the step may compute besides, so that
+        it takes at most `within_s`; 0 where not even one may."""
+        low, high = 0, most + 1  # the answer is in [low, high)
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.step_s(work.with_chunk(middle, num_before)) <= within_s:
+                low = middle
+            else:
+                high = middle
+        return low
 
     def growth_s(self, batch: int) -> float:
         """How much longer the next decode step is, by the KV of this one's tokens."""
         parts, passes = self.through(batch)
         return self.kv_s * batch * passes / parts
-
-    def mixed_step_s(self, batch: int, num_kv_tokens: int, chunk_s: float) -> float:
-        """Time of a decode step with a chunk beside it."""
-        parts, passes = self.through(batch + 1)
-        return self.decode_step_s(batch, num_kv_tokens) + chunk_s * passes / parts
 
     def read_share(self, num_tokens: float) -> float:
         """Of a rank's experts, those that some of `num_tokens` chose, on the rank where they are the most.
@@ -85,54 +140,10 @@ class StepTimes:
 
     def through(self, num_sequences: int) -> tuple[int, float]:
         """A step's parts, and how many times as long as one part through all stages it takes."""
+        if self.num_stages == 1:
+            return 1, 1.0
         parts = max(1, min(num_sequences, self.num_stages))
         return parts, (parts + self.num_stages - 1) / self.num_stages
 
-
-def roofline(
-    model: ModelShape, gpu: GpuShape, num_gpus: int, weights: str = "bf16", kv_dtype: str = "bf16"
-) -> StepTimes:
-    """Step times of `num_gpus` as if they were one, but for KV heads that several hold: compute-bound chunks, decode
-    steps that read weights and KV once.
-
-    Narrow weights are read faster; products are counted at the 16-bit rate. Of experts a decode step reads those that
-    its tokens chose, in the mean; a chunk reads all.
-    """
-    flops = gpu.flops * gpu.flops_efficiency * num_gpus
-    bandwidth = gpu.bandwidth * gpu.bandwidth_efficiency
-    read_s = BYTES_PER_VALUE[weights] / (bandwidth * num_gpus)  # of a parameter
-    experts = model.experts
-    return StepTimes(
-        chunk_fixed_s=STEP_OVERHEAD_S,
-        token_s=2 * model.active_params / flops,
-        attention_s=model.attention_flops / flops,
-        decode_fixed_s=STEP_OVERHEAD_S + (model.num_params - model.expert_params) * read_s,
-        sequence_s=2 * model.active_params / flops,
-        kv_s=model.kv_bytes_per_gpu(num_gpus, kv_dtype) / bandwidth,
-        experts_s=model.expert_params * read_s,
-        unread_share=0.0 if experts is None else 1 - experts.top_k / experts.num_experts,
-    )
-
-
-def step_times(
-    model: ModelShape,
-    gpu: GpuShape,
-    spread: Spread,
-    weights: str = "bf16",
-    kv_dtype: str = "bf16",
-    node_devices: int = 8,
-) -> StepTimes:
-    """`roofline` of a group's ranks, with what they send each other and the stages' waiting. One sequence passes the
-    stages one after the other: they hold more, and are no faster for it."""
-    ideal, sent = roofline(model, gpu, spread.tensor, weights, kv_dtype), exchange(model, gpu, spread, node_devices)
-    groups, experts = spread.expert, model.experts
-    return replace(
-        ideal,
-        chunk_fixed_s=ideal.chunk_fixed_s + sent.pass_s,
-        token_s=ideal.token_s + sent.token_s,
-        decode_fixed_s=ideal.decode_fixed_s + sent.pass_s,
-        sequence_s=ideal.sequence_s + sent.token_s,
-        uneven=0.0 if experts is None else 2 * math.log(groups) * groups / experts.num_experts,
-        num_stages=spread.pipeline,
-        pass_s=ideal.decode_fixed_s - STEP_OVERHEAD_S + sent.pass_s,
-    )
+    def _hidden(self, read_s: float, products_s: float) -> float:
+        return max(read_s, products_s) + (1 - self.overlap) * min(read_s, products_s)

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 ONE_BLANK = r"[\x20\x0A\x0D\x09]"
-"""What may stand between two tokens of a JSON text, where a schema does not say otherwise: nothing, or this. A weak
+"""Whitespace between two tokens of a JSON text, unless a schema sets it: nothing, or this. A weak
 model would else write whitespace to the end of its answer."""
 MANY_BLANKS = ONE_BLANK + "{1,64}"
-"""What may stand there where a request asks for any whitespace."""
+"""The same where a request asks for any whitespace."""
 
 _WHITESPACE_OPTIONS = ("whitespace_pattern", "whitespace_flexible")
 _META = frozenset(r"\.+*?()|[]{}^$#&-~")
@@ -28,7 +28,8 @@ _BLANKS = r"[ \n\r\t]{1,16}"
 
 
 def grammar_text(structure: StructuredOutput, vocabulary: LLTokenizer) -> str:
-    """What `llguidance.LLMatcher` takes. Raises ValueError with the reason for a text that is no schema or grammar."""
+    """The grammar in the form that `llguidance.LLMatcher` takes. Raises ValueError with the reason for a text that is
+    no schema or grammar."""
     answer = _answer(structure)
     return answer if structure.reasoning is None else _behind(structure.reasoning, answer, vocabulary)
 

@@ -77,7 +77,7 @@ class SequenceMatchers:
             if fault is not None:
                 faults[index] = fault
             elif not words[index].any():
-                faults[index] = "no token of the vocabulary goes on with it"
+                faults[index] = "no token of the vocabulary continues it"
             else:
                 _ban(words[index], rows[index].banned_token_ids)
         for index in faults:

@@ -7,9 +7,9 @@ from typing import Any
 LARGEST_INTEGER = 10**18
 """Largest absolute value of an integer, where the schema has no bound on that side."""
 LARGEST_DECIMAL = 10**9
-"""Likewise of a number with a fraction."""
+"""Largest absolute value of a number with a fraction, where the schema has no bound on that side."""
 SMALLEST_STEP = 1e-9
-"""Of a number with a fraction: nine digits behind the point."""
+"""Smallest step of a number with a fraction: nine digits behind the point."""
 
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTS = ("anyOf", "allOf", "oneOf", "prefixItems", "items")
@@ -17,7 +17,7 @@ _ONE = ("items", "additionalProperties", "unevaluatedProperties", "unevaluatedIt
 _ALSO_ONE = ("then", "else", "propertyNames", "additionalItems")
 _LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 _OWN = frozenset((*_LOWER, *_UPPER, "multipleOf", "enum", "const", "$ref"))
-"""Keywords by which a schema says itself which numbers there are."""
+"""Keywords by which a schema bounds its numbers."""
 
 
 def with_short_numbers(schema: Any) -> Any:

@@ -8,7 +8,8 @@ from enum import Enum
 from shared.errors import InvalidRequest
 
 MAX_STRUCTURE_BYTES = 256 * 1024
-"""Of a schema, expression or grammar, and of all choices together, as UTF-8. The router's setting may be smaller."""
+"""Most bytes of a schema, expression or grammar, or of all choices together, as UTF-8. The router's setting may be
+smaller."""
 MAX_CHOICES = 4096
 MAX_MARK_LEN = 64
 """Characters of a mark of reasoning."""
@@ -58,7 +59,7 @@ class StructuredOutput:
     source: str = field(default="", compare=False)
     """The request's field that it came in, for error messages; empty: that of its kind."""
     reasoning: ReasoningPart | None = None
-    """What may stand before it."""
+    """The free text that may come before the structured text."""
 
     def __post_init__(self) -> None:
         name = self.source or self.kind.value
@@ -82,7 +83,7 @@ class StructuredOutput:
 
     @property
     def num_bytes(self) -> int:
-        """Of its texts, as UTF-8."""
+        """Bytes of its texts, as UTF-8."""
         # A JSON string may hold half a surrogate pair, which is no text: counted here, refused where it is compiled.
         texts = (self.text, *self.choices)
         return sum(len(text.encode(errors="surrogatepass")) for text in texts)

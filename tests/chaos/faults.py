@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from services.kvstore.records import holder_ids
+from services.kvstore.holder_records import holder_ids
 from services.kvstore.redis_index import read_table
 from services.kvstore.resp.open import redis_client
 from services.router.cache.watch import CacheWatch
 from shared.block_service.store_nodes import StoreNodes
 from shared.kv_index.holders import Holder
 from tests.e2e.stage import Stage, prompt
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, until
 
 PROMPT_LEN = 150
 NUM_AT_ONCE = 6
@@ -56,9 +56,7 @@ class Load:
     async def at_most(self, seconds: float) -> None:
         """Returns when all are answered, or after that time."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                while self.num_done < len(self._prompts):
-                    await asyncio.sleep(0.02)
+            await until(lambda: self.num_done >= len(self._prompts), seconds)
 
 
 @contextlib.asynccontextmanager
@@ -67,13 +65,14 @@ async def watched(stage: Stage) -> AsyncIterator[Callable[[Callable[[tuple[str, 
     nodes = StoreNodes({"store-0": stage.index.address})
     watch = CacheWatch(stage.index, nodes)
 
-    async def until(condition: Callable[[tuple[str, ...]], bool]) -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            while not condition(await watch.look()):
-                await asyncio.sleep(0.05)
+    async def seen(condition: Callable[[tuple[str, ...]], bool]) -> None:
+        async def fulfilled() -> bool:
+            return condition(await watch.look())
+
+        await until(fulfilled)
 
     try:
-        yield until
+        yield seen
     finally:
         await nodes.close()
 

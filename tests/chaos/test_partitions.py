@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,11 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).parents[2]
-TRIALS = ("decode two-way-partition decoding", "prefill~decode one-way-partition shipping")
+TRIALS = (
+    "decode two-way-partition decoding",
+    "prefill~decode one-way-partition shipping",
+    "prefill~decode lasting-cut shipping",
+)
 
 
 def inside(*command: str) -> subprocess.CompletedProcess[str]:
@@ -39,4 +44,10 @@ def test_partitions_cost_a_pause(tmp_path):
 
 def test_blocks_cross_the_network_and_what_is_cut_does_not(tmp_path):
     done = inside("-m", "tests.chaos.crossing", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(shutil.which("tc") is None, reason="there is no `tc` (Debian: iproute2)")
+def test_a_hand_off_whose_network_is_cut_for_good_takes_another_way(tmp_path):
+    done = inside("-m", "tests.chaos.lasting_cut", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr

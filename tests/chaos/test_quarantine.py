@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 
 import grpc
 import grpc.aio
 import pytest
 
-from services.local.restarts import Died, Restarted
+from services.local.supervisor import Died, Restarted
 from shared.errors import Quarantined
 from shared.rpc.errors import from_rpc_error
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
 from tests.e2e.running import Running, running
-from tests.waiting import DEADLINE_S, until
+from tests.waiting import DEADLINE_S
 
 POISON = 1999
 PROMPT = [20 + (i * 37) % 1900 for i in range(300)]
 FIELDS = {"max_tokens": 60, "ignore_eos": True}
-
-
-async def arm(cluster: Running, names: list[str]) -> None:
-    """Returns when the failpoints of these parts are armed."""
-    for name in names:
-        os.kill(cluster.cluster.children[name].pid, signal.SIGUSR1)
-    await until(lambda: all("armed:" in cluster.cluster.children[name].log_path.read_text() for name in names))
 
 
 async def refusal(cluster: Running, prompt: list[int]) -> Quarantined:
@@ -50,7 +41,7 @@ async def test_a_prompt_that_ends_workers_meets_no_third(tmp_path, monkeypatch, 
     async with running(tmp_path, restart=True, **counts) as cluster:
         expected = await cluster.tokens(PROMPT, **FIELDS)
         pool = [f"{role}-{number}" for number in range(3)]
-        await arm(cluster, pool)
+        await cluster.arm(*pool)
         asking = asyncio.create_task(cluster.tokens(PROMPT, **FIELDS))
         error = await refusal(cluster, [*PROMPT[:100], POISON])
         workers = str(error.details["workers"]).split(",")

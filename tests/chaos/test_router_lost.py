@@ -25,7 +25,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SHAPE = {"num_prefill": 2, "num_decode": 2, "num_routers": 2, "num_kv_blocks": 800}
 BEFORE_THE_FAULT = 8
-NUM_TOKENS = 400
+NUM_TOKENS = 250
 SEEDED = {"temperature": 0.9, "top_p": 0.95, "repetition_penalty": 1.2, "presence_penalty": 0.3}
 ASKED: list[dict[str, Any]] = [
     {"prompt": prompt(75), "temperature": 0.0, "n": 1},

@@ -20,7 +20,7 @@ from shared.kv_index.holders import Tier
 from tests.chaos.faults import PROMPT_LEN, Load, blocks_by_holder, small_disk, watched
 from tests.e2e.running import BLOCK_SIZE
 from tests.e2e.stage import HOST_BYTES, Recording, Stage, prompt, staged
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, until
 
 STALL_S = 1.5
 NUM_BLOCKS = PROMPT_LEN // BLOCK_SIZE
@@ -34,7 +34,8 @@ async def still_works(stage: Stage, seed: int = 501) -> None:
     """Prompts that nobody has sent yet are served, before long their blocks are stored, and nothing leaks.
 
     Not the first prompt's for certain: each worker finds out by a probe of its own that the store answers again, and
-    what it computes before is not offered."""
+    what it computes before is not offered.
+    """
     async with asyncio.timeout(DEADLINE_S):
         for number in itertools.count(seed, step=2):
             tokens = prompt(PROMPT_LEN, seed=number)
@@ -53,14 +54,14 @@ async def test_a_store_that_stalls_under_load_is_named_and_taken_back(tmp_path):
         async def stall() -> None:
             send(stage, "kvstore", signal.SIGSTOP)
             try:
-                async with watched(stage) as until:
-                    await until(lambda failures: any("store-0 does not answer" in failure for failure in failures))
+                async with watched(stage) as seen:
+                    await seen(lambda failures: any("store-0 does not answer" in failure for failure in failures))
             finally:
                 send(stage, "kvstore", signal.SIGCONT)
 
         await load.run(stall)
-        async with watched(stage) as until:
-            await until(lambda failures: not failures)
+        async with watched(stage) as seen:
+            await seen(lambda failures: not failures)
         await still_works(stage)
 
 
@@ -108,14 +109,14 @@ async def test_a_disk_that_is_full_is_named_and_works_again_with_room(tmp_path, 
         async with staged(tmp_path, store_host_bytes=host_bytes, prefix_fetch="auto", **spec) as stage:
 
             async def fill() -> None:
-                async with watched(stage) as until:
-                    await until(lambda failures: any("disk tier" in f and "No space left" in f for f in failures))
+                async with watched(stage) as seen:
+                    await seen(lambda failures: any("disk tier" in f and "No space left" in f for f in failures))
 
             await Load(stage).run(fill)
             disk.remount("size=64m")
             await still_works(stage)
-            async with watched(stage) as until:
-                await until(lambda failures: not failures)
+            async with watched(stage) as seen:
+                await seen(lambda failures: not failures)
             assert await stage.num_bad() == 0
 
 
@@ -130,8 +131,8 @@ async def test_a_disk_that_goes_read_only_is_named_and_still_read(tmp_path):
 
             async def freeze() -> None:
                 disk.remount("ro")
-                async with watched(stage) as until:
-                    await until(lambda failures: any("disk tier" in f and "Read-only" in f for f in failures))
+                async with watched(stage) as seen:
+                    await seen(lambda failures: any("disk tier" in f and "Read-only" in f for f in failures))
 
             await Load(stage).run(freeze)
             answer, summary = await stage.ask(tokens, "prefill-1")
@@ -139,8 +140,8 @@ async def test_a_disk_that_goes_read_only_is_named_and_still_read(tmp_path):
             assert summary.num_cached_tokens == NUM_BLOCKS * BLOCK_SIZE
             disk.remount("rw")
             await still_works(stage)
-            async with watched(stage) as until:
-                await until(lambda failures: not failures)
+            async with watched(stage) as seen:
+                await seen(lambda failures: not failures)
 
 
 async def test_the_index_is_exact_again_after_redis_was_killed_under_load(tmp_path):
@@ -163,11 +164,11 @@ async def test_the_index_is_exact_again_after_redis_was_killed_under_load(tmp_pa
                 async def kill_and_start() -> None:
                     assert valkey.pid is not None
                     os.kill(valkey.pid, signal.SIGKILL)
-                    async with watched(stage) as until:
-                        await until(lambda failures: any("index does not answer" in failure for failure in failures))
+                    async with watched(stage) as seen:
+                        await seen(lambda failures: any("index does not answer" in failure for failure in failures))
                         await valkey.stop()
                         await valkey.start()
-                        await until(lambda failures: not failures)
+                        await seen(lambda failures: not failures)
 
                 await Load(stage).run(kill_and_start)
                 await still_works(stage)
@@ -201,8 +202,12 @@ async def exact(stage: Stage, redis_url: str, disk: Path) -> None:
         return found
 
     last: list[str] = []
+
+    async def is_exact() -> bool:
+        nonlocal last
+        last = await differences()
+        return not last
+
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(DEADLINE_S):
-            while last := await differences():
-                await asyncio.sleep(0.1)
+        await until(is_exact)
     assert not last

@@ -19,8 +19,9 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from tests.waiting import DEADLINE_S
+
 ROOT = Path(__file__).parents[2]
-DEADLINE_S = 120.0
 
 
 def main() -> int:

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.waiting import DEADLINE_S
-
-START_S = 240.0
+from tests.waiting import DEADLINE_S, until
 
 
 @dataclass(frozen=True)
@@ -57,10 +55,9 @@ class Collector:
         return [span for span in self.spans() if span.trace == trace]
 
     async def until(self, condition: Callable[[list[Found]], bool]) -> list[Found]:
-        async with asyncio.timeout(DEADLINE_S):
-            while not condition(spans := self.spans()):
-                await asyncio.sleep(0.05)
-        return spans
+        """All spans, once the condition holds of them."""
+        await until(lambda: condition(self.spans()))
+        return self.spans()
 
 
 @contextlib.asynccontextmanager
@@ -71,7 +68,7 @@ async def collecting(folder: Path) -> AsyncIterator[Collector]:
     )
     assert process.stdout is not None
     try:
-        async with asyncio.timeout(START_S):
+        async with asyncio.timeout(DEADLINE_S):
             ports = (await process.stdout.readline()).split()
         yield Collector(int(ports[0]), int(ports[1]), path)
     finally:

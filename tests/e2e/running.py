@@ -17,8 +17,8 @@ import psutil
 
 from services.local.cluster import LocalCluster
 from services.local.commands import TandemCommands
-from services.local.restarts import Died, Restarted
 from services.local.spec import ClusterSpec
+from services.local.supervisor import Died, Restarted
 from shared.model.config.model_config import ModelConfig
 from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from tests.e2e.patient import PATIENCE_S, patient
@@ -148,6 +148,17 @@ class Running:
         """Of the process of that name."""
         return self.cluster.children[name].pid
 
+    async def arm(self, *names: str) -> None:
+        """Arms the failpoints of these processes; returns when they are."""
+
+        def num_armed() -> list[int]:
+            return [self.cluster.children[name].log_path.read_text().count("armed:") for name in names]
+
+        before = num_armed()
+        for name in names:
+            self.signal(name, signal.SIGUSR1)
+        await until(lambda: all(now > was for now, was in zip(num_armed(), before, strict=True)))
+
     async def restarted(self, name: str) -> str:
         """Waits for the next death, which has to be of that process, and for its return. How it died."""
         async with asyncio.timeout(DEADLINE_S):
@@ -157,13 +168,16 @@ class Running:
         assert died.name == again.name == name
         return died.how
 
-    async def command(self, *arguments: str, answers: bytes = b"") -> tuple[int, str, str]:
+    async def command(
+        self,
+        *arguments: str,
+    ) -> tuple[int, str, str]:
         """Exit status, output and errors of the `tandem` command towards this cluster."""
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "services.cli.main", *arguments, "--target", self.cluster.grpc, cwd=ROOT,
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
-        out, err = await asyncio.wait_for(process.communicate(answers), DEADLINE_S)
+        out, err = await asyncio.wait_for(process.communicate(), DEADLINE_S)
         return process.returncode or 0, out.decode(), err.decode()
 
 

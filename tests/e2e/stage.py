@@ -123,25 +123,25 @@ class Stage:
     async def held(self, tokens, num_blocks: int, names=(), tenant="t") -> None:
         """Waits until the index says that each of these workers has so many blocks of these tokens."""
         hashes = chain(self.fleet.hash_root(tenant, len(tokens)), tokens, BLOCK_SIZE)[:num_blocks]
-        async with asyncio.timeout(DEADLINE_S):
-            while True:
-                blocks = await self._holders(hashes)
-                by_block = [{holder.worker_name for holder in holders} for holders in blocks]
-                if len(blocks) == num_blocks and all(held.issuperset(names) for held in by_block):
-                    return
-                await asyncio.sleep(0.02)
+
+        async def are_held() -> bool:
+            blocks = await self._holders(hashes)
+            by_block = [{holder.worker_name for holder in holders} for holders in blocks]
+            return len(blocks) == num_blocks and all(held.issuperset(names) for held in by_block)
+
+        await until(are_held)
 
     async def stored(self, tokens, num_blocks: int, tenant="t", deadline_s: float = DEADLINE_S) -> None:
         """Waits until the index says that the store has so many blocks of these tokens."""
         hashes = chain(self.fleet.hash_root(tenant, len(tokens)), tokens, BLOCK_SIZE)[:num_blocks]
         assert len(hashes) == num_blocks
-        async with asyncio.timeout(deadline_s):
-            while True:
-                blocks = await self._holders(hashes)
-                by_store = [any(holder.role is WorkerRole.STORE for holder in holders) for holders in blocks]
-                if by_store == [True] * num_blocks:
-                    return
-                await asyncio.sleep(0.02)
+
+        async def are_stored() -> bool:
+            blocks = await self._holders(hashes)
+            by_store = [any(holder.role is WorkerRole.STORE for holder in holders) for holders in blocks]
+            return by_store == [True] * num_blocks
+
+        await until(are_stored, deadline_s)
 
     async def pooled(self, tokens, tenant="t") -> bool:
         """Whether any worker's pool has any block of these tokens, as the index has it: the last ones may outlive the
@@ -152,12 +152,12 @@ class Stage:
 
     async def _holders(self, hashes):
         """Who has each of these blocks, as the index says once it answers."""
-        async with asyncio.timeout(DEADLINE_S):
-            while hashes:
-                with contextlib.suppress(StoreUnavailable):
-                    return (await self.index.match(hashes)).blocks
-                await asyncio.sleep(0.02)
-        return ()
+
+        async def match():
+            with contextlib.suppress(StoreUnavailable):
+                return await self.index.match(hashes)
+
+        return (await until(match)).blocks if hashes else ()
 
     async def num_bad(self) -> int:
         return sum(tier.num_bad for tier in (await self.store.stats()).tiers)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ import pytest
 
 from tests.e2e.running import Running, running
 from tests.e2e.slowing import narrow_connection, starved
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, until
 
 pytestmark = pytest.mark.slow
 NUM_CORES = len(os.sched_getaffinity(0))
@@ -35,6 +34,7 @@ def ttft_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def tpot_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every further token is late; nothing else is judged."""
     monkeypatch.setenv("TANDEM_ROUTER_TARGETS__TPOT_S", "1e-6")
+    monkeypatch.setenv("TANDEM_WORKER_TPOT_TARGET_MS", "0")  # batches are as large as without a target
 
 
 async def ask(run: Running, name: str, prompts: Sequence[str], max_tokens: int) -> None:
@@ -53,13 +53,13 @@ async def ask(run: Running, name: str, prompts: Sequence[str], max_tokens: int) 
 
 async def causes(run: Running, name: str, count: int) -> list[str]:
     """What the requests of that name were lost to, once all have ended."""
-    async with asyncio.timeout(DEADLINE_S):
-        while True:
-            rows = (await run.http.get("/status/requests")).json()["requests"]
-            found = [row["lost_to"] for row in rows if row["request_id"].startswith(f"{name}-") and row["lost_to"]]
-            if len(found) >= count:
-                return found
-            await asyncio.sleep(0.05)
+
+    async def found() -> list[str] | None:
+        rows = (await run.http.get("/status/requests")).json()["requests"]
+        lost = [row["lost_to"] for row in rows if row["request_id"].startswith(f"{name}-") and row["lost_to"]]
+        return lost if len(lost) >= count else None
+
+    return await until(found)
 
 
 def most(found: Sequence[str]) -> str:
@@ -108,7 +108,7 @@ async def test_a_link_at_a_standstill_a_large_batch_and_a_slow_client_are_told_a
         await ask(run, "batch", [f"{number} and on" for number in range(24)], 60)
         assert most(await causes(run, "batch", 24)) == "decode_step"
 
-        os.kill(pids(run)["prefill-0"], signal.SIGUSR1)
+        await run.arm("prefill-0")
         await ask(run, "link", [f"{number} over a link" for number in range(4)], 4)
         assert most(await causes(run, "link", 4)) == "transfer"
 

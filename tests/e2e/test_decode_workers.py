@@ -100,12 +100,14 @@ async def test_one_that_is_drained_finishes_takes_nothing_new_and_comes_back(clu
     assert await streams.ended() == [expected]
     for _ in range(4):
         assert (await cluster.generate(PROMPT, max_tokens=2))[-1].decode_worker == other
-    assert (await cluster.command("drain", other))[0] == 0
-    _, out, _ = await cluster.command("status")
-    assert "not ready: no decode worker is ready" in out
+    fleet = fleet_pb2_grpc.FleetServiceStub(cluster.channel)
+    last = fleet_pb2.DrainWorkersRequest(workers=[other])
+    await fleet.Drain(last, timeout=DEADLINE_S)
+    lost = await cluster.until(lambda status: not status.ready)
+    assert "no decode worker is ready" in lost.not_ready_reason
     assert (await cluster.command("undrain", busy)) == (0, f"{busy} takes requests again\n", "")
     assert (await cluster.generate(PROMPT, max_tokens=2))[-1].decode_worker == busy
-    assert (await cluster.command("undrain", other))[0] == 0
+    await fleet.Undrain(last, timeout=DEADLINE_S)
     code, _, err = await cluster.command("drain", "decode-7")
     assert code != 0
     assert "there is no worker 'decode-7'" in err

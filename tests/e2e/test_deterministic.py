@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
-from services.local.cluster import LocalCluster
-from services.local.commands import TandemCommands, WorkerPlan
-from services.local.spec import ClusterSpec
-from tests.e2e.running import DEMO, Running, running
+from services.local.commands import WorkerPlan
+from tests.e2e.running import PatientCommands, Running, running
 from tests.unit.kernels.isas import ISAS, needs_library
 from tests.waiting import until
 
@@ -31,7 +27,7 @@ KILL_AT = 20
 def request(number: int) -> dict[str, object]:
     prompt = [20 + (i * (37 + 2 * number)) % 2000 for i in range(30 + 19 * number)]
     sampling = {"temperature": 0.8, "seed": number} if number % 3 == 2 else {"temperature": 0}
-    return {"prompt": prompt, "stream": True, **FIELDS, **sampling}
+    return {"prompt": prompt, **FIELDS, **sampling}
 
 
 @dataclass
@@ -43,16 +39,11 @@ class Answer:
 
 
 async def stream(cluster: Running, number: int, answer: Answer) -> Answer:
-    async with cluster.http.stream("POST", "/v1/completions", json=request(number)) as response:
-        response.raise_for_status()
-        async for line in response.aiter_lines():
-            if not line.startswith("data: {"):
-                continue
-            event = json.loads(line.removeprefix("data: "))
-            assert "error" not in event, event["error"]
-            for choice in event["choices"]:
-                answer.token_ids += choice.get("token_ids") or []
-                answer.logprobs += (choice.get("logprobs") or {}).get("token_logprobs", [])
+    async for event in cluster.events(request(number)):
+        assert "error" not in event, event["error"]
+        for choice in event["choices"]:
+            answer.token_ids += choice.get("token_ids") or []
+            answer.logprobs += (choice.get("logprobs") or {}).get("token_logprobs", [])
     return answer
 
 
@@ -69,21 +60,18 @@ async def test_answers_are_the_same_alone_together_and_after_a_death(tmp_path: P
         answers = [Answer() for _ in range(NUM_STREAMS)]
         tasks = [asyncio.create_task(stream(cluster, n, answer)) for n, answer in enumerate(answers)]
         await until(lambda: min(len(answer.token_ids) for answer in answers) >= KILL_AT)
-        status = await cluster.status()
-        busy = [w.worker.name for w in status.workers if w.num_requests and w.worker.name.startswith("decode")]
-        assert busy, "every answer had ended"
-        os.kill(cluster.cluster.children[busy[0]].pid, signal.SIGKILL)
+        cluster.signal(await cluster.busy())
         await asyncio.gather(*tasks)
         assert answers == alone
 
 
-class Unequal(TandemCommands):
-    """Gives each named worker further flags."""
+class Unequal(PatientCommands):
+    """Gives each named worker an instruction set."""
 
-    flags: dict[str, Sequence[str]]
+    sets: ClassVar[dict[str, str]] = {}
 
     def worker(self, plan: WorkerPlan, kvstore: str) -> Sequence[str]:
-        return [*super().worker(plan, kvstore), *self.flags.get(plan.name, ())]
+        return [*super().worker(plan, kvstore), "--cpu-isa", self.sets[plan.name]]
 
 
 @pytest.mark.skipif(not {"avx2", "avx512"} <= set(ISAS), reason="this processor has one of the two at most")
@@ -94,14 +82,8 @@ async def test_workers_with_avx2_and_avx512_serve_together(tmp_path: Path) -> No
 
 async def answer_with(state_dir: Path, sets: dict[str, str]) -> Answer:
     """Of workers that compute with these instruction sets."""
-    spec = ClusterSpec(model=DEMO, http="127.0.0.1:0", grpc="127.0.0.1:0", state_dir=state_dir, **MODE)
-    commands = Unequal(spec)
-    commands.flags = {name: ("--cpu-isa", isa) for name, isa in sets.items()}
-    async with LocalCluster(spec, commands=commands) as cluster:
-        run = Running(cluster)
-        try:
-            found = await stream(run, 5, Answer())
-            assert not (await run.status()).degraded
-            return found
-        finally:
-            await run.close()
+    kind = type("Unequal", (Unequal,), {"sets": sets})
+    async with running(state_dir, kind=kind, **MODE) as run:
+        found = await stream(run, 5, Answer())
+        assert not (await run.status()).degraded
+        return found

@@ -11,7 +11,7 @@ from shared.model.checkpoints import write_random_checkpoint
 from shared.model.config.model_config import ModelConfig
 from tests.e2e.running import BLOCK_SIZE, DEMO, running
 from tests.e2e.stage import HOST_BYTES, prompt, staged
-from tests.e2e.test_cache_command import cached, held, tandem
+from tests.e2e.test_cache_command import cached, held
 
 pytestmark = pytest.mark.slow
 
@@ -61,6 +61,7 @@ async def test_a_pin_names_the_chain_that_the_workers_have(tmp_path):
         assert await cached(run, tokens, "big") == 0
         await held(run, "big", 6)
         ids = ",".join(map(str, tokens))
-        status, out, err = await tandem(run, "pin", ids, "--token-ids", "--tenant", "big", "--name", "long")
+        pin = ("pin", ids, "--token-ids", "--tenant", "big", "--name", "long")
+        status, out, err = await run.command("cache", *pin)
         assert (status, err) == (0, "")
         assert out == "pinned 'long': 97 tokens, 6 blocks, 6 of them stored; all are kept\n"

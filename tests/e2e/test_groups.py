@@ -192,6 +192,7 @@ async def test_the_death_of_a_rank_whose_sums_go_over_tcp_costs_no_stream_a_toke
     await die(tmp_path, "demo", [death])
 
 
+@pytest.mark.slow
 async def test_a_stopped_follower_of_an_idle_group_ends_it(tmp_path):
     async with running(tmp_path, num_prefill=0, mode="collocated", decode_tp=2, restart=True) as cluster:
         leader, follower = ranks(cluster, "decode-0")

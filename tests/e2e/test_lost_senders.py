@@ -13,7 +13,7 @@ from services.router.dispatch.states import RequestState
 from services.router.workers.liveness import LivenessLimits
 from tests.e2e.running import BLOCK_SIZE, DEMO, block_bytes
 from tests.e2e.stage import Recording, Stage, prompt, staged
-from tests.waiting import DEADLINE_S
+from tests.waiting import until
 
 BLOCK_BYTES = block_bytes(DEMO)
 PROMPT = prompt(40 * BLOCK_SIZE)
@@ -47,9 +47,11 @@ async def held_back(stage: Stage, tenant: str, **sampling) -> asyncio.Task:
     await stage.until(lambda: "armed" in child.log_path.read_text())
     before = await received(stage)
     asking = asyncio.create_task(stage.ask(PROMPT, "prefill-0", tenant, **sampling))
-    async with asyncio.timeout(DEADLINE_S):
-        while await received(stage) < before + NUM_ARRIVED * BLOCK_BYTES:
-            await asyncio.sleep(0.02)
+
+    async def arrived() -> bool:
+        return await received(stage) >= before + NUM_ARRIVED * BLOCK_BYTES
+
+    await until(arrived)
     return asking
 
 

@@ -17,7 +17,7 @@ import torch
 
 from shared.kernels.backends.registry import choose_kernels
 from tests.e2e.running import BLOCK_SIZE, DEMO, Running, block_bytes, loads, running
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -93,13 +93,13 @@ async def test_the_index_knows_the_blocks(cluster: Running):
     assert "rror" not in log
     client = KVStoreClient(kvstore_address(cluster), match_timeout_s=5.0)
     try:
-        async with asyncio.timeout(DEADLINE_S):
-            while True:
-                match = await client.match(hashes)
-                names = {holder.worker_name for holders in match.blocks for holder in holders}
-                if match.num_blocks == 3 and names == {"prefill-0", "decode-0"}:
-                    break
-                await asyncio.sleep(0.02)
+
+        async def known() -> bool:
+            match = await client.match(hashes)
+            names = {holder.worker_name for holders in match.blocks for holder in holders}
+            return match.num_blocks == 3 and names == {"prefill-0", "decode-0"}
+
+        await until(known)
     finally:
         await client.close()
 

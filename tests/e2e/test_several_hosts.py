@@ -31,7 +31,7 @@ def ranks_below(process: psutil.Process) -> list[psutil.Process]:
 def host(cluster: Running, worker: str, number: int = 0) -> psutil.Process:
     """What stands for one host of a worker; the first is the worker."""
     name = f"{worker}-host-{number}" if number else worker
-    return psutil.Process(cluster.cluster.children[name].pid)
+    return psutil.Process(cluster.pid(name))
 
 
 def memories(process: psutil.Process) -> set[str]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from pathlib import Path
 
 import grpc
@@ -16,7 +14,7 @@ from shared.model.config.model_config import ModelConfig
 from shared.rpc.pb.tandem.v1 import cache_pb2, cache_pb2_grpc, inference_pb2, types_pb2
 from tests.e2e.running import BLOCK_SIZE, DEMO, running
 from tests.unit.model.paged_run import load_oracle, oracle_greedy
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, until
 
 NUM_TOKENS = 12
 PROMPTS = [[20 + (i * step) % 2000 for i in range(40 + step)] for step in (3, 7, 11, 37)]
@@ -102,7 +100,7 @@ async def test_two_families_under_load_at_once_and_one_without_the_other(tmp_pat
             assert f'tandem_requests_total{{gen_ai_response_model="{model}",outcome="finished"}} {count}.0' in metrics
         assert metrics.count("# HELP tandem_requests_total ") == 1
 
-        os.kill(run.cluster.children["qwen-decode-0"].pid, signal.SIGKILL)
+        run.signal("qwen-decode-0")
         await run.until(lambda status: not status.models[1].ready)
         gone = await run.http.post("/v1/completions", json={"model": "qwen", "prompt": "x"})
         assert gone.status_code == 503
@@ -141,9 +139,10 @@ async def test_each_model_finds_its_own_blocks_in_the_store_and_never_the_others
             return pinned.num_blocks, node.pin.num_held
 
         async def stored(model: str) -> None:
-            async with asyncio.timeout(DEADLINE_S):
-                while await held(model) != (5, 5):
-                    await asyncio.sleep(0.02)
+            async def all_held() -> bool:
+                return await held(model) == (5, 5)
+
+            await until(all_held)
 
         assert await ask("llama") == 0
         await stored("llama")
@@ -153,7 +152,7 @@ async def test_each_model_finds_its_own_blocks_in_the_store_and_never_the_others
         workers = ("decode-0", "qwen-decode-0")
         before = {worker.worker.name: worker.worker.incarnation for worker in (await run.status()).workers}
         for name in workers:
-            os.kill(run.cluster.children[name].pid, signal.SIGKILL)
+            run.signal(name)
         await run.until(
             lambda status: all(
                 worker.connected and worker.worker.incarnation != before[worker.worker.name]

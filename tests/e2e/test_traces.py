@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
 import os
 import signal
 import time
@@ -29,16 +28,14 @@ SERVICES = {"tandem-router", "tandem-prefill", "tandem-decode", "tandem-kvstore"
 async def streamed(run: Running, headers: dict[str, str], first_token: asyncio.Event | None = None, **fields) -> float:
     """Streams an answer to its end; the client's time to the first token in seconds. Sets `first_token` when it
     comes."""
-    body = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0, "stream": True, "ignore_eos": True, **fields}
+    body = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0, "ignore_eos": True, **fields}
     began, first = time.perf_counter(), 0.0
-    async with run.http.stream("POST", "/v1/completions", json=body, headers=headers) as response:
-        response.raise_for_status()
-        async for line in response.aiter_lines():
-            if line.startswith("data: ") and not first:
-                assert json.loads(line.removeprefix("data: "))["choices"]
-                first = time.perf_counter()
-                if first_token is not None:
-                    first_token.set()
+    async for event in run.events(body, headers=headers):
+        if not first:
+            assert event["choices"]
+            first = time.perf_counter()
+            if first_token is not None:
+                first_token.set()
     return first - began
 
 
@@ -131,14 +128,6 @@ def stopped(run: Running, kind: str) -> Iterator[Callable[[str], None]]:
             os.kill(pid, signal.SIGCONT)
 
 
-async def holder(run: Running, kind: str) -> str:
-    """Waits until a worker of the kind has a request, and names it."""
-    status = await run.until(
-        lambda status: any(w.num_requests and w.worker.name.startswith(kind) for w in status.workers)
-    )
-    return next(w.worker.name for w in status.workers if w.num_requests and w.worker.name.startswith(kind))
-
-
 @pytest.fixture
 def patient_router(monkeypatch):
     """Workers that stand still for a while are neither suspected nor given up."""
@@ -154,7 +143,7 @@ async def test_a_killed_prefill_worker_is_a_failed_span_that_the_next_one_links_
     ):
         with stopped(run, "prefill") as kill:
             asking = asyncio.create_task(streamed(run, SAMPLED))
-            lost = await holder(run, "prefill")
+            lost = await run.busy("prefill")
             kill(lost)
             await asking
         await collector.until(lambda _: is_whole(collector.of(TRACE)))
@@ -179,7 +168,7 @@ async def test_a_killed_decode_worker_is_a_failed_attempt_that_the_next_one_link
         asking = asyncio.create_task(streamed(run, SAMPLED, first, max_tokens=400))
         await first.wait()
         with stopped(run, "decode") as kill:
-            lost = await holder(run, "decode")
+            lost = await run.busy("decode")
             kill(lost)
             await asking
         await collector.until(lambda _: is_whole(collector.of(TRACE)))
@@ -202,7 +191,7 @@ async def test_a_request_that_nobody_can_serve_is_exported_as_failed_although_it
         first = asyncio.Event()
         asking = asyncio.create_task(streamed(run, UNSAMPLED, first, max_tokens=400))
         await first.wait()
-        os.kill(run.cluster.children["decode-0"].pid, signal.SIGKILL)
+        run.signal("decode-0")
         await asking  # the stream's last event says why it ended
         await collector.until(lambda _: is_whole_but_decode(collector.of(TRACE)))
         spans = collector.of(TRACE)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated
 
+from loadtest.rig.command_line import Option
+from loadtest.rig.command_line import run as run_command
+from loadtest.rig.results import write_json
 from tests.fuzz.campaign import Findings, fuzz_grpc, fuzz_http, fuzz_wire, ordinary_streams
 from tests.fuzz.cluster_target import fuzz_cluster
 from tests.fuzz.edge_process import EdgeProcess, Health, edge_process
@@ -53,21 +54,18 @@ def shares(num_cases: int) -> dict[str, int]:
     return {name: int(share * num_cases) for name, share in SHARES.items()}
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description="Fuzz a cluster's routers, and its workers' sessions and block messages."
-    )
-    parser.add_argument("--cases", type=int, default=100_000, help="requests in all")
-    parser.add_argument("--out", type=Path, help="a JSON file with what came back")
-    parser.add_argument(
-        "--alone",
-        action="store_true",
-        help="an edge over a ticking core, then a worker of each role, one after another, in place of a cluster",
-    )
-    parser.add_argument("--folder", type=Path, default=Path(".tandem/fuzz"), help="where a cluster's logs go")
-    arguments = parser.parse_args()
-    counts, found, begun = shares(arguments.cases), Findings(), time.monotonic()
-    measured = _alone(counts, found) if arguments.alone else _cluster(counts, found, arguments.folder)
+def main(
+    cases: Annotated[int, Option("requests in all")] = 100_000,
+    out: Annotated[Path | None, Option("a JSON file with what came back")] = None,
+    alone: Annotated[
+        bool,
+        Option("an edge over a ticking core, then a worker of each role, one after another, in place of a cluster"),
+    ] = False,
+    folder: Annotated[Path, Option("where a cluster's logs go")] = Path(".tandem/fuzz"),
+) -> int:
+    """Fuzz a cluster's routers, and its workers' sessions and block messages."""
+    counts, found, begun = shares(cases), Findings(), time.monotonic()
+    measured = _alone(counts, found) if alone else _cluster(counts, found, folder)
     took_s = time.monotonic() - begun
     outcomes = dict(sorted(found.outcomes.items()))
     print(f"ordinary streams complete: {found.num_streams}")
@@ -75,11 +73,10 @@ def main() -> int:
     for failure in found.failures[:20]:
         print("FAILURE", failure)
     print(f"{len(found.failures)} failures")
-    if arguments.out is not None:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    if out is not None:
         said = {"cases": sum(outcomes.values()), "took_s": round(took_s), "ordinary_streams": found.num_streams}
         said |= {**measured, "outcomes": outcomes, "failures": found.failures}
-        arguments.out.write_text(json.dumps(said, indent=1) + "\n")
+        write_json(out, said)
     return 1 if found.failures else 0
 
 
@@ -108,4 +105,4 @@ def _rounded(values: Mapping[str, float]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main, name="python -m tests.fuzz")

@@ -22,8 +22,8 @@ from tests.fuzz.edge_process import EdgeProcess
 from tests.fuzz.json_values import Bodies, crossed, texts
 from tests.fuzz.proto_messages import damaged, raw_messages
 from tests.fuzz.ticking_core import STEADY
+from tests.waiting import DEADLINE_S
 
-TIMEOUT_S = 30.0
 STREAM_TOKENS = 1000
 NUM_DRAWN = 1500
 """Most cases of one kind that Hypothesis draws itself …"""
@@ -99,7 +99,7 @@ class Edge(Protocol):
 def fuzz_http(edge: Edge, num_cases: int, found: Findings) -> None:
     """Bodies and headers after the OpenAPI document. A status from 500 on is a failure, and so is a broken answer."""
     host, _, port = edge.http.rpartition(":")
-    connection = http.client.HTTPConnection(host, int(port), timeout=TIMEOUT_S)
+    connection = http.client.HTTPConnection(host, int(port), timeout=DEADLINE_S)
     connection.request("GET", "/openapi.json")
     document = json.load(connection.getresponse())
     connection.request("GET", "/v1/models")
@@ -145,7 +145,7 @@ def fuzz_wire(edge: Edge, num_cases: int, found: Findings) -> None:
 
     def run(case: bytes) -> None:
         try:
-            with socket.create_connection((host, int(port)), TIMEOUT_S) as client:
+            with socket.create_connection((host, int(port)), DEADLINE_S) as client:
                 client.sendall(case)
                 client.shutdown(socket.SHUT_WR)
                 answer = b""
@@ -180,9 +180,9 @@ def fuzz_grpc(edge: Edge, num_cases: int, found: Findings) -> None:
             path = f"/tandem.v1.InferenceService/{name}"
             try:
                 if name == "Generate":
-                    _ = list(channel.unary_stream(path)(raw, metadata=printable, timeout=TIMEOUT_S))
+                    _ = list(channel.unary_stream(path)(raw, metadata=printable, timeout=DEADLINE_S))
                 else:
-                    channel.unary_unary(path)(raw, metadata=printable, timeout=TIMEOUT_S)
+                    channel.unary_unary(path)(raw, metadata=printable, timeout=DEADLINE_S)
                 found.outcomes["grpc OK"] += 1
             except grpc.RpcError as error:
                 code, details = error.code(), error.details() or ""  # type: ignore[attr-defined]
@@ -213,7 +213,7 @@ def ordinary_streams(edge: EdgeProcess, found: Findings) -> Iterator[None]:
 
     def stream(name: str) -> None:
         while not stop.is_set():
-            connection = http.client.HTTPConnection(host, int(port), timeout=TIMEOUT_S)
+            connection = http.client.HTTPConnection(host, int(port), timeout=DEADLINE_S)
             body: dict[str, Any] = {"prompt": "hi", "stream": True, "max_tokens": STREAM_TOKENS, "request_id": name}
             try:
                 connection.request("POST", "/v1/completions", json.dumps(body))

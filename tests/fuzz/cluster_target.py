@@ -13,14 +13,13 @@ from pathlib import Path
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from loadtest.chaos.cluster import ChaosCluster, chaos_cluster
-from loadtest.chaos.phases import num_held, whole
-from loadtest.chaos.run import ANSWER_TIMEOUT_S, FREE_TIMEOUT_S, WHOLE_TIMEOUT_S
-from loadtest.chaos.streams import Streams, prompts
+from loadtest.chaos.cluster import WHOLE_TIMEOUT_S, ChaosCluster, chaos_cluster
+from loadtest.chaos.streams import ask, prompts, undisturbed
 from shared.telemetry.loop_lag import WINDOW_S
 from tests.fuzz.campaign import Findings, fuzz_grpc, fuzz_http, fuzz_wire
 from tests.fuzz.edge_process import DEMO
 from tests.fuzz.service_campaign import BLOCKS, fuzz_calls, fuzz_sessions
+from tests.waiting import DEADLINE_S
 
 NUM_STREAMS = 2
 LOOK_S = 10.0
@@ -71,7 +70,7 @@ async def fuzz_cluster(counts: Mapping[str, int], found: Findings, folder: Path)
     its workers. Adds to the findings where a stream is lost or wrong, and where the cluster is not as it was: a process
     that ended, a part that is missing, a block that is held."""
     async with chaos_cluster(DEMO, folder) as cluster:
-        if await cluster.until(whole, WHOLE_TIMEOUT_S) is None:
+        if await cluster.until_whole() is None:
             raise TimeoutError(f"the cluster was not whole within {WHOLE_TIMEOUT_S:g} s")
         pids = {name: child.pid for name, child in cluster.local.children.items()}
         lags = LoopLags()
@@ -82,15 +81,15 @@ async def fuzz_cluster(counts: Mapping[str, int], found: Findings, folder: Path)
             await asyncio.to_thread(_campaign, await _targets(cluster), counts, found)
         if {name: child.pid for name, child in cluster.local.children.items()} != pids:
             found.failed("the cluster", "a process ended and was started again")
-        if await cluster.until(whole, WHOLE_TIMEOUT_S) is None:
+        if await cluster.until_whole() is None:
             found.failed("the cluster", "it is not whole")
-        if await cluster.until(lambda status: num_held(status) == 0, FREE_TIMEOUT_S) is None:
+        if await cluster.num_leaked():
             found.failed("the cluster", "blocks are held, or requests counted, that no client waits for")
         return lags
 
 
 async def _targets(cluster: ChaosCluster) -> tuple[RouterTarget, dict[str, PartTarget]]:
-    status = await cluster.until(whole, WHOLE_TIMEOUT_S)
+    status = await cluster.until_whole()
     assert status is not None
     router = cluster.local.routers[0]
     parts = {
@@ -120,29 +119,22 @@ def _campaign(
 async def _ordinary_streams(cluster: ChaosCluster, found: Findings) -> AsyncIterator[None]:
     """Two streams, one after another each, whose tokens are those of an undisturbed run."""
     texts = prompts(NUM_STREAMS)
-    calm = Streams(cluster.targets, texts, "calm", resuming=False)
-    calm.start()
-    await calm.wait(ANSWER_TIMEOUT_S)
+    calm = await undisturbed(cluster.targets, texts, "calm")
     stop = asyncio.Event()
 
-    async def ask(number: int) -> None:
+    async def keep_asking(number: int) -> None:
         turn = 0
         while not stop.is_set():
             turn += 1
-            one = Streams(cluster.targets, [texts[number]], f"{number}-{turn}", resuming=False)
-            one.start()
-            await one.wait(ANSWER_TIMEOUT_S)
-            answer = one.all[0]
-            if answer.error or answer.tokens != calm.all[number].tokens:
+            (answer,) = await ask(cluster.targets, [texts[number]], f"{number}-{turn}", resuming=False)
+            if answer.error or answer.tokens != calm[number].tokens:
                 found.failed(f"stream {number}-{turn}", answer.error or "another answer than undisturbed")
             else:
                 found.num_streams += 1
 
-    if errors := {stream.error for stream in calm.all if stream.error}:
-        raise RuntimeError(f"undisturbed streams fail: {errors}")
     async with asyncio.TaskGroup() as group:
         for number in range(NUM_STREAMS):
-            group.create_task(ask(number))
+            group.create_task(keep_asking(number))
         try:
             yield
         finally:
@@ -152,7 +144,7 @@ async def _ordinary_streams(cluster: ChaosCluster, found: Findings) -> AsyncIter
 @contextlib.asynccontextmanager
 async def _watched(cluster: ChaosCluster, lags: LoopLags) -> AsyncIterator[None]:
     """Looks at every process's page now and then, and once more at the end."""
-    async with httpx.AsyncClient(timeout=30, verify=False) as client:
+    async with httpx.AsyncClient(timeout=DEADLINE_S, verify=False) as client:
 
         async def look() -> None:
             for name, address in cluster.local.metrics.items():

@@ -33,6 +33,7 @@ from shared.rpc.server import RpcServer
 from tests.fuzz.ticking_core import TickingCore
 from tests.unit.router.edge.fixed_view import FixedView
 from tests.unit.router.edge.scripted_core import MODEL, byte_tokenizer, make_input_processor
+from tests.waiting import DEADLINE_S
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "models" / "demo"
@@ -60,7 +61,7 @@ class EdgeProcess:
 
     def health(self) -> Health:
         """Raises where it does not answer."""
-        with urlopen(f"http://{self.http}/metrics", timeout=30) as answer:
+        with urlopen(f"http://{self.http}/metrics", timeout=DEADLINE_S) as answer:
             return Health(**json.load(answer))
 
 

@@ -16,7 +16,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from tests.fuzz.campaign import TIMEOUT_S, Edge, Findings
+from tests.fuzz.campaign import Edge, Findings
+from tests.waiting import DEADLINE_S
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 MODES = (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE)
@@ -32,7 +33,7 @@ def fuzz_schema(edge: Edge, num_cases: int, found: Findings) -> None:
     pages = [each for each in operations if each.method == "get"]
     answers = [each for each in operations if each.method != "get"]
     for_a_page = min(MOST_FOR_A_PAGE, num_cases // (2 * len(operations)) or 1)
-    for_an_answer = (num_cases - for_a_page * len(pages)) // (2 * len(answers))
+    for_an_answer = max(1, (num_cases - for_a_page * len(pages)) // (2 * len(answers)))
     with requests.Session() as session:
         for mode in MODES:
             for operation in operations:
@@ -59,7 +60,7 @@ def _try(operation: Any, mode: schemathesis.GenerationMode, num_cases: int, run:
 
 def _call(case: Any, session: requests.Session, found: Findings) -> None:
     try:
-        answer = case.call(session=session, timeout=TIMEOUT_S)
+        answer = case.call(session=session, timeout=DEADLINE_S)
     except requests.RequestException as error:
         found.failed(case.as_curl_command(), repr(error))
         return

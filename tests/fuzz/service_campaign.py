@@ -14,8 +14,8 @@ from shared.rpc.pb.tandem.v1 import kvstore_pb2, types_pb2, worker_pb2
 from shared.rpc.protocol import PROTOCOL_VERSION, SESSION_METHOD
 from tests.fuzz.campaign import REFUSALS, Findings, each, spliced
 from tests.fuzz.proto_messages import raw_messages
+from tests.waiting import DEADLINE_S
 
-TIMEOUT_S = 10.0
 SESSION_TIMEOUT_S = 5.0
 MAX_COMMANDS = 6
 NOT_NOW = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.CANCELLED}
@@ -55,7 +55,7 @@ def fuzz_calls(service: Target, methods: Mapping[str, Descriptor], num_cases: in
         def run(case: tuple[str, bytes]) -> None:
             path, raw = case
             try:
-                _ = list(channel.unary_stream(path)(raw, timeout=TIMEOUT_S))
+                _ = list(channel.unary_stream(path)(raw, timeout=DEADLINE_S))
                 found.outcomes[f"{path} OK"] += 1
             except grpc.RpcError as error:
                 _judge(case, path, error, found)

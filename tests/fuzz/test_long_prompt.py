@@ -12,6 +12,7 @@ import pytest
 from services.router.edge.limits import LimitSettings
 from tests.fuzz.edge_process import CONTEXT_LEN, EdgeProcess, edge_process
 from tests.fuzz.ticking_core import STEADY
+from tests.waiting import DEADLINE_S
 
 MOST_BUSY_MS = 100
 """Of the loop's own computing in one turn, which the machine's other work does not count in."""
@@ -22,7 +23,7 @@ async def largest_gap(edge: EdgeProcess, until: asyncio.Event) -> float:
     """The longest time between two tokens of an ordinary stream, seconds; for people: it is the machine's doing too."""
     body = {"prompt": "hi", "stream": True, "max_tokens": CONTEXT_LEN - 10, "request_id": STEADY}
     async with (
-        httpx.AsyncClient(base_url=f"http://{edge.http}", timeout=60, verify=False) as client,
+        httpx.AsyncClient(base_url=f"http://{edge.http}", timeout=DEADLINE_S, verify=False) as client,
         client.stream("POST", "/v1/completions", json=body) as answer,
     ):
         assert answer.status_code == 200
@@ -40,7 +41,7 @@ async def send(edge: EdgeProcess, path: str, body: bytes) -> tuple[float, httpx.
 
     def post() -> tuple[float, httpx.Response]:
         begun = time.perf_counter()
-        answer = httpx.post(f"http://{edge.http}{path}", content=body, timeout=60, verify=False)
+        answer = httpx.post(f"http://{edge.http}{path}", content=body, timeout=DEADLINE_S, verify=False)
         return time.perf_counter() - begun, answer
 
     return await asyncio.to_thread(post)

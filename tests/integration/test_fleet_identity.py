@@ -22,6 +22,7 @@ from shared.rpc.server import RpcServer
 from shared.rpc.tls import Tls
 from tests.integration.test_service_tls import authority  # noqa: F401
 from tests.integration.worker.session_rig import Router, serving
+from tests.waiting import DEADLINE_S
 
 TOKEN = FleetKey(b"the secret of this fleet").token()
 STRANGERS = ["", FleetKey(b"the secret of another").token(), TOKEN[:-1]]
@@ -82,14 +83,14 @@ async def test_a_stranger_neither_fetches_nor_flushes(token):
         with pytest.raises(Unauthenticated):
             await fetched(client)
         with pytest.raises(Unauthenticated):
-            await client.flush(None, 5.0)
+            await client.flush(None, DEADLINE_S)
         assert (asked.num_fetched, asked.num_flushed) == (0, 0)
 
 
 async def test_a_service_with_the_key_does_both():
     async with provider() as (asked, address), connected(address, token=TOKEN) as client:
         assert len(await fetched(client)) == 1
-        assert (await client.flush(None, 5.0)).num_blocks == 1
+        assert (await client.flush(None, DEADLINE_S)).num_blocks == 1
         assert (asked.num_fetched, asked.num_flushed) == (1, 1)
 
 
@@ -99,7 +100,7 @@ async def test_a_certificate_of_the_fleet_is_an_identity_too(authority):  # noqa
         provider(server.server_credentials()) as (asked, address),
         connected(address, credentials=own.channel_credentials()) as client,
     ):
-        await client.flush(None, 5.0)
+        await client.flush(None, DEADLINE_S)
         assert asked.num_flushed == 1
 
 

@@ -88,8 +88,8 @@ async def test_clients_of_store_and_blocks_get_through_with_a_certificate_only(
 ) -> None:
     address, servicer = service
     own = Tls.model_validate(authority.settings("worker")).channel_credentials()
-    store = KVStoreClient(address, write_timeout_s=5, credentials=own)
-    blocks = BlockClient(address, look_up_timeout_s=10, credentials=own)
+    store = KVStoreClient(address, write_timeout_s=DEADLINE_S, credentials=own)
+    blocks = BlockClient(address, look_up_timeout_s=DEADLINE_S, credentials=own)
     assert await store.rebuild() == 3
     assert await blocks.look_up([b"x" * 16]) == [True]
     await store.close()
@@ -114,7 +114,9 @@ async def test_a_service_is_known_by_its_name_where_addresses_are_not_known_befo
     await server.start()
     for name, gets_through in (("tandem", True), ("", False), ("another", False)):
         credentials = tls.model_copy(update={"server_name": name}).channel_credentials()
-        blocks = BlockClient(server.address, look_up_timeout_s=10 if gets_through else 1, credentials=credentials)
+        blocks = BlockClient(
+            server.address, look_up_timeout_s=DEADLINE_S if gets_through else 1, credentials=credentials
+        )
         if gets_through:
             assert await blocks.look_up([b"x" * 16]) == [True]
         else:

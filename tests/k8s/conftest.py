@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.k8s.api_server import ApiServer
 from tests.k8s.programs import Missing
+from tests.waiting import until
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -36,3 +38,18 @@ def namespace(api_server: ApiServer) -> str:
     name = f"test-{secrets.token_hex(4)}"
     api_server.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
     return name
+
+
+@pytest.fixture(autouse=True)
+async def connections_end(request: pytest.FixtureRequest) -> AsyncIterator[None]:
+    """Calls that are cancelled leave TLS connections behind that say goodbye in the background: where the event loop
+    ended before, their sockets would be found by, and charged to, whatever test comes then."""
+    yield
+    if "api_server" in request.fixturenames:
+        port = request.getfixturevalue("api_server").port
+        await until(lambda: not connected_to(port))
+
+
+def connected_to(port: int) -> list[object]:
+    """This process's connections to that port."""
+    return [each for each in psutil.Process().net_connections("tcp") if each.raddr and each.raddr.port == port]

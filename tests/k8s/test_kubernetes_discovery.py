@@ -14,7 +14,7 @@ from services.router.workers.discovery import DiscoveredWorker
 from services.router.workers.kubernetes_discovery import KubernetesDiscovery
 from shared.errors import ClusterForbids, ClusterUnavailable
 from shared.kubernetes.access import ClusterAccess
-from shared.kubernetes.backoff import Backoff
+from shared.kubernetes.pod_watch import Backoff
 from shared.kubernetes.pods import Expired, Pods
 from tests.k8s.api_server import ApiServer
 from tests.k8s.pods import SELECTOR, PodFolder, manifest, status
@@ -60,6 +60,18 @@ def make(api_server: ApiServer) -> Make:
         return KubernetesDiscovery(access, SELECTOR, backoff=QUICK)
 
     return made
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
+    """Grows by one with each call of that method of Pods."""
+    calls, method = [], getattr(Pods, name)
+
+    def noting(self, *arguments):
+        calls.append(name)
+        return method(self, *arguments)
+
+    monkeypatch.setattr(Pods, name, noting)
+    return calls
 
 
 async def test_pods_that_come_change_and_go_are_followed(pods, discovery):
@@ -195,7 +207,10 @@ async def test_a_version_that_the_server_has_forgotten_is_listed_anew_in_one_cha
 
 
 @pytest.mark.slow
-async def test_a_forbidden_call_is_typed_logged_once_and_works_when_it_is_allowed(api_server, namespace, pods, caplog):
+async def test_a_forbidden_call_is_typed_logged_once_and_works_when_it_is_allowed(
+    api_server, namespace, pods, caplog, monkeypatch
+):
+    tries = counted(monkeypatch, "list")
     await pods.add(D0)
     rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
     rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}]
@@ -210,7 +225,7 @@ async def test_a_forbidden_call_is_typed_logged_once_and_works_when_it_is_allowe
     async with follow(discovery) as followed:
         await followed.until(lambda: isinstance(discovery.error, ClusterForbids))
         assert f'cannot list resource "pods" in API group "" in the namespace "{namespace}"' in discovery.failure
-        await asyncio.sleep(1.0)  # several tries
+        await followed.until(lambda: len(tries) >= 4)
         assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 1
         assert discovery.workers == ()
         await asyncio.to_thread(
@@ -229,12 +244,14 @@ async def test_a_forbidden_call_is_typed_logged_once_and_works_when_it_is_allowe
 
 
 @pytest.mark.slow
-async def test_a_watch_that_ends_goes_on_without_a_list(pods, access):
+async def test_a_watch_that_ends_goes_on_without_a_list(pods, access, monkeypatch):
+    lists, watches = counted(monkeypatch, "list"), counted(monkeypatch, "watch")
     await pods.add(D0)
     discovery = KubernetesDiscovery(access, SELECTOR, watch_s=2, backoff=QUICK)
     async with follow(discovery) as followed:
         await followed.until(lambda: followed.views == [(D0,)])
-        await asyncio.sleep(2.5)  # the server has ended one
+        await followed.until(lambda: len(watches) == 2)  # the server has ended one
         await pods.add(P0)
         await followed.until(lambda: followed.views == [(D0,), (D0, P0)])
         assert not discovery.failure
+        assert len(lists) == 1

@@ -22,7 +22,7 @@ from services.planner.settings import PlannerSettings
 from shared.rpc.pb.tandem.v1 import fleet_pb2, fleet_pb2_grpc, inference_pb2, inference_pb2_grpc, types_pb2
 from tests.k8s.accounts import planner_rules
 from tests.k8s.api_server import ApiServer
-from tests.waiting import DEADLINE_S
+from tests.waiting import until
 
 
 class Router(fleet_pb2_grpc.FleetServiceServicer, inference_pb2_grpc.InferenceServiceServicer):
@@ -176,12 +176,12 @@ class Release:
 
     async def until(self, what: Callable[[], bool]) -> None:
         """Plays the kubelet until it is so."""
-        async with asyncio.timeout(DEADLINE_S):
-            while True:
-                await asyncio.to_thread(self.work)
-                if await asyncio.to_thread(what):
-                    return
-                await asyncio.sleep(0.05)
+
+        async def looked() -> bool:
+            await asyncio.to_thread(self.work)
+            return await asyncio.to_thread(what)
+
+        await until(looked)
 
 
 def _labels(component: str) -> dict[str, str]:
@@ -322,9 +322,7 @@ async def test_an_api_server_that_is_away_changes_nothing_and_ends_nothing(relea
     async with planner(release, release.api.admin_token, timeout_s=2.0) as service:
         await release.until(lambda: service.leads)
         await asyncio.to_thread(release.api.stop)
-        async with asyncio.timeout(DEADLINE_S):
-            while service.leads or not service.state.num_failures:
-                await asyncio.sleep(0.05)
+        await until(lambda: not service.leads and service.state.num_failures)
         await asyncio.to_thread(release.api.start)
         release.router.rate = 6.0
         await release.until(lambda: release.replicas("prefill") > 1)

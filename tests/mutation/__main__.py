@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
 
+from loadtest.rig.command_line import Option, choice, run
+from loadtest.rig.results import write_text
 from tests.mutation.forks import FIRST, Outcome, Ran, run_tests, warm_up
 from tests.mutation.mutants import Mutant, sample
 from tests.mutation.results import JUDGED, Result, load, page, result, save, score
@@ -41,24 +42,20 @@ def _try(target: Target, mutant: Mutant, alone: Ran) -> Result:
 def _keep(results: list[Result], out: Path) -> None:
     save(results, out.with_suffix(".jsonl"))
     judged = json.loads(JUDGED.read_text()) if JUDGED.exists() else {}
-    out.with_suffix(".md").write_text(page(results, judged))
+    write_text(out.with_suffix(".md"), page(results, judged))
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Sow small faults and see whether a test notices each.")
-    parser.add_argument(
-        "--count", type=int, default=420, help="mutants in all, spread evenly over the targets that are tried"
-    )
-    parser.add_argument("--seed", type=int, default=1, help="of the sample")
-    parser.add_argument("--only", default="", help="names of targets, separated by commas")
-    parser.add_argument("--out", type=Path, default=Path("out/mutation"), help="results: OUT.jsonl and OUT.md")
-    parser.add_argument("--again", type=Path, help="an earlier OUT.jsonl: only its survivors are tried")
-    parser.add_argument("--least", type=float, default=0.85, help="the score below which the run has failed")
-    arguments = parser.parse_args()
-    earlier = load(arguments.again) if arguments.again else []
-    wanted = set(filter(None, arguments.only.split(",")))
-    if unknown := wanted - {target.name for target in TARGETS}:
-        parser.error(f"--only: no target {', '.join(sorted(unknown))}")
+def main(
+    count: Annotated[int, Option("mutants in all, spread evenly over the targets that are tried")] = 420,
+    seed: Annotated[int, Option("of the sample")] = 1,
+    only: Annotated[str, Option("names of targets, separated by commas")] = "",
+    out: Annotated[Path, Option("results: OUT.jsonl and OUT.md")] = Path("out/mutation"),
+    again: Annotated[Path | None, Option("an earlier OUT.jsonl: only its survivors are tried")] = None,
+    least: Annotated[float, Option("the score below which the run has failed")] = 0.85,
+) -> int:
+    """Sow small faults and see whether a test notices each."""
+    earlier = load(again) if again else []
+    wanted = {choice(name, "only", [target.name for target in TARGETS]) for name in only.split(",") if name}
     warm_up()
     begun, results = time.monotonic(), []
     for each in earlier:  # what is not tried anew stays as it was
@@ -68,13 +65,13 @@ def main() -> int:
     for target in chosen_targets:
         tried = [each for each in earlier if each.mutant.target == target.name]
         survivors = [each.mutant for each in tried if each.outcome is Outcome.SURVIVED]
-        chosen = survivors if tried else sample(target, arguments.count // len(chosen_targets), arguments.seed)
+        chosen = survivors if tried else sample(target, count // len(chosen_targets), seed)
         for found in try_mutants(target, chosen):
             results.append(found)
-            _keep(results, arguments.out)  # a run takes long enough to be interrupted
+            _keep(results, out)  # a run takes long enough to be interrupted
     print(f"{score(results):.1%} of {len(results)} mutants noticed, in {time.monotonic() - begun:.0f} s")
-    return 0 if score(results) >= arguments.least else 1
+    return 0 if score(results) >= least else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main, name="python -m tests.mutation")

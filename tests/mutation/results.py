@@ -8,6 +8,8 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from loadtest.rig.markdown import table
+from loadtest.rig.results import write_text
 from tests.mutation.forks import Outcome, Ran
 from tests.mutation.mutants import Mutant
 
@@ -45,8 +47,7 @@ def change(before: str, after: str) -> str:
 
 def save(results: list[Result], path: Path) -> None:
     """One JSON object a line."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(asdict(each)) + "\n" for each in results))
+    write_text(path, "".join(json.dumps(asdict(each)) + "\n" for each in results))
 
 
 def load(path: Path) -> list[Result]:
@@ -61,17 +62,11 @@ def load(path: Path) -> list[Result]:
 
 def page(results: list[Result], judged: dict[str, str]) -> str:
     """Markdown: the score of each target, then each survivor with why it may live."""
-    lines = ["| target | mutants | a test fails | cannot be imported | endless | survive | score |"]
-    lines.append("| --- | --- | --- | --- | --- | --- | --- |")
-    for target in dict.fromkeys(each.mutant.target for each in results):
-        lines.append(_row(target, [each for each in results if each.mutant.target == target]))
-    lines += [
-        _row("**all**", results),
-        "",
-        f"Score: {score(results):.1%} of {len(results)} mutants.",
-        "",
-        "## Survivors",
-    ]
+    names = dict.fromkeys(each.mutant.target for each in results)
+    rows = [_row(name, [each for each in results if each.mutant.target == name]) for name in names]
+    columns = ("target", "mutants", "a test fails", "cannot be imported", "endless", "survive", "score")
+    counts = table(columns, [*rows, _row("**all**", results)], left=range(len(columns)))
+    lines = [counts, "", f"Score: {score(results):.1%} of {len(results)} mutants.", "", "## Survivors"]
     for each in results:
         if each.outcome is Outcome.SURVIVED:
             why = judged.get(each.name, "not judged yet")
@@ -84,7 +79,7 @@ def score(results: list[Result]) -> float:
     return 1 - sum(each.outcome is Outcome.SURVIVED for each in results) / max(1, len(results))
 
 
-def _row(name: str, results: list[Result]) -> str:
+def _row(name: str, results: list[Result]) -> list[str]:
     counts = Counter(each.outcome for each in results)
     numbers = [len(results), *(counts[outcome] for outcome in Outcome)]
-    return f"| {name} | {' | '.join(map(str, numbers))} | {score(results):.1%} |"
+    return [name, *map(str, numbers), f"{score(results):.1%}"]

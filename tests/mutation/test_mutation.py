@@ -15,6 +15,7 @@ from tests.mutation.forks import Limits, Outcome, run_tests
 from tests.mutation.mutants import mutants, sample
 from tests.mutation.results import change
 from tests.mutation.targets import ROOT, TARGETS, Target
+from tests.waiting import DEADLINE_S
 
 SOURCE = """from __future__ import annotations
 
@@ -70,7 +71,7 @@ def test_a_larger_sample_contains_a_smaller_one(program: Target) -> None:
 def test_every_mutant_ends_as_noticed_or_as_a_survivor(program: Target) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.mutation.test_mutation", str(program.root)],
-        cwd=ROOT, capture_output=True, text=True, timeout=240, check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == {"survives": "survived", "fails": "failed",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import shutil
 import tempfile
@@ -14,7 +13,6 @@ import httpx
 
 from tests.waiting import DEADLINE_S
 
-START_S = 60.0
 _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 TAB, ENTER = "\ue004", "\ue007"
 
@@ -39,11 +37,11 @@ class Browser:
         """The value that a script returns, awaited where it is a promise."""
         return await self._post("execute/sync", script=script, args=list(arguments))
 
-    async def until(self, script: str, *arguments: object, within_s: float = DEADLINE_S) -> Any:
+    async def until(self, script: str, *arguments: object) -> Any:
         """Runs a script until it returns something true, and returns that."""
         found = None
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(within_s):
+            async with asyncio.timeout(DEADLINE_S):
                 while not (found := await self.run(script, *arguments)):
                     await asyncio.sleep(0.02)
                 return found
@@ -81,11 +79,6 @@ class Browser:
         ]
         await self._command("Emulation.setEmulatedMedia", features=features)
 
-    async def screenshot(self, *, whole: bool = True) -> bytes:
-        """A PNG of the window, or of the whole page."""
-        found = await self._command("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        return base64.b64decode(found["data"])
-
     async def _find(self, selector: str) -> str:
         return str((await self._post("element", using="css selector", value=selector))[_ELEMENT])
 
@@ -109,7 +102,7 @@ async def browser() -> AsyncIterator[Browser]:
             driver, "--port=0", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
         )
         try:
-            port = await asyncio.wait_for(_port(process), START_S)
+            port = await asyncio.wait_for(_port(process), DEADLINE_S)
             async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=DEADLINE_S) as client:
                 arguments = [
                     "--headless=new",

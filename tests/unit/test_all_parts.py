@@ -39,11 +39,16 @@ def test_a_failed_part_is_named_the_others_run_and_a_second_call_runs_it_alone(
     table = capfd.readouterr().out.splitlines()[-2:]
     assert [line.split()[:2] for line in table] == [["broken", "failed"], ["sound", "passed"]]
     assert [row["part"] for row in json.loads(state.read_text())] == ["broken", "sound"]
+    assert main(flags, tests[1:], state) == 0
+    assert (tmp_path / "runs").read_text() == "xx", "without --continue all that is asked for runs"
     (tmp_path / "mended").touch()
     assert main(["--continue", *flags], tests, state) == 0
-    assert (tmp_path / "runs").read_text() == "x", "what had passed was not run again"
-    assert main(flags, tests, state) == 0
-    assert (tmp_path / "runs").read_text() == "xx", "without --continue all run"
+    assert (tmp_path / "runs").read_text() == "xx", "what had passed was not run again"
+
+
+def test_a_part_of_which_further_arguments_leave_nothing_has_not_failed(tmp_path: Path, tests: list[Part]) -> None:
+    none = ["--processes", "1", "-p", "no:cacheprovider", "-k", "nothing_is_named_so"]
+    assert main(none, tests, tmp_path / "state.json") == 0
 
 
 def test_parts_are_chosen_by_their_names() -> None:

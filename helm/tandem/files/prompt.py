@@ -1,4 +1,4 @@
-"""Sends one prompt to the release and says what came back; exit status 1 without an answer."""
+"""Sends one prompt to the release and prints the answer; exit status 1 without one."""
 
 import json
 import os

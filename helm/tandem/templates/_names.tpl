@@ -72,7 +72,7 @@ redis://{{ .Release.Name }}-redis:6379/0
 {{- end }}
 
 {{/* A setting of a pool's workers, from extraArgs, the pool, its config or worker.config. Takes {root, pool, key, name}:
-     `key` as in settings (kv_dtype), `name` as in values (kvDtype). Empty where none says. */}}
+     `key` as in settings (kv_dtype), `name` as in values (kvDtype). Empty where neither is set. */}}
 {{- define "tandem.poolSetting" -}}
 {{- $flag := regexFind (printf "--%s[= ][^ ]+" (replace "_" "-" .key)) (join " " .pool.extraArgs) -}}
 {{- $config := merge dict (.pool.config | default dict) .root.Values.worker.config -}}

@@ -11,7 +11,7 @@ tandem-llm.io/role: {{ .pool.role }}
 tandem-llm.io/role: {{ .pool.role }}
 {{- end }}
 
-{{/* Where the Pods stand, as the pool says; the router reads it from the Pods. */}}
+{{/* Labels for the place of the Pods, from the pool; the router reads them from the Pods. */}}
 {{- define "tandem.worker.topology" -}}
 {{- with .pool.topology }}
 {{- with .zone }}
@@ -68,7 +68,7 @@ tandem-llm.io/nvlink-domain: {{ . | quote }}
 {{- end }}
 {{- end }}
 
-{{/* Of a service whose group is over several Nodes; the set's controller says who leads and which Pod this is. Takes a pool. */}}
+{{/* Of a service whose group is over several Nodes; the set's controller names the leader and the index of this Pod. Takes a pool. */}}
 {{- define "tandem.worker.groupArgs" -}}
 {{- $hosts := include "tandem.worker.hosts" . | int -}}
 {{- if gt $hosts 1 }}

@@ -19,15 +19,16 @@ from loadtest.bench.engine.limits import (
     matmul_rate,
     prefill_flops,
     read_bandwidth,
-    timed,
     weight_bytes,
 )
+from loadtest.bench.engine.mixed import measure, mixed_steps, report
 from loadtest.bench.engine.overhead import step_time
 from loadtest.bench.peers.adapter import Settings
 from loadtest.bench.peers.ours import Ours
-from loadtest.bench.shapes import SHAPES, checkpoint
 from loadtest.rig.command_line import Option, Out, choice, integers
-from loadtest.rig.results import Result, machine, table, write
+from loadtest.rig.measure import median_s
+from loadtest.rig.models import SHAPES, checkpoint
+from loadtest.rig.results import Report, Result, machine
 from shared.engine.plan import PlannedSequence, SampleSpec, StepPlan
 from shared.engine.runner.runner import Runner
 from shared.engine.sampling_params import SamplingParams
@@ -73,7 +74,7 @@ class Bench:
     def step_s(self, plan: StepPlan, repeats: int) -> float:
         """Median seconds of the step."""
         with torch.inference_mode():
-            return timed(lambda: self.runner.execute(plan), repeats)
+            return median_s(lambda: self.runner.execute(plan), repeats)
 
 
 @dataclass(frozen=True)
@@ -148,10 +149,12 @@ def main(
     batch: Annotated[str, Option(help="sequences that decode")] = "1 8 32 64 256",
     context: Annotated[str, Option(help="cached tokens of each of them")] = "256 2048",
     overhead: Annotated[str, Option(help="batches whose overhead is measured")] = "1 32",
+    chunk: Annotated[str, Option(help="chunks of a prompt beside decoding sequences; empty: none")] = "16 64 256 512",
     repeats: Annotated[int, Option()] = 9,
     out: Out = None,
 ) -> None:
-    """Measure prefill and decode steps of the engine on this processor beside what its memory and arithmetic allow."""
+    """Measure prefill and decode steps of the engine on this processor beside what its memory and arithmetic allow, and
+    steps that do both beside what the model of step times predicts."""
     torch_dtype = DTYPES[choice(dtype, "dtype", DTYPES)]
     steps = [Step(1, 0, n) for n in integers(prefill, "prefill")]
     steps += [Step(b, c, 1) for c in integers(context, "context") for b in integers(batch, "batch")]
@@ -162,12 +165,16 @@ def main(
     room = kv_room(ModelConfig.load(folder), torch_dtype, folder)
     fitting = [step for step in steps if step.num_kv_tokens <= room]
     overhead_results = overheads(folder, batches, 256) if torch_dtype == torch.bfloat16 else []
+    written = Report(out)
     bench = Bench(folder, torch_dtype, kernels, max((step.num_kv_tokens for step in fitting), default=0))
-    results = run(bench, fitting, repeats) + overhead_results
+    written.add(run(bench, fitting, repeats))
+    written.add(overhead_results)
+    if chunk:
+        mixed = mixed_steps([512], [1, 8, 32], integers(chunk, "chunk"))
+        with torch.inference_mode():
+            written.add(report(mixed, measure(bench.decoder, mixed, repeats)))
     print(f"{model} in {dtype}, kernels {bench.decoder.kernels.name}, on {machine()}\n")
-    print(table(results))
+    written.print()
     for step in steps:
         if step not in fitting:
             print(f"{step.name} is left out: its KV of {step.num_kv_tokens} tokens does not fit in memory, {room} do")
-    if out is not None:
-        write(out, results)

@@ -16,14 +16,14 @@ from typing import Annotated
 
 import torch
 
-from loadtest.bench.kernels.limits import Limits, graph_clock, limit_results, measure_limits
+from loadtest.bench.kernels.limits import Limits, cuda_device, graph_clock, limit_results, measure_limits
 from loadtest.rig.command_line import Option, Out
-from loadtest.rig.results import Result, table, write
+from loadtest.rig.results import Report, Result
+from loadtest.rig.results import verdicts as goal_verdicts
 from shared.engine.plan import PlannedSequence, SampleSpec, StepPlan
 from shared.engine.runner.profile_run import measure_budget
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.sampling_params import SamplingParams
-from shared.errors import ConfigError
 from shared.kv.format import BYTES_PER_ELEMENT
 from shared.model.config.model_config import ModelConfig
 from shared.model.decoder import Decoder
@@ -173,12 +173,8 @@ def room(decoder: Decoder, steps: Sequence[Step]) -> int:
 def verdicts(steps: Sequence[Step], results: Sequence[Result]) -> list[str]:
     """A line for each goal that was measured."""
     found = {result.name: result for result in results}
-    lines = []
+    lines = goal_verdicts({step.name: step.goal for step in steps if step.goal is not None}, results)
     for step in steps:
-        result = found.get(step.name)
-        if step.goal is not None and result is not None and result.fraction is not None:
-            met = "met" if result.fraction >= step.goal else "missed"
-            lines.append(f"{met}: {step.name}: {result.fraction:.0%} of the limit, the goal is {step.goal:.0%}")
         host = found.get(f"{step.name}, host time")
         if step.batch == 32 and host is not None:
             met = "met" if host.value < HOST_GOAL else "missed"
@@ -188,20 +184,17 @@ def verdicts(steps: Sequence[Step], results: Sequence[Result]) -> list[str]:
 
 def main(repeats: Annotated[int, Option()] = 30, out: Out = None) -> None:
     """Measure an 8B-shaped engine's steps on a GPU beside limits measured in the same run."""
-    if not torch.cuda.is_available():
-        raise ConfigError("this benchmark needs a CUDA device, and torch sees none; without one: make bench-engine")
-    device = torch.device("cuda")
+    device = cuda_device("this benchmark", "; without one: make bench-engine")
+    report = Report(out)
     with torch.inference_mode():
         limits = measure_limits(graph_clock, device)
         torch.cuda.empty_cache()
         decoder = random_decoder(ModelConfig.parse(LLAMA_8B), torch.bfloat16, device)
         steps = fitting(STEPS, room(decoder, STEPS))
         bench = EngineBench(decoder, steps)
-        results = limit_results(limits)
+        report.add(limit_results(limits))
         for step in steps:
-            results += bench.measure(step, limits, repeats)
-            print(f"{step.name}: {results[-1 if step.count > 1 else -2].value:.0f} tok/s", flush=True)
-            if out is not None:
-                write(out, results)  # after each step: a run that is cut off leaves what it had
-    print(table(results))
-    print("\n".join(["", *verdicts(steps, results)]))
+            report.add(bench.measure(step, limits, repeats))
+            print(f"{step.name}: {report.results[-1 if step.count > 1 else -2].value:.0f} tok/s", flush=True)
+    report.print()
+    print("\n".join(["", *verdicts(steps, report.results)]))

@@ -9,19 +9,18 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Annotated
 
 import torch
 
 from loadtest.bench.engine.cuda import BLOCK_SIZE, LLAMA_8B
+from loadtest.bench.engine.mixed import MixedStep
 from loadtest.bench.kernels.limits import cuda_device
 from loadtest.rig.command_line import Option, Out
 from loadtest.rig.results import Report, Result
-from shared.engine.plan import NoToken, PlannedSequence, SampledToken, SampleSpec, StepPlan, StepResult
+from shared.engine.plan import NoToken, SampledToken, StepResult
 from shared.engine.runner.runner import Runner, RunnerConfig
-from shared.engine.sampling_params import SamplingParams
 from shared.model.config.model_config import ModelConfig
 from shared.model.decoder import Decoder
 from shared.model.random_weights import random_decoder
@@ -29,42 +28,14 @@ from shared.model.random_weights import random_decoder
 SAME_LOGPROB = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class MixedStep:
-    """`num_decodes` sequences that decode behind `start` tokens, and one prompt's chunk."""
+LOGPROBS = 8
+"""Alternatives to each token, among which the other way's is looked for."""
 
-    num_decodes: int
-    start: int
-    chunk: int
 
-    @property
-    def name(self) -> str:
-        """As the report has it."""
-        return (
-            f"{self.num_decodes} decodes and a chunk of {self.chunk}" if self.num_decodes else f"chunk of {self.chunk}"
-        )
-
-    @property
-    def num_tokens(self) -> int:
-        """Computed by the step."""
-        return self.num_decodes + self.chunk
-
-    @property
-    def num_blocks(self) -> int:
-        """Of all its sequences."""
-        return max(self.plan(2).sequences[-1].block_ids) + 1
-
-    def plan(self, vocab_size: int) -> StepPlan:
-        """Each sequence with blocks of its own, all of them greedy."""
-        items, begin = [], 0
-        for index, (start, count) in enumerate([*[(self.start, 1)] * self.num_decodes, (0, self.chunk)]):
-            end = begin - (-(start + count) // BLOCK_SIZE)
-            tokens = tuple((7 * index + 13 * j) % vocab_size for j in range(count))
-            params = SamplingParams(temperature=0.0, seed=0, max_tokens=1, logprobs=8)
-            spec = SampleSpec(params, start + count)
-            items.append(PlannedSequence(f"s{index}", tokens, start, tuple(range(begin, end)), start + count, spec))
-            begin = end
-        return StepPlan(tuple(items))
+def label(step: MixedStep) -> str:
+    """As the report has it."""
+    chunk = f"chunk of {step.chunk}"
+    return f"{step.num_decodes} decodes and a {chunk}" if step.num_decodes else chunk
 
 
 STEPS = (
@@ -97,7 +68,7 @@ class Pair:
 
     def measure(self, step: MixedStep, repeats: int) -> list[Result]:
         """Milliseconds of both, and how many of the tokens are the same."""
-        plan = step.plan(self.vocab_size)
+        plan = step.plan(self.vocab_size, LOGPROBS)
         seconds: tuple[list[float], list[float]] = ([], [])
         for _ in range(repeats + 2):
             results = []
@@ -108,10 +79,10 @@ class Pair:
         eager, pieces = (1000 * median(taken[2:]) for taken in seconds)  # the first compile
         num_same = count_same(*results)
         return [
-            Result(f"{step.name}, eager", eager, "ms"),
-            Result(f"{step.name}, in pieces", pieces, "ms"),
-            Result(f"{step.name}, eager / in pieces", eager / pieces, "x"),
-            Result(f"{step.name}, same tokens", num_same, "", len(plan.sequences), num_same / len(plan.sequences)),
+            Result(f"{label(step)}, eager", eager, "ms"),
+            Result(f"{label(step)}, in pieces", pieces, "ms"),
+            Result(f"{label(step)}, eager / in pieces", eager / pieces, "x"),
+            Result(f"{label(step)}, same tokens", num_same, "", len(plan.sequences), num_same / len(plan.sequences)),
         ]
 
 
@@ -136,7 +107,7 @@ def main(repeats: Annotated[int, Option()] = 20, out: Out = None) -> None:
         report.add([Result("start with pieces, beside without", pair.start_s[1] - pair.start_s[0], "s")])
         for step in STEPS:
             report.add(pair.measure(step, repeats))
-            print(f"{step.name}: {report.results[-2].value:.2f} times as fast in pieces", flush=True)
+            print(f"{label(step)}: {report.results[-2].value:.2f} times as fast in pieces", flush=True)
     report.print()
     differing = [result.name for result in report.results if result.fraction is not None and result.fraction < 1]
     if differing:

@@ -25,10 +25,10 @@ class Limits:
     flops_per_s: float  # bf16 matrix product
 
 
-def cuda_device(what: str) -> torch.device:
-    """The current GPU. Raises ConfigError where there is none; `what` needs it."""
+def cuda_device(what: str, otherwise: str = "") -> torch.device:
+    """The current GPU. Raises ConfigError where there is none: `what` needs it, and `otherwise` ends the message."""
     if not torch.cuda.is_available():
-        raise ConfigError(f"{what} needs a CUDA device, and torch sees none")
+        raise ConfigError(f"{what} needs a CUDA device, and torch sees none{otherwise}")
     return torch.device("cuda")
 
 

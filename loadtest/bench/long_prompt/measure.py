@@ -7,19 +7,23 @@ import os
 import tempfile
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
+from statistics import median
 from typing import Annotated
 
-from loadtest.baseline.model import SHAPES, write_model
 from loadtest.baseline.systems import SYSTEMS, System, make_cluster
 from loadtest.bench.long_prompt.load import Load, Shape
-from loadtest.bench.long_prompt.noisy_neighbour import NoisyNeighbour, pin_all_but
-from loadtest.bench.long_prompt.windows import Medians, Pair
+from loadtest.bench.long_prompt.noisy_neighbour import noisy_neighbour, pin_all_but
+from loadtest.bench.long_prompt.windows import Pair, median_of
 from loadtest.clients.connect import make_client
 from loadtest.clients.target import parse_target
 from loadtest.rig.command_line import Option, Out, choice, names
 from loadtest.rig.markdown import bold, table
-from loadtest.rig.results import Result, write
+from loadtest.rig.measure import turns
+from loadtest.rig.models import SERVED, write_model
+from loadtest.rig.results import Report, Result
 from loadtest.workloads.tokens import TokenSource
 
 GOAL_RATIO = 1.1
@@ -34,7 +38,7 @@ def main(
     answers: Annotated[int, Option(help="answers that stream all the time")] = 8,
     window: Annotated[float, Option(help="seconds without and with long prompts, in two halves each")] = 6.0,
     pairs: Annotated[int, Option(help="measurements of each system, in turns")] = 5,
-    shape: Annotated[str, Option(help=f"random weights in this shape: {', '.join(SHAPES)}")] = "xs",
+    shape: Annotated[str, Option(help=f"random weights in this shape: {', '.join(SERVED)}")] = "xs",
     model: Annotated[Path | None, Option(help="a model's folder instead")] = None,
     tokenizer: Annotated[Path, Option(help="model whose tokenizer a shape takes")] = Path("models/demo"),
     systems: Annotated[str, Option(help="which to measure")] = " ".join(_NAMES),
@@ -42,21 +46,19 @@ def main(
     out: Out = None,
 ) -> None:
     """Measure inter-token latency of running answers, with and without arriving long prompts."""
-    choice(shape, "shape", SHAPES)
+    choice(shape, "shape", SERVED)
     wanted = names(systems, "systems", _NAMES)
     measured_systems = [system for system in SYSTEMS if system.name in wanted]
     load = Shape(answers, num_long_tokens=CHUNKS_PER_PROMPT * chunk, window_s=window)
     with tempfile.TemporaryDirectory(prefix="tandem-long-prompt-") as scratch:
         if model is None:
-            model = Path(scratch) / f"random-{shape}"
-            write_model(model, SHAPES[shape], tokenizer)
+            model = write_model(Path(scratch) / f"random-{shape}", SERVED[shape], tokenizer)
         measured = asyncio.run(measure(measured_systems, model, chunk, load, pairs, seed, Path(scratch)))
     print(
         f"{answers} answers, prompts of {load.num_long_tokens} tokens one after the other, "
         f"chunks of {chunk}, {pairs} pairs of {window:g} s\n\n{system_table(measured_systems, measured)}"
     )
-    if out is not None:
-        write_figures(out, measured_systems, measured)
+    Report(out).add(results(measured_systems, measured))
 
 
 async def measure(
@@ -77,19 +79,17 @@ async def measure(
         neighbour = None
         if any(system.mode == "disaggregated" for system in systems):
             # Runs on the core of that system's prefill worker.
-            log = out / "noisy_neighbour.log"
             neighbour = await stack.enter_async_context(
-                NoisyNeighbour(model, chunk_len, shape.num_long_tokens, cores[0], log)
+                noisy_neighbour(model, chunk_len, shape.num_long_tokens, cores[0], out)
             )
         pin_all_but(workers, cores[:1])
         try:
             for load in loads.values():  # warm-up: one-time allocations and compilations
                 await load.pair(busy_first=True)
-            for turn in range(num_pairs):
-                for system in systems:
-                    beside = neighbour if system.mode == "disaggregated" else None
-                    pair = await loads[system.name].pair(busy_first=turn % 2 == 1, neighbour=beside)
-                    measured[system.name].append(pair)
+            for turn, system in turns(systems, num_pairs):
+                beside = neighbour if system.mode == "disaggregated" else None
+                pair = await loads[system.name].pair(busy_first=turn % 2 == 1, neighbour=beside)
+                measured[system.name].append(pair)
         finally:
             pin_all_but(workers, cores)
     return measured
@@ -105,55 +105,55 @@ def system_table(systems: Sequence[System], measured: dict[str, list[Pair]]) -> 
 
 
 def _cells(system: System, pairs: Sequence[Pair]) -> list[str]:
-    medians = Medians.of(pairs)
-    beside, over = "", ""
-    if medians.neighbour_p99_ms is not None and medians.p99_over_neighbour is not None:
-        beside = f"{medians.neighbour_p99_ms:.1f} ms"
-        over = _with_each(medians.p99_over_neighbour, [pair.p99_over_neighbour for pair in pairs])
+    def ms(figure: str, digits: int = 1) -> str:
+        value = median_of(pairs, attrgetter(figure))
+        return "" if value is None else f"{value:.{digits}f} ms"
+
     return [
         system.title,
-        f"{medians.quiet_p99_ms:.1f} ms",
-        f"{medians.busy_p99_ms:.1f} ms",
-        _with_each(medians.p99_ratio, [pair.p99_ratio for pair in pairs]),
-        beside,
-        over,
-        f"{medians.p50_ratio:.2f}",
-        f"{medians.num_prompts}",
-        f"{medians.prompt_ttft_ms:.0f} ms",
+        ms("quiet_p99_ms"),
+        ms("busy_p99_ms"),
+        _with_each(pairs, "p99_ratio"),
+        ms("neighbour_p99_ms"),
+        _with_each(pairs, "p99_over_neighbour"),
+        f"{median_of(pairs, attrgetter('p50_ratio')):.2f}",
+        f"{sum(pair.num_prompts for pair in pairs)}",
+        ms("prompt_ttft_ms", 0),
     ]
 
 
-def _with_each(median: float, values: Sequence[float | None]) -> str:
-    each = ", ".join(f"{value:.2f}" for value in values if value is not None)
-    return f"{bold(f'{median:.2f}')} ({each})"
+def _with_each(pairs: Sequence[Pair], figure: str) -> str:
+    known = [value for pair in pairs if (value := getattr(pair, figure)) is not None]
+    each = ", ".join(f"{value:.2f}" for value in known)
+    return f"{bold(f'{median(known):.2f}')} ({each})" if known else ""
 
 
-def write_figures(path: Path, systems: Sequence[System], measured: dict[str, list[Pair]]) -> None:
-    """The format of every benchmark's results; the best collocated system is the peer of the disaggregated one."""
-    medians = {system.name: Medians.of(measured[system.name]) for system in systems}
+_FIGURES = (
+    ("ITL p99 without long prompts", "quiet_p99_ms", "ms"),
+    ("ITL p99 with long prompts", "busy_p99_ms", "ms"),
+    ("ITL p99 with over without", "p99_ratio", ""),
+    ("ITL p99 with over as much work beside it", "p99_over_neighbour", ""),
+    ("ITL p50 with over without", "p50_ratio", ""),
+    ("TTFT p50 of the long prompts", "prompt_ttft_ms", "ms"),
+)
+"""Name, field of a pair, unit."""
+
+
+def results(systems: Sequence[System], measured: dict[str, list[Pair]]) -> list[Result]:
+    """The figures for scripts; the best collocated system is the peer of the disaggregated one."""
+    ratios = {system.name: median_of(measured[system.name], attrgetter("p99_ratio")) or 0.0 for system in systems}
     collocated = [system for system in systems if system.mode == "collocated"]
-    peer = min(collocated, key=lambda system: medians[system.name].p99_ratio, default=None)
-    results = []
+    peer = min(collocated, key=lambda system: ratios[system.name], default=None)
+    found = []
     for system in systems:
-        found = medians[system.name]
-        beside = peer if system.mode == "disaggregated" else None
-        results += [
-            Result(f"{system.title}: ITL p99 without long prompts", found.quiet_p99_ms, "ms"),
-            Result(f"{system.title}: ITL p99 with long prompts", found.busy_p99_ms, "ms"),
-            Result(
-                f"{system.title}: ITL p99 with over without",
-                found.p99_ratio,
-                "",
-                limit=GOAL_RATIO if system.mode == "disaggregated" else None,
-                peer=None if beside is None else beside.title,
-                ratio=None if beside is None else medians[beside.name].p99_ratio / found.p99_ratio,
-            ),
-            *(
-                [Result(f"{system.title}: ITL p99 with over as much work beside it", found.p99_over_neighbour, "")]
-                if found.p99_over_neighbour is not None
-                else []
-            ),
-            Result(f"{system.title}: ITL p50 with over without", found.p50_ratio, ""),
-            Result(f"{system.title}: TTFT p50 of the long prompts", found.prompt_ttft_ms, "ms"),
-        ]
-    write(path, results)
+        for title, figure, unit in _FIGURES:
+            value = median_of(measured[system.name], attrgetter(figure))
+            if value is None:
+                continue
+            result = Result(f"{system.title}: {title}", value, unit)
+            if figure == "p99_ratio" and system.mode == "disaggregated":
+                result = replace(result, limit=GOAL_RATIO)
+                if peer is not None:
+                    result = replace(result, peer=peer.title, ratio=ratios[peer.name] / value)
+            found.append(result)
+    return found

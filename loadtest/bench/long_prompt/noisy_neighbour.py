@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Collection, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
 import psutil
-import typer
 
+from loadtest.rig.command_line import Option, run
+from loadtest.rig.processes import module_process, pinned
 from shared.child_process import ChildProcess
 from shared.errors import Internal
 from shared.process import ready_event
@@ -44,66 +44,53 @@ def pin_all_but(workers: Collection[int], cores: Collection[int]) -> None:
 
 _NICENESS = 5
 """The same niceness as the load tests' workers."""
-_START_S = 180.0
-_END_S = 10.0
 
 
 class NoisyNeighbour:
-    """The process, stopped except within `busy()`; an asynchronous context manager."""
+    """The process, stopped except within `busy()`."""
 
-    def __init__(self, model: Path, chunk_len: int, num_tokens: int, core: int, log_path: Path) -> None:
-        """Prompts of `num_tokens` tokens in chunks, one after the other, by one thread on `core`."""
-        command = [
-            sys.executable, "-m", "loadtest.bench.long_prompt.noisy_neighbour", "--model", str(model),
-            "--chunk", str(chunk_len), "--tokens", str(num_tokens), "--core", str(core),
-        ]  # fmt: skip
-        self._child = ChildProcess("noisy neighbour", command, log_path)
-
-    async def __aenter__(self) -> NoisyNeighbour:
-        """Returns when the model is loaded and one prompt was computed; raises Internal if that fails."""
-        try:
-            await self._child.start()
-            await self._child.ready(_START_S)
-        except BaseException:
-            await self._end()
-            raise
-        self._child.send_signal(signal.SIGSTOP)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._end()
+    def __init__(self, process: ChildProcess) -> None:
+        """The caller starts and ends it."""
+        self._process = process
+        process.send_signal(signal.SIGSTOP)
 
     @property
     def pid(self) -> int:
         """The process id."""
-        return self._child.pid
+        return self._process.pid
 
     @contextmanager
     def busy(self) -> Iterator[None]:
         """A context in which the process computes. Raises Internal if it has ended."""
-        self._child.send_signal(signal.SIGCONT)
+        self._process.send_signal(signal.SIGCONT)
         try:
             yield
         finally:
-            self._child.send_signal(signal.SIGSTOP)
-        if self._child.returncode is not None:
-            raise Internal(f"the noisy neighbour ended with {self._child.exit_text()}")
+            self._process.send_signal(signal.SIGSTOP)
+        if self._process.returncode is not None:
+            raise Internal(f"the noisy neighbour ended with {self._process.exit_text()}")
 
-    async def _end(self) -> None:
-        self._child.kill()
-        await self._child.stop(_END_S)
+
+@asynccontextmanager
+async def noisy_neighbour(
+    model: Path, chunk_len: int, num_tokens: int, core: int, logs: Path
+) -> AsyncIterator[NoisyNeighbour]:
+    """Prompts of `num_tokens` tokens in chunks, one after the other, by one thread on `core`; its log goes to the
+    folder `logs`. Begins when the model is loaded and one prompt was computed; raises Internal if that fails."""
+    flags = {"model": model, "chunk": chunk_len, "tokens": num_tokens}
+    process = module_process("noisy_neighbour", "loadtest.bench.long_prompt.noisy_neighbour", logs, flags)
+    async with pinned(process, [core]):
+        yield NoisyNeighbour(process)
 
 
 def main(
-    model: Annotated[Path, typer.Option(help="the model's folder")],
-    chunk: Annotated[int, typer.Option(help="tokens of a step")],
-    tokens: Annotated[int, typer.Option(help="tokens of a prompt")],
-    core: Annotated[int, typer.Option()],
+    model: Annotated[Path, Option("the model's folder")],
+    chunk: Annotated[int, Option("tokens of a step")],
+    tokens: Annotated[int, Option("tokens of a prompt")],
 ) -> None:
     """Computes prompts until it is killed; ready after the first one."""
-    os.sched_setaffinity(0, {core})
     os.nice(_NICENESS)
-    # Imported here, so that all of its threads get the core and the niceness.
+    # Imported here, so that all of its threads get the niceness.
     import torch
 
     from loadtest.bench.engine.cpu import Bench
@@ -123,4 +110,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from loadtest.metrics import distribution
 from loadtest.records import Reply
+from loadtest.rig.measure import percentile
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,47 +65,20 @@ class Pair:
         neighbour_s: Sequence[float] | None = None,
     ) -> Pair:
         """Made from the gaps of the windows; each needs at least one, and there must be a long prompt."""
-        quiet, busy = distribution(quiet_s), distribution(busy_s)
-        assert quiet is not None, "no tokens arrived"
-        assert busy is not None, "no tokens arrived"
-        ms = 1e3
-        ttft_ms = median(prompt_ttfts_s) * ms
-        beside = None if neighbour_s is None else distribution(neighbour_s)
+        assert quiet_s, "no tokens arrived"
+        assert busy_s, "no tokens arrived"
         return Pair(
-            quiet.p50 * ms, quiet.p99 * ms, busy.p50 * ms, busy.p99 * ms, len(prompt_ttfts_s), ttft_ms,
-            None if beside is None else beside.p99 * ms,
-        )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Medians:
-    """Medians over a system's pairs."""
-
-    quiet_p99_ms: float
-    busy_p99_ms: float
-    p99_ratio: float
-    p50_ratio: float
-    prompt_ttft_ms: float
-    num_prompts: int
-    """Sum over the pairs."""
-    neighbour_p99_ms: float | None = None
-    p99_over_neighbour: float | None = None
-
-    @staticmethod
-    def of(pairs: Sequence[Pair]) -> Medians:
-        """Each figure's own median; the ratio is the median of the pairs' ratios."""
-        return Medians(
-            median(pair.quiet_p99_ms for pair in pairs),
-            median(pair.busy_p99_ms for pair in pairs),
-            median(pair.p99_ratio for pair in pairs),
-            median(pair.p50_ratio for pair in pairs),
-            median(pair.prompt_ttft_ms for pair in pairs),
-            sum(pair.num_prompts for pair in pairs),
-            _median(pair.neighbour_p99_ms for pair in pairs),
-            _median(pair.p99_over_neighbour for pair in pairs),
+            quiet_p50_ms=1e3 * median(quiet_s),
+            quiet_p99_ms=1e3 * percentile(quiet_s, 99),
+            busy_p50_ms=1e3 * median(busy_s),
+            busy_p99_ms=1e3 * percentile(busy_s, 99),
+            num_prompts=len(prompt_ttfts_s),
+            prompt_ttft_ms=1e3 * median(prompt_ttfts_s),
+            neighbour_p99_ms=1e3 * percentile(neighbour_s, 99) if neighbour_s else None,
         )
 
 
-def _median(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
+def median_of(pairs: Iterable[Pair], figure: Callable[[Pair], float | None]) -> float | None:
+    """Median over the pairs that have the figure; of a ratio, the median of the pairs' ratios. None without any."""
+    known = [value for pair in pairs if (value := figure(pair)) is not None]
     return median(known) if known else None

@@ -9,8 +9,8 @@ from loadtest.bench.engine.cpu import DTYPES
 from loadtest.bench.parallel.hosts import measure_hosts
 from loadtest.bench.parallel.steps import measure_steps
 from loadtest.bench.parallel.sums import measure_sums
-from loadtest.bench.shapes import SHAPES, checkpoint
 from loadtest.rig.command_line import Option, Out, choice, integers
+from loadtest.rig.models import SHAPES, checkpoint
 from loadtest.rig.results import Report, machine
 from shared.model.ranks.shard import Degrees
 

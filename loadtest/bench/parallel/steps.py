@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 
 import torch
 
 from loadtest.bench.engine.cpu import BLOCK_SIZE, Bench, Step
+from loadtest.rig.measure import median_ratio, times_s, turns
 from loadtest.rig.results import Result
 from services.worker.group.leader import RankGroup
-from shared.cores.policy import CoreShare
+from shared.cores.core_choice import CoreShare
 from shared.cores.topology import read_topology
-from shared.engine.plan import StepPlan
 from shared.engine.runner.runner import Runner
 from shared.errors import TandemError
 from shared.model.ranks.rank_decoder import RankDecoder
@@ -37,24 +37,19 @@ def measure_steps(folder: Path, dtype: torch.dtype, degrees: Degrees, pairs: int
     with _group_runner(folder, dtype, whole, degrees) as split:
         for step in STEPS:
             plan = whole.plan(step.batch, step.start, step.count)
-            times = []
-            for _ in range(pairs + 1):
-                torch.set_num_threads(threads)
-                alone = _timed(whole.runner, plan)
-                torch.set_num_threads(max(1, threads // degrees.tensor))
-                times.append((alone, _timed(split, plan)))
+            ways = ((whole.runner, threads), (split, max(1, threads // degrees.tensor)))
+            taken: list[list[float]] = [[], []]
+            for number, way in turns((0, 1), pairs + 1):
+                runner, num_threads = ways[way]
+                torch.set_num_threads(num_threads)
+                with torch.inference_mode():
+                    seconds = times_s(partial(runner.execute, plan), 1, warmup=0)
+                taken[way] += seconds if number else []
             torch.set_num_threads(threads)
-            ratio = median(alone / group for alone, group in times[1:])
-            rate = step.batch * step.count / median(group for _, group in times[1:])
+            ratio = median_ratio(*taken)
+            rate = step.batch * step.count / median(taken[1])
             results.append(Result(f"{label}: {step.name}", rate, "tok/s", None, None, "one process", ratio))
     return results
-
-
-def _timed(runner: Runner, plan: StepPlan) -> float:
-    with torch.inference_mode():
-        begin = perf_counter()
-        runner.execute(plan)
-        return perf_counter() - begin
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Sums over ranks: shared memory beside gloo and beside copying the same bytes once.
 
-`python -m loadtest.bench.parallel.sums KIND PLACE RANK SIZE REPEATS` is one rank of a measured group. KIND is
+`python -m loadtest.bench.parallel.sums RANK SIZE REPEATS KIND PLACE` is one rank of a measured group. KIND is
 shared-memory, with an inherited descriptor as its PLACE, or gloo, with a new file's path. Rank 0 prints a JSON object:
 bytes → median seconds of a sum.
 """
@@ -8,23 +8,21 @@ bytes → median seconds of a sum.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor, distributed
 from torch._C._distributed_c10d import FileStore
 
+from loadtest.rig.measure import median_ratio, median_s, turns
+from loadtest.rig.processes import run_ranks
 from loadtest.rig.results import Result
 from shared.collectives.cpu_group import CpuGroup, group_bytes, shared_memory
-from shared.errors import Internal
 from shared.kernels.cpu.build import choose
 from shared.kernels.cpu.launch import load
 from shared.sizes import size as shown
@@ -56,24 +54,16 @@ def join(kind: str, place: str, rank: int, size: int) -> Gloo | CpuGroup:
     return group
 
 
-def sum_s(group: Gloo | CpuGroup, num_bytes: int, repeats: int) -> float:
-    """Median seconds of one sum of so many bytes."""
-    x = torch.zeros(num_bytes // 4)
-    times = []
-    for _ in range(repeats):
-        begin = perf_counter()
-        group.all_reduce(x)
-        times.append(perf_counter() - begin)
-    return median(times)
-
-
 def main() -> None:
     """Measures every size, the smaller ones more often."""
-    kind, place, *numbers = sys.argv[1:]
-    rank, size, repeats = map(int, numbers)
+    rank, size, repeats = map(int, sys.argv[1:4])
+    kind, place = sys.argv[4:]
     torch.set_num_threads(1)
     group = join(kind, place, rank, size)
-    found = {num_bytes: sum_s(group, num_bytes, max(5, repeats * SIZES[2] // num_bytes)) for num_bytes in SIZES}
+    found = {}
+    for num_bytes in SIZES:
+        x = torch.zeros(num_bytes // 4)
+        found[num_bytes] = median_s(lambda x=x: group.all_reduce(x), max(5, repeats * SIZES[2] // num_bytes), warmup=0)  # type: ignore[misc]
     if rank == 0:
         print(json.dumps(found), flush=True)
     group.all_reduce(torch.zeros(1))
@@ -86,13 +76,16 @@ GOAL_BYTES, GOAL_RATIO = 64 << 10, 5.0
 
 
 def measure_sums(num_ranks: int, pairs: int, repeats: int) -> list[Result]:
-    """Each size's median over `pairs` runs of both, one after the other."""
-    runs = [(_run("shared-memory", num_ranks, repeats), _run("gloo", num_ranks, repeats)) for _ in range(pairs)]
+    """Each size's median over `pairs` runs of both, in turns."""
+    runs: dict[str, list[dict[int, float]]] = {"shared-memory": [], "gloo": []}
+    for _, kind in turns(list(runs), pairs):
+        runs[kind].append(_run(kind, num_ranks, repeats))
     results = []
     for num_bytes in SIZES:
-        ours = median(own[num_bytes] for own, _ in runs)
-        ratio = median(gloo[num_bytes] / own[num_bytes] for own, gloo in runs)
-        copied = _copy_s(num_bytes)
+        own, gloo = ([run[num_bytes] for run in found] for found in runs.values())
+        ours, ratio = median(own), median_ratio(gloo, own)
+        source, target = torch.ones(num_bytes // 4), torch.zeros(num_bytes // 4)
+        copied = median_s(lambda source=source, target=target: target.copy_(source), 50)  # type: ignore[misc]
         name = f"sum of {shown(num_bytes)} over {num_ranks} ranks"
         results.append(Result(name, ours * 1e6, "us", copied * 1e6, copied / ours, "gloo", ratio))
     return results
@@ -103,31 +96,9 @@ def _run(kind: str, num_ranks: int, repeats: int) -> dict[int, float]:
     with tempfile.TemporaryDirectory(prefix="tandem-parallel-") as folder:
         descriptor = shared_memory(group_bytes(load(choose()[1]), num_ranks))
         place = str(Path(folder, "store")) if kind == "gloo" else str(descriptor)
-        module = "loadtest.bench.parallel.sums"
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, "-m", module, kind, place, str(rank), str(num_ranks), str(repeats)],
-                pass_fds=[descriptor],
-                stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
-                text=True,
-            )
-            for rank in range(num_ranks)
-        ]
-        os.close(descriptor)
-        printed = ranks[0].communicate()[0]
-        if any(rank.wait() for rank in ranks):
-            raise Internal(f"a rank of {num_ranks} failed to add up by {kind}")
-    return {int(num_bytes): seconds for num_bytes, seconds in json.loads(printed).items()}
-
-
-def _copy_s(num_bytes: int) -> float:
-    """Median seconds of one copy by one thread."""
-    source, target, times = torch.ones(num_bytes // 4), torch.zeros(num_bytes // 4), []
-    for _ in range(50):
-        begin = perf_counter()
-        target.copy_(source)
-        times.append(perf_counter() - begin)
-    return median(times)
+        arguments = [num_ranks, repeats, kind, place]
+        found = run_ranks("loadtest.bench.parallel.sums", num_ranks, arguments, [descriptor])
+    return {int(num_bytes): seconds for num_bytes, seconds in found.items()}
 
 
 if __name__ == "__main__":

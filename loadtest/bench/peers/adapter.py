@@ -13,7 +13,7 @@ MAX_BATCH = 32
 STEP_TOKENS = 2048
 """Most prompt tokens of one step, the same for all engines with such a limit."""
 VOCAB_SIZE = 32000
-"""Vocabulary of the shapes in loadtest/bench/shapes.py."""
+"""Vocabulary of the shapes in loadtest/rig/models.py."""
 
 
 @dataclass(frozen=True)

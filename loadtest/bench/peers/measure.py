@@ -17,8 +17,9 @@ from loadtest.bench.peers.adapter import random_prompt
 from loadtest.bench.peers.hidden_isa import CannotHide, environment
 from loadtest.bench.peers.install import install, python
 from loadtest.bench.peers.turns import CannotRun, Case, EngineProcess, Measured, take_turns
-from loadtest.bench.shapes import SHAPES, checkpoint
 from loadtest.rig.command_line import Option, Out, choice, integers, names
+from loadtest.rig.measure import median_ratio
+from loadtest.rig.models import SHAPES, checkpoint
 from loadtest.rig.results import Report, Result, machine
 from shared.errors import ConfigError
 from shared.kernels.cpu import isa
@@ -112,7 +113,7 @@ def _results(measured: Measured) -> list[Result]:
     """A row for each engine; a peer's row has Tandem's ratio to it."""
     rows = []
     for name, rates in measured.rates.items():
-        ratio = None if name == OURS or OURS not in measured.rates else measured.ratio(OURS, name)
+        ratio = None if name == OURS or OURS not in measured.rates else median_ratio(measured.rates[OURS], rates)
         rows.append(Result(measured.case.name, median(rates), "tok/s", peer=name, ratio=ratio))
     return rows
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 from types import TracebackType
 from typing import Any
 
 from loadtest.bench.peers.adapter import random_prompt
+from loadtest.rig.measure import turns
 from shared.child_process import ChildProcess
 from shared.errors import TandemError
 
@@ -111,10 +111,6 @@ class Measured:
     case: Case
     rates: dict[str, list[float]] = field(default_factory=dict)
 
-    def ratio(self, ours: str, peer: str) -> float:
-        """Median over rounds of Tandem's rate over the peer's in the same round."""
-        return median(a / b for a, b in zip(self.rates[ours], self.rates[peer], strict=True))
-
 
 async def take_turns(
     processes: Sequence[EngineProcess],
@@ -131,19 +127,16 @@ async def take_turns(
     results = []
     for case in cases:
         measured = Measured(case)
-        for index in range(num_rounds + 1):
-            for process in _rotated(processes, index):
-                if process.name in failures:
-                    continue
+        for place, (number, process) in enumerate(turns(processes, num_rounds + 1), 1):
+            if process.name not in failures:
                 await asyncio.sleep(PAUSE_S)
                 try:
                     seconds = await process.ask(**case.task(generator))
+                    if number > 0:
+                        measured.rates.setdefault(process.name, []).append(case.tokens / seconds)
                 except CannotRun as reason:
                     failures[process.name] = f"{case.name}: {reason}"
-                    continue
-                if index > 0:
-                    measured.rates.setdefault(process.name, []).append(case.tokens / seconds)
-            if on_round is not None:
+            if on_round is not None and place % len(processes) == 0:
                 on_round(measured)
         results.append(measured)
     for measured in results:
@@ -151,8 +144,3 @@ async def take_turns(
             if len(measured.rates.get(name, [])) < num_rounds:
                 measured.rates.pop(name, None)
     return results, failures
-
-
-def _rotated(processes: Sequence[EngineProcess], by: int) -> list[EngineProcess]:
-    start = by % len(processes)
-    return [*processes[start:], *processes[:start]]

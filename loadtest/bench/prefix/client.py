@@ -6,14 +6,14 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
-
-import grpc.aio
 
 from loadtest.bench.prefix.prompts import Prompt
+from loadtest.clients.base import Call, RequestFailed
+from loadtest.clients.grpc_client import GrpcClient
+from loadtest.clients.target import parse_target
+from loadtest.records import Reply
 from shared.errors import DeadlineExceeded, Internal
-from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc, types_pb2
-from shared.rpc.server import channel
+from shared.rpc.pb.tandem.v1 import types_pb2
 
 REQUEST_TIMEOUT_S = 60.0
 IDLE_TIMEOUT_S = 30.0
@@ -36,37 +36,28 @@ class Client:
 
     def __init__(self, address: str) -> None:
         """`address`: host:port of its gRPC API."""
-        self._channel = channel(address)
-        self._stub: inference_pb2_grpc.InferenceServiceAsyncStub = inference_pb2_grpc.InferenceServiceStub(
-            self._channel
-        )
+        self._client = GrpcClient(parse_target(f"grpc://{address}"))
 
     async def __aenter__(self) -> Client:
+        await self._client.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._channel.close()
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.close()
 
     async def ask(self, prompt: Prompt) -> Outcome:
         """Sends one prompt and reads its whole answer; raises Internal if it fails."""
-        request = inference_pb2.GenerateRequest(
-            tokens=inference_pb2.TokenIds(ids=prompt.token_ids),
-            sampling=types_pb2.SamplingParams(temperature=0.0, max_tokens=prompt.num_output_tokens, ignore_eos=True),
-        )
-        sent = time.perf_counter()
-        first = 0.0
-        last = inference_pb2.GenerateResponse()
+        reply = Reply()
+        request = self._client.encode(Call("", prompt.token_ids, prompt.num_output_tokens))
         try:
-            async for message in self._stub.Generate(request, timeout=REQUEST_TIMEOUT_S):
-                last = message
-                first = first or time.perf_counter()
-        except grpc.aio.AioRpcError as error:
-            raise Internal(
-                f"a prompt of {len(prompt.token_ids)} tokens failed: {error.code().name}: {error.details()}"
-            ) from error
-        return Outcome(prompt, last.prefill_worker, last.usage.num_cached_tokens, first - sent)
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                await self._client.generate(request, reply)
+        except (RequestFailed, TimeoutError) as error:
+            raise Internal(f"a prompt of {len(prompt.token_ids)} tokens failed: {error}") from error
+        assert reply.sent_s is not None
+        return Outcome(
+            prompt, reply.prefill_worker, reply.num_cached_tokens or 0, reply.token_times_s[0] - reply.sent_s
+        )
 
     async def replay(self, prompts: Sequence[Prompt], in_flight: int, limit_s: float) -> list[Outcome]:
         """Sends the prompts in their order, the next one when fewer than `in_flight` are running; none after `limit_s`
@@ -91,7 +82,7 @@ class Client:
         """
         ends = time.perf_counter() + IDLE_TIMEOUT_S
         while True:
-            status = await self._stub.GetStatus(inference_pb2.GetStatusRequest(), timeout=REQUEST_TIMEOUT_S)
+            status = await self._client.status()
             loads = [each.load for each in status.workers if each.role == types_pb2.WORKER_ROLE_PREFILL]
             if all(load.num_free_blocks == load.num_total_blocks for load in loads):
                 return {place: sum(getattr(load, field) for load in loads) for place, field in _places().items()}

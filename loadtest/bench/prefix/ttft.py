@@ -14,9 +14,10 @@ from pathlib import Path
 from statistics import median
 
 from loadtest.bench.prefix.client import Client, Outcome
-from loadtest.bench.prefix.clusters import DEMO, Setup, make_cluster
+from loadtest.bench.prefix.clusters import Setup, make_cluster
 from loadtest.bench.prefix.prompts import make_prompt
 from loadtest.rig.markdown import table
+from loadtest.rig.models import DEMO
 from loadtest.rig.results import Result
 from loadtest.workloads.tokens import Span, TokenSource
 from shared.settings.common import PrefixFetch

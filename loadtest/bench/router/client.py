@@ -16,10 +16,11 @@ from pathlib import Path
 from time import perf_counter
 from typing import Annotated
 
-import typer
 import uvloop
 
 from loadtest.bench.router.http2 import Connection
+from loadtest.rig.command_line import Option, run
+from shared.errors import ConfigError
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
 
 START_S = 2.0
@@ -110,20 +111,20 @@ class Load:
 
 
 def main(
-    target: Annotated[str, typer.Option(help="host:port of a router's gRPC API")],
-    max_tokens: Annotated[int, typer.Option()],
-    duration: Annotated[float, typer.Option(help="seconds")],
-    out: Annotated[Path, typer.Option()],
-    prompt_tokens: Annotated[int, typer.Option()] = 500,
-    prefix: Annotated[str, typer.Option(help="prefix of request ids")] = "r",
-    rate: Annotated[float | None, typer.Option(help="open loop: requests per second")] = None,
-    in_flight: Annotated[int | None, typer.Option(help="closed loop: concurrent streams")] = None,
+    target: Annotated[str, Option(help="host:port of a router's gRPC API")],
+    max_tokens: Annotated[int, Option()],
+    duration: Annotated[float, Option(help="seconds")],
+    out: Annotated[Path, Option()],
+    prompt_tokens: Annotated[int, Option()] = 500,
+    prefix: Annotated[str, Option(help="prefix of request ids")] = "r",
+    rate: Annotated[float | None, Option(help="open loop: requests per second")] = None,
+    in_flight: Annotated[int | None, Option(help="closed loop: concurrent streams")] = None,
 ) -> None:
     """See the module's docstring."""
     if (rate is None) == (in_flight is None):
-        raise typer.BadParameter("either --rate or --in-flight")
+        raise ConfigError("either --rate or --in-flight", field="rate")
 
-    async def run() -> Load:
+    async def send() -> Load:
         connections = [await Connection.open(target) for _ in range(NUM_CONNECTIONS)]
         load = Load(connections, prompt_tokens, max_tokens, prefix)
         await (load.closed_loop(in_flight, duration) if in_flight else load.open_loop(rate or 0.0, duration))
@@ -131,7 +132,7 @@ def main(
             connection.close()
         return load
 
-    load = uvloop.run(run())
+    load = uvloop.run(send())
     figures = {
         "requests": load.requests,
         "num_tokens": load.num_tokens,
@@ -144,4 +145,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

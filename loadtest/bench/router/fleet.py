@@ -16,9 +16,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any
 
-import typer
-
 from loadtest.bench.router.scripted_worker import ScriptedWorker
+from loadtest.rig.command_line import Option, run
 from shared.process import run_process
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 
@@ -193,18 +192,16 @@ def addresses(workers: Iterable[ScriptedWorker]) -> str:
 
 
 def main(
-    prefill: Annotated[int, typer.Option()],
-    decode: Annotated[int, typer.Option()],
-    tokens_per_s: Annotated[float, typer.Option()],
-    stamps: Annotated[Path, typer.Option()],
-    sequences: Annotated[
-        int, typer.Option(help="running sequences that give this rate; default: the current number")
-    ] = 0,
-) -> None:
+    prefill: Annotated[int, Option()],
+    decode: Annotated[int, Option()],
+    tokens_per_s: Annotated[float, Option()],
+    stamps: Annotated[Path, Option()],
+    sequences: Annotated[int, Option(help="running sequences that give this rate; default: the current number")] = 0,
+) -> int:
     """See the module's docstring."""
     fleet = Fleet(prefill, decode, Script(tokens_per_s, sequences), stamps)
-    raise typer.Exit(run_process("scripted-fleet", fleet.start))
+    return run_process("scripted-fleet", fleet.start)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

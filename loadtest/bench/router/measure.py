@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
-from loadtest.bench.router.rig import PROMPT_TOKENS, ROUTER, Measured, Rig
+from loadtest.bench.router.measured_router import PROMPT_TOKENS, ROUTER, Measured, MeasuredRouter
 from loadtest.rig.command_line import Option, Out
 from loadtest.rig.measure import percentile
 from loadtest.rig.results import Report, Result, machine
@@ -40,13 +40,13 @@ def added_ms(measured: Measured, stamps: dict[str, list[float]]) -> list[float]:
 async def latency(num_workers: int, rate: float, duration_s: float, name: str) -> list[Result]:
     """Open loop: short answers at a given rate."""
 
-    async def measure(router: str) -> tuple[list[float], float]:
+    async def measure(module: str) -> tuple[list[float], float]:
         with tempfile.TemporaryDirectory() as scratch:
-            async with Rig(num_workers, 20_000.0, Path(scratch), router=router) as rig:
-                await rig.load(1, rate=20, duration=2, max_tokens=4, prefix="warm")
-                measured = await rig.load(1, rate=rate, duration=duration_s, max_tokens=4)
+            async with MeasuredRouter(num_workers, 20_000.0, Path(scratch), router=module) as router:
+                await router.load(1, rate=20, duration=2, max_tokens=4, prefix="warm")
+                measured = await router.load(1, rate=rate, duration=duration_s, max_tokens=4)
                 _refuse_failures(measured)
-                added = added_ms(measured, await rig.stamps())
+                added = added_ms(measured, await router.stamps())
         return [percentile(added, percent) for percent in (50, 99)], measured.cpu_ms_per_request
 
     (ours, our_cpu_ms), (relay, relay_cpu_ms) = await measure(ROUTER), await measure(RELAY)
@@ -63,11 +63,11 @@ async def latency(num_workers: int, rate: float, duration_s: float, name: str) -
 async def fan_out(in_flight: int, tokens_per_s: float, duration_s: float, num_clients: int) -> list[Result]:
     """Closed loop: long answers whose tokens the workers send at a given pace."""
 
-    async def measure(router: str) -> Measured:
+    async def measure(module: str) -> Measured:
         share = max(1, in_flight // num_clients)
         with tempfile.TemporaryDirectory() as scratch:
-            async with Rig(8, tokens_per_s, Path(scratch), in_flight, router) as rig:
-                measured = await rig.load(num_clients, in_flight=share, duration=duration_s, max_tokens=512)
+            async with MeasuredRouter(8, tokens_per_s, Path(scratch), in_flight, module) as router:
+                measured = await router.load(num_clients, in_flight=share, duration=duration_s, max_tokens=512)
         _refuse_failures(measured)
         return measured
 

@@ -17,18 +17,21 @@ from statistics import fmean
 from time import perf_counter
 from typing import Annotated, Any
 
-import grpc.aio
 import psutil
 import uvloop
 
 from loadtest.bench.router.fleet import DecodeWorker, PrefillWorker, Script, addresses
-from loadtest.bench.router.rig import ROUTER, router_process
+from loadtest.bench.router.measured_router import ROUTER, router_process
+from loadtest.clients.base import Call, RequestFailed
+from loadtest.clients.grpc_client import GrpcClient
+from loadtest.clients.target import parse_target
+from loadtest.records import FailureCause, Reply
 from loadtest.rig.command_line import Option, Out
 from loadtest.rig.measure import percentile
+from loadtest.rig.processes import pinned
 from loadtest.rig.results import Report, Result, machine
 from shared.errors import Internal
-from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc, types_pb2, worker_pb2
-from shared.rpc.server import channel
+from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 from shared.tasks import end_task
 
 NUM_PREFILLS, SERVICE_S = 2, 0.04
@@ -101,7 +104,7 @@ class Offered:
 class Clients:
     """Requests to one router."""
 
-    stub: inference_pb2_grpc.InferenceServiceAsyncStub
+    client: GrpcClient
     router: psutil.Process
     _count: int = 0
 
@@ -120,23 +123,17 @@ class Clients:
     async def _one(self, offered: Offered) -> None:
         self._count += 1
         number = self._count
-        request = inference_pb2.GenerateRequest(
-            request_id=f"o-{number}",
-            tokens=inference_pb2.TokenIds(ids=[260 + (number * 31 + i * 7) % 1000 for i in range(PROMPT_TOKENS)]),
-            sampling=types_pb2.SamplingParams(max_tokens=ANSWER_TOKENS, ignore_eos=True, seed=1),
-        )
-        sent, first_s = perf_counter(), 0.0
+        tokens = [260 + (number * 31 + i * 7) % 1000 for i in range(PROMPT_TOKENS)]
+        sent, reply = perf_counter(), Reply()
         try:
-            async for message in self.stub.Generate(request):
-                if message.token_ids and not first_s:
-                    first_s = perf_counter() - sent
-        except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            await self.client.generate(self.client.encode(Call(f"o-{number}", tokens, ANSWER_TOKENS)), reply)
+        except RequestFailed as error:
+            if error.failure.cause is FailureCause.OVERLOADED:
                 offered.refusals_s.append(perf_counter() - sent)
             else:
-                offered.failures.append(f"{error.code().name}: {error.details()}")
+                offered.failures.append(f"{error.failure.kind}: {error}")
             return
-        if first_s <= TARGET_S:
+        if reply.token_times_s[0] - sent <= TARGET_S:
             offered.num_good += 1
         else:
             offered.num_late += 1
@@ -169,14 +166,13 @@ async def overloaded_router() -> AsyncIterator[Clients]:
                 "admission.ttft-target-s": ROUTER_TARGET_S,
             },
         )
-        ready = await stack.enter_async_context(process.serving())
-        router = psutil.Process(process.pid)
-        router.cpu_affinity(cores[:1])
-        link = await stack.enter_async_context(channel(ready.endpoints["grpc"]))
-        stub = inference_pb2_grpc.InferenceServiceStub(link)
-        while not (await stub.GetStatus(inference_pb2.GetStatusRequest())).ready:  # noqa: ASYNC110 - not ours
+        ready = await stack.enter_async_context(pinned(process, cores[:1]))
+        client = GrpcClient(parse_target(f"grpc://{ready.endpoints['grpc']}"))
+        stack.push_async_callback(client.close)
+        client.connect()
+        while not (await client.status()).ready:  # noqa: ASYNC110 - the router does not say when
             await asyncio.sleep(0.05)
-        yield Clients(stub, router)
+        yield Clients(client, psutil.Process(process.pid))
 
 
 async def measure(capacity_s: float, overload_s: float) -> tuple[Offered, Offered]:

@@ -13,8 +13,8 @@ from typing import Annotated, Any
 
 import grpc
 import grpc.aio
-import typer
 
+from loadtest.rig.command_line import Option, run
 from shared.process import run_process
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2, worker_pb2, worker_pb2_grpc
 from shared.rpc.protocol import PROTOCOL_VERSION
@@ -177,17 +177,18 @@ class RelayService:
 
 
 def main(
-    prefill: Annotated[str, typer.Option(help="name=host:port, comma-separated")],
-    decode: Annotated[str, typer.Option(help="likewise")],
-    grpc: Annotated[str, typer.Option(help="host:port to serve on")],
-) -> None:
+    prefill: Annotated[str, Option("name=host:port, comma-separated")],
+    decode: Annotated[str, Option("likewise")],
+    grpc: Annotated[str, Option("host:port to serve on")],
+    http: Annotated[str, Option("the router's; not used")] = "",
+    model: Annotated[str, Option("the router's; not used")] = "",
+    queue_limit: Annotated[int, Option("the router's; not used")] = 0,
+) -> int:
     """See the module's docstring."""
+    del http, model, queue_limit
     prefills, decodes = ([item.partition("=")[2] for item in workers.split(",")] for workers in (prefill, decode))
-    raise typer.Exit(run_process("relay", lambda: RelayService.start(prefills, decodes, grpc)))
+    return run_process("relay", lambda: RelayService.start(prefills, decodes, grpc))
 
 
 if __name__ == "__main__":
-    # The router's other settings are ignored.
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(main)
-    app()
+    run(main)

@@ -11,7 +11,7 @@ import hiredis
 from services.kvstore.resp.address import Endpoint, RedisAddress
 from services.kvstore.resp.client import check_server, not_covered, replies_of
 from services.kvstore.resp.command import Command
-from services.kvstore.resp.node import RedisConnection, RedisNode
+from services.kvstore.resp.redis_node import RedisConnection, RedisNode
 from shared.errors import ConfigError, StoreUnavailable
 
 NUM_SLOTS = 16_384

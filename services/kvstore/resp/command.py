@@ -35,7 +35,7 @@ class Command:
 
     @classmethod
     def of(cls, *parts: Part, slot: int = 0) -> Command:
-        """Any command."""
+        """A command from its parts, encoded."""
         return cls(pack(parts), slot)
 
     @classmethod

@@ -8,7 +8,7 @@ from typing import Any
 
 from services.kvstore.resp.client import RedisClient
 from services.kvstore.resp.command import Command
-from services.kvstore.resp.node import RedisConnection, RedisNode
+from services.kvstore.resp.redis_node import RedisConnection, RedisNode
 from shared.telemetry.buckets import BucketCounts
 
 BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 1.0)
@@ -23,7 +23,8 @@ class CountedRedis:
         self.round_trips_s: Mapping[str, BucketCounts] = {
             connection.name.lower(): BucketCounts(BUCKETS_S) for connection in RedisConnection
         }
-        """By connection; failed ones too. On a cluster one asks several nodes at the same time."""
+        """Duration of round trips by connection, failed ones too; on a cluster one round trip asks several nodes at
+        once."""
         self._redis = redis
 
     async def check(self) -> None:

@@ -68,6 +68,6 @@ class Accounts:
             self._dropped.num_evicted += account.num_evicted
 
     def all(self) -> dict[str, Account]:
-        """By tenant; dropped ones together as `OTHER`, unless a tenant of that name has an account."""
+        """Accounts by tenant; dropped ones together as `OTHER`, unless a tenant of that name has an account."""
         gone = {OTHER: self._dropped} if self._dropped.num_hits or self._dropped.num_evicted else {}
         return {**gone, **self._accounts}

@@ -40,7 +40,8 @@ class TierStack:
     """The tiers of one node, fastest first. Each admits and evicts independently.
 
     Not thread-safe, and may block on a disk, like the tiers. When a tier fails, the others continue; that is logged
-    once, until a call on the tier works again."""
+    once, until a call on the tier works again.
+    """
 
     def __init__(self, tiers: Sequence[BlockTier], pin_folder: Path | None = None) -> None:
         """Owns the tiers. With a folder, pins outlive the process."""

@@ -19,14 +19,14 @@ class TierEvents:
 
 @dataclass(slots=True)
 class TierCounters:
-    """Since the start."""
+    """Counts of a tier since its start."""
 
     num_hits: int = 0
     num_misses: int = 0
     num_stored: int = 0
     num_evicted: int = 0
     num_refused: int = 0
-    """Not admitted: offered for the first time while the tier was full, or pinned blocks left no room."""
+    """Blocks not admitted: offered for the first time while the tier was full, or pinned blocks left no room."""
     num_bad: int = 0
     """Blocks that did not match their checksum: dropped, to be computed again."""
 

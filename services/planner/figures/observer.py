@@ -18,6 +18,7 @@ from shared.errors import (
     RequestRunning,
     Unauthenticated,
 )
+from shared.rpc.convert import step_times_from_proto
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
 
 TTFT = "gen_ai_server_time_to_first_token_seconds"
@@ -81,7 +82,9 @@ class Observer:
         ended = sum(value for name, value in outcomes.items() if name.startswith("outcome ") and name not in _NO_LOAD)
         late, answered = share_above(_buckets(grown, "ttft"), self.ttft_s)
         slow, finished = share_above(_buckets(grown, "tpot"), self.tpot_s)
-        num_sequences, kv_share = _decode_use(statuses[0])
+        loads = _decode_loads(statuses[0])
+        num_sequences, kv_share = _decode_use(loads)
+        num_decoding = sum(load.num_decoding for load in loads)
         return Observation(
             now_s=reading.now_s,
             prefill=prefill,
@@ -97,6 +100,8 @@ class Observer:
             prefill_busy_s=outcomes.get("busy", 0.0),
             num_sequences=num_sequences,
             decode_kv_share=kv_share,
+            decode_steps=[step_times_from_proto(load.step_times) for load in loads if load.HasField("step_times")],
+            decode_context=sum(load.num_context_tokens for load in loads) / num_decoding if num_decoding else 0.0,
         )
 
     def _growth(self, key: Key, value: float) -> float:
@@ -142,9 +147,13 @@ def _buckets(grown: Mapping[Key, float], what: str) -> dict[float, float]:
     return buckets
 
 
-def _decode_use(status: inference_pb2.ClusterStatus) -> tuple[float, float]:
-    """(sequences, share of blocks in use) on the decode workers that a router sees; every router sees them all."""
-    loads = [one.load for one in status.workers if one.connected and one.role == types_pb2.WORKER_ROLE_DECODE]
+def _decode_loads(status: inference_pb2.ClusterStatus) -> list[types_pb2.Load]:
+    """Of the decode workers that a router sees; every router sees them all."""
+    return [one.load for one in status.workers if one.connected and one.role == types_pb2.WORKER_ROLE_DECODE]
+
+
+def _decode_use(loads: Sequence[types_pb2.Load]) -> tuple[float, float]:
+    """(sequences, share of blocks in use)."""
     total = sum(load.num_total_blocks for load in loads)
     used = total - sum(load.num_free_blocks for load in loads)
     return float(sum(load.num_running + load.num_waiting for load in loads)), used / total if total else 0.0

@@ -113,8 +113,10 @@ class DecodeNeed:
         was met.
 
         Never beyond that: with fewer workers each step is slower, so more sequences run, and a capacity learnt from
-        them would leave even fewer workers."""
+        them would leave even fewer workers.
+        """
         batch, span_s = self._note_batch(seen)
+        self._pace.measured(seen.decode_steps, seen.decode_context)
         self._pace.observe(batch, seen.tpot_sum_s / max(1, seen.num_finished), seen.num_finished, span_s)
         missed = self._slow.observe(seen.now_s, seen.num_slow, seen.num_late, seen.num_finished)
         if missed:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from shared.sizing.step_time import StepTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,3 +63,7 @@ class Observation:
     """Sequences on decode workers now."""
     decode_kv_share: float = 0.0
     """Share of the ready decode workers' blocks that is in use now."""
+    decode_steps: Sequence[StepTimes] = ()
+    """What decode workers have fitted to their steps; empty where none reports any."""
+    decode_context: float = 0.0
+    """Mean tokens of the sequences that decode on those workers now."""

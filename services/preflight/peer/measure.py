@@ -24,7 +24,7 @@ RETRY_S = 0.5
 ROUNDS = 4
 """MAX_COUNT blocks each way, this often; and once before, since memory that is touched first is slow."""
 RDMA_SHARE = 0.5
-"""Of the link's rate: below it something is wrong."""
+"""Least share of the RDMA link's rate; below it something is wrong."""
 TCP_LEAST = 1e9
 """Bytes a second: a 10 Gb/s network, nearly full."""
 PROMPT_LEN = 8192
@@ -95,7 +95,7 @@ async def _connect(address: Address, wait_s: float) -> Line:
 
 
 async def _skew(peer: str, line: Line) -> Finding:
-    """By the quickest of a few questions."""
+    """Compares the clocks by the quickest of a few questions."""
     best: tuple[float, float] | None = None
     for _ in range(5):
         before = time.time()

@@ -25,7 +25,8 @@ class PreflightServer:
     of the key alone."""
 
     def __init__(self, bind: str, fleet_key: str, on_visit: Callable[[str], None]) -> None:
-        """`on_visit` gets a line for people about each visitor. Raises ConfigError for an address that is none."""
+        """`on_visit` is called with a line of text about each visitor. Raises ConfigError for an address that is
+        none."""
         self._bind = Address.parse(bind, "serve")
         self._transfer = UcxTransfer(fleet_key=FleetKey.of(fleet_key))
         self._on_visit = on_visit

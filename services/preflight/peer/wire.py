@@ -1,4 +1,4 @@
-"""What the two say to each other: one JSON object a line, over TCP. The blocks themselves travel over UCX.
+"""Messages between the two preflights: one JSON object a line, over TCP. The blocks themselves travel over UCX.
 
     {"op": "hello", "address": hex}            ->  {"time": …, "address": hex, "version": …}
     {"op": "time"}                             ->  {"time": …}

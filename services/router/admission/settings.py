@@ -11,8 +11,19 @@ from shared.settings.group import SettingGroup
 Weight = Annotated[float, Field(gt=0, le=1e6)]
 
 
+class QueueSettings(SettingGroup):
+    """How long the queue may be, and how often a request is tried: among the router's own settings."""
+
+    queue_limit: int = Field(default=1024, ge=1)
+    """Most requests that may wait for a worker."""
+    queue_timeout_s: float = Field(default=60.0, gt=0)
+    """A request that waited longer than this is refused. Seconds."""
+    max_attempts: int = Field(default=3, ge=1, le=16)
+    """Attempts at one request that may fail one after another without a new token before the request fails."""
+
+
 class AdmissionSettings(SettingGroup):
-    """Bounds and order of the admission queue."""
+    """Bounds and order of the admission queue: the router's `admission`."""
 
     order: Literal["fcfs", "shortest", "priority", "deadline"] = "fcfs"
     """Order within a tenant: by arrival, uncached prompt tokens, the request's priority, or TTFT deadline."""

@@ -10,10 +10,11 @@ from typing import Any
 
 from services.router.dispatch.active_request import ActiveRequest
 from services.router.dispatch.states import HOLDERS, Holder, RequestEvent, RequestState
+from services.router.placement.cut_pairs import CutPairs
 from services.router.placement.prediction import TtftPredictor
 from services.router.placement.views import NO_WORK, Work
 from services.router.workers.link import Message, WorkerLink
-from shared.errors import TandemError, TransferFailed, WorkerDied, WorkerLost
+from shared.errors import PeerUnreachable, TandemError, TransferFailed, WorkerDied, WorkerLost
 from shared.rpc.convert import sampling_to_proto
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 
@@ -55,9 +56,10 @@ class Attempt:
         worker_timeout_s: float,
         choose_successor: ChooseSuccessor,
         heard: Callable[[], Coroutine[Any, Any, None]],
+        pairs: CutPairs,
     ) -> None:
         """From now on it listens to both workers. `predictor` learns from the prefill times that they report. `heard`
-        returns once it is known which workers died together."""
+        returns once it is known which workers died together. `pairs` learns which workers reach each other."""
         self._active = active
         self._request = active.request
         self.decode = decode
@@ -78,6 +80,7 @@ class Attempt:
         self._sender_id = active.wire_id  # the request's name there
         self._reserved: worker_pb2.Reserved | None = None  # the decode worker's answer to the newest question
         self._heard = heard
+        self._pairs = pairs
         self._hearing: asyncio.Task[None] | None = None  # ends the states `_HELD`
         self._early: list[types_pb2.SequenceTokens] = []  # steps that overtook the first token
         self._loop = asyncio.get_running_loop()
@@ -142,6 +145,7 @@ class Attempt:
         request_id, prefill = self._active.wire_id, self._prefill
         holders = HOLDERS[self._active.state]
         sending = prefill is not None and Holder.PREFILL in holders and prefill.connected
+        sending = sending and not isinstance(self._error, PeerUnreachable)  # else no trailer comes
         if prefill is not None:
             prefill.close(self._sender_id)
             if sending:
@@ -216,8 +220,19 @@ class Attempt:
         elif isinstance(message, worker_pb2.Reserved):
             if self._prefill is not None and self._active.state in _UNSUBMITTED:
                 self._on_reserved(self._prefill, message)
+        elif isinstance(message, worker_pb2.Arrivals):
+            self._pass_on(message)
         elif isinstance(message, TandemError) and not self._succeeded(worker, message):
             raise message
+
+    def _pass_on(self, arrivals: worker_pb2.Arrivals) -> None:
+        """The decode worker waits; the prefill worker knows whether for something that it has sent."""
+        prefill, welcome = self._prefill, self.decode.welcome
+        if prefill is None or welcome is None or not prefill.connected:
+            return
+        if Holder.PREFILL in HOLDERS[self._active.state]:
+            arrivals.request_id, arrivals.transfer_address = self._sender_id, welcome.transfer_address
+            prefill.send(arrivals=arrivals)
 
     def _on_prefilled(self, tokens: types_pb2.SequenceTokens) -> None:
         """The first token, and then the steps that overtook it."""
@@ -247,10 +262,15 @@ class Attempt:
             )
 
     def _succeeded(self, worker: WorkerLink, error: TandemError) -> bool:
-        """Whether another prefill worker takes the place of one that was lost before the hand-over."""
+        """Whether another prefill worker takes the place of one that was lost before the hand-over, or that does not
+        reach the decode worker."""
         state, lost = self._active.state, self._prefill
         is_waiting = state in _UNSUBMITTED
-        if lost is None or worker is not lost or lost.connected or not self.decode.connected:
+        if lost is None or worker is not lost or not self.decode.connected:
+            return False
+        if isinstance(error, PeerUnreachable):
+            self._pairs.note_cut(lost.name, self.decode.name, time.perf_counter())
+        elif lost.connected:
             return False
         if not (is_waiting or (self._reserved is not None and self._reserved.reassignable)):
             return False
@@ -298,6 +318,7 @@ class Attempt:
             active.move(RequestEvent.JOINED)
             if self._prefill is not None:
                 self._prefill.close(self._sender_id)
+                self._pairs.note_works(self._prefill.name, self.decode.name)
             if active.num_output_tokens == 1:
                 active.record.first_decode_step_ms = tokens.first_decode_step_ms
             active.emit(tokens)

@@ -4,6 +4,7 @@ lost."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import time
 from collections.abc import Iterable
@@ -20,6 +21,7 @@ from services.router.placement.policy import Placement
 from services.router.workers.fleet import Fleet
 from shared.errors import (
     DeadlineExceeded,
+    Draining,
     Internal,
     Overloaded,
     Quarantined,
@@ -29,6 +31,10 @@ from shared.errors import (
     WorkerLost,
 )
 from shared.telemetry.logs import failure_level
+
+DRAINING = "the router is draining"
+DRAIN_RETRY_AFTER_S = 1.0
+"""Retry-After of a request that a draining router refuses, seconds: another replica, or its successor, serves it."""
 
 
 class Dispatcher:
@@ -51,15 +57,20 @@ class Dispatcher:
         self._active: dict[str, ActiveRequest] = {}
         self._quarantine = Quarantine()
         self._serials = itertools.count(1)
+        self._is_draining = False
+        self._drained = asyncio.Event()
+        """Set once it drains and either no request is left or nobody waits for the rest."""
 
     # --- Core
 
     def submit(self, request: Request, record: RequestRecord | None = None) -> ActiveRequest:
         """Starts a request. Raises RequestRunning on a running id, Overloaded, WorkerLost where no worker can serve it
-        and none is expected, Quarantined on the id of a request that was.
+        and none is expected, Quarantined on the id of a request that was, Draining after `drain`.
 
         A request with `resume` takes over a running one of its id and tenant, here and on the workers.
         """
+        if self._is_draining:
+            raise Draining(DRAINING, retry_after_s=DRAIN_RETRY_AFTER_S)
         self._quarantine.check(request.tenant, request.request_id)
         older = self._active.get(request.request_id)
         if older is not None and (request.resume is None or request.tenant != older.request.tenant):
@@ -88,11 +99,23 @@ class Dispatcher:
 
     def not_ready_reason(self) -> str:
         """Empty when a prompt can be served now."""
-        return self._fleet.not_ready_reason()
+        return DRAINING if self._is_draining else self._fleet.not_ready_reason()
 
     def check_room(self, tenant: str, priority: int, ttft_timeout_s: float) -> None:
         """See `Core`."""
         self._room.check_room(tenant, priority, ttft_timeout_s)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuses new requests from now on; returns when none is left, at the latest after `timeout_s` seconds."""
+        self._is_draining = True
+        if not self._active:
+            self._drained.set()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._drained.wait(), timeout_s)
+
+    def hurry(self) -> None:
+        """`drain` returns now, whatever still runs."""
+        self._drained.set()
 
     @property
     def num_waiting(self) -> int:
@@ -146,6 +169,8 @@ class Dispatcher:
         if self._active.get(active.request.request_id) is active:  # else it was taken over
             del self._active[active.request.request_id]
         active.settle()
+        if self._is_draining and not self._active:
+            self._drained.set()
 
     def _refused(self, record: RequestRecord, error: Overloaded) -> None:
         """A full queue did not take the request."""

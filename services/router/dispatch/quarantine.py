@@ -36,7 +36,8 @@ class Deaths:
         before `all_known` died together: the request did not move from one to the other.
 
         Raises Quarantined where it is the second at one place. A request that made progress in between was not the
-        cause of the first: a long answer may outlive any number of workers."""
+        cause of the first: a long answer may outlive any number of workers.
+        """
         if not self._is_known:
             return
         before, self._latest = self._latest, _Death(worker, num_produced)

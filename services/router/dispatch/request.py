@@ -52,7 +52,7 @@ class Request:
     session: str = ""  # the turns of one conversation share it; empty = none
     salt: str = ""  # root of its hash chain: only prompts with the same salt share blocks; empty = the tenant's name
     ttft_timeout_s: float = 0.0  # seconds from arrival to the first token; 0 = the router's target
-    resume: Resume | None = None  # set: the answer goes on behind these tokens, and takes over a running id
+    resume: Resume | None = None  # set: the answer continues behind these tokens, and takes over a running id
     text: TextOptions = PLAIN_TEXT
 
     @property

@@ -50,6 +50,8 @@ class RequestState(Enum):
     FAILED = "failed"
     CANCELLED = "cancelled"
 
+    __hash__ = object.__hash__  # a key of tables that are read several times a request: Enum's own is written in Python
+
     @property
     def ended(self) -> bool:
         """No event is expected any more."""
@@ -100,6 +102,8 @@ class RequestEvent(Enum):
     """Refused: its first token would come too late."""
     TIMEOUT = "timeout"
     """Refused at the end of its time in the queue."""
+
+    __hash__ = object.__hash__  # as above
 
 
 class Holder(Enum):

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from services.router.admission.blocked import BlockedClock, between, blocker
 from services.router.admission.controller import AdmissionController, Estimate
 from services.router.admission.queue import BYTES_PER_TOKEN, ORDERS, AdmissionQueue, QueueEntry
+from services.router.admission.settings import AdmissionSettings, QueueSettings
 from services.router.dispatch.active_request import ActiveRequest
 from services.router.dispatch.attempt import Attempt, Successor
 from services.router.dispatch.prefix_lookup import PrefixLookup
 from services.router.dispatch.request import Request
 from services.router.dispatch.states import RequestEvent
+from services.router.placement.cut_pairs import CutPairs
 from services.router.placement.decision import Choice, Route
 from services.router.placement.filters import GUEST_AFTER_S
 from services.router.placement.policy import Placement
@@ -24,25 +25,13 @@ from services.router.workers.fleet import Fleet
 from shared.errors import Overloaded, TandemError, WorkerDied, WorkerLost
 
 
-@dataclass(frozen=True, slots=True)
-class DispatchConfig:
-    """Limits of the core."""
+class DispatchConfig(AdmissionSettings, QueueSettings):
+    """Limits of the core: those that operators set, and those that follow."""
 
     collocated: bool = False
-    queue_limit: int = 1024
-    queue_limit_bytes: int = 1 << 30
-    queue_timeout_s: float = 60.0
-    order: str = "fcfs"
-    """One of `ORDERS`."""
-    tenant_weights: Mapping[str, float] = field(default_factory=dict)
-    ttft_target_s: float = 0.0
-    """Seconds from arrival within which the first token is due, unless the client sets its own; 0 = no deadline."""
+    """Whether decode workers compute all prompts."""
     late_idle_share: float = 0.25
     """See `may_be_late`."""
-    late_grace: float = 0.0
-    """See `AdmissionController`."""
-    max_attempts: int = 3
-    """Attempts that may fail one after another without a new token before the request fails."""
     worker_timeout_s: float = 120.0
     """Net beneath the protocol: a worker silent about a request for this long, in seconds, has lost it."""
 
@@ -76,10 +65,11 @@ class WaitingRoom:
         self._lookup = lookup
         self._config = config
         self._queue: AdmissionQueue[_Queued] = AdmissionQueue(
-            config.queue_limit, config.queue_limit_bytes, ORDERS[config.order], config.tenant_weights
+            config.queue_limit, config.max_bytes, ORDERS[config.order], config.tenant_weights
         )
         self._predictor = placement.predictor
         self._admission = AdmissionController(self._predictor, config.late_idle_share, config.late_grace)
+        self._pairs = CutPairs()
         self._again: asyncio.TimerHandle | None = None
         self.blocked = BlockedClock()
         """What requests have waited for."""
@@ -226,6 +216,8 @@ class WaitingRoom:
             return True
         decode = fleet.decodes[choice.decode]
         prefill = fleet.prefills[choice.prefill] if choice.prefill is not None else None
+        if choice.prefill is not None:
+            self._pairs.note_placed(choice.prefill, choice.decode, wanted.now_s)
         active.num_attempts += 1
         active.record.choices.append(choice)
         active.note(RequestEvent.CHOOSING, at=wanted.now_s)
@@ -237,6 +229,7 @@ class WaitingRoom:
             self._config.worker_timeout_s,
             self._choose_successor,
             self._fleet.heard,
+            self._pairs,
         )
         active.log.debug(
             "request %s: prefill on %s, decode on %s", active.wire_id, (prefill or decode).name, decode.name
@@ -269,6 +262,7 @@ class WaitingRoom:
             slack_s=deadline_s - now_s,
             now_s=now_s,
             excluded=frozenset(active.failed_workers),
+            cut=self._pairs.avoided(now_s),
         )
 
     def _choose_successor(
@@ -281,7 +275,7 @@ class WaitingRoom:
         if near is None or fleet.layout is None or active.num_failures + 1 >= self._config.max_attempts:
             return None
         wanted = self._wanted(active, fleet.layout.block_size, math.inf)
-        wanted = replace(wanted, excluded=wanted.excluded | {lost})
+        wanted = replace(wanted, excluded=wanted.excluded | {lost} | wanted.cut.get(decode, frozenset()))
         name = self._placement.choose_prefill(wanted, fleet.prefill_pool, near.label)
         if name is None:
             return None
@@ -289,6 +283,7 @@ class WaitingRoom:
             active.deaths.note(active.request.request_id, lost, len(active.produced))
         active.charge((lost,))
         active.log.warning("request %s: prefill on %s from now on: %s", active.wire_id, name, error)
+        self._pairs.note_placed(name, decode, wanted.now_s)
         return fleet.prefills[name], wanted.work(name)
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.router.dispatch.record import RequestRecord
-from services.router.edge.ledger import CallNote
+from services.router.edge.request_ledger import CallNote
 from services.router.views.metric_definitions import GRPC_CALLS, HTTP_REQUESTS
 from services.router.views.timings import tpot_s, ttft_s
 from shared.errors import brief

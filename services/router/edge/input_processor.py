@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import secrets
 import time
 import uuid
@@ -12,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from services.router.dispatch.request import PLAIN_TEXT, Core, Request, Resume, TextOptions
 from services.router.edge.answer.families import AnswerFormats
 from services.router.edge.answer.reasoning import Thinking
-from services.router.edge.ledger import Ledger, Uncounted
 from services.router.edge.model_names import ModelNames
 from services.router.edge.output_stream import OutputStream
+from services.router.edge.request_ledger import Ledger, Uncounted
 from services.router.edge.scheduling import SchedulingHints
 from services.router.edge.settings import EdgeSettings
 from services.router.edge.tenants.rate_limits import RateLimits, chain_salt
@@ -141,7 +142,7 @@ class InputProcessor:
         self.rates = rates or RateLimits(settings)
         """Shared by all APIs."""
         self.ledger: Ledger = ledger or Uncounted()
-        """Hears of the end of every request, over all APIs."""
+        """Counts the end of every request, over all APIs."""
         self.traces = traces or CallTraces()
         """Where each call begins its trace."""
 
@@ -197,7 +198,7 @@ class InputProcessor:
         return Request(
             request_id=request_id,
             prompt_token_ids=token_ids,
-            sampling=sampling.resolved(seed=secrets.randbits(DRAWN_SEED_BITS), max_tokens=max_tokens),
+            sampling=sampling.resolved(seed=random.getrandbits(DRAWN_SEED_BITS), max_tokens=max_tokens),
             tenant=info.scheduling.tenant,
             salt=self._salt(info, sampling),
             arrived_at=info.arrived_at,
@@ -248,7 +249,7 @@ class InputProcessor:
             )
         self._prompts.check_token_ids("resume.token_ids", token_ids)
         if seed is None and token_ids and resume.finish_reason is None and not request.sampling.is_greedy:
-            raise InvalidRequest("resume needs the seed of the answer that it goes on with", field="seed")
+            raise InvalidRequest("resume needs the seed of the answer that it continues", field="seed")
         if seed is not None:
             request = replace(request, sampling=replace(request.sampling, seed=seed))
         request = replace(request, resume=resume)

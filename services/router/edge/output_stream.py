@@ -11,7 +11,7 @@ from typing import Self
 
 from services.router.dispatch.record import FINISHED
 from services.router.dispatch.request import Core, FinishReason, Request, RunningRequest
-from services.router.edge.ledger import Ledger, Uncounted, outcome_of
+from services.router.edge.request_ledger import Ledger, Uncounted, outcome_of
 from services.router.edge.text.output_processor import OutputDelta, OutputFinish, OutputProcessor, output_processor
 from shared.errors import Internal
 from shared.model.text.tokenizer import Tokenizer

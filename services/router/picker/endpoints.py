@@ -11,7 +11,7 @@ import ssl
 from collections.abc import Sequence
 from typing import Any
 
-from services.router.picker.policy import Endpoint
+from services.router.picker.router_order import Endpoint
 from shared.address import Address
 from shared.errors import ConfigError
 from shared.rpc.tls import Tls

@@ -11,7 +11,7 @@ import psutil
 from services.router.edge.scheduling import SchedulingHints, scheduling_hints
 from services.router.edge.tenants.auth import ApiKeys
 from services.router.picker.endpoints import EndpointWatch
-from services.router.picker.policy import Endpoint, Refusal, choose
+from services.router.picker.router_order import Endpoint, Refusal, choose
 from shared.address import Address
 from shared.errors import InvalidRequest, Overloaded, TandemError, WorkerLost
 

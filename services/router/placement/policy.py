@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import mul
 from typing import get_args
 
@@ -105,12 +105,19 @@ class Placement:
     ) -> Choice | None:
         config = self._config
         found = self._candidates(decodes, lambda view: can_hold(view, request), request, last_decode)
-        decode, ranked_decodes = self._pick("decode", found, self._context(request, last_decode))
+        reachable = [view for view in found if request.is_reachable(view.name, prefills)]
+        if found and not reachable:
+            here = self._collocated(request, decodes, last_decode)
+            return replace(here, route=Route.NO_PREFILL) if here is not None else None
+        decode, ranked_decodes = self._pick("decode", reachable, self._context(request, last_decode))
         if decode is None:
             return None
+        cut = request.cut.get(decode.name, frozenset())
         found = self._candidates(
             prefills,
-            lambda view: has_queue_room(view, request, config.max_queued_tokens, config.patience),
+            lambda view: (
+                view.name not in cut and has_queue_room(view, request, config.max_queued_tokens, config.patience)
+            ),
             request,
             last_prefill,
         )

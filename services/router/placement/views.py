@@ -244,11 +244,18 @@ class PlacementRequest:
     """The current time, on the clock of `WorkerView.exclusive_since_s`."""
     excluded: frozenset[str] = frozenset()
     """Workers that already failed this request: not chosen while their pool has others."""
+    cut: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """By decode worker: prefill workers whose blocks do not reach it; see `CutPairs`."""
 
     @property
     def num_blocks(self) -> int:
         """Blocks for the current tokens and one more."""
         return -(-(self.num_tokens + 1) // self.block_size)
+
+    def is_reachable(self, decode: str, prefills: Pool) -> bool:
+        """Whether a decode worker can be reached from the pool, by any worker that is there."""
+        cut = self.cut.get(decode)
+        return cut is None or not len(prefills) or any(view.name not in cut for view in prefills)
 
     def num_hit_tokens(self, name: str, least: float = 0.0) -> int:
         """Prompt tokens in the worker's pool; 0 if fewer than `least`."""

@@ -7,7 +7,8 @@
 
 Write the new file beside the old one and rename it over it (a Kubernetes ConfigMap does so): then half a file is never
 read. It is read every second and parsed where its bytes have changed. A file of this size costs little to read, and no
-file system's rules for modification times, inodes and links matter."""
+file system's rules for modification times, inodes and links matter.
+"""
 
 from __future__ import annotations
 

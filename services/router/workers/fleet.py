@@ -51,11 +51,12 @@ class Fleet:
         credentials: grpc.ChannelCredentials | None = None,
         token: str = "",
         texts_digest: str = "",
+        tpot_target_s: float = 0.0,
     ) -> None:
         """Owns the discovery. `on_change` is called when any worker's state changed, or the set of workers.
         `collocated`: no prefill worker is needed to serve a prompt. `limits`: when a silent worker is given up.
         `token`: `FleetKey.token()`, for orders to workers. `texts_digest`: of the router's model folder; a worker that
-        has another one is refused."""
+        has another one is refused. `tpot_target_s`: what workers bound their steps by; 0 = nothing."""
         self.layout: BlockLayout | None = None
         self.model_fingerprint = ""
         self.block_encryption = ""
@@ -70,6 +71,7 @@ class Fleet:
         self.retiring: list[WorkerLink] = []
         """Workers that the discovery names no more and that still have requests of this router."""
         self._router_name = router_name
+        self._tpot_target_s = tpot_target_s
         self._discovery = discovery
         self._on_change = on_change
         self._collocated = collocated
@@ -211,9 +213,10 @@ class Fleet:
             {WorkerRole.PREFILL: self.prefill_pool, WorkerRole.DECODE: self.decode_pool},
             limits=self._limits,
             router_incarnation=self._incarnation,
-            on_lost=self._tell_of_loss,
+            on_lost=self._on_worker_lost,
             credentials=self._credentials,
             token=self._token,
+            tpot_target_s=self._tpot_target_s,
         )
         for role in worker.roles:
             self._links_of(role)[worker.name] = link
@@ -221,7 +224,7 @@ class Fleet:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _tell_of_loss(self, lost: types_pb2.PeerLost) -> None:
+    def _on_worker_lost(self, lost: types_pb2.PeerLost) -> None:
         """Workers that still wait for the lost one, for requests that this router cancelled, need not wait longer."""
         for link in (*self.links, *self.retiring):
             link.peer_lost(lost)

@@ -11,9 +11,8 @@ from shared.address import Address
 from shared.errors import ClusterUnavailable, ConfigError
 from shared.identity import DECODE, PREFILL
 from shared.kubernetes.access import ClusterAccess
-from shared.kubernetes.backoff import Backoff
 from shared.kubernetes.pod_fields import named_ports, ready_condition
-from shared.kubernetes.pod_watch import PAGE, WATCH_S, PodWatch
+from shared.kubernetes.pod_watch import PAGE, WATCH_S, Backoff, PodWatch
 
 ROLE_LABEL = "tandem-llm.io/role"
 PORT = "session"
@@ -84,12 +83,12 @@ class KubernetesDiscovery:
 
     @property
     def failure(self) -> str:
-        """Why the API server does not tell us, or which Pods are wrong."""
+        """Why the Pods cannot be listed, or which of them are wrong."""
         return f"Kubernetes: {self._pods.failure}" if self._pods.failure else ""
 
     @property
     def error(self) -> ClusterUnavailable | None:
-        """ClusterForbids or ClusterUnavailable, while the API server does not tell us."""
+        """ClusterForbids or ClusterUnavailable, while the API server does not list the Pods."""
         return self._pods.error
 
     def start(self, on_change: Callable[[], None]) -> None:

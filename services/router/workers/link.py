@@ -40,7 +40,7 @@ CLOSE_TIMEOUT_S = 2.0
 
 logger = logging.getLogger(__name__)
 
-Message = worker_pb2.Reserved | types_pb2.SequenceTokens | worker_pb2.FirstToken
+Message = worker_pb2.Reserved | types_pb2.SequenceTokens | worker_pb2.FirstToken | worker_pb2.Arrivals
 
 Receiver = Callable[[Message | TandemError], None]
 """Takes a worker's message about one attempt. Called on the event loop; must not block or raise. An error is the
@@ -71,10 +71,12 @@ class WorkerLink:
         on_lost: Callable[[types_pb2.PeerLost], None] | None = None,
         credentials: grpc.ChannelCredentials | None = None,
         token: str = "",
+        tpot_target_s: float = 0.0,
     ) -> None:
         """`check` raises ModelMismatch for a worker that does not fit the fleet; `on_change` is called whenever the
         worker can do more or less than before. `pools` are the placement's, by role. `on_lost` is called after a
-        session ended unasked. `token`: `FleetKey.token()`, which a worker wants before it drains."""
+        session ended unasked. `token`: `FleetKey.token()`, which a worker wants before it drains.
+        `tpot_target_s`: what the worker bounds its steps by; 0 = nothing."""
         self.worker = worker
         self.name = worker.name
         self.roles = worker.roles
@@ -95,6 +97,7 @@ class WorkerLink:
         self._on_change = on_change
         self._credentials = credentials
         self._metadata = fleet_metadata(token)
+        self._tpot_target_s = tpot_target_s
         self._receivers: dict[str, Receiver] = {}
         self._drained = asyncio.Event()
         self._kept_traces: deque[bytes] = deque(maxlen=MAX_KEPT_TRACES)
@@ -293,6 +296,7 @@ class WorkerLink:
             session=self._num_sessions,
             heartbeat_ms=round(self._limits.interval_s * 1e3),
             give_up_ms=round(self._limits.give_up_after_s * 1e3),
+            tpot_target_s=self._tpot_target_s,
         )
 
     def _on_heartbeat(self, beat: types_pb2.Heartbeat) -> None:
@@ -317,7 +321,7 @@ class WorkerLink:
             self.send(peer_lost=lost)
 
     def take_over(self, taken: types_pb2.TakeOver) -> None:
-        """Tells the worker where other routers are connected to it, too."""
+        """Sends the command where other routers are connected to the worker too."""
         if self.connected and len(self.load.routers) > 1:
             self.send(take_over=taken)
 
@@ -337,6 +341,8 @@ class WorkerLink:
             case "reserved":
                 self._standing.acknowledged(event.reserved.request_id)
                 self._deliver(event.reserved.request_id, event.reserved)
+            case "arrivals":
+                self._deliver(event.arrivals.request_id, event.arrivals)
             case "failed":
                 self._deliver(event.failed.request_id, from_proto(event.failed.error))
             case "load":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from services.router.placement.ledger import Ledger
+from services.router.placement.commitments import Ledger
 from services.router.placement.views import NO_WORK, Pool, Work, WorkerView
 from shared.identity import WorkerRole
 from shared.rpc.convert import roles_from_proto

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 
 import grpc
 
-from services.worker.blocks.exchange_client import BlockExchangeClient, ExchangeEvent
-from services.worker.blocks.local_blocks import LocalBlocks
+from services.worker.blocks.exchange_client import BlockExchangeClient, ExchangeEvent, LocalBlocks
 from services.worker.blocks.peers import Peers
 from services.worker.blocks.prefix_fetch.fetch import PrefixFetch
-from services.worker.blocks.prefix_fetch.policy import FetchPolicy
+from services.worker.blocks.prefix_fetch.fetch_policy import FetchPolicy
 from services.worker.blocks.server import BlockServer
 from services.worker.blocks.store_offloader import StoreOffloader
 from services.worker.host import EngineHost

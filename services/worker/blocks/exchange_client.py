@@ -1,11 +1,12 @@
-"""The event loop's side of the engine's BlockExchange: commands about blocks, each with one answer."""
+"""The event loop's side of the pool: a copy of what it holds, and the engine's BlockExchange, whose commands have one
+answer each."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from shared.engine.engine import Engine
 from shared.engine.messages import (
@@ -18,6 +19,22 @@ from shared.engine.messages import (
     HoldBlocks,
     PrepareFetch,
 )
+
+
+class LocalBlocks:
+    """The hashes of the pool's findable blocks."""
+
+    def __init__(self) -> None:
+        self._hashes: set[bytes] = set()
+
+    def __contains__(self, block_hash: object) -> bool:
+        return block_hash in self._hashes
+
+    def on_pool(self, sealed: Sequence[bytes], evicted: Sequence[bytes]) -> None:
+        """Applies a change of the pool's contents."""
+        self._hashes.difference_update(evicted)
+        self._hashes.update(sealed)
+
 
 ExchangeEvent = BlocksHeld | FetchPrepared | BlocksAdopted | CacheFlushed
 

@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Iterator, Sequence
 
-from services.worker.blocks.exchange_client import BlockExchangeClient
-from services.worker.blocks.local_blocks import LocalBlocks
+from services.worker.blocks.exchange_client import BlockExchangeClient, LocalBlocks
 from services.worker.host import EngineHost
 from shared.block_service.client import SentBlock
 from shared.engine.messages import ReleaseHeld

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 
-from shared.collector import uncollected
+from shared.garbage import uncollected
 
 if __name__ == "__main__":
     # The leader drains first: a signal to the whole process group must not end its ranks before that.

@@ -10,7 +10,7 @@ import torch
 from services.worker.group.rank_spec import PlacementSpec, PoolSpec, RankSpec
 from services.worker.group.shared_pool import map_pool
 from services.worker.machine.pool_size import PoolNeed
-from shared.collectives.messages import broadcast_bytes
+from shared.collectives.broadcast import broadcast_bytes
 from shared.collectives.rank_links import RankLinks
 from shared.engine.group.own_slices import SliceForm
 from shared.engine.group.plans import follow

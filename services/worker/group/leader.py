@@ -18,11 +18,11 @@ from services.worker.group.shared_pool import map_pool
 from services.worker.machine.choices import dtype_name
 from services.worker.machine.pool_size import PoolNeed
 from shared.collectives import one_host
+from shared.collectives.broadcast import broadcast_bytes
 from shared.collectives.cpu_group import CpuGroup, lost, shared_memory
-from shared.collectives.messages import broadcast_bytes
 from shared.collectives.rank_links import RankLinks, Ways
 from shared.collectives.several_hosts import host_memories
-from shared.cores.policy import CoreShare, divide_share
+from shared.cores.core_choice import CoreShare, divide_share
 from shared.cores.topology import Topology
 from shared.engine.group.own_slices import SliceForm
 from shared.engine.group.plans import PlanAnnouncer

@@ -11,7 +11,7 @@ from pathlib import Path
 from shared.collectives import one_host, several_hosts
 from shared.collectives.rank_links import Backend, RankLinks, Ways
 from shared.collectives.several_hosts import MeetingPlace
-from shared.cores.policy import CoreShare
+from shared.cores.core_choice import CoreShare
 from shared.model.layers.expert_placement import Placement
 from shared.model.ranks.shard import Degrees
 from shared.telemetry.logs import LogFormat, LogLevel

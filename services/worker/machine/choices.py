@@ -44,7 +44,7 @@ def choose_swap_bytes(settings: WorkerSettings, pool_bytes: int, free_bytes: int
 
 def choose_backend(settings: WorkerSettings) -> str:
     """The backend's name for the registry, with the instruction set where one is wanted."""
-    if settings.cpu_isa == "auto" or settings.device != "cpu" or settings.kernels not in ("auto", "cpu"):
+    if settings.cpu_isa == "auto" or settings.is_on_gpu or settings.kernels not in ("auto", "cpu"):
         return settings.kernels
     return "torch" if settings.cpu_isa == "torch" else f"cpu:{settings.cpu_isa}"
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from services.worker.settings import WorkerSettings
-from shared.cores.policy import CoreShare, count_threads, share_machine
+from shared.cores.core_choice import CoreShare, count_threads, share_machine
 from shared.cores.quota import read_quota
 from shared.cores.topology import Topology, format_cpu_list, parse_cpu_list, read_topology
 from shared.errors import ConfigError

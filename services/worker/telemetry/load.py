@@ -1,17 +1,66 @@
-"""Reports a worker's load to its routers: the newest state, at most once an interval."""
+"""A worker's load as its routers get it, at most once an interval; with the memory and the hand-offs that it counts."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from services.worker.blocks.connector import KVConnector
-from services.worker.telemetry.resident import ResidentMemory
 from shared.engine.messages import EngineLoad
 from shared.kv.transfer import TransferCounters
 from shared.kv_index.holders import Tier
+from shared.rpc.convert import step_times_to_proto
 from shared.rpc.pb.tandem.v1 import types_pb2
+
+REFRESH_S = 1.0
+"""Reports come every few milliseconds; the figure moves slowly."""
+
+
+class ResidentMemory:
+    """Resident set size as Linux counts it, read at most once in REFRESH_S."""
+
+    def __init__(self, statm: Path = Path("/proc/self/statm")) -> None:
+        """`statm` is in the format of proc(5): sizes in pages, the resident one second."""
+        self._statm = statm
+        self._page_bytes = os.sysconf("SC_PAGE_SIZE")
+        self._read_at = float("-inf")
+        self._num_bytes: int | None = None
+
+    def num_bytes(self, now: float) -> int | None:
+        """In bytes; None where the system has no such file. `now` is a monotonic time in seconds."""
+        if now - self._read_at >= REFRESH_S:
+            self._read_at = now
+            try:
+                self._num_bytes = int(self._statm.read_text().split()[1]) * self._page_bytes
+            except (OSError, IndexError, ValueError):
+                self._num_bytes = None
+        return self._num_bytes
+
+
+FINISHED, FAILED = "finished", "failed"
+
+
+@dataclass(slots=True)
+class ShipmentCounters:
+    """Sums since start over hand-offs that were not cancelled. One thread adds, any may read."""
+
+    num_ended: dict[str, int] = field(default_factory=lambda: {FINISHED: 0, FAILED: 0})
+    total_s: float = 0.0
+    """From a hand-off's first block to its trailer's arrival."""
+    exposed_s: float = 0.0
+    """The part behind the first token: it is not hidden by computing, and the request waits for it."""
+
+    def ended(self, total_s: float, exposed_s: float, *, failed: bool) -> None:
+        """Adds a hand-off that has ended; its times count only if it was completed."""
+        self.num_ended[FAILED if failed else FINISHED] += 1
+        if not failed:
+            self.total_s += total_s
+            self.exposed_s += exposed_s
+
 
 REPORT_INTERVAL_S = 0.005
 """Several steps' changes within this time make one report."""
@@ -81,6 +130,13 @@ class LoadReporter:
             message.num_swapped_out = load.num_swapped_out
             message.num_swapped_in = load.num_swapped_in
             message.num_bad_blocks = load.num_bad_blocks
+            message.num_decoding = load.decoding.num_sequences
+            message.num_context_tokens = load.decoding.num_context_tokens
+            message.num_queued_pairs = load.num_queued_pairs
+            if load.least_slack_s is not None:
+                message.least_slack_s = load.least_slack_s
+            if load.step_times is not None:
+                message.step_times.CopyFrom(step_times_to_proto(load.step_times))
         return message
 
     def close(self) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from services.worker.telemetry.load import LoadReporter
-from services.worker.telemetry.shipments import ShipmentCounters
+from services.worker.telemetry.load import LoadReporter, ShipmentCounters
 from shared.engine.step_counters import STEP_BUCKETS_S, StepCounters
 from shared.kv.transfer import TransferCounters
 from shared.rpc.pb.tandem.v1 import types_pb2

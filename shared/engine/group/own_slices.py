@@ -16,12 +16,12 @@ from shared.kv.layout import CHECKSUM_WORD_BYTES, BlockLayout
 from shared.model.ranks.block_slices import BlockSlice
 
 MESSAGE_BYTES = 16 << 20
-"""Of the rows of one message, where a row is no longer."""
+"""Most bytes of the rows of one message, unless one row is longer."""
 MOST_ROWS = 60
 
 
 class SliceForm:
-    """How whole blocks fall into the slices of a group's ranks."""
+    """Cuts whole blocks into the slices of a group's ranks, and joins them."""
 
     def __init__(self, layout: BlockLayout, slices: Sequence[BlockSlice]) -> None:
         """`layout`: of whole blocks."""
@@ -30,10 +30,10 @@ class SliceForm:
         self.dtype: torch.dtype = getattr(torch, layout.format.dtype)
         blank = torch.empty(layout.shape(1)[1:], dtype=self.dtype, device="meta")
         self.num_bytes = tuple(self.cut(blank, rank).nbytes for rank in range(len(self.slices)))
-        """Of each rank's slice."""
+        """Bytes of each rank's slice of a block."""
         self.row_bytes = max(self.num_bytes)
         self.most_rows = max(1, min(MOST_ROWS, MESSAGE_BYTES // self.row_bytes))
-        """Of one message."""
+        """Most rows in one message."""
 
     def block(self, memory: memoryview) -> Tensor:
         """A whole block's memory as [num_layers, num_planes, num_kv_heads, block_size, head_dim]."""
@@ -74,7 +74,7 @@ class OwnSlices:
         self._aside = link.side_stream()
         self._sums = BlockChecksum(len(own), kv_blocks.device, own)
         self.rows = torch.zeros((form.most_rows, form.row_bytes), dtype=torch.uint8, pin_memory=kv_blocks.is_cuda)
-        """Of one message, in host memory."""
+        """Buffer for the rows of one message, in host memory."""
 
     def read(self, block_ids: Sequence[int]) -> Tensor:
         """[num_blocks, row_bytes], the first of `rows`, filled from the pool."""

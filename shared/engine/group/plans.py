@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import torch
 
+from shared.collectives.broadcast import broadcast_bytes
 from shared.collectives.interface import Collectives
-from shared.collectives.messages import broadcast_bytes
 from shared.engine.plan import StepPlan
 from shared.engine.plan_codec import PlanDecoder, PlanEncoder
 from shared.engine.runner.runner import Runner
@@ -29,7 +29,7 @@ class PlanAnnouncer:
         broadcast_bytes(self._everyone, self._encoder.encode(plan))
 
     def close(self) -> None:
-        """Sends the followers home: no plan follows. Raises RankLost."""
+        """Ends the followers: no plan follows. Raises RankLost."""
         broadcast_bytes(self._everyone, _END)
 
 

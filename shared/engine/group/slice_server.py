@@ -23,10 +23,10 @@ logger = logging.getLogger(__name__)
 
 
 class SliceAction(IntEnum):
-    """What follows the command."""
+    """The exchange that follows a command."""
 
     END = 0
-    """Nothing."""
+    """No exchange: the server ends."""
     READ = 1
     """The senders' rows are gathered."""
     WRITE = 2
@@ -92,7 +92,7 @@ class SliceServer:
             while (command := SliceCommand.receive(self._group)).action is not SliceAction.END:
                 self._obey(command)
         except RankLost as error:
-            logger.debug("no more blocks pass: %s", error)  # the steps' own error says it louder
+            logger.debug("no more blocks pass: %s", error)  # the steps fail with an error of their own
         except Exception:
             logger.exception("a slice of a block could not be read or written")
             self._links.fail(self._group.rank)

@@ -76,7 +76,7 @@ class SlicedBlocks:
                 self._group.gather(torch.zeros(1))  # a step may read these blocks next, on every rank
 
     def checksums(self, block_ids: Sequence[int]) -> list[int]:
-        """Of whole blocks, as they are now; no step in flight may write to them."""
+        """Checksums of whole blocks, as they are now; no step in flight may write to them."""
         found: list[int] = []
         most = self._form.most_rows
         for first in range(0, len(block_ids), most):
@@ -95,7 +95,7 @@ class SlicedBlocks:
     def _gathered(
         self, action: SliceAction, block_ids: Sequence[int], own: Callable[[Sequence[int]], Tensor]
     ) -> Tensor:
-        """What each sender has, [senders, …]; the leader is the first one."""
+        """The rows of each sender, [senders, …]; the leader is the first one."""
         if self._slices is None:  # it holds all there is
             return own(block_ids)[None]
         self._send(action, block_ids)

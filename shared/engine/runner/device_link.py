@@ -124,4 +124,4 @@ class SideStream:
 
 
 def _done() -> None:
-    """What the CPU computed is there when the call returns."""
+    """The wait on a CPU: results are there when a call returns."""

@@ -29,7 +29,7 @@ class StepInputs:
 
 
 class EagerInputs:
-    """Makes them. It remembers the block tables of the step before as arrays: most sequences keep theirs."""
+    """Builds the inputs. It keeps the block tables of the step before as arrays: most sequences keep theirs."""
 
     def __init__(self, block_size: int, link: DeviceLink, *, needs_lengths: bool) -> None:
         """`needs_lengths`: the model's rotary positions depend on the sequences' lengths."""

@@ -20,8 +20,7 @@ class HostArena:
 
     def __init__(self, layout: BlockLayout, num_slots: int, kv_blocks: Tensor, link: DeviceLink) -> None:
         """Allocates num_slots * layout.block_bytes bytes, pinned where `kv_blocks` lies on a CUDA device; elsewhere
-        the system gives a page when it is first written to. Raises ConfigError where they do not fit.
-        """
+        the system gives a page when it is first written to. Raises ConfigError where they do not fit."""
         self._link = link
         self._has_run = threading.Condition()
         self.num_runs = 0

@@ -1,4 +1,4 @@
-"""Where a model's numbers broke: the first part of it that gave a NaN or an infinity, token by token."""
+"""Finds the first part of a model that gave a NaN or an infinity, token by token."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class NumericsProbe:
         return self._kernels.add_rms_norm(x, residual, weight, eps)
 
     def last_step(self) -> StepNumerics:
-        """Of the last step."""
+        """The numerics of the last step."""
         return StepNumerics(self._finite)
 
     def attach(self, decoder: Decoder) -> Decoder:

@@ -27,9 +27,9 @@ class PendingStep:
         targets: PendingTargets | None = None,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """Queues the copies. `source(row)` says where a row's numbers broke; asked only for rows without a token.
-        `faults`: the rows whose structure failed, and why; their tokens mean nothing. `check` is called when the step
-        is done, and raises where its numbers may mean nothing."""
+        """Queues the copies. `source(row)` names the part of the model that gave a row its first NaN or infinity;
+        called only for rows without a token. `faults`: the rows whose structure failed, and why; their tokens mean
+        nothing. `check` is called when the step is done, and raises where its numbers may mean nothing."""
         self._specs = specs
         self._targets = targets
         self._source = source
@@ -51,6 +51,6 @@ class PendingStep:
             try:
                 self._wait()
             finally:
-                self._check()  # says why, where the device says that something went wrong
+                self._check()  # raises with the cause, where the device reports an error
             self._values = self._tokens.tolist()
         return self._values

@@ -111,8 +111,8 @@ class PiecewiseSteps:
         return (lambda _: self._first(size), *later)
 
     def _captured(self, size: int, graphs: CudaGraphs) -> tuple[Piece, ...]:
-        """The same as graphs. Each is captured on the residual stream of the one before, whose memory is then free for
-        the one after the next."""
+        """The pieces as graphs. Each is captured on the residual stream of the one before, whose memory is then free
+        for the one after the next."""
         captured, residual = [], None
         for piece in self._plain(size):
             graph, residual = graphs.capture(partial(piece, residual))

@@ -18,14 +18,14 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """What a device has left for the pool."""
+    """Memory that a device has left for the pool."""
 
     free_bytes: int
     """For this process, with the weights loaded and nothing else."""
     step_bytes: int
     """Peak of the memory that a step takes and gives back."""
     share: float
-    """Of what then remains, the pool's part: graphs, compiled kernels and fragmentation need the rest."""
+    """The pool's share of the memory that then remains: graphs, compiled kernels and fragmentation need the rest."""
 
     def num_blocks(self, layout: BlockLayout) -> int:
         """Blocks that fit."""
@@ -35,7 +35,7 @@ class MemoryBudget:
         """`wanted` blocks, or with 0 as many as fit, at most `most`. `fewest`: what the rank of a group with the least
         room has room for.
 
-        Raises ConfigError where they do not fit; it says how many do, and what to change.
+        Raises ConfigError where they do not fit; the message names how many do, and what to change.
         """
         own = self.num_blocks(layout)
         fitting = own if fewest is None else min(own, fewest)
@@ -85,7 +85,7 @@ def allocate_pool(layout: BlockLayout, num_blocks: int, device: torch.device) ->
     """[num_blocks, num_layers, num_planes, num_kv_heads, block_size, head_dim], zeros: a masked-out position of a block
     never written must not be NaN (0 * NaN is NaN).
 
-    Raises ConfigError where they do not fit; it says how many would.
+    Raises ConfigError where they do not fit; the message names how many would.
     """
     try:
         return torch.zeros(layout.shape(num_blocks), dtype=getattr(torch, layout.format.dtype), device=device)

@@ -12,7 +12,7 @@ from shared.kv.layout import BlockLayout
 from shared.model.decoder import Decoder
 
 POOL_SHARE = 0.92
-"""Of a GPU's memory that weights and the largest step leave."""
+"""The pool's share of the memory that weights and the largest step leave on a GPU."""
 
 
 def largest_step(max_num_seqs: int, max_num_batched_tokens: int, max_seq_len: int, block_size: int) -> StepPlan:
@@ -40,7 +40,7 @@ def measure_budget(
     *,
     follows: bool = False,
 ) -> MemoryBudget:
-    """What a CUDA device has left for the pool, by running the largest step over a pool of its own.
+    """Memory that a CUDA device has left for the pool, measured by running the largest step over a pool of its own.
 
     `memory_share`: of the device's whole memory, what this process may take, its weights included. All ranks of a group
     call it together, for `layout`s of their own slices; `follows`: this one is not the leader. Raises RankLost.

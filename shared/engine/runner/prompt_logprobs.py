@@ -27,7 +27,8 @@ def logit_rows(items: Sequence[PlannedSequence]) -> list[int]:
 
 
 def split(logits: Tensor, items: Sequence[PlannedSequence], link: DeviceLink) -> tuple[Tensor, PendingTargets | None]:
-    """Of `logits` [num_logits, vocab_size] of `logit_rows`: those to sample from, and what the others tell."""
+    """Splits `logits` [num_logits, vocab_size] of `logit_rows` into those to sample from and the targets'
+    log-probabilities."""
     if not any(item.targets for item in items):
         return logits, None
     is_sampled = [flag for item in items for flag in [False] * len(item.targets) + [True] * (item.sample is not None)]
@@ -47,7 +48,7 @@ class PendingTargets:
 
     @classmethod
     def of(cls, logits: Tensor, items: Sequence[PlannedSequence], link: DeviceLink) -> PendingTargets:
-        """Of `logits` [num_targets, vocab_size], a row for each target."""
+        """The targets' log-probabilities, from `logits` [num_targets, vocab_size], a row for each target."""
         asking = tuple(item for item in items if item.targets)
         targets = link.send(torch.tensor([token_id for item in asking for token_id in item.targets]))
         logprobs = torch.log_softmax(logits, dim=-1)

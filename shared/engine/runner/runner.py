@@ -24,7 +24,7 @@ from shared.engine.runner.piecewise import PiecewiseSteps
 from shared.engine.runner.pool_memory import allocate_pool
 from shared.engine.runner.prompt_logprobs import PendingTargets, split
 from shared.engine.runner.sampler import ALL_CANDIDATES, TopLogprobs, is_plain, num_candidates, resample, sample
-from shared.engine.runner.static_inputs import StaticDecode
+from shared.engine.runner.static_decode import StaticDecode
 from shared.engine.runner.structure_masks import StructureMasks
 from shared.engine.runner.warm_up import warm_up_plans
 from shared.kernels.backend import Kernels
@@ -35,7 +35,7 @@ from shared.structure.compiler import StructureCompiler
 
 
 class Announcer(Protocol):
-    """What a group's leader tells the others."""
+    """Sends plans from a group's leader to the others."""
 
     def __call__(self, plan: StepPlan) -> None:
         """Sends a plan, and does not wait until it is read. Raises RankLost."""
@@ -55,12 +55,12 @@ class WholeBlocks(BlockAccess, Protocol):
 
 
 OpenSlices = Callable[[Tensor, DeviceLink, HostArena | None], WholeBlocks]
-"""Of a runner's own pool, its link and its arena."""
+"""Opens the access to whole blocks, given a runner's own pool, its link and its arena."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerConfig:
-    """How steps are run."""
+    """Options for how steps are run."""
 
     max_num_seqs: int = 64
     """Most sequences of a step, the size of the static buffers."""
@@ -108,7 +108,8 @@ class Runner:
         of the leader's. Its runner calls `announce` for each plan, when its copies are done and nothing is computed
         yet.
 
-        Raises ConfigError where they do not fit; it says how many would. Host memory for preempted sequences likewise.
+        Raises ConfigError where they do not fit; the message names how many would. Host memory for preempted sequences
+        likewise.
         """
         self.layout = layout
         self._config = config
@@ -203,7 +204,7 @@ class Runner:
         self.kv_blocks[:used].zero_()  # as `allocate_pool` left them
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Computes the plan's tokens, writes their K and V into the pool, samples where the plan says so."""
+        """Computes the plan's tokens, writes their K and V into the pool, samples where the plan has a `sample`."""
         return self.launch(plan).result()
 
     def launch(self, plan: StepPlan) -> PendingStep:

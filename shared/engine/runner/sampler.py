@@ -41,7 +41,7 @@ class TopLogprobs:
 
     @classmethod
     def of(cls, logits: Tensor, tokens: Tensor, specs: Sequence[SampleSpec], send: Send) -> TopLogprobs | None:
-        """Of `logits` [num_rows, vocab_size] and the chosen `tokens` [num_rows]; None where no row asks."""
+        """From `logits` [num_rows, vocab_size] and the chosen `tokens` [num_rows]; None where no row asks for any."""
         asking = [i for i, spec in enumerate(specs) if spec.params.logprobs is not None]
         if not asking:
             return None
@@ -203,8 +203,8 @@ def _modify(row: Tensor, spec: SampleSpec, send: Send) -> None:
 
 
 def num_candidates(items: Sequence[PlannedSequence]) -> int:
-    """How many of a row's highest logits its token can be chosen from, the most of all rows of a step; ALL_CANDIDATES
-    where one of them needs every logit."""
+    """The number of a row's highest logits that its token can be chosen from, the most of all rows of a step;
+    ALL_CANDIDATES where one of them needs every logit."""
     if any(item.targets for item in items):
         return ALL_CANDIDATES
     counts = [_candidates_of(item.sample) for item in items if item.sample is not None]

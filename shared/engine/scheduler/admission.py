@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shared.engine.plan import StepPlan
+from shared.engine.scheduler.batch_limit import BatchLimit
 from shared.engine.scheduler.growth import GrowthReserve
-from shared.engine.scheduler.step_time import BatchLimit
 from shared.engine.sequence import EngineSequence, Goal
 from shared.errors import Overloaded
 from shared.kv.pool import BlockPool
@@ -24,11 +23,6 @@ class Admission:
     def ended(self, sequence: EngineSequence) -> None:
         """Learns from a sequence that held blocks and will want no more."""
         self._growth.ended(sequence)
-
-    def measured(self, plan: StepPlan, step_s: float) -> None:
-        """Learns from a step's time where it only decoded."""
-        if self._batch_limit.target_s > 0 and plan.sequences and plan.num_tokens == len(plan.sequences):
-            self._batch_limit.observe(plan.num_tokens, sum(item.end for item in plan.sequences), step_s)
 
     def growth(self, holders: Sequence[EngineSequence]) -> int:
         """Blocks that the holders are expected to take beyond those they hold."""

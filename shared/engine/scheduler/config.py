@@ -21,7 +21,10 @@ class SchedulerConfig:
     num_host_blocks: int = 0
     """Blocks of host memory for preempted sequences; 0 = they are computed again."""
     tpot_target_s: float = 0.0
-    """A batch grows while a step is predicted to take no longer; 0 = up to max_num_seqs."""
+    """A batch grows while a step is predicted to take no longer, and chunks beside it are as large as the slack of its
+    answers allows; 0 = up to max_num_seqs and max_num_batched_tokens."""
+    itl_target_s: float = 0.0
+    """Greatest gap between two tokens of an answer that a chunk may cause; 0 = three times tpot_target_s."""
     max_overtaken_s: float = 0.0
     """Shorter prompts go first, but never before one that has waited this long; 0 = in order of arrival."""
     max_unsent_share: float = 1.0

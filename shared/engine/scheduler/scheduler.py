@@ -1,7 +1,8 @@
 """Continuous batching with chunked prefill over the block pool. Pure policy: plain numbers in, a plan out.
 
 Each step takes every running sequence that is down to its newest token first (decode), then chunks of prompts in the
-order that `PromptOrder` gives, under one budget of tokens. A sequence starts when the pool has room for it and for what
+order that `PromptOrder` gives, under one budget of tokens; with a target, also within the time that the running answers
+bear (`Pacing`). A sequence starts when the pool has room for it and for what
 all are expected to grow, and when the batch then still keeps the target of time a step.
 
 Out of blocks, the youngest running sequence gives its blocks back and waits. They are copied to host memory while that
@@ -14,25 +15,30 @@ computes for it is thrown away, and its blocks are given back only when no step 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 
 from shared.engine.messages import NewToken, SequenceEnded, SequenceFailed, StepOutput
 from shared.engine.plan import NoToken, PlannedSequence, StepPlan, StepResult
 from shared.engine.scheduler.admission import Admission
+from shared.engine.scheduler.batch_limit import BatchLimit
 from shared.engine.scheduler.block_tables import BlockTables
 from shared.engine.scheduler.config import SchedulerConfig as SchedulerConfig
 from shared.engine.scheduler.config import SchedulerCounters
 from shared.engine.scheduler.growth import GrowthReserve
 from shared.engine.scheduler.host_swap import HostSwap
 from shared.engine.scheduler.in_flight import StepsInFlight, UnsentBlocks
+from shared.engine.scheduler.pacing import Pacing, StepRoom
 from shared.engine.scheduler.prompt_order import PromptOrder
 from shared.engine.scheduler.sequence_table import SequenceTable
-from shared.engine.scheduler.step_time import BatchLimit
 from shared.engine.sequence import EngineSequence, Goal, Status
+from shared.engine.step_work import step_work
 from shared.errors import Overloaded
 from shared.kv.handoff.outgoing_block import OutgoingBlock
 from shared.kv.pool import BlockPool
+from shared.sizing.step_fit import StepTimeFit
+from shared.sizing.step_time import StepWork
 
 MAX_STEP_TARGETS = 256
 """Prompt tokens of a step whose logits are all kept, for their log-probabilities: each takes the vocabulary in fp32."""
@@ -54,10 +60,19 @@ class Scheduler:
         self._in_flight = StepsInFlight()
         self._tables = BlockTables(pool)
         growth = GrowthReserve(pool.block_size, config.output_quantile, config.first_output_guess)
-        self._admission = Admission(pool, config.max_num_seqs, growth, BatchLimit(config.tpot_target_s))
+        self.step_fit = StepTimeFit()
+        self._batch_limit = BatchLimit(config.tpot_target_s, self.step_fit)
+        self._admission = Admission(pool, config.max_num_seqs, growth, self._batch_limit)
+        self._pacing = Pacing(config.tpot_target_s, config.itl_target_s)
+        self._ends_s = 0.0  # when the newest planned step is expected to end
         self._swap = HostSwap(pool, config.num_host_blocks)
         self._order = PromptOrder(config.max_overtaken_s)
         self._unsent = UnsentBlocks(int(config.max_unsent_share * pool.num_blocks))
+
+    def set_tpot_target(self, seconds: float) -> None:
+        """Bounds steps by this time between two tokens of an answer in place of the config's; 0 = by none."""
+        self._pacing = Pacing(seconds, self.config.itl_target_s)
+        self._batch_limit.target_s = seconds
 
     # --- sequences in and out
 
@@ -98,6 +113,7 @@ class Scheduler:
             if index in checksums:
                 self.pool.set_checksum(sequence.block_ids[index], checksums[index])
         sequence.token_ids.append(first_token)
+        self._pacing.began(sequence, self._clock())
         sequence.check()
         if sequence.finish_reason() is not None:
             self._admission.ended(sequence)
@@ -142,8 +158,11 @@ class Scheduler:
         if not self._plan_decodes(decodes, planned):
             return StepPlan(())
         budget = self.config.max_num_batched_tokens - len(planned)
-        if budget > 0 and not self._plan_prompts(prompts, planned, budget):
+        begin_s = max(self._clock(), self._ends_s) if self._in_flight else self._clock()
+        room = self._room(planned, begin_s)
+        if budget > 0 and not self._plan_prompts(prompts, planned, budget, room):
             return StepPlan(())
+        self._ends_s = begin_s + room.predicted_s()
         sequences = [self._sequences[name] for name in planned]
         return self._in_flight.begin(list(planned.values()), sequences, self._swap.take_copies())
 
@@ -156,7 +175,7 @@ class Scheduler:
         if plan.is_empty:
             return StepOutput()
         if step_s is not None:
-            self._admission.measured(plan, step_s)
+            self._measured(plan, step_s)
         sequences = self._in_flight.complete(plan)
         tokens: list[NewToken] = []
         blocks: list[OutgoingBlock] = []
@@ -183,6 +202,8 @@ class Scheduler:
             if sequence.goal is Goal.FIRST_TOKEN:
                 blocks += self._ship(sequence, -(-item.end // self.pool.block_size))
             sequence.token_ids.append(token.token_id)
+            if sequence.paced_from_s is None:
+                self._pacing.began(sequence, self._clock())
             sequence.check()
             finish_reason = sequence.finish_reason()
             preempted_s = sequence.preempted_s if finish_reason is not None else 0.0
@@ -192,6 +213,12 @@ class Scheduler:
                 self._admission.ended(sequence)
                 self._retire(sequence)
         return StepOutput(tuple(tokens), tuple(blocks))
+
+    def _measured(self, plan: StepPlan, step_s: float) -> None:
+        work = step_work(plan)
+        if not plan.copies:
+            self.step_fit.observe(work, step_s)
+        self._batch_limit.measured(work)
 
     def take_started(self) -> list[tuple[str, int]]:
         """(sequence id, cached tokens) of those that since the last call got their first turn, or found more."""
@@ -233,6 +260,22 @@ class Scheduler:
     def num_queued_tokens(self) -> int:
         """Prompt tokens not computed yet, over all sequences."""
         return self._sequences.num_queued_tokens
+
+    @property
+    def num_queued_pairs(self) -> int:
+        """Pairs of query and key in the attention of those tokens."""
+        return self._sequences.num_queued_pairs
+
+    @property
+    def least_slack_s(self) -> float | None:
+        """How far the running answer that is nearest to missing its target is ahead of it; None without any, or without
+        a target."""
+        return self._pacing.least_slack_s(self._sequences.running, self._clock())
+
+    @property
+    def decoding(self) -> StepWork:
+        """What a step of all running answers would compute."""
+        return self._sequences.decoding
 
     def check_integrity(self) -> None:
         """Asserts that sequences and pool agree; called by tests and by idle workers."""
@@ -316,13 +359,23 @@ class Scheduler:
             planned[sequence.sequence_id] = self._in_flight.share(sequence, 1)
         return True
 
-    def _plan_prompts(self, ready: Sequence[EngineSequence], planned: dict[str, PlannedSequence], budget: int) -> bool:
+    def _room(self, planned: dict[str, PlannedSequence], begin_s: float) -> StepRoom:
+        """For chunks beside the planned answers, in a step that begins then."""
+        if self._pacing.tpot_target_s == 0:
+            return StepRoom(None, math.inf, StepWork())
+        limit_s = self._pacing.step_limit_s([self._sequences[name] for name in planned], begin_s)
+        work = StepWork(len(planned), sum(item.end for item in planned.values()))
+        return StepRoom(self.step_fit.times, limit_s, work)
+
+    def _plan_prompts(
+        self, ready: Sequence[EngineSequence], planned: dict[str, PlannedSequence], budget: int, room: StepRoom
+    ) -> bool:
         """Chunks of prompts, those that start included; False as in `_plan_decodes`."""
         running = [s for s in ready if s.status is Status.RUNNING]
         num_targets_left = MAX_STEP_TARGETS
         may_start = True
         for sequence in self._order.sort(running, tuple(self._sequences.waiting), self._clock()):
-            if budget == 0:
+            if budget == 0 or room.is_full:
                 break
             if sequence.status is Status.WAITING:
                 if not may_start or self._unsent.is_full(sequence.receiver):
@@ -332,15 +385,17 @@ class Scheduler:
                     continue
             self._skip_cached(sequence)
             count = min(budget, sequence.num_unplanned_tokens, self._tables.tokens_before_found(sequence, budget))
+            count = room.most(sequence.num_planned_tokens, count)
             if sequence.sampling.prompt_logprobs is not None:
                 count = min(count, num_targets_left)
                 num_targets_left -= count
-                if not count:
-                    continue
+            if not count:
+                continue
             if self._in_flight and not self._tables.grow(sequence, count):
                 # Copies that were decided must be done before anything else happens to their blocks.
                 return self._swap.has_copies
             if self._make_room(sequence, count, planned):
+                room.take(sequence.num_planned_tokens, count)
                 planned[sequence.sequence_id] = self._in_flight.share(sequence, count)
                 budget -= count
         return True
@@ -362,6 +417,7 @@ class Scheduler:
         sequence.num_computed_tokens = 0
         sequence.num_cached_tokens = 0
         sequence.preempted_at = self._clock()
+        sequence.paced_from_s = None
         self._sequences.preempt(sequence)
 
     def _ship(self, sequence: EngineSequence, end_block: int) -> list[OutgoingBlock]:

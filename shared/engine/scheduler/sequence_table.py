@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from shared.engine.sequence import EngineSequence, Status
+from shared.sizing.step_time import StepWork, chunk_pairs
 
 
 class SequenceTable:
@@ -40,6 +41,23 @@ class SequenceTable:
         waiting = sum(s.num_uncomputed_tokens - s.num_host_tokens for s in self.waiting)
         running = [len(s.token_ids) - s.num_computed_tokens for s in self.running]
         return waiting + sum(count for count in running if count > 1)
+
+    @property
+    def num_queued_pairs(self) -> int:
+        """Pairs of query and key in the attention of prompt tokens that are not computed yet."""
+        found = 0
+        for sequence in (*self.waiting, *self.running):
+            before = sequence.num_computed_tokens + sequence.num_host_tokens
+            count = len(sequence.token_ids) - before
+            if count > 1:
+                found += chunk_pairs(count, before)
+        return found
+
+    @property
+    def decoding(self) -> StepWork:
+        """A token of each running sequence whose prompt is computed."""
+        lengths = [len(s.token_ids) for s in self.running if len(s.token_ids) - s.num_computed_tokens == 1]
+        return StepWork(len(lengths), sum(lengths))
 
     # --- moves
 

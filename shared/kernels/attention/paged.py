@@ -9,7 +9,7 @@ from shared.kernels.attention import reference
 from shared.kernels.attention.decode.launch import decode_attention
 from shared.kernels.attention.latent.launch import latent_attention, suits
 from shared.kernels.attention.prefill.launch import prefill_attention
-from shared.kernels.attention.prefill.plan import longest_chunk
+from shared.kernels.attention.prefill.schedule import longest_chunk
 from shared.kernels.batch import AttentionBatch
 
 

@@ -33,7 +33,7 @@ class CpuKernels(CpuOps):
 
     @property
     def name(self) -> str:
-        """With the instruction set: `cpu:avx512`. The registry knows that name too."""
+        """The backend's name with its instruction set: `cpu:avx512`. The registry has that name too."""
         return f"cpu:{self.isa}"
 
 

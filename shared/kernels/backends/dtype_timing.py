@@ -27,7 +27,7 @@ from shared.kernels.cpu.build import cache_folder, prebuilt_names
 from shared.kernels.cpu.isa import processor_name
 
 SIZE = 2048
-"""Of both sides of the weight: 16 MiB in fp32, more than most processors' own caches."""
+"""Rows and columns of the timed weight: 16 MiB in fp32, more than most processors' own caches."""
 PROMPT_ROWS = 64
 REPEATS = 3
 WORTH = 1.05
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ProductTimes:
-    """What the two products take, seconds of CPU."""
+    """CPU seconds of the two products."""
 
     prompt_s: float
     decode_s: float
@@ -68,7 +68,7 @@ class Comparison:
 
     @classmethod
     def parse(cls, text: str) -> Comparison:
-        """What `text` had written; raises ValueError, KeyError or TypeError for anything else."""
+        """The comparison that was written as this text; raises ValueError, KeyError or TypeError for any other text."""
         content = json.loads(text)
         times = {name: ProductTimes(**content[name]) for name in ("bf16", "fp32")}
         if not all(0 < value < math.inf for each in times.values() for value in asdict(each).values()):
@@ -127,7 +127,7 @@ def kept(folder: Path, kernels: str, measure: Callable[[], Comparison]) -> Compa
 
 
 def time_products(kernels: Kernels, dtype: torch.dtype) -> ProductTimes:
-    """Of these kernels on one thread, the best of REPEATS."""
+    """Times these kernels on one thread, the best of REPEATS."""
     # 64 rows again and again: what the numbers are matters only to how bf16 ones are packed.
     generator = torch.Generator().manual_seed(0)
     weight = (torch.randn(64, SIZE, generator=generator) * 0.02).to(dtype).repeat(SIZE // 64, 1)

@@ -9,7 +9,7 @@ from shared.kernels.attention.decode.launch import decode_attention
 from shared.kernels.attention.hopper import launch as hopper
 from shared.kernels.attention.paged import has_decodes
 from shared.kernels.attention.prefill.launch import prefill_attention
-from shared.kernels.attention.prefill.plan import longest_chunk
+from shared.kernels.attention.prefill.schedule import longest_chunk
 from shared.kernels.backends.triton import TritonKernels
 from shared.kernels.batch import AttentionBatch
 

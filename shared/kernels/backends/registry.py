@@ -48,7 +48,7 @@ def backends() -> tuple[Backend, ...]:
 
 
 def deterministic_backends() -> tuple[Backend, ...]:
-    """Those in which a sequence's results depend on that sequence alone, to the bit; in the same order."""
+    """Backends in which a sequence's results depend on that sequence alone, to the bit; in the same order."""
     refusal = partial(cpu_backend.refusal, deterministic=True)
     return (
         Backend("triton", ("cuda",), _triton_refusal, _load_deterministic_triton),

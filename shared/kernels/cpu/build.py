@@ -42,7 +42,7 @@ COMPILE_TIMEOUT_S = 300
 CHECK_TIMEOUT_S = 120
 AUTO = "auto"
 AUTO_ORDER = BUILT
-"""What `auto` tries, in this order."""
+"""Instruction sets that `auto` tries, in this order."""
 
 
 class CannotBuild(Exception):
@@ -50,7 +50,8 @@ class CannotBuild(Exception):
 
 
 def library(isa: InstructionSet) -> Path:
-    """Its library, compiled now where it is not there yet; raises CannotBuild, also where it cannot run here."""
+    """The library of an instruction set, compiled now where it is missing; raises CannotBuild, also where it cannot run
+    here."""
     missing = isa.missing(isas.processor_features())
     if missing:
         raise CannotBuild(f"the processor lacks {', '.join(missing)}")
@@ -112,12 +113,12 @@ def prebuilt_names() -> list[str]:
 
 
 def prebuilt_sets() -> list[InstructionSet]:
-    """What `prebuild` compiles: every instruction set, and its deterministic kind."""
+    """Instruction sets that `prebuild` compiles: every one, and its deterministic kind."""
     return [build for isa in BUILT for build in (isa, isa.deterministic)]
 
 
 def made(isa: InstructionSet) -> Path:
-    """Its library, shipped or compiled, whatever this processor is. Raises CannotBuild."""
+    """The library of an instruction set, shipped or compiled, for any processor. Raises CannotBuild."""
     prebuilt = PREBUILT / _file_name(isa)
     if prebuilt.exists():
         return prebuilt
@@ -129,7 +130,7 @@ def made(isa: InstructionSet) -> Path:
 
 
 def _refusal(path: Path) -> str | None:
-    """What keeps the library from running here although the processor could."""
+    """The reason why the library cannot run here although the processor could."""
     try:
         loaded = ctypes.CDLL(str(path))
     except OSError as error:
@@ -140,7 +141,7 @@ def _refusal(path: Path) -> str | None:
 
 
 def _failed_check(path: Path) -> str | None:
-    """What the library computes wrong on this processor; asked once for each library, see `self_check`."""
+    """A wrong result of the library on this processor, or None; tried once for each library, see `self_check`."""
     passed = cache_folder() / f"{path.stem}.checked"
     if passed.exists():
         return None
@@ -172,7 +173,7 @@ def _compiler() -> str:
 
 
 def cache_folder() -> Path:
-    """Where this user keeps what was compiled and measured on this machine."""
+    """The user's folder for what was compiled and measured on this machine."""
     return Path.home() / ".cache" / "tandem"
 
 

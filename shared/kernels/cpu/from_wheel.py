@@ -14,7 +14,7 @@ from shared.errors import ConfigError, TandemError
 from shared.kernels.cpu.build import PREBUILT, prebuilt_names
 
 PLACE = "shared/kernels/cpu/prebuilt/"
-"""Where a wheel has its libraries."""
+"""Folder of the libraries in a wheel."""
 
 
 def take_libraries(wheel: Path, folder: Path = PREBUILT) -> list[Path]:

@@ -22,11 +22,11 @@ class InstructionSet:
     needs: tuple[str, ...]
     """Features of the processor, as Linux names them; it lists only those that it also permits."""
     flags: tuple[str, ...]
-    """Of the compiler."""
+    """The compiler's flags."""
     is_checked: bool = False
     """Whether the library has to pass `self_check` before its first use: we have met few processors that run it."""
     machines: tuple[str, ...] = _X86
-    """What `platform.machine()` says where it is compiled."""
+    """`platform.machine()` of the machines that compile it."""
 
     @property
     def deterministic(self) -> InstructionSet:
@@ -38,7 +38,7 @@ class InstructionSet:
         return replace(self, name=self.name + DETERMINISTIC, flags=flags)
 
     def missing(self, features: frozenset[str]) -> list[str]:
-        """What a processor of these features lacks, in order."""
+        """Required features that are not among these, in order."""
         return [need for need in self.needs if need not in features]
 
 
@@ -72,7 +72,8 @@ def named(name: str, features: frozenset[str]) -> InstructionSet | None:
 
 
 def processor_name() -> str:
-    """What Linux calls this machine's processor: on x86-64 its model name, elsewhere the numbers that identify it."""
+    """The name of this machine's processor in Linux: on x86-64 its model name, elsewhere the numbers that identify
+    it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -85,7 +86,7 @@ def processor_name() -> str:
 
 
 def processor_features() -> frozenset[str]:
-    """Of this machine; empty where Linux does not list them."""
+    """Features of this machine's processor; empty where Linux does not list them."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -36,7 +36,7 @@ LONGEST_SAMPLED = 1 << 22
 """Tokens of a vocabulary that the sampling kernel can count."""
 
 MOST_ROTATED, MOST_RANK = 512, 2048
-"""Of a head, and of a latent: as source/elementwise.cpp says."""
+"""Most elements of a head, and of a latent: as in source/elementwise.cpp."""
 
 
 def load(path: Path) -> ctypes.CDLL:
@@ -73,9 +73,9 @@ def load(path: Path) -> ctypes.CDLL:
 
 @functools.cache
 def num_threads_function() -> Any:
-    """The C function without arguments that says how many threads torch takes for the calling thread's loops.
+    """The C function without arguments that returns the number of torch's threads for the calling thread's loops.
 
-    Not OpenMP's own: in a thread that torch has not computed in yet, that one knows nothing of `torch.set_num_threads`.
+    Not OpenMP's own: in a thread that torch has not computed in yet, that one ignores `torch.set_num_threads`.
     """
     try:
         return ctypes.CDLL(torch._C.__file__)._ZN2at15get_num_threadsEv  # at::get_num_threads()

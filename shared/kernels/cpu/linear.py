@@ -78,7 +78,7 @@ class PanelLinear(PackedLinear):
 
     @classmethod
     def pack(cls, library: Library, weight: Tensor, bias: Tensor | None) -> PanelLinear:
-        """In the weight's own memory; its sizes satisfy `fits_panels`."""
+        """Packs a weight in its own memory; its sizes satisfy `fits_panels`."""
         return cls(library, pack_panels(library(), weight), bias, weight.shape[1], weight.dtype)
 
 

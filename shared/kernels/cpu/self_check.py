@@ -22,7 +22,7 @@ ROWS = (1, 8, 40, 130)
 SIZES = ((96, 160, 0), (64, 512, 0), (64, 512, 12))
 """(out_size, in_size, spread) of the products: weights of many powers of two do not fit in 12 bits."""
 TOLERANCE = 0.02
-"""Of the largest expected number: bf16 rounds to 0.4 %."""
+"""Largest difference, as a share of the largest expected number: bf16 rounds to 0.4 %."""
 
 
 def main() -> None:

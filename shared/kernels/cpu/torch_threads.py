@@ -45,7 +45,7 @@ def in_this_thread(x: Tensor, num_elements: int) -> Iterator[None]:
 
 @functools.cache
 def _functions() -> Any | None:
-    """Of the OpenMP that torch is linked with; None where it has another kind of threads."""
+    """Functions of the OpenMP that torch is linked with; None where torch has another kind of threads."""
     library = ctypes.CDLL(torch._C.__file__)
     return library if hasattr(library, "omp_set_num_threads") else None
 

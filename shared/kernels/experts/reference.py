@@ -66,7 +66,7 @@ def make_plain_batched_linear(weight: Tensor, *, own: bool) -> PlainBatchedLinea
 
 
 def combine(found: Tensor, weights: Tensor) -> Tensor:
-    """What each token's experts gave, weighted and added up in fp32, in the order of its choice.
+    """The outputs of each token's experts, weighted and added up in fp32, in the order of its choice.
 
     Args:
         found: [num_tokens, top_k, hidden_size].

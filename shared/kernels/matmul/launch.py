@@ -23,9 +23,9 @@ class MatmulConfig:
 
 
 HALF = MatmulConfig(rows=64, columns=64, depth=64, num_warps=4, num_stages=3)
-"""Of 16 bits. 64 rows are the fewest that a warpgroup of compute capability 9.0 multiplies."""
+"""Sizes for 16 bits. 64 rows are the fewest that a warpgroup of compute capability 9.0 multiplies."""
 FULL = MatmulConfig(rows=32, columns=32, depth=32, num_warps=4, num_stages=2)
-"""Of fp32, for tests of exactness."""
+"""Sizes for fp32, for tests of exactness."""
 
 
 def matmul_config(dtype: torch.dtype) -> MatmulConfig:

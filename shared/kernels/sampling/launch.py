@@ -16,7 +16,7 @@ from shared.kernels.sampling.split_jit import LEVELS, collect_range, find_peaks,
 
 @dataclass(frozen=True)
 class SamplingSizes:
-    """How a row is cut, in tokens."""
+    """Sizes of the parts of a row, in tokens."""
 
     split: int = 4096  # of one program, a multiple of `split_tile`
     split_tile: int = 512  # at once, in the passes over splits

@@ -24,7 +24,7 @@ def check_mask_tokens(logits: Tensor, masks: Tensor, rows: Tensor) -> None:
 
 
 def check_greedy_tokens(logits: Tensor, masks: Tensor | None, rows: Tensor | None) -> None:
-    """Likewise for `SamplingOps.greedy_tokens`."""
+    """Assert what `SamplingOps.greedy_tokens` asks of its arguments."""
     assert (masks is None) == (rows is None), "masks and their rows go together"
     if masks is not None and rows is not None:
         check_mask_tokens(logits, masks, rows)

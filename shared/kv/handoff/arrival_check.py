@@ -24,7 +24,7 @@ class Announced:
 
 
 def announcements(trailer: types_pb2.HandoffTrailer) -> list[tuple[int, Announced]]:
-    """(block index, what is said of it) of each block that a note or trailer names."""
+    """(block index, its entry) of each block that a note or trailer names."""
     tags = trailer.block_tags or [b""] * len(trailer.block_indexes)
     named = zip(trailer.block_indexes, trailer.checksums, tags, strict=True)
     return [(index, Announced(checksum, tag)) for index, checksum, tag in named]

@@ -27,7 +27,7 @@ class SenderLeft(Enum):
     """Why a sender brought no more."""
 
     ABORTED = "aborted"
-    """It gave up, and said so by its trailer."""
+    """The sender gave up, and sent a trailer for it."""
     FAILED = "failed"
     """A receive failed, as when its process ends in the middle of a message."""
     REPLACED = "replaced"
@@ -69,6 +69,7 @@ class HandoffReceiver:
     _failure: TransferFailed | None = None
     _seal: Seal | None = None
     _num_messages: int = 0
+    _has_trailer: bool = False
     _announced: dict[int, Announced] = field(default_factory=dict)
     _replaced: asyncio.Event = field(default_factory=asyncio.Event)
     _checking: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -77,6 +78,21 @@ class HandoffReceiver:
     def missing(self) -> list[int]:
         """Indexes of the blocks that a next sender has to send, damaged ones included."""
         return [index for index in self.buffers if index not in self.checksums]
+
+    @property
+    def num_arrived(self) -> int:
+        """Messages of the present sender that have arrived: blocks, notes, the trailer; 0 before `open`."""
+        if self._incoming is None:
+            return 0
+        return self._num_messages + sum(map(self._incoming.arrived, self._needed))
+
+    @property
+    def is_waiting(self) -> bool:
+        """The present sender has still to bring something; False before `open`."""
+        if self._incoming is None:
+            return False
+        is_complete = self._has_trailer and all(map(self._incoming.arrived, self._needed))
+        return self.left is None and not is_complete
 
     def open(self) -> tuple[int, list[int]]:
         """Posts receives for a new sender, into the missing blocks alone; returns its ticket and their indexes."""
@@ -88,7 +104,7 @@ class HandoffReceiver:
         self._needed = frozenset(needed)
         self._ticket = new_ticket()
         memory = [(index, self.buffers[index]) for index in needed]
-        self._num_messages = 0
+        self._num_messages, self._has_trailer = 0, False
         if self.fleet_key is not None:
             self._seal = self.fleet_key.seal(Purpose.HANDOFF, self._ticket, self.check.block_bytes)
         size = trailer_bytes(len(needed), self._seal)
@@ -198,6 +214,7 @@ class HandoffReceiver:
             self._num_messages += 1
             named.put_nowait(self._take_checksums(trailer))
             if not trailer.more:
+                self._has_trailer = True
                 named.put_nowait(None)
                 return trailer
             incoming.expect_another_trailer()

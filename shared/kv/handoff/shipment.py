@@ -46,7 +46,8 @@ class Shipment:
         that takes nothing for `timeout_s` after the last chunk is given up. `seal` protects blocks, notes and the
         trailer."""
         self._transfer = transfer
-        self._address = address
+        self.address = address
+        """The receiver's transfer address."""
         self._ticket = ticket
         self._num_needed = num_needed
         self._memory = memory
@@ -59,6 +60,10 @@ class Shipment:
         self._tags: dict[int, bytes] = {}  # of blocks without a note, for the trailer
         self._sends: list[asyncio.Task[None]] = []
         self._sent: list[OutgoingBlock] = []
+        self.num_posted = 0
+        """Messages handed to the transfer so far: blocks, notes, the trailer."""
+        self.num_taken = 0
+        """Blocks whose sending is complete."""
         self._error: TransferFailed | None = None
         self._finishing = False
         self._dropped = False
@@ -118,7 +123,12 @@ class Shipment:
     def drop_receiver(self) -> None:
         """The receiver is gone: sends to it fail now instead of waiting for it, also those of blocks still to seal."""
         self._dropped = True
-        self._transfer.drop_peer(self._address)
+        self._transfer.drop_peer(self.address)
+
+    def give_up(self, error: TransferFailed) -> None:
+        """The receiver cannot be reached: as `drop_receiver`; the hand-off ends with `error` and without a trailer."""
+        self._error = self._error or error
+        self.drop_receiver()
 
     async def _all_sent(self) -> None:
         """Returns when every block given to `add` was sent or given up."""
@@ -167,11 +177,13 @@ class Shipment:
             if self._dropped:
                 raise TransferFailed("the peer is gone")
             if self._error is None:
-                await self._transfer.send(self._address, self._ticket, block.index, sealed.wire)
+                self.num_posted += 1
+                await self._transfer.send(self.address, self._ticket, block.index, sealed.wire)
+                self.num_taken += 1
                 if self._seal is not None:
                     self._seal.give_back(sealed)
         except Exception as error:
-            self._error = _as_failure(error)
+            self._error = self._error or _as_failure(error)
         finally:
             self._release(block)
 
@@ -187,9 +199,10 @@ class Shipment:
                     block_tags=[tag for _, tag in noted if tag],
                 )
                 data = bytearray(encode_note(note, self._seal, self._next_number()))
-                await self._transfer.send(self._address, self._ticket, TRAILER_INDEX, memoryview(data))
+                self.num_posted += 1
+                await self._transfer.send(self.address, self._ticket, TRAILER_INDEX, memoryview(data))
         except Exception as error:
-            self._error = _as_failure(error)
+            self._error = self._error or _as_failure(error)
 
     def _next_number(self) -> int:
         self._num_messages += 1
@@ -201,11 +214,15 @@ class Shipment:
         if self._tags:
             trailer.block_tags.extend(self._tags.get(block.index, b"") for block in self._sent)
         data = bytearray(encode_trailer(trailer, self._num_needed, self._seal, self._next_number()))
-        sending = asyncio.create_task(self._transfer.send(self._address, self._ticket, TRAILER_INDEX, memoryview(data)))
+        self.num_posted += 1
+        sending = asyncio.create_task(self._transfer.send(self.address, self._ticket, TRAILER_INDEX, memoryview(data)))
         _, stuck = await asyncio.wait((sending,), timeout=self._timeout_s)
         if stuck:
             self.drop_receiver()
-        await sending
+        try:
+            await sending
+        except TransferFailed as error:
+            raise self._error or error from error
 
 
 def _as_failure(error: Exception) -> TransferFailed:

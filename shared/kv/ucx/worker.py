@@ -17,6 +17,7 @@ from typing import Any
 from shared.errors import ConfigError, TransferFailed
 from shared.kv.block_memory import BlockMemory
 from shared.kv.ucx.request import Request
+from shared.kv.ucx.silent_peers import ending_silent_connections
 
 FULL_MASK = (1 << 64) - 1
 _WAKE_PERIOD_S = 0.0005
@@ -31,6 +32,9 @@ _ENVIRONMENT = {
     # Lets endpoints with error handling read the memory of a process of this host (CMA). By default UCX does not, for
     # a sender that gives up a message cannot keep its receiver from reading on. Here checksums find such blocks.
     "UCX_CMA_MEMORY_INVALIDATE": "y",
+    # By default UCX waits in connect(2), and holds the lock that every send takes: a peer behind a cut network would
+    # stop this process for two minutes.
+    "UCX_TCP_CONN_NB": "y",
 }
 """Read by UCX when it is opened; what the user has set stays."""
 
@@ -69,8 +73,9 @@ class UcxWorker:
         self._api = libucxx
         self._array = Array
         try:
-            self._context = libucxx.UCXContext({})
-            worker = libucxx.UCXWorker(self._context, enable_delayed_submission=False, enable_python_future=True)
+            with ending_silent_connections():
+                self._context = libucxx.UCXContext({})
+                worker = libucxx.UCXWorker(self._context, enable_delayed_submission=False, enable_python_future=True)
             if self._bind_gpu is not None:
                 self._check_takes_gpu()
                 worker.set_progress_thread_start_callback(self._bind_gpu)
@@ -146,9 +151,10 @@ class UcxWorker:
     def connect(self, address: bytes, error_handling: bool = True) -> Any:
         """An endpoint to the worker at a UCX worker address. Raises TransferFailed."""
         try:
-            return self._api.UCXEndpoint.create_from_worker_address(
-                self._worker, self._api.UCXAddress.create_from_buffer(address), error_handling
-            )
+            with ending_silent_connections():
+                return self._api.UCXEndpoint.create_from_worker_address(
+                    self._worker, self._api.UCXAddress.create_from_buffer(address), error_handling
+                )
         except Exception as error:
             raise TransferFailed(f"no UCX endpoint: {type(error).__name__}: {error}") from error
 

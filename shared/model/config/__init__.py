@@ -1,1 +1,1 @@
-"""What `config.json` and the folder of a model say, read once and validated."""
+"""The configuration in `config.json` and in the folder of a model, read once and validated."""

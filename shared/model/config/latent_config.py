@@ -37,7 +37,7 @@ class LatentConfig:
 
     @classmethod
     def parse(cls, fields: JsonFields, architecture: str, rope: RopeConfig) -> LatentConfig | None:
-        """What `config.json` says of latent attention; None for a family without.
+        """The latent attention in `config.json`; None for a family without.
 
         Raises:
             ModelLoadError: a missing or wrong field; `field` names it.

@@ -30,7 +30,7 @@ class MoeConfig:
 
     @classmethod
     def parse(cls, fields: JsonFields, architecture: str, num_layers: int) -> MoeConfig | None:
-        """What `config.json` says of experts; None for a family, or a model of it, without any.
+        """The experts in `config.json`; None for a family, or a model of it, without any.
 
         Raises:
             ModelLoadError: a missing, wrong or unsupported field; `field` names it.

@@ -1,1 +1,1 @@
-"""What a decoder layer is made of."""
+"""The parts of a decoder layer."""

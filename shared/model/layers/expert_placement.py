@@ -13,7 +13,7 @@ from itertools import pairwise
 Sets = tuple[tuple[int, ...], ...]
 """Ids of each set's experts, ascending."""
 Placement = tuple[Sets | None, ...]
-"""Of each layer of the whole model; None: adjacent ranges. An empty one: adjacent ranges in all layers."""
+"""Sets of each layer of the whole model; None: adjacent ranges. An empty one: adjacent ranges in all layers."""
 
 
 def balance(loads: Sequence[Sequence[int] | None], num_sets: int, spare: int) -> Placement:
@@ -36,7 +36,7 @@ def adjacent(num_experts: int, num_sets: int) -> tuple[range, ...]:
 
 
 def holders(sets: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    """By expert, the numbers of the sets that hold it, ascending: copy 0, 1, …"""
+    """For each expert the numbers of the sets that hold it, ascending: copy 0, 1, …"""
     found: dict[int, list[int]] = {}
     for number, experts in enumerate(sets):
         for expert in experts:
@@ -64,7 +64,7 @@ def _balance_layer(counts: Sequence[int], num_sets: int, spare: int) -> Sets | N
 
 
 def _num_copies(counts: Sequence[int], num_sets: int, num_extra: int) -> list[int]:
-    """Of each expert: one more, again and again, for the one whose copies have the most tokens each."""
+    """The copies of each expert: one more, again and again, for the one whose copies have the most tokens each."""
     num_copies = [1] * len(counts)
     if num_sets == 1:
         return num_copies

@@ -16,7 +16,7 @@ from shared.model.config.model_config import ModelConfig
 from shared.model.layers.modules import LayerModules
 
 LATENT_EPS = 1e-6
-"""Of the latents' norms, whatever the model's own."""
+"""Epsilon of the latents' norms, whatever the model's own."""
 HEAD_DIM_STEP = 16
 """Expanded heads are padded to a multiple of it, to fit the kernels' vectors."""
 

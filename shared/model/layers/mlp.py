@@ -14,7 +14,7 @@ from shared.model.layers.modules import ExpertModules, LayerModules
 
 
 class FeedForward(Protocol):
-    """What a layer has behind its attention."""
+    """The block of a layer behind its attention."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[num_tokens, hidden_size] to the same shape; a row's result follows from that row alone."""
@@ -79,7 +79,7 @@ class MixtureOfExperts:
 
 
 def feed_forward(layer: LayerModules, moe: MoeConfig | None, kernels: DecoderOps) -> FeedForward:
-    """What suits a layer."""
+    """The feed-forward block for a layer: dense, or with experts."""
     if layer.experts is None:
         return Mlp(layer, kernels)
     assert moe is not None

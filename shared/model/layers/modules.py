@@ -20,7 +20,7 @@ EXPANDED_HEADS = 8
 
 @dataclass(frozen=True)
 class LatentModules:
-    """What latent attention has behind its latents. The keys' projection is there in both directions."""
+    """Projections from and to the latents of latent attention. The keys' projection is there in both directions."""
 
     q: Linear | None  # q_rank to num_heads * query_dim
     to_latent: BatchedLinear  # of each head, nope_dim to kv_rank: a query as the latents see it
@@ -56,7 +56,7 @@ class LayerModules:
 
     @property
     def projections(self) -> tuple[Linear | BatchedLinear | Experts, ...]:
-        """Those of which a step of one token reads all, or of experts the chosen ones."""
+        """Projections that a step of one token reads whole; of experts it reads the chosen ones."""
         found: list[Linear | BatchedLinear | Experts | None] = [self.qkv, self.o, self.gate_up, self.down]
         if self.latent is not None:
             found += [self.latent.q, self.latent.to_latent, self.latent.to_value]
@@ -178,7 +178,7 @@ class SummedLinear:
 
 
 def add_up(modules: DecoderModules, group: Collectives) -> DecoderModules:
-    """The same modules, with what the projections back to the residual stream give added up over the ranks, and once
+    """The same modules with sums over the ranks: of the projections back to the residual stream, and once
     what experts give."""
     return replace(modules, layers=tuple(_summed(layer, group) for layer in modules.layers))
 

@@ -15,7 +15,7 @@ from shared.model.layers.expert_copies import ExpertCopies
 
 @dataclass(frozen=True)
 class LatentParameters:
-    """What latent attention has behind its latents."""
+    """Parameters of the projections from and to the latents of latent attention."""
 
     q: Tensor | None  # [num_heads * query_dim, q_rank], None where queries have no latent
     kv: Tensor  # [num_heads * (nope_dim + value_dim), kv_rank]
@@ -111,20 +111,11 @@ class DecoderParameters:
         return views
 
 
-def unused_tensors(config: ModelConfig, experts: range | None = None) -> tuple[str, ...]:
-    """How the names of a checkpoint's tensors begin that these parameters leave out: layers that predict further than
-    the next token, and other ranks' experts."""
+def unused_tensors(config: ModelConfig) -> tuple[str, ...]:
+    """Prefixes of the names of a checkpoint's tensors that these parameters leave out: layers that predict further than
+    the next token."""
     layers = range(config.num_layers, config.num_layers + config.num_unused_layers)
-    left_out = [f"model.layers.{layer}." for layer in layers]
-    if config.moe is not None and experts is not None:
-        absent = [expert for expert in range(config.moe.routing.num_experts) if expert not in experts]
-        left_out += [
-            f"model.layers.{layer}.{config.moe.prefix}.experts.{expert}."
-            for layer in range(config.num_layers)
-            if config.has_experts(layer)
-            for expert in absent
-        ]
-    return tuple(left_out)
+    return tuple(f"model.layers.{layer}." for layer in layers)
 
 
 def _qkv_rows(config: ModelConfig) -> dict[str, int]:
@@ -142,7 +133,7 @@ def _qkv_rows(config: ModelConfig) -> dict[str, int]:
 
 
 def _norm_sizes(config: ModelConfig) -> tuple[int | None, int | None]:
-    """Of `q_norm` and `k_norm`."""
+    """Sizes of `q_norm` and `k_norm`."""
     if config.latent is not None:
         return config.latent.q_rank, config.latent.kv_rank
     return (config.head_dim, config.head_dim) if config.qk_norm else (None, None)

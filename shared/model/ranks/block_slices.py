@@ -21,7 +21,7 @@ class BlockSlice:
 
 
 def block_slices(config: ModelConfig, degrees: Degrees) -> tuple[BlockSlice, ...]:
-    """Of each rank."""
+    """The slice of each rank."""
     shards = [Shard(config, degrees, rank) for rank in range(degrees.num_ranks)]
     held = [(shard.layers, shard.kv_heads) for shard in shards]
     return tuple(

@@ -32,8 +32,8 @@ class ExpertLoad:
 
     @classmethod
     def read(cls, path: Path, config: ModelConfig) -> ExpertLoad:
-        """What `write` wrote, or nothing measured where no file is. Raises ConfigError where it cannot be read or is
-        of another model."""
+        """The load that `write` wrote, or nothing measured where there is no file. Raises ConfigError where it cannot
+        be read or is of another model."""
         own = cls.none(config)
         try:
             content = json.loads(path.read_bytes())
@@ -59,7 +59,7 @@ class ExpertLoad:
         return found
 
     def write(self, path: Path) -> None:
-        """Whole or not at all. Raises OSError."""
+        """Writes the file, whole or not at all. Raises OSError."""
         unfinished = path.with_name(f".{path.name}.{os.getpid()}")
         layers = {str(layer): list(tokens) for layer, tokens in sorted(self.tokens.items())}
         content = {"num_layers": self.num_layers, "num_experts": self.num_experts, "tokens": layers}
@@ -67,7 +67,8 @@ class ExpertLoad:
         unfinished.replace(path)
 
     def and_then(self, newer: Mapping[int, Sequence[int]]) -> ExpertLoad:
-        """With counts of a later time, beside which older ones weigh half: what is known outlives a short run."""
+        """The sum with counts of a later time, beside which older ones weigh half, so that a short run does not replace
+        them."""
         faded = {layer: [tokens // 2 for tokens in older] for layer, older in self.tokens.items()}
         for layer, tokens in newer.items():
             older = faded.get(layer, [0] * self.num_experts)
@@ -76,7 +77,7 @@ class ExpertLoad:
 
     @property
     def by_layer(self) -> list[Sequence[int] | None]:
-        """For `expert_placement.balance`."""
+        """The counts in the form that `expert_placement.balance` takes."""
         return [self.tokens.get(layer) for layer in range(self.num_layers)]
 
 

@@ -24,8 +24,7 @@ from shared.model.layers.parameters import DecoderParameters
 from shared.model.ranks.shard import Degrees, Shard, Span
 from shared.model.ranks.shard_weights import allocate_shard, load_shard
 from shared.model.ranks.split_vocabulary import SplitVocabulary
-from shared.model.weights.huge_pages import ask_for_huge_pages
-from shared.model.weights.loader import OnProgress
+from shared.model.weights.loader import OnProgress, ask_for_huge_pages
 
 
 class MicroBatch(NamedTuple):
@@ -119,13 +118,13 @@ class RankDecoder(Decoder):
         return [int(of_sets[part // degrees.expert_slices]) for part in range(degrees.tensor)]
 
     def expert_counts(self) -> dict[int, tuple[int, ...]]:
-        """Of this stage's layers with experts, numbered as in the whole model: tokens that chose each expert since
+        """For this stage's layers with experts, numbered as in the whole model: tokens that chose each expert since
         start, [num_experts]. From any thread."""
         chosen = self.pieces.num_chosen.items()
         return {self._shard.layers.begin + layer: tuple(counts.sum(1).tolist()) for layer, counts in chosen}
 
     def own_layout(self, block_size: int, kv_dtype: str) -> BlockLayout:
-        """Of this rank's slices of blocks; arguments as for `ModelConfig.block_layout`."""
+        """Layout of this rank's slices of blocks; arguments as for `ModelConfig.block_layout`."""
         return self._shard.local_config.block_layout(block_size, kv_dtype)
 
     def _own(self, kv_blocks: Tensor) -> Tensor:

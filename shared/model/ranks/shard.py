@@ -16,7 +16,7 @@ from shared.model.config.model_config import ModelConfig
 from shared.model.layers.expert_placement import Placement, adjacent
 
 MAX_DEGREE = 16
-"""Of either kind, and of both multiplied."""
+"""Most ranks of either kind, and of both multiplied."""
 _INNER_UNIT = 16
 """Columns of the feed-forward block are split in whole vectors, where there are any."""
 _VOCAB_UNIT = 32
@@ -25,7 +25,7 @@ _VOCAB_UNIT = 32
 
 @dataclass(frozen=True, slots=True)
 class Degrees:
-    """How a group splits its model."""
+    """Degrees by which a group splits its model."""
 
     tensor: int = 1
     pipeline: int = 1
@@ -126,7 +126,7 @@ class Span:
 
     @property
     def length(self) -> int:
-        """How many."""
+        """Number of rows, columns, heads or layers."""
         return self.end - self.begin
 
 
@@ -135,20 +135,20 @@ class Shard:
     """One rank's part of one model."""
 
     config: ModelConfig
-    """Of the whole model."""
+    """Configuration of the whole model."""
     degrees: Degrees
     rank: int
     placement: Placement = ()
-    """Of experts on the sets of ranks."""
+    """Placement of experts on the sets of ranks."""
 
     @property
     def stage(self) -> int:
-        """Its stage of the pipeline."""
+        """The rank's stage of the pipeline."""
         return self.rank // self.degrees.tensor
 
     @property
     def part(self) -> int:
-        """Its number among the ranks of its stage."""
+        """The rank's number among the ranks of its stage."""
         return self.rank % self.degrees.tensor
 
     @property
@@ -163,13 +163,13 @@ class Shard:
 
     @property
     def heads(self) -> Span:
-        """Its query heads."""
+        """The rank's query heads."""
         count = self.config.num_heads // self.degrees.tensor
         return Span(self.part * count, (self.part + 1) * count)
 
     @property
     def kv_heads(self) -> Span:
-        """Its KV heads: those that its query heads read. With fewer than ranks, several hold the same one."""
+        """The rank's KV heads: those that its query heads read. With fewer than ranks, several hold the same one."""
         total, ranks = self.config.num_kv_heads, self.degrees.tensor
         if total >= ranks:
             return Span(self.part * (total // ranks), (self.part + 1) * (total // ranks))
@@ -178,12 +178,12 @@ class Shard:
 
     @property
     def inner(self) -> Span:
-        """Its columns of a dense feed-forward block."""
+        """The rank's columns of a dense feed-forward block."""
         return _split(self.config.intermediate_size, self.degrees.tensor, self.part, _INNER_UNIT)
 
     @property
     def expert_set(self) -> int:
-        """Number of its set of ranks."""
+        """Number of the rank's set of ranks."""
         return self.part // self.degrees.expert_slices
 
     @property
@@ -204,20 +204,20 @@ class Shard:
 
     @property
     def expert_inner(self) -> Span:
-        """Its columns of each of its experts."""
+        """The rank's columns of each of its experts."""
         size = 0 if self.config.moe is None else self.config.moe.expert_size
         slices = self.degrees.expert_slices
         return _split(size, slices, self.part % slices, _INNER_UNIT)
 
     @property
     def shared_inner(self) -> Span:
-        """Its columns of the experts that every token passes."""
+        """The rank's columns of the experts that every token passes."""
         size = 0 if self.config.moe is None else self.config.moe.shared_size
         return _split(size, self.degrees.tensor, self.part, _INNER_UNIT)
 
     @property
     def vocab(self) -> Span:
-        """Its rows of embedding and output projection."""
+        """The rank's rows of embedding and output projection."""
         return _split(self.config.vocab_size, self.degrees.tensor, self.part, _VOCAB_UNIT)
 
     @property
@@ -228,7 +228,7 @@ class Shard:
 
     @property
     def layers(self) -> Span:
-        """Its stage's layers."""
+        """The layers of the rank's stage."""
         return _split(self.config.num_layers, self.degrees.pipeline, self.stage, 1)
 
     @property

@@ -15,7 +15,7 @@ _NONE = -torch.inf
 
 
 class SplitVocabulary:
-    """One rank's rows."""
+    """One rank's rows of embedding and output projection."""
 
     def __init__(
         self, shard: Shard, modules: DecoderModules, stage: Collectives | None, head: Collectives | None

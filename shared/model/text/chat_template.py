@@ -224,7 +224,7 @@ class TemplateTraits:
     knows_tools: bool  # it reads `tools`
     knows_developer: bool  # it has a developer's messages beside the system's
     joins_arguments: bool  # a call's arguments are text to it, not an object
-    tests_null_content: bool  # it tells a call's message by its content being none
+    tests_null_content: bool  # it detects a message with tool calls by its null content
 
     @classmethod
     def of(cls, source: str) -> TemplateTraits:

@@ -1,4 +1,4 @@
-"""What router and workers compare to know that they mean one model: a router has no weights for a fingerprint."""
+"""A digest by which router and workers check that they serve one model: a router has no weights for a fingerprint."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping
 from hashlib import blake2b
 from pathlib import Path
@@ -23,6 +24,7 @@ TIED_SOURCE = "model.embed_tokens.weight"
 _FLOAT_DTYPES = tuple(name for name, stored in STORED.items() if stored.weights is not None)
 _SAMPLE_BYTES = 64 * 1024
 _NAMES_SHOWN = 3
+_HUGE_PAGES_SETTING = "THP_MEM_ALLOC_ENABLE"
 
 
 def load_weights(
@@ -167,3 +169,13 @@ def _is_stored(file: SafetensorsFile, entry: TensorEntry, tensor: Tensor) -> boo
             piece.to(tensor).equal(tensor[first : first + len(piece)])
             for first, piece in reader.pieces(entry, 0, entry.shape[0])
         )
+
+
+def ask_for_huge_pages() -> None:
+    """Makes torch ask Linux for pages of 2 MiB instead of 4 KiB for large allocations.
+
+    Weights are read from end to end, KV in scattered blocks. With small pages a core has to translate an address for
+    every block and head, which in a virtual machine takes longer than reading the data. Torch reads the setting at its
+    first allocation, so call this before; later it has no effect. A value set from outside, such as 0, is kept.
+    """
+    os.environ.setdefault(_HUGE_PAGES_SETTING, "1")

@@ -42,7 +42,7 @@ STORED = {
     "U8": StoredDtype(1),
     "BOOL": StoredDtype(1),
 }
-"""By the header's names."""
+"""Dtypes by their names in the header."""
 
 
 @dataclass(frozen=True)

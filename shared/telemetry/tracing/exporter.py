@@ -11,19 +11,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shared.tasks import end_task
-from shared.telemetry.tracing.collector import Collector, CollectorError
 from shared.telemetry.tracing.otlp import encoded_request, encoded_spans
+from shared.telemetry.tracing.otlp_connection import Collector, CollectorError
 from shared.telemetry.tracing.span import Attributes, Span
 
 logger = logging.getLogger(__name__)
 
 MAX_QUEUED_SPANS = 8192
-"""About 1 MiB. What comes while so many wait is dropped, and counted."""
+"""Most spans that wait, about 1 MiB. Further ones are dropped, and counted."""
 MAX_BATCH_SPANS = 512
 MAX_SPANS_IN_A_ROW = 64
-"""Built and encoded as soon as so many wait, in a turn of the loop of their own: about 0.2 ms. One trace at a time
-costs more: with each turn of the loop the processor's caches lose the code. With more of them the garbage collector
-would look at each trace's objects again and again before they are bytes."""
+"""Spans of a batch: built and encoded as soon as this number waits, in a turn of the loop of their own: about 0.2 ms.
+One trace at a time costs more: with each turn of the loop the processor's caches lose the code. With more of them the
+garbage collector would look at each trace's objects again and again before they are bytes."""
 INTERVAL_S = 1.0
 CLOSE_TIMEOUT_S = 3.0
 """For what still waits when the process ends."""

@@ -31,8 +31,8 @@ class Tracer:
             return None
         from opentelemetry.sdk.resources import Resource
 
-        from shared.telemetry.tracing.collector import collector_of
         from shared.telemetry.tracing.exporter import SpanExporter  # and what it sends with
+        from shared.telemetry.tracing.otlp_connection import collector_of
 
         own = {"service.name": service, "service.instance.id": instance}
         resource = Resource.create(own).attributes  # with those of OTEL_RESOURCE_ATTRIBUTES
@@ -52,7 +52,7 @@ class Tracer:
             self._exporter.add(context.trace_id, spans)
 
     def export(self, trace_id: int, num_spans: int, build: Callable[[], Sequence[Span]]) -> None:
-        """Exports spans whatever the sampling said; see `SpanExporter.add_later`."""
+        """Exports spans, whether the trace is sampled or not; see `SpanExporter.add_later`."""
         self._exporter.add_later(trace_id, num_spans, build)
 
     def release(self, trace_ids: Iterable[bytes]) -> None:

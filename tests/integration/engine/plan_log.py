@@ -1,7 +1,7 @@
 """A file of steps: every plan as it is launched, every result as it is taken, so that another process can repeat them.
 
 Records follow each other in the order in which they happened: one byte for the kind, a little-endian u32 length, the
-message of `plan_codec`.
+plan as `plan_codec` writes it, or the result in msgpack.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
+import msgspec
+
 from shared.engine.plan import StepPlan, StepResult
-from shared.engine.plan_codec import PlanDecoder, PlanEncoder, decode_result, encode_result
+from shared.engine.plan_codec import PlanDecoder, PlanEncoder
 from shared.engine.runner.block_access import BlockAccess
 from shared.engine.step_runner import LaunchedStep, StepRunner
 from shared.errors import TransferFailed
 
 _RECORD = struct.Struct("<cI")
 _PLAN, _RESULT = b"P", b"R"
+_RESULTS = msgspec.msgpack.Decoder(StepResult)
 
 
 class RecordingRunner:
@@ -52,7 +55,7 @@ class RecordingRunner:
 
     def on_result(self, result: StepResult) -> None:
         """The oldest launched step's result was taken."""
-        self._write(_RESULT, encode_result(result))
+        self._write(_RESULT, msgspec.msgpack.encode(result))
 
     def _write(self, kind: bytes, message: bytes) -> None:
         self._file.write(_RECORD.pack(kind, len(message)))
@@ -93,7 +96,7 @@ def replay(runner: StepRunner, file: BinaryIO) -> Iterator[ReplayedStep]:
             launched.append((plan, runner.launch(plan)))
         elif launched:
             plan, step = launched.popleft()
-            yield ReplayedStep(plan, decode_result(message), step.result())
+            yield ReplayedStep(plan, _result(message), step.result())
         else:
             raise TransferFailed("the recording has a result before its plan")
 
@@ -107,3 +110,10 @@ def _records(file: BinaryIO) -> Iterator[tuple[bytes, bytes]]:
         if len(message) < length:
             return
         yield kind, message
+
+
+def _result(message: bytes) -> StepResult:
+    try:
+        return _RESULTS.decode(message)
+    except ValueError as error:
+        raise TransferFailed(f"the recording has a result that cannot be read: {error}") from error

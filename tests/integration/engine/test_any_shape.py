@@ -26,31 +26,18 @@ pytestmark = needs_library
 NEAR = 1e-4
 """Of the spread of a row of logits."""
 
-# Without shrinking: an example takes a second, and its seed and degrees name it.
-slow_examples = settings(
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-    phases=[Phase.explicit, Phase.reuse, Phase.generate],
-)
-
-
-@pytest.mark.slow
-@settings(slow_examples, max_examples=8)
-@given(shape=shapes(), data=st.data())
-def test_a_few_shapes_give_the_tokens_of_transformers(shape: Shape, data: st.DataObject) -> None:
-    gives_the_tokens_of_transformers(shape, data)
-
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@settings(slow_examples, max_examples=250)
+@settings(
+    max_examples=250,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # no shrinking: an example's seed and degrees name it
+)
 @given(shape=shapes(), data=st.data())
 def test_many_shapes_give_the_tokens_of_transformers(shape: Shape, data: st.DataObject) -> None:
-    gives_the_tokens_of_transformers(shape, data)
-
-
-def gives_the_tokens_of_transformers(shape: Shape, data: st.DataObject) -> None:
     with TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name) / "model"
         config = shape.write(folder)

@@ -38,7 +38,11 @@ def transformers_greedy(folder: Path, prompt: list[int], num_tokens: int = NUM_T
     return output[0, len(prompt) :].tolist()
 
 
-@pytest.fixture(params=[*FAMILIES, *EXPERTS, "demo"])
+FIRST = ("LlamaForCausalLM", "qwen3-moe", "deepseek-v3")
+OTHERS = [name for name in (*FAMILIES, *EXPERTS, "demo") if name not in FIRST]
+
+
+@pytest.fixture(params=[*FIRST, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
 def folder(request, tmp_path):
     if request.param == "demo":
         return DEMO

@@ -38,7 +38,7 @@ def test_logits_and_greedy_tokens_stay_close_to_those_of_transformers(kernels):
     assert float((narrow.argmax(dim=-1) == expected.argmax(dim=-1)).float().mean()) > 0.99
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "demo"])
+@pytest.mark.parametrize("family", ["demo", *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES)])
 def test_every_way_through_the_engine_gives_the_same_tokens(family, tmp_path):
     folder = DEMO if family == "demo" else write_family(tmp_path / "model", family)
     prompt = [7 + (i * 37) % 190 for i in range(53)]

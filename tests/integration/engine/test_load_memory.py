@@ -26,7 +26,7 @@ from shared.kernels.cpu.launch import load
 from shared.kernels.backends.registry import choose_kernels
 from shared.model.config.model_config import ModelConfig
 from shared.model.decoder import Decoder
-from shared.model.weights.huge_pages import ask_for_huge_pages
+from shared.model.weights.loader import ask_for_huge_pages
 from shared.model.layers.parameters import DecoderParameters
 from shared.model.ranks.rank_decoder import RankDecoder
 from shared.model.ranks.shard import Degrees, Shard

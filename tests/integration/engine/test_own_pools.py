@@ -1,5 +1,6 @@
-"""64 greedy tokens, fp32, of ranks with pools of their own: those of transformers, whatever carries sums; and whole
-blocks at the border, to and from groups that share a pool."""
+"""64 greedy tokens, fp32, of ranks with pools of their own, on one host and on several, which have TCP alone between
+them: those of transformers, whatever carries sums; and whole blocks at the border, to and from groups that share a
+pool."""
 
 from __future__ import annotations
 
@@ -34,11 +35,13 @@ class Kind(NamedTuple):
     degrees: Degrees
     own_pools: bool = True
     backend: Backend = "shm"
+    hosts: int = 1
 
     def run(self, folder: Path, **policy: Any) -> EngineRun:
         if self.degrees == ONE:
             return EngineRun(folder, **policy)
-        return GroupRun(folder, self.degrees, own_pools=self.own_pools, backend=self.backend, **policy)
+        how = {"own_pools": self.own_pools, "backend": self.backend, "hosts": self.hosts}
+        return GroupRun(folder, self.degrees, **how, **policy)
 
 
 ALONE = Kind(ONE, own_pools=False)
@@ -57,8 +60,13 @@ def write(folder: Path, name: str) -> Path:
     return write_family(folder, family, **sizes)
 
 
-PLAIN = [("llama/2", Kind(Degrees(2, 2), backend="gloo")), ("deepseek-v3", Kind(Degrees(2)))]
-"""Three layers in two stages, two heads on four ranks, latents: what slices are made of."""
+PLAIN = [
+    ("llama/2", Kind(Degrees(2, 2), backend="gloo")),
+    ("deepseek-v3", Kind(Degrees(2))),
+    ("llama/2", Kind(Degrees(2, 2), hosts=2)),
+]
+"""Three layers in two stages, two heads on four ranks, latents: what slices are made of; sums and stages between
+hosts."""
 REST = [
     *(
         ("llama/4", kind)
@@ -67,6 +75,10 @@ REST = [
     ),
     *(("mixtral", Kind(Degrees(2, expert=2), backend=backend)) for backend in ("shm", "gloo")),
     ("deepseek-v3", Kind(Degrees(2, 2), backend="gloo")),
+    *(("llama/4", Kind(degrees, hosts=2)) for degrees in (Degrees(1, 2), Degrees(4))),
+    ("mixtral", Kind(Degrees(2, expert=2), hosts=2)),
+    ("deepseek-v3", Kind(Degrees(2, 2, expert=2), hosts=2)),
+    ("llama/2", Kind(Degrees(2, 2), hosts=4)),
 ]
 """Each way once, and the other families in one."""
 
@@ -84,10 +96,17 @@ def test_ranks_with_their_own_pools_give_the_tokens_of_transformers(tmp_path: Pa
         run.pool.check_integrity()
 
 
+OVER_HOSTS = Kind(Degrees(1, 2), hosts=2)
 HANDED = {
-    "llama/4": (ALONE, Kind(Degrees(2), own_pools=False), Kind(Degrees(4)), Kind(Degrees(2, 2), backend="gloo")),
+    "llama/4": (
+        ALONE,
+        Kind(Degrees(2), own_pools=False),
+        Kind(Degrees(4)),
+        Kind(Degrees(2, 2), backend="gloo"),
+        OVER_HOSTS,
+    ),
     "llama/2": (ALONE, Kind(Degrees(4), own_pools=False), Kind(Degrees(4)), Kind(Degrees(1, 2))),
-    "deepseek-v3": (ALONE, Kind(Degrees(2), own_pools=False), Kind(Degrees(2)), Kind(Degrees(2, 2))),
+    "deepseek-v3": (ALONE, Kind(Degrees(2), own_pools=False), Kind(Degrees(2)), Kind(Degrees(2, 2)), OVER_HOSTS),
 }
 
 
@@ -118,11 +137,12 @@ def test_blocks_pass_between_groups_that_hold_them_whole_and_in_slices(
 
 def test_a_block_damaged_on_its_way_is_computed_again(handed: tuple[list[int], dict[Kind, EngineRun]]) -> None:
     expected, runs = handed
-    prefill, *_, decode = runs.values()
-    prefill.pool.clear_cache()
-    decode.pool.clear_cache()
-    assert hand_off(prefill, decode, PROMPT, corrupt=1) == expected
-    decode.pool.check_integrity()
+    whole, *_, in_slices = runs.values()
+    for prefill, decode in ((whole, in_slices), (in_slices, whole)):
+        prefill.pool.clear_cache()
+        decode.pool.clear_cache()
+        assert hand_off(prefill, decode, PROMPT, corrupt=1) == expected
+        decode.pool.check_integrity()
 
 
 def test_what_a_leader_sends_is_what_one_process_computes(handed: tuple[list[int], dict[Kind, EngineRun]]) -> None:

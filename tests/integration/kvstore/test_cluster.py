@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -15,8 +15,8 @@ from services.kvstore.index import ResyncNeeded
 from services.kvstore.redis_index import TABLE_SLOT, RedisIndex
 from services.kvstore.resp.client import RedisClient
 from services.kvstore.resp.command import Command
-from services.kvstore.resp.node import RedisConnection
 from services.kvstore.resp.open import redis_client
+from services.kvstore.resp.redis_node import RedisConnection
 from services.kvstore.server import KVStoreServer
 from services.kvstore.settings import KVStoreSettings
 from services.kvstore.sweeper import Sweeper
@@ -26,7 +26,7 @@ from shared.kv_index.client import KVStoreClient
 from shared.kv_index.holders import EventStamp, Tier
 from shared.kv_index.publisher import IndexPublisher
 from tests.integration.kvstore.valkey_cluster import ValkeyCluster
-from tests.integration.kvstore.workers import hashes, holder, worker
+from tests.integration.kvstore.workers import eventually, hashes, holder, worker
 
 A, B = worker("prefill-0", 5), worker("decode-0", 7, WorkerRole.DECODE)
 
@@ -235,15 +235,3 @@ async def _owner_of(cluster: ValkeyCluster, slot: int) -> int:
     [ranges] = await (await client.nodes())[0].ask([Command.of("CLUSTER", "SLOTS")], RedisConnection.READ)
     await client.close()
     return next(int(primary[1]) for first, last, primary, *_ in ranges if first <= slot <= last)
-
-
-async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Asks again until true, for at most thirty seconds."""
-    async with asyncio.timeout(300):
-        while True:
-            try:
-                if await condition():
-                    return
-            except StoreUnavailable:
-                pass
-            await asyncio.sleep(0.02)

@@ -6,7 +6,6 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -19,13 +18,13 @@ from services.kvstore.resp.client import RedisClient
 from services.kvstore.server import KVStoreServer
 from services.kvstore.settings import KVStoreSettings
 from services.kvstore.sweeper import Sweeper
-from shared.errors import InvalidRequest, StoreUnavailable
+from shared.errors import InvalidRequest
 from shared.identity import WorkerRole
 from shared.kv.pool import BlockPool
 from shared.kv_index.client import KVStoreClient
 from shared.kv_index.holders import EventStamp, Tier
 from shared.kv_index.publisher import IndexPublisher
-from tests.integration.kvstore.workers import hashes, holder, worker
+from tests.integration.kvstore.workers import eventually, hashes, holder, worker
 
 A, B = worker("prefill-0", 5), worker("decode-0", 7, WorkerRole.DECODE)
 CHAIN = hashes(6)
@@ -204,15 +203,3 @@ async def test_the_index_is_what_the_pools_hold_whenever_redis_was_lost(tmp_path
     await client.close()
     await server.close()
     await redis.stop()
-
-
-async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Asks again until true, for at most twenty seconds."""
-    async with asyncio.timeout(300):
-        while True:
-            try:
-                if await condition():
-                    return
-            except StoreUnavailable:
-                pass
-            await asyncio.sleep(0.02)

@@ -21,6 +21,7 @@ from services.kvstore.embedded import EmbeddedValkey, find_valkey_server
 from shared.errors import ConfigError, StoreUnavailable
 from shared.kv_index.client import KVStoreClient
 from tests.integration.kvstore.workers import hashes, worker
+from tests.waiting import DEADLINE_S
 
 ROOT = Path(__file__).parents[3]
 
@@ -40,7 +41,7 @@ async def start_store(*arguments: str, **environment: str) -> Process:
 
 async def event_of(process: Process) -> dict[str, Any]:
     assert process.stdout is not None
-    async with asyncio.timeout(300):
+    async with asyncio.timeout(DEADLINE_S):
         event = json.loads(await process.stdout.readline())
     assert isinstance(event, dict)
     return event
@@ -48,7 +49,7 @@ async def event_of(process: Process) -> dict[str, Any]:
 
 async def end_of(process: Process) -> tuple[int, str, str]:
     """Exit status and what was still to be read."""
-    async with asyncio.timeout(300):
+    async with asyncio.timeout(DEADLINE_S):
         out, err = await process.communicate()
     assert process.returncode is not None
     return process.returncode, out.decode(), err.decode()
@@ -194,13 +195,13 @@ async def test_the_embedded_server_dies_with_a_killed_parent(tmp_path: Path) -> 
         stdout=PIPE,
     )
     assert parent.stdout is not None
-    async with asyncio.timeout(300):
+    async with asyncio.timeout(DEADLINE_S):
         pid = int(await parent.stdout.readline())
     descriptor = os.pidfd_open(pid)
     try:
         parent.kill()
         await parent.wait()
-        ended, _, _ = await asyncio.to_thread(select.select, [descriptor], [], [], 10)
+        ended, _, _ = await asyncio.to_thread(select.select, [descriptor], [], [], DEADLINE_S)
         assert ended
     finally:
         os.close(descriptor)

@@ -118,7 +118,7 @@ async def test_malformed_requests_are_refused_naming_field_and_limit(
         stub = kvstore_pb2_grpc.KVStoreServiceStub(connection)
         method = getattr(stub, type(message).__name__.removesuffix("Request"))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await method(message, timeout=10)
+            await method(message, timeout=DEADLINE_S)
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     trailers = dict(caught.value.trailing_metadata() or ())
     error = types_pb2.Error.FromString(trailers["tandem-error-bin"])
@@ -147,11 +147,11 @@ async def test_health_and_reflection_name_the_service(server: KVStoreServer) -> 
     async with channel(server.address) as connection:
         health = health_pb2_grpc.HealthStub(connection)
         for name in ("", SERVICE_NAME):
-            answer = await health.Check(health_pb2.HealthCheckRequest(service=name), timeout=5)
+            answer = await health.Check(health_pb2.HealthCheckRequest(service=name), timeout=DEADLINE_S)
             assert answer.status == SERVING
         reflection = reflection_pb2_grpc.ServerReflectionStub(connection)
         listing = reflection.ServerReflectionInfo(
-            iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=5
+            iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=DEADLINE_S
         )
         async for answer in listing:
             assert SERVICE_NAME in {service.name for service in answer.list_services_response.service}

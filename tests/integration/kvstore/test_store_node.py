@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from services.kvstore.node import NodeConfig, StoreNode
+from services.kvstore.store_node import NodeConfig, StoreNode
 from services.kvstore.tiers.checksum import block_checksum
 from shared.errors import ConfigError, ModelMismatch
 from shared.identity import WorkerIdentity, WorkerRole
@@ -165,7 +165,7 @@ async def test_a_full_disk_costs_the_disk_tier_alone(tmp_path: Path, monkeypatch
 
 
 async def test_a_worker_that_falls_silent_costs_no_staging_for_long(monkeypatch):
-    monkeypatch.setattr("services.kvstore.node.TRANSFER_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("services.kvstore.store_node.TRANSFER_TIMEOUT_S", 0.05)
     async with rig(host_bytes=1 << 20) as r:
         wanted = await r.node.offer("w", CHAIN[:8], BLOCK_BYTES)
         assert len(wanted.indexes) == 8

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -12,11 +11,10 @@ from services.kvstore.server import KVStoreServer
 from services.kvstore.settings import KVStoreSettings
 from services.kvstore.tiers.checksum import block_checksum
 from services.kvstore.tiers.disk import DiskTier
-from shared.errors import StoreUnavailable
 from shared.kv_index.client import KVStoreClient
 from shared.kv_index.holders import Tier
 from shared.kv_index.publisher import IndexPublisher
-from tests.integration.kvstore.workers import hashes, holder, worker
+from tests.integration.kvstore.workers import eventually, hashes, holder, worker
 
 BLOCK = bytes(range(256))
 CHAIN = hashes(6)
@@ -42,14 +40,11 @@ async def test_a_restarted_disk_tier_is_published_anew(valkey_url: str, admin: R
         events = tier.drain_events()
         publisher.offer(events.sealed, events.evicted)
         expected = ((holder(store, Tier.DISK),),) * (6 - incarnation)
-        async with asyncio.timeout(300):
-            while True:
-                try:
-                    if (await client.match(CHAIN)).blocks == expected:
-                        break
-                except StoreUnavailable:
-                    pass
-                await asyncio.sleep(0.02)
+
+        async def found(expected=expected) -> bool:
+            return (await client.match(CHAIN)).blocks == expected
+
+        await eventually(found)
         await publisher.close()
         tier.close()
     await client.close()

@@ -12,6 +12,7 @@ from redis.exceptions import RedisError
 
 from services.kvstore.embedded import find_valkey_server
 from shared.parent_death import command_dying_with_parent
+from tests.waiting import DEADLINE_S
 
 NUM_NODES = 3
 NUM_SLOTS = 16_384
@@ -67,7 +68,7 @@ class ValkeyCluster:
         process.wait()
 
     async def answering(self, port: int) -> None:
-        async with asyncio.timeout(300), self.admin(port) as node:
+        async with asyncio.timeout(DEADLINE_S), self.admin(port) as node:
             while True:
                 try:
                     await node.ping()
@@ -77,7 +78,7 @@ class ValkeyCluster:
 
     async def whole(self) -> None:
         for port in self.ports:
-            async with asyncio.timeout(300), self.admin(port) as node:
+            async with asyncio.timeout(DEADLINE_S), self.admin(port) as node:
                 while True:
                     info = await node.execute_command("CLUSTER", "INFO")  # type: ignore[no-untyped-call]
                     state = info if isinstance(info, dict) else dict(line.split(":") for line in info.decode().split())

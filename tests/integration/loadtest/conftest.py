@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.integration.loadtest.fake_script import Behaviour, Script, Truth
+from tests.waiting import DEADLINE_S
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -42,7 +43,7 @@ class FakeHost:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.close()
-        self.process.wait(timeout=60)
+        self.process.wait(timeout=DEADLINE_S)
         self.process.stdout.close()
 
 

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from loadtest.baseline import study
+from loadtest.baseline.cli import baseline
 from loadtest.baseline.systems import SYSTEMS
-from loadtest.cli import app
+from loadtest.rig.command_line import call
 
 DEMO = Path(__file__).parents[3] / "models" / "demo"
 
@@ -23,8 +23,7 @@ def test_systems_are_measured_under_both_workloads(monkeypatch: pytest.MonkeyPat
     arguments = ["--model", str(DEMO), "--duration", "1s", "--rate", "2", "--max-points", "1", "--chunks", "256"]
     workload = ["--scale", "64", "--scale-output", "64", "--slo", "ttft=30s,tpot=5s", "--num-kv-blocks", "2048"]
     places = ["--out", str(out), "--json", str(tmp_path / "figures.json")]
-    done = CliRunner().invoke(app, ["baseline", *arguments, *workload, *places], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
+    assert call(baseline, [*arguments, *workload, *places]) == 0
     text = (out / "outcome.md").read_text()
     for workload_name in ("trace", "long-prompts"):
         assert f"## {workload_name}" in text

@@ -17,6 +17,7 @@ from loadtest.cli import main
 from tests.integration.loadtest.conftest import REPOSITORY, StartFake
 from tests.integration.loadtest.fake_script import Behaviour
 from tests.integration.loadtest.priority import REAL_TIME, may_go_first
+from tests.waiting import DEADLINE_S
 
 QUICK = Behaviour(messages=((10, 1), (5, 1), (5, 1)))
 BUSY_SHARE = 0.01
@@ -116,7 +117,7 @@ def test_ctrl_c_writes_what_was_measured(start_fake: StartFake, tmp_path: Path) 
     assert "sent" in first
     assert "goodput so far" in first
     process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=60)
+    stdout, stderr = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 130, stderr
     assert "PARTIAL: stopped by the user" in stdout
     summary = json.loads((out / "summary.json").read_text())
@@ -178,7 +179,7 @@ def test_the_generator_keeps_its_schedule_at_200_requests_a_second_on_one_core(
     for attempt in range(3):
         out = tmp_path / str(attempt)
         run = [*one_core, *command("run", "--target", server.http, *arguments, "--out", str(out))]
-        subprocess.run(run, cwd=REPOSITORY, capture_output=True, timeout=60, check=False)
+        subprocess.run(run, cwd=REPOSITORY, capture_output=True, timeout=DEADLINE_S, check=False)
         summary = json.loads((out / "summary.json").read_text())
         lags.append(summary["schedule_lag_ms"]["p99"])
         waits.append(summary["generator"]["waited_share"])

@@ -15,6 +15,8 @@ import httpx
 import psutil
 import pytest
 
+from tests.waiting import DEADLINE_S
+
 ROOT = Path(__file__).resolve().parents[3]
 TANDEM = [sys.executable, "-m", "services.cli.main"]
 MODEL = ROOT / "models" / "demo"
@@ -57,7 +59,7 @@ def end_of_a_stream_that_is_cut(launcher: subprocess.Popen[str], http: str) -> s
     """Ctrl-C twice while an answer streams; the stream's last event."""
     # So many that they do not end before a busy machine has let the launcher say that it stops.
     body = {"prompt": "Then", "n": 16, "stream": True, "max_tokens": 900, "ignore_eos": True}
-    with httpx.stream("POST", f"{http}/v1/completions", json=body, timeout=60) as response:
+    with httpx.stream("POST", f"{http}/v1/completions", json=body, timeout=DEADLINE_S) as response:
         lines = filter(None, response.iter_lines())
         assert next(lines).startswith("data: ")
         launcher.send_signal(signal.SIGINT)
@@ -84,9 +86,9 @@ def test_it_answers_and_leaves_no_process_behind(tmp_path: Path, number: signal.
         if number == signal.SIGINT:
             end = json.loads(end_of_a_stream_that_is_cut(launcher, http).removeprefix("data: "))
             assert "shutting down" in end["error"]["message"]
-            assert launcher.wait(60) == 130
+            assert launcher.wait(DEADLINE_S) == 130
         else:
             launcher.send_signal(number)
-            assert launcher.wait(60) == -signal.SIGKILL
-        _, alive = psutil.wait_procs(children, timeout=20)
+            assert launcher.wait(DEADLINE_S) == -signal.SIGKILL
+        _, alive = psutil.wait_procs(children, timeout=DEADLINE_S)
         assert alive == []

@@ -17,8 +17,8 @@ from services.preflight.peer.measure import check_peer, judge
 from services.preflight.peer.serve import PreflightServer
 from services.preflight.peer.wire import MAX_LINE_BYTES, STEP_TIMEOUT_S, Line
 from shared.errors import TransferFailed
+from tests.waiting import DEADLINE_S
 
-TIMEOUT_S = 120.0
 KEY = "the fleet's secret, long enough"
 
 
@@ -31,12 +31,12 @@ async def serving() -> AsyncIterator[str]:
     )
     assert process.stdout is not None
     try:
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(DEADLINE_S):
             line = (await process.stdout.readline()).decode()
         yield line.split()[2].rstrip(";")
     finally:
         process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(DEADLINE_S):
             await process.communicate()
     assert process.returncode == 0
 
@@ -89,7 +89,7 @@ async def test_what_is_not_the_protocol_gets_an_error_and_the_next_is_served(tex
     await server.start()
     host, _, port = server.address.rpartition(":")
     try:
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(DEADLINE_S):
             reader, writer = await asyncio.open_connection(host, int(port))
             writer.write(text)
             with pytest.raises(TransferFailed, match=r"the other side:|closed the connection|gone"):
@@ -122,7 +122,7 @@ async def test_the_command_as_an_init_container_would_run_it(tmp_path_factory: p
         *("--termination-log", str(log), "--", "--model", "models/demo", "--device", "cuda"),
         stdout=asyncio.subprocess.PIPE,
     )
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(DEADLINE_S):
         out, _ = await process.communicate()
     told = json.loads(out)
     levels = {finding["check"]: finding["level"] for finding in told["findings"]}

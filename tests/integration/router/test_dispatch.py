@@ -221,7 +221,7 @@ async def test_a_deadline_ends_the_request_and_frees_the_workers():
     prefill, decode = prefill_worker(), decode_worker()
     async with Router([prefill], [decode]) as router:
         params = SamplingParams(seed=1, max_tokens=8)
-        running = router.dispatcher.submit(Request("r", PROMPT, params, timeout_s=0.05))
+        running = router.dispatcher.submit(Request("r", PROMPT, params, timeout_s=0.5))
         await decode.expect(worker_pb2.Reserve)
         with pytest.raises(TandemError) as late:
             await read(running)

@@ -70,5 +70,5 @@ async def test_a_connection_that_is_frozen_ends_by_its_pings():
         began = time.monotonic()
         relay.freeze()
         await until(lambda: not router.fleet.decodes["d0"].connected)
-        assert time.monotonic() - began < (KEEPALIVE_MS + PING_TIMEOUT_MS) / 1e3 + 3.0
+        assert time.monotonic() - began < 10 * (KEEPALIVE_MS + PING_TIMEOUT_MS) / 1e3
     await relay.stop()

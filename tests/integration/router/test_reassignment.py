@@ -9,7 +9,7 @@ import pytest
 
 from services.router.dispatch.states import RequestState
 from services.router.workers.liveness import LivenessLimits
-from shared.errors import Quarantined, TransferFailed, WorkerLost
+from shared.errors import PeerUnreachable, Quarantined, TransferFailed, WorkerLost
 from shared.rpc.errors import to_proto
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 from tests.integration.router.router_under_test import PROMPT, STOP, Router, decode_worker, prefill_worker, read
@@ -84,6 +84,62 @@ async def test_the_clients_first_token_stays_the_lost_workers():
         await it.decode.step(submit.request_id, 52, finish=STOP)
         assert await read(it.running) == [50, 51, 52]
         assert all(link.num_requests == 0 for link in it.router.fleet.links)
+
+
+@pytest.mark.parametrize("token_first", [False, True])
+async def test_a_prefill_worker_that_does_not_reach_the_decode_worker_is_replaced_and_the_pair_avoided(token_first):
+    async with case() as it:
+        submit = await it.submitted()
+        if token_first:
+            await it.first.first_token(submit.request_id, 50)
+            await it.state(RequestState.SHIPPING)
+        await it.first.failed(submit.request_id, to_proto(PeerUnreachable("nothing arrives")))
+        reassign = await it.decode.expect(worker_pb2.Reassign)
+        await it.decode.reserved(reassign.request_id, ticket=2, needed=(1,), reassignable=True)
+        again = await it.second.expect(worker_pb2.Submit)
+        await it.second.first_token(again.request_id, 50)
+        await it.decode.step(submit.request_id, 51, finish=STOP)
+        assert await read(it.running) == [50, 51]
+        for number in range(3):
+            later = it.router.submit(f"later-{number}")
+            reserve = await it.decode.expect(worker_pb2.Reserve)
+            await it.decode.reserved(reserve.request_id, reassignable=True)
+            submit = await it.second.expect(worker_pb2.Submit)
+            await it.second.first_token(submit.request_id, 60, finish=STOP)
+            assert await read(later) == [60]
+        assert it.first.commands.empty()
+
+
+async def test_without_another_prefill_worker_the_decode_worker_computes_the_prompt():
+    async with case(1) as it:
+        submit = await it.submitted()
+        await it.first.failed(submit.request_id, to_proto(PeerUnreachable("nothing arrives")))
+        cancel = await it.decode.expect(types_pb2.Cancel)
+        assert not cancel.peer_active  # no trailer comes
+        reserve = await it.decode.expect(worker_pb2.Reserve)
+        assert reserve.prefill_here
+        await it.decode.step(reserve.request_id, 50, 51, finish=STOP)
+        assert await read(it.running) == [50, 51]
+
+
+async def test_what_has_arrived_is_passed_on_to_the_prefill_worker_that_serves_now():
+    async with case() as it:
+        submit = await it.submitted()
+        report = worker_pb2.Arrivals(request_id=submit.request_id, num_arrived=3)
+        await it.decode.send(arrivals=report)
+        arrivals = await it.first.expect(worker_pb2.Arrivals)
+        address = it.router.fleet.decodes[it.decode.name].welcome.transfer_address
+        assert (arrivals.request_id, arrivals.num_arrived) == (submit.request_id, 3)
+        assert arrivals.transfer_address == address
+        await it.first.stop()
+        reassign = await it.decode.expect(worker_pb2.Reassign)
+        await it.decode.send(
+            arrivals=worker_pb2.Arrivals(request_id=submit.request_id, num_arrived=3)
+        )  # of the lost one
+        await it.decode.reserved(reassign.request_id, ticket=2, needed=(1,), reassignable=True)
+        again = await it.second.expect(worker_pb2.Submit)
+        await it.decode.send(arrivals=report)
+        assert (await it.second.expect(worker_pb2.Arrivals)).request_id == again.request_id
 
 
 @pytest.mark.parametrize("token_first", [False, True])

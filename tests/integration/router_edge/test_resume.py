@@ -13,6 +13,7 @@ from tests.integration.router_edge.conftest import Edge
 from tests.integration.router_edge.test_grpc import failure, text_request
 from tests.integration.router_edge.test_http import CHAT, COMPLETIONS, events
 from tests.unit.router.edge.scripted_core import text_steps
+from tests.waiting import DEADLINE_S
 
 ANSWER = "one 🎉 two ST three STOP"
 SAMPLING = {"seed": 2**53 + 1, "max_tokens": 60, "stop": ["STOP"], "temperature": 0.5}
@@ -31,7 +32,7 @@ def says_the_rest(edge: Edge) -> None:
 
 async def test_a_grpc_answer_begins_with_what_it_takes_to_resume_it(edge: Edge) -> None:
     says_the_rest(edge)
-    responses = [r async for r in edge.grpc.Generate(text_request(), timeout=300.0)]
+    responses = [r async for r in edge.grpc.Generate(text_request(), timeout=DEADLINE_S)]
     (request,) = edge.core.requests
     start = responses[0].start
     assert (start.seed, start.max_tokens) == (request.sampling.seed, request.sampling.max_tokens)

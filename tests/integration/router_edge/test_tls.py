@@ -14,6 +14,7 @@ from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc
 from tests.integration.router_edge.conftest import StartEdge
 from tests.integration.router_edge.test_http import CHAT, COMPLETIONS, completion
 from tests.tls_files import Authority
+from tests.waiting import DEADLINE_S
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,7 @@ async def test_both_apis_speak_tls_and_nothing_else(start_edge: StartEdge, autho
         call = inference_pb2_grpc.InferenceServiceStub(channel).Generate(inference_pb2.GenerateRequest(text="hi"))
         assert "".join([response.text async for response in call]) == "hello"
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await edge.grpc.GetStatus(inference_pb2.GetStatusRequest(), timeout=5)
+        await edge.grpc.GetStatus(inference_pb2.GetStatusRequest(), timeout=DEADLINE_S)
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
 from shared.process_events import Ready, parse_event
 from shared.rpc.pb.tandem.v1 import types_pb2
 from tests.integration.router.scripted_worker import ScriptedWorker
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, until
 
 DEMO = Path(__file__).parents[3] / "models" / "demo"
 DUPLEX = ProcessingMode.FULL_DUPLEX_STREAMED
@@ -78,9 +78,11 @@ class RouterProcess:
 
     async def until(self, condition) -> None:
         """Waits until the page /readyz is so."""
-        async with asyncio.timeout(DEADLINE_S):
-            while not condition((await self.client.get("/readyz")).json()):
-                await asyncio.sleep(0.02)
+
+        async def fulfilled() -> bool:
+            return condition((await self.client.get("/readyz")).json())
+
+        await until(fulfilled)
 
     async def stop(self) -> None:
         await self.channel.close()
@@ -161,10 +163,20 @@ async def two_routers() -> AsyncIterator[tuple[RouterProcess, RouterProcess, Scr
 
 async def knows_both(picker: grpc.aio.Channel, https: Sequence[str]) -> None:
     """Waits until the picker has found both routers ready: it looks for itself, and sessions move when one joins."""
-    async with asyncio.timeout(DEADLINE_S):
-        while True:
-            async with Exchange(picker) as exchange:
-                response = await exchange.headers()
-            if not response.HasField("immediate_response") and sorted(picked(response)) == sorted(https):
-                return
-            await asyncio.sleep(0.02)
+    await answer_until(
+        lambda: Exchange(picker),
+        lambda answer: not answer.HasField("immediate_response") and sorted(picked(answer)) == sorted(https),
+    )
+
+
+async def answer_until(
+    exchange: Callable[[], Exchange], condition: Callable[[ext_proc.ProcessingResponse], bool], **headers: Any
+) -> ext_proc.ProcessingResponse:
+    """Asks a picker again until the condition holds of its answer to these headers."""
+
+    async def fitting() -> ext_proc.ProcessingResponse | None:
+        async with exchange() as asked:
+            answer = await asked.headers(**headers)
+        return answer if condition(answer) else None
+
+    return await until(fitting)

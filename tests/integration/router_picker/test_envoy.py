@@ -17,7 +17,7 @@ from services.local.commands import TandemCommands
 from services.local.spec import ClusterSpec
 from tests.integration.router_picker.envoy import ENVOY, envoy
 from tests.integration.router_picker.routers import DEMO, free_neighbours, free_ports, knows_both
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, until
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -76,9 +76,10 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tup
 
 
 async def _ready(client: httpx.AsyncClient, http: str) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while (await client.get(f"http://{http}/readyz")).status_code != 200:
-            await asyncio.sleep(0.02)
+    async def is_ready() -> bool:
+        return (await client.get(f"http://{http}/readyz")).status_code == 200
+
+    await until(is_ready)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -18,6 +18,7 @@ from tests.integration.router_picker.routers import (
     DUPLEX,
     WORKER_BLOCKS,
     RouterProcess,
+    answer_until,
     picked,
     two_routers,
 )
@@ -158,14 +159,9 @@ async def test_a_full_router_is_passed_over_and_429_is_the_answer_where_all_are(
         assert refused.status.code == 429
         assert int(headers["retry-after"]) >= 1
         assert json.loads(refused.body)["error"]["code"] == "overloaded"
-        async with asyncio.timeout(DEADLINE_S):
-            while True:  # the other picker learns it from its probe
-                async with second.exchange() as exchange:
-                    answer = await exchange.headers(subset=[first.http])
-                if answer.HasField("immediate_response"):
-                    assert answer.immediate_response.status.code == 429
-                    break
-                await asyncio.sleep(0.02)
+        # The other picker learns it from its probe.
+        answer = await answer_until(second.exchange, refused_at_once, subset=[first.http])
+        assert answer.immediate_response.status.code == 429
         page = (await first.client.get("/metrics")).text
         assert 'tandem_picks_total{gen_ai_response_model="demo",outcome="overloaded"} 1' in page
     finally:
@@ -178,18 +174,11 @@ async def test_a_full_router_is_passed_over_and_429_is_the_answer_where_all_are(
 async def test_a_router_that_is_lost_is_named_no_more_and_503_is_the_answer_without_any(routers: Routers) -> None:
     first, second, worker = routers
     first.process.kill()
-    async with asyncio.timeout(DEADLINE_S):
-        while True:
-            async with second.exchange() as exchange:
-                if picked(await exchange.headers()) == [second.http]:
-                    break
-            await asyncio.sleep(0.02)
+    await answer_until(second.exchange, lambda answer: picked(answer) == [second.http])
     await worker.stop()
-    async with asyncio.timeout(DEADLINE_S):
-        while True:
-            async with second.exchange() as exchange:
-                answer = await exchange.headers()
-            if answer.HasField("immediate_response"):
-                assert answer.immediate_response.status.code == 503
-                return
-            await asyncio.sleep(0.02)
+    answer = await answer_until(second.exchange, refused_at_once)
+    assert answer.immediate_response.status.code == 503
+
+
+def refused_at_once(answer: ext_proc.ProcessingResponse) -> bool:
+    return answer.HasField("immediate_response")

@@ -15,7 +15,7 @@ from services.router.picker.settings import PickerSettings
 from shared.errors import ConfigError
 from tests.integration.router_picker.routers import Exchange, free_ports
 from tests.tls_files import Authority
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, until
 
 
 def server(**settings: object) -> PickerServer:
@@ -57,9 +57,11 @@ async def test_it_is_alive_before_it_has_looked_and_ready_after() -> None:
                 return (await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=DEADLINE_S)).status
 
             assert await status("liveness") == health_pb2.HealthCheckResponse.SERVING
-            async with asyncio.timeout(DEADLINE_S):
-                while await status("readiness") != health_pb2.HealthCheckResponse.SERVING:
-                    await asyncio.sleep(0.01)
+
+            async def is_ready() -> bool:
+                return await status("readiness") == health_pb2.HealthCheckResponse.SERVING
+
+            await until(is_ready)
             async with Exchange(channel) as exchange:
                 assert (await exchange.headers()).immediate_response.status.code == 503
     finally:

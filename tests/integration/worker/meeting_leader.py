@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 
-from services.worker.group.meeting.admission import GroupShape
+from services.worker.group.meeting.join_check import GroupShape
 from services.worker.group.meeting.leader_port import MeetingPort
 from services.worker.group.rank_spec import RankSpec
 from shared.address import Address

@@ -10,8 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from services.worker.blocks.connector import KVConnector
-from services.worker.blocks.prefix_fetch.fetch import Fetch
-from services.worker.blocks.prefix_fetch.prefix_hint import PrefixHint
+from services.worker.blocks.prefix_fetch.fetch import Fetch, PrefixHint
 from shared.block_service.servicer import SERVICE_NAME, BlockServicer
 from shared.engine.block_exchange import BlockExchange
 from shared.engine.messages import (

@@ -1,6 +1,7 @@
 """A worker of either role with everything but a model: real sessions, engine thread, scheduler and pool.
 
-The tests speak to it as routers do."""
+The tests speak to it as routers do.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +94,7 @@ class Worker:
             incarnation=5,
             fleet_key=None,
             seal=lambda *_: None,
-            settings=SimpleNamespace(name="w", max_num_seqs=8, tp=1, pp=1, ep=1),
+            settings=SimpleNamespace(name="w", max_num_seqs=8, tpot_target_ms=-1, tp=1, pp=1, ep=1),
             model=SimpleNamespace(
                 fingerprint="f",
                 texts_digest="",
@@ -139,9 +140,7 @@ class Worker:
 
     async def idle(self) -> None:
         """Waits until no block is held, well before any time-out of the protocol."""
-        async with asyncio.timeout(DEADLINE_S):
-            while self.pool.num_used or not self.worker.idle.is_set():
-                await asyncio.sleep(0.005)
+        await until(lambda: not self.pool.num_used and self.worker.idle.is_set())
         self.pool.check_integrity()
 
     async def holds_some(self) -> None:

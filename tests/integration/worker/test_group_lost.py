@@ -28,8 +28,14 @@ pytestmark = [
 PROMPT = list(range(7, 40))
 MAX_TOKENS = 900
 """More than are computed before the rank is gone."""
-SHARED = ()
 OVER_TCP = ("--collectives", "gloo", "--group-pool", "own")
+SPLITS = [
+    ("--tp", "2"),
+    ("--tp", "2", *OVER_TCP),
+    ("--pp", "2", *OVER_TCP),
+    ("--tp", "2", "--pp", "2", *OVER_TCP),
+]
+CASES = [(how, flags) for how in (signal.SIGSTOP, signal.SIGKILL) for flags in SPLITS]
 
 
 def settings(*flags: str) -> WorkerSettings:
@@ -38,17 +44,8 @@ def settings(*flags: str) -> WorkerSettings:
     return load_settings(WorkerSettings, [*always, *sizes, "--max-num-batched-tokens", "64", *flags])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize(
-    "flags",
-    [
-        ("--tp", "2", *OVER_TCP),
-        pytest.param(("--tp", "2", *SHARED), marks=pytest.mark.slow),
-        pytest.param(("--pp", "2", *OVER_TCP), marks=pytest.mark.slow),
-        pytest.param(("--tp", "2", "--pp", "2", *OVER_TCP), marks=pytest.mark.slow),
-    ],
-    ids=str,
+    ("how", "flags"), [CASES[0], *(pytest.param(*case, marks=pytest.mark.slow) for case in CASES[1:])], ids=str
 )
 async def test_a_lost_rank_ends_the_engine_and_every_process(
     monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], how: signal.Signals

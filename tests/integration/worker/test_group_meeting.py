@@ -15,10 +15,10 @@ from functools import partial
 import pytest
 import uvloop
 
-from services.local.addresses import reserved_address
-from services.worker.group.meeting import admission, leader_port, member
-from services.worker.group.meeting.admission import NONCE_BYTES, GroupShape
+from services.local.places import reserved_address
+from services.worker.group.meeting import join_check, leader_port, member
 from services.worker.group.meeting.frames import MOST_BYTES, BrokenConnection, Frames
+from services.worker.group.meeting.join_check import NONCE_BYTES, GroupShape
 from services.worker.group.meeting.leader_port import MeetingPort
 from services.worker.group.meeting.member import Member
 from services.worker.group.rank_processes import RankProcess
@@ -178,7 +178,7 @@ async def connected(address: Address) -> AsyncIterator[Raw]:
 
 
 def hello(**fields: object) -> group_pb2.MemberHello:
-    known = {"build": admission.own_build(), "num_hosts": 2, "host_index": 1, "tp": 2, "pp": 1}
+    known = {"build": join_check.own_build(), "num_hosts": 2, "host_index": 1, "tp": 2, "pp": 1}
     return group_pb2.MemberHello(**{**known, "nonce": bytes(NONCE_BYTES), **fields})  # type: ignore[arg-type]
 
 
@@ -196,7 +196,7 @@ async def shake_hands(frames: Raw, said: group_pb2.MemberHello, proof: bytes | N
         ({"num_hosts": 4}, "group_hosts", ("4", "2")),
         ({"host_index": 2}, "group_host_index", ("2", "1 to 1")),
         ({"host_index": 0}, "group_host_index", ("0", "1 to 1")),
-        ({"build": "tandem 0"}, "build", ("tandem 0", admission.own_build())),
+        ({"build": "tandem 0"}, "build", ("tandem 0", join_check.own_build())),
         ({"tp": 1, "pp": 2}, "tp", ("1", "2")),
         ({"nonce": b""}, "fleet_key", ("0 bytes", "32")),
     ],
@@ -242,7 +242,7 @@ async def test_a_member_that_shows_no_proof_or_anothers_learns_nothing_of_the_ra
     with leading(KEY) as port:
         key = FleetKey(KEY.encode())
         said = hello()
-        before = admission.prove(key, "member", said, bytes(NONCE_BYTES))
+        before = join_check.prove(key, "member", said, bytes(NONCE_BYTES))
         async with connected(port.address) as frames:
             frames.send(group_pb2.MemberFrame(hello=said))
             theirs = (await frames.receive()).hello

@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from services.local.addresses import reserved_address
+from services.local.places import reserved_address
 from services.worker import host
 from services.worker.group import leader
 from services.worker.host import EngineHost
@@ -19,10 +19,9 @@ from shared.config import load_settings
 from shared.errors import ConfigError
 from tests.integration.worker.held_follower import FOLDER_VARIABLE
 from tests.unit.collectives.in_threads import needs_library
+from tests.waiting import DEADLINE_S, until
 
 pytestmark = needs_library
-
-END_S = 60.0
 
 
 def group_settings(*flags: str) -> WorkerSettings:
@@ -57,7 +56,7 @@ async def test_a_start_that_fails_half_way_ends_the_followers(monkeypatch: pytes
     with pytest.raises(ConfigError, match="cannot start"):
         await engine_host.start(lambda _: None, lambda *_: None)
     assert len(followers) == 1
-    _, alive = psutil.wait_procs(followers, timeout=END_S)
+    _, alive = psutil.wait_procs(followers, timeout=DEADLINE_S)
     for process in alive:
         process.kill()
     assert not alive
@@ -97,14 +96,12 @@ async def test_a_start_that_is_cancelled_waits_for_no_further_host() -> None:
     with reserved_address() as leader:
         engine_host = EngineHost(group_settings("--group-hosts", "2", "--group-leader", leader))
         starting = asyncio.create_task(engine_host.start(lambda _: None, lambda *_: None))
-        async with asyncio.timeout(END_S):
-            while engine_host._group is None:
-                assert not starting.done()
-                await asyncio.sleep(0.02)
+        await until(lambda: engine_host._group is not None or starting.done())
+        assert not starting.done()
         starting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await starting
         found = Address.parse(leader, "group_leader")
         with pytest.raises(OSError):  # noqa: PT011 - nobody listens any more
             await asyncio.open_connection(found.host, found.port)
-        await asyncio.wait_for(asyncio.get_running_loop().shutdown_default_executor(), END_S)
+        await asyncio.wait_for(asyncio.get_running_loop().shutdown_default_executor(), DEADLINE_S)

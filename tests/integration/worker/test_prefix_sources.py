@@ -106,7 +106,7 @@ async def test_a_peer_that_is_gone_is_left_alone_and_costs_nothing():
 async def test_a_peer_that_falls_silent_is_given_up(monkeypatch, mode, limit):
     tokens, names = prompt(10)
     async with workers(2, mode=mode) as (a, b):
-        monkeypatch.setattr(f"services.worker.blocks.prefix_fetch.policy.{limit}", 0.2)
+        monkeypatch.setattr(f"services.worker.blocks.prefix_fetch.fetch_policy.{limit}", 0.2)
         await a.has(names)
         monkeypatch.setattr(a.transfer, "send", lambda *_: asyncio.sleep(SILENT_S))
         await b.fetch(tokens, [(a, 10)])
@@ -119,7 +119,7 @@ async def test_a_peer_that_falls_silent_is_given_up(monkeypatch, mode, limit):
 async def test_blocks_that_a_silent_peer_may_write_to_are_free_once_it_cannot(monkeypatch):
     tokens, names = prompt(32)
     async with workers(3, mode="auto") as (a, b, c):
-        monkeypatch.setattr("services.worker.blocks.prefix_fetch.policy.TIMEOUT_S", 3.0)
+        monkeypatch.setattr("services.worker.blocks.prefix_fetch.fetch_policy.TIMEOUT_S", 3.0)
         await a.has(names[:16])
         await b.has(names)
         monkeypatch.setattr(a.transfer, "send", lambda *_: asyncio.sleep(SILENT_S))

@@ -17,6 +17,7 @@ from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.errors import Internal, NumericalFault
 from shared.model.decoder import Decoder
 from tests.integration.engine.families import write_family
+from tests.waiting import DEADLINE_S
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -65,7 +66,7 @@ def test_answers_that_differ_do_not(folder: Path, monkeypatch: pytest.MonkeyPatc
 def test_such_a_worker_ends_before_it_is_ready(folder: Path) -> None:
     break_weights(folder)
     command = [sys.executable, "-m", "services.decode", "--name", "d", "--model", str(folder), "--num-kv-blocks", "8"]
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ}, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ}, capture_output=True, text=True, timeout=DEADLINE_S)
     assert done.returncode == 2
     assert '"ready"' not in done.stdout
     assert "NumericalFault" in done.stdout

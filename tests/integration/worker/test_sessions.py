@@ -8,8 +8,7 @@ import gc
 import grpc.aio
 import pytest
 
-from services.worker import session_server
-from services.worker.sessions import session
+from services.worker import session, session_server
 from shared.engine.messages import EngineDied, SequenceReserved
 from shared.errors import TransferFailed
 from shared.identity import DECODE, PREFILL

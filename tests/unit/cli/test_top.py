@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from services.cli.top_view import Frame, Steps
+from services.cli.top import Frame, Steps
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from shared.collectives.broadcast import broadcast_bytes
 from shared.collectives.interface import Collectives
-from shared.collectives.messages import broadcast_bytes
 from tests.unit.collectives.conftest import RunRanks
 from tests.unit.collectives.in_threads import needs_library
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from shared.collectives import several_hosts
+from shared.collectives.broadcast import broadcast_bytes
 from shared.collectives.cpu_group import CpuGroup
 from shared.collectives.distributed import DistributedGroup
-from shared.collectives.messages import broadcast_bytes
 from shared.collectives.rank_links import RankLinks, Ways
 from shared.collectives.several_hosts import MeetingPlace, StoreServer, host_memories, join
 from shared.errors import RankLost

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.cores.policy import CoreShare, count_threads, divide_share, share_machine
+from shared.cores.core_choice import CoreShare, count_threads, divide_share, share_machine
 from shared.cores.topology import Cpu, Topology, read_topology
 from tests.unit.cores.machines import laptop, two_sockets
 

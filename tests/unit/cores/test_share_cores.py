@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.cores.policy import share_cores
+from shared.cores.core_choice import share_cores
 
 core_sets = st.lists(st.integers(0, 255), min_size=1, max_size=64, unique=True).map(sorted)
 

@@ -99,12 +99,12 @@ def check_lengths_come_from_the_device(device: str = "cpu") -> None:
 
 def check_layers_share_a_plan(device: str = "cpu") -> None:
     """A step is planned once; each layer finds the tickets of the parts as the one before left them: all zero."""
-    from shared.kernels.attention.decode import launch, plan
+    from shared.kernels.attention.decode import launch, schedule
 
-    planned: list[plan.DecodePlan] = []
+    planned: list[schedule.DecodePlan] = []
 
-    def plan_and_note(*args: Any) -> plan.DecodePlan:
-        planned.append(plan.plan_decode(*args))
+    def plan_and_note(*args: Any) -> schedule.DecodePlan:
+        planned.append(schedule.plan_decode(*args))
         return planned[-1]
 
     case = AttentionCase([(1, 900), (1, 30), (5, 40)], block_size=16, head_dim=16, device=device)

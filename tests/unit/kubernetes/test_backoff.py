@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.kubernetes.backoff import Backoff
+from shared.kubernetes.pod_watch import Backoff
 
 
 @given(st.floats(0.01, 10), st.floats(10, 100), st.integers(1, 10_000))

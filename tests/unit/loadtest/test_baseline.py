@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from loadtest.baseline.calibration import Alone, Sample
 from loadtest.baseline.interleaved import Candidate, InterleavedSearch, best_of_each_system, rate_for_all
-from loadtest.baseline.model import SHAPES, Shape, write_model
 from loadtest.baseline.outcome import common_rate, outcome_rows, write_figures, write_outcome
 from loadtest.baseline.study import Budget
 from loadtest.baseline.systems import SYSTEMS, make_cluster
 from loadtest.config import LoadConfig
 from loadtest.rate_search import Point, SearchSpace
+from loadtest.rig.models import SERVED, write_model
 from loadtest.run import RunResult
 from loadtest.sweep import Sweep
 from loadtest.workloads.spec import TraceOptions, parse_workload
@@ -27,7 +27,7 @@ from shared.model.config.model_config import ModelConfig
 from tests.unit.loadtest.factories import answered, broken, result
 
 DEMO = Path(__file__).parents[3] / "models" / "demo"
-TINY = Shape("tiny", hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4, num_kv_heads=2)
+TINY = {"hidden_size": 32, "intermediate_size": 48, "head_dim": 8}
 
 
 def test_a_model_is_written_once_and_can_be_served(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_a_model_is_written_once_and_can_be_served(tmp_path: Path) -> None:
 
 def test_a_tokenizer_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not a model folder"):
-        write_model(tmp_path / "m", SHAPES["s"], tmp_path)
+        write_model(tmp_path / "m", SERVED["s"], tmp_path)
 
 
 def test_every_system_has_the_same_memory_for_kv(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from loadtest.records import FailureCause, TtftSplit
-from loadtest.results import prepare_folder, write_json
+from loadtest.results import prepare_folder
+from loadtest.rig.results import write_json
 from loadtest.slo import Slo
 from loadtest.summary import summarize
 from shared.errors import ConfigError

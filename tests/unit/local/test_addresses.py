@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from services.local.addresses import check_free, reserved_address
+from services.local.places import check_free, reserved_address
 from shared.errors import ConfigError
 from shared.rpc.server import RpcServer
 

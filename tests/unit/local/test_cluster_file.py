@@ -14,7 +14,7 @@ from services.local.spec import ClusterSpec
 from services.router.configured import discovery_of
 from services.router.settings import RouterSettings
 from shared.config import load_settings
-from shared.cores.policy import CoreShare
+from shared.cores.core_choice import CoreShare
 from shared.errors import ConfigError
 from shared.identity import WorkerRole
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.local.restarts import FIRST_DELAY_S, JITTER, WINDOW_S, Restarts
+from services.local.supervisor import FIRST_DELAY_S, JITTER, WINDOW_S, Restarts
 
 
 def test_three_deaths_in_a_minute_are_the_end() -> None:

@@ -15,7 +15,7 @@ from services.local.spec import ClusterSpec
 from services.router.settings import RouterSettings
 from services.worker.settings import WorkerSettings
 from shared.config import load_settings
-from shared.cores.policy import CoreShare
+from shared.cores.core_choice import CoreShare
 from shared.errors import ConfigError
 from shared.settings.group import values_in_common
 

@@ -14,8 +14,8 @@ import pytest
 from services.local import supervisor as supervisor_module
 from services.local.cluster import LocalCluster
 from services.local.parts import IndexPart
-from services.local.restarts import Change, Died, Restarted, Supervisor
 from services.local.spec import ClusterSpec
+from services.local.supervisor import Change, Died, Restarted, Supervisor
 from tests.unit.local.fakes import FakeCommands
 from tests.unit.local.processes import wait_for_end
 

@@ -12,7 +12,9 @@ from services.planner.figures.observer import Observer, Reading
 from services.planner.figures.page import Page, share_above
 from services.planner.figures.sources import RouterFigures
 from shared.errors import Internal
+from shared.rpc.convert import step_times_to_proto
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
+from shared.sizing.step_time import StepTimes
 
 PAGE = """\
 # TYPE tandem_requests_total counter
@@ -27,6 +29,9 @@ gen_ai_server_time_to_first_token_seconds_sum 1
 gen_ai_server_time_to_first_token_seconds_count {finished}
 tandem_engine_step_seconds_total {busy}
 """
+
+
+STEPS = StepTimes(3e-3, 4e-3, 0.4e-3, 0.2e-3, 0.7e-6, 0.1e-6, overlap=0.8)
 
 
 def page(finished: float, early: float, refused: float = 0.0, busy: float = 0.0) -> Page:
@@ -47,7 +52,10 @@ def pod(name: str, pool: str = "prefill", ready_since_s: float | None = 0.0, **m
 
 def reading(now_s: float, router: Page, worker: Page, running: int = 0) -> Reading:
     status = inference_pb2.ClusterStatus(num_running=running, queue_len=2)
-    load = types_pb2.Load(num_running=6, num_total_blocks=100, num_free_blocks=25)
+    load = types_pb2.Load(
+        num_running=6, num_total_blocks=100, num_free_blocks=25, num_decoding=4, num_context_tokens=800
+    )
+    load.step_times.CopyFrom(step_times_to_proto(STEPS))
     status.workers.add(role=types_pb2.WORKER_ROLE_DECODE, connected=True, load=load)
     pods = [pod("p-0"), pod("p-1", ready_since_s=995.0), pod("p-2", ready_since_s=None), pod("d-0", "decode")]
     return Reading(now_s, 1000.0, pods, 3, 1, [RouterFigures("router", router, status)], {"p-0": worker})
@@ -62,6 +70,7 @@ def test_counters_become_differences_and_a_restart_begins_anew():
     assert (seen.num_answered, seen.num_late) == (40, 10 + 3)
     assert seen.prefill_busy_s == pytest.approx(8.0)
     assert (seen.queue_len, seen.num_sequences, seen.decode_kv_share) == (2, 6.0, 0.75)
+    assert (list(seen.decode_steps), seen.decode_context) == ([STEPS], 200.0)
     assert (seen.prefill.num_ready, seen.prefill.num_cold, seen.prefill.replicas) == (2, 1, 3)
     restarted = observer.observe(reading(20.0, page(7, 7), page(0, 0, busy=2.0), running=5))
     assert restarted.num_arrived == 7

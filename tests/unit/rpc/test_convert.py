@@ -15,8 +15,11 @@ from shared.rpc.convert import (
     role_to_proto,
     sampling_from_proto,
     sampling_to_proto,
+    step_times_from_proto,
+    step_times_to_proto,
 )
 from shared.rpc.pb.tandem.v1 import types_pb2
+from shared.sizing.step_time import StepTimes
 from shared.structure.structured_output import (
     MAX_CHOICES,
     MAX_STRUCTURE_BYTES,
@@ -80,3 +83,8 @@ def test_a_structure_out_of_bounds_is_refused_with_its_field(message, field):
         sampling_from_proto(types_pb2.SamplingParams(structured_output=message))
     assert refused.value.field == field
     assert refused.value.details["limit"]
+
+
+def test_step_times_come_back_as_they_were():
+    times = StepTimes(3e-3, 4e-3, 0.4e-3, 0.2e-3, 0.7e-6, 0.1e-6, overlap=0.8)
+    assert step_times_from_proto(step_times_to_proto(times)) == times

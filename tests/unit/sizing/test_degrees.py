@@ -16,6 +16,7 @@ from shared.sizing.exchange import exchange
 from shared.sizing.fit import fit
 from shared.sizing.load import Hardware, Load
 from shared.sizing.memory import room
+from shared.sizing.roofline import STEP_OVERHEAD_S, roofline, step_times
 from shared.sizing.shapes import (
     DEEPSEEK_V3,
     LLAMA_3_8B,
@@ -29,7 +30,7 @@ from shared.sizing.shapes import (
     decoder,
 )
 from shared.sizing.spread import Spread
-from shared.sizing.step_time import STEP_OVERHEAD_S, roofline, step_times
+from shared.sizing.step_time import StepWork
 
 LOAD = Load(context=8000, concurrency=256, prompt_len=4000, output_len=500, ttft_s=1.0, tpot_s=0.04, rate=12.0)
 POWERS = st.integers(0, 3).map(lambda power: 1 << power)
@@ -111,9 +112,7 @@ def test_a_step_through_stages_takes_no_less_than_its_share_and_more_with_more_s
 
 def test_one_rank_is_the_roofline_and_sends_nothing():
     for model in NAMED.values():
-        assert step_times(model, H200, Spread()) == replace(
-            roofline(model, H200, 1), pass_s=roofline(model, H200, 1).decode_fixed_s - STEP_OVERHEAD_S
-        )
+        assert step_times(model, H200, Spread()) == roofline(model, H200, 1)
         sent = exchange(model, H200, Spread())
         assert (sent.token_s, sent.pass_s) == (0, 0)
 
@@ -134,7 +133,9 @@ def test_sums_and_stages_by_hand():
 def test_bubbles_by_hand():
     times = step_times(LLAMA_3_70B, H200, Spread(1, 4))
     assert [times.bubble(batch) for batch in (1, 2, 4, 100)] == pytest.approx([3 / 4, 3 / 5, 3 / 7, 3 / 7])
-    prompts = [times.prefill_step_s(1.0, count) - times.chunk_fixed_s for count in (1, 4)]
+    tokens = 10**6
+    works = [StepWork(num_chunk_tokens=tokens, num_chunks=count) for count in (1, 4)]
+    prompts = [(times.step_s(work) - times.fixed_s - times.pass_s) / (tokens * times.token_s) for work in works]
     assert prompts == pytest.approx([1.0, 7 / 16]), "prompts of one step follow each other through the stages"
 
 

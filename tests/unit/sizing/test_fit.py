@@ -14,9 +14,9 @@ from shared.sizing.fit import fit
 from shared.sizing.load import Hardware, Load
 from shared.sizing.memory import gpus_by_memory, room
 from shared.sizing.queueing import erlang_c, servers_needed, waits_longer
+from shared.sizing.roofline import roofline
 from shared.sizing.shapes import DEEPSEEK_V3, LLAMA_3_8B, LLAMA_3_70B, MIXTRAL_8X7B, NAMED_MODELS
 from shared.sizing.spread import Spread
-from shared.sizing.step_time import roofline
 
 LOAD = Load(context=8000, concurrency=256, prompt_len=4000, output_len=500, ttft_s=1.0, tpot_s=0.04, rate=12.0)
 
@@ -55,8 +55,8 @@ def test_latents_take_a_fraction_of_the_heads_keys_and_values():
 def test_a_decode_step_reads_the_experts_that_its_tokens_chose():
     times = roofline(MIXTRAL_8X7B, H200, 4)
     read_s = 2 / (H200.bandwidth * H200.bandwidth_efficiency * 4)  # of a parameter
-    alone, many = times.decode_step_s(1, 0) - times.sequence_s, times.decode_step_s(64, 0) - 64 * times.sequence_s
-    overhead = times.chunk_fixed_s
+    alone, many = times.decode_step_s(1, 0), times.decode_step_s(64, 0)
+    overhead = times.fixed_s
     assert alone == pytest.approx(overhead + MIXTRAL_8X7B.active_params * read_s)
     assert many == pytest.approx(overhead + MIXTRAL_8X7B.num_params * read_s, rel=1e-6)
     assert times.token_s == pytest.approx(2 * MIXTRAL_8X7B.active_params / (H200.flops * H200.flops_efficiency * 4))
@@ -168,3 +168,26 @@ def test_narrow_weights_leave_more_room_for_kv():
     wide = room(LLAMA_3_70B, H200, Spread(2), Hardware())
     narrow = room(LLAMA_3_70B, H200, Spread(2), Hardware(weights="fp8"))
     assert narrow.kv_tokens > wide.kv_tokens > 0
+
+
+def test_where_the_overlap_decides_two_pools_are_taken_until_it_is_known():
+    load = Load(16_000, 128, 8000, 200, ttft_s=1.0, tpot_s=0.015, rate=32.0)
+    hardware = Hardware(GPUS["H100"], GPUS["H100"], "H100", "H100", max_tensor=1)
+    found = fit(LLAMA_3_8B, load, hardware)
+    assert found.collocated is not None
+    assert found.apart is not None
+    assert found.apart.collocated is not None
+    assert (found.gpus, found.collocated.gpus) == (18, 16)
+    assert (found.apart.gpus, found.apart.collocated.gpus) == (19, 28)
+    assert (found.is_undecided, found.takes_one_pool) == (True, False)
+    known = {overlap: fit(LLAMA_3_8B, load, replace(hardware, overlap=overlap)) for overlap in (0.0, 1.0)}
+    assert [known[overlap].takes_one_pool for overlap in (0.0, 1.0)] == [False, True]
+    assert all(one.apart is None for one in known.values())
+
+
+def test_measured_step_times_take_the_place_of_arithmetic_on_one_gpu():
+    slow = replace(roofline(LLAMA_3_8B, H200, 1), token_s=1e-4)
+    hardware = Hardware(max_tensor=1, measured=slow)
+    load = replace(LOAD, prompt_len=2000, rate=1.0, concurrency=8)
+    assert fit(LLAMA_3_8B, load, hardware).prefill.ttft_s == slow.prompt_s(2000)
+    assert hardware.step_times(LLAMA_3_8B, H200, Spread(2)) == Hardware().step_times(LLAMA_3_8B, H200, Spread(2))

@@ -13,7 +13,7 @@ import torch
 from services.worker.machine.cores import choose_cores, take_cores
 from services.worker.settings import WorkerSettings
 from shared.config import load_settings
-from shared.cores.policy import CoreShare
+from shared.cores.core_choice import CoreShare
 from shared.cores.topology import read_topology
 from shared.errors import ConfigError
 from tests.unit.cores.machines import laptop, two_sockets

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from services.worker.sessions.request_log import attempt_log
+from services.worker.session import attempt_log
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from services.worker.telemetry.resident import REFRESH_S, ResidentMemory
+from services.worker.telemetry.load import REFRESH_S, ResidentMemory
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 

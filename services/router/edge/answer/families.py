@@ -69,7 +69,8 @@ class AnswerFormats:
 
 
 def call_format(template: ChatTemplate, setting: CallFormatName) -> CallFormat:
-    """The setting's, or what the template tells; Hermes' where it tells nothing, as in our own words for tools."""
+    """The setting's, or the one that the template is written for; Hermes' where the template names none, as in our own
+    words for tools."""
     if setting != "auto":
         return CALL_FORMATS[setting]
     if template.knows_tools:

@@ -20,7 +20,7 @@ MAX_NAME_LEN = 256
 """Of a tool; a longer one is no call."""
 
 
-class NoCallError(Exception):
+class NotAToolCall(Exception):
     """The scanned text is not a tool call after all; it is content."""
 
 
@@ -50,14 +50,14 @@ class Tape:
 
 
 def solid_behind(tag: str, tape: Tape) -> Scanner[str]:
-    """The first character that is no blank, behind `tag` where the text begins with it. Raises NoCallError where it
+    """The first character that is no blank, behind `tag` where the text begins with it. Raises NotAToolCall where it
     begins as the tag does and continues differently."""
     character = yield from tape.next_solid()
     if character != tag[0]:
         return character
     for expected in tag[1:]:
         if (yield from tape.next()) != expected:
-            raise NoCallError
+            raise NotAToolCall
     return (yield from tape.next_solid())
 
 
@@ -95,7 +95,7 @@ def rest(write: Callable[[str], None]) -> Scanner[None]:
 
 
 def string(tape: Tape) -> Scanner[str]:
-    """A JSON string behind its quotation mark. Raises NoCallError."""
+    """A JSON string behind its quotation mark. Raises NotAToolCall."""
     raw = ['"']
     while True:
         character = yield from tape.next()
@@ -106,16 +106,16 @@ def string(tape: Tape) -> Scanner[str]:
             try:
                 text = json.loads("".join(raw))
             except ValueError:
-                raise NoCallError from None
+                raise NotAToolCall from None
             assert isinstance(text, str)
             return text
         elif not character:
-            raise NoCallError
+            raise NotAToolCall
 
 
 def value(first: str, tape: Tape, write: Callable[[str], None]) -> Scanner[str | None]:
     """A JSON value from its `first` character on, written as it comes. Returns the character behind a bare number or
-    word, which tells its end; None where the value tells its own; "" where the text ended in it."""
+    word, which marks its end; None where the value ends by itself; "" where the text ended in it."""
     depth, in_string = 0, False
     character = first
     while character:
@@ -144,7 +144,7 @@ def value(first: str, tape: Tape, write: Callable[[str], None]) -> Scanner[str |
 
 
 def call_object(events: Events, tape: Tape, is_tool: Callable[[str], bool]) -> Scanner[None]:
-    """`{"name": …, "arguments": {…}}` behind its brace; `parameters` is another name for arguments. Raises NoCallError
+    """`{"name": …, "arguments": {…}}` behind its brace; `parameters` is another name for arguments. Raises NotAToolCall
     where no call begins; one that has begun is read to its end."""
     held: list[str] = []
     begun = written = False
@@ -167,7 +167,7 @@ def call_object(events: Events, tape: Tape, is_tool: Callable[[str], bool]) -> S
         if key == "name" and character == '"' and not begun:
             name = yield from string(tape)
             if not is_tool(name) or not 0 < len(name) <= MAX_NAME_LEN:
-                raise NoCallError
+                raise NotAToolCall
             events.begin_call(name)
             begun = True
             if held:
@@ -190,6 +190,6 @@ def call_object(events: Events, tape: Tape, is_tool: Callable[[str], bool]) -> S
             break
         character = yield from tape.next_solid()
     if not begun:
-        raise NoCallError
+        raise NotAToolCall
     if character == "}" and not written:
         events.arguments("{}")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import grpc.aio
 
-from services.router.edge.grpc.messages import Context
+from services.router.edge.grpc.inference_messages import Context
 from services.router.edge.grpc.servicer import InferenceServicer
 from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc
 

@@ -15,7 +15,7 @@ import grpc.aio
 from services.router.dispatch.request import Request
 from services.router.edge.access import Access
 from services.router.edge.catalog import Catalog
-from services.router.edge.grpc.messages import (
+from services.router.edge.grpc.inference_messages import (
     Context,
     metadata_of,
     prompt_of,
@@ -26,8 +26,8 @@ from services.router.edge.grpc.messages import (
 )
 from services.router.edge.grpc.unary_call import answer_client
 from services.router.edge.input_processor import CallInfo, InputProcessor, PromptOptions, TextPrompt
-from services.router.edge.ledger import CallEntry
 from services.router.edge.limits import LimitSettings
+from services.router.edge.request_ledger import CallEntry
 from services.router.edge.scheduling import scheduling_hints
 from services.router.edge.settings import EdgeSettings
 from services.router.edge.tenants.auth import ApiKeys

@@ -220,7 +220,7 @@ def _parts(request: Request, tools: ToolUse | None, formats: AnswerFormats, toke
     if request.resume is not None and request.resume.token_ids:
         if request.resume.num_chars is not None:
             raise InvalidRequest(
-                "resume.num_chars: an answer with tools or reasoning goes on behind token_ids alone",
+                "resume.num_chars: an answer with tools or reasoning continues behind token_ids alone",
                 field="resume.num_chars",
             )
         options = request.text

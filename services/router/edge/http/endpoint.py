@@ -18,8 +18,8 @@ from services.router.edge.http.openai.parsed_request import BodyWriter, ParsedRe
 from services.router.edge.http.openai.schemas import ResumedChoice
 from services.router.edge.http.server.connection import Reply, check_json_size, ended_by_disconnect, read_body
 from services.router.edge.input_processor import CallInfo, InputProcessor, checked_request_id
-from services.router.edge.ledger import CallEntry
 from services.router.edge.output_stream import OutputStream
+from services.router.edge.request_ledger import CallEntry
 from services.router.edge.scheduling import scheduling_hints
 from services.router.edge.settings import EdgeSettings
 from services.router.edge.tenants.auth import ApiKeys, credentials
@@ -52,7 +52,7 @@ class Dialect(Protocol):
 
     @property
     def errors(self) -> ErrorShape:
-        """How it tells of errors."""
+        """The shape of its errors."""
         ...
 
     def parse(self, body: bytes) -> ParsedRequest:
@@ -88,7 +88,7 @@ class InferenceEndpoint:
                 entry.note.trace_id = trace.trace_id
                 await self._answer(headers, receive, reply, CallInfo(arrived_at=arrived_at, trace=trace), entry)
         except asyncio.CancelledError:
-            # Only a server that stops cancels this task: the client hears of it, and the task ends here.
+            # Only a server that stops cancels this task: the client gets an error, and the task ends here.
             failure = WorkerLost("the router is shutting down")
             await reply.error(failure)
         except Exception as error:

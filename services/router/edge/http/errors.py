@@ -18,7 +18,7 @@ MAX_MESSAGE_LEN = 1000
 
 
 class ErrorShape(Protocol):
-    """How an endpoint tells of errors."""
+    """The shape of an endpoint's errors."""
 
     def body(self, error: TandemError) -> bytes:
         """A whole response's JSON."""

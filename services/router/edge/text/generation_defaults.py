@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 
 from shared.engine.sampling_params import SamplingParams
@@ -12,7 +14,7 @@ from shared.model.config.json_fields import read_json_object
 GENERATION_FILE = "generation_config.json"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GenerationDefaults:
     """What a request takes that does not say; None: our own default, which leaves the distribution as it is."""
 
@@ -46,8 +48,8 @@ class GenerationDefaults:
             raise ModelLoadError(f"{GENERATION_FILE}: {error}", field=error.field, file=GENERATION_FILE) from None
         return cls(**given)  # type: ignore[arg-type]
 
-    @property
-    def given(self) -> dict[str, float]:
+    @cached_property
+    def given(self) -> Mapping[str, float]:
         """Those that are set, by name."""
         return {item.name: value for item in fields(self) if (value := getattr(self, item.name)) is not None}
 

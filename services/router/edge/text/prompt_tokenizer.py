@@ -243,8 +243,9 @@ class PromptTokenizer:
         if not token_ids:
             raise InvalidRequest("prompt must not be empty", field="prompt", limit="at least 1 token")
         check_num_tokens(len(token_ids), context_len, "prompt")
-        self.check_token_ids("prompt", token_ids)
-        return tuple(token_ids)
+        checked = tuple(token_ids)  # a message's repeated field makes a new int of each element that is looked at
+        self.check_token_ids("prompt", checked)
+        return checked
 
     def _message_chars(self, prompt: ChatPrompt, context_len: int) -> int:
         """Characters of all messages. Every message takes a token at least: the template marks its role."""

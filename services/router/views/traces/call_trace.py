@@ -16,10 +16,8 @@ from shared.telemetry.trace_context import TraceContext, new_span_id, new_trace_
 from shared.telemetry.tracing.span import Span, SpanKind, Value
 
 if TYPE_CHECKING:
+    from shared.telemetry.tracing.sampler import CallSampler
     from shared.telemetry.tracing.settings import RouterTracesSettings
-
-_RATIO_BITS = 64
-"""Of a trace id that the sampled share is compared with, as OpenTelemetry's TraceIdRatioBased does."""
 
 
 class TraceSink(Protocol):
@@ -48,7 +46,11 @@ class CallTraces:
         self._sink = sink
         self.settings = settings
         self.keep = keep
-        self._bound = round((settings.sample if settings is not None else 0.0) * (1 << _RATIO_BITS))
+        self._sampler: CallSampler | None = None
+        if settings is not None:
+            from shared.telemetry.tracing.sampler import CallSampler  # OpenTelemetry's SDK, where there are traces
+
+            self._sampler = CallSampler(settings)
 
     def begin(self, traceparent: str, tracestate: str, arrived_at: float) -> CallTrace:
         """A call that came at `arrived_at` (time.perf_counter()) with these headers, both empty where it had none."""
@@ -56,19 +58,13 @@ class CallTraces:
         if self._sink is None:
             set_current_trace_id(client.trace_hex if client is not None else "")
             return CallTrace(client) if client is not None else NO_TRACE
-        assert self.settings is not None
-        if client is None:
-            trace_id = new_trace_id()
-            context = TraceContext(trace_id, new_span_id(), self._is_drawn(trace_id))
-        else:
-            sampled = client.sampled if self.settings.follow_client else self._is_drawn(client.trace_id)
-            context = TraceContext(client.trace_id, new_span_id(), sampled, client.state)
+        assert self._sampler is not None
+        trace_id = client.trace_id if client is not None else new_trace_id()
+        is_sampled = self._sampler.is_sampled(trace_id, client)
+        context = TraceContext(trace_id, new_span_id(), is_sampled, client.state if client is not None else "")
         trace = CallTrace(context, self, self._sink, arrived_at, client.span_id if client is not None else 0)
         set_current_trace_id(trace.trace_id)
         return trace
-
-    def _is_drawn(self, trace_id: int) -> bool:
-        return trace_id & ((1 << _RATIO_BITS) - 1) < self._bound
 
 
 class CallTrace:

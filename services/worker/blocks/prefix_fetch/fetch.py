@@ -14,15 +14,12 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from services.worker.blocks.exchange_client import BlockExchangeClient
-from services.worker.blocks.local_blocks import LocalBlocks
+from services.worker.blocks.exchange_client import BlockExchangeClient, LocalBlocks
 from services.worker.blocks.peers import Peers
-from services.worker.blocks.prefix_fetch.fetch_stream import FetchStream
-from services.worker.blocks.prefix_fetch.plan import plan_fetch
-from services.worker.blocks.prefix_fetch.policy import FetchPolicy
-from services.worker.blocks.prefix_fetch.prefix_hint import PrefixHint
-from services.worker.blocks.prefix_fetch.source_fetch import Source, SourceFetch
+from services.worker.blocks.prefix_fetch.fetch_policy import FetchPolicy, plan_fetch
+from services.worker.blocks.prefix_fetch.fetch_stream import FetchStream, Source, SourceFetch
 from services.worker.host import EngineHost
 from shared.block_service.client import SentBlock
 from shared.block_service.store_nodes import StoreNodes
@@ -38,8 +35,28 @@ from shared.kv.rendezvous import by_keeper
 from shared.kv.seal import Purpose, Seal
 from shared.kv.transfer import Incoming, new_ticket
 from shared.kv_index.holders import Tier
+from shared.rpc.pb.tandem.v1 import worker_pb2
 from shared.telemetry.trace_context import TraceContext, new_span_id
 from shared.telemetry.tracing.span import Attributes, Span, SpanKind
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixHint:
+    """From the index, and possibly stale: each holder named is asked what it really has."""
+
+    num_stored_blocks: int | None = None
+    """No store node has a block behind this one of the chain; None = not known, all nodes are asked."""
+    peers: tuple[tuple[str, int], ...] = ()
+    """(host:port, blocks from the first one on) of workers that hold more than this one."""
+
+    @classmethod
+    def of(cls, command: worker_pb2.Submit | worker_pb2.Reserve) -> PrefixHint:
+        """The hint in a router's command."""
+        return cls(
+            command.num_stored_blocks if command.HasField("num_stored_blocks") else None,
+            tuple((peer.address, peer.num_blocks) for peer in command.peers),
+        )
+
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from google.protobuf.message import Message
 
-from services.worker.group.meeting.admission import HANDSHAKE_S, NONCE_BYTES, GroupShape, check_proof, prove
 from services.worker.group.meeting.frames import SILENCE_S, BrokenConnection, Frames
+from services.worker.group.meeting.join_check import HANDSHAKE_S, NONCE_BYTES, GroupShape, check_proof, prove
 from services.worker.group.rank_processes import END_TIMEOUT_S
 from services.worker.group.rank_spec import RankSpec
 from services.worker.settings import WorkerSettings

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from typing import NoReturn
 
-from services.worker.group.meeting.admission import HANDSHAKE_S, NONCE_BYTES, check_proof, own_build, prove
 from services.worker.group.meeting.frames import SILENCE_S, BrokenConnection, Frames
+from services.worker.group.meeting.join_check import HANDSHAKE_S, NONCE_BYTES, check_proof, own_build, prove
 from services.worker.group.rank_processes import END_TIMEOUT_S, WATCH_INTERVAL_S, RankProcess
 from services.worker.group.rank_spec import RankSpec
 from services.worker.machine.cores import choose_group_cores
@@ -25,7 +25,7 @@ from services.worker.settings import WorkerSettings
 from shared.address import Address
 from shared.collectives.cpu_group import shared_memory
 from shared.collectives.several_hosts import MeetingPlace, host_memories
-from shared.cores.policy import divide_share
+from shared.cores.core_choice import divide_share
 from shared.errors import ConfigError, RankLost, TandemError
 from shared.kernels.cpu.build import CannotBuild, choose
 from shared.kernels.cpu.launch import load

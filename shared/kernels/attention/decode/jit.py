@@ -11,7 +11,7 @@ all of them.
 import triton
 import triton.language as tl
 
-from shared.kernels.attention.decode.plan_jit import BEGIN, END, FIRST_SLOT, KV_LEN, NUM_PARTS, SEQ, TOKEN, WIDTH
+from shared.kernels.attention.decode.schedule_jit import BEGIN, END, FIRST_SLOT, KV_LEN, NUM_PARTS, SEQ, TOKEN, WIDTH
 from shared.kernels.attention.jit import absorb, load_rows, normalised, slot_offsets
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from shared.kernels.attention.contract import check_paged_attention
 from shared.kernels.attention.decode.jit import decode_parts
-from shared.kernels.attention.decode.plan import plan_decode
+from shared.kernels.attention.decode.schedule import plan_decode
 from shared.kernels.attention.decode.splits import DecodeConfig
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.device import next_power_of_2

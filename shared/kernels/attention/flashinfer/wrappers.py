@@ -14,14 +14,15 @@ WORKSPACE_BYTES = 128 << 20
 """For partial results of split sequences, as FlashInfer's documentation recommends. All wrappers of a device share it:
 they run one after another on one stream."""
 WRAPPERS = 2
-"""Of each kind: the host plans a step while the one before runs. A plan stands until the next but one of its kind."""
+"""Wrappers of each kind: the host plans a step while the one before runs. A plan holds until the next but one of its
+kind."""
 TENSOR_CORE_GROUP = 4
-"""From this number of query heads a KV head on, decode attention uses the tensor cores."""
+"""Least query heads a KV head for which decode attention uses the tensor cores."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What FlashInfer plans for, apart from the sequences."""
+    """Sizes that FlashInfer plans for, apart from the sequences."""
 
     is_decode: bool
     num_heads: int
@@ -41,7 +42,7 @@ class _Slot:
     wrapper: Any
     plans: int = 0
     copied: torch.cuda.Event | None = None
-    """Behind the copies of the last plan, which read the wrapper's host memory: the next plan overwrites it."""
+    """Event behind the copies of the last plan, which read the wrapper's host memory: the next plan overwrites it."""
 
 
 @dataclass(frozen=True, eq=False)

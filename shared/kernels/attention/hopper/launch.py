@@ -13,7 +13,7 @@ from triton.experimental.gluon.nvidia.hopper import (  # type: ignore[import-unt
 
 from shared.kernels.attention.contract import check_paged_attention
 from shared.kernels.attention.hopper.jit import prefill_tiles_hopper
-from shared.kernels.attention.prefill.plan import longest_chunk, plan_prefill
+from shared.kernels.attention.prefill.schedule import longest_chunk, plan_prefill
 from shared.kernels.batch import AttentionBatch
 
 ROWS = 128  # query heads times tokens of one tile, for both consumers

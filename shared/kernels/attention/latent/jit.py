@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from shared.kernels.attention.decode.jit import merge_parts
-from shared.kernels.attention.decode.plan_jit import BEGIN, END, FIRST_SLOT, KV_LEN, NUM_PARTS, SEQ, TOKEN, WIDTH
+from shared.kernels.attention.decode.schedule_jit import BEGIN, END, FIRST_SLOT, KV_LEN, NUM_PARTS, SEQ, TOKEN, WIDTH
 from shared.kernels.attention.jit import load_rows, slot_offsets
 
 

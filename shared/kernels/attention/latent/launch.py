@@ -10,7 +10,7 @@ from torch import Tensor
 from shared.kernels import device as devices
 from shared.kernels.attention.contract import check_paged_attention
 from shared.kernels.attention.decode.launch import MERGE_CHUNK
-from shared.kernels.attention.decode.plan import plan_decode
+from shared.kernels.attention.decode.schedule import plan_decode
 from shared.kernels.attention.decode.splits import DecodeConfig
 from shared.kernels.attention.latent.jit import latent_parts
 from shared.kernels.batch import AttentionBatch

@@ -57,7 +57,7 @@ NVIDIA = (
         wide_short=PrefillConfig(64, 32, 8, 2),
     ),
 )
-"""By falling need of shared memory."""
+"""Sizes in the order of falling need of shared memory."""
 
 AMD = DeviceConfigs(  # gfx942: warps of 64 lanes
     64 * 1024,
@@ -68,7 +68,7 @@ AMD = DeviceConfigs(  # gfx942: warps of 64 lanes
 )
 
 FLOAT32 = PrefillConfig(rows=32, tile=16, num_warps=4, num_stages=2)
-"""There is no matrix unit at fp32's full precision: for tests of exactness, not for serving."""
+"""Sizes for fp32, for tests of exactness only: no matrix unit computes at fp32's full precision."""
 
 
 def refusal(limits: DeviceLimits) -> str | None:

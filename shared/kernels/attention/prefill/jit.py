@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from shared.kernels.attention.jit import absorb, load_rows, normalised, slot_offsets
-from shared.kernels.attention.prefill.plan_jit import FIRST_TOKEN, KV_LEN, QUERY_LEN, SEQ, TILE_INDEX, WIDTH
+from shared.kernels.attention.prefill.schedule_jit import FIRST_TOKEN, KV_LEN, QUERY_LEN, SEQ, TILE_INDEX, WIDTH
 
 
 @triton.jit

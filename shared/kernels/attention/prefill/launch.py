@@ -10,7 +10,7 @@ from shared.kernels import device as devices
 from shared.kernels.attention.contract import check_paged_attention
 from shared.kernels.attention.prefill.configs import PrefillConfig, prefill_config
 from shared.kernels.attention.prefill.jit import prefill_tiles
-from shared.kernels.attention.prefill.plan import longest_chunk, plan_prefill
+from shared.kernels.attention.prefill.schedule import longest_chunk, plan_prefill
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.device import next_power_of_2
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from loadtest.bench.long_prompt.noisy_neighbour import NoisyNeighbour
+from loadtest.bench.long_prompt.noisy_neighbour import noisy_neighbour
 from shared.errors import Internal
 from tests.waiting import DEADLINE_S
 
@@ -19,7 +19,7 @@ DEMO = Path("models/demo")
 @pytest.mark.slow
 async def test_a_neighbour_computes_only_while_it_is_busy_and_is_gone_at_the_end(tmp_path):
     core = min(os.sched_getaffinity(0))
-    async with NoisyNeighbour(DEMO, 64, 128, core, tmp_path / "neighbour.log") as neighbour:
+    async with noisy_neighbour(DEMO, 64, 128, core, tmp_path) as neighbour:
         process = psutil.Process(neighbour.pid)
         deadline = time.monotonic() + DEADLINE_S
         while process.status() != psutil.STATUS_STOPPED:
@@ -36,5 +36,5 @@ async def test_a_neighbour_computes_only_while_it_is_busy_and_is_gone_at_the_end
 @pytest.mark.slow
 async def test_a_neighbour_without_a_model_says_so(tmp_path):
     with pytest.raises(Internal):
-        async with NoisyNeighbour(tmp_path, 64, 128, 0, tmp_path / "neighbour.log"):
+        async with noisy_neighbour(tmp_path, 64, 128, 0, tmp_path):
             pass

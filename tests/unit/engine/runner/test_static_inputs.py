@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from shared.engine.plan import PlannedSequence, SampleSpec
 from shared.engine.runner.device_link import DeviceLink
-from shared.engine.runner.static_inputs import StaticInputs, StaticTables
+from shared.engine.runner.static_decode import StaticInputs, StaticTables
 from shared.engine.sampling_params import SamplingParams
 
 LINK = DeviceLink(torch.device("cpu"))

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from shared.errors import TransferFailed
+from shared.errors import PeerUnreachable, TransferFailed
 from shared.kv.fleet_key import FleetKey
 from shared.kv.handoff.arrival_check import ArrivalCheck
 from shared.kv.handoff.outgoing_block import OutgoingBlock
@@ -114,6 +114,44 @@ async def test_a_hand_off_has_one_trailer_and_it_is_the_last_message(monkeypatch
             await shipment.finish(1, NUM_TOKENS, finished=False)
         await receiving
         assert indexes == [0, TRAILER_INDEX]
+
+
+async def test_both_sides_count_the_same_messages_from_the_first_to_the_trailer() -> None:
+    async with Pair() as pair:
+        unopened = HandoffReceiver(pair.receiver, pair.check, {}, NUM_TOKENS)
+        assert (unopened.num_arrived, unopened.is_waiting) == (0, False)
+        receiving = pair.received(0, 1)
+        assert (pair.inbox.num_arrived, pair.inbox.is_waiting) == (0, True)
+        async with pair.shipment(2) as shipment:
+            shipment.add_noted([pair.block(0, 3)])
+            await shipment.sent()
+            async with asyncio.timeout(DEADLINE_S):
+                while pair.inbox.num_arrived < 2:
+                    await asyncio.sleep(0)
+            assert (shipment.num_posted, shipment.num_taken, pair.inbox.is_waiting) == (2, 1, True)
+            shipment.add(pair.block(1, 4))
+            await shipment.finish(1, NUM_TOKENS, finished=False)
+        await receiving
+        assert pair.inbox.num_arrived == shipment.num_posted == 4
+        assert not pair.inbox.is_waiting
+
+
+async def test_a_receiver_that_is_given_up_ends_its_hand_off_with_that_error_and_gets_no_trailer() -> None:
+    async with Pair() as pair:
+        receiving = pair.received(0, 1)
+        pair.ticket ^= 1  # what is sent is never taken
+        shipment = pair.shipment(2)
+        shipment.add_noted([pair.block(0, 3)])
+        finishing = asyncio.create_task(shipment.finish(1, NUM_TOKENS, finished=False))
+        async with asyncio.timeout(DEADLINE_S):
+            while shipment.num_posted < 2:
+                await asyncio.sleep(0)
+        shipment.give_up(PeerUnreachable("cut"))
+        with pytest.raises(PeerUnreachable):
+            await finishing
+        assert (pair.released, shipment.num_posted) == ([3], 2)
+        pair.inbox.replace_sender()
+        assert await receiving is SenderLeft.REPLACED
 
 
 async def test_a_hand_off_without_blocks_is_its_trailer_alone() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from loadtest.bench.engine.cuda import LLAMA_8B
-from loadtest.bench.engine.piecewise import STEPS, MixedStep, Pair, count_same
+from loadtest.bench.engine.mixed import MixedStep
+from loadtest.bench.engine.piecewise import STEPS, Pair, count_same
 from shared.engine.plan import NoToken, SampledToken, StepResult
 from shared.model.config.model_config import ModelConfig
 from shared.model.random_weights import random_decoder

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from loadtest.bench.peers.turns import CannotRun, Case, EngineProcess, Measured, take_turns
+from loadtest.bench.peers.turns import CannotRun, Case, EngineProcess, take_turns
+from loadtest.rig.measure import median_ratio
 
 
 class Scripted(EngineProcess):
@@ -46,8 +47,7 @@ async def test_the_order_turns_each_round_and_the_first_round_only_warms_up():
 
 
 def test_a_ratio_is_the_median_of_pairs_of_the_same_round():
-    measured = Measured(PREFILL, {"ours": [10.0, 100.0, 30.0], "peer": [5.0, 100.0, 10.0]})
-    assert measured.ratio("ours", "peer") == 2.0
+    assert median_ratio([10.0, 100.0, 30.0], [5.0, 100.0, 10.0]) == 2.0
 
 
 async def test_an_engine_that_fails_keeps_only_the_cases_it_finished():

@@ -12,6 +12,7 @@ from services.router.dispatch.active_request import ActiveRequest, WriteCoalesce
 from services.router.dispatch.attempt import Attempt
 from services.router.dispatch.request import Request
 from services.router.dispatch.states import RequestState
+from services.router.placement.cut_pairs import CutPairs
 from services.router.placement.decision import Choice
 from services.router.placement.views import NO_WORK, PrefixHits, PrefixPeer, Work
 from shared.engine.sampling_params import SamplingParams
@@ -88,7 +89,8 @@ class Rig:
         self.active.record.choices.append(Choice("d0", None if collocated else "p0"))
         self.decode, self.prefill, self.predictor = Link("d0"), Link("p0"), Predictor()
         links: Any = (self.decode, None if collocated else self.prefill)
-        self.attempt = Attempt(self.active, *links, self.predictor, timeout_s, lambda *_: None, no_one_is_waited_for)  # type: ignore[arg-type]
+        parts: Any = (self.predictor, timeout_s, lambda *_: None, no_one_is_waited_for, CutPairs())
+        self.attempt = Attempt(self.active, *links, *parts)
         self.running = asyncio.create_task(self.attempt.run())
 
     def decoded(self, *token_ids: int, **fields: Any) -> None:

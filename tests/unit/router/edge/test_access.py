@@ -11,7 +11,7 @@ from services.router.dispatch.record import FINISHED, Ask, RequestRecord
 from services.router.dispatch.request import FinishReason
 from services.router.dispatch.states import RequestEvent, RequestState
 from services.router.edge.access import NOTE, STATUS, Access, AccessMiddleware, access_fields
-from services.router.edge.ledger import CallEntry, CallNote, Uncounted
+from services.router.edge.request_ledger import CallEntry, CallNote, Uncounted
 from services.router.placement.decision import Choice
 from shared.errors import Unauthenticated
 from shared.telemetry.logs import JsonFormatter

@@ -9,8 +9,8 @@ import pytest
 
 from services.router.dispatch.record import FINISHED, RequestRecord
 from services.router.dispatch.request import FinishReason, Request, Resume
-from services.router.edge.ledger import CallEntry
 from services.router.edge.output_stream import OutputStream
+from services.router.edge.request_ledger import CallEntry
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import InvalidRequest, NumericalFault, Overloaded
 from shared.model.text.tokenizer import Tokenizer

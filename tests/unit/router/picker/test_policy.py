@@ -8,7 +8,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.picker.policy import SESSION_SLACK, Endpoint, Refusal, choose
+from services.router.picker.router_order import SESSION_SLACK, Endpoint, Refusal, choose
 
 ENDPOINTS = st.lists(
     st.builds(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.placement.ledger import SETTLE_S, Ledger
+from services.router.placement.commitments import SETTLE_S, Ledger
 from services.router.placement.views import NO_WORK, Work
 from tests.unit.router.placement.builders import view
 

@@ -48,6 +48,24 @@ def test_workers_that_lack_what_all_prompts_begin_with_have_long_prompts_too():
     assert chosen(long_hit) == chosen(short_hit, min_hit_share=0.0) == {Choice("d", "p")}
 
 
+def test_a_pair_that_is_cut_is_not_chosen_and_both_serve_with_others():
+    decodes, prefills = [view("d0"), view("d1", num_free_blocks=20)], [view("p0"), view("p1", num_queued_tokens=1000)]
+    assert choose(decodes, prefills) == Choice("d0", "p0")
+    one = replace(prompt(), cut={"d0": frozenset({"p0"})})
+    assert choose(decodes, prefills, one) == Choice("d0", "p1")
+    both = replace(prompt(), cut={"d0": frozenset({"p0", "p1"})})
+    assert choose(decodes, prefills, both) == Choice("d1", "p0")
+
+
+def test_a_decode_worker_that_no_prefill_worker_reaches_computes_the_prompt():
+    cut = replace(prompt(), cut={"d": frozenset({"p"})})
+    choice = choose([view("d")], [view("p")], cut)
+    assert choice == Choice("d", None)
+    assert choice.route is Route.NO_PREFILL
+    assert choose([view("d", num_queued_tokens=10_000)], [view("p")], cut) is None
+    assert choose([view("d")], [view("p"), view("full", num_queued_tokens=10_000)], cut) is None
+
+
 def test_a_holder_whose_queue_would_make_it_late_is_passed_by():
     placement = Placement(PlacementConfig(), predictor=trained())
     prefills = pool(view("p0", num_queued_tokens=1000), view("p1"))

@@ -8,7 +8,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.placement.ledger import Ledger
+from services.router.placement.commitments import Ledger
 from services.router.placement.policy import Placement, PlacementConfig
 from services.router.placement.views import Pool, Replicas, Work, own_workers
 from tests.unit.router.placement.builders import pool, prompt, view

@@ -17,6 +17,12 @@ def link_in(pool: Pool) -> WorkerLink:
     return WorkerLink(worker, "router-0", lambda _: None, lambda: None, {WorkerRole.DECODE: pool})
 
 
+def test_a_session_begins_with_the_target_that_the_router_promises():
+    worker, pools = DiscoveredWorker("d0", DECODE, "h:1"), {WorkerRole.DECODE: Pool()}
+    link = WorkerLink(worker, "router-0", lambda _: None, lambda: None, pools, tpot_target_s=0.05)
+    assert [link._new_epoch().tpot_target_s, link_in(Pool())._new_epoch().tpot_target_s] == [0.05, 0.0]
+
+
 def test_a_welcome_that_crosses_the_removal_brings_no_work():
     pool = Pool()
     kept, removed = link_in(pool), link_in(pool)

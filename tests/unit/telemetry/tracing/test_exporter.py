@@ -10,13 +10,13 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from shared.telemetry.metrics import Metrics
-from shared.telemetry.tracing.collector import CollectorError
 from shared.telemetry.tracing.exporter import (
     MAX_BATCH_SPANS,
     MAX_QUEUED_SPANS,
     MAX_SPANS_IN_A_ROW,
     SpanExporter,
 )
+from shared.telemetry.tracing.otlp_connection import CollectorError
 from shared.telemetry.tracing.settings import TracesSettings
 from shared.telemetry.tracing.span import Span, SpanKind
 from shared.telemetry.tracing.tracer import Tracer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.worker.blocks.prefix_fetch.plan import PIECE_BLOCKS, plan_fetch
+from services.worker.blocks.prefix_fetch.fetch_policy import PIECE_BLOCKS, plan_fetch
 
 INDEXES = st.sets(st.integers(0, 80))
 

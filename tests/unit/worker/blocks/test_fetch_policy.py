@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.worker.blocks.prefix_fetch.policy import (
+from services.worker.blocks.prefix_fetch.fetch_policy import (
     HOLD_SHARE,
     MARGIN,
     MAX_LINKS,

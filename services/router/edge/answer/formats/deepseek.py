@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from services.router.edge.answer.call_rules import CallRules
 from services.router.edge.answer.events import Events
-from services.router.edge.answer.scan import MAX_NAME_LEN, NoCallError, Scanner, Tape, through, value
+from services.router.edge.answer.scan import MAX_NAME_LEN, NotAToolCall, Scanner, Tape, through, value
 
 CALLS, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, SEPARATOR, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
@@ -36,7 +36,7 @@ def calls(events: Events, _is_tool: Callable[[str], bool]) -> Scanner[None]:
         tape = Tape(CALL)
         try:
             yield from _call(events, tape)
-        except NoCallError:
+        except NotAToolCall:
             events.content(tape.text)
             return
 
@@ -48,11 +48,11 @@ def _call(events: Events, tape: Tape) -> Scanner[None]:
         character = yield from tape.next()
         behind += character
         if not character or len(behind) > MAX_NAME_LEN:
-            raise NoCallError
+            raise NotAToolCall
     # V3 writes a type before the name and a fence behind it; V3.1 has the name where V3 has the type.
     name = behind[:-1].replace("```json", "").strip() or before.strip()
     if not name:
-        raise NoCallError
+        raise NotAToolCall
     events.begin_call(name)
     yield from value("{", tape, events.arguments)
 
@@ -63,5 +63,5 @@ def _until(mark: str, tape: Tape) -> Scanner[str]:
         character = yield from tape.next()
         read += character
         if not character or len(read) > MAX_NAME_LEN + len(mark):
-            raise NoCallError
+            raise NotAToolCall
     return read[: -len(mark)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from services.router.edge.answer.events import Events
-from services.router.edge.answer.scan import NoCallError, Scanner, Tape, call_object, rest, value
+from services.router.edge.answer.scan import NotAToolCall, Scanner, Tape, call_object, rest, value
 
 
 def named(events: Events, name: str) -> Scanner[None]:
@@ -21,10 +21,10 @@ def listed(events: Events) -> Scanner[None]:
         character = yield from tape.next_solid()
         while character in ("[", ","):
             if (yield from tape.next_solid()) != "{":
-                raise NoCallError
+                raise NotAToolCall
             yield from call_object(events, tape, lambda _: True)
             tape = Tape()
             character = yield from tape.next_solid()
-    except NoCallError:
+    except NotAToolCall:
         events.content(tape.text)
     yield from rest(lambda _: None)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from services.router.edge.answer.call_rules import CallRules
 from services.router.edge.answer.events import Events
-from services.router.edge.answer.scan import NoCallError, Scanner, Tape, call_object, through
+from services.router.edge.answer.scan import NotAToolCall, Scanner, Tape, call_object, through
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 SPECIAL = (BEGIN, END)
@@ -24,9 +24,9 @@ def calls(events: Events, _is_tool: Callable[[str], bool]) -> Scanner[None]:
         tape = Tape(BEGIN)
         try:
             if (yield from tape.next_solid()) != "{":
-                raise NoCallError
+                raise NotAToolCall
             yield from call_object(events, tape, lambda _: True)
             if not (yield from through(END, lambda _: None)):
                 return
-        except NoCallError:
+        except NotAToolCall:
             events.content(tape.text)

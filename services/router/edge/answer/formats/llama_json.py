@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from services.router.edge.answer.call_rules import CallRules
 from services.router.edge.answer.events import Events
-from services.router.edge.answer.scan import NoCallError, Scanner, Tape, call_object, rest, solid_behind
+from services.router.edge.answer.scan import NotAToolCall, Scanner, Tape, call_object, rest, solid_behind
 
 TAG = "<|python_tag|>"
 SPECIAL = (TAG,)
@@ -30,7 +30,7 @@ def calls(events: Events, is_tool: Callable[[str], bool]) -> Scanner[None]:
             character = yield from tape.next_solid()
             if character == ";":
                 character = yield from tape.next_solid()
-    except NoCallError:
+    except NotAToolCall:
         pass
     events.content(tape.text)
     yield from rest(events.content)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from services.router.edge.answer.call_rules import CallRules
 from services.router.edge.answer.events import Events
-from services.router.edge.answer.scan import MAX_NAME_LEN, NoCallError, Scanner, Tape, call_object, through, value
+from services.router.edge.answer.scan import MAX_NAME_LEN, NotAToolCall, Scanner, Tape, call_object, through, value
 
 MARK, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 SPECIAL = (MARK, ARGS, CALL_ID)
@@ -35,7 +35,7 @@ def calls(events: Events, _is_tool: Callable[[str], bool]) -> Scanner[None]:
                 yield from _list(events, tape)
             else:
                 yield from _named(events, tape, character)
-        except NoCallError:
+        except NotAToolCall:
             events.content(tape.text)
 
 
@@ -47,7 +47,7 @@ def _list(events: Events, tape: Tape) -> Scanner[None]:
         if character != ",":
             return
         character = yield from tape.next_solid()
-    raise NoCallError
+    raise NotAToolCall
 
 
 def _named(events: Events, tape: Tape, character: str) -> Scanner[None]:
@@ -55,10 +55,10 @@ def _named(events: Events, tape: Tape, character: str) -> Scanner[None]:
     while character != "{":
         read += character
         if not character or len(read) > MAX_NAME_LEN + len(CALL_ID) + len(ARGS):
-            raise NoCallError
+            raise NotAToolCall
         character = yield from tape.next()
     name = read.partition(ARGS)[0].partition(CALL_ID)[0].strip()
     if not name or any(sign.isspace() for sign in name):
-        raise NoCallError
+        raise NotAToolCall
     events.begin_call(name)
     yield from value(character, tape, events.arguments)

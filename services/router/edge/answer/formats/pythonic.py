@@ -11,7 +11,7 @@ from collections.abc import Callable
 from services.router.edge.answer.call_rules import CallRules
 from services.router.edge.answer.events import Events
 from services.router.edge.answer.python_rules import ARGUMENT_NAME, COMMA, PythonRules, UnsupportedSchemaError
-from services.router.edge.answer.scan import MAX_NAME_LEN, NoCallError, Scanner, Tape, rest, solid_behind
+from services.router.edge.answer.scan import MAX_NAME_LEN, NotAToolCall, Scanner, Tape, rest, solid_behind
 
 TAG, TAG_END = "<|python_start|>", "<|python_end|>"
 SPECIAL = (TAG, TAG_END)
@@ -41,7 +41,7 @@ def calls(events: Events, is_tool: Callable[[str], bool]) -> Scanner[None]:
     try:
         character = yield from solid_behind(TAG, tape)
         if character != "[":
-            raise NoCallError
+            raise NotAToolCall
         while True:
             yield from _call(events, tape, is_tool)
             tape = Tape()
@@ -49,7 +49,7 @@ def calls(events: Events, is_tool: Callable[[str], bool]) -> Scanner[None]:
             if character != ",":
                 break
         tape = Tape("" if character == "]" else character)
-    except NoCallError:
+    except NotAToolCall:
         pass
     text = tape.text
     behind: list[str] = []
@@ -69,10 +69,10 @@ def _call(events: Events, tape: Tape, is_tool: Callable[[str], bool]) -> Scanner
     while character != "(":
         name += character
         if not character or len(name) > MAX_NAME_LEN:
-            raise NoCallError
+            raise NotAToolCall
         character = yield from tape.next()
     if not is_tool(name):
-        raise NoCallError
+        raise NotAToolCall
     source = yield from _arguments(tape)
     events.begin_call(name)
     events.arguments(source)
@@ -87,7 +87,7 @@ def _arguments(tape: Tape) -> Scanner[str]:
         character = yield from tape.next()
         length += 1
         if not character or length > MAX_CALL_LEN:
-            raise NoCallError
+            raise NotAToolCall
         if quote:
             if character == "\\":
                 read.append(character)
@@ -118,10 +118,10 @@ def _as_json(arguments: list[str]) -> str:
         for argument in arguments:
             name, equals, source = (part.strip() for part in argument.partition("="))
             if not equals or re.fullmatch(ARGUMENT_NAME, name) is None:
-                raise NoCallError
+                raise NotAToolCall
             values[name] = ast.literal_eval(source)
         text = json.dumps(values, ensure_ascii=False, allow_nan=False)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
-        raise NoCallError from None
+        raise NotAToolCall from None
     # Python keeps both halves of a character beyond 16 bits apart where they were written as two escapes.
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -135,7 +135,7 @@ class Reply:
         await self._send({"type": "http.response.body", "body": data, "more_body": not last})
 
     async def error(self, error: TandemError) -> None:
-        """Tells the client: by status before the first byte, in mid-stream as the last event (no [DONE])."""
+        """Sends an error: by status before the first byte, in mid-stream as the last event (no [DONE])."""
         if self.done:
             return
         if self.streaming:

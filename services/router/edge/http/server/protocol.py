@@ -107,7 +107,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._arm_read(self._limits.header_timeout_s, self._head_is_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Ends the timers and tells the requests that still run: uvicorn would tell the last one only."""
+        """Ends the timers, and the requests that still run as disconnected: uvicorn would end the last one only."""
         self._open_connections.close(self._client_host)
         self._disarm_read()
         self._disarm_write()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from loadtest.baseline.systems import SYSTEMS
-from loadtest.bench.long_prompt.measure import system_table, write_figures
-from loadtest.bench.long_prompt.windows import Medians, Pair, Window
+from loadtest.bench.long_prompt.measure import results, system_table
+from loadtest.bench.long_prompt.windows import Pair, Window, median_of
 from loadtest.records import Reply
 
 
@@ -32,7 +30,7 @@ def test_a_pair_is_a_ratio_of_its_own_windows():
     assert pair.p99_over_neighbour is None
     beside = Pair.of([0.01] * 100, [0.03] * 100, [0.5], [0.02] * 100)
     assert beside.p99_over_neighbour == pytest.approx(1.5)
-    assert Medians.of([pair, beside]).p99_over_neighbour == pytest.approx(1.5)
+    assert median_of([pair, beside], lambda pair: pair.p99_over_neighbour) == pytest.approx(1.5)
 
 
 def pairs(*ratios: float) -> list[Pair]:
@@ -40,17 +38,15 @@ def pairs(*ratios: float) -> list[Pair]:
 
 
 def test_the_median_is_of_the_pairs_ratios():
-    medians = Medians.of(pairs(1.0, 3.0, 1.1))
-    assert medians.p99_ratio == pytest.approx(1.1)
-    assert medians.num_prompts == 9
+    assert median_of(pairs(1.0, 3.0, 1.1), lambda pair: pair.p99_ratio) == pytest.approx(1.1)
+    assert median_of(pairs(1.0), lambda pair: pair.p99_over_neighbour) is None
 
 
-def test_the_table_and_the_figures_set_disaggregated_beside_the_best_collocated(tmp_path):
+def test_the_table_and_the_figures_set_disaggregated_beside_the_best_collocated():
     measured = {"disaggregated": pairs(1.05), "collocated-2": pairs(4.0), "collocated-1": pairs(6.3)}
     text = system_table(SYSTEMS, measured)
     assert "| 1 prefill + 1 decode | 10.0 ms | 10.5 ms | **1.05** (1.05) |" in text
-    write_figures(tmp_path / "f.json", SYSTEMS, measured)
-    results = json.loads((tmp_path / "f.json").read_text())["results"]
-    ratio = next(r for r in results if r["name"] == "1 prefill + 1 decode: ITL p99 with over without")
-    assert ratio["limit"] == 1.1
-    assert (ratio["peer"], ratio["ratio"]) == ("2 collocated", pytest.approx(4.0 / 1.05))
+    found = {result.name: result for result in results(SYSTEMS, measured)}
+    ratio = found["1 prefill + 1 decode: ITL p99 with over without"]
+    assert ratio.limit == 1.1
+    assert (ratio.peer, ratio.ratio) == ("2 collocated", pytest.approx(4.0 / 1.05))

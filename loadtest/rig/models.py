@@ -1,0 +1,129 @@
+"""Checkpoints with random weights, for measurements of speed, which does not depend on the weights' values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from shared.errors import ConfigError, ModelLoadError
+
+Shape = Mapping[str, Any]
+"""Arguments of `write_random_checkpoint`."""
+
+SHAPES: dict[str, Shape] = {
+    "125m": {
+        "vocab_size": 32000,
+        "hidden_size": 768,
+        "intermediate_size": 2048,
+        "num_layers": 12,
+        "num_heads": 12,
+        "num_kv_heads": 4,
+        "head_dim": 64,
+    },
+    "1b": {
+        "vocab_size": 32000,
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_layers": 22,
+        "num_heads": 32,
+        "num_kv_heads": 4,
+        "head_dim": 64,
+    },
+    "qwen3-moe": {
+        "architecture": "Qwen3MoeForCausalLM",
+        "vocab_size": 32000,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_layers": 3,
+        "num_heads": 32,
+        "num_kv_heads": 4,
+        "head_dim": 128,
+        "extra_config": {
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+        },
+    },
+    "deepseek-v2-lite": {
+        "architecture": "DeepseekV2ForCausalLM",
+        "vocab_size": 32000,
+        "hidden_size": 2048,
+        "intermediate_size": 10944,
+        "num_layers": 3,
+        "num_heads": 16,
+        "num_kv_heads": 16,
+        "extra_config": {
+            "q_lora_rank": None,
+            "kv_lora_rank": 512,
+            "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 128,
+            "n_routed_experts": 64,
+            "num_experts_per_tok": 6,
+            "moe_intermediate_size": 1408,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 1,
+        },
+    },
+}
+"""125m: a small GQA Llama; 1b: TinyLlama's shape; qwen3-moe and deepseek-v2-lite: three layers of Qwen3-30B-A3B and of
+DeepSeek-V2-Lite, experts and heads of full size and number. All with a vocabulary of 32,000."""
+
+SERVED: dict[str, Shape] = {
+    "xs": {"hidden_size": 384, "intermediate_size": 1024, "num_layers": 8, "num_heads": 6, "num_kv_heads": 3},
+    "s": {"hidden_size": 512, "intermediate_size": 1376, "num_layers": 12, "num_heads": 8, "num_kv_heads": 4},
+    "b": {"hidden_size": 768, "intermediate_size": 2048, "num_layers": 12, "num_heads": 12, "num_kv_heads": 4},
+}
+"""Llamas with heads of 64 whose compute dominates the Python around it. `b` has 78 million parameters; `s` has 36
+million, for machines without fast 16-bit arithmetic; `xs` has 14 million, for machines without a whole free core."""
+
+DEMO = Path(__file__).parents[2] / "models" / "demo"
+
+_MOST_BYTES = 1 << 30  # of a file: what is generated at once
+
+
+def checkpoint(name: str) -> Path:
+    """The folder of a bf16 checkpoint of SHAPES, written to the user's cache unless it exists."""
+    folder = Path.home() / ".cache" / "tandem" / "checkpoints" / name
+    # Prompts are token ids, but some engines require a tokenizer: any will do.
+    _write(folder, SHAPES[name], DEMO, max_position_embeddings=16384, tie=False)
+    return folder
+
+
+def write_model(folder: Path, shape: Shape, tokenizer_of: Path) -> Path:
+    """Makes the folder of a model that can be served, unless it exists, and returns it. Its vocabulary is that of the
+    model `tokenizer_of`. Raises ConfigError (`tokenizer`) if that is none."""
+    from shared.model.config.model_config import ModelConfig
+
+    try:
+        vocab_size = ModelConfig.load(tokenizer_of).vocab_size
+    except ModelLoadError as error:
+        raise ConfigError(f"{tokenizer_of} is not a model folder: {error.message}", field="tokenizer") from error
+    _write(
+        folder,
+        {"head_dim": 64, **shape, "vocab_size": vocab_size},
+        tokenizer_of,
+        max_position_embeddings=8192,
+        tie=True,
+    )
+    return folder
+
+
+def _write(folder: Path, shape: Shape, tokenizer_of: Path, **fields: Any) -> None:
+    import torch  # imported here: the load generator's commands use this module and start faster without torch
+
+    from shared.model.checkpoints import TOKENIZER_FILES, write_random_checkpoint
+
+    if (folder / TOKENIZER_FILES[0]).exists():  # written last
+        return
+    write_random_checkpoint(
+        folder,
+        dtype=torch.bfloat16,
+        tokenizer_from=tokenizer_of,
+        max_shard_bytes=_MOST_BYTES if "extra_config" in shape else None,
+        **{**shape, **fields},
+    )

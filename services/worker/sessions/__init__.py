@@ -1,1 +1,0 @@
-"""The worker's end of its sessions with routers."""

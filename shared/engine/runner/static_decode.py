@@ -1,0 +1,250 @@
+"""Decode steps over tensors that never move, at fixed batch sizes: what a CUDA graph can capture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shared.engine.plan import PlannedSequence, StepPlan
+from shared.engine.runner.cuda_graphs import CudaGraphs, Replayable, capture_sizes, padded_size
+from shared.engine.runner.device_link import DeviceLink
+from shared.engine.sampling_params import SamplingParams
+from shared.kernels.batch import AttentionBatch
+from shared.kernels.sampling.rows import SamplingRows
+from shared.model.decoder import Decoder
+
+_FIELDS = {
+    "token_ids": torch.int64,
+    "pending": torch.int64,  # -1: token_ids holds it; else where among the tokens of the step before it stands
+    "seeds": torch.int64,
+    "rope_lengths": torch.int64,
+    "top_ps": torch.float64,
+    "seq_lens": torch.int32,
+    "temperatures": torch.float32,
+    "top_ks": torch.int32,
+    "min_ps": torch.float32,
+}
+"""Rows of inputs by type, the larger types first, so that each begins at a multiple of its size."""
+_ROW_BYTES = sum(dtype.itemsize for dtype in _FIELDS.values())
+
+
+class StaticDecode:
+    """Runs steps in which every sequence computes one token and samples the next.
+
+    A step is padded to the next of the capture sizes. Padding rows read and write one block of the pool that no
+    sequence uses. With graphs, `start()` captures each size; without, the same function runs eagerly.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        # [num_blocks + 1, num_layers, num_planes, num_kv_heads, block_size, head_dim]: the last is for padding
+        kv_blocks: Tensor,
+        max_batch: int,
+        max_seq_len: int,
+        link: DeviceLink,
+        graphs: CudaGraphs | None,
+    ) -> None:
+        """Allocates the buffers of every capture size; max_seq_len in tokens. `graphs`: None = steps run eagerly."""
+        self._decoder = decoder
+        self._kv_blocks = kv_blocks
+        self._block_size = kv_blocks.shape[4]
+        self._sizes = capture_sizes(max_batch)
+        self._inputs = {size: StaticInputs(size, link) for size in self._sizes}
+        self._tables = StaticTables(max_batch, -(-max_seq_len // self._block_size), kv_blocks.shape[0] - 1, link)
+        device = link.device
+        self._query_start = torch.arange(max_batch + 1, dtype=torch.int32, device=device)
+        self._logit_rows = torch.arange(max_batch, dtype=torch.int64, device=device)
+        self.sampled: Tensor = torch.zeros(max_batch, dtype=torch.int64, device=device)
+        """[max_batch] int64, the tokens that the last step sampled; -1 where there was nothing to choose."""
+        self._graphs = graphs
+        self._captured: dict[int, tuple[Replayable, Tensor]] = {}  # by size, with its logits
+
+    def start(self) -> None:
+        """Captures the graphs, where there are graphs; the largest first, so that the others fit into its memory."""
+        if self._graphs is None:
+            return
+        for size in reversed(self._sizes):
+            self._captured[size] = self._graphs.capture(
+                lambda size=size: self._forward(size, (1,) * size)  # type: ignore[misc]
+            )
+
+    def takes(self, plan: StepPlan) -> bool:
+        """Whether `run` can run this step."""
+        if len(plan.sequences) > self._sizes[-1]:
+            return False
+        width = self._tables.width
+        for item in plan.sequences:
+            if item.sample is None or len(item.token_ids) != 1 or item.targets or len(item.block_ids) > width:
+                return False
+        return True
+
+    def run(self, plan: StepPlan) -> tuple[Tensor, Tensor]:
+        """([n, vocab_size] fp32 logits, [n] int64 tokens) of the plan's n sequences; both hold until the next step.
+
+        Tokens are sampled from the logits as they are: no penalties, nothing banned.
+        """
+        items = plan.sequences
+        size = padded_size(self._sizes, len(items))
+        self._inputs[size].fill(items)
+        self._tables.fill([item.block_ids for item in items], size)
+        if self._graphs is None:
+            logits = self._forward(size, [*(item.end for item in items), *[1] * (size - len(items))])
+        else:
+            graph, logits = self._captured[size]
+            graph.replay()
+        return logits[: len(items)], self.sampled[: len(items)]
+
+    def _forward(self, size: int, kv_lens: Sequence[int]) -> Tensor:
+        """[size, vocab_size] logits of the present inputs; writes `sampled`. Does nothing that a graph cannot hold.
+
+        Kernels that follow the lengths on the device ignore `kv_lens`.
+        """
+        inputs, tables = self._inputs[size], self._tables.tables[:size]
+        earlier = self.sampled.index_select(0, inputs.pending.clamp(min=0)).clamp(min=0)
+        token_ids = torch.where(inputs.pending < 0, inputs.token_ids, earlier)
+        positions = inputs.seq_lens.long() - 1
+        blocks = tables.gather(1, (positions // self._block_size)[:, None])[:, 0].long()
+        batch = AttentionBatch(
+            query_start=self._query_start[: size + 1],
+            seq_lens=inputs.seq_lens,
+            block_tables=tables,
+            slots=blocks * self._block_size + positions % self._block_size,
+            query_lens=(1,) * size,
+            kv_lens=tuple(kv_lens),
+            block_size=self._block_size,
+        )
+        lengths = inputs.rope_lengths if self._decoder.rotary.needs_lengths else None
+        rows = self._logit_rows[:size]
+        logits = self._decoder.forward(token_ids, positions, self._kv_blocks, batch, rows, lengths)
+        self.sampled[:size].copy_(self._decoder.kernels.sample_tokens(logits, inputs.rows()))
+        return logits
+
+
+class StaticInputs:
+    """One entry a row, for batches of exactly `size` rows; rows beyond a batch are padding.
+
+    A padding row is a sequence of one token, token 0, sampled greedily.
+    """
+
+    def __init__(self, size: int, link: DeviceLink) -> None:
+        self.size = size
+        self._link = link
+        self._bytes = torch.zeros(size * _ROW_BYTES, dtype=torch.uint8, device=link.device)
+        views, begin = {}, 0
+        for name, dtype in _FIELDS.items():
+            end = begin + size * dtype.itemsize
+            views[name] = self._bytes[begin:end].view(dtype)
+            begin = end
+        self.token_ids = views["token_ids"]  # [size], as all of them
+        self.pending = views["pending"]
+        self.seq_lens = views["seq_lens"]  # int32, KV length with this step's token
+        self.rope_lengths = views["rope_lengths"]  # int64, see `Rotary`
+        self._views = views
+        self._columns = _columns(np.zeros(size * _ROW_BYTES, dtype=np.uint8), size)  # as they are on the device
+        self._params: list[SamplingParams] | None = None  # those in the columns
+        self.fill([])
+
+    def rows(self) -> SamplingRows:
+        """How to choose each row's token, whose index in its sequence is the row's length."""
+        views = self._views
+        return SamplingRows(
+            temperatures=views["temperatures"],
+            top_ks=views["top_ks"],
+            top_ps=views["top_ps"],
+            min_ps=views["min_ps"],
+            seeds=views["seeds"],
+            positions=self.seq_lens.long(),
+        )
+
+    def fill(self, items: Sequence[PlannedSequence]) -> None:
+        """Queue the values of a step of one token a sequence, each with its SampleSpec."""
+        params = [item.sample.params for item in items if item.sample is not None]
+        assert len(params) == len(items) <= self.size
+        count, columns = len(items), self._columns
+        if params != self._params:  # seldom: only where sequences come or go
+            self._fill_params(params)
+        for name, values, padding in (
+            ("token_ids", [item.token_ids[0] for item in items], 0),
+            ("pending", [-1 if item.pending is None else item.pending for item in items], -1),
+            ("seq_lens", [item.start + 1 for item in items], 1),
+            ("rope_lengths", [item.num_prompt_tokens for item in items], 1),
+        ):
+            columns[name][:count] = values
+            columns[name][count:] = padding
+        np.maximum(columns["rope_lengths"], columns["seq_lens"], out=columns["rope_lengths"])
+        host = self._link.empty(self._bytes.shape[0])
+        host.numpy()[:] = self._columns["bytes"]
+        self._bytes.copy_(host, non_blocking=True)
+
+    def _fill_params(self, params: list[SamplingParams]) -> None:
+        """Fills the sampling parameters, which stay the same from step to step while the batch does."""
+        count, columns = len(params), self._columns
+        for name, values, padding in (
+            ("seeds", [_signed(p.seed or 0) for p in params], 0),
+            ("top_ps", [p.top_p for p in params], 1.0),
+            ("temperatures", [0.0 if p.is_greedy else p.temperature for p in params], 0.0),
+            ("top_ks", [p.top_k for p in params], 0),
+            ("min_ps", [p.min_p for p in params], 0.0),
+        ):
+            columns[name][:count] = values
+            columns[name][count:] = padding
+        self._params = params
+
+
+class StaticTables:
+    """Block tables of the rows, of fixed width, with a mirror on the host by which only changes are copied."""
+
+    def __init__(self, num_rows: int, width: int, padding_block: int, link: DeviceLink) -> None:
+        """Every row begins as padding: its one block is `padding_block`."""
+        self._link = link
+        self._padding: tuple[int, ...] = (padding_block,)
+        self._rows: list[tuple[int, ...]] = [self._padding] * num_rows
+        self._mirror = np.full((num_rows, width), padding_block, dtype=np.int32)
+        self.tables: Tensor = torch.full((num_rows, width), padding_block, dtype=torch.int32, device=link.device)
+        """[num_rows, width] int32."""
+
+    @property
+    def width(self) -> int:
+        """Blocks that a row holds at most."""
+        return self.tables.shape[1]
+
+    def fill(self, block_tables: Sequence[tuple[int, ...]], num_rows: int) -> None:
+        """Queue what changed since the last call in the first `num_rows` rows; those past the tables are padding."""
+        changed = False
+        for row in range(num_rows):
+            new = block_tables[row] if row < len(block_tables) else self._padding
+            old = self._rows[row]
+            if new is old or new == old:
+                continue
+            # Most changes are a block more.
+            begin = len(old) if new[: len(old)] == old else 0
+            self._mirror[row, begin : len(new)] = new[begin:]
+            self._rows[row] = new
+            changed = True
+        if not changed:
+            return
+        used = max(len(row) for row in self._rows[:num_rows])
+        host = self._link.empty(num_rows * used * 4).view(torch.int32).view(num_rows, used)
+        host.numpy()[:] = self._mirror[:num_rows, :used]
+        self.tables[:num_rows, :used].copy_(host, non_blocking=True)
+
+
+def _columns(content: np.ndarray[tuple[int], np.dtype[np.uint8]], size: int) -> dict[str, Any]:
+    """Arrays of `size` values by field over one block of memory, which is `bytes`."""
+    columns: dict[str, Any] = {"bytes": content}
+    begin = 0
+    for name, dtype in _FIELDS.items():
+        end = begin + size * dtype.itemsize
+        columns[name] = content[begin:end].view(str(dtype).removeprefix("torch."))
+        begin = end
+    return columns
+
+
+def _signed(seed: int) -> int:
+    """The bits of an unsigned 64-bit number as a signed one."""
+    return seed - (1 << 64) if seed >> 63 else seed

@@ -1,0 +1,259 @@
+"""The coefficients of `StepTimes` from steps that were measured: all at once, or one after the other as they run.
+
+The newest few steps of each kind are kept, a kind being the magnitudes of a step's numbers: hours of decode steps do
+not push out what the last prompts showed. Of each kind the step of the median time counts, so a few slow ones, on a
+machine that had other work, count for nothing. Then least squares of relative errors without negative coefficients,
+once for each assumed balance: how many tokens' products take as long as reading the weights. The best one is kept.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.sizing.step_time import StepTimes, StepWork
+
+BALANCES: Sequence[float] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+"""Tokens in a step at which its products take as long as reading the weights."""
+MAX_KINDS = 96
+"""Of steps; the one that was seen longest ago makes room for a new one."""
+STEPS_OF_A_KIND = 7
+MIN_STEPS = 8
+"""Fewer say nothing."""
+FEWEST_BETWEEN_FITS = 6
+MOST_BETWEEN_FITS = 256
+"""Steps after which the coefficients are computed anew: at first, or after a step of a new kind, the fewest."""
+HALF_LIFE = 2000
+"""Steps in which a kind that is not seen any more loses half of its weight …"""
+LEAST_WEIGHT = 0.05
+"""… but it keeps this much: only it can tell of such steps."""
+PACE_STEPS = 15
+"""The newest steps, of whatever kind: the median of their times over those fitted scales all coefficients …"""
+PACE_INTERVAL = 8
+"""… anew after as many steps."""
+
+_OUTLIER = 0.15
+"""A relative error from which a kind counts less, as one whose machine was busy all the time."""
+_PRIOR_WEIGHT = 1e-6
+"""Of a prior's step beside a measured one's."""
+_AS_GOOD = 1.02
+"""Errors within this factor of the least are equal to it."""
+_MOST_CHANGES = 20
+_NEAR = 2
+"""Balances on either side of the last one that the next fit tries."""
+_PRIOR = StepTimes(fixed_s=1e-3, read_s=4e-3, token_s=0.25e-3, sequence_s=0.0, kv_s=0.5e-6, attention_s=0.1e-6)
+"""Shape of a small model on a processor; its scale is that of the steps measured."""
+_PRIOR_STEPS = (
+    StepWork(1, 256),
+    StepWork(16, 4096),
+    StepWork(16, 65536),
+    StepWork(0, 0, 256, 32768, 1),
+    StepWork(0, 0, 256, 524288, 1),
+    StepWork(16, 4096, 256, 65536, 1),
+)
+
+Matrix = NDArray[np.float64]
+
+
+class StepTimeFit:
+    """Learns from every step as it ends: in a microsecond or two, and in a millisecond where the coefficients are
+    computed anew, whatever was seen before."""
+
+    def __init__(self, prior: StepTimes | None = None) -> None:
+        """`prior` counts where nothing was measured; without one a shape is assumed, at the scale of what was."""
+        self.num_steps = 0
+        self.num_fitted = 0
+        """Of these, those that were seen before the coefficients were computed last."""
+        self._prior = prior
+        self._kinds: dict[tuple[int, ...], _Kind] = {}
+        self._fitted = self._times = prior
+        self._balance: float | None = None
+        self._next_fit = MIN_STEPS
+        self._followed = 0
+        self._newest: deque[tuple[StepWork, float]] = deque(maxlen=PACE_STEPS)
+
+    def observe(self, work: StepWork, seconds: float) -> None:
+        """A step that was measured; one without tokens, or without a time above 0, says nothing."""
+        if work.num_tokens == 0 or not 0 < seconds < math.inf:
+            return
+        self.num_steps += 1
+        key = _kind_of(work)
+        kind = self._kinds.pop(key, None)
+        if kind is None:
+            kind = _Kind()
+            if len(self._kinds) == MAX_KINDS:
+                del self._kinds[next(iter(self._kinds))]
+            self._next_fit = min(self._next_fit, max(MIN_STEPS, self.num_steps + FEWEST_BETWEEN_FITS))
+        kind.steps.append((work, seconds))
+        kind.last = self.num_steps
+        self._kinds[key] = kind
+        self._newest.append((work, seconds))
+
+    @property
+    def times(self) -> StepTimes | None:
+        """The coefficients by all that was seen; the prior, or None, before MIN_STEPS. Computed where they are asked
+        for, if enough steps have come since."""
+        is_due = self.num_steps >= self._next_fit
+        if is_due:
+            self._fit()
+        if is_due or self.num_steps >= self._followed + PACE_INTERVAL:
+            self._follow()
+        return self._times
+
+    def _follow(self) -> None:
+        """A machine that becomes slower does so for all kinds of steps: the newest ones tell of the others."""
+        self._followed = self.num_steps
+        if self._fitted is not None and len(self._newest) == PACE_STEPS:
+            predicted = [(self._fitted.step_s(work), seconds) for work, seconds in self._newest]
+            paces = [seconds / before for before, seconds in predicted if before > 0]
+            self._times = _scaled(self._fitted, statistics.median(paces or [1.0]))
+
+    def _fit(self) -> None:
+        self.num_fitted = self.num_steps
+        self._next_fit = self.num_steps + min(MOST_BETWEEN_FITS, max(FEWEST_BETWEEN_FITS, self.num_steps // 2))
+        medians = [kind.median() for kind in self._kinds.values()]
+        weights = [
+            max(LEAST_WEIGHT, 0.5 ** ((self.num_steps - kind.last) / HALF_LIFE)) for kind in self._kinds.values()
+        ]
+        steps = [step for step, _ in medians]
+        seconds = [taken for _, taken in medians]
+        balances: Sequence[float] = BALANCES
+        if self._balance is not None:
+            place = BALANCES.index(self._balance)
+            balances = BALANCES[max(0, place - _NEAR) : place + _NEAR + 1]
+        self._fitted, self._balance = _best(steps, seconds, weights, balances, self._prior)
+        self._times = self._fitted
+
+
+class _Kind:
+    """The newest steps of one kind."""
+
+    __slots__ = ("last", "steps")
+
+    def __init__(self) -> None:
+        self.steps: deque[tuple[StepWork, float]] = deque(maxlen=STEPS_OF_A_KIND)
+        self.last = 0
+        """Number of the newest one, over all kinds."""
+
+    def median(self) -> tuple[StepWork, float]:
+        """The step whose time is in the middle, or just below it."""
+        ordered = sorted(self.steps, key=lambda step: step[1])
+        return ordered[(len(ordered) - 1) // 2]
+
+
+def fitted(steps: Sequence[StepWork], seconds: Sequence[float], prior: StepTimes | None = None) -> StepTimes:
+    """The coefficients by these steps, each counting the same. Needs at least one, with a time above 0."""
+    balances = [BALANCES[0] * 2 ** (i / 4) for i in range(4 * len(BALANCES) - 3)]
+    return _best(steps, seconds, [1.0] * len(steps), balances, prior)[0]
+
+
+def _kind_of(work: StepWork) -> tuple[int, ...]:
+    """Powers of two of its numbers."""
+    return (
+        work.num_sequences.bit_length(),
+        work.num_context_tokens.bit_length(),
+        work.num_chunk_tokens.bit_length(),
+        work.num_chunk_pairs.bit_length(),
+    )
+
+
+def _best(
+    steps: Sequence[StepWork],
+    seconds: Sequence[float],
+    weights: Sequence[float],
+    balances: Sequence[float],
+    prior: StepTimes | None,
+) -> tuple[StepTimes, float]:
+    """The fit of the balance whose errors are least, and that balance: of equals the nearest to the prior, or without
+    one the largest. Where only small batches were seen nothing tells from which one on products bind.
+    """
+    taken, is_guess = np.array(seconds), prior is None
+    if prior is None:
+        prior = _scaled(_PRIOR, np.median([s / _PRIOR.step_s(step) for step, s in zip(steps, seconds, strict=True)]))
+    believed = np.array([prior.step_s(step) for step in _PRIOR_STEPS])
+    rows = np.array([*steps, *_PRIOR_STEPS], dtype=np.float64)
+    times = np.concatenate([taken, believed])
+    given = np.concatenate([np.array(weights), np.full(len(_PRIOR_STEPS), _PRIOR_WEIGHT)])
+    fits = [(*_fit_balance(rows, times, given, balance), balance) for balance in balances]
+    enough = _AS_GOOD * min(loss for loss, *_ in fits) + 1e-9 * len(steps)
+    equals = [(doubt, -at, solved) for loss, doubt, solved, at in fits if loss <= enough]
+    _, at, solved = min(equals, key=lambda fit: fit[1] if is_guess else fit[0])
+    balance = -at
+    return _times_of(solved, balance), balance
+
+
+def _scaled(times: StepTimes, factor: float) -> StepTimes:
+    return StepTimes(
+        times.fixed_s * factor, times.read_s * factor, times.token_s * factor, times.sequence_s * factor,
+        times.kv_s * factor, times.attention_s * factor, times.overlap,
+    )  # fmt: skip
+
+
+def _fit_balance(rows: Matrix, seconds: Matrix, weights: Matrix, balance: float) -> tuple[float, float, Matrix]:
+    """(sum of bounded errors of measured steps, of the prior's, coefficients of the columns). `rows` are
+    [num_steps, 5], a StepWork each, those of the prior last.
+
+    With R the balance and N the tokens, fixed + hidden(R · token, N · token) is fixed + (1 - overlap) · token · (R + N)
+    + overlap · token · max(R, N): linear in what is looked for, and each coefficient at least 0.
+    """
+    sequences, context, chunk, pairs = rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3]
+    tokens = sequences + chunk
+    columns = [np.ones_like(tokens), balance + tokens, np.maximum(balance, tokens), sequences, context, pairs]
+    relative = np.stack(columns, axis=1) / seconds[:, None]
+    scale = relative.max(axis=0)
+    relative /= scale
+    solved = _not_negative(relative, weights)
+    errors = np.abs(relative @ solved - 1)
+    solved = _not_negative(relative, weights * np.minimum(1.0, _OUTLIER / np.maximum(errors, 1e-9)))
+    errors = np.abs(relative @ solved - 1)
+    bounded = np.where(errors < _OUTLIER, errors**2, _OUTLIER * (2 * errors - _OUTLIER))
+    num_measured = len(seconds) - len(_PRIOR_STEPS)
+    measured = float(weights[:num_measured] @ bounded[:num_measured])
+    return measured, float(bounded[num_measured:].sum()), solved / scale
+
+
+def _not_negative(relative: Matrix, weights: Matrix) -> Matrix:
+    """Weighted least squares of relative @ x = 1 with x ≥ 0, by active sets (Lawson and Hanson, 1974, chapter 23): what
+    is not 0 grows by one coefficient at a time, and shrinks where one would become negative."""
+    weighted = relative * weights[:, None]
+    normal, right = weighted.T @ relative, weighted.sum(axis=0)
+    normal += np.eye(len(right)) * (1e-12 * np.trace(normal))
+    solved, kept = np.zeros(len(right)), [False] * len(right)
+    for _ in range(_MOST_CHANGES):
+        slopes = np.where(kept, 0.0, right - normal @ solved)
+        steepest = int(slopes.argmax())
+        if slopes[steepest] <= 1e-9 * right[steepest]:
+            break
+        kept[steepest] = True
+        solved = _towards_best(normal, right, solved, kept)
+    return solved
+
+
+def _towards_best(normal: Matrix, right: Matrix, solved: Matrix, kept: list[bool]) -> Matrix:
+    """The best of the kept coefficients; those that would be negative on the way there are not kept any more."""
+    while True:
+        places = np.flatnonzero(kept)
+        found = np.zeros(len(right))
+        found[places] = np.linalg.solve(normal[np.ix_(places, places)], right[places])
+        negative = [int(place) for place in places if found[place] <= 0]
+        if not negative:
+            return found
+        share = min(solved[place] / (solved[place] - found[place] + 1e-300) for place in negative)
+        solved = solved + share * (found - solved)
+        for place in negative:
+            if solved[place] <= 1e-12:
+                solved[place], kept[place] = 0.0, False
+        if all(kept[place] for place in negative):  # by rounding none reached 0: the lowest one does
+            kept[min(negative, key=lambda place: solved[place])] = False
+
+
+def _times_of(solved: Matrix, balance: float) -> StepTimes:
+    fixed, added, hidden, sequence, kv, attention = (float(value) for value in solved)
+    token = added + hidden
+    overlap = hidden / token if token > 0 else 1.0
+    return StepTimes(fixed, balance * token, token, sequence, kv, attention, overlap)

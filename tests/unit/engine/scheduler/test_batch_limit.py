@@ -1,0 +1,96 @@
+"""The batch that keeps the target, by the times of all steps so far."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.engine.plan import SampledToken, StepResult
+from shared.engine.scheduler.batch_limit import BatchLimit
+from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
+from shared.engine.step_work import step_work
+from shared.errors import Overloaded
+from shared.kv.pool import BlockPool
+from shared.sizing.step_fit import MIN_STEPS, StepTimeFit
+from shared.sizing.step_time import StepWork
+from tests.unit.engine.builders import sequence
+
+
+class Measured:
+    """A limit, and the fit that it asks."""
+
+    def __init__(self, target_s: float) -> None:
+        self.fit = StepTimeFit()
+        self.limit = BatchLimit(target_s, self.fit)
+
+    def step(self, work: StepWork, seconds: float, times: int = 1) -> None:
+        for _ in range(times):
+            self.fit.observe(work, seconds)
+            self.limit.measured(work)
+
+
+@given(st.floats(0.005, 0.05), st.floats(1e-4, 5e-3), st.floats(0.006, 0.2))
+@settings(max_examples=50, deadline=None)
+def test_a_growing_batch_stops_where_the_target_is_reached(fixed, by_seq, target):
+    measured, batch = Measured(target), 1
+    for _ in range(300):
+        measured.step(StepWork(batch, 100 * batch), fixed + by_seq * batch)
+        if measured.limit.admits(batch + 1, 100 * (batch + 1)):
+            batch += 1
+    best = max(1, int((target - fixed) / by_seq + 1e-6))
+    assert min(best, 250) - 1 <= batch <= max(3, 1.1 * best + 1)
+
+
+def test_a_batch_is_at_most_twice_the_largest_measured():
+    measured = Measured(10.0)
+    assert [measured.limit.admits(size, 1) for size in (1, 2, 3)] == [True, True, False]
+    measured.step(StepWork(5, 1), 0.001, MIN_STEPS)
+    assert [measured.limit.admits(size, 1) for size in (10, 11)] == [True, False]
+
+
+def test_steps_with_chunks_tell_of_the_batch_too():
+    """Beside steady chunks no step only decodes, and yet the batch is known."""
+    measured = Measured(0.012)
+    for count in range(200):
+        batch, chunk = 1 + count % 8, 4 << count % 5
+        work = StepWork(batch, 200 * batch).with_chunk(chunk, 0)
+        measured.step(work, 0.005 + 0.0005 * work.num_tokens)
+    assert measured.limit.admits(12, 12 * 200)
+    assert not measured.limit.admits(16, 16 * 200)
+
+
+def test_two_at_once_need_a_prediction_once_there_is_one():
+    measured = Measured(0.010)
+    assert measured.limit.admits(2, 200)
+    measured.step(StepWork(1, 100), 0.020, MIN_STEPS)
+    assert measured.limit.admits(1, 10**9)
+    assert not measured.limit.admits(2, 200)
+
+
+def test_without_a_target_nothing_is_bounded():
+    assert BatchLimit(0.0, StepTimeFit()).admits(10_000, 10**9)
+
+
+def test_the_scheduler_lets_the_batch_grow_up_to_the_target():
+    """A step of n sequences takes n ms, the target is 5 ms."""
+    s = Scheduler(BlockPool(400, 4), SchedulerConfig(64, 256, tpot_target_s=0.005))
+    for i in range(12):
+        s.add(sequence(f"s{i}", [2, 3, i + 4], max_tokens=60))
+    sizes = []
+    for _ in range(80):
+        plan = s.schedule()
+        s.apply(plan, StepResult((SampledToken(9),) * len(plan.sequences)), len(plan.sequences) / 1e3)
+        sizes.append(len(plan.sequences))
+    assert sizes[:2] == [2, 2]
+    assert sizes[-1] in (4, 5)
+    with pytest.raises(Overloaded, match="5 ms"):
+        s.reserve(sequence("late", [2, 3], max_tokens=4))
+
+
+def test_a_plan_is_counted_as_the_model_of_step_times_has_it():
+    s = Scheduler(BlockPool(100, 4), SchedulerConfig(8, 16))
+    s.add(sequence("short", [2, 3, 4], max_tokens=60))
+    s.apply(s.schedule(), StepResult((SampledToken(9),)))
+    s.add(sequence("long", list(range(2, 42)), max_tokens=60))
+    assert step_work(s.schedule()) == StepWork(1, 4).with_chunk(15, 0)

@@ -1,0 +1,193 @@
+"""Chunks beside running answers: the real scheduler over steps whose times are known exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.engine.plan import SampledToken, StepPlan, StepResult
+from shared.engine.scheduler.pacing import GAP_TARGETS, LEAST_CHUNK, Pacing, StepRoom
+from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
+from shared.engine.step_work import step_work
+from shared.kv.pool import BlockPool
+from shared.sizing.step_fit import StepTimeFit
+from shared.sizing.step_time import StepTimes, StepWork
+from tests.unit.engine.builders import sequence
+
+TIMES = StepTimes(2e-3, 4e-3, 0.25e-3, 0.1e-3, 1e-6, 1e-7, overlap=0.9)
+BUDGET = 512
+
+
+@dataclass
+class Ran:
+    """A step, as it was."""
+
+    work: StepWork
+    seconds: float
+    slack_s: float | None
+    """The least, before it."""
+
+
+@dataclass
+class Engine:
+    """A scheduler, and a clock that its steps move by exactly what the model says."""
+
+    target_s: float
+    gap_s: float = 0.0
+    times: StepTimes = TIMES
+    now_s: float = 0.0
+    ran: list[Ran] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        config = SchedulerConfig(64, BUDGET, tpot_target_s=self.target_s, itl_target_s=self.gap_s)
+        self.scheduler = Scheduler(BlockPool(6000, 16), config, lambda: self.now_s)
+        self.scheduler.step_fit = StepTimeFit(self.times)
+        self.scheduler.step_fit.observe = lambda work, seconds: None  # predictions stay exact
+
+    def step(self) -> StepPlan:
+        scheduler = self.scheduler
+        slack_s, plan = scheduler.least_slack_s, scheduler.schedule()
+        work = step_work(plan)
+        seconds = self.times.step_s(work)
+        self.now_s += seconds
+        count = sum(item.sample is not None for item in plan.sequences)
+        scheduler.apply(plan, StepResult((SampledToken(9),) * count), seconds)
+        self.ran.append(Ran(work, seconds, slack_s))
+        return plan
+
+    def until_idle(self, most: int = 20_000) -> Iterator[StepPlan]:
+        for _ in range(most):
+            if not self.scheduler.has_work:
+                return
+            yield self.step()
+        pytest.fail("a sequence never ended")
+
+
+def prompt(length: int, rng: Random) -> list[int]:
+    return [rng.randint(2, 10_000) for _ in range(length)]
+
+
+@given(
+    st.integers(0, 10_000), st.floats(0.008, 0.1), st.sampled_from([0.0, 0.02, 0.05]), st.integers(1, 12),
+    st.integers(1, 6),
+)  # fmt: skip
+@settings(max_examples=40, deadline=None)
+def test_no_answer_starves_chunks_always_progress_and_no_step_is_longer_than_the_greatest_gap(
+    seed, target_s, gap_s, num_answers, num_prompts
+):
+    rng, engine = Random(seed), Engine(target_s, gap_s)
+    for index in range(num_answers):
+        engine.scheduler.add(sequence(f"a{index}", prompt(rng.randint(4, 200), rng), max_tokens=rng.randint(5, 120)))
+    for _ in range(rng.randint(1, 30)):
+        engine.step()
+    for index in range(num_prompts):
+        engine.scheduler.add(sequence(f"p{index}", prompt(rng.randint(50, 3000), rng), max_tokens=3))
+    greatest = max(target_s, gap_s) if gap_s else GAP_TARGETS * target_s
+    answers = {f"a{index}" for index in range(num_answers)}
+    for plan in engine.until_idle():
+        work, before = engine.ran[-1].work, engine.ran[-1].slack_s
+        planned = {item.sequence_id for item in plan.sequences}
+        running = {s.sequence_id for s in engine.scheduler._sequences.running if s.num_output_tokens > 1}
+        assert running & answers <= planned, "every running answer has a token in every step"
+        if before is None or not work.num_chunks:
+            continue
+        decoding = StepWork(work.num_sequences, work.num_context_tokens)
+        least = engine.times.step_s(decoding.with_chunk(LEAST_CHUNK, 3000))
+        assert engine.ran[-1].seconds <= max(greatest, least) * (1 + 1e-9)
+        assert work.num_chunk_tokens >= min(LEAST_CHUNK, 2)
+        if work.num_chunk_tokens > LEAST_CHUNK and before > 0:
+            assert engine.ran[-1].seconds <= target_s + before, "no answer is late by a chunk beyond the least one"
+
+
+def test_an_answer_meets_its_target_in_the_mean_beside_a_stream_of_long_prompts():
+    """The target is twice a decode step: the rest of the time is the prompts'."""
+    rng, engine = Random(1), Engine(target_s=0.020)
+    engine.scheduler.add(sequence("a", prompt(100, rng), max_tokens=400))
+    engine.step()
+    begin_s, count = engine.now_s, 0
+    for index in range(1000):
+        if not engine.scheduler.num_waiting:
+            engine.scheduler.add(sequence(f"p{index}", prompt(2000, rng), max_tokens=1))
+        plan = engine.step()
+        count += any(item.sequence_id == "a" for item in plan.sequences)
+        if engine.scheduler.sequence("a") is None:
+            break
+    mean_s = (engine.now_s - begin_s) / count
+    assert 0.9 * 0.020 < mean_s <= 0.020 * (1 + 1e-9), "the time that the target leaves is used"
+    assert max(ran.seconds for ran in engine.ran[1:]) <= GAP_TARGETS * 0.020
+
+
+def test_slack_that_was_earned_makes_the_next_chunk_larger():
+    rng = Random(2)
+    chunks = []
+    for num_steps in (1, 40):
+        engine = Engine(target_s=0.020, gap_s=0.2)
+        engine.scheduler.add(sequence("a", prompt(100, rng), max_tokens=400))
+        for _ in range(num_steps + 1):
+            engine.step()
+        engine.scheduler.add(sequence("p", prompt(4000, rng), max_tokens=1))
+        engine.step()
+        chunks.append(engine.ran[-1].work.num_chunk_tokens)
+    assert LEAST_CHUNK < chunks[0] < chunks[1] <= BUDGET
+
+
+def test_without_answers_or_without_a_target_a_chunk_has_the_whole_budget():
+    rng = Random(3)
+    for target_s, has_answer in ((0.010, False), (0.0, True)):
+        engine = Engine(target_s)
+        if has_answer:
+            engine.scheduler.add(sequence("a", prompt(10, rng), max_tokens=50))
+            engine.step()
+        engine.scheduler.add(sequence("p", prompt(2000, rng), max_tokens=1))
+        assert engine.step().num_tokens == BUDGET
+
+
+def test_an_answer_that_waited_without_blocks_is_in_time_again_when_it_continues():
+    pacing, item = Pacing(0.010), sequence("a", [2, 3], max_tokens=9)
+    item.token_ids += [4, 5]
+    pacing.began(item, 100.0)
+    assert pacing.slack_s(item, 100.0) == 0
+    item.token_ids.append(6)
+    assert pacing.slack_s(item, 100.004) == pytest.approx(0.006)
+    assert pacing.least_slack_s([item], 100.004) == pytest.approx(0.006)
+    assert Pacing(0.0).least_slack_s([item], 100.004) is None
+    assert pacing.least_slack_s([], 1.0) is None
+
+
+def test_answers_that_are_late_slow_chunks_to_half_of_the_target_and_no_further():
+    pacing, item = Pacing(0.010), sequence("a", [2, 3], max_tokens=9)
+    pacing.began(item, 100.0)
+    limits = [pacing.step_limit_s([item], at_s) for at_s in (99.98, 99.998, 100.0, 100.002, 101.0)]
+    assert limits == pytest.approx([0.020, 0.011, 0.010, 0.008, 0.005])
+    assert pacing.step_limit_s([item], 90.0) == pytest.approx(GAP_TARGETS * 0.010)
+    assert pacing.step_limit_s([], 0.0) == float("inf")
+
+
+def test_a_steps_first_prompt_has_some_tokens_whatever_time_is_left_and_the_second_one_has_none():
+    room = StepRoom(TIMES, 0.0, StepWork(8, 4096))
+    assert not room.is_full
+    assert room.most(0, 500) == LEAST_CHUNK
+    assert room.most(0, 3) == 3
+    room.take(0, LEAST_CHUNK)
+    assert room.is_full
+    assert room.most(0, 500) == 0
+    assert StepRoom(None, 0.0, StepWork(8, 4096)).most(0, 500) == 500
+
+
+def test_a_target_that_comes_later_bounds_chunks_and_the_batch_and_0_ends_that():
+    rng, engine = Random(4), Engine(0.0)
+    engine.scheduler.add(sequence("a", prompt(10, rng), max_tokens=90))
+    engine.step()
+    engine.scheduler.add(sequence("p", prompt(4000, rng), max_tokens=1))
+    chunks = []
+    for target_s in (0.0, 0.020, 0.0):
+        engine.scheduler.set_tpot_target(target_s)
+        engine.step()
+        chunks.append(engine.ran[-1].work.num_chunk_tokens)
+    assert chunks[0] == chunks[2] == BUDGET - 1
+    assert LEAST_CHUNK <= chunks[1] < 100

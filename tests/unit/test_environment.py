@@ -45,7 +45,6 @@ def test_a_variable_near_to_none(monkeypatch):
         "tandem_router_queue_limit",
         "TANDEM_ROUTER_EDGE",  # a whole part as JSON
         "TANDEM_ROUTER_EDGE__TENANTS__acme__SHARE",
-        "TANDEM_ROUTER_PLACEMENT__JITTER",  # its old name
         "TANDEM_WORKER_MAX_STEP_TOKENS",  # another service's, with its old name
         "TANDEM_WORKER_QEUE",  # the worker says so
         "TANDEM_ROUTER_SERVICE_HOST",

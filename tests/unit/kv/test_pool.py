@@ -23,24 +23,6 @@ def sealed_sequence(pool: BlockPool, *names: int) -> list[int]:
     return block_ids
 
 
-def test_later_blocks_of_a_sequence_are_evicted_before_earlier_ones() -> None:
-    pool = BlockPool(4, 16)
-    block_ids = sealed_sequence(pool, 1, 2, 3, 4)
-    pool.release(block_ids)
-    assert pool.allocate(3) == block_ids[:0:-1]
-    assert pool.match([named(1), named(2)]) == block_ids[:1]
-
-
-def test_blank_blocks_go_before_any_cached_one() -> None:
-    pool = BlockPool(4, 16)
-    cached = sealed_sequence(pool, 1, 2)
-    unsealed = pool.allocate(1)
-    pool.release(cached)
-    pool.release(unsealed)
-    assert set(pool.allocate(2)).isdisjoint(cached)
-    assert pool.match([named(1), named(2)]) == cached
-
-
 def test_a_revived_block_is_safe_from_eviction() -> None:
     pool = BlockPool(3, 16)
     first, second = sealed_sequence(pool, 1, 2)
@@ -51,15 +33,6 @@ def test_a_revived_block_is_safe_from_eviction() -> None:
     with pytest.raises(OutOfBlocks) as caught:
         pool.allocate(1)
     assert (caught.value.needed, caught.value.free) == (1, 0)
-
-
-def test_a_duplicate_is_not_the_findable_copy_and_is_reused_first() -> None:
-    pool = BlockPool(2, 16)
-    original, duplicate = sealed_sequence(pool, 1, 1)
-    assert pool.num_cached == 1
-    pool.release([original, duplicate])
-    assert pool.allocate(1) == [duplicate]
-    assert pool.match([named(1)]) == [original]
 
 
 def test_events_are_net_of_what_was_undone_in_between() -> None:

@@ -27,11 +27,6 @@ def check(counts: dict[str, int]) -> None:
 
 
 @pytest.mark.slow
-def test_two_hundred_cases() -> None:
-    check({**shares(220), "schema": 0})
-
-
-@pytest.mark.slow
 def test_three_thousand_cases() -> None:
     check({**shares(3500), "schema": 0})
 

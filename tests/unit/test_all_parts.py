@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from tests.all import PARTS, ROOT, Part, chosen, main
+from tests.all import PARTS, ROOT, Part
 
 
 @pytest.fixture
@@ -28,35 +27,6 @@ def tests(tmp_path: Path) -> list[Part]:
         )
         for name in ("broken", "sound")
     ]
-
-
-def test_a_failed_part_is_named_the_others_run_and_a_second_call_runs_it_alone(
-    tmp_path: Path, tests: list[Part], capfd: pytest.CaptureFixture[str]
-) -> None:
-    state = tmp_path / "out" / "state.json"
-    flags = ["--processes", "1", "-p", "no:cacheprovider"]
-    assert main(flags, tests, state) == 1
-    table = capfd.readouterr().out.splitlines()[-2:]
-    assert [line.split()[:2] for line in table] == [["broken", "failed"], ["sound", "passed"]]
-    assert [row["part"] for row in json.loads(state.read_text())] == ["broken", "sound"]
-    assert main(flags, tests[1:], state) == 0
-    assert (tmp_path / "runs").read_text() == "xx", "without --continue all that is asked for runs"
-    (tmp_path / "mended").touch()
-    assert main(["--continue", *flags], tests, state) == 0
-    assert (tmp_path / "runs").read_text() == "xx", "what had passed was not run again"
-
-
-def test_a_part_of_which_further_arguments_leave_nothing_has_not_failed(tmp_path: Path, tests: list[Part]) -> None:
-    none = ["--processes", "1", "-p", "no:cacheprovider", "-k", "nothing_is_named_so"]
-    assert main(none, tests, tmp_path / "state.json") == 0
-
-
-def test_parts_are_chosen_by_their_names() -> None:
-    assert [part.name for part in chosen("e2e, chaos", False)] == ["e2e", "chaos"]
-    assert "k8s" not in {part.name for part in chosen("", False)}
-    assert chosen("", True) == list(PARTS)
-    with pytest.raises(ValueError, match="no part nothing; there are default"):
-        chosen("nothing", False)
 
 
 def test_every_part_has_its_paths_and_every_folder_its_part() -> None:

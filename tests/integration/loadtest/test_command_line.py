@@ -72,18 +72,6 @@ def test_a_run_writes_its_three_files(start_fake: StartFake, call: Call, tmp_pat
 
 
 @pytest.mark.slow
-def test_fresh_seeds_differ_and_a_given_one_is_kept(start_fake: StartFake, call: Call, tmp_path: Path) -> None:
-    server = start_fake(QUICK)
-    seeds = []
-    for name, seed in (("a", ()), ("b", ()), ("c", ("--seed", "77"))):
-        limits = ("--concurrency", "1", "--num-requests", "1", *seed)
-        assert call("run", "--target", server.grpc, *WORKLOAD, *limits, "--out", str(tmp_path / name)).status == 0
-        seeds.append(json.loads((tmp_path / name / "summary.json").read_text())["seed"])
-    assert seeds[0] != seeds[1]
-    assert seeds[2] == 77
-
-
-@pytest.mark.slow
 def test_a_sweep_finds_the_limit_of_a_queue(start_fake: StartFake, call: Call, tmp_path: Path) -> None:
     for name, service_ms in (("quick", 12.5), ("slow", 25.0)):
         server = start_fake(QUICK, service_ms=service_ms)
@@ -154,18 +142,6 @@ def test_a_target_that_is_down_is_one_clear_line(call: Call, tmp_path: Path) -> 
     done = call("run", "--target", target, *arguments)
     assert done.status == 2
     assert done.stderr == f"error: {target} does not serve: cannot connect to 127.0.0.1:{port}: Connection refused\n"
-
-
-@pytest.mark.slow
-def test_a_target_that_dies_leaves_a_partial_result_and_status_1(
-    start_fake: StartFake, call: Call, tmp_path: Path
-) -> None:
-    server = start_fake(*[QUICK] * 8, Behaviour(die_after=0))
-    arguments = (*WORKLOAD, *SLO, "--rate", "30", "--duration", "60", "--give-up", "300ms")
-    done = call("run", "--target", server.http, *arguments, "--out", str(tmp_path / "out"))
-    assert done.status == 1
-    assert "PARTIAL: the target was gone from" in done.stdout
-    assert json.loads((tmp_path / "out" / "summary.json").read_text())["completed"] >= 1
 
 
 @pytest.mark.timing

@@ -27,15 +27,3 @@ def test_checksums_are_those_of_the_host(dtype: torch.dtype) -> None:
     checksums = TorchKernels().block_checksums(pool, torch.tensor(ids)).tolist()
     host = BlockChecksum(pool[0].nbytes // 8).checksum_blocks(pool, ids)
     assert [value % 2**64 for value in checksums] == host
-
-
-def test_wrong_ids_and_pools_are_refused() -> None:
-    kernels = TorchKernels()
-    with pytest.raises(AssertionError):
-        kernels.gather_blocks(POOL, torch.tensor([1], dtype=torch.int32))
-    with pytest.raises(AssertionError):
-        kernels.gather_blocks(POOL.transpose(1, 2), torch.tensor([1]))
-    with pytest.raises(AssertionError):
-        kernels.block_checksums(torch.zeros(3, 1, dtype=torch.float16), torch.tensor([1]))
-    with pytest.raises(AssertionError):
-        kernels.scatter_blocks(POOL[:2], POOL, torch.tensor([1]))

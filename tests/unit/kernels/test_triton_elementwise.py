@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 import torch
 
-from . import argument_checks, decoder_checks
+from . import decoder_checks
 from .conftest import Run
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -81,7 +81,3 @@ def test_no_tokens_are_rotated_without_harm(interpreted: Run) -> None:
 
 def test_tokens_with_a_negative_slot_are_not_written(interpreted: Run) -> None:
     interpreted(decoder_checks.check_negative_slots_are_not_written)
-
-
-def test_wrong_arguments_are_refused(interpreted: Run) -> None:
-    interpreted(argument_checks.check_wrong_arguments_are_refused)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.rate_search import Point, SearchSpace, highest_at, knee, next_rate
-from shared.errors import ConfigError
 
 
 def measure(rate: float, limit: float, fastest: float = float("inf")) -> Point:
@@ -31,21 +29,6 @@ def test_the_limit_is_found_within_the_tolerance(limit: float, start: float, tol
     assert best is not None
     assert best.rate <= limit
     assert limit / best.rate <= (1 + tolerance) * 1.002 or best.rate == space.max_rate
-
-
-def test_a_search_takes_few_runs() -> None:
-    assert [point.rate for point in search(SearchSpace(start_rate=1.0), limit=5.2)] == [1, 2, 4, 8, 5.657, 4.757, 5.188]
-
-
-def test_a_system_that_never_meets_its_targets_ends_at_the_lowest_rate() -> None:
-    points = search(SearchSpace(start_rate=1.0, min_rate=0.3), limit=0.1)
-    assert [point.rate for point in points] == [1, 0.5, 0.3]
-    assert highest_at(points, 0.9) is None
-
-
-def test_a_system_without_a_limit_ends_at_the_highest_rate() -> None:
-    points = search(SearchSpace(start_rate=1.0, max_rate=6.0), limit=1e9)
-    assert [point.rate for point in points] == [1, 2, 4, 6]
 
 
 def test_the_search_stops_after_so_many_points() -> None:
@@ -77,25 +60,3 @@ def test_the_knee_is_where_goodput_stops_following() -> None:
     found = knee([Point(x, x, y, y / x) for x, y in curve])
     assert found is not None
     assert found.rate in (4, 5)
-
-
-def test_a_straight_line_or_too_few_points_have_no_knee() -> None:
-    assert knee([Point(x, x, x, 1.0) for x in (1, 2, 4, 8)]) is None
-    assert knee([Point(1, 1, 1, 1.0), Point(2, 2, 1, 0.5)]) is None
-    assert knee([]) is None
-
-
-@pytest.mark.parametrize(
-    ("build", "field"),
-    [
-        (lambda: SearchSpace(start_rate=0.01), "rate"),
-        (lambda: SearchSpace(start_rate=9, max_rate=5), "rate"),
-        (lambda: SearchSpace(attainment=1.2), "attainment"),
-        (lambda: SearchSpace(tolerance=0), "tolerance"),
-        (lambda: SearchSpace(max_points=0), "max_points"),
-    ],
-)
-def test_spaces_that_make_no_sense_are_refused(build: object, field: str) -> None:
-    with pytest.raises(ConfigError) as raised:
-        build()  # type: ignore[operator]
-    assert raised.value.field == field

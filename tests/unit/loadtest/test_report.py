@@ -7,7 +7,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from loadtest.chart import round_up
 from loadtest.rate_search import SearchSpace
 from loadtest.records import FailureCause, RequestRecord, TtftSplit
 from loadtest.report import render_run, render_sweeps
@@ -68,7 +67,3 @@ def test_sweeps_stand_side_by_side_over_the_rate() -> None:
     assert len(drawings) == 4
     assert all(len(list(svg.iter("polyline"))) == 2 for svg in drawings)
     assert len(check(render_sweeps("none", {"": Sweep(run.config, SearchSpace()).as_json()}))) == 0
-
-
-def test_axes_end_at_round_values() -> None:
-    assert [round_up(value) for value in (0, 0.97, 12, 101)] == [1, 1.0, 12, 120]

@@ -10,7 +10,7 @@ from loadtest.config import LoadConfig
 from loadtest.rate_search import Point, SearchSpace
 from loadtest.run import RunResult
 from loadtest.slo import Slo
-from loadtest.sweep import Sweep, config_at, run_sweep
+from loadtest.sweep import Sweep, run_sweep
 from shared.errors import ConfigError, WorkerLost
 from tests.unit.loadtest.factories import answered, result
 
@@ -63,12 +63,6 @@ async def test_the_maximum_goodput_is_found_and_written_down() -> None:
     assert found["points"][0]["folder"] == "rate-1"
 
 
-async def test_given_rates_are_measured_as_they_are() -> None:
-    system = System(limit=5.0)
-    await sweep(system, rates=(1.0, 3.0, 9.0))
-    assert [rate for rate, _, _ in system.asked] == [1.0, 3.0, 9.0]
-
-
 async def test_a_disturbed_point_is_measured_again_with_other_prompts() -> None:
     system = System(limit=5.0)
     system.disturbed_once = True
@@ -98,13 +92,6 @@ async def test_a_target_that_is_gone_ends_the_sweep_unless_it_never_was_there() 
     system.gone_at = 0
     with pytest.raises(WorkerLost):
         await sweep(system)
-
-
-def test_points_have_seeds_of_their_own_that_follow_from_the_sweeps() -> None:
-    seeds = [config_at(CONFIG, rate).seed for rate in (1.0, 2.0, 3.0)]
-    assert len(set(seeds)) == 3
-    assert seeds == [config_at(CONFIG, rate).seed for rate in (1.0, 2.0, 3.0)]
-    assert config_at(replace(CONFIG, seed=6), 1.0).seed != seeds[0]
 
 
 async def test_a_sweep_needs_targets_and_an_open_loop() -> None:

@@ -37,11 +37,6 @@ def pairs(*ratios: float) -> list[Pair]:
     return [Pair(5.0, 10.0 * (turn + 1), 6.0, 10.0 * (turn + 1) * ratio, 3, 400.0) for turn, ratio in enumerate(ratios)]
 
 
-def test_the_median_is_of_the_pairs_ratios():
-    assert median_of(pairs(1.0, 3.0, 1.1), lambda pair: pair.p99_ratio) == pytest.approx(1.1)
-    assert median_of(pairs(1.0), lambda pair: pair.p99_over_neighbour) is None
-
-
 def test_the_table_and_the_figures_set_disaggregated_beside_the_best_collocated():
     measured = {"disaggregated": pairs(1.05), "collocated-2": pairs(4.0), "collocated-1": pairs(6.3)}
     text = system_table(SYSTEMS, measured)

@@ -128,16 +128,3 @@ async def test_stats_pin_flush_and_quotas(tmp_path, monkeypatch):
         assert (status, out) == (0, "unpinned 'head': 3 blocks may be evicted\n")
         with pytest.raises(grpc.aio.AioRpcError, match="there is no pin 'head'"):
             await stub.UnpinPrefix(cache_pb2.UnpinPrefixRequest(name="head"), timeout=DEADLINE_S)
-
-
-@pytest.mark.slow
-async def test_without_store_nodes_and_without_a_cluster(tmp_path):
-    async with running(tmp_path) as run:
-        status, out, _ = await run.command("cache", "stats")
-        assert status == 0
-        assert "no store nodes" in out
-        status, _, err = await run.command("cache", "pin", "hello")
-        assert (status, "no store node is configured" in err) == (1, True)
-    status, _, err = await run.command("cache", "stats")
-    assert status == 1
-    assert "nothing listens at" in err

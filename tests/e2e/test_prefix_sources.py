@@ -8,10 +8,8 @@ import pytest
 
 from shared.kv.hashing import chain
 from shared.kv.rendezvous import by_keeper
-from tests.e2e.damaging import damaging
 from tests.e2e.running import BLOCK_SIZE
 from tests.e2e.stage import HOST_BYTES, Recording, Stage, prompt, staged
-from tests.waiting import until
 
 STORES = ("store-0", "store-1", "store-2")
 
@@ -54,66 +52,6 @@ async def test_collocated_workers_fetch_from_each_other(tmp_path):
         assert answer == expected
         assert (summary.decode_worker, summary.num_peer_tokens) == ("decode-1", 24 * BLOCK_SIZE)
         assert summary.num_cached_tokens == 24 * BLOCK_SIZE
-        await stage.idle()
-
-
-class DamagedPrefill(Recording):
-    """What prefill-0 sends is damaged on the way."""
-
-    def worker(self, plan, kvstore):
-        command = super().worker(plan, kvstore)
-        return damaging(command) if plan.name == "prefill-0" else command
-
-
-class DamagedStore(Recording):
-    """What the store node sends is."""
-
-    def store_node(self, number, bind, redis_url):
-        return damaging(super().store_node(number, bind, redis_url))
-
-
-@pytest.mark.slow
-async def test_bits_flipped_on_the_way_from_a_peer_are_computed_again_and_nothing_else(tmp_path):
-    async with staged(tmp_path, DamagedPrefill, num_prefill=2) as stage:
-        stage.lookup.peers = frozenset({"prefill-0"})
-        tokens = prompt(200)
-        expected, _ = await stage.ask(tokens, "prefill-1", tenant="sound")
-        answer, _ = await stage.ask(tokens, "prefill-0")
-        assert answer == expected
-        await stage.until(lambda: stage.load("decode-0").num_bad_blocks > 0)  # 13 blocks were handed over
-        await stage.held(tokens, 12, ["prefill-0"])
-        answer, summary = await stage.ask(tokens, "prefill-1")
-        assert answer == expected
-        assert summary.num_cached_tokens == summary.num_peer_tokens == (12 - 3) * BLOCK_SIZE
-        assert stage.load("prefill-1").num_bad_blocks == 3
-        await stage.idle()
-
-
-@pytest.mark.slow
-async def test_bits_flipped_on_the_way_from_the_store_are_computed_again_and_nothing_else(tmp_path):
-    async with staged(tmp_path, DamagedStore, num_prefill=2, store_host_bytes=HOST_BYTES) as stage:
-        tokens = prompt(200)
-        expected, _ = await stage.ask(tokens, "prefill-0")
-        await stage.stored(tokens, 12)
-        answer, summary = await stage.ask(tokens, "prefill-1")
-        assert answer == expected
-        assert summary.num_cached_tokens == summary.num_fetched_tokens == (12 - 2) * BLOCK_SIZE
-        assert stage.load("prefill-1").num_bad_blocks == 2
-        assert await stage.num_bad() == 0  # they are sound where they lie
-        await stage.idle()
-
-
-@pytest.mark.slow
-async def test_bits_flipped_on_the_way_to_the_store_are_not_kept(tmp_path):
-    async with staged(tmp_path, DamagedPrefill, num_prefill=2, store_host_bytes=HOST_BYTES) as stage:
-        tokens = prompt(200)
-        expected, _ = await stage.ask(tokens, "prefill-1", tenant="sound")
-        answer, _ = await stage.ask(tokens, "prefill-0")
-        assert answer == expected
-        await until(lambda: stage.num_bad())
-        answer, _ = await stage.ask(tokens, "prefill-1")
-        assert answer == expected
-        assert stage.load("prefill-1").num_bad_blocks == 0
         await stage.idle()
 
 

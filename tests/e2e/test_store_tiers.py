@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from shared.kv.hashing import chain
 from tests.e2e.running import BLOCK_SIZE
-from tests.e2e.stage import HOST_BYTES, Recording, prompt, staged
+from tests.e2e.stage import HOST_BYTES, prompt, staged
 
 
 @pytest.mark.slow
@@ -75,53 +73,4 @@ async def test_a_prompt_comes_back_after_every_pool_was_flooded(tmp_path):
         answer, summary = await stage.ask(tokens)
         assert answer == expected
         assert summary.num_cached_tokens == summary.num_fetched_tokens == 20 * BLOCK_SIZE
-        await stage.idle()
-
-
-class Slow(Recording):
-    """The store sends so slowly that computing is about as fast."""
-
-    def kvstore(self, bind, redis_url):
-        return [*super().kvstore(bind, redis_url), "--send-bytes-per-s", "4000000"]
-
-
-@pytest.mark.slow
-async def test_what_a_slow_link_has_not_brought_in_time_is_computed_from_the_front(tmp_path):
-    spec = {"num_prefill": 2, "store_host_bytes": HOST_BYTES, "prefix_fetch": "auto"}
-    async with staged(tmp_path, Slow, **spec) as stage:
-        for attempt in range(6):  # a prompt that a busy machine brings or computes whole shows nothing
-            tokens = prompt(480, seed=43 + 2 * attempt)
-            expected, _ = await stage.ask(tokens, "prefill-0")
-            await stage.stored(tokens, 30)
-            answer, summary = await stage.ask(tokens, "prefill-1")
-            assert answer == expected
-            assert summary.num_cached_tokens % BLOCK_SIZE == 0
-            if 0 < summary.num_cached_tokens < 29 * BLOCK_SIZE:
-                break
-        assert 0 < summary.num_cached_tokens < 29 * BLOCK_SIZE
-        assert 0 < summary.ttft.prefix_fetch_ms < summary.ttft.ttft_ms
-        await stage.idle()
-
-
-@pytest.mark.slow
-async def test_a_store_killed_under_load_costs_no_request(tmp_path):
-    async with staged(tmp_path, num_prefill=2, store_host_bytes=HOST_BYTES, prefix_fetch="auto") as stage:
-        prompts = [prompt(100, seed=37 + 2 * (i % 3)) for i in range(24)]
-        expected = [(await stage.ask(tokens, "prefill-0"))[0] for tokens in prompts[:3]]
-        gate = asyncio.Semaphore(6)
-        done = 0
-
-        async def ask(number: int) -> list[int]:
-            nonlocal done
-            async with gate:
-                answer, _ = await stage.ask(prompts[number])
-            done += 1
-            return answer
-
-        asking = [asyncio.create_task(ask(i)) for i in range(len(prompts))]
-        await stage.until(lambda: done >= 4)
-        stage.kill("kvstore")
-        assert await asyncio.gather(*asking) == [expected[i % 3] for i in range(len(prompts))]
-        again, _ = await stage.ask(prompt(150))
-        assert again[:1]
         await stage.idle()

@@ -15,8 +15,8 @@ from tests.integration.kv.far_side import BLOCK_BYTES, FIRST_TOKEN, NUM_TOKENS, 
 from tests.waiting import DEADLINE_S, until
 
 NUM_BLOCKS = 8
-RIGHT, LATE = 1, 2
-"""Whose content the senders of the prompt send, and a sender that has no right to."""
+RIGHT = 1
+"""The ticket whose content the senders of the prompt send."""
 
 
 class Reservation:

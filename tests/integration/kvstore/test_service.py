@@ -128,15 +128,6 @@ async def test_malformed_requests_are_refused_naming_field_and_limit(
     assert field.removeprefix("worker.") in (caught.value.details() or "")
 
 
-@pytest.mark.slow
-async def test_a_full_size_request_is_served(store: KVStoreClient) -> None:
-    chain = hashes(MAX_HASHES)
-    await store.publish(A, chain)
-    assert (await store.match(chain)).num_blocks == MAX_HASHES
-    with pytest.raises(InvalidRequest):
-        await store.match([*chain, bytes(16)])
-
-
 async def test_the_client_refuses_a_hash_of_another_length(store: KVStoreClient) -> None:
     with pytest.raises(InvalidRequest) as caught:
         await store.match([bytes(15), bytes(17)])

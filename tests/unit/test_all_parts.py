@@ -2,31 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
-from tests.all import PARTS, ROOT, Part
-
-
-@pytest.fixture
-def tests(tmp_path: Path) -> list[Part]:
-    """Two parts: one passes, the other fails as long as there is no file `mended`."""
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    (tmp_path / "test_sound.py").write_text(
-        f"from pathlib import Path\ndef test(): Path({str(tmp_path / 'runs')!r}).open('a').write('x')\n"
-    )
-    (tmp_path / "test_broken.py").write_text(
-        f"from pathlib import Path\ndef test(): assert Path({str(tmp_path / 'mended')!r}).exists()\n"
-    )
-    return [
-        Part(
-            name,
-            ("--rootdir", str(tmp_path), "-c", str(tmp_path / "pytest.ini"), str(tmp_path / f"test_{name}.py")),
-            "",
-        )
-        for name in ("broken", "sound")
-    ]
+from tests.all import PARTS, ROOT
 
 
 def test_every_part_has_its_paths_and_every_folder_its_part() -> None:

@@ -132,16 +132,6 @@ async def test_a_restart_is_shown(spec: ClusterSpec, commands: FakeCommands) -> 
         assert line in logged
 
 
-@pytest.mark.slow
-async def test_a_router_that_dies_again_and_again_ends_the_command(spec: ClusterSpec, commands: FakeCommands) -> None:
-    commands.behaviours["router"] = "router that starts once"
-    with running(spec.replace(restart=True), commands) as (screen, command):
-        await screen.shows("Serving.")
-        os.kill(commands.pid("router"), signal.SIGKILL)
-        with pytest.raises(WorkerLost, match="the port is taken"):
-            await asyncio.wait_for(command, 60.0)
-
-
 async def test_the_command_goes_on_while_one_router_is_left(spec: ClusterSpec, commands: FakeCommands) -> None:
     with running(spec.replace(num_routers=2), commands) as (screen, command):
         await screen.shows("Serving.")

@@ -103,29 +103,6 @@ def test_no_share_leaves_its_bounds(
         assert shares[0].cpus
 
 
-def test_ranks_get_whole_cores_of_a_laptop_and_never_siblings_of_one(tmp_path: Path) -> None:
-    topology = read_topology(laptop(tmp_path).root)
-    assert divide_share(topology, CoreShare(tuple(range(8)), 4), 2) == [
-        CoreShare((0, 1, 2, 3), 2), CoreShare((4, 5, 6, 7), 2),
-    ]  # fmt: skip
-    assert divide_share(topology, CoreShare((0, 1, 2, 3, 4, 5), 3), 2) == [
-        CoreShare((0, 1, 2, 3), 2), CoreShare((4, 5), 1),
-    ]  # fmt: skip
-    assert divide_share(topology, CoreShare((0, 1, 2, 3), 4), 4) == [CoreShare((), 1)] * 4, "two cores for four ranks"
-
-
-def test_ranks_keep_to_the_node_of_their_cores(tmp_path: Path) -> None:
-    """Linux numbers first threads before second ones: runs of CPU numbers would cut every core, and mix the nodes."""
-    topology = read_topology(two_sockets(tmp_path).root)
-    everything = CoreShare(tuple(range(16)), 8)
-    assert divide_share(topology, everything, 2) == [
-        CoreShare((0, 1, 2, 3, 8, 9, 10, 11), 4, 0), CoreShare((4, 5, 6, 7, 12, 13, 14, 15), 4, 1),
-    ]  # fmt: skip
-    assert [part.node for part in divide_share(topology, everything, 4)] == [0, 0, 1, 1]
-    uneven = divide_share(topology, CoreShare((0, 1, 2, 4, 8, 9, 10, 12), 4), 3)
-    assert [(part.cpus, part.node) for part in uneven] == [((0, 1, 8, 9), 0), ((2, 10), 0), ((4, 12), 1)]
-
-
 def test_threads_that_were_chosen_are_shared_out(tmp_path: Path) -> None:
     topology = read_topology(two_sockets(tmp_path).root)
     few = divide_share(topology, CoreShare(tuple(range(16)), 4), 2)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from shared.errors import ConfigError
@@ -94,27 +91,6 @@ def test_each_token_attends_alike_alone_and_in_a_prompt(
     for token in (*range(0, LENGTH, 7), 1, 15, 16, 62, 63, 64, 65, 127, 128, 129, LENGTH - 1):
         (alone,) = attend(cpu, case, [(0, token, token + 1)], window)
         assert alone.equal(whole[token : token + 1]), f"token {token}"
-
-
-@needs_library
-@settings(max_examples=15, deadline=None)
-@given(data=st.data(), window=st.sampled_from([None, 17, 64]), dtypes=st.sampled_from(PAIRS))
-def test_chunks_and_mates_do_not_change_a_token(
-    cpu: DeterministicCpuKernels, data: st.DataObject, window: int | None, dtypes: tuple[torch.dtype, torch.dtype]
-) -> None:
-    lengths = data.draw(st.lists(st.integers(1, 150), min_size=1, max_size=5))
-    case = AttentionCase(
-        [(n, n) for n in lengths], (4, 2), 32, BLOCK_SIZE, seed=len(lengths), dtype=dtypes[0], kv_dtype=dtypes[1]
-    )
-    whole = [attend(cpu, case, [(seq, 0, n)], window)[0] for seq, n in enumerate(lengths)]
-    cuts = [
-        sorted({0, n, *data.draw(st.lists(st.integers(0, n), max_size=4))}) for n in lengths
-    ]  # where each prompt is cut
-    steps = max(len(cut) for cut in cuts) - 1
-    for step in range(steps):
-        chunks = [(seq, *list(pairwise(cut))[step]) for seq, cut in enumerate(cuts) if step < len(cut) - 1]
-        for (seq, a, b), found in zip(chunks, attend(cpu, case, chunks, window), strict=True):
-            assert found.equal(whole[seq][a:b])
 
 
 @needs_library
@@ -213,24 +189,6 @@ def test_a_row_of_a_triton_product_does_not_depend_on_how_many_there_are(
     interpreted: Run, in_size: int, out_size: int, dtype: torch.dtype
 ) -> None:
     interpreted(checks.check_product, in_size, out_size, dtype)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("cuts", "window", "dtype"),
-    [
-        ([0, 1, 2, 3, 60], None, torch.float32),
-        ([0, 16, 32, 48, 60], None, torch.float32),
-        ([0, 31, 32, 59, 60], 17, torch.float32),
-        ([0, 25, 59, 60], None, torch.float16),
-        ([0, 7, 8, 60], 20, torch.float16),
-    ],
-)
-@pytest.mark.parametrize("heads", [(4, 2), (3, 1)], ids=str)
-def test_chunks_and_mates_of_triton_do_not_change_a_token(
-    interpreted: Run, cuts: list[int], window: int | None, dtype: torch.dtype, heads: tuple[int, int]
-) -> None:
-    interpreted(checks.check_attention, cuts, window, dtype, heads=heads, head_dim=32)
 
 
 @pytest.mark.slow

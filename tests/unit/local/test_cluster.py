@@ -16,7 +16,6 @@ from services.local.places import check_free, reserved_address
 from services.local.spec import ClusterSpec
 from shared.cores.topology import Topology
 from shared.errors import ConfigError, DeadlineExceeded, ModelLoadError
-from shared.process_events import Progress
 from shared.rpc.server import RpcServer
 from tests.unit.local.fakes import FakeCommands
 from tests.unit.local.processes import wait_for_end
@@ -106,17 +105,6 @@ async def test_it_stops_the_router_first_then_the_workers_then_the_store(
     assert not commands.index_is_there()
 
 
-async def test_progress_of_every_process_ends_with_ready(spec: ClusterSpec, commands: FakeCommands) -> None:
-    seen: dict[str, list[Progress]] = {}
-    async with LocalCluster(
-        spec, commands=commands, on_progress=lambda name, step: seen.setdefault(name, []).append(step)
-    ):
-        assert set(seen) == {"kvstore", "prefill-0", "decode-0", "router"}
-        assert Progress(0.5, "loading weights") in seen["decode-0"]
-        assert all(steps[0] == Progress(0.0, "starting") for steps in seen.values())
-        assert all(steps[-1] == Progress(1.0, "ready") for steps in seen.values())
-
-
 async def test_one_workers_error_is_raised_and_everything_is_stopped(spec: ClusterSpec, commands: FakeCommands) -> None:
     commands.behaviours["decode-0"] = "refuses"
     commands.behaviours["prefill-0"] = "never ready"
@@ -184,13 +172,6 @@ async def test_a_taken_port_stops_it_before_any_process(spec: ClusterSpec, comma
             await LocalCluster(spec.replace(http=taken), commands=commands).start()
     assert caught.value.field == "http"
     assert commands.events() == []
-
-
-def test_a_taken_port_is_found_before_the_start() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        with pytest.raises(ConfigError, match="in use") as caught:
-            check_free(f"127.0.0.1:{other.getsockname()[1]}", "grpc")
-        assert caught.value.field == "grpc"
 
 
 def test_an_unknown_host_is_found_before_the_start() -> None:

@@ -29,14 +29,6 @@ def filled(order: str, *items: QueueEntry) -> AdmissionQueue[str]:
     return queue
 
 
-def test_first_come_first_served_and_the_head_blocks_the_rest():
-    queue = filled("fcfs", item("a"), item("b"), item("c"))
-    started = []
-    assert queue.admit(lambda entry: entry != "b" and not started.append(entry)) == 1
-    assert started == ["a"]
-    assert len(queue) == 2
-
-
 def test_the_orders():
     items = [
         item("long", 90, arrived_s=1, deadline_s=9, priority=0),
@@ -66,16 +58,6 @@ def test_a_full_queue_refuses_with_its_limit_but_takes_a_returned_entry():
     assert drain(queue) == ["c", "a"]
 
 
-def test_tenants_get_tokens_by_their_weights():
-    queue: AdmissionQueue[str] = AdmissionQueue(1000, tenant_weights={"gold": 3.0})
-    for n in range(100):
-        queue.push(item(f"g{n}", 10, tenant="gold"), "gold")
-        queue.push(item(f"p{n}", 30, tenant="plain"), "plain")
-    first = Counter(drain(queue, 60))
-    tokens = {"gold": first["gold"] * 10, "plain": first["plain"] * 30}
-    assert tokens["gold"] / tokens["plain"] == pytest.approx(3, rel=0.2)
-
-
 def test_a_tenant_that_floods_does_not_hold_up_another_and_idleness_saves_nothing_up():
     queue: AdmissionQueue[str] = AdmissionQueue(1000)
     for n in range(50):
@@ -85,13 +67,6 @@ def test_a_tenant_that_floods_does_not_hold_up_another_and_idleness_saves_nothin
         queue.push(item(f"q{n}", tenant="quiet"), "quiet")
     # Not all five at once, as if its idle time were owed to it, and not behind the thirty that wait.
     assert Counter(drain(queue, 8)) == {"flood": 4, "quiet": 4}
-
-
-def test_tokens_ahead_count_the_order_and_the_other_tenants_shares():
-    queue = filled("shortest", item("a", 10), item("b", 100), item("f", 1000, tenant="flood"))
-    assert queue.num_tokens_ahead(item("x", 50)) == 10 + 60
-    assert queue.num_tokens_ahead(item("x", 50, tenant="new")) == 50 + 50
-    assert AdmissionQueue(3).num_tokens_ahead(item("x", 50)) == 0
 
 
 operations = st.lists(

@@ -252,11 +252,11 @@ async def test_two_routers_of_one_name_do_not_end_each_others_sessions():
 
 async def test_a_router_that_falls_silent_is_given_up():
     """Its stream stays open: nothing but its heartbeats is missing."""
-    async with serving(DECODE) as worker, Router(worker, heartbeat_ms=20, give_up_ms=200) as router:
+    async with serving(DECODE) as worker, Router(worker, heartbeat_ms=100, give_up_ms=1500) as router:
         assert router.welcome.heartbeats
         await router.reserve("a")
         await router.event("reserved")
-        for _ in range(20):  # twice the limit
+        for _ in range(20):  # longer than the limit
             await router.send(heartbeat=types_pb2.Heartbeat())
             await router.event("heartbeat")
         await worker.holds(3)

@@ -58,6 +58,16 @@ def test_a_full_queue_refuses_with_its_limit_but_takes_a_returned_entry():
     assert drain(queue) == ["c", "a"]
 
 
+def test_tenants_get_tokens_by_their_weights():
+    queue: AdmissionQueue[str] = AdmissionQueue(1000, tenant_weights={"gold": 3.0})
+    for n in range(100):
+        queue.push(item(f"g{n}", 10, tenant="gold"), "gold")
+        queue.push(item(f"p{n}", 30, tenant="plain"), "plain")
+    first = Counter(drain(queue, 60))
+    tokens = {"gold": first["gold"] * 10, "plain": first["plain"] * 30}
+    assert tokens["gold"] / tokens["plain"] == pytest.approx(3, rel=0.2)
+
+
 def test_a_tenant_that_floods_does_not_hold_up_another_and_idleness_saves_nothing_up():
     queue: AdmissionQueue[str] = AdmissionQueue(1000)
     for n in range(50):

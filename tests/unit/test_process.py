@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from shared.errors import ConfigError, Internal
 from shared.process_events import Answer, Progress, Ready, parse_event
+from tests.waiting import DEADLINE_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -73,12 +74,12 @@ async def start(case: str, *flags: str) -> Process:
 
 async def next_event(process: Process) -> Any:
     assert process.stdout is not None
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(DEADLINE_S):
         return json.loads(await process.stdout.readline())
 
 
 async def rest(process: Process) -> tuple[list[Any], str]:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(DEADLINE_S):
         out, err = await process.communicate()
     return [json.loads(line) for line in out.splitlines()], err.decode()
 

@@ -18,6 +18,7 @@ from services.local.cluster import LocalCluster
 from services.local.spec import ClusterSpec
 from shared.errors import ModelLoadError, WorkerLost
 from tests.unit.local.fakes import FakeCommands, fake_spec
+from tests.waiting import DEADLINE_S
 
 
 class Screen(io.StringIO):
@@ -83,7 +84,7 @@ async def test_a_second_ctrl_c_hurries_the_router_and_a_third_kills(spec: Cluste
             await asyncio.sleep(0.01)
         assert "kvstore stop" not in commands.events()
         os.kill(os.getpid(), signal.SIGINT)
-        assert await asyncio.wait_for(command, 60.0) == 130
+        assert await asyncio.wait_for(command, DEADLINE_S) == 130
 
 
 @pytest.mark.slow
@@ -138,7 +139,7 @@ async def test_the_command_goes_on_while_one_router_is_left(spec: ClusterSpec, c
         os.kill(commands.pid("router"), signal.SIGKILL)
         os.kill(commands.pid("router-1"), signal.SIGKILL)
         with pytest.raises(WorkerLost, match="not started again"):
-            await asyncio.wait_for(command, 20.0)
+            await asyncio.wait_for(command, DEADLINE_S)
 
 
 async def test_without_its_router_the_cluster_is_stopped(spec: ClusterSpec, commands: FakeCommands) -> None:

@@ -16,6 +16,7 @@ from shared.identity import WorkerIdentity, WorkerRole
 from shared.kv_index import publisher as index_publisher
 from shared.kv_index.holders import EventStamp, Tier
 from shared.kv_index.publisher import IndexPublisher
+from tests.waiting import DEADLINE_S
 
 WORKER = WorkerIdentity("w", 1, WorkerRole.DECODE)
 HASHES = [bytes([i]) * 16 for i in range(8)]
@@ -70,7 +71,7 @@ class FakeStore:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Waits for calls until the condition holds."""
-        async with asyncio.timeout(60), self._called:
+        async with asyncio.timeout(DEADLINE_S), self._called:
             await self._called.wait_for(condition)
 
     async def _call(self, name: str, hashes: Sequence[bytes]) -> None:
@@ -211,7 +212,7 @@ async def test_close_gives_up_at_its_deadline_and_counts_what_was_lost() -> None
     subject.offer(HASHES[:3], [])
     await store.until(lambda: len(store.calls) == 2)
     subject.offer(HASHES[3:4], [])
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(DEADLINE_S):
         await subject.close(deadline_s=0.05)
         await subject.close()
     assert subject.num_dropped == 4

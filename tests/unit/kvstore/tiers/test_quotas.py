@@ -144,6 +144,13 @@ def test_a_block_that_two_pins_name_counts_once_and_stays_until_both_are_gone() 
     assert (lru.pins.used_bytes, lru.pins.names) == (0, ())
 
 
+def test_pins_of_a_tenant_stay_within_its_quota() -> None:
+    lru = BlockLru(100, Quotas(default=20), pin_budget_bytes=50)
+    assert lru.pin("p", NAMES[:2], 10, "a")
+    assert not lru.pin("q", NAMES[2:3], 10, "a")
+    assert lru.pin("q", NAMES[2:3], 10, "b")
+
+
 def put(tier: BlockTier, number: int, tenant: str) -> None:
     data = memoryview(block(number))
     tier.put(HASHES[number], data, block_checksum(data), tenant)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from loadtest.simulator.fleet import WorkerSpec
 from loadtest.simulator.outcome import Targets
-from loadtest.simulator.simulation import Setup
+from loadtest.simulator.simulation import Setup, two_pools
 from loadtest.simulator.tandem_router import TandemConfig
 from loadtest.workloads.mooncake import read_mooncake
 from loadtest.workloads.trace import TraceRequest
@@ -60,6 +60,6 @@ def setup(num_prefills: int = 4, num_decodes: int = 4, *, placement=None, **chan
         }
     )
     worker = changes.pop("worker", spec())
-    return Setup(
-        worker, num_prefills, num_decodes, Targets(5.0, 0.05), tandem=TandemConfig(placement=config), **changes
-    )
+    decode = changes.pop("decode", replace(worker, max_num_batched_tokens=512))
+    groups = two_pools(num_prefills, num_decodes, worker, decode)
+    return Setup(groups, Targets(5.0, 0.05), tandem=TandemConfig(placement=config), **changes)

@@ -67,8 +67,8 @@ class WorkerOptions:
     """Token budget of a step; 0 = PREFILL_CHUNK and DECODE_CHUNK."""
     paced: bool = False
     """Whether steps keep the TPOT target, by their batch and by the chunks beside it."""
-    num_ahead: int = 1
-    """Steps planned while another one runs: 1 as on a GPU, 0 as on a processor."""
+    plans_ahead: bool = True
+    """A step is planned while the one before runs, as on a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +157,8 @@ def simulate_trace(
     ] = _WORKER.chunk,
     paced: Annotated[bool, Option(help="steps keep the TPOT target; auto always does")] = _WORKER.paced,
     ahead: Annotated[
-        int, Option(help="steps planned while another one runs: 1 as on a GPU, 0 as on a processor")
-    ] = _WORKER.num_ahead,
+        bool, Option(help="a step is planned while the one before runs, as on a GPU")
+    ] = _WORKER.plans_ahead,
     blocks: Annotated[
         int, Option(help=f"blocks of {BLOCK_SIZE} tokens a worker; 0 = what fits in memory")
     ] = _WORKER.blocks,
@@ -274,7 +274,7 @@ def worker_spec(worker: WorkerOptions, spread: Spread | None, tpot_s: float) -> 
         kv_bytes_per_token=model.kv_bytes_per_token,
         block_size=BLOCK_SIZE,
         tpot_target_s=tpot_s if worker.paced else 0.0,
-        num_ahead=worker.num_ahead,
+        plans_ahead=worker.plans_ahead,
         residuals=read_residuals(worker.residuals) if worker.residuals else lognormal_residuals(worker.noise),
         report_s=worker.report_ms / 1e3,
     )

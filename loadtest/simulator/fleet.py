@@ -29,8 +29,8 @@ class WorkerSpec:
     itl_target_s: float = 0.0
     output_quantile: float = 0.75
     max_overtaken_s: float = 0.5
-    num_ahead: int = 1
-    """Steps planned while another one runs: 1 as on a GPU, 0 as on a processor."""
+    plans_ahead: bool = True
+    """A step is planned while the one before runs, as on a GPU."""
     residuals: Sequence[float] = ()
     """Measured times of steps over those predicted, from which noise is drawn; empty: none."""
     message_s: float = 0.5e-3
@@ -39,7 +39,7 @@ class WorkerSpec:
     """One-way latency between two workers."""
     report_s: float = 5e-3
     """From a change to the load report that tells of it."""
-    decoding_report_s: float = 0.05
+    decoding_report_s: float = 0.1
     """Between two load reports while nothing but decoding happens."""
 
 
@@ -58,6 +58,7 @@ class Report:
     num_context_tokens: int
     least_slack_s: float | None
     step_times: StepTimes | None
+    """None where too few steps were measured, or nobody looks at them."""
 
     @property
     def num_requests(self) -> int:
@@ -81,5 +82,7 @@ class World:
     step_by_step: bool = False
     """See `Engine`."""
     seed: int = 0
+    reports_times: bool = False
+    """Load reports carry the fitted step times, which cost time to fit."""
     listeners: list[Listener] = field(default_factory=list)
     """The routers, which get each worker's reports."""

@@ -80,7 +80,7 @@ class Worker:
             scheduler_config(spec),
             self,
             Noise(spec.residuals, f"{world.seed}/{name}"),
-            num_ahead=spec.num_ahead,
+            plans_ahead=spec.plans_ahead,
             step_by_step=world.step_by_step,
         )
 
@@ -232,7 +232,7 @@ class Worker:
             num_decoding=decoding.num_sequences,
             num_context_tokens=decoding.num_context_tokens,
             least_slack_s=scheduler.least_slack_s,
-            step_times=scheduler.step_fit.times,
+            step_times=scheduler.step_fit.times if self._world.reports_times else None,
         )
 
     def _plan_report(self, delay_s: float) -> None:

@@ -41,10 +41,10 @@ def repeated(times: int) -> list[TraceRequest]:
     ]
 
 
-def spec(num_blocks: int = 20_000, **changes) -> WorkerSpec:
+def spec(num_blocks: int = 5000, *, block_size: int = 64, **changes) -> WorkerSpec:
     """Four H200 with Llama-3-70B's shape, whose products hide nothing of the reading."""
-    times = roofline(LLAMA_3_70B, H200, 4, overlap=0.0)
-    return WorkerSpec(times, num_blocks, 160e9, LLAMA_3_70B.kv_bytes_per_token, **changes)
+    times = changes.pop("times", None) or roofline(LLAMA_3_70B, H200, 4, overlap=0.0)
+    return WorkerSpec(times, num_blocks, 160e9, LLAMA_3_70B.kv_bytes_per_token, block_size, **changes)
 
 
 def setup(num_prefills: int = 4, num_decodes: int = 4, *, placement=None, **changes) -> Setup:

@@ -32,8 +32,8 @@ def test_every_request_ends_once_and_the_same_seed_gives_the_same_run(policy):
 
 
 def test_blocks_too_few_for_the_load_delay_requests_but_lose_none():
-    tight = setup(2, 2, worker=spec(num_blocks=9000))
-    trace = [line for line in head() if line.num_prompt_tokens < 60_000]
+    tight = setup(2, 2, worker=spec(num_blocks=2250))
+    trace = [line for line in head(150) if line.num_prompt_tokens < 60_000]
     for policy in POLICIES:
         outcome = simulate(trace, 6.0, policy, tight)
         assert outcome.goodput > 0
@@ -175,7 +175,7 @@ def test_pools_of_unequal_degrees_have_steps_and_room_of_their_own():
     longer = decode.worker.times.decode_step_s(8, 0) / prefill.worker.times.decode_step_s(8, 0)
     assert longer > 1.5, "two stages read their weights for every part of the batch"
     assert unequal.tpot_p90_s > same.tpot_p90_s
-    small = replace(pair, groups=(prefill, replace(decode, worker=replace(decode.worker, num_blocks=9000))))
+    small = replace(pair, groups=(prefill, replace(decode, worker=replace(decode.worker, num_blocks=2250))))
     assert simulate(trace, 1.0, "tandem", small).goodput < unequal.goodput
 
 

@@ -15,7 +15,17 @@ from loadtest.simulator.load import WORKLOADS, mean_rate, poisson, read_trace
 from loadtest.simulator.outcome import Outcome, Targets, outcome_table, results
 from loadtest.simulator.peers import PEERS
 from loadtest.simulator.residuals import lognormal_residuals, read_residuals
-from loadtest.simulator.simulation import COLLOCATED, POLICIES, STATIC, TANDEM, Setup, simulate, two_pools
+from loadtest.simulator.simulation import (
+    AUTO,
+    COLLOCATED,
+    POLICIES,
+    STATIC,
+    TANDEM,
+    Group,
+    Setup,
+    simulate,
+    two_pools,
+)
 from loadtest.simulator.tandem_router import TandemConfig
 from loadtest.workloads.trace import TraceRequest, parse_slice, slice_requests
 from services.router.admission.queue import ORDERS
@@ -124,7 +134,7 @@ def simulate_trace(
     requests: Annotated[int, Option(help="of the workload")] = 2000,
     poisson_arrivals: Annotated[bool, Option(name="poisson", help="in place of the trace's times")] = False,
     slice_: Annotated[str, Option(name="slice", help="START:END of the trace, seconds")] = "",
-    prefill: Annotated[int, Option(help="prefill workers; 0 = collocated (tandem, collocated)")] = _FLEET.prefill,
+    prefill: Annotated[int, Option(help="prefill workers; 0 = collocated, or auto")] = _FLEET.prefill,
     decode: Annotated[int, Option(help="decode workers")] = _FLEET.decode,
     routers: Annotated[int, Option(help="router replicas over the same fleet")] = _FLEET.routers,
     policy: Annotated[str, Option(help=f"some of {', '.join(POLICIES)}; all = tandem and the peers")] = "all",
@@ -203,9 +213,10 @@ def simulate_trace(
     placement = PlacementOptions(
         max_queued_tokens, patience, prefix, prefill_here, prefill_here_max, min_hit_share, tie_margin, max_candidates
     )
-    if min(prefill, decode) < 1 and (decode < 1 or not set(policies) <= {TANDEM, COLLOCATED}):
+    if min(prefill, decode) < 1 and (decode < 1 or not set(policies) <= {TANDEM, COLLOCATED, AUTO}):
         raise ConfigError(
-            "prefill and decode must be at least 1; only tandem and collocated run without prefill", field="prefill"
+            "prefill and decode must be at least 1; only tandem, collocated and auto run without prefill",
+            field="prefill",
         )
     arriving = _requests(trace, workload, requests, slice_, poisson_arrivals, seed)
     setups = {name: setup_of(worker, fleet, placement, name) for name in policies}
@@ -229,20 +240,20 @@ def setup_of(
     """The simulation's setup from the options, for a policy; raises ConfigError."""
     spec = worker_spec(worker, worker.spread, fleet.tpot_s)
     decode = spec if worker.decode_spread is None else worker_spec(worker, worker.decode_spread, fleet.tpot_s)
-    config = placement.config
+    config = replace(placement.config, tpot_target_s=fleet.tpot_s, ttft_target_s=fleet.ttft_s)
     if policy in (STATIC, COLLOCATED):
         config = replace(config, thresholds=_NO_THRESHOLDS)
-    num_prefills, num_decodes = fleet.prefill, fleet.decode
-    if policy == COLLOCATED:
-        num_prefills, num_decodes = 0, fleet.prefill + fleet.decode
-    prefill_chunk, decode_chunk = worker.chunk or PREFILL_CHUNK, worker.chunk or DECODE_CHUNK
+    prefills = replace(spec, max_num_batched_tokens=worker.chunk or PREFILL_CHUNK)
+    decodes = replace(decode, max_num_batched_tokens=worker.chunk or DECODE_CHUNK)
+    count = fleet.prefill + fleet.decode
+    if policy == AUTO:
+        groups = [Group(count, replace(prefills, tpot_target_s=fleet.tpot_s))]
+    elif policy == COLLOCATED:
+        groups = two_pools(0, count, prefills, decodes)
+    else:
+        groups = two_pools(fleet.prefill, fleet.decode, prefills, decodes)
     return Setup(
-        two_pools(
-            num_prefills,
-            num_decodes,
-            replace(spec, max_num_batched_tokens=prefill_chunk),
-            replace(decode, max_num_batched_tokens=decode_chunk),
-        ),
+        groups,
         Targets(fleet.ttft_s, fleet.tpot_s),
         num_routers=fleet.routers,
         peers_refuse=fleet.peers_refuse,
@@ -290,7 +301,7 @@ def _pools(setup: Setup, worker: WorkerOptions) -> str:
     for group in setup.groups:
         spread = worker.decode_spread if group.roles == DECODE and worker.decode_spread else worker.spread
         ranks = f"{worker.gpus} {worker.device}" if spread is None else f"{spread.num_ranks} {worker.device} ({spread})"
-        role = "collocated" if len(setup.groups) == 1 else roles_text(group.roles)
+        role = "collocated" if len(setup.groups) == 1 and group.roles == DECODE else roles_text(group.roles)
         found.append(f"{group.count} {role} workers of {ranks} with {group.worker.num_blocks} blocks")
     return ", ".join(found)
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from loadtest.simulator.clock import Clock
 from loadtest.simulator.prefix_index import PrefixIndex
-from shared.sizing.step_time import StepTimes
+from shared.sizing.step_time import StepTimes, StepWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +49,17 @@ class Report:
 
     num_free_blocks: int
     """Beyond what running answers are expected to take."""
-    num_total_blocks: int
     num_running: int
     num_waiting: int
     num_queued_tokens: int
     num_queued_pairs: int
-    num_decoding: int
-    num_context_tokens: int
+    decoding: StepWork
+    """A step of all answers that run there."""
+    promised: StepWork
+    """A step of those to come; see `Scheduler`."""
     least_slack_s: float | None
     step_times: StepTimes | None
     """None where too few steps were measured, or nobody looks at them."""
-
-    @property
-    def num_requests(self) -> int:
-        """Running and waiting ones."""
-        return self.num_running + self.num_waiting
 
 
 class Listener(Protocol):

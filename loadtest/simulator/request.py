@@ -30,6 +30,8 @@ class SimRequest:
     ahead: Work = NO_WORK
     """Work queued ahead of it, in its router's view."""
     placed_s: float = 0.0
+    predicted_ttft_s: float | None = None
+    """From then on; None where nothing was predicted."""
     num_cached_tokens: int = 0
     refused: bool = False
     refused_s: float = 0.0

@@ -37,7 +37,15 @@ class SimRouter(ABC):
     def add_worker(self, worker: Worker) -> None:
         """A worker has connected; it is in `workers`."""
         num_blocks = worker.spec.num_blocks
-        view = WorkerView(worker.name, num_blocks, num_blocks, 0, worker.spec.max_num_seqs, 0)
+        view = WorkerView(
+            worker.name,
+            num_blocks,
+            num_blocks,
+            0,
+            worker.spec.max_num_seqs,
+            0,
+            max_step_tokens=worker.spec.max_num_batched_tokens,
+        )
         self._ledgers[worker.name] = Ledger(view)
         for role in worker.roles:
             self._pools[role].add(view)
@@ -72,12 +80,16 @@ class SimRouter(ABC):
         ledger = self._ledgers.get(worker)
         if ledger is None:
             return  # it has not connected yet
-        ledger.view.accepting = worker not in self._draining
+        view = ledger.view
+        view.accepting = worker not in self._draining
+        view.times, view.least_slack_s = report.step_times, report.least_slack_s
         ledger.report(
             num_free_blocks=report.num_free_blocks,
-            num_requests=report.num_requests,
-            num_queued_tokens=report.num_queued_tokens,
+            num_requests=report.num_running + report.num_waiting,
+            queued=Work(report.num_queued_tokens, report.num_queued_pairs),
             now_s=self.world.clock.now_s,
+            num_decoding=report.decoding.num_sequences + report.promised.num_sequences,
+            num_context_tokens=report.decoding.num_context_tokens + report.promised.num_context_tokens,
         )
         self.changed()
 
@@ -97,7 +109,12 @@ class SimRouter(ABC):
         work = need.work(prefill or decode)
         request.ahead = self._ledgers[prefill or decode].view.queued
         here = NO_WORK if prefill else work
-        self._ledgers[decode].commit(request.name, here, num_blocks=need.num_missing_blocks(decode))
+        self._ledgers[decode].commit(
+            request.name,
+            here,
+            num_blocks=need.num_missing_blocks(decode),
+            num_answer_tokens=request.num_prompt_tokens,
+        )
         self._ledgers[decode].sent(request.name, now_s)
         if prefill:
             self._ledgers[prefill].commit(request.name, work, num_blocks=0)
@@ -116,6 +133,7 @@ class SimRouter(ABC):
         """As `Attempt` learns of it."""
         now_s = request.first_token_s = self.world.clock.now_s
         self._ledgers[request.prefill or request.decode].computed(request.name)
+        self.predictor.ttft.observe(request.predicted_ttft_s or 0.0, now_s - request.placed_s)
         own = Work.of(request.num_prompt_tokens - num_cached, num_cached)
         if request.prefilled_here:
             self.predictor.observe_here(request.ahead, own, on_worker_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from loadtest.simulator.clock import Clock
 from loadtest.simulator.fleet import WorkerSpec, World
@@ -18,12 +18,12 @@ from loadtest.simulator.tandem_router import TandemConfig, TandemRouter
 from loadtest.simulator.worker import Worker
 from loadtest.workloads.mooncake import BLOCK_LEN
 from loadtest.workloads.trace import TraceRequest
-from shared.identity import BOTH, DECODE, PREFILL, Roles
+from shared.identity import BOTH, DECODE, PREFILL, Roles, WorkerRole
 
-TANDEM, STATIC, COLLOCATED = "tandem", "static", "collocated"
+TANDEM, STATIC, COLLOCATED, AUTO = "tandem", "static", "collocated", "auto"
 """Tandem's router as it is set; over two pools whose decode workers compute no prompts; over one pool in which every
-prompt is computed where it is answered."""
-POLICIES = (*PEERS, TANDEM, STATIC, COLLOCATED)
+prompt is computed where it is answered; and over one pool with a choice for each request."""
+POLICIES = (*PEERS, TANDEM, STATIC, COLLOCATED, AUTO)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +77,21 @@ def simulate(trace: Sequence[TraceRequest], speedup: float, policy: str, setup: 
 
 def play(trace: Sequence[TraceRequest], speedup: float, policy: str, setup: Setup) -> list[SimRequest]:
     """The requests with their results."""
-    world = World(Clock(), PrefixIndex(BLOCK_LEN, setup.worker.block_size), setup.step_by_step, setup.seed)
+    index = PrefixIndex(BLOCK_LEN, setup.worker.block_size)
+    world = World(Clock(), index, setup.step_by_step, setup.seed, reports_times=policy == AUTO)
     workers = {
         worker.name: worker
         for group in setup.groups
         for worker in (Worker(world, f"{group.letter}{n}", group.worker, group.roles) for n in range(group.count))
     }
 
+    has_prefills = any(WorkerRole.PREFILL in group.roles for group in setup.groups)
+    tandem = replace(setup.tandem, mode="auto" if policy == AUTO else "disaggregated" if has_prefills else "collocated")
+
     def router(number: int) -> SimRouter:
         seed = setup.seed * 1000 + number
         if policy not in PEERS:
-            return TandemRouter(world, workers, setup.tandem, seed, number, setup.num_routers)
+            return TandemRouter(world, workers, tandem, seed, number, setup.num_routers)
         deadline_s = setup.targets.ttft_s if setup.peers_refuse else None
         return PeerRouter(world, workers, PEERS[policy](seed), deadline_s)
 

@@ -19,14 +19,16 @@ from services.router.admission.queue import ORDERS, AdmissionQueue, QueueEntry
 from services.router.placement.decision import Choice
 from services.router.placement.filters import GUEST_AFTER_S
 from services.router.placement.policy import Placement, PlacementConfig
-from services.router.placement.views import PlacementRequest
+from services.router.placement.views import PlacementRequest, Work
 from shared.errors import Overloaded
+from shared.settings.common import Mode
 
 
 @dataclass(frozen=True, slots=True)
 class TandemConfig:
     """Settings of the router, with the real names."""
 
+    mode: Mode = "disaggregated"
     order: str = "fcfs"
     queue_limit: int = 100_000
     ttft_target_s: float = 5.0
@@ -79,11 +81,12 @@ class TandemRouter(SimRouter):
     def submit(self, request: SimRequest) -> None:
         """Refuses a request that is predicted to be late; else queues it until workers can start it."""
         now_s, need = self.world.clock.now_s, self.need(request)
-        num_uncached = max(1, request.num_prompt_tokens - need.hits.peer)
-        item = QueueEntry(request.name, num_uncached, request.at_s, request.at_s + self._config.ttft_target_s)
+        num_cached = min(need.hits.peer, request.num_prompt_tokens - 1)
+        own = Work.of(request.num_prompt_tokens - num_cached, num_cached)
+        self._placement.split.demand.arrived(own, request.num_prompt_tokens, now_s)
+        item = QueueEntry(request.name, own.tokens, request.at_s, request.at_s + self._config.ttft_target_s)
         try:
-            pool = self.prefill_pool if len(self.prefill_pool) else self.decode_pool
-            num_cached = request.num_prompt_tokens - num_uncached
+            pool = self.decode_pool if self._config.mode == "collocated" else self.prefill_pool
             estimate = self._admission.enter(item, now_s, self._queue, pool, num_cached=num_cached)
             active = _Active(request, need, estimate)
             self._queue.push(estimate.item, active)
@@ -105,6 +108,10 @@ class TandemRouter(SimRouter):
     def _change_again(self) -> None:
         self._again = False
         self.changed()
+
+    def _on_done(self, request: SimRequest) -> None:
+        self._placement.split.demand.ended(request.num_output_tokens)
+        super()._on_done(request)
 
     def _expire_later(self, active: _Active) -> None:
         if not active.ended and not math.isinf(active.estimate.given_up_s):
@@ -132,6 +139,7 @@ class TandemRouter(SimRouter):
         except Overloaded:
             self.refuse(active.request)
             return True
+        active.request.predicted_ttft_s = choice.predicted_ttft_s
         self.commit(active.request, active.need, choice.decode, choice.prefill or "")
         decode = self.workers[choice.decode]
         if choice.prefill is None:

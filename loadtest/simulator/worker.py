@@ -221,16 +221,14 @@ class Worker:
         """Its state now."""
         self.engine.settle()
         scheduler = self.engine.scheduler
-        decoding = scheduler.decoding
         return Report(
             num_free_blocks=max(0, scheduler.pool.num_free - scheduler.num_growth_blocks),
-            num_total_blocks=scheduler.pool.num_blocks,
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
             num_queued_tokens=scheduler.num_queued_tokens,
             num_queued_pairs=scheduler.num_queued_pairs,
-            num_decoding=decoding.num_sequences,
-            num_context_tokens=decoding.num_context_tokens,
+            decoding=scheduler.decoding,
+            promised=scheduler.promised,
             least_slack_s=scheduler.least_slack_s,
             step_times=scheduler.step_fit.times if self._world.reports_times else None,
         )

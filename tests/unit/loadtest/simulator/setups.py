@@ -56,6 +56,8 @@ def setup(num_prefills: int = 4, num_decodes: int = 4, *, placement=None, **chan
             "weights": weights(prefix=3.0, decode_prefix=3.0),
             "thresholds": Thresholds(512, 4096),
             "explain": False,
+            "tpot_target_s": 0.05,
+            "ttft_target_s": 5.0,
             **(placement or {}),
         }
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 from dataclasses import replace
 from pathlib import Path
+from typing import Self
 
 import torch
 
@@ -72,6 +73,12 @@ class EngineRun:
 
     def close(self) -> None:
         self.engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def sequence(self, token_ids, max_tokens, goal=Goal.COMPLETION, ship=frozenset(), **sampling) -> EngineSequence:
         self.names += 1

@@ -22,7 +22,7 @@ from services.worker.session_server import SessionServer
 from shared.engine.engine import Engine
 from shared.engine.plan import SampledToken, StepResult
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
-from shared.identity import Roles, WorkerRole
+from shared.identity import DECODE, PREFILL, Roles, WorkerRole
 from shared.kv.checksum_weights import checksum_weights, weighted_sum
 from shared.kv.format import KVFormat
 from shared.kv.hashing import ChainRoots
@@ -233,3 +233,20 @@ async def serving(
         yield worker
     finally:
         await worker.stop()
+
+
+@contextlib.asynccontextmanager
+async def pools() -> AsyncIterator[SimpleNamespace]:
+    """A decode worker with a reservation, and a prefill worker; nothing is held by either at the end."""
+    plane = LocalPlane()
+    async with (
+        serving(DECODE, plane) as receiver,
+        serving(PREFILL, plane) as sender,
+        Router(receiver) as decode,
+        Router(sender) as prefill,
+    ):
+        await decode.reserve("a#1")
+        reserved = (await decode.event("reserved")).reserved
+        yield SimpleNamespace(receiver=receiver, sender=sender, decode=decode, prefill=prefill, reserved=reserved)
+        await receiver.idle()
+        await sender.idle()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 from types import SimpleNamespace
 
 import pytest
@@ -13,25 +11,8 @@ from shared.engine.messages import JoinSequence
 from shared.identity import DECODE, PREFILL
 from shared.kv.local import LocalPlane
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
-from tests.integration.worker.session_rig import SAMPLING, Router, serving
+from tests.integration.worker.session_rig import SAMPLING, Router, pools, serving
 from tests.waiting import DEADLINE_S, until
-
-
-@contextlib.asynccontextmanager
-async def pools() -> AsyncIterator[SimpleNamespace]:
-    """A decode worker with a reservation, and a prefill worker."""
-    plane = LocalPlane()
-    async with (
-        serving(DECODE, plane) as receiver,
-        serving(PREFILL, plane) as sender,
-        Router(receiver) as decode,
-        Router(sender) as prefill,
-    ):
-        await decode.reserve("a#1")
-        reserved = (await decode.event("reserved")).reserved
-        yield SimpleNamespace(receiver=receiver, sender=sender, decode=decode, prefill=prefill, reserved=reserved)
-        await receiver.idle()
-        await sender.idle()
 
 
 async def submit(it: SimpleNamespace, request_id: str, reserved: worker_pb2.Reserved) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from services.kvstore.availability import Availability
-from services.kvstore.counted_index import IndexCounters
+from services.kvstore.index import IndexCounters
 from services.kvstore.resp.counted import BUCKETS_S, CountedRedis
 from services.kvstore.store_node import StoreNode
 from services.kvstore.sweeper import SweepCounters

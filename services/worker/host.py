@@ -27,13 +27,12 @@ from services.worker.machine.cores import take_cores, take_share
 from services.worker.machine.pool_size import PoolNeed, most_blocks, pool_need
 from services.worker.machine.self_test import self_test
 from services.worker.settings import WorkerSettings
-from shared.engine.engine import Engine
+from shared.engine.engine import Engine, StepRunner
 from shared.engine.group.own_slices import SliceForm
 from shared.engine.messages import EngineDied, Event
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.runner.timed_runner import TimedRunner
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
-from shared.engine.step_runner import StepRunner
 from shared.errors import TandemError
 from shared.fingerprints import deterministic_fingerprint
 from shared.kernels.cpu.multilinear import fastest_sum

@@ -13,7 +13,7 @@ import grpc.aio
 from services.worker.blocks.connector import KVConnector
 from services.worker.group.meeting.member import Member, start_member
 from services.worker.host import EngineHost
-from services.worker.session_server import SessionServer
+from services.worker.session import SessionServer
 from services.worker.settings import WorkerSettings
 from services.worker.telemetry.metrics import METRICS, WorkerSources
 from services.worker.telemetry.vllm_names import VLLM

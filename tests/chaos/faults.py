@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from services.kvstore.holder_records import holder_ids
+from services.kvstore.holder_table import holder_ids
 from services.kvstore.redis_index import read_table
 from services.kvstore.resp.open import redis_client
 from services.router.cache.watch import CacheWatch

@@ -1,14 +1,131 @@
-"""Whether one more sequence may hold blocks: room in the batch and in the pool. Pure policy, part of the scheduler."""
+"""Whether one more sequence may hold blocks: room in the batch, and in the pool beside what the others will still take.
+
+Too small a reserve for growth costs preemptions, too large a one costs batch size. So it follows the measured lengths
+of answers: few reach `max_tokens`. Pure policy, part of the scheduler.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from bisect import bisect_right, insort
+from collections import deque
+from collections.abc import Iterable, Sequence
 
-from shared.engine.scheduler.batch_limit import BatchLimit
-from shared.engine.scheduler.growth import GrowthReserve
 from shared.engine.sequence import EngineSequence, Goal
 from shared.errors import Overloaded
 from shared.kv.pool import BlockPool
+from shared.sizing.step_fit import StepTimeFit
+from shared.sizing.step_time import StepWork
+
+WINDOW = 512
+"""Finished answers that are remembered."""
+MIN_OBSERVATIONS = 8
+"""With fewer finished answers the first guess is used."""
+
+
+class BatchLimit:
+    """Bounds a decode batch so that its steps are predicted to take at most the target."""
+
+    def __init__(self, target_s: float, fit: StepTimeFit) -> None:
+        """`target_s`: seconds between two tokens of a sequence; 0 = no bound. `fit` learns from every step."""
+        self.target_s = target_s
+        self._fit = fit
+        self._largest = 0  # that the fit knows of
+        self._newer: tuple[int, int] = (0, 0)  # a larger one, and the number of its step
+
+    def measured(self, work: StepWork) -> None:
+        """A step has run; its time is in the fit."""
+        if work.num_sequences > max(self._largest, self._newer[0]):
+            self._newer = work.num_sequences, self._fit.num_steps
+
+    def admits(self, num_seqs: int, num_context_tokens: int) -> bool:
+        """Whether a batch may grow to this. A batch of one always may.
+
+        Nothing is extrapolated far: a batch may be at most twice the largest one whose time is in the fit, and of two
+        while too little was measured.
+        """
+        if self.target_s == 0 or num_seqs <= 1:
+            return True
+        times = self._fit.times
+        if times is None:
+            return num_seqs == 2
+        if self._fit.num_fitted >= self._newer[1]:
+            self._largest = max(self._largest, self._newer[0])
+        return num_seqs <= 2 * self._largest and times.decode_step_s(num_seqs, num_context_tokens) <= self.target_s
+
+
+class OutputLengths:
+    """A quantile of the last WINDOW answers' lengths, given how long an answer is already."""
+
+    def __init__(self, quantile: float, first_guess: int) -> None:
+        """`quantile` in (0, 1]; `first_guess` in tokens, the expectation before MIN_OBSERVATIONS answers ended."""
+        assert 0 < quantile <= 1, f"quantile {quantile} is not in (0, 1]"
+        self._quantile = quantile
+        self._first_guess = first_guess
+        self._newest: deque[int] = deque()
+        self._sorted: list[int] = []
+
+    def observe(self, num_tokens: int) -> None:
+        """An answer ended."""
+        if len(self._newest) == WINDOW:
+            oldest = self._newest.popleft()
+            del self._sorted[bisect_right(self._sorted, oldest) - 1]
+        self._newest.append(num_tokens)
+        insort(self._sorted, num_tokens)
+
+    def expected(self, num_produced: int) -> int:
+        """Expected length of an unfinished answer that has `num_produced` tokens: always more than that.
+
+        The quantile of those answers that became longer. One that is longer than all of them is expected to be half
+        done: nothing else is known of it.
+        """
+        if len(self._sorted) < MIN_OBSERVATIONS:
+            return max(self._first_guess, num_produced + 1)
+        shorter = bisect_right(self._sorted, num_produced)
+        longer = len(self._sorted) - shorter
+        if longer == 0:
+            return 2 * max(1, num_produced)
+        return self._sorted[shorter + max(0, math.ceil(self._quantile * longer) - 1)]
+
+
+class GrowthReserve:
+    """Blocks kept free for sequences that hold some already."""
+
+    def __init__(self, block_size: int, quantile: float, first_guess: int) -> None:
+        """See `OutputLengths`; quantile 0: one block a sequence, however long its answer may be."""
+        self._block_size = block_size
+        self._lengths = OutputLengths(quantile, first_guess) if quantile > 0 else None
+
+    def ended(self, sequence: EngineSequence) -> None:
+        """Learns from an answer that ended or was cancelled."""
+        if self._lengths is not None and sequence.goal is Goal.COMPLETION and sequence.num_output_tokens > 0:
+            self._lengths.observe(sequence.num_output_tokens)
+
+    def num_blocks(self, sequences: Iterable[EngineSequence]) -> int:
+        """Blocks that these sequences are expected to take beyond those they hold."""
+        if self._lengths is None:
+            return sum(1 for _ in sequences)
+        total = 0
+        for sequence in sequences:
+            missing = -(-self._expected_tokens(sequence) // self._block_size) - len(sequence.block_ids)
+            if missing > 0:
+                total += missing
+        return total
+
+    def of_newcomer(self, sequence: EngineSequence, num_held: int) -> int:
+        """Blocks that a sequence is expected to take once it holds `num_held`."""
+        if self._lengths is None:
+            return 0
+        return max(0, -(-self._expected_tokens(sequence) // self._block_size) - num_held)
+
+    def _expected_tokens(self, sequence: EngineSequence) -> int:
+        num_tokens = len(sequence.token_ids)
+        if sequence.goal is Goal.FIRST_TOKEN:
+            return num_tokens
+        assert self._lengths is not None
+        num_prompt_tokens = sequence.num_prompt_tokens
+        expected = num_prompt_tokens + self._lengths.expected(num_tokens - num_prompt_tokens)  # more than num_tokens
+        return min(sequence.max_tokens_total, expected)
 
 
 class Admission:

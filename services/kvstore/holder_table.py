@@ -8,8 +8,10 @@ A block is one string, made of fixed-size records:
 
 A holder id stands for one tier of one worker process (name, incarnation). No id is assigned twice. So a record whose id
 is not in the table is dead: its holder was superseded by a new incarnation, fell silent, or was asked to publish all
-its blocks again. No other program may use the index's Redis database. ACL users need the keys `~b:*` (on a cluster `~{*`)
-and `~tandem:*`.
+its blocks again.
+
+No other program may use the index's Redis database. ACL users need the keys `~b:*` (on a cluster `~{*`) and
+`~tandem:*`.
 
 Fields of the hash `tandem:{index}:holders`:
 

@@ -21,8 +21,7 @@ from collections.abc import Callable, Sequence
 
 from shared.engine.messages import NewToken, SequenceEnded, SequenceFailed, StepOutput
 from shared.engine.plan import NoToken, PlannedSequence, StepPlan, StepResult, step_work
-from shared.engine.scheduler.admission import Admission, BatchLimit, GrowthReserve
-from shared.engine.scheduler.block_tables import BlockTables, HostSwap
+from shared.engine.scheduler.blocks import Admission, BatchLimit, BlockTables, GrowthReserve, HostSwap
 from shared.engine.scheduler.config import SchedulerConfig as SchedulerConfig
 from shared.engine.scheduler.config import SchedulerCounters
 from shared.engine.scheduler.pacing import Pacing, StepRoom

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.engine.plan import SampledToken, StepResult, step_work
-from shared.engine.scheduler.admission import BatchLimit
+from shared.engine.scheduler.blocks import BatchLimit
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from shared.errors import Overloaded
 from shared.kv.pool import BlockPool

@@ -12,9 +12,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import grpc.aio
 
 from services.kvstore.availability import Availability
-from services.kvstore.index import BlockIndex, CountedIndex, ResyncNeeded
+from services.kvstore.index.block_index import BlockIndex, CountedIndex, ResyncNeeded
+from services.kvstore.index.redis_index import RedisIndex
+from services.kvstore.index.sweeper import Sweeper
 from services.kvstore.metrics import METRICS, NODE_METRICS, KVStoreSources
-from services.kvstore.redis_index import RedisIndex
 from services.kvstore.resp.counted import CountedRedis
 from services.kvstore.resp.open import redis_client
 from services.kvstore.servicer import SERVICE_NAME, KVStoreServicer
@@ -22,7 +23,6 @@ from services.kvstore.settings import KVStoreSettings
 from services.kvstore.store_node import NodeConfig, StoreNode
 from services.kvstore.store_servicer import SERVICE_NAME as STORE_SERVICE_NAME
 from services.kvstore.store_servicer import StoreServicer
-from services.kvstore.sweeper import Sweeper
 from services.kvstore.tiers.accounts import Quotas
 from shared.block_service.servicer import SERVICE_NAME as BLOCK_SERVICE_NAME
 from shared.block_service.servicer import BlockServicer

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import grpc.aio
 
 from services.kvstore.availability import Availability
-from services.kvstore.index import CountedIndex, ResyncNeeded
+from services.kvstore.index.block_index import CountedIndex, ResyncNeeded
 from services.kvstore.requests import publisher_of, remover_of, stamp_of, tier_of
 from shared.errors import StoreUnavailable, TandemError
 from shared.kv.hashing import HASH_BYTES

@@ -30,12 +30,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.kvstore.holder_table import BOOKKEEPING_KEYS, TABLE_TAG, VERSION_KEY, HolderTable, TableVersion
-from services.kvstore.index import IndexStats, ResyncNeeded
-from services.kvstore.resp.client import RedisClient, info_fields, replies_of
-from services.kvstore.resp.command import Command, LuaScript
-from services.kvstore.resp.redis_node import RedisConnection
-from services.kvstore.scripts import (
+from services.kvstore.index.block_index import IndexStats, ResyncNeeded
+from services.kvstore.index.holder_table import BOOKKEEPING_KEYS, TABLE_TAG, VERSION_KEY, HolderTable, TableVersion
+from services.kvstore.index.scripts import (
     ADMIT,
     FORGET_ALL,
     PUBLISH,
@@ -47,6 +44,9 @@ from services.kvstore.scripts import (
     TABLE_KEYS,
     UNKNOWN,
 )
+from services.kvstore.resp.client import RedisClient, info_fields, replies_of
+from services.kvstore.resp.command import Command, LuaScript
+from services.kvstore.resp.redis_node import RedisConnection
 from shared.errors import InvalidRequest, StoreUnavailable
 from shared.identity import WorkerIdentity
 from shared.kv.hashing import HASH_BYTES

@@ -12,13 +12,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import grpc.aio
 
 from services.kvstore.availability import Availability
-from services.kvstore.index.block_index import BlockIndex, CountedIndex, ResyncNeeded
+from services.kvstore.index.block_index import BlockIndex, ResyncNeeded
 from services.kvstore.index.redis_index import RedisIndex
 from services.kvstore.index.sweeper import Sweeper
 from services.kvstore.metrics import METRICS, NODE_METRICS, KVStoreSources
 from services.kvstore.resp.counted import CountedRedis
 from services.kvstore.resp.open import redis_client
-from services.kvstore.servicer import SERVICE_NAME, KVStoreServicer
+from services.kvstore.servicer import SERVICE_NAME, CountedIndex, KVStoreServicer
 from services.kvstore.settings import KVStoreSettings
 from services.kvstore.store_node import NodeConfig, StoreNode
 from services.kvstore.store_servicer import SERVICE_NAME as STORE_SERVICE_NAME

@@ -6,17 +6,19 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import grpc.aio
 
 from services.kvstore.availability import Availability
-from services.kvstore.index.block_index import CountedIndex, ResyncNeeded
+from services.kvstore.index.block_index import BlockIndex, IndexStats, ResyncNeeded
 from services.kvstore.requests import publisher_of, remover_of, stamp_of, tier_of
 from shared.errors import StoreUnavailable, TandemError
+from shared.identity import WorkerIdentity
 from shared.kv.hashing import HASH_BYTES
 from shared.kv_index.client import match_to_proto
-from shared.kv_index.holders import hashes_of
+from shared.kv_index.holders import EventStamp, PrefixMatch, Tier, hashes_of
 from shared.rpc.errors import answer, to_proto
 from shared.rpc.pb.tandem.v1 import kvstore_pb2, kvstore_pb2_grpc
 from shared.tasks import end_task
@@ -30,6 +32,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 Match = Callable[[kvstore_pb2.MatchCall], Awaitable[kvstore_pb2.MatchResponse]]
 SERVICE_NAME = "tandem.v1.KVStoreService"
 T = TypeVar("T")
+_UNSTAMPED = EventStamp(sequence=0, acknowledged=0)
 
 
 class MatchStreams:
@@ -124,6 +127,74 @@ class TracedMatches:
         finally:
             span.ended = time.perf_counter()
             self._spans.record(parent, [span])
+
+
+@dataclass(slots=True)
+class IndexCounters:
+    """Sums since start, of calls that the index answered."""
+
+    num_matches: int = 0
+    num_match_blocks: int = 0
+    num_hit_blocks: int = 0
+    num_published_blocks: int = 0
+    num_removed_blocks: int = 0
+    num_resyncs: int = 0
+
+
+class CountedIndex:
+    """`BlockIndex` over another one, which it owns."""
+
+    def __init__(self, index: BlockIndex) -> None:
+        self.counters = IndexCounters()
+        self._index = index
+
+    async def start(self) -> None:
+        """See BlockIndex."""
+        await self._index.start()
+
+    async def match(self, hashes: bytes) -> PrefixMatch:
+        """See BlockIndex."""
+        match = await self._index.match(hashes)
+        self.counters.num_matches += 1
+        self.counters.num_match_blocks += len(hashes) // HASH_BYTES
+        self.counters.num_hit_blocks += match.num_blocks
+        return match
+
+    async def publish(self, worker: WorkerIdentity, tier: Tier, hashes: bytes, stamp: EventStamp = _UNSTAMPED) -> int:
+        """See BlockIndex."""
+        try:
+            num_blocks = await self._index.publish(worker, tier, hashes, stamp)
+        except ResyncNeeded:
+            self.counters.num_resyncs += 1
+            raise
+        self.counters.num_published_blocks += num_blocks
+        return num_blocks
+
+    async def remove(self, worker: WorkerIdentity, tier: Tier, hashes: bytes, stamp: EventStamp = _UNSTAMPED) -> int:
+        """See BlockIndex."""
+        try:
+            num_blocks = await self._index.remove(worker, tier, hashes, stamp)
+        except ResyncNeeded:
+            self.counters.num_resyncs += 1
+            raise
+        self.counters.num_removed_blocks += num_blocks
+        return num_blocks
+
+    async def forget_all(self) -> int:
+        """See BlockIndex."""
+        return await self._index.forget_all()
+
+    async def stats(self) -> IndexStats:
+        """See BlockIndex."""
+        return await self._index.stats()
+
+    async def probe(self) -> None:
+        """See BlockIndex."""
+        await self._index.probe()
+
+    async def close(self) -> None:
+        """See BlockIndex."""
+        await self._index.close()
 
 
 class KVStoreServicer(kvstore_pb2_grpc.KVStoreServiceServicer):

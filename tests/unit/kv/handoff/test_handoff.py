@@ -26,10 +26,8 @@ from shared.rpc.pb.tandem.v1 import types_pb2
 
 TICKET = 5
 DEADLINE_S = 300.0
-NOW_S = 0.01
-"""A time-out that is meant to pass."""
-NUM_TOKENS = 48
-BLOCK_BYTES = 8
+NOW_S = 0.01  # a time-out that is meant to pass
+NUM_TOKENS, BLOCK_BYTES = 48, 8
 
 
 class Pair:

@@ -93,7 +93,9 @@ class Worker:
             incarnation=5,
             fleet_key=None,
             seal=lambda *_: None,
-            settings=SimpleNamespace(name="w", max_num_seqs=8, tpot_target_ms=-1, tp=1, pp=1, ep=1),
+            settings=SimpleNamespace(
+                name="w", max_num_seqs=8, max_num_batched_tokens=64, tpot_target_ms=-1, tp=1, pp=1, ep=1
+            ),
             model=SimpleNamespace(
                 fingerprint="f",
                 texts_digest="",

@@ -10,7 +10,7 @@ The prefix is the only declared key: it has the blocks' hash tag, so a cluster r
 
 from __future__ import annotations
 
-from services.kvstore.holder_records import (
+from services.kvstore.index.holder_table import (
     HOLDER_ID_BYTES,
     HOLDERS_KEY,
     PROGRESS_KEY,

@@ -8,14 +8,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.kvstore.buckets import Buckets
-from services.kvstore.holder_records import VERSION_KEY, holder_ids
-from services.kvstore.holder_table import HolderTable
-from services.kvstore.redis_index import TABLE_SLOT, read_table
+from services.kvstore.index.holder_table import VERSION_KEY, HolderTable, holder_ids
+from services.kvstore.index.redis_index import TABLE_SLOT, Buckets, read_table
+from services.kvstore.index.scripts import EXPIRE, REMOVE, TABLE_KEYS
 from services.kvstore.resp.client import RedisClient, replies_of
 from services.kvstore.resp.command import Command
 from services.kvstore.resp.redis_node import RedisConnection, RedisNode
-from services.kvstore.scripts import EXPIRE, REMOVE, TABLE_KEYS
 from shared.errors import StoreUnavailable, TandemError
 from shared.tasks import end_task
 

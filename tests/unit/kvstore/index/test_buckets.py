@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.kvstore.buckets import NUM_CLUSTER_BUCKETS, NUM_SLOTS, Buckets, slot_of
-from services.kvstore.holder_records import TABLE_TAG, VERSION_KEY
+from services.kvstore.index.holder_table import TABLE_TAG, VERSION_KEY
+from services.kvstore.index.redis_index import NUM_CLUSTER_BUCKETS, NUM_SLOTS, Buckets, slot_of
 from services.kvstore.resp.command import Command
 from tests.integration.kvstore.workers import hashes
 

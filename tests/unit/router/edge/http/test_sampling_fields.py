@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from services.router.edge.http.openai.schemas import CommonRequest, parse_chat, parse_completion
+from services.router.edge.http.openai.completions import parse_completion
+from services.router.edge.http.openai.schemas import CommonRequest, parse_chat
 from services.router.edge.text.generation_defaults import NO_DEFAULTS
 from shared.errors import InvalidRequest
 from shared.structure.grammar_text import MANY_BLANKS

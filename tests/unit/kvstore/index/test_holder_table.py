@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.kvstore.holder_records import holder_ids
-from services.kvstore.holder_table import ENTRY, HolderTable, TableVersion
+from services.kvstore.index.holder_table import ENTRY, HolderTable, TableVersion, holder_ids
 from shared.errors import Internal
 from shared.identity import WorkerRole
 from shared.kv_index.holders import Holder, Tier

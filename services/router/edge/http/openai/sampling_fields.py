@@ -1,17 +1,20 @@
-"""The fields by which a request says what its answer must match: OpenAI's, and both generations of vLLM's."""
+"""The fields by which a request says how its tokens are chosen and what its answer must match: OpenAI's, and both
+generations of vLLM's."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from services.router.edge.http.bodies import STRICT, StringList, TokenIdList
 from services.router.edge.http.openai.unsupported import refuse_unsupported
-from services.router.edge.http.validation import STRICT
-from shared.errors import InvalidRequest
+from services.router.edge.text.generation_defaults import GenerationDefaults
+from shared.engine.sampling_params import SamplingParams
+from shared.errors import InvalidRequest, brief
 from shared.structure.grammar_text import MANY_BLANKS, ONE_BLANK
 from shared.structure.short_numbers import any_object
 from shared.structure.structured_output import StructuredOutput, StructureKind
@@ -21,6 +24,19 @@ _STRICT: ConfigDict = {**STRICT, "populate_by_name": True}
 Schema = str | dict[str, Any]
 """A JSON Schema, as an object or as its text."""
 Choices = Annotated[list[str], Field(fail_fast=True)]
+
+_SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "min_tokens",
+    "ignore_eos",
+)
+_UNSUPPORTED: dict[str, tuple[object, ...]] = {"structural_tag": ()}
 
 
 class NamedSchema(BaseModel):
@@ -62,9 +78,6 @@ class StructuredOutputs(BaseModel):
     disable_additional_properties: bool | None = None
     disable_fallback: bool | None = None  # there is one way here, and nothing to fall back to
     whitespace_pattern: str | None = None
-
-
-_UNSUPPORTED: dict[str, tuple[object, ...]] = {"structural_tag": ()}
 
 
 class StructureFields(BaseModel):
@@ -208,3 +221,55 @@ def closed(schema: Any) -> Any:
 
 def _object(value: object) -> dict[str, object]:
     return value if isinstance(value, dict) else {}
+
+
+class SamplingFields(StructureFields):
+    """How tokens are chosen: fields that all endpoints for answers share."""
+
+    model_config = STRICT
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop: str | StringList | None = None
+    stop_token_ids: TokenIdList | None = None
+    logit_bias: dict[str, float] | None = None
+    bad_words: StringList | None = None
+
+    def sampling_params(
+        self, max_tokens: int | None, logprobs: int | None, defaults: GenerationDefaults
+    ) -> SamplingParams:
+        """As the core's value object, with the model's defaults; raises InvalidRequest naming the field."""
+        given: dict[str, Any] = {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
+        if self.top_k == -1:  # vLLM's other way to say "off"
+            given["top_k"] = 0
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        return SamplingParams(
+            **{**defaults.given, **given},
+            seed=None if self.seed == -1 else self.seed,  # vLLM's way to say "any"
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            stop=stop,
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            logit_bias=_biases(self.logit_bias or {}),
+            structured_output=self.structured_output(),
+        )
+
+
+def _biases(given: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    """By token id, as the core takes them."""
+    biases: dict[int, float] = {}
+    for key, bias in given.items():
+        if not key.isascii() or not key.isdecimal() or len(key) > 10:
+            raise InvalidRequest(
+                f"logit_bias must have token ids as its keys, got {brief(key, 40)!r}", field="logit_bias"
+            )
+        biases[int(key)] = bias
+    return tuple(sorted(biases.items()))

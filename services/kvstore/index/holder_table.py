@@ -1,4 +1,17 @@
-"""Maps holder ids to workers: a snapshot of the table in Redis. No redis import.
+"""How holders are stored in Redis, and the table of ids that says which worker each is. No redis import.
+
+A block is one string, made of fixed-size records:
+
+    key     see `Buckets`
+    value   record, record, …    one for each holder, in the order of publication
+    record  holder id (u32, little-endian)
+
+A holder id stands for one tier of one worker process (name, incarnation). No id is assigned twice. So a record whose id
+is not in the table is dead: its holder was superseded by a new incarnation, fell silent, or was asked to publish all
+its blocks again.
+
+No other program may use the index's Redis database. ACL users need the keys `~b:*` (on a cluster `~{*`) and
+`~tandem:*`.
 
 Fields of the hash `tandem:{index}:holders`:
 
@@ -17,15 +30,37 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
-from services.kvstore.holder_records import holder_ids
 from shared.errors import Internal
 from shared.kv_index.holders import Holder, PrefixMatch, Tier
 from shared.rpc.convert import role_from_proto
 
+HOLDER_ID_BYTES = 4
+
+_TABLE = b"tandem:{index}:"
+"""All bookkeeping is in one slot of a cluster."""
+TABLE_TAG = b"index"
+VERSION_KEY = _TABLE + b"version"
+"""String: the index's epoch (8 random bytes, drawn when it was empty) + number of changes of the table (u64)."""
+HOLDERS_KEY = _TABLE + b"holders"
+"""Hash: the holder table; its fields are described above."""
+PROGRESS_KEY = _TABLE + b"progress"
+"""Hash: holder -> sequence number of its last change that was applied."""
+SEEN_KEY = _TABLE + b"seen"
+"""Sorted set: holder, by the time in seconds of its last message."""
+RETIRED_KEY = _TABLE + b"retired"
+"""Sorted set: superseded incarnation + name, by time in seconds; they may not publish again."""
+BOOKKEEPING_KEYS = (VERSION_KEY, HOLDERS_KEY, PROGRESS_KEY, SEEN_KEY, RETIRED_KEY)
 ENTRY = struct.Struct("<Q4sB")
 NEXT_FIELD = b"next"
 DEAD_FIELD = b"dead"
 _MAX_REMEMBERED = 65_536
+
+
+def holder_ids(value: bytes) -> list[bytes]:
+    """The id in each record, in order. Raises ValueError for a value of another length."""
+    if len(value) % HOLDER_ID_BYTES:
+        raise ValueError(f"{len(value)} bytes are no multiple of {HOLDER_ID_BYTES}")
+    return [value[start : start + HOLDER_ID_BYTES] for start in range(0, len(value), HOLDER_ID_BYTES)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Self
 
 import torch
 
-from shared.engine.engine import Engine, StepRunner
+from shared.engine.engine import Engine
 from shared.engine.messages import (
     AddSequence,
     EngineDied,

@@ -14,8 +14,7 @@ from torch import Tensor
 from shared.kernels.backends.cpu import CpuKernels
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.cpu.layer_stack import CpuLayerStack
-from shared.kernels.cpu.linear import CompressedLinear, PackedLinear, PanelLinear, pack
-from shared.kernels.cpu.packing import fits_panels
+from shared.kernels.cpu.linear import CompressedLinear, PackedLinear, PanelLinear, fits_panels, pack
 from shared.model.checkpoints import write_random_checkpoint
 from shared.model.decoder import Decoder
 

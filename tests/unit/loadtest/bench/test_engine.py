@@ -14,8 +14,7 @@ from loadtest.bench.engine.staging import rates
 from loadtest.bench.peers.adapter import Settings
 from loadtest.bench.peers.ours import Ours
 from shared.kernels.backends import cpu as cpu_backend
-from shared.kv.format import KVFormat
-from shared.kv.layout import BlockLayout
+from shared.kv.layout import BlockLayout, KVFormat
 from shared.model.checkpoints import write_random_checkpoint
 
 

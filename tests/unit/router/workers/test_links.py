@@ -18,8 +18,7 @@ from services.router.workers.link import WorkerLink
 from services.router.workers.liveness import BEATS_TO_SUSPECT, FIRST_STEP_S, Liveness, LivenessLimits
 from shared.errors import ConfigError, ModelMismatch
 from shared.identity import DECODE, PREFILL, WorkerRole
-from shared.kv.format import KVFormat
-from shared.kv.layout import BlockLayout
+from shared.kv.layout import BlockLayout, KVFormat
 from shared.model.text.texts_digest import texts_digest
 from shared.rpc.convert import layout_to_proto
 from shared.rpc.pb.tandem.v1 import types_pb2

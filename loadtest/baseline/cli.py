@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import tempfile
 import time
@@ -14,7 +15,7 @@ from loadtest import options
 from loadtest.baseline.fleet import Fleet
 from loadtest.baseline.outcome import cells_of, write_outcome
 from loadtest.baseline.study import TIME, Design, run_study
-from loadtest.baseline.systems import Hardware, collocated, default_splits, disaggregated
+from loadtest.baseline.systems import Hardware, adaptive, collocated, default_splits, disaggregated
 from loadtest.baseline.windows import Study, WindowFile
 from loadtest.baseline.workloads import WORKLOADS, WindowSize, parse_workloads, window_plan
 from loadtest.commands import EXIT_INTERRUPTED, EXIT_OK, with_interrupt
@@ -49,6 +50,7 @@ def baseline(
     prefill: Annotated[
         str, Option("prefill workers of the fixed splits; default: a quarter, half, three quarters")
     ] = "",
+    auto: Annotated[bool, Option("measure mode auto too; without it only the fixed systems")] = True,
     chunks: Annotated[
         str, Option(f"chunk budgets to try for fixed systems, tokens; {TIME}: as the TPOT target allows")
     ] = "128 512",
@@ -76,7 +78,7 @@ def baseline(
         loads=_loads(loads),
         collocated=collocated(workers),
         splits=[disaggregated(split, workers) for split in splits],
-        adaptive=None,
+        adaptive=adaptive(workers) if auto else None,
         chunks=_chunks(chunks),
         rounds=rounds,
         size=WindowSize(requests, duration_s(window)),
@@ -91,6 +93,8 @@ def baseline(
     if shape:
         choice(shape, "shape", SERVED)
     file = WindowFile(out.with_suffix(".windows.jsonl"))
+    # Clusters start while others are spoken to; a child of ours never uses its parent's channels.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     common = {"model": shape or str(model), "device": device, "num_kv_blocks": num_kv_blocks}
     study = _study(file, design, common, go_on, seed is not None)
     design = replace(design, seed=study.settings["seed"])

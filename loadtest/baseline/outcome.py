@@ -21,10 +21,10 @@ _FIGURES = ("load", "system", "chunks", "requests", "goodput", "attainment", "TT
             "ITL p99")  # fmt: skip
 _COMPARED = ("load", "systems", "good of one alone", "ratio of goodput", "95 % interval", "")
 NOTE = (
-    "Load: share of the capacity, the requests/s that the collocated system completes while it is always busy. Goodput: "
-    "requests/s that met both targets; attainment: their share of all offered, refused and failed ones included. "
-    "Latencies in ms, of complete answers. All systems got the same requests at the same times, in turns. Intervals "
-    "by bootstrap over rounds; the row of one system against itself shows what the machine does by itself, and no "
+    "Load: share of the capacity, the requests/s that the collocated system completes while it is always busy. "
+    "Goodput: requests/s that met both targets; attainment: their share of all offered requests, refused and failed "
+    "ones included. Latencies in ms, of complete answers. All systems got the same requests at the same times, in "
+    "turns. Intervals by bootstrap over rounds. The row of a system against itself shows what the machine does; no "
     "difference within that is named."
 )
 

@@ -71,6 +71,12 @@ def collocated(num_workers: int) -> System:
     return System(f"{num_workers}-collocated", "collocated", 0, num_workers)
 
 
+def adaptive(num_workers: int) -> System:
+    """Workers with both roles, of which the router chooses one or two for each request."""
+    num_prefill = num_workers // 2
+    return System("auto", "auto", num_prefill, num_workers - num_prefill)
+
+
 def default_splits(num_workers: int) -> Sequence[int]:
     """Prefill workers of the fixed splits: a quarter, half and three quarters of all, at least one."""
     return sorted({min(max(1, round(num_workers * share)), num_workers - 1) for share in (0.25, 0.5, 0.75)})

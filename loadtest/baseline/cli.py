@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import tempfile
 import time
@@ -93,8 +92,6 @@ def baseline(
     if shape:
         choice(shape, "shape", SERVED)
     file = WindowFile(out.with_suffix(".windows.jsonl"))
-    # Clusters start while others are spoken to; a child of ours never uses its parent's channels.
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     common = {"model": shape or str(model), "device": device, "num_kv_blocks": num_kv_blocks}
     study = _study(file, design, common, go_on, seed is not None)
     design = replace(design, seed=study.settings["seed"])

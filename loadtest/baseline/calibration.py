@@ -53,7 +53,7 @@ def targets_from(alone: Sequence[RequestRecord]) -> Slo:
     figures = [metrics for record in alone if (metrics := request_metrics(record)) is not None]
     if not figures:
         raise WorkerLost("no request of the calibration was answered")
-    tpots = [m.tpot_s for m in figures if m.tpot_s is not None]
+    tpots = [m.tpot_s for m in figures if m.tpot_s]  # 0 where all tokens came at once
     tpot_s = _rounded(median(tpots) * _TARGET_FACTOR) if tpots else None
     return Slo(_rounded(max(m.ttft_s for m in figures) * _TARGET_FACTOR), tpot_s)
 

@@ -97,14 +97,13 @@ class Conductor:
     """The longest round of a cell so far."""
 
     async def run(self, budget_s: float) -> None:
-        """Measures until all rounds are there or the time is over; each workload has an even part of what is left."""
+        """Measures until all rounds are there or the time is over; each workload has an even part of what is left
+        when it is calibrated."""
         ends_s = time.perf_counter() + budget_s - _STOP_S
         names = list(self.design.workloads)
         for number, name in enumerate(names):
-            now_s = time.perf_counter()
-            await self._workload(name, now_s + max(ends_s - now_s, 0.0) / (len(names) - number))
-            if self._ended:
-                break
+            if not self._ended:
+                await self._workload(name, ends_s, len(names) - number)
 
     @property
     def _ended(self) -> bool:
@@ -112,10 +111,13 @@ class Conductor:
             self.stopped = "stopped by the user"
         return bool(self.stopped)
 
-    async def _workload(self, name: str, deadline_s: float) -> None:
+    async def _workload(self, name: str, ends_s: float, num_left: int) -> None:
         found = self.study.workloads.get(name) or await self._calibrate(name)
         if found is None:
             return
+        # Its part begins here: the first one's calibration started clusters for all.
+        begins_s = time.perf_counter()
+        deadline_s = begins_s + max(ends_s - begins_s, 0.0) / num_left
         print(f"{name}: {found.spec}, {found.slo}, capacity {found.capacity:g} req/s, chunks {_listed(found.chunks)}")
         candidates = {turn: self._candidate(found, system) for turn, system in self.design.turns.items()}
         while await self._next_rounds(found, candidates, deadline_s):

@@ -48,7 +48,7 @@ def interval_chart(label: str, bars: Sequence[Bar]) -> str:
     parts.append(_text((_LEFT + _RIGHT) / 2, bottom + 36, "ratio of goodput, 95 % interval", "tick", "middle"))
     for row, bar in enumerate(bars):
         y, found = _TOP + _ROW * (row + 0.5), bar.interval
-        colour = "s7" if bar.is_same else "s0"
+        colour = "s1" if bar.is_same else "s0"
         parts.append(_text(_LEFT - 12, y + 4, bar.label, "tick" if bar.is_same else "", "end"))
         parts.append(
             f'<line class="line {colour}" x1="{x(found.low):.1f}" y1="{y:.1f}" x2="{x(found.high):.1f}" y2="{y:.1f}"/>'

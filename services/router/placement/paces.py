@@ -85,14 +85,14 @@ def _largest(times: StepTimes, own_s: float, num_answers: float, attention_s: fl
     return least
 
 
-def ttft_s(view: WorkerView, own: Work, target_s: float, num_new_answers: int = 0, context_tokens: int = 0) -> float:
-    """Seconds until the worker has computed its queue and then `own`, beside its answers and as many new ones.
-    Infinite where its steps are not known."""
-    if view.times is None:
-        return math.inf
+def ttft_s(
+    view: WorkerView, times: StepTimes, own: Work, target_s: float, num_new_answers: int = 0, context_tokens: int = 0
+) -> float:
+    """Seconds until the worker, whose steps take `times`, has computed its queue and then `own`, beside its answers and
+    as many new ones."""
     num_tokens, pairs = view.num_queued_tokens + own.tokens, view.num_queued_pairs + own.pairs
     pace = pace_of(
-        view.times,
+        times,
         view.num_decoding + num_new_answers,
         view.num_context_tokens + context_tokens,
         pairs / num_tokens,
@@ -103,10 +103,7 @@ def ttft_s(view: WorkerView, own: Work, target_s: float, num_new_answers: int = 
     return pace.seconds(num_tokens)
 
 
-def tpot_s(view: WorkerView, num_more: int, num_tokens: float) -> float:
-    """Seconds of a step of the worker's answers and `num_more` with `num_tokens` tokens besides. Infinite where its
-    steps are not known."""
-    if view.times is None:
-        return math.inf
+def tpot_s(view: WorkerView, times: StepTimes, num_more: int, num_tokens: float) -> float:
+    """Seconds of a step of the worker's answers and `num_more` with `num_tokens` tokens besides."""
     batch = view.num_decoding + num_more
-    return view.times.step_s(StepWork(batch, int(view.num_context_tokens + num_tokens))) if batch else 0.0
+    return times.step_s(StepWork(batch, int(view.num_context_tokens + num_tokens))) if batch else 0.0

@@ -23,6 +23,7 @@ from services.router.placement.filters import can_hold
 from services.router.placement.paces import tpot_s, ttft_s
 from services.router.placement.prediction import TtftPredictor
 from services.router.placement.views import PlacementRequest, WorkerView
+from shared.sizing.step_time import StepTimes
 
 BEST = 4
 """Workers of each part whose pairs are compared."""
@@ -56,26 +57,27 @@ class PairPolicy:
         self.targets = targets
         self._predictor = predictor
 
-    def knows(self, views: Collection[WorkerView]) -> bool:
-        """Whether any of them has reported what its steps take; else nothing can be predicted."""
-        return any(view.times is not None for view in views)
-
     def choose(
         self,
         request: PlacementRequest,
         decodes: Sequence[WorkerView],
         prefills: Sequence[WorkerView],
         preferred: Collection[str],
+        typical: StepTimes,
     ) -> tuple[Pair, ...]:
         """The pairs of the best few candidates, the one to take first; empty where no worker can start the request.
-        `preferred`: the workers that are to decode."""
+        `preferred`: the workers that are to decode. `typical`: what steps take where a worker has not measured any."""
         target_s = self.targets.tpot_s
-        steps = [(view, tpot_s(view, 1, request.num_tokens)) for view in decodes if can_hold(view, request)]
+        steps = [
+            (view, tpot_s(view, view.times or typical, 1, request.num_tokens))
+            for view in decodes
+            if can_hold(view, request)
+        ]
         roomy = [(v, s) for v, s in steps if s <= TPOT_SHARE * target_s or not v.num_decoding]
         roomy.sort(key=lambda entry: self._decode_score(entry[0], entry[1], preferred))
         if not roomy:
             return ()
-        waits = [(view, ttft_s(view, request.work(view.name), target_s)) for view in prefills]
+        waits = [(view, ttft_s(view, view.times or typical, request.work(view.name), target_s)) for view in prefills]
         waits.sort(key=lambda entry: self._prefill_score(entry[0], entry[1], request, preferred))
         found: list[Pair] = []
         for decode, step_s in roomy[:BEST]:
@@ -85,7 +87,9 @@ class PairPolicy:
                 if prefill.name == decode.name:
                     if wait_s >= 0:
                         continue  # it is judged once, with its own answer among the others
-                    wait_s = ttft_s(decode, request.work(decode.name), target_s, 1, request.num_tokens)
+                    wait_s = ttft_s(
+                        decode, decode.times or typical, request.work(decode.name), target_s, 1, request.num_tokens
+                    )
                 elif prefill.name in cut:
                     continue
                 found.append(self._pair(request, decode, prefill, wait_s, step_s, preferred))

@@ -38,7 +38,7 @@ def worker(name: str, answers: int = 0, queued: int = 0, **changes):
 def chosen(*views, request=None, preferred=None, target_s=TARGET_S):
     policy = PairPolicy(Targets(target_s), TtftPredictor())
     names = {one.name for one in views} if preferred is None else preferred
-    return policy.choose(request or prompt(500), views, views, names)
+    return policy.choose(request or prompt(500), views, views, names, TIMES)
 
 
 def test_an_answer_joins_those_that_decode_and_its_prompt_goes_elsewhere():
@@ -66,6 +66,11 @@ def test_no_pair_where_no_worker_bears_another_answer():
 
 def test_a_first_answer_is_taken_also_where_the_target_is_out_of_reach():
     assert chosen(worker("a"), target_s=1e-6)
+
+
+def test_a_worker_that_has_measured_nothing_is_taken_for_one_like_the_others():
+    cold = worker("b", times=None)
+    assert chosen(worker("a", answers=8), cold, preferred={"b"})[0].decode == "b"
 
 
 def test_pairs_that_are_late_come_behind_those_in_time():

@@ -20,6 +20,8 @@ from loadtest.tables import number
 _FIGURES = ("load", "system", "chunks", "requests", "goodput", "attainment", "TTFT p50", "p99", "TPOT p50", "p99",
             "ITL p99")  # fmt: skip
 _COMPARED = ("load", "systems", "good of one alone", "ratio of goodput", "95 % interval", "")
+_HIGHEST = 99.0
+"""Bound that is shown: from two rounds an interval may be anything."""
 NOTE = (
     "Load: share of the capacity, the requests/s that the collocated system completes while it is always busy. "
     "Goodput: requests/s that met both targets; attainment: their share of all offered requests, refused and failed "
@@ -181,7 +183,7 @@ def comparison_rows(cells: Sequence[Cell]) -> list[list[str]]:
                     f"{made.of.name} / {made.to.name}",
                     f"{mine} / {theirs}",
                     "-" if found is None else f"{found.ratio:.3f}",
-                    "-" if found is None else f"{found.low:.3f}-{found.high:.3f}",
+                    "-" if found is None else f"{found.low:.3f}-{min(found.high, _HIGHEST):.3f}",
                     "what the machine does" if made.verdict is None else made.verdict.text,
                 ]
             )

@@ -63,6 +63,8 @@ class Design:
     vocab_size: int
     commit: str
     traces: Path | None = None
+    capacity_s: float = CAPACITY_S
+    """How long requests are offered to measure the capacity."""
 
     @property
     def fixed(self) -> tuple[System, ...]:
@@ -196,7 +198,7 @@ class Conductor:
                 return None
             slo = targets_from(alone.records)
         users = USERS_A_WORKER * design.collocated.num_workers
-        busy = await self._closed(first, spec, name, users, Limits(duration_s=CAPACITY_S))
+        busy = await self._closed(first, spec, name, users, Limits(duration_s=design.capacity_s))
         if busy is None:
             return None
         capacity = capacity_from(busy.records, busy.duration_s)

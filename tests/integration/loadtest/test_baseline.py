@@ -38,6 +38,7 @@ DESIGN = Design(
     seed=3,
     vocab_size=1000,
     commit="abc",
+    capacity_s=0.1,
 )
 HOUR_S = 3600.0
 

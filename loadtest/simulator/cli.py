@@ -10,7 +10,7 @@ from typing import Annotated
 
 from loadtest.rig.command_line import Option, Out, call, choice, decimals, names
 from loadtest.rig.results import write
-from loadtest.simulator.fleet import WorkerSpec
+from loadtest.simulator.fleet import DECODE_CHUNK, PREFILL_CHUNK, WorkerSpec
 from loadtest.simulator.load import WORKLOADS, mean_rate, poisson, read_trace
 from loadtest.simulator.outcome import Outcome, Targets, outcome_table, results
 from loadtest.simulator.peers import PEERS
@@ -46,8 +46,6 @@ MODELS = {"llama-3-70b": LLAMA_3_70B, "llama-3-8b": LLAMA_3_8B, **SPARSE_MODELS}
 BLOCK_SIZE = 16
 MEMORY_SHARE = 0.9
 """Share of a GPU's memory for weights and KV."""
-PREFILL_CHUNK, DECODE_CHUNK = 8192, 512
-"""Token budgets of a step that workers on GPUs have by default: of prefill workers, and of all others."""
 NOISE = 0.03
 """Standard deviation of the logarithm of a step's time over the one predicted."""
 

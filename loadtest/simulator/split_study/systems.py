@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from loadtest.simulator.fleet import WorkerSpec
+from loadtest.simulator.fleet import PREFILL_CHUNK, WorkerSpec
 from loadtest.simulator.outcome import Targets
 from loadtest.simulator.request import SimRequest
 from loadtest.simulator.simulation import AUTO, COLLOCATED, STATIC, Group, Setup, play
@@ -20,7 +20,6 @@ from services.router.placement.scorers import weights
 from shared.identity import BOTH, DECODE, PREFILL
 
 CHUNKS = (128, 256, 512, 1024, 2048, 4096, 8192)
-PREFILL_CHUNK = CHUNKS[-1]
 
 
 class System(NamedTuple):

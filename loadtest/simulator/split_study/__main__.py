@@ -51,7 +51,7 @@ def main(
         loads, targets = " ".join(map(str, _QUICK_LOADS)), " ".join(_QUICK_TARGETS)
     traces = {name: path for name, path in (("mooncake", mooncake), ("azure", azure)) if path is not None}
     chosen = names(cells, "cells", [*WORKLOADS, *traces])
-    options = WorkerOptions(choice(model, "model", MODELS), choice(device, "device", GPUS), 1, steps)
+    options = WorkerOptions(choice(model, "model", MODELS), choice(device, "device", GPUS), 1, steps=steps)
     fast = worker_spec(options, None, 0.0)
     study = Study(
         Pool([fast] * workers, seed),
@@ -69,7 +69,7 @@ def main(
         study.run_cells(executor, wanted)
         if scenarios != "none":
             wanted_scenarios = names(scenarios, "scenarios", SCENARIOS)
-            slower = worker_spec(replace(options, device=choice(slow, "slow", GPUS)), None, 0.0)
+            slower = worker_spec(replace(options, device=choice(slow, "slow", GPUS), steps=None), None, 0.0)
             half = workers // 2
             study.run_scenarios(executor, wanted_scenarios, Pool([fast] * (workers - half) + [slower] * half, seed))
     print(report(study.rows))

@@ -41,7 +41,7 @@ class WorkerOptions:
 
     model: str = "llama-3-70b"
     gpus: int = 4
-    """Number of H200s, taken as one that is so many times as fast."""
+    """Number of H200s, taken as one GPU with their speed in sum."""
     table: Path | None = None
     """Step times measured by bench-engine; None = the roofline."""
     blocks: int = 0
@@ -117,7 +117,7 @@ def simulate_trace(
     ] = False,
     model: Annotated[str, Option(help=", ".join(sorted(MODELS)))] = _WORKER.model,
     gpus: Annotated[
-        int, Option(help="H200s a worker, as one that is so many times as fast; see --degrees")
+        int, Option(help="H200s a worker, taken as one GPU with their speed in sum; see --degrees")
     ] = _WORKER.gpus,
     degrees: Annotated[
         str, Option(help="a worker's ranks, tp=4,pp=2,ep=4: an H200 each, in place of --gpus; counts their sums")

@@ -11,8 +11,7 @@ from services.router.cache.servicer import PrefixReader
 from services.router.configured import discovery_of
 from services.router.dispatch.dispatcher import Dispatcher
 from services.router.dispatch.prefix_lookup import PrefixLookup
-from services.router.edge.input_processor import InputProcessor
-from services.router.edge.model_names import ModelNames
+from services.router.edge.input_processor import InputProcessor, ModelNames
 from services.router.edge.tenants.rate_limits import RateLimits
 from services.router.edge.text.generation_defaults import NO_DEFAULTS, GenerationDefaults
 from services.router.placement.policy import Placement
@@ -75,8 +74,10 @@ class ServedModel:
             tpot_target_s=settings.targets.tpot_s,
         )
         self.lookup = PrefixLookup(around.store, self.fleet)
+        targets = settings.judged_by
         placement = Placement(
-            settings.placement.config(settings.max_queued_tokens), seed=zlib.crc32(settings.name.encode())
+            settings.placement.config(settings.max_queued_tokens, targets.ttft_s, targets.tpot_s),
+            seed=zlib.crc32(settings.name.encode()),
         )
         self.requests = RequestLog(self.metrics, settings.judged_by)
         self.dispatcher = Dispatcher(self.fleet, placement, self.lookup, settings.dispatch_config(), self.requests)

@@ -7,9 +7,8 @@ import time
 
 from services.router.dispatch.dispatcher import Dispatcher
 from services.router.dispatch.prefix_lookup import PrefixLookup
-from services.router.dispatch.record import RequestRecord
+from services.router.dispatch.record import RequestEvent, RequestRecord
 from services.router.dispatch.request import Request
-from services.router.dispatch.states import RequestEvent
 from services.router.dispatch.waiting_room import DispatchConfig
 from services.router.placement.policy import Placement, PlacementConfig
 from services.router.workers.discovery import StaticDiscovery
@@ -85,7 +84,7 @@ class Router:
         self.metrics = Noted()
         lookup = PrefixLookup(None, self.fleet)
         placement = Placement(PlacementConfig(**self._placement))
-        config = DispatchConfig(collocated=self._collocated, **self._config)
+        config = DispatchConfig(mode="collocated" if self._collocated else "disaggregated", **self._config)
         self.dispatcher = Dispatcher(self.fleet, placement, lookup, config, self.metrics)
         self.fleet.start()
         await self.until(lambda: all(link.connected or link.mismatch for link in self.fleet.links))

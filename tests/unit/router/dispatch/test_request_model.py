@@ -22,8 +22,8 @@ from hypothesis.stateful import (
 
 from services.router.dispatch.dispatcher import Dispatcher
 from services.router.dispatch.prefix_lookup import PrefixLookup
+from services.router.dispatch.record import HOLDERS, Holder, RequestState
 from services.router.dispatch.request import Request
-from services.router.dispatch.states import HOLDERS, Holder, RequestState
 from services.router.dispatch.waiting_room import DispatchConfig
 from services.router.placement.policy import Placement, PlacementConfig
 from services.router.workers.discovery import StaticDiscovery
@@ -142,7 +142,11 @@ class RequestMachine(RuleBasedStateMachine):
             self.fleet,
             Placement(PlacementConfig(), seed=1),
             PrefixLookup(None, self.fleet),
-            DispatchConfig(collocated=self.collocated, queue_timeout_s=QUEUE_TIMEOUT_S, max_attempts=3),
+            DispatchConfig(
+                mode="collocated" if self.collocated else "disaggregated",
+                queue_timeout_s=QUEUE_TIMEOUT_S,
+                max_attempts=3,
+            ),
         )
         self.fleet.start()
         self.trailers: set[str] = set()

@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 from services.router.admission.blocked import Cause
 from services.router.dispatch.states import RequestEvent, RequestState
 from services.router.placement.decision import Choice
+from services.router.placement.moves import MoveCause
 from shared.engine.finish_reason import FinishReason
 from shared.errors import Internal, TandemError
 from shared.telemetry.trace_context import TraceContext
@@ -64,6 +65,14 @@ class Failure(NamedTuple):
         return cls(Internal.code, f"{type(error).__name__}: {error}", Internal.http_status)
 
 
+class MoveNote(NamedTuple):
+    """Why and between which workers an answer was to move; what became of it is in the entries behind its MOVE."""
+
+    cause: MoveCause
+    source: str
+    target: str
+
+
 class Entry(NamedTuple):
     """One event of a request."""
 
@@ -74,7 +83,8 @@ class Entry(NamedTuple):
     """time.perf_counter() seconds."""
     worker: str = ""
     """PLACED: the decode worker; SUBMITTED: the one that computes the prompt; SENDER_LOST: the next prefill worker;
-    RETRY: those that may have caused it, comma-separated, empty where none is charged with it."""
+    RETRY: those that may have caused it, comma-separated, empty where none is charged with it. Of a move always the
+    decode worker that the answer moves to."""
     error: Failure | None = None
     """Why the state before it ended."""
 
@@ -87,6 +97,8 @@ class RequestRecord:
     entries: list[Entry] = field(default_factory=list)
     choices: list[Choice] = field(default_factory=list)
     """One for each PLACED, in order."""
+    moves: list[MoveNote] = field(default_factory=list)
+    """One for each MOVE, in order."""
     waits: Mapping[Cause, float] = field(default_factory=dict)
     """Seconds in the queue, by what the queue's head waited for."""
     num_failures: int = 0
@@ -152,7 +164,12 @@ class RequestRecord:
 
     @property
     def decode_worker(self) -> str:
-        """Of the newest attempt; empty before the first."""
+        """Of the newest attempt, the one to which the answer has moved; empty before the first."""
+        for entry in reversed(self.entries if self.moves else ()):
+            if entry.event in (RequestEvent.SWITCHED, RequestEvent.LEFT_ALONE):
+                return entry.worker
+            if entry.event is RequestEvent.PLACED:
+                break
         return self.choices[-1].decode if self.choices else ""
 
     @property

@@ -11,6 +11,12 @@ died, the request is held in either state until it is known which other workers 
 A request whose decode worker computes the prompt itself goes from prefilling to decoding: nothing is shipped. The
 answer may also end with its first token.
 
+A running answer may move to another decode worker, which begins before the old one ends:
+
+    decoding ──► copying ──► closing_up ──► repeating ──► decoding
+        ▲           │            │              ▲
+        └── stayed ─┴────────────┘              └── from copying too: the old worker is lost, or the new one is quick
+
 A state names the holders of memory, and so the workers that a failure is charged to and that need a message about an
 early end: the loss of a worker that holds nothing of a request does not touch the request."""
 
@@ -46,6 +52,13 @@ class RequestState(Enum):
     """As RESUMING, after a death: no prefill worker gets the prompt before every other worker was heard from."""
     DECODING = "decoding"
     """The decode worker has joined the request to its batch: it has every block, and the prefill worker is out."""
+    COPYING = "copying"
+    """The answer runs on its decode worker, and the next one prepares to continue it: fetches its blocks, computes the
+    rest."""
+    CLOSING_UP = "closing_up"
+    """As COPYING: the next worker has all but the newest tokens, and was asked anew with these."""
+    REPEATING = "repeating"
+    """The answer runs on the next worker alone, which has not sent a token yet that the client lacks."""
     FINISHED = "finished"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -77,6 +90,18 @@ class RequestEvent(Enum):
     """Every other worker was heard from since that death."""
     JOINED = "joined"
     """The decode worker sent its first tokens."""
+    MOVE = "move"
+    """The answer is to continue on another decode worker, which is asked for it."""
+    ASKED_ANEW = "asked_anew"
+    """The next worker is asked anew, with the tokens so far: it would repeat too many of them, or differs in one."""
+    SWITCHED = "switched"
+    """The next worker answered: the old one is out."""
+    LEFT_ALONE = "left_alone"
+    """The old worker failed while the next one prepared: that one continues."""
+    STAYED = "stayed"
+    """The move was given up: the next worker failed, or the answer ends where it is."""
+    CAUGHT_UP = "caught_up"
+    """The next worker sent the first token that the client lacked."""
     RETRY = "retry"
     """The attempt failed in a way that other workers may not: it is queued again."""
     FINISH = "finish"
@@ -115,6 +140,8 @@ class Holder(Enum):
     """The decode worker: reserved blocks, then the sequence; given back at its last token, or by a Cancel."""
     PREFILL = "prefill"
     """The prefill worker: the sequence, then the blocks not yet sent; given back by the trailer, or by a Cancel."""
+    NEXT = "next"
+    """The decode worker that the answer moves to: a sequence of its own; given back by a Cancel."""
 
 
 _S, _E = RequestState, RequestEvent
@@ -170,7 +197,21 @@ TRANSITIONS: Mapping[RequestState, Mapping[RequestEvent, RequestState]] = {
         _E.ALL_HEARD: _S.RESUMING,
         **_EXITS_OF_AN_ATTEMPT,
     },
-    _S.DECODING: {_E.FINISH: _S.FINISHED, **_EXITS_OF_AN_ATTEMPT},
+    _S.DECODING: {_E.FINISH: _S.FINISHED, _E.MOVE: _S.COPYING, **_EXITS_OF_AN_ATTEMPT},
+    _S.COPYING: {
+        _E.ASKED_ANEW: _S.CLOSING_UP,
+        _E.SWITCHED: _S.REPEATING,
+        _E.LEFT_ALONE: _S.REPEATING,
+        _E.STAYED: _S.DECODING,
+        **_EXITS_OF_AN_ATTEMPT,
+    },
+    _S.CLOSING_UP: {
+        _E.SWITCHED: _S.REPEATING,
+        _E.LEFT_ALONE: _S.REPEATING,
+        _E.STAYED: _S.DECODING,
+        **_EXITS_OF_AN_ATTEMPT,
+    },
+    _S.REPEATING: {_E.ASKED_ANEW: _S.REPEATING, _E.CAUGHT_UP: _S.DECODING, **_EXITS_OF_AN_ATTEMPT},
     _S.FINISHED: {},
     _S.FAILED: {},
     _S.CANCELLED: {},
@@ -188,6 +229,9 @@ HOLDERS: Mapping[RequestState, frozenset[Holder]] = {
     _S.RESUMING: frozenset({Holder.DECODE}),
     _S.RESUMING_HELD: frozenset({Holder.DECODE}),
     _S.DECODING: frozenset({Holder.DECODE}),
+    _S.COPYING: frozenset({Holder.DECODE, Holder.NEXT}),
+    _S.CLOSING_UP: frozenset({Holder.DECODE, Holder.NEXT}),
+    _S.REPEATING: frozenset({Holder.DECODE}),  # which is the next worker from then on
     # Both workers have seen the last token, and free what they hold by themselves.
     _S.FINISHED: frozenset(),
     _S.FAILED: frozenset(),

@@ -114,8 +114,8 @@ class RouterMetrics:
                 known.add(0, value)  # a series that begins above 0 gives a wrong first rate
         for when, cause in (("arrival", "full"), ("arrival", "late"), ("waited", "late"), ("waited", "timeout")):
             self._refusals.add(0, when, cause)
-        for cause in MoveCause:
-            self._moves.add(0, MoveOutcome.MOVED.value, cause.value)
+        for why in MoveCause:
+            self._moves.add(0, MoveOutcome.MOVED.value, why.value)
         for phase in ("prompt", "answer"):
             self._migrations.add(0, phase, WorkerLost.code)
         self._lost_tokens.add(0)

@@ -7,6 +7,7 @@ test moves, so that an assignment and a time-out can fall into one pass.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 import pytest
 from hypothesis import settings
@@ -25,6 +26,7 @@ from services.router.dispatch.prefix_lookup import PrefixLookup
 from services.router.dispatch.request import Request
 from services.router.dispatch.states import HOLDERS, Holder, RequestState
 from services.router.dispatch.waiting_room import DispatchConfig
+from services.router.placement.moves import MoveCause
 from services.router.placement.policy import Placement, PlacementConfig
 from services.router.workers.discovery import StaticDiscovery
 from services.router.workers.fleet import Fleet
@@ -51,7 +53,7 @@ class MovedClock(asyncio.SelectorEventLoop):
 
 
 def reservation(request_id: str) -> str:
-    """A prefill worker's name of a request, as the decode worker knows it."""
+    """The attempt that a prefill worker's name of a request belongs to, or that of a decode worker it moves to."""
     return ".".join(request_id.split(".")[:2])
 
 
@@ -284,8 +286,17 @@ class RequestMachine(RuleBasedStateMachine):
                 event = worker_pb2.Event(failed=worker.errors.pop())
                 self._in_loop(lambda worker=worker, event=event: worker.link._on_event(event))
 
-    @rule(data=st.data(), ends=st.booleans())
-    def step(self, data, ends: bool) -> None:
+    @precondition(lambda self: any(running.state is RequestState.DECODING for running in self.requests.values()))
+    @rule(data=st.data(), name=st.sampled_from(["d0", "d1"]))
+    def move(self, data, name: str) -> None:
+        decoding = [each for each, running in self.requests.items() if running.state is RequestState.DECODING]
+        request_id = data.draw(st.sampled_from(sorted(decoding)))
+        self._in_loop(lambda: self.dispatcher.move(request_id, name, MoveCause.DRAIN))
+        for worker in self.workers.values():
+            worker.take_commands()
+
+    @rule(data=st.data(), ends=st.booleans(), differs=st.booleans())
+    def step(self, data, ends: bool, differs: bool) -> None:
         """Also before the first token has come from the prefill worker; never before a prompt was given to one."""
         if found := self._hold(data, worker_pb2.Reserve):
             name, request_id = found
@@ -297,12 +308,13 @@ class RequestMachine(RuleBasedStateMachine):
             here = any(
                 request_id == reservation(held)
                 for other, worker in self.workers.items()
-                if other != name
+                if other.startswith("p")
                 for held in worker.held
             )
             ends = ends and not here
             finish = types_pb2.FINISH_REASON_STOP if ends else types_pb2.FINISH_REASON_UNSPECIFIED
-            tokens = types_pb2.SequenceTokens(request_id=request_id, token_ids=[51], finish_reason=finish)
+            token_id = 52 if differs and ".m" in request_id else 51
+            tokens = types_pb2.SequenceTokens(request_id=request_id, token_ids=[token_id], finish_reason=finish)
             if ends:
                 del self.workers[name].held[request_id]
             event = worker_pb2.Event(step=worker_pb2.Step(sequences=[tokens]))
@@ -347,12 +359,18 @@ class RequestMachine(RuleBasedStateMachine):
     def _check_holders(self) -> None:
         """After the loop came to rest: workers hold for running attempts alone, and where the state's table says."""
         owners = {running.wire_id: running for running in self.requests.values() if not running.state.ended}
+        num_decoding = Counter()
         for name, worker in self.workers.items():
-            holder = Holder.PREFILL if name.startswith("p") else Holder.DECODE
             for held in worker.held:
                 request_id = reservation(held)
                 assert request_id in owners, f"{name} holds {held}, which nobody runs"
-                assert holder in HOLDERS[owners[request_id].state], f"{name} holds {held} against the table"
+                holders = HOLDERS[owners[request_id].state]
+                if name.startswith("p"):
+                    assert Holder.PREFILL in holders, f"{name} holds {held} against the table"
+                else:
+                    num_decoding[request_id] += 1
+                    most = len(holders & {Holder.DECODE, Holder.NEXT})
+                    assert num_decoding[request_id] <= most, f"{name} holds {held} against the table"
 
     @invariant()
     def counted(self) -> None:

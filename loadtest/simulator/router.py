@@ -29,6 +29,7 @@ class SimRouter(ABC):
         self.prefill_pool, self.decode_pool = Pool(name), Pool(name)
         self._ledgers: dict[str, Ledger] = {}
         self._draining: set[str] = set()
+        self._pairs_a_token = 0.0  # of the newest prompt: reports have tokens alone
         workers: list[PrefillWorker | DecodeWorker] = [*prefills.values(), *decodes.values()]
         for worker in workers:
             self.add_worker(worker)
@@ -73,7 +74,7 @@ class SimRouter(ABC):
         ledger.report(
             num_free_blocks=report.num_free_blocks,
             num_requests=report.num_requests,
-            num_queued_tokens=report.num_queued_tokens,
+            queued=Work(report.num_queued_tokens, report.num_queued_tokens * self._pairs_a_token),
             now_s=self.world.clock.now_s,
         )
         self.changed()
@@ -92,6 +93,7 @@ class SimRouter(ABC):
         request.decode, request.prefill = decode, prefill
         request.prefilled_here = not prefill
         work = need.work(prefill or decode)
+        self._pairs_a_token = work.pairs / work.tokens
         request.ahead = self._ledgers[prefill or decode].view.queued
         here = NO_WORK if prefill else work
         self._ledgers[decode].commit(request.name, here, num_blocks=need.num_missing_blocks(decode))

@@ -17,6 +17,7 @@ SETTINGS: Mapping[str, type[ServiceSettings]] = {
     "kvstore": KVStoreSettings,
     "prefill": WorkerSettings,
     "decode": WorkerSettings,
+    "worker": WorkerSettings,
     "router": RouterSettings,
 }
 """By the module in `services` that each service is started from."""

@@ -9,7 +9,7 @@ step.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from services.router.dispatch.active_request import ActiveRequest
@@ -27,6 +27,8 @@ MAX_REPEATED = 2
 MOVE_TIMEOUT_S = 30.0
 """A move that has not got a token from the next worker after this time is given up, seconds."""
 
+_ASKS = (RequestEvent.MOVE, RequestEvent.ASKED_ANEW)
+"""Each gives the sequence on the next worker a name of its own."""
 PREPARING = (RequestState.COPYING, RequestState.CLOSING_UP)
 """Both workers have the answer."""
 
@@ -55,15 +57,13 @@ class AnswerMove:
         block_size: int,
         commands: AttemptCommands,
         receive: Callable[[WorkerLink, Message | TandemError], None],
-        names: Iterator[str],
     ) -> None:
-        """`seat`: of the answer. `receive` takes the target's messages; `names` are new ones on the wire."""
+        """`seat`: of the answer. `receive` takes the target's messages."""
         self._active = active
         self._target = target
         self._block_size = block_size
         self._commands = commands
         self._receive = receive
-        self._names = names
         self._next = Seat(target, "")
         self._position = 0  # of the token that the next worker sends next, among the output tokens
         self._timer: asyncio.TimerHandle | None = None
@@ -121,14 +121,21 @@ class AnswerMove:
 
     def _ask(self, peers: Iterable[types_pb2.PrefixHolder], num_held: int) -> None:
         """Raises WorkerLost. `num_held`: blocks that it need not compute."""
-        active, target, name = self._active, self._target, next(self._names)
+        active, target = self._active, self._target
+        name = f"{active.wire_id}.m{sum(entry.event in _ASKS for entry in active.record.entries)}"
         num_cached = num_held * self._block_size
         work = Work.of(max(1, active.num_tokens - num_cached), num_cached)
         num_blocks = -(-(active.num_tokens + 1) // self._block_size)
         was, self._next, self._position = self._next, Seat(target, name), len(active.produced)
         if self.seat is was:
             self.seat = self._next
-        target.open(name, lambda message: self._receive(target, message), work, num_blocks=num_blocks)
+        target.open(
+            name,
+            lambda message: self._receive(target, message),
+            work,
+            num_blocks=num_blocks,
+            num_answer_tokens=active.num_tokens,
+        )
         command = self._commands.go_on(name)
         command.peers.extend(peers)
         target.reserve(command, active.token_ids)

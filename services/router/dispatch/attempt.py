@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
@@ -68,7 +67,6 @@ class Attempt:
         self._request = active.request
         self._first_seat = Seat(decode, active.wire_id)
         self._move: AnswerMove | None = None  # the latest
-        self._move_names = (f"{active.wire_id}.m{number}" for number in itertools.count(1))
         self._prefill = prefill
         self._computing: WorkerLink = prefill or decode
         self._commands = AttemptCommands(active)
@@ -111,7 +109,13 @@ class Attempt:
         """Commits to the workers in our view: `work` for the one that computes, `num_blocks` more blocks to hold."""
         wire_id, prefill = self._active.wire_id, self._prefill
         from_decode = partial(self.receive, self.decode)
-        self.decode.open(wire_id, from_decode, work if prefill is None else NO_WORK, num_blocks=num_blocks)
+        self.decode.open(
+            wire_id,
+            from_decode,
+            work if prefill is None else NO_WORK,
+            num_blocks=num_blocks,
+            num_answer_tokens=self._num_tokens,
+        )
         if prefill is not None:
             prefill.open(self._sender_id, partial(self.receive, prefill), work, num_blocks=0)
 
@@ -145,9 +149,7 @@ class Attempt:
     def move(self, target: WorkerLink, cause: MoveCause, block_size: int) -> None:
         """Moves the answer, which decodes and stays so where the move fails, to another decode worker."""
         self._prefill = None  # it has been out since the decode worker joined
-        self._move = AnswerMove(
-            self._active, self._seat, target, block_size, self._commands, self.receive, self._move_names
-        )
+        self._move = AnswerMove(self._active, self._seat, target, block_size, self._commands, self.receive)
         self._move.begin(cause)
 
     def refuse(self) -> None:
@@ -366,6 +368,7 @@ class Attempt:
         active, now = self._active, time.perf_counter()
         self._computing.computed(self._sender_id)
         if self._num_senders == 1:
+            self._predictor.ttft.observe(active.record.choices[-1].predicted_ttft_s or 0.0, now - self._placed_at)
             self._learn(tokens, now)
         if not active.num_output_tokens:
             active.on_first_token(tokens)

@@ -13,7 +13,6 @@ from services.router.placement.move_settings import MoveSettings
 from services.router.placement.moves import Desk, MoveCause, MovePolicy, RunningAnswer
 from services.router.workers.fleet import Fleet
 from services.router.workers.link import WorkerLink
-from shared.rpc.convert import step_times_from_proto
 from shared.sizing.step_time import StepWork
 
 LOOK_EVERY_S = 0.2
@@ -72,22 +71,24 @@ class Mover:
                 yield self._desk(link)
 
     def _desk(self, link: WorkerLink) -> Desk:
-        load, view = link.load, self._fleet.decode_pool.get(link.name)
+        view = self._fleet.decode_pool.get(link.name)
         leaving = None
-        if self._settings.drain and (load.draining or link.retired):
+        if self._settings.drain and (link.load.draining or link.retired):
             leaving = MoveCause.DRAIN
         elif link.name in self.vacated:
             leaving = MoveCause.PREFERENCE
+        if view is None:  # removed: it gets nothing new
+            return Desk(link.name, StepWork(), 0, 0, 0, accepting=False, leaving=leaving)
         return Desk(
             link.name,
-            StepWork(load.num_decoding, load.num_context_tokens),
-            num_requests=view.num_requests if view is not None else 0,
-            max_num_seqs=view.max_num_seqs if view is not None else 0,
-            num_free_blocks=view.num_free_blocks if view is not None else 0,
-            times=step_times_from_proto(load.step_times) if load.HasField("step_times") else None,
-            least_slack_s=load.least_slack_s if load.HasField("least_slack_s") else None,
-            accepting=view is not None and view.accepting,
-            leaving=leaving,
+            StepWork(view.num_decoding, view.num_context_tokens),
+            view.num_requests,
+            view.max_num_seqs,
+            view.num_free_blocks,
+            view.times,
+            view.least_slack_s,
+            view.accepting,
+            leaving,
         )
 
 

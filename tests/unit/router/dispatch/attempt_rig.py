@@ -11,6 +11,7 @@ from services.router.dispatch.attempt import Attempt
 from services.router.dispatch.request import Request
 from services.router.placement.cut_pairs import CutPairs
 from services.router.placement.decision import Choice
+from services.router.placement.prediction import Reliability
 from services.router.placement.views import PrefixHits, PrefixPeer, Work
 from shared.engine.sampling_params import SamplingParams
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
@@ -32,7 +33,9 @@ class Link:
         self.sent: list[Any] = []
         self.reserved: list[list[int]] = []
 
-    def open(self, request_id: str, receive: object, work: Work, *, num_blocks: int) -> None:
+    def open(
+        self, request_id: str, receive: object, work: Work, *, num_blocks: int, num_answer_tokens: int = 0
+    ) -> None:
         self.calls.append(("open", request_id, work, num_blocks))
 
     def close(self, request_id: str) -> None:
@@ -62,6 +65,7 @@ class Predictor:
     def __init__(self) -> None:
         self.seen: list[tuple[Any, ...]] = []
         self.hand_offs_s: list[float] = []
+        self.ttft = Reliability()
 
     def observe_here(self, *seen: Any) -> None:
         self.seen.append(("here", *seen))

@@ -11,11 +11,14 @@ from collections import Counter
 import pytest
 
 from services.router.dispatch.active_request import ActiveRequest
+from services.router.dispatch.record import RequestRecord
 from services.router.dispatch.request import Request, TokenDelta
 from services.router.dispatch.states import RequestEvent, RequestState
 from services.router.placement.moves import MoveCause
+from services.router.views.moves import MoveOutcome, move_accounts
 from shared.engine.sampling_params import SamplingParams
 from tests.e2e.stage import Stage, prompt, staged
+from tests.unit.kernels.isas import needs_library
 from tests.unit.router.reading import deltas
 from tests.waiting import DEADLINE_S
 
@@ -28,6 +31,9 @@ KINDS = (
     {"logprobs": 2, "min_tokens": 60, "prompt_logprobs": 1},
 )
 """Of sampling."""
+NUM_MOVES = 500
+NUM_ANSWERS = 10
+"""Of the longer test, at once."""
 
 
 class Answer:
@@ -118,11 +124,93 @@ async def moved_under_load(stage: Stage, num: int, max_tokens: int, moves_each: 
     return counts
 
 
-@pytest.mark.parametrize("num_prefill", [1])
-async def test_answers_that_move_are_the_answers_that_stay(tmp_path, num_prefill):
-    async with staged(tmp_path, num_prefill=num_prefill, num_decode=2) as stage:
+async def test_answers_that_move_are_the_answers_that_stay(tmp_path):
+    async with staged(tmp_path, num_decode=2) as stage:
         counts = await moved_under_load(stage, num=4, max_tokens=300, moves_each=5)
         assert counts["begun"] == counts["move"] >= 16
         assert counts["switched"] + counts["stayed"] == counts["move"]
         assert counts["switched"] >= 14
         assert sum(stage.load(name).num_blocks_given for name in POOL) > 0, "nothing was fetched from the old worker"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"dtype": "fp32"},
+        pytest.param({"dtype": "bf16", "deterministic": True}, marks=needs_library),
+    ],
+    ids=["fp32", "bf16-deterministic"],
+)
+@pytest.mark.parametrize("mode", ["disaggregated", "collocated"])
+async def test_five_hundred_moves_under_load_change_no_token(tmp_path, mode, spec):
+    num_prefill = 1 if mode == "disaggregated" else 0
+    shape = {"num_prefill": num_prefill, "num_decode": 2, "mode": mode, "num_kv_blocks": 1200, **spec}
+    async with staged(tmp_path, **shape) as stage:
+        counts: Counter[str] = Counter()
+        while counts["move"] < NUM_MOVES:
+            left = -(-(NUM_MOVES - counts["move"]) // NUM_ANSWERS)
+            counts += await moved_under_load(stage, NUM_ANSWERS, max_tokens=800, moves_each=min(left, 50))
+        assert counts["switched"] + counts["stayed"] == counts["move"]
+        assert counts["switched"] >= 0.9 * NUM_MOVES
+
+
+class Striker:
+    """Observes the records of a stage, and kills a worker of a move at an event of it."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._event: RequestEvent | None = None
+        self._is_target = False
+        self.killed = ""
+        stage.dispatcher._observer = self
+
+    def arm(self, event: RequestEvent, *, target: bool) -> None:
+        self._event, self._is_target, self.killed = event, target, ""
+
+    def noted(self, record: RequestRecord) -> None:
+        if record.entries[-1].event is self._event:
+            self._event = None
+            self.killed = record.moves[-1].target if self._is_target else record.moves[-1].source
+            self._stage.kill(self.killed)
+
+
+async def struck(stage: Stage, striker: Striker, event: RequestEvent, *, target: bool) -> RequestRecord:
+    """Several answers that move to and fro, with a worker killed at an event of a move; the record of that one."""
+    expected = await undisturbed(stage, 3, 300)
+    await stage.idle()
+    striker.arm(event, target=target)
+    answers = [Answer(stage, number, 300) for number in range(3)]
+    await stage.until(lambda: all(len(answer.active.produced) > 20 for answer in answers))
+    moved = answers[0].active
+    others = (link.name for link in stage.fleet.decodes.values() if link.connected)
+    to = next(name for name in others if name != moved.record.decode_worker)
+    assert stage.dispatcher.move(moved.request.request_id, to, MoveCause.DRAIN)
+    got = [((await answer.ended()).tokens, answer.tops) for answer in answers]
+    assert striker.killed
+    assert got == expected
+    await stage.idle()
+    return moved.record
+
+
+async def test_a_worker_that_dies_as_an_answer_moves_costs_no_token(tmp_path):
+    async with staged(tmp_path, num_decode=3) as stage:
+        striker = Striker(stage)
+        record = await struck(stage, striker, RequestEvent.MOVE, target=True)
+        assert [account.outcome for account in move_accounts(record)] == [MoveOutcome.STAYED]
+        assert record.num_failures == 0
+        record = await struck(stage, striker, RequestEvent.MOVE, target=False)
+        assert [account.outcome for account in move_accounts(record)] == [MoveOutcome.CARRIED]
+        assert record.num_failures == 1
+        assert not any(entry.event is RequestEvent.RETRY for entry in record.entries)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("event", [RequestEvent.MOVE, RequestEvent.SWITCHED, RequestEvent.CAUGHT_UP])
+@pytest.mark.parametrize("target", [True, False])
+@pytest.mark.parametrize("prefix_fetch", ["always", "never"])
+async def test_a_worker_that_dies_at_any_moment_of_a_move_costs_no_token(tmp_path, event, target, prefix_fetch):
+    """Without fetches the next worker computes for longer, and asks anew behind that."""
+    async with staged(tmp_path, num_decode=3, prefix_fetch=prefix_fetch) as stage:
+        record = await struck(stage, Striker(stage), event, target=target)
+        assert record.num_failures <= 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import signal
 import time
 import uuid
 from collections import Counter
@@ -131,6 +132,24 @@ async def test_answers_that_move_are_the_answers_that_stay(tmp_path):
         assert counts["switched"] + counts["stayed"] == counts["move"]
         assert counts["switched"] >= 14
         assert sum(stage.load(name).num_blocks_given for name in POOL) > 0, "nothing was fetched from the old worker"
+
+
+async def test_a_worker_that_is_told_to_end_hands_its_answers_on_and_is_gone_before_they_end(tmp_path):
+    async with staged(tmp_path, num_decode=2, num_kv_blocks=600) as stage:
+        expected = await undisturbed(stage, 4, 700)
+        await stage.idle()
+        answers = [Answer(stage, number, 700) for number in range(4)]
+        await stage.until(lambda: all(len(answer.active.produced) > 10 for answer in answers))
+        drained = answers[0].active.record.decode_worker
+        stage.cluster.children[drained].send_signal(signal.SIGTERM)
+        assert await stage.cluster.children[drained].wait(DEADLINE_S) == 0
+        assert any(not answer.active.state.ended for answer in answers), "it waited for the longest"
+        got = [((await answer.ended()).tokens, answer.tops) for answer in answers]
+        assert got == expected
+        moves = [account for answer in answers for account in move_accounts(answer.active.record)]
+        assert {(account.note.cause, account.note.source) for account in moves} == {(MoveCause.DRAIN, drained)}
+        assert all(answer.active.record.num_failures == 0 for answer in answers)
+        await stage.idle()
 
 
 @pytest.mark.slow

@@ -62,7 +62,7 @@ class Dispatcher:
         self._coalescer = WriteCoalescer()
         self._active: dict[str, ActiveRequest] = {}
         self._attempts: dict[ActiveRequest, Attempt] = {}
-        self._mover = Mover(fleet, moves or MoveSettings(), tpot_target_s, self.move)
+        self._mover = Mover(fleet, moves or MoveSettings(), tpot_target_s, self._active.values, self.move)
         self._quarantine = Quarantine()
         self._serials = itertools.count(1)
         self._is_draining = False
@@ -147,7 +147,7 @@ class Dispatcher:
     def pump(self) -> None:
         """Gives waiting requests to workers that can start them; called whenever a worker's state changes."""
         self._room.pump()
-        self._mover.look(self._active.values())
+        self._mover.look()
 
     # --- moves of running answers
 
@@ -172,6 +172,7 @@ class Dispatcher:
         """From now on the answers of these decode workers move to others, as far as those have room: the workers are
         wanted for prompts. An empty set takes that back."""
         self._mover.vacated = frozenset(workers)
+        self._mover.look()
 
     # --- one request
 

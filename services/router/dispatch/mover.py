@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Set
@@ -25,21 +26,34 @@ MoveAnswer = Callable[[str, str, MoveCause], bool]
 class Mover:
     """Reads the workers' reports and the running requests; the policy decides. On the event loop."""
 
-    def __init__(self, fleet: Fleet, settings: MoveSettings, tpot_target_s: float, move: MoveAnswer) -> None:
-        """`tpot_target_s`: 0 = none, and then no answer is rescued."""
+    def __init__(
+        self,
+        fleet: Fleet,
+        settings: MoveSettings,
+        tpot_target_s: float,
+        running: Callable[[], Iterable[ActiveRequest]],
+        move: MoveAnswer,
+    ) -> None:
+        """`tpot_target_s`: 0 = none, and then no answer is rescued. `running` gives all requests."""
         self._fleet = fleet
         self._settings = settings
         self._tpot_target_s = tpot_target_s
+        self._running = running
         self._move = move
         self._policy: MovePolicy | None = None  # until the fleet's blocks are known
-        self._looked_at = 0.0
+        self._looked_at = -math.inf
+        self._again: asyncio.TimerHandle | None = None
         self.vacated: Set[str] = frozenset()
         """Names of workers whose answers are to go elsewhere, for they are wanted for prompts."""
 
-    def look(self, running: Iterable[ActiveRequest]) -> None:
-        """Begins the moves that are due; to be called whenever a worker has reported. `running`: all requests."""
+    def look(self) -> None:
+        """Begins the moves that are due, soon where it has just looked; to be called whenever a worker has reported."""
         now = time.perf_counter()
-        if now - self._looked_at < LOOK_EVERY_S or self._fleet.layout is None:
+        wait_s = self._looked_at + LOOK_EVERY_S - now
+        if self._fleet.layout is None or self._again is not None:
+            return
+        if wait_s > 0:
+            self._look_later(wait_s)
             return
         self._looked_at = now
         if self._policy is None:
@@ -51,7 +65,9 @@ class Mover:
         sources = self._policy.sources(desks, now)
         if not sources:
             return
-        living = [active for active in running if active.state is RequestState.DECODING or active.state in PREPARING]
+        living = [
+            active for active in self._running() if active.state is RequestState.DECODING or active.state in PREPARING
+        ]
         under_way = [active.record.moves[-1][1:] for active in living if active.state in PREPARING]
         answers = [
             _answer(active, now)
@@ -60,6 +76,15 @@ class Mover:
         ]
         for proposed in self._policy.choose(sources, desks, answers, under_way, now):
             self._move(*proposed)
+        if answers:
+            self._look_later(LOOK_EVERY_S)  # some may have to wait for moves to end, or for rest
+
+    def _look_later(self, wait_s: float) -> None:
+        def look() -> None:
+            self._again = None
+            self.look()
+
+        self._again = asyncio.get_running_loop().call_later(wait_s, look)
 
     def _desks(self) -> Iterator[Desk]:
         fleet = self._fleet

@@ -37,9 +37,9 @@ from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc
 
 POOL = ("decode-0", "decode-1")
 POLL_S = 0.005
-AROUND_S = 0.5
+AROUND_S = 0.25
 """From the begin of a move on a gap counts as one of the move, as of every undisturbed stretch of that length."""
-MAX_TOKENS = 2000
+MAX_TOKENS = 1700
 
 
 @dataclass(slots=True, eq=False)
@@ -50,7 +50,7 @@ class Stream:
     came_at: list[float] = field(default_factory=list)
 
     async def read(self) -> None:
-        """Until it ends or is closed."""
+        """Until it ends or is closed; raises the TandemError that it fails with."""
         while not self.active.ended:
             reader = asyncio.get_running_loop().create_future()
             self.active.notify(reader)
@@ -113,7 +113,8 @@ async def measure(spec: ClusterSpec, num_answers: int, num_moves: int, rounds: i
     measured = Measured()
     async with AsyncExitStack() as stack:
         cluster = await stack.enter_async_context(LocalCluster(spec))
-        fleet = Fleet("moves", StaticDiscovery.of({}, await _addresses(cluster)), lambda: None, collocated=True)
+        workers = StaticDiscovery.of({}, await _addresses(cluster))
+        fleet = Fleet("moves", workers, lambda: dispatcher.pump(), collocated=True)
         stack.push_async_callback(fleet.close)
         dispatcher = Dispatcher(
             fleet, Placement(PlacementConfig()), PrefixLookup(None, fleet), DispatchConfig(mode="collocated")
@@ -139,7 +140,7 @@ async def _addresses(cluster: LocalCluster) -> dict[str, str]:
 
 
 async def _streams(dispatcher: Dispatcher, count: int, prompt_len: int, seed: int) -> list[Stream]:
-    """Answers that have begun."""
+    """Answers that have begun. Raises what one failed with before."""
     streams = []
     for number in range(count):
         tokens = tuple(20 + (i * (37 + 2 * number + seed)) % 2000 for i in range(prompt_len))
@@ -147,10 +148,11 @@ async def _streams(dispatcher: Dispatcher, count: int, prompt_len: int, seed: in
         request = Request(uuid.uuid4().hex, tokens, params, arrived_at=time.perf_counter())
         streams.append(Stream(dispatcher.submit(request)))
     readers = [asyncio.create_task(stream.read()) for stream in streams]
-    while any(len(stream.came_at) < 10 for stream in streams):  # noqa: ASYNC110 - read by other tasks
+    while any(len(stream.came_at) < 10 for stream in streams):
+        for reader in readers:
+            if reader.done():
+                reader.result()
         await asyncio.sleep(POLL_S)
-    for reader in readers:
-        reader.add_done_callback(lambda task: task.cancelled() or task.exception())
     return streams
 
 

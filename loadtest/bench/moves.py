@@ -38,7 +38,7 @@ from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc
 POOL = ("decode-0", "decode-1")
 POLL_S = 0.005
 AROUND_S = 0.25
-"""From the begin of a move on a gap counts as one of the move, as of every undisturbed stretch of that length."""
+"""From the time that the old worker is out on, a gap counts as one of the move, as of any undisturbed stretch so long."""
 MAX_TOKENS = 1700
 
 
@@ -58,9 +58,10 @@ class Stream:
             if self.active.take() is not None:
                 self.came_at.append(time.perf_counter())
 
-    def greatest_gap_s(self, begin: float, end: float) -> float | None:
-        """Between tokens of which the later one came in that time; None where none did."""
-        gaps = [after - before for before, after in pairwise(self.came_at) if begin <= after <= end]
+    def greatest_gap_s(self, begin: float) -> float | None:
+        """Between two tokens, of the gaps that overlap the AROUND_S from `begin` on; None behind the last token."""
+        end = begin + AROUND_S
+        gaps = [after - before for before, after in pairwise(self.came_at) if before <= end and begin <= after]
         return max(gaps, default=None)
 
 
@@ -169,7 +170,7 @@ def _note(streams: Sequence[Stream], measured: Measured) -> None:
     for stream in streams:
         accounts = [account for account in move_accounts(stream.active.record) if _is_whole(account)]
         for account in accounts:
-            gap_s = stream.greatest_gap_s(account.began_at, account.began_at + AROUND_S)
+            gap_s = stream.greatest_gap_s(account.ended_at)
             if gap_s is not None:
                 measured.moved_s.append(gap_s)
                 measured.took_s.append(account.ended_at - account.began_at)
@@ -178,7 +179,7 @@ def _note(streams: Sequence[Stream], measured: Measured) -> None:
         measured.itl_s += [after - before for before, after in pairwise(stream.came_at)]
         begin = stream.came_at[0]
         while begin + AROUND_S < stream.came_at[-1]:
-            gap_s = stream.greatest_gap_s(begin, begin + AROUND_S)
+            gap_s = stream.greatest_gap_s(begin)
             measured.quiet_s += [gap_s] if gap_s is not None else []
             begin += AROUND_S
 

@@ -69,7 +69,8 @@ class TandemRouter(SimRouter):
                     pool.update_routers(view.name, routers)
         self._config = config
         self._placement = Placement(config.placement, seed, self.predictor)
-        self._admission = AdmissionController(self.predictor, config.late_idle_share, config.late_grace)
+        waits = self._placement.pairs if config.mode == "auto" else self.predictor
+        self._admission = AdmissionController(waits, config.late_idle_share, config.late_grace)
         self.num_waiting_max = 0
         """Longest queue so far."""
 

@@ -11,10 +11,9 @@ import math
 from typing import NamedTuple
 
 from services.router.placement.views import Work, WorkerView
+from shared.engine.scheduler.pacing import AIM, LEAST_CHUNK
 from shared.sizing.step_time import StepTimes, StepWork
 
-LEAST_CHUNK = 16
-"""Tokens of prompts in a step whatever the answers bear, as the workers' scheduler has it."""
 DEFAULT_BUDGET = 2048
 """Tokens of a step where a worker does not say its own."""
 
@@ -49,7 +48,7 @@ def pace_of(
     num_tokens: float = math.inf,
 ) -> Pace:
     """The pace at which a worker computes prompts of `num_tokens` in all, each token of which attends to
-    `pairs_a_token`, beside answers that bear steps of `target_s` (infinite: of any length)."""
+    `pairs_a_token`, beside answers whose target for TPOT is `target_s` (infinite: none)."""
     own_s = times.fixed_s + num_answers * times.sequence_s + num_context_tokens * times.kv_s
     attention_s = pairs_a_token * times.attention_s
 
@@ -60,7 +59,9 @@ def pace_of(
     decode_s = step_s(0.0) if num_answers else 0.0
     chunk = min(num_tokens, max(1.0, budget - num_answers))
     if num_answers and target_s < math.inf:
-        chunk = max(min(chunk, LEAST_CHUNK), min(chunk, _largest(times, own_s, num_answers, attention_s, target_s)))
+        chunk = max(
+            min(chunk, LEAST_CHUNK), min(chunk, _largest(times, own_s, num_answers, attention_s, AIM * target_s))
+        )
     return Pace(chunk, step_s(chunk), decode_s)
 
 
@@ -101,6 +102,14 @@ def ttft_s(
         num_tokens,
     )
     return pace.seconds(num_tokens)
+
+
+def prompt_rate(view: WorkerView, times: StepTimes, target_s: float) -> float:
+    """Tokens of prompts a second that the worker computes of its queue."""
+    pairs = view.num_queued_pairs / max(1, view.num_queued_tokens)
+    budget = view.max_step_tokens or DEFAULT_BUDGET
+    pace = pace_of(times, view.num_decoding, view.num_context_tokens, pairs, target_s, budget)
+    return pace.tokens_a_second
 
 
 def tpot_s(view: WorkerView, times: StepTimes, num_more: int, num_tokens: float) -> float:

@@ -84,8 +84,8 @@ class Placement:
     def choose_pair(self, request: PlacementRequest, decodes: Pool, prefills: Pool) -> Choice | None:
         """The same, where workers have both roles: for this request any two of them, or one for both parts."""
         preferred = self.split.decodes(decodes, request.block_size, request.now_s)
-        typical = next((view.times for view in decodes if view.times is not None), None)
-        if typical is None:  # nothing can be predicted yet
+        self.pairs.look(decodes)
+        if self.pairs.typical is None:  # nothing can be predicted yet
             return self.choose(request, decodes, prefills, collocated=False)
         limit, patience = self._config.max_queued_tokens, self._config.patience
         pairs = self.pairs.choose(
@@ -93,7 +93,6 @@ class Placement:
             self._candidates(decodes, lambda view: can_hold(view, request), request, ""),
             self._candidates(prefills, lambda view: has_queue_room(view, request, limit, patience), request, ""),
             preferred,
-            typical,
         )
         if not pairs:
             return None

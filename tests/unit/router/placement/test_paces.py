@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.placement.paces import LEAST_CHUNK, pace_of, tpot_s, ttft_s
+from services.router.placement.paces import pace_of, tpot_s, ttft_s
 from services.router.placement.views import Work
+from shared.engine.scheduler.pacing import AIM, LEAST_CHUNK
 from shared.sizing.step_time import StepTimes, StepWork
 from tests.unit.router.placement.builders import view
 
@@ -33,9 +34,9 @@ def test_beside_answers_a_chunk_is_the_largest_whose_step_takes_the_target(times
     assert LEAST_CHUNK <= pace.chunk_tokens <= 8192 - batch
     assert pace.decode_s == pytest.approx(step(0))
     if pace.chunk_tokens > LEAST_CHUNK:
-        assert step(int(pace.chunk_tokens)) <= target_s * (1 + 1e-9)
+        assert step(int(pace.chunk_tokens)) <= AIM * target_s * (1 + 1e-9)
     if pace.chunk_tokens < 8192 - batch:
-        assert step(int(pace.chunk_tokens) + 1) >= target_s * (1 - 1e-9)
+        assert step(int(pace.chunk_tokens) + 1) >= AIM * target_s * (1 - 1e-9)
 
 
 def test_without_answers_or_a_target_a_chunk_is_a_whole_step():

@@ -38,7 +38,7 @@ from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc
 POOL = ("decode-0", "decode-1")
 POLL_S = 0.005
 AROUND_S = 0.25
-"""From the time that the old worker is out on, a gap counts as one of the move, as of any undisturbed stretch so long."""
+"""A gap this soon behind the end of the old worker counts as one of the move, as in an undisturbed stretch so long."""
 MAX_TOKENS = 1700
 
 

@@ -24,8 +24,8 @@ from services.local.spec import ClusterSpec
 from services.router.dispatch.active_request import ActiveRequest
 from services.router.dispatch.dispatcher import Dispatcher
 from services.router.dispatch.prefix_lookup import PrefixLookup
+from services.router.dispatch.record import RequestState
 from services.router.dispatch.request import Request
-from services.router.dispatch.states import RequestState
 from services.router.dispatch.waiting_room import DispatchConfig
 from services.router.placement.moves import MoveCause
 from services.router.placement.policy import Placement, PlacementConfig

@@ -12,9 +12,8 @@ from collections import Counter
 import pytest
 
 from services.router.dispatch.active_request import ActiveRequest
-from services.router.dispatch.record import RequestRecord
+from services.router.dispatch.record import RequestEvent, RequestRecord, RequestState
 from services.router.dispatch.request import Request, TokenDelta
-from services.router.dispatch.states import RequestEvent, RequestState
 from services.router.placement.moves import MoveCause
 from services.router.views.moves import MoveOutcome, move_accounts
 from shared.engine.sampling_params import SamplingParams

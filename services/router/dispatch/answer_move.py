@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from services.router.dispatch.active_request import ActiveRequest
 from services.router.dispatch.commands import AttemptCommands
-from services.router.dispatch.record import MoveNote
-from services.router.dispatch.states import HOLDERS, Holder, RequestEvent, RequestState
+from services.router.dispatch.record import MoveNote, RequestEvent, RequestState
+from services.router.dispatch.transitions import HOLDERS, Holder
 from services.router.placement.moves import MoveCause
 from services.router.placement.views import Work
 from services.router.workers.link import Message, WorkerLink

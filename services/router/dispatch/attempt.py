@@ -11,7 +11,8 @@ from typing import Any
 from services.router.dispatch.active_request import ActiveRequest
 from services.router.dispatch.answer_move import PREPARING, AnswerMove, Seat
 from services.router.dispatch.commands import AttemptCommands
-from services.router.dispatch.states import HOLDERS, Holder, RequestEvent, RequestState
+from services.router.dispatch.record import RequestEvent, RequestState
+from services.router.dispatch.transitions import HOLDERS, Holder
 from services.router.placement.cut_pairs import CutPairs
 from services.router.placement.moves import MoveCause
 from services.router.placement.prediction import TtftPredictor

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Set
 
 from services.router.dispatch.active_request import ActiveRequest
 from services.router.dispatch.answer_move import PREPARING
-from services.router.dispatch.states import RequestEvent, RequestState
+from services.router.dispatch.record import RequestEvent, RequestState
 from services.router.placement.move_settings import MoveSettings
 from services.router.placement.moves import Desk, MoveCause, MovePolicy, RunningAnswer
 from services.router.workers.fleet import Fleet

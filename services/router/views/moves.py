@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import NamedTuple
 
-from services.router.dispatch.record import Entry, MoveNote, RequestRecord
-from services.router.dispatch.states import HOLDERS, Holder, RequestEvent
+from services.router.dispatch.record import Entry, MoveNote, RequestEvent, RequestRecord
+from services.router.dispatch.transitions import HOLDERS, Holder
 
 
 class MoveOutcome(Enum):

@@ -7,9 +7,8 @@ import math
 
 import pytest
 
-from services.router.dispatch.record import MoveNote
+from services.router.dispatch.record import MoveNote, RequestState
 from services.router.dispatch.request import Resume
-from services.router.dispatch.states import RequestState
 from services.router.placement.move_settings import MoveSettings
 from services.router.placement.moves import MoveCause
 from shared.errors import DeadlineExceeded, TakenOver

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.router.dispatch.states import RequestEvent, RequestState
+from services.router.dispatch.record import RequestEvent, RequestState
 from services.router.placement.moves import MoveCause
 from services.router.views.moves import MoveOutcome, move_accounts
 from shared.errors import (

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from services.router.dispatch.states import RequestState
+from services.router.dispatch.record import RequestState
 from services.router.placement.views import NO_WORK, Work
 from shared.errors import Overloaded, TransferFailed, WorkerLost
 from tests.unit.router.dispatch.attempt_rig import AHEAD, PROMPT, Rig

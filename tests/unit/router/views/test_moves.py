@@ -7,9 +7,9 @@ import re
 import pytest
 
 from services.cli.explain import move_line
-from services.router.dispatch.record import Ask, Failure, MoveNote, RequestRecord
-from services.router.dispatch.states import RequestEvent as E
-from services.router.dispatch.states import RequestState, after
+from services.router.dispatch.record import Ask, Failure, MoveNote, RequestRecord, RequestState
+from services.router.dispatch.record import RequestEvent as E
+from services.router.dispatch.transitions import after
 from services.router.placement.decision import Choice
 from services.router.placement.moves import MoveCause
 from services.router.views.attribution.verdict import after_first_token

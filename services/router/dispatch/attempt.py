@@ -45,9 +45,9 @@ class Attempt:
 
     The links call `receive` with their workers' messages, and everything that follows is done in that call:
     a token passes through here without waking a task. `run` wakes once, when the attempt is over. Each message moves
-    the request through the table of `transitions.py`; from the decode worker's first tokens on the prefill worker is out of
-    the request, and its end no longer matters. A prefill worker that is lost before is replaced where that is possible:
-    the decode worker keeps its reservation, and the next one sends what is missing, under a name of its own. A running
+    the request through the table of `transitions.py`; from the decode worker's first tokens on the prefill worker is
+    out, and its end no longer matters. A prefill worker that is lost before is replaced where that is possible: the
+    decode worker keeps its reservation, and the next one sends what is missing, under a name of its own. A running
     answer may move to another decode worker, which is the attempt's then (`answer_move.py`).
     """
 

@@ -43,12 +43,10 @@ MAX_TENANTS = 100
 """As many configured tenants have series of their own, the first by name; a metrics page has to stay small."""
 
 _REFUSALS = (RequestEvent.FULL, RequestEvent.LATE, RequestEvent.TIMEOUT)
-<<<<<<< HEAD
-_COUNTED = (RequestEvent.PLACED, RequestEvent.SENDER_LOST, RequestEvent.LEFT_ALONE, RequestEvent.RETRY, *_REFUSALS)
-=======
-COUNTED = frozenset((RequestEvent.PLACED, RequestEvent.SENDER_LOST, RequestEvent.RETRY, *_REFUSALS))
+_MOVED = (RequestEvent.SWITCHED, RequestEvent.LEFT_ALONE, RequestEvent.STAYED, RequestEvent.FAIL, RequestEvent.CANCEL)
+"""May decide a move, as RETRY may."""
+COUNTED = frozenset((RequestEvent.PLACED, RequestEvent.SENDER_LOST, RequestEvent.RETRY, *_MOVED, *_REFUSALS))
 """The events that `RouterMetrics.noted` counts; it does nothing for others."""
->>>>>>> main
 _REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.CANCELLED: "cancelled"}
 
 
@@ -132,14 +130,10 @@ class RouterMetrics:
         """See `RecordObserver`."""
         entry = record.entries[-1]
         event = entry.event
-<<<<<<< HEAD
+        if event not in COUNTED:
+            return
         if record.moves and (outcome := move_outcome(record)) is not None:
             self._moves.add(1, outcome.value, record.moves[-1].cause.value)
-        if event not in _COUNTED:
-=======
-        if event not in COUNTED:
->>>>>>> main
-            return
         if event is RequestEvent.PLACED:
             self._placements.add(1, record.choices[-1].route.value)
         elif event is RequestEvent.SENDER_LOST:
@@ -148,7 +142,7 @@ class RouterMetrics:
             self._migrated(entry, "answer")
         elif event is RequestEvent.RETRY:
             self._retried(record, entry)
-        else:
+        elif event in _REFUSALS:
             waited = any(earlier.event in (RequestEvent.WAITED, RequestEvent.PLACED) for earlier in record.entries)
             self._refusals.add(1, "waited" if waited else "arrival", event.value)
 

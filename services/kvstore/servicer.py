@@ -18,7 +18,7 @@ from shared.kv_index.hash_lists import hashes_of
 from shared.kv_index.match_message import match_to_proto
 from shared.rpc.errors import answer
 from shared.rpc.pb.tandem.v1 import kvstore_pb2, kvstore_pb2_grpc
-from shared.telemetry.tracing.span_sink import SpanSink
+from shared.telemetry.tracing.span import SpanSink
 
 logger = logging.getLogger(__name__)
 

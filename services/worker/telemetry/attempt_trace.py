@@ -6,8 +6,7 @@ import time
 
 from services.worker.blocks.prefix_fetch.fetch import Fetch
 from shared.telemetry.trace_context import TraceContext, new_span_id
-from shared.telemetry.tracing.span import Attributes, Span, SpanKind
-from shared.telemetry.tracing.span_sink import SpanSink
+from shared.telemetry.tracing.span import Attributes, Span, SpanKind, SpanSink
 
 MAX_EVENTS = 128
 """Of one span; a longer prompt's later chunks are only counted."""

@@ -9,8 +9,8 @@ from tokenizers import Tokenizer
 
 from models.recipe.chat import BOS, EOS, Message, render
 from models.recipe.corpus import PACKAGE, Chapter
+from models.recipe.data import token_id
 from models.recipe.network import Llama, Shape
-from models.recipe.vocabulary import token_id
 
 QUESTIONS = (
     "Tell me a story about Moses.",

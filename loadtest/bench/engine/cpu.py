@@ -17,6 +17,7 @@ from typing import Annotated, Any
 
 import torch
 
+from loadtest.bench.engine.cuda import BLOCK_SIZE, Step
 from loadtest.bench.engine.mixed import measure, mixed_steps, report
 from loadtest.bench.peers.adapter import Settings, random_prompt
 from loadtest.bench.peers.ours import Ours
@@ -24,26 +25,20 @@ from loadtest.rig.command_line import Option, Out, choice, integers
 from loadtest.rig.measure import median_s
 from loadtest.rig.models import SHAPES, checkpoint
 from loadtest.rig.results import Report, Result, machine
-from shared.engine.plan import PlannedSequence, SampleSpec, StepPlan
 from shared.engine.runner.runner import Runner
-from shared.engine.sampling_params import SamplingParams
 from shared.kernels.cpu.launch import CpuOps
 from shared.model.config.model_config import ModelConfig
 from shared.model.config.moe_config import MoeConfig
 from shared.model.decoder import Decoder
 
-BLOCK_SIZE = 16
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-GREEDY = SamplingParams(temperature=0.0, max_tokens=1, seed=0)
 
 
 class Bench:
     """One model, ready to run steps of any shape."""
 
-    def __init__(
-        self, folder: Path, dtype: torch.dtype, kernels: str, num_kv_tokens: int, *, deterministic: bool = False
-    ) -> None:
-        self.decoder = Decoder.load(folder, dtype, "cpu", kernels=kernels, deterministic=deterministic)
+    def __init__(self, folder: Path, dtype: torch.dtype, kernels: str, num_kv_tokens: int) -> None:
+        self.decoder = Decoder.load(folder, dtype, "cpu", kernels=kernels)
         config = self.decoder.config
         name = str(dtype).removeprefix("torch.")
         self.layout = config.block_layout(BLOCK_SIZE, name)
@@ -51,46 +46,11 @@ class Bench:
         # Blocks never written would all lie on one page of zeros, and reading them would cost nothing.
         self.runner.kv_blocks.fill_(0.01)
 
-    def plan(self, batch: int, start: int, count: int) -> StepPlan:
-        """`batch` sequences that compute `count` tokens behind `start` cached ones, each with blocks of its own."""
-        blocks = -(-(start + count) // BLOCK_SIZE)
-        return StepPlan(
-            tuple(
-                PlannedSequence(
-                    f"s{i}",
-                    tuple(3 + (7 * i + j) % 1000 for j in range(count)),
-                    start,
-                    tuple(range(i * blocks, (i + 1) * blocks)),
-                    start + count,
-                    SampleSpec(GREEDY, start + count),
-                )
-                for i in range(batch)
-            )
-        )
-
-    def step_s(self, plan: StepPlan, repeats: int) -> float:
+    def step_s(self, step: Step, repeats: int) -> float:
         """Median seconds of the step."""
+        plan = step.plan(self.decoder.config.vocab_size)
         with torch.inference_mode():
             return median_s(lambda: self.runner.execute(plan), repeats)
-
-
-@dataclass(frozen=True)
-class Step:
-    """A step to be measured: `batch` sequences compute `count` tokens each, behind `start` cached ones."""
-
-    batch: int
-    start: int
-    count: int
-
-    @property
-    def name(self) -> str:
-        """As the table shows it."""
-        return f"decode {self.batch} at {self.start}" if self.count == 1 else f"prefill {self.count}"
-
-    @property
-    def num_kv_tokens(self) -> int:
-        """Slots of whole blocks that it takes."""
-        return self.batch * -(-(self.start + self.count) // BLOCK_SIZE) * BLOCK_SIZE
 
 
 def run(bench: Bench, steps: list[Step], repeats: int) -> list[Result]:
@@ -100,7 +60,7 @@ def run(bench: Bench, steps: list[Step], repeats: int) -> list[Result]:
 
 def _prefill(bench: Bench, step: Step, repeats: int) -> Result:
     limit = step.count * matmul_rate(3) / prefill_flops(bench.decoder.config, step.count)
-    value = step.count / bench.step_s(bench.plan(step.batch, step.start, step.count), max(3, repeats // 3))
+    value = step.count / bench.step_s(step, max(3, repeats // 3))
     return Result(step.name, value, "tok/s", limit, value / limit)
 
 
@@ -111,7 +71,7 @@ def _decode(bench: Bench, step: Step, repeats: int) -> Result:
     reading_s = (weight_bytes(bench.decoder, step.batch) + kv_bytes) / read_bandwidth(3)
     products_s = 2.0 * step.batch * active_parameters(bench.decoder.config) / matmul_rate(3)
     limit = step.batch / max(reading_s, products_s)
-    value = step.batch / bench.step_s(bench.plan(step.batch, step.start, 1), repeats)
+    value = step.batch / bench.step_s(step, repeats)
     return Result(step.name, value, "tok/s", limit, value / limit)
 
 

@@ -12,7 +12,8 @@ from typing import Annotated
 
 import torch
 
-from loadtest.bench.engine.cpu import BLOCK_SIZE, DTYPES, Bench, Step
+from loadtest.bench.engine.cpu import DTYPES, Bench
+from loadtest.bench.engine.cuda import BLOCK_SIZE, Step
 from loadtest.bench.parallel.hosts import measure_hosts
 from loadtest.bench.parallel.sums import measure_sums
 from loadtest.rig.command_line import Option, Out, choice, integers
@@ -41,7 +42,7 @@ def measure_steps(folder: Path, dtype: torch.dtype, degrees: Degrees, pairs: int
     label = f"tp {degrees.tensor}" + (f", ep {degrees.expert}" if degrees.expert > 1 else "")
     with _group_runner(folder, dtype, whole, degrees) as split:
         for step in STEPS:
-            plan = whole.plan(step.batch, step.start, step.count)
+            plan = step.plan(whole.decoder.config.vocab_size)
             ways = ((whole.runner, threads), (split, max(1, threads // degrees.tensor)))
             taken: list[list[float]] = [[], []]
             for number, way in turns((0, 1), pairs + 1):

@@ -132,9 +132,6 @@ class Targets:
     tpot_s: float = 0.0
 
 
-NO_TARGETS = Targets()
-
-
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """One request, judged."""

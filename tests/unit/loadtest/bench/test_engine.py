@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from loadtest.bench.engine import cpu as bench_engine
-from loadtest.bench.engine.cpu import Bench, Step, active_parameters, kv_room, prefill_flops, run, step_time
+from loadtest.bench.engine.cpu import Bench, active_parameters, kv_room, prefill_flops, run, step_time
+from loadtest.bench.engine.cuda import Step
 from loadtest.bench.peers.adapter import Settings
 from loadtest.bench.peers.ours import Ours
 from shared.kernels.backends import cpu as cpu_backend

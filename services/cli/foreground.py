@@ -200,4 +200,6 @@ class Foreground:
 def _pools_text(pools: ModelPools) -> str:
     if pools.mode == "collocated":
         return f"{pools.num_decode} decode, collocated"
+    if pools.mode == "auto":
+        return f"{len(pools.workers)} workers that prefill and decode"
     return f"{pools.num_prefill} prefill + {pools.num_decode} decode"

@@ -140,7 +140,7 @@ class TandemCommands:
         }
         if plan.share.gpu_memory:
             decided["gpu_memory"] = plan.share.gpu_memory
-        return self._command(plan.role, pools, decided)
+        return self._command("worker" if pools.mode == "auto" else plan.role, pools, decided)
 
     def router(
         self, workers: Mapping[WorkerRole, Mapping[str, str]], kvstore: str, stores: str = "", number: int = 0
@@ -231,6 +231,8 @@ def _lists(pools: ModelPools, workers: Mapping[WorkerRole, Mapping[str, str]]) -
         str(role): ",".join(f"{name}={address}" for name, address in addresses.items() if name in own)
         for role, addresses in workers.items()
     }
+    if pools.mode == "auto":
+        lists[str(WorkerRole.PREFILL)] = lists[str(WorkerRole.DECODE)]
     return {role: named for role, named in lists.items() if named}
 
 
@@ -280,6 +282,7 @@ SETTINGS: Mapping[str, type[ServiceSettings]] = {
     "kvstore": KVStoreSettings,
     "prefill": WorkerSettings,
     "decode": WorkerSettings,
+    "worker": WorkerSettings,
     "router": RouterSettings,
 }
 """By the module in `services` that each service is started from."""

@@ -25,13 +25,14 @@ class PoolOptions(ModeSettings, EngineSettings, CheckedGroup):
     """What each model of a cluster has for itself; raises ConfigError naming the setting that is wrong."""
 
     num_prefill: int = Field(default_factory=_prefill_by_mode, validation_alias="prefill")
-    """Prefill workers; 1 by default, none in collocated mode."""
+    """Prefill workers; 1 by default, none in collocated mode. In auto mode they are of one pool with the others."""
     num_decode: int = Field(default=1, ge=1, le=MAX_WORKERS, validation_alias="decode")
-    """Decode workers; in collocated mode they prefill too."""
+    """Decode workers; in collocated and auto mode they prefill too."""
 
     @model_validator(mode="after")
     def _check_prefill(self) -> PoolOptions:
-        low, high = (0, 0) if self.mode == "collocated" else (1, MAX_WORKERS)
+        low = 1 if self.mode == "disaggregated" else 0
+        high = 0 if self.mode == "collocated" else MAX_WORKERS
         if not low <= self.num_prefill <= high:
             limit = f"{low}" if low == high else f"between {low} and {high}"
             raise ConfigError(
@@ -54,7 +55,11 @@ class ModelPools(PoolOptions, AliasSettings):
 
     @property
     def workers(self) -> list[tuple[WorkerRole, str]]:
-        """(role, name) of each, prefill first: `prefill-0`, …, `decode-0`, … behind the prefix."""
+        """(role, name) of each, prefill first: `prefill-0`, …, `decode-0`, … behind the prefix; in auto mode they are
+        `worker-0`, …, which decode and prefill."""
+        if self.mode == "auto":
+            count = self.num_prefill + self.num_decode
+            return [(WorkerRole.DECODE, f"{self.prefix}worker-{number}") for number in range(count)]
         return [
             (role, f"{self.prefix}{role}-{number}")
             for role, count in ((WorkerRole.PREFILL, self.num_prefill), (WorkerRole.DECODE, self.num_decode))

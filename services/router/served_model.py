@@ -75,8 +75,10 @@ class ServedModel:
             tpot_target_s=settings.targets.tpot_s,
         )
         self.lookup = PrefixLookup(around.store, self.fleet)
+        targets = settings.judged_by
         placement = Placement(
-            settings.placement.config(settings.max_queued_tokens), seed=zlib.crc32(settings.name.encode())
+            settings.placement.config(settings.max_queued_tokens, targets.ttft_s, targets.tpot_s),
+            seed=zlib.crc32(settings.name.encode()),
         )
         self.requests = RequestLog(self.metrics, settings.judged_by)
         self.dispatcher = Dispatcher(self.fleet, placement, self.lookup, settings.dispatch_config(), self.requests)

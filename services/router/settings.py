@@ -76,8 +76,8 @@ class RouterSettings(
     the index are shared. A request without a name gets the model of `model`."""
     discovery: Literal["list", "kubernetes"] = "list"
     """list: workers are named in `prefill` and `decode`, or in `workers_file`. kubernetes: they are the ready Pods that
-    `kubernetes.selector` names. A Pod's name is the worker's; its label tandem-llm.io/role is prefill, decode or
-    collocated, its container port `session` the worker's port; where it stands is read from its labels
+    `kubernetes.selector` names. A Pod's name is the worker's; its label tandem-llm.io/role is prefill, decode,
+    collocated or auto, its container port `session` the worker's port; where it stands is read from its labels
     topology.kubernetes.io/zone, tandem-llm.io/rack and tandem-llm.io/nvlink-domain."""
     kubernetes: KubernetesSettings = KubernetesSettings()
     """The Pods."""
@@ -145,7 +145,7 @@ class RouterSettings(
     def dispatch_config(self) -> DispatchConfig:
         """What the dispatcher takes of these settings."""
         admission = self.admission.values_of(AdmissionSettings)
-        return DispatchConfig(collocated=self.mode == "collocated", **self.values_of(QueueSettings), **admission)
+        return DispatchConfig(mode=self.mode, **self.values_of(QueueSettings), **admission)
 
 
 def parse_labels(text: str, known: Set[str]) -> dict[str, tuple[str, ...]]:

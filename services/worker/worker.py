@@ -205,6 +205,7 @@ class Worker:
             num_blocks=model.num_blocks,
             max_model_len=model.max_model_len,
             max_num_seqs=host.settings.max_num_seqs,
+            max_num_batched_tokens=host.settings.max_num_batched_tokens,
             protocol_version=PROTOCOL_VERSION,
             model_name=model.name,
             rope_trained_len=model.roots.rope_trained_len,

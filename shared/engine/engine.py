@@ -308,6 +308,7 @@ class Engine:
             num_bad_blocks=self._num_bad_blocks + self._exchange.num_bad_blocks,
             num_queued_pairs=scheduler.num_queued_pairs,
             decoding=scheduler.decoding,
+            promised=scheduler.promised,
             least_slack_s=scheduler.least_slack_s,
             step_times=scheduler.step_fit.times,
         )

@@ -259,6 +259,7 @@ class EngineLoad:
     # What follows changes with every step: a change of it alone is not reported.
     num_queued_pairs: int = field(default=0, compare=False)  # of query and key, in the attention of the queued tokens
     decoding: StepWork = field(default=StepWork(), compare=False)  # of a step of all running answers
+    promised: StepWork = field(default=StepWork(), compare=False)  # of a step of those that are to run here
     least_slack_s: float | None = field(default=None, compare=False)  # see `Scheduler`
     step_times: StepTimes | None = field(default=None, compare=False)  # None until enough steps were measured
 

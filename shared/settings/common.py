@@ -13,7 +13,7 @@ from shared.settings.group import SettingGroup
 DEFAULT_HTTP = "127.0.0.1:8000"
 DEFAULT_GRPC = "127.0.0.1:50051"
 
-Mode = Literal["disaggregated", "collocated"]
+Mode = Literal["auto", "disaggregated", "collocated"]
 PrefixFetch = Literal["auto", "always", "never"]
 
 Degree = Annotated[int, Field(ge=1, le=MAX_DEGREE)]
@@ -62,7 +62,9 @@ class ModeSettings(SettingGroup):
     """Of a model behind a router, and of its pools in a local cluster."""
 
     mode: Mode = "disaggregated"
-    """collocated: the decode workers prefill too, as in an ordinary serving system."""
+    """disaggregated: two pools, one prefills, the other decodes. collocated: the decode workers prefill too, as in an
+    ordinary serving system. auto: one pool whose workers do both; for each request the router chooses where its prompt
+    is computed and where its answer runs, by what the workers' steps take and by `targets.tpot_s`."""
 
 
 class AliasSettings(SettingGroup):

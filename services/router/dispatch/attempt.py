@@ -99,7 +99,13 @@ class Attempt:
         """Commits to the workers in our view: `work` for the one that computes, `num_blocks` more blocks to hold."""
         wire_id, prefill = self._active.wire_id, self._prefill
         from_decode = partial(self.receive, self.decode)
-        self.decode.open(wire_id, from_decode, work if prefill is None else NO_WORK, num_blocks=num_blocks)
+        self.decode.open(
+            wire_id,
+            from_decode,
+            work if prefill is None else NO_WORK,
+            num_blocks=num_blocks,
+            num_answer_tokens=self._num_tokens,
+        )
         if prefill is not None:
             prefill.open(self._sender_id, partial(self.receive, prefill), work, num_blocks=0)
 
@@ -353,6 +359,7 @@ class Attempt:
         active, now = self._active, time.perf_counter()
         self._computing.computed(self._sender_id)
         if self._num_senders == 1:
+            self._predictor.ttft.observe(active.record.choices[-1].predicted_ttft_s or 0.0, now - self._placed_at)
             self._learn(tokens, now)
         if not active.num_output_tokens:
             active.on_first_token(tokens)

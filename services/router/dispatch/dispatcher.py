@@ -158,6 +158,7 @@ class Dispatcher:
         first decides, whatever crossed it."""
         error = None if task.cancelled() else task.exception()
         if active.finished:
+            self._room.ended(active.num_output_tokens)
             active.log.debug("request %s is finished", active.request.request_id)
         elif active.taken_over:
             self._fail(active, TakenOver(f"request {active.request.request_id!r} continues on another call"))

@@ -20,16 +20,17 @@ from services.router.placement.cut_pairs import CutPairs
 from services.router.placement.decision import Choice, Route
 from services.router.placement.filters import GUEST_AFTER_S
 from services.router.placement.policy import Placement
-from services.router.placement.views import PlacementRequest, Pool
+from services.router.placement.views import PlacementRequest, Pool, Work
 from services.router.workers.fleet import Fleet
 from shared.errors import Overloaded, TandemError, WorkerDied, WorkerLost
+from shared.settings.common import Mode
 
 
 class DispatchConfig(AdmissionSettings, QueueSettings):
     """Limits of the core: those that operators set, and those that follow."""
 
-    collocated: bool = False
-    """Whether decode workers compute all prompts."""
+    mode: Mode = "disaggregated"
+    """See `ModeSettings`."""
     late_idle_share: float = 0.25
     """See `may_be_late`."""
     worker_timeout_s: float = 120.0
@@ -68,7 +69,8 @@ class WaitingRoom:
             config.queue_limit, config.max_bytes, ORDERS[config.order], config.tenant_weights
         )
         self._predictor = placement.predictor
-        self._admission = AdmissionController(self._predictor, config.late_idle_share, config.late_grace)
+        waits = placement.pairs if config.mode == "auto" else self._predictor
+        self._admission = AdmissionController(waits, config.late_idle_share, config.late_grace)
         self._pairs = CutPairs()
         self._again: asyncio.TimerHandle | None = None
         self.blocked = BlockedClock()
@@ -101,6 +103,10 @@ class WaitingRoom:
         if self._queue and self._again is None and self._fleet.shared:
             self._again = asyncio.get_running_loop().call_later(GUEST_AFTER_S, self._pump_again)
 
+    def ended(self, num_output_tokens: int) -> None:
+        """An answer has ended: the next ones are expected to be as long as such."""
+        self._placement.split.demand.ended(num_output_tokens)
+
     def _pump_again(self) -> None:
         """Workers of other routers' shards may have become idle meanwhile; an idle worker sends no report."""
         self._again = None
@@ -113,6 +119,10 @@ class WaitingRoom:
         active.hits = await self._lookup.hits_for(active)
         active.note(RequestEvent.MATCHED)
         now = time.perf_counter()
+        if not active.produced:
+            num_cached = min(active.hits.peer, active.num_tokens - 1)
+            own = Work.of(active.num_tokens - num_cached, num_cached)
+            self._placement.split.demand.arrived(own, active.num_tokens, now)
         estimate = self._enter(active, now, returning=returning)
         item = estimate.item
         wait_s = min(self._config.queue_timeout_s, max(0.0, estimate.given_up_s - now))
@@ -179,7 +189,7 @@ class WaitingRoom:
     @property
     def _prompt_pool(self) -> Pool:
         """The role that computes prompts."""
-        return self._fleet.decode_pool if self._config.collocated else self._fleet.prefill_pool
+        return self._fleet.decode_pool if self._config.mode == "collocated" else self._fleet.prefill_pool
 
     def _waiting(self, active: ActiveRequest) -> QueueEntry:
         """What the queue knows of a request. Once a first token is out, its deadline is met or missed for good."""
@@ -241,9 +251,11 @@ class WaitingRoom:
     def _choose(self, wanted: PlacementRequest) -> Choice | None:
         """Workers that can start a request now; while no prefill worker is there, one that decodes computes the prompt
         too, as far as its queue has room."""
-        decodes, prefills, collocated = self._fleet.decode_pool, self._fleet.prefill_pool, self._config.collocated
+        decodes, prefills, mode = self._fleet.decode_pool, self._fleet.prefill_pool, self._config.mode
         if not self._fleet.lacks_prefill:
-            return self._placement.choose(wanted, decodes, prefills, collocated=collocated)
+            if mode == "auto":
+                return self._placement.choose_pair(wanted, decodes, prefills)
+            return self._placement.choose(wanted, decodes, prefills, collocated=mode == "collocated")
         choice = self._placement.choose(wanted, decodes, prefills, collocated=True)
         return replace(choice, route=Route.NO_PREFILL) if choice is not None else None
 

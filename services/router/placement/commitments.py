@@ -20,6 +20,7 @@ SETTLE_S = 0.02
 class _Commitment:
     work: Work  # to compute there; none after its first token
     num_blocks: int
+    num_answer_tokens: int  # of the answer that is to run there; 0 = it runs elsewhere
     sent_s: float | None = None  # None: the command has not left yet
     num_reports: int = 0  # since it was sent
     acknowledged: bool = False
@@ -32,9 +33,10 @@ class Ledger:
         self.view = view
         self._free_blocks = view.num_free_blocks
         self._requests = view.num_requests
-        self._queued_tokens = view.num_queued_tokens
+        self._queued = view.queued
+        self._decoding = view.num_decoding
+        self._context_tokens = view.num_context_tokens
         self._own = NO_WORK  # total work of the open commitments
-        self._pairs_a_token = 0.0
         self._open: dict[str, _Commitment] = {}
         self._unsettled: dict[str, _Commitment] = {}
 
@@ -43,9 +45,10 @@ class Ledger:
         """Number of this router's requests there."""
         return len(self._open)
 
-    def commit(self, request_id: str, work: Work, *, num_blocks: int) -> None:
-        """The request was placed here: `work` is to be computed for it, and it takes `num_blocks`."""
-        self._open[request_id] = self._unsettled[request_id] = _Commitment(work, num_blocks)
+    def commit(self, request_id: str, work: Work, *, num_blocks: int, num_answer_tokens: int = 0) -> None:
+        """The request was placed here: `work` is to be computed for it, and it takes `num_blocks`; its answer runs here
+        behind `num_answer_tokens` tokens, or elsewhere where that is 0."""
+        self._open[request_id] = self._unsettled[request_id] = _Commitment(work, num_blocks, num_answer_tokens)
         self._own += work
         self._write()
 
@@ -78,12 +81,24 @@ class Ledger:
             self._unsettled.pop(request_id, None)
             self._write()
 
-    def report(self, *, num_free_blocks: int, num_requests: int, num_queued_tokens: int, now_s: float) -> None:
-        """The worker's current figures; a worker marked full is considered again."""
+    def report(
+        self,
+        *,
+        num_free_blocks: int,
+        num_requests: int,
+        queued: Work,
+        now_s: float,
+        num_decoding: int = 0,
+        num_context_tokens: int = 0,
+    ) -> None:
+        """The worker's current figures; a worker marked full is considered again. `num_decoding`, and their tokens:
+        answers that run there or are to."""
         self._free_blocks = num_free_blocks
         self._requests = num_requests
-        self._queued_tokens = num_queued_tokens
-        if num_queued_tokens > self._own.tokens:
+        self._queued = queued
+        self._decoding = num_decoding
+        self._context_tokens = num_context_tokens
+        if queued.tokens > self._own.tokens:
             self.view.exclusive_since_s = math.inf
         elif self.view.exclusive_since_s == math.inf:
             self.view.exclusive_since_s = now_s
@@ -96,14 +111,14 @@ class Ledger:
         self._write()
 
     def _write(self) -> None:
-        view, num_blocks, num_tokens = self.view, 0, 0
+        view, num_blocks, num_answers, num_tokens, queued = self.view, 0, 0, 0, self._queued
         for item in self._unsettled.values():
             num_blocks += item.num_blocks
-            num_tokens += item.work.tokens
+            queued += item.work
+            num_answers += item.num_answer_tokens > 0
+            num_tokens += item.num_answer_tokens
         view.num_free_blocks = max(0, self._free_blocks - num_blocks)
         view.num_requests = max(len(self._open), self._requests + len(self._unsettled))
-        view.num_queued_tokens = self._queued_tokens + num_tokens
-        # A worker reports tokens, not prompt lengths: assume prompts like this router's open or latest ones.
-        if self._own.tokens:
-            self._pairs_a_token = self._own.pairs / self._own.tokens
-        view.num_queued_pairs = view.num_queued_tokens * self._pairs_a_token
+        view.num_queued_tokens, view.num_queued_pairs = queued.tokens, queued.pairs
+        view.num_decoding = self._decoding + num_answers
+        view.num_context_tokens = self._context_tokens + num_tokens

@@ -15,6 +15,7 @@ class Route(Enum):
     SHORT_SUFFIX = "short_suffix"
     POOL_SLOWER = "pool_slower"
     NO_PREFILL = "no_prefill"
+    SAME_WORKER = "same_worker"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,22 @@ class Candidate(NamedTuple):
     num_hit_tokens: int
 
 
+class Pair(NamedTuple):
+    """One candidate."""
+
+    decode: str
+    prefill: str
+    """The same name: the prompt is computed where its answer runs."""
+    ttft_s: float
+    """Predicted, from now."""
+    tpot_s: float
+    """Predicted."""
+    in_time: float
+    """The predicted share of such requests that meet both targets, in [0, 1]."""
+    score: float
+    """Of equals the least is taken."""
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """The workers for a request; `prefill` is None if the decode worker prefills."""
@@ -64,8 +81,10 @@ class Choice:
     decodes: tuple[Candidate, ...] = field(default=(), compare=False)
     """The eligible decode workers considered, best first."""
     prefills: tuple[Candidate, ...] = field(default=(), compare=False)
+    pairs: tuple[Pair, ...] = field(default=(), compare=False)
+    """Where pairs are compared: the best few, the one taken first."""
 
     @property
     def summary(self) -> Choice:
         """The workers and the route alone, without the candidates."""
-        return replace(self, predicted_ttft_s=None, decodes=(), prefills=())
+        return replace(self, predicted_ttft_s=None, decodes=(), prefills=(), pairs=())

@@ -11,8 +11,10 @@ from typing import get_args
 
 from services.router.placement.decision import Candidate, Choice, Route, Thresholds
 from services.router.placement.filters import can_hold, candidates, has_queue_room
+from services.router.placement.pairs import PairPolicy, Targets
 from services.router.placement.prediction import TtftPredictor
 from services.router.placement.scorers import SCORERS, Scorer, ScoringContext, SessionTable, Stage, TierWeights, weights
+from services.router.placement.split import SplitController
 from services.router.placement.views import PlacementRequest, Pool, WorkerView
 
 
@@ -39,6 +41,10 @@ class PlacementConfig:
     """Sessions whose last workers are remembered."""
     explain: bool = True
     """Keep every candidate's scores in the choice."""
+    tpot_target_s: float = math.inf
+    """What pairs and the split are chosen by; infinite: none. Seconds."""
+    ttft_target_s: float = math.inf
+    """What the split is chosen by. Seconds."""
 
 
 class Placement:
@@ -49,6 +55,10 @@ class Placement:
         self._random = random.Random(seed)
         self.predictor = predictor or TtftPredictor()
         """Learnt prefill times; attempts report their first tokens to it."""
+        self.pairs = PairPolicy(Targets(config.tpot_target_s), self.predictor)
+        """For workers of both roles."""
+        self.split = SplitController(config.tpot_target_s, config.ttft_target_s)
+        """Which of these decode; it hears of arrivals and ends."""
         self._sessions = SessionTable(config.max_sessions)
         self._scorers: dict[Stage, list[tuple[Scorer, float]]] = {
             stage: [
@@ -70,6 +80,25 @@ class Placement:
         if choice is not None:
             self._sessions.note(request.session, choice.prefill or "", choice.decode)
         return choice
+
+    def choose_pair(self, request: PlacementRequest, decodes: Pool, prefills: Pool) -> Choice | None:
+        """The same, where workers have both roles: for this request any two of them, or one for both parts."""
+        preferred = self.split.decodes(decodes, request.block_size, request.now_s)
+        self.pairs.look(decodes)
+        if self.pairs.typical is None:  # nothing can be predicted yet
+            return self.choose(request, decodes, prefills, collocated=False)
+        limit, patience = self._config.max_queued_tokens, self._config.patience
+        pairs = self.pairs.choose(
+            request,
+            self._candidates(decodes, lambda view: can_hold(view, request), request, ""),
+            self._candidates(prefills, lambda view: has_queue_room(view, request, limit, patience), request, ""),
+            preferred,
+        )
+        if not pairs:
+            return None
+        best = pairs[0]
+        route, prefill = (Route.SAME_WORKER, None) if best.prefill == best.decode else (Route.HAND_OFF, best.prefill)
+        return Choice(best.decode, prefill, route, best.ttft_s, pairs=pairs if self._config.explain else ())
 
     def choose_prefill(self, request: PlacementRequest, prefills: Pool, near: tuple[str, ...]) -> str | None:
         """A prefill worker for a request whose blocks are reserved already on a decode worker with the label `near`;

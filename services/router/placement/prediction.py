@@ -5,6 +5,7 @@ The transfer of blocks to the decode worker is not included: the first token goe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from services.router.placement.views import NO_WORK, PlacementRequest, Pool, Work, WorkerView
@@ -99,6 +100,35 @@ def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
 
 
 _SMOOTHING = 0.05
+_LEAST_SPREAD = 0.1
+"""Of the logarithm of observed over predicted; no prediction is nearer than this."""
+
+
+class Reliability:
+    """How far predictions are off: the logarithm of observed over predicted, its running mean and spread."""
+
+    def __init__(self) -> None:
+        self._mean = 0.0
+        self._square = 0.25**2
+
+    def observe(self, predicted_s: float, observed_s: float) -> None:
+        """One prediction and what came of it."""
+        if not (0 < predicted_s < math.inf and observed_s > 0):
+            return
+        off = max(-2.0, min(2.0, math.log(observed_s / predicted_s)))
+        self._mean += _SMOOTHING * (off - self._mean)
+        self._square += _SMOOTHING * ((off - self._mean) ** 2 - self._square)
+
+    def share_within(self, limit_s: float, predicted_s: float) -> float:
+        """The share of times predicted as this one that stay within the limit, in [0, 1]: a normal distribution of the
+        logarithm."""
+        if math.isinf(limit_s):
+            return 1.0
+        if limit_s <= 0 or math.isinf(predicted_s):
+            return 0.0
+        off = math.log(limit_s / max(predicted_s, 1e-9)) - self._mean
+        spread = max(_LEAST_SPREAD, math.sqrt(self._square))
+        return 0.5 * (1.0 + math.erf(off / (spread * math.sqrt(2.0))))
 
 
 class TtftPredictor:
@@ -109,6 +139,8 @@ class TtftPredictor:
         self._here = CostModel()
         self.hand_off_s = 0.0
         """Running mean of reserve, submit and the first token's return. Seconds."""
+        self.ttft = Reliability()
+        """Of what was predicted at the choice of workers."""
 
     @property
     def here(self) -> CostModel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from pydantic import Field, create_model, model_validator
@@ -46,12 +47,14 @@ class PlacementSettings(ScorerWeights):
             raise ValueError("tier_store must not be above tier_peer")
         return self
 
-    def config(self, max_queued_tokens: int) -> PlacementConfig:
-        """What `Placement` takes."""
+    def config(self, max_queued_tokens: int, ttft_target_s: float = 0.0, tpot_target_s: float = 0.0) -> PlacementConfig:
+        """What `Placement` takes; targets in seconds, 0 = none."""
         return PlacementConfig(
             max_queued_tokens=max_queued_tokens,
             patience=self.patience,
             weights={scorer.setting: getattr(self, scorer.setting) for scorer in SCORERS},
             tiers=TierWeights(peer=self.tier_peer, store=self.tier_store),
             thresholds=Thresholds(self.prefill_here_tokens, self.prefill_here_max_tokens),
+            ttft_target_s=ttft_target_s or math.inf,
+            tpot_target_s=tpot_target_s or math.inf,
         )

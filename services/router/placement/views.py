@@ -9,6 +9,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 
+from shared.sizing.step_time import StepTimes
+
 
 @dataclass(frozen=True, slots=True)
 class Work:
@@ -100,6 +102,16 @@ class WorkerView:
     """In this router's shard: of several routers, this one uses it first."""
     exclusive_since_s: float = -math.inf
     """Since when no other router's prompt was seen there; infinity while there is one."""
+    num_decoding: int = 0
+    """Answers that run there, or will once their prompt is computed or has arrived."""
+    num_context_tokens: int = 0
+    """Tokens of those."""
+    times: StepTimes | None = None
+    """What its steps take, as it has learnt; None before it has."""
+    max_step_tokens: int = 0
+    """Tokens that one of its steps computes at most; 0 = not known."""
+    least_slack_s: float | None = None
+    """Seconds that the running answer nearest to missing its target is ahead of it; None without any, or a target."""
 
     @property
     def queued(self) -> Work:

@@ -9,7 +9,7 @@ from typing import Any
 from services.router.workers.discovery import DiscoveredWorker
 from shared.address import Address
 from shared.errors import ClusterUnavailable, ConfigError
-from shared.identity import DECODE, PREFILL
+from shared.identity import BOTH, DECODE, PREFILL
 from shared.kubernetes.access import ClusterAccess
 from shared.kubernetes.pod_fields import named_ports, ready_condition
 from shared.kubernetes.pod_watch import PAGE, WATCH_S, Backoff, PodWatch
@@ -19,8 +19,8 @@ PORT = "session"
 """Name of the container port that the worker serves sessions on."""
 TOPOLOGY_LABELS = ("topology.kubernetes.io/zone", "tandem-llm.io/rack", "tandem-llm.io/nvlink-domain")
 """Where it stands, widest first."""
-ROLES = {"prefill": PREFILL, "decode": DECODE, "collocated": DECODE}
-"""A collocated worker is a decode worker that prefills too."""
+ROLES = {"prefill": PREFILL, "decode": DECODE, "collocated": DECODE, "auto": BOTH}
+"""A collocated worker is a decode worker that computes its own prompts; one of auto hands over too."""
 
 
 def worker_of(pod: Mapping[str, Any], *, collocated: bool = False) -> DiscoveredWorker | None:

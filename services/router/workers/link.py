@@ -142,11 +142,13 @@ class WorkerLink:
         """Longest sequence in tokens; 0 while not connected."""
         return self.welcome.max_model_len if self.welcome is not None else 0
 
-    def open(self, request_id: str, receiver: Receiver, work: Work, *, num_blocks: int) -> None:
-        """Places a request here: the worker's messages about it go to `receiver`, and placement counts its work and
-        blocks from now on. The command follows."""
+    def open(
+        self, request_id: str, receiver: Receiver, work: Work, *, num_blocks: int, num_answer_tokens: int = 0
+    ) -> None:
+        """Places a request here: the worker's messages about it go to `receiver`, and placement counts its work, its
+        blocks and its answer from now on (see `Ledger.commit`). The command follows."""
         self._receivers[request_id] = receiver
-        self._standing.commit(request_id, work, num_blocks)
+        self._standing.commit(request_id, work, num_blocks, num_answer_tokens)
 
     def computed(self, request_id: str) -> None:
         """The request's first token came: none of its prompt is queued here any more."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from services.router.placement.commitments import Ledger
 from services.router.placement.views import NO_WORK, Pool, Work, WorkerView
 from shared.identity import WorkerRole
-from shared.rpc.convert import roles_from_proto
+from shared.rpc.convert import roles_from_proto, step_times_from_proto
 from shared.rpc.pb.tandem.v1 import types_pb2
 
 
@@ -55,6 +55,7 @@ class Standing:
             max_num_seqs=welcome.max_num_seqs,
             num_queued_tokens=0,
             label=self._label,
+            max_step_tokens=welcome.max_num_batched_tokens,
         )
         self._ledger = Ledger(view)
         self._refused = False
@@ -90,24 +91,29 @@ class Standing:
         self.load = load
         if self._ledger is None:
             return
-        self._ledger.view.num_total_blocks = load.num_total_blocks
+        view = self._ledger.view
+        view.num_total_blocks = load.num_total_blocks
+        view.times = step_times_from_proto(load.step_times) if load.HasField("step_times") else None
+        view.least_slack_s = load.least_slack_s if load.HasField("least_slack_s") else None
         self._refused = False
         self._set_accepting()
         if not self.retired:
-            self._follow_roles(self._ledger.view, load)
+            self._follow_roles(view, load)
             for role in self._roles:
                 self._pools[role].update_routers(self._name, load.routers)
         self._ledger.report(
             num_free_blocks=load.num_free_blocks,
             num_requests=load.num_running + load.num_waiting,
-            num_queued_tokens=load.num_queued_tokens,
+            queued=Work(load.num_queued_tokens, load.num_queued_pairs),
             now_s=time.perf_counter(),
+            num_decoding=load.num_decoding + load.num_promised,
+            num_context_tokens=load.num_context_tokens + load.num_promised_tokens,
         )
 
-    def commit(self, request_id: str, work: Work, num_blocks: int) -> None:
-        """A request was placed there: placement counts its work and blocks from now on."""
+    def commit(self, request_id: str, work: Work, num_blocks: int, num_answer_tokens: int) -> None:
+        """A request was placed there: placement counts its work, its blocks and its answer from now on."""
         if self._ledger is not None:
-            self._ledger.commit(request_id, work, num_blocks=num_blocks)
+            self._ledger.commit(request_id, work, num_blocks=num_blocks, num_answer_tokens=num_answer_tokens)
 
     def sent(self, request_id: str) -> None:
         """The command that begins the request is on its way."""

@@ -132,6 +132,8 @@ class LoadReporter:
             message.num_bad_blocks = load.num_bad_blocks
             message.num_decoding = load.decoding.num_sequences
             message.num_context_tokens = load.decoding.num_context_tokens
+            message.num_promised = load.promised.num_sequences
+            message.num_promised_tokens = load.promised.num_context_tokens
             message.num_queued_pairs = load.num_queued_pairs
             if load.least_slack_s is not None:
                 message.least_slack_s = load.least_slack_s

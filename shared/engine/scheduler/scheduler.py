@@ -277,6 +277,11 @@ class Scheduler:
         """What a step of all running answers would compute."""
         return self._sequences.decoding
 
+    @property
+    def promised(self) -> StepWork:
+        """What a step of the answers to come would compute; see `SequenceTable`."""
+        return self._sequences.promised
+
     def check_integrity(self) -> None:
         """Asserts that sequences and pool agree; called by tests and by idle workers."""
         self.pool.check_integrity()

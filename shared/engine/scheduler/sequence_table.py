@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from shared.engine.sequence import EngineSequence, Status
+from shared.engine.sequence import EngineSequence, Goal, Status
 from shared.sizing.step_time import StepWork, chunk_pairs
 
 
@@ -57,6 +57,18 @@ class SequenceTable:
     def decoding(self) -> StepWork:
         """A token of each running sequence whose prompt is computed."""
         lengths = [len(s.token_ids) for s in self.running if len(s.token_ids) - s.num_computed_tokens == 1]
+        return StepWork(len(lengths), sum(lengths))
+
+    @property
+    def promised(self) -> StepWork:
+        """A token of each sequence that will be answered here and does not decode yet: its prompt is not computed, or
+        has not arrived."""
+        lengths = [
+            len(s.token_ids)
+            for s in self._by_id.values()
+            if s.goal is Goal.COMPLETION
+            and not (s.status is Status.RUNNING and len(s.token_ids) - s.num_computed_tokens == 1)
+        ]
         return StepWork(len(lengths), sum(lengths))
 
     # --- moves

@@ -85,7 +85,7 @@ class Router:
         self.metrics = Noted()
         lookup = PrefixLookup(None, self.fleet)
         placement = Placement(PlacementConfig(**self._placement))
-        config = DispatchConfig(collocated=self._collocated, **self._config)
+        config = DispatchConfig(mode="collocated" if self._collocated else "disaggregated", **self._config)
         self.dispatcher = Dispatcher(self.fleet, placement, lookup, config, self.metrics)
         self.fleet.start()
         await self.until(lambda: all(link.connected or link.mismatch for link in self.fleet.links))

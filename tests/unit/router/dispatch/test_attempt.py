@@ -14,6 +14,7 @@ from services.router.dispatch.request import Request
 from services.router.dispatch.states import RequestState
 from services.router.placement.cut_pairs import CutPairs
 from services.router.placement.decision import Choice
+from services.router.placement.prediction import Reliability
 from services.router.placement.views import NO_WORK, PrefixHits, PrefixPeer, Work
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import Overloaded, TransferFailed, WorkerLost
@@ -34,7 +35,9 @@ class Link:
         self.calls: list[tuple[Any, ...]] = []
         self.sent: list[Any] = []
 
-    def open(self, request_id: str, receive: object, work: Work, *, num_blocks: int) -> None:
+    def open(
+        self, request_id: str, receive: object, work: Work, *, num_blocks: int, num_answer_tokens: int = 0
+    ) -> None:
         self.calls.append(("open", request_id, work, num_blocks))
 
     def close(self, request_id: str) -> None:
@@ -63,6 +66,7 @@ class Predictor:
     def __init__(self) -> None:
         self.seen: list[tuple[Any, ...]] = []
         self.hand_offs_s: list[float] = []
+        self.ttft = Reliability()
 
     def observe_here(self, *seen: Any) -> None:
         self.seen.append(("here", *seen))

@@ -142,7 +142,11 @@ class RequestMachine(RuleBasedStateMachine):
             self.fleet,
             Placement(PlacementConfig(), seed=1),
             PrefixLookup(None, self.fleet),
-            DispatchConfig(collocated=self.collocated, queue_timeout_s=QUEUE_TIMEOUT_S, max_attempts=3),
+            DispatchConfig(
+                mode="collocated" if self.collocated else "disaggregated",
+                queue_timeout_s=QUEUE_TIMEOUT_S,
+                max_attempts=3,
+            ),
         )
         self.fleet.start()
         self.trailers: set[str] = set()

@@ -16,7 +16,7 @@ def state(ledger: Ledger) -> tuple[int, int, int]:
 
 
 def report(ledger, now_s, free=100, requests=0, queued=0) -> None:
-    ledger.report(num_free_blocks=free, num_requests=requests, num_queued_tokens=queued, now_s=now_s)
+    ledger.report(num_free_blocks=free, num_requests=requests, queued=Work(queued), now_s=now_s)
 
 
 def test_a_commitment_counts_at_once_and_until_the_reports_contain_it():
@@ -58,25 +58,26 @@ def test_other_routers_work_is_in_the_reports():
     assert state(ledger) == (36, 6, 350)
 
 
-def test_queued_tokens_attend_to_as_many_as_those_of_the_prompts_that_are_known():
+def test_pairs_are_those_of_the_reports_and_of_what_they_do_not_contain_yet():
     ledger = Ledger(view())
     ledger.commit("long", Work.of(1000, 0), num_blocks=0)
     ledger.commit("cached", Work.of(100, 4000), num_blocks=0)
-    known = Work(1100, 1000 * 500 + 100 * 4050)
-    assert ledger.view.queued == known
-    for name in ("long", "cached"):
-        ledger.sent(name, 1.0)
-        ledger.acknowledged(name)
-    report(ledger, 1.1, queued=550)  # half of it is done
-    assert ledger.view.queued == Work(550, known.pairs / 2)
-    report(ledger, 1.2, queued=2200)  # as much again, by other routers
-    assert ledger.view.queued == Work(2200, 2 * known.pairs)
-    ledger.computed("long")
-    report(ledger, 1.3, queued=300)
-    assert ledger.view.queued == Work(300, 300 * 4050.0)
-    ledger.release("cached")
-    report(ledger, 1.4, queued=200)
-    assert ledger.view.queued == Work(200, 200 * 4050.0)
+    assert ledger.view.queued == Work(1100, 1000 * 500 + 100 * 4050)
+    ledger.sent("long", 1.0)
+    ledger.acknowledged("long")
+    ledger.report(num_free_blocks=9, num_requests=1, queued=Work(550, 1234.0), now_s=1.1)
+    assert ledger.view.queued == Work(650, 1234.0 + 100 * 4050)
+
+
+def test_an_answer_counts_where_it_will_run_until_the_reports_contain_it():
+    ledger = Ledger(view())
+    ledger.commit("here", NO_WORK, num_blocks=4, num_answer_tokens=50)
+    ledger.commit("elsewhere", Work.of(70, 0), num_blocks=0)
+    assert (ledger.view.num_decoding, ledger.view.num_context_tokens) == (1, 50)
+    ledger.sent("here", 1.0)
+    ledger.acknowledged("here")
+    ledger.report(num_free_blocks=9, num_requests=3, queued=NO_WORK, now_s=1.1, num_decoding=3, num_context_tokens=90)
+    assert (ledger.view.num_decoding, ledger.view.num_context_tokens) == (3, 90)
 
 
 @given(
@@ -113,7 +114,7 @@ def test_an_unanswered_commitment_counts_until_the_second_report_after_it_was_se
     ledger.commit("r", Work(40), num_blocks=3)
 
     def report(now_s: float) -> int:
-        ledger.report(num_free_blocks=100, num_requests=0, num_queued_tokens=0, now_s=now_s)
+        ledger.report(num_free_blocks=100, num_requests=0, queued=NO_WORK, now_s=now_s)
         return 100 - ledger.view.num_free_blocks
 
     assert report(1.0) == 3  # not sent yet
@@ -128,5 +129,5 @@ def test_two_reports_at_once_do_not_settle_what_was_sent_just_now():
     ledger.commit("r", Work(40), num_blocks=3)
     ledger.sent("r", 5.0)
     for now_s, held in ((5.0, 3), (5.0, 3), (5.0 + SETTLE_S / 2, 3), (5.0 + 2 * SETTLE_S, 0)):
-        ledger.report(num_free_blocks=100, num_requests=0, num_queued_tokens=0, now_s=now_s)
+        ledger.report(num_free_blocks=100, num_requests=0, queued=NO_WORK, now_s=now_s)
         assert 100 - ledger.view.num_free_blocks == held

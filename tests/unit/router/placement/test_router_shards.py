@@ -73,7 +73,7 @@ def test_a_ledger_knows_since_when_no_other_router_had_a_prompt_there():
     ledger = Ledger(view(exclusive_since_s=math.inf))
 
     def report(num_queued_tokens: int, now_s: float) -> float:
-        ledger.report(num_free_blocks=9, num_requests=0, num_queued_tokens=num_queued_tokens, now_s=now_s)
+        ledger.report(num_free_blocks=9, num_requests=0, queued=Work(num_queued_tokens), now_s=now_s)
         return ledger.view.exclusive_since_s
 
     assert report(5, 0.5) == math.inf

@@ -1,0 +1,118 @@
+"""What a worker's next steps take, by its own model of step times: to the first token of a prompt that goes there, and
+between the tokens of an answer.
+
+Beside running answers a worker bounds its steps by the target for TPOT (`shared/engine/scheduler/pacing.py`), so a
+prompt goes there in chunks of what is left of each step; without answers it goes in the largest that the worker takes.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from services.router.placement.views import Work, WorkerView
+from shared.engine.scheduler.pacing import AIM, LEAST_CHUNK
+from shared.sizing.step_time import StepTimes, StepWork
+
+DEFAULT_BUDGET = 2048
+"""Tokens of a step where a worker does not say its own."""
+
+
+class Pace(NamedTuple):
+    """Of one worker, with the answers that run there or are to."""
+
+    chunk_tokens: float
+    """Of prompts in one step."""
+    step_s: float
+    """Of a step with such a chunk."""
+    decode_s: float
+    """Of a step without; 0 where no answer runs."""
+
+    @property
+    def tokens_a_second(self) -> float:
+        """Of prompts."""
+        return self.chunk_tokens / self.step_s
+
+    def seconds(self, num_tokens: float) -> float:
+        """To compute that many tokens of prompts; a step's time at least."""
+        return max(1.0, num_tokens / self.chunk_tokens) * self.step_s
+
+
+def pace_of(
+    times: StepTimes,
+    num_answers: float,
+    num_context_tokens: float,
+    pairs_a_token: float,
+    target_s: float,
+    budget: float,
+    num_tokens: float = math.inf,
+) -> Pace:
+    """The pace at which a worker computes prompts of `num_tokens` in all, each token of which attends to
+    `pairs_a_token`, beside answers whose target for TPOT is `target_s` (infinite: none)."""
+    own_s = times.fixed_s + num_answers * times.sequence_s + num_context_tokens * times.kv_s
+    attention_s = pairs_a_token * times.attention_s
+
+    def step_s(chunk: float) -> float:
+        products_s = (num_answers + chunk) * times.token_s
+        return own_s + chunk * attention_s + hidden_s(times, products_s)
+
+    decode_s = step_s(0.0) if num_answers else 0.0
+    chunk = min(num_tokens, max(1.0, budget - num_answers))
+    if num_answers and target_s < math.inf:
+        chunk = max(
+            min(chunk, LEAST_CHUNK), min(chunk, _largest(times, own_s, num_answers, attention_s, AIM * target_s))
+        )
+    return Pace(chunk, step_s(chunk), decode_s)
+
+
+def hidden_s(times: StepTimes, products_s: float) -> float:
+    """Reading and products of a step together; see `StepTimes`."""
+    exposed = 1.0 - times.overlap
+    return max(times.read_s + exposed * products_s, products_s + exposed * times.read_s)
+
+
+def _largest(times: StepTimes, own_s: float, num_answers: float, attention_s: float, limit_s: float) -> float:
+    """The chunk whose step takes `limit_s`: the time is the greater one of two straight lines, so the lesser chunk of
+    the two holds for both."""
+    exposed = 1.0 - times.overlap
+    least = math.inf
+    for read_s, token_s in ((times.read_s, exposed * times.token_s), (exposed * times.read_s, times.token_s)):
+        a_token_s = token_s + attention_s
+        left_s = limit_s - own_s - read_s - num_answers * token_s
+        if a_token_s > 0:
+            least = min(least, left_s / a_token_s)
+        elif left_s < 0:
+            least = 0.0
+    return least
+
+
+def ttft_s(
+    view: WorkerView, times: StepTimes, own: Work, target_s: float, num_new_answers: int = 0, context_tokens: int = 0
+) -> float:
+    """Seconds until the worker, whose steps take `times`, has computed its queue and then `own`, beside its answers and
+    as many new ones."""
+    num_tokens, pairs = view.num_queued_tokens + own.tokens, view.num_queued_pairs + own.pairs
+    pace = pace_of(
+        times,
+        view.num_decoding + num_new_answers,
+        view.num_context_tokens + context_tokens,
+        pairs / num_tokens,
+        target_s,
+        view.max_step_tokens or DEFAULT_BUDGET,
+        num_tokens,
+    )
+    return pace.seconds(num_tokens)
+
+
+def prompt_rate(view: WorkerView, times: StepTimes, target_s: float) -> float:
+    """Tokens of prompts a second that the worker computes of its queue."""
+    pairs = view.num_queued_pairs / max(1, view.num_queued_tokens)
+    budget = view.max_step_tokens or DEFAULT_BUDGET
+    pace = pace_of(times, view.num_decoding, view.num_context_tokens, pairs, target_s, budget)
+    return pace.tokens_a_second
+
+
+def tpot_s(view: WorkerView, times: StepTimes, num_more: int, num_tokens: float) -> float:
+    """Seconds of a step of the worker's answers and `num_more` with `num_tokens` tokens besides."""
+    batch = view.num_decoding + num_more
+    return times.step_s(StepWork(batch, int(view.num_context_tokens + num_tokens))) if batch else 0.0

@@ -1,0 +1,172 @@
+"""The choice of a pair where workers have both roles: where a prompt is computed and where its answer runs, which may
+be one worker.
+
+For the best few of each, every pair has a predicted TTFT (`ttft_s` of the worker that prefills) and a predicted TPOT
+(a step of the worker that decodes, with the answer in it), and from both the share of such requests that meet their
+targets. Of the pairs with the most the one with the least score is taken:
+
+    score = TTFT / its slack + TPOT / its target + HAND_OFF where a hand-off is needed
+            + AGAINST for an answer on a worker that is not to decode, or a prompt beside answers on one that is
+            + GUEST for each worker of another router's shard
+
+Both targets in one unit: a pair is as good as the shares of them that it leaves.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from services.router.placement.decision import Pair
+from services.router.placement.filters import can_hold
+from services.router.placement.paces import DEFAULT_BUDGET, pace_of, prompt_rate, tpot_s, ttft_s
+from services.router.placement.prediction import TtftPredictor
+from services.router.placement.views import PlacementRequest, Pool, Work, WorkerView
+from shared.sizing.step_time import StepTimes
+
+BEST = 4
+"""Workers of each part whose pairs are compared."""
+TPOT_SHARE = 0.95
+"""Of the target, what a step may be predicted to take with a further answer in it: batches grow by their context."""
+ALIKE = 0.05
+"""Shares of requests in time that differ by less are equal."""
+HAND_OFF = 0.05
+"""In score: a hand-off takes messages, and blocks on the network."""
+AGAINST = 0.5
+"""In score: the split of the fleet is meant for what follows, not for this request alone."""
+GUEST = 0.1
+"""In score: several routers see the same idle worker at once, and all would use it."""
+SAMPLE = 64
+"""Workers whose queues tell how long a request waits."""
+NO_SLACK_S = 1.0
+"""What a TTFT is compared with where the request has no deadline. Seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Of every request, seconds."""
+
+    tpot_s: float = math.inf
+    """Infinite: none."""
+
+
+class PairPolicy:
+    """Chooses a pair."""
+
+    def __init__(self, targets: Targets, predictor: TtftPredictor) -> None:
+        """`predictor` knows how far predictions are off, and what a hand-off's messages take; it predicts until a
+        worker has measured its steps."""
+        self.targets = targets
+        self._predictor = predictor
+        self._random = random.Random(0)
+        self._budget = DEFAULT_BUDGET
+        self.typical: StepTimes | None = None
+        """What steps take where a worker has not measured any; None before one has."""
+
+    def look(self, views: Iterable[WorkerView]) -> None:
+        """Takes the step times of some worker for typical."""
+        found = next((view for view in views if view.times is not None), None)
+        if found is not None:
+            self.typical, self._budget = found.times, found.max_step_tokens or DEFAULT_BUDGET
+
+    # --- what admission asks, as of `TtftPredictor`
+
+    def idle_s(self, own: Work) -> float | None:
+        """Seconds to the first token on an idle worker."""
+        if self.typical is None:
+            return self._predictor.idle_s(own)
+        pace = pace_of(self.typical, 0, 0, own.pairs / own.tokens, math.inf, self._budget, own.tokens)
+        return pace.seconds(own.tokens) + self._predictor.hand_off_s
+
+    def wait_s(self, num_tokens_ahead: int, pool: Pool) -> float | None:
+        """Seconds until some worker has computed its queue and its share of what is ahead."""
+        if self.typical is None:
+            return self._predictor.wait_s(num_tokens_ahead, pool)
+        sample = [view for view in pool.draw(self._random, SAMPLE) if view.accepting]
+        if not sample:
+            return 0.0
+        rates = [prompt_rate(view, view.times or self.typical, self.targets.tpot_s) for view in sample]
+        waits = sorted((view.num_queued_tokens / rate, rate) for view, rate in zip(sample, rates, strict=True))
+        left, together = num_tokens_ahead * len(sample) / len(pool), 0.0
+        level_s = waits[0][0]
+        for (_, rate), following in zip(waits, [wait_s for wait_s, _ in waits[1:]] + [math.inf], strict=True):
+            together += rate
+            if left <= together * (following - level_s):
+                break
+            left -= together * (following - level_s)
+            level_s = following
+        return level_s + left / together
+
+    def choose(
+        self,
+        request: PlacementRequest,
+        decodes: Sequence[WorkerView],
+        prefills: Sequence[WorkerView],
+        preferred: Collection[str],
+    ) -> tuple[Pair, ...]:
+        """The pairs of the best few candidates, the one to take first; empty where no worker can start the request.
+        `preferred`: the workers that are to decode."""
+        target_s, typical = self.targets.tpot_s, self.typical
+        assert typical is not None, "see `look`"
+        steps = [
+            (view, tpot_s(view, view.times or typical, 1, request.num_tokens))
+            for view in decodes
+            if can_hold(view, request)
+        ]
+        roomy = [(v, s) for v, s in steps if s <= TPOT_SHARE * target_s or not v.num_decoding]
+        roomy.sort(key=lambda entry: self._decode_score(entry[0], entry[1], preferred))
+        if not roomy:
+            return ()
+        waits = [(view, ttft_s(view, view.times or typical, request.work(view.name), target_s)) for view in prefills]
+        waits.sort(key=lambda entry: self._prefill_score(entry[0], entry[1], request, preferred))
+        found: list[Pair] = []
+        for decode, step_s in roomy[:BEST]:
+            cut = request.cut.get(decode.name, frozenset())
+            here = any(view.name == decode.name for view in prefills)
+            for prefill, wait_s in (*waits[:BEST], *([(decode, -1.0)] if here else [])):
+                if prefill.name == decode.name:
+                    if wait_s >= 0:
+                        continue  # it is judged once, with its own answer among the others
+                    wait_s = ttft_s(
+                        decode, decode.times or typical, request.work(decode.name), target_s, 1, request.num_tokens
+                    )
+                elif prefill.name in cut:
+                    continue
+                found.append(self._pair(request, decode, prefill, wait_s, step_s, preferred))
+        most = max((pair.in_time for pair in found), default=0.0)
+        found.sort(key=lambda pair: (pair.in_time < most - ALIKE, pair.score))
+        return tuple(found)
+
+    def _pair(
+        self,
+        request: PlacementRequest,
+        decode: WorkerView,
+        prefill: WorkerView,
+        wait_s: float,
+        step_s: float,
+        preferred: Collection[str],
+    ) -> Pair:
+        is_one = prefill.name == decode.name
+        wait_s += 0.0 if is_one else self._predictor.hand_off_s
+        in_time = self._predictor.ttft.share_within(request.slack_s, wait_s)
+        if step_s > self.targets.tpot_s:
+            in_time = 0.0
+        score = self._prefill_score(prefill, wait_s, request, preferred) + self._decode_score(decode, step_s, preferred)
+        if not is_one:
+            score += HAND_OFF
+        return Pair(decode.name, prefill.name, wait_s, step_s, in_time, score)
+
+    def _decode_score(self, view: WorkerView, step_s: float, preferred: Collection[str]) -> float:
+        target_s = self.targets.tpot_s
+        used = step_s / target_s if target_s < math.inf else view.num_requests / max(1, view.max_num_seqs)
+        return min(used, 10.0) + AGAINST * (view.name not in preferred) + GUEST * (not view.in_shard)
+
+    def _prefill_score(
+        self, view: WorkerView, wait_s: float, request: PlacementRequest, preferred: Collection[str]
+    ) -> float:
+        slack_s = request.slack_s if request.slack_s < math.inf else NO_SLACK_S
+        used = min(10.0, wait_s / max(slack_s, 1e-3))
+        is_against = view.name in preferred and view.num_decoding > 0
+        return used + AGAINST * is_against + GUEST * (not view.in_shard)

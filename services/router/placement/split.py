@@ -1,0 +1,255 @@
+"""Which workers of one pool decode and which only prefill, decided anew each second. Pure policy, no clock of its own.
+
+A fleet of W workers may be split in any way between both ends: one that decodes beside W - 1 that prefill, up to all W
+doing both. Each split is judged by its headroom: how many times the present demand it could serve, with every step as
+long as the target for TPOT allows. By that target a worker that decodes has room for so many answers, and what is left
+of each step computes chunks of prompts; a worker that does not decode computes prompts at its full pace. So whether
+reading the weights once for both is worth more than decoding on few workers follows from the steps' own coefficients.
+
+The decision is a preference: it moves no weight, ends nothing, and no cache is lost. It holds for what comes next.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from services.router.placement.paces import DEFAULT_BUDGET, Pace, hidden_s, pace_of
+from services.router.placement.views import Work, WorkerView
+from shared.sizing.step_time import StepTimes
+
+INTERVAL_S = 1.0
+"""Between two decisions."""
+WINDOW_S = 10.0
+"""Demand is a running mean in which an arrival of this age weighs 1/e."""
+FEWEST_ARRIVALS = 8
+"""With fewer seen nothing is decided: every worker does both."""
+GAIN = 1.03
+"""A split replaces the present one where its headroom is this many times as large."""
+FIRST_OUTPUT_GUESS = 128.0
+"""Tokens of an answer, before any has ended."""
+MOST_SPLITS = 40
+"""That are compared; of a larger fleet an even choice and the neighbours of the present one."""
+FULL = 0.9
+"""Share of a worker's blocks that answers may hold by the forecast."""
+TTFT_SHARE = 0.5
+"""Of its target, what the chunks of a mean prompt may take beside answers; else only others compute prompts."""
+
+
+class Demand:
+    """What arrives and what has ended, as running means. Times are seconds of one clock."""
+
+    def __init__(self) -> None:
+        self._at_s = -math.inf
+        self._begin_s = math.inf
+        self._count = self._tokens = self._pairs = self._context = 0.0
+        self.num_arrived = 0
+        self.output_len = FIRST_OUTPUT_GUESS
+        """Mean tokens of an answer."""
+        self._num_ended = 0
+
+    def arrived(self, own: Work, num_tokens: int, now_s: float) -> None:
+        """A request of `num_tokens`, of which `own` is to be computed."""
+        self._decay(now_s)
+        self._begin_s = min(self._begin_s, now_s)
+        self.num_arrived += 1
+        self._count += 1
+        self._tokens += own.tokens
+        self._pairs += own.pairs
+        self._context += num_tokens
+
+    def ended(self, num_output_tokens: int) -> None:
+        """An answer has ended."""
+        self._num_ended += 1
+        self.output_len += max(0.02, 1.0 / self._num_ended) * (num_output_tokens - self.output_len)
+
+    def rate(self, now_s: float) -> float:
+        """Requests a second."""
+        self._decay(now_s)
+        seen_s = WINDOW_S * -math.expm1(-max(1.0, now_s - self._begin_s) / WINDOW_S)
+        return self._count / seen_s
+
+    @property
+    def prompt(self) -> Work:
+        """What a request has to compute in the mean."""
+        count = max(self._count, 1e-9)
+        return Work(max(1, round(self._tokens / count)), self._pairs / count)
+
+    @property
+    def context_len(self) -> float:
+        """Tokens of a running answer with its prompt, in the mean over its life."""
+        return self._context / max(self._count, 1e-9) + self.output_len / 2
+
+    def _decay(self, now_s: float) -> None:
+        if now_s > self._at_s:
+            kept = math.exp((self._at_s - now_s) / WINDOW_S)
+            self._count, self._tokens = kept * self._count, kept * self._tokens
+            self._pairs, self._context = kept * self._pairs, kept * self._context
+            self._at_s = now_s
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Workers of one hardware, by what they can do at the present mix of requests."""
+
+    names: tuple[str, ...]
+    """Those that are to decode first."""
+    times: StepTimes
+    prompt_rate: float
+    """Tokens of prompts a second, with no answers."""
+    most_answers: float
+    """That the target for TPOT and the blocks allow."""
+    budget: float
+
+
+class Split(NamedTuple):
+    """A decision."""
+
+    decodes: frozenset[str]
+    """Workers that are to decode; the others prefill."""
+    headroom: float
+    """How many times the demand the fleet could serve with it; infinite where there is none."""
+
+
+class SplitController:
+    """Chooses the workers that decode."""
+
+    def __init__(self, tpot_target_s: float, ttft_target_s: float = math.inf) -> None:
+        """Targets of every request; infinite: none. Without one for TPOT every worker does both."""
+        self.demand = Demand()
+        self._tpot_s = tpot_target_s
+        self._ttft_s = ttft_target_s
+        self._next_s = -math.inf
+        self.split = Split(frozenset(), math.inf)
+        """The newest decision."""
+
+    def decodes(self, views: Iterable[WorkerView], block_size: int, now_s: float) -> frozenset[str]:
+        """The workers that are to decode, decided anew where that is due. None of the names: all of them."""
+        if now_s >= self._next_s:
+            self._next_s = now_s + INTERVAL_S
+            self.split = self._decide(list(views), block_size, now_s)
+        return self.split.decodes
+
+    def _decide(self, views: Sequence[WorkerView], block_size: int, now_s: float) -> Split:
+        everyone = Split(frozenset(view.name for view in views), math.inf)
+        rate = self.demand.rate(now_s)
+        known = [view for view in views if view.times is not None]
+        if not known or math.isinf(self._tpot_s) or self.demand.num_arrived < FEWEST_ARRIVALS:
+            return everyone
+        kinds = self._kinds(known, block_size)
+        if not any(kind.most_answers >= 1 for kind in kinds):
+            return everyone  # no worker meets the target even with one answer: nothing to be won by a split
+        running = sum(view.num_decoding for view in known)
+        answers = max(rate * self.demand.output_len * self._tpot_s, float(running), 1e-9)
+        tokens_s = max(rate * self.demand.prompt.tokens, 1e-9)
+        size = len(known)
+        now = sum(view.name in self.split.decodes for view in known)
+        best, most = size, 0.0
+        present = 0.0
+        for count in _counts(size, now):
+            headroom = self._headroom(kinds, count, answers, tokens_s)
+            if count == now:
+                present = headroom
+            if headroom > most * 1.0001:
+                best, most = count, headroom
+        if now and most <= GAIN * present:
+            best, most = now, present
+        names = [name for kind in kinds for name in kind.names]
+        unknown = [view.name for view in views if view.times is None]
+        return Split(frozenset(names[:best] + unknown), most)
+
+    def _kinds(self, views: Sequence[WorkerView], block_size: int) -> list[Kind]:
+        """In the order in which they are to decode: first those that lose the least prompts by it."""
+        groups: dict[tuple[int, ...], list[WorkerView]] = {}
+        for view in views:
+            assert view.times is not None
+            groups.setdefault(_class_of(view.times), []).append(view)
+        kinds = [self._kind(group, block_size) for group in groups.values()]
+        return sorted(kinds, key=lambda kind: kind.prompt_rate / max(kind.most_answers, 1e-9))
+
+    def _kind(self, group: Sequence[WorkerView], block_size: int) -> Kind:
+        held = self.split.decodes
+        ordered = sorted(group, key=lambda view: (view.name not in held, -view.num_decoding, view.name))
+        typical = sorted(group, key=lambda view: view.times.read_s if view.times else 0.0)[len(group) // 2]
+        times, budget = typical.times, float(typical.max_step_tokens or DEFAULT_BUDGET)
+        assert times is not None
+        prompt = self.demand.prompt
+        alone = pace_of(times, 0, 0, prompt.pairs / prompt.tokens, math.inf, budget, max(prompt.tokens, budget))
+        room = FULL * typical.num_total_blocks * block_size / (self.demand.context_len + self.demand.output_len / 2)
+        most = min(_most_answers(times, self.demand.context_len, self._tpot_s), room, typical.max_num_seqs)
+        return Kind(tuple(view.name for view in ordered), times, alone.tokens_a_second, max(0.0, most), budget)
+
+    def _headroom(self, kinds: Sequence[Kind], count: int, answers: float, tokens_s: float) -> float:
+        """How many times the demand is served where the first `count` workers decode: the largest factor at which
+        prompts and answers both have room."""
+        shares = _shares(kinds, count)
+        room = sum(num * kind.most_answers for kind, num, _ in shares)
+        if room <= 0:
+            return 0.0
+        pure = sum(rest * kind.prompt_rate for kind, _, rest in shares)
+        low, high = 0.0, room / answers
+        if pure + self._beside(shares, 1.0) >= high * tokens_s:
+            return high
+        for _ in range(14):
+            middle = (low + high) / 2
+            if pure + self._beside(shares, middle * answers / room) >= middle * tokens_s:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def _beside(self, shares: Sequence[tuple[Kind, int, int]], load: float) -> float:
+        """Tokens of prompts a second beside answers, each worker holding that share of the answers it may."""
+        total, prompt = 0.0, self.demand.prompt
+        for kind, num, _ in shares:
+            if not num:
+                continue
+            pace = self._pace(kind, load * kind.most_answers, prompt)
+            if pace.seconds(prompt.tokens) <= TTFT_SHARE * self._ttft_s and pace.step_s <= self._tpot_s:
+                total += num * pace.tokens_a_second
+        return total
+
+    def _pace(self, kind: Kind, num_answers: float, prompt: Work) -> Pace:
+        context = num_answers * self.demand.context_len
+        return pace_of(
+            kind.times, num_answers, context, prompt.pairs / prompt.tokens, self._tpot_s, kind.budget, kind.budget
+        )
+
+
+def _most_answers(times: StepTimes, context_len: float, target_s: float) -> float:
+    """That decode in a step of the target's length; less than one where none does."""
+    exposed = 1.0 - times.overlap
+    own_s = times.sequence_s + context_len * times.kv_s
+    if times.fixed_s + own_s + hidden_s(times, times.token_s) > target_s:
+        return 0.0
+    most = math.inf
+    for read_s, token_s in ((times.read_s, exposed * times.token_s), (exposed * times.read_s, times.token_s)):
+        if own_s + token_s > 0:
+            most = min(most, (target_s - times.fixed_s - read_s) / (own_s + token_s))
+    return most
+
+
+def _shares(kinds: Sequence[Kind], count: int) -> list[tuple[Kind, int, int]]:
+    """(kind, workers that decode, workers that do not)."""
+    shares = []
+    for kind in kinds:
+        num = min(count, len(kind.names))
+        shares.append((kind, num, len(kind.names) - num))
+        count -= num
+    return shares
+
+
+def _counts(size: int, now: int) -> list[int]:
+    """The numbers of decoding workers that are compared, from all of them down."""
+    if size <= MOST_SPLITS:
+        return list(range(size, 0, -1))
+    even = {1 + round(step * (size - 1) / (MOST_SPLITS - 1)) for step in range(MOST_SPLITS)}
+    near = {now + change for change in (-2, -1, 0, 1, 2)}
+    return sorted({count for count in even | near if 1 <= count <= size}, reverse=True)
+
+
+def _class_of(times: StepTimes) -> tuple[int, ...]:
+    """Workers whose coefficients are within about half of each other are alike: fits differ by noise."""
+    return tuple(round(math.log2(max(value, 1e-12))) for value in (times.token_s,))

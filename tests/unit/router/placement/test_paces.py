@@ -1,0 +1,63 @@
+"""A pace is what the workers' own scheduler would do: the largest chunk whose step the answers bear."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.router.placement.paces import pace_of, tpot_s, ttft_s
+from services.router.placement.views import Work
+from shared.engine.scheduler.pacing import AIM, LEAST_CHUNK
+from shared.sizing.step_time import StepTimes, StepWork
+from tests.unit.router.placement.builders import view
+
+TIMES = StepTimes(1e-3, 6e-3, 2e-5, 1e-6, 1e-8, 1e-9, overlap=0.7)
+times = st.builds(
+    StepTimes,
+    fixed_s=st.floats(0, 1e-2),
+    read_s=st.floats(0, 1e-2),
+    token_s=st.floats(1e-6, 1e-3),
+    sequence_s=st.floats(0, 1e-4),
+    kv_s=st.floats(0, 1e-7),
+    attention_s=st.floats(0, 1e-8),
+    overlap=st.floats(0, 1),
+)
+
+
+@given(times, st.integers(1, 64), st.integers(1, 2000), st.floats(1e-3, 0.2))
+def test_beside_answers_a_chunk_is_the_largest_whose_step_takes_the_target(times, batch, context, target_s):
+    pace = pace_of(times, batch, batch * context, 0.0, target_s, 8192)
+    step = lambda chunk: times.step_s(StepWork(batch, batch * context, chunk))  # noqa: E731
+    assert LEAST_CHUNK <= pace.chunk_tokens <= 8192 - batch
+    assert pace.decode_s == pytest.approx(step(0))
+    if pace.chunk_tokens > LEAST_CHUNK:
+        assert step(int(pace.chunk_tokens)) <= AIM * target_s * (1 + 1e-9)
+    if pace.chunk_tokens < 8192 - batch:
+        assert step(int(pace.chunk_tokens) + 1) >= AIM * target_s * (1 - 1e-9)
+
+
+def test_without_answers_or_a_target_a_chunk_is_a_whole_step():
+    assert pace_of(TIMES, 0, 0, 0.0, 0.01, 2048).chunk_tokens == 2048
+    assert pace_of(TIMES, 8, 800, 0.0, math.inf, 2048).chunk_tokens == 2040
+
+
+def test_a_prompt_waits_for_the_queue_before_it():
+    alone = ttft_s(view(max_step_tokens=512), TIMES, Work.of(512, 0), math.inf)
+    assert alone == pytest.approx(TIMES.prompt_s(512), rel=0.01)
+    behind = view(max_step_tokens=512, num_queued_tokens=1024, num_queued_pairs=1024 * 512.0)
+    assert ttft_s(behind, TIMES, Work.of(512, 0), math.inf) == pytest.approx(3 * alone, rel=0.1)
+
+
+def test_answers_that_run_there_lengthen_it():
+    busy = view(num_decoding=32, num_context_tokens=32 * 500)
+    prompt = Work.of(2000, 0)
+    assert ttft_s(busy, TIMES, prompt, 0.01) > 1.3 * ttft_s(view(), TIMES, prompt, 0.01)
+
+
+def test_a_step_is_predicted_with_the_answer_that_would_join():
+    one = view(num_decoding=4, num_context_tokens=400)
+    assert tpot_s(one, TIMES, 1, 100) == TIMES.decode_step_s(5, 500)
+    assert tpot_s(view(), TIMES, 0, 0) == 0.0

@@ -1,0 +1,133 @@
+"""Of the pairs whose requests are in time the one that leaves most of both targets; never one that cannot be."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.router.placement.decision import Route
+from services.router.placement.paces import prompt_rate
+from services.router.placement.pairs import PairPolicy, Targets
+from services.router.placement.policy import Placement, PlacementConfig
+from services.router.placement.prediction import TtftPredictor
+from services.router.placement.views import PlacementRequest, Work
+from shared.sizing.step_time import StepTimes
+from tests.unit.router.placement.builders import pool, prompt, view
+
+TIMES = StepTimes(1e-3, 6e-3, 2e-5, 0.0, 1e-7, 1e-9, overlap=0.5)
+TARGET_S = 0.02
+
+
+def worker(name: str, answers: int = 0, queued: int = 0, **changes):
+    return view(
+        name,
+        **{"times": TIMES, **changes},
+        num_requests=answers + (queued > 0),
+        num_free_blocks=1000,
+        num_total_blocks=1000,
+        max_num_seqs=64,
+        num_decoding=answers,
+        num_context_tokens=500 * answers,
+        num_queued_tokens=queued,
+        num_queued_pairs=queued * 500.0,
+        max_step_tokens=2048,
+    )
+
+
+def chosen(*views, request=None, preferred=None, target_s=TARGET_S):
+    policy = PairPolicy(Targets(target_s), TtftPredictor())
+    names = {one.name for one in views} if preferred is None else preferred
+    policy.look(views)
+    return policy.choose(request or prompt(500), views, views, names)
+
+
+def test_an_answer_joins_those_that_decode_and_its_prompt_goes_elsewhere():
+    best = chosen(worker("a", answers=8), worker("b"), preferred={"a"})[0]
+    assert (best.decode, best.prefill) == ("a", "b")
+
+
+def test_one_worker_does_both_where_nothing_is_gained_by_two():
+    best = chosen(worker("a"), worker("b", queued=4000))[0]
+    assert (best.decode, best.prefill) == ("a", "a")
+
+
+def test_an_answer_goes_to_a_worker_that_is_not_to_decode_where_no_other_bears_it():
+    full = worker("a", answers=60)
+    full.num_context_tokens = 200_000
+    assert {pair.decode for pair in chosen(full, worker("b"), preferred={"a"})} == {"b"}
+
+
+def test_no_pair_where_no_worker_bears_another_answer():
+    full = [worker(name, answers=60) for name in "ab"]
+    for one in full:
+        one.num_context_tokens = 200_000
+    assert chosen(*full) == ()
+
+
+def test_a_first_answer_is_taken_also_where_the_target_is_out_of_reach():
+    assert chosen(worker("a"), target_s=1e-6)
+
+
+def test_a_worker_that_has_measured_nothing_is_taken_for_one_like_the_others():
+    cold = worker("b", times=None)
+    assert chosen(worker("a", answers=8), cold, preferred={"b"})[0].decode == "b"
+
+
+def test_pairs_that_are_late_come_behind_those_in_time():
+    request = PlacementRequest(2000, 16, slack_s=0.2, now_s=0.0)
+    pairs = chosen(worker("a", answers=4), worker("b", queued=60_000), request=request)
+    assert pairs[0].in_time > 0.5
+    assert min(pairs, key=lambda pair: pair.in_time).prefill == "b"
+
+
+def test_a_cut_pair_is_not_taken():
+    request = PlacementRequest(500, 16, cut={"a": frozenset({"b"})})
+    pairs = chosen(worker("a", answers=8), worker("b"), request=request, preferred={"a"})
+    assert ("a", "b") not in {(pair.decode, pair.prefill) for pair in pairs}
+
+
+def test_placement_takes_pairs_once_a_worker_knows_its_steps():
+    placement = Placement(PlacementConfig(tpot_target_s=TARGET_S))
+    workers = pool(worker("a", times=None), worker("b", times=None))
+    assert placement.choose_pair(PlacementRequest(64, 16, now_s=0.0), workers, workers)
+    for one in workers:
+        one.times = TIMES
+    choice = placement.choose_pair(PlacementRequest(64, 16, now_s=0.0), workers, workers)
+    assert choice.pairs
+    assert choice.route in (Route.SAME_WORKER, Route.HAND_OFF)
+    assert (choice.prefill is None) == (choice.route is Route.SAME_WORKER)
+
+
+def test_a_wait_is_the_time_in_which_all_workers_together_compute_what_is_ahead():
+    policy = PairPolicy(Targets(TARGET_S), TtftPredictor())
+    assert policy.wait_s(1000, pool(worker("a"))) is None, "nothing is known before a worker has measured its steps"
+    workers = pool(worker("a"), worker("b", queued=20_000))
+    policy.look(workers)
+    rate = prompt_rate(worker("a"), TIMES, TARGET_S)
+    assert policy.wait_s(0, workers) == 0.0
+    assert policy.wait_s(5_000, workers) == pytest.approx(5_000 / rate, rel=0.1)
+    assert policy.wait_s(60_000, workers) == pytest.approx(80_000 / (2 * rate), rel=0.1)
+    assert policy.idle_s(Work.of(2000, 0)) == pytest.approx(TIMES.prompt_s(2000), rel=0.1)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 63), st.integers(0, 8000), st.booleans()), min_size=1, max_size=8),
+    st.integers(1, 4000),
+    st.floats(0.001, 10) | st.just(math.inf),
+    st.floats(0.005, 0.1) | st.just(math.inf),
+)
+def test_a_pair_never_breaks_a_limit(states, num_tokens, slack_s, target_s):
+    views = [worker(f"w{n}", answers, queued, in_shard=own) for n, (answers, queued, own) in enumerate(states)]
+    request = PlacementRequest(num_tokens, 16, slack_s=slack_s)
+    by_name = {one.name: one for one in views}
+    pairs = chosen(*views, request=request, target_s=target_s)
+    for pair in pairs:
+        decode = by_name[pair.decode]
+        assert pair.tpot_s <= target_s or not decode.num_decoding
+        assert request.num_missing_blocks(decode.name) + decode.num_requests <= decode.num_free_blocks
+        assert 0 <= pair.in_time <= 1
+        assert pair.prefill in by_name
+    assert len({(pair.decode, pair.prefill) for pair in pairs}) == len(pairs)

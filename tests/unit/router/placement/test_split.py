@@ -1,0 +1,125 @@
+"""The split follows the demand and the hardware, and does not move for little."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.router.placement.split import GAIN, INTERVAL_S, SplitController
+from services.router.placement.views import Work
+from shared.sizing.step_time import StepTimes
+from tests.unit.router.placement.builders import view
+
+FAST = StepTimes(0.5e-3, 6e-3, 27e-6, 0.0, 50e-9, 1e-9, overlap=0.0)
+SLOW = StepTimes(0.5e-3, 7e-3, 200e-6, 0.0, 60e-9, 8e-9, overlap=0.0)
+TPOT_S = 0.03
+BLOCK = 16
+
+
+def fleet(size: int, times: StepTimes = FAST, name: str = "w", **changes):
+    return [
+        view(
+            f"{name}{n:02}",
+            **{"times": times, "num_free_blocks": 27_000, "num_total_blocks": 27_000, "max_num_seqs": 256, **changes},
+        )
+        for n in range(size)
+    ]
+
+
+def told(controller: SplitController, prompt: int, output: int, rate: float, begin_s: float, seconds: float = 30.0):
+    """Requests of one kind for a while; returns when they end."""
+    count = round(seconds * rate)
+    for n in range(count):
+        controller.demand.arrived(Work.of(prompt, 0), prompt, begin_s + n / rate)
+        controller.demand.ended(output)
+    return begin_s + seconds
+
+
+def decoders(prompt: int, output: int, rate: float = 20.0, views=None, **targets) -> int:
+    controller = SplitController(TPOT_S, **targets)
+    now_s = told(controller, prompt, output, rate, 0.0)
+    return len(controller.decodes(views or fleet(16), BLOCK, now_s))
+
+
+def test_everyone_does_both_before_anything_is_known():
+    controller = SplitController(TPOT_S)
+    assert len(controller.decodes(fleet(4), BLOCK, 0.0)) == 4
+    assert len(SplitController(math.inf).decodes(fleet(4), BLOCK, 0.0)) == 4
+
+
+def test_long_answers_take_more_workers_than_long_prompts():
+    assert decoders(4000, 64) < decoders(1000, 300) < decoders(128, 1000)
+
+
+def test_where_reading_hides_behind_products_all_do_both():
+    hidden = StepTimes(0.5e-3, 6e-3, 27e-6, 0.0, 50e-9, 1e-9, overlap=1.0)
+    assert decoders(1000, 300, views=fleet(16, hidden)) > decoders(1000, 300)
+
+
+def test_a_tight_target_for_the_first_token_leaves_prompts_to_those_that_only_prefill():
+    hidden = StepTimes(0.5e-3, 6e-3, 27e-6, 0.0, 50e-9, 1e-9, overlap=1.0)
+    assert decoders(4000, 300, views=fleet(16, hidden), ttft_target_s=0.3) < 16
+
+
+def test_slow_arithmetic_decodes():
+    controller = SplitController(TPOT_S)
+    now_s = told(controller, 2000, 200, 10.0, 0.0)
+    chosen = controller.decodes([*fleet(4, FAST, "fast"), *fleet(4, SLOW, "slow")], BLOCK, now_s)
+    assert sum(name.startswith("slow") for name in chosen) >= min(4, len(chosen))
+
+
+def test_a_new_mix_is_followed_within_thirty_seconds():
+    controller, views = SplitController(TPOT_S), fleet(16)
+    now_s = told(controller, 4000, 64, 20.0, 0.0, 120.0)
+    before = controller.decodes(views, BLOCK, now_s)
+    now_s = told(controller, 128, 1000, 20.0, now_s, 30.0)
+    assert len(controller.decodes(views, BLOCK, now_s)) > 2 * len(before)
+
+
+def test_those_that_decode_go_on_decoding():
+    controller, views = SplitController(TPOT_S), fleet(16)
+    now_s = told(controller, 1000, 300, 20.0, 0.0)
+    first = controller.decodes(views, BLOCK, now_s)
+    now_s = told(controller, 900, 330, 20.0, now_s)
+    second = controller.decodes(views[::-1], BLOCK, now_s)
+    assert first <= second or second <= first
+
+
+def test_a_decision_holds_for_its_interval():
+    controller, views = SplitController(TPOT_S), fleet(16)
+    now_s = told(controller, 4000, 64, 20.0, 0.0)
+    first = controller.decodes(views, BLOCK, now_s)
+    told(controller, 128, 1000, 200.0, now_s, 0.5)
+    assert controller.decodes(views, BLOCK, now_s + 0.9 * INTERVAL_S) == first
+
+
+@pytest.mark.parametrize("size", [3, 60, 1000])
+def test_some_workers_always_decode_and_names_are_known(size):
+    controller, views = SplitController(TPOT_S), fleet(size)
+    now_s = told(controller, 1000, 100, 5.0 * size / 3, 0.0, 3.0)
+    chosen = controller.decodes(views, BLOCK, now_s)
+    assert 1 <= len(chosen) <= size
+    assert chosen <= {one.name for one in views}
+
+
+@given(
+    st.integers(1, 8000), st.integers(1, 2000), st.floats(0.1, 500), st.integers(1, 12), st.floats(0, 1),
+    st.floats(0.005, 0.2),
+)  # fmt: skip
+def test_no_other_split_has_much_more_headroom(prompt, output, rate, size, overlap, tpot_s):
+    times = StepTimes(0.5e-3, 6e-3, 27e-6, 0.0, 50e-9, 1e-9, overlap=overlap)
+    controller, views = SplitController(tpot_s), fleet(size, times)
+    for n in range(20):
+        controller.demand.arrived(Work.of(prompt, 0), prompt, n / rate)
+        controller.demand.ended(output)
+    chosen = controller.decodes(views, BLOCK, 20 / rate)
+    if math.isinf(controller.split.headroom):
+        return
+    kinds = controller._kinds(views, BLOCK)
+    answers = max(controller.demand.rate(20 / rate) * controller.demand.output_len * tpot_s, 1e-9)
+    tokens_s = controller.demand.rate(20 / rate) * controller.demand.prompt.tokens
+    headroom = [controller._headroom(kinds, count, answers, tokens_s) for count in range(1, size + 1)]
+    assert headroom[len(chosen) - 1] * GAIN * 1.001 >= max(headroom)

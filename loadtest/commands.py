@@ -62,7 +62,7 @@ def write_run(folder: Path, result: RunResult) -> dict[str, Any]:
     summary = summarize(result)
     write_requests(folder / REQUESTS, result.records)
     write_json(folder / SUMMARY, summary)
-    write_text(folder / REPORT, render_run(summary))
+    write_text(folder / REPORT, render_run(summary, result.records))
     return summary
 
 

@@ -1,38 +1,66 @@
-"""Results as a page of Markdown: what the terminal shows, and the tables behind it."""
+"""Results as self-contained HTML pages: tables and charts, no script, nothing loaded from elsewhere."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from html import escape
 from typing import Any
 
-from loadtest.rig.markdown import table
-from loadtest.tables import doubts, latency_table, number, run_facts, slo_text
+import numpy as np
 
+from loadtest.chart import Axis, line_chart, round_up
+from loadtest.metrics import request_metrics
+from loadtest.records import RequestRecord
+from loadtest.tables import LATENCIES, STATISTICS, number, run_facts, slo_text
+
+STYLE = """
+:root { color-scheme: light dark; --dim: #6b7686; --rule: #8884;
+  --s0: #2f6bd8; --s1: #d9730d; --s2: #2e9e6b; --s3: #8e5bd0; --s4: #c9a400; --s5: #d1435b;
+  --s6: #1799ab; --s7: #7d8794; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 1180px; margin: 28px auto; padding: 0 20px; }
+h2 { font-size: 17px; margin-top: 32px; }
+.dim { color: var(--dim); overflow-wrap: anywhere; }
+.banner { border-left: 4px solid #b3261e; padding: 8px 14px; }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 460px), 1fr)); gap: 18px; }
+figure { margin: 0; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; display: block; overflow-x: auto; }
+th, td { padding: 5px 14px 5px 0; text-align: right; border-bottom: 1px solid var(--rule); vertical-align: top; }
+th { color: var(--dim); font-weight: 500; }
+th:first-child, td:first-child { text-align: left; }
+svg { display: block; width: 100%; height: auto; font: 12px system-ui, sans-serif; }
+svg text { fill: currentColor; }
+svg .tick { fill: var(--dim); }
+svg .grid, svg .axis { stroke: var(--rule); }
+svg .limit { stroke: #d1435b; stroke-dasharray: 5 4; }
+svg .line { fill: none; stroke: var(--c); stroke-width: 2; }
+svg .bar { fill: var(--c); }
+.s0 { --c: var(--s0); } .s1 { --c: var(--s1); } .s2 { --c: var(--s2); } .s3 { --c: var(--s3); }
+.s4 { --c: var(--s4); } .s5 { --c: var(--s5); } .s6 { --c: var(--s6); } .s7 { --c: var(--s7); }
+"""
+_MAX_POINTS = 400
+"""Most points of one line: more cannot be seen."""
 _DEFINITIONS = (
     "TTFT: from sending the request to the first token, at the client. TPOT: (last token - first token) / (tokens - 1) "
     "of a request. ITL: each gap between tokens. E2E: from sending to the last token. Attainment: share of the offered "
     "requests that were answered and met both targets. Goodput: such requests per second of the time over which "
     "requests were offered. Latencies are of complete answers; percentiles are interpolated linearly."
 )
-_POINT_COLUMNS = (
-    "", "rate", "offered", "goodput", "attainment", "TTFT p50", "p99", "TPOT p50", "p99", "out tok/s", "failed",
-)  # fmt: skip
 
 
-def render_run(summary: Mapping[str, Any]) -> str:
-    """The page of one run, from the content of `summary.json`."""
+def render_run(summary: Mapping[str, Any], records: Sequence[RequestRecord]) -> str:
+    """The page of one run, from the content of `summary.json` and its requests."""
+    reasons = [*summary["invalid_reasons"], *([summary["partial_reason"]] if summary["partial"] else [])]
     parts = [
-        *doubts(summary),
-        table(("", ""), run_facts(summary), left=(0, 1)),
-        "## Latency, ms",
-        latency_table(summary),
+        *(f'<p class="banner"><b>Not to be trusted:</b> {escape(reason)}</p>' for reason in reasons),
+        table(["", ""], [list(fact) for fact in run_facts(summary)]),
+        "<h2>Latency, ms</h2>",
+        table(["", *STATISTICS], _latency_rows(summary)),
+        _plots(_distributions(summary, records)),
     ]
     parts += _section("Server's TTFT split, ms", ("", "mean", "p50", "p99"), _split_rows(summary))
     parts += _section("What bound it", ("cause", "lost", "of requests", "of their time"), _cause_rows(summary))
-    parts += _section(
-        "Failures", ("cause", "requests", "kind", "first message"), _failure_rows(summary), left=(0, 2, 3)
-    )
-    return _page(summary["label"] or summary["workload"], summary, parts)
+    parts += _section("Failures", ("cause", "requests", "kind", "first message"), _failure_rows(summary))
+    return page(summary["label"] or summary["workload"], _origin(summary), parts)
 
 
 def render_sweeps(title: str, sweeps: Mapping[str, Mapping[str, Any]]) -> str:
@@ -40,30 +68,57 @@ def render_sweeps(title: str, sweeps: Mapping[str, Mapping[str, Any]]) -> str:
 
     Raises IndexError if there is none.
     """
-    points = [
-        _point_cells(name, row)
-        for name, sweep in sweeps.items()
-        for row in sorted(sweep["points"], key=lambda row: row["offered_rate"])
-    ]
+    first = next(iter(sweeps.values()))
+    partial = [sweep["partial_reason"] for sweep in sweeps.values() if sweep["partial"]]
+    points = {name: sorted(sweep["points"], key=lambda row: row["offered_rate"]) for name, sweep in sweeps.items()}
+    rows = [_point_cells(name, row) for name, found in points.items() for row in found]
+    columns = (
+        "", "rate", "offered", "goodput", "attainment", "TTFT p50", "p99", "TPOT p50", "p99", "out tok/s", "failed",
+    )  # fmt: skip
     parts = [
-        *(f"**Partial:** {sweep['partial_reason']}" for sweep in sweeps.values() if sweep["partial"]),
+        *(f'<p class="banner"><b>Partial:</b> {escape(reason)}</p>' for reason in partial),
         table(("", "max goodput, req/s", "at ≥ 99%", "knee, req/s offered"), _best_rows(sweeps)),
-        *_section("Points", _POINT_COLUMNS, points),
+        _plots(_rate_plots(points, first)),
+        "<h2>Points</h2>",
+        table(columns, rows),
     ]
-    return _page(title, next(iter(sweeps.values())), parts)
+    return page(title, _origin(first), parts)
 
 
-def _page(title: str, found: Mapping[str, Any], parts: Sequence[str]) -> str:
-    """`found`: a summary or a sweep, which says what was asked of which target."""
+def page(title: str, subtitle: str, parts: Sequence[str]) -> str:
+    """A complete HTML document with these parts and the definitions."""
+    body = "\n".join([*parts, f'<p class="dim">{_DEFINITIONS}</p>'])
+    return (
+        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{escape(title)}</title>\n'
+        f'<style>{STYLE}</style>\n</head>\n<body>\n<h1>{escape(title)}</h1>\n<p class="dim">{escape(subtitle)}</p>\n'
+        f"{body}\n</body>\n</html>\n"
+    )
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of plain text whose first column is aligned left."""
+    lines = ["".join(f"<th>{escape(name)}</th>" for name in columns)]
+    lines += ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows]
+    return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
+
+
+def _section(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return [f"<h2>{escape(title)}</h2>", table(columns, rows)] if rows else []
+
+
+def _plots(drawings: Sequence[str]) -> str:
+    return f'<div class="plots">{"".join(f"<figure>{drawing}</figure>" for drawing in drawings if drawing)}</div>'
+
+
+def _origin(found: Mapping[str, Any]) -> str:
+    """Of a summary or a sweep: what was asked of which target."""
     slo = slo_text(found) or "no targets"
     names = (found["target"], found["model_id"], found["workload"], slo, f"seed {found['seed']}", found["date"])
-    return "\n\n".join([f"# {title}", " · ".join(names), *parts, _DEFINITIONS]) + "\n"
+    return " · ".join(names)
 
 
-def _section(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)
-) -> list[str]:
-    return [f"## {title}", table(columns, rows, left)] if rows else []
+def _latency_rows(summary: Mapping[str, Any]) -> list[list[str]]:
+    return [[title, *(number(summary[f"{stat}_{key}_ms"]) for stat in STATISTICS)] for key, title in LATENCIES]
 
 
 def _split_rows(summary: Mapping[str, Any]) -> list[list[str]]:
@@ -90,14 +145,26 @@ def _cause_rows(summary: Mapping[str, Any]) -> list[list[str]]:
 def _failure_rows(summary: Mapping[str, Any]) -> list[list[str]]:
     examples = summary["failure_examples"]
     return [
-        [cause, str(count), examples[cause]["kind"], _one_line(examples[cause]["message"])]
+        [cause, str(count), examples[cause]["kind"], examples[cause]["message"]]
         for cause, count in sorted(summary["failures"].items(), key=lambda item: -item[1])
     ]
 
 
-def _one_line(message: str) -> str:
-    """What a server said, as a cell of a table."""
-    return " ".join(message.split()).replace("|", r"\|")
+def _distributions(summary: Mapping[str, Any], records: Sequence[RequestRecord]) -> list[str]:
+    """Cumulative distributions of TTFT and TPOT over the complete answers, with their targets."""
+    found = [metrics for record in records if (metrics := request_metrics(record)) is not None]
+    slo = summary["slo_ms"] or {}
+    values = {"ttft": [m.ttft_s * 1e3 for m in found], "tpot": [m.tpot_s * 1e3 for m in found if m.tpot_s is not None]}
+    drawings = []
+    for key, times_ms in values.items():
+        ordered = np.sort(times_ms)
+        chosen = np.unique(np.linspace(0, len(ordered) - 1, min(len(ordered), _MAX_POINTS)).astype(int))
+        points = [(float(ordered[i]), (int(i) + 1) / len(ordered)) for i in chosen]
+        target = slo.get(key)
+        high = round_up(max(max(times_ms, default=0.0), 1.1 * (target or 0.0)))
+        x, y = Axis(f"{key.upper()}, ms", high, target), Axis("share of answers", 1.0)
+        drawings.append(line_chart(f"Distribution of {key.upper()}", x, y, {"": points}))
+    return drawings
 
 
 def _best_rows(sweeps: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
@@ -110,6 +177,29 @@ def _best_rows(sweeps: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
         at_99 = "none" if strict is None else number(strict["goodput"])
         rows.append([name, found, at_99, "not reached" if bend is None else number(bend["offered_rate"])])
     return rows
+
+
+def _rate_plots(points: Mapping[str, Sequence[Mapping[str, Any]]], first: Mapping[str, Any]) -> list[str]:
+    """Goodput, attainment and the latencies' p99 against the offered rate, a line a sweep."""
+    rows = [row for found in points.values() for row in found]
+    high = round_up(max((row["offered_rate"] for row in rows), default=0.0))
+    drawings = []
+    for key, title, limit in (
+        ("goodput", "goodput, req/s", None),
+        ("attainment", "attainment", first["wanted_attainment"]),
+        ("p99_ttft_ms", "TTFT p99, ms", first["slo_ms"]["ttft"]),
+        ("p99_tpot_ms", "TPOT p99, ms", first["slo_ms"]["tpot"]),
+    ):
+        most = max((row[key] for row in rows if row[key] is not None), default=0.0)
+        if key.endswith("_ms") and limit is not None:
+            most = max(min(most, 4 * limit), 1.2 * limit)  # values far above the target are put on the edge
+        y = Axis(title, 1.0 if key == "attainment" else round_up(most), limit)
+        series = {
+            name: [(row["offered_rate"], row[key]) for row in found if row[key] is not None]
+            for name, found in points.items()
+        }
+        drawings.append(line_chart(f"{title} against rate", Axis("offered, req/s", high), y, series))
+    return drawings
 
 
 def _point_cells(name: str, row: Mapping[str, Any]) -> list[str]:

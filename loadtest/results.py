@@ -1,4 +1,4 @@
-"""A run's folder: `summary.json`, `requests.jsonl`, `report.md`; written completely or not at all."""
+"""A run's folder: `summary.json`, `requests.jsonl`, `report.html`; written completely or not at all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shared.errors import ConfigError
 SUMMARY = "summary.json"
 REQUESTS = "requests.jsonl"
 SWEEP = "sweep.json"
-REPORT = "report.md"
+REPORT = "report.html"
 
 
 def prepare_folder(path: Path) -> None:

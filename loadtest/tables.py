@@ -14,21 +14,18 @@ STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
 
 def run_text(summary: Mapping[str, Any]) -> str:
     """The figures of one run: why they are not to be trusted, latencies, other facts."""
-    width = max(len(name) for name, _ in run_facts(summary))
-    facts = (f"{name:{width}}  {value}" for name, value in run_facts(summary))
-    return "\n".join([*doubts(summary), "Latency, ms\n", latency_table(summary), "", *facts])
-
-
-def doubts(summary: Mapping[str, Any]) -> list[str]:
-    """Why the figures are not to be trusted."""
-    partial = [f"PARTIAL: {summary['partial_reason']}"] if summary["partial"] else []
-    return [f"INVALID: {reason}" for reason in summary["invalid_reasons"]] + partial
-
-
-def latency_table(summary: Mapping[str, Any]) -> str:
-    """In milliseconds."""
     rows = [[title, *(number(summary[f"{name}_{key}_ms"]) for name in STATISTICS)] for key, title in LATENCIES]
-    return markdown.table(("", *STATISTICS), rows)
+    width = max(len(name) for name, _ in run_facts(summary))
+    return "\n".join(
+        [
+            *(f"INVALID: {reason}" for reason in summary["invalid_reasons"]),
+            *([f"PARTIAL: {summary['partial_reason']}"] if summary["partial"] else []),
+            "Latency, ms\n",
+            markdown.table(("", *STATISTICS), rows),
+            "",
+            *(f"{name:{width}}  {value}" for name, value in run_facts(summary)),
+        ]
+    )
 
 
 def point_text(name: str, point: Point, row: Mapping[str, Any]) -> str:

@@ -71,7 +71,7 @@ def title(name: str, rate: float | None) -> str:
 
 
 def write_outcome(out: Path, measured: Mapping[str, Sequence[Candidate]]) -> str:
-    """Each workload's `report.md` about its systems' best, and `outcome.md` about all of them; returns its text."""
+    """Each workload's `report.html` about its systems' best, and `outcome.md` about all of them; returns its text."""
     parts = []
     for workload, candidates in measured.items():
         if not candidates:

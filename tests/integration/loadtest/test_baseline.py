@@ -27,7 +27,7 @@ def test_systems_are_measured_under_both_workloads(monkeypatch: pytest.MonkeyPat
     text = (out / "outcome.md").read_text()
     for workload_name in ("trace", "long-prompts"):
         assert f"## {workload_name}" in text
-        assert (out / workload_name / "report.md").exists()
+        assert (out / workload_name / "report.html").exists()
         for system in two:
             assert (out / workload_name / f"{system.name}-chunk-256" / "sweep.json").exists()
     assert text.count("| 256 |") == 4

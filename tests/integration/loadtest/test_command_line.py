@@ -64,7 +64,7 @@ def test_a_run_writes_its_three_files(start_fake: StartFake, call: Call, tmp_pat
     done = call("run", "--target", server.http, *WORKLOAD, *SLO, "--rate", "20", "--duration", "1", "--out", str(out))
     assert done.status == 0, done.stderr
     assert "goodput" in done.stdout
-    assert sorted(path.name for path in out.iterdir()) == ["report.md", "requests.jsonl", "summary.json"]
+    assert sorted(path.name for path in out.iterdir()) == ["report.html", "requests.jsonl", "summary.json"]
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["offered"], summary["attainment"], summary["config"]["seed"]) == (20, 1.0, summary["seed"])
     again = call("run", "--target", server.http, *WORKLOAD, "--rate", "1", "--duration", "1", "--out", str(out))
@@ -99,7 +99,7 @@ def test_a_sweep_finds_the_limit_of_a_queue(start_fake: StartFake, call: Call, t
     }
     assert 80 <= limits["quick"]["rate"] <= 240
     assert 40 <= limits["slow"]["rate"] <= 60
-    assert (tmp_path / "quick" / "rate-40" / "report.md").exists()
+    assert (tmp_path / "quick" / "rate-40" / "report.html").exists()
 
 
 @pytest.mark.slow
@@ -123,7 +123,7 @@ def test_ctrl_c_writes_what_was_measured(start_fake: StartFake, tmp_path: Path) 
     summary = json.loads((out / "summary.json").read_text())
     assert summary["partial"]
     assert summary["completed"] > 0
-    assert "stopped by the user" in (out / "report.md").read_text()
+    assert "stopped by the user" in (out / "report.html").read_text()
 
 
 def test_bad_input_is_one_clear_line(call: Call, tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_the_table_compares_at_the_highest_rate_that_all_could_serve(tmp_path: P
     assert "| 1 prefill + 1 decode | 128 | 3.80 |" in text
     assert "| 1 collocated, all cores | 512 | none | - | 3 |" in text
     assert (tmp_path / "outcome.md").read_text() == text
-    assert (tmp_path / "trace" / "report.md").exists()
+    assert (tmp_path / "trace" / "report.html").exists()
 
 
 def test_systems_that_share_no_rate_within_the_targets_are_compared_at_the_highest_that_they_share(

@@ -1,17 +1,26 @@
-"""The pages: true to their data, whatever a server says."""
+"""The pages: well-formed, self-contained, and true to their data."""
 
 from __future__ import annotations
 
-import itertools
+import re
+from xml.etree import ElementTree
 
 import pytest
 
+from loadtest.chart import round_up
 from loadtest.rate_search import SearchSpace
 from loadtest.records import FailureCause, RequestRecord, TtftSplit
 from loadtest.report import render_run, render_sweeps
 from loadtest.summary import summarize
 from loadtest.sweep import Sweep
 from tests.unit.loadtest.factories import answered, broken, result
+
+
+def check(page: str) -> list[ElementTree.Element]:
+    """The drawings of a page that is whole and loads nothing."""
+    whole = ElementTree.fromstring(page.removeprefix("<!doctype html>\n").replace('<meta charset="utf-8">', ""))
+    assert not re.search(r"url\(|@import|<script|<link|src=|href=", page)
+    return list(whole.iter("svg"))
 
 
 def records() -> list[RequestRecord]:
@@ -22,52 +31,44 @@ def records() -> list[RequestRecord]:
     return [*made, broken(90), broken(91, FailureCause.TIMEOUT, sent_s=9.0)]
 
 
-def check(page: str) -> list[str]:
-    """The headings of a page whose tables are whole: all lines of a table have as many cells as its head."""
-    lines = page.splitlines()
-    for before, line in itertools.pairwise(lines):
-        if before.startswith("|") and line.startswith("|"):
-            assert before.replace(r"\|", "").count("|") == line.replace(r"\|", "").count("|")
-    return [line.lstrip("# ") for line in lines if line.startswith("#")]
-
-
-def test_a_run_has_its_figures() -> None:
+def test_a_run_has_its_figures_and_both_distributions() -> None:
     run = result(records())
-    page = render_run(summarize(run))
-    assert check(page)[1:] == ["Latency, ms", "Server's TTFT split, ms", "Failures"]
-    assert "goodput" in page
-    assert "timeout" in page
+    page = render_run(summarize(run), run.records)
+    assert [svg.attrib["aria-label"] for svg in check(page)] == ["Distribution of TTFT", "Distribution of TPOT"]
+    assert all(part in page for part in ("goodput", "TTFT split", "Failures", "timeout"))
 
 
 @pytest.mark.parametrize("made", [[], [broken(0)], [answered(0, times_s=[0.1])]], ids=len)
 def test_runs_with_next_to_nothing_have_a_page_too(made: list[RequestRecord]) -> None:
     for run in (result(made), result(made, slo=None)):
-        check(render_run(summarize(run)))
+        check(render_run(summarize(run), run.records))
 
 
-def test_what_a_server_says_does_not_break_a_table() -> None:
+def test_what_a_server_says_is_text_not_markup() -> None:
     evil = broken(0)
     assert evil.failure is not None
-    evil.failure = type(evil.failure)(evil.failure.cause, "a | b\n# c", "kind")
-    page = render_run(summarize(result([evil])))
-    assert "c" not in check(page)
-    assert r"a \| b # c" in page
+    evil.failure = type(evil.failure)(evil.failure.cause, "<script>alert(1)</script>", "<b>")
+    run = result([evil])
+    check(render_run(summarize(run), run.records))
 
 
 def test_invalid_and_partial_runs_say_so() -> None:
     run = result([answered(0, sent_s=1.0, times_s=[1.1], due_s=0.5)], stopped="the target was gone")
-    page = render_run(summarize(run))
+    page = render_run(summarize(run), run.records)
     assert "fell behind its schedule" in page
     assert "the target was gone" in page
 
 
-def test_sweeps_stand_side_by_side() -> None:
+def test_sweeps_stand_side_by_side_over_the_rate() -> None:
     run = result(records())
     sweep = Sweep(run.config, SearchSpace())
-    for rate in (2.0, 1.0):
+    for rate in (1.0, 2.0):
         sweep.add(rate, f"rate-{rate:g}", run)
-    page = render_sweeps("two", {"a": sweep.as_json(), "b": sweep.as_json()})
-    assert check(page) == ["two", "Points"]
-    rows = [line.split("|")[1:3] for line in page.partition("## Points")[2].splitlines() if line.startswith("|")]
-    assert [[cell.strip() for cell in row] for row in rows[2:]] == [["a", "1"], ["a", "2"], ["b", "1"], ["b", "2"]]
-    assert check(render_sweeps("none", {"": Sweep(run.config, SearchSpace()).as_json()})) == ["none"]
+    drawings = check(render_sweeps("two", {"a": sweep.as_json(), "b": sweep.as_json()}))
+    assert len(drawings) == 4
+    assert all(len(list(svg.iter("polyline"))) == 2 for svg in drawings)
+    assert len(check(render_sweeps("none", {"": Sweep(run.config, SearchSpace()).as_json()}))) == 0
+
+
+def test_axes_end_at_round_values() -> None:
+    assert [round_up(value) for value in (0, 0.97, 12, 101)] == [1, 1.0, 12, 120]

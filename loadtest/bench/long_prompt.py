@@ -21,7 +21,15 @@ from typing import Annotated
 
 import psutil
 
-from loadtest.baseline.systems import SYSTEMS, System, make_cluster
+from loadtest.baseline.systems import (
+    Candidate,
+    Hardware,
+    System,
+    adaptive,
+    collocated,
+    disaggregated,
+    make_cluster,
+)
 from loadtest.clients.base import Call, Client, RequestFailed
 from loadtest.clients.connect import make_client
 from loadtest.clients.target import parse_target
@@ -35,9 +43,13 @@ from loadtest.workloads.tokens import Span, TokenSource
 from shared.errors import DeadlineExceeded, Internal
 
 GOAL_RATIO = 1.1
-"""Goal for the disaggregated system: a long prompt changes the p99 of the running answers by less than 10 %."""
+"""Goal of all but the collocated systems: a long prompt changes the p99 of the running answers by less than 10 %."""
 CHUNKS_PER_PROMPT = 8
+SYSTEMS = (disaggregated(1, 2), adaptive(2), collocated(2), collocated(1))
 _NUM_KV_BLOCKS = 8192
+"""Of all workers of a system together."""
+_WORKERS = ("prefill", "decode", "worker")
+"""What the names of their processes begin with."""
 _ANSWER_PROMPT, _ANSWER = 64, 4000
 """Tokens of each answer's prompt, and most of an answer. A long prompt asks for one token only: more would measure a
 larger batch, not an arrival."""
@@ -205,8 +217,9 @@ def main(
         async with AsyncExitStack() as stack:
             loads, workers = {}, []
             for system in compared:
-                cluster = await stack.enter_async_context(make_cluster(system, folder, chunk, _NUM_KV_BLOCKS, scratch))
-                workers += [child.pid for name, child in cluster.children.items() if name.startswith(("pre", "dec"))]
+                hardware = Hardware(folder, "cpu", _NUM_KV_BLOCKS // system.num_workers)
+                cluster = await stack.enter_async_context(make_cluster(Candidate(system, chunk), hardware, scratch))
+                workers += [child.pid for name, child in cluster.children.items() if name.startswith(_WORKERS)]
                 client = make_client(parse_target(f"grpc://{cluster.grpc}"))
                 await client.start()
                 stack.push_async_callback(client.close)
@@ -257,7 +270,7 @@ def _cells(system: System, pairs: Sequence[Pair]) -> list[str]:
     ratio = median_of(pairs, "p99_ratio")
     each = ", ".join(f"{pair.p99_ratio:.2f}" for pair in pairs)
     return [
-        system.title,
+        system.name,
         f"{median_of(pairs, 'quiet_p99_ms'):.1f} ms",
         f"{median_of(pairs, 'busy_p99_ms'):.1f} ms",
         f"{bold(f'{ratio:.2f}')} ({each})",
@@ -278,17 +291,17 @@ _FIGURES = (
 
 
 def results(systems: Sequence[System], measured: dict[str, list[Pair]]) -> list[Result]:
-    """The figures for scripts; the best collocated system is the peer of the disaggregated one."""
+    """The figures for scripts; the best collocated system is the peer of the others."""
     ratios = {system.name: median_of(measured[system.name], "p99_ratio") for system in systems}
-    collocated = [system for system in systems if system.mode == "collocated"]
-    peer = min(collocated, key=lambda system: ratios[system.name], default=None)
+    peers = [system for system in systems if system.mode == "collocated"]
+    peer = min(peers, key=lambda system: ratios[system.name], default=None)
     found = []
     for system in systems:
         for title, figure, unit in _FIGURES:
-            result = Result(f"{system.title}: {title}", median_of(measured[system.name], figure), unit)
-            if figure == "p99_ratio" and system.mode == "disaggregated":
+            result = Result(f"{system.name}: {title}", median_of(measured[system.name], figure), unit)
+            if figure == "p99_ratio" and system.mode != "collocated":
                 result = replace(result, limit=GOAL_RATIO)
                 if peer is not None:
-                    result = replace(result, peer=peer.title, ratio=ratios[peer.name] / result.value)
+                    result = replace(result, peer=peer.name, ratio=ratios[peer.name] / result.value)
             found.append(result)
     return found

@@ -79,11 +79,11 @@ def play(trace: Sequence[TraceRequest], speedup: float, policy: str, setup: Setu
     """The requests with their results."""
     index = PrefixIndex(BLOCK_LEN, setup.worker.block_size)
     world = World(Clock(), index, setup.step_by_step, setup.seed, reports_times=policy == AUTO)
-    workers = {
-        worker.name: worker
-        for group in setup.groups
-        for worker in (Worker(world, f"{group.letter}{n}", group.worker, group.roles) for n in range(group.count))
-    }
+    workers: dict[str, Worker] = {}
+    for group in setup.groups:
+        for _ in range(group.count):
+            name = f"{group.letter}{sum(worker.roles == group.roles for worker in workers.values())}"
+            workers[name] = Worker(world, name, group.worker, group.roles)
 
     has_prefills = any(WorkerRole.PREFILL in group.roles for group in setup.groups)
     tandem = replace(setup.tandem, mode="auto" if policy == AUTO else "disaggregated" if has_prefills else "collocated")

@@ -13,6 +13,7 @@ from loadtest.simulator.outcome import summarize
 from loadtest.simulator.peers import PEERS
 from loadtest.simulator.simulation import POLICIES, TANDEM, play, simulate
 from shared.errors import ConfigError
+from shared.identity import roles_text
 from shared.sizing.devices import H200
 from shared.sizing.measured_steps import measured
 from shared.sizing.roofline import step_times
@@ -177,6 +178,34 @@ def test_pools_of_unequal_degrees_have_steps_and_room_of_their_own():
     assert unequal.tpot_p90_s > same.tpot_p90_s
     small = replace(pair, groups=(prefill, replace(decode, worker=replace(decode.worker, num_blocks=2250))))
     assert simulate(trace, 1.0, "tandem", small).goodput < unequal.goodput
+
+
+def test_each_policy_has_its_fleet():
+    options = WorkerOptions("llama-3-8b", "H100", 1, slow_share=0.5)
+    fleet = FleetOptions(prefill=2, decode=4, tpot_s=0.02)
+
+    def workers(policy: str, chunk: int = 0) -> list[tuple[int, str, bool, int, float]]:
+        setup = setup_of(replace(options, chunk=chunk), fleet, policy=policy)
+        fast_s = setup.worker.times.token_s
+        return [
+            (
+                group.count,
+                roles_text(group.roles),
+                group.worker.times.token_s > fast_s,
+                group.worker.max_num_batched_tokens,
+                group.worker.tpot_target_s,
+            )
+            for group in setup.groups
+        ]
+
+    assert workers("static") == [
+        (1, "prefill", False, 8192, 0.0),
+        (1, "prefill", True, 8192, 0.0),
+        (2, "decode", False, 512, 0.0),
+        (2, "decode", True, 512, 0.0),
+    ]
+    assert workers("collocated", 256) == [(3, "decode", False, 256, 0.0), (3, "decode", True, 256, 0.0)]
+    assert workers("auto") == [(3, "prefill,decode", False, 8192, 0.02), (3, "prefill,decode", True, 8192, 0.02)]
 
 
 def test_step_times_come_from_a_measured_table(tmp_path):

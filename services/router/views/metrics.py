@@ -56,7 +56,6 @@ class RouterCounts:
 
     num_finished: int = 0
     num_failed: int = 0
-    num_cancelled: int = 0
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
 
@@ -170,9 +169,7 @@ class RouterMetrics:
             self._tenant_requests.add(1, tenant, "yes" if finished else "no")
             if finished:
                 self._finished(record)
-            elif record.outcome == Cancelled.code:
-                self.counts.num_cancelled += 1
-            else:
+            elif record.outcome != Cancelled.code:
                 self.counts.num_failed += 1
         if not finished:
             self._lost_tokens.add(record.num_given_tokens)

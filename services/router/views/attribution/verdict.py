@@ -135,9 +135,6 @@ class Targets:
     tpot_s: float = 0.0
 
 
-NO_TARGETS = Targets()
-
-
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """One request, judged."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.bench.long_prompt.measure import SYSTEMS, results, system_table
-from loadtest.bench.long_prompt.windows import Pair, Window, median_of
+from loadtest.bench.long_prompt import SYSTEMS, Pair, gaps_within, median_of, results, system_table
 from loadtest.records import Reply
 
 
@@ -17,7 +16,7 @@ def reply(*times_s: float) -> Reply:
 
 
 def test_a_gap_belongs_to_the_window_that_holds_both_its_ends():
-    gaps = Window(1.0, 2.0).gaps_s([reply(0.9, 1.0, 1.25, 2.5), reply(1.5, 2.0, 2.1), reply()])
+    gaps = gaps_within(1.0, 2.0, [reply(0.9, 1.0, 1.25, 2.5), reply(1.5, 2.0, 2.1), reply()])
     assert gaps == [0.25, 0.5]
 
 
@@ -26,10 +25,6 @@ def test_a_pair_is_a_ratio_of_its_own_windows():
     assert pair.p99_ratio == pytest.approx(1.5)
     assert pair.p50_ratio == pytest.approx(1.0)
     assert (pair.num_prompts, pair.prompt_ttft_ms) == (2, pytest.approx(600.0))
-    assert pair.p99_over_neighbour is None
-    beside = Pair.of([0.01] * 100, [0.03] * 100, [0.5], [0.02] * 100)
-    assert beside.p99_over_neighbour == pytest.approx(1.5)
-    assert median_of([pair, beside], lambda pair: pair.p99_over_neighbour) == pytest.approx(1.5)
 
 
 def pairs(*ratios: float) -> list[Pair]:
@@ -37,8 +32,7 @@ def pairs(*ratios: float) -> list[Pair]:
 
 
 def test_the_median_is_of_the_pairs_ratios():
-    assert median_of(pairs(1.0, 3.0, 1.1), lambda pair: pair.p99_ratio) == pytest.approx(1.1)
-    assert median_of(pairs(1.0), lambda pair: pair.p99_over_neighbour) is None
+    assert median_of(pairs(1.0, 3.0, 1.1), "p99_ratio") == pytest.approx(1.1)
 
 
 def test_the_table_and_the_figures_set_disaggregated_beside_the_best_collocated():

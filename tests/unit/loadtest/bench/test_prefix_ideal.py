@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.bench.prefix.ideal import PrefixLru, ideal_hit_tokens
-from loadtest.bench.prefix.prompts import BLOCK_SIZE, make_prompt
+from loadtest.bench.prefix.ideal import BLOCK_SIZE, PrefixLru, ideal_hit_tokens, make_prompt
 
 
 class NaiveLru:
@@ -78,6 +77,6 @@ def test_of_a_prompt_longer_than_the_cache_its_beginning_stays():
 
 def test_the_last_token_is_never_a_hit():
     prompt = make_prompt(range(4 * BLOCK_SIZE), 1)
-    assert ideal_hit_tokens([prompt, prompt], 100, BLOCK_SIZE) == 3 * BLOCK_SIZE
+    assert ideal_hit_tokens([prompt, prompt], 100) == 3 * BLOCK_SIZE
     longer = make_prompt(range(4 * BLOCK_SIZE + 1), 1)
-    assert ideal_hit_tokens([prompt, longer], 100, BLOCK_SIZE) == 4 * BLOCK_SIZE
+    assert ideal_hit_tokens([prompt, longer], 100) == 4 * BLOCK_SIZE

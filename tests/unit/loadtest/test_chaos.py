@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from loadtest.chaos.memory import growth
 from loadtest.chaos.report import Row, RowFile, summary
+from loadtest.chaos.soak import growth
 from loadtest.chaos.streams import Stream
 from loadtest.chaos.trial import CONTROL, GROUPS, LASTING_CUT, LINKS, PHASES, VICTIMS, Outcome, Trial, judge, trials
 from loadtest.chaos.victims import PARTS, cut_pairs, may_be, parts_of

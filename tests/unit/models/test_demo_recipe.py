@@ -10,11 +10,10 @@ from transformers import AutoModelForCausalLM
 
 from models.recipe.chat import BOS, EOS, TEMPLATE, Message, render
 from models.recipe.corpus import Chapter
-from models.recipe.data import Rows, split
+from models.recipe.data import Rows, split, train_tokenizer
 from models.recipe.export import as_shipped, write_config, write_weights
 from models.recipe.network import Llama, Shape
 from models.recipe.optim import Optimizer
-from models.recipe.vocabulary import train_tokenizer
 
 pytestmark = pytest.mark.slow
 

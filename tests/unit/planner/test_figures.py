@@ -12,8 +12,8 @@ from services.planner.figures.observer import Observer, Reading
 from services.planner.figures.page import Page, share_above
 from services.planner.figures.sources import RouterFigures
 from services.planner.policy.config import PlannerConfig, PoolLimits
-from services.planner.policy.governor import Governor
-from services.planner.policy.pace import DecodePace
+from services.planner.policy.need import DecodePace
+from services.planner.policy.planner import Governor
 from shared.errors import Internal
 from shared.rpc.convert import step_times_to_proto
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2

@@ -1,4 +1,4 @@
-"""The engine's benchmarks: every part runs, and figures mean what they say."""
+"""The engine's benchmark on a model of two layers: figures come out, and mean what they say."""
 
 from __future__ import annotations
 
@@ -6,15 +6,11 @@ import pytest
 import torch
 
 from loadtest.bench.engine import cpu as bench_engine
-from loadtest.bench.engine.cpu import Bench, Step, run
-from loadtest.bench.engine.gpu_direct import rate
-from loadtest.bench.engine.limits import active_parameters, prefill_flops
-from loadtest.bench.engine.overhead import step_time
-from loadtest.bench.engine.staging import rates
+from loadtest.bench.engine.cpu import Bench, active_parameters, prefill_flops, run, step_time
+from loadtest.bench.engine.cuda import Step
 from loadtest.bench.peers.adapter import Settings
 from loadtest.bench.peers.ours import Ours
 from shared.kernels.backends import cpu as cpu_backend
-from shared.kv.layout import BlockLayout, KVFormat
 from shared.model.checkpoints import write_random_checkpoint
 
 
@@ -67,18 +63,3 @@ def test_overhead_is_what_is_left_of_a_step_beside_the_library(ours, monkeypatch
     assert found.step_s > 0.0
     assert 0.0 < found.overhead < 1.0
     assert ours.decoder.kernels.library is library
-
-
-def test_both_ways_have_a_rate() -> None:
-    layout = BlockLayout(2, 16, KVFormat("float32", num_kv_heads=1, head_dim=8))
-    results = rates(torch.device("cpu"), layout, 5, repeats=2)
-    assert [result.name for result in results] == ["5 blocks, sent", "5 blocks, received"]
-    assert all(result.value > 0 for result in results)
-
-
-@pytest.mark.slow
-def test_blocks_pass_and_are_checked() -> None:
-    layout = BlockLayout(2, 16, KVFormat("float32", num_kv_heads=1, head_dim=8))
-    result = rate("cpu", layout, 5, repeats=2)
-    assert (result.name, result.unit) == ("5 blocks, directly", "GB/s")
-    assert result.value > 0

@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from shared.telemetry.trace_context import TraceContext
-from shared.telemetry.tracing.kept import MAX_WORDS, KeptSpans
 from shared.telemetry.tracing.otlp import encoded_request, encoded_spans
 from shared.telemetry.tracing.span import Span, SpanKind, Value
-from shared.telemetry.tracing.tracer import Tracer
+from shared.telemetry.tracing.tracer import MAX_WORDS, KeptSpans, Tracer
 
 
 def spans(*names: str) -> list[Span]:

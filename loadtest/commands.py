@@ -15,7 +15,7 @@ from loadtest.clients.connect import make_client
 from loadtest.clients.target import parse_target
 from loadtest.config import LoadConfig
 from loadtest.progress import ProgressLine
-from loadtest.report import render_run, render_sweeps
+from loadtest.report import render_run, render_sweep
 from loadtest.results import REPORT, REQUESTS, SUMMARY, SWEEP, prepare_folder, write_requests
 from loadtest.rig.results import write_json, write_text
 from loadtest.run import Plan, RunResult, execute, plan_run
@@ -27,15 +27,13 @@ EXIT_OK, EXIT_INTERRUPTED = 0, 130
 T = TypeVar("T")
 
 
-async def measure(
-    config: LoadConfig, api_key: str, stop: asyncio.Event, title: str = "", log: bool = True
-) -> RunResult:
-    """One run with a progress line on stderr, which needs a terminal or `log`; raises what `execute` raises."""
-    return await measure_plan(plan_run(config), api_key, stop, title, log)
+async def measure(config: LoadConfig, api_key: str, stop: asyncio.Event, title: str = "") -> RunResult:
+    """One run with a progress line on stderr; raises what `execute` raises."""
+    return await measure_plan(plan_run(config), api_key, stop, title)
 
 
 async def measure_plan(plan: Plan, api_key: str, stop: asyncio.Event, title: str = "", log: bool = True) -> RunResult:
-    """`measure` with a given plan."""
+    """`measure` with a given plan; without `log` the progress line needs a terminal."""
     config = plan.config
     client = make_client(parse_target(config.target), config.model, api_key)
     progress = ProgressLine(sys.stderr, config.limits.duration_s, config.slo is not None, title, log)
@@ -46,11 +44,9 @@ async def measure_plan(plan: Plan, api_key: str, stop: asyncio.Event, title: str
         await client.close()
 
 
-async def measure_into(
-    folder: Path, config: LoadConfig, api_key: str, stop: asyncio.Event, title: str, log: bool = True
-) -> RunResult:
+async def measure_into(folder: Path, config: LoadConfig, api_key: str, stop: asyncio.Event, title: str) -> RunResult:
     """`measure`, and the run's files in `folder`, which must not hold a run yet."""
-    result = await measure(config, api_key, stop, title, log)
+    result = await measure(config, api_key, stop, title)
     prepare_folder(folder)
     write_run(folder, result)
     return result
@@ -69,7 +65,7 @@ def write_sweep(folder: Path, sweep: Sweep) -> dict[str, Any]:
     """A sweep's own two files; returns the content of `sweep.json`."""
     found = sweep.as_json()
     write_json(folder / SWEEP, found)
-    write_text(folder / REPORT, render_sweeps(found["label"] or found["workload"], {"": found}))
+    write_text(folder / REPORT, render_sweep(found))
     return found
 
 

@@ -12,7 +12,7 @@ import grpc.aio
 from shared.block_service.client import TRACEPARENT, SentBlock
 from shared.errors import InvalidRequest
 from shared.kv.transfer import TICKET_BITS
-from shared.kv_index.hash_lists import split_hashes
+from shared.kv_index.holders import split_hashes
 from shared.rpc.errors import answer
 from shared.rpc.fleet_identity import FleetGuard
 from shared.rpc.pb.tandem.v1 import kvstore_pb2, kvstore_pb2_grpc

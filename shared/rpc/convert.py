@@ -10,8 +10,7 @@ from shared.engine.plan import SampledToken
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import InvalidRequest
 from shared.identity import Roles, WorkerRole, roles_text
-from shared.kv.format import KVFormat
-from shared.kv.layout import LAYOUT_VERSION, BlockLayout
+from shared.kv.layout import LAYOUT_VERSION, BlockLayout, KVFormat
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
 from shared.sizing.step_time import StepTimes
 from shared.structure.structured_output import ReasoningPart, StructuredOutput, StructureKind

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from services.kvstore.holder_records import holder_ids
-from services.kvstore.redis_index import read_table
+from services.kvstore.index.holder_table import holder_ids
+from services.kvstore.index.redis_index import read_table
 from services.kvstore.resp.open import redis_client
 from services.router.cache.watch import CacheWatch
 from shared.block_service.store_nodes import StoreNodes

@@ -24,7 +24,7 @@ from shared.engine.plan import PlannedSequence, SampleSpec, StepPlan
 from shared.engine.runner.profile_run import measure_budget
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.sampling_params import SamplingParams
-from shared.kv.format import BYTES_PER_ELEMENT
+from shared.kv.layout import BYTES_PER_ELEMENT
 from shared.model.config.model_config import ModelConfig
 from shared.model.decoder import Decoder
 from shared.model.layers.parameters import DecoderParameters

@@ -13,7 +13,15 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated
 
-from loadtest.baseline.systems import SYSTEMS, System, make_cluster
+from loadtest.baseline.systems import (
+    Candidate,
+    Hardware,
+    System,
+    adaptive,
+    collocated,
+    disaggregated,
+    make_cluster,
+)
 from loadtest.bench.long_prompt.load import Load, Shape
 from loadtest.bench.long_prompt.noisy_neighbour import noisy_neighbour, pin_all_but
 from loadtest.bench.long_prompt.windows import Pair, median_of
@@ -27,9 +35,13 @@ from loadtest.rig.results import Report, Result
 from loadtest.workloads.tokens import TokenSource
 
 GOAL_RATIO = 1.1
-"""Goal for the disaggregated system: a long prompt changes the p99 of the running answers by less than 10 %."""
+"""Goal of all but the collocated systems: a long prompt changes the p99 of the running answers by less than 10 %."""
 CHUNKS_PER_PROMPT = 8
+SYSTEMS = (disaggregated(1, 2), adaptive(2), collocated(2), collocated(1))
 _NUM_KV_BLOCKS = 8192
+"""Of all workers of a system together."""
+_WORKERS = ("prefill", "decode", "worker")
+"""What the names of their processes begin with."""
 _NAMES = [system.name for system in SYSTEMS]
 
 
@@ -70,8 +82,9 @@ async def measure(
     async with AsyncExitStack() as stack:
         loads, workers = {}, []
         for system in systems:
-            cluster = await stack.enter_async_context(make_cluster(system, model, chunk_len, _NUM_KV_BLOCKS, out))
-            workers += [child.pid for name, child in cluster.children.items() if name.startswith(("prefill", "decode"))]
+            hardware = Hardware(model, "cpu", _NUM_KV_BLOCKS // system.num_workers)
+            cluster = await stack.enter_async_context(make_cluster(Candidate(system, chunk_len), hardware, out))
+            workers += [child.pid for name, child in cluster.children.items() if name.startswith(_WORKERS)]
             client = make_client(parse_target(f"grpc://{cluster.grpc}"))
             await client.start()
             stack.push_async_callback(client.close)
@@ -110,7 +123,7 @@ def _cells(system: System, pairs: Sequence[Pair]) -> list[str]:
         return "" if value is None else f"{value:.{digits}f} ms"
 
     return [
-        system.title,
+        system.name,
         ms("quiet_p99_ms"),
         ms("busy_p99_ms"),
         _with_each(pairs, "p99_ratio"),
@@ -140,20 +153,20 @@ _FIGURES = (
 
 
 def results(systems: Sequence[System], measured: dict[str, list[Pair]]) -> list[Result]:
-    """The figures for scripts; the best collocated system is the peer of the disaggregated one."""
+    """The figures for scripts; the best collocated system is the peer of the others."""
     ratios = {system.name: median_of(measured[system.name], attrgetter("p99_ratio")) or 0.0 for system in systems}
-    collocated = [system for system in systems if system.mode == "collocated"]
-    peer = min(collocated, key=lambda system: ratios[system.name], default=None)
+    peers = [system for system in systems if system.mode == "collocated"]
+    peer = min(peers, key=lambda system: ratios[system.name], default=None)
     found = []
     for system in systems:
         for title, figure, unit in _FIGURES:
             value = median_of(measured[system.name], attrgetter(figure))
             if value is None:
                 continue
-            result = Result(f"{system.title}: {title}", value, unit)
-            if figure == "p99_ratio" and system.mode == "disaggregated":
+            result = Result(f"{system.name}: {title}", value, unit)
+            if figure == "p99_ratio" and system.mode != "collocated":
                 result = replace(result, limit=GOAL_RATIO)
                 if peer is not None:
-                    result = replace(result, peer=peer.title, ratio=ratios[peer.name] / value)
+                    result = replace(result, peer=peer.name, ratio=ratios[peer.name] / value)
             found.append(result)
     return found

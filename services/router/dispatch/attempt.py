@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from services.router.dispatch.active_request import ActiveRequest
-from services.router.dispatch.states import HOLDERS, Holder, RequestEvent, RequestState
+from services.router.dispatch.record import HOLDERS, Holder, RequestEvent, RequestState
 from services.router.placement.cut_pairs import CutPairs
 from services.router.placement.prediction import TtftPredictor
 from services.router.placement.views import NO_WORK, Work

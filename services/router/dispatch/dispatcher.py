@@ -13,9 +13,15 @@ from services.router.dispatch.active_request import ActiveRequest, WriteCoalesce
 from services.router.dispatch.attempt import Attempt
 from services.router.dispatch.prefix_lookup import PrefixLookup
 from services.router.dispatch.quarantine import Quarantine
-from services.router.dispatch.record import UNOBSERVED, Failure, RecordObserver, RequestRecord
+from services.router.dispatch.record import (
+    UNOBSERVED,
+    Failure,
+    RecordObserver,
+    RequestEvent,
+    RequestRecord,
+    RequestState,
+)
 from services.router.dispatch.request import Request
-from services.router.dispatch.states import RequestEvent, RequestState
 from services.router.dispatch.waiting_room import RETRY_AFTER_S, DispatchConfig, WaitingRoom
 from services.router.placement.policy import Placement
 from services.router.workers.fleet import Fleet

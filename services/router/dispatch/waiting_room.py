@@ -14,8 +14,8 @@ from services.router.admission.settings import AdmissionSettings, QueueSettings
 from services.router.dispatch.active_request import ActiveRequest
 from services.router.dispatch.attempt import Attempt, Successor
 from services.router.dispatch.prefix_lookup import PrefixLookup
+from services.router.dispatch.record import RequestEvent
 from services.router.dispatch.request import Request
-from services.router.dispatch.states import RequestEvent
 from services.router.placement.cut_pairs import CutPairs
 from services.router.placement.decision import Choice, Route
 from services.router.placement.filters import GUEST_AFTER_S

@@ -7,8 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from services.router.dispatch.record import RequestRecord
-from services.router.dispatch.states import RequestState
+from services.router.dispatch.record import RequestRecord, RequestState
 from services.router.served_model import ServedModel
 from services.router.views.attribution.verdict import Verdict, error_code, outcome
 from services.router.views.attribution.window import DEFAULT_WINDOW_S, MAX_WINDOW_S, Percentiles, Window, summarize

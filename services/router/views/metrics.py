@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 
-from services.router.dispatch.record import FINISHED, Entry, RequestRecord
-from services.router.dispatch.states import RequestEvent
+from services.router.dispatch.record import FINISHED, Entry, RequestEvent, RequestRecord
 from services.router.placement.decision import Route
 from services.router.views.metric_definitions import (
     DURATION,

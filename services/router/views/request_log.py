@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from services.router.dispatch.record import RequestRecord
-from services.router.dispatch.states import RequestEvent
+from services.router.dispatch.record import RequestEvent, RequestRecord
 from services.router.views.attribution.ring import EndedRequests
 from services.router.views.attribution.verdict import Targets, outcome
 from services.router.views.explanation import Explained

@@ -14,10 +14,11 @@ ITL, the gap between two consecutive tokens, is not noted for each request: the 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
-from services.router.dispatch.record import RequestRecord
-from services.router.dispatch.states import RequestEvent
+from services.router.dispatch.record import RequestEvent, RequestRecord
+from shared.rpc.pb.tandem.v1 import types_pb2
 
 # Read for each entry: a member of an enum takes 0.1 µs by its name.
 _MATCHED, _PLACED, _SUBMITTED = RequestEvent.MATCHED, RequestEvent.PLACED, RequestEvent.SUBMITTED
@@ -125,3 +126,21 @@ def ttft_split(record: RequestRecord) -> TtftSplit:
         ship_exposed_ms=exposed_ms,
         first_decode_step_ms=record.first_decode_step_ms,
     )
+
+
+def tandem_member(record: RequestRecord, start: Mapping[str, Any] | None = None) -> dict[str, object]:
+    """`{"tandem": {...}}`: where the time to the first token went, and which workers served; with what `start_member`
+    gave where the chunk is also the choice's first."""
+    return {
+        "tandem": {
+            **(start["tandem"] if start else {}),
+            "ttft": {name: round(value, 3) for name, value in ttft_split(record)._asdict().items()},
+            "prefill_worker": record.prefill_worker,
+            "decode_worker": record.decode_worker,
+        }
+    }
+
+
+def ttft_message(record: RequestRecord) -> types_pb2.TtftSplit:
+    """Where the time to the first token went."""
+    return types_pb2.TtftSplit(**ttft_split(record)._asdict())

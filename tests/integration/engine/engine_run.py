@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 import torch
 
-from shared.engine.engine import Engine
+from shared.engine.engine import Engine, StepRunner
 from shared.engine.messages import (
     AddSequence,
     EngineDied,
@@ -24,7 +24,6 @@ from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.sampling_params import SamplingParams
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from shared.engine.sequence import EngineSequence, Goal
-from shared.engine.step_runner import StepRunner
 from shared.kernels.backends.registry import AUTO
 from shared.kv.pool import BlockPool
 from shared.model.decoder import Decoder

@@ -1,7 +1,7 @@
 """A file of steps: every plan as it is launched, every result as it is taken, so that another process can repeat them.
 
 Records follow each other in the order in which they happened: one byte for the kind, a little-endian u32 length, the
-plan as `plan_codec` writes it, or the result in msgpack.
+plan as `PlanEncoder` writes it, or the result in msgpack.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import BinaryIO
 
 import msgspec
 
+from shared.engine.engine import LaunchedStep, StepRunner
+from shared.engine.group.plans import PlanDecoder, PlanEncoder
 from shared.engine.plan import StepPlan, StepResult
-from shared.engine.plan_codec import PlanDecoder, PlanEncoder
 from shared.engine.runner.block_access import BlockAccess
-from shared.engine.step_runner import LaunchedStep, StepRunner
 from shared.errors import TransferFailed
 
 _RECORD = struct.Struct("<cI")

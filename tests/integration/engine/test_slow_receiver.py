@@ -6,9 +6,8 @@ import asyncio
 
 from shared.engine.messages import AddSequence, ReleaseBlocks, StepOutput
 from shared.engine.sequence import Goal
-from shared.kv.handoff.receiving import receive_trailer
-from shared.kv.handoff.shipment import Shipment
-from shared.kv.handoff.trailer import trailer_bytes
+from shared.kv.handoff.receive_handoff import receive_trailer
+from shared.kv.handoff.shipment import Shipment, trailer_bytes
 from shared.kv.local import LocalPlane, LocalTransfer
 from tests.integration.engine.engine_run import EngineRun
 from tests.integration.engine.families import write_family

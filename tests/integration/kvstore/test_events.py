@@ -12,12 +12,12 @@ import pytest
 from redis.asyncio import Redis
 
 from services.kvstore.embedded import EmbeddedValkey
-from services.kvstore.index import ResyncNeeded
-from services.kvstore.redis_index import RedisIndex
+from services.kvstore.index.block_index import ResyncNeeded
+from services.kvstore.index.redis_index import RedisIndex
+from services.kvstore.index.sweeper import Sweeper
 from services.kvstore.resp.client import RedisClient
 from services.kvstore.server import KVStoreServer
 from services.kvstore.settings import KVStoreSettings
-from services.kvstore.sweeper import Sweeper
 from shared.errors import InvalidRequest
 from shared.identity import WorkerRole
 from shared.kv.pool import BlockPool

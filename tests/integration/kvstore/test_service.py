@@ -27,8 +27,7 @@ from services.kvstore.settings import KVStoreSettings
 from shared.errors import ConfigError, InvalidRequest, StoreUnavailable
 from shared.identity import WorkerRole
 from shared.kv_index.client import KVStoreClient
-from shared.kv_index.hash_lists import MAX_HASHES
-from shared.kv_index.holders import PrefixMatch, Tier
+from shared.kv_index.holders import MAX_HASHES, PrefixMatch, Tier
 from shared.kv_index.publisher import IndexPublisher
 from shared.rpc.pb.tandem.v1 import kvstore_pb2, kvstore_pb2_grpc, types_pb2
 from shared.rpc.server import channel

@@ -7,9 +7,8 @@ import time
 
 from services.router.dispatch.dispatcher import Dispatcher
 from services.router.dispatch.prefix_lookup import PrefixLookup
-from services.router.dispatch.record import RequestRecord
+from services.router.dispatch.record import RequestEvent, RequestRecord
 from services.router.dispatch.request import Request
-from services.router.dispatch.states import RequestEvent
 from services.router.dispatch.waiting_room import DispatchConfig
 from services.router.placement.policy import Placement, PlacementConfig
 from services.router.workers.discovery import StaticDiscovery

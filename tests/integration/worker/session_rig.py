@@ -18,15 +18,14 @@ import torch
 from services.decode.role import DecodeRole
 from services.prefill.role import PrefillRole
 from services.worker import worker
-from services.worker.session_server import SessionServer
+from services.worker.session import SessionServer
 from shared.engine.engine import Engine
 from shared.engine.plan import SampledToken, StepResult
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from shared.identity import Roles, WorkerRole
 from shared.kv.checksum_weights import checksum_weights, weighted_sum
-from shared.kv.format import KVFormat
 from shared.kv.hashing import ChainRoots
-from shared.kv.layout import LAYOUT_VERSION, BlockLayout
+from shared.kv.layout import LAYOUT_VERSION, BlockLayout, KVFormat
 from shared.kv.local import LocalPlane, LocalTransfer
 from shared.kv.pool import BlockPool
 from shared.rpc.fleet_identity import FleetGuard
@@ -94,7 +93,9 @@ class Worker:
             incarnation=5,
             fleet_key=None,
             seal=lambda *_: None,
-            settings=SimpleNamespace(name="w", max_num_seqs=8, tpot_target_ms=-1, tp=1, pp=1, ep=1),
+            settings=SimpleNamespace(
+                name="w", max_num_seqs=8, max_num_batched_tokens=64, tpot_target_ms=-1, tp=1, pp=1, ep=1
+            ),
             model=SimpleNamespace(
                 fingerprint="f",
                 texts_digest="",

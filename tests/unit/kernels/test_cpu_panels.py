@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from shared.kernels.backends.cpu import CpuKernels
-from shared.kernels.cpu.linear import CompressedLinear, PackedLinear, PanelLinear, pack
-from shared.kernels.cpu.packing import fits_panels
+from shared.kernels.cpu.linear import CompressedLinear, PackedLinear, PanelLinear, fits_panels, pack
 
 from .cpu_case import DTYPES, close, random, uneven_weight
 from .isas import EACH_ISA, needs_library

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.errors import InvalidRequest
-from shared.kv.format import KVFormat
 from shared.kv.hashing import HASH_BYTES, ChainRoots, block_hash, chain, extend_chain, root_hash
+from shared.kv.layout import KVFormat
 
 ROOT = root_hash("model", "float32", 1)
 token_lists = st.lists(st.integers(0, 2**32 - 1), max_size=70)

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from shared.errors import InvalidRequest, ModelMismatch
-from shared.kv.format import KVFormat
-from shared.kv.layout import BlockLayout
+from shared.kv.layout import BlockLayout, KVFormat
 
 LAYOUT = BlockLayout(3, 16, KVFormat("bfloat16", num_kv_heads=2, head_dim=8))
 

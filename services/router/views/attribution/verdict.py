@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from services.router.admission.blocked import Cause
-from services.router.dispatch.record import RequestRecord
-from services.router.dispatch.states import RequestState
+from services.router.dispatch.record import RequestRecord, RequestState
 from services.router.views.timings import (
     NO_SPLIT,
     TtftSplit,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from services.router.dispatch.record import Entry, Failure, RequestRecord
-from services.router.dispatch.states import RequestEvent, RequestState
+from services.router.dispatch.record import Entry, Failure, RequestEvent, RequestRecord, RequestState
 from services.router.placement.decision import Choice
 from shared.telemetry.trace_context import new_span_id
 from shared.telemetry.tracing.span import Span, SpanKind, Value

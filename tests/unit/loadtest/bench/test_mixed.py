@@ -8,7 +8,7 @@ import torch
 from loadtest.bench.engine.cuda import LLAMA_8B
 from loadtest.bench.engine.mixed import MixedStep, in_rounds, measure, mixed_steps, report
 from loadtest.rig.results import write
-from shared.engine.step_work import step_work
+from shared.engine.plan import step_work
 from shared.model.config.model_config import ModelConfig
 from shared.model.random_weights import random_decoder
 from shared.sizing.measured_steps import measured, step_of

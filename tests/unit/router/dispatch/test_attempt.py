@@ -10,8 +10,8 @@ import pytest
 
 from services.router.dispatch.active_request import ActiveRequest, WriteCoalescer
 from services.router.dispatch.attempt import Attempt
+from services.router.dispatch.record import RequestState
 from services.router.dispatch.request import Request
-from services.router.dispatch.states import RequestState
 from services.router.placement.cut_pairs import CutPairs
 from services.router.placement.decision import Choice
 from services.router.placement.prediction import Reliability

@@ -22,8 +22,8 @@ from hypothesis.stateful import (
 
 from services.router.dispatch.dispatcher import Dispatcher
 from services.router.dispatch.prefix_lookup import PrefixLookup
+from services.router.dispatch.record import HOLDERS, Holder, RequestState
 from services.router.dispatch.request import Request
-from services.router.dispatch.states import HOLDERS, Holder, RequestState
 from services.router.dispatch.waiting_room import DispatchConfig
 from services.router.placement.policy import Placement, PlacementConfig
 from services.router.workers.discovery import StaticDiscovery

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.router.dispatch.states import HOLDERS, TRANSITIONS, Holder, RequestEvent, RequestState, after
+from services.router.dispatch.record import HOLDERS, TRANSITIONS, Holder, RequestEvent, RequestState, after
 from shared.errors import Internal
 
 ENDS = {RequestState.FINISHED, RequestState.FAILED, RequestState.CANCELLED}

@@ -11,8 +11,7 @@ import pytest
 from services.router.workers.discovery import StaticDiscovery
 from services.router.workers.fleet import Fleet
 from shared.errors import ModelMismatch
-from shared.kv.format import KVFormat
-from shared.kv.layout import BlockLayout
+from shared.kv.layout import BlockLayout, KVFormat
 from shared.model.text.texts_digest import texts_digest
 from shared.rpc.convert import layout_to_proto
 from shared.rpc.pb.tandem.v1 import types_pb2

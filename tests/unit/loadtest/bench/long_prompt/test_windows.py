@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.baseline.systems import SYSTEMS
-from loadtest.bench.long_prompt.measure import results, system_table
+from loadtest.bench.long_prompt.measure import SYSTEMS, results, system_table
 from loadtest.bench.long_prompt.windows import Pair, Window, median_of
 from loadtest.records import Reply
 
@@ -43,10 +42,10 @@ def test_the_median_is_of_the_pairs_ratios():
 
 
 def test_the_table_and_the_figures_set_disaggregated_beside_the_best_collocated():
-    measured = {"disaggregated": pairs(1.05), "collocated-2": pairs(4.0), "collocated-1": pairs(6.3)}
+    measured = {"1P+1D": pairs(1.05), "auto": pairs(2.0), "2-collocated": pairs(4.0), "1-collocated": pairs(6.3)}
     text = system_table(SYSTEMS, measured)
-    assert "| 1 prefill + 1 decode | 10.0 ms | 10.5 ms | **1.05** (1.05) |" in text
+    assert "| 1P+1D | 10.0 ms | 10.5 ms | **1.05** (1.05) |" in text
     found = {result.name: result for result in results(SYSTEMS, measured)}
-    ratio = found["1 prefill + 1 decode: ITL p99 with over without"]
+    ratio = found["1P+1D: ITL p99 with over without"]
     assert ratio.limit == 1.1
-    assert (ratio.peer, ratio.ratio) == ("2 collocated", pytest.approx(4.0 / 1.05))
+    assert (ratio.peer, ratio.ratio) == ("2-collocated", pytest.approx(4.0 / 1.05))

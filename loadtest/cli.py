@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -110,7 +109,4 @@ def _rates(text: str) -> list[float]:
 
 def main() -> None:
     """The process's entry point."""
-    # Read where gRPC is imported. Its handlers for forks would run in the processes of every cluster that is started
-    # beside another, and crash some of them.
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     run_one_of(COMMANDS, sys.argv[1:], "python -m loadtest")

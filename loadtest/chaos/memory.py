@@ -13,7 +13,7 @@ import psutil
 from loadtest.rig.markdown import bold, table
 
 NUM_MEANS = 10
-"""Samples a second apart depend on each other; the means of so many stretches nearly do not."""
+"""Samples a second apart depend on each other; the means of this number of stretches nearly do not."""
 TWO_SIDED_95 = 2.306
 """Student's t for 95 % with NUM_MEANS - 2 degrees of freedom."""
 FLAT_MIB_A_MINUTE = 1.0

@@ -57,7 +57,7 @@ class WorkerOptions:
     model: str = "llama-3-70b"
     device: str = "H200"
     gpus: int = 4
-    """Number of devices, taken as one that is so many times as fast."""
+    """Number of devices, taken as one with their speed in sum."""
     slow_device: str = "L40S"
     """Of the slower workers, where there are any."""
     slow_share: float = 0.0
@@ -151,7 +151,7 @@ def simulate_trace(
     model: Annotated[str, Option(help=", ".join(sorted(MODELS)))] = _WORKER.model,
     device: Annotated[str, Option(help=", ".join(GPUS))] = _WORKER.device,
     gpus: Annotated[
-        int, Option(help="devices a worker, as one that is so many times as fast; see --degrees")
+        int, Option(help="devices a worker, taken as one with their speed in sum; see --degrees")
     ] = _WORKER.gpus,
     slow_device: Annotated[str, Option(help="of the slower workers of a mixed fleet")] = _WORKER.slow_device,
     slow_share: Annotated[float, Option(help="share of each pool's workers that are slower")] = _WORKER.slow_share,

@@ -156,6 +156,10 @@ class SessionServer:
             await self.serve(context)
 
         async def refuse(_: Any, context: Context) -> None:
+            # After its first command: a router whose write fails gets an error of gRPC's in place of this one.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(HELLO_TIMEOUT_S):
+                    await context.read()
             await abort(context, other_protocol("the router", 1, "this worker"))
 
         # Events are serialized where they are made.

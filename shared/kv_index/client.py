@@ -15,10 +15,10 @@ import grpc.aio
 from shared.errors import DeadlineExceeded, StoreUnavailable, TandemError, WorkerLost
 from shared.identity import WorkerIdentity
 from shared.kv_index.holders import EventStamp, Holder, PrefixMatch, Tier, join_hashes
+from shared.rpc.connection import Connection
 from shared.rpc.convert import role_from_proto, role_to_proto
 from shared.rpc.errors import from_proto, from_rpc_error
 from shared.rpc.pb.tandem.v1 import kvstore_pb2, kvstore_pb2_grpc, types_pb2
-from shared.rpc.server import channel
 
 Stream = grpc.aio.StreamStreamCall[kvstore_pb2.MatchCall, kvstore_pb2.MatchAnswer]
 MATCH_TIMEOUT_S = 0.25
@@ -181,11 +181,11 @@ class KVStoreClient:
         credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
         """`address` is host:port; `credentials` are those of mutual TLS."""
-        self._credentials = credentials
         self.address = address
         self._match_timeout_s = match_timeout_s
         self._write_timeout_s = write_timeout_s
-        self._channel: grpc.aio.Channel | None = None
+        self._connection = Connection(address, credentials)
+        self._channel: grpc.aio.Channel | None = None  # of the stub
         self._stub: kvstore_pb2_grpc.KVStoreServiceAsyncStub | None = None
         self._matches: MatchStream | None = None
         self._closed = False
@@ -265,9 +265,7 @@ class KVStoreClient:
         self._stub = None
         if self._matches is not None:
             await self._matches.close()
-        if self._channel is not None:
-            connection, self._channel = self._channel, None
-            await connection.close()
+        await self._connection.close()
 
     async def _call(
         self,
@@ -279,7 +277,7 @@ class KVStoreClient:
             raise self._translate(error) from error
 
     def _match_stream(self) -> MatchStream:
-        """The open stream, or a new one."""
+        """The open stream, or a new one where that has ended or its connection was replaced."""
         stub = self._connected()
         if self._matches is None or not self._matches.is_open:
             self._matches = MatchStream(stub.MatchStream(), self.address, self._translate)
@@ -288,9 +286,10 @@ class KVStoreClient:
     def _connected(self) -> kvstore_pb2_grpc.KVStoreServiceAsyncStub:
         if self._closed:
             raise StoreUnavailable(f"the client of KV store {self.address} is closed")
-        if self._stub is None:
-            self._channel = channel(self.address, self._credentials)
-            self._stub = kvstore_pb2_grpc.KVStoreServiceStub(self._channel)
+        channel = self._connection.channel()
+        if self._stub is None or channel is not self._channel:
+            self._stub, self._channel = kvstore_pb2_grpc.KVStoreServiceStub(channel), channel
+            self._matches = None  # a stream of the channel before ends with it
         return self._stub
 
     def _translate(self, error: grpc.aio.AioRpcError) -> TandemError:

@@ -40,7 +40,8 @@ MAX_TENANTS = 100
 """As many configured tenants have series of their own, the first by name; a metrics page has to stay small."""
 
 _REFUSALS = (RequestEvent.FULL, RequestEvent.LATE, RequestEvent.TIMEOUT)
-_COUNTED = (RequestEvent.PLACED, RequestEvent.SENDER_LOST, RequestEvent.RETRY, *_REFUSALS)
+COUNTED = frozenset((RequestEvent.PLACED, RequestEvent.SENDER_LOST, RequestEvent.RETRY, *_REFUSALS))
+"""The events that `RouterMetrics.noted` counts; it does nothing for others."""
 _REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.CANCELLED: "cancelled"}
 
 
@@ -121,7 +122,7 @@ class RouterMetrics:
         """See `RecordObserver`."""
         entry = record.entries[-1]
         event = entry.event
-        if event not in _COUNTED:
+        if event not in COUNTED:
             return
         if event is RequestEvent.PLACED:
             self._placements.add(1, record.choices[-1].route.value)

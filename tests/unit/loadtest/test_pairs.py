@@ -42,7 +42,7 @@ def test_the_interval_holds_the_truth_in_about_95_of_100_studies(
         found = ratio_interval(*study(rng, attainments, rounds, 38, drift))
         assert found is not None
         held += found.low <= truth <= found.high
-    assert 0.91 <= held / NUM_STUDIES <= 1.0
+    assert 0.91 <= held / NUM_STUDIES < 1.0  # in every study would be too wide
 
 
 def test_a_machine_that_drifts_makes_the_interval_wider() -> None:

@@ -121,6 +121,7 @@ class Hanging:
         self._num_answers = num_answers
         self._killed = asyncio.Event()
         self.num_starts = 0
+        self.num_probes = 0
 
     async def restart(self) -> None:
         self._killed.clear()
@@ -132,6 +133,7 @@ class Hanging:
         return "SIGKILL"
 
     async def answers(self) -> bool:
+        self.num_probes += 1
         self._num_answers -= 1
         return self._num_answers >= 0
 
@@ -166,6 +168,7 @@ async def test_what_never_answered_or_is_only_watched_is_left_alone(num_answers:
     supervisor.start([part])
     await asyncio.sleep(0.3)
     assert part.num_starts == 0
+    assert (part.num_probes > 0) == restart
     await supervisor.close()
 
 

@@ -173,6 +173,7 @@ def test_wrong_arguments_are_named():
         (["--speedup", "0"], "speedup"),
         (["--workload", "balanced"], "trace"),
         (["--noise", "2"], "noise"),
+        (["--blocks", "100"], "blocks"),
     ):
         with pytest.raises(ConfigError) as wrong:
             main(["--trace", str(HEAD), *flags])
@@ -200,7 +201,7 @@ def test_pools_of_unequal_degrees_have_steps_and_room_of_their_own():
     longer = decode.worker.times.decode_step_s(8, 0) / prefill.worker.times.decode_step_s(8, 0)
     assert longer > 1.5, "two stages read their weights for every part of the batch"
     assert unequal.tpot_p90_s > same.tpot_p90_s
-    small = replace(pair, groups=(prefill, replace(decode, worker=replace(decode.worker, num_blocks=2250))))
+    small = replace(pair, groups=(prefill, replace(decode, worker=replace(decode.worker, num_blocks=9000))))
     assert simulate(trace, 1.0, "tandem", small).goodput < unequal.goodput
 
 

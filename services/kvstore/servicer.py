@@ -23,8 +23,7 @@ from shared.rpc.errors import answer, to_proto
 from shared.rpc.pb.tandem.v1 import kvstore_pb2, kvstore_pb2_grpc
 from shared.tasks import end_task
 from shared.telemetry.trace_context import TraceContext, new_span_id
-from shared.telemetry.tracing.span import Span, SpanKind
-from shared.telemetry.tracing.span_sink import SpanSink
+from shared.telemetry.tracing.span import Span, SpanKind, SpanSink
 
 logger = logging.getLogger(__name__)
 

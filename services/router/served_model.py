@@ -80,7 +80,15 @@ class ServedModel:
             seed=zlib.crc32(settings.name.encode()),
         )
         self.requests = RequestLog(self.metrics, settings.judged_by)
-        self.dispatcher = Dispatcher(self.fleet, placement, self.lookup, settings.dispatch_config(), self.requests)
+        self.dispatcher = Dispatcher(
+            self.fleet,
+            placement,
+            self.lookup,
+            settings.dispatch_config(),
+            self.requests,
+            settings.moves,
+            settings.targets.tpot_s,
+        )
         self._show_figures()
         self.reader = PrefixReader(tokenizer, template)
         self.edge = InputProcessor(

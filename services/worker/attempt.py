@@ -13,8 +13,7 @@ from shared.rpc.convert import finish_reason_to_proto, logprobs_to_proto
 from shared.rpc.pb.tandem.v1 import types_pb2
 from shared.telemetry.logs import RequestLog, request_log
 from shared.telemetry.trace_context import TraceContext, new_span_id, trace_id_of
-from shared.telemetry.tracing.span import Attributes, Span, SpanKind
-from shared.telemetry.tracing.span_sink import SpanSink
+from shared.telemetry.tracing.span import Attributes, Span, SpanKind, SpanSink
 
 MAX_SPAN_EVENTS = 128
 """Of one span; a longer prompt's later chunks are only counted."""

@@ -27,7 +27,7 @@ from shared.rpc.fleet_identity import FleetGuard
 from shared.rpc.outbox import Outbox
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 from shared.rpc.protocol import OLD_SESSION_SERVICES, PROTOCOL_VERSION, SESSION_SERVICE, other_protocol
-from shared.telemetry.tracing.span_sink import SpanSink
+from shared.telemetry.tracing.span import SpanSink
 
 MAX_EVENTS = 65_536
 """Events that may wait for a router to read them; then its session is ended. A step is one event."""

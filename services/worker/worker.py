@@ -40,7 +40,7 @@ from shared.rpc.pb.tandem.v1.worker_pb2 import Reserve, Submit
 from shared.rpc.protocol import PROTOCOL_VERSION
 from shared.structure.structured_output import StructuredOutput
 from shared.telemetry.logs import RequestLog, failure_level
-from shared.telemetry.tracing.span_sink import SpanSink
+from shared.telemetry.tracing.span import SpanSink
 
 logger = logging.getLogger(__name__)
 

@@ -17,8 +17,7 @@ from shared.rpc.errors import answer
 from shared.rpc.fleet_identity import FleetGuard
 from shared.rpc.pb.tandem.v1 import kvstore_pb2, kvstore_pb2_grpc
 from shared.telemetry.trace_context import TraceContext, new_span_id
-from shared.telemetry.tracing.span import Attributes, Span, SpanKind
-from shared.telemetry.tracing.span_sink import SpanSink
+from shared.telemetry.tracing.span import Attributes, Span, SpanKind, SpanSink
 
 SERVICE_NAME = "tandem.v1.BlockService"
 

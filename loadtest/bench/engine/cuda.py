@@ -69,7 +69,12 @@ class Step:
         """Blocks of each sequence."""
         return -(-(self.start + self.count) // BLOCK_SIZE)
 
-    def plan(self, vocab_size: int, *, pending: bool) -> StepPlan:
+    @property
+    def num_kv_tokens(self) -> int:
+        """Slots of whole blocks that it takes."""
+        return self.batch * self.num_blocks * BLOCK_SIZE
+
+    def plan(self, vocab_size: int, *, pending: bool = False) -> StepPlan:
         """Each sequence with blocks of its own; `pending` decodes what the step before sampled."""
         spec = SampleSpec(SamplingParams(temperature=0.0, seed=0, max_tokens=1), self.start + self.count)
         return StepPlan(

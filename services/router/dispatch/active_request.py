@@ -15,13 +15,13 @@ from services.router.dispatch.record import (
     RequestEvent,
     RequestRecord,
     RequestState,
-    after,
 )
 from services.router.dispatch.request import (
     Request,
     TokenDelta,
     TokenLogprobs,
 )
+from services.router.dispatch.transitions import after
 from services.router.placement.views import NO_HITS, PrefixHits
 from shared.errors import TandemError
 from shared.rpc.convert import finish_reason_from_proto

@@ -15,6 +15,12 @@ reassigning, from shipping to resuming, until the decode worker has said which b
 died, the request is held in either state until it is known which other workers died with it. A request whose decode
 worker computes the prompt itself goes from prefilling to decoding. The answer may also end with its first token.
 
+A running answer may move to another decode worker, which begins before the old one ends:
+
+    decoding ──► copying ──► closing_up ──► repeating ──► decoding
+        ▲           │            │              ▲
+        └── stayed ─┴────────────┘              └── from copying too: the old worker is lost, or the new one is quick
+
 A state names the holders of memory, and so the workers that a failure is charged to and that need a message about an
 early end: the loss of a worker that holds nothing of a request does not touch the request.
 """
@@ -30,6 +36,7 @@ from typing import NamedTuple, Protocol
 
 from services.router.admission.blocked import Cause
 from services.router.placement.decision import Choice
+from services.router.placement.moves import MoveCause
 from shared.engine.finish_reason import FinishReason
 from shared.errors import Internal, TandemError
 from shared.telemetry.trace_context import TraceContext
@@ -63,6 +70,13 @@ class RequestState(Enum):
     """As RESUMING, after a death: no prefill worker gets the prompt before every other worker was heard from."""
     DECODING = "decoding"
     """The decode worker has joined the request to its batch: it has every block, and the prefill worker is out."""
+    COPYING = "copying"
+    """The answer runs on its decode worker, and the next one prepares to continue it: fetches its blocks, computes the
+    rest."""
+    CLOSING_UP = "closing_up"
+    """As COPYING: the next worker has all but the newest tokens, and was asked anew with these."""
+    REPEATING = "repeating"
+    """The answer runs on the next worker alone, which has not sent a token yet that the client lacks."""
     FINISHED = "finished"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -72,7 +86,7 @@ class RequestState(Enum):
     @property
     def ended(self) -> bool:
         """No event is expected any more."""
-        return not TRANSITIONS[self]
+        return self in (RequestState.FINISHED, RequestState.FAILED, RequestState.CANCELLED)
 
 
 class RequestEvent(Enum):
@@ -94,6 +108,18 @@ class RequestEvent(Enum):
     """Every other worker was heard from since that death."""
     JOINED = "joined"
     """The decode worker sent its first tokens."""
+    MOVE = "move"
+    """The answer is to continue on another decode worker, which is asked for it."""
+    ASKED_ANEW = "asked_anew"
+    """The next worker is asked anew, with the tokens so far: it would repeat too many of them, or differs in one."""
+    SWITCHED = "switched"
+    """The next worker answered: the old one is out."""
+    LEFT_ALONE = "left_alone"
+    """The old worker failed while the next one prepared: that one continues."""
+    STAYED = "stayed"
+    """The move was given up: the next worker failed, or the answer ends where it is."""
+    CAUGHT_UP = "caught_up"
+    """The next worker sent the first token that the client lacked."""
     RETRY = "retry"
     """The attempt failed in a way that other workers may not: it is queued again."""
     FINISH = "finish"
@@ -121,104 +147,6 @@ class RequestEvent(Enum):
     """Refused at the end of its time in the queue."""
 
     __hash__ = object.__hash__  # as above
-
-
-class Holder(Enum):
-    """A holder of memory for a request."""
-
-    QUEUE = "queue"
-    """The admission queue, within its byte limit; released when the request leaves the queue, for any reason."""
-    DECODE = "decode"
-    """The decode worker: reserved blocks, then the sequence; given back at its last token, or by a Cancel."""
-    PREFILL = "prefill"
-    """The prefill worker: the sequence, then the blocks not yet sent; given back by the trailer, or by a Cancel."""
-
-
-_S, _E = RequestState, RequestEvent
-_EXITS = {_E.FAIL: _S.FAILED, _E.CANCEL: _S.CANCELLED}
-_EXITS_OF_AN_ATTEMPT = {_E.RETRY: _S.QUEUED, **_EXITS}
-
-TRANSITIONS: Mapping[RequestState, Mapping[RequestEvent, RequestState]] = {
-    _S.QUEUED: {_E.PLACED: _S.RESERVED, **_EXITS},
-    _S.RESERVED: {_E.SUBMITTED: _S.PREFILLING, _E.SENDER_LOST: _S.RESERVED, **_EXITS_OF_AN_ATTEMPT},
-    _S.PREFILLING: {
-        _E.FIRST_TOKEN: _S.SHIPPING,
-        _E.OVERTOOK: _S.OVERTAKEN,
-        _E.JOINED: _S.DECODING,
-        _E.SENDER_LOST: _S.REASSIGNING,
-        **_EXITS_OF_AN_ATTEMPT,
-    },
-    _S.OVERTAKEN: {
-        _E.FIRST_TOKEN: _S.SHIPPING,
-        _E.SENDER_LOST: _S.REASSIGNING,
-        **_EXITS_OF_AN_ATTEMPT,
-    },
-    _S.SHIPPING: {
-        _E.JOINED: _S.DECODING,
-        _E.FINISH: _S.FINISHED,
-        _E.SENDER_LOST: _S.RESUMING,
-        **_EXITS_OF_AN_ATTEMPT,
-    },
-    _S.REASSIGNING: {
-        _E.SUBMITTED: _S.PREFILLING,
-        _E.FIRST_TOKEN: _S.RESUMING,
-        _E.OVERTOOK: _S.REASSIGNING,
-        _E.SENDER_LOST: _S.REASSIGNING,
-        _E.HELD: _S.REASSIGNING_HELD,
-        **_EXITS_OF_AN_ATTEMPT,
-    },
-    _S.REASSIGNING_HELD: {
-        _E.FIRST_TOKEN: _S.RESUMING_HELD,
-        _E.OVERTOOK: _S.REASSIGNING_HELD,
-        _E.SENDER_LOST: _S.REASSIGNING_HELD,
-        _E.ALL_HEARD: _S.REASSIGNING,
-        **_EXITS_OF_AN_ATTEMPT,
-    },
-    _S.RESUMING: {
-        _E.SUBMITTED: _S.SHIPPING,
-        _E.JOINED: _S.DECODING,
-        _E.SENDER_LOST: _S.RESUMING,
-        _E.HELD: _S.RESUMING_HELD,
-        **_EXITS_OF_AN_ATTEMPT,
-    },
-    _S.RESUMING_HELD: {
-        _E.JOINED: _S.DECODING,
-        _E.SENDER_LOST: _S.RESUMING_HELD,
-        _E.ALL_HEARD: _S.RESUMING,
-        **_EXITS_OF_AN_ATTEMPT,
-    },
-    _S.DECODING: {_E.FINISH: _S.FINISHED, **_EXITS_OF_AN_ATTEMPT},
-    _S.FINISHED: {},
-    _S.FAILED: {},
-    _S.CANCELLED: {},
-}
-"""What each event leads to; an event that a state does not list is a bug."""
-
-HOLDERS: Mapping[RequestState, frozenset[Holder]] = {
-    _S.QUEUED: frozenset({Holder.QUEUE}),
-    _S.RESERVED: frozenset({Holder.DECODE}),
-    _S.PREFILLING: frozenset({Holder.DECODE, Holder.PREFILL}),
-    _S.OVERTAKEN: frozenset({Holder.DECODE, Holder.PREFILL}),
-    _S.SHIPPING: frozenset({Holder.DECODE, Holder.PREFILL}),
-    _S.REASSIGNING: frozenset({Holder.DECODE}),
-    _S.REASSIGNING_HELD: frozenset({Holder.DECODE}),
-    _S.RESUMING: frozenset({Holder.DECODE}),
-    _S.RESUMING_HELD: frozenset({Holder.DECODE}),
-    _S.DECODING: frozenset({Holder.DECODE}),
-    # Both workers have seen the last token, and free what they hold by themselves.
-    _S.FINISHED: frozenset(),
-    _S.FAILED: frozenset(),
-    _S.CANCELLED: frozenset(),
-}
-"""The holders of memory in each state: an early end is sent to exactly these."""
-
-
-def after(state: RequestState, event: RequestEvent) -> RequestState:
-    """The state that the event leads to; raises Internal where the table has no such transition."""
-    following = TRANSITIONS[state].get(event)
-    if following is None:
-        raise Internal(f"a request that is {state.value} cannot take the event {event.value}")
-    return following
 
 
 _ENDS = (RequestEvent.FINISH, RequestEvent.FAIL, RequestEvent.CANCEL)
@@ -261,6 +189,14 @@ class Failure(NamedTuple):
         return cls(Internal.code, f"{type(error).__name__}: {error}", Internal.http_status)
 
 
+class MoveNote(NamedTuple):
+    """Why and between which workers an answer was to move; what became of it is in the entries behind its MOVE."""
+
+    cause: MoveCause
+    source: str
+    target: str
+
+
 class Entry(NamedTuple):
     """One event of a request."""
 
@@ -271,7 +207,8 @@ class Entry(NamedTuple):
     """time.perf_counter() seconds."""
     worker: str = ""
     """PLACED: the decode worker; SUBMITTED: the one that computes the prompt; SENDER_LOST: the next prefill worker;
-    RETRY: those that may have caused it, comma-separated, empty where none is charged with it."""
+    RETRY: those that may have caused it, comma-separated, empty where none is charged with it. Of a move always the
+    decode worker that the answer moves to."""
     error: Failure | None = None
     """Why the state before it ended."""
 
@@ -284,6 +221,8 @@ class RequestRecord:
     entries: list[Entry] = field(default_factory=list)
     choices: list[Choice] = field(default_factory=list)
     """One for each PLACED, in order."""
+    moves: list[MoveNote] = field(default_factory=list)
+    """One for each MOVE, in order."""
     waits: Mapping[Cause, float] = field(default_factory=dict)
     """Seconds in the queue, by what the queue's head waited for."""
     num_failures: int = 0
@@ -349,7 +288,12 @@ class RequestRecord:
 
     @property
     def decode_worker(self) -> str:
-        """Of the newest attempt; empty before the first."""
+        """Of the newest attempt, the one to which the answer has moved; empty before the first."""
+        for entry in reversed(self.entries if self.moves else ()):
+            if entry.event in (RequestEvent.SWITCHED, RequestEvent.LEFT_ALONE):
+                return entry.worker
+            if entry.event is RequestEvent.PLACED:
+                break
         return self.choices[-1].decode if self.choices else ""
 
     @property

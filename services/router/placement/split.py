@@ -28,6 +28,8 @@ FEWEST_ARRIVALS = 8
 """With fewer seen nothing is decided: every worker does both."""
 GAIN = 1.03
 """A split replaces the present one where its headroom is this many times as large."""
+WORTH = 1.05
+"""A split has to have this many times the headroom of all workers doing both: hand-offs cost what is not counted."""
 FIRST_OUTPUT_GUESS = 128.0
 """Tokens of an answer, before any has ended."""
 MOST_SPLITS = 40
@@ -146,19 +148,15 @@ class SplitController:
         tokens_s = max(rate * self.demand.prompt.tokens, 1e-9)
         size = len(known)
         now = sum(view.name in self.split.decodes for view in known)
-        best, most = size, 0.0
-        present = 0.0
-        for count in _counts(size, now):
-            headroom = self._headroom(kinds, count, answers, tokens_s)
-            if count == now:
-                present = headroom
-            if headroom > most * 1.0001:
-                best, most = count, headroom
-        if now and most <= GAIN * present:
-            best, most = now, present
+        headroom = {count: self._headroom(kinds, count, answers, tokens_s) for count in _counts(size, now)}
+        best = max(headroom, key=headroom.__getitem__)
+        if headroom[best] <= WORTH * headroom[size]:
+            best = size
+        if now and headroom[best] <= GAIN * headroom[now] and headroom[now] > headroom[size]:
+            best = now
         names = [name for kind in kinds for name in kind.names]
         unknown = [view.name for view in views if view.times is None]
-        return Split(frozenset(names[:best] + unknown), most)
+        return Split(frozenset(names[:best] + unknown), headroom[best])
 
     def _kinds(self, views: Sequence[WorkerView], block_size: int) -> list[Kind]:
         """In the order in which they are to decode: first those that lose the least prompts by it."""

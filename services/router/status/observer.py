@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from services.router.dispatch.answer_move import PREPARING
 from services.router.dispatch.record import RequestRecord, RequestState
 from services.router.served_model import ServedModel
 from services.router.views.attribution.verdict import Verdict, error_code, outcome
@@ -70,6 +71,7 @@ def _line(model: ServedModel, status: inference_pb2.ClusterStatus) -> inference_
 KEPT_S = 0.5
 """A window is made at most this often, however many ask."""
 _KEPT_WINDOWS = 8
+_DECODING = (RequestState.DECODING, *PREPARING, RequestState.REPEATING)
 
 
 class GoodputView:
@@ -109,7 +111,7 @@ class GoodputView:
             num_reserved=now[state.RESERVED] + now[state.REASSIGNING] + now[state.REASSIGNING_HELD],
             num_prefilling=now[state.PREFILLING] + now[state.OVERTAKEN],
             num_shipping=now[state.SHIPPING] + now[state.RESUMING] + now[state.RESUMING_HELD],
-            num_decoding=now[state.DECODING],
+            num_decoding=sum(now[each] for each in _DECODING),
         )
 
 

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from services.router.dispatch.active_request import ActiveRequest
 from services.router.dispatch.record import RequestEvent, RequestRecord
 from services.router.placement.decision import Candidate, Choice
+from services.router.views.moves import MoveAccount, move_accounts
 from shared.errors import NotFound
 from shared.rpc.pb.tandem.v1 import inference_pb2
 
@@ -49,6 +50,20 @@ def explanation(record: RequestRecord | None, request_id: str) -> inference_pb2.
             _attempt(number, record.ask.num_prompt_tokens, queue_s, choice)
             for number, (queue_s, choice) in enumerate(zip(queues_s, record.choices, strict=False), start=1)
         ],
+        moves=[_move(record, account) for account in move_accounts(record)],
+    )
+
+
+def _move(record: RequestRecord, account: MoveAccount) -> inference_pb2.AnswerMove:
+    note, outcome = account.note, account.outcome
+    return inference_pb2.AnswerMove(
+        source=note.source,
+        target=note.target,
+        cause=note.cause.value,
+        outcome=outcome.value if outcome is not None else "",
+        at_ms=(account.began_at - record.ask.arrived_at) * 1e3,
+        took_ms=(account.ended_at - account.began_at) * 1e3 if outcome is not None else 0.0,
+        error=account.error,
     )
 
 

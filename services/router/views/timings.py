@@ -23,6 +23,7 @@ from shared.rpc.pb.tandem.v1 import types_pb2
 # Read for each entry: a member of an enum takes 0.1 µs by its name.
 _MATCHED, _PLACED, _SUBMITTED = RequestEvent.MATCHED, RequestEvent.PLACED, RequestEvent.SUBMITTED
 _FIRST_TOKEN, _JOINED, _RETRY = RequestEvent.FIRST_TOKEN, RequestEvent.JOINED, RequestEvent.RETRY
+_SWITCHED, _LEFT_ALONE = RequestEvent.SWITCHED, RequestEvent.LEFT_ALONE
 
 
 class TtftSplit(NamedTuple):
@@ -79,6 +80,14 @@ def ttft_s(record: RequestRecord) -> float | None:
     """None where no token came."""
     first = first_token_at(record)
     return first - record.ask.arrived_at if first else None
+
+
+def decoded_elsewhere_s(record: RequestRecord) -> float:
+    """From the first token until the answer went on with another decode worker for the last time; what the last worker
+    reports begins then. 0 where it did not move."""
+    moved = (entry.at for entry in reversed(record.entries) if entry.event is _SWITCHED or entry.event is _LEFT_ALONE)
+    at = next(moved, 0.0) if record.moves else 0.0
+    return max(0.0, at - first_token_at(record)) if at else 0.0
 
 
 def tpot_s(record: RequestRecord) -> float | None:

@@ -69,6 +69,7 @@ class Router:
         self._prefills, self._decodes = prefills, decodes
         self._collocated = config.pop("collocated", not prefills)
         self._limits = config.pop("limits", None)
+        self._moves = config.pop("moves", None)
         self._config = config
 
     async def __aenter__(self) -> Router:
@@ -85,7 +86,7 @@ class Router:
         lookup = PrefixLookup(None, self.fleet)
         placement = Placement(PlacementConfig(**self._placement))
         config = DispatchConfig(mode="collocated" if self._collocated else "disaggregated", **self._config)
-        self.dispatcher = Dispatcher(self.fleet, placement, lookup, config, self.metrics)
+        self.dispatcher = Dispatcher(self.fleet, placement, lookup, config, self.metrics, self._moves)
         self.fleet.start()
         await self.until(lambda: all(link.connected or link.mismatch for link in self.fleet.links))
         return self

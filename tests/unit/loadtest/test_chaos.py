@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from loadtest.chaos.memory import Growth, at_equal_age, growth, second_half
 from loadtest.chaos.report import Row, RowFile, summary
+from loadtest.chaos.soak import Growth, at_equal_age, growth, second_half
 from loadtest.chaos.streams import Stream, prompts
 from loadtest.chaos.trial import CONTROL, GROUPS, LASTING_CUT, LINKS, PHASES, VICTIMS, Outcome, Trial, judge, trials
 from loadtest.chaos.victims import PARTS, cut_pairs, may_be, merged, parts_of

@@ -10,11 +10,10 @@ from transformers import AutoModelForCausalLM
 
 from models.recipe.chat import BOS, EOS, TEMPLATE, Dialogues, Message, render
 from models.recipe.corpus import Chapter, RecipeError, fetch, plain_text
-from models.recipe.data import Rows, split
+from models.recipe.data import Rows, split, token_id, train_tokenizer
 from models.recipe.export import as_shipped, write_config, write_weights
 from models.recipe.network import Llama, Shape
 from models.recipe.optim import Optimizer, orthogonalise
-from models.recipe.vocabulary import token_id, train_tokenizer
 
 pytestmark = pytest.mark.slow
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from services.planner.policy.config import PlannerConfig, PoolLimits
-from services.planner.policy.governor import Governor
+from services.planner.policy.planner import Governor
 
 TICK_S = 10.0
 NOISE = 0.1  # requests/s

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from services.planner.policy.config import PlannerConfig
-from services.planner.policy.pace import DecodePace
+from services.planner.policy.need import DecodePace
 from shared.sizing.step_time import StepTimes
 
 CONFIG = PlannerConfig(tpot_s=0.05, decode_sequences=20.0)

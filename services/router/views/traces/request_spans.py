@@ -24,9 +24,20 @@ _NAMES = {
     RequestState.RESUMING: "resume",
     RequestState.RESUMING_HELD: "resume",
     RequestState.DECODING: "decode",
+    RequestState.COPYING: "copy",
+    RequestState.CLOSING_UP: "close up",
+    RequestState.REPEATING: "repeat",
 }
-_ASKING = (RequestEvent.MATCHING, RequestEvent.PLACED, RequestEvent.SUBMITTED, RequestEvent.SENDER_LOST)
+_ASKING = (
+    RequestEvent.MATCHING,
+    RequestEvent.PLACED,
+    RequestEvent.SUBMITTED,
+    RequestEvent.SENDER_LOST,
+    RequestEvent.MOVE,
+)
 """Begin spans in which another process is waited for."""
+_TO_WORKER = (RequestEvent.SUBMITTED, RequestEvent.MOVE, RequestEvent.ASKED_ANEW, RequestEvent.SWITCHED)
+"""Begin spans of the worker that they name."""
 _TAKEN_OVER = ("prefill", "ship")
 """Spans that another prefill worker's may take over from."""
 _WITHIN = (
@@ -92,7 +103,7 @@ def _attempt(record: RequestRecord, index: int, root_id: int, choice: Choice | N
 
 
 def _attributes(entry: Entry, choice: Choice | None) -> dict[str, Value]:
-    if entry.event is RequestEvent.SUBMITTED:
+    if entry.event in _TO_WORKER:
         return {"tandem.worker": entry.worker}
     if entry.event is RequestEvent.CHOOSING and choice is not None:
         return {"tandem.route": choice.route.value}

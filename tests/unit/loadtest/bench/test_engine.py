@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from loadtest.bench.engine import cpu as bench_engine
-from loadtest.bench.engine.cpu import Bench, Step, kv_room, run
-from loadtest.bench.engine.limits import active_parameters, prefill_flops
-from loadtest.bench.engine.overhead import step_time
+from loadtest.bench.engine.cpu import Bench, active_parameters, kv_room, prefill_flops, run, step_time
+from loadtest.bench.engine.cuda import Step
 from loadtest.bench.peers.adapter import Settings
 from loadtest.bench.peers.ours import Ours
 from shared.kernels.backends import cpu as cpu_backend

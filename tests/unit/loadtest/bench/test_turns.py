@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from loadtest.bench.peers.turns import CannotRun, Case, EngineProcess, take_turns
+from loadtest.bench.peers.measure import CannotRun, Case, EngineProcess, take_turns
 from loadtest.rig.measure import median_ratio
 
 
@@ -31,7 +31,7 @@ class Scripted(EngineProcess):
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch):
-    monkeypatch.setattr("loadtest.bench.peers.turns.PAUSE_S", 0.0)
+    monkeypatch.setattr("loadtest.bench.peers.measure.PAUSE_S", 0.0)
 
 
 PREFILL = Case("prefill 100", 1, 100)

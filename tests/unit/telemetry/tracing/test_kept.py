@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from shared.telemetry.trace_context import TraceContext
-from shared.telemetry.tracing.kept import MAX_WORDS, KeptSpans
 from shared.telemetry.tracing.span import Span
-from shared.telemetry.tracing.tracer import Tracer
+from shared.telemetry.tracing.tracer import MAX_WORDS, KeptSpans, Tracer
 
 
 def spans(*names: str) -> list[Span]:

@@ -1,13 +1,15 @@
-"""The best fixed system for one load: two climbs, over the number of prefill workers and over the chunk of one pool.
+"""The best fixed system for one load: climbs over the number of prefill workers, and over the chunk of one pool.
 
 Of the splits, and of the chunks, the goodput is taken to have one height: each climb begins in the middle of what looks
-likely, compares wide steps first, then neighbours, and ends where no neighbour is better, or where nearly all requests
-are in time. What it did not try is what `Search.num_left_out` counts.
+likely, or where it ended at another load, and compares wide steps first. Neighbours are compared only of what is not
+far behind the best found. Nothing more is tried where nearly all requests are in time. What was not tried is counted
+in `Search.num_left_out`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from loadtest.simulator.outcome import Targets
 from loadtest.simulator.simulation import COLLOCATED, STATIC
@@ -17,6 +19,15 @@ from loadtest.workloads.trace import TraceRequest
 ALL = 0.995
 """A share of requests in time with which no other system is looked for."""
 FIRST_CHUNK = 1024
+WORTH = 0.8
+"""Of the best goodput found, what a kind of system must have for its neighbours to be compared."""
+
+
+@dataclass(slots=True)
+class _Climb:
+    values: Sequence[System]
+    at: int
+    step: int
 
 
 class Search:
@@ -35,23 +46,43 @@ class Search:
 
     def best(self, starts: Sequence[System] = ()) -> System:
         """The best fixed system that was found; `starts` are where the climbs begin, as known from another load."""
-        num_workers = len(self._pool.workers)
-        splits, chunk = [system for system in starts if system.policy == STATIC], FIRST_CHUNK
-        for system in starts:
-            if system.policy == COLLOCATED and not system.paced:
-                chunk = system.chunk
-        climbs: list[Callable[[], bool]] = []
-        for slow_first in self._orders:
-            first = next((s.num_prefills for s in splits if s.slow_first == slow_first), self._likely_prefills())
-            values = [System(STATIC, number, slow_first=slow_first) for number in range(1, num_workers)]
-            climbs.append(lambda values=values, first=first: self._climb(values, first - 1, num_workers // 8))  # type: ignore[misc]
-        chunks = [System(COLLOCATED, chunk=chunk) for chunk in CHUNKS]
-        climbs.append(lambda: self._climb(chunks, CHUNKS.index(chunk), 2))
-        climbs.append(lambda: self._climb([System(COLLOCATED, paced=True)], 0, 1))
+        climbs = self._climbs(starts)
         for climb in climbs:
-            if climb():
-                break
-        return max(self.fixed, key=lambda system: self.runs[system].goodput)
+            if self._move(climb):
+                return self._top
+        for climb in climbs:
+            while climb.step > 1 and self._goodput(climb.values[climb.at]) >= WORTH * self._goodput(self._top):
+                climb.step //= 2
+                if self._move(climb):
+                    return self._top
+        return self._top
+
+    def best_of(self, systems: Sequence[System]) -> System:
+        """Of these alone."""
+        return max(systems, key=self._goodput)
+
+    def _climbs(self, starts: Sequence[System]) -> list[_Climb]:
+        num_workers, is_known = len(self._pool.workers), bool(starts)
+        known = {(start.policy, start.paced, start.slow_first): start for start in starts}
+        climbs = []
+        for slow_first in self._orders:
+            start = known.get((STATIC, False, slow_first))
+            first = start.num_prefills if start is not None else self._likely_prefills()
+            values = [System(STATIC, number, slow_first=slow_first) for number in range(1, num_workers)]
+            climbs.append(_Climb(values, first - 1, max(1, num_workers // (16 if is_known else 8))))
+        start = known.get((COLLOCATED, False, False))
+        chunk = start.chunk if start is not None else FIRST_CHUNK
+        values = [System(COLLOCATED, chunk=chunk) for chunk in CHUNKS]
+        climbs.append(_Climb(values, CHUNKS.index(chunk), 1 if is_known else 2))
+        climbs.append(_Climb([System(COLLOCATED, paced=True)], 0, 1))
+        return climbs
+
+    @property
+    def _top(self) -> System:
+        return max(self.fixed, key=self._goodput)
+
+    def _goodput(self, system: System) -> float:
+        return self.run(system).goodput
 
     @property
     def fixed(self) -> list[System]:
@@ -79,20 +110,17 @@ class Search:
             for kind in sorted(kinds)
         ]
 
-    def _climb(self, values: Sequence[System], at: int, step: int) -> bool:
-        """Moves to the better neighbour until there is none; whether it ended because nearly all were in time."""
-        at, step = min(max(0, at), len(values) - 1), max(1, step)
+    def _move(self, climb: _Climb) -> bool:
+        """To the better place one step away until there is none; whether nearly all requests were in time."""
+        climb.at = min(max(0, climb.at), len(climb.values) - 1)
         while True:
-            if self.run(values[at]).share >= ALL:
+            if self.run(climb.values[climb.at]).share >= ALL:
                 return True
-            near = [place for place in (at - step, at + step) if 0 <= place < len(values)]
-            best = max([at, *near], key=lambda place: self.run(values[place]).goodput)
-            if best != at:
-                at = best
-            elif step > 1:
-                step //= 2
-            else:
+            near = [place for place in (climb.at - climb.step, climb.at + climb.step) if 0 <= place < len(climb.values)]
+            best = max([climb.at, *near], key=lambda place: self._goodput(climb.values[place]))
+            if best == climb.at:
                 return False
+            climb.at = best
 
     def _likely_prefills(self) -> int:
         """The split at which both pools would be equally busy, by the step times of the middle worker."""
@@ -136,11 +164,14 @@ def capacity(
     rate = 0.8 * likely_rate(pool, targets, requests_at(1.0))
     below = above = 0.0
     starts: list[System] = []
+    is_known = False
     for _ in range(most_runs):
         search = Search(pool, targets, requests_at(rate))
-        best = search.best(starts)
-        starts = search.starts()
-        if search.runs[best].share >= attained:
+        best = search.best_of(starts) if is_known else search.best(starts)
+        share = search.runs[best].share
+        if not is_known:
+            starts, is_known = search.starts(), share < ALL
+        if share >= attained:
             below = rate
         else:
             above = rate

@@ -11,7 +11,9 @@ import pytest
 from loadtest.simulator.cli import FleetOptions, WorkerOptions, main, setup_of
 from loadtest.simulator.outcome import summarize
 from loadtest.simulator.peers import PEERS
-from loadtest.simulator.simulation import POLICIES, TANDEM, play, simulate
+from loadtest.simulator.simulation import POLICIES, TANDEM, Group, play, simulate
+from services.router.placement.decision import Route
+from services.router.placement.policy import Placement
 from shared.errors import ConfigError
 from shared.identity import roles_text
 from shared.sizing.devices import H200
@@ -44,6 +46,28 @@ def test_collocated_runs_without_prefill_workers():
     outcome = simulate(head(150), 1.0, "tandem", setup(0, 8))
     assert outcome.prefilled_here == 1.0
     assert outcome.good_share > 0.5
+
+
+def test_auto_alone_compares_pairs_and_decides_which_workers_decode(monkeypatch):
+    routes, splits = set(), []
+    choose_pair = Placement.choose_pair
+
+    def noted(self, *args):
+        choice = choose_pair(self, *args)
+        splits.append(self.split.split.decodes)
+        if choice is not None:
+            routes.add(choice.route)
+        return choice
+
+    monkeypatch.setattr(Placement, "choose_pair", noted)
+    simulate(head(60), 1.0, "static", setup(4, 4))
+    simulate(head(60), 1.0, "collocated", setup(0, 8))
+    assert not splits
+    fleet = replace(setup(4, 4), groups=[Group(8, spec(tpot_target_s=0.05))])
+    assert simulate(head(120), 2.0, "auto", fleet).goodput > 0
+    assert {Route.SAME_WORKER, Route.HAND_OFF} <= routes
+    assert splits[-1]
+    assert splits[-1] <= {f"w{number}" for number in range(8)}
 
 
 def test_ours_beats_round_robin_where_prefixes_and_queues_matter():
@@ -149,6 +173,7 @@ def test_wrong_arguments_are_named():
         (["--speedup", "0"], "speedup"),
         (["--workload", "balanced"], "trace"),
         (["--noise", "2"], "noise"),
+        (["--blocks", "100"], "blocks"),
     ):
         with pytest.raises(ConfigError) as wrong:
             main(["--trace", str(HEAD), *flags])
@@ -176,7 +201,7 @@ def test_pools_of_unequal_degrees_have_steps_and_room_of_their_own():
     longer = decode.worker.times.decode_step_s(8, 0) / prefill.worker.times.decode_step_s(8, 0)
     assert longer > 1.5, "two stages read their weights for every part of the batch"
     assert unequal.tpot_p90_s > same.tpot_p90_s
-    small = replace(pair, groups=(prefill, replace(decode, worker=replace(decode.worker, num_blocks=2250))))
+    small = replace(pair, groups=(prefill, replace(decode, worker=replace(decode.worker, num_blocks=9000))))
     assert simulate(trace, 1.0, "tandem", small).goodput < unequal.goodput
 
 

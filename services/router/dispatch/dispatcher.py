@@ -153,7 +153,10 @@ class Dispatcher:
     def pump(self) -> None:
         """Gives waiting requests to workers that can start them; called whenever a worker's state changes."""
         self._room.pump()
-        self._mover.look()
+        if self._config.mode == "auto":
+            self.vacate(self._room.vacated, self._room.preferred)
+        else:
+            self._mover.look()
 
     # --- moves of running answers
 
@@ -174,10 +177,11 @@ class Dispatcher:
         attempt.move(link, cause, layout.block_size)
         return True
 
-    def vacate(self, workers: Set[str]) -> None:
+    def vacate(self, workers: Set[str], preferred: Set[str] = frozenset()) -> None:
         """From now on the answers of these decode workers move to others, as far as those have room: the workers are
-        wanted for prompts. An empty set takes that back."""
-        self._mover.vacated = frozenset(workers)
+        wanted for prompts. An empty set takes that back. `preferred`: the workers to which answers may move; none of
+        them: to all."""
+        self._mover.vacated, self._mover.preferred = workers, preferred
         self._mover.look()
 
     # --- one request

@@ -45,6 +45,8 @@ class Mover:
         self._again: asyncio.TimerHandle | None = None
         self.vacated: Set[str] = frozenset()
         """Names of workers whose answers are to go elsewhere, for they are wanted for prompts."""
+        self.preferred: Set[str] = frozenset()
+        """Names of workers to which answers may move; empty: to all."""
 
     def look(self) -> None:
         """Begins the moves that are due, soon where it has just looked; to be called whenever a worker has reported."""
@@ -112,7 +114,7 @@ class Mover:
             view.num_free_blocks,
             view.times,
             view.least_slack_s,
-            view.accepting,
+            view.accepting and (not self.preferred or link.name in self.preferred),
             leaving,
         )
 

@@ -107,6 +107,16 @@ class WaitingRoom:
         """An answer has ended: the next ones are expected to be as long as such."""
         self._placement.split.demand.ended(num_output_tokens)
 
+    @property
+    def vacated(self) -> frozenset[str]:
+        """Decode workers whose answers are to move elsewhere, for they are wanted for prompts; in mode auto alone."""
+        return self._placement.split.vacated(time.perf_counter())
+
+    @property
+    def preferred(self) -> frozenset[str]:
+        """Decode workers to which answers may move; none of them: to all."""
+        return self._placement.split.split.decodes
+
     def _pump_again(self) -> None:
         """Workers of other routers' shards may have become idle meanwhile; an idle worker sends no report."""
         self._again = None

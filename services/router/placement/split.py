@@ -24,6 +24,8 @@ INTERVAL_S = 1.0
 """Between two decisions."""
 WINDOW_S = 10.0
 """Demand is a running mean in which an arrival of this age weighs 1/e."""
+SETTLED_S = 5.0
+"""After this time a worker that is not to decode any more loses the answers that it still has. Seconds."""
 FEWEST_ARRIVALS = 8
 """With fewer seen nothing is decided: every worker does both."""
 GAIN = 1.03
@@ -124,6 +126,7 @@ class SplitController:
         self._tpot_s = tpot_target_s
         self._ttft_s = ttft_target_s
         self._next_s = -math.inf
+        self._left: dict[str, float] = {}  # when workers stopped being among those that decode
         self.split = Split(frozenset(), math.inf)
         """The newest decision."""
 
@@ -131,8 +134,16 @@ class SplitController:
         """The workers that are to decode, decided anew where that is due. None of the names: all of them."""
         if now_s >= self._next_s:
             self._next_s = now_s + INTERVAL_S
-            self.split = self._decide(list(views), block_size, now_s)
+            before, self.split = self.split.decodes, self._decide(list(views), block_size, now_s)
+            self._left |= dict.fromkeys(before - self.split.decodes, now_s)
+            self._left = {name: at_s for name, at_s in self._left.items() if name not in self.split.decodes}
         return self.split.decodes
+
+    def vacated(self, now_s: float) -> frozenset[str]:
+        """Workers whose answers are to move to those that decode: they have not been among these for a while."""
+        if not self._left:
+            return frozenset()
+        return frozenset(name for name, at_s in self._left.items() if now_s - at_s >= SETTLED_S)
 
     def _decide(self, views: Sequence[WorkerView], block_size: int, now_s: float) -> Split:
         everyone = Split(frozenset(view.name for view in views), math.inf)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.placement.split import GAIN, INTERVAL_S, SplitController
+from services.router.placement.split import GAIN, INTERVAL_S, SETTLED_S, WORTH, SplitController
 from services.router.placement.views import Work
 from shared.sizing.step_time import StepTimes
 from tests.unit.router.placement.builders import view
@@ -96,6 +96,20 @@ def test_a_decision_holds_for_its_interval():
     assert controller.decodes(views, BLOCK, now_s + 0.9 * INTERVAL_S) == first
 
 
+def test_a_worker_that_is_not_to_decode_any_more_loses_its_answers_once_that_has_lasted():
+    controller, views = SplitController(TPOT_S), fleet(16)
+    now_s = told(controller, 128, 1000, 20.0, 0.0)
+    before = controller.decodes(views, BLOCK, now_s)
+    now_s = told(controller, 4000, 64, 20.0, now_s, 60.0)
+    after = controller.decodes(views, BLOCK, now_s)
+    assert after < before
+    assert controller.vacated(now_s) == frozenset()
+    assert controller.vacated(now_s + SETTLED_S) == before - after
+    told(controller, 128, 1000, 20.0, now_s, 60.0)
+    again = controller.decodes(views, BLOCK, now_s + 60.0)
+    assert not controller.vacated(now_s + 120.0) & again
+
+
 @pytest.mark.parametrize("size", [3, 60, 1000])
 def test_some_workers_always_decode_and_names_are_known(size):
     controller, views = SplitController(TPOT_S), fleet(size)
@@ -122,4 +136,4 @@ def test_no_other_split_has_much_more_headroom(prompt, output, rate, size, overl
     answers = max(controller.demand.rate(20 / rate) * controller.demand.output_len * tpot_s, 1e-9)
     tokens_s = controller.demand.rate(20 / rate) * controller.demand.prompt.tokens
     headroom = [controller._headroom(kinds, count, answers, tokens_s) for count in range(1, size + 1)]
-    assert headroom[len(chosen) - 1] * GAIN * 1.001 >= max(headroom)
+    assert headroom[len(chosen) - 1] * max(GAIN, WORTH) * 1.001 >= max(headroom)

@@ -134,7 +134,10 @@ class TandemRouter(SimRouter):
             return False
         active.ended = True
         try:
-            self._admission.start(active.estimate, now_s, choice.predicted_ttft_s)
+            predicted_s = choice.predicted_ttft_s
+            if self._config.mode == "auto":
+                predicted_s = self._placement.pairs.may_refuse(predicted_s)
+            self._admission.start(active.estimate, now_s, predicted_s)
         except Overloaded:
             self.refuse(active.request)
             return True

@@ -230,7 +230,7 @@ class WaitingRoom:
             return False
         self.blocked.release(wanted.now_s)
         try:
-            self._admission.start(queued.estimate, time.perf_counter(), choice.predicted_ttft_s)
+            self._admission.start(queued.estimate, time.perf_counter(), self._refused_by(choice))
         except Overloaded as error:
             assignment.set_exception(error)
             return True
@@ -268,6 +268,11 @@ class WaitingRoom:
             return self._placement.choose(wanted, decodes, prefills, collocated=mode == "collocated")
         choice = self._placement.choose(wanted, decodes, prefills, collocated=True)
         return replace(choice, route=Route.NO_PREFILL) if choice is not None else None
+
+    def _refused_by(self, choice: Choice) -> float | None:
+        """The prediction by which a request may be refused; None: by none yet."""
+        predicted_s = choice.predicted_ttft_s
+        return self._placement.pairs.may_refuse(predicted_s) if self._config.mode == "auto" else predicted_s
 
     def _note_blocked(self, wanted: PlacementRequest) -> None:
         if self.blocked.is_due(wanted.now_s):

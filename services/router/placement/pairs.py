@@ -68,6 +68,10 @@ class PairPolicy:
         self.typical: StepTimes | None = None
         """What steps take where a worker has not measured any; None before one has."""
 
+    def may_refuse(self, predicted_s: float | None) -> float | None:
+        """What a request may be refused by of a prediction; None before predictions were seen to hold."""
+        return predicted_s if self._predictor.ttft.is_known else None
+
     def look(self, views: Iterable[WorkerView], preferred: Collection[str] = ()) -> None:
         """Takes the step times of some worker for typical: one that is not to decode, where there is one. The others
         have measured chunks beside answers, and say less of whole prompts."""
@@ -85,14 +89,14 @@ class PairPolicy:
 
     def idle_s(self, own: Work) -> float | None:
         """Seconds to the first token on an idle worker."""
-        if self.typical is None:
+        if self.typical is None or not self._predictor.ttft.is_known:
             return self._predictor.idle_s(own)
         pace = pace_of(self.typical, 0, 0, own.pairs / own.tokens, math.inf, self._budget, own.tokens)
         return pace.seconds(own.tokens) + self._predictor.hand_off_s
 
     def wait_s(self, num_tokens_ahead: int, pool: Pool) -> float | None:
         """Seconds until some worker has computed its queue and its share of what is ahead."""
-        if self.typical is None:
+        if self.typical is None or not self._predictor.ttft.is_known:
             return self._predictor.wait_s(num_tokens_ahead, pool)
         sample = [view for view in pool.draw(self._random, SAMPLE) if view.accepting]
         if not sample:

@@ -14,6 +14,7 @@ from loadtest.rig.processes import END_S, module_process, pinned
 from shared.child_process import ChildProcess
 from shared.errors import Internal
 
+ROUTER = "services.router"
 PROMPT_TOKENS = 500
 CLIENT_S = 300.0
 _DEMO = Path("models/demo")
@@ -47,17 +48,25 @@ class Measured:
         return 1e3 * self.router_cpu_s / max(1, len(self.requests))
 
 
-def router_process(scratch: Path, settings: Mapping[str, object]) -> ChildProcess:
+def router_process(scratch: Path, module: str, settings: Mapping[str, object]) -> ChildProcess:
     """A router over the demo model on free ports, not started yet, with further settings by flag name."""
     flags = {"model": _DEMO, "http": "127.0.0.1:0", "grpc": "127.0.0.1:0", **settings}
-    return module_process("router", "services.router", scratch, flags)
+    return module_process("router", module, scratch, flags)
 
 
 class MeasuredRouter:
     """A scripted fleet, half prefill, half decode, and a router in front of it; an asynchronous context manager."""
 
-    def __init__(self, num_workers: int, tokens_per_s: float, scratch: Path, num_sequences: int = 0) -> None:
-        """Files go to the folder `scratch`; see `Script` for the pace."""
+    def __init__(
+        self,
+        num_workers: int,
+        tokens_per_s: float,
+        scratch: Path,
+        num_sequences: int = 0,
+        router: str = ROUTER,
+    ) -> None:
+        """Files go to the folder `scratch`; see `Script` for the pace. `router` is the measured module."""
+        self._module = router
         self._scratch = scratch
         self._cores = sorted(os.sched_getaffinity(0))
         self._stamps = scratch / "stamps.json"
@@ -74,7 +83,7 @@ class MeasuredRouter:
         async with AsyncExitStack() as stack:
             fleet = await stack.enter_async_context(pinned(self._fleet, self._other_cores))
             flags = {"queue-limit": 100_000, **fleet.endpoints}
-            self._router = router_process(self._scratch, flags)
+            self._router = router_process(self._scratch, self._module, flags)
             router = await stack.enter_async_context(pinned(self._router, self._cores[:1]))
             self._target = router.endpoints["grpc"]
             self._running = stack.pop_all()

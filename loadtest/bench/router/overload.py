@@ -21,7 +21,7 @@ import psutil
 import uvloop
 
 from loadtest.bench.router.fleet import DecodeWorker, PrefillWorker, Script, addresses
-from loadtest.bench.router.measured_router import router_process
+from loadtest.bench.router.measured_router import ROUTER, router_process
 from loadtest.clients.base import Call, RequestFailed
 from loadtest.clients.grpc_client import GrpcClient
 from loadtest.clients.target import parse_target
@@ -158,6 +158,7 @@ async def overloaded_router() -> AsyncIterator[Clients]:
         scratch = stack.enter_context(tempfile.TemporaryDirectory())
         process = router_process(
             Path(scratch),
+            ROUTER,
             {
                 "prefill": addresses(prefills),
                 "decode": addresses(decodes),

@@ -33,7 +33,10 @@ SILENT_S = 3.0
 BY_NETWORK = {"UCX_TLS": "^cma"}
 """Environment of a process that says it is on another host: nobody reads its memory."""
 
-GONE = re.compile(rb"sock\.c:\d+ +UCX +ERROR +connect\(.*\) failed: Connection refused")
+GONE = re.compile(
+    rb"sock\.c:\d+ +UCX +ERROR +connect\(.*\) failed: Connection refused"
+    rb"|tcp_cm\.c:\d+ +UCX +ERROR +tcp_ep .* connection establishment for socket fd \d+ was unsuccessful"
+)
 """What UCX rightly says where a test ends, and its side with it, while the far side still connects to it."""
 
 Call = Callable[..., Any]

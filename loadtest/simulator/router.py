@@ -145,6 +145,7 @@ class SimRouter(ABC):
     def _on_joined(self, request: SimRequest) -> None:
         if request.prefill:
             self._ledgers[request.prefill].release(request.name)
+            self.predictor.observe_gap(self.world.clock.now_s - request.first_token_s)
 
     def _on_done(self, request: SimRequest) -> None:
         self.release(request)

@@ -331,8 +331,10 @@ class Attempt:
         elif self._move is not None:
             self._move.take(worker, tokens)
         elif active.state in _HAS_FIRST_TOKEN:
+            first_token_at = active.record.entries[-1].at
             active.move(RequestEvent.JOINED)
             if self._prefill is not None:
+                self._predictor.observe_gap(active.record.entries[-1].at - first_token_at)
                 self._prefill.close(self._sender_id)
                 self._pairs.note_works(self._prefill.name, self.decode.name)
             if active.num_output_tokens == 1:

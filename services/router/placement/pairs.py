@@ -24,6 +24,7 @@ from services.router.placement.decision import Pair
 from services.router.placement.filters import can_hold
 from services.router.placement.paces import DEFAULT_BUDGET, pace_of, prompt_rate, tpot_s, ttft_s
 from services.router.placement.prediction import TtftPredictor
+from services.router.placement.split import Demand
 from services.router.placement.views import PlacementRequest, Pool, Work, WorkerView
 from shared.sizing.step_time import StepTimes
 
@@ -58,11 +59,12 @@ class Targets:
 class PairPolicy:
     """Chooses a pair."""
 
-    def __init__(self, targets: Targets, predictor: TtftPredictor) -> None:
-        """`predictor` knows how far predictions are off, and what a hand-off's messages take; it predicts until a
-        worker has measured its steps."""
+    def __init__(self, targets: Targets, predictor: TtftPredictor, demand: Demand) -> None:
+        """`predictor` knows how far predictions are off, and what a hand-off takes; it predicts until a worker has
+        measured its steps. `demand` knows how long answers are: by their tokens a hand-off's gap is divided."""
         self.targets = targets
         self._predictor = predictor
+        self._demand = demand
         self._random = random.Random(0)
         self._budget = DEFAULT_BUDGET
         self.typical: StepTimes | None = None
@@ -163,7 +165,9 @@ class PairPolicy:
         preferred: Collection[str],
     ) -> Pair:
         is_one = prefill.name == decode.name
-        wait_s += 0.0 if is_one else self._predictor.hand_off_s
+        if not is_one:
+            wait_s += self._predictor.hand_off_s
+            step_s += max(0.0, self._predictor.gap_s - step_s) / max(1.0, self._demand.output_len - 1.0)
         in_time = self._predictor.ttft.share_within(request.slack_s, wait_s)
         if step_s > self.targets.tpot_s:
             in_time = 0.0

@@ -55,10 +55,10 @@ class Placement:
         self._random = random.Random(seed)
         self.predictor = predictor or TtftPredictor()
         """Learnt prefill times; attempts report their first tokens to it."""
-        self.pairs = PairPolicy(Targets(config.tpot_target_s), self.predictor)
-        """For workers of both roles."""
         self.split = SplitController(config.tpot_target_s, config.ttft_target_s)
-        """Which of these decode; it hears of arrivals and ends."""
+        """Which workers of both roles decode; it hears of arrivals and ends."""
+        self.pairs = PairPolicy(Targets(config.tpot_target_s), self.predictor, self.split.demand)
+        """Which two of these serve a request."""
         self._sessions = SessionTable(config.max_sessions)
         self._scorers: dict[Stage, list[tuple[Scorer, float]]] = {
             stage: [

@@ -147,6 +147,8 @@ class TtftPredictor:
         self._here = CostModel()
         self.hand_off_s = 0.0
         """Running mean of reserve, submit and the first token's return. Seconds."""
+        self.gap_s = 0.0
+        """Running mean of the time from a first token that was computed elsewhere to the second one. Seconds."""
         self.ttft = Reliability()
         """Of what was predicted at the choice of workers."""
 
@@ -166,6 +168,10 @@ class TtftPredictor:
     def observe_hand_off(self, seconds: float) -> None:
         """Time from the choice of workers to the first token, less queue and compute."""
         self.hand_off_s += _SMOOTHING * (seconds - self.hand_off_s) if self.hand_off_s else seconds
+
+    def observe_gap(self, seconds: float) -> None:
+        """An answer whose prompt another worker computed has its second token, so long after the first."""
+        self.gap_s += _SMOOTHING * (seconds - self.gap_s) if self.gap_s else seconds
 
     def pool_s(self, view: WorkerView, request: PlacementRequest) -> float | None:
         """Seconds to the first token through this prefill worker."""

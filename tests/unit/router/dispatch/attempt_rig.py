@@ -65,6 +65,7 @@ class Predictor:
     def __init__(self) -> None:
         self.seen: list[tuple[Any, ...]] = []
         self.hand_offs_s: list[float] = []
+        self.gaps_s: list[float] = []
         self.ttft = Reliability()
 
     def observe_here(self, *seen: Any) -> None:
@@ -72,6 +73,9 @@ class Predictor:
 
     def observe_prefill(self, *seen: Any) -> None:
         self.seen.append(("prefill", *seen))
+
+    def observe_gap(self, seconds: float) -> None:
+        self.gaps_s.append(seconds)
 
     def observe_hand_off(self, seconds: float) -> None:
         self.hand_offs_s.append(seconds)

@@ -13,6 +13,7 @@ from services.router.placement.paces import prompt_rate
 from services.router.placement.pairs import PairPolicy, Targets
 from services.router.placement.policy import Placement, PlacementConfig
 from services.router.placement.prediction import MIN_OBSERVATIONS, TtftPredictor
+from services.router.placement.split import Demand
 from services.router.placement.views import PlacementRequest, Work
 from shared.sizing.step_time import StepTimes
 from tests.unit.router.placement.builders import pool, prompt, view
@@ -37,8 +38,8 @@ def worker(name: str, answers: int = 0, queued: int = 0, **changes):
     )
 
 
-def chosen(*views, request=None, preferred=None, target_s=TARGET_S):
-    policy = PairPolicy(Targets(target_s), TtftPredictor())
+def chosen(*views, request=None, preferred=None, target_s=TARGET_S, predictor=None):
+    policy = PairPolicy(Targets(target_s), predictor or TtftPredictor(), Demand())
     names = {one.name for one in views} if preferred is None else preferred
     policy.look(views)
     return policy.choose(request or prompt(500), views, views, names)
@@ -83,6 +84,14 @@ def test_pairs_that_are_late_come_behind_those_in_time():
     assert min(pairs, key=lambda pair: pair.in_time).prefill == "b"
 
 
+def test_no_hand_off_whose_gap_takes_more_than_the_answers_target_leaves():
+    views = [worker("a", answers=8), worker("b")]
+    predictor = TtftPredictor()
+    assert chosen(*views, preferred={"a"}, predictor=predictor)[0].prefill == "b"
+    predictor.observe_gap(Demand().output_len * TARGET_S)
+    assert chosen(*views, preferred={"a"}, predictor=predictor)[0].prefill == "a"
+
+
 def test_a_cut_pair_is_not_taken():
     request = PlacementRequest(500, 16, cut={"a": frozenset({"b"})})
     pairs = chosen(worker("a", answers=8), worker("b"), request=request, preferred={"a"})
@@ -103,7 +112,7 @@ def test_placement_takes_pairs_once_a_worker_knows_its_steps():
 
 def test_a_wait_is_the_time_in_which_all_workers_together_compute_what_is_ahead():
     predictor = TtftPredictor()
-    policy = PairPolicy(Targets(TARGET_S), predictor)
+    policy = PairPolicy(Targets(TARGET_S), predictor, Demand())
     workers = pool(worker("a"), worker("b", queued=20_000))
     policy.look(workers)
     assert policy.wait_s(1000, workers) is None, "no prediction was seen to hold"

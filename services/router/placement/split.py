@@ -125,6 +125,9 @@ class SplitController:
         self.demand = Demand()
         self._tpot_s = tpot_target_s
         self._ttft_s = ttft_target_s
+        self.gap_s = 0.0
+        """From a first token that was computed elsewhere to the second one, seconds: what a hand-off takes of the
+        target for TPOT."""
         self._next_s = -math.inf
         self._left: dict[str, float] = {}  # when workers stopped being among those that decode
         self.split = Split(frozenset(), math.inf)
@@ -160,6 +163,7 @@ class SplitController:
         size = len(known)
         now = sum(view.name in self.split.decodes for view in known)
         headroom = {count: self._headroom(kinds, count, answers, tokens_s) for count in _counts(size, now)}
+        headroom = {count: room if count == size else room * self._left_by_gap for count, room in headroom.items()}
         best = max(headroom, key=headroom.__getitem__)
         if headroom[best] <= WORTH * headroom[size]:
             best = size
@@ -168,6 +172,11 @@ class SplitController:
         names = [name for kind in kinds for name in kind.names]
         unknown = [view.name for view in views if view.times is None]
         return Split(frozenset(names[:best] + unknown), headroom[best])
+
+    @property
+    def _left_by_gap(self) -> float:
+        """The share of the target for TPOT that is left to the steps of an answer that was handed over."""
+        return max(0.0, 1.0 - self.gap_s / max(1.0, self.demand.output_len - 1.0) / self._tpot_s)
 
     def _kinds(self, views: Sequence[WorkerView], block_size: int) -> list[Kind]:
         """In the order in which they are to decode: first those that lose the least prompts by it."""

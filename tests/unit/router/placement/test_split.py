@@ -64,6 +64,14 @@ def test_a_tight_target_for_the_first_token_leaves_prompts_to_those_that_only_pr
     assert decoders(4000, 300, views=fleet(16, hidden), ttft_target_s=0.3) < 16
 
 
+def test_all_do_both_where_a_hand_off_takes_most_of_an_answers_time():
+    controller = SplitController(TPOT_S)
+    now_s = told(controller, 4000, 64, 20.0, 0.0)
+    assert len(controller.decodes(fleet(16), BLOCK, now_s)) < 16
+    controller.gap_s = 0.8 * 64 * TPOT_S
+    assert len(controller.decodes(fleet(16), BLOCK, now_s + INTERVAL_S)) == 16
+
+
 def test_slow_arithmetic_decodes():
     controller = SplitController(TPOT_S)
     now_s = told(controller, 2000, 200, 10.0, 0.0)

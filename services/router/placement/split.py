@@ -124,13 +124,20 @@ class SplitController:
         self._next_s = -math.inf
         self.split = Split(frozenset(), math.inf)
         """The newest decision."""
+        self.num_flips = 0
+        """Changes of a worker's preference."""
+        self._names: frozenset[str] = frozenset()
 
     def decodes(self, views: Iterable[WorkerView], block_size: int, now_s: float) -> frozenset[str]:
         """The workers that are to decode, decided anew where that is due. None of the names: all of them."""
         if now_s >= self._next_s:
             self._next_s = now_s + INTERVAL_S
-            self.split = self._decide(list(views), block_size, now_s)
+            self._take(self._decide(found := list(views), block_size, now_s), frozenset(view.name for view in found))
         return self.split.decodes
+
+    def _take(self, split: Split, names: frozenset[str]) -> None:
+        self.num_flips += len((split.decodes ^ self.split.decodes) & names & self._names)
+        self.split, self._names = split, names
 
     def _decide(self, views: Sequence[WorkerView], block_size: int, now_s: float) -> Split:
         everyone = Split(frozenset(view.name for view in views), math.inf)

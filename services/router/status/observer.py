@@ -48,6 +48,7 @@ def joined_status(models: Sequence[ServedModel], cache_failures: Sequence[str]) 
         for field in _SUMS:
             setattr(whole, field, getattr(whole, field) + getattr(part, field))
         whole.store_available = whole.store_available and part.store_available
+    whole.ClearField("split")
     whole.ready = any(line.ready for line in lines)
     whole.not_ready_reason = "" if whole.ready else "; ".join(f"{x.name}: {x.not_ready_reason}" for x in lines)
     whole.degraded.extend(f"model {line.name}: {line.not_ready_reason}" for line in lines if not line.ready)
@@ -57,6 +58,7 @@ def joined_status(models: Sequence[ServedModel], cache_failures: Sequence[str]) 
 
 def _line(model: ServedModel, status: inference_pb2.ClusterStatus) -> inference_pb2.ModelStatus:
     return inference_pb2.ModelStatus(
+        split=status.split if status.HasField("split") else None,
         name=model.name,
         aliases=model.settings.aliases,
         ready=status.ready,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console
 
-from services.cli.explain import candidate_table, summary_line
+from services.cli.explain import candidate_table, pair_table, summary_line
+from services.router.placement.decision import Route
 from shared.rpc.pb.tandem.v1 import inference_pb2
 
 
@@ -56,3 +58,30 @@ def test_the_chosen_worker_is_marked_and_every_scorer_has_a_column():
     ]
     assert lines[1].split()[:3] == ["p0", "0.750", "0.750"]
     assert lines[2].split()[:4] == ["p1", "*", "0.500", "0.500"]
+
+
+def test_pairs_are_shown_with_both_predictions_the_one_taken_first():
+    pairs = [
+        inference_pb2.PlacementPair(
+            decode_worker="w1", prefill_worker=prefill, ttft_ms=ttft_ms, tpot_ms=tpot_ms, in_time=in_time, score=score
+        )
+        for prefill, ttft_ms, tpot_ms, in_time, score in (("w1", 120.0, 21.5, 0.97, 0.4), ("w2", None, None, 0.9, 0.5))
+    ]
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(pair_table(pairs))
+    head, first, second = console.export_text().splitlines()
+    assert head.split() == ["decode", "worker", "prefill", "worker", "TTFT", "TPOT", "in", "time", "score"]
+    assert first.split() == ["w1", "*", "here", "120.0", "ms", "21.5", "ms", "97", "%", "0.400"]
+    assert second.split() == ["w1", "w2", "-", "-", "90", "%", "0.500"]
+
+
+def test_a_pool_whose_workers_do_both_has_no_prefill_pool():
+    told = decision(pairs=[inference_pb2.PlacementPair(decode_worker="d1", prefill_worker="p0")])
+    assert summary_line(told).startswith("attempt 1: p0 -> d1, prefilled by another worker; ")
+
+
+@pytest.mark.parametrize("route", Route)
+def test_every_route_is_said_in_words(route):
+    told = decision()
+    told.route = route.value
+    assert "prefilled" in summary_line(told)

@@ -114,3 +114,34 @@ def test_a_workers_processes_and_their_sets_of_experts_are_shown(tandem: RunTand
     assert "8 (tp 4, pp 2, ep 2)" in tandem("status").out
     router.status.workers[0].ep = 1
     assert "8 (tp 4, pp 2)" in tandem("status").out
+
+
+def elastic() -> inference_pb2.ClusterStatus:
+    """Two workers with both roles, of which one only prefills."""
+    status = inference_pb2.ClusterStatus(model_name="demo", mode="auto", ready=True, store_available=True)
+    for name, preference in (("w-0", types_pb2.WORKER_ROLE_DECODE), ("w-1", types_pb2.WORKER_ROLE_PREFILL)):
+        status.workers.add(
+            worker=types_pb2.WorkerId(name=name),
+            role=types_pb2.WORKER_ROLE_DECODE,
+            roles=[types_pb2.WORKER_ROLE_PREFILL, types_pb2.WORKER_ROLE_DECODE],
+            preference=preference,
+            connected=True,
+        )
+    status.split.MergeFrom(inference_pb2.RoleSplit(num_decoding=1, num_workers=2, headroom=1.5, num_flips=3))
+    return status
+
+
+def test_what_workers_of_both_roles_are_used_for_is_shown(tandem: RunTandem, router: ScriptedRouter) -> None:
+    router.status = elastic()
+    lines = tandem("status").out.splitlines()
+    assert (
+        "split: 1 of 2 workers decode, the others only prefill; headroom 1.50 times the demand, "
+        "3 changes of a preference"
+    ) in lines
+    rows = [line.split() for line in lines]
+    assert ["w-0", "prefill,decode", "decode"] in [row[:3] for row in rows]
+    assert ["w-1", "prefill,decode", "prefill"] in [row[:3] for row in rows]
+    router.status.split.ClearField("headroom")
+    assert "split: all 2 workers prefill and decode: nothing is decided yet" in tandem("status").out
+    router.status.split.MergeFrom(inference_pb2.RoleSplit(num_decoding=2, headroom=0.75))
+    assert "split: all 2 workers prefill and decode; headroom 0.75 times the demand, 3" in tandem("status").out

@@ -68,3 +68,14 @@ def test_the_step_time_is_of_the_steps_since_the_last_look():
     assert steps.mean_ms("d", types_pb2.Load(num_steps=20, busy_s=0.4)) == pytest.approx(30.0)
     assert steps.mean_ms("d", types_pb2.Load(num_steps=5, busy_s=0.1)) == pytest.approx(20.0)
     assert steps.mean_ms("other", types_pb2.Load()) == 0.0
+
+
+def test_an_elastic_pool_shows_its_split_at_every_width():
+    status = cluster(split=inference_pb2.RoleSplit(num_decoding=1, num_workers=2, headroom=0.8))
+    status.workers[0].preference = types_pb2.WORKER_ROLE_DECODE
+    for width in (80, 120):
+        text = drawn(status, width)
+        assert max(map(len, text.splitlines())) <= width
+        assert "1 of 2 workers decode" in text
+        assert "prefers" in text
+    assert "prefers" not in drawn(cluster())

@@ -96,6 +96,19 @@ def test_a_decision_holds_for_its_interval():
     assert controller.decodes(views, BLOCK, now_s + 0.9 * INTERVAL_S) == first
 
 
+def test_flips_count_workers_whose_preference_changed_not_those_that_came_or_went():
+    controller, views = SplitController(TPOT_S), fleet(16)
+    controller.decodes(views[:8], BLOCK, -INTERVAL_S)
+    controller.decodes(views, BLOCK, 0.0)
+    assert controller.num_flips == 0  # all do both
+    now_s = told(controller, 4000, 64, 20.0, 0.0)
+    first = controller.decodes(views, BLOCK, now_s)
+    assert controller.num_flips == 16 - len(first)
+    now_s = told(controller, 128, 1000, 20.0, now_s, 60.0)
+    second = controller.decodes(views, BLOCK, now_s)
+    assert controller.num_flips == 16 - len(first) + len(first ^ second)
+
+
 @pytest.mark.parametrize("size", [3, 60, 1000])
 def test_some_workers_always_decode_and_names_are_known(size):
     controller, views = SplitController(TPOT_S), fleet(size)

@@ -111,12 +111,16 @@ def test_a_router_is_replaced_by_a_ready_one_and_a_worker_needs_no_further_gpu(d
     assert (worker["maxSurge"], worker["maxUnavailable"]) == (0, 1)
 
 
+SERVICES = {"prefill": "prefill", "decode": "decode", "collocated": "decode", "auto": "worker"}
+
+
 @pytest.mark.parametrize(
     ("roles", "mode"),
     [
         (("prefill", "decode"), "disaggregated"),
         (("collocated",), "collocated"),
         (("prefill", "collocated"), "disaggregated"),
+        (("auto",), "auto"),
     ],
 )
 def test_the_routers_mode_follows_from_the_roles(helm: Helm, roles: tuple[str, ...], mode: str) -> None:
@@ -124,7 +128,8 @@ def test_the_routers_mode_follows_from_the_roles(helm: Helm, roles: tuple[str, .
     manifests = helm.manifests(values={"pools": pools})
     assert flags(main_of(manifests, "router"))["mode"] == mode
     services = [main_of(manifests, f"a-{role}")["command"][-1] for role in roles]
-    assert services == [f"services.{'prefill' if role == 'prefill' else 'decode'}" for role in roles]
+    assert services == [f"services.{SERVICES[role]}" for role in roles]
+    assert [manifests.pods[f"a-{role}"]["metadata"]["labels"]["tandem-llm.io/role"] for role in roles] == list(roles)
     config = {name for each in manifests.of("ConfigMap") for name in each["data"]}
     assert ("router.yaml" in config) == (roles == ("prefill", "collocated"))
 

@@ -100,6 +100,14 @@ BAD = [
         pools({}, {}, {"name": "c", "role": "collocated", "replicas": 1}),
         ("pools: roles decode and collocated",),
     ),
+    *(
+        Bad(
+            f"{role}-beside-auto",
+            {"pools": [{**PREFILL, "role": "auto"}, {**DECODE, "role": role}]},
+            (f"pools[1].role: {role}", "role: auto", "make all pools auto, or none"),
+        )
+        for role in ("prefill", "decode", "collocated")
+    ),
     Bad(
         "a-group-beyond-a-node",
         pools({}, {"parallelism": {"tensor": 8, "pipeline": 4}}),

@@ -116,9 +116,9 @@ class Split(NamedTuple):
 class SplitController:
     """Chooses the workers that decode."""
 
-    def __init__(self, tpot_target_s: float, ttft_target_s: float = math.inf) -> None:
+    def __init__(self, tpot_target_s: float, ttft_target_s: float = math.inf, demand: Demand | None = None) -> None:
         """Targets of every request; infinite: none. Without one for TPOT every worker does both."""
-        self.demand = Demand()
+        self.demand = demand or Demand()
         self._tpot_s = tpot_target_s
         self._ttft_s = ttft_target_s
         self._next_s = -math.inf
@@ -139,31 +139,37 @@ class SplitController:
         self.num_flips += len((split.decodes ^ self.split.decodes) & names & self._names)
         self.split, self._names = split, names
 
-    def _decide(self, views: Sequence[WorkerView], block_size: int, now_s: float) -> Split:
-        everyone = Split(frozenset(view.name for view in views), math.inf)
-        rate = self.demand.rate(now_s)
+    def headrooms(self, views: Iterable[WorkerView], block_size: int, now_s: float) -> dict[int, float]:
+        """By number of workers that decode, of the splits that are compared; workers whose steps are not known count
+        for none. Empty where nothing can be told. Decides nothing."""
         known = [view for view in views if view.times is not None]
-        if not known or math.isinf(self._tpot_s) or self.demand.num_arrived < FEWEST_ARRIVALS:
-            return everyone
+        if not known or math.isinf(self._tpot_s):
+            return {}
         kinds = self._kinds(known, block_size)
         if not any(kind.most_answers >= 1 for kind in kinds):
-            return everyone  # no worker meets the target even with one answer: nothing to be won by a split
+            return {}  # no worker meets the target even with one answer: nothing to be won by a split
+        rate = self.demand.rate(now_s)
         running = sum(view.num_decoding for view in known)
         answers = max(rate * self.demand.output_len * self._tpot_s, float(running), 1e-9)
         tokens_s = max(rate * self.demand.prompt.tokens, 1e-9)
-        size = len(known)
         now = sum(view.name in self.split.decodes for view in known)
-        best, most = size, 0.0
-        present = 0.0
-        for count in _counts(size, now):
-            headroom = self._headroom(kinds, count, answers, tokens_s)
-            if count == now:
-                present = headroom
+        return {count: self._headroom(kinds, count, answers, tokens_s) for count in _counts(len(known), now)}
+
+    def _decide(self, views: Sequence[WorkerView], block_size: int, now_s: float) -> Split:
+        everyone = Split(frozenset(view.name for view in views), math.inf)
+        known = [view for view in views if view.times is not None]
+        found = self.headrooms(known, block_size, now_s) if self.demand.num_arrived >= FEWEST_ARRIVALS else {}
+        if not found:
+            return everyone
+        now = sum(view.name in self.split.decodes for view in known)
+        present = found.get(now, 0.0)
+        best, most = len(known), 0.0
+        for count, headroom in found.items():
             if headroom > most * 1.0001:
                 best, most = count, headroom
         if now and most <= GAIN * present:
             best, most = now, present
-        names = [name for kind in kinds for name in kind.names]
+        names = [name for kind in self._kinds(known, block_size) for name in kind.names]
         unknown = [view.name for view in views if view.times is None]
         return Split(frozenset(names[:best] + unknown), most)
 

@@ -4,25 +4,38 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-from loadtest.rig.command_line import Option, Out, call, choice, decimals
+from loadtest.rig.command_line import Option, Out, call, choice, decimals, names
 from loadtest.rig.results import write
 from loadtest.simulator.fleet import WorkerSpec
+from loadtest.simulator.load import WORKLOADS, mean_rate, poisson, read_trace
 from loadtest.simulator.outcome import Outcome, Targets, outcome_table, results
-from loadtest.simulator.simulation import POLICIES, Setup, simulate
+from loadtest.simulator.peers import PEERS
+from loadtest.simulator.residuals import lognormal_residuals, read_residuals
+from loadtest.simulator.simulation import (
+    AUTO,
+    COLLOCATED,
+    POLICIES,
+    STATIC,
+    TANDEM,
+    Group,
+    Setup,
+    simulate,
+    two_pools,
+)
 from loadtest.simulator.tandem_router import TandemConfig
-from loadtest.workloads.mooncake import BLOCK_LEN, read_mooncake
 from loadtest.workloads.trace import TraceRequest, parse_slice, slice_requests
 from services.router.admission.queue import ORDERS
 from services.router.placement.decision import Thresholds
 from services.router.placement.policy import PlacementConfig
 from services.router.placement.scorers import weights
 from shared.errors import ConfigError
+from shared.identity import DECODE, roles_text
 from shared.sizing import memory
-from shared.sizing.devices import H200
+from shared.sizing.devices import GPUS
 from shared.sizing.load import Hardware
 from shared.sizing.measured_steps import measured
 from shared.sizing.roofline import roofline, step_times
@@ -33,6 +46,10 @@ MODELS = {"llama-3-70b": LLAMA_3_70B, "llama-3-8b": LLAMA_3_8B, **SPARSE_MODELS}
 BLOCK_SIZE = 16
 MEMORY_SHARE = 0.9
 """Share of a GPU's memory for weights and KV."""
+PREFILL_CHUNK, DECODE_CHUNK = 8192, 512
+"""Token budgets of a step that workers on GPUs have by default: of prefill workers, and of all others."""
+NOISE = 0.03
+"""Standard deviation of the logarithm of a step's time over the one predicted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +57,28 @@ class WorkerOptions:
     """A simulated worker."""
 
     model: str = "llama-3-70b"
+    device: str = "H200"
     gpus: int = 4
-    """Number of H200s, taken as one that is so many times as fast."""
-    table: Path | None = None
-    """Step times measured by bench-engine; None = the roofline."""
+    """Number of devices, taken as one that is so many times as fast."""
+    steps: Path | None = None
+    """Step times measured by bench-engine, or their coefficients; None = the roofline."""
+    residuals: Path | None = None
+    """A JSON list of measured step times over predicted ones; None = log-normal with `noise`."""
+    noise: float = NOISE
     blocks: int = 0
     """Number of blocks of BLOCK_SIZE tokens; 0 = as many as fit in memory."""
     report_ms: float = 5.0
-    """Minimum time between two load reports."""
+    """From a change to the load report that tells of it."""
     spread: Spread | None = None
-    """Its ranks, an H200 each, with what they send each other and wait for; None = `gpus`."""
+    """Its ranks, a device each, with what they send each other and wait for; None = `gpus`."""
     decode_spread: Spread | None = None
     """Of decode workers; None = `spread`."""
+    chunk: int = 0
+    """Token budget of a step; 0 = PREFILL_CHUNK and DECODE_CHUNK."""
+    paced: bool = False
+    """Whether steps keep the TPOT target, by their batch and by the chunks beside it."""
+    plans_ahead: bool = True
+    """A step is planned while the one before runs, as on a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +125,19 @@ class PlacementOptions:
 
 
 _WORKER, _FLEET, _PLACEMENT = WorkerOptions(), FleetOptions(), PlacementOptions()
+_NO_THRESHOLDS = Thresholds()
 
 
 def simulate_trace(
-    trace: Annotated[Path, Option(help="Mooncake's JSON lines")],
+    trace: Annotated[Path | None, Option(help="Mooncake's JSON lines, or Azure's CSV")] = None,
+    workload: Annotated[str, Option(help=f"in place of a trace: {', '.join(WORKLOADS)}")] = "",
+    requests: Annotated[int, Option(help="of the workload")] = 2000,
+    poisson_arrivals: Annotated[bool, Option(name="poisson", help="in place of the trace's times")] = False,
     slice_: Annotated[str, Option(name="slice", help="START:END of the trace, seconds")] = "",
-    prefill: Annotated[int, Option(help="prefill workers; 0 = collocated (tandem only)")] = _FLEET.prefill,
+    prefill: Annotated[int, Option(help="prefill workers; 0 = collocated, or auto")] = _FLEET.prefill,
     decode: Annotated[int, Option(help="decode workers")] = _FLEET.decode,
     routers: Annotated[int, Option(help="router replicas over the same fleet")] = _FLEET.routers,
-    policy: Annotated[str, Option(help=f"{', '.join(POLICIES)}, or all")] = "all",
+    policy: Annotated[str, Option(help=f"some of {', '.join(POLICIES)}; all = tandem and the peers")] = "all",
     seed: Annotated[int, Option()] = _FLEET.seed,
     speedup: Annotated[str, Option(help="speed relative to the trace; several give several rows")] = "",
     rate: Annotated[str, Option(help="mean requests/s instead of --speedup")] = "",
@@ -116,18 +147,32 @@ def simulate_trace(
         bool, Option(name="peers-refuse", help="peers also refuse requests predicted to be late, like tandem")
     ] = False,
     model: Annotated[str, Option(help=", ".join(sorted(MODELS)))] = _WORKER.model,
+    device: Annotated[str, Option(help=", ".join(GPUS))] = _WORKER.device,
     gpus: Annotated[
-        int, Option(help="H200s a worker, as one that is so many times as fast; see --degrees")
+        int, Option(help="devices a worker, as one that is so many times as fast; see --degrees")
     ] = _WORKER.gpus,
     degrees: Annotated[
-        str, Option(help="a worker's ranks, tp=4,pp=2,ep=4: an H200 each, in place of --gpus; counts their sums")
+        str, Option(help="a worker's ranks, tp=4,pp=2,ep=4: a device each, in place of --gpus; counts their sums")
     ] = "",
     decode_degrees: Annotated[str, Option(help="the same for decode workers; default: --degrees")] = "",
-    table: Annotated[Path | None, Option(help="step times from bench-engine's JSON, not the roofline")] = _WORKER.table,
+    steps: Annotated[
+        Path | None, Option(help="step times from bench-engine's JSON, or their coefficients, not the roofline")
+    ] = _WORKER.steps,
+    residuals: Annotated[
+        Path | None, Option(help="JSON list of measured step times over predicted ones, to draw noise from")
+    ] = _WORKER.residuals,
+    noise: Annotated[float, Option(help="without --residuals: standard deviation of their logarithm")] = _WORKER.noise,
+    chunk: Annotated[
+        int, Option(help=f"token budget of a step; 0 = {PREFILL_CHUNK} on prefill workers, {DECODE_CHUNK} on others")
+    ] = _WORKER.chunk,
+    paced: Annotated[bool, Option(help="steps keep the TPOT target; auto always does")] = _WORKER.paced,
+    ahead: Annotated[
+        bool, Option(help="a step is planned while the one before runs, as on a GPU")
+    ] = _WORKER.plans_ahead,
     blocks: Annotated[
         int, Option(help=f"blocks of {BLOCK_SIZE} tokens a worker; 0 = what fits in memory")
     ] = _WORKER.blocks,
-    report_ms: Annotated[float, Option(help="minimum time between two load reports of a worker")] = _WORKER.report_ms,
+    report_ms: Annotated[float, Option(help="from a change to the load report that tells of it")] = _WORKER.report_ms,
     order: Annotated[
         str, Option(help=f"tandem: the admission queue's order, {', '.join(sorted(ORDERS))}")
     ] = _FLEET.order,
@@ -148,33 +193,37 @@ def simulate_trace(
     """Replay a trace over a simulated fleet, with Tandem's router and with its peers' policies."""
     if speedup and rate:
         raise ConfigError("either --speedup or --rate", field="rate")
-    policies = POLICIES if policy == "all" else (choice(policy, "policy", (*POLICIES, "all")),)
+    policies = (*PEERS, TANDEM) if policy == "all" else tuple(names(policy, "policy", POLICIES))
     worker = WorkerOptions(
         choice(model, "model", MODELS),
+        choice(device, "device", GPUS),
         gpus,
-        table,
+        steps,
+        residuals,
+        noise,
         blocks,
         report_ms,
         Spread.parse(degrees, "degrees") if degrees else None,
         Spread.parse(decode_degrees, "decode-degrees") if decode_degrees else None,
+        chunk,
+        paced,
+        ahead,
     )
     fleet = FleetOptions(prefill, decode, routers, ttft, tpot, peers_refuse, choice(order, "order", ORDERS), seed)
     placement = PlacementOptions(
         max_queued_tokens, patience, prefix, prefill_here, prefill_here_max, min_hit_share, tie_margin, max_candidates
     )
-    requests = slice_requests(read_mooncake(trace), parse_slice(slice_))
-    if not requests:
-        raise ConfigError("the slice of the trace has no requests", field="slice")
-    if min(prefill, decode) < 1 and (decode < 1 or policies != ("tandem",)):
-        raise ConfigError("prefill and decode must be at least 1; only tandem runs without prefill", field="prefill")
-    setup = setup_of(worker, fleet, placement)
-    speedups = _speedups(decimals(speedup, "speedup"), decimals(rate, "rate"), requests)
-    loads = [[_simulate(requests, times, name, setup) for name in policies] for times in speedups]
-    print(
-        f"{len(requests)} requests, {_pool(prefill, 'prefill', worker.spread, setup.worker, gpus)}, "
-        f"{_pool(decode, 'decode', worker.decode_spread or worker.spread, setup.decode or setup.worker, gpus)}, "
-        f"{model}, targets TTFT {ttft:g} s TPOT {tpot * 1e3:g} ms\n"
-    )
+    if min(prefill, decode) < 1 and (decode < 1 or not set(policies) <= {TANDEM, COLLOCATED, AUTO}):
+        raise ConfigError(
+            "prefill and decode must be at least 1; only tandem, collocated and auto run without prefill",
+            field="prefill",
+        )
+    arriving = _requests(trace, workload, requests, slice_, poisson_arrivals, seed)
+    setups = {name: setup_of(worker, fleet, placement, name) for name in policies}
+    speedups = _speedups(decimals(speedup, "speedup"), decimals(rate, "rate"), arriving)
+    loads = [[_simulate(arriving, times, name, setups[name]) for name in policies] for times in speedups]
+    pools = " or ".join(dict.fromkeys(_pools(setup, worker) for setup in setups.values()))
+    print(f"{len(arriving)} requests, {pools}, {model}, targets TTFT {ttft:g} s TPOT {tpot * 1e3:g} ms\n")
     print(outcome_table(loads))
     if out is not None:
         write(out, results(loads))
@@ -185,57 +234,90 @@ def main(argv: Sequence[str]) -> None:
     call(simulate_trace, argv, "python -m loadtest.simulator")
 
 
-def setup_of(worker: WorkerOptions, fleet: FleetOptions, placement: PlacementOptions = _PLACEMENT) -> Setup:
-    """The simulation's setup from the options; raises ConfigError."""
-    own = worker.decode_spread
+def setup_of(
+    worker: WorkerOptions, fleet: FleetOptions, placement: PlacementOptions = _PLACEMENT, policy: str = TANDEM
+) -> Setup:
+    """The simulation's setup from the options, for a policy; raises ConfigError."""
+    spec = worker_spec(worker, worker.spread, fleet.tpot_s)
+    decode = spec if worker.decode_spread is None else worker_spec(worker, worker.decode_spread, fleet.tpot_s)
+    config = replace(placement.config, tpot_target_s=fleet.tpot_s, ttft_target_s=fleet.ttft_s)
+    if policy in (STATIC, COLLOCATED):
+        config = replace(config, thresholds=_NO_THRESHOLDS)
+    prefills = replace(spec, max_num_batched_tokens=worker.chunk or PREFILL_CHUNK)
+    decodes = replace(decode, max_num_batched_tokens=worker.chunk or DECODE_CHUNK)
+    count = fleet.prefill + fleet.decode
+    if policy == AUTO:
+        groups = [Group(count, replace(prefills, tpot_target_s=fleet.tpot_s))]
+    elif policy == COLLOCATED:
+        groups = two_pools(0, count, prefills, decodes)
+    else:
+        groups = two_pools(fleet.prefill, fleet.decode, prefills, decodes)
     return Setup(
-        worker_spec(worker, worker.spread),
-        fleet.prefill,
-        fleet.decode,
+        groups,
         Targets(fleet.ttft_s, fleet.tpot_s),
         num_routers=fleet.routers,
         peers_refuse=fleet.peers_refuse,
-        tandem=TandemConfig(order=fleet.order, ttft_target_s=fleet.ttft_s, placement=placement.config),
+        tandem=TandemConfig(order=fleet.order, ttft_target_s=fleet.ttft_s, placement=config),
         seed=fleet.seed,
-        decode=None if own is None else worker_spec(worker, own),
     )
 
 
-def worker_spec(worker: WorkerOptions, spread: Spread | None) -> WorkerSpec:
+def worker_spec(worker: WorkerOptions, spread: Spread | None, tpot_s: float) -> WorkerSpec:
     """A worker of these ranks, or of `gpus` without any; raises ConfigError."""
-    model = MODELS[worker.model]
+    model, device = MODELS[worker.model], GPUS[worker.device]
     if spread is None:
         ranks, field = worker.gpus, "gpus"
-        room = H200.memory_bytes * ranks * MEMORY_SHARE - model.weight_bytes
+        room = device.memory_bytes * ranks * MEMORY_SHARE - model.weight_bytes
         num_tokens = room / model.kv_bytes_per_token
-        times = roofline(model, H200, ranks)
+        times = roofline(model, device, ranks)
     else:
-        _check_table(worker)
+        _check_steps(worker)
         ranks, field = spread.num_ranks, "degrees"
-        num_tokens = memory.room(model, H200, spread, Hardware(memory_share=MEMORY_SHARE)).kv_tokens
-        times = step_times(model, H200, spread)
+        num_tokens = memory.room(model, device, spread, Hardware(memory_share=MEMORY_SHARE)).kv_tokens
+        times = step_times(model, device, spread)
     num_blocks = worker.blocks or int(num_tokens / BLOCK_SIZE)
     if num_blocks < 1:
-        raise ConfigError(f"{worker.model} leaves no room for KV on {ranks} GPUs", field=field, value=ranks)
+        raise ConfigError(f"{worker.model} leaves no room for KV on {ranks} {worker.device}", field=field, value=ranks)
     return WorkerSpec(
-        times=measured(worker.table) if worker.table else times,
+        times=measured(worker.steps, "steps") if worker.steps else times,
         num_blocks=num_blocks,
-        link=H200.link * H200.link_efficiency * ranks,
+        link=device.link * device.link_efficiency * ranks,
         kv_bytes_per_token=model.kv_bytes_per_token,
         block_size=BLOCK_SIZE,
-        run_len=BLOCK_LEN,
+        tpot_target_s=tpot_s if worker.paced else 0.0,
+        plans_ahead=worker.plans_ahead,
+        residuals=read_residuals(worker.residuals) if worker.residuals else lognormal_residuals(worker.noise),
         report_s=worker.report_ms / 1e3,
     )
 
 
-def _check_table(worker: WorkerOptions) -> None:
-    if worker.table is not None:
-        raise ConfigError("a table holds the times of the ranks that it was measured with: no degrees", field="table")
+def _check_steps(worker: WorkerOptions) -> None:
+    if worker.steps is not None:
+        raise ConfigError("a file holds the times of the ranks that it was measured with: no degrees", field="steps")
 
 
-def _pool(count: int, role: str, spread: Spread | None, spec: WorkerSpec, gpus: int) -> str:
-    of = f"{gpus} H200" if spread is None else f"{spread.num_ranks} H200 ({spread})"
-    return f"{count} {role} workers of {of} with {spec.num_blocks} blocks"
+def _pools(setup: Setup, worker: WorkerOptions) -> str:
+    found = []
+    for group in setup.groups:
+        spread = worker.decode_spread if group.roles == DECODE and worker.decode_spread else worker.spread
+        ranks = f"{worker.gpus} {worker.device}" if spread is None else f"{spread.num_ranks} {worker.device} ({spread})"
+        role = "collocated" if len(setup.groups) == 1 and group.roles == DECODE else roles_text(group.roles)
+        found.append(f"{group.count} {role} workers of {ranks} with {group.worker.num_blocks} blocks")
+    return ", ".join(found)
+
+
+def _requests(
+    trace: Path | None, workload: str, count: int, part: str, poisson_arrivals: bool, seed: int
+) -> Sequence[TraceRequest]:
+    if (trace is None) == (not workload):
+        raise ConfigError("either --trace or --workload", field="trace")
+    if trace is None:
+        made = WORKLOADS[choice(workload, "workload", WORKLOADS)].requests(count, seed)
+        return poisson(made, seed)
+    found = slice_requests(iter(read_trace(trace)), parse_slice(part))
+    if not found:
+        raise ConfigError("the slice of the trace has no requests", field="slice")
+    return poisson(found, seed) if poisson_arrivals else found
 
 
 def _simulate(requests: Sequence[TraceRequest], speedup: float, policy: str, setup: Setup) -> Outcome:
@@ -247,8 +329,7 @@ def _simulate(requests: Sequence[TraceRequest], speedup: float, policy: str, set
 
 def _speedups(speedups: Sequence[float], rates: Sequence[float], requests: Sequence[TraceRequest]) -> list[float]:
     if rates:
-        rate = len(requests) / max(requests[-1].at_s - requests[0].at_s, 1e-9)
-        speedups = [wanted / rate for wanted in rates]
+        speedups = [wanted / mean_rate(requests) for wanted in rates]
     speedups = speedups or [1.0]
     if min(speedups) <= 0:
         raise ConfigError("speedup and rate must be above 0", field="speedup")

@@ -1,18 +1,19 @@
-"""Types and state shared by all simulated workers and routers of one run."""
+"""What all simulated workers and routers of one run share, and what a worker is."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from loadtest.simulator.clock import Clock
-from loadtest.simulator.prefix_cache import PrefixCache, PrefixIndex
-from shared.sizing.step_time import StepTimes
+from loadtest.simulator.prefix_index import PrefixIndex
+from shared.sizing.step_time import StepTimes, StepWork
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """One simulated engine, of either role."""
+    """One simulated engine."""
 
     times: StepTimes
     num_blocks: int
@@ -20,64 +21,45 @@ class WorkerSpec:
     """Bytes/s between two workers."""
     kv_bytes_per_token: int
     block_size: int = 16
-    run_len: int = 512
-    """Tokens represented by one hash id of the trace."""
     max_num_seqs: int = 256
-    chunk_tokens: int = 8192
-    """Token budget of a prefill worker's step."""
-    here_chunk_tokens: int = 512
-    """Prompt tokens that a decode worker computes together with its batch in one step."""
+    max_num_batched_tokens: int = 8192
+    """Token budget of a step."""
+    tpot_target_s: float = 0.0
+    """See `SchedulerConfig`; 0 = steps are bounded by tokens alone."""
+    itl_target_s: float = 0.0
+    output_quantile: float = 0.75
+    max_overtaken_s: float = 0.5
+    plans_ahead: bool = True
+    """A step is planned while the one before runs, as on a GPU."""
+    residuals: Sequence[float] = ()
+    """Measured times of steps over those predicted, from which noise is drawn; empty: none."""
     message_s: float = 0.5e-3
     """One-way latency between a router and a worker."""
+    wire_s: float = 0.1e-3
+    """One-way latency between two workers."""
     report_s: float = 5e-3
-    """Minimum time between two load reports."""
+    """From a change to the load report that tells of it."""
+    decoding_report_s: float = 0.1
+    """Between two load reports while nothing but decoding happens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A worker's state, as in its load report."""
+    """A worker's state, as in the message `Load`."""
 
     num_free_blocks: int
-    num_requests: int
+    """Beyond what running answers are expected to take."""
+    num_running: int
+    num_waiting: int
     num_queued_tokens: int
-
-
-class Reported(Protocol):
-    """A worker that sends load reports."""
-
-    name: str
-
-    def report(self) -> Report:
-        """Its current state."""
-        ...
-
-
-class Reporter:
-    """Sends a worker's newest state to every router, at most once an interval."""
-
-    def __init__(self, clock: Clock, spec: WorkerSpec, worker: Reported) -> None:
-        self._clock, self._spec, self._worker = clock, spec, worker
-        self._routers: list[Listener] = []
-        self._pending = False
-        self._last_s = -spec.report_s
-
-    def listen(self, router: Listener) -> None:
-        """Sends further reports to this router too."""
-        self._routers.append(router)
-
-    def changed(self) -> None:
-        """The worker's state has changed."""
-        if not self._pending:
-            self._pending = True
-            ready_s = max(self._clock.now_s, self._last_s + self._spec.report_s)
-            self._clock.at(ready_s + self._spec.message_s, self._send)
-
-    def _send(self) -> None:
-        self._pending = False
-        self._last_s = self._clock.now_s
-        report = self._worker.report()
-        for router in self._routers:
-            router.on_report(self._worker.name, report)
+    num_queued_pairs: int
+    decoding: StepWork
+    """A step of all answers that run there."""
+    promised: StepWork
+    """A step of those to come; see `Scheduler`."""
+    least_slack_s: float | None
+    step_times: StepTimes | None
+    """None where too few steps were measured, or nobody looks at them."""
 
 
 class Listener(Protocol):
@@ -85,30 +67,18 @@ class Listener(Protocol):
 
     def on_report(self, worker: str, report: Report) -> None:
         """A load report arrived."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Clock, index and the workers' specifications; what is no worker's own is the same in both."""
+    """Clock and index."""
 
     clock: Clock
     index: PrefixIndex
-    spec: WorkerSpec
-    """Of prefill workers, and of decode workers unless they have one of their own."""
-    own_decode_spec: WorkerSpec | None = None
-
-    @property
-    def decode_spec(self) -> WorkerSpec:
-        """Of decode workers."""
-        return self.own_decode_spec or self.spec
-
-    def prefix_cache(self, worker: str, spec: WorkerSpec) -> PrefixCache:
-        """An empty pool for that worker, which reports its content to the index."""
-        return PrefixCache(
-            spec.num_blocks,
-            spec.block_size,
-            spec.run_len,
-            lambda run: self.index.add(run, worker),
-            lambda run: self.index.remove(run, worker),
-        )
+    step_by_step: bool = False
+    """See `Engine`."""
+    seed: int = 0
+    reports_times: bool = False
+    """Load reports carry the fitted step times, which cost time to fit."""
+    listeners: list[Listener] = field(default_factory=list)
+    """The routers, which get each worker's reports."""

@@ -5,42 +5,50 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
-from loadtest.simulator.decode_worker import DecodeWorker
 from loadtest.simulator.fleet import Report, World
-from loadtest.simulator.prefill_worker import PrefillWorker
 from loadtest.simulator.request import SimRequest
+from loadtest.simulator.worker import Calls, Worker
 from services.router.placement.commitments import Ledger
 from services.router.placement.prediction import TtftPredictor
 from services.router.placement.views import NO_WORK, PlacementRequest, Pool, Work, WorkerView
+from shared.identity import WorkerRole
 
 
 class SimRouter(ABC):
     """Uses the real router's views and ledgers."""
 
-    def __init__(
-        self,
-        world: World,
-        prefills: Mapping[str, PrefillWorker],
-        decodes: Mapping[str, DecodeWorker],
-        name: str = "",
-    ) -> None:
-        self.world, self.prefills, self.decodes = world, prefills, decodes
+    def __init__(self, world: World, workers: Mapping[str, Worker], name: str = "") -> None:
+        self.world, self.workers = world, workers
         self.predictor = TtftPredictor()
         self.prefill_pool, self.decode_pool = Pool(name), Pool(name)
+        self.calls = Calls(self._on_first_token, self._on_joined, self._on_done)
+        self._pools = {WorkerRole.PREFILL: self.prefill_pool, WorkerRole.DECODE: self.decode_pool}
         self._ledgers: dict[str, Ledger] = {}
         self._draining: set[str] = set()
-        self._pairs_a_token = 0.0  # of the newest prompt: reports have tokens alone
-        workers: list[PrefillWorker | DecodeWorker] = [*prefills.values(), *decodes.values()]
-        for worker in workers:
+        for worker in workers.values():
             self.add_worker(worker)
+        world.listeners.append(self)
 
-    def add_worker(self, worker: PrefillWorker | DecodeWorker) -> None:
-        """A worker has connected; it is in `prefills` or `decodes`."""
+    @property
+    def message_s(self) -> float:
+        """One-way latency to a worker."""
+        return next(iter(self.workers.values())).spec.message_s
+
+    def add_worker(self, worker: Worker) -> None:
+        """A worker has connected; it is in `workers`."""
         num_blocks = worker.spec.num_blocks
-        view = WorkerView(worker.name, num_blocks, num_blocks, 0, worker.spec.max_num_seqs, 0)
+        view = WorkerView(
+            worker.name,
+            num_blocks,
+            num_blocks,
+            0,
+            worker.spec.max_num_seqs,
+            0,
+            max_step_tokens=worker.spec.max_num_batched_tokens,
+        )
         self._ledgers[worker.name] = Ledger(view)
-        (self.prefill_pool if isinstance(worker, PrefillWorker) else self.decode_pool).add(view)
-        worker.reports.listen(self)
+        for role in worker.roles:
+            self._pools[role].add(view)
         self.changed()
 
     def drain_worker(self, name: str) -> None:
@@ -56,8 +64,8 @@ class SimRouter(ABC):
 
     def remove_worker(self, name: str) -> None:
         """A drained worker has gone."""
-        self.prefill_pool.remove(name)
-        self.decode_pool.remove(name)
+        for pool in self._pools.values():
+            pool.remove(name)
 
     @abstractmethod
     def submit(self, request: SimRequest) -> None:
@@ -69,20 +77,26 @@ class SimRouter(ABC):
 
     def on_report(self, worker: str, report: Report) -> None:
         """See `Listener`."""
-        ledger = self._ledgers[worker]
-        ledger.view.accepting = worker not in self._draining
+        ledger = self._ledgers.get(worker)
+        if ledger is None:
+            return  # it has not connected yet
+        view = ledger.view
+        view.accepting = worker not in self._draining
+        view.times, view.least_slack_s = report.step_times, report.least_slack_s
         ledger.report(
             num_free_blocks=report.num_free_blocks,
-            num_requests=report.num_requests,
-            queued=Work(report.num_queued_tokens, report.num_queued_tokens * self._pairs_a_token),
+            num_requests=report.num_running + report.num_waiting,
+            queued=Work(report.num_queued_tokens, report.num_queued_pairs),
             now_s=self.world.clock.now_s,
+            num_decoding=report.decoding.num_sequences + report.promised.num_sequences,
+            num_context_tokens=report.decoding.num_context_tokens + report.promised.num_context_tokens,
         )
         self.changed()
 
     def need(self, request: SimRequest) -> PlacementRequest:
         """The request for placement, with the prefix hits in the index now."""
         hits = self.world.index.match(request.runs, request.num_prompt_tokens)
-        return PlacementRequest(request.num_prompt_tokens, self.world.spec.block_size, hits, request.session)
+        return PlacementRequest(request.num_prompt_tokens, self.world.index.block_size, hits, request.session)
 
     def ledger(self, worker: str) -> Ledger:
         """This router's ledger of a worker."""
@@ -90,14 +104,18 @@ class SimRouter(ABC):
 
     def commit(self, request: SimRequest, need: PlacementRequest, decode: str, prefill: str) -> None:
         """Counts the request on its workers; an empty `prefill`: the decode worker computes the prompt."""
-        request.decode, request.prefill = decode, prefill
-        request.prefilled_here = not prefill
+        now_s = self.world.clock.now_s
+        request.decode, request.prefill, request.placed_s = decode, prefill, now_s
         work = need.work(prefill or decode)
-        self._pairs_a_token = work.pairs / work.tokens
         request.ahead = self._ledgers[prefill or decode].view.queued
         here = NO_WORK if prefill else work
-        self._ledgers[decode].commit(request.name, here, num_blocks=need.num_missing_blocks(decode))
-        self._ledgers[decode].sent(request.name, self.world.clock.now_s)
+        self._ledgers[decode].commit(
+            request.name,
+            here,
+            num_blocks=need.num_missing_blocks(decode),
+            num_answer_tokens=request.num_prompt_tokens,
+        )
+        self._ledgers[decode].sent(request.name, now_s)
         if prefill:
             self._ledgers[prefill].commit(request.name, work, num_blocks=0)
 
@@ -107,23 +125,26 @@ class SimRouter(ABC):
         if request.prefill:
             self._ledgers[request.prefill].release(request.name)
 
-    def first_token(self, request: SimRequest, at_s: float, on_worker_s: float) -> None:
-        """A worker produced a request's first token."""
-        self.world.clock.at(at_s + self.world.spec.message_s, self._on_first_token, request, on_worker_s)
+    def refuse(self, request: SimRequest) -> None:
+        """The client gets an error in place of an answer."""
+        request.refused, request.refused_s = True, self.world.clock.now_s
 
-    def done(self, request: SimRequest) -> None:
-        """A worker produced a request's last token."""
-        self.world.clock.after(self.world.spec.message_s, self._on_done, request)
-
-    def _on_first_token(self, request: SimRequest, on_worker_s: float) -> None:
-        request.first_token_s = self.world.clock.now_s
+    def _on_first_token(self, request: SimRequest, on_worker_s: float, num_cached: int) -> None:
+        """As `Attempt` learns of it."""
+        now_s = request.first_token_s = self.world.clock.now_s
         self._ledgers[request.prefill or request.decode].computed(request.name)
-        own = Work.of(request.num_prompt_tokens - request.num_cached_tokens, request.num_cached_tokens)
+        self.predictor.ttft.observe(request.predicted_ttft_s or 0.0, now_s - request.placed_s)
+        own = Work.of(request.num_prompt_tokens - num_cached, num_cached)
         if request.prefilled_here:
             self.predictor.observe_here(request.ahead, own, on_worker_s)
         else:
             self.predictor.observe_prefill(request.ahead, own, on_worker_s)
+            self.predictor.observe_hand_off(max(0.0, now_s - request.placed_s - on_worker_s))
         self.changed()
+
+    def _on_joined(self, request: SimRequest) -> None:
+        if request.prefill:
+            self._ledgers[request.prefill].release(request.name)
 
     def _on_done(self, request: SimRequest) -> None:
         self.release(request)

@@ -5,31 +5,46 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from loadtest.simulator.clock import Clock
-from loadtest.simulator.decode_worker import DecodeWorker
 from loadtest.simulator.fleet import WorkerSpec, World
 from loadtest.simulator.outcome import Outcome, Targets, summarize
 from loadtest.simulator.peers import PEERS, PeerRouter
-from loadtest.simulator.prefill_worker import PrefillWorker
-from loadtest.simulator.prefix_cache import PrefixIndex
+from loadtest.simulator.prefix_index import PrefixIndex
 from loadtest.simulator.request import SimRequest, from_trace
 from loadtest.simulator.router import SimRouter
 from loadtest.simulator.tandem_router import TandemConfig, TandemRouter
+from loadtest.simulator.worker import Worker
+from loadtest.workloads.mooncake import BLOCK_LEN
 from loadtest.workloads.trace import TraceRequest
+from shared.identity import BOTH, DECODE, PREFILL, Roles, WorkerRole
 
-POLICIES = (*PEERS, "tandem")
+TANDEM, STATIC, COLLOCATED, AUTO = "tandem", "static", "collocated", "auto"
+"""Tandem's router as it is set; over two pools whose decode workers compute no prompts; over one pool in which every
+prompt is computed where it is answered; and over one pool with a choice for each request."""
+POLICIES = (*PEERS, TANDEM, STATIC, COLLOCATED, AUTO)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Workers of one kind."""
+
+    count: int
+    worker: WorkerSpec
+    roles: Roles = BOTH
+
+    @property
+    def letter(self) -> str:
+        """Their names begin with it."""
+        return {PREFILL: "p", DECODE: "d"}.get(self.roles, "w")
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
     """The fleet, its targets and its routers."""
 
-    worker: WorkerSpec
-    """Of both pools, but for `decode`."""
-    num_prefills: int
-    num_decodes: int
+    groups: Sequence[Group]
     targets: Targets
     num_routers: int = 1
     only_router: int | None = None
@@ -38,8 +53,19 @@ class Setup:
     """Peers also refuse requests that they predict to be late."""
     tandem: TandemConfig = field(default_factory=TandemConfig)
     seed: int = 0
-    decode: WorkerSpec | None = None
-    """Of decode workers, where they are unlike `worker`."""
+    step_by_step: bool = False
+    """See `Engine`."""
+
+    @property
+    def worker(self) -> WorkerSpec:
+        """Of the first group."""
+        return self.groups[0].worker
+
+
+def two_pools(num_prefills: int, num_decodes: int, worker: WorkerSpec, decode: WorkerSpec | None = None) -> list[Group]:
+    """Workers that only prefill beside workers that only decode; without the former these compute all prompts."""
+    pools = [Group(num_prefills, worker, PREFILL), Group(num_decodes, decode or worker, DECODE)]
+    return [pool for pool in pools if pool.count]
 
 
 def simulate(trace: Sequence[TraceRequest], speedup: float, policy: str, setup: Setup) -> Outcome:
@@ -51,19 +77,26 @@ def simulate(trace: Sequence[TraceRequest], speedup: float, policy: str, setup: 
 
 def play(trace: Sequence[TraceRequest], speedup: float, policy: str, setup: Setup) -> list[SimRequest]:
     """The requests with their results."""
-    world = World(Clock(), PrefixIndex(setup.worker.run_len), setup.worker, setup.decode)
-    prefills = {f"p{n}": PrefillWorker(world, f"p{n}") for n in range(setup.num_prefills)}
-    decodes = {f"d{n}": DecodeWorker(world, f"d{n}") for n in range(setup.num_decodes)}
+    index = PrefixIndex(BLOCK_LEN, setup.worker.block_size)
+    world = World(Clock(), index, setup.step_by_step, setup.seed, reports_times=policy == AUTO)
+    workers = {
+        worker.name: worker
+        for group in setup.groups
+        for worker in (Worker(world, f"{group.letter}{n}", group.worker, group.roles) for n in range(group.count))
+    }
+
+    has_prefills = any(WorkerRole.PREFILL in group.roles for group in setup.groups)
+    tandem = replace(setup.tandem, mode="auto" if policy == AUTO else "disaggregated" if has_prefills else "collocated")
 
     def router(number: int) -> SimRouter:
         seed = setup.seed * 1000 + number
-        if policy == "tandem":
-            return TandemRouter(world, prefills, decodes, setup.tandem, seed, number, setup.num_routers)
+        if policy not in PEERS:
+            return TandemRouter(world, workers, tandem, seed, number, setup.num_routers)
         deadline_s = setup.targets.ttft_s if setup.peers_refuse else None
-        return PeerRouter(world, prefills, decodes, PEERS[policy](seed), deadline_s)
+        return PeerRouter(world, workers, PEERS[policy](seed), deadline_s)
 
     routers = [router(number) for number in range(setup.num_routers)]
-    requests = from_trace(trace, speedup)
+    requests = from_trace(trace, speedup, world.index)
     rng = random.Random(setup.seed)
     for request in requests:
         world.clock.at(
@@ -74,4 +107,8 @@ def play(trace: Sequence[TraceRequest], speedup: float, policy: str, setup: Setu
     world.clock.run()
     for request in requests:
         assert request.refused or request.finished_s > 0, f"request {request.name} never ended"
+    for worker in workers.values():
+        worker.engine.scheduler.check_integrity()
+        assert not worker.num_requests, f"{worker.name} holds {worker.num_requests} requests"
+        assert not worker.engine.pool.num_used, f"{worker.name} lost {worker.engine.pool.num_used} blocks"
     return requests

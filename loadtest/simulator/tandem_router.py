@@ -6,27 +6,29 @@ The steps are those of `services/router/dispatch/dispatcher.py`: match, queue, p
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
-from loadtest.simulator.decode_worker import DecodeWorker
 from loadtest.simulator.fleet import World
-from loadtest.simulator.prefill_worker import PrefillCalls, PrefillWorker
 from loadtest.simulator.request import SimRequest
 from loadtest.simulator.router import SimRouter
+from loadtest.simulator.worker import Worker
 from services.router.admission.controller import AdmissionController, Estimate
 from services.router.admission.queue import ORDERS, AdmissionQueue, QueueEntry
 from services.router.placement.decision import Choice
 from services.router.placement.filters import GUEST_AFTER_S
 from services.router.placement.policy import Placement, PlacementConfig
-from services.router.placement.views import PlacementRequest
+from services.router.placement.views import PlacementRequest, Work
 from shared.errors import Overloaded
+from shared.settings.common import Mode
 
 
 @dataclass(frozen=True, slots=True)
 class TandemConfig:
     """Settings of the router, with the real names."""
 
+    mode: Mode = "disaggregated"
     order: str = "fcfs"
     queue_limit: int = 100_000
     ttft_target_s: float = 5.0
@@ -50,8 +52,7 @@ class TandemRouter(SimRouter):
     def __init__(
         self,
         world: World,
-        prefills: Mapping[str, PrefillWorker],
-        decodes: Mapping[str, DecodeWorker],
+        workers: Mapping[str, Worker],
         config: TandemConfig,
         seed: int,
         number: int = 0,
@@ -61,14 +62,15 @@ class TandemRouter(SimRouter):
         routers = [f"router-{other}" for other in range(num_routers)]
         self._queue: AdmissionQueue[_Active] = AdmissionQueue(config.queue_limit, order=ORDERS[config.order])
         self._again = False
-        super().__init__(world, prefills, decodes, routers[number])
+        super().__init__(world, workers, routers[number])
         if num_routers > 1:
             for pool in (self.prefill_pool, self.decode_pool):
                 for view in pool:
                     pool.update_routers(view.name, routers)
         self._config = config
         self._placement = Placement(config.placement, seed, self.predictor)
-        self._admission = AdmissionController(self.predictor, config.late_idle_share, config.late_grace)
+        waits = self._placement.pairs if config.mode == "auto" else self.predictor
+        self._admission = AdmissionController(waits, config.late_idle_share, config.late_grace)
         self.num_waiting_max = 0
         """Longest queue so far."""
 
@@ -80,21 +82,21 @@ class TandemRouter(SimRouter):
     def submit(self, request: SimRequest) -> None:
         """Refuses a request that is predicted to be late; else queues it until workers can start it."""
         now_s, need = self.world.clock.now_s, self.need(request)
-        num_uncached = max(1, request.num_prompt_tokens - need.hits.peer)
-        item = QueueEntry(request.name, num_uncached, request.at_s, request.at_s + self._config.ttft_target_s)
+        num_cached = min(need.hits.peer, request.num_prompt_tokens - 1)
+        own = Work.of(request.num_prompt_tokens - num_cached, num_cached)
+        self._placement.split.demand.arrived(own, request.num_prompt_tokens, now_s)
+        item = QueueEntry(request.name, own.tokens, request.at_s, request.at_s + self._config.ttft_target_s)
         try:
-            pool = self.prefill_pool if self.prefills else self.decode_pool
-            num_cached = request.num_prompt_tokens - num_uncached
+            pool = self.decode_pool if self._config.mode == "collocated" else self.prefill_pool
             estimate = self._admission.enter(item, now_s, self._queue, pool, num_cached=num_cached)
             active = _Active(request, need, estimate)
             self._queue.push(estimate.item, active)
         except Overloaded:
-            self._refuse(request)
+            self.refuse(request)
             return
         self.num_waiting_max = max(self.num_waiting_max, len(self._queue))
         self.changed()
-        if not math.isinf(estimate.given_up_s):
-            self.world.clock.at(estimate.given_up_s, self._expire, active)
+        self._expire_later(active)
 
     def changed(self) -> None:
         """See `Dispatcher.pump`."""
@@ -108,58 +110,60 @@ class TandemRouter(SimRouter):
         self._again = False
         self.changed()
 
+    def _on_done(self, request: SimRequest) -> None:
+        self._placement.split.demand.ended(request.num_output_tokens)
+        super()._on_done(request)
+
+    def _expire_later(self, active: _Active) -> None:
+        if not active.ended and not math.isinf(active.estimate.given_up_s):
+            self.world.clock.at(active.estimate.given_up_s, self._expire, active)
+
     def _expire(self, active: _Active) -> None:
         if not active.ended:
             active.ended = True
             self._admission.gave_up(active.estimate, self.world.clock.now_s)
-            self._refuse(active.request)
+            self.refuse(active.request)
             self._queue.remove(active.request.name)
             self.changed()
-
-    def _refuse(self, request: SimRequest) -> None:
-        request.refused, request.refused_s = True, self.world.clock.now_s
 
     def _try_start(self, active: _Active) -> bool:
         now_s = self.world.clock.now_s
         need = replace(active.need, slack_s=active.estimate.item.deadline_s - now_s, now_s=now_s)
-        choice = self._placement.choose(need, self.decode_pool, self.prefill_pool, collocated=not self.prefills)
+        choice = self._placement.choose(
+            need, self.decode_pool, self.prefill_pool, collocated=not len(self.prefill_pool)
+        )
         if choice is None:
             return False
         active.ended = True
         try:
             self._admission.start(active.estimate, now_s, choice.predicted_ttft_s)
         except Overloaded:
-            self._refuse(active.request)
+            self.refuse(active.request)
             return True
+        active.request.predicted_ttft_s = choice.predicted_ttft_s
         self.commit(active.request, active.need, choice.decode, choice.prefill or "")
-        self.world.clock.after(self.world.spec.message_s, self._reserve, active, choice)
+        decode = self.workers[choice.decode]
+        if choice.prefill is None:
+            self._send(decode.prefill_here, active.request, self.calls)
+        else:
+            self._send(decode.reserve, active.request, self.calls, partial(self._reserved, active, choice))
         return True
 
-    def _reserve(self, active: _Active, choice: Choice) -> None:
-        """Reserves at the decode worker."""
-        request, decode = active.request, self.decodes[choice.decode]
-        num_held = decode.cache.num_hit_tokens(request.runs, request.num_prompt_tokens)
-        if not decode.try_reserve(request):
-            self.world.clock.after(self.world.spec.message_s, self._refused, active, choice)
-            decode.reports.changed()
-        elif choice.prefill is None:
-            decode.prefill_here(request, self.first_token, self.done)
-        else:
-            self.world.clock.after(self.world.spec.message_s, self._reserved, request, num_held)
+    def _send(self, command: Callable[..., None], *args: object) -> None:
+        self.world.clock.after(self.message_s, command, *args)
 
-    def _refused(self, active: _Active, choice: Choice) -> None:
-        self.release(active.request)
-        self.ledger(choice.decode).view.accepting = False
-        active.ended = False
-        self._queue.push_front(active.estimate.item, active)
-        self.changed()
-
-    def _reserved(self, request: SimRequest, num_held: int) -> None:
+    def _reserved(self, active: _Active, choice: Choice, needed: frozenset[int] | None) -> None:
+        """The decode worker's answer: the prefill worker may begin, or there is no room after all."""
+        request = active.request
+        if needed is None:
+            self.release(request)
+            self.ledger(choice.decode).view.accepting = False
+            active.ended = False
+            self._queue.push_front(active.estimate.item, active)
+            self._expire_later(active)
+            self.changed()
+            return
         self.ledger(request.decode).acknowledged(request.name)
         self.ledger(request.prefill).sent(request.name, self.world.clock.now_s)
-        calls = PrefillCalls(lambda _: None, self.first_token, self._shipped)
-        prefill = self.prefills[request.prefill]
-        self.world.clock.after(self.world.spec.message_s, prefill.submit, request, num_held, calls)
-
-    def _shipped(self, request: SimRequest) -> None:
-        self.decodes[request.decode].join(request, self.done)
+        prefill = self.workers[request.prefill]
+        self._send(prefill.submit, request, self.calls, self.workers[request.decode], needed)

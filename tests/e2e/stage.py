@@ -38,9 +38,6 @@ HOST_BYTES = 1 << 26
 class Recording(PatientCommands):
     """Remembers who was started where."""
 
-    collocated: bool | None = None
-    """Whether the test's router places so; None: as the cluster's mode says."""
-
     def router(self, workers, kvstore, stores="", number=0):
         self.workers, self.kvstore_address = workers, kvstore
         return super().router(workers, kvstore, stores, number)
@@ -53,6 +50,11 @@ class Chosen(Placement):
 
     def choose(self, need, decodes, prefills, *, collocated):
         return super().choose(need, _named(decodes, self.decode), _named(prefills, self.prefill), collocated=collocated)
+
+    def choose_pair(self, need, decodes, prefills):
+        if self.prefill or self.decode:
+            return self.choose(need, decodes, prefills, collocated=False)
+        return super().choose_pair(need, decodes, prefills)
 
 
 def _named(pool: Pool, name: str) -> Pool:
@@ -78,15 +80,15 @@ class Lookup(PrefixLookup):
 class Stage:
     """A cluster, and a router within the test, so that the test says where prompts go."""
 
-    def __init__(self, cluster: LocalCluster, commands: Recording) -> None:
+    def __init__(self, cluster: LocalCluster, commands: Recording, placement: Chosen) -> None:
         self.cluster = cluster
-        self.placement = Chosen(PlacementConfig())
-        collocated = cluster.spec.mode == "collocated" if commands.collocated is None else commands.collocated
+        self.placement = placement
+        mode, workers = cluster.spec.mode, commands.workers
         self.fleet = Fleet(
             "test",
-            StaticDiscovery.of(commands.workers["prefill"], commands.workers["decode"]),
+            StaticDiscovery.of(workers["decode" if mode == "auto" else "prefill"], workers["decode"]),
             self._on_change,
-            collocated=collocated,
+            collocated=mode == "collocated",
         )
         self.index = KVStoreClient(commands.kvstore_address, match_timeout_s=5.0)
         self.store = StoreClient(commands.kvstore_address, look_up_timeout_s=5.0)
@@ -95,7 +97,7 @@ class Stage:
             self.fleet,
             self.placement,
             self.lookup,
-            DispatchConfig(collocated=collocated),
+            DispatchConfig(mode=mode),
         )
 
     async def start(self) -> None:
@@ -182,14 +184,16 @@ class Stage:
 
 
 @contextlib.asynccontextmanager
-async def staged(folder: Path, kind: type[Recording] = Recording, **spec) -> AsyncIterator[Stage]:
+async def staged(
+    folder: Path, kind: type[Recording] = Recording, placement: Chosen | None = None, **spec
+) -> AsyncIterator[Stage]:
     wanted = ClusterSpec(
         http="127.0.0.1:0", grpc="127.0.0.1:0", state_dir=folder,
         **{"model": DEMO, "num_kv_blocks": 256, "dtype": "fp32", "prefix_fetch": "always", **spec},
     )  # fmt: skip
     commands = kind(wanted)
     async with LocalCluster(wanted, commands=commands) as cluster:
-        stage = Stage(cluster, commands)
+        stage = Stage(cluster, commands, placement or Chosen(PlacementConfig()))
         await stage.start()
         try:
             yield stage

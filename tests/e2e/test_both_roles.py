@@ -7,33 +7,18 @@ from collections import deque
 
 import pytest
 
-from services.local.commands import with_flags
-from shared.identity import BOTH, WorkerRole
+from shared.identity import BOTH
 from shared.rpc.convert import roles_from_proto
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 from shared.rpc.protocol import PROTOCOL_VERSION
 from shared.rpc.server import channel
-from tests.e2e.stage import Recording, prompt, staged
+from tests.e2e.stage import prompt, staged
 from tests.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.slow
 
-NAMES = ("decode-0", "decode-1")
+NAMES = ("worker-0", "worker-1")
 NUM_TOKENS = 24
-
-
-class BothRoles(Recording):
-    """Starts each worker of the one pool with both roles, and names it to the router in both pools."""
-
-    collocated = False
-
-    def worker(self, plan, kvstore):
-        return ["services.worker" if part == "services.decode" else part for part in super().worker(plan, kvstore)]
-
-    def router(self, workers, kvstore, stores="", number=0):
-        both = workers[WorkerRole.DECODE]
-        command = super().router({WorkerRole.PREFILL: both, WorkerRole.DECODE: both}, kvstore, stores, number)
-        return with_flags(command, mode="disaggregated")
 
 
 class Session:
@@ -71,7 +56,7 @@ class Session:
 
 async def test_they_hand_over_to_each_other_and_to_themselves(tmp_path):
     """By placement a worker that is chosen for both parts hands nothing over; a Submit to itself works all the same."""
-    async with staged(tmp_path, BothRoles, num_prefill=0, num_decode=2, mode="collocated") as stage:
+    async with staged(tmp_path, num_prefill=1, num_decode=1, mode="auto") as stage:
         welcomes = {link.name: link.welcome for link in stage.fleet.links}
         assert welcomes.keys() == set(NAMES)
         assert all(roles_from_proto(welcome.roles) == BOTH for welcome in welcomes.values())
@@ -82,11 +67,11 @@ async def test_they_hand_over_to_each_other_and_to_themselves(tmp_path):
             answer, summary = await stage.ask(prompt(200), prefill, tenant=f"t{number}")
             answers.append(answer)
             ways.add((summary.prefill_worker, summary.decode_worker))
-        assert ways == {("", "decode-0"), ("decode-0", "decode-1"), ("decode-1", "decode-0"), ("", "decode-1")}
+        assert ways == {("", "worker-0"), ("worker-0", "worker-1"), ("worker-1", "worker-0"), ("", "worker-1")}
         assert len(answers[0]) == NUM_TOKENS
         assert answers.count(answers[0]) == len(answers)
         # By hand: a ticket of its own worker.
-        assert await handed_to_itself(stage.fleet.decodes["decode-0"].address) == answers[0]
+        assert await handed_to_itself(stage.fleet.decodes["worker-0"].address) == answers[0]
         await stage.idle()
 
 

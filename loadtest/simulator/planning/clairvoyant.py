@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from loadtest.simulator.fleet import WorkerSpec
 from loadtest.simulator.planning.run import ElasticOutcome, ElasticSetup, scheduled
+from loadtest.workloads.mooncake import BLOCK_LEN
 from loadtest.workloads.trace import TraceRequest
 from services.planner.policy.budget import Pair
 
@@ -48,7 +49,7 @@ def loads(
         for run in request.hash_ids:
             if run not in known:
                 break
-            held += spec.run_len
+            held += BLOCK_LEN
         known.update(request.hash_ids)
         held = min(held, request.num_prompt_tokens - 1)
         window = windows[int(request.at_s // window_s)]

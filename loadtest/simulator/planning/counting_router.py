@@ -33,12 +33,12 @@ class CountingRouter(TandemRouter):
         self.counts.num_arrived += 1
         super().submit(request)
 
-    def _refuse(self, request: SimRequest) -> None:
-        super()._refuse(request)
+    def refuse(self, request: SimRequest) -> None:
+        super().refuse(request)
         self.counts.num_late += 1
 
-    def _on_first_token(self, request: SimRequest, on_worker_s: float) -> None:
-        super()._on_first_token(request, on_worker_s)
+    def _on_first_token(self, request: SimRequest, on_worker_s: float, num_cached: int) -> None:
+        super()._on_first_token(request, on_worker_s, num_cached)
         self.counts.num_answered += 1
         self.counts.ttft_sum_s += request.ttft_s
         self.counts.num_late += request.ttft_s > self.targets.ttft_s

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
 
-from loadtest.simulator.decode_worker import DecodeWorker
 from loadtest.simulator.fleet import World
-from loadtest.simulator.prefill_worker import PrefillWorker
 from loadtest.simulator.router import SimRouter
+from loadtest.simulator.worker import Worker
 from services.planner.policy.observation import PoolCount
-
-W = TypeVar("W", PrefillWorker, DecodeWorker)
 
 _LOOK_S = 1.0
 """Time between two looks at whether a draining worker is idle."""
@@ -29,8 +25,8 @@ class Lifecycle:
 
 
 @dataclass(slots=True)
-class _Member(Generic[W]):
-    worker: W
+class _Member:
+    worker: Worker
     began_s: float
     ready_s: float = -1.0
     """Below 0 while it starts."""
@@ -47,16 +43,16 @@ class PoolUse:
     """(time, replicas) after each change."""
 
 
-class ElasticPool(Generic[W]):
+class ElasticPool:
     """Workers by name in `serving`, which the routers share; names are never used again."""
 
     def __init__(
-        self, world: World, make: Callable[[World, str], W], letter: str, serving: dict[str, W], life: Lifecycle
+        self, world: World, make: Callable[[str], Worker], letter: str, serving: dict[str, Worker], life: Lifecycle
     ) -> None:
-        self._world, self._letter, self._life = world, letter, life
-        self._make: Callable[[World, str], W] = make
-        self._serving: dict[str, W] = serving
-        self._members: dict[str, _Member[W]] = {}
+        """`make` makes the worker of a name."""
+        self._world, self._make, self._letter, self._life = world, make, letter, life
+        self._serving = serving
+        self._members: dict[str, _Member] = {}
         self._num_made = 0
         self._gone_busy_s = 0.0
         self.routers: list[SimRouter] = []
@@ -75,7 +71,7 @@ class ElasticPool(Generic[W]):
         for _ in range(replicas - len(active)):
             member = self._add()
             self._world.clock.after(self._life.start_s, self._ready, member)
-        active.sort(key=lambda member: (member.ready_s >= 0, member.worker.report().num_requests))
+        active.sort(key=lambda member: (member.ready_s >= 0, member.worker.num_requests))
         for member in active[: max(0, len(active) - replicas)]:
             member.draining = True
             for router in self.routers if member.ready_s >= 0 else ():
@@ -96,26 +92,26 @@ class ElasticPool(Generic[W]):
         )
 
     @property
-    def workers(self) -> list[W]:
+    def workers(self) -> list[Worker]:
         """All that serve or drain."""
         return [member.worker for member in self._members.values() if member.ready_s >= 0]
 
     @property
     def busy_s(self) -> float:
-        """Seconds of prefill steps of all its workers so far, those that are gone included; 0 for decode workers."""
-        return self._gone_busy_s + sum(_busy_s(worker) for worker in self.workers)
+        """Seconds of steps of all its workers so far, those that are gone included."""
+        return self._gone_busy_s + sum(worker.engine.busy_s for worker in self.workers)
 
     def held_s(self, now_s: float) -> float:
         """Worker seconds so far, starting and draining included."""
         return self.use.held_s + sum(now_s - member.began_s for member in self._members.values())
 
-    def _add(self) -> _Member[W]:
+    def _add(self) -> _Member:
         name = f"{self._letter}{self._num_made}"
         self._num_made += 1
-        member = self._members[name] = _Member(self._make(self._world, name), self._world.clock.now_s)
+        member = self._members[name] = _Member(self._make(name), self._world.clock.now_s)
         return member
 
-    def _ready(self, member: _Member[W]) -> None:
+    def _ready(self, member: _Member) -> None:
         if member.draining:
             return
         member.ready_s = self._world.clock.now_s
@@ -123,24 +119,20 @@ class ElasticPool(Generic[W]):
         for router in self.routers:
             router.add_worker(member.worker)
 
-    def _end_if_idle(self, member: _Member[W]) -> None:
+    def _end_if_idle(self, member: _Member) -> None:
         worker = member.worker
-        if worker.report().num_requests or worker.cache.num_used:
+        if worker.num_requests or worker.engine.pool.num_used:
             self._world.clock.after(_LOOK_S, self._end_if_idle, member)
             return
         del self._members[worker.name]
         self._serving.pop(worker.name, None)
         for router in self.routers if member.ready_s >= 0 else ():
             router.remove_worker(worker.name)
-        worker.cache.clear()
-        self._gone_busy_s += _busy_s(worker)
+        worker.forget()
+        self._gone_busy_s += worker.engine.busy_s
         self.use.held_s += self._world.clock.now_s - member.began_s
 
     def _resized(self, replicas: int) -> None:
         if replicas != self.replicas:
             self.replicas = replicas
             self.use.changes.append((self._world.clock.now_s, replicas))
-
-
-def _busy_s(worker: PrefillWorker | DecodeWorker) -> float:
-    return worker.busy_s if isinstance(worker, PrefillWorker) else 0.0

@@ -8,20 +8,21 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from loadtest.simulator.clock import Clock
-from loadtest.simulator.decode_worker import DecodeWorker
 from loadtest.simulator.fleet import WorkerSpec, World
 from loadtest.simulator.outcome import Targets
 from loadtest.simulator.planning.counting_router import CountingRouter, Counts
 from loadtest.simulator.planning.elastic_pool import ElasticPool, Lifecycle
-from loadtest.simulator.prefill_worker import PrefillWorker
-from loadtest.simulator.prefix_cache import PrefixIndex
+from loadtest.simulator.prefix_index import PrefixIndex
 from loadtest.simulator.request import SimRequest, from_trace
 from loadtest.simulator.tandem_router import TandemConfig
+from loadtest.simulator.worker import Worker
+from loadtest.workloads.mooncake import BLOCK_LEN
 from loadtest.workloads.trace import TraceRequest
 from services.planner.policy.budget import Pair, replicas_now
 from services.planner.policy.config import PlannerConfig
 from services.planner.policy.observation import Observation
 from services.planner.policy.planner import Decision, Planner
+from shared.identity import DECODE, PREFILL, Roles
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +81,19 @@ class Fleet:
 
     def __init__(self, setup: ElasticSetup, begin: Pair) -> None:
         self.setup = setup
-        self.world = World(Clock(), PrefixIndex(setup.worker.run_len), setup.worker)
-        prefills: dict[str, PrefillWorker] = {}
-        decodes: dict[str, DecodeWorker] = {}
-        self.prefill = ElasticPool(self.world, PrefillWorker, "p", prefills, setup.life)
-        self.decode = ElasticPool(self.world, DecodeWorker, "d", decodes, setup.life)
+        self.world = World(Clock(), PrefixIndex(BLOCK_LEN, setup.worker.block_size), seed=setup.seed)
+        workers: dict[str, Worker] = {}
+
+        def pool(letter: str, roles: Roles) -> ElasticPool:
+            def make(name: str) -> Worker:
+                return Worker(self.world, name, setup.worker, roles)
+
+            return ElasticPool(self.world, make, letter, workers, setup.life)
+
+        self.prefill, self.decode = pool("p", PREFILL), pool("d", DECODE)
         self.prefill.begin(begin.prefill)
         self.decode.begin(begin.decode)
-        self.router = CountingRouter(self.world, prefills, decodes, setup.tandem, setup.seed)
+        self.router = CountingRouter(self.world, workers, setup.tandem, setup.seed)
         self.router.counts, self.router.targets = Counts(), setup.targets
         self.prefill.routers = [self.router]
         self.decode.routers = [self.router]
@@ -108,7 +114,7 @@ class Fleet:
 
     def play(self, trace: Sequence[TraceRequest], control: Callable[[], None]) -> ElasticOutcome:
         """Calls `control` every tick while requests arrive."""
-        requests, clock = from_trace(trace, 1.0), self.world.clock
+        requests, clock = from_trace(trace, 1.0, self.world.index), self.world.clock
         end_s = requests[-1].at_s
         held_s: list[float] = []
 
@@ -151,7 +157,7 @@ class Watch:
         fleet, counts, last = self._fleet, self._fleet.router.counts, self._last
         busy_s = fleet.prefill.busy_s
         ready = fleet.decode.workers
-        blocks = sum(worker.cache.num_blocks for worker in ready)
+        blocks = sum(worker.spec.num_blocks for worker in ready)
         seen = Observation(
             now_s=fleet.world.clock.now_s,
             prefill=fleet.prefill.count,
@@ -166,7 +172,7 @@ class Watch:
             queue_len=fleet.router.num_waiting,
             prefill_busy_s=busy_s - self._last_busy_s,
             num_sequences=sum(worker.num_requests for worker in ready),
-            decode_kv_share=sum(worker.cache.num_used for worker in ready) / max(1, blocks),
+            decode_kv_share=sum(worker.engine.pool.num_used for worker in ready) / max(1, blocks),
         )
         self._last_busy_s = busy_s
         self._last = replace(counts)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from services.router.admission.queue import AdmissionQueue, QueueEntry
-from services.router.placement.prediction import TtftPredictor
 from services.router.placement.views import Pool, Work
 from shared.errors import Overloaded
 
@@ -144,10 +143,20 @@ class Estimate:
         return self.latest_start_s + self.grace_s
 
 
+class WaitPredictor(Protocol):
+    """What admission asks of placement's predictions. None: nothing is known yet."""
+
+    def idle_s(self, own: Work) -> float | None:
+        """Seconds to the first token on an idle worker."""
+
+    def wait_s(self, num_tokens_ahead: int, pool: Pool) -> float | None:
+        """Seconds until some worker has computed its queue and its share of what is ahead."""
+
+
 class AdmissionController:
     """Refuses requests by calibrated predictions, and learns from the waits of those it admitted."""
 
-    def __init__(self, predictor: TtftPredictor, late_idle_share: float, late_grace: float) -> None:
+    def __init__(self, predictor: WaitPredictor, late_idle_share: float, late_grace: float) -> None:
         """`late_idle_share`: see `may_be_late`. `late_grace`: the share of its TTFT target by which an admitted request
         may be late: a client that has waited prefers the answer to a refusal."""
         self.calibration = WaitCalibration()

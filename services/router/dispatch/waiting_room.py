@@ -69,7 +69,8 @@ class WaitingRoom:
             config.queue_limit, config.max_bytes, ORDERS[config.order], config.tenant_weights
         )
         self._predictor = placement.predictor
-        self._admission = AdmissionController(self._predictor, config.late_idle_share, config.late_grace)
+        waits = placement.pairs if config.mode == "auto" else self._predictor
+        self._admission = AdmissionController(waits, config.late_idle_share, config.late_grace)
         self._pairs = CutPairs()
         self._again: asyncio.TimerHandle | None = None
         self.blocked = BlockedClock()

@@ -11,10 +11,9 @@ import math
 from typing import NamedTuple
 
 from services.router.placement.views import Work, WorkerView
+from shared.engine.scheduler.pacing import AIM, LEAST_CHUNK
 from shared.sizing.step_time import StepTimes, StepWork
 
-LEAST_CHUNK = 16
-"""Tokens of prompts in a step whatever the answers bear, as the workers' scheduler has it."""
 DEFAULT_BUDGET = 2048
 """Tokens of a step where a worker does not say its own."""
 
@@ -49,7 +48,7 @@ def pace_of(
     num_tokens: float = math.inf,
 ) -> Pace:
     """The pace at which a worker computes prompts of `num_tokens` in all, each token of which attends to
-    `pairs_a_token`, beside answers that bear steps of `target_s` (infinite: of any length)."""
+    `pairs_a_token`, beside answers whose target for TPOT is `target_s` (infinite: none)."""
     own_s = times.fixed_s + num_answers * times.sequence_s + num_context_tokens * times.kv_s
     attention_s = pairs_a_token * times.attention_s
 
@@ -60,7 +59,9 @@ def pace_of(
     decode_s = step_s(0.0) if num_answers else 0.0
     chunk = min(num_tokens, max(1.0, budget - num_answers))
     if num_answers and target_s < math.inf:
-        chunk = max(min(chunk, LEAST_CHUNK), min(chunk, _largest(times, own_s, num_answers, attention_s, target_s)))
+        chunk = max(
+            min(chunk, LEAST_CHUNK), min(chunk, _largest(times, own_s, num_answers, attention_s, AIM * target_s))
+        )
     return Pace(chunk, step_s(chunk), decode_s)
 
 
@@ -85,14 +86,14 @@ def _largest(times: StepTimes, own_s: float, num_answers: float, attention_s: fl
     return least
 
 
-def ttft_s(view: WorkerView, own: Work, target_s: float, num_new_answers: int = 0, context_tokens: int = 0) -> float:
-    """Seconds until the worker has computed its queue and then `own`, beside its answers and as many new ones.
-    Infinite where its steps are not known."""
-    if view.times is None:
-        return math.inf
+def ttft_s(
+    view: WorkerView, times: StepTimes, own: Work, target_s: float, num_new_answers: int = 0, context_tokens: int = 0
+) -> float:
+    """Seconds until the worker, whose steps take `times`, has computed its queue and then `own`, beside its answers and
+    as many new ones."""
     num_tokens, pairs = view.num_queued_tokens + own.tokens, view.num_queued_pairs + own.pairs
     pace = pace_of(
-        view.times,
+        times,
         view.num_decoding + num_new_answers,
         view.num_context_tokens + context_tokens,
         pairs / num_tokens,
@@ -103,10 +104,15 @@ def ttft_s(view: WorkerView, own: Work, target_s: float, num_new_answers: int = 
     return pace.seconds(num_tokens)
 
 
-def tpot_s(view: WorkerView, num_more: int, num_tokens: float) -> float:
-    """Seconds of a step of the worker's answers and `num_more` with `num_tokens` tokens besides. Infinite where its
-    steps are not known."""
-    if view.times is None:
-        return math.inf
+def prompt_rate(view: WorkerView, times: StepTimes, target_s: float) -> float:
+    """Tokens of prompts a second that the worker computes of its queue."""
+    pairs = view.num_queued_pairs / max(1, view.num_queued_tokens)
+    budget = view.max_step_tokens or DEFAULT_BUDGET
+    pace = pace_of(times, view.num_decoding, view.num_context_tokens, pairs, target_s, budget)
+    return pace.tokens_a_second
+
+
+def tpot_s(view: WorkerView, times: StepTimes, num_more: int, num_tokens: float) -> float:
+    """Seconds of a step of the worker's answers and `num_more` with `num_tokens` tokens besides."""
     batch = view.num_decoding + num_more
-    return view.times.step_s(StepWork(batch, int(view.num_context_tokens + num_tokens))) if batch else 0.0
+    return times.step_s(StepWork(batch, int(view.num_context_tokens + num_tokens))) if batch else 0.0

@@ -15,14 +15,16 @@ Both targets in one unit: a pair is as good as the shares of them that it leaves
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+import random
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from services.router.placement.decision import Pair
 from services.router.placement.filters import can_hold
-from services.router.placement.paces import tpot_s, ttft_s
+from services.router.placement.paces import DEFAULT_BUDGET, pace_of, prompt_rate, tpot_s, ttft_s
 from services.router.placement.prediction import TtftPredictor
-from services.router.placement.views import PlacementRequest, WorkerView
+from services.router.placement.views import PlacementRequest, Pool, Work, WorkerView
+from shared.sizing.step_time import StepTimes
 
 BEST = 4
 """Workers of each part whose pairs are compared."""
@@ -36,6 +38,8 @@ AGAINST = 0.5
 """In score: the split of the fleet is meant for what follows, not for this request alone."""
 GUEST = 0.1
 """In score: several routers see the same idle worker at once, and all would use it."""
+SAMPLE = 64
+"""Workers whose queues tell how long a request waits."""
 NO_SLACK_S = 1.0
 """What a TTFT is compared with where the request has no deadline. Seconds."""
 
@@ -52,13 +56,48 @@ class PairPolicy:
     """Chooses a pair."""
 
     def __init__(self, targets: Targets, predictor: TtftPredictor) -> None:
-        """`predictor` knows how far predictions are off, and what a hand-off's messages take."""
+        """`predictor` knows how far predictions are off, and what a hand-off's messages take; it predicts until a
+        worker has measured its steps."""
         self.targets = targets
         self._predictor = predictor
+        self._random = random.Random(0)
+        self._budget = DEFAULT_BUDGET
+        self.typical: StepTimes | None = None
+        """What steps take where a worker has not measured any; None before one has."""
 
-    def knows(self, views: Collection[WorkerView]) -> bool:
-        """Whether any of them has reported what its steps take; else nothing can be predicted."""
-        return any(view.times is not None for view in views)
+    def look(self, views: Iterable[WorkerView]) -> None:
+        """Takes the step times of some worker for typical."""
+        found = next((view for view in views if view.times is not None), None)
+        if found is not None:
+            self.typical, self._budget = found.times, found.max_step_tokens or DEFAULT_BUDGET
+
+    # --- what admission asks, as of `TtftPredictor`
+
+    def idle_s(self, own: Work) -> float | None:
+        """Seconds to the first token on an idle worker."""
+        if self.typical is None:
+            return self._predictor.idle_s(own)
+        pace = pace_of(self.typical, 0, 0, own.pairs / own.tokens, math.inf, self._budget, own.tokens)
+        return pace.seconds(own.tokens) + self._predictor.hand_off_s
+
+    def wait_s(self, num_tokens_ahead: int, pool: Pool) -> float | None:
+        """Seconds until some worker has computed its queue and its share of what is ahead."""
+        if self.typical is None:
+            return self._predictor.wait_s(num_tokens_ahead, pool)
+        sample = [view for view in pool.draw(self._random, SAMPLE) if view.accepting]
+        if not sample:
+            return 0.0
+        rates = [prompt_rate(view, view.times or self.typical, self.targets.tpot_s) for view in sample]
+        waits = sorted((view.num_queued_tokens / rate, rate) for view, rate in zip(sample, rates, strict=True))
+        left, together = num_tokens_ahead * len(sample) / len(pool), 0.0
+        level_s = waits[0][0]
+        for (_, rate), following in zip(waits, [wait_s for wait_s, _ in waits[1:]] + [math.inf], strict=True):
+            together += rate
+            if left <= together * (following - level_s):
+                break
+            left -= together * (following - level_s)
+            level_s = following
+        return level_s + left / together
 
     def choose(
         self,
@@ -69,13 +108,18 @@ class PairPolicy:
     ) -> tuple[Pair, ...]:
         """The pairs of the best few candidates, the one to take first; empty where no worker can start the request.
         `preferred`: the workers that are to decode."""
-        target_s = self.targets.tpot_s
-        steps = [(view, tpot_s(view, 1, request.num_tokens)) for view in decodes if can_hold(view, request)]
+        target_s, typical = self.targets.tpot_s, self.typical
+        assert typical is not None, "see `look`"
+        steps = [
+            (view, tpot_s(view, view.times or typical, 1, request.num_tokens))
+            for view in decodes
+            if can_hold(view, request)
+        ]
         roomy = [(v, s) for v, s in steps if s <= TPOT_SHARE * target_s or not v.num_decoding]
         roomy.sort(key=lambda entry: self._decode_score(entry[0], entry[1], preferred))
         if not roomy:
             return ()
-        waits = [(view, ttft_s(view, request.work(view.name), target_s)) for view in prefills]
+        waits = [(view, ttft_s(view, view.times or typical, request.work(view.name), target_s)) for view in prefills]
         waits.sort(key=lambda entry: self._prefill_score(entry[0], entry[1], request, preferred))
         found: list[Pair] = []
         for decode, step_s in roomy[:BEST]:
@@ -85,7 +129,9 @@ class PairPolicy:
                 if prefill.name == decode.name:
                     if wait_s >= 0:
                         continue  # it is judged once, with its own answer among the others
-                    wait_s = ttft_s(decode, request.work(decode.name), target_s, 1, request.num_tokens)
+                    wait_s = ttft_s(
+                        decode, decode.times or typical, request.work(decode.name), target_s, 1, request.num_tokens
+                    )
                 elif prefill.name in cut:
                     continue
                 found.append(self._pair(request, decode, prefill, wait_s, step_s, preferred))

@@ -84,7 +84,8 @@ class Placement:
     def choose_pair(self, request: PlacementRequest, decodes: Pool, prefills: Pool) -> Choice | None:
         """The same, where workers have both roles: for this request any two of them, or one for both parts."""
         preferred = self.split.decodes(decodes, request.block_size, request.now_s)
-        if not self.pairs.knows(decodes):
+        self.pairs.look(decodes)
+        if self.pairs.typical is None:  # nothing can be predicted yet
             return self.choose(request, decodes, prefills, collocated=False)
         limit, patience = self._config.max_queued_tokens, self._config.patience
         pairs = self.pairs.choose(

@@ -1,8 +1,8 @@
 """How long the next step may take beside running answers. Pure policy, part of the scheduler.
 
-An answer is due a token every `tpot_target_s` from its first one on. Steps that are quicker put it ahead of that: it
-has slack, which a later step may spend for a larger chunk of a prompt. A step spends a part of the least slack, so that
-several in a row can, and takes no longer than the greatest gap between two tokens of an answer.
+An answer is due a token every `AIM` · `tpot_target_s` from its first one on. Steps that are quicker put it ahead of
+that: it has slack, which a later step may spend for a larger chunk of a prompt. A step spends a part of the least
+slack, so that several in a row can, and takes no longer than the greatest gap between two tokens of an answer.
 """
 
 from __future__ import annotations
@@ -13,6 +13,14 @@ from collections.abc import Iterable
 from shared.engine.sequence import EngineSequence, Goal
 from shared.sizing.step_time import StepTimes, StepWork
 
+AIM = 0.95
+"""Of the target, what is aimed at: clients measure from the first token, wherever that was computed, and steps are
+predicted with errors. An answer kept at the target itself would miss it as often as not."""
+HEAD_START = 2.0
+"""Targets that an answer is ahead by at its beginning. Without them each new one would stop the chunks: the step behind
+its first token is planned already, so its second token comes two steps later …"""
+CATCH_UP = 24
+"""… and tokens within which it gives them back."""
 SPENT_SHARE = 0.5
 """Of the least slack, what one step may spend."""
 LEAST_SHARE = 0.5
@@ -30,6 +38,7 @@ class Pacing:
     def __init__(self, tpot_target_s: float, greatest_gap_s: float = 0.0) -> None:
         """Seconds between two tokens of an answer, in the mean and at most; 0: no target, and GAP_TARGETS of it."""
         self.tpot_target_s = tpot_target_s
+        self._due_s = AIM * tpot_target_s
         self.greatest_gap_s = max(tpot_target_s, greatest_gap_s) if greatest_gap_s else GAP_TARGETS * tpot_target_s
 
     def began(self, sequence: EngineSequence, now_s: float) -> None:
@@ -41,7 +50,8 @@ class Pacing:
         """How far an answer is ahead of its target at that time, with `num_more` tokens besides those it has."""
         assert sequence.paced_from_s is not None
         num_tokens = sequence.num_output_tokens - sequence.num_unpaced_tokens + num_more
-        return sequence.paced_from_s + num_tokens * self.tpot_target_s - at_s
+        ahead_s = HEAD_START * self.tpot_target_s * max(0.0, 1.0 - num_tokens / CATCH_UP)
+        return sequence.paced_from_s + num_tokens * self._due_s + ahead_s - at_s
 
     def least_slack_s(self, sequences: Iterable[EngineSequence], now_s: float) -> float | None:
         """Of all running answers; None without any, or without a target."""
@@ -59,7 +69,7 @@ class Pacing:
             return math.inf
         least = min(slacks)
         spent = SPENT_SHARE * least if least > 0 else least
-        return min(self.greatest_gap_s, max(LEAST_SHARE * self.tpot_target_s, self.tpot_target_s + spent))
+        return min(self.greatest_gap_s, max(LEAST_SHARE * self.tpot_target_s, self._due_s + spent))
 
 
 class StepRoom:

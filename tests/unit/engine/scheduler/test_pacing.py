@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.engine.plan import SampledToken, StepPlan, StepResult
-from shared.engine.scheduler.pacing import GAP_TARGETS, LEAST_CHUNK, Pacing, StepRoom
+from shared.engine.scheduler.pacing import AIM, CATCH_UP, GAP_TARGETS, HEAD_START, LEAST_CHUNK, Pacing, StepRoom
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from shared.engine.step_work import step_work
 from shared.kv.pool import BlockPool
@@ -151,19 +151,19 @@ def test_an_answer_that_waited_without_blocks_is_in_time_again_when_it_continues
     pacing, item = Pacing(0.010), sequence("a", [2, 3], max_tokens=9)
     item.token_ids += [4, 5]
     pacing.began(item, 100.0)
-    assert pacing.slack_s(item, 100.0) == 0
-    item.token_ids.append(6)
-    assert pacing.slack_s(item, 100.004) == pytest.approx(0.006)
-    assert pacing.least_slack_s([item], 100.004) == pytest.approx(0.006)
+    assert pacing.slack_s(item, 100.0) == pytest.approx(HEAD_START * 0.010)
+    item.token_ids += [6] * CATCH_UP  # by then it has given its head start back
+    assert pacing.slack_s(item, 100.004) == pytest.approx(CATCH_UP * AIM * 0.010 - 0.004)
+    assert pacing.least_slack_s([item], 100.004) == pytest.approx(CATCH_UP * AIM * 0.010 - 0.004)
     assert Pacing(0.0).least_slack_s([item], 100.004) is None
     assert pacing.least_slack_s([], 1.0) is None
 
 
 def test_answers_that_are_late_slow_chunks_to_half_of_the_target_and_no_further():
     pacing, item = Pacing(0.010), sequence("a", [2, 3], max_tokens=9)
-    pacing.began(item, 100.0)
+    pacing.began(item, 100.0 - HEAD_START * 0.010)
     limits = [pacing.step_limit_s([item], at_s) for at_s in (99.98, 99.998, 100.0, 100.002, 101.0)]
-    assert limits == pytest.approx([0.020, 0.011, 0.010, 0.008, 0.005])
+    assert limits == pytest.approx([0.0195, 0.0105, 0.0095, 0.0075, 0.005])
     assert pacing.step_limit_s([item], 90.0) == pytest.approx(GAP_TARGETS * 0.010)
     assert pacing.step_limit_s([], 0.0) == float("inf")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from loadtest.simulator.fleet import WorkerSpec
 from loadtest.simulator.outcome import Targets
-from loadtest.simulator.simulation import Setup
+from loadtest.simulator.simulation import Setup, two_pools
 from loadtest.simulator.tandem_router import TandemConfig
 from loadtest.workloads.mooncake import read_mooncake
 from loadtest.workloads.trace import TraceRequest
@@ -41,10 +41,10 @@ def repeated(times: int) -> list[TraceRequest]:
     ]
 
 
-def spec(num_blocks: int = 20_000, **changes) -> WorkerSpec:
+def spec(num_blocks: int = 5000, *, block_size: int = 64, **changes) -> WorkerSpec:
     """Four H200 with Llama-3-70B's shape, whose products hide nothing of the reading."""
-    times = roofline(LLAMA_3_70B, H200, 4, overlap=0.0)
-    return WorkerSpec(times, num_blocks, 160e9, LLAMA_3_70B.kv_bytes_per_token, **changes)
+    times = changes.pop("times", None) or roofline(LLAMA_3_70B, H200, 4, overlap=0.0)
+    return WorkerSpec(times, num_blocks, 160e9, LLAMA_3_70B.kv_bytes_per_token, block_size, **changes)
 
 
 def setup(num_prefills: int = 4, num_decodes: int = 4, *, placement=None, **changes) -> Setup:
@@ -56,10 +56,12 @@ def setup(num_prefills: int = 4, num_decodes: int = 4, *, placement=None, **chan
             "weights": weights(prefix=3.0, decode_prefix=3.0),
             "thresholds": Thresholds(512, 4096),
             "explain": False,
+            "tpot_target_s": 0.05,
+            "ttft_target_s": 5.0,
             **(placement or {}),
         }
     )
     worker = changes.pop("worker", spec())
-    return Setup(
-        worker, num_prefills, num_decodes, Targets(5.0, 0.05), tandem=TandemConfig(placement=config), **changes
-    )
+    decode = changes.pop("decode", replace(worker, max_num_batched_tokens=512))
+    groups = two_pools(num_prefills, num_decodes, worker, decode)
+    return Setup(groups, Targets(5.0, 0.05), tandem=TandemConfig(placement=config), **changes)

@@ -10,7 +10,8 @@ import pytest
 
 from loadtest.simulator.cli import FleetOptions, WorkerOptions, main, setup_of
 from loadtest.simulator.outcome import summarize
-from loadtest.simulator.simulation import POLICIES, play, simulate
+from loadtest.simulator.peers import PEERS
+from loadtest.simulator.simulation import POLICIES, TANDEM, play, simulate
 from shared.errors import ConfigError
 from shared.sizing.devices import H200
 from shared.sizing.measured_steps import measured
@@ -31,8 +32,8 @@ def test_every_request_ends_once_and_the_same_seed_gives_the_same_run(policy):
 
 
 def test_blocks_too_few_for_the_load_delay_requests_but_lose_none():
-    tight = setup(2, 2, worker=spec(num_blocks=9000))
-    trace = [line for line in head() if line.num_prompt_tokens < 60_000]
+    tight = setup(2, 2, worker=spec(num_blocks=2250))
+    trace = [line for line in head(150) if line.num_prompt_tokens < 60_000]
     for policy in POLICIES:
         outcome = simulate(trace, 6.0, policy, tight)
         assert outcome.goodput > 0
@@ -132,16 +133,22 @@ def test_the_command_prints_its_table_and_writes_its_json(tmp_path, capsys):
          "--speedup", "2", "4", "--seed", "7", "--out", str(out)]
     )  # fmt: skip
     printed = capsys.readouterr().out
-    assert all(policy in printed for policy in POLICIES)
+    assert all(policy in printed for policy in (*PEERS, TANDEM))
     written = json.loads(out.read_text())
-    assert len(written["results"]) == 2 * 2 * len(POLICIES)
+    assert len(written["results"]) == 2 * 2 * len((*PEERS, TANDEM))
     ours = [row for row in written["results"] if "ratio" in row]
     assert {row["peer"] for row in ours} <= set(POLICIES)
     assert len(ours) == 4
 
 
 def test_wrong_arguments_are_named():
-    for flags, field in ((["--slice", "99999:"], "slice"), (["--gpus", "1"], "gpus"), (["--speedup", "0"], "speedup")):
+    for flags, field in (
+        (["--slice", "99999:"], "slice"),
+        (["--gpus", "1"], "gpus"),
+        (["--speedup", "0"], "speedup"),
+        (["--workload", "balanced"], "trace"),
+        (["--noise", "2"], "noise"),
+    ):
         with pytest.raises(ConfigError) as wrong:
             main(["--trace", str(HEAD), *flags])
         assert wrong.value.field == field
@@ -149,7 +156,7 @@ def test_wrong_arguments_are_named():
         (["--degrees", "tp=4,ep=3"], "ep"),
         (["--decode-degrees", "four"], "decode-degrees"),
         (["--degrees", "tp=1"], "degrees"),
-        (["--degrees", "tp=2", "--table", "measured.json"], "table"),
+        (["--degrees", "tp=2", "--steps", "measured.json"], "steps"),
     ):
         with pytest.raises(ConfigError) as wrong:
             main(["--trace", str(HEAD), *flags])
@@ -159,16 +166,16 @@ def test_wrong_arguments_are_named():
 def test_pools_of_unequal_degrees_have_steps_and_room_of_their_own():
     options = WorkerOptions(spread=Spread(4), decode_spread=Spread(2, 2))
     pair = setup_of(options, FleetOptions(prefill=4, decode=4))
-    assert pair.decode is not None
-    assert pair.worker.times == step_times(LLAMA_3_70B, H200, Spread(4))
-    assert pair.decode.times == step_times(LLAMA_3_70B, H200, Spread(2, 2))
-    equal = replace(pair, decode=None)
-    trace = head()
+    prefill, decode = pair.groups
+    assert prefill.worker.times == step_times(LLAMA_3_70B, H200, Spread(4))
+    assert decode.worker.times == step_times(LLAMA_3_70B, H200, Spread(2, 2))
+    equal = replace(pair, groups=(prefill, replace(decode, worker=replace(decode.worker, times=prefill.worker.times))))
+    trace = head(200)
     unequal, same = simulate(trace, 1.0, "tandem", pair), simulate(trace, 1.0, "tandem", equal)
-    longer = pair.decode.times.decode_step_s(8, 0) / pair.worker.times.decode_step_s(8, 0)
+    longer = decode.worker.times.decode_step_s(8, 0) / prefill.worker.times.decode_step_s(8, 0)
     assert longer > 1.5, "two stages read their weights for every part of the batch"
     assert unequal.tpot_p90_s > same.tpot_p90_s
-    small = replace(pair, decode=replace(pair.decode, num_blocks=9000))
+    small = replace(pair, groups=(prefill, replace(decode, worker=replace(decode.worker, num_blocks=2250))))
     assert simulate(trace, 1.0, "tandem", small).goodput < unequal.goodput
 
 

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.placement.paces import LEAST_CHUNK, pace_of, tpot_s, ttft_s
+from services.router.placement.paces import pace_of, tpot_s, ttft_s
 from services.router.placement.views import Work
+from shared.engine.scheduler.pacing import AIM, LEAST_CHUNK
 from shared.sizing.step_time import StepTimes, StepWork
 from tests.unit.router.placement.builders import view
 
@@ -33,9 +34,9 @@ def test_beside_answers_a_chunk_is_the_largest_whose_step_takes_the_target(times
     assert LEAST_CHUNK <= pace.chunk_tokens <= 8192 - batch
     assert pace.decode_s == pytest.approx(step(0))
     if pace.chunk_tokens > LEAST_CHUNK:
-        assert step(int(pace.chunk_tokens)) <= target_s * (1 + 1e-9)
+        assert step(int(pace.chunk_tokens)) <= AIM * target_s * (1 + 1e-9)
     if pace.chunk_tokens < 8192 - batch:
-        assert step(int(pace.chunk_tokens) + 1) >= target_s * (1 - 1e-9)
+        assert step(int(pace.chunk_tokens) + 1) >= AIM * target_s * (1 - 1e-9)
 
 
 def test_without_answers_or_a_target_a_chunk_is_a_whole_step():
@@ -44,24 +45,19 @@ def test_without_answers_or_a_target_a_chunk_is_a_whole_step():
 
 
 def test_a_prompt_waits_for_the_queue_before_it():
-    alone = ttft_s(view(times=TIMES, max_step_tokens=512), Work.of(512, 0), math.inf)
+    alone = ttft_s(view(max_step_tokens=512), TIMES, Work.of(512, 0), math.inf)
     assert alone == pytest.approx(TIMES.prompt_s(512), rel=0.01)
-    behind = view(times=TIMES, max_step_tokens=512, num_queued_tokens=1024, num_queued_pairs=1024 * 512.0)
-    assert ttft_s(behind, Work.of(512, 0), math.inf) == pytest.approx(3 * alone, rel=0.1)
+    behind = view(max_step_tokens=512, num_queued_tokens=1024, num_queued_pairs=1024 * 512.0)
+    assert ttft_s(behind, TIMES, Work.of(512, 0), math.inf) == pytest.approx(3 * alone, rel=0.1)
 
 
 def test_answers_that_run_there_lengthen_it():
-    busy = view(times=TIMES, num_decoding=32, num_context_tokens=32 * 500)
+    busy = view(num_decoding=32, num_context_tokens=32 * 500)
     prompt = Work.of(2000, 0)
-    assert ttft_s(busy, prompt, 0.01) > 1.3 * ttft_s(view(times=TIMES), prompt, 0.01)
+    assert ttft_s(busy, TIMES, prompt, 0.01) > 1.3 * ttft_s(view(), TIMES, prompt, 0.01)
 
 
 def test_a_step_is_predicted_with_the_answer_that_would_join():
-    one = view(times=TIMES, num_decoding=4, num_context_tokens=400)
-    assert tpot_s(one, 1, 100) == TIMES.decode_step_s(5, 500)
-    assert tpot_s(view(times=TIMES), 0, 0) == 0.0
-
-
-def test_nothing_is_promised_of_a_worker_that_has_measured_nothing():
-    assert ttft_s(view(), Work.of(10, 0), 0.1) == math.inf
-    assert tpot_s(view(), 1, 10) == math.inf
+    one = view(num_decoding=4, num_context_tokens=400)
+    assert tpot_s(one, TIMES, 1, 100) == TIMES.decode_step_s(5, 500)
+    assert tpot_s(view(), TIMES, 0, 0) == 0.0

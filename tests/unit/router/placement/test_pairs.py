@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from services.router.placement.decision import Route
+from services.router.placement.paces import prompt_rate
 from services.router.placement.pairs import PairPolicy, Targets
 from services.router.placement.policy import Placement, PlacementConfig
 from services.router.placement.prediction import TtftPredictor
-from services.router.placement.views import PlacementRequest
+from services.router.placement.views import PlacementRequest, Work
 from shared.sizing.step_time import StepTimes
 from tests.unit.router.placement.builders import pool, prompt, view
 
@@ -38,6 +40,7 @@ def worker(name: str, answers: int = 0, queued: int = 0, **changes):
 def chosen(*views, request=None, preferred=None, target_s=TARGET_S):
     policy = PairPolicy(Targets(target_s), TtftPredictor())
     names = {one.name for one in views} if preferred is None else preferred
+    policy.look(views)
     return policy.choose(request or prompt(500), views, views, names)
 
 
@@ -68,6 +71,11 @@ def test_a_first_answer_is_taken_also_where_the_target_is_out_of_reach():
     assert chosen(worker("a"), target_s=1e-6)
 
 
+def test_a_worker_that_has_measured_nothing_is_taken_for_one_like_the_others():
+    cold = worker("b", times=None)
+    assert chosen(worker("a", answers=8), cold, preferred={"b"})[0].decode == "b"
+
+
 def test_pairs_that_are_late_come_behind_those_in_time():
     request = PlacementRequest(2000, 16, slack_s=0.2, now_s=0.0)
     pairs = chosen(worker("a", answers=4), worker("b", queued=60_000), request=request)
@@ -91,6 +99,18 @@ def test_placement_takes_pairs_once_a_worker_knows_its_steps():
     assert choice.pairs
     assert choice.route in (Route.SAME_WORKER, Route.HAND_OFF)
     assert (choice.prefill is None) == (choice.route is Route.SAME_WORKER)
+
+
+def test_a_wait_is_the_time_in_which_all_workers_together_compute_what_is_ahead():
+    policy = PairPolicy(Targets(TARGET_S), TtftPredictor())
+    assert policy.wait_s(1000, pool(worker("a"))) is None, "nothing is known before a worker has measured its steps"
+    workers = pool(worker("a"), worker("b", queued=20_000))
+    policy.look(workers)
+    rate = prompt_rate(worker("a"), TIMES, TARGET_S)
+    assert policy.wait_s(0, workers) == 0.0
+    assert policy.wait_s(5_000, workers) == pytest.approx(5_000 / rate, rel=0.1)
+    assert policy.wait_s(60_000, workers) == pytest.approx(80_000 / (2 * rate), rel=0.1)
+    assert policy.idle_s(Work.of(2000, 0)) == pytest.approx(TIMES.prompt_s(2000), rel=0.1)
 
 
 @given(

@@ -1,0 +1,307 @@
+"""A simulated worker with one or both roles: what `services/worker`, `services/prefill` and `services/decode` do with
+an engine, without processes, sockets and failures."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+
+from loadtest.simulator.engine import Engine, Noise
+from loadtest.simulator.fleet import Report, WorkerSpec, World
+from loadtest.simulator.request import SimRequest
+from shared.engine.messages import NewToken, StepOutput
+from shared.engine.scheduler.config import SchedulerConfig
+from shared.engine.sequence import EngineSequence, Goal
+from shared.errors import Overloaded
+from shared.identity import BOTH, Roles
+from shared.kv.handoff.outgoing_block import OutgoingBlock
+from shared.kv.pool import BlockPool, PoolEvents
+
+MAX_UNSENT_SHARE = 0.5
+"""As `services/worker/host.py` has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """What a router is told of a request; each call arrives after a message's time."""
+
+    on_first_token: Callable[[SimRequest, float, int], None]
+    """(request, seconds since it came to the worker, cached tokens): its prompt is computed."""
+    on_joined: Callable[[SimRequest], None]
+    """Its first token on the decode worker came."""
+    on_done: Callable[[SimRequest], None]
+    """Its last one came."""
+
+
+Reserved = Callable[[frozenset[int] | None], None]
+"""Gets the indexes of the blocks that must arrive; None: there is no room."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """A request on this worker."""
+
+    request: SimRequest
+    calls: Calls
+    came_s: float
+    goal: Goal
+    here: bool = False
+    """Its prompt is computed here, and so is its answer."""
+    joined: bool = False
+    num_cached: int = 0
+    receiver: Worker | None = None
+    is_asking: bool = False
+    """The receiver has been asked for room, or need not be."""
+    is_shipping: bool = False
+    """It has room, and the engine knows which blocks it needs."""
+    shipped_s: float = 0.0
+    """When all that was sent so far has arrived."""
+
+
+class Worker:
+    """Commands arrive at once: whoever sends them waits for the message's time."""
+
+    def __init__(self, world: World, name: str, spec: WorkerSpec, roles: Roles = BOTH) -> None:
+        self.name, self.spec, self.roles = name, spec, roles
+        self._world, self._clock = world, world.clock
+        self._held: dict[str, _Held] = {}
+        self._waiting: deque[tuple[SimRequest, Calls, Reserved]] = deque()  # reservations in their order
+        self._link_free_s = 0.0
+        self._block_s = spec.block_size * spec.kv_bytes_per_token / spec.link
+        self._report_at_s = math.inf  # when the next report is due
+        self.engine = Engine(
+            world.clock,
+            spec.times,
+            BlockPool(spec.num_blocks, spec.block_size),
+            scheduler_config(spec),
+            self,
+            Noise(spec.residuals, f"{world.seed}/{name}"),
+            plans_ahead=spec.plans_ahead,
+            step_by_step=world.step_by_step,
+        )
+
+    @property
+    def num_requests(self) -> int:
+        """Those that it holds anything of, or is to hold."""
+        return len(self._held) + len(self._waiting)
+
+    # --- commands
+
+    def reserve(self, request: SimRequest, calls: Calls, answer: Reserved) -> None:
+        """Takes blocks for a request whose KV will come from a prefill worker."""
+        self.engine.submit(lambda: self._after_message(answer, self._reserve(request, calls)))
+
+    def prefill_here(self, request: SimRequest, calls: Calls) -> None:
+        """Computes a prompt and then its answer."""
+        self._hold(request, calls, Goal.COMPLETION).here = True
+        sequence = self._sequence(request, Goal.COMPLETION)
+        self.engine.submit(lambda: self.engine.scheduler.add(sequence))
+
+    def reserve_in_turn(self, request: SimRequest, calls: Calls, answer: Reserved) -> None:
+        """Like `reserve`, but waits for room behind those that came before."""
+        self._waiting.append((request, calls, answer))
+        self.engine.submit(self._reserve_next)
+
+    def submit(self, request: SimRequest, calls: Calls, receiver: Worker, needed: frozenset[int] | None) -> None:
+        """Computes a prompt, sends the needed blocks to the receiver, and its first token. None: the receiver is asked
+        for room when the first chunk is planned."""
+        held = self._hold(request, calls, Goal.FIRST_TOKEN)
+        held.receiver, held.is_asking = receiver, needed is not None
+        held.is_shipping = held.is_asking
+        sequence = self._sequence(request, Goal.FIRST_TOKEN, needed or frozenset(), receiver.name.encode())
+        self.engine.submit(lambda: self.engine.scheduler.add(sequence))
+
+    def join(self, request: SimRequest) -> None:
+        """All blocks of a reserved request have arrived, and its first token."""
+
+        def command() -> None:
+            self.engine.scheduler.join(request.name, 0, {}, None)
+            if request.num_output_tokens == 1:
+                self._finish(self._held[request.name])
+
+        self.engine.submit(command)
+
+    def forget(self) -> None:
+        """Drops all cached prefixes."""
+        self.engine.pool.clear_cache()
+        self._world.index.update(self.name, self.engine.pool.drain_events())
+
+    # --- the engine's events
+
+    def on_started(self, sequence_id: str, num_cached_tokens: int) -> None:
+        """See `EngineHost`."""
+        held = self._held[sequence_id]
+        held.num_cached = num_cached_tokens
+        held.request.num_cached_tokens = num_cached_tokens
+        if held.receiver is not None and not held.is_asking:
+            held.is_asking = True
+            answer = partial(self._on_room, held)
+            self._clock.after(self.spec.wire_s, held.receiver.reserve_in_turn, held.request, held.calls, answer)
+
+    def on_output(self, output: StepOutput) -> None:
+        """See `EngineHost`."""
+        self._ship(output.blocks)
+        for token in output.tokens:
+            held = self._held[token.sequence_id]
+            if held.goal is Goal.FIRST_TOKEN:
+                self._on_prefilled(held)
+            else:
+                self._on_token(held, token)
+
+    def on_changed(self, events: PoolEvents) -> None:
+        """See `EngineHost`."""
+        if events.sealed or events.evicted:
+            self._world.index.update(self.name, events)
+        self._plan_report(self.spec.report_s)
+
+    def _on_prefilled(self, held: _Held) -> None:
+        del self._held[held.request.name]
+        self._first_token(held)
+        assert held.receiver is not None
+        if held.is_shipping:
+            arrives_s = max(held.shipped_s, self._clock.now_s + self.spec.wire_s)
+            self._clock.at(arrives_s, held.receiver.join, held.request)
+
+    def _on_room(self, held: _Held, needed: frozenset[int] | None) -> None:
+        """The receiver has room, maybe only after the prompt was computed."""
+        assert needed is not None
+
+        def command() -> None:
+            sequence = self.engine.scheduler.sequence(held.request.name)
+            if sequence is not None:
+                held.is_shipping, sequence.ship_blocks = True, needed
+            else:
+                assert held.receiver is not None
+                self._clock.at(self._send(len(needed)), held.receiver.join, held.request)
+
+        self.engine.submit(command)
+
+    def _on_token(self, held: _Held, token: NewToken) -> None:
+        if not held.joined:
+            held.joined = True
+            if held.here:
+                self._first_token(held)
+            self._after_message(held.calls.on_joined, held.request)
+        if token.finish_reason is not None:
+            self._finish(held)
+
+    def _first_token(self, held: _Held) -> None:
+        self._after_message(held.calls.on_first_token, held.request, self._clock.now_s - held.came_s, held.num_cached)
+
+    def _finish(self, held: _Held) -> None:
+        del self._held[held.request.name]
+        held.request.finished_s = self._clock.now_s + self.spec.message_s
+        if self._waiting:
+            self.engine.submit(self._reserve_next)
+        self._after_message(held.calls.on_done, held.request)
+
+    def _ship(self, blocks: Sequence[OutgoingBlock]) -> None:
+        """Over one link, one message after the other, while the next step computes."""
+        for sequence_id, outgoing in groupby(blocks, lambda block: block.sequence_id):
+            batch = list(outgoing)
+            self._held[sequence_id].shipped_s = self._send(len(batch))
+            block_ids, receiver = [block.block_id for block in batch], batch[0].receiver
+            self._clock.at(self._link_free_s, self._sent, block_ids, receiver)
+
+    def _send(self, num_blocks: int) -> float:
+        """When blocks that are sent now, behind those before, have arrived."""
+        self._link_free_s = max(self._link_free_s, self._clock.now_s) + num_blocks * self._block_s
+        return self._link_free_s + self.spec.wire_s
+
+    def _sent(self, block_ids: list[int], receiver: bytes) -> None:
+        self.engine.submit(lambda: self.engine.scheduler.release(block_ids, receiver))
+
+    # --- load reports
+
+    def report(self) -> Report:
+        """Its state now."""
+        self.engine.settle()
+        scheduler = self.engine.scheduler
+        return Report(
+            num_free_blocks=max(0, scheduler.pool.num_free - scheduler.num_growth_blocks),
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            num_queued_tokens=scheduler.num_queued_tokens,
+            num_queued_pairs=scheduler.num_queued_pairs,
+            decoding=scheduler.decoding,
+            promised=scheduler.promised,
+            least_slack_s=scheduler.least_slack_s,
+            step_times=scheduler.step_fit.times if self._world.reports_times else None,
+        )
+
+    def _plan_report(self, delay_s: float) -> None:
+        due_s = self._clock.now_s + delay_s
+        if due_s < self._report_at_s:
+            self._report_at_s = due_s
+            self._clock.at(due_s, self._report, due_s)
+
+    def _report(self, due_s: float) -> None:
+        if due_s != self._report_at_s:
+            return  # an earlier one took its place
+        self._report_at_s = math.inf
+        report = self.report()
+        for listener in self._world.listeners:
+            self._after_message(listener.on_report, self.name, report)
+        if self.engine.is_decoding:
+            self._plan_report(self.spec.decoding_report_s)
+
+    # --- inside
+
+    def _reserve(self, request: SimRequest, calls: Calls) -> frozenset[int] | None:
+        try:
+            needed = self.engine.scheduler.reserve(self._sequence(request, Goal.COMPLETION))
+        except Overloaded:
+            return None
+        self._hold(request, calls, Goal.COMPLETION)
+        return frozenset(needed)
+
+    def _reserve_next(self) -> None:
+        while self._waiting:
+            request, calls, answer = self._waiting[0]
+            needed = self._reserve(request, calls)
+            if needed is None:
+                return
+            self._waiting.popleft()
+            self._clock.after(self.spec.wire_s, answer, needed)
+
+    def _hold(self, request: SimRequest, calls: Calls, goal: Goal) -> _Held:
+        held = self._held[request.name] = _Held(request, calls, self._clock.now_s, goal)
+        return held
+
+    def _after_message(self, call: Callable[..., None], *args: object) -> None:
+        self._clock.after(self.spec.message_s, call, *args)
+
+    def _sequence(
+        self, request: SimRequest, goal: Goal, ship_blocks: frozenset[int] = frozenset(), receiver: bytes = b""
+    ) -> EngineSequence:
+        """A sequence whose blocks have the hashes that the trace gives them; its tokens are never looked at."""
+        return EngineSequence(
+            sequence_id=request.name,
+            token_ids=[request.number] * request.num_prompt_tokens,
+            num_prompt_tokens=request.num_prompt_tokens,
+            sampling=request.sampling,
+            hash_root=b"",
+            goal=goal,
+            max_tokens_total=request.num_prompt_tokens + request.num_output_tokens,
+            eos_token_ids=frozenset(),
+            ship_blocks=ship_blocks,
+            receiver=receiver,
+            block_hashes=list(request.hashes),
+        )
+
+
+def scheduler_config(spec: WorkerSpec) -> SchedulerConfig:
+    """The scheduler's part of a worker."""
+    return SchedulerConfig(
+        max_num_seqs=spec.max_num_seqs,
+        max_num_batched_tokens=spec.max_num_batched_tokens,
+        output_quantile=spec.output_quantile,
+        tpot_target_s=spec.tpot_target_s,
+        itl_target_s=spec.itl_target_s,
+        max_overtaken_s=spec.max_overtaken_s,
+        max_unsent_share=MAX_UNSENT_SHARE,
+    )

@@ -37,7 +37,7 @@
     {{- if eq (include "tandem.device" .) "cuda" -}}
       {{- fail (printf "%s.parallelism: %d ranks over %d Nodes (devicesPerNode is %d): GPUs of several Nodes have not been tried together; groups over Nodes are for device: cpu" $at $ranks $hosts (int .devicesPerNode)) -}}
     {{- end -}}
-    {{- if and $.Values.planner.enabled (has .name (list $.Values.planner.prefill.pool $.Values.planner.decode.pool)) -}}
+    {{- if and $.Values.planner.enabled (has .name (splitList "," (include "tandem.planner.pools" $))) -}}
       {{- fail (printf "%s.parallelism: %d ranks over %d Nodes, and planner.enabled: the planner scales Deployments" $at $ranks $hosts) -}}
     {{- end -}}
     {{- $encryption := include "tandem.poolSetting" (dict "root" $ "pool" . "key" "block_encryption" "name" "") | trim | default "none" -}}

@@ -2,8 +2,8 @@
 
 Which of them decode the routers decide, each second and by themselves (`services/router/placement/split.py`). By the
 same model a number of workers is judged at its best split. So a mix that has changed moves preferences first; workers
-are started or ended only where the best split of those that are there has too little headroom, or more than enough, over
-the forecast for the time that a worker takes to start.
+are started or ended only where the best split of those that are there has too little headroom, or more than enough,
+over the forecast for the time that a worker takes to start.
 """
 
 from __future__ import annotations

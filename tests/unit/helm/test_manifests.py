@@ -341,3 +341,16 @@ def test_a_planner_knows_the_authority_of_routers_with_tls_and_not_their_key(hel
     plain = helm.manifests(values={"planner": {"enabled": True}}).pods["planner"]["spec"]
     assert [each["name"] for each in plain["volumes"]] == ["tmp"]
     assert not [flag for flag in flags(plain["containers"][0]) if flag.startswith("router-tls")]
+
+
+def test_a_planner_of_an_elastic_pool_may_scale_that_pool_alone(helm: Helm) -> None:
+    pools = [{"name": name, "role": "auto", "replicas": 3} for name in ("pool", "other")]
+    values = {"pools": pools, "planner": {"enabled": True, "auto": {"pool": "pool", "maxWorkers": 6}}}
+    manifests = helm.manifests(values=values)
+    given = flags(main_of(manifests, "planner"))
+    assert (given["auto.name"], given["auto.min-workers"], given["auto.max-workers"]) == ("pool", "1", "6")
+    assert not [flag for flag in given if flag.startswith(("prefill.", "decode."))]
+    scaled = [rule for rule in manifests.one("Role", "planner")["rules"] if rule["resources"] == ["deployments/scale"]]
+    assert scaled[0]["resourceNames"] == ["demo-pool"]
+    assert "replicas" not in manifests.one("Deployment", "pool")["spec"]
+    assert manifests.one("Deployment", "other")["spec"]["replicas"] == 3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from services.planner.policy.budget import Pair
@@ -11,6 +11,7 @@ from services.planner.policy.config import PlannerConfig, PoolLimits
 from services.planner.policy.elastic import ElasticPlanner, typical
 from services.planner.policy.observation import Observation, PoolCount
 from services.planner.policy.planner import Decision
+from services.planner.settings import PlannerSettings
 from services.router.placement.views import Work
 from services.router.placement.what_if import Mix, Targets, pool_headroom
 from shared.errors import ConfigError
@@ -53,7 +54,7 @@ def headroom(size: int, rate: float, prompt: int = 1000, output: int = 300) -> f
 
 
 @given(st.floats(5.0, 100.0), st.integers(1, 40))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None, phases=(Phase.explicit, Phase.generate))
 def test_constant_load_ends_at_the_fewest_workers_with_the_headroom_and_stays_there(rate, begin):
     planner = ElasticPlanner(CONFIG)
     decisions = play(planner, 40, rate, begin)
@@ -134,3 +135,12 @@ def test_limits_of_the_one_pool_alone_are_checked():
     with pytest.raises(ConfigError) as error:
         ElasticPlanner(CONFIG.replace(decode=PoolLimits(min_workers=5, max_workers=4)))
     assert error.value.details["field"] == "auto.max_workers"
+
+
+def test_an_elastic_pool_is_named_alone():
+    named = PlannerSettings(release="r", auto={"name": "pool", "max_workers": 7})
+    config = named.policy()
+    assert (named.pool_names, config.is_elastic, config.decode.max_workers) == (("", "pool"), True, 7)
+    with pytest.raises(ConfigError) as error:
+        PlannerSettings(release="r", auto={"name": "pool"}, decode={"name": "d"}).policy()
+    assert error.value.field == "decode.name"

@@ -150,7 +150,10 @@ class Frame:
         if status.HasField("flow"):
             parts += [_flow(status, width), Text("")]
         if status.HasField("window"):
-            parts += [*_goodput(status.window), Text(""), *_causes(status.window, width), Text("")]
+            parts += [*_goodput(status.window), Text(""), *_causes(status.window, width)]
+            if status.window.HasField("split"):
+                parts.append(Text.assemble(("split     ", "dim"), better_split(status.window.split)))
+            parts.append(Text(""))
         splits = [status.split] if status.HasField("split") else []
         splits += [model.split for model in status.models if model.HasField("split")]
         parts += [Text(split_line(split), style="dim") for split in splits]
@@ -255,6 +258,20 @@ def _causes(window: inference_pb2.GoodputWindow, width: int) -> list[Text]:
                 )
             )
     return lines
+
+
+def better_split(split: inference_pb2.SplitVerdict) -> str:
+    """Which split of the workers would have served the window better."""
+    model = f"{split.model}: " if split.model else ""
+    now = f"{split.num_decoding} of {split.num_workers} workers decoding"
+    if not split.worth_it:
+        return f"{model}{now} was about the best: headroom {split.headroom:.2f}"
+    better = f"{split.best_decoding} of {split.num_workers} workers decoding"
+    if split.best_decoding == split.num_workers:
+        better = f"all {split.num_workers} workers prefilling and decoding"
+    elif split.elastic:
+        better += ", prompts beside answers (mode auto),"
+    return f"{model}with {better} headroom would have been {split.best_headroom:.2f} instead of {split.headroom:.2f}"
 
 
 def _state(worker: inference_pb2.WorkerStatus) -> Text:

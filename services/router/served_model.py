@@ -18,6 +18,7 @@ from services.router.edge.text.generation_defaults import NO_DEFAULTS, Generatio
 from services.router.placement.policy import Placement
 from services.router.placement.split import SplitController
 from services.router.settings import RouterSettings
+from services.router.views.attribution.better_split import UsedFleet
 from services.router.views.metrics import RouterMetrics
 from services.router.views.observed import OBSERVED, RouterSources
 from services.router.views.request_log import RequestLog
@@ -110,6 +111,17 @@ class ServedModel:
     def split(self) -> SplitController | None:
         """Which workers are to decode, in mode auto."""
         return self.placement.split if self.settings.mode == "auto" else None
+
+    def used_fleet(self) -> UsedFleet | None:
+        """Its workers as they are used just now; None before any is connected."""
+        mode, fleet = self.settings.mode, self.fleet
+        prefills = list(fleet.prefill_pool) if mode == "disaggregated" else []
+        decodes = list(fleet.decode_pool)
+        if fleet.layout is None or not decodes:
+            return None
+        preferred = self.placement.split.split.decodes if mode == "auto" else frozenset()
+        num_decoding = sum(view.name in preferred for view in decodes) or len(decodes)
+        return UsedFleet(mode, prefills, decodes, num_decoding, fleet.layout.block_size)
 
     def status(self) -> inference_pb2.ClusterStatus:
         """This model's part of the cluster, as the router sees it."""

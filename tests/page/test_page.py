@@ -157,6 +157,11 @@ async def test_an_elastic_pool_shows_what_each_worker_is_for_and_the_pairs_of_a_
 ) -> None:
     now = status()
     now.mode = "auto"
+    now.window.split.MergeFrom(
+        inference_pb2.SplitVerdict(
+            num_workers=4, num_decoding=3, headroom=0.9, best_decoding=2, best_headroom=1.2, elastic=True, worth_it=True
+        )
+    )
     now.split.MergeFrom(inference_pb2.RoleSplit(num_decoding=3, num_workers=4, headroom=1.25, num_flips=2))
     for each in now.workers:
         each.preference = types_pb2.WORKER_ROLE_DECODE
@@ -175,6 +180,7 @@ async def test_an_elastic_pool_shows_what_each_worker_is_for_and_the_pairs_of_a_
     await show(window, front)
     assert "Elastic pool 3 of 4 decode, the others only prefill; headroom 1.25" in await window.text("#workers")
     assert (await window.text("#workers")).count("only prefills now") == 1
+    assert "With 2 of 4 workers decoding, prompts beside answers" in await window.text("#better-split")
     notes = await window.run("return [...document.querySelectorAll('#flow .note')].map((one) => one.textContent)")
     assert {"1 of 1 workers", "3 of 3 workers"} <= set(notes)
     await window.run(

@@ -79,3 +79,27 @@ def test_an_elastic_pool_shows_its_split_at_every_width():
         assert "1 of 2 workers decode" in text
         assert "prefers" in text
     assert "prefers" not in drawn(cluster())
+
+
+@pytest.mark.parametrize(
+    ("split", "words"),
+    [
+        (
+            {"best_decoding": 3, "worth_it": True},
+            "with 3 of 8 workers decoding headroom would have been 1.50 instead of",
+        ),
+        ({"best_decoding": 3, "worth_it": True, "elastic": True}, "3 of 8 workers decoding, prompts beside answers"),
+        (
+            {"best_decoding": 8, "worth_it": True, "elastic": True},
+            "with all 8 workers prefilling and decoding headroom",
+        ),
+        ({"best_decoding": 3}, "5 of 8 workers decoding was about the best: headroom 0.90"),
+    ],
+)
+def test_the_split_that_would_have_been_better_is_named(split, words):
+    status = cluster()
+    status.window.split.MergeFrom(
+        inference_pb2.SplitVerdict(num_workers=8, num_decoding=5, headroom=0.9, best_headroom=1.5, **split)
+    )
+    assert words in drawn(status, 140)
+    assert "headroom" not in drawn(cluster())

@@ -34,9 +34,9 @@ KERNEL_FLAGS = $(foreach name,ONLY OUT,$(if $(findstring command,$(origin $(name
 # The tests of Kubernetes run where its programs are: KUBEBUILDER_ASSETS, or the shared folder beside the checkout.
 KUBERNETES := $(if $(KUBEBUILDER_ASSETS),yes,$(if $(wildcard ../shared/kubebuilder/kube-apiserver.xz),yes))
 
-# Flags of make loadtest, likewise; OUT is the JSON file, the folder of reports is named by ARGS="--out folder".
-LOADTEST_FLAGS = $(foreach name,TRACE RATE DURATION SHAPE MODEL,$(if $(findstring command,$(origin $(name))),\
-	--$(shell echo $(name) | tr A-Z a-z) "$($(name))")) $(if $(findstring command,$(origin OUT)),--json "$(OUT)")
+# Flags of make loadtest, likewise; tables, page and windows lie beside OUT.
+LOADTEST_FLAGS = $(foreach name,SHAPE MODEL OUT,$(if $(findstring command,$(origin $(name))),\
+	--$(shell echo $(name) | tr A-Z a-z) "$($(name))")) $(if $(filter 1 true yes,$(CONTINUE)),--continue)
 
 # Flags of make bench-index, likewise; BLOCKS is one size of the index or several in quotes.
 INDEX_FLAGS = $(foreach name,BLOCKS PAIRS,$(if $(findstring command,$(origin $(name))),\
@@ -151,7 +151,7 @@ bench-kernels: setup  ## the Triton kernels beside the limits of a GPU, which it
 gpu-check: setup  ## all that a first hour on a GPU should tell, step by step, an hour at most: OUT=file
 	$(BIN)/python -m loadtest.bench.gpu_check --out "$(or $(OUT),out/gpu-check.json)" $(ARGS)
 
-loadtest: setup  ## disaggregated against collocated on this machine by goodput, 11 minutes: TRACE=path RATE=n DURATION=10s SHAPE=xs|s|b MODEL=path OUT=file
+loadtest: setup  ## mode auto, two pools and collocated by goodput under the same requests, 15 minutes: OUT=file CONTINUE=1 SHAPE=xs|s|b MODEL=path
 	$(BIN)/python -m loadtest baseline $(LOADTEST_FLAGS) $(ARGS)
 
 bench-index: setup  ## match, publish and memory of the block index by its size: BLOCKS="100000 1000000" PAIRS=2000 OUT=file

@@ -21,7 +21,8 @@ sys.path.insert(0, str(ROOT))
 from pydantic import BaseModel  # noqa: E402 - the project's folder stands on the path only now
 
 from services.router.edge.http.anthropic.schemas import MESSAGES_FIELDS, CountRequest, MessagesRequest  # noqa: E402
-from services.router.edge.http.openai.schemas import ChatRequest, CompletionRequest  # noqa: E402
+from services.router.edge.http.openai.completions import CompletionRequest  # noqa: E402
+from services.router.edge.http.openai.schemas import ChatRequest  # noqa: E402
 from services.router.edge.http.openai.unsupported import CHAT_FIELDS, COMPLETION_FIELDS, HINTS  # noqa: E402
 from services.router.edge.http.pages.docs_page import type_in_words  # noqa: E402
 from services.router.edge.http.responses.schemas import RESPONSE_FIELDS, ResponseRequest  # noqa: E402

@@ -1,9 +1,9 @@
-"""Line charts as SVG text, in colours of the page's style sheet: `s0`, `s1`, … by the order of the series."""
+"""Line charts as SVG text, in the colours of the page's style sheet."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -13,7 +13,6 @@ WIDTH, HEIGHT = 560, 290
 _LEFT, _RIGHT, _TOP, _BOTTOM = 54, 546, 30, 246
 """Edges of the plot's area, pixels."""
 _NUM_TICKS = 6
-_LEGEND_ROW = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,22 +35,13 @@ class Axis:
         return min(max(value / self.high, 0.0), 1.0)
 
 
-def line_chart(label: str, x: Axis, y: Axis, series: Mapping[str, Points]) -> str:
-    """One drawing with a line a series and a legend of their names; "" if no series has a point."""
-    drawn = {name: points for name, points in series.items() if points}
-    if not drawn:
+def line_chart(label: str, x: Axis, y: Axis, points: Points) -> str:
+    """One drawing with one line; "" without points."""
+    if not points:
         return ""
-    parts = [*_grid(x, y), *_limits(x, y)]
-    for number, (name, points) in enumerate(drawn.items()):
-        path = " ".join(f"{_x(x, px):.1f},{_y(y, py):.1f}" for px, py in points)
-        parts.append(f'<polyline class="line s{number % 8}" points="{path}"/>')
-        if name:
-            top = 10 - _LEGEND_ROW * (len(drawn) - 1 - number)
-            parts.append(f'<rect class="bar s{number % 8}" x="{_LEFT}" y="{top}" width="10" height="10"/>')
-            parts.append(_text(_LEFT + 15, top + 9, name, "legend"))
-    above = _LEGEND_ROW * (len(drawn) - 1)  # each further row of the legend stands above the one before
-    view = f"0 {-above} {WIDTH} {HEIGHT + above}"
-    return f'<svg viewBox="{view}" role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
+    path = " ".join(f"{_x(x, px):.1f},{_y(y, py):.1f}" for px, py in points)
+    parts = [*_grid(x, y), *_limits(x, y), f'<polyline class="line s0" points="{path}"/>']
+    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
 
 
 def round_step(least: float) -> float:

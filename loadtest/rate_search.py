@@ -1,9 +1,8 @@
 """Finds the highest rate at which the targets are met: a search over rates, in plain numbers.
 
 Goodput in DistServe's sense (Zhong et al., OSDI 2024) is the highest rate at which a given share of the offered
-requests meets both targets. The search assumes that attainment falls with the rate: it doubles the rate (or whatever
-its step is) until attainment is below the wanted share, or halves it until it is not, then closes in. Every step is
-one run.
+requests meets both targets. The search assumes that attainment falls with the rate: it doubles the rate until
+attainment is below the wanted share, or halves it until it is not, then closes in. Every step is one run.
 """
 
 from __future__ import annotations
@@ -40,8 +39,6 @@ class SearchSpace:
     tolerance: float = 0.1
     """The result may be lower than the true limit by this share."""
     max_points: int = 12
-    step: float = 2.0
-    """Factor between rates, up or down, until the limit is bracketed."""
 
     def __post_init__(self) -> None:
         if not 0 < self.min_rate <= self.start_rate <= self.max_rate < math.inf:
@@ -56,8 +53,6 @@ class SearchSpace:
             raise ConfigError(f"tolerance must be between 0.001 and 1, got {self.tolerance:g}", field="tolerance")
         if self.max_points < 1:
             raise ConfigError(f"max_points must be at least 1, got {self.max_points}", field="max_points")
-        if not 1 < self.step < math.inf:
-            raise ConfigError(f"step must be above 1, got {self.step:g}", field="step")
 
 
 def next_rate(space: SearchSpace, points: Sequence[Point]) -> float | None:
@@ -72,11 +67,11 @@ def next_rate(space: SearchSpace, points: Sequence[Point]) -> float | None:
         highest_point = max(points, key=lambda point: point.rate)
         if highest_point.rate >= space.max_rate or not highest_point.valid:
             return None  # the generator cannot keep up at higher rates either
-        return _rounded(min(space.step * highest_point.rate, space.max_rate))
+        return _rounded(min(2 * highest_point.rate, space.max_rate))
     lowest = min(missed)
     below = [rate for rate in passed if rate < lowest]
     if not below:
-        return None if lowest <= space.min_rate else _rounded(max(lowest / space.step, space.min_rate))
+        return None if lowest <= space.min_rate else _rounded(max(lowest / 2, space.min_rate))
     highest = max(below)
     if lowest / highest <= 1 + space.tolerance:
         return None
@@ -93,11 +88,6 @@ def highest_at(points: Sequence[Point], attainment: float) -> Point | None:
             break
         best = point if point.valid else best
     return best
-
-
-def lowest_missed(points: Sequence[Point], attainment: float) -> Point | None:
-    """The lowest rate that missed the share: with `highest_at` it brackets the limit."""
-    return min((point for point in points if point.attainment < attainment), key=lambda point: point.rate, default=None)
 
 
 def knee(points: Sequence[Point]) -> Point | None:

@@ -15,8 +15,7 @@ from loadtest.tables import LATENCIES, STATISTICS, number, run_facts, slo_text
 
 STYLE = """
 :root { color-scheme: light dark; --dim: #6b7686; --rule: #8884;
-  --s0: #2f6bd8; --s1: #d9730d; --s2: #2e9e6b; --s3: #8e5bd0; --s4: #c9a400; --s5: #d1435b;
-  --s6: #1799ab; --s7: #7d8794; }
+  --s0: #2f6bd8; --s1: #7d8794; }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1180px; margin: 28px auto; padding: 0 20px; }
 h2 { font-size: 17px; margin-top: 32px; }
 .dim { color: var(--dim); overflow-wrap: anywhere; }
@@ -34,8 +33,7 @@ svg .grid, svg .axis { stroke: var(--rule); }
 svg .limit { stroke: #d1435b; stroke-dasharray: 5 4; }
 svg .line { fill: none; stroke: var(--c); stroke-width: 2; }
 svg .bar { fill: var(--c); }
-.s0 { --c: var(--s0); } .s1 { --c: var(--s1); } .s2 { --c: var(--s2); } .s3 { --c: var(--s3); }
-.s4 { --c: var(--s4); } .s5 { --c: var(--s5); } .s6 { --c: var(--s6); } .s7 { --c: var(--s7); }
+.s0 { --c: var(--s0); } .s1 { --c: var(--s1); }
 """
 _MAX_POINTS = 400
 """Most points of one line: more cannot be seen."""
@@ -63,26 +61,19 @@ def render_run(summary: Mapping[str, Any], records: Sequence[RequestRecord]) -> 
     return page(summary["label"] or summary["workload"], _origin(summary), parts)
 
 
-def render_sweeps(title: str, sweeps: Mapping[str, Mapping[str, Any]]) -> str:
-    """The page of one or several sweeps under one workload, by their names, from the contents of `sweep.json`.
-
-    Raises IndexError if there is none.
-    """
-    first = next(iter(sweeps.values()))
-    partial = [sweep["partial_reason"] for sweep in sweeps.values() if sweep["partial"]]
-    points = {name: sorted(sweep["points"], key=lambda row: row["offered_rate"]) for name, sweep in sweeps.items()}
-    rows = [_point_cells(name, row) for name, found in points.items() for row in found]
-    columns = (
-        "", "rate", "offered", "goodput", "attainment", "TTFT p50", "p99", "TPOT p50", "p99", "out tok/s", "failed",
-    )  # fmt: skip
+def render_sweep(sweep: Mapping[str, Any]) -> str:
+    """The page of a sweep, from the content of `sweep.json`."""
+    points = sorted(sweep["points"], key=lambda row: row["offered_rate"])
+    columns = ("rate", "offered", "goodput", "attainment", "TTFT p50", "p99", "TPOT p50", "p99", "out tok/s", "failed")
+    partial = [f'<p class="banner"><b>Partial:</b> {escape(sweep["partial_reason"])}</p>'] if sweep["partial"] else []
     parts = [
-        *(f'<p class="banner"><b>Partial:</b> {escape(reason)}</p>' for reason in partial),
-        table(("", "max goodput, req/s", "at ≥ 99%", "knee, req/s offered"), _best_rows(sweeps)),
-        _plots(_rate_plots(points, first)),
+        *partial,
+        table(("max goodput, req/s", "at ≥ 99%", "knee, req/s offered"), [_best_cells(sweep)]),
+        _plots(_rate_plots(points, sweep)),
         "<h2>Points</h2>",
-        table(columns, rows),
+        table(columns, [_point_cells(row) for row in points]),
     ]
-    return page(title, _origin(first), parts)
+    return page(sweep["label"] or sweep["workload"], _origin(sweep), parts)
 
 
 def page(title: str, subtitle: str, parts: Sequence[str]) -> str:
@@ -163,48 +154,40 @@ def _distributions(summary: Mapping[str, Any], records: Sequence[RequestRecord])
         target = slo.get(key)
         high = round_up(max(max(times_ms, default=0.0), 1.1 * (target or 0.0)))
         x, y = Axis(f"{key.upper()}, ms", high, target), Axis("share of answers", 1.0)
-        drawings.append(line_chart(f"Distribution of {key.upper()}", x, y, {"": points}))
+        drawings.append(line_chart(f"Distribution of {key.upper()}", x, y, points))
     return drawings
 
 
-def _best_rows(sweeps: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
-    rows = []
-    for name, sweep in sweeps.items():
-        best, strict, bend = sweep["max_goodput"], sweep["max_goodput_at_99"], sweep["knee"]
-        found = "none" if best is None else f"{number(best['goodput'])} of {number(best['offered_rate'])} offered"
-        if best is not None and not sweep["limit_found"]:
-            found += " (no rate missed the targets: the limit is higher)"
-        at_99 = "none" if strict is None else number(strict["goodput"])
-        rows.append([name, found, at_99, "not reached" if bend is None else number(bend["offered_rate"])])
-    return rows
+def _best_cells(sweep: Mapping[str, Any]) -> list[str]:
+    best, strict, bend = sweep["max_goodput"], sweep["max_goodput_at_99"], sweep["knee"]
+    found = "none" if best is None else f"{number(best['goodput'])} of {number(best['offered_rate'])} offered"
+    if best is not None and not sweep["limit_found"]:
+        found += " (no rate missed the targets: the limit is higher)"
+    at_99 = "none" if strict is None else number(strict["goodput"])
+    return [found, at_99, "not reached" if bend is None else number(bend["offered_rate"])]
 
 
-def _rate_plots(points: Mapping[str, Sequence[Mapping[str, Any]]], first: Mapping[str, Any]) -> list[str]:
-    """Goodput, attainment and the latencies' p99 against the offered rate, a line a sweep."""
-    rows = [row for found in points.values() for row in found]
-    high = round_up(max((row["offered_rate"] for row in rows), default=0.0))
+def _rate_plots(points: Sequence[Mapping[str, Any]], sweep: Mapping[str, Any]) -> list[str]:
+    """Goodput, attainment and the latencies' p99 against the offered rate."""
+    high = round_up(max((row["offered_rate"] for row in points), default=0.0))
     drawings = []
     for key, title, limit in (
         ("goodput", "goodput, req/s", None),
-        ("attainment", "attainment", first["wanted_attainment"]),
-        ("p99_ttft_ms", "TTFT p99, ms", first["slo_ms"]["ttft"]),
-        ("p99_tpot_ms", "TPOT p99, ms", first["slo_ms"]["tpot"]),
+        ("attainment", "attainment", sweep["wanted_attainment"]),
+        ("p99_ttft_ms", "TTFT p99, ms", sweep["slo_ms"]["ttft"]),
+        ("p99_tpot_ms", "TPOT p99, ms", sweep["slo_ms"]["tpot"]),
     ):
-        most = max((row[key] for row in rows if row[key] is not None), default=0.0)
+        most = max((row[key] for row in points if row[key] is not None), default=0.0)
         if key.endswith("_ms") and limit is not None:
             most = max(min(most, 4 * limit), 1.2 * limit)  # values far above the target are put on the edge
         y = Axis(title, 1.0 if key == "attainment" else round_up(most), limit)
-        series = {
-            name: [(row["offered_rate"], row[key]) for row in found if row[key] is not None]
-            for name, found in points.items()
-        }
-        drawings.append(line_chart(f"{title} against rate", Axis("offered, req/s", high), y, series))
+        line = [(row["offered_rate"], row[key]) for row in points if row[key] is not None]
+        drawings.append(line_chart(f"{title} against rate", Axis("offered, req/s", high), y, line))
     return drawings
 
 
-def _point_cells(name: str, row: Mapping[str, Any]) -> list[str]:
+def _point_cells(row: Mapping[str, Any]) -> list[str]:
     return [
-        name,
         f"{row['rate']:g}",
         number(row["offered_rate"]),
         number(row["goodput"]),

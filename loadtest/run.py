@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 
 import numpy as np
 
@@ -16,9 +17,7 @@ from loadtest.clients.base import CauseLine, Client, RequestFailed, TargetInfo
 from loadtest.config import LoadConfig
 from loadtest.driver.collector import Collector
 from loadtest.driver.loops import OpenLoop, run_closed_loop
-from loadtest.driver.own_load import OwnLoad, OwnLoadMeter
 from loadtest.driver.sender import Sender
-from loadtest.driver.watch import run_until_stopped
 from loadtest.records import RequestRecord
 from loadtest.schedule import Schedule, streams
 from loadtest.workloads.conversation import Workload, ideal_cached_share
@@ -168,3 +167,114 @@ def _no_collections() -> Iterator[None]:
         gc.enable()
         if not was_frozen:
             gc.unfreeze()
+
+
+PROGRESS_EVERY_S = 0.5
+_LOOK_EVERY_S = 0.25
+
+
+async def run_until_stopped(
+    load: Coroutine[None, None, None],
+    stop: asyncio.Event,
+    collector: Collector,
+    give_up_s: float,
+    on_progress: Callable[[Collector], None] | None,
+) -> str:
+    """Runs `load` to its end or until it is stopped; returns the reason, empty if it came to its end.
+
+    It is stopped by `stop`, and if no connection to the target could be made for `give_up_s` (0 = never).
+    """
+    running = asyncio.create_task(load)
+    stopping = asyncio.create_task(stop.wait())
+    watching = asyncio.create_task(_until_target_gone(collector, give_up_s))
+    showing = asyncio.create_task(_show(collector, on_progress))
+    try:
+        await asyncio.wait({running, stopping, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()
+            return ""
+        return watching.result() if watching.done() else "stopped by the user"
+    finally:
+        for task in (running, stopping, watching, showing):
+            task.cancel()
+        await asyncio.gather(running, stopping, watching, showing, return_exceptions=True)
+
+
+async def _until_target_gone(collector: Collector, give_up_s: float) -> str:
+    while True:
+        await asyncio.sleep(_LOOK_EVERY_S)
+        since_s = collector.unreachable_since_s
+        if give_up_s and since_s is not None and collector.now_s - since_s >= give_up_s:
+            reason = collector.last_failure.message if collector.last_failure is not None else "no connection"
+            return f"the target was gone from {since_s:.1f} s on: {reason}"
+
+
+async def _show(collector: Collector, on_progress: Callable[[Collector], None] | None) -> None:
+    while on_progress is not None:
+        on_progress(collector)
+        await asyncio.sleep(PROGRESS_EVERY_S)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnLoad:
+    """The generator's CPU use over a run, as shares of its duration."""
+
+    cpu_share: float
+    """Time on a core. Near 1, one whole core, the generator is at its limit."""
+    waited_share: float | None
+    """Time that it was runnable but had no core, summed over threads; None if the system does not report it."""
+    stolen_share: float | None
+    """Share of the cores' time that the hypervisor gave to others; None if not reported."""
+
+    def __str__(self) -> str:
+        parts = [f"used {self.cpu_share:.0%} of a core"]
+        if self.waited_share is not None:
+            parts.append(f"waited {self.waited_share:.1%} of the time for one")
+        if self.stolen_share:
+            parts.append(f"the hypervisor took {self.stolen_share:.1%}")
+        return ", ".join(parts)
+
+
+class OwnLoadMeter:
+    """Measures from its construction to `read`."""
+
+    def __init__(self) -> None:
+        self._start_s = time.perf_counter()
+        self._cpu_s = time.process_time()
+        self._waited_s = _waited_s()
+        self._ticks = _ticks()
+
+    def read(self) -> OwnLoad:
+        """The shares so far."""
+        duration_s = max(time.perf_counter() - self._start_s, 1e-9)
+        waited_s, ticks = _waited_s(), _ticks()
+        waited_share = stolen_share = None
+        if waited_s is not None and self._waited_s is not None:
+            waited_share = max(waited_s - self._waited_s, 0.0) / duration_s
+        if ticks is not None and self._ticks is not None:
+            total, stolen = ticks[0] - self._ticks[0], ticks[1] - self._ticks[1]
+            stolen_share = stolen / total if total > 0 else 0.0
+        return OwnLoad((time.process_time() - self._cpu_s) / duration_s, waited_share, stolen_share)
+
+
+def _waited_s() -> float | None:
+    """Sum over this process's threads, from Linux's schedstat: ns on a core, ns waiting for one, time slices."""
+    waited_ns = 0
+    try:
+        for task in Path("/proc/self/task").iterdir():
+            try:
+                waited_ns += int((task / "schedstat").read_text().split()[1])
+            except FileNotFoundError:
+                continue  # the thread has ended
+    except (OSError, ValueError, IndexError):
+        return None
+    return waited_ns / 1e9
+
+
+def _ticks() -> tuple[int, int] | None:
+    """All cores' ticks and the stolen ones among them, since the system started."""
+    try:
+        fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    except (OSError, ValueError):
+        return None
+    return (sum(fields), fields[7]) if len(fields) == 8 else None

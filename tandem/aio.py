@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from types import TracebackType
@@ -15,36 +14,17 @@ import grpc.aio
 from shared.errors import TandemError
 from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc
 from tandem.answer import Answer, Delta
-from tandem.connection import CHANNEL_OPTIONS, ClientTls, key_metadata
-from tandem.conversation import Conversation, conversations_of
+from tandem.caller import Answers, Caller
+from tandem.connection import ChannelOptions
+from tandem.conversation import Conversation
 from tandem.failures import RouterLost, nothing_listens, typed
-from tandem.options import Options, Prompt, metadata_of, requests_of
-from tandem.targets import Targets
+from tandem.options import Options, Prompt, metadata_of
 
 R = TypeVar("R")
 
 
-class AsyncTandemClient:
+class AsyncTandemClient(Caller[grpc.aio.Channel]):
     """As TandemClient, for asyncio. `await close()` it, or use it in `async with`; any number of calls at once."""
-
-    def __init__(
-        self,
-        targets: Sequence[str],
-        *,
-        api_key: str = "",
-        tls: ClientTls | None = None,
-        retry_for_s: float = 30.0,
-        rng: random.Random | None = None,
-    ) -> None:
-        """As TandemClient."""
-        self._rng = rng if rng is not None else random.Random()
-        self._targets = Targets(targets, self._rng)
-        self.key = key_metadata(api_key)
-        """The metadata that every call carries."""
-        self._credentials = tls.credentials() if tls is not None else None
-        self._options = tls.channel_options if tls is not None else CHANNEL_OPTIONS
-        self._retry_for_s = retry_for_s
-        self._channels: dict[str, grpc.aio.Channel] = {}
 
     async def __aenter__(self) -> Self:
         return self
@@ -56,23 +36,14 @@ class AsyncTandemClient:
 
     async def close(self) -> None:
         """Ends all connections, and with them what still streams. Twice is fine."""
-        channels, self._channels = self._channels, {}
-        for opened in channels.values():
+        for opened in self._leave():
             await opened.close()
 
     def stream(
         self, prompt: Prompt, *, n: int = 1, resume: Answer | None = None, **options: Unpack[Options]
     ) -> AsyncAnswerStream:
         """As TandemClient.stream, for `async for`."""
-        conversations = conversations_of(
-            requests_of(prompt, n, options, resume),
-            self._targets,
-            self._rng,
-            now=time.monotonic(),
-            timeout_s=options.get("timeout_s"),
-            retry_for_s=self._retry_for_s,
-            resume=resume,
-        )
+        conversations = self._conversations(prompt, n, options, resume)
         return AsyncAnswerStream(self.channel, conversations, self.key + metadata_of(options))
 
     async def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Answer:
@@ -99,16 +70,11 @@ class AsyncTandemClient:
         request = inference_pb2.ExplainRequest(request_id=request_id)
         return await self.ask(lambda to: _stub(to).Explain(request, metadata=self.key, timeout=timeout_s))
 
-    def channel(self, target: str) -> grpc.aio.Channel:
-        """The connection to a target."""
-        opened = self._channels.get(target)
-        if opened is None:
-            if self._credentials is None:
-                opened = grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
-            else:
-                opened = grpc.aio.secure_channel(target, self._credentials, options=self._options)
-            self._channels[target] = opened
-        return opened
+    @staticmethod
+    def _opened(target: str, credentials: grpc.ChannelCredentials | None, options: ChannelOptions) -> grpc.aio.Channel:
+        if credentials is None:
+            return grpc.aio.insecure_channel(target, options=options)
+        return grpc.aio.secure_channel(target, credentials, options=options)
 
     async def ask(self, call: Callable[[grpc.aio.Channel], Awaitable[R]]) -> R:
         """One unary call that may be made twice, at each target until one answers. Raises what the cluster reports,
@@ -132,7 +98,7 @@ def _stub(channel: grpc.aio.Channel) -> inference_pb2_grpc.InferenceServiceAsync
     return inference_pb2_grpc.InferenceServiceStub(channel)
 
 
-class AsyncAnswerStream:
+class AsyncAnswerStream(Answers):
     """As AnswerStream, for `async for` and `async with`. For one task."""
 
     def __init__(
@@ -142,19 +108,8 @@ class AsyncAnswerStream:
         metadata: tuple[tuple[str, str], ...],
     ) -> None:
         self._channel = channel
-        self._conversations = conversations
-        self._metadata = metadata
+        super().__init__(conversations, metadata)
         self._deltas = self._run(conversations[0]) if len(conversations) == 1 else self._merged()
-
-    @property
-    def answers(self) -> list[Answer]:
-        """What came so far of each answer; it stays after an error."""
-        return [conversation.answer for conversation in self._conversations]
-
-    @property
-    def answer(self) -> Answer:
-        """The first, or only, of `answers`."""
-        return self._conversations[0].answer
 
     def __aiter__(self) -> Self:
         return self

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,40 +15,20 @@ import grpc
 from shared.errors import TandemError
 from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc
 from tandem.answer import Answer, Delta
-from tandem.connection import CHANNEL_OPTIONS, ClientTls, key_metadata
-from tandem.conversation import Conversation, conversations_of
+from tandem.caller import Answers, Caller
+from tandem.connection import ChannelOptions
+from tandem.conversation import Conversation
 from tandem.failures import RouterLost, nothing_listens, typed
-from tandem.options import Options, Prompt, metadata_of, requests_of
-from tandem.targets import Targets
+from tandem.options import Options, Prompt, metadata_of
 
 R = TypeVar("R")
 
 
-class TandemClient:
+class TandemClient(Caller[grpc.Channel]):
     """Asks one of several routers, and another one where that is lost: an answer continues at its next token.
 
     May be used from several threads. `close()` it, or use it in `with`.
     """
-
-    def __init__(
-        self,
-        targets: Sequence[str],
-        *,
-        api_key: str = "",
-        tls: ClientTls | None = None,
-        retry_for_s: float = 30.0,
-        rng: random.Random | None = None,
-    ) -> None:
-        """`targets`: host:port of the routers' gRPC APIs. `retry_for_s`: an answer is given up after so long without
-        a new token from a failure on, within its own deadline. Raises ConfigError. Connects at the first call."""
-        self._rng = rng if rng is not None else random.Random()
-        self._targets = Targets(targets, self._rng)
-        self._key = key_metadata(api_key)
-        self._credentials = tls.credentials() if tls is not None else None
-        self._options = tls.channel_options if tls is not None else CHANNEL_OPTIONS
-        self._retry_for_s = retry_for_s
-        self._lock = threading.Lock()
-        self._channels: dict[str, grpc.Channel] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -61,9 +40,7 @@ class TandemClient:
 
     def close(self) -> None:
         """Ends all connections, and with them what still streams. Twice is fine."""
-        with self._lock:
-            channels, self._channels = self._channels, {}
-        for opened in channels.values():
+        for opened in self._leave():
             opened.close()
 
     def stream(
@@ -76,16 +53,8 @@ class TandemClient:
         to be as it was then, and the rest of it streams. A call of its request_id that is still there ends with
         TakenOver.
         """
-        conversations = conversations_of(
-            requests_of(prompt, n, options, resume),
-            self._targets,
-            self._rng,
-            now=time.monotonic(),
-            timeout_s=options.get("timeout_s"),
-            retry_for_s=self._retry_for_s,
-            resume=resume,
-        )
-        return AnswerStream(self.stub, conversations, self._key + metadata_of(options))
+        conversations = self._conversations(prompt, n, options, resume)
+        return AnswerStream(self.stub, conversations, self.key + metadata_of(options))
 
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Answer:
         """The whole answer; raises like the iteration of `stream`."""
@@ -101,20 +70,18 @@ class TandemClient:
     def status(self, timeout_s: float = 10.0) -> inference_pb2.ClusterStatus:
         """The cluster as a router sees it; raises what the cluster reports, RouterLost where no router answers."""
         return self._ask(
-            lambda stub: stub.GetStatus(inference_pb2.GetStatusRequest(), metadata=self._key, timeout=timeout_s)
+            lambda stub: stub.GetStatus(inference_pb2.GetStatusRequest(), metadata=self.key, timeout=timeout_s)
         )
 
     def stub(self, target: str) -> inference_pb2_grpc.InferenceServiceStub:
         """A stub on the connection to a target."""
-        with self._lock:
-            opened = self._channels.get(target)
-            if opened is None:
-                if self._credentials is None:
-                    opened = grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
-                else:
-                    opened = grpc.secure_channel(target, self._credentials, options=self._options)
-                self._channels[target] = opened
-            return inference_pb2_grpc.InferenceServiceStub(opened)
+        return inference_pb2_grpc.InferenceServiceStub(self.channel(target))
+
+    @staticmethod
+    def _opened(target: str, credentials: grpc.ChannelCredentials | None, options: ChannelOptions) -> grpc.Channel:
+        if credentials is None:
+            return grpc.insecure_channel(target, options=options)
+        return grpc.secure_channel(target, credentials, options=options)
 
     def _ask(self, call: Callable[[inference_pb2_grpc.InferenceServiceStub], R]) -> R:
         """One unary call that may be made twice, at each target until one answers."""
@@ -133,7 +100,7 @@ class TandemClient:
         raise nothing_listens(self._targets.all)
 
 
-class AnswerStream:
+class AnswerStream(Answers):
     """Iterates the deltas of one or more answers, each in its own order. Closing it early, by `close` or at the end of
     a `with` block, cancels what still runs in the whole cluster. For one thread, but `close` from any."""
 
@@ -144,21 +111,10 @@ class AnswerStream:
         metadata: tuple[tuple[str, str], ...],
     ) -> None:
         self._stub = stub
-        self._conversations = conversations
-        self._metadata = metadata
+        super().__init__(conversations, metadata)
         self._closed = threading.Event()
         self._calls: dict[int, grpc.Call] = {}
         self._deltas = self._run(0, conversations[0]) if len(conversations) == 1 else self._merged()
-
-    @property
-    def answers(self) -> list[Answer]:
-        """What came so far of each answer; it stays after an error."""
-        return [conversation.answer for conversation in self._conversations]
-
-    @property
-    def answer(self) -> Answer:
-        """The first, or only, of `answers`."""
-        return self._conversations[0].answer
 
     def __iter__(self) -> Self:
         return self

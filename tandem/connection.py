@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import grpc
 from shared.errors import ConfigError
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+
+ChannelOptions = Sequence[tuple[str, str | int]]
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -42,7 +45,7 @@ class ClientTls:
     """Name that the routers' certificates have, expected in place of the address; empty = the address."""
 
     @property
-    def channel_options(self) -> tuple[tuple[str, str | int], ...]:
+    def channel_options(self) -> ChannelOptions:
         """CHANNEL_OPTIONS, with the name to expect."""
         named = (("grpc.ssl_target_name_override", self.server_name),) if self.server_name else ()
         return (*CHANNEL_OPTIONS, *named)

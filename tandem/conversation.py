@@ -7,7 +7,6 @@ the answer's start. A router has nothing of it once it is lost.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from shared.errors import DeadlineExceeded, Draining, Overloaded, QuotaExceeded, TandemError
@@ -127,32 +126,6 @@ class Conversation:
     def _may_go_on(self, error: TandemError) -> bool:
         """A refusal is an answer to a request that has not begun; one that has comes back."""
         return bool(self.answer.token_ids) if _is_refusal(error) else error.retryable
-
-
-def conversations_of(
-    requests: Iterable[inference_pb2.GenerateRequest],
-    targets: Targets,
-    rng: random.Random,
-    *,
-    now: float,
-    timeout_s: float | None,
-    retry_for_s: float,
-    resume: Answer | None,
-) -> list[Conversation]:
-    """One for each choice of an answer, in order; the arguments are `Conversation`'s."""
-    return [
-        Conversation(
-            request,
-            targets,
-            rng,
-            now=now,
-            timeout_s=timeout_s,
-            retry_for_s=retry_for_s,
-            index=index,
-            resume=resume,
-        )
-        for index, request in enumerate(requests)
-    ]
 
 
 def _is_refusal(error: TandemError) -> bool:

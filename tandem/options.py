@@ -64,12 +64,12 @@ def requests_of(
     prompt: Prompt, n: int, options: Options, resume: Answer | None = None
 ) -> list[inference_pb2.GenerateRequest]:
     """One request for each of `n` answers, with ids and seeds of their own; the same as `n` over HTTP. `resume`: the
-    answer that the only one goes on with.
+    answer that the only one continues.
 
     Raises InvalidRequest for what the messages cannot carry.
     """
     if resume is not None and n != 1:
-        raise InvalidRequest("resume goes on with one answer: n must be 1", field="n", limit=1)
+        raise InvalidRequest("resume continues one answer: n must be 1", field="n", limit=1)
     if resume is not None and resume.finish_reason:
         raise InvalidRequest("resume: the answer is complete", field="resume")
     if resume is not None:

@@ -49,10 +49,10 @@ class Part:
 EVERY_SET = (
     *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests/unit/kernels").glob("test_*cpu*.py"))),
     "tests/unit/kernels/test_kv_dtype.py",
-    "tests/unit/model/test_arithmetic.py",
+    "tests/unit/model/test_kernel_choice.py",
     "tests/integration/engine/test_deterministic.py",
     "tests/integration/engine/test_instruction_sets.py",
-    "tests/integration/worker/test_deterministic_identity.py",
+    "tests/integration/worker/test_identity.py",
 )
 """Tests of the C++ kernels, once more with the emulated instruction sets beside the processor's own."""
 PARTS = (

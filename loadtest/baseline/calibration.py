@@ -1,24 +1,28 @@
-"""Targets and a first rate, from the latencies of one request at a time."""
+"""What a study finds out before its first round: targets, capacity, and the best chunk budget of a system."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from statistics import fmean, median
+from statistics import median
 from typing import ClassVar
 
 import numpy as np
 
-from loadtest.metrics import request_metrics
+from loadtest.metrics import is_good, request_metrics
 from loadtest.records import RequestRecord
+from loadtest.rig.measure import percentile
 from loadtest.slo import Slo
 from loadtest.workloads.conversation import Conversation, Workload
 from shared.errors import WorkerLost
 
 NUM_REQUESTS = 8
+USERS_A_WORKER = 8
+"""Of the closed loop that measures the capacity."""
+CAPACITY_S = 6.0
 _NUM_DRAWN = 64
-_TTFT_FACTOR, _TPOT_FACTOR = 2.0, 2.0
+_TARGET_FACTOR = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,36 +47,44 @@ class Sample:
             yield drawn[int((i + 0.5) / NUM_REQUESTS * len(drawn))]
 
 
-@dataclass(frozen=True, slots=True)
-class Alone:
-    """Latencies of one request at a time on one worker."""
+def targets_from(alone: Sequence[RequestRecord]) -> Slo:
+    """Three times the latencies of one request at a time: the longest TTFT, so that long prompts can meet it, and the
+    median TPOT. Raises WorkerLost if no request was answered."""
+    figures = [metrics for record in alone if (metrics := request_metrics(record)) is not None]
+    if not figures:
+        raise WorkerLost("no request of the calibration was answered")
+    tpots = [m.tpot_s for m in figures if m.tpot_s]  # 0 where all tokens came at once
+    tpot_s = _rounded(median(tpots) * _TARGET_FACTOR) if tpots else None
+    return Slo(_rounded(max(m.ttft_s for m in figures) * _TARGET_FACTOR), tpot_s)
 
-    ttft_s: float  # the longest, so that long prompts can meet it
-    tpot_s: float | None  # median; None: answers of one token
-    e2e_s: float  # mean
 
-    @staticmethod
-    def of(records: Sequence[RequestRecord]) -> Alone:
-        """Raises WorkerLost if no request was answered."""
-        figures = [metrics for record in records if (metrics := request_metrics(record)) is not None]
-        if not figures:
-            raise WorkerLost("no request of the calibration was answered")
-        tpots = [m.tpot_s for m in figures if m.tpot_s is not None]
-        return Alone(
-            ttft_s=max(m.ttft_s for m in figures),
-            tpot_s=median(tpots) if tpots else None,
-            e2e_s=fmean(m.e2e_s for m in figures),
+def capacity_from(busy: Sequence[RequestRecord], duration_s: float) -> float:
+    """Requests/s completed by a system that is always busy. Raises WorkerLost if no request was answered."""
+    num_done = sum(request_metrics(record) is not None for record in busy)
+    if not num_done:
+        raise WorkerLost("no request of the calibration was answered")
+    return _rounded(num_done / duration_s)
+
+
+def best_of(tried: Mapping[str, Sequence[RequestRecord]], slo: Slo) -> str:
+    """The chunk budget with the most good requests; among equals the one that nine of ten requests met by the most."""
+
+    def quality(chunk: str) -> tuple[int, float]:
+        records = tried[chunk]
+        return sum(is_good(record, slo) for record in records), -percentile(
+            [_share_of_target(record, slo) for record in records], 90
         )
 
-    def slo(self) -> Slo:
-        """Targets: twice these latencies."""
-        tpot_s = None if self.tpot_s is None else _rounded(self.tpot_s * _TPOT_FACTOR)
-        return Slo(_rounded(self.ttft_s * _TTFT_FACTOR), tpot_s)
+    return max(tried, key=quality)
 
-    def start_rate(self, num_workers: int) -> float:
-        """Half of the rate that this many workers would serve without batching. The limit is not far above; the search
-        comes from below, because points below the limit take less time than those of an overload."""
-        return _rounded(num_workers / self.e2e_s / 2)
+
+def _share_of_target(record: RequestRecord, slo: Slo) -> float:
+    """The larger of TTFT and TPOT, each over its target; 100 for a request without an answer."""
+    metrics = request_metrics(record)
+    if metrics is None:
+        return 100.0
+    pairs = ((metrics.ttft_s, slo.ttft_s), (metrics.tpot_s, slo.tpot_s))
+    return min(max((value / target for value, target in pairs if value is not None and target), default=0.0), 100.0)
 
 
 def _prompt_len(conversation: Conversation) -> int:

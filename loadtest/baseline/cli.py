@@ -2,115 +2,140 @@
 
 from __future__ import annotations
 
+import secrets
 import tempfile
 import time
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
-import loadtest
 from loadtest import options
-from loadtest.baseline.interleaved import best_of_each_system
-from loadtest.baseline.outcome import COLUMNS, NOTE, common_rate, outcome_rows, title, write_figures, write_outcome
-from loadtest.baseline.study import Study, run_study
+from loadtest.baseline.fleet import Fleet
+from loadtest.baseline.outcome import cells_of, write_outcome
+from loadtest.baseline.study import TIME, Design, run_study
+from loadtest.baseline.systems import Hardware, adaptive, collocated, default_splits, disaggregated
+from loadtest.baseline.windows import Study, WindowFile
+from loadtest.baseline.workloads import WORKLOADS, WindowSize, parse_workloads, window_plan
 from loadtest.commands import EXIT_INTERRUPTED, EXIT_OK, with_interrupt
-from loadtest.options import RunOptions, duration_s
-from loadtest.rate_search import SearchSpace
-from loadtest.results import REPORT, prepare_folder
-from loadtest.rig.command_line import Option, choice
-from loadtest.rig.markdown import table
-from loadtest.rig.models import SERVED, write_model
-from loadtest.run import plan_run
-from loadtest.schedule import Limits
-from loadtest.slo import parse_duration_s
+from loadtest.config import MAX_SEED
+from loadtest.options import duration_s
+from loadtest.rig.command_line import Option, choice, decimals, integers
+from loadtest.rig.models import DEMO, SERVED, write_model
+from loadtest.rig.results import commit
+from loadtest.slo import Slo, parse_slo
 from shared.errors import ConfigError
 
-_SLICE = Path(loadtest.__file__).parent / "traces" / "mooncake_conversation_head.jsonl"
-_LONG_PROMPTS = "random:input=64-256@0.7+1024-1984@0.3,output=16-48"
-_RATE_STEP = 1.5
-"""The search starts near the limit, so it takes small steps."""
-_STARTS_S, _NUM_POINTS = 120.0, 51
-"""Three systems with a handful of rates each, twice, are some forty points; a point takes its duration and the wait for
-its last answers."""
+WANTED = 300
+"""Requests of a system at a load, below which nothing is named."""
 
 
 def baseline(
-    out: Annotated[Path | None, Option("folder for the results; default: out/loadtest/DATE-TIME")] = None,
-    trace: Annotated[
-        Path, Option("Mooncake JSON lines, or Azure's .csv; default: the slice that comes along")
-    ] = _SLICE,
-    scale: options.Scale = 32,
-    scale_output: Annotated[int, Option("divides a trace's answer lengths")] = 8,
-    duration: Annotated[str, Option("how long requests are offered: seconds, or 90s, 5m")] = "10s",
-    budget: Annotated[str | None, Option("for the whole study; default: 2 minutes and 51 durations")] = None,
-    rate: Annotated[float | None, Option("first rate of the search, requests per second; default: calibrated")] = None,
-    slo: Annotated[str | None, Option("default: calibrated on one request at a time")] = None,
-    chunks: Annotated[str, Option("chunk budgets to try for every system, tokens a step")] = "128,512",
-    shape: Annotated[str, Option(f"random weights in this shape: {', '.join(SERVED)}")] = "s",
-    model: Annotated[Path | None, Option("a model's folder instead")] = None,
-    tokenizer: Annotated[Path, Option("model whose tokenizer a shape takes")] = Path("models/demo"),
-    num_kv_blocks: Annotated[int, Option("KV blocks of all workers of a system together")] = 2048,
-    tolerance: Annotated[float, Option("percent by which a result may be below the true limit")] = 15.0,
-    max_points: Annotated[int, Option("rates to measure at most, a search")] = 7,
-    seed: options.Seed = None,
+    out: Annotated[
+        Path | None, Option("JSON file for the figures, with tables, page and windows beside it; default: in out/")
+    ] = None,
+    go_on: Annotated[
+        bool, Option("keep the windows beside OUT, and measure what is missing or more", name="continue")
+    ] = False,
+    workloads: Annotated[str, Option(f"{', '.join(WORKLOADS)}, or NAME=SPEC")] = " ".join(WORKLOADS),
+    loads: Annotated[str, Option("shares of the capacity, which is calibrated for each workload")] = "0.6 0.9",
+    rounds: Annotated[int, Option("windows of every system at every load")] = 8,
+    requests: Annotated[int, Option("least number of requests of a window")] = 38,
+    window: Annotated[str, Option("least time of a window, in which more requests may come")] = "2s",
+    budget: Annotated[str, Option("time for everything; what does not fit is not measured")] = "14m",
+    within: Annotated[float, Option("percent: an interval up to ± this shows that there is no difference")] = 5.0,
+    slo: Annotated[str | None, Option("default: 3 times one request alone, for each workload")] = None,
+    workers: Annotated[int, Option("of every system")] = 2,
+    prefill: Annotated[
+        str, Option("prefill workers of the fixed splits; default: a quarter, half, three quarters")
+    ] = "",
+    auto: Annotated[bool, Option("measure mode auto too; without it only the fixed systems")] = True,
+    chunks: Annotated[
+        str, Option(f"chunk budgets to try for fixed systems, tokens; {TIME}: as the TPOT target allows")
+    ] = "128 512",
+    device: Annotated[str, Option("of every worker; timed:FILE: steps take the time in FILE and compute nothing")] = (
+        "cpu"
+    ),
+    model: Annotated[Path, Option("model folder")] = DEMO,
+    shape: Annotated[str, Option(f"random weights of this shape instead: {', '.join(SERVED)}")] = "",
+    num_kv_blocks: Annotated[int, Option("KV blocks of each worker")] = 1024,
     vocab_size: options.VocabSize = 1000,
-    json: Annotated[Path | None, Option("writes the figures there too")] = None,
+    seed: options.Seed = None,
+    traces: Annotated[Path | None, Option("folder for each window's requests, as the simulator reads them")] = None,
 ) -> int:
-    """Compare disaggregated with collocated serving on this machine's cores, by maximum goodput."""
-    out = out if out is not None else Path("out", "loadtest", time.strftime("%Y%m%d-%H%M%S"))
-    chunk_lens = _chunk_lens(chunks)
-    start_rate = 1.0 if rate is None else rate
-    space = SearchSpace(
-        start_rate, min(0.1, start_rate), tolerance=tolerance / 100, max_points=max_points, step=_RATE_STEP
-    )
-    point_s = duration_s(duration)
-    budget_s = _STARTS_S + _NUM_POINTS * point_s if budget is None else parse_duration_s(budget, "budget")
-    load = RunOptions(
-        target="grpc://127.0.0.1:1",  # replaced by each system's own
-        workload="",
-        arrivals="poisson",  # whatever the trace's own times: these come in steps of 3 s
-        scale=scale,
-        scale_output=scale_output,
-        seed=seed,
+    """Compare ways to use this machine's workers by goodput, under the same requests at fixed loads."""
+    out = out if out is not None else Path("out", "loadtest", time.strftime("%Y%m%d-%H%M%S"), "figures.json")
+    for name, value in (("rounds", rounds), ("requests", requests)):
+        if value < 1:
+            raise ConfigError(f"{name} must be at least 1, got {value}", field=name)
+    splits = integers(prefill, "prefill") or default_splits(workers)
+    if workers < 2 or not all(1 <= split < workers for split in splits):
+        raise ConfigError("workers must be at least 2, and every split leaves one of each role", field="prefill")
+    named = parse_workloads(workloads)
+    design = Design(
+        workloads=named,
+        loads=_loads(loads),
+        collocated=collocated(workers),
+        splits=[disaggregated(split, workers) for split in splits],
+        adaptive=adaptive(workers) if auto else None,
+        chunks=_chunks(chunks),
+        rounds=rounds,
+        size=WindowSize(requests, duration_s(window)),
+        slo=None if slo is None else parse_slo(slo),
+        seed=secrets.randbelow(MAX_SEED) if seed is None else seed,
         vocab_size=vocab_size,
-        request_timeout="20s",
-        warmup=2,
+        commit=commit(),
+        traces=traces,
     )
-    config = load.config(slo, load.traffic(start_rate), Limits(point_s))
-    # One seed for both, fresh or given: every system gets the same requests.
-    workloads = {"trace": _trace(trace), "long-prompts": _LONG_PROMPTS}
-    configs = [(name, replace(config, workload=workload)) for name, workload in workloads.items()]
-    for _, each in configs:
-        plan_run(each)
-    choice(shape, "shape", SERVED)
-    prepare_folder(out)
-    with tempfile.TemporaryDirectory(prefix="tandem-baseline-") as scratch:
-        if model is None:
-            model = write_model(Path(scratch) / f"random-{shape}", SERVED[shape], tokenizer)
-        study = Study(model, configs, space, rate, chunk_lens, num_kv_blocks, out, budget_s)
-        measured, interrupted = with_interrupt(lambda stop: run_study(study, stop))
-    write_outcome(out, measured)
-    for name, candidates in measured.items():
-        best = best_of_each_system(candidates)
-        common = common_rate(best)
-        print(f"\n{title(name, common)}\n\n{table(COLUMNS, outcome_rows(best, common))}")
-    print(f"\n{NOTE}")
-    for name, candidates in measured.items():
-        if candidates:
-            print(f"report: {out / name / REPORT}")
-    if json is not None:
-        write_figures(json, measured)
+    for spec in named.values():  # errors in it show before anything starts
+        window_plan(spec, Slo(1.0), 1.0, design.size, design.seed, vocab_size)
+    if shape:
+        choice(shape, "shape", SERVED)
+    file = WindowFile(out.with_suffix(".windows.jsonl"))
+    common = {"model": shape or str(model), "device": device, "num_kv_blocks": num_kv_blocks}
+    study = _study(file, design, common, go_on, seed is not None)
+    design = replace(design, seed=study.settings["seed"])
+    with tempfile.TemporaryDirectory(prefix="tandem-loadtest-") as scratch:
+        served = write_model(Path(scratch) / shape, SERVED[shape], model) if shape else model
+        fleet = Fleet(Hardware(served, device, num_kv_blocks), out.with_suffix(".logs"))
+        budget_s = duration_s(budget)
+        stopped, interrupted = with_interrupt(lambda stop: run_study(design, study, file, fleet, budget_s, stop))
+    cells = cells_of(design, study, WANTED, within / 100)
+    origin = f"{workers} workers, {device}, {shape or model.name} · seed {design.seed} · {design.commit}"
+    print(f"\n{write_outcome(out, design, cells, origin, stopped)}\nfigures: {out}, page: {out.with_suffix('.html')}")
     return EXIT_INTERRUPTED if interrupted else EXIT_OK
 
 
-def _trace(path: Path) -> str:
-    """The workload of a trace's file, named as results should name it."""
-    kind = "azure" if path.suffix == ".csv" else "mooncake"
-    return f"{kind}:{path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}"
+def _study(file: WindowFile, design: Design, common: Mapping[str, object], go_on: bool, seed_given: bool) -> Study:
+    """What was measured before, where the study goes on; raises ConfigError where that was another study."""
+    settings = {
+        **common,
+        "systems": [system.name for system in design.fixed],
+        "window": asdict(design.size),
+        "slo": None if design.slo is None else asdict(design.slo),
+        "vocab_size": design.vocab_size,
+    }
+    if not (go_on and file.path.exists()):
+        return file.begin({**settings, "seed": design.seed})
+    study = file.resume({**settings, "seed": design.seed} if seed_given else settings)
+    for name, spec in design.workloads.items():
+        kept = study.workloads.get(name)
+        if kept is not None and kept.spec != spec:
+            raise ConfigError(f"continue: in the kept study {name} is {kept.spec}", field="continue")
+    return study
 
 
-def _chunk_lens(text: str) -> list[int]:
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts or not all(part.isdecimal() and int(part) >= 16 for part in parts):
-        raise ConfigError(f"chunks={text}: expected token counts of 16 or more, as in 128,512", field="chunks")
-    return [int(part) for part in parts]
+def _loads(text: str) -> list[float]:
+    loads = decimals(text, "loads")
+    if not loads or not all(0 < load <= 10 for load in loads):
+        raise ConfigError(f"loads={text}: expected shares of the capacity, as in 0.6 0.9", field="loads")
+    return loads
+
+
+def _chunks(text: str) -> Sequence[str]:
+    chunks = text.replace(",", " ").split()
+    if not chunks or not all(chunk == TIME or (chunk.isdecimal() and int(chunk) >= 16) for chunk in chunks):
+        raise ConfigError(
+            f"chunks={text}: expected token counts of 16 or more or {TIME}, as in 128 512", field="chunks"
+        )
+    return chunks

@@ -1,134 +1,298 @@
-"""The results of a study: a table for people, a page for each workload, figures for scripts."""
+"""What a study shows: figures of each system, comparisons with what they resolve; as tables, a page and JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 
-from loadtest.baseline.interleaved import Candidate, best_of_each_system
-from loadtest.rate_search import Point, highest_at, lowest_missed
-from loadtest.report import render_sweeps
-from loadtest.results import REPORT
-from loadtest.rig.markdown import table
+from loadtest import report
+from loadtest.baseline.pairs import Interval, Verdict, ratio_interval, verdict
+from loadtest.baseline.picture import Bar, interval_chart
+from loadtest.baseline.study import AGAIN, Design
+from loadtest.baseline.windows import Calibrated, Study, Window
+from loadtest.rig import markdown
+from loadtest.rig.measure import percentile
 from loadtest.rig.results import Result, write, write_text
 from loadtest.tables import number
 
-COLUMNS = (
-    "system",
-    "chunks",
-    "goodput ≥ 90%",
-    "met",
-    "missed",
-    "≥ 99%",
-    "TTFT p50",
-    "TTFT p99",
-    "TPOT p50",
-    "TPOT p99",
-)
+_FIGURES = ("load", "system", "chunks", "requests", "goodput", "attainment", "TTFT p50", "p99", "TPOT p50", "p99",
+            "ITL p99")  # fmt: skip
+_COMPARED = ("load", "systems", "good of one alone", "ratio of goodput", "95 % interval", "")
+_HIGHEST = 99.0
+"""Bound that is shown: from two rounds an interval may be anything."""
 NOTE = (
-    "Maximum goodput at 90 % and at 99 % attainment, and the rates between which the limit of 90 % lies (met, missed), "
-    "all in requests per second; latencies in ms."
+    "Load: share of the capacity, the requests/s that the collocated system completes while it is always busy. "
+    "Goodput: requests/s that met both targets; attainment: their share of all offered requests, refused and failed "
+    "ones included. Latencies in ms, of complete answers. All systems got the same requests at the same times, in "
+    "turns. Intervals by bootstrap over rounds. The row of a system against itself shows what the machine does; no "
+    "difference within that is named."
 )
-_LATENCIES = tuple((f"{stat}_{key}_ms", f"{key.upper()} {stat}") for key in ("ttft", "tpot") for stat in ("p50", "p99"))
 
 
-def outcome_rows(candidates: Sequence[Candidate], rate: float | None) -> list[list[str]]:
-    """A row for each candidate: its maximum goodput, the rates between which its limit lies, and its latencies.
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """All windows of one turn of a cell, by round."""
 
-    Latencies at `rate`, or, without a rate that all were measured at, at the highest rate that the candidate met.
-    """
+    name: str
+    windows: Sequence[Window]
+
+    @property
+    def num_requests(self) -> int:
+        """Offered."""
+        return sum(len(window.good) for window in self.windows)
+
+    @property
+    def num_good(self) -> int:
+        """That met both targets."""
+        return sum(window.good.count("1") for window in self.windows)
+
+    @property
+    def window_s(self) -> float:
+        """Over which they were offered."""
+        return sum(window.window_s for window in self.windows)
+
+    @property
+    def goodput(self) -> float:
+        """Requests per second."""
+        return self.num_good / self.window_s
+
+    @property
+    def attainment(self) -> float:
+        """Share of the offered requests that were good."""
+        return self.num_good / self.num_requests
+
+    def latency(self, key: str, percent: float) -> float | None:
+        """A percentile of `ttft`, `tpot` or `itl` over all windows, ms; None without any answer."""
+        values = [value for window in self.windows for value in getattr(window, f"{key}_ms")]
+        return percentile(values, percent) if values else None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One system against another in a cell."""
+
+    of: Turn
+    to: Turn
+    interval: Interval | None
+    verdict: Verdict | None
+    """None for a system against itself."""
+
+    @property
+    def alone(self) -> tuple[int, int]:
+        """Requests that were good with the one system and not with the other, and the other way round."""
+        pairs = [
+            (mine, theirs)
+            for one, other in zip(self.of.windows, self.to.windows, strict=True)
+            for mine, theirs in zip(one.outcomes, other.outcomes, strict=True)
+        ]
+        return pairs.count((True, False)), pairs.count((False, True))
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One workload at one load. Only rounds in which every system had its turn count."""
+
+    workload: Calibrated
+    load: float
+    turns: Mapping[str, Turn]
+    comparisons: Sequence[Comparison]
+    """The last one is of a system with itself."""
+
+    @property
+    def num_invalid(self) -> int:
+        """Windows in which the generator was late."""
+        return sum(not window.valid for turn in self.turns.values() for window in turn.windows)
+
+    def best_fixed(self, names: Sequence[str]) -> Turn:
+        """The one of these turns with the most goodput."""
+        return max((self.turns[name] for name in names), key=lambda turn: turn.goodput)
+
+
+def cells_of(design: Design, study: Study, wanted: int, within: float) -> list[Cell]:
+    """The cells with at least one whole round; `wanted` and `within` as in `verdict`."""
+    return [
+        cell
+        for workload in study.workloads.values()
+        for load in sorted({window.load for window in study.windows if window.workload == workload.name})
+        if (cell := _cell(design, study, workload, load, wanted, within)) is not None
+    ]
+
+
+def _cell(design: Design, study: Study, workload: Calibrated, load: float, wanted: int, within: float) -> Cell | None:
+    names = list(design.turns)
+    num_rounds = study.next_round(workload.name, load, names)
+    if not num_rounds:
+        return None
+    found = {
+        (window.turn, window.round): window
+        for window in study.windows
+        if (window.workload, window.load) == (workload.name, load)
+    }
+    turns = {name: Turn(name, [found[name, number] for number in range(num_rounds)]) for name in names}
+    again = turns[design.collocated.name + AGAIN], turns[design.collocated.name]
+    same = _interval(*again)
+    subject, *others = _compared(design)
+    comparisons = []
+    for other in others:
+        of, to = turns[subject], turns[other]
+        interval = _interval(of, to)
+        comparisons.append(Comparison(of, to, interval, verdict(interval, same, of.num_requests, wanted, within)))
+    return Cell(workload, load, turns, [*comparisons, Comparison(*again, same, None)])
+
+
+def _compared(design: Design) -> list[str]:
+    """The system that is compared, then those that it is compared with."""
+    fixed = [system.name for system in design.fixed]
+    return [design.adaptive.name, *fixed] if design.adaptive is not None else [*fixed[1:], fixed[0]]
+
+
+def _interval(of: Turn, to: Turn) -> Interval | None:
+    return ratio_interval([window.outcomes for window in of.windows], [window.outcomes for window in to.windows])
+
+
+def figure_rows(cells: Sequence[Cell]) -> list[list[str]]:
+    """A row for each system of each cell."""
+    return [
+        [
+            f"{cell.load:g}",
+            turn.name,
+            turn.windows[-1].chunk,
+            str(turn.num_requests),
+            number(turn.goodput),
+            f"{turn.attainment:.1%}",
+            *(number(turn.latency(key, percent)) for key in ("ttft", "tpot") for percent in (50, 99)),
+            number(turn.latency("itl", 99)),
+        ]
+        for cell in cells
+        for turn in cell.turns.values()
+    ]
+
+
+def comparison_rows(cells: Sequence[Cell]) -> list[list[str]]:
+    """A row for each comparison of each cell."""
     rows = []
-    for candidate in candidates:
-        points, wanted = candidate.sweep.points, candidate.sweep.space.attainment
-        missed = lowest_missed(points, wanted)
-        figures = _row_at(candidate, _rate_of(candidate, rate))
-        rows.append(
-            [
-                candidate.system.title,
-                str(candidate.chunk_len),
-                "none" if candidate.best is None else number(candidate.best.goodput),
-                "-" if candidate.best is None else f"{candidate.best.rate:g}",
-                "-" if missed is None else f"{missed.rate:g}",
-                _goodput(highest_at(points, 0.99)),
-                *("-" if figures is None else number(figures[key]) for key, _ in _LATENCIES),
-            ]
-        )
+    for cell in cells:
+        for made in cell.comparisons:
+            found = made.interval
+            mine, theirs = made.alone
+            rows.append(
+                [
+                    f"{cell.load:g}",
+                    f"{made.of.name} / {made.to.name}",
+                    f"{mine} / {theirs}",
+                    "-" if found is None else f"{found.ratio:.3f}",
+                    "-" if found is None else f"{found.low:.3f}-{min(found.high, _HIGHEST):.3f}",
+                    "what the machine does" if made.verdict is None else made.verdict.text,
+                ]
+            )
     return rows
 
 
-def common_rate(candidates: Sequence[Candidate]) -> float | None:
-    """The highest rate measured for all and within all their targets; without one, the highest measured for all."""
-    points = [{point.rate: point.attainment for point in candidate.sweep.points} for candidate in candidates]
-    shared = set.intersection(*(set(rates) for rates in points)) if points else set()
-    wanted = candidates[0].sweep.space.attainment if candidates else 0.0
-    met = {rate for rate in shared if all(rates[rate] >= wanted for rates in points)}
-    return max(met or shared, default=None)
+def summary_lines(cells: Sequence[Cell], stopped: str) -> list[str]:
+    """What was not resolved, and what else a reader has to know."""
+    made = [comparison for cell in cells for comparison in cell.comparisons if comparison.verdict is not None]
+    open_ones = sum(comparison.verdict is not None and not comparison.verdict.resolved for comparison in made)
+    lines = [f"Partial: {stopped}."] if stopped else []
+    lines.append(f"{len(made) - open_ones} of {len(made)} comparisons are resolved.")
+    if invalid := sum(cell.num_invalid for cell in cells):
+        lines.append(f"In {invalid} windows the generator was late: their latencies are too high for every system.")
+    differing = [
+        f"{cell.workload.name} {cell.load:g}"
+        for cell in cells
+        if (same := cell.comparisons[-1].interval) is not None and not same.low <= 1 <= same.high
+    ]
+    if differing:
+        lines.append(f"A system differs from itself in {', '.join(differing)}.")
+    commits = {window.commit for cell in cells for turn in cell.turns.values() for window in turn.windows}
+    if len(commits) > 1:
+        lines.append(f"The windows are of several commits: {', '.join(sorted(commits))}.")
+    return lines
 
 
-def title(name: str, rate: float | None) -> str:
-    """The title of a workload's table."""
-    return f"{name}, latencies at " + ("the rate that each one met" if rate is None else f"{rate:g} req/s")
+def as_markdown(cells: Sequence[Cell], stopped: str) -> str:
+    """Two tables a workload, and what was not resolved."""
+    parts = ["\n".join(summary_lines(cells, stopped))]
+    for workload, of_it in _by_workload(cells).items():
+        found = of_it[0].workload
+        parts += [
+            f"## {workload}\n\n`{found.spec}`, {found.slo}, capacity {found.capacity:g} req/s",
+            markdown.table(_FIGURES, figure_rows(of_it), left=(0, 1)),
+            markdown.table(_COMPARED, comparison_rows(of_it), left=(0, 1, 5)),
+        ]
+    return "\n\n".join([*parts, NOTE]) + "\n"
 
 
-def write_outcome(out: Path, measured: Mapping[str, Sequence[Candidate]]) -> str:
-    """Each workload's `report.html` about its systems' best, and `outcome.md` about all of them; returns its text."""
-    parts = []
-    for workload, candidates in measured.items():
-        if not candidates:
-            continue
-        best = best_of_each_system(candidates)
-        rate = common_rate(best)
-        config = candidates[0].sweep.config
-        parts.append(
-            f"## {title(workload, rate)}\n\n`{config.workload}`, {config.slo}, seed {config.seed}\n\n"
-            f"{table(COLUMNS, outcome_rows(candidates, rate))}\n"
-        )
-        sweeps = {f"{e.system.title}, chunks of {e.chunk_len}": e.sweep.as_json() for e in best}
-        write_text(out / workload / REPORT, render_sweeps(workload, sweeps))
-    text = "\n".join([*parts, NOTE + "\n"])
-    write_text(out / "outcome.md", text)
+def as_page(cells: Sequence[Cell], title: str, origin: str, stopped: str) -> str:
+    """The same as a page, with the intervals drawn."""
+    parts = [f"<p>{escape(line)}</p>" for line in summary_lines(cells, stopped)]
+    for workload, of_it in _by_workload(cells).items():
+        parts += [
+            f"<h2>{workload}</h2>",
+            f'<p class="dim">{escape(of_it[0].workload.spec)} · {of_it[0].workload.slo}</p>',
+            interval_chart(f"Ratios of goodput, {workload}", _bars(of_it)),
+            report.table(_FIGURES, figure_rows(of_it)),
+            report.table(_COMPARED, comparison_rows(of_it)),
+        ]
+    return report.page(title, origin, [*parts, f'<p class="dim">{NOTE}</p>'])
+
+
+def results(design: Design, cells: Sequence[Cell]) -> list[Result]:
+    """`WORKLOAD LOAD SYSTEM: goodput` for each system, with its attainment as the fraction of the offered rate. The
+    adaptive system has its ratio to the best fixed one, the second turn of a system that to its first."""
+    rows = []
+    fixed = [system.name for system in design.fixed]
+    for cell in cells:
+        for turn in cell.turns.values():
+            name = f"{cell.workload.name} {cell.load:g} {turn.name}"
+            peer = None
+            if design.adaptive is not None and turn.name == design.adaptive.name:
+                peer = cell.best_fixed(fixed)
+            elif turn.name.endswith(AGAIN):
+                peer = cell.turns[design.collocated.name]
+            interval = None if peer is None else _interval(turn, peer)
+            rows.append(
+                Result(
+                    f"{name}: goodput",
+                    turn.goodput,
+                    "req/s",
+                    limit=turn.num_requests / turn.window_s,
+                    fraction=turn.attainment,
+                    peer=None if peer is None else peer.name,
+                    ratio=None if interval is None else interval.ratio,
+                    low=None if interval is None else interval.low,
+                    high=None if interval is None else interval.high,
+                )
+            )
+            rows.append(Result(f"{name}: requests", turn.num_requests, "requests"))
+            for key, percent in (("ttft", 50), ("ttft", 99), ("tpot", 50), ("tpot", 99), ("itl", 99)):
+                if (value := turn.latency(key, percent)) is not None:
+                    rows.append(Result(f"{name}: {key.upper()} p{percent}", value, "ms"))
+    return rows
+
+
+def write_outcome(path: Path, design: Design, cells: Sequence[Cell], origin: str, stopped: str) -> str:
+    """The JSON file, and its neighbours `.md` and `.html`; returns the Markdown."""
+    text = as_markdown(cells, stopped)
+    write(path, results(design, cells))
+    write_text(path.with_suffix(".md"), text)
+    title = ", ".join(design.turns[name].name for name in _compared(design))
+    write_text(path.with_suffix(".html"), as_page(cells, title, origin, stopped))
     return text
 
 
-def write_figures(path: Path, measured: Mapping[str, Sequence[Candidate]]) -> None:
-    """The format of every benchmark's results, `{"machine": …, "commit": …, "results": […]}`.
-
-    Disaggregated goodput has the best collocated baseline as its peer.
-    """
-    results = []
-    for workload, candidates in measured.items():
-        best = best_of_each_system(candidates)
-        rate = common_rate(best)
-        baseline = max((e for e in best if e.system.mode == "collocated"), key=lambda e: e.goodput, default=None)
-        for candidate in best:
-            name = f"{workload}, {candidate.system.title}, chunks of {candidate.chunk_len}"
-            peer = baseline if candidate.system.mode == "disaggregated" else None
-            ratio = candidate.goodput / peer.goodput if peer is not None and peer.goodput else None
-            results.append(
-                Result(
-                    f"{name}: max goodput",
-                    candidate.goodput,
-                    "req/s",
-                    peer=None if peer is None else peer.system.title,
-                    ratio=ratio,
-                )
-            )
-            at = _rate_of(candidate, rate)
-            figures = _row_at(candidate, at) or {}
-            for key, latency in _LATENCIES:
-                if (value := figures.get(key)) is not None:
-                    results.append(Result(f"{name}: {latency} at {at:g} req/s", value, "ms"))
-    write(path, results)
+def _by_workload(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
+    found: dict[str, list[Cell]] = {}
+    for cell in cells:
+        found.setdefault(cell.workload.name, []).append(cell)
+    return found
 
 
-def _rate_of(candidate: Candidate, common: float | None) -> float | None:
-    own = None if candidate.best is None else candidate.best.rate
-    return own if common is None else common
-
-
-def _row_at(candidate: Candidate, rate: float | None) -> Mapping[str, float | None] | None:
-    return next((row for row in candidate.sweep.rows if row["rate"] == rate), None)
-
-
-def _goodput(point: Point | None) -> str:
-    return "none" if point is None else number(point.goodput)
+def _bars(cells: Sequence[Cell]) -> list[Bar]:
+    return [
+        Bar(f"{cell.load:g}: {made.of.name} / {made.to.name}", made.interval, made.verdict is None)
+        for cell in cells
+        for made in cell.comparisons
+        if made.interval is not None
+    ]

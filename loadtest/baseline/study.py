@@ -1,223 +1,278 @@
-"""Measures every system under every workload, with every chunk budget, within a given time."""
+"""Measures every system under the same windows of requests, in turns, within a given time."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from loadtest.baseline.calibration import NUM_REQUESTS, Alone, Sample
-from loadtest.baseline.interleaved import Candidate, InterleavedSearch, best_of_each_system, rate_for_all
-from loadtest.baseline.systems import SYSTEMS, System, make_cluster
-from loadtest.commands import measure_into, measure_plan, write_sweep
-from loadtest.config import LoadConfig, Traffic
-from loadtest.rate_search import Point, SearchSpace
-from loadtest.results import prepare_folder
-from loadtest.run import RunResult, plan_run
+from loadtest.baseline.calibration import (
+    CAPACITY_S,
+    NUM_REQUESTS,
+    USERS_A_WORKER,
+    Sample,
+    best_of,
+    capacity_from,
+    targets_from,
+)
+from loadtest.baseline.fleet import Fleet
+from loadtest.baseline.systems import Candidate, System
+from loadtest.baseline.windows import Calibrated, Study, Window, WindowFile
+from loadtest.baseline.workloads import WindowSize, run_config, seed_of, window_plan, with_other_prompts, write_trace
+from loadtest.commands import measure_plan
+from loadtest.config import Traffic
+from loadtest.records import RequestRecord
+from loadtest.run import Plan, RunResult, plan_run
 from loadtest.schedule import Limits
-from loadtest.slo import format_ms
-from loadtest.sweep import Sweep
-from loadtest.tables import point_text
+from loadtest.slo import Slo
+from loadtest.summary import invalid_reasons
+from shared.errors import WorkerLost
 
-
-@dataclass(slots=True)
-class Budget:
-    """A time budget. All times are seconds of the caller's clock."""
-
-    ends_s: float
-    weights: list[float]
-    """Relative share of the time of each search, in order."""
-    reserved_s: list[float] = field(default_factory=list)
-    """Time between searches without measurements, one entry for each remaining occurrence."""
-
-    def next_deadline(self, now_s: float) -> float:
-        """When the next search has to end. Time that a search did not need goes to the later ones."""
-        weight = self.weights.pop(0)
-        left_s = self.ends_s - now_s - sum(self.reserved_s)
-        return now_s + max(left_s, 0.0) * weight / (weight + sum(self.weights))
-
-
-_FEW_REQUESTS = 8
+TIME = "time"
+"""In place of a chunk budget: chunks as large as the router's target for TPOT allows."""
+AGAIN = "-again"
+"""Ends the name of a system's second turn in a round."""
+_BETWEEN_S = 1.0
+"""Between two windows, before any was measured: resuming a cluster, a warm-up request, the last answers."""
 _STOP_S = 10.0
-"""Time to stop the clusters and write the report. Seconds."""
-_LATER_CHUNKS_WEIGHT = 0.4
-"""Time of a further search relative to a first one: mostly one point shows that another chunk budget is not better."""
+"""To stop the clusters and write the report."""
 
 
 @dataclass(frozen=True, slots=True)
-class Study:
-    """The configuration of a study."""
+class Design:
+    """What a study is to measure."""
 
-    model: Path
-    configs: Sequence[tuple[str, LoadConfig]]
-    """A folder's name and a config without a target, for each workload."""
-    space: SearchSpace
-    start_rate: float | None
-    """First rate, requests per second; None: calibrated."""
-    chunk_lens: Sequence[int]
-    """Chunk budgets to try, in tokens a step."""
-    num_kv_blocks: int
-    """Blocks of all workers of a system together."""
-    out: Path
-    budget_s: float
-    """Time for everything, including the start of the clusters."""
+    workloads: Mapping[str, str]
+    """Specs by name."""
+    loads: Sequence[float]
+    """Shares of the capacity."""
+    collocated: System
+    splits: Sequence[System]
+    """The other fixed systems."""
+    adaptive: System | None
+    """Compared with the best fixed one; it knows the targets."""
+    chunks: Sequence[str]
+    """Budgets to try for every fixed system, or TIME."""
+    rounds: int
+    size: WindowSize
+    slo: Slo | None
+    """None: calibrated, for each workload."""
+    seed: int
+    vocab_size: int
+    commit: str
+    traces: Path | None = None
+    capacity_s: float = CAPACITY_S
+    """How long requests are offered to measure the capacity."""
+
+    @property
+    def fixed(self) -> tuple[System, ...]:
+        """The systems that decide nothing."""
+        return (self.collocated, *self.splits)
+
+    @property
+    def turns(self) -> dict[str, System]:
+        """The systems of a round by the names of their turns. The collocated one has two, as far apart as can be."""
+        adaptive = [] if self.adaptive is None else [self.adaptive]
+        named = {system.name: system for system in (self.collocated, *adaptive, *self.splits)}
+        return {**named, self.collocated.name + AGAIN: self.collocated}
+
+
+def in_order(turns: Sequence[str], number: int) -> Sequence[str]:
+    """A round's turns: A B C, then C B A, so that a drift that is even over two rounds favours none."""
+    return turns if number % 2 == 0 else turns[::-1]
 
 
 @dataclass(slots=True)
-class _Workload:
-    """A workload and its candidates so far."""
+class Conductor:
+    """Runs a study; what it measures goes to `study` and `file` at once."""
 
-    name: str
-    config: LoadConfig
-    space: SearchSpace
-    candidates: list[Candidate]
+    design: Design
+    study: Study
+    file: WindowFile
+    fleet: Fleet
+    stop: asyncio.Event
+    stopped: str = ""
+    """Why it ended early; empty if it did not."""
+    _cost_s: dict[tuple[str, float], float] = field(default_factory=dict)
+    """The longest round of a cell so far."""
 
+    async def run(self, budget_s: float) -> None:
+        """Measures until all rounds are there or the time is over; each workload has an even part of what is left
+        when it is calibrated."""
+        ends_s = time.perf_counter() + budget_s - _STOP_S
+        names = list(self.design.workloads)
+        for number, name in enumerate(names):
+            if not self._ended:
+                await self._workload(name, ends_s, len(names) - number)
 
-async def run_study(study: Study, stop: asyncio.Event) -> dict[str, list[Candidate]]:
-    """Measures all systems with all chunk budgets, by workload; if `stop` is set, ends early with the results so far.
+    @property
+    def _ended(self) -> bool:
+        if self.stop.is_set() and not self.stopped:
+            self.stopped = "stopped by the user"
+        return bool(self.stopped)
 
-    All systems of a chunk budget run at once and are measured in turns. The search for the first chunk budget starts
-    at the calibrated rate, those for the others at the best result of each system.
-    """
-    started_s = time.perf_counter()
-    workloads = [_Workload(name, config, study.space, []) for name, config in study.configs]
-    first, *later = [study.chunk_lens[0], *study.chunk_lens[1:]]
-    budget = Budget(
-        ends_s=started_s + study.budget_s - _STOP_S,
-        weights=[1.0] * len(workloads) + [_LATER_CHUNKS_WEIGHT] * len(later) * len(workloads),
-    )
-    for chunk_len in (first, *later):
-        begun_s = time.perf_counter()
-        if chunk_len != first and not _time_for_more(study, budget, begun_s):
-            print(f"chunks of {chunk_len} are skipped: the time is up", flush=True)
-            break
-        async with AsyncExitStack() as stack:
-            addresses = {}
-            for system in SYSTEMS:
-                if stop.is_set():
-                    break
-                cluster = make_cluster(system, study.model, chunk_len, study.num_kv_blocks, study.out)
-                addresses[system.name] = (await stack.enter_async_context(cluster)).http
-            if stop.is_set():
+    async def _workload(self, name: str, ends_s: float, num_left: int) -> None:
+        found = self.study.workloads.get(name) or await self._calibrate(name)
+        if found is None:
+            return
+        # Its part begins here: the first one's calibration started clusters for all.
+        begins_s = time.perf_counter()
+        deadline_s = begins_s + max(ends_s - begins_s, 0.0) / num_left
+        print(f"{name}: {found.spec}, {found.slo}, capacity {found.capacity:g} req/s, chunks {_listed(found.chunks)}")
+        candidates = {turn: self._candidate(found, system) for turn, system in self.design.turns.items()}
+        while await self._next_rounds(found, candidates, deadline_s):
+            pass
+        # The next workload has other targets, and may take other chunks.
+        await self.fleet.keep({candidate for candidate in self._tried() if candidate.slo is None})
+
+    async def _next_rounds(self, found: Calibrated, candidates: Mapping[str, Candidate], deadline_s: float) -> bool:
+        """One more round of each load for which there is time; whether there was any."""
+        measured = False
+        for load in self.design.loads:
+            number = self.study.next_round(found.name, load, list(candidates))
+            guess_s = len(candidates) * (self.design.size.seconds(load * found.capacity) + _BETWEEN_S)
+            cost_s = self._cost_s.get((found.name, load), guess_s)
+            if self._ended or number >= self.design.rounds or time.perf_counter() + cost_s > deadline_s:
+                continue
+            begun_s = time.perf_counter()
+            measured |= await self._round(found, load, number, candidates)
+            took_s = time.perf_counter() - begun_s
+            self._cost_s[found.name, load] = max(self._cost_s.get((found.name, load), 0.0), took_s)
+        return measured
+
+    async def _round(self, found: Calibrated, load: float, number: int, candidates: Mapping[str, Candidate]) -> bool:
+        """Every turn of a round that is missing; False where it was stopped."""
+        design = self.design
+        seed = seed_of(design.seed, found.name, number)
+        plan = window_plan(found.spec, found.slo, load * found.capacity, design.size, seed, design.vocab_size)
+        if design.traces is not None and plan.schedule is not None:
+            write_trace(design.traces / f"{found.name}-{load:g}-{number}.jsonl", plan.schedule)
+        counts = []
+        for turn in in_order(list(candidates), number):
+            if self.study.has(found.name, load, number, turn):
+                continue
+            place = f"{found.name} {load:g} {turn}, round {number + 1}"
+            result = await self._measured(candidates[turn], plan, place)
+            if result is None:
+                return False
+            place_of = {"workload": found.name, "load": load, "round": number, "turn": turn}
+            chunk = found.chunks.get(candidates[turn].system.name, TIME)
+            window = Window.of(result, found.slo, chunk=chunk, commit=design.commit, **place_of)
+            self.file.add_window(window)
+            self.study.windows.append(window)
+            counts.append(f"{turn} {window.good.count('1')}{'' if window.valid else ' (invalid)'}")
+        offered = 0 if plan.schedule is None else plan.schedule.num_requests
+        print(f"  {load:g}, round {number + 1} of {design.rounds}, good of {offered}: {', '.join(counts)}", flush=True)
+        return True
+
+    async def _measured(self, candidate: Candidate, plan: Plan, place: str) -> RunResult | None:
+        """One window; once more if the generator was late, as another process may have taken its core for a moment.
+        None where it was stopped, with the reason in `stopped`."""
+        result = None
+        for attempt in range(2):
+            if self._ended:
+                return None
+            tokens_seed = seed_of(self.design.seed, place, attempt)
+            async with self.fleet.awake(candidate) as target:
+                asked = with_other_prompts(plan, tokens_seed)
+                asked = replace(asked, config=replace(asked.config, target=target, label=place))
+                result = await measure_plan(asked, "", self.stop, title=place, log=False)
+            if result.stopped:
+                self.stopped = result.stopped
+                return None
+            if not invalid_reasons(result):
                 break
-            if chunk_len == first:
-                # Expect the next start to take as long.
-                budget.reserved_s = [time.perf_counter() - begun_s] * len(later)
-                for workload in workloads:
-                    await _calibrate(study, workload, addresses, stop)
-            else:
-                budget.reserved_s.pop()
-            for workload in workloads:
-                if not stop.is_set():
-                    await _measure_workload(study, workload, chunk_len, addresses, budget, stop)
-    return {workload.name: [e for e in workload.candidates if e.sweep.points] for workload in workloads}
+        return result
+
+    async def _calibrate(self, name: str) -> Calibrated | None:
+        """Targets, capacity and chunk budgets of a workload; None where it was stopped."""
+        design, spec = self.design, self.design.workloads[name]
+        chunks = [chunk for chunk in design.chunks if chunk != TIME]
+        first = Candidate(design.collocated, int(chunks[-1]) if chunks else None)
+        slo = design.slo
+        if slo is None:
+            alone = await self._closed(first, spec, name, 1, Limits(num_requests=NUM_REQUESTS))
+            if alone is None:
+                return None
+            slo = targets_from(alone.records)
+        users = USERS_A_WORKER * design.collocated.num_workers
+        busy = await self._closed(first, spec, name, users, Limits(duration_s=design.capacity_s))
+        if busy is None:
+            return None
+        capacity = capacity_from(busy.records, busy.duration_s)
+        best = await self._best_chunks(Calibrated(name, spec, slo, capacity, {}))
+        if best is None:
+            return None
+        found = Calibrated(name, spec, slo, capacity, best)
+        self.file.add_workload(found)
+        self.study.workloads[name] = found
+        return found
+
+    async def _closed(self, candidate: Candidate, spec: str, name: str, users: int, limits: Limits) -> RunResult | None:
+        seed = seed_of(self.design.seed, name, users)
+        config = run_config(spec, None, Traffic(concurrency=users), limits, seed, self.design.vocab_size)
+        plan = plan_run(config)
+        if users == 1:
+            plan = replace(plan, workload=Sample(plan.workload))
+        return await self._measured(candidate, plan, f"{name}, {users} at a time")
+
+    async def _best_chunks(self, found: Calibrated) -> dict[str, str] | None:
+        """Each fixed system's best chunk budget, by one window at the highest load; None where it was stopped."""
+        design = self.design
+        if len(design.chunks) == 1:
+            return dict.fromkeys((system.name for system in design.fixed), design.chunks[0])
+        rate = max(design.loads) * found.capacity
+        seed = seed_of(design.seed, found.name, "chunks")
+        plan = window_plan(found.spec, found.slo, rate, design.size, seed, design.vocab_size)
+        best = {}
+        for system in design.fixed:
+            tried: dict[str, Sequence[RequestRecord]] = {}
+            for chunk in design.chunks:
+                candidate = self._with_chunk(system, chunk, found.slo)
+                result = await self._measured(candidate, plan, f"{found.name} {candidate.name}")
+                if result is None:
+                    return None
+                tried[chunk] = result.records
+            best[system.name] = best_of(tried, found.slo)
+        return best
+
+    def _candidate(self, found: Calibrated, system: System) -> Candidate:
+        if system == self.design.adaptive:
+            return Candidate(system, slo=found.slo)
+        return self._with_chunk(system, found.chunks[system.name], found.slo)
+
+    def _with_chunk(self, system: System, chunk: str, slo: Slo) -> Candidate:
+        return Candidate(system, slo=slo) if chunk == TIME else Candidate(system, int(chunk))
+
+    def _tried(self) -> list[Candidate]:
+        """The fixed systems with chunk budgets, which serve every workload alike."""
+        return [
+            Candidate(system, int(chunk))
+            for system in self.design.fixed
+            for chunk in self.design.chunks
+            if chunk != TIME
+        ]
 
 
-def _time_for_more(study: Study, budget: Budget, now_s: float) -> bool:
-    """Whether another start of the clusters and one point each fit."""
-    points_s = sum(config.limits.duration_s or 0.0 for _, config in study.configs) * len(SYSTEMS)
-    return now_s + budget.reserved_s[-1] + points_s <= budget.ends_s
+async def run_study(
+    design: Design, study: Study, file: WindowFile, fleet: Fleet, budget_s: float, stop: asyncio.Event
+) -> str:
+    """Measures what the study lacks; returns why it ended early, empty if it did not.
+
+    Raises what a start of the clusters raises, and WorkerLost where nothing could be measured.
+    """
+    conductor = Conductor(design, study, file, fleet, stop)
+    try:
+        async with fleet:
+            await conductor.run(budget_s)
+    except WorkerLost as error:
+        if not study.windows:
+            raise
+        return error.message
+    return conductor.stopped
 
 
-async def _measure_workload(
-    study: Study,
-    workload: _Workload,
-    chunk_len: int,
-    addresses: dict[str, str],
-    budget: Budget,
-    stop: asyncio.Event,
-) -> None:
-    """Measures one workload with one chunk budget."""
-    earlier = {candidate.system.name: candidate for candidate in best_of_each_system(workload.candidates)}
-    candidates = []
-    for system in SYSTEMS:
-        space = workload.space
-        if system.name in earlier:
-            space = _space_above(space, earlier[system.name])
-        candidates.append(_candidate(study, workload, system, chunk_len, addresses[system.name], space, stop))
-    workload.candidates += candidates
-    asked = f"{workload.config.workload}, {workload.config.slo}"
-    print(f"{workload.name}, chunks of {chunk_len}: {asked}", flush=True)
-
-    def on_point(candidate: Candidate, point: Point) -> None:
-        write_sweep(candidate.folder, candidate.sweep)
-        name = f"  {candidate.system.title}: {point.rate:g} req/s"
-        print(point_text(name, point, candidate.sweep.rows[-1]), flush=True)
-
-    point_s = workload.config.limits.duration_s or 0.0
-    search = InterleavedSearch(candidates, on_point, point_s)
-    deadline_s = budget.next_deadline(time.perf_counter())
-    if not earlier:
-        await search.search(deadline_s, points_after=len(candidates) - 1)
-        await search.at_rate(rate_for_all(candidates))
-        return
-    await search.search(deadline_s)
-    better = [candidate for candidate in candidates if candidate.goodput > earlier[candidate.system.name].goodput]
-    await InterleavedSearch(better, on_point, point_s).at_rate(rate_for_all(list(earlier.values())))
-
-
-def _space_above(space: SearchSpace, best: Candidate) -> SearchSpace:
-    """A search from just above a system's limit: one point there shows whether another chunk budget is better."""
-    if best.best is None:
-        return space
-    higher = min(float(f"{best.best.rate * (1 + space.tolerance):.4g}"), space.max_rate)
-    return replace(space, start_rate=higher, min_rate=higher)
-
-
-def _candidate(
-    study: Study,
-    workload: _Workload,
-    system: System,
-    chunk_len: int,
-    address: str,
-    space: SearchSpace,
-    stop: asyncio.Event,
-) -> Candidate:
-    folder = study.out / workload.name / f"{system.name}-chunk-{chunk_len}"
-    prepare_folder(folder)
-    label = f"{system.title}, chunks of {chunk_len}"
-
-    async def run_point(point_config: LoadConfig, name: str) -> RunResult:
-        return await measure_into(folder / name, point_config, "", stop, title=f"{label}, {name}", log=False)
-
-    config = replace(workload.config, target=f"http://{address}", label=label)
-    return Candidate(system, chunk_len, folder, Sweep(config, space), run_point)
-
-
-async def _calibrate(study: Study, workload: _Workload, addresses: dict[str, str], stop: asyncio.Event) -> None:
-    """Sets the targets and the first rate if they are not given, by one request at a time on half the machine."""
-    if stop.is_set() or (workload.config.slo is not None and study.start_rate is not None):
-        return
-    pair = next(system for system in SYSTEMS if system.name == "collocated-2")
-    config = replace(
-        workload.config,
-        target=f"http://{addresses[pair.name]}",
-        traffic=Traffic(concurrency=1),
-        limits=Limits(num_requests=NUM_REQUESTS),
-    )
-    plan = plan_run(config)
-    sample = replace(plan, workload=Sample(plan.workload))
-    result = await measure_plan(sample, "", stop, title=f"{workload.name}, calibration", log=False)
-    if result.stopped:
-        return
-    alone = Alone.of(result.records)
-    slo = workload.config.slo or alone.slo()
-    rate = study.start_rate or alone.start_rate(pair.num_workers)
-    workload.config = replace(workload.config, slo=slo, traffic=workload.config.traffic.with_rate(rate))
-    workload.space = replace(workload.space, start_rate=rate, min_rate=min(workload.space.min_rate, rate))
-    tpot = "" if alone.tpot_s is None else f", TPOT p50 {format_ms(alone.tpot_s)}"
-    print(
-        f"{workload.name}, one request at a time: TTFT at most {format_ms(alone.ttft_s)}{tpot}, "
-        f"E2E mean {format_ms(alone.e2e_s)}; targets {slo}, from {rate:g} req/s",
-        flush=True,
-    )
-    expected = rate * (workload.config.limits.duration_s or 0.0)
-    if expected < _FEW_REQUESTS:
-        print(
-            f"only some {expected:.0f} requests a point: a share of 90 % is imprecise; "
-            "use a longer --duration or a smaller --shape",
-            flush=True,
-        )
+def _listed(chunks: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {chunk}" for name, chunk in chunks.items())

@@ -1,11 +1,13 @@
-"""The compared systems, each with all of the machine's cores and the same memory for KV."""
+"""The compared systems: the same number of workers on the same cores, used in different ways."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from loadtest.rig.cluster import Extras, local_cluster
+from loadtest.slo import Slo
 from services.local.cluster import LocalCluster
 from shared.settings.common import Mode
 
@@ -14,36 +16,88 @@ _WORKER_NICENESS = 5
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """One way to use the cores."""
+    """One way to use the workers."""
 
     name: str
-    title: str
+    """Without spaces, as the results have it."""
     mode: Mode
     num_prefill: int
     num_decode: int
 
     @property
     def num_workers(self) -> int:
-        """Number of workers; they share cores and blocks evenly."""
+        """Number of workers; they share the cores evenly."""
         return self.num_prefill + self.num_decode
 
 
-SYSTEMS = (
-    System("disaggregated", "1 prefill + 1 decode", "disaggregated", 1, 1),
-    System("collocated-2", "2 collocated", "collocated", 0, 2),
-    System("collocated-1", "1 collocated, all cores", "collocated", 0, 1),
-)
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A system with its settings: what one cluster is started with."""
+
+    system: System
+    chunk_len: int | None = None
+    """Chunk budget, tokens a step; None: the workers' own."""
+    slo: Slo | None = None
+    """Targets that the router and its workers know; None: they have none."""
+
+    @property
+    def name(self) -> str:
+        """For folders and logs."""
+        parts = [self.system.name, *([] if self.chunk_len is None else [f"chunk-{self.chunk_len}"])]
+        slo = self.slo
+        if slo is not None:
+            parts.append(f"ttft-{1e3 * (slo.ttft_s or 0):g}-tpot-{1e3 * (slo.tpot_s or 0):g}")
+        return "-".join(parts)
 
 
-def make_cluster(system: System, model: Path, chunk_len: int, num_kv_blocks: int, out: Path) -> LocalCluster:
-    """A cluster that has not been started, on free ports, with its logs under `out`; `num_kv_blocks` counts those of
-    all workers together."""
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What all systems run on."""
+
+    model: Path
+    device: str
+    num_kv_blocks: int
+    """Of each worker."""
+
+
+def disaggregated(num_prefill: int, num_workers: int) -> System:
+    """Workers with one role each."""
+    num_decode = num_workers - num_prefill
+    return System(f"{num_prefill}P+{num_decode}D", "disaggregated", num_prefill, num_decode)
+
+
+def collocated(num_workers: int) -> System:
+    """Workers that each serve whole requests."""
+    return System(f"{num_workers}-collocated", "collocated", 0, num_workers)
+
+
+def adaptive(num_workers: int) -> System:
+    """Workers with both roles, of which the router chooses one or two for each request."""
+    num_prefill = num_workers // 2
+    return System("auto", "auto", num_prefill, num_workers - num_prefill)
+
+
+def default_splits(num_workers: int) -> Sequence[int]:
+    """Prefill workers of the fixed splits: a quarter, half and three quarters of all, at least one."""
+    return sorted({min(max(1, round(num_workers * share)), num_workers - 1) for share in (0.25, 0.5, 0.75)})
+
+
+def make_cluster(candidate: Candidate, hardware: Hardware, folder: Path) -> LocalCluster:
+    """A cluster that has not been started, on free ports, with its logs under `folder`."""
+    system, slo = candidate.system, candidate.slo
+    chunk = () if candidate.chunk_len is None else ("--max-num-batched-tokens", str(candidate.chunk_len))
+    targets = [] if slo is None else [("ttft", slo.ttft_s), ("tpot", slo.tpot_s)]
     return local_cluster(
-        Extras(worker_flags=("--max-num-batched-tokens", str(chunk_len)), worker_niceness=_WORKER_NICENESS),
-        model=model,
+        Extras(
+            worker_flags=chunk,
+            router_flags=[f"--targets.{name}-s={value:g}" for name, value in targets if value is not None],
+            worker_niceness=_WORKER_NICENESS,
+        ),
+        model=hardware.model,
+        device=hardware.device,
         num_prefill=system.num_prefill,
         num_decode=system.num_decode,
         mode=system.mode,
-        num_kv_blocks=num_kv_blocks // system.num_workers,
-        state_dir=out / "clusters" / f"{system.name}-chunk-{chunk_len}",
+        num_kv_blocks=hardware.num_kv_blocks,
+        state_dir=folder / candidate.name,
     )

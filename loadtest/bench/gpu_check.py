@@ -99,7 +99,6 @@ def steps(figures: Path, python: str = sys.executable) -> list[CheckStep]:
         CheckStep("swap race", tests("-k", "swap"), 2),
         CheckStep("staging rate", bench("staging", "--device", "cuda", *written("staging")), 2),
         CheckStep("direct transfer", bench("gpu-direct", *written("gpu-direct")), 3, package="ucxx"),
-        CheckStep("flashinfer", bench("kernels", "--flashinfer", *written("flashinfer")), 6, package="flashinfer"),
     ]
 
 

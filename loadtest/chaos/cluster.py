@@ -88,7 +88,7 @@ class ChaosCluster:
 
     async def undrain_peers(self, timeout_s: float) -> None:
         """Returns when the peers take requests again, or after `timeout_s` seconds: a worker that was stopped or cut
-        off is told once it is back, one that was killed has forgotten it."""
+        off gets the command once it is back, a new process is not drained."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             status = await self._status(self._channels[0])

@@ -22,6 +22,8 @@ class Extras:
 
     worker_flags: Sequence[str] = ()
     """Further flags of every worker."""
+    router_flags: Sequence[str] = ()
+    """Further flags of every router."""
     store_flags: Sequence[str] = ()
     """Further flags of every store node."""
     worker_niceness: int = 0
@@ -58,4 +60,5 @@ class _Commands(TandemCommands):
         self, workers: Mapping[WorkerRole, Mapping[str, str]], kvstore: str, stores: str = "", number: int = 0
     ) -> Sequence[str]:
         """See ServiceCommands."""
-        return super().router(workers, kvstore if self._extras.indexed else "", stores, number)
+        command = super().router(workers, kvstore if self._extras.indexed else "", stores, number)
+        return [*command, *self._extras.router_flags]

@@ -27,6 +27,9 @@ class Result:
     peer: str | None = None
     ratio: float | None = None
     """Tandem's figure over the peer's, median of pairs; above 1 is better."""
+    low: float | None = None
+    """Between this and `high` the ratio lies with 95 % confidence."""
+    high: float | None = None
 
 
 class Report:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from loadtest.rig.command_line import Option, Out, call, choice, decimals, names
 from loadtest.rig.results import write
-from loadtest.simulator.fleet import WorkerSpec
+from loadtest.simulator.fleet import DECODE_CHUNK, PREFILL_CHUNK, WorkerSpec
 from loadtest.simulator.load import WORKLOADS, mean_rate, poisson, read_trace
 from loadtest.simulator.outcome import Outcome, Targets, outcome_table, results
 from loadtest.simulator.peers import PEERS
@@ -46,8 +46,6 @@ MODELS = {"llama-3-70b": LLAMA_3_70B, "llama-3-8b": LLAMA_3_8B, **SPARSE_MODELS}
 BLOCK_SIZE = 16
 MEMORY_SHARE = 0.9
 """Share of a GPU's memory for weights and KV."""
-PREFILL_CHUNK, DECODE_CHUNK = 8192, 512
-"""Token budgets of a step that workers on GPUs have by default: of prefill workers, and of all others."""
 NOISE = 0.03
 """Standard deviation of the logarithm of a step's time over the one predicted."""
 
@@ -59,7 +57,11 @@ class WorkerOptions:
     model: str = "llama-3-70b"
     device: str = "H200"
     gpus: int = 4
-    """Number of devices, taken as one that is so many times as fast."""
+    """Number of devices, taken as one with their speed in sum."""
+    slow_device: str = "L40S"
+    """Of the slower workers, where there are any."""
+    slow_share: float = 0.0
+    """Of each pool's workers."""
     steps: Path | None = None
     """Step times measured by bench-engine, or their coefficients; None = the roofline."""
     residuals: Path | None = None
@@ -149,8 +151,10 @@ def simulate_trace(
     model: Annotated[str, Option(help=", ".join(sorted(MODELS)))] = _WORKER.model,
     device: Annotated[str, Option(help=", ".join(GPUS))] = _WORKER.device,
     gpus: Annotated[
-        int, Option(help="devices a worker, as one that is so many times as fast; see --degrees")
+        int, Option(help="devices a worker, taken as one with their speed in sum; see --degrees")
     ] = _WORKER.gpus,
+    slow_device: Annotated[str, Option(help="of the slower workers of a mixed fleet")] = _WORKER.slow_device,
+    slow_share: Annotated[float, Option(help="share of each pool's workers that are slower")] = _WORKER.slow_share,
     degrees: Annotated[
         str, Option(help="a worker's ranks, tp=4,pp=2,ep=4: a device each, in place of --gpus; counts their sums")
     ] = "",
@@ -198,6 +202,8 @@ def simulate_trace(
         choice(model, "model", MODELS),
         choice(device, "device", GPUS),
         gpus,
+        choice(slow_device, "slow-device", GPUS),
+        slow_share,
         steps,
         residuals,
         noise,
@@ -253,13 +259,28 @@ def setup_of(
     else:
         groups = two_pools(fleet.prefill, fleet.decode, prefills, decodes)
     return Setup(
-        groups,
+        [part for group in groups for part in _mixed(group, worker, fleet.tpot_s)],
         Targets(fleet.ttft_s, fleet.tpot_s),
         num_routers=fleet.routers,
         peers_refuse=fleet.peers_refuse,
         tandem=TandemConfig(order=fleet.order, ttft_target_s=fleet.ttft_s, placement=config),
         seed=fleet.seed,
     )
+
+
+def _mixed(group: Group, worker: WorkerOptions, tpot_s: float) -> list[Group]:
+    """The group, with its share of slower workers."""
+    num_slow = round(group.count * worker.slow_share)
+    if not num_slow:
+        return [group]
+    slow = worker_spec(replace(worker, device=worker.slow_device, steps=None), worker.spread, tpot_s)
+    slow = replace(
+        slow,
+        tpot_target_s=group.worker.tpot_target_s,
+        max_num_batched_tokens=group.worker.max_num_batched_tokens,
+    )
+    parts = [replace(group, count=group.count - num_slow), Group(num_slow, slow, group.roles)]
+    return [part for part in parts if part.count]
 
 
 def worker_spec(worker: WorkerOptions, spread: Spread | None, tpot_s: float) -> WorkerSpec:

@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 from loadtest.simulator.clock import Clock
 from shared.engine.finish_reason import FinishReason
 from shared.engine.messages import NewToken, StepOutput
-from shared.engine.plan import SampledToken, StepPlan, StepResult
+from shared.engine.plan import SampledToken, StepPlan, StepResult, step_work
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from shared.engine.sequence import EngineSequence
-from shared.engine.step_work import step_work
 from shared.kv.hashing import extend_chain
 from shared.kv.pool import BlockPool, PoolEvents
 from shared.sizing.step_time import StepTimes, StepWork

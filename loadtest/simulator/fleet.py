@@ -10,6 +10,9 @@ from loadtest.simulator.clock import Clock
 from loadtest.simulator.prefix_index import PrefixIndex
 from shared.sizing.step_time import StepTimes, StepWork
 
+PREFILL_CHUNK, DECODE_CHUNK = 8192, 512
+"""Token budgets of a step that workers on GPUs have by default: of prefill workers, and of all others."""
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
@@ -22,7 +25,7 @@ class WorkerSpec:
     kv_bytes_per_token: int
     block_size: int = 16
     max_num_seqs: int = 256
-    max_num_batched_tokens: int = 8192
+    max_num_batched_tokens: int = PREFILL_CHUNK
     """Token budget of a step."""
     tpot_target_s: float = 0.0
     """See `SchedulerConfig`; 0 = steps are bounded by tokens alone."""

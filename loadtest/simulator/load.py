@@ -62,8 +62,8 @@ def at_rate(requests: Sequence[TraceRequest], rate: float, for_s: float) -> list
     """The first requests, as fast as to give the mean rate, for so many seconds; again from the beginning, with other
     prompts, where they are too few."""
     wanted = max(2, round(rate * for_s))
-    speedup = rate / mean_rate(requests)
-    span_s = requests[-1].at_s - requests[0].at_s + 1 / mean_rate(requests)
+    span_s = (requests[-1].at_s - requests[0].at_s) * len(requests) / (len(requests) - 1)
+    speedup = rate * span_s / len(requests)
     turns = -(-wanted // len(requests))
     first = min((run for request in requests for run in request.hash_ids), default=0)
     step = max((run for request in requests for run in request.hash_ids), default=0) - first + 1

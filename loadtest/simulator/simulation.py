@@ -18,6 +18,7 @@ from loadtest.simulator.tandem_router import TandemConfig, TandemRouter
 from loadtest.simulator.worker import Worker
 from loadtest.workloads.mooncake import BLOCK_LEN
 from loadtest.workloads.trace import TraceRequest
+from shared.errors import ConfigError
 from shared.identity import BOTH, DECODE, PREFILL, Roles, WorkerRole
 
 TANDEM, STATIC, COLLOCATED, AUTO = "tandem", "static", "collocated", "auto"
@@ -79,11 +80,11 @@ def play(trace: Sequence[TraceRequest], speedup: float, policy: str, setup: Setu
     """The requests with their results."""
     index = PrefixIndex(BLOCK_LEN, setup.worker.block_size)
     world = World(Clock(), index, setup.step_by_step, setup.seed, reports_times=policy == AUTO)
-    workers = {
-        worker.name: worker
-        for group in setup.groups
-        for worker in (Worker(world, f"{group.letter}{n}", group.worker, group.roles) for n in range(group.count))
-    }
+    workers: dict[str, Worker] = {}
+    for group in setup.groups:
+        for _ in range(group.count):
+            name = f"{group.letter}{sum(worker.roles == group.roles for worker in workers.values())}"
+            workers[name] = Worker(world, name, group.worker, group.roles)
 
     has_prefills = any(WorkerRole.PREFILL in group.roles for group in setup.groups)
     tandem = replace(setup.tandem, mode="auto" if policy == AUTO else "disaggregated" if has_prefills else "collocated")
@@ -97,6 +98,7 @@ def play(trace: Sequence[TraceRequest], speedup: float, policy: str, setup: Setu
 
     routers = [router(number) for number in range(setup.num_routers)]
     requests = from_trace(trace, speedup, world.index)
+    _check_room(requests, setup)
     rng = random.Random(setup.seed)
     for request in requests:
         world.clock.at(
@@ -112,3 +114,13 @@ def play(trace: Sequence[TraceRequest], speedup: float, policy: str, setup: Setu
         assert not worker.num_requests, f"{worker.name} holds {worker.num_requests} requests"
         assert not worker.engine.pool.num_used, f"{worker.name} lost {worker.engine.pool.num_used} blocks"
     return requests
+
+
+def _check_room(requests: Sequence[SimRequest], setup: Setup) -> None:
+    """Raises ConfigError for a request that fills more than a whole worker: a real one refuses it."""
+    longest = max(request.num_prompt_tokens + request.num_output_tokens for request in requests)
+    room = min(group.worker.num_blocks * group.worker.block_size for group in setup.groups)
+    if longest > room:
+        raise ConfigError(
+            f"the longest request takes {longest} tokens, a worker's blocks hold {room}", field="blocks", limit=room
+        )

@@ -18,8 +18,7 @@ from shared.engine.scheduler.config import SchedulerConfig
 from shared.engine.sequence import EngineSequence, Goal
 from shared.errors import Overloaded
 from shared.identity import BOTH, Roles
-from shared.kv.handoff.outgoing_block import OutgoingBlock
-from shared.kv.pool import BlockPool, PoolEvents
+from shared.kv.pool import BlockPool, OutgoingBlock, PoolEvents
 
 MAX_UNSENT_SHARE = 0.5
 """As `services/worker/host.py` has it."""

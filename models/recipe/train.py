@@ -25,11 +25,10 @@ if __package__ in (None, ""):
 from models.recipe import card  # noqa: E402
 from models.recipe.chat import BOS, EOS  # noqa: E402
 from models.recipe.corpus import Chapter, RecipeError, fetch, read_chapters  # noqa: E402
-from models.recipe.data import Rows, Split, chapter_text, split  # noqa: E402
+from models.recipe.data import Rows, Split, chapter_text, split, token_id, train_tokenizer, write_tokenizer  # noqa: E402  # noqa: E402
 from models.recipe.export import as_shipped, write_config, write_weights  # noqa: E402
 from models.recipe.network import Llama, Shape  # noqa: E402
 from models.recipe.optim import Optimizer  # noqa: E402
-from models.recipe.vocabulary import token_id, train_tokenizer, write_tokenizer  # noqa: E402
 
 TOKENS_PER_STEP = 4096
 LONG_SHARE = 0.12  # the last steps see rows of max_position tokens, so that long prompts work

@@ -25,6 +25,19 @@ _WHY = {
     "no_prefill": "prefilled where it decodes: no prefill worker was there",
 }
 
+_CAUSES = {
+    "drain": "its worker drains",
+    "preference": "its worker is wanted for prompts",
+    "rescue": "its worker was too slow",
+}
+_OUTCOMES = {
+    "": "under way",
+    "moved": "moved",
+    "carried": "went on there, for the old worker was lost",
+    "stayed": "stayed",
+    "ended": "ended first",
+}
+
 
 def explain(
     request_id: Annotated[str, typer.Argument(help="The answer's request id.")],
@@ -49,6 +62,18 @@ def explain(
         if decision.pairs:
             console.print()
             console.print(pair_table(decision.pairs))
+    for move in told.moves:
+        console.print(move_line(move), markup=False)
+
+
+def move_line(move: inference_pb2.AnswerMove) -> str:
+    """One move of the running answer on one line."""
+    outcome = _OUTCOMES.get(move.outcome, move.outcome)
+    why = f" ({move.error})" if move.error else ""
+    return (
+        f"move after {move.at_ms:.0f} ms: {move.source} -> {move.target}, {_CAUSES.get(move.cause, move.cause)}; "
+        f"{outcome}{why}" + (f" after {move.took_ms:.1f} ms" if move.outcome else "")
+    )
 
 
 def summary_line(decision: inference_pb2.PlacementDecision) -> str:

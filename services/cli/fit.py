@@ -9,17 +9,19 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+import yaml
 from rich.console import Console
 
-from services.cli.fit_values import not_yet, values_yaml
 from services.cli.fit_view import WORKERS_OF_TODAY, as_dict, degrees_as_dict, degrees_table, memory_table, show
 from services.cli.tables import console_of
 from shared.errors import ConfigError
 from shared.model.config.model_config import ModelConfig
+from shared.model.ranks.shard import MAX_DEGREE
 from shared.sizing.degrees import degree_fits
 from shared.sizing.devices import GPUS, device_name, gpu_of
+from shared.sizing.fit import Fit
 from shared.sizing.fit import fit as size_load
-from shared.sizing.load import Hardware, Load
+from shared.sizing.load import Hardware, Load, PoolFit
 from shared.sizing.measured_steps import measured
 from shared.sizing.shapes import (
     BYTES_PER_VALUE,
@@ -294,3 +296,54 @@ def _check(value: float, text: str, option: str, least: float, most: float, unit
             limit=least if value < least else most,
             value=text,
         )
+
+
+_QUANTIZED = ("fp8", "int8", "int4")
+_GPU_RESOURCE = {"MI300X": "amd.com/gpu"}
+
+
+def values_yaml(fit: Fit, uri: str) -> str:
+    """One pool where collocated serves the load better, else two. `uri` may be empty: then it is for the reader."""
+    pools = [fit.collocated] if fit.takes_one_pool and fit.collocated is not None else [fit.prefill, fit.decode]
+    model: dict[str, object] = {"uri": uri} if uri else {}
+    if uri.startswith(("hf://", "s3://")):  # what the Pods fetch needs room
+        model["size"] = f"{math.ceil(1.2 * 2 * fit.model.num_params / (1 << 30))}Gi"
+    content: dict[str, object] = {"model": model} if model else {}
+    content["pools"] = [_pool(pool, fit) for pool in pools]
+    head = ["# Written by `tandem fit`."]
+    if not uri:
+        head.append("# Set model.uri: hf://…, pvc://…, s3://… or /path.")
+    head += [f"# {line}" for line in not_yet(fit)]
+    return "\n".join(head) + "\n" + yaml.safe_dump(content, sort_keys=False)
+
+
+def not_yet(fit: Fit) -> list[str]:
+    """The parts of the fit that the chart refuses today, each with the option that avoids it."""
+    pools = [fit.prefill, fit.decode]
+    found = []
+    if (most := max(pool.gpus_each for pool in pools)) > MAX_DEGREE:
+        found.append(
+            f"a worker has at most {MAX_DEGREE} processes, this has up to {most}; the chart takes what --max-tensor "
+            f"{MAX_DEGREE} gives"
+        )
+    if fit.hardware.weights in _QUANTIZED:
+        found.append(
+            f"workers do not hold {fit.hardware.weights} weights yet; the chart takes what --weights bf16 gives"
+        )
+    return found
+
+
+def _pool(pool: PoolFit, fit: Fit) -> dict[str, object]:
+    weights = fit.hardware.weights
+    resource = _GPU_RESOURCE.get(pool.gpu, "nvidia.com/gpu")
+    entry: dict[str, object] = {
+        "name": pool.role,
+        "role": pool.role,
+        "replicas": pool.workers,
+        "parallelism": {"tensor": pool.spread.tensor, "pipeline": pool.spread.pipeline, "expert": pool.spread.expert},
+        "resources": {"limits": {resource: pool.gpus_each}},
+        "dtype": "bf16" if weights in _QUANTIZED else weights,
+    }
+    if weights in _QUANTIZED:
+        entry["quantization"] = weights
+    return entry

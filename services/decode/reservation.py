@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from services.worker.session import WorkerRequest
+from services.worker.attempt import WorkerRequest
 from shared.errors import TransferFailed
 from shared.kv.handoff.receive_handoff import HandoffReceiver, ReceivedHandoff, SenderLeft
 from shared.kv.handoff.stall import REPORT_EVERY_S

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from services.kvstore.availability import Availability
-from services.kvstore.counted_index import IndexCounters
+from services.kvstore.index.sweeper import SweepCounters
 from services.kvstore.resp.counted import BUCKETS_S, CountedRedis
+from services.kvstore.servicer import IndexCounters
 from services.kvstore.store_node import StoreNode
-from services.kvstore.sweeper import SweepCounters
 from services.kvstore.tiers.tier import BlockTier
 from shared.telemetry.metrics import Metric, Observed, counter, gauge, histogram
 

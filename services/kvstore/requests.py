@@ -6,8 +6,7 @@ from services.kvstore.tiers.disk import MAX_TENANT_BYTES
 from services.kvstore.tiers.pins import Pin
 from shared.errors import InvalidRequest
 from shared.identity import WorkerIdentity, WorkerRole
-from shared.kv_index.hash_lists import split_hashes
-from shared.kv_index.holders import EventStamp, Tier
+from shared.kv_index.holders import EventStamp, Tier, split_hashes
 from shared.rpc.convert import role_from_proto
 from shared.rpc.pb.tandem.v1 import kvstore_pb2, types_pb2
 

@@ -7,23 +7,22 @@ import contextlib
 import logging
 import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import grpc.aio
 
 from services.kvstore.availability import Availability
-from services.kvstore.counted_index import CountedIndex
-from services.kvstore.local_index_writer import LocalIndexWriter
+from services.kvstore.index.block_index import BlockIndex, ResyncNeeded
+from services.kvstore.index.redis_index import RedisIndex
+from services.kvstore.index.sweeper import Sweeper
 from services.kvstore.metrics import METRICS, NODE_METRICS, KVStoreSources
-from services.kvstore.redis_index import RedisIndex
 from services.kvstore.resp.counted import CountedRedis
 from services.kvstore.resp.open import redis_client
-from services.kvstore.servicer import SERVICE_NAME, KVStoreServicer
+from services.kvstore.servicer import SERVICE_NAME, CountedIndex, KVStoreServicer
 from services.kvstore.settings import KVStoreSettings
 from services.kvstore.store_node import NodeConfig, StoreNode
 from services.kvstore.store_servicer import SERVICE_NAME as STORE_SERVICE_NAME
 from services.kvstore.store_servicer import StoreServicer
-from services.kvstore.sweeper import Sweeper
 from services.kvstore.tiers.accounts import Quotas
 from shared.block_service.servicer import SERVICE_NAME as BLOCK_SERVICE_NAME
 from shared.block_service.servicer import BlockServicer
@@ -32,7 +31,7 @@ from shared.identity import WorkerIdentity, WorkerRole
 from shared.kernels.cpu.multilinear import fastest_sum
 from shared.kv.fleet_key import FleetKey, token_of
 from shared.kv.ucx import UcxTransfer
-from shared.kv_index.holders import Tier
+from shared.kv_index.holders import EventStamp, Tier, join_hashes
 from shared.kv_index.publisher import IndexPublisher
 from shared.rpc.fleet_identity import FleetGuard
 from shared.rpc.pb.tandem.v1 import kvstore_pb2_grpc
@@ -43,11 +42,50 @@ from shared.telemetry.tracing.tracer import Tracer
 
 logger = logging.getLogger(__name__)
 
-
+_UNSTAMPED = EventStamp(sequence=0, acknowledged=0)
 PROBE_INTERVAL_S = 0.5
 """Between two probes of Redis. Seconds."""
 SWEEP_INTERVAL_S = 5.0
 """Between two checks for workers that fell silent and for records to prune. Seconds."""
+
+
+class LocalIndexWriter:
+    """`IndexWriter` over an index in the same process."""
+
+    def __init__(self, index: BlockIndex, availability: Availability) -> None:
+        """Does not close its arguments."""
+        self._index = index
+        self._availability = availability
+
+    async def publish(
+        self, worker: WorkerIdentity, hashes: Sequence[bytes], tier: Tier = Tier.HOST, stamp: EventStamp = _UNSTAMPED
+    ) -> bool:
+        """See IndexWriter."""
+        return await self._change(self._index.publish, worker, hashes, tier, stamp)
+
+    async def remove(
+        self, worker: WorkerIdentity, hashes: Sequence[bytes], tier: Tier = Tier.HOST, stamp: EventStamp = _UNSTAMPED
+    ) -> bool:
+        """See IndexWriter."""
+        return await self._change(self._index.remove, worker, hashes, tier, stamp)
+
+    async def _change(
+        self,
+        call: Callable[[WorkerIdentity, Tier, bytes, EventStamp], Awaitable[int]],
+        worker: WorkerIdentity,
+        hashes: Sequence[bytes],
+        tier: Tier,
+        stamp: EventStamp,
+    ) -> bool:
+        self._availability.require()
+        try:
+            await call(worker, tier, join_hashes(hashes), stamp)
+        except ResyncNeeded:
+            return False
+        except StoreUnavailable:
+            self._availability.suspect()
+            raise
+        return True
 
 
 class KVStoreServer:

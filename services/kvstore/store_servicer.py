@@ -11,8 +11,7 @@ from services.kvstore.requests import pin_name_of, pin_of, tenant_of
 from services.kvstore.store_node import StoreNode
 from services.kvstore.tiers.stack import PinState, TierStack
 from services.kvstore.tiers.tier import BlockTier
-from shared.kv_index.hash_lists import split_hashes
-from shared.kv_index.holders import Tier
+from shared.kv_index.holders import Tier, split_hashes
 from shared.rpc.errors import answer
 from shared.rpc.pb.tandem.v1 import kvstore_pb2, kvstore_pb2_grpc
 

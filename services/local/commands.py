@@ -1,21 +1,29 @@
-"""The command line of each process of a local cluster."""
+"""The command line of each process of a local cluster, and the checks before any of them starts."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol
 
 from pydantic import BaseModel
 
+from services.kvstore.settings import KVStoreSettings
 from services.local.devices import ON_CPU, DeviceShare, share_devices
 from services.local.model_pools import ModelPools, PoolOptions
 from services.local.spec import ClusterSpec
+from services.router.configured import discovery_of
+from services.router.settings import RouterSettings
+from services.worker.settings import WorkerSettings
+from shared.config import ServiceSettings, load_settings
 from shared.cores.core_choice import CoreShare
 from shared.cores.topology import format_cpu_list
+from shared.environment import check_variables
 from shared.identity import WorkerRole
+from shared.model.ranks.shard import Degrees
 from shared.settings.group import values_in_common
 
 _SOME_ADDRESS = "127.0.0.1:1"
@@ -87,7 +95,7 @@ class TandemCommands:
     def check(self) -> None:
         """See ServiceCommands."""
         # Imported here: only a command that starts a cluster needs the settings of all services.
-        from services.local.checks import check_model, check_settings
+        from services.local.commands import check_model, check_settings
 
         plans = plan_workers(self._spec, [CoreShare((), 1)] * self._spec.num_processes)
         workers: dict[WorkerRole, dict[str, str]] = {}
@@ -211,7 +219,7 @@ def command_line(service: str, settings: type[BaseModel], values: Mapping[str, o
 
 def _settings_of(service: str) -> type[BaseModel]:
     # Imported here: only a command that starts a cluster needs the settings of all services.
-    from services.local.checks import SETTINGS
+    from services.local.commands import SETTINGS
 
     return SETTINGS[service]
 
@@ -268,3 +276,52 @@ def _joined(shares: Sequence[CoreShare]) -> CoreShare:
 def _those(stores: str, names: Collection[str]) -> str:
     """The nodes of these names, of a list name=host:port."""
     return ",".join(entry for entry in stores.split(",") if entry.partition("=")[0] in names)
+
+
+SETTINGS: Mapping[str, type[ServiceSettings]] = {
+    "kvstore": KVStoreSettings,
+    "prefill": WorkerSettings,
+    "decode": WorkerSettings,
+    "worker": WorkerSettings,
+    "router": RouterSettings,
+}
+"""By the module in `services` that each service is started from."""
+
+
+def check_settings(*, router: Sequence[str], worker: Sequence[str], kvstore: Sequence[str]) -> None:
+    """Reads the settings of three commands as the services will, the environment's among them.
+
+    Raises ConfigError naming the setting or the variable.
+    """
+    check_variables((RouterSettings, WorkerSettings, KVStoreSettings))
+    load_settings(KVStoreSettings, _flags(kvstore))
+    load_settings(WorkerSettings, _flags(worker))
+    settings = load_settings(RouterSettings, _flags(router))
+    settings.tls.check("tls", mutual=True)
+    settings.edge.tls.check("edge.tls", mutual=False)
+    discovery_of(settings)
+
+
+def check_model(folder: Path, splits: Iterable[Degrees] = ()) -> None:
+    """Reads what workers and routers read of a model folder before its weights, and the weights' headers.
+
+    `splits`: how its workers split it over processes. Blocking. Raises ModelLoadError, ConfigError.
+    """
+    # Imported here: most commands need neither.
+    from shared.model.config.model_config import ModelConfig
+    from shared.model.text.chat_template import ChatTemplate
+    from shared.model.text.tokenizer import Tokenizer
+    from shared.model.weights.safetensors_files import checkpoint_files
+
+    config = ModelConfig.load(folder)
+    for degrees in splits:
+        degrees.check(config)
+    tokenizer = Tokenizer.load(folder)
+    ChatTemplate.load(folder, tokenizer.special_tokens)
+    checkpoint_files(folder)
+
+
+def _flags(command: Sequence[str]) -> list[str]:
+    """The arguments of a command, without the interpreter and the module."""
+    first = next((i for i, argument in enumerate(command) if argument.startswith("--")), len(command))
+    return list(command[first:])

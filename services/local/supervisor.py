@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from shared.errors import TandemError
 
@@ -121,16 +121,18 @@ class Supervisor:
     async def _end(self, part: Part) -> str:
         """Waits for the end of a part, which it brings about where the part hangs."""
         ending = asyncio.create_task(part.ended())
-        hanging = asyncio.create_task(self._hang(part))
+        watching: list[asyncio.Task[Any]] = [ending]
+        if self._restart:
+            watching.append(asyncio.create_task(self._hang(part)))
         try:
-            await asyncio.wait({ending, hanging} if self._restart else {ending}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(watching, return_when=asyncio.FIRST_COMPLETED)
             if ending.done():
                 return ending.result()
             part.kill()
             return f"{await ending} after {self._hang_timeout_s:g} s without an answer"
         finally:
-            ending.cancel()
-            hanging.cancel()
+            for task in watching:
+                task.cancel()
 
     async def _hang(self, part: Part) -> None:
         """Returns once a part that has answered gives no answer for the hang's time-out."""

@@ -68,7 +68,8 @@ ROWS: Mapping[str, tuple[Panel, ...]] = {
             {
                 "refused {{when}}: {{cause}}": rate("tandem_refusals_total", "when", "cause"),
                 "again: {{cause}}": rate("tandem_retries_total", "cause"),
-                "moved {{phase}}: {{cause}}": rate("tandem_migrations_total", "phase", "cause"),
+                "went on elsewhere, {{phase}}: {{cause}}": rate("tandem_migrations_total", "phase", "cause"),
+                "answer to move ({{cause}}): {{outcome}}": rate("tandem_moves_total", "cause", "outcome"),
             },
         ),
         Panel("Calls by status", "reqps", {"{{status}}": rate("tandem_http_requests_total", "status")}),

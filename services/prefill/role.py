@@ -8,14 +8,15 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 
-from services.worker.session import Session, WorkerRequest
+from services.worker.attempt import WorkerRequest
+from services.worker.session import Session
 from services.worker.worker import HANDOFF_TIMEOUT_S, TakeCommand, Worker
 from shared.engine.messages import AbortSequence, Event, NewToken, ReleaseBlocks, SequenceFailed, StepOutput
 from shared.engine.sequence import Goal
 from shared.errors import InvalidRequest, PeerUnreachable, TandemError
-from shared.kv.handoff.outgoing_block import OutgoingBlock
 from shared.kv.handoff.shipment import Shipment
 from shared.kv.handoff.stall import STALLED_S, StallWatch
+from shared.kv.pool import OutgoingBlock
 from shared.kv.seal import Purpose
 from shared.kv.transfer import TICKET_BITS
 from shared.rpc.errors import to_proto

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from services.preflight.finding import Finding, fail, ok, warn
 from shared.errors import ModelLoadError
-from shared.kv.format import BYTES_PER_ELEMENT
-from shared.kv.layout import BlockLayout
+from shared.kv.layout import BYTES_PER_ELEMENT, BlockLayout
 from shared.model.config.folder import check_folder
 from shared.model.config.model_config import ModelConfig
 from shared.model.weights.safetensors_files import checkpoint_files

@@ -11,8 +11,7 @@ from services.router.cache.servicer import PrefixReader
 from services.router.configured import discovery_of
 from services.router.dispatch.dispatcher import Dispatcher
 from services.router.dispatch.prefix_lookup import PrefixLookup
-from services.router.edge.input_processor import InputProcessor
-from services.router.edge.model_names import ModelNames
+from services.router.edge.input_processor import InputProcessor, ModelNames
 from services.router.edge.tenants.rate_limits import RateLimits
 from services.router.edge.text.generation_defaults import NO_DEFAULTS, GenerationDefaults
 from services.router.placement.policy import Placement
@@ -83,7 +82,15 @@ class ServedModel:
             seed=zlib.crc32(settings.name.encode()),
         )
         self.requests = RequestLog(self.metrics, settings.judged_by)
-        self.dispatcher = Dispatcher(self.fleet, self.placement, self.lookup, settings.dispatch_config(), self.requests)
+        self.dispatcher = Dispatcher(
+            self.fleet,
+            self.placement,
+            self.lookup,
+            settings.dispatch_config(),
+            self.requests,
+            settings.moves,
+            settings.targets.tpot_s,
+        )
         self._show_figures()
         self.reader = PrefixReader(tokenizer, template)
         self.edge = InputProcessor(

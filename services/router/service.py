@@ -26,8 +26,7 @@ from services.router.fleet_servicer import FleetServicer
 from services.router.served_model import ServedModel, Surroundings
 from services.router.settings import RouterSettings
 from services.router.status.observer import Observer
-from services.router.views.explanation import explanation
-from services.router.views.request_info import request_info
+from services.router.views.explanation import explanation, request_info
 from services.router.views.traces.call_trace import CallTraces
 from shared.address import Address
 from shared.block_service.store_nodes import StoreNodes

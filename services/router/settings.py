@@ -13,6 +13,7 @@ from services.router.admission.settings import AdmissionSettings, QueueSettings
 from services.router.dispatch.waiting_room import DispatchConfig
 from services.router.edge.settings import EdgeSettings
 from services.router.picker.settings import PickerSettings
+from services.router.placement.move_settings import MoveSettings
 from services.router.placement.settings import PlacementSettings
 from services.router.views.attribution.settings import TargetSettings
 from services.router.views.attribution.verdict import Targets
@@ -91,6 +92,8 @@ class RouterSettings(
     """By what requests count as good in the status."""
     placement: PlacementSettings = PlacementSettings()
     """How workers are scored."""
+    moves: MoveSettings = MoveSettings()
+    """Answers that move to other decode workers."""
     suspect_after_s: float = Field(default=1.0, ge=0.05, le=60)
     """A worker that sends no heartbeat for this long, or whose engine hangs, gets no new work. Seconds."""
     give_up_after_s: float = Field(default=5.0, ge=0.1, le=600)

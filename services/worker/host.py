@@ -27,13 +27,12 @@ from services.worker.machine.cores import take_cores, take_share
 from services.worker.machine.pool_size import PoolNeed, most_blocks, pool_need
 from services.worker.machine.self_test import self_test
 from services.worker.settings import WorkerSettings
-from shared.engine.engine import Engine
+from shared.engine.engine import Engine, StepRunner
 from shared.engine.group.own_slices import SliceForm
 from shared.engine.messages import EngineDied, Event
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.runner.timed_runner import TimedRunner
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
-from shared.engine.step_runner import StepRunner
 from shared.errors import TandemError
 from shared.fingerprints import deterministic_fingerprint
 from shared.kernels.cpu.multilinear import fastest_sum
@@ -99,27 +98,39 @@ class EngineHost:
         """For structured output; as `model`, there once it is started."""
         self._group: RankGroup | None = None
         self._balance: ExpertBalance | None = None
+        self._unheard: list[Event] = []  # until `listen`; the engine emits little before its first command
+        self._on_event: Callable[[Event], None] = self._unheard.append
 
-    async def start(self, on_event: Callable[[Event], None], on_progress: Callable[[float, str], None]) -> None:
+    def listen(self, on_event: Callable[[Event], None]) -> None:
+        """`on_event` gets the engine's events on the event loop, in order: first those that came before this call."""
+        self._on_event = on_event
+        unheard, self._unheard = self._unheard, []
+        for event in unheard:
+            on_event(event)
+
+    def _take(self, event: Event) -> None:
+        self._on_event(event)
+
+    async def start(self, on_progress: Callable[[float, str], None]) -> None:
         """Loads the model and starts the engine thread and the transfer plane.
 
-        `on_event` gets the engine's events on the event loop, in order; `on_progress` gets (fraction, what).
+        `on_progress` gets (fraction, what).
         Raises ModelLoadError, ConfigError; then it is closed, and no rank of its group runs on.
         """
         try:
-            await self._start(on_event, on_progress)
+            await self._start(on_progress)
         except BaseException:
             await self.close()
             raise
 
-    async def _start(self, on_event: Callable[[Event], None], on_progress: Callable[[float, str], None]) -> None:
+    async def _start(self, on_progress: Callable[[float, str], None]) -> None:
         loop = asyncio.get_running_loop()
 
         def progress(loaded: int, total: int) -> None:
             loop.call_soon_threadsafe(on_progress, loaded / max(1, total), "loading weights")
 
         def emit(event: Event) -> None:
-            loop.call_soon_threadsafe(on_event, event)
+            loop.call_soon_threadsafe(self._take, event)
 
         if self.settings.degrees.num_ranks > 1:
             dtype, kernels = await asyncio.to_thread(check_group, self.settings)

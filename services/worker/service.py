@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import grpc.aio
 
 from services.worker.blocks.connector import KVConnector
 from services.worker.group.meeting.member import Member, start_member
 from services.worker.host import EngineHost
-from services.worker.session_server import SessionServer
+from services.worker.session import SessionServer
 from services.worker.settings import WorkerSettings
 from services.worker.telemetry.metrics import METRICS, WorkerSources
 from services.worker.telemetry.vllm_names import VLLM
@@ -21,7 +21,6 @@ from services.worker.worker import RoleMakers, Worker
 from shared.address import Address, parse_named
 from shared.block_service.servicer import SERVICE_NAME as BLOCK_SERVICE_NAME
 from shared.block_service.servicer import BlockServicer
-from shared.engine.messages import Event
 from shared.identity import Roles, WorkerIdentity, holder_role, roles_text
 from shared.kv.fleet_key import token_of
 from shared.kv_index.client import KVStoreClient
@@ -163,13 +162,7 @@ async def start_worker(settings: WorkerSettings, makers: RoleMakers) -> WorkerSe
     credentials = settings.tls.channel_credentials()
     roles: Roles = frozenset(makers)
     host = EngineHost(settings.for_roles(roles))
-    events: list[Event] = []  # until the worker exists; the engine emits little before its first command
-    handle: Callable[[Event], None] = events.append
-
-    def on_event(event: Event) -> None:
-        handle(event)
-
-    await host.start(on_event, progress_event)
+    await host.start(progress_event)
     store, publisher = None, None
     if index_address:
         store = KVStoreClient(index_address, credentials=credentials)
@@ -182,9 +175,7 @@ async def start_worker(settings: WorkerSettings, makers: RoleMakers) -> WorkerSe
     if tracer is not None:
         tracer.start()
     worker = Worker(host, publisher, connector, makers, tracer)
-    handle = worker.on_event
-    for event in events:
-        worker.on_event(event)
+    host.listen(worker.on_event)
     guard = FleetGuard(token_of(host.fleet_key))
     service = WorkerService(host, worker, store, publisher, connector, guard, tracer)
     await service.serve(SessionServer(worker, guard))

@@ -74,9 +74,8 @@ class WorkerSettings(
     cuda, with a UCX that has CUDA transports, and without a fleet_key, whose tags are made on the host. It has not run
     yet."""
     kernels: str = "auto"
-    """Backend of the model's ops: triton (CUDA), cpu (C++), torch, or auto: the first that this machine supports.
-    triton-hopper: Triton with a prefill attention made for Hopper GPUs, which has not run yet. flashinfer: Triton with
-    the attention of the package flashinfer-python, on CUDA in 16 bits and without CUDA graphs; it has not run yet."""
+    """Backend of the model's ops: triton (CUDA), cpu (C++), torch, or auto: the first that this machine
+    supports."""
     piecewise_tokens: int = Field(default=0, ge=0, le=8192)
     """Longest step of prompts, or of prompts and answers, that runs as CUDA graphs between its attention calls; 0 =
     none. For 512 tokens, 20 graphs a layer are captured at the start. Only on cuda; it has not run yet."""

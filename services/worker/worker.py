@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
+from services.worker.attempt import AttemptTrace, WorkerRequest, attempt_log, begin_trace, is_of
 from services.worker.blocks.connector import KVConnector
 from services.worker.blocks.prefix_fetch.fetch import Fetch, PrefixHint
 from services.worker.host import EngineHost
 from services.worker.machine.choices import dtype_name
-from services.worker.session import Session, WorkerRequest, attempt_log, is_of
-from services.worker.telemetry.attempt_trace import AttemptTrace, begin_trace
+from services.worker.session import Session
 from services.worker.telemetry.load import LoadReporter, ShipmentCounters
 from shared.engine.messages import (
     AddSequence,
@@ -40,7 +40,7 @@ from shared.rpc.pb.tandem.v1.worker_pb2 import Reserve, Submit
 from shared.rpc.protocol import PROTOCOL_VERSION
 from shared.structure.structured_output import StructuredOutput
 from shared.telemetry.logs import RequestLog, failure_level
-from shared.telemetry.tracing.span_sink import SpanSink
+from shared.telemetry.tracing.span import SpanSink
 
 logger = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ import grpc.aio
 
 from shared.errors import DeadlineExceeded, StoreUnavailable, TandemError, WorkerLost
 from shared.kv_index.holders import Tier, join_hashes
+from shared.rpc.connection import Connection
 from shared.rpc.errors import from_rpc_error
 from shared.rpc.fleet_identity import fleet_metadata
 from shared.rpc.pb.tandem.v1 import kvstore_pb2, kvstore_pb2_grpc
-from shared.rpc.server import channel
 
 LOOK_UP_TIMEOUT_S = 0.25
 TRACEPARENT = "traceparent"
@@ -48,11 +48,10 @@ class BlockClient:
         token: str = "",
     ) -> None:
         """`address` is host:port; `credentials` are those of mutual TLS, `token` is `FleetKey.token()`."""
-        self._credentials = credentials
         self._metadata = fleet_metadata(token)
         self.address = address
         self._look_up_timeout_s = look_up_timeout_s
-        self._channel: grpc.aio.Channel | None = None
+        self._connection = Connection(address, credentials)
         self._closed = False
 
     async def look_up(self, hashes: Sequence[bytes]) -> list[bool]:
@@ -110,17 +109,13 @@ class BlockClient:
     async def close(self) -> None:
         """Ends the connection; idempotent."""
         self._closed = True
-        if self._channel is not None:
-            connection, self._channel = self._channel, None
-            await connection.close()
+        await self._connection.close()
 
     def connected(self) -> grpc.aio.Channel:
-        """The channel, also for the other services of a holder. Raises StoreUnavailable once closed."""
+        """The channel of a new call, also for the other services of a holder. Raises StoreUnavailable once closed."""
         if self._closed:
             raise StoreUnavailable(f"the client of {self.address} is closed")
-        if self._channel is None:
-            self._channel = channel(self.address, self._credentials)
-        return self._channel
+        return self._connection.channel()
 
     def translate(self, error: grpc.aio.AioRpcError) -> TandemError:
         """The typed error of a failed call."""

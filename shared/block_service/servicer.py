@@ -12,13 +12,12 @@ import grpc.aio
 from shared.block_service.client import TRACEPARENT, SentBlock
 from shared.errors import InvalidRequest
 from shared.kv.transfer import TICKET_BITS
-from shared.kv_index.hash_lists import split_hashes
+from shared.kv_index.holders import split_hashes
 from shared.rpc.errors import answer
 from shared.rpc.fleet_identity import FleetGuard
 from shared.rpc.pb.tandem.v1 import kvstore_pb2, kvstore_pb2_grpc
 from shared.telemetry.trace_context import TraceContext, new_span_id
-from shared.telemetry.tracing.span import Attributes, Span, SpanKind
-from shared.telemetry.tracing.span_sink import SpanSink
+from shared.telemetry.tracing.span import Attributes, Span, SpanKind, SpanSink
 
 SERVICE_NAME = "tandem.v1.BlockService"
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
-from shared.kv.handoff.outgoing_block import OutgoingBlock
-from shared.kv.pool import BlockPool, OutOfBlocks
+from shared.kv.pool import BlockPool, OutgoingBlock, OutOfBlocks
 
 
 @dataclass(slots=True)

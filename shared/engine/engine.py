@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 
@@ -41,18 +42,42 @@ from shared.engine.messages import (
     SetTargets,
     StepOutput,
 )
-from shared.engine.plan import StepPlan
+from shared.engine.plan import StepPlan, StepResult
 from shared.engine.runner.block_access import BlockAccess
 from shared.engine.scheduler.scheduler import Scheduler
 from shared.engine.step_counters import StepCounters
-from shared.engine.step_runner import LaunchedStep, StepRunner
 from shared.errors import Internal, PromptTooLong, TandemError
-from shared.kv.handoff.outgoing_block import OutgoingBlock
+from shared.kv.pool import OutgoingBlock
 
 logger = logging.getLogger(__name__)
 
 INTEGRITY_CHECK_INTERVAL_S = 5.0
 """Shortest time between two integrity checks of an idle engine: a check walks every block."""
+
+
+class LaunchedStep(Protocol):
+    """A step that was handed to the device."""
+
+    def result(self) -> StepResult:
+        """Waits until the step is done; called once, in the order of the launches."""
+
+
+class StepRunner(Protocol):
+    """Computes planned steps over one KV pool. Called by the engine thread alone."""
+
+    @property
+    def is_async(self) -> bool:
+        """True where `launch` returns before the step is computed."""
+
+    @property
+    def blocks(self) -> BlockAccess:
+        """The pool as the transfer plane sees it."""
+
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Begins a step. One more may be launched before this one's result is taken."""
+
+    def checksums(self, block_ids: list[int]) -> list[int]:
+        """Checksums of these blocks as they are now; no step in flight may write to them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from shared.engine.finish_reason import FinishReason
 from shared.engine.plan import SampledToken
 from shared.engine.sequence import EngineSequence
 from shared.errors import TandemError
-from shared.kv.handoff.outgoing_block import OutgoingBlock
+from shared.kv.pool import OutgoingBlock
 from shared.sizing.step_time import StepTimes, StepWork
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NoReturn
 
 from shared.errors import InvalidRequest
 from shared.structure.structured_output import StructuredOutput
@@ -54,60 +55,47 @@ class SamplingParams:
     structured_output: StructuredOutput | None = None  # what the answer must match; None = free text
 
     def __post_init__(self) -> None:
-        for name in (
-            "temperature",
-            "top_p",
-            "min_p",
-            "repetition_penalty",
-            "presence_penalty",
-            "frequency_penalty",
-        ):
-            _check(math.isfinite(getattr(self, name)), name, getattr(self, name), "a finite number")
-        _check(0.0 <= self.temperature <= 100.0, "temperature", self.temperature, "between 0 and 100")
-        _check(0.0 < self.top_p <= 1.0, "top_p", self.top_p, "in (0, 1]")
-        _check(0 <= self.top_k < 2**31, "top_k", self.top_k, "at least 0 (0 = off)")
-        _check(0.0 <= self.min_p <= 1.0, "min_p", self.min_p, "in [0, 1]")
-        _check(0.0 < self.repetition_penalty <= 2.0, "repetition_penalty", self.repetition_penalty, "in (0, 2]")
-        for name in ("presence_penalty", "frequency_penalty"):
-            _check(-2.0 <= getattr(self, name) <= 2.0, name, getattr(self, name), "in [-2, 2]")
-        _check(self.seed is None or 0 <= self.seed < 2**64, "seed", self.seed, "in [0, 2^64)")
-        _check(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1")
-        _check(self.min_tokens >= 0, "min_tokens", self.min_tokens, "at least 0")
-        if self.max_tokens is not None:
-            _check(
-                self.min_tokens <= self.max_tokens,
-                "min_tokens",
-                self.min_tokens,
-                f"at most max_tokens ({self.max_tokens})",
-            )
-        _check(len(self.stop) <= MAX_STOP_STRINGS, "stop", len(self.stop), f"at most {MAX_STOP_STRINGS} strings")
-        for text in self.stop:
-            _check(
-                0 < len(text) <= MAX_STOP_STRING_LEN,
-                "stop",
-                text,
-                f"1 to {MAX_STOP_STRING_LEN} characters each",
-            )
-        _check(
-            len(self.stop_token_ids) <= MAX_STOP_TOKEN_IDS,
-            "stop_token_ids",
-            len(self.stop_token_ids),
-            f"at most {MAX_STOP_TOKEN_IDS} ids",
-        )
-        _check(
-            self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS,
-            "logprobs",
-            self.logprobs,
-            f"between 0 and {MAX_LOGPROBS}",
-        )
-        _check(
-            self.prompt_logprobs is None or 0 <= self.prompt_logprobs <= MAX_LOGPROBS,
-            "prompt_logprobs",
-            self.prompt_logprobs,
-            f"between 0 and {MAX_LOGPROBS}",
-        )
+        # No call for what is right: the router makes these twice a request.
+        if not 0.0 <= self.temperature <= 100.0:
+            self._refuse("temperature", "between 0 and 100")
+        if not 0.0 < self.top_p <= 1.0:
+            self._refuse("top_p", "in (0, 1]")
+        if not 0 <= self.top_k < 2**31:
+            self._refuse("top_k", "at least 0 (0 = off)")
+        if not 0.0 <= self.min_p <= 1.0:
+            self._refuse("min_p", "in [0, 1]")
+        if not 0.0 < self.repetition_penalty <= 2.0:
+            self._refuse("repetition_penalty", "in (0, 2]")
+        if not -2.0 <= self.presence_penalty <= 2.0:
+            self._refuse("presence_penalty", "in [-2, 2]")
+        if not -2.0 <= self.frequency_penalty <= 2.0:
+            self._refuse("frequency_penalty", "in [-2, 2]")
+        if self.seed is not None and not 0 <= self.seed < 2**64:
+            self._refuse("seed", "in [0, 2^64)")
+        self._check_lengths()
+        if self.stop or self.stop_token_ids:
+            self._check_stops()
         if self.logit_bias or self.bad_sequences:
             self._check_changed_logits()
+
+    def _check_lengths(self) -> None:
+        if self.max_tokens is not None and self.max_tokens < 1:
+            self._refuse("max_tokens", "at least 1")
+        if self.min_tokens < 0:
+            self._refuse("min_tokens", "at least 0")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            self._refuse("min_tokens", f"at most max_tokens ({self.max_tokens})")
+        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
+            self._refuse("logprobs", f"between 0 and {MAX_LOGPROBS}")
+        if self.prompt_logprobs is not None and not 0 <= self.prompt_logprobs <= MAX_LOGPROBS:
+            self._refuse("prompt_logprobs", f"between 0 and {MAX_LOGPROBS}")
+
+    def _check_stops(self) -> None:
+        _check(len(self.stop) <= MAX_STOP_STRINGS, "stop", len(self.stop), f"at most {MAX_STOP_STRINGS} strings")
+        for text in self.stop:
+            _check(0 < len(text) <= MAX_STOP_STRING_LEN, "stop", text, f"1 to {MAX_STOP_STRING_LEN} characters each")
+        num_ids = len(self.stop_token_ids)
+        _check(num_ids <= MAX_STOP_TOKEN_IDS, "stop_token_ids", num_ids, f"at most {MAX_STOP_TOKEN_IDS} ids")
 
     def _check_changed_logits(self) -> None:
         limit = f"at most {MAX_LOGIT_BIAS} tokens"
@@ -117,6 +105,12 @@ class SamplingParams:
         num_bad = len(self.bad_sequences)
         _check(num_bad <= MAX_BAD_SEQUENCES, "bad_words", num_bad, f"at most {MAX_BAD_SEQUENCES} token sequences")
         _check(all(self.bad_sequences), "bad_words", "", "at least one token each")
+
+    def _refuse(self, field: str, limit: str) -> NoReturn:
+        value = getattr(self, field)
+        if isinstance(value, float) and not math.isfinite(value):
+            limit = "a finite number"
+        raise InvalidRequest(f"{field} must be {limit}, got {value!r}", field=field, limit=limit)
 
     @property
     def is_greedy(self) -> bool:
@@ -148,6 +142,8 @@ class SamplingParams:
 
     def resolved(self, *, seed: int, max_tokens: int) -> SamplingParams:
         """Fills in `seed` and `max_tokens` where the client left them open; raises where min_tokens then breaks."""
+        if self.seed is not None and self.max_tokens is not None:
+            return self
         return replace(
             self,
             seed=self.seed if self.seed is not None else seed,

@@ -1,8 +1,21 @@
-"""Some heads and layers of a pool, as a view of it: what a rank of a group reads and writes."""
+"""A pool as kernels take it: which dtypes it may have, and views of some heads and layers, for a rank of a group."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
+
+KV_DTYPES = {
+    torch.float32: (torch.float32, torch.bfloat16),
+    torch.bfloat16: (torch.bfloat16,),
+    torch.float16: (torch.float16,),
+}
+"""Compute dtype → KV dtypes. K and V are rounded once, when they are written, and widened when they are read."""
+
+
+def assert_kv_dtype(compute: torch.dtype, kv: torch.dtype) -> None:
+    """For kernels, whose callers have checked it before."""
+    assert kv in KV_DTYPES[compute], f"KV in {kv} beside {compute}"
 
 
 def pool_sizes(kv_blocks: Tensor) -> tuple[int, int]:

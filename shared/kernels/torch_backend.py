@@ -11,7 +11,6 @@ from shared.kernels.latent import reference as latent
 from shared.kernels.linear import make_plain_linear
 from shared.kernels.rmsnorm import reference as rmsnorm
 from shared.kernels.rotary import reference as rotary
-from shared.kernels.sampling import mask_reference as masking
 from shared.kernels.sampling import reference as sampling
 
 
@@ -36,5 +35,5 @@ class TorchKernels:
     scatter_blocks = staticmethod(blocks.scatter_blocks)
     block_checksums = staticmethod(blocks.block_checksums)
     sample_tokens = staticmethod(sampling.sample_tokens)
-    mask_tokens = staticmethod(masking.mask_tokens)
-    greedy_tokens = staticmethod(masking.greedy_tokens)
+    mask_tokens = staticmethod(sampling.mask_tokens)
+    greedy_tokens = staticmethod(sampling.greedy_tokens)

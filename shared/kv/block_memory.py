@@ -1,9 +1,17 @@
-"""Where the bytes of a block lie that is sent or received: in host memory, or on a GPU."""
+"""Where the bytes of a block lie that is sent or received, in host memory or on a GPU, and work over those bytes."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
+
+from shared.tasks import unbroken
+
+AT_ONCE_BYTES = 64 << 10
+"""Up to this many bytes are read on the loop, within some 50 µs: a thread would take longer to wake."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -38,3 +46,11 @@ def host_bytes(memory: BlockMemory) -> memoryview:
     """For what reads bytes on the host, which no part may ask of a block on a GPU: that is a bug."""
     assert isinstance(memory, memoryview), "a block on a GPU has no bytes on the host"
     return memory
+
+
+async def beside_loop(num_bytes: int, work: Callable[[], T]) -> T:
+    """Returns the result of `work`, which reads `num_bytes`. It runs to its end even where the caller is cancelled, and
+    the cancel is raised only then: until then the bytes stay in use."""
+    if num_bytes <= AT_ONCE_BYTES:
+        return work()
+    return await unbroken(asyncio.to_thread(work))

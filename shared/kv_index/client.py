@@ -2,28 +2,155 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TypeVar
 
 import grpc.aio
 
 from shared.errors import DeadlineExceeded, StoreUnavailable, TandemError, WorkerLost
 from shared.identity import WorkerIdentity
-from shared.kv_index.holders import EventStamp, PrefixMatch, Tier, join_hashes
-from shared.kv_index.match_message import match_from_proto
-from shared.kv_index.match_stream import MatchStream
-from shared.rpc.convert import role_to_proto
-from shared.rpc.errors import from_rpc_error
+from shared.kv_index.holders import EventStamp, Holder, PrefixMatch, Tier, join_hashes
+from shared.rpc.connection import Connection
+from shared.rpc.convert import role_from_proto, role_to_proto
+from shared.rpc.errors import from_proto, from_rpc_error
 from shared.rpc.pb.tandem.v1 import kvstore_pb2, kvstore_pb2_grpc, types_pb2
-from shared.rpc.server import channel
 
+Stream = grpc.aio.StreamStreamCall[kvstore_pb2.MatchCall, kvstore_pb2.MatchAnswer]
 MATCH_TIMEOUT_S = 0.25
 WRITE_TIMEOUT_S = 2.0
-
 UNSTAMPED = EventStamp(sequence=0, acknowledged=0)
-
 ResponseT = TypeVar("ResponseT")
+
+
+class MatchStream:
+    """One stream to one store, for any number of concurrent requests. A broken stream stays broken (`is_open`); its
+    owner opens a new one."""
+
+    def __init__(self, stream: Stream, address: str, translate: Callable[[grpc.aio.AioRpcError], TandemError]) -> None:
+        """Owns the stream and starts the task that reads it. `translate` turns gRPC's errors into typed ones."""
+        self._stream = stream
+        self._address = address
+        self._translate = translate
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[kvstore_pb2.MatchAnswer]] = {}
+        self._writing = asyncio.Lock()  # gRPC allows one write at a time
+        self._broken: TandemError | None = None
+        self._kept: list[bytes] = []  # ids of traces that the store is to be told of
+        self._keeping: asyncio.Task[None] | None = None
+        self._reader = asyncio.create_task(self._read(), name="match stream")
+
+    @property
+    def is_open(self) -> bool:
+        """False once broken or closed."""
+        return self._broken is None
+
+    async def ask(
+        self, request: kvstore_pb2.MatchRequest, timeout_s: float, traceparent: str = ""
+    ) -> kvstore_pb2.MatchResponse:
+        """The store's answer; `traceparent` as in MatchCall. Raises StoreUnavailable if none comes in time, or the
+        typed error in the answer."""
+        if self._broken is not None:
+            raise self._broken
+        number = next(self._numbers)
+        future = self._waiting[number] = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(timeout_s):
+                async with self._writing:
+                    await self._stream.write(kvstore_pb2.MatchCall(id=number, request=request, traceparent=traceparent))
+                answer = await future
+        except TimeoutError as error:
+            message = f"KV store {self._address} did not answer in time"
+            raise StoreUnavailable(message, address=self._address) from error
+        except grpc.aio.AioRpcError as error:
+            raise self._translate(error) from error
+        except asyncio.InvalidStateError as error:  # raised by a write to a stream that has ended
+            raise StoreUnavailable(f"KV store {self._address} ended the stream", address=self._address) from error
+        finally:
+            del self._waiting[number]
+        if answer.HasField("error"):
+            raise from_proto(answer.error)
+        response: kvstore_pb2.MatchResponse = answer.response
+        return response
+
+    def keep_trace(self, trace_id: bytes) -> None:
+        """Passes it on in a call that asks nothing: see MatchCall. Does not block."""
+        self._kept.append(trace_id)
+        if self._keeping is None or self._keeping.done():
+            self._keeping = asyncio.create_task(self._send_kept(), name="kept traces")
+
+    async def _send_kept(self) -> None:
+        while self._kept and self.is_open:
+            async with self._writing:
+                kept, self._kept = self._kept, []
+                with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader notices it
+                    await self._stream.write(kvstore_pb2.MatchCall(kept_traces=kept))
+
+    async def close(self) -> None:
+        """Ends the stream; waiting requests get StoreUnavailable. Idempotent."""
+        self._stream.cancel()
+        await asyncio.wait({self._reader, *({self._keeping} if self._keeping is not None else ())})
+
+    async def _read(self) -> None:
+        broken: TandemError = StoreUnavailable(f"KV store {self._address} ended the stream", address=self._address)
+        try:
+            while isinstance(answer := await self._stream.read(), kvstore_pb2.MatchAnswer):
+                future = self._waiting.get(answer.id)
+                if future is not None and not future.done():
+                    future.set_result(answer)
+        except grpc.aio.AioRpcError as error:
+            broken = self._translate(error)
+        except asyncio.CancelledError:
+            pass  # by `close`, or by the end of the event loop
+        self._broken = broken
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(broken)
+
+
+def match_to_proto(match: PrefixMatch) -> kvstore_pb2.MatchResponse:
+    """The message. Adjacent blocks with the same holders, which is common, become one entry."""
+    indexes: dict[Holder, int] = {}
+    runs = [
+        kvstore_pb2.BlockHolders(
+            holders=[indexes.setdefault(holder, len(indexes)) for holder in holders], num_blocks=sum(1 for _ in run)
+        )
+        for holders, run in groupby(match.blocks)
+    ]
+    return kvstore_pb2.MatchResponse(holders=[_to_proto(holder) for holder in indexes], blocks=runs)
+
+
+def match_from_proto(message: kvstore_pb2.MatchResponse, max_blocks: int) -> PrefixMatch:
+    """The inverse of `match_to_proto`, for a request of `max_blocks` blocks.
+
+    Raises ValueError or IndexError for a malformed message.
+    """
+    holders = [_from_proto(holder) for holder in message.holders]
+    blocks: list[tuple[Holder, ...]] = []
+    for run in message.blocks:
+        if not run.num_blocks or not run.holders:
+            raise ValueError("a run without blocks or without holders")
+        if len(blocks) + run.num_blocks > max_blocks:
+            raise ValueError(f"more than the {max_blocks} requested blocks")
+        blocks += [tuple(holders[number] for number in run.holders)] * run.num_blocks
+    return PrefixMatch(tuple(blocks))
+
+
+def _to_proto(holder: Holder) -> kvstore_pb2.Holder:
+    return kvstore_pb2.Holder(
+        worker=types_pb2.WorkerId(name=holder.worker_name, incarnation=holder.incarnation),
+        role=role_to_proto(holder.role),
+        tier=kvstore_pb2.Tier.ValueType(holder.tier),
+    )
+
+
+def _from_proto(message: kvstore_pb2.Holder) -> Holder:
+    worker = message.worker
+    return Holder(worker.name, worker.incarnation, role_from_proto(message.role), Tier(message.tier))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +181,11 @@ class KVStoreClient:
         credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
         """`address` is host:port; `credentials` are those of mutual TLS."""
-        self._credentials = credentials
         self.address = address
         self._match_timeout_s = match_timeout_s
         self._write_timeout_s = write_timeout_s
-        self._channel: grpc.aio.Channel | None = None
+        self._connection = Connection(address, credentials)
+        self._channel: grpc.aio.Channel | None = None  # of the stub
         self._stub: kvstore_pb2_grpc.KVStoreServiceAsyncStub | None = None
         self._matches: MatchStream | None = None
         self._closed = False
@@ -138,9 +265,7 @@ class KVStoreClient:
         self._stub = None
         if self._matches is not None:
             await self._matches.close()
-        if self._channel is not None:
-            connection, self._channel = self._channel, None
-            await connection.close()
+        await self._connection.close()
 
     async def _call(
         self,
@@ -152,7 +277,7 @@ class KVStoreClient:
             raise self._translate(error) from error
 
     def _match_stream(self) -> MatchStream:
-        """The open stream, or a new one."""
+        """The open stream, or a new one where that has ended or its connection was replaced."""
         stub = self._connected()
         if self._matches is None or not self._matches.is_open:
             self._matches = MatchStream(stub.MatchStream(), self.address, self._translate)
@@ -161,9 +286,10 @@ class KVStoreClient:
     def _connected(self) -> kvstore_pb2_grpc.KVStoreServiceAsyncStub:
         if self._closed:
             raise StoreUnavailable(f"the client of KV store {self.address} is closed")
-        if self._stub is None:
-            self._channel = channel(self.address, self._credentials)
-            self._stub = kvstore_pb2_grpc.KVStoreServiceStub(self._channel)
+        channel = self._connection.channel()
+        if self._stub is None or channel is not self._channel:
+            self._stub, self._channel = kvstore_pb2_grpc.KVStoreServiceStub(channel), channel
+            self._matches = None  # a stream of the channel before ends with it
         return self._stub
 
     def _translate(self, error: grpc.aio.AioRpcError) -> TandemError:

@@ -10,8 +10,7 @@ from shared.engine.plan import SampledToken
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import InvalidRequest
 from shared.identity import Roles, WorkerRole, roles_text
-from shared.kv.format import KVFormat
-from shared.kv.layout import LAYOUT_VERSION, BlockLayout
+from shared.kv.layout import LAYOUT_VERSION, BlockLayout, KVFormat
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
 from shared.sizing.step_time import StepTimes
 from shared.structure.structured_output import ReasoningPart, StructuredOutput, StructureKind
@@ -105,16 +104,21 @@ def sampling_from_proto(message: types_pb2.SamplingParams) -> SamplingParams:
 
 def sampling_to_proto(params: SamplingParams) -> types_pb2.SamplingParams:
     """For a worker: stop strings stay behind, they are the router's to find."""
-    given = {name: getattr(params, name) for name in _OPTIONAL if getattr(params, name) is not None}
-    return types_pb2.SamplingParams(
-        **given,
-        min_tokens=params.min_tokens,
-        stop_token_ids=params.stop_token_ids,
-        ignore_eos=params.ignore_eos,
-        logit_bias=dict(params.logit_bias),
-        bad_sequences=[types_pb2.BadSequence(token_ids=bad) for bad in params.bad_sequences],
-        structured_output=structure_to_proto(params.structured_output) if params.structured_output else None,
-    )
+    message = types_pb2.SamplingParams(min_tokens=params.min_tokens, ignore_eos=params.ignore_eos)
+    for name in _OPTIONAL:
+        value = getattr(params, name)
+        if value is not None:
+            setattr(message, name, value)
+    # What a request rarely has costs nothing where it does not.
+    if params.stop_token_ids:
+        message.stop_token_ids.extend(params.stop_token_ids)
+    if params.logit_bias:
+        message.logit_bias.update(params.logit_bias)
+    for bad in params.bad_sequences:
+        message.bad_sequences.add(token_ids=bad)
+    if params.structured_output:
+        message.structured_output.CopyFrom(structure_to_proto(params.structured_output))
+    return message
 
 
 def structure_from_proto(message: types_pb2.StructuredOutput) -> StructuredOutput:

@@ -12,7 +12,7 @@ from grpc_reflection.v1alpha import reflection
 
 from shared.address import Address
 from shared.errors import ConfigError
-from shared.rpc.tls import NamedCredentials
+from shared.rpc.tls import NamedCredentials, as_they_are
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 KEEPALIVE_MS = 2_000
@@ -129,6 +129,7 @@ class RpcServer:
 def channel(address: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.aio.Channel:
     """A client channel with the keepalive, limits and reconnect backoff that the servers expect; with `credentials` it
     speaks TLS alone."""
+    credentials = as_they_are(credentials)
     if isinstance(credentials, NamedCredentials):
         expected = (("grpc.ssl_target_name_override", credentials.server_name),)
         return grpc.aio.secure_channel(address, credentials, options=(*CHANNEL_OPTIONS, *expected))

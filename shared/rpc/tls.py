@@ -1,7 +1,7 @@
 """TLS of a listener, and mutual TLS between services, by files in PEM.
 
-A listener reads its files again when they change: the next connection gets the new certificate, and open ones stay as
-they are. A service's own calls use the certificate that it had when it started.
+Files are read again when they change: the next connection, in either direction, gets the new certificate, and open ones
+stay as they are.
 """
 
 from __future__ import annotations
@@ -104,9 +104,15 @@ class Tls(SettingGroup):
         return context
 
     def channel_credentials(self) -> grpc.ChannelCredentials | None:
-        """For channels to other services; None without TLS. After `check`."""
+        """For a `Connection` to another service, which follows the files; None without TLS. After `check`."""
         if self.cert is None or self.key is None or self.ca is None:
             return None
+        return FollowedCredentials(Reread(self, self._channel_credentials))
+
+    def _channel_credentials(self) -> grpc.ChannelCredentials:
+        assert self.cert is not None
+        assert self.key is not None
+        assert self.ca is not None
         return grpc.ssl_channel_credentials(self.ca.read_bytes(), self.key.read_bytes(), self.cert.read_bytes())
 
 
@@ -142,6 +148,19 @@ class Reread(Generic[T]):
         return tuple((each.st_ino, each.st_mtime_ns, each.st_size) for each in found)
 
 
+class FollowedCredentials(grpc.ChannelCredentials):
+    """Credentials of channels, by files that may change: see `as_they_are`."""
+
+    def __init__(self, current: Reread[grpc.ChannelCredentials]) -> None:
+        super().__init__(current.value._credentials)  # type: ignore[attr-defined]  # which its types do not name
+        self.current = current
+
+
+def as_they_are(credentials: grpc.ChannelCredentials | None) -> grpc.ChannelCredentials | None:
+    """Credentials for a channel that is opened now: of the files as they are. The same object while they stay."""
+    return credentials.current.fresh() if isinstance(credentials, FollowedCredentials) else credentials
+
+
 class NamedCredentials(grpc.ChannelCredentials):
     """Credentials of a channel to a service whose certificate has `server_name`, whatever its address is."""
 
@@ -158,12 +177,9 @@ class ServiceTls(Tls):
     """Name that every service's certificate has, expected in place of the address by which it is reached, such as that
     of a Pod. Empty = the address."""
 
-    def channel_credentials(self) -> grpc.ChannelCredentials | None:
-        """As `Tls`, with the name to expect."""
-        credentials = super().channel_credentials()
-        if credentials is None or not self.server_name:
-            return credentials
-        return NamedCredentials(credentials, self.server_name)
+    def _channel_credentials(self) -> grpc.ChannelCredentials:
+        credentials = super()._channel_credentials()
+        return NamedCredentials(credentials, self.server_name) if self.server_name else credentials
 
 
 def _reason(error: OSError) -> str:

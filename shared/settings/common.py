@@ -42,7 +42,7 @@ class AnswerSettings(SettingGroup):
     deterministic: bool = False
     """Whether an answer is the same to the bit however its request is batched, chunked, cached, preempted, handed over
     or retried: every result of a sequence depends on that sequence alone. All workers of a fleet need the same value,
-    and processors that compute alike; others are refused. Not with kernels torch or triton-hopper, or fp16 on a CPU,
+    and processors that compute alike; others are refused. Not with kernels torch, or fp16 on a CPU,
     nor for models with experts or latent attention."""
     prefix_fetch: PrefixFetch = "auto"
     """auto: a prompt waits briefly for a prefix from peers or store nodes, and is computed while the rest arrives.

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
-import subprocess
-import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Awaitable, Callable
 
-import pytest
 from redis.asyncio import Redis
 
-from services.kvstore.holder_records import holder_ids
-from services.kvstore.redis_index import read_table
+from services.kvstore.index.holder_table import holder_ids
+from services.kvstore.index.redis_index import read_table
 from services.kvstore.resp.open import redis_client
 from services.router.cache.watch import CacheWatch
 from shared.block_service.store_nodes import StoreNodes
 from shared.kv_index.holders import Holder
 from tests.e2e.stage import Stage, prompt
-from tests.waiting import DEADLINE_S, until
+from tests.waiting import until
 
 PROMPT_LEN = 150
 NUM_AT_ONCE = 6
@@ -53,11 +48,6 @@ class Load:
         answers = await asyncio.gather(*asking)
         assert answers == [expected[number % self._num_prompts] for number in range(len(self._prompts))]
 
-    async def at_most(self, seconds: float) -> None:
-        """Returns when all are answered, or after that time."""
-        with contextlib.suppress(TimeoutError):
-            await until(lambda: self.num_done >= len(self._prompts), seconds)
-
 
 @contextlib.asynccontextmanager
 async def watched(stage: Stage) -> AsyncIterator[Callable[[Callable[[tuple[str, ...]], bool]], Awaitable[None]]]:
@@ -75,37 +65,6 @@ async def watched(stage: Stage) -> AsyncIterator[Callable[[Callable[[tuple[str, 
         yield seen
     finally:
         await nodes.close()
-
-
-class SmallDisk:
-    """A file system of its own: its end is a real ENOSPC, and it can be made read-only."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def remount(self, options: str) -> None:
-        """Tries again while a file is being written."""
-        end = time.monotonic() + DEADLINE_S
-        while time.monotonic() < end:
-            if _mount("-o", f"remount,{options}", str(self.folder)) == 0:
-                return
-        pytest.fail(f"the disk cannot be remounted {options}")
-
-
-@contextlib.contextmanager
-def small_disk(folder: Path, size: str) -> Iterator[SmallDisk]:
-    """A mounted tmpfs; skips where this process may not mount."""
-    folder.mkdir()
-    if shutil.which("mount") is None or _mount("-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)) != 0:
-        pytest.skip("mounting a file system is not permitted here: a full or read-only disk cannot be had")
-    try:
-        yield SmallDisk(folder)
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def _mount(*arguments: str) -> int:
-    return subprocess.run(["mount", *arguments], check=False, capture_output=True).returncode
 
 
 async def blocks_by_holder(redis_url: str) -> dict[Holder, set[bytes]]:

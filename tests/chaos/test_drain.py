@@ -56,31 +56,6 @@ async def test_a_router_told_to_end_finishes_its_streams_and_refuses_others(tmp_
 
 
 @pytest.mark.slow
-async def test_a_cluster_told_to_stop_finishes_its_streams_first(tmp_path):
-    async with running(tmp_path, num_decode=2) as cluster:
-        expected = await undisturbed(cluster, NUM_TOKENS, NUM_STREAMS)
-        streams = Streams(cluster, PROMPTS, **SHORT)
-        await streams.begun()
-        await cluster.cluster.stop()
-        assert await streams.ended() == expected
-
-
-@pytest.mark.slow
-async def test_parts_told_to_end_one_after_another_cost_no_stream_and_come_back(tmp_path):
-    shape = {"num_decode": 2, "store_nodes": 2, "store_host_bytes": 1 << 22, "restart": True}
-    async with running(tmp_path, **shape) as cluster:
-        expected = await undisturbed(cluster, NUM_TOKENS, NUM_STREAMS)
-        for name in ("kvstore", "store-1", "decode-0"):
-            streams = Streams(cluster, PROMPTS, **SHORT)
-            await streams.begun()
-            cluster.signal(name, signal.SIGTERM)
-            assert await streams.ended() == expected, name
-            assert await cluster.restarted(name) == "exit status 0"
-            await cluster.until(lambda status: status.ready and all(worker.connected for worker in status.workers))
-            await cluster.idle()
-
-
-@pytest.mark.slow
 async def test_a_rolling_restart_of_the_prefill_pool_costs_no_long_stream(tmp_path):
     """One worker after another, each once the one before is back."""
     long = {**FIELDS, "max_tokens": 1200}

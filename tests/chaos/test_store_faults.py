@@ -17,12 +17,11 @@ from services.kvstore.embedded import EmbeddedValkey
 from shared.block_service.store_nodes import RETRY_S
 from shared.identity import WorkerRole
 from shared.kv_index.holders import Tier
-from tests.chaos.faults import PROMPT_LEN, Load, blocks_by_holder, small_disk, watched
+from tests.chaos.faults import PROMPT_LEN, Load, blocks_by_holder, watched
 from tests.e2e.running import BLOCK_SIZE
 from tests.e2e.stage import HOST_BYTES, Recording, Stage, prompt, staged
 from tests.waiting import DEADLINE_S, until
 
-STALL_S = 1.5
 NUM_BLOCKS = PROMPT_LEN // BLOCK_SIZE
 
 
@@ -85,63 +84,6 @@ async def test_a_worker_killed_while_it_fills_and_fetches_costs_nothing_but_itse
         await still_works(stage)
         expected, _ = await stage.ask(prompt(PROMPT_LEN, seed=503), tenant="calm")
         assert (await stage.ask(prompt(PROMPT_LEN, seed=503)))[0] == expected
-
-
-@pytest.mark.slow
-async def test_a_worker_that_stalls_while_it_fills_and_fetches(tmp_path):
-    async with staged(tmp_path, num_prefill=2, store_host_bytes=HOST_BYTES, prefix_fetch="auto") as stage:
-        load = Load(stage)
-
-        async def stall() -> None:
-            send(stage, "prefill-1", signal.SIGSTOP)
-            await load.at_most(STALL_S)
-            send(stage, "prefill-1", signal.SIGCONT)
-
-        await load.run(stall)
-        await still_works(stage)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("host_bytes", [0, HOST_BYTES])
-async def test_a_disk_that_is_full_is_named_and_works_again_with_room(tmp_path, host_bytes):
-    with small_disk(tmp_path / "disk", "600k") as disk:
-        spec = {"store_disk_folder": disk.folder / "blocks", "store_disk_bytes": HOST_BYTES}
-        async with staged(tmp_path, store_host_bytes=host_bytes, prefix_fetch="auto", **spec) as stage:
-
-            async def fill() -> None:
-                async with watched(stage) as seen:
-                    await seen(lambda failures: any("disk tier" in f and "No space left" in f for f in failures))
-
-            await Load(stage).run(fill)
-            disk.remount("size=64m")
-            await still_works(stage)
-            async with watched(stage) as seen:
-                await seen(lambda failures: not failures)
-            assert await stage.num_bad() == 0
-
-
-@pytest.mark.slow
-async def test_a_disk_that_goes_read_only_is_named_and_still_read(tmp_path):
-    with small_disk(tmp_path / "disk", "64m") as disk:
-        spec = {"store_disk_folder": disk.folder / "blocks", "store_disk_bytes": HOST_BYTES, "num_prefill": 2}
-        async with staged(tmp_path, **spec) as stage:
-            tokens = prompt(PROMPT_LEN, seed=499)
-            expected, _ = await stage.ask(tokens, "prefill-0")
-            await stage.stored(tokens, NUM_BLOCKS)
-
-            async def freeze() -> None:
-                disk.remount("ro")
-                async with watched(stage) as seen:
-                    await seen(lambda failures: any("disk tier" in f and "Read-only" in f for f in failures))
-
-            await Load(stage).run(freeze)
-            answer, summary = await stage.ask(tokens, "prefill-1")
-            assert answer == expected
-            assert summary.num_cached_tokens == NUM_BLOCKS * BLOCK_SIZE
-            disk.remount("rw")
-            await still_works(stage)
-            async with watched(stage) as seen:
-                await seen(lambda failures: not failures)
 
 
 async def test_the_index_is_exact_again_after_redis_was_killed_under_load(tmp_path):

@@ -3,43 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 
-import httpx
 import pytest
 
 from services.local.parts import ServicePart
 from tests.e2e.running import Running, running
 from tests.e2e.stage import prompt
-from tests.e2e.streams import Streams
 from tests.waiting import DEADLINE_S
 
 PROMPT = prompt(75)
 FIELDS = {"max_tokens": 600, "ignore_eos": True}
-PARTS = ["valkey", "kvstore", "store-1", "prefill-0", "decode-0", "router"]
 HANG_S = 10.0
-
-
-@pytest.mark.slow
-async def test_every_part_is_back_after_its_death_under_a_stream(tmp_path):
-    shape = {"num_prefill": 2, "num_decode": 2, "store_nodes": 2, "store_host_bytes": 1 << 22}
-    async with running(tmp_path, restart=True, **shape) as cluster:
-        expected = await cluster.tokens(PROMPT, **FIELDS)
-        for name in PARTS:
-            streams = Streams(cluster, [PROMPT], **FIELDS)
-            await streams.begun(num_tokens=20)
-            os.kill(cluster.cluster.index_pid if name == "valkey" else cluster.pid(name), signal.SIGKILL)
-            if name == "router":
-                with pytest.raises(httpx.HTTPError):
-                    await streams.ended()
-                assert streams.tokens == [expected[: len(streams.tokens[0])]]
-            else:
-                assert await streams.ended() == [expected], name
-            assert await cluster.restarted(name) == "SIGKILL"
-            await cluster.healthy()
-            await cluster.idle()
-            assert await cluster.tokens(PROMPT, **FIELDS) == expected
 
 
 async def probed(cluster: Running, name: str) -> None:

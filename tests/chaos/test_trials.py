@@ -21,7 +21,7 @@ STORE_TRIALS = [
     Trial("redis", "SIGKILL", "shipping"),
     Trial("store", "SIGKILL", "decoding"),
 ]
-"""Deaths of what no stream needs; test_supervisor.py, test_store_faults.py and test_store_tiers.py have one of each."""
+"""Deaths of what no stream needs; test_parts.py and test_store_faults.py have one of each."""
 
 
 @pytest.mark.parametrize(

@@ -190,18 +190,3 @@ async def test_the_death_of_a_rank_whose_sums_go_over_tcp_costs_no_stream_a_toke
     for name, value in OVER_TCP.items():
         monkeypatch.setenv(name, value)
     await die(tmp_path, "demo", [death])
-
-
-@pytest.mark.slow
-async def test_a_stopped_follower_of_an_idle_group_ends_it(tmp_path):
-    async with running(tmp_path, num_prefill=0, mode="collocated", decode_tp=2, restart=True) as cluster:
-        leader, follower = ranks(cluster, "decode-0")
-        before = incarnations(await cluster.status())
-        os.kill(follower.pid, signal.SIGSTOP)
-        await gone(leader.pid)
-        await gone(follower.pid)
-        # Connected alone says nothing: the router may not have noticed the end yet.
-        await cluster.until(
-            lambda status: incarnations(status).get("decode-0", before["decode-0"]) != before["decode-0"]
-        )
-        assert len(await cluster.tokens(prompt(0), max_tokens=8)) == 8

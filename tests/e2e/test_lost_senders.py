@@ -9,7 +9,7 @@ import signal
 import httpx
 import pytest
 
-from services.router.dispatch.states import RequestState
+from services.router.dispatch.record import RequestState
 from services.router.workers.liveness import LivenessLimits
 from tests.e2e.running import BLOCK_SIZE, DEMO, block_bytes
 from tests.e2e.stage import Recording, Stage, prompt, staged

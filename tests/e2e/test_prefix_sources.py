@@ -1,4 +1,4 @@
-"""Prefixes from other workers' pools and from several store nodes: real processes, UCX between them, a real index."""
+"""Prefixes from other workers' pools and from the store's tiers: real processes, UCX between them, a real index."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ import pytest
 
 from shared.kv.hashing import chain
 from shared.kv.rendezvous import by_keeper
-from tests.e2e.damaging import damaging
 from tests.e2e.running import BLOCK_SIZE
 from tests.e2e.stage import HOST_BYTES, Recording, Stage, prompt, staged
-from tests.waiting import until
 
 STORES = ("store-0", "store-1", "store-2")
 
@@ -54,66 +52,6 @@ async def test_collocated_workers_fetch_from_each_other(tmp_path):
         assert answer == expected
         assert (summary.decode_worker, summary.num_peer_tokens) == ("decode-1", 24 * BLOCK_SIZE)
         assert summary.num_cached_tokens == 24 * BLOCK_SIZE
-        await stage.idle()
-
-
-class DamagedPrefill(Recording):
-    """What prefill-0 sends is damaged on the way."""
-
-    def worker(self, plan, kvstore):
-        command = super().worker(plan, kvstore)
-        return damaging(command) if plan.name == "prefill-0" else command
-
-
-class DamagedStore(Recording):
-    """What the store node sends is."""
-
-    def store_node(self, number, bind, redis_url):
-        return damaging(super().store_node(number, bind, redis_url))
-
-
-@pytest.mark.slow
-async def test_bits_flipped_on_the_way_from_a_peer_are_computed_again_and_nothing_else(tmp_path):
-    async with staged(tmp_path, DamagedPrefill, num_prefill=2) as stage:
-        stage.lookup.peers = frozenset({"prefill-0"})
-        tokens = prompt(200)
-        expected, _ = await stage.ask(tokens, "prefill-1", tenant="sound")
-        answer, _ = await stage.ask(tokens, "prefill-0")
-        assert answer == expected
-        await stage.until(lambda: stage.load("decode-0").num_bad_blocks > 0)  # 13 blocks were handed over
-        await stage.held(tokens, 12, ["prefill-0"])
-        answer, summary = await stage.ask(tokens, "prefill-1")
-        assert answer == expected
-        assert summary.num_cached_tokens == summary.num_peer_tokens == (12 - 3) * BLOCK_SIZE
-        assert stage.load("prefill-1").num_bad_blocks == 3
-        await stage.idle()
-
-
-@pytest.mark.slow
-async def test_bits_flipped_on_the_way_from_the_store_are_computed_again_and_nothing_else(tmp_path):
-    async with staged(tmp_path, DamagedStore, num_prefill=2, store_host_bytes=HOST_BYTES) as stage:
-        tokens = prompt(200)
-        expected, _ = await stage.ask(tokens, "prefill-0")
-        await stage.stored(tokens, 12)
-        answer, summary = await stage.ask(tokens, "prefill-1")
-        assert answer == expected
-        assert summary.num_cached_tokens == summary.num_fetched_tokens == (12 - 2) * BLOCK_SIZE
-        assert stage.load("prefill-1").num_bad_blocks == 2
-        assert await stage.num_bad() == 0  # they are sound where they lie
-        await stage.idle()
-
-
-@pytest.mark.slow
-async def test_bits_flipped_on_the_way_to_the_store_are_not_kept(tmp_path):
-    async with staged(tmp_path, DamagedPrefill, num_prefill=2, store_host_bytes=HOST_BYTES) as stage:
-        tokens = prompt(200)
-        expected, _ = await stage.ask(tokens, "prefill-1", tenant="sound")
-        answer, _ = await stage.ask(tokens, "prefill-0")
-        assert answer == expected
-        await until(lambda: stage.num_bad())
-        answer, _ = await stage.ask(tokens, "prefill-1")
-        assert answer == expected
-        assert stage.load("prefill-1").num_bad_blocks == 0
         await stage.idle()
 
 
@@ -167,4 +105,71 @@ async def test_a_prefix_spread_over_three_nodes_comes_back_and_one_that_dies_cos
         answer, summary = await stage.ask(fresh, "prefill-1")
         assert answer == expected
         assert summary.num_cached_tokens == 37 * BLOCK_SIZE
+        await stage.idle()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", ["store", "peers"])
+async def test_six_turns_on_changing_workers_compute_their_new_tokens_alone(tmp_path, source):
+    """And the last one after the worker of every earlier turn was killed; a decode worker holds all of them."""
+    spec = {"store_host_bytes": HOST_BYTES} if source == "store" else {}
+    async with staged(tmp_path, num_prefill=3, **spec) as stage:
+        stage.lookup.peers = frozenset() if source == "store" else None
+        tokens, known = prompt(70), 0
+        for turn in range(6):
+            if turn == 5:
+                stage.kill("prefill-0")
+                stage.kill("prefill-1")
+                await stage.until(lambda: sum(link.connected for link in stage.fleet.links) == 2)
+            expected, alone = await stage.ask(tokens, "prefill-2", tenant=f"alone-{turn}")
+            assert alone.num_cached_tokens == 0
+            if source == "store":
+                await stage.stored(tokens, known // BLOCK_SIZE)
+            else:
+                await stage.held(tokens, known // BLOCK_SIZE, ["decode-0"])
+            answer, summary = await stage.ask(tokens, f"prefill-{turn % 3}")
+            assert answer == expected
+            assert summary.prefill_worker == f"prefill-{turn % 3}"
+            assert summary.num_cached_tokens == known
+            assert turn == 0 or summary.ttft.prefix_fetch_ms > 0
+            if turn > 2:  # the worker has computed an earlier turn itself
+                assert 0 < summary.num_fetched_tokens < known
+            assert summary.num_peer_tokens == (summary.num_fetched_tokens if source == "peers" else 0)
+            known = (len(tokens) + len(answer) - 1) // BLOCK_SIZE * BLOCK_SIZE
+            tokens = [*tokens, *answer, *prompt(21, seed=41 + turn)]
+
+
+async def test_flipped_bits_on_disk_are_computed_again_and_nothing_else(tmp_path):
+    folder = tmp_path / "blocks"
+    spec = {"num_prefill": 2, "store_disk_folder": folder, "store_disk_bytes": HOST_BYTES}
+    async with staged(tmp_path, **spec) as stage:
+        tokens = prompt(200)
+        expected, _ = await stage.ask(tokens, "prefill-0")
+        await stage.stored(tokens, 12)
+        names = chain(stage.fleet.hash_root("t", len(tokens)), tokens, BLOCK_SIZE)
+        for index in (3, 9):
+            path = folder / names[index].hex()[:2] / f"{names[index].hex()}.kv"
+            content = bytearray(path.read_bytes())
+            content[-100] ^= 16
+            path.write_bytes(content)
+        answer, summary = await stage.ask(tokens, "prefill-1")
+        assert answer == expected
+        assert summary.num_cached_tokens == (12 - 2) * BLOCK_SIZE
+        assert await stage.num_bad() == 2
+        await stage.idle()
+
+
+async def test_a_prompt_comes_back_after_every_pool_was_flooded(tmp_path):
+    """Collocated: the workers that decode also fetch."""
+    spec = {"mode": "collocated", "num_prefill": 0, "num_decode": 2, "num_kv_blocks": 64}
+    async with staged(tmp_path, store_host_bytes=HOST_BYTES, **spec) as stage:
+        tokens = prompt(330)
+        expected, _ = await stage.ask(tokens)
+        await stage.stored(tokens, 20)
+        flood = 41
+        while await stage.pooled(tokens):
+            await stage.ask(prompt(600, seed=(flood := flood + 2)), max_tokens=1)
+        answer, summary = await stage.ask(tokens)
+        assert answer == expected
+        assert summary.num_cached_tokens == summary.num_fetched_tokens == 20 * BLOCK_SIZE
         await stage.idle()

@@ -53,10 +53,6 @@ def is_whole(spans: list[Found]) -> bool:
     return {span.service for span in spans} == SERVICES
 
 
-def is_whole_but_decode(spans: list[Found]) -> bool:
-    return {span.service for span in spans} == SERVICES - {"tandem-decode"}
-
-
 def assert_one_tree(spans: list[Found], outer: str) -> Found:
     """The root; every other span's parent is a span of the trace, and so is what it links to."""
     ids = {span.id for span in spans}
@@ -156,59 +152,6 @@ async def test_a_killed_prefill_worker_is_a_failed_span_that_the_next_one_links_
     assert (failed.attributes["tandem.worker"], failed.links) == (lost, [])
     assert (other.error, other.links, failed.parent) == (None, [failed.id], other.parent)
     assert named(spans, "prefill", "tandem-prefill").instance == other.attributes["tandem.worker"] != lost
-
-
-@pytest.mark.slow
-async def test_a_killed_decode_worker_is_a_failed_attempt_that_the_next_one_links_to(tmp_path, patient_router):
-    async with (
-        collecting(tmp_path) as collector,
-        running(tmp_path, traces_endpoint=collector.grpc, num_decode=2, restart=False) as run,
-    ):
-        first = asyncio.Event()
-        asking = asyncio.create_task(streamed(run, SAMPLED, first, max_tokens=400))
-        await first.wait()
-        with stopped(run, "decode") as kill:
-            lost = await run.busy("decode")
-            kill(lost)
-            await asking
-        await collector.until(lambda _: is_whole(collector.of(TRACE)))
-        spans = collector.of(TRACE)
-    root = assert_one_tree(spans, PARENT)
-    assert (root.error, root.attributes["gen_ai.usage.output_tokens"]) == (None, 400)
-    failed, other = sorted(of(spans, "attempt"), key=lambda span: span.began)
-    assert (failed.attributes["tandem.decode_worker"], failed.attributes["error.type"]) == (lost, "worker_lost")
-    assert (failed.links, other.links, other.error) == ([], [failed.id], None)
-    assert named(spans, "decode", "tandem-decode").parent == other.id
-
-
-@pytest.mark.slow
-async def test_a_request_that_nobody_can_serve_is_exported_as_failed_although_it_was_not_sampled(tmp_path, monkeypatch):
-    monkeypatch.setenv("TANDEM_ROUTER_MAX_ATTEMPTS", "1")
-    async with (
-        collecting(tmp_path) as collector,
-        running(tmp_path, traces_endpoint=collector.http, traces_sample=0.0, restart=False) as run,
-    ):
-        first = asyncio.Event()
-        asking = asyncio.create_task(streamed(run, UNSAMPLED, first, max_tokens=400))
-        await first.wait()
-        run.signal("decode-0")
-        await asking  # the stream's last event says why it ended
-        await collector.until(lambda _: is_whole_but_decode(collector.of(TRACE)))
-        spans = collector.of(TRACE)
-    root = assert_one_tree(spans, PARENT)
-    assert root.attributes["error.type"] == named(spans, "attempt").attributes["error.type"] == "worker_lost"
-    assert root.error
-    assert named(spans, "prefill", "tandem-prefill")  # whose last message may have met the dead worker
-
-
-@pytest.mark.slow
-async def test_nothing_is_exported_of_what_is_not_sampled_unless_it_is_slow_or_fails(tmp_path, monkeypatch):
-    monkeypatch.setenv("TANDEM_ROUTER_TRACES__SLOW_TTFT_S", "1000")
-    async with collecting(tmp_path) as collector:
-        async with running(tmp_path, traces_endpoint=collector.grpc, traces_sample=0.0) as run:
-            await streamed(run, UNSAMPLED)
-            await streamed(run, {})
-        assert collector.spans() == []  # the processes have ended, and send what they have before
 
 
 @pytest.mark.slow

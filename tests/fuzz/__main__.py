@@ -5,48 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-from loadtest.rig.command_line import Option
-from loadtest.rig.command_line import run as run_command
+from loadtest.rig.command_line import Option, run
 from loadtest.rig.results import write_json
-from tests.fuzz.campaign import Findings, fuzz_grpc, fuzz_http, fuzz_wire, ordinary_streams
+from tests.fuzz.campaign import Findings
 from tests.fuzz.cluster_target import fuzz_cluster
-from tests.fuzz.edge_process import EdgeProcess, Health, edge_process
-from tests.fuzz.service_campaign import BLOCKS, fuzz_calls, fuzz_sessions
-from tests.fuzz.service_process import worker_process
 
 SHARES: Mapping[str, float] = {"http": 0.5, "wire": 0.1, "schema": 0.02, "grpc": 0.32, "services": 0.06}
 """Of the cases. A case of Schemathesis, or a session that stays open, takes a hundred times as long as the others."""
-
-
 MOST_BUSY_MS = 50.0
 """Of a loop's own computing at a time, in any process of a cluster."""
-
-
-def run(edge: EdgeProcess, counts: Mapping[str, int], found: Findings) -> Health:
-    """So many cases of each kind against the edge while two ordinary streams go on."""
-    edge.health()  # from here on the lag counts
-    with ordinary_streams(edge, found):
-        fuzz_http(edge, counts["http"], found)
-        fuzz_wire(edge, counts["wire"], found)
-        if counts.get("schema"):
-            from tests.fuzz.schema_campaign import fuzz_schema  # it takes a second to import
-
-            fuzz_schema(edge, counts["schema"], found)
-        fuzz_grpc(edge, counts["grpc"], found)
-        return edge.health()
-
-
-def run_services(num_cases: int, found: Findings) -> None:
-    """The same number of cases to a worker of each role and to one of both, half of them as sessions, half as block
-    messages."""
-    for kind in ("prefill", "decode", "worker"):
-        with worker_process(kind) as worker:
-            fuzz_sessions(worker, kind, num_cases // 6, found)
-            fuzz_calls(worker, BLOCKS, num_cases // 6, found)
 
 
 def shares(num_cases: int) -> dict[str, int]:
@@ -57,15 +27,11 @@ def shares(num_cases: int) -> dict[str, int]:
 def main(
     cases: Annotated[int, Option("requests in all")] = 100_000,
     out: Annotated[Path | None, Option("a JSON file with what came back")] = None,
-    alone: Annotated[
-        bool,
-        Option("an edge over a ticking core, then a worker of each role, one after another, in place of a cluster"),
-    ] = False,
     folder: Annotated[Path, Option("where a cluster's logs go")] = Path(".tandem/fuzz"),
 ) -> int:
     """Fuzz a cluster's routers, and its workers' sessions and block messages."""
     counts, found, begun = shares(cases), Findings(), time.monotonic()
-    measured = _alone(counts, found) if alone else _cluster(counts, found, folder)
+    measured = _cluster(counts, found, folder)
     took_s = time.monotonic() - begun
     outcomes = dict(sorted(found.outcomes.items()))
     print(f"ordinary streams complete: {found.num_streams}")
@@ -90,19 +56,9 @@ def _cluster(counts: Mapping[str, int], found: Findings, folder: Path) -> dict[s
     return {"loop_lag_ms": _rounded(lags.clock_ms), "loop_computing_ms": _rounded(lags.computing_ms)}
 
 
-def _alone(counts: Mapping[str, int], found: Findings) -> dict[str, object]:
-    with edge_process() as edge:
-        before = edge.health()
-        after = run(edge, counts, found)
-    print(f"largest loop lag {after.loop_lag_ms:.0f} ms, computing {after.loop_busy_ms:.0f} ms in one turn")
-    print(f"memory {before.rss_mb:.0f} -> {after.rss_mb:.0f} MB", flush=True)
-    run_services(counts["services"], found)
-    return {"edge_before": asdict(before), "edge_after": asdict(after)}
-
-
 def _rounded(values: Mapping[str, float]) -> dict[str, float]:
     return {name: round(value, 1) for name, value in sorted(values.items())}
 
 
 if __name__ == "__main__":
-    run_command(main, name="python -m tests.fuzz")
+    run(main, name="python -m tests.fuzz")

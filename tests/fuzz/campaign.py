@@ -6,25 +6,20 @@ import http.client
 import json
 import random
 import socket
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import grpc
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from shared.rpc.pb.tandem.v1 import inference_pb2
-from tests.fuzz.edge_process import EdgeProcess
 from tests.fuzz.json_values import Bodies, crossed, texts
 from tests.fuzz.proto_messages import damaged, raw_messages
-from tests.fuzz.ticking_core import STEADY
 from tests.waiting import DEADLINE_S
 
-STREAM_TOKENS = 1000
 NUM_DRAWN = 1500
 """Most cases of one kind that Hypothesis draws itself …"""
 SHARE_DRAWN = 0.2
@@ -203,38 +198,3 @@ def fuzz_grpc(edge: Edge, num_cases: int, found: Findings) -> None:
 def spliced(one: bytes, other: bytes, rng: random.Random) -> bytes:
     """The beginning of one and the end of the other."""
     return one[: rng.randrange(len(one) + 1)] + other[rng.randrange(len(other) + 1) :]
-
-
-@contextmanager
-def ordinary_streams(edge: EdgeProcess, found: Findings) -> Iterator[None]:
-    """Two streams, one after another in two threads; each must be complete and right."""
-    host, _, port = edge.http.rpartition(":")
-    stop = threading.Event()
-
-    def stream(name: str) -> None:
-        while not stop.is_set():
-            connection = http.client.HTTPConnection(host, int(port), timeout=DEADLINE_S)
-            body: dict[str, Any] = {"prompt": "hi", "stream": True, "max_tokens": STREAM_TOKENS, "request_id": name}
-            try:
-                connection.request("POST", "/v1/completions", json.dumps(body))
-                lines = connection.getresponse().read().split(b"\n\n")
-            except OSError as error:
-                found.failed(name, repr(error))
-                return
-            finally:
-                connection.close()
-            events = [json.loads(line.removeprefix(b"data: ")) for line in lines if line.startswith(b"data: {")]
-            text = "".join(event["choices"][0]["text"] for event in events)
-            if text != "a" * STREAM_TOKENS or lines[-2] != b"data: [DONE]":
-                found.failed(name, f"a stream of {len(text)} tokens")
-            found.num_streams += 1
-
-    threads = [threading.Thread(target=stream, args=(f"{STEADY}-{i}",)) for i in range(2)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()

@@ -16,8 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from loadtest.chaos.cluster import WHOLE_TIMEOUT_S, ChaosCluster, chaos_cluster
 from loadtest.chaos.streams import ask, prompts, undisturbed
 from shared.telemetry.loop_lag import WINDOW_S
+from tests.e2e.running import DEMO
 from tests.fuzz.campaign import Findings, fuzz_grpc, fuzz_http, fuzz_wire
-from tests.fuzz.edge_process import DEMO
 from tests.fuzz.service_campaign import BLOCKS, fuzz_calls, fuzz_sessions
 from tests.waiting import DEADLINE_S
 

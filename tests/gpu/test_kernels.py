@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,42 +42,6 @@ def test_mixed_batches_equal_the_reference(
         dtype=dtype,
         device="cuda",
     )
-
-
-@pytest.mark.skipif(
-    not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9, reason="needs a Hopper device"
-)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("window", [None, 19, 600])
-@pytest.mark.parametrize(
-    ("head_dim", "group", "block_size"), [(64, 4, 16), (128, 1, 16), (128, 4, 16), (128, 7, 64), (128, 16, 32)]
-)
-def test_hopper_prefill_equals_the_reference(
-    head_dim: int, group: int, block_size: int, window: int | None, dtype: torch.dtype
-) -> None:
-    case = AttentionCase(
-        MIXED, heads=(2 * group, 2), head_dim=head_dim, block_size=block_size, dtype=dtype, device="cuda"
-    )
-    kernels = choose_kernels("cuda", dtype, "triton-hopper")
-    output = kernels.paged_attention(
-        case.query, case.kv_blocks, LAYER, case.batch, scale=attention_checks.scale_of(case), window=window
-    )
-    comparing.assert_near(output, attention_checks.exact_attention(case, window))
-
-
-@pytest.mark.skipif(importlib.util.find_spec("flashinfer") is None, reason="the package flashinfer is not installed")
-@pytest.mark.parametrize("window", [None, 19])
-@pytest.mark.parametrize(("head_dim", "group", "block_size"), [(64, 1, 16), (128, 4, 16), (128, 7, 64)])
-def test_flashinfer_equals_the_reference(head_dim: int, group: int, block_size: int, window: int | None) -> None:
-    kernels = choose_kernels("cuda", torch.bfloat16, "flashinfer")
-    for plan in (MIXED, [(1, 37), (1, 1500)], [(40, 170), (300, 700)]):
-        case = AttentionCase(
-            plan, heads=(2 * group, 2), head_dim=head_dim, block_size=block_size, dtype=torch.bfloat16, device="cuda"
-        )
-        output = kernels.paged_attention(
-            case.query, case.kv_blocks, LAYER, case.batch, scale=attention_checks.scale_of(case), window=window
-        )
-        comparing.assert_near(output, attention_checks.exact_attention(case, window))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

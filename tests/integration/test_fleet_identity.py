@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import grpc.aio
 import pytest
 
-from services.worker.session_server import SessionServer
+from services.worker.session import SessionServer
 from shared.block_service.client import BlockClient, SentBlock
 from shared.block_service.servicer import BlockServicer
 from shared.errors import Unauthenticated

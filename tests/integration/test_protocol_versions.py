@@ -39,6 +39,19 @@ async def test_a_router_of_protocol_1_gets_a_typed_error(service):
         assert f"speaks {PROTOCOL_VERSION}:" in error.message
 
 
+async def test_a_router_of_protocol_1_is_refused_once_it_has_written():
+    """An end before that would fail its write, and gRPC would put an error of its own in the place of the typed one."""
+    path = f"/{OLD_SESSION_SERVICES[0]}/Session"
+    hello = types_pb2.Hello(router_name="r", protocol_version=1).SerializeToString()
+    async with serving(BOTH) as worker, channel(worker.rpc.address) as link:
+        slow, other = link.stream_stream(path)(), link.stream_stream(path)()
+        await other.write(hello)
+        assert await other.code() is grpc.StatusCode.FAILED_PRECONDITION  # by then the first call is there, too
+        assert not slow.done()
+        await slow.write(hello)
+        assert await slow.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
 async def test_a_router_of_a_later_protocol_gets_a_typed_error():
     async with serving(BOTH) as worker:
         with pytest.raises(grpc.aio.AioRpcError) as refused:

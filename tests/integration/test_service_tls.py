@@ -150,6 +150,54 @@ async def test_a_routers_session_needs_its_certificate(
     await asyncio.wait({running})
 
 
+async def test_a_services_own_calls_follow_changed_certificates(tmp_path: Path) -> None:
+    """Both sides get files of another authority: a session that begins anew, and the next calls, use them."""
+    folders = [tmp_path / name for name in ("before", "after")]
+    for folder in folders:
+        folder.mkdir()
+    before, after = map(Authority, folders)
+    files = {name: tmp_path / f"{name}.pem" for name in ("cert", "key", "ca")}
+
+    def install(of: Authority) -> None:
+        for source, file in zip((*of.issue("service"), of.cert), files.values(), strict=True):
+            (staged := tmp_path / "staged").write_bytes(source.read_bytes())
+            staged.rename(file)
+
+    async def serve(bind: str) -> RpcServer:
+        server = RpcServer(bind, servicer.register, (), credentials=tls.server_credentials())
+        await server.start()
+        return server
+
+    install(before)
+    tls = Tls(**files)
+    servicer = Answering()
+    server = await serve("127.0.0.1:0")
+    own = tls.channel_credentials()
+    store = KVStoreClient(server.address, write_timeout_s=DEADLINE_S, credentials=own)
+    blocks = BlockClient(server.address, look_up_timeout_s=DEADLINE_S, credentials=own)
+    worker = DiscoveredWorker("p0", PREFILL, server.address)
+    pools = {WorkerRole.PREFILL: Pool()}
+    link = WorkerLink(worker, "router-0", lambda _: None, lambda: None, pools, credentials=own)
+    assert await store.rebuild() == 3
+    assert await blocks.look_up([b"x" * 16]) == [True]
+    running = asyncio.create_task(link.run())
+    await asyncio.wait_for(servicer.called.wait(), DEADLINE_S)
+    servicer.called.clear()
+
+    install(after)
+    assert await store.rebuild() == 3
+    assert await blocks.look_up([b"x" * 16]) == [True]
+    await server.stop(0)
+    server = await serve(server.address)
+    await asyncio.wait_for(servicer.called.wait(), DEADLINE_S)
+    assert await store.rebuild() == 3
+    running.cancel()
+    await asyncio.wait({running})
+    for client in (store, blocks):
+        await client.close()
+    await server.stop(0)
+
+
 def test_files_that_are_missing_or_do_not_fit_are_named(authority: Authority, tmp_path: Path) -> None:
     cert, key = authority.issue("one")
     _, other_key = authority.issue("two")

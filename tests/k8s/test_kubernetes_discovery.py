@@ -12,7 +12,7 @@ import pytest
 
 from services.router.workers.discovery import DiscoveredWorker
 from services.router.workers.kubernetes_discovery import KubernetesDiscovery
-from shared.errors import ClusterForbids, ClusterUnavailable
+from shared.errors import ClusterUnavailable
 from shared.kubernetes.access import ClusterAccess
 from shared.kubernetes.pod_watch import Backoff
 from shared.kubernetes.pods import Expired, Pods
@@ -204,43 +204,6 @@ async def test_a_version_that_the_server_has_forgotten_is_listed_anew_in_one_cha
         await followed.until(lambda: discovery.workers == (D1, P0))
         assert (D0, P0) not in followed.views[1:]
         assert () not in followed.views
-
-
-@pytest.mark.slow
-async def test_a_forbidden_call_is_typed_logged_once_and_works_when_it_is_allowed(
-    api_server, namespace, pods, caplog, monkeypatch
-):
-    tries = counted(monkeypatch, "list")
-    await pods.add(D0)
-    rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
-    rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}]
-    subject = {"kind": "ServiceAccount", "name": "router", "namespace": namespace}
-    role = {"kind": "Role", "apiGroup": "rbac.authorization.k8s.io", "name": "router"}
-    await asyncio.to_thread(
-        api_server.request, "POST", f"/api/v1/namespaces/{namespace}/serviceaccounts", {"metadata": {"name": "router"}}
-    )
-    token = await asyncio.to_thread(api_server.token_for, namespace, "router")
-    kubeconfig = api_server.write_kubeconfig(namespace, token, namespace)
-    discovery = KubernetesDiscovery(ClusterAccess.of("", kubeconfig, "kubeconfig"), SELECTOR, backoff=QUICK)
-    async with follow(discovery) as followed:
-        await followed.until(lambda: isinstance(discovery.error, ClusterForbids))
-        assert f'cannot list resource "pods" in API group "" in the namespace "{namespace}"' in discovery.failure
-        await followed.until(lambda: len(tries) >= 4)
-        assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 1
-        assert discovery.workers == ()
-        await asyncio.to_thread(
-            api_server.request, "POST", f"{rbac}/roles", {"metadata": {"name": "router"}, "rules": rules}
-        )
-        await asyncio.to_thread(
-            api_server.request,
-            "POST",
-            f"{rbac}/rolebindings",
-            {"metadata": {"name": "router"}, "roleRef": role, "subjects": [subject]},
-        )
-        await followed.until(lambda: followed.views == [(D0,)])
-        assert not discovery.failure
-        # A right that is taken away changes nothing of the view.
-        await asyncio.to_thread(api_server.request, "DELETE", f"{rbac}/rolebindings/router")
 
 
 @pytest.mark.slow

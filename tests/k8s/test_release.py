@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import pytest
 import yaml
 
-from tests.k8s.accounts import rights
 from tests.k8s.api_server import ApiServer
 from tests.k8s.kubelet import Kubelet
 from tests.k8s.programs import ROOT
@@ -64,12 +63,6 @@ def test_an_installed_release_answers_a_prompt(release: Release):
     assert len(ask(router, PROMPT, 16)) == 16
     assert "Succeeded" in release.helm("test", NAME)
     assert not release.kubelet.failures
-
-
-@pytest.mark.parametrize("component", ["router", "worker", "kvstore", "redis"])
-def test_the_service_accounts_may_do_what_they_do_and_nothing_else(release: Release, component: str):
-    expected = [("", "pods", "list", ()), ("", "pods", "watch", ())] if component == "router" else []
-    assert rights(release.api_server, release.namespace, f"{NAME}-{component}") == expected
 
 
 def test_a_prompt_is_answered_while_the_api_server_is_away_and_forgets(release: Release):

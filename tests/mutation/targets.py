@@ -39,7 +39,6 @@ TARGETS = (
             "tests/unit/router/dispatch",
             "tests/integration/router/test_dispatch.py",
             "tests/integration/router/test_hand_over.py",
-            "tests/integration/router/test_admission_of_hits.py",
             "tests/integration/router/test_explain.py",
             "tests/integration/router/test_placing.py",
         ),
@@ -47,7 +46,7 @@ TARGETS = (
     Target(
         "admission",
         ("services/router/admission",),
-        ("tests/unit/router/admission", "tests/integration/router/test_admission_of_hits.py", SETTINGS),
+        ("tests/unit/router/admission", "tests/integration/router/test_placing.py", SETTINGS),
     ),
     Target("placement", ("services/router/placement",), ("tests/unit/router/placement", SETTINGS)),
     Target("pool", ("shared/kv/pool.py",), ("tests/unit/kv/test_pool.py",)),

@@ -12,8 +12,7 @@ import pytest
 pytest.importorskip("cosmic_ray", reason="cosmic-ray is not installed: make setup")
 
 from tests.mutation.forks import Limits, Outcome, run_tests
-from tests.mutation.mutants import mutants, sample
-from tests.mutation.results import change
+from tests.mutation.mutants import mutants
 from tests.mutation.targets import ROOT, TARGETS, Target
 from tests.waiting import DEADLINE_S
 
@@ -60,13 +59,6 @@ def test_nothing_is_changed_that_decides_nothing(program: Target) -> None:
         assert all(kept in text for text in texts), kept
 
 
-def test_a_larger_sample_contains_a_smaller_one(program: Target) -> None:
-    every = mutants(program)
-    assert sample(program, 5, seed=1) == sample(program, 9, seed=1)[:5] != sample(program, 5, seed=2)
-    assert set(sample(program, 10_000, seed=1)) == set(every)
-    assert len(set(every)) == len(every) > 20
-
-
 @pytest.mark.slow
 def test_every_mutant_ends_as_noticed_or_as_a_survivor(program: Target) -> None:
     done = subprocess.run(
@@ -93,10 +85,6 @@ def _run_each(root: Path) -> dict[str, Outcome]:
         name: run_tests(target, "clamped/clamp.py", text, Limits(cpu_s=3, wall_s=200.0), {}).outcome
         for name, text in texts.items()
     }
-
-
-def test_a_change_names_the_lines_before_and_after() -> None:
-    assert change("a\n  b = 1\nc\n", "a\n  b = 2\nc\n") == "b = 1 -> b = 2"
 
 
 def test_every_target_has_its_files_and_its_tests() -> None:

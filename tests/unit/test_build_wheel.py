@@ -19,44 +19,10 @@ from shared.kernels.cpu.isa import BUILT, named, processor_features
 from tests.unit.kernels.isas import every_isa, needs_library
 from tests.unit.scripts import ROOT, load_script
 
-RUNTIMES = {"libstdc++.so.6", "libc.so.6"}
-
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
     return load_script("build_wheel")
-
-
-@pytest.mark.parametrize(
-    ("versions", "tag"),
-    [
-        ({("GLIBC", (2, 28)), ("CXXABI", (1, 3, 11))}, "manylinux_2_28_x86_64"),
-        ({("GLIBC", (2, 2, 5)), ("GLIBCXX", (3, 4))}, "manylinux_2_28_x86_64"),
-        ({("GLIBC", (2, 34))}, "manylinux_2_34_x86_64"),
-        ({("GLIBC", (2, 14)), ("GLIBCXX", (3, 4, 29))}, "manylinux_2_34_x86_64"),
-    ],
-)
-def test_the_tag_is_the_lowest_that_has_every_symbol(script, versions, tag):
-    assert script.tag(RUNTIMES, versions) == tag
-
-
-def test_what_no_level_has_is_named(script):
-    with pytest.raises(script.CannotTag, match=r"newer than manylinux_2_34_x86_64: GLIBC_2.36, OMP_1.0$"):
-        script.tag(RUNTIMES, {("GLIBC", (2, 36)), ("OMP", (1, 0)), ("GCC", (3, 0))})
-    with pytest.raises(script.CannotTag, match=r"other machines may lack: libgomp.so.1$"):
-        script.tag(RUNTIMES | {"libgomp.so.1"}, set())
-
-
-@pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler here")
-def test_the_needs_of_a_library_are_read_from_it(script, tmp_path):
-    (tmp_path / "asks.cpp").write_text("#include <new>\nextern char* f(int n) { return new char[n]; }\n")
-    library = tmp_path / "asks.so"
-    subprocess.run(["g++", "-shared", "-fPIC", "-o", library, tmp_path / "asks.cpp"], check=True)
-    libraries, versions = script.needs(library)
-    assert "libstdc++.so.6" in libraries
-    assert ("GLIBCXX", (3, 4)) in versions
-    with pytest.raises(script.CannotTag, match=r"readelf cannot read asks.cpp"):
-        script.needs(tmp_path / "asks.cpp")
 
 
 @needs_library

@@ -18,6 +18,7 @@ from shared.errors import DeadlineExceeded, Internal, ModelLoadError
 from shared.process_events import Progress
 from tests.unit.local.fakes import FakeCommands
 from tests.unit.local.processes import wait_for_end
+from tests.waiting import DEADLINE_S
 
 
 @pytest.fixture
@@ -98,7 +99,7 @@ async def test_a_child_that_ignores_sigterm_is_killed(commands: FakeCommands) ->
     async with started(commands, "stubborn") as child:
         await child.ready(60.0)
         child.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(60.0):
+        async with asyncio.timeout(DEADLINE_S):
             while commands.events()[-1] != "worker stop":
                 await asyncio.sleep(0.01)
         await child.stop(0.3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -66,25 +65,11 @@ def test_every_flag_is_one_that_the_service_takes(
         assert {item.flag for item in reference.settings_of(cls)} - {""} == taken
 
 
-def test_every_variable_of_a_number_is_read(reference: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A number that no bound allows stops the start with the setting's name."""
-    for _, _, cls in reference.SERVICES:
-        for item in reference.settings_of(cls):
-            if item.bounds.startswith(("≥", ">")) and item.variable:
-                with monkeypatch.context() as environment:
-                    environment.setenv(item.variable, "-2")  # -1 may stand for a choice
-                    assert item.name in failing(cls)
-
-
 def failing(cls: type[ServiceSettings]) -> str:
     """The names of all settings that are refused as the environment is."""
     with pytest.raises(ValidationError) as caught:
         cls()
     return " ".join(".".join(map(str, error["loc"])) for error in caught.value.errors())
-
-
-def test_a_pipe_does_not_end_a_cell(reference: ModuleType) -> None:
-    assert list(reference.table(("a", "b"), [("1|2", "3\n4")])) == ["| a | b |", "| --- | --- |", "| 1\\|2 | 3 4 |"]
 
 
 def test_commands_and_targets_are_all_there(reference: ModuleType) -> None:
@@ -96,18 +81,6 @@ def test_commands_and_targets_are_all_there(reference: ModuleType) -> None:
         "`--example, --no-example`",
     ):
         assert heading in page
-
-
-def test_a_stale_page_fails_the_check(
-    reference: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "reference.md"
-    assert reference.main(["--check"], path) == 1
-    assert reference.main([], path) == 0
-    assert reference.main(["--check"], path) == 0
-    path.write_text(path.read_text().replace("`fcfs`", "`lifo`"))
-    assert reference.main(["--check"], path) == 1
-    assert "is stale" in capsys.readouterr().err
 
 
 def test_the_page_in_the_repository_says_what_the_settings_are(reference: ModuleType) -> None:

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from shared.tasks import end_task
+from tests.waiting import DEADLINE_S
 
 
 async def test_a_swallowed_cancellation_is_asked_for_again() -> None:
@@ -23,7 +24,7 @@ async def test_a_swallowed_cancellation_is_asked_for_again() -> None:
 
     task = asyncio.create_task(stubborn())
     await asyncio.sleep(0)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(DEADLINE_S):
         await end_task(task)
     assert swallowed.is_set()
     assert task.cancelled()

@@ -8,45 +8,37 @@ prompt the time of its FLOPs.
 from __future__ import annotations
 
 import os
+import random
+import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from statistics import median
+from typing import Annotated, Any
 
 import torch
 
-from loadtest.bench.engine.limits import (
-    active_parameters,
-    matmul_rate,
-    prefill_flops,
-    read_bandwidth,
-    weight_bytes,
-)
+from loadtest.bench.engine.cuda import BLOCK_SIZE, Step
 from loadtest.bench.engine.mixed import measure, mixed_steps, report
-from loadtest.bench.engine.overhead import step_time
-from loadtest.bench.peers.adapter import Settings
+from loadtest.bench.peers.adapter import Settings, random_prompt
 from loadtest.bench.peers.ours import Ours
 from loadtest.rig.command_line import Option, Out, choice, integers
 from loadtest.rig.measure import median_s
 from loadtest.rig.models import SHAPES, checkpoint
 from loadtest.rig.results import Report, Result, machine
-from shared.engine.plan import PlannedSequence, SampleSpec, StepPlan
 from shared.engine.runner.runner import Runner
-from shared.engine.sampling_params import SamplingParams
+from shared.kernels.cpu.launch import CpuOps
 from shared.model.config.model_config import ModelConfig
+from shared.model.config.moe_config import MoeConfig
 from shared.model.decoder import Decoder
 
-BLOCK_SIZE = 16
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-GREEDY = SamplingParams(temperature=0.0, max_tokens=1, seed=0)
 
 
 class Bench:
     """One model, ready to run steps of any shape."""
 
-    def __init__(
-        self, folder: Path, dtype: torch.dtype, kernels: str, num_kv_tokens: int, *, deterministic: bool = False
-    ) -> None:
-        self.decoder = Decoder.load(folder, dtype, "cpu", kernels=kernels, deterministic=deterministic)
+    def __init__(self, folder: Path, dtype: torch.dtype, kernels: str, num_kv_tokens: int) -> None:
+        self.decoder = Decoder.load(folder, dtype, "cpu", kernels=kernels)
         config = self.decoder.config
         name = str(dtype).removeprefix("torch.")
         self.layout = config.block_layout(BLOCK_SIZE, name)
@@ -54,46 +46,11 @@ class Bench:
         # Blocks never written would all lie on one page of zeros, and reading them would cost nothing.
         self.runner.kv_blocks.fill_(0.01)
 
-    def plan(self, batch: int, start: int, count: int) -> StepPlan:
-        """`batch` sequences that compute `count` tokens behind `start` cached ones, each with blocks of its own."""
-        blocks = -(-(start + count) // BLOCK_SIZE)
-        return StepPlan(
-            tuple(
-                PlannedSequence(
-                    f"s{i}",
-                    tuple(3 + (7 * i + j) % 1000 for j in range(count)),
-                    start,
-                    tuple(range(i * blocks, (i + 1) * blocks)),
-                    start + count,
-                    SampleSpec(GREEDY, start + count),
-                )
-                for i in range(batch)
-            )
-        )
-
-    def step_s(self, plan: StepPlan, repeats: int) -> float:
+    def step_s(self, step: Step, repeats: int) -> float:
         """Median seconds of the step."""
+        plan = step.plan(self.decoder.config.vocab_size)
         with torch.inference_mode():
             return median_s(lambda: self.runner.execute(plan), repeats)
-
-
-@dataclass(frozen=True)
-class Step:
-    """A step to be measured: `batch` sequences compute `count` tokens each, behind `start` cached ones."""
-
-    batch: int
-    start: int
-    count: int
-
-    @property
-    def name(self) -> str:
-        """As the table shows it."""
-        return f"decode {self.batch} at {self.start}" if self.count == 1 else f"prefill {self.count}"
-
-    @property
-    def num_kv_tokens(self) -> int:
-        """Slots of whole blocks that it takes."""
-        return self.batch * -(-(self.start + self.count) // BLOCK_SIZE) * BLOCK_SIZE
 
 
 def run(bench: Bench, steps: list[Step], repeats: int) -> list[Result]:
@@ -103,7 +60,7 @@ def run(bench: Bench, steps: list[Step], repeats: int) -> list[Result]:
 
 def _prefill(bench: Bench, step: Step, repeats: int) -> Result:
     limit = step.count * matmul_rate(3) / prefill_flops(bench.decoder.config, step.count)
-    value = step.count / bench.step_s(bench.plan(step.batch, step.start, step.count), max(3, repeats // 3))
+    value = step.count / bench.step_s(step, max(3, repeats // 3))
     return Result(step.name, value, "tok/s", limit, value / limit)
 
 
@@ -114,7 +71,7 @@ def _decode(bench: Bench, step: Step, repeats: int) -> Result:
     reading_s = (weight_bytes(bench.decoder, step.batch) + kv_bytes) / read_bandwidth(3)
     products_s = 2.0 * step.batch * active_parameters(bench.decoder.config) / matmul_rate(3)
     limit = step.batch / max(reading_s, products_s)
-    value = step.batch / bench.step_s(bench.plan(step.batch, step.start, 1), repeats)
+    value = step.batch / bench.step_s(step, repeats)
     return Result(step.name, value, "tok/s", limit, value / limit)
 
 
@@ -178,3 +135,118 @@ def main(
     for step in steps:
         if step not in fitting:
             print(f"{step.name} is left out: its KV of {step.num_kv_tokens} tokens does not fit in memory, {room} do")
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """A decode step of the whole engine."""
+
+    step_s: float
+    """Median."""
+    overhead: float
+    """Share of the step outside the C++ kernels, median. Torch's few own ops, such as embedding and argmax, count as
+    overhead too, and so does reading the clock at each call."""
+
+
+class TimedLibrary:
+    """Wraps the kernels' library and adds up the time inside its functions."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self.total_s = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self._library, name)
+
+        def timed(*args: Any) -> None:
+            start = time.perf_counter()
+            function(*args)
+            self.total_s += time.perf_counter() - start
+
+        setattr(self, name, timed)
+        return timed
+
+
+def step_time(engine: Ours, batch: int, context: int, num_steps: int) -> StepTime | None:
+    """None where other kernels than the C++ ones serve: their time cannot be measured from outside."""
+    kernels = engine.decoder.kernels
+    if not isinstance(kernels, CpuOps):
+        return None
+    generator = random.Random(batch)
+    timed = TimedLibrary(kernels.library)
+    untimed, kernels.library = kernels.library, timed  # type: ignore[assignment]
+    try:
+        prompts = [random_prompt(context, generator, engine.decoder.config.vocab_size) for _ in range(batch)]
+        steps = engine.decode_steps(prompts, num_steps, lambda: timed.total_s)
+    finally:
+        kernels.library = untimed
+    return StepTime(median(s for s, _ in steps), median(1 - inside / s for s, inside in steps))
+
+
+_BUFFER_BYTES = 512 * 1024 * 1024
+_MATRIX_SIZE = 2048
+
+
+def read_bandwidth(repeats: int = 5) -> float:
+    """Bytes a second of a streaming read by all of torch's threads."""
+    buffer = torch.ones(_BUFFER_BYTES // 4, dtype=torch.float32)
+    return _BUFFER_BYTES / median_s(buffer.sum, repeats)
+
+
+def matmul_rate(repeats: int = 5) -> float:
+    """FLOP/s of the best square product, over the dtypes that a bf16 or fp32 model may compute in."""
+    rates = []
+    for dtype in (torch.float32, torch.bfloat16):
+        a = torch.randn(_MATRIX_SIZE, _MATRIX_SIZE).to(dtype)
+        rates.append(2 * _MATRIX_SIZE**3 / median_s(lambda a=a: a @ a, repeats))  # type: ignore[misc]
+    return max(rates)
+
+
+def active_parameters(config: ModelConfig) -> int:
+    """Of the projections, those that every token is multiplied by: of experts, as many as it chooses."""
+    found = config.num_layers * _attention(config) + _head(config)
+    num_dense = config.num_layers
+    if config.moe is not None:
+        num_dense -= config.moe.num_layers
+        found += config.moe.num_layers * config.hidden_size * _of_hidden(config.moe)
+    return found + num_dense * 3 * config.hidden_size * config.intermediate_size
+
+
+def prefill_flops(config: ModelConfig, num_tokens: int) -> float:
+    """Of the projections for every token (the output head's for one), and of causal attention by heads."""
+    head = _head(config)
+    key_dim, value_dim = (config.head_dim, config.head_dim)
+    if config.latent is not None:
+        key_dim, value_dim = config.latent.query_dim, config.latent.value_dim
+    attention = config.num_layers * config.num_heads * (key_dim + value_dim) * num_tokens**2
+    return 2.0 * (active_parameters(config) - head) * num_tokens + 2.0 * head + attention
+
+
+def weight_bytes(decoder: Decoder, batch: int) -> float:
+    """That a step of `batch` tokens reads, as they lie in memory; of experts those that independent tokens choose in
+    the mean."""
+    if decoder.config.moe is None:
+        return decoder.projection_bytes
+    routing = decoder.config.moe.routing
+    unread = (1 - routing.top_k / routing.num_experts) ** batch
+    return decoder.projection_bytes - unread * decoder.expert_bytes
+
+
+def _attention(config: ModelConfig) -> int:
+    """Parameters of a layer's attention."""
+    hidden, heads, latent = config.hidden_size, config.num_heads, config.latent
+    if latent is None:
+        return hidden * config.head_dim * (2 * heads + 2 * config.num_kv_heads)
+    query = heads * latent.query_dim
+    placed = hidden * query if latent.q_rank is None else latent.q_rank * (hidden + query)
+    by_head = latent.kv_rank * (latent.nope_dim + latent.value_dim)
+    return placed + hidden * latent.cached_dim + heads * (by_head + latent.value_dim * hidden)
+
+
+def _of_hidden(moe: MoeConfig) -> int:
+    """Parameters of a token's experts in a layer, its router and what all tokens pass, for each of `hidden_size`."""
+    return moe.routing.num_experts + 3 * (moe.routing.top_k * moe.expert_size + moe.shared_size)
+
+
+def _head(config: ModelConfig) -> int:
+    return config.vocab_size * config.hidden_size

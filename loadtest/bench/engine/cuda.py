@@ -24,7 +24,7 @@ from shared.engine.plan import PlannedSequence, SampleSpec, StepPlan
 from shared.engine.runner.profile_run import measure_budget
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.sampling_params import SamplingParams
-from shared.kv.format import BYTES_PER_ELEMENT
+from shared.kv.layout import BYTES_PER_ELEMENT
 from shared.model.config.model_config import ModelConfig
 from shared.model.decoder import Decoder
 from shared.model.layers.parameters import DecoderParameters
@@ -69,7 +69,12 @@ class Step:
         """Blocks of each sequence."""
         return -(-(self.start + self.count) // BLOCK_SIZE)
 
-    def plan(self, vocab_size: int, *, pending: bool) -> StepPlan:
+    @property
+    def num_kv_tokens(self) -> int:
+        """Slots of whole blocks that it takes."""
+        return self.batch * self.num_blocks * BLOCK_SIZE
+
+    def plan(self, vocab_size: int, *, pending: bool = False) -> StepPlan:
         """Each sequence with blocks of its own; `pending` decodes what the step before sampled."""
         spec = SampleSpec(SamplingParams(temperature=0.0, seed=0, max_tokens=1), self.start + self.count)
         return StepPlan(

@@ -18,8 +18,7 @@ import torch
 from loadtest.bench.engine.staging import LAYOUT
 from loadtest.rig.command_line import Option, Out
 from loadtest.rig.results import Report, Result
-from shared.engine.runner.block_access import DeviceBlocks
-from shared.engine.runner.block_sums import BlockSums
+from shared.engine.runner.block_access import BlockSums, DeviceBlocks
 from shared.engine.runner.device_link import DeviceLink
 from shared.engine.runner.pool_memory import allocate_pool
 from shared.errors import ConfigError, TransferFailed

@@ -14,8 +14,7 @@ from shared.engine.runner.block_access import StagedBlocks
 from shared.engine.runner.device_link import DeviceLink
 from shared.engine.runner.pool_memory import allocate_pool
 from shared.errors import ConfigError
-from shared.kv.format import KVFormat
-from shared.kv.layout import BlockLayout
+from shared.kv.layout import BlockLayout, KVFormat
 
 LAYOUT = BlockLayout(32, 16, KVFormat("bfloat16", num_kv_heads=8, head_dim=128))
 """An 8B model's: 2 MiB a block."""

@@ -6,7 +6,6 @@ runs as a replayed CUDA graph on a cold cache, so neither Python nor the cache i
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
@@ -17,7 +16,6 @@ import torch
 from loadtest.bench.kernels.limits import Clock, Limits, cuda_device, graph_clock, limit_results, measure_limits
 from loadtest.rig.command_line import Option, Out
 from loadtest.rig.results import Report, Result, verdicts
-from shared.errors import ConfigError
 from shared.kernels.bench_case import Case
 
 
@@ -35,7 +33,6 @@ def all_cases(device: torch.device) -> Iterator[Case]:
     """Every op's cases at the shapes of 8B models, in 16 bits."""
     from shared.kernels.activation import bench as activation
     from shared.kernels.attention.decode import bench as decode
-    from shared.kernels.attention.hopper import bench as hopper
     from shared.kernels.attention.latent import bench as latent
     from shared.kernels.attention.prefill import bench as prefill
     from shared.kernels.blocks import bench as blocks
@@ -45,7 +42,7 @@ def all_cases(device: torch.device) -> Iterator[Case]:
     from shared.kernels.rotary import bench as rotary
     from shared.kernels.sampling import bench as sampling
 
-    for module in (decode, prefill, hopper, rmsnorm, rotary, activation, blocks, sampling, matmul, experts, latent):
+    for module in (decode, prefill, rmsnorm, rotary, activation, blocks, sampling, matmul, experts, latent):
         yield from module.cases(device)
 
 
@@ -56,15 +53,6 @@ def tuning_cases(device: torch.device) -> Iterator[Case]:
 
     yield from decode.tuning_cases(device)
     yield from prefill.tuning_cases(device)
-
-
-def peer_cases(device: torch.device) -> Iterator[Case]:
-    """Both attention kernels, each shape beside FlashInfer's."""
-    if importlib.util.find_spec("flashinfer") is None:
-        raise ConfigError("--flashinfer needs the package flashinfer, which is not installed", field="flashinfer")
-    from shared.kernels.attention.flashinfer import bench
-
-    yield from bench.cases(device)
 
 
 _HEADS = "32/8 heads of 128"
@@ -103,14 +91,11 @@ def measure_each(cases: Iterable[Case], limits: Limits, clock: Clock, report: Re
 def main(
     only: Annotated[str, Option("ops whose name contains this")] = "",
     tune: Annotated[bool, Option("attention over its possible tile sizes instead")] = False,
-    flashinfer: Annotated[bool, Option("attention beside FlashInfer's instead")] = False,
     out: Out = None,
 ) -> None:
     """Measure the Triton kernels beside the limits of this GPU."""
     device = cuda_device("the kernel benchmark")
-    if tune and flashinfer:
-        raise ConfigError("take either --tune or --flashinfer, not both", field="tune")
-    chosen = tuning_cases if tune else peer_cases if flashinfer else all_cases
+    chosen = tuning_cases if tune else all_cases
     limits = measure_limits(graph_clock, device)
     report = Report(out)
     report.add(limit_results(limits))

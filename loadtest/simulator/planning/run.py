@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from loadtest.simulator.clock import Clock
-from loadtest.simulator.fleet import WorkerSpec, World
+from loadtest.simulator.fleet import DECODE_CHUNK, PREFILL_CHUNK, WorkerSpec, World
 from loadtest.simulator.outcome import Targets
 from loadtest.simulator.planning.counting_router import CountingRouter, Counts
 from loadtest.simulator.planning.elastic_pool import ElasticPool, Lifecycle
@@ -84,13 +84,13 @@ class Fleet:
         self.world = World(Clock(), PrefixIndex(BLOCK_LEN, setup.worker.block_size), seed=setup.seed)
         workers: dict[str, Worker] = {}
 
-        def pool(letter: str, roles: Roles) -> ElasticPool:
+        def pool(letter: str, roles: Roles, chunk: int) -> ElasticPool:
             def make(name: str) -> Worker:
-                return Worker(self.world, name, setup.worker, roles)
+                return Worker(self.world, name, replace(setup.worker, max_num_batched_tokens=chunk), roles)
 
             return ElasticPool(self.world, make, letter, workers, setup.life)
 
-        self.prefill, self.decode = pool("p", PREFILL), pool("d", DECODE)
+        self.prefill, self.decode = pool("p", PREFILL, PREFILL_CHUNK), pool("d", DECODE, DECODE_CHUNK)
         self.prefill.begin(begin.prefill)
         self.decode.begin(begin.decode)
         self.router = CountingRouter(self.world, workers, setup.tandem, setup.seed)

@@ -3,14 +3,121 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.planner.policy.config import PlannerConfig
 from services.planner.policy.demand import Demand
 from services.planner.policy.observation import Observation
-from services.planner.policy.pace import DecodePace
-from services.planner.policy.variation import PromptVariation
-from shared.sizing.queueing import servers_needed
+from shared.sizing.queueing import mean_wait_s, servers_needed
+from shared.sizing.step_time import StepTimes
+
+_MEMORY_S = 3600.0
+"""Time constant after which what was seen counts less: prompts may have become longer."""
+_PRIOR = 10.0
+"""Weight of the configured variation, as a number of service times of expected waiting."""
+_MOST = 10.0
+_STEP = 1.3
+"""Factor by which the waits must have changed before another value is used."""
+_MAX_LOAD = 0.9
+"""Of a busier pool the mean wait says nothing: it has not settled."""
+
+
+class PromptVariation:
+    """Observed waits over those that the formula gives for equal shares: their ratio is (1 + variation) / 2.
+
+    What else makes requests wait is in it as well, such as a placement that prefers a cached prefix to a free worker.
+    """
+
+    def __init__(self, config: PlannerConfig) -> None:
+        self._configured = config.variation
+        self._expected = self._waited = 0.0  # service times
+        self.value = config.variation
+        """Squared coefficient of variation. It follows what is learnt in steps: noise in it moves no pool."""
+
+    def observe(self, waited_s: float, count: int, workers: int, load: float, service_s: float, span_s: float) -> None:
+        """`count` requests waited `waited_s` in all; `load` of `workers` were busy, `service_s` for each request."""
+        keep = math.exp(-span_s / _MEMORY_S)
+        self._expected, self._waited = keep * self._expected, keep * self._waited
+        if service_s <= 0 or load > _MAX_LOAD * workers:
+            return
+        self._expected += count * mean_wait_s(workers, load, service_s, 1.0) / service_s
+        self._waited += waited_s / service_s
+        learnt = self._learnt()
+        if not 1 / _STEP < (1 + learnt) / (1 + self.value) < _STEP:
+            self.value = learnt
+
+    def _learnt(self) -> float:
+        expected = self._expected + _PRIOR
+        waited = self._waited + _PRIOR * (1 + self._configured) / 2
+        return max(0.0, min(_MOST, 2 * waited / expected - 1))
+
+
+_PRIOR_SAMPLES = 100.0
+_PRIOR_BATCH = 10.0
+"""Weight of the configured capacity in the line's slope, as a number of requests this far from the mean batch."""
+
+
+class DecodePace:
+    """Least squares over (batch, TPOT), weighted by finished requests.
+
+    As long as the batch has hardly changed the data say nothing of the slope: it is that of the steps that the workers
+    have measured, or, where none reports them, the one by which TPOT reaches its target at the configured number of
+    sequences.
+    """
+
+    def __init__(self, config: PlannerConfig) -> None:
+        self._config = config
+        self._weight = 0.0
+        self._batch = self._tpot_s = 0.0  # means
+        self._spread = self._product = 0.0  # sums of squares and of products about them
+        self._steps: Sequence[StepTimes] = ()
+        self._context = 0.0
+
+    def observe(self, batch: float, tpot_s: float, count: int, span_s: float) -> None:
+        """`count` requests finished in the last `span_s` with that mean TPOT, at that many sequences a worker."""
+        keep = math.exp(-span_s / _MEMORY_S)
+        self._weight, self._spread, self._product = keep * self._weight, keep * self._spread, keep * self._product
+        if not count:
+            return
+        self._weight += count
+        more_batch, more_s = batch - self._batch, tpot_s - self._tpot_s
+        self._batch += count / self._weight * more_batch
+        self._tpot_s += count / self._weight * more_s
+        self._spread += count * more_batch * (batch - self._batch)
+        self._product += count * more_batch * (tpot_s - self._tpot_s)
+
+    def measured(self, steps: Sequence[StepTimes], context: float) -> None:
+        """What the decode workers have fitted to their steps, and the mean tokens of a sequence on them; nothing is
+        forgotten where none of them reports any."""
+        if steps:
+            self._steps, self._context = steps, context or self._context
+
+    def at(self, batch: float) -> float:
+        """TPOT at that many sequences a worker, seconds; the target while nothing has been seen."""
+        config = self._config
+        if not self._weight:
+            return config.tpot_s
+        if self._steps:
+            return max(self._tpot_s / 2, self._tpot_s + self._step_s(batch) - self._step_s(self._batch))
+        distance = config.decode_sequences - self._batch
+        configured = max(0.0, (config.tpot_s - self._tpot_s) / distance) if distance > 0 else 0.0
+        prior = _PRIOR_SAMPLES * _PRIOR_BATCH**2
+        slope = max(0.0, (self._product + prior * configured) / (self._spread + prior))
+        return max(self._tpot_s / 2, self._tpot_s + slope * (batch - self._batch))
+
+    def _step_s(self, batch: float) -> float:
+        """Of a decode step of that many sequences, in the mean of the workers that report theirs; of a fraction, in the
+        mean of the numbers on both sides."""
+        low = max(1, math.floor(batch))
+        share = max(0.0, batch - low)
+        found = [
+            (1 - share) * times.decode_step_s(low, round(low * self._context))
+            + share * times.decode_step_s(low + 1, round((low + 1) * self._context))
+            for times in self._steps
+        ]
+        return sum(found) / len(found)
+
 
 _RAISE = 1.1
 """Factor by which a correction grows where too many requests were late."""

@@ -8,13 +8,20 @@ import time
 from collections.abc import Iterable
 
 from services.router.dispatch.quarantine import Deaths
-from services.router.dispatch.record import UNOBSERVED, Failure, RecordObserver, RequestRecord
+from services.router.dispatch.record import (
+    UNOBSERVED,
+    Failure,
+    RecordObserver,
+    RequestEvent,
+    RequestRecord,
+    RequestState,
+)
 from services.router.dispatch.request import (
     Request,
     TokenDelta,
     TokenLogprobs,
 )
-from services.router.dispatch.states import RequestEvent, RequestState, after
+from services.router.dispatch.transitions import after
 from services.router.placement.views import NO_HITS, PrefixHits
 from shared.errors import TandemError
 from shared.rpc.convert import finish_reason_from_proto

@@ -9,13 +9,16 @@ from functools import partial
 from typing import Any
 
 from services.router.dispatch.active_request import ActiveRequest
-from services.router.dispatch.states import HOLDERS, Holder, RequestEvent, RequestState
+from services.router.dispatch.answer_move import PREPARING, AnswerMove, Seat
+from services.router.dispatch.commands import AttemptCommands
+from services.router.dispatch.record import RequestEvent, RequestState
+from services.router.dispatch.transitions import HOLDERS, Holder
 from services.router.placement.cut_pairs import CutPairs
+from services.router.placement.moves import MoveCause
 from services.router.placement.prediction import TtftPredictor
 from services.router.placement.views import NO_WORK, Work
 from services.router.workers.link import Message, WorkerLink
 from shared.errors import PeerUnreachable, TandemError, TransferFailed, WorkerDied, WorkerLost
-from shared.rpc.convert import sampling_to_proto
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 
 Successor = tuple[WorkerLink, Work]
@@ -42,9 +45,10 @@ class Attempt:
 
     The links call `receive` with their workers' messages, and everything that follows is done in that call:
     a token passes through here without waking a task. `run` wakes once, when the attempt is over. Each message moves
-    the request through the table of `states.py`; from the decode worker's first tokens on the prefill worker is out of
-    the request, and its end no longer matters. A prefill worker that is lost before is replaced where that is possible:
-    the decode worker keeps its reservation, and the next one sends what is missing, under a name of its own.
+    the request through the table of `transitions.py`; from the decode worker's first tokens on the prefill worker is
+    out, and its end no longer matters. A prefill worker that is lost before is replaced where that is possible: the
+    decode worker keeps its reservation, and the next one sends what is missing, under a name of its own. A running
+    answer may move to another decode worker, which is the attempt's then (`answer_move.py`).
     """
 
     def __init__(
@@ -62,13 +66,11 @@ class Attempt:
         returns once it is known which workers died together. `pairs` learns which workers reach each other."""
         self._active = active
         self._request = active.request
-        self.decode = decode
+        self._first_seat = Seat(decode, active.wire_id)
+        self._move: AnswerMove | None = None  # the latest
         self._prefill = prefill
         self._computing: WorkerLink = prefill or decode
-        self._sampling = sampling_to_proto(active.request.sampling)
-        self._salt = active.request.chain_salt
-        if self._request.sampling.prompt_logprobs is not None:
-            self._salt += f"\0attempt={active.wire_id}"  # what an earlier attempt left is no prefix: all is computed
+        self._commands = AttemptCommands(active)
         self._token_ids: Iterable[int] = active.token_ids
         self._predictor = predictor
         self._placed_at = time.perf_counter()
@@ -94,6 +96,15 @@ class Attempt:
         """Once it failed: the worker whose process ended with the request on it; empty where none did."""
         self._heard_at = self._loop.time()
         self._silence = self._loop.call_at(self._heard_at + worker_timeout_s, self._check_silence)
+
+    @property
+    def _seat(self) -> Seat:
+        return self._move.seat if self._move is not None else self._first_seat
+
+    @property
+    def decode(self) -> WorkerLink:
+        """The worker that writes the answer."""
+        return self._seat.link
 
     def open(self, work: Work, num_blocks: int) -> None:
         """Commits to the workers in our view: `work` for the one that computes, `num_blocks` more blocks to hold."""
@@ -136,6 +147,12 @@ class Attempt:
         if self._active.state is _FINISHED or self._error is not None:
             self._over.set_result(None)
 
+    def move(self, target: WorkerLink, cause: MoveCause, block_size: int) -> None:
+        """Moves the answer, which decodes and stays so where the move fails, to another decode worker."""
+        self._prefill = None  # it has been out since the decode worker joined
+        self._move = AnswerMove(self._active, self._seat, target, block_size, self._commands, self.receive)
+        self._move.begin(cause)
+
     def refuse(self) -> None:
         """The worker that raised Overloaded was fuller than our view of it: no new work there until it reports."""
         for link in (self.decode, self._prefill):
@@ -148,7 +165,9 @@ class Attempt:
         self._over.cancel()
         if self._hearing is not None:
             self._hearing.cancel()
-        request_id, prefill = self._active.wire_id, self._prefill
+        if self._move is not None:
+            self._move.end()
+        prefill = self._prefill
         holders = HOLDERS[self._active.state]
         sending = prefill is not None and Holder.PREFILL in holders and prefill.connected
         sending = sending and not isinstance(self._error, PeerUnreachable)  # else no trailer comes
@@ -156,60 +175,27 @@ class Attempt:
             prefill.close(self._sender_id)
             if sending:
                 prefill.cancel(self._sender_id, peer=self.decode.name if self.decode.connected else "")
-        self.decode.close(request_id)
+        self.decode.close(self._seat.name)
         if Holder.DECODE in holders:
-            self.decode.cancel(request_id, peer=prefill.name if sending and prefill is not None else "")
+            self.decode.cancel(self._seat.name, peer=prefill.name if sending and prefill is not None else "")
 
     def _reserve(self) -> None:
-        request = self._request
+        is_alone = self._prefill is None
         self._active.move(RequestEvent.PLACED, self.decode.name)
-        self._token_ids = self.decode.reserve(
-            worker_pb2.Reserve(
-                request_id=self._active.wire_id,
-                num_prompt_tokens=request.num_prompt_tokens,
-                sampling=self._sampling,
-                salt=self._salt,
-                tenant=request.tenant,
-                prefill_here=self._prefill is None,
-                traceparent=self._active.record.traceparent(),
-                num_stored_blocks=self._active.hits.num_stored_blocks,
-                peers=self._peers(self.decode.name) if self._prefill is None else (),
-            ),
-            self._token_ids,
-        )
-        if self._prefill is None:  # the same message is both
+        command = self._commands.reserve(self.decode.name, prefill_here=is_alone)
+        self._token_ids = self.decode.reserve(command, self._token_ids)
+        if is_alone:  # the same message is both
             self._active.move(RequestEvent.SUBMITTED, self.decode.name)
             self._token_ids = ()
 
     def _submit(self, prefill: WorkerLink, decode: WorkerLink, reserved: worker_pb2.Reserved) -> None:
         if decode.welcome is None:
             raise WorkerLost(f"worker {decode.name} was lost")
-        request = self._request
         token_ids = self._token_ids if self._num_senders == 1 else self._active.token_ids[: self._num_tokens]
-        prefill.submit(
-            worker_pb2.Submit(
-                request_id=self._sender_id,
-                num_prompt_tokens=request.num_prompt_tokens,
-                sampling=self._sampling,
-                salt=self._salt,
-                tenant=request.tenant,
-                ticket=reserved.ticket,
-                transfer_address=decode.welcome.transfer_address,
-                needed_blocks=reserved.needed_blocks,
-                traceparent=self._active.record.traceparent(following=True),
-                num_stored_blocks=self._active.hits.num_stored_blocks,
-                peers=self._peers(prefill.name),
-                notes=reserved.reassignable,
-            ),
-            token_ids,
-        )
+        command = self._commands.submit(self._sender_id, prefill.name, decode.welcome.transfer_address, reserved)
+        prefill.submit(command, token_ids)
         self._active.move(RequestEvent.SUBMITTED, prefill.name)
         self._token_ids = ()  # else the messages' memory would stay until the end
-
-    def _peers(self, name: str) -> list[types_pb2.PrefixHolder]:
-        """Peers that the worker of this name may fetch the prefix from."""
-        peers = self._active.hits.peers_of(name)
-        return [types_pb2.PrefixHolder(address=peer.address, num_blocks=peer.num_blocks) for peer in peers]
 
     def _on_message(self, worker: WorkerLink, message: Message | TandemError) -> None:
         """Raises the error that a worker reported, unless another worker can take over from it."""
@@ -217,7 +203,7 @@ class Attempt:
             if self._active.state is _DECODING:
                 self._active.emit(message)
             else:
-                self._on_step(message)
+                self._on_step(worker, message)
         elif isinstance(message, worker_pb2.FirstToken):
             if self._num_senders > 1 and self._active.state is RequestState.SHIPPING:
                 self._computing.computed(self._sender_id)  # the client has the first sender's
@@ -228,8 +214,25 @@ class Attempt:
                 self._on_reserved(self._prefill, message)
         elif isinstance(message, worker_pb2.Arrivals):
             self._pass_on(message)
-        elif isinstance(message, TandemError) and not self._succeeded(worker, message):
+        elif isinstance(message, TandemError) and not (
+            self._outlived(worker, message) or self._succeeded(worker, message)
+        ):
             raise message
+
+    def _outlived(self, worker: WorkerLink, error: TandemError) -> bool:
+        """Whether the answer goes on in spite of the error, since two workers had it."""
+        move, active = self._move, self._active
+        if move is None or active.state not in PREPARING or not (error.retryable or worker is not self.decode):
+            return False
+        if isinstance(error, WorkerDied):
+            active.deaths.note(active.request.request_id, worker.name, len(active.produced))
+            self._hear_soon()
+        if worker is self.decode:
+            active.charge((worker.name,))
+            move.left_alone(error)
+        else:
+            move.stay(error)
+        return True
 
     def _pass_on(self, arrivals: worker_pb2.Arrivals) -> None:
         """The decode worker waits; the prefill worker knows whether for something that it has sent."""
@@ -247,7 +250,7 @@ class Attempt:
         self._on_first_token(tokens)
         early, self._early = self._early, []
         for step in early:
-            self._on_step(step)
+            self._on_step(self.decode, step)
 
     def _on_reserved(self, prefill: WorkerLink, reserved: worker_pb2.Reserved) -> None:
         """What the decode worker needs, of the first prefill worker or of the next."""
@@ -295,8 +298,13 @@ class Attempt:
             self._reassign(lost.name)
         if held and isinstance(error, WorkerDied):
             self._active.move(RequestEvent.HELD)
-            self._hearing = asyncio.create_task(self._hear())
+            self._hear_soon()
         return True
+
+    def _hear_soon(self) -> None:
+        if self._hearing is not None:
+            self._hearing.cancel()
+        self._hearing = asyncio.create_task(self._hear())
 
     async def _hear(self) -> None:
         """The next sender may have died with the lost one: nothing is submitted to it before it was heard from, else it
@@ -315,11 +323,13 @@ class Attempt:
         self._reserved = None
         self.decode.reassign(reassign)
 
-    def _on_step(self, tokens: types_pb2.SequenceTokens) -> None:
+    def _on_step(self, worker: WorkerLink, tokens: types_pb2.SequenceTokens) -> None:
         """Tokens from the decode worker, its first or those that overtook the first token."""
         active = self._active
         if active.state is _DECODING:
             active.emit(tokens)
+        elif self._move is not None:
+            self._move.take(worker, tokens)
         elif active.state in _HAS_FIRST_TOKEN:
             active.move(RequestEvent.JOINED)
             if self._prefill is not None:

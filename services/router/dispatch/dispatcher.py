@@ -7,16 +7,25 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 from services.router.dispatch.active_request import ActiveRequest, WriteCoalescer
 from services.router.dispatch.attempt import Attempt
+from services.router.dispatch.mover import Mover
 from services.router.dispatch.prefix_lookup import PrefixLookup
 from services.router.dispatch.quarantine import Quarantine
-from services.router.dispatch.record import UNOBSERVED, Failure, RecordObserver, RequestRecord
+from services.router.dispatch.record import (
+    UNOBSERVED,
+    Failure,
+    RecordObserver,
+    RequestEvent,
+    RequestRecord,
+    RequestState,
+)
 from services.router.dispatch.request import Request
-from services.router.dispatch.states import RequestEvent, RequestState
 from services.router.dispatch.waiting_room import RETRY_AFTER_S, DispatchConfig, WaitingRoom
+from services.router.placement.move_settings import MoveSettings
+from services.router.placement.moves import MoveCause
 from services.router.placement.policy import Placement
 from services.router.workers.fleet import Fleet
 from shared.errors import (
@@ -47,14 +56,19 @@ class Dispatcher:
         lookup: PrefixLookup,
         config: DispatchConfig,
         observer: RecordObserver = UNOBSERVED,
+        moves: MoveSettings | None = None,
+        tpot_target_s: float = 0.0,
     ) -> None:
-        """`observer` follows the records of all requests."""
+        """`observer` follows the records of all requests. `moves`: when running answers move, by default as the
+        settings' defaults say; `tpot_target_s` is what some are rescued for, 0 = none."""
         self._fleet = fleet
         self._config = config
         self._observer = observer
         self._room = WaitingRoom(fleet, placement, lookup, config)
         self._coalescer = WriteCoalescer()
         self._active: dict[str, ActiveRequest] = {}
+        self._attempts: dict[ActiveRequest, Attempt] = {}
+        self._mover = Mover(fleet, moves or MoveSettings(), tpot_target_s, self._active.values, self.move)
         self._quarantine = Quarantine()
         self._serials = itertools.count(1)
         self._is_draining = False
@@ -139,6 +153,36 @@ class Dispatcher:
     def pump(self) -> None:
         """Gives waiting requests to workers that can start them; called whenever a worker's state changes."""
         self._room.pump()
+        if self._config.mode == "auto":
+            self.vacate(self._room.vacated, self._room.preferred)
+        else:
+            self._mover.look()
+
+    # --- moves of running answers
+
+    def move(self, request_id: str, worker_name: str, cause: MoveCause) -> bool:
+        """Has a running answer continue on another decode worker, while its client notices nothing. What becomes of it
+        is in its record. False where it is not begun: the answer does not decode just now, or was present at a death
+        lately, or the worker takes no new work."""
+        active, link = self._active.get(request_id), self._fleet.decodes.get(worker_name)
+        view, layout = self._fleet.decode_pool.get(worker_name), self._fleet.layout
+        if active is None or link is None or view is None or layout is None or not view.accepting:
+            return False
+        attempt = self._attempts.get(active)
+        if attempt is None or active.state is not RequestState.DECODING or attempt.decode is link:
+            return False
+        if active.deaths.is_near(len(active.produced)):
+            return False
+        active.log.debug("request %s moves from %s to %s", active.wire_id, attempt.decode.name, worker_name)
+        attempt.move(link, cause, layout.block_size)
+        return True
+
+    def vacate(self, workers: Set[str], preferred: Set[str] = frozenset()) -> None:
+        """From now on the answers of these decode workers move to others, as far as those have room: the workers are
+        wanted for prompts. An empty set takes that back. `preferred`: the workers to which answers may move; none of
+        them: to all."""
+        self._mover.vacated, self._mover.preferred = workers, preferred
+        self._mover.look()
 
     # --- one request
 
@@ -207,7 +251,7 @@ class Dispatcher:
         while True:
             attempt = await self._room.place(active, returning=returning)
             try:
-                await self._serve(attempt)
+                await self._serve(active, attempt)
                 return
             except Overloaded as error:
                 # Its own state was newer than our view of it; the request keeps its place in the queue.
@@ -227,10 +271,12 @@ class Dispatcher:
                 active.deaths.all_known()
             returning = True
 
-    async def _serve(self, attempt: Attempt) -> None:
+    async def _serve(self, active: ActiveRequest, attempt: Attempt) -> None:
         """One attempt on one pair of workers; frees what they hold unless the request ended there by itself."""
+        self._attempts[active] = attempt
         try:
             await attempt.run()
         finally:
+            del self._attempts[active]
             attempt.release()
             self.pump()

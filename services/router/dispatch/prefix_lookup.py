@@ -10,7 +10,7 @@ from collections.abc import Mapping, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from services.router.dispatch.states import RequestEvent
+from services.router.dispatch.record import RequestEvent
 from services.router.placement.views import NO_HITS, UNKNOWN_HITS, PrefixHits, PrefixPeer
 from services.router.workers.fleet import Fleet
 from shared.errors import StoreUnavailable

@@ -40,15 +40,20 @@ class Deaths:
         """
         if not self._is_known:
             return
+        is_near = self.is_near(num_produced)
         before, self._latest = self._latest, _Death(worker, num_produced)
         self._is_known = False
-        if before is not None and num_produced - before.num_produced < SAME_PLACE_TOKENS:
+        if before is not None and is_near:
             raise Quarantined(
                 f"request {request_id!r} was present when worker {before.worker} and then worker {worker} died: "
                 "it is not given to a third",
                 request_id=request_id,
                 workers=f"{before.worker},{worker}",
             )
+
+    def is_near(self, num_produced: int) -> bool:
+        """Whether another death now would be at the place of the latest one."""
+        return self._latest is not None and num_produced - self._latest.num_produced < SAME_PLACE_TOKENS
 
     def all_known(self) -> None:
         """Every other worker was heard from since the latest death; the request may be placed on one of them."""

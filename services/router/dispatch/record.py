@@ -3,6 +3,26 @@
 The core appends an entry with each transition and the edge closes the record when the client has its answer, or is
 gone. Whatever is shown of a request (metrics, spans, the access log, rows of the status, explanations, timings in the
 answer) is a function of its record: see `services/router/views`.
+
+The states of a request in the router, and their transitions:
+
+    queued ──► reserved ──► prefilling ──► shipping ──► decoding ──► finished
+      ▲           │             │             │            │
+      └───────────┴── retry ────┴─────────────┴────────────┘     failed, cancelled: from each of the living ones
+
+A prefill worker that is lost costs no retry where another one can serve the same reservation: from prefilling to
+reassigning, from shipping to resuming, until the decode worker has said which blocks it still needs. Where its process
+died, the request is held in either state until it is known which other workers died with it. A request whose decode
+worker computes the prompt itself goes from prefilling to decoding. The answer may also end with its first token.
+
+A running answer may move to another decode worker, which begins before the old one ends:
+
+    decoding ──► copying ──► closing_up ──► repeating ──► decoding
+        ▲           │            │              ▲
+        └── stayed ─┴────────────┘              └── from copying too: the old worker is lost, or the new one is quick
+
+A state names the holders of memory, and so the workers that a failure is charged to and that need a message about an
+early end: the loss of a worker that holds nothing of a request does not touch the request.
 """
 
 from __future__ import annotations
@@ -11,20 +31,125 @@ import random
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import NamedTuple, Protocol
 
 from services.router.admission.blocked import Cause
-from services.router.dispatch.states import RequestEvent, RequestState
 from services.router.placement.decision import Choice
+from services.router.placement.moves import MoveCause
 from shared.engine.finish_reason import FinishReason
 from shared.errors import Internal, TandemError
 from shared.telemetry.trace_context import TraceContext
 
 FINISHED = "finished"
 """The outcome of a request that its client got the answer to."""
+_SPAN_IDS = (1 << 64) - 1
+
+
+class RequestState(Enum):
+    """Where a request is."""
+
+    QUEUED = "queued"
+    """In the admission queue, or on its way there."""
+    RESERVED = "reserved"
+    """Workers are chosen; the decode worker is asked for blocks."""
+    PREFILLING = "prefilling"
+    """The prompt is being computed; blocks that are sealed are on their way already."""
+    OVERTAKEN = "overtaken"
+    """The decode worker has joined the request to its batch and sent tokens, which wait in the router: the first token
+    is still on its way from the prefill worker."""
+    SHIPPING = "shipping"
+    """The client has the first token; the last blocks and the trailer are on their way."""
+    REASSIGNING = "reassigning"
+    """The prefill worker is lost before the first token; the decode worker is asked what it still needs."""
+    RESUMING = "resuming"
+    """The client has the first token, the prefill worker is lost; the decode worker is asked what it still needs."""
+    REASSIGNING_HELD = "reassigning_held"
+    """As REASSIGNING, after a death: no prefill worker gets the prompt before every other worker was heard from."""
+    RESUMING_HELD = "resuming_held"
+    """As RESUMING, after a death: no prefill worker gets the prompt before every other worker was heard from."""
+    DECODING = "decoding"
+    """The decode worker has joined the request to its batch: it has every block, and the prefill worker is out."""
+    COPYING = "copying"
+    """The answer runs on its decode worker, and the next one prepares to continue it: fetches its blocks, computes the
+    rest."""
+    CLOSING_UP = "closing_up"
+    """As COPYING: the next worker has all but the newest tokens, and was asked anew with these."""
+    REPEATING = "repeating"
+    """The answer runs on the next worker alone, which has not sent a token yet that the client lacks."""
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    __hash__ = object.__hash__  # a key of tables that are read several times a request: Enum's own is written in Python
+
+    @property
+    def ended(self) -> bool:
+        """No event is expected any more."""
+        return self in (RequestState.FINISHED, RequestState.FAILED, RequestState.CANCELLED)
+
+
+class RequestEvent(Enum):
+    """What moves a request from state to state."""
+
+    PLACED = "placed"
+    """Workers are chosen, and the decode worker is asked for blocks."""
+    SUBMITTED = "submitted"
+    """The prompt was sent to the worker that computes it."""
+    FIRST_TOKEN = "first_token"
+    """The first token came: from the prefill worker, or where that is lost from the decode worker's trailer."""
+    SENDER_LOST = "sender_lost"
+    """The prefill worker is lost, another one is to serve the same reservation."""
+    OVERTOOK = "overtook"
+    """The decode worker's tokens came before the first one."""
+    HELD = "held"
+    """The lost prefill worker died with the request: its successor may have died with it."""
+    ALL_HEARD = "all_heard"
+    """Every other worker was heard from since that death."""
+    JOINED = "joined"
+    """The decode worker sent its first tokens."""
+    MOVE = "move"
+    """The answer is to continue on another decode worker, which is asked for it."""
+    ASKED_ANEW = "asked_anew"
+    """The next worker is asked anew, with the tokens so far: it would repeat too many of them, or differs in one."""
+    SWITCHED = "switched"
+    """The next worker answered: the old one is out."""
+    LEFT_ALONE = "left_alone"
+    """The old worker failed while the next one prepared: that one continues."""
+    STAYED = "stayed"
+    """The move was given up: the next worker failed, or the answer ends where it is."""
+    CAUGHT_UP = "caught_up"
+    """The next worker sent the first token that the client lacked."""
+    RETRY = "retry"
+    """The attempt failed in a way that other workers may not: it is queued again."""
+    FINISH = "finish"
+    """The last token came."""
+    FAIL = "fail"
+    CANCEL = "cancel"
+    """The client left, or a stop string was found."""
+
+    # Moments within a state.
+    ACCEPTED = "accepted"
+    """The core has taken it."""
+    MATCHING = "matching"
+    """The index is asked where its prefix lies."""
+    MATCHED = "matched"
+    """The place of its prefix is known, or will not be; it enters the queue."""
+    WAITED = "waited"
+    """No worker could start it at once: it stays in the queue."""
+    CHOOSING = "choosing"
+    """The choice of workers that succeeded began."""
+    FULL = "full"
+    """Refused: the queue has no room."""
+    LATE = "late"
+    """Refused: its first token would come too late."""
+    TIMEOUT = "timeout"
+    """Refused at the end of its time in the queue."""
+
+    __hash__ = object.__hash__  # as above
+
 
 _ENDS = (RequestEvent.FINISH, RequestEvent.FAIL, RequestEvent.CANCEL)
-_SPAN_IDS = (1 << 64) - 1
 
 
 class Ask(NamedTuple):
@@ -64,6 +189,14 @@ class Failure(NamedTuple):
         return cls(Internal.code, f"{type(error).__name__}: {error}", Internal.http_status)
 
 
+class MoveNote(NamedTuple):
+    """Why and between which workers an answer was to move; what became of it is in the entries behind its MOVE."""
+
+    cause: MoveCause
+    source: str
+    target: str
+
+
 class Entry(NamedTuple):
     """One event of a request."""
 
@@ -74,7 +207,8 @@ class Entry(NamedTuple):
     """time.perf_counter() seconds."""
     worker: str = ""
     """PLACED: the decode worker; SUBMITTED: the one that computes the prompt; SENDER_LOST: the next prefill worker;
-    RETRY: those that may have caused it, comma-separated, empty where none is charged with it."""
+    RETRY: those that may have caused it, comma-separated, empty where none is charged with it. Of a move always the
+    decode worker that the answer moves to."""
     error: Failure | None = None
     """Why the state before it ended."""
 
@@ -87,6 +221,8 @@ class RequestRecord:
     entries: list[Entry] = field(default_factory=list)
     choices: list[Choice] = field(default_factory=list)
     """One for each PLACED, in order."""
+    moves: list[MoveNote] = field(default_factory=list)
+    """One for each MOVE, in order."""
     waits: Mapping[Cause, float] = field(default_factory=dict)
     """Seconds in the queue, by what the queue's head waited for."""
     num_failures: int = 0
@@ -152,7 +288,12 @@ class RequestRecord:
 
     @property
     def decode_worker(self) -> str:
-        """Of the newest attempt; empty before the first."""
+        """Of the newest attempt, the one to which the answer has moved; empty before the first."""
+        for entry in reversed(self.entries if self.moves else ()):
+            if entry.event in (RequestEvent.SWITCHED, RequestEvent.LEFT_ALONE):
+                return entry.worker
+            if entry.event is RequestEvent.PLACED:
+                break
         return self.choices[-1].decode if self.choices else ""
 
     @property

@@ -14,8 +14,8 @@ from services.router.admission.settings import AdmissionSettings, QueueSettings
 from services.router.dispatch.active_request import ActiveRequest
 from services.router.dispatch.attempt import Attempt, Successor
 from services.router.dispatch.prefix_lookup import PrefixLookup
+from services.router.dispatch.record import RequestEvent
 from services.router.dispatch.request import Request
-from services.router.dispatch.states import RequestEvent
 from services.router.placement.cut_pairs import CutPairs
 from services.router.placement.decision import Choice, Route
 from services.router.placement.filters import GUEST_AFTER_S
@@ -106,6 +106,16 @@ class WaitingRoom:
     def ended(self, num_output_tokens: int) -> None:
         """An answer has ended: the next ones are expected to be as long as such."""
         self._placement.split.demand.ended(num_output_tokens)
+
+    @property
+    def vacated(self) -> frozenset[str]:
+        """Decode workers whose answers are to move elsewhere, for they are wanted for prompts; in mode auto alone."""
+        return self._placement.split.vacated(time.perf_counter())
+
+    @property
+    def preferred(self) -> frozenset[str]:
+        """Decode workers to which answers may move; none of them: to all."""
+        return self._placement.split.split.decodes
 
     def _pump_again(self) -> None:
         """Workers of other routers' shards may have become idle meanwhile; an idle worker sends no report."""
@@ -220,7 +230,7 @@ class WaitingRoom:
             return False
         self.blocked.release(wanted.now_s)
         try:
-            self._admission.start(queued.estimate, time.perf_counter(), choice.predicted_ttft_s)
+            self._admission.start(queued.estimate, time.perf_counter(), self._refused_by(choice))
         except Overloaded as error:
             assignment.set_exception(error)
             return True
@@ -258,6 +268,11 @@ class WaitingRoom:
             return self._placement.choose(wanted, decodes, prefills, collocated=mode == "collocated")
         choice = self._placement.choose(wanted, decodes, prefills, collocated=True)
         return replace(choice, route=Route.NO_PREFILL) if choice is not None else None
+
+    def _refused_by(self, choice: Choice) -> float | None:
+        """The prediction by which a request may be refused; None: by none yet."""
+        predicted_s = choice.predicted_ttft_s
+        return self._placement.pairs.may_refuse(predicted_s) if self._config.mode == "auto" else predicted_s
 
     def _note_blocked(self, wanted: PlacementRequest) -> None:
         if self.blocked.is_due(wanted.now_s):

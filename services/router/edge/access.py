@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
-
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.router.dispatch.record import RequestRecord
 from services.router.edge.request_ledger import CallNote
@@ -17,6 +14,18 @@ from services.router.views.timings import tpot_s, ttft_s
 from shared.errors import brief
 from shared.telemetry.instruments import Counter
 from shared.telemetry.metrics import Observed
+
+logger = logging.getLogger(__name__)
+AccessLog = Literal["off", "answers", "all"]
+"""`answers`: calls of the endpoints that answer prompts; `all`: every HTTP request."""
+NOTE = "tandem.access"
+"""Key of a call's `CallNote` in the ASGI scope."""
+STATUS = "tandem.status"
+"""Key of the answer's status there."""
+CLIENT_LEFT = 499
+"""Status of a request whose client left before it got a head: nginx's, and that of our `Cancelled`."""
+_PLAIN = re.compile(r"[!-~]+")
+_METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH"})
 
 
 def access_fields(
@@ -50,22 +59,6 @@ def _answered(records: Sequence[RequestRecord]) -> dict[str, object]:
         "prefill": records[0].prefill_worker,
         "decode": records[0].decode_worker,
     }
-
-
-logger = logging.getLogger(__name__)
-
-AccessLog = Literal["off", "answers", "all"]
-"""`answers`: calls of the endpoints that answer prompts; `all`: every HTTP request."""
-
-NOTE = "tandem.access"
-"""Key of a call's `CallNote` in the ASGI scope."""
-STATUS = "tandem.status"
-"""Key of the answer's status there."""
-CLIENT_LEFT = 499
-"""Status of a request whose client left before it got a head: nginx's, and that of our `Cancelled`."""
-
-_PLAIN = re.compile(r"[!-~]+")
-_METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH"})
 
 
 class Access:
@@ -114,30 +107,6 @@ def _shown(value: object) -> str:
     """One word: what a client named must not look like a line of its own."""
     text = brief(str(value), max_len=200)
     return text if _PLAIN.fullmatch(text) else ascii(text)
-
-
-class AccessMiddleware:
-    """Wraps the whole application. The status comes from `RequestIds`, which sees every message anyway."""
-
-    def __init__(self, app: ASGIApp, access: Access) -> None:
-        self._app = app
-        self._access = access
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves one request."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        begun = time.perf_counter()
-        try:
-            await self._app(scope, receive, send)
-        except Exception:
-            scope[STATUS] = 500
-            raise
-        finally:
-            duration_s = time.perf_counter() - begun
-            status = scope.get(STATUS, CLIENT_LEFT)
-            self._access.http_ended(scope["method"], scope["path"], status, duration_s, scope.get(NOTE))
 
 
 CALLS: tuple[Observed[Access], ...] = (

@@ -13,14 +13,12 @@ from dataclasses import dataclass, field, replace
 from services.router.dispatch.request import PLAIN_TEXT, Core, Request, Resume, TextOptions
 from services.router.edge.answer.families import AnswerFormats
 from services.router.edge.answer.reasoning import Thinking
-from services.router.edge.model_names import ModelNames
-from services.router.edge.output_stream import OutputStream
+from services.router.edge.output_stream import INLINE_TOKENS, OutputStream, output_processor
 from services.router.edge.request_ledger import Ledger, Uncounted
 from services.router.edge.scheduling import SchedulingHints
-from services.router.edge.settings import EdgeSettings
+from services.router.edge.settings import EdgeSettings, StructureSettings
 from services.router.edge.tenants.rate_limits import RateLimits, chain_salt
 from services.router.edge.text.generation_defaults import NO_DEFAULTS, GenerationDefaults
-from services.router.edge.text.output_processor import INLINE_TOKENS, output_processor
 from services.router.edge.text.prompt_tokenizer import (
     ChatPrompt,
     Prompt,
@@ -30,14 +28,13 @@ from services.router.edge.text.prompt_tokenizer import (
     check_bad_words,
     check_num_tokens,
 )
-from services.router.edge.text.structure_check import StructureCheck
 from services.router.views.traces.call_trace import NO_TRACE, CallTrace, CallTraces
 from shared.engine.sampling_params import SamplingParams
-from shared.errors import InvalidRequest, PromptTooLong, WorkerLost
+from shared.errors import InvalidRequest, ModelNotFound, Overloaded, PromptTooLong, WorkerLost, brief
 from shared.model.text.chat_template import ChatTemplate
 from shared.model.text.tokenizer import Tokenizer
 from shared.structure.compiler import StructureCompiler
-from shared.structure.structured_output import ReasoningPart
+from shared.structure.structured_output import ReasoningPart, StructuredOutput
 
 __all__ = [
     "CallInfo",
@@ -49,12 +46,75 @@ __all__ = [
     "TokensPrompt",
     "checked_request_id",
 ]
-
 MAX_REQUEST_ID_LEN = 128
 NUM_END_TOKENS = 8
 """The end of a prompt, where a template may have begun the model's reasoning, or closed it."""
 DRAWN_SEED_BITS = 53
 """A drawn seed goes to the client, which may keep JSON's numbers as doubles."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelNames:
+    """What clients call one model."""
+
+    name: str
+    """In replies and in `/v1/models`."""
+    aliases: tuple[str, ...] = ()
+    """Further names that are let in."""
+    beside: tuple[str, ...] = ()
+    """Other models' names, for messages."""
+
+    def include(self, model: str) -> bool:
+        """Whether it is one of its names."""
+        return model == self.name or model in self.aliases
+
+    def check(self, model: str) -> None:
+        """Passes for its names and for none; raises ModelNotFound (`model`) that says what is served."""
+        if not model or self.include(model):
+            return
+        served = [repr(name) for name in (self.name, *self.beside)]
+        verb = "is" if len(served) == 1 else "are"
+        raise ModelNotFound(
+            f"the model {brief(model, 100)!r} is not served here; {', '.join(served)} {verb}",
+            field="model",
+            value=brief(model, 100),
+        )
+
+
+class StructureCheck:
+    """Compiles each structure once, beside the event loop. Any number at once."""
+
+    def __init__(self, compiler: StructureCompiler, settings: StructureSettings) -> None:
+        self._compiler = compiler
+        self._settings = settings
+
+    async def check(self, structure: StructuredOutput | None) -> None:
+        """Raises InvalidRequest naming the request's field, with the limit or llguidance's reason; Overloaded where too
+        many wait to be compiled, or this one takes too long: what one may cost is limited, so that the machine is busy,
+        and a later request finds it compiled."""
+        if structure is None:
+            return
+        field, limits = structure.source or structure.kind.value, self._settings
+        if structure.num_bytes > limits.max_bytes:
+            raise InvalidRequest(
+                f"{field} must take at most {limits.max_bytes} bytes, got {structure.num_bytes}",
+                field=field,
+                limit=limits.max_bytes,
+            )
+        compiled = asyncio.wrap_future(self._compiler.prepare(structure))
+        try:
+            # Shielded: other requests may wait for the same one.
+            await asyncio.wait_for(asyncio.shield(compiled), limits.compile_timeout_ms / 1e3)
+        except TimeoutError:
+            compiled.add_done_callback(lambda future: future.cancelled() or future.exception())
+            raise Overloaded(
+                f"{field} is not compiled after {limits.compile_timeout_ms} ms",
+                field=field,
+                limit=limits.compile_timeout_ms,
+            ) from None
+        except InvalidRequest as error:
+            reason = error.details.get("reason")
+            raise InvalidRequest(f"{field} cannot be compiled: {reason}", field=field) from None
 
 
 @dataclass(frozen=True, slots=True)

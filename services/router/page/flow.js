@@ -27,7 +27,7 @@ const TALL = {
   },
 };
 const NAMES = { client: "clients", queue: "queue", prefill: "prefill", decode: "decode", index: "KV index" };
-const PLACE = { queued: "queue", reserved: "queue", reassigning: "queue", reassigning_held: "queue", prefilling: "prefill", overtaken: "prefill", shipping: "ship", resuming: "ship", resuming_held: "ship", decoding: "decode" };
+const PLACE = { queued: "queue", reserved: "queue", reassigning: "queue", reassigning_held: "queue", prefilling: "prefill", overtaken: "prefill", shipping: "ship", resuming: "ship", resuming_held: "ship", decoding: "decode", copying: "decode", closing_up: "decode", repeating: "decode" };
 const MOST_DOTS = 24;
 
 const parts = { layout: null, labels: {}, counts: {}, notes: {}, edges: {}, dots: null };

@@ -5,7 +5,7 @@ import { byId, h, keyed, setText } from "./dom.js";
 import { CAUSES, ms } from "./format.js";
 
 const MOST = 24;
-const STATES = { queued: "○ queued", reserved: "○ reserving", reassigning: "○ reserving", reassigning_held: "○ reserving", prefilling: "◔ prefill", overtaken: "◔ prefill", shipping: "◑ shipping", resuming: "◑ resuming", resuming_held: "◑ resuming", decoding: "◕ decoding", finished: "● finished", cut: "● cut short", refused: "✕ refused", failed: "✕ failed" };
+const STATES = { queued: "○ queued", reserved: "○ reserving", reassigning: "○ reserving", reassigning_held: "○ reserving", prefilling: "◔ prefill", overtaken: "◔ prefill", shipping: "◑ shipping", resuming: "◑ resuming", resuming_held: "◑ resuming", decoding: "◕ decoding", copying: "◕ moving", closing_up: "◕ moving", repeating: "◕ moving", finished: "● finished", cut: "● cut short", refused: "✕ refused", failed: "✕ failed" };
 
 function make(row) {
   const button = h("button", { type: "button", class: "link" });

@@ -6,7 +6,8 @@ For the best few of each, every pair has a predicted TTFT (`ttft_s` of the worke
 targets. Of the pairs with the most the one with the least score is taken:
 
     score = TTFT / its slack + TPOT / its target + HAND_OFF where a hand-off is needed
-            + AGAINST for an answer on a worker that is not to decode, or a prompt beside answers on one that is
+            + AGAINST for an answer on a worker that is not to decode
+            + BESIDE for a prompt beside answers on a worker that is
             + GUEST for each worker of another router's shard
 
 Both targets in one unit: a pair is as good as the shares of them that it leaves.
@@ -34,7 +35,9 @@ ALIKE = 0.05
 """Shares of requests in time that differ by less are equal."""
 HAND_OFF = 0.05
 """In score: a hand-off takes messages, and blocks on the network."""
-AGAINST = 0.5
+BESIDE = 0.1
+"""In score: a prompt beside answers takes of what they have earned."""
+AGAINST = 0.3
 """In score: the split of the fleet is meant for what follows, not for this request alone."""
 GUEST = 0.1
 """In score: several routers see the same idle worker at once, and all would use it."""
@@ -65,9 +68,20 @@ class PairPolicy:
         self.typical: StepTimes | None = None
         """What steps take where a worker has not measured any; None before one has."""
 
-    def look(self, views: Iterable[WorkerView]) -> None:
-        """Takes the step times of some worker for typical."""
-        found = next((view for view in views if view.times is not None), None)
+    def may_refuse(self, predicted_s: float | None) -> float | None:
+        """What a request may be refused by of a prediction; None before predictions were seen to hold."""
+        return predicted_s if self._predictor.ttft.is_known else None
+
+    def look(self, views: Iterable[WorkerView], preferred: Collection[str] = ()) -> None:
+        """Takes the step times of some worker for typical: one that is not to decode, where there is one. The others
+        have measured chunks beside answers, and say less of whole prompts."""
+        found: WorkerView | None = None
+        for view in views:
+            if view.times is not None:
+                found = found or view
+                if view.name not in preferred:
+                    found = view
+                    break
         if found is not None:
             self.typical, self._budget = found.times, found.max_step_tokens or DEFAULT_BUDGET
 
@@ -75,14 +89,14 @@ class PairPolicy:
 
     def idle_s(self, own: Work) -> float | None:
         """Seconds to the first token on an idle worker."""
-        if self.typical is None:
+        if self.typical is None or not self._predictor.ttft.is_known:
             return self._predictor.idle_s(own)
         pace = pace_of(self.typical, 0, 0, own.pairs / own.tokens, math.inf, self._budget, own.tokens)
         return pace.seconds(own.tokens) + self._predictor.hand_off_s
 
     def wait_s(self, num_tokens_ahead: int, pool: Pool) -> float | None:
         """Seconds until some worker has computed its queue and its share of what is ahead."""
-        if self.typical is None:
+        if self.typical is None or not self._predictor.ttft.is_known:
             return self._predictor.wait_s(num_tokens_ahead, pool)
         sample = [view for view in pool.draw(self._random, SAMPLE) if view.accepting]
         if not sample:
@@ -169,4 +183,4 @@ class PairPolicy:
         slack_s = request.slack_s if request.slack_s < math.inf else NO_SLACK_S
         used = min(10.0, wait_s / max(slack_s, 1e-3))
         is_against = view.name in preferred and view.num_decoding > 0
-        return used + AGAINST * is_against + GUEST * (not view.in_shard)
+        return used + BESIDE * is_against + GUEST * (not view.in_shard)

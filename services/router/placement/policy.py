@@ -84,7 +84,7 @@ class Placement:
     def choose_pair(self, request: PlacementRequest, decodes: Pool, prefills: Pool) -> Choice | None:
         """The same, where workers have both roles: for this request any two of them, or one for both parts."""
         preferred = self.split.decodes(decodes, request.block_size, request.now_s)
-        self.pairs.look(decodes)
+        self.pairs.look(prefills, preferred)
         if self.pairs.typical is None:  # nothing can be predicted yet
             return self.choose(request, decodes, prefills, collocated=False)
         limit, patience = self._config.max_queued_tokens, self._config.patience

@@ -110,11 +110,19 @@ class Reliability:
     def __init__(self) -> None:
         self._mean = 0.0
         self._square = 0.25**2
+        self._num_seen = 0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether enough was seen to refuse a request by such a prediction. A model that has seen small steps alone may
+        be far off, and would never see others if it refused them."""
+        return self._num_seen >= MIN_OBSERVATIONS
 
     def observe(self, predicted_s: float, observed_s: float) -> None:
         """One prediction and what came of it."""
         if not (0 < predicted_s < math.inf and observed_s > 0):
             return
+        self._num_seen += 1
         off = max(-2.0, min(2.0, math.log(observed_s / predicted_s)))
         self._mean += _SMOOTHING * (off - self._mean)
         self._square += _SMOOTHING * ((off - self._mean) ** 2 - self._square)

@@ -24,10 +24,14 @@ INTERVAL_S = 1.0
 """Between two decisions."""
 WINDOW_S = 10.0
 """Demand is a running mean in which an arrival of this age weighs 1/e."""
+SETTLED_S = 5.0
+"""After this time a worker that is not to decode any more loses the answers that it still has. Seconds."""
 FEWEST_ARRIVALS = 8
 """With fewer seen nothing is decided: every worker does both."""
 GAIN = 1.03
 """A split replaces the present one where its headroom is this many times as large."""
+WORTH = 1.05
+"""A split has to have this many times the headroom of all workers doing both: hand-offs cost what is not counted."""
 FIRST_OUTPUT_GUESS = 128.0
 """Tokens of an answer, before any has ended."""
 MOST_SPLITS = 40
@@ -122,6 +126,7 @@ class SplitController:
         self._tpot_s = tpot_target_s
         self._ttft_s = ttft_target_s
         self._next_s = -math.inf
+        self._left: dict[str, float] = {}  # when workers stopped being among those that decode
         self.split = Split(frozenset(), math.inf)
         """The newest decision."""
         self.num_flips = 0
@@ -132,12 +137,23 @@ class SplitController:
         """The workers that are to decode, decided anew where that is due. None of the names: all of them."""
         if now_s >= self._next_s:
             self._next_s = now_s + INTERVAL_S
-            self._take(self._decide(found := list(views), block_size, now_s), frozenset(view.name for view in found))
+            self._take(
+                self._decide(found := list(views), block_size, now_s), frozenset(view.name for view in found), now_s
+            )
         return self.split.decodes
 
-    def _take(self, split: Split, names: frozenset[str]) -> None:
-        self.num_flips += len((split.decodes ^ self.split.decodes) & names & self._names)
+    def _take(self, split: Split, names: frozenset[str], now_s: float) -> None:
+        before = self.split.decodes
+        self.num_flips += len((split.decodes ^ before) & names & self._names)
         self.split, self._names = split, names
+        self._left |= dict.fromkeys(before - split.decodes, now_s)
+        self._left = {name: at_s for name, at_s in self._left.items() if name not in split.decodes}
+
+    def vacated(self, now_s: float) -> frozenset[str]:
+        """Workers whose answers are to move to those that decode: they have not been among these for a while."""
+        if not self._left:
+            return frozenset()
+        return frozenset(name for name, at_s in self._left.items() if now_s - at_s >= SETTLED_S)
 
     def headrooms(self, views: Iterable[WorkerView], block_size: int, now_s: float) -> dict[int, float]:
         """By number of workers that decode, of the splits that are compared; workers whose steps are not known count
@@ -158,20 +174,18 @@ class SplitController:
     def _decide(self, views: Sequence[WorkerView], block_size: int, now_s: float) -> Split:
         everyone = Split(frozenset(view.name for view in views), math.inf)
         known = [view for view in views if view.times is not None]
-        found = self.headrooms(known, block_size, now_s) if self.demand.num_arrived >= FEWEST_ARRIVALS else {}
-        if not found:
+        headroom = self.headrooms(known, block_size, now_s) if self.demand.num_arrived >= FEWEST_ARRIVALS else {}
+        if not headroom:
             return everyone
-        now = sum(view.name in self.split.decodes for view in known)
-        present = found.get(now, 0.0)
-        best, most = len(known), 0.0
-        for count, headroom in found.items():
-            if headroom > most * 1.0001:
-                best, most = count, headroom
-        if now and most <= GAIN * present:
-            best, most = now, present
+        size, now = len(known), sum(view.name in self.split.decodes for view in known)
+        best = max(headroom, key=headroom.__getitem__)
+        if headroom[best] <= WORTH * headroom[size]:
+            best = size
+        if now and headroom[best] <= GAIN * headroom[now] and headroom[now] > headroom[size]:
+            best = now
         names = [name for kind in self._kinds(known, block_size) for name in kind.names]
         unknown = [view.name for view in views if view.times is None]
-        return Split(frozenset(names[:best] + unknown), most)
+        return Split(frozenset(names[:best] + unknown), headroom[best])
 
     def _kinds(self, views: Sequence[WorkerView], block_size: int) -> list[Kind]:
         """In the order in which they are to decode: first those that lose the least prompts by it."""

@@ -7,8 +7,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from services.router.dispatch.record import RequestRecord
-from services.router.dispatch.states import RequestState
+from services.router.dispatch.answer_move import PREPARING
+from services.router.dispatch.record import RequestRecord, RequestState
 from services.router.served_model import ServedModel
 from services.router.views.attribution.better_split import SplitVerdict, judge_split, mix_of, targets_of
 from services.router.views.attribution.verdict import Verdict, error_code, outcome
@@ -76,6 +76,7 @@ KEPT_S = 0.5
 _KEPT_WINDOWS = 8
 SPLIT_KEPT_S = 5.0
 """Likewise a judgement of the split, which takes milliseconds: the event loop has better things to do."""
+_DECODING = (RequestState.DECODING, *PREPARING, RequestState.REPEATING)
 
 
 class GoodputView:
@@ -136,7 +137,7 @@ class GoodputView:
             num_reserved=now[state.RESERVED] + now[state.REASSIGNING] + now[state.REASSIGNING_HELD],
             num_prefilling=now[state.PREFILLING] + now[state.OVERTAKEN],
             num_shipping=now[state.SHIPPING] + now[state.RESUMING] + now[state.RESUMING_HELD],
-            num_decoding=now[state.DECODING],
+            num_decoding=sum(now[each] for each in _DECODING),
         )
 
 

@@ -1,13 +1,15 @@
-"""The placements of requests as the API reports them."""
+"""Running requests and their placements as the API reports them."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections import OrderedDict
 
-from services.router.dispatch.record import RequestRecord
-from services.router.dispatch.states import RequestEvent
+from services.router.dispatch.active_request import ActiveRequest
+from services.router.dispatch.record import RequestEvent, RequestRecord
 from services.router.placement.decision import Candidate, Choice, Pair
+from services.router.views.moves import MoveAccount, move_accounts
 from shared.errors import NotFound
 from shared.rpc.pb.tandem.v1 import inference_pb2
 
@@ -49,6 +51,20 @@ def explanation(record: RequestRecord | None, request_id: str) -> inference_pb2.
             _attempt(number, record.ask.num_prompt_tokens, queue_s, choice)
             for number, (queue_s, choice) in enumerate(zip(queues_s, record.choices, strict=False), start=1)
         ],
+        moves=[_move(record, account) for account in move_accounts(record)],
+    )
+
+
+def _move(record: RequestRecord, account: MoveAccount) -> inference_pb2.AnswerMove:
+    note, outcome = account.note, account.outcome
+    return inference_pb2.AnswerMove(
+        source=note.source,
+        target=note.target,
+        cause=note.cause.value,
+        outcome=outcome.value if outcome is not None else "",
+        at_ms=(account.began_at - record.ask.arrived_at) * 1e3,
+        took_ms=(account.ended_at - account.began_at) * 1e3 if outcome is not None else 0.0,
+        error=account.error,
     )
 
 
@@ -102,4 +118,22 @@ def _candidate(candidate: Candidate) -> inference_pb2.PlacementCandidate:
         num_free_blocks=candidate.num_free_blocks,
         num_requests=candidate.num_requests,
         num_hit_tokens=candidate.num_hit_tokens,
+    )
+
+
+def request_info(active: ActiveRequest | None, request_id: str) -> inference_pb2.RequestInfo:
+    """Raises NotFound (`request_id`) for a request that neither waits nor runs here."""
+    if active is None:
+        raise NotFound(
+            f"request {request_id!r} neither waits nor runs at this router", field="request_id", value=request_id
+        )
+    return inference_pb2.RequestInfo(
+        request_id=request_id,
+        state=active.state.value,
+        num_prompt_tokens=active.request.num_prompt_tokens,
+        num_output_tokens=len(active.produced),
+        num_attempts=active.num_attempts,
+        age_s=time.perf_counter() - active.request.arrived_at,
+        prefill_worker=active.record.prefill_worker,
+        decode_worker=active.record.decode_worker,
     )

@@ -68,6 +68,13 @@ MIGRATIONS = counter(
     "phase",
     "cause",
 )
+MOVES = counter(
+    "tandem_moves_total",
+    "Running answers that were to move to another decode worker, each time, by cause and outcome: moved; carried, where"
+    " the old worker was lost meanwhile; stayed, where the other one failed or refused; ended, where the answer did.",
+    "outcome",
+    "cause",
+)
 PLACEMENTS = counter("tandem_placements_total", "Choices of workers: with a hand-off, or why without one.", "route")
 REFUSALS = counter(
     "tandem_refusals_total",
@@ -98,7 +105,7 @@ PICKS = counter(
 )
 RECORDED = (
     *(TTFT, TPOT, DURATION, QUEUE, EXPOSED, PROMPT_LEN, OUTPUT_LEN),
-    *(REQUESTS, FINISHED_REQUESTS, TENANT_REQUESTS, RETRIES, MIGRATIONS, PLACEMENTS, REFUSALS, TTFT_PARTS),
+    *(REQUESTS, FINISHED_REQUESTS, TENANT_REQUESTS, RETRIES, MIGRATIONS, MOVES, PLACEMENTS, REFUSALS, TTFT_PARTS),
     *(PREFIX_TOKENS, TOKENS, LOST_TOKENS, PICKS),
 )
 """What `RouterMetrics` counts."""

@@ -7,15 +7,16 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 
-from services.router.dispatch.record import FINISHED, Entry, RequestRecord
-from services.router.dispatch.states import RequestEvent
+from services.router.dispatch.record import FINISHED, Entry, RequestEvent, RequestRecord
 from services.router.placement.decision import Route
+from services.router.placement.moves import MoveCause
 from services.router.views.metric_definitions import (
     DURATION,
     EXPOSED,
     FINISHED_REQUESTS,
     LOST_TOKENS,
     MIGRATIONS,
+    MOVES,
     OUTPUT_LEN,
     PICKS,
     PLACEMENTS,
@@ -31,6 +32,7 @@ from services.router.views.metric_definitions import (
     TTFT,
     TTFT_PARTS,
 )
+from services.router.views.moves import MoveOutcome, move_outcome
 from services.router.views.timings import tpot_s, ttft_split
 from shared.engine.finish_reason import FinishReason
 from shared.errors import Cancelled, Overloaded, TransferFailed, WorkerLost
@@ -41,7 +43,10 @@ MAX_TENANTS = 100
 """As many configured tenants have series of their own, the first by name; a metrics page has to stay small."""
 
 _REFUSALS = (RequestEvent.FULL, RequestEvent.LATE, RequestEvent.TIMEOUT)
-_COUNTED = (RequestEvent.PLACED, RequestEvent.SENDER_LOST, RequestEvent.RETRY, *_REFUSALS)
+_MOVED = (RequestEvent.SWITCHED, RequestEvent.LEFT_ALONE, RequestEvent.STAYED, RequestEvent.FAIL, RequestEvent.CANCEL)
+"""May decide a move, as RETRY may."""
+COUNTED = frozenset((RequestEvent.PLACED, RequestEvent.SENDER_LOST, RequestEvent.RETRY, *_MOVED, *_REFUSALS))
+"""The events that `RouterMetrics.noted` counts; it does nothing for others."""
 _REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.CANCELLED: "cancelled"}
 
 
@@ -51,7 +56,6 @@ class RouterCounts:
 
     num_finished: int = 0
     num_failed: int = 0
-    num_cancelled: int = 0
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
 
@@ -92,6 +96,7 @@ class RouterMetrics:
         self._tenant_requests = metrics.counter(TENANT_REQUESTS)
         self._retries = metrics.counter(RETRIES)
         self._migrations = metrics.counter(MIGRATIONS)
+        self._moves = metrics.counter(MOVES)
         self._placements = metrics.counter(PLACEMENTS)
         self._refusals = metrics.counter(REFUSALS)
         self._ttft_parts = metrics.counter(TTFT_PARTS)
@@ -110,6 +115,8 @@ class RouterMetrics:
                 known.add(0, value)  # a series that begins above 0 gives a wrong first rate
         for when, cause in (("arrival", "full"), ("arrival", "late"), ("waited", "late"), ("waited", "timeout")):
             self._refusals.add(0, when, cause)
+        for why in MoveCause:
+            self._moves.add(0, MoveOutcome.MOVED.value, why.value)
         for phase in ("prompt", "answer"):
             self._migrations.add(0, phase, WorkerLost.code)
         self._lost_tokens.add(0)
@@ -122,15 +129,19 @@ class RouterMetrics:
         """See `RecordObserver`."""
         entry = record.entries[-1]
         event = entry.event
-        if event not in _COUNTED:
+        if event not in COUNTED:
             return
+        if record.moves and (outcome := move_outcome(record)) is not None:
+            self._moves.add(1, outcome.value, record.moves[-1].cause.value)
         if event is RequestEvent.PLACED:
             self._placements.add(1, record.choices[-1].route.value)
         elif event is RequestEvent.SENDER_LOST:
-            self._moved(entry, "prompt")
+            self._migrated(entry, "prompt")
+        elif event is RequestEvent.LEFT_ALONE:
+            self._migrated(entry, "answer")
         elif event is RequestEvent.RETRY:
             self._retried(record, entry)
-        else:
+        elif event in _REFUSALS:
             waited = any(earlier.event in (RequestEvent.WAITED, RequestEvent.PLACED) for earlier in record.entries)
             self._refusals.add(1, "waited" if waited else "arrival", event.value)
 
@@ -143,7 +154,7 @@ class RouterMetrics:
         if record.num_output_tokens:
             self._migrations.add(1, "answer", entry.error.code)
 
-    def _moved(self, entry: Entry, phase: str) -> None:
+    def _migrated(self, entry: Entry, phase: str) -> None:
         assert entry.error is not None
         self._retries.add(1, entry.error.code)
         self._migrations.add(1, phase, entry.error.code)
@@ -158,9 +169,7 @@ class RouterMetrics:
             self._tenant_requests.add(1, tenant, "yes" if finished else "no")
             if finished:
                 self._finished(record)
-            elif record.outcome == Cancelled.code:
-                self.counts.num_cancelled += 1
-            else:
+            elif record.outcome != Cancelled.code:
                 self.counts.num_failed += 1
         if not finished:
             self._lost_tokens.add(record.num_given_tokens)

@@ -14,14 +14,16 @@ ITL, the gap between two consecutive tokens, is not noted for each request: the 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
-from services.router.dispatch.record import RequestRecord
-from services.router.dispatch.states import RequestEvent
+from services.router.dispatch.record import RequestEvent, RequestRecord
+from shared.rpc.pb.tandem.v1 import types_pb2
 
 # Read for each entry: a member of an enum takes 0.1 µs by its name.
 _MATCHED, _PLACED, _SUBMITTED = RequestEvent.MATCHED, RequestEvent.PLACED, RequestEvent.SUBMITTED
 _FIRST_TOKEN, _JOINED, _RETRY = RequestEvent.FIRST_TOKEN, RequestEvent.JOINED, RequestEvent.RETRY
+_SWITCHED, _LEFT_ALONE = RequestEvent.SWITCHED, RequestEvent.LEFT_ALONE
 
 
 class TtftSplit(NamedTuple):
@@ -80,6 +82,14 @@ def ttft_s(record: RequestRecord) -> float | None:
     return first - record.ask.arrived_at if first else None
 
 
+def decoded_elsewhere_s(record: RequestRecord) -> float:
+    """From the first token until the answer went on with another decode worker for the last time; what the last worker
+    reports begins then. 0 where it did not move."""
+    moved = (entry.at for entry in reversed(record.entries) if entry.event is _SWITCHED or entry.event is _LEFT_ALONE)
+    at = next(moved, 0.0) if record.moves else 0.0
+    return max(0.0, at - first_token_at(record)) if at else 0.0
+
+
 def tpot_s(record: RequestRecord) -> float | None:
     """None below two tokens, and while it runs."""
     first, end = first_token_at(record), delivered_at(record)
@@ -125,3 +135,21 @@ def ttft_split(record: RequestRecord) -> TtftSplit:
         ship_exposed_ms=exposed_ms,
         first_decode_step_ms=record.first_decode_step_ms,
     )
+
+
+def tandem_member(record: RequestRecord, start: Mapping[str, Any] | None = None) -> dict[str, object]:
+    """`{"tandem": {...}}`: where the time to the first token went, and which workers served; with what `start_member`
+    gave where the chunk is also the choice's first."""
+    return {
+        "tandem": {
+            **(start["tandem"] if start else {}),
+            "ttft": {name: round(value, 3) for name, value in ttft_split(record)._asdict().items()},
+            "prefill_worker": record.prefill_worker,
+            "decode_worker": record.decode_worker,
+        }
+    }
+
+
+def ttft_message(record: RequestRecord) -> types_pb2.TtftSplit:
+    """Where the time to the first token went."""
+    return types_pb2.TtftSplit(**ttft_split(record)._asdict())

@@ -139,7 +139,10 @@ class Fleet:
         """Why a prompt cannot be served soon either; empty where it can be, or may be queued: for a worker that is lost
         or draining and expected back. A role is given up where it has only workers of another model, or where the
         discovery has named none for COMING_BACK_S."""
-        return next((self._why_missing(role) for role in self._needed if self._is_given_up(role)), "")
+        for role in self._needed:
+            if self._is_given_up(role):
+                return self._why_missing(role)
+        return ""
 
     @property
     def lacks_prefill(self) -> bool:
@@ -279,7 +282,10 @@ class Fleet:
 
 
 def _has_ready(links: Mapping[str, WorkerLink]) -> bool:
-    return any(link.connected and not link.load.draining for link in links.values())
+    for link in links.values():  # noqa: SIM110  # no generator: asked three times a request
+        if link.connected and not link.load.draining:
+            return True
+    return False
 
 
 def _why_idle(link: WorkerLink) -> str:

@@ -22,12 +22,12 @@ from services.router.workers.standing import Standing
 from services.router.workers.worker_stream import SessionCall, WorkerStream, outcome_of
 from shared.errors import ModelMismatch, TandemError, WorkerDied, WorkerLost
 from shared.identity import WorkerRole, roles_text
+from shared.rpc.connection import Connection
 from shared.rpc.convert import roles_from_proto
 from shared.rpc.errors import from_proto
 from shared.rpc.fleet_identity import fleet_metadata
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 from shared.rpc.protocol import PROTOCOL_VERSION, SESSION_METHOD, other_protocol
-from shared.rpc.server import channel
 from shared.tasks import end_task
 
 FIRST_BACKOFF_S = 0.05
@@ -95,7 +95,7 @@ class WorkerLink:
         self._router_name = router_name
         self._check = check
         self._on_change = on_change
-        self._credentials = credentials
+        self._connection = Connection(worker.address, credentials)
         self._metadata = fleet_metadata(token)
         self._tpot_target_s = tpot_target_s
         self._receivers: dict[str, Receiver] = {}
@@ -249,19 +249,19 @@ class WorkerLink:
                 await asyncio.wait({sessions}, timeout=CLOSE_TIMEOUT_S)
         finally:
             await end_task(sessions)
+            await self._connection.close()
 
     async def _run_sessions(self) -> None:
         backoff_s = FIRST_BACKOFF_S
-        async with channel(self.address, self._credentials) as link:
-            while True:
-                reason, broke = await outcome_of(self._session(link), self.name)
-                if self.connected and not self.suspicion:
-                    backoff_s = FIRST_BACKOFF_S
-                self._lost(reason, died=broke and self._may_have_died)
-                if self._drained.is_set():
-                    return
-                await asyncio.sleep(backoff_s)
-                backoff_s = min(MAX_BACKOFF_S, backoff_s * 2)
+        while True:
+            reason, broke = await outcome_of(self._session(), self.name)
+            if self.connected and not self.suspicion:
+                backoff_s = FIRST_BACKOFF_S
+            self._lost(reason, died=broke and self._may_have_died)
+            if self._drained.is_set():
+                return
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(MAX_BACKOFF_S, backoff_s * 2)
 
     @property
     def _may_have_died(self) -> bool:
@@ -269,9 +269,9 @@ class WorkerLink:
         slept = self._stream is not None and self._stream.has_slept
         return not (self.load.draining or self.suspicion or slept)
 
-    async def _session(self, link: grpc.aio.Channel) -> None:
+    async def _session(self) -> None:
         # Commands are serialized where they are made.
-        opened: Any = link.stream_stream(SESSION_METHOD, None, worker_pb2.Events.FromString)
+        opened: Any = self._connection.channel().stream_stream(SESSION_METHOD, None, worker_pb2.Events.FromString)
         call: SessionCall = opened(metadata=self._metadata)
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):

@@ -28,7 +28,7 @@ from shared.engine.group.own_slices import SliceForm
 from shared.engine.group.plans import PlanAnnouncer
 from shared.engine.group.sliced_blocks import SlicedBlocks
 from shared.engine.runner.device_link import DeviceLink
-from shared.engine.runner.host_arena import HostArena
+from shared.engine.runner.pool_memory import HostArena
 from shared.engine.runner.runner import OpenSlices, RunnerConfig
 from shared.errors import ConfigError, RankLost, TandemError
 from shared.kernels.cpu.build import CannotBuild, choose

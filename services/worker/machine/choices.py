@@ -7,7 +7,7 @@ import torch
 from services.worker.settings import WorkerSettings
 from shared.errors import ConfigError
 from shared.kernels.backends.dtype_timing import faster_dtype
-from shared.kernels.kv_dtype import KV_DTYPES
+from shared.kernels.pool_view import KV_DTYPES
 from shared.model.config.model_config import ModelConfig
 
 AUTO_SWAP_BYTES = 256 << 20

@@ -1,18 +1,160 @@
-"""Every step's plan as one message from the leader to the followers, which compute it in lockstep."""
+"""Every step's plan as one packed message from the leader to the followers, which compute it in lockstep.
+
+A message is a header (what it is, and the version) and msgpack of the tuples below, which msgspec writes and checks. A
+sequence of the plan before is named by its place there, and only the blocks behind those of then are sent; its sampling
+settings are left out where they are the same.
+"""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
+from typing import NamedTuple
 
+import msgspec
 import torch
 
 from shared.collectives.broadcast import broadcast_bytes
 from shared.collectives.interface import Collectives
-from shared.engine.plan import StepPlan
-from shared.engine.plan_codec import PlanDecoder, PlanEncoder
+from shared.engine.plan import BlockCopy, PlannedSequence, SampleSpec, StepPlan
 from shared.engine.runner.runner import Runner
+from shared.engine.sampling_params import SamplingParams
+from shared.errors import InvalidRequest, ModelMismatch, TransferFailed
 
+VERSION = 3
+"""Version of the message, raised with every change of its fields. Both ends must have the same one."""
+
+_HEADER = struct.Struct("<4sH")  # magic, version
+_MAGIC = b"TPLN"
+_ENCODER = msgspec.msgpack.Encoder()
 _END = b""
+
+
+class _Sample(NamedTuple):
+    """A SampleSpec."""
+
+    params: SamplingParams | None  # None: as in the plan before
+    position: int
+    prompt_token_ids: tuple[int, ...]
+    output_token_ids: tuple[int, ...]
+    banned_token_ids: tuple[int, ...]
+
+
+class _Sequence(NamedTuple):
+    """A PlannedSequence, as what changed since the plan before."""
+
+    before: int | str  # its place in the plan before; the id of a sequence that was not in it
+    num_kept_blocks: int  # all of the plan before, or none
+    new_block_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    start: int
+    num_prompt_tokens: int
+    sample: _Sample | None
+    pending: int | None
+    targets: tuple[int, ...]
+    num_alternatives: int
+
+
+class _Plan(NamedTuple):
+    sequences: tuple[_Sequence, ...]
+    copies: tuple[BlockCopy, ...]
+
+
+_PLANS = msgspec.msgpack.Decoder(_Plan)
+
+
+class PlanEncoder:
+    """Encodes the plans of one runner, in their order. Its messages are for decoders that have seen all before."""
+
+    def __init__(self) -> None:
+        self._before: tuple[PlannedSequence, ...] = ()
+
+    def encode(self, plan: StepPlan) -> bytes:
+        """The next plan as one message."""
+        places = {item.sequence_id: place for place, item in enumerate(self._before)}
+        message = _Plan(tuple([self._sequence(item, places) for item in plan.sequences]), plan.copies)
+        self._before = plan.sequences
+        return _HEADER.pack(_MAGIC, VERSION) + _ENCODER.encode(message)
+
+    def _sequence(self, item: PlannedSequence, places: dict[str, int]) -> _Sequence:
+        place, num_kept, known = places.get(item.sequence_id), 0, None
+        if place is not None:
+            before = self._before[place]
+            known = None if before.sample is None else before.sample.params
+            if item.block_ids[: len(before.block_ids)] == before.block_ids:
+                num_kept = len(before.block_ids)
+        sample = item.sample
+        return _Sequence(
+            item.sequence_id if place is None else place,
+            num_kept,
+            item.block_ids[num_kept:],
+            item.token_ids,
+            item.start,
+            item.num_prompt_tokens,
+            None if sample is None else _Sample(None if sample.params is known else sample.params, *sample[1:]),
+            item.pending,
+            item.targets,
+            item.num_alternatives,
+        )
+
+
+class PlanDecoder:
+    """Decodes the messages of one encoder, in their order from its first one on."""
+
+    def __init__(self) -> None:
+        self._before: tuple[PlannedSequence, ...] = ()
+
+    def decode(self, data: bytes) -> StepPlan:
+        """The next plan. Raises ModelMismatch for a message of another version, TransferFailed for bytes that are no
+        plan, or not the next one."""
+        try:
+            plan = self._decode(_PLANS.decode(_content(data)))
+        except (ValueError, struct.error, InvalidRequest) as error:
+            raise TransferFailed(f"these bytes are no plan of a step: {error}") from error
+        self._before = plan.sequences
+        return plan
+
+    def _decode(self, message: _Plan) -> StepPlan:
+        return StepPlan(tuple([self._sequence(item) for item in message.sequences]), message.copies)
+
+    def _sequence(self, item: _Sequence) -> PlannedSequence:
+        name, block_ids, known = item.before, item.new_block_ids, None
+        if isinstance(name, int):
+            if not 0 <= name < len(self._before):
+                raise ValueError(f"it continues sequence {name} of {len(self._before)} in the plan before")
+            before = self._before[name]
+            name, known = before.sequence_id, before.sample and before.sample.params
+            if item.num_kept_blocks:
+                block_ids = before.block_ids + block_ids
+        if item.num_kept_blocks != len(block_ids) - len(item.new_block_ids):
+            raise ValueError(f"it continues a block table of {item.num_kept_blocks} blocks, which is not known")
+        sample = None
+        if item.sample is not None:
+            params = item.sample.params or known
+            if params is None:
+                raise ValueError("its sampling settings are not known")
+            sample = SampleSpec(params, *item.sample[1:])
+        return PlannedSequence(
+            name,
+            item.token_ids,
+            item.start,
+            block_ids,
+            item.num_prompt_tokens,
+            sample,
+            item.pending,
+            item.targets,
+            item.num_alternatives,
+        )
+
+
+def _content(data: bytes) -> memoryview:
+    """The content behind a message's header. Raises ModelMismatch, ValueError."""
+    magic, version = _HEADER.unpack_from(data)
+    if magic != _MAGIC:
+        raise ValueError(f"it begins with {magic!r}")
+    if version != VERSION:
+        raise ModelMismatch(f"a plan of version {version}, this build reads {VERSION}", field="version")
+    return memoryview(data)[_HEADER.size :]
 
 
 class PlanAnnouncer:

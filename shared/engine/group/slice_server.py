@@ -15,7 +15,7 @@ from shared.collectives.interface import Collectives
 from shared.collectives.rank_links import RankLinks
 from shared.engine.group.own_slices import MOST_ROWS, OwnSlices, SliceForm
 from shared.engine.runner.device_link import DeviceLink
-from shared.engine.runner.host_arena import HostArena
+from shared.engine.runner.pool_memory import HostArena
 from shared.errors import RankLost
 
 _HEAD = 3

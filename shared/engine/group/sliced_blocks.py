@@ -11,10 +11,9 @@ from torch import Tensor
 from shared.collectives.rank_links import RankLinks
 from shared.engine.group.own_slices import OwnSlices, SliceForm
 from shared.engine.group.slice_server import SliceAction, SliceCommand
-from shared.engine.runner.block_access import STAGING_BYTES
+from shared.engine.runner.block_access import STAGING_BYTES, StagingRing
 from shared.engine.runner.device_link import DeviceLink
-from shared.engine.runner.host_arena import HostArena
-from shared.engine.runner.staging_ring import StagingRing
+from shared.engine.runner.pool_memory import HostArena
 from shared.errors import RankLost
 from shared.kv.block_memory import BlockMemory, host_bytes
 

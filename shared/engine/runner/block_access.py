@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections import deque
 from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
@@ -9,13 +11,77 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from shared.engine.runner.block_sums import BlockSums
 from shared.engine.runner.device_link import DeviceLink
-from shared.engine.runner.staging_ring import StagingRing
+from shared.errors import TransferFailed
+from shared.kernels.block_ops import BlockOps
 from shared.kv.block_memory import BlockMemory, DeviceBytes, host_bytes
+from shared.kv.checksum import BlockChecksum
+from shared.kv.layout import BlockLayout
 
 STAGING_BYTES = 256 << 20
 """Pinned host memory that blocks of a GPU's pool pass through."""
+
+
+class StagingRing:
+    """Slots of one block each in one piece of memory, handed out in turn, and free again once released.
+
+    A slot's memory is a memoryview; whatever is made from it keeps the slot. Without a free slot a block gets memory of
+    its own: senders and receivers decide how long they hold theirs, and none can be made to wait here.
+    """
+
+    def __init__(self, num_slots: int, block_bytes: int, *, pinned: bool = False) -> None:
+        """`pinned`: for blocks that pass to and from a CUDA device."""
+        self._pinned = pinned
+        self._block_bytes = block_bytes
+        self._slots = self._allocate(num_slots)
+        self._free = deque(range(num_slots))  # used from both ends by any thread: a slot ends where its holder does
+        self.num_beyond = 0
+        """Blocks that found no free slot."""
+
+    @property
+    def num_free(self) -> int:
+        """Number of free slots."""
+        return len(self._free)
+
+    def take(self) -> memoryview:
+        """Memory for one block, writable. Raises TransferFailed where there is none."""
+        try:
+            slot = self._free.popleft()
+        except IndexError:
+            self.num_beyond += 1
+            return memoryview(self._allocate(1)[0].numpy())  # type: ignore[arg-type]  # an ndarray is a buffer
+        array = self._slots[slot].numpy()  # an object of its own, which every view of it keeps
+        weakref.finalize(array, self._free.append, slot).atexit = False
+        return memoryview(array)  # type: ignore[arg-type]
+
+    def _allocate(self, num_slots: int) -> Tensor:
+        """[num_slots, block_bytes] uint8"""
+        try:
+            return torch.empty((num_slots, self._block_bytes), dtype=torch.uint8, pin_memory=self._pinned)
+        except RuntimeError as error:  # torch's own out-of-memory errors are of this class
+            num_bytes = num_slots * self._block_bytes
+            raise TransferFailed(f"no buffer of {num_bytes} bytes for blocks' transfers: {error}") from error
+
+
+class BlockSums:
+    """On a CUDA device by the backend's kernel on a stream of its own; in host memory by `BlockChecksum`."""
+
+    def __init__(self, layout: BlockLayout, kv_blocks: Tensor, kernels: BlockOps, link: DeviceLink) -> None:
+        self._kv_blocks = kv_blocks  # [num_blocks, num_layers, num_planes, num_kv_heads, block_size, head_dim]
+        self._kernels = kernels
+        self._link = link
+        self._aside = link.side_stream()
+        self._on_host = None if kv_blocks.is_cuda else BlockChecksum(layout.block_bytes // 8, kv_blocks.device)
+
+    def of(self, block_ids: list[int]) -> list[int]:
+        """Checksums of these blocks as they are now, behind the copies that were queued; no step in flight may write
+        to them. Waits for the device."""
+        with self._aside.entered():
+            if self._on_host is not None:
+                return self._on_host.checksum_blocks(self._kv_blocks, block_ids)
+            ids = self._link.send(torch.tensor(block_ids, dtype=torch.int64))
+            sums = self._kernels.block_checksums(self._kv_blocks, ids)
+            return [value % (1 << 64) for value in sums.tolist()]
 
 
 class BlockAccess(Protocol):

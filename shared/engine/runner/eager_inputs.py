@@ -12,7 +12,7 @@ from torch import Tensor
 
 from shared.engine.plan import PlannedSequence
 from shared.engine.runner.device_link import DeviceLink
-from shared.engine.runner.prompt_logprobs import logit_rows
+from shared.engine.runner.sampler import logit_rows
 from shared.kernels.batch import FEW_TOKENS, AttentionBatch, step_positions
 
 
@@ -114,3 +114,18 @@ def _rope_lengths(
     prompt_lens = np.array([item.num_prompt_tokens for item in items], dtype=np.int64)
     lengths: NDArray[np.int64] = np.maximum(np.repeat(prompt_lens, query_lens), positions + 1)
     return lengths
+
+
+def micro_batches(items: Sequence[PlannedSequence], count: int) -> list[tuple[PlannedSequence, ...]]:
+    """The sequences in their order, in at most `count` parts of about as many tokens; none is empty."""
+    share = -(-sum(len(item.token_ids) for item in items) // count)
+    parts: list[tuple[PlannedSequence, ...]] = []
+    part: list[PlannedSequence] = []
+    num_tokens = 0
+    for item in items:
+        part.append(item)
+        num_tokens += len(item.token_ids)
+        if num_tokens >= share and len(parts) < count - 1:
+            parts.append(tuple(part))
+            part, num_tokens = [], 0
+    return [*parts, tuple(part)] if part else parts

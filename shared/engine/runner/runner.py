@@ -11,19 +11,24 @@ import torch
 from torch import Tensor
 
 from shared.engine.plan import PlannedSequence, StepPlan, StepResult
-from shared.engine.runner.block_access import BlockAccess, DeviceBlocks, DirectBlocks, StagedBlocks
-from shared.engine.runner.block_sums import BlockSums
+from shared.engine.runner.block_access import BlockAccess, BlockSums, DeviceBlocks, DirectBlocks, StagedBlocks
 from shared.engine.runner.cuda_graphs import CudaGraphs
 from shared.engine.runner.device_link import DeviceLink
-from shared.engine.runner.eager_inputs import EagerInputs, StepInputs
-from shared.engine.runner.host_arena import HostArena
-from shared.engine.runner.micro_batches import micro_batches
+from shared.engine.runner.eager_inputs import EagerInputs, StepInputs, micro_batches
 from shared.engine.runner.numerics import NumericsProbe
-from shared.engine.runner.pending_step import PendingStep
 from shared.engine.runner.piecewise import PiecewiseSteps
-from shared.engine.runner.pool_memory import allocate_pool
-from shared.engine.runner.prompt_logprobs import PendingTargets, split
-from shared.engine.runner.sampler import ALL_CANDIDATES, TopLogprobs, is_plain, num_candidates, resample, sample
+from shared.engine.runner.pool_memory import HostArena, allocate_pool
+from shared.engine.runner.sampler import (
+    ALL_CANDIDATES,
+    PendingStep,
+    PendingTargets,
+    TopLogprobs,
+    is_plain,
+    num_candidates,
+    resample,
+    sample,
+    split,
+)
 from shared.engine.runner.static_decode import StaticDecode
 from shared.engine.runner.structure_masks import StructureMasks
 from shared.engine.runner.warm_up import warm_up_plans

@@ -1,4 +1,7 @@
-"""Choosing tokens from logits, on their device. Each row depends on its own logits and (seed, position) alone."""
+"""From logits to tokens: chosen on their device, fetched to the host, with the log-probabilities that are asked for.
+
+Each row depends on its own logits and (seed, position) alone.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from shared.engine.plan import NoToken, PlannedSequence, SampledToken, SampleSpec
+from shared.engine.plan import NoToken, PlannedSequence, SampledToken, SampleSpec, StepResult
+from shared.engine.runner.device_link import DeviceLink
 from shared.kernels.sampling.rows import SamplingRows
 from shared.kernels.sampling_ops import SamplingOps
 
@@ -217,3 +221,108 @@ def _candidates_of(spec: SampleSpec) -> int:
     if not is_plain(spec) or params.logprobs is not None:
         return ALL_CANDIDATES
     return 1 if params.is_greedy else params.top_k
+
+
+class PendingStep:
+    """Holds host copies of what the step chose; they are on their way while the device computes."""
+
+    def __init__(
+        self,
+        tokens: Tensor,  # [num_rows] int64 on the device
+        logprobs: TopLogprobs | None,
+        specs: Sequence[SampleSpec],
+        link: DeviceLink,
+        source: Callable[[int], str | None],
+        faults: Mapping[int, str] = MappingProxyType({}),
+        targets: PendingTargets | None = None,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Queues the copies. `source(row)` names the part of the model that gave a row its first NaN or infinity;
+        called only for rows without a token. `faults`: the rows whose structure failed, and why; their tokens mean
+        nothing. `check` is called when the step is done, and raises where its numbers may mean nothing."""
+        self._specs = specs
+        self._targets = targets
+        self._source = source
+        self._faults = faults
+        self._tokens = link.fetch(tokens)
+        self._logprobs = logprobs and TopLogprobs(*(link.fetch(part) for part in vars(logprobs).values()))
+        self._wait = link.mark()
+        self._check = check
+        self._values: list[int] | None = None
+
+    def result(self) -> StepResult:
+        """Waits until the step is done."""
+        sampled = describe(self.tokens(), self._logprobs, self._specs, self._source, self._faults)
+        return StepResult(sampled, self._targets.result() if self._targets is not None else ())
+
+    def tokens(self) -> list[int]:
+        """The chosen tokens, -1 where there is none; waits until the step is done."""
+        if self._values is None:
+            try:
+                self._wait()
+            finally:
+                self._check()  # raises with the cause, where the device reports an error
+            self._values = self._tokens.tolist()
+        return self._values
+
+
+def logit_rows(items: Sequence[PlannedSequence]) -> list[int]:
+    """Rows of the step's tokens whose logits are wanted, rising: those that tell of targets, and each sampling
+    sequence's last."""
+    rows: list[int] = []
+    end = 0
+    for item in items:
+        begin, end = end, end + len(item.token_ids)
+        if item.targets:
+            rows += range(begin, begin + len(item.targets))
+        if item.sample is not None:
+            rows.append(end - 1)
+    return rows
+
+
+def split(logits: Tensor, items: Sequence[PlannedSequence], link: DeviceLink) -> tuple[Tensor, PendingTargets | None]:
+    """Splits `logits` [num_logits, vocab_size] of `logit_rows` into those to sample from and the targets'
+    log-probabilities."""
+    if not any(item.targets for item in items):
+        return logits, None
+    is_sampled = [flag for item in items for flag in [False] * len(item.targets) + [True] * (item.sample is not None)]
+    sampled = link.send(torch.tensor([row for row, flag in enumerate(is_sampled) if flag], dtype=torch.int64))
+    others = link.send(torch.tensor([row for row, flag in enumerate(is_sampled) if not flag]))
+    return logits.index_select(0, sampled), PendingTargets.of(logits.index_select(0, others), items, link)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class PendingTargets:
+    """Values on their way to the host."""
+
+    items: tuple[PlannedSequence, ...]  # those with targets
+    chosen: Tensor  # [num_targets] fp32
+    values: Tensor  # [num_targets, most] fp32, falling
+    ids: Tensor  # [num_targets, most] int64
+
+    @classmethod
+    def of(cls, logits: Tensor, items: Sequence[PlannedSequence], link: DeviceLink) -> PendingTargets:
+        """The targets' log-probabilities, from `logits` [num_targets, vocab_size], a row for each target."""
+        asking = tuple(item for item in items if item.targets)
+        targets = link.send(torch.tensor([token_id for item in asking for token_id in item.targets]))
+        logprobs = torch.log_softmax(logits, dim=-1)
+        most = min(max(item.num_alternatives for item in asking), logits.shape[1])
+        values, ids = logprobs.topk(most)
+        chosen = logprobs.gather(1, targets[:, None])[:, 0]
+        return cls(asking, link.fetch(chosen), link.fetch(values), link.fetch(ids))
+
+    def result(self) -> tuple[tuple[SampledToken, ...], ...]:
+        """For each sequence with targets one entry a target; the step is done."""
+        rows = zip(self.chosen.tolist(), self.values.tolist(), self.ids.tolist(), strict=True)
+        return tuple(
+            tuple(
+                _entry(token_id, next(rows), item.num_alternatives)
+                for token_id in item.targets
+            )
+            for item in self.items
+        )  # fmt: skip
+
+
+def _entry(token_id: int, row: tuple[float, list[float], list[int]], count: int) -> SampledToken:
+    logprob, values, ids = row
+    return SampledToken(token_id, logprob, tuple(zip(ids[:count], values[:count], strict=True)))

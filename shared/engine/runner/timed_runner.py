@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from shared.engine.plan import NoToken, PlannedSequence, SampledToken, StepPlan, StepResult
+from shared.engine.plan import NoToken, PlannedSequence, SampledToken, StepPlan, StepResult, step_work
 from shared.engine.runner.block_access import BlockAccess
-from shared.engine.step_work import step_work
 from shared.sizing.step_time import StepTimes
 
 

@@ -20,23 +20,15 @@ import time
 from collections.abc import Callable, Sequence
 
 from shared.engine.messages import NewToken, SequenceEnded, SequenceFailed, StepOutput
-from shared.engine.plan import NoToken, PlannedSequence, StepPlan, StepResult
-from shared.engine.scheduler.admission import Admission
-from shared.engine.scheduler.batch_limit import BatchLimit
-from shared.engine.scheduler.block_tables import BlockTables
+from shared.engine.plan import NoToken, PlannedSequence, StepPlan, StepResult, step_work
+from shared.engine.scheduler.blocks import Admission, BatchLimit, BlockTables, GrowthReserve, HostSwap
 from shared.engine.scheduler.config import SchedulerConfig as SchedulerConfig
 from shared.engine.scheduler.config import SchedulerCounters
-from shared.engine.scheduler.growth import GrowthReserve
-from shared.engine.scheduler.host_swap import HostSwap
-from shared.engine.scheduler.in_flight import StepsInFlight, UnsentBlocks
 from shared.engine.scheduler.pacing import Pacing, StepRoom
-from shared.engine.scheduler.prompt_order import PromptOrder
-from shared.engine.scheduler.sequence_table import SequenceTable
+from shared.engine.scheduler.sequence_table import PromptOrder, SequenceTable, StepsInFlight, UnsentBlocks
 from shared.engine.sequence import EngineSequence, Goal, Status
-from shared.engine.step_work import step_work
 from shared.errors import Overloaded
-from shared.kv.handoff.outgoing_block import OutgoingBlock
-from shared.kv.pool import BlockPool
+from shared.kv.pool import BlockPool, OutgoingBlock
 from shared.sizing.step_fit import StepTimeFit
 from shared.sizing.step_time import StepWork
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from shared.kernels.batch import AttentionBatch
-from shared.kernels.kv_dtype import assert_kv_dtype
-from shared.kernels.pool_view import pool_sizes
+from shared.kernels.pool_view import assert_kv_dtype, pool_sizes
 
 
 def check_paged_attention(

@@ -23,13 +23,8 @@ def paged_attention(
             return reference.paged_attention(query, kv_blocks, layer, batch, scale=scale, window=window)
         return latent_attention(query, kv_blocks, layer, batch, scale=scale)
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-    if has_decodes(batch):
+    if batch.remember("has decodes", lambda: 1 in batch.query_lens):
         decode_attention(query, kv_blocks, layer, batch, output, scale=scale, window=window)
     if longest_chunk(batch):
         prefill_attention(query, kv_blocks, layer, batch, output, scale=scale, window=window)
     return output.flatten(1)
-
-
-def has_decodes(batch: AttentionBatch) -> bool:
-    """Whether any query is a single token."""
-    return batch.remember("has decodes", lambda: 1 in batch.query_lens)

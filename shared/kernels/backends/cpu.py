@@ -13,8 +13,7 @@ from shared.kernels.backend import LayerSizes, LayerWeights, Linear
 from shared.kernels.cpu.build import AUTO, CannotBuild, choose
 from shared.kernels.cpu.launch import CpuOps, load
 from shared.kernels.cpu.layer_stack import CpuLayerStack
-from shared.kernels.cpu.linear import PaddedLinear
-from shared.kernels.cpu.packing import DTYPES, fits_panels
+from shared.kernels.cpu.linear import DTYPES, PaddedLinear, fits_panels
 from shared.kernels.torch_backend import TorchKernels
 
 

@@ -39,9 +39,6 @@ def backends() -> tuple[Backend, ...]:
     """All there are, the most specialised first: the order in which `auto` tries them."""
     return (
         Backend("triton", ("cuda",), _triton_refusal, _load_triton),
-        # Until they have run on hardware, by name alone.
-        Backend("triton-hopper", (), _hopper_refusal, _load_hopper),
-        Backend("flashinfer", (), _flashinfer_refusal, _load_flashinfer),
         Backend("cpu", ("cpu",), cpu_backend.refusal, cpu_backend.CpuKernels),
         Backend("torch", ("cuda", "cpu"), lambda _device, _dtype: None, TorchKernels),
     )
@@ -118,27 +115,6 @@ def _triton_refusal(device: torch.device, dtype: torch.dtype) -> str | None:
     return None
 
 
-def _hopper_refusal(device: torch.device, dtype: torch.dtype) -> str | None:
-    reason = _triton_refusal(device, dtype)
-    if reason is not None:
-        return reason
-    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
-        return f"{device} is no Hopper device (compute capability 9.0)"
-    if importlib.util.find_spec("triton.experimental.gluon") is None:
-        return "this triton has no Gluon"
-    return None
-
-
-def _flashinfer_refusal(device: torch.device, dtype: torch.dtype) -> str | None:
-    if importlib.util.find_spec("flashinfer") is None:
-        return "the package flashinfer is not installed (pip install flashinfer-python)"
-    if device.type != "cuda":
-        return f"device {device} is not a CUDA device"
-    if dtype == torch.float32:
-        return "FlashInfer computes in 16 bits: take bfloat16 or float16"
-    return _triton_refusal(device, dtype)  # the other ops are Triton's
-
-
 def _is_interpreting() -> bool:
     from triton import knobs  # type: ignore[import-untyped, import-not-found, unused-ignore]
 
@@ -149,23 +125,6 @@ def _load_triton() -> Kernels:
     from shared.kernels.backends.triton import TritonKernels
 
     return TritonKernels()
-
-
-def _load_hopper() -> Kernels:
-    from shared.kernels.backends.hopper import HopperKernels
-
-    return HopperKernels()
-
-
-def _load_flashinfer() -> Kernels:
-    try:
-        import flashinfer  # type: ignore[import-untyped, import-not-found, unused-ignore]
-    except (ImportError, OSError) as error:  # without one of its own packages, or a CUDA library
-        raise ConfigError(f"kernels 'flashinfer': the package cannot be imported: {error}", field="kernels") from error
-
-    from shared.kernels.backends.flashinfer import FlashInferKernels
-
-    return FlashInferKernels(flashinfer)
 
 
 def _load_deterministic_triton() -> Kernels:

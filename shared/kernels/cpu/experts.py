@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shared.kernels.cpu.linear import Library, PackedLinear, pack
-from shared.kernels.cpu.packing import LANES, PANEL, is_bf16
+from shared.kernels.cpu.linear import LANES, PANEL, Library, PackedLinear, is_bf16, pack
 from shared.kernels.experts.reference import check_experts, check_forward
 from shared.kernels.experts.routing import check_choose_experts
 from shared.kernels.experts.rules import Routing

@@ -20,8 +20,7 @@ from shared.kernels.backend import LayerSizes, LayerWeights, Linear
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.cpu.experts import PackedBatchedLinear, PackedExperts, choose_experts
 from shared.kernels.cpu.layer_stack import CpuLayerStack
-from shared.kernels.cpu.linear import WideLinear, pack
-from shared.kernels.cpu.packing import LANES, fits_panels, is_bf16
+from shared.kernels.cpu.linear import LANES, WideLinear, fits_panels, is_bf16, pack
 from shared.kernels.experts.rules import Routing
 from shared.kernels.latent import reference as latents
 from shared.kernels.linear import PlainLinear
@@ -29,7 +28,7 @@ from shared.kernels.pool_view import pool_sizes
 from shared.kernels.rmsnorm import reference as rmsnorm
 from shared.kernels.rotary import reference as rotary
 from shared.kernels.sampling import reference as sampling
-from shared.kernels.sampling.mask_reference import check_greedy_tokens, check_mask_tokens
+from shared.kernels.sampling.reference import check_greedy_tokens, check_mask_tokens
 from shared.kernels.sampling.rows import SamplingRows
 
 LONGEST_SAMPLED = 1 << 22

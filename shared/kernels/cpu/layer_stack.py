@@ -13,10 +13,8 @@ from shared.collectives.cpu_group import CpuGroup
 from shared.collectives.interface import Collectives
 from shared.kernels.backend import LayerSizes, LayerWeights
 from shared.kernels.batch import AttentionBatch
-from shared.kernels.cpu.linear import Library, PackedLinear
-from shared.kernels.cpu.packing import LANES, is_bf16
-from shared.kernels.kv_dtype import assert_kv_dtype
-from shared.kernels.pool_view import pool_sizes
+from shared.kernels.cpu.linear import LANES, Library, PackedLinear, is_bf16
+from shared.kernels.pool_view import assert_kv_dtype, pool_sizes
 
 _PROJECTIONS = ("qkv", "o", "gate_up", "down")
 _NORMS = ("input_norm", "q_norm", "k_norm", "post_norm")

@@ -10,7 +10,7 @@ from torch import Tensor
 from shared.kernels import device as devices
 from shared.kernels.device import DeviceLimits, next_power_of_2
 from shared.kernels.experts.jit import combine_tiles, down_tiles, gate_up_tiles
-from shared.kernels.experts.reference import check_experts, check_forward
+from shared.kernels.experts.reference import PlainExperts, check_forward
 
 COMBINED = 1024
 """Elements of a token that a program of the combination takes."""
@@ -65,20 +65,8 @@ def sort_pairs(expert_ids: Tensor, first_expert: int, num_experts: int, tile_row
     )
 
 
-class GroupedExperts:
+class GroupedExperts(PlainExperts):
     """See `Experts`; its weights are the caller's, neither copied nor changed."""
-
-    def __init__(self, gate_up: Tensor, down: Tensor, first_expert: int) -> None:
-        """As for `DecoderOps.make_experts`."""
-        check_experts(gate_up, down)
-        self.gate_up = gate_up
-        self.down = down
-        self.first_expert = first_expert
-
-    @property
-    def nbytes(self) -> int:
-        """See `Experts`."""
-        return self.gate_up.nbytes + self.down.nbytes
 
     def forward(self, x: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
         """See `Experts`."""

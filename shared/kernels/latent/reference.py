@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shared.kernels.kv_dtype import assert_kv_dtype
+from shared.kernels.pool_view import assert_kv_dtype
 from shared.kernels.rmsnorm.reference import rms_norm
 from shared.kernels.rotary.reference import rotate
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from shared.kernels.sampling import mask_reference
+from shared.kernels.sampling import reference
 from shared.kernels.sampling.mask_jit import mask_rows
-from shared.kernels.sampling.mask_reference import check_mask_tokens
+from shared.kernels.sampling.reference import check_mask_tokens
 
 TILE = 4096
 """Tokens of one program."""
@@ -24,4 +24,4 @@ def mask_tokens(logits: Tensor, masks: Tensor, rows: Tensor) -> None:
 
 def greedy_tokens(logits: Tensor, masks: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
     """`SamplingOps.greedy_tokens`, torch's reductions around this mask."""
-    return mask_reference.greedy_tokens(logits, masks, rows, mask_tokens)
+    return reference.greedy_tokens(logits, masks, rows, mask_tokens)

@@ -7,20 +7,132 @@ own and with the missing blocks alone: a block counts as here once its checksum 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+import numpy as np
+
 from shared.errors import TransferFailed
-from shared.kv.block_memory import BlockMemory
+from shared.kv.block_memory import BlockMemory, DeviceBytes, beside_loop, host_bytes
+from shared.kv.checksum_weights import checksum_weights, weighted_sum
 from shared.kv.fleet_key import FleetKey
-from shared.kv.handoff.arrival_check import Announced, ArrivalCheck, announcements
-from shared.kv.handoff.receiving import end_receives
-from shared.kv.handoff.trailer import decode_trailer, trailer_bytes
+from shared.kv.handoff.shipment import decode_trailer, trailer_bytes
 from shared.kv.seal import Purpose, Seal
 from shared.kv.transfer import Incoming, KVTransfer, new_ticket
 from shared.rpc.pb.tandem.v1 import types_pb2
 from shared.tasks import end_task, unbroken
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """What its sender says of a block."""
+
+    checksum: int
+    tag: bytes = b""
+    """By the seal, where there is one."""
+
+
+def announcements(trailer: types_pb2.HandoffTrailer) -> list[tuple[int, Announced]]:
+    """(block index, its entry) of each block that a note or trailer names."""
+    tags = trailer.block_tags or [b""] * len(trailer.block_indexes)
+    named = zip(trailer.block_indexes, trailer.checksums, tags, strict=True)
+    return [(index, Announced(checksum, tag)) for index, checksum, tag in named]
+
+
+class ArrivalCheck:
+    """Checks blocks of one size; holds a checksum's weights, 8 bytes a word."""
+
+    def __init__(self, block_bytes: int) -> None:
+        """`block_bytes` is a multiple of 8."""
+        self.block_bytes = block_bytes
+        self._weights = checksum_weights(block_bytes // 8)
+
+    async def sound(self, blocks: Sequence[tuple[int, BlockMemory, Announced]], seal: Seal | None = None) -> list[bool]:
+        """Of each (block index, bytes, what was announced), which a `seal` opens in place: so a block is checked once.
+
+        Nothing else may write to the bytes meanwhile. Runs to its end, also where the caller is cancelled.
+        """
+        return await beside_loop(len(blocks) * self.block_bytes, lambda: self._check(blocks, seal))
+
+    def checksum(self, block: BlockMemory) -> int:
+        """In [0, 2^64). Of a block on a GPU by the GPU."""
+        if isinstance(block, DeviceBytes):
+            return block.checksum()
+        return weighted_sum(np.frombuffer(block, np.dtype("<u8")), self._weights)
+
+    def _check(self, blocks: Sequence[tuple[int, BlockMemory, Announced]], seal: Seal | None) -> list[bool]:
+        return [
+            (seal is None or seal.open_block(index, host_bytes(memory), announced.tag))
+            and self.checksum(memory) == announced.checksum
+            for index, memory, announced in blocks
+        ]
+
+
+class MemoryLost(TransferFailed):
+    """A silent sender may still write to the blocks: they must not be used again before `Incoming.closed` returns."""
+
+
+class LostMemory:
+    """Memory that silent senders may still write to, until they cannot; then it is given back. For one event loop."""
+
+    def __init__(self) -> None:
+        self._kept: set[asyncio.Task[None]] = set()
+
+    def keep(self, closed: Coroutine[None, None, None], give_back: Callable[[], None]) -> None:
+        """After MemoryLost. `closed` returns when the sender cannot write any more, as `Incoming.closed` does, also at
+        the transfer's `close`. Then `give_back` is called, once."""
+
+        async def wait() -> None:
+            await closed
+            give_back()
+
+        task = asyncio.create_task(wait())
+        self._kept.add(task)
+        task.add_done_callback(self._kept.discard)
+
+    @property
+    def num_kept(self) -> int:
+        """Of these, how many have not been given back yet."""
+        return len(self._kept)
+
+
+async def receive_trailer(
+    transfer: KVTransfer, ticket: int, incoming: Incoming, timeout_s: float, seal: Seal | None = None
+) -> types_pb2.HandoffTrailer:
+    """Waits for the trailer and for every block it names, which a `seal` has not opened yet.
+
+    However this ends, also by an exception or a cancel of the task, no receive of the ticket can write to its memory
+    any more when it does, unless it raises MemoryLost. Raises TransferFailed.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            trailer = decode_trailer(await incoming.trailer(), seal)
+            await incoming.blocks(list(trailer.block_indexes))
+        return trailer
+    except TimeoutError as error:
+        raise TransferFailed(f"the hand-off did not end within {timeout_s:g} s", limit=timeout_s) from error
+    finally:
+        await end_receives(transfer, ticket)
+
+
+async def end_receives(transfer: KVTransfer, ticket: int) -> None:
+    """When this ends, also by a cancel of the task, no receive of the ticket can write any more.
+
+    Raises MemoryLost where that is impossible, also in place of a cancel: the memory's owner needs it.
+    """
+    ending, cancelled = asyncio.ensure_future(transfer.cancel(ticket)), None
+    while not ending.done():
+        try:
+            await asyncio.wait((ending,))
+        except asyncio.CancelledError as error:
+            cancelled = error
+    try:
+        ending.result()
+    except TransferFailed as error:
+        raise MemoryLost(error.message) from error
+    if cancelled is not None:
+        raise cancelled
 
 
 class SenderLeft(Enum):

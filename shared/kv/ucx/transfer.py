@@ -17,18 +17,235 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from shared import failpoints
 from shared.errors import TransferFailed
 from shared.kv.block_memory import BlockMemory
 from shared.kv.fleet_key import FleetKey
-from shared.kv.transfer import TRAILER_INDEX, Incoming, TransferCounters, tag
+from shared.kv.transfer import INDEX_BITS, TRAILER_INDEX, Incoming, TransferCounters, tag
 from shared.kv.ucx.address import PeerAddress, process_started, this_host
-from shared.kv.ucx.incoming import LateSenders, UcxIncoming
-from shared.kv.ucx.peer import Peer
-from shared.kv.ucx.worker import UcxWorker
+from shared.kv.ucx.worker import FULL_MASK, Request, UcxWorker
 
+_TICKET_MASK = FULL_MASK ^ ((1 << INDEX_BITS) - 1)
+_LATE_S = 300.0
+_MAX_LATE_TICKETS = 256
+_SCRATCH_BYTES = 8
 _CLOSE_TIMEOUT_S = 0.5
+
+
+class Peer:
+    """An endpoint, the sends in flight on it, and the detection of the peer's death.
+
+    UCX reports the peer's death where its connection breaks; within a host a pidfd does too, which needs no connection.
+    """
+
+    def __init__(self, worker: UcxWorker, address: PeerAddress, same_host: bool, on_death: Callable[[], None]) -> None:
+        """`on_death` is called at most once; it should call `drop`."""
+        self._worker = worker
+        self._address = address
+        self._watch = ProcessWatch(address.pid, address.started, on_death) if same_host else None
+        self._endpoint: Any = None
+        self._sends: set[Request] = set()
+
+    @property
+    def alive(self) -> bool:
+        """False once UCX has detected the peer's death."""
+        return self._endpoint is not None and bool(self._endpoint.alive)
+
+    def connect(self) -> None:
+        """Raises TransferFailed if the peer is known to be dead."""
+        if self._watch is not None:
+            try:
+                self._watch.start()
+            except ProcessLookupError as error:
+                raise TransferFailed("the peer's process has ended") from error
+        try:
+            self._endpoint = self._worker.connect(self._address.worker)
+        except TransferFailed:
+            self.drop("no endpoint")
+            raise
+
+    async def send(self, tag: int, memory: BlockMemory) -> None:
+        """Returns when the memory may be reused. Raises TransferFailed."""
+        request = self._worker.send(self._endpoint, tag, memory, self._sends.discard)
+        self._sends.add(request)
+        await request.wait()
+
+    def drop(self, reason: str) -> None:
+        """Fails the sends in flight; idempotent."""
+        if self._watch is not None:
+            self._watch.close()
+        for request in list(self._sends):
+            request.fail(reason)
+        if self._endpoint is not None:
+            endpoint, self._endpoint = self._endpoint, None
+            self._worker.disconnect(endpoint)
+
+
+class ProcessWatch:
+    """Calls back on the event loop when a process ends, by a pidfd (Linux 5.3; elsewhere it does nothing)."""
+
+    def __init__(self, pid: int, started: int, on_end: Callable[[], None]) -> None:
+        """`started` as in `PeerAddress`: a later process with the same pid is not meant."""
+        self._pid = pid
+        self._started = started
+        self._on_end = on_end
+        self._pidfd: int | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self) -> None:
+        """Raises ProcessLookupError if the process has already ended."""
+        try:
+            pidfd = os.pidfd_open(self._pid)
+        except ProcessLookupError:
+            raise
+        except (OSError, AttributeError):  # no pidfd in this kernel or sandbox
+            return
+        try:
+            if process_started(self._pid) != self._started:
+                raise ProcessLookupError(f"process {self._pid} is a later one")
+        except ProcessLookupError:
+            os.close(pidfd)
+            raise
+        self._pidfd = pidfd
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(pidfd, self._ended)
+
+    def close(self) -> None:
+        """Ends the watch; idempotent."""
+        if self._pidfd is not None and self._loop is not None:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = None
+
+    def _ended(self) -> None:
+        self.close()
+        self._on_end()
+
+
+class UcxIncoming:
+    """Implements `Incoming`."""
+
+    def __init__(self, worker: UcxWorker, ticket: int, counters: TransferCounters) -> None:
+        self._worker = worker
+        self._ticket = ticket
+        self._counters = counters
+        self._receives: dict[int, Request] = {}
+        self._trailer = bytearray()
+        self._cancelled = False
+
+    def post(self, buffers: Sequence[tuple[int, BlockMemory]], trailer_bytes: int) -> None:
+        """Posts every receive."""
+        for index, memory in buffers:
+            assert index < TRAILER_INDEX, f"block index {index}"
+            assert index not in self._receives, f"block index {index} twice"
+            self._receives[index] = self._worker.receive(tag(self._ticket, index), memory, self._count)
+        self._post_trailer(trailer_bytes)
+
+    async def trailer(self) -> bytes:
+        """See `Incoming`."""
+        await self._receives[TRAILER_INDEX].wait()
+        return bytes(self._trailer)
+
+    def expect_another_trailer(self) -> None:
+        """See `Incoming`."""
+        assert self._receives[TRAILER_INDEX].done, "the trailer before has not come"
+        if self._cancelled:
+            raise TransferFailed("the hand-off was cancelled")
+        self._post_trailer(len(self._trailer))
+
+    def arrived(self, index: int) -> bool:
+        """See `Incoming`."""
+        receive = self._receives[index]
+        return receive.done and receive.error is None
+
+    async def blocks(self, indexes: Sequence[int]) -> None:
+        """See `Incoming`."""
+        for index in indexes:
+            receive = self._receives.get(index)
+            if receive is None:
+                raise TransferFailed(f"the sender names block {index}, which was not expected")
+            await receive.wait()
+
+    def cancel(self, reason: str) -> bool:
+        """Fails all waiters and ends the receives that have no message yet.
+
+        Returns False if every receive has ended. Leaves empty messages for `LateSenders`; idempotent.
+        """
+        pending = [(index, receive) for index, receive in self._receives.items() if receive.open]
+        if not self._cancelled:
+            self._cancelled = True
+            for index, receive in pending:
+                receive.fail(reason)
+                self._worker.end_receive(tag(self._ticket, index))
+        return bool(pending)
+
+    async def closed(self) -> None:
+        """See `Incoming`."""
+        for receive in self._receives.values():
+            await receive.closed()
+
+    @property
+    def num_open(self) -> int:
+        """Receives that UCX may still write to."""
+        return sum(receive.open for receive in self._receives.values())
+
+    def _post_trailer(self, num_bytes: int) -> None:
+        self._trailer = bytearray(num_bytes)
+        self._receives[TRAILER_INDEX] = self._worker.receive(
+            tag(self._ticket, TRAILER_INDEX), memoryview(self._trailer), lambda _: None
+        )
+
+    def _count(self, receive: Request) -> None:
+        if receive.error is None:
+            self._counters.blocks_received += 1
+            self._counters.bytes_received += receive.num_bytes
+
+
+class LateSenders:
+    """Lets senders finish that do not know yet that their hand-off was cancelled.
+
+    For each ticket one receive takes late messages into a few bytes: UCX reports to the sender that its message was
+    taken, and moves no data. A ticket is served for `_LATE_S`; later messages wait in UCX, like those for an unknown
+    ticket, until their sender gives up.
+    """
+
+    def __init__(self, worker: UcxWorker) -> None:
+        self._worker = worker
+        self._timers: dict[int, asyncio.TimerHandle] = {}
+        self._receives: dict[int, Request] = {}
+
+    def add(self, ticket: int) -> None:
+        """Serves a cancelled ticket; idempotent."""
+        if ticket in self._timers:
+            return
+        if len(self._timers) >= _MAX_LATE_TICKETS:
+            self.remove(next(iter(self._timers)))
+        self._timers[ticket] = asyncio.get_running_loop().call_later(_LATE_S, self.remove, ticket)
+        self._post(ticket)
+
+    def remove(self, ticket: int) -> None:
+        """Stops serving a ticket."""
+        self._timers.pop(ticket).cancel()
+        self._worker.end_receive(tag(ticket, 0))
+
+    async def close(self) -> None:
+        """Stops serving all tickets."""
+        for ticket in list(self._timers):
+            self.remove(ticket)
+        for receive in list(self._receives.values()):
+            await receive.closed()
+
+    def _post(self, ticket: int) -> None:
+        def taken(_: Request) -> None:
+            if ticket in self._timers:
+                self._post(ticket)
+            else:
+                self._receives.pop(ticket, None)
+
+        scratch = memoryview(bytearray(_SCRATCH_BYTES))
+        self._receives[ticket] = self._worker.receive(tag(ticket, 0), scratch, taken, _TICKET_MASK)
 
 
 class UcxTransfer:

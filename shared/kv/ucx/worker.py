@@ -2,6 +2,11 @@
 
 UCXX's progress thread moves the data while the event loop and the engine do other things. It is native code; progress
 driven from Python moved data 2.5 times slower. A second thread waits for ended requests and wakes the loop.
+
+TCP connections whose other side has fallen silent are ended. UCX probes idle connections alone, and only from the side
+that opened them. Otherwise a cut in the network shows after a quarter of an hour of retransmissions, or never, and
+until then a receive whose message has begun keeps its memory. UCX has no setting for that, so its sockets get options
+of Linux (tcp(7)). Those that it accepts inherit them from the socket that listens.
 """
 
 from __future__ import annotations
@@ -9,16 +14,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
+import stat
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from shared.errors import ConfigError, TransferFailed
 from shared.kv.block_memory import BlockMemory
-from shared.kv.ucx.request import Request
-from shared.kv.ucx.silent_peers import ending_silent_connections
 
+SILENT_S = 6
+"""A connection whose other host acknowledges nothing for this long ends. A process that is stopped does not count,
+since the kernel answers for it. Long enough that a stalled hand-off is found first, for that names the pair that is
+cut; short enough for `cancel`, which waits for receives that have begun."""
+_OPTIONS = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, SILENT_S),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENT_S * 1000),
+)
 FULL_MASK = (1 << 64) - 1
 _WAKE_PERIOD_S = 0.0005
 _DRAIN_TIMEOUT_S = 0.2
@@ -37,6 +55,113 @@ _ENVIRONMENT = {
     "UCX_TCP_CONN_NB": "y",
 }
 """Read by UCX when it is opened; what the user has set stays."""
+
+
+class Request:
+    """A UCXX request, the memory that it reads or writes, and the waiters for its end.
+
+    UCXX ends a request through its Python future, on the event loop. That future is never awaited nor changed here, so
+    that only UCX can end it. A request abandoned earlier (`fail`) keeps its memory until UCX has finished with it.
+
+    Dropping the UCXX object of an open request would cancel it. In UCXX 0.52 that deadlocks if the progress thread is
+    just ending the same request (each holds the lock that the other one needs). So the object stays until the end.
+    """
+
+    __slots__ = ("_memory", "_on_end", "_ucx", "_waiters", "done", "error", "num_bytes", "open")
+
+    def __init__(self, ucx: Any, memory: BlockMemory, on_end: Callable[[Request], None]) -> None:
+        """`on_end` is called once, when the request is `done`."""
+        self.num_bytes = memory.nbytes
+        self.open = True
+        """UCX may still read or write the memory."""
+        self.done = False
+        """Whether it ended or was abandoned by `fail`."""
+        self.error: str | None = None
+        """Why it failed, once it is done; None if it succeeded."""
+        self._ucx: Any = ucx
+        self._memory: BlockMemory | None = memory
+        self._on_end: Callable[[Request], None] | None = on_end
+        self._waiters: list[asyncio.Future[None]] = []
+        ucx.future.add_done_callback(self._ended)
+
+    async def wait(self) -> None:
+        """Returns when it has succeeded; a cancelled waiter changes nothing. Raises TransferFailed."""
+        while not self.done:
+            await self._change()
+        if self.error is not None:
+            raise TransferFailed(self.error)
+
+    async def closed(self) -> None:
+        """Returns when UCX no longer touches the memory."""
+        while self.open:
+            await self._change()
+
+    def fail(self, reason: str) -> None:
+        """Ends it for its waiters with this error; UCX may still use the memory."""
+        if not self.done:
+            self._finish(reason)
+
+    def _change(self) -> asyncio.Future[None]:
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        return waiter
+
+    def _ended(self, future: asyncio.Future[Any]) -> None:
+        error = future.exception()
+        self.open = False
+        self._ucx = self._memory = None
+        if self.done:
+            self._wake()
+        else:
+            self._finish(None if error is None else f"UCX: {type(error).__name__}: {error}")
+
+    def _finish(self, error: str | None) -> None:
+        self.error = error
+        self.done = True
+        self._wake()
+        on_end, self._on_end = self._on_end, None
+        if on_end is not None:
+            on_end(self)
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+@contextmanager
+def ending_silent_connections() -> Iterator[None]:
+    """The TCP sockets that this process opens within end after SILENT_S without an answer, as do all connections that
+    they accept."""
+    before = _sockets()
+    yield
+    for inode, number in _sockets().items():
+        if inode not in before:
+            _limit_silence(number)
+
+
+def _sockets() -> dict[int, int]:
+    """Descriptors of this process's sockets, by inode."""
+    found = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            state = entry.stat()
+        except OSError:  # it was closed meanwhile
+            continue
+        if stat.S_ISSOCK(state.st_mode):
+            found[state.st_ino] = int(entry.name)
+    return found
+
+
+def _limit_silence(number: int) -> None:
+    try:
+        with socket.socket(fileno=os.dup(number)) as opened:
+            if opened.family in (socket.AF_INET, socket.AF_INET6) and opened.type is socket.SOCK_STREAM:
+                for level, name, value in _OPTIONS:
+                    opened.setsockopt(level, name, value)
+    except OSError:  # it was closed meanwhile
+        return
 
 
 class UcxWorker:

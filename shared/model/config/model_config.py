@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.kv.format import KVFormat
-from shared.kv.layout import BlockLayout
+from shared.kv.layout import BlockLayout, KVFormat
 from shared.model.config.folder import CONFIG_FILE, check_model_folder
 from shared.model.config.json_fields import JsonFields, read_json_object
 from shared.model.config.latent_config import LatentConfig

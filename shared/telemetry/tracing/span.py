@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Protocol
+
+from shared.telemetry.trace_context import TraceContext
 
 Value = str | int | float | bool | tuple[str, ...]
 Attributes = Mapping[str, Value]
-
-NO_ATTRIBUTES: Attributes = {}
 
 
 class SpanKind(IntEnum):
@@ -41,3 +42,13 @@ class Span:
     """Why it failed, `attributes` having `error.type`; empty = it did not."""
     state: str = ""
     """The client's `tracestate`, on the span that has the client's as parent."""
+
+
+class SpanSink(Protocol):
+    """For one event loop."""
+
+    def record(self, context: TraceContext, spans: Sequence[Span]) -> None:
+        """Finished spans of the context's trace. Does not block."""
+
+    def release(self, trace_ids: Iterable[bytes]) -> None:
+        """These traces (16 bytes each) were not sampled, and are to be exported all the same."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import Self
 
 import torch
 
@@ -24,7 +24,6 @@ from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.sampling_params import SamplingParams
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from shared.engine.sequence import EngineSequence, Goal
-from shared.engine.step_runner import StepRunner
 from shared.kernels.backends.registry import AUTO
 from shared.kv.pool import BlockPool
 from shared.model.decoder import Decoder
@@ -48,7 +47,6 @@ class EngineRun:
         config: RunnerConfig | None = None,
         ahead: bool | None = None,
         device: str = "cpu",
-        recording: BinaryIO | None = None,
         kv_dtype: str = "float32",
         dtype: torch.dtype = torch.float32,
         deterministic: bool = False,
@@ -56,8 +54,7 @@ class EngineRun:
         eos: frozenset[int] = frozenset(),
         **policy,
     ) -> None:
-        """`recording`: where plans and results are written; `eos`: what ends an answer; `policy`: further fields of the
-        scheduler's config."""
+        """`eos`: what ends an answer; `policy`: further fields of the scheduler's config."""
         self.decoder = Decoder.load(folder, dtype, device, kernels=kernels, deterministic=deterministic)
         model = self.decoder.config
         config = config or RunnerConfig(max_num_seqs=MAX_NUM_SEQS)
@@ -70,17 +67,18 @@ class EngineRun:
         with torch.inference_mode():
             self.runner.start()
         self.events: queue.Queue = queue.Queue()
-        runner: StepRunner = self.runner
-        if recording:
-            from .plan_log import RecordingRunner  # needs msgspec, which a bare GPU machine lacks
-
-            runner = RecordingRunner(self.runner, recording)
-        self.engine = Engine(self.scheduler, runner, self.events.put, ahead)
+        self.engine = Engine(self.scheduler, self.runner, self.events.put, ahead)
         self.engine.start()
         self.names = 0
 
     def close(self) -> None:
         self.engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def sequence(self, token_ids, max_tokens, goal=Goal.COMPLETION, ship=frozenset(), **sampling) -> EngineSequence:
         self.names += 1

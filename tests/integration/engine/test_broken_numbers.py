@@ -29,11 +29,8 @@ def break_weight(folder, name, row, value=float("nan")) -> None:
 def sound(tmp_path_factory):
     """A folder and what its model says to the prompts, which never is the token that will be broken."""
     folder = write_family(tmp_path_factory.mktemp("model"), "LlamaForCausalLM")
-    run = EngineRun(folder)
-    try:
+    with EngineRun(folder) as run:
         outputs = run.generate(*PROMPTS, max_tokens=NUM_TOKENS)
-    finally:
-        run.close()
     assert all(BROKEN_TOKEN not in tokens for tokens in outputs)
     break_weight(folder, "model.embed_tokens.weight", BROKEN_TOKEN)
     return folder, outputs
@@ -49,8 +46,7 @@ def sound(tmp_path_factory):
 )
 def test_a_broken_sequence_ends_alone_and_the_engine_goes_on(sound, config, ahead, source):
     folder, expected = sound
-    run = EngineRun(folder, config=config, ahead=ahead)
-    try:
+    with EngineRun(folder, config=config, ahead=ahead) as run:
         mates = [run.sequence(prompt, NUM_TOKENS) for prompt in PROMPTS]
         poisoned = run.sequence([*PROMPTS[0], BROKEN_TOKEN, 8, 9], NUM_TOKENS)
         for item in (*mates[:2], poisoned, mates[2]):
@@ -65,8 +61,6 @@ def test_a_broken_sequence_ends_alone_and_the_engine_goes_on(sound, config, ahea
                     for token in tokens:
                         outputs[token.sequence_id].append(token.token.token_id)
         after = run.generate(*PROMPTS, max_tokens=NUM_TOKENS)
-    finally:
-        run.close()
     assert list(outputs.values()) == expected == after
     (failed,) = failures
     assert failed.sequence_id == poisoned.sequence_id
@@ -90,12 +84,11 @@ def test_a_broken_sequence_ends_alone_and_the_engine_goes_on(sound, config, ahea
 def test_the_part_where_the_numbers_broke_is_named(tmp_path, family, weight, row, value, source):
     folder = write_family(tmp_path, family)
     break_weight(folder, weight, row, value)
-    run = EngineRun(folder, config=RunnerConfig(debug_numerics=True))
-    try:
-        with pytest.raises(NumericalFault, match=f"first in its {source}") as broken:
-            run.generate(PROMPTS[0], max_tokens=2, temperature=1.0)
-    finally:
-        run.close()
+    with (
+        EngineRun(folder, config=RunnerConfig(debug_numerics=True)) as run,
+        pytest.raises(NumericalFault, match=f"first in its {source}") as broken,
+    ):
+        run.generate(PROMPTS[0], max_tokens=2, temperature=1.0)
     assert broken.value.details["source"] == source
 
 
@@ -104,9 +97,6 @@ def test_an_infinite_logit_of_one_step_is_not_chosen(tmp_path):
     folder = write_family(tmp_path, "LlamaForCausalLM")
     break_weight(folder, "lm_head.weight", 17, torch.inf)
     for static in (False, True):
-        run = EngineRun(folder, config=RunnerConfig(max_num_seqs=2, static_decode=static), ahead=True)
-        try:
-            with pytest.raises(NumericalFault, match="token 21"):
-                run.generate(PROMPTS[0], max_tokens=9, temperature=0.5, top_p=0.5)
-        finally:
-            run.close()
+        config = RunnerConfig(max_num_seqs=2, static_decode=static)
+        with EngineRun(folder, config=config, ahead=True) as run, pytest.raises(NumericalFault, match="token 21"):
+            run.generate(PROMPTS[0], max_tokens=9, temperature=0.5, top_p=0.5)

@@ -35,7 +35,7 @@ SAMPLING: list[dict[str, Any]] = [
 
 @contextmanager
 def running(num_blocks: int = 400, tokens: int = 512, kernels: str = AUTO, **options: Any) -> Iterator[EngineRun]:
-    run = EngineRun(
+    with EngineRun(
         options.pop("folder", DEMO),
         num_blocks,
         tokens,
@@ -45,11 +45,8 @@ def running(num_blocks: int = 400, tokens: int = 512, kernels: str = AUTO, **opt
         kv_dtype="bfloat16",
         deterministic=options.pop("deterministic", True),
         **options,
-    )
-    try:
+    ) as run:
         yield run
-    finally:
-        run.close()
 
 
 def answers(run: EngineRun, numbers: tuple[int, ...], sampling: dict[str, Any]) -> dict[int, list[SampledToken]]:

@@ -52,8 +52,7 @@ def folder(request, tmp_path):
 def test_every_way_through_the_engine_gives_the_tokens_of_transformers(folder):
     prompt = [7 + (i * 37) % 190 for i in range(53)]
     expected = transformers_greedy(folder, prompt)
-    prefill, decode = EngineRun(folder), EngineRun(folder)
-    try:
+    with EngineRun(folder) as prefill, EngineRun(folder) as decode:
         collocated = decode.generate(prompt, max_tokens=NUM_TOKENS)[0]
         cached = decode.generate(prompt, max_tokens=NUM_TOKENS)[0]
         assert decode.scheduler.counters.num_prefix_hit_tokens == 48
@@ -62,9 +61,6 @@ def test_every_way_through_the_engine_gives_the_tokens_of_transformers(folder):
         again = hand_off(prefill, decode, prompt, max_tokens=NUM_TOKENS)
         decode.pool.clear_cache()
         repaired = hand_off(prefill, decode, prompt, max_tokens=NUM_TOKENS, corrupt=1)
-    finally:
-        prefill.close()
-        decode.close()
     assert collocated == expected
     assert cached == expected
     assert disaggregated == expected
@@ -76,15 +72,13 @@ def test_every_way_through_the_engine_gives_the_tokens_of_transformers(folder):
 def test_batch_mates_chunks_and_preemption_do_not_change_tokens(tmp_path, family):
     folder = write_family(tmp_path / "model", family)
     prompts = [[5 + (i * k) % 200 for i in range(20 + 9 * k)] for k in range(1, 5)]
-    roomy = EngineRun(folder, num_blocks=64, max_num_batched_tokens=512)
-    tight = EngineRun(folder, num_blocks=16, max_num_batched_tokens=17)
-    try:
+    with (
+        EngineRun(folder, num_blocks=64, max_num_batched_tokens=512) as roomy,
+        EngineRun(folder, num_blocks=16, max_num_batched_tokens=17) as tight,
+    ):
         alone = [roomy.generate(prompt, max_tokens=40)[0] for prompt in prompts]
         together = tight.generate(*prompts, max_tokens=40)
         preemptions = tight.scheduler.counters.num_preemptions
-    finally:
-        roomy.close()
-        tight.close()
     assert together == alone
     assert preemptions > 0
 
@@ -93,14 +87,10 @@ def test_blocks_that_pass_through_buffers_arrive_the_same(tmp_path):
     folder = write_family(tmp_path / "model", "LlamaForCausalLM")
     prompt = [5 + (i * 3) % 200 for i in range(53)]
     config = RunnerConfig(max_num_seqs=8, staged_transfer=True)
-    prefill, decode = EngineRun(folder, config=config), EngineRun(folder, config=config)
-    try:
+    with EngineRun(folder, config=config) as prefill, EngineRun(folder, config=config) as decode:
         whole = hand_off(prefill, decode, prompt, max_tokens=NUM_TOKENS)
         decode.pool.clear_cache()
         repaired = hand_off(prefill, decode, prompt, max_tokens=NUM_TOKENS, corrupt=1)
-    finally:
-        prefill.close()
-        decode.close()
     assert whole == repaired == transformers_greedy(folder, prompt)
 
 
@@ -108,14 +98,10 @@ def test_sampled_tokens_are_the_same_by_any_way(tmp_path):
     folder = write_family(tmp_path / "model", "LlamaForCausalLM")
     prompt = [5 + (i * 3) % 200 for i in range(40)]
     settings = {"temperature": 0.9, "top_p": 0.95, "seed": 1234, "repetition_penalty": 1.1}
-    prefill, decode = EngineRun(folder), EngineRun(folder)
-    try:
+    with EngineRun(folder) as prefill, EngineRun(folder) as decode:
         collocated = decode.generate(prompt, max_tokens=32, **settings)[0]
         decode.pool.clear_cache()
         disaggregated = hand_off(prefill, decode, prompt, max_tokens=32, **settings)
         other = decode.generate(prompt, max_tokens=32, **{**settings, "seed": 99})[0]
-    finally:
-        prefill.close()
-        decode.close()
     assert disaggregated == collocated
     assert other != collocated

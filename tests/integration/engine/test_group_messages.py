@@ -19,10 +19,9 @@ from shared.engine.messages import (
     StepOutput,
 )
 from shared.engine.sequence import Goal
-from shared.kv.handoff.arrival_check import ArrivalCheck
-from shared.kv.handoff.outgoing_block import OutgoingBlock
-from shared.kv.handoff.receive_handoff import HandoffReceiver, ReceivedHandoff
+from shared.kv.handoff.receive_handoff import ArrivalCheck, HandoffReceiver, ReceivedHandoff
 from shared.kv.handoff.shipment import Shipment
+from shared.kv.pool import OutgoingBlock
 from shared.kv.transfer import KVTransfer
 from shared.kv.ucx import UcxTransfer
 from shared.model.checkpoints import write_random_checkpoint

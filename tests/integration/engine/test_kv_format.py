@@ -62,14 +62,12 @@ def test_every_way_through_the_engine_gives_the_same_tokens(family, tmp_path):
 def test_preempted_sequences_come_back_from_host_memory_the_same(tmp_path):
     folder = write_family(tmp_path / "model", "LlamaForCausalLM")
     prompts = [[5 + (i * k) % 200 for i in range(20 + 9 * k)] for k in range(1, 5)]
-    roomy = EngineRun(folder, kv_dtype="bfloat16")
-    tight = EngineRun(folder, num_blocks=16, max_num_batched_tokens=17, num_host_blocks=16, kv_dtype="bfloat16")
-    try:
+    with (
+        EngineRun(folder, kv_dtype="bfloat16") as roomy,
+        EngineRun(folder, num_blocks=16, max_num_batched_tokens=17, num_host_blocks=16, kv_dtype="bfloat16") as tight,
+    ):
         alone = [roomy.generate(prompt, max_tokens=40)[0] for prompt in prompts]
         together = tight.generate(*prompts, max_tokens=40)
         preemptions = tight.scheduler.counters.num_preemptions
-    finally:
-        roomy.close()
-        tight.close()
     assert together == alone
     assert preemptions > 0

@@ -34,11 +34,8 @@ def expected(folder):
 @pytest.mark.parametrize("num_host_blocks", [5, 64])
 def test_moved_sequences_give_the_tokens_of_transformers(folder, expected, num_host_blocks, static, ahead):
     config = RunnerConfig(max_num_seqs=5, max_seq_len=160, static_decode=static)
-    run = EngineRun(folder, num_blocks=TIGHT, config=config, ahead=ahead, num_host_blocks=num_host_blocks)
-    try:
+    with EngineRun(folder, num_blocks=TIGHT, config=config, ahead=ahead, num_host_blocks=num_host_blocks) as run:
         found = run.generate(*PROMPTS, max_tokens=NUM_TOKENS)
-    finally:
-        run.close()
     counters = run.scheduler.counters
     assert found == expected
     assert counters.num_swapped_in == counters.num_swapped_out > 0
@@ -86,16 +83,12 @@ def step_by_step_until_joined(run: EngineRun) -> None:
 
 
 def test_a_handed_off_sequence_is_moved_out_and_back_as_well(folder, expected):
-    prefill, decode = EngineRun(folder), EngineRun(folder, num_blocks=9, num_host_blocks=64)
-    try:
+    with EngineRun(folder) as prefill, EngineRun(folder, num_blocks=9, num_host_blocks=64) as decode:
         step_by_step_until_joined(decode)
         older = decode.sequence(PROMPTS[2], NUM_TOKENS)
         decode.engine.submit(AddSequence(older))
         younger = hand_off(prefill, decode, PROMPTS[3], max_tokens=NUM_TOKENS)
         swapped = decode.scheduler.counters.num_swapped_in
-    finally:
-        prefill.close()
-        decode.close()
     assert younger == expected[3]
     assert swapped > 0
 
@@ -125,8 +118,7 @@ def test_a_request_cancelled_in_host_memory_leaves_nothing_there(folder):
 
 def test_a_time_target_bounds_the_batch_and_changes_no_token(folder, expected):
     """No step is as fast as the target: once that is known, one after the other is served."""
-    run = EngineRun(folder, num_blocks=64, tpot_target_s=1e-6)
-    try:
+    with EngineRun(folder, num_blocks=64, tpot_target_s=1e-6) as run:
         warm = run.generate(PROMPTS[0], max_tokens=NUM_TOKENS)
         sequences = [run.sequence(prompt, NUM_TOKENS) for prompt in PROMPTS]
         for item in sequences:
@@ -140,8 +132,6 @@ def test_a_time_target_bounds_the_batch_and_changes_no_token(folder, expected):
             for token in event.tokens:
                 found[token.sequence_id].append(token.token.token_id)
                 left -= token.finish_reason is not None
-    finally:
-        run.close()
     assert warm == expected[:1]
     assert list(found.values()) == expected
     assert most == 1
@@ -150,9 +140,5 @@ def test_a_time_target_bounds_the_batch_and_changes_no_token(folder, expected):
 def test_prompts_longer_than_the_pool_are_refused_whatever_host_memory_holds(folder):
     from shared.errors import PromptTooLong
 
-    run = EngineRun(folder, num_blocks=4, num_host_blocks=64)
-    try:
-        with pytest.raises(PromptTooLong):
-            run.generate([5] * (4 * BLOCK_SIZE), max_tokens=1)
-    finally:
-        run.close()
+    with EngineRun(folder, num_blocks=4, num_host_blocks=64) as run, pytest.raises(PromptTooLong):
+        run.generate([5] * (4 * BLOCK_SIZE), max_tokens=1)

@@ -22,8 +22,7 @@ WAYS = [
 
 def run_all(folder, *, ways=WAYS, num_tokens=26, **settings):
     """What each prompt produced, as SampledTokens, all in one batch."""
-    run = EngineRun(folder, **settings)
-    try:
+    with EngineRun(folder, **settings) as run:
         sequences = [run.sequence(p, num_tokens, **way) for p, way in zip(PROMPTS, ways, strict=True)]
         for item in sequences:
             run.engine.submit(AddSequence(item))
@@ -34,8 +33,6 @@ def run_all(folder, *, ways=WAYS, num_tokens=26, **settings):
                 found[token.sequence_id].append(token.token)
                 if token.finish_reason:
                     left.discard(token.sequence_id)
-    finally:
-        run.close()
     run.scheduler.check_integrity()
     assert run.pool.num_used == 0
     return list(found.values()), run.scheduler.counters
@@ -95,15 +92,12 @@ def test_an_eager_step_may_follow_static_ones_that_began(folder):
     tokens = {}
     for static in (False, True):
         config = RunnerConfig(max_num_seqs=5, max_seq_len=128, static_decode=static)
-        run = EngineRun(folder, config=config, ahead=True)
-        try:
+        with EngineRun(folder, config=config, ahead=True) as run:
             first = run.sequence([7], 40)
             run.engine.submit(AddSequence(first))
             begun = [token.token.token_id for token in run.next(StepOutput).tokens]
             second = run.sequence(PROMPTS[0], 5)
             run.engine.submit(AddSequence(second))
             rest = run.collect([first.sequence_id, second.sequence_id])
-        finally:
-            run.close()
         tokens[static] = [begun + rest[0], rest[1]]
     assert tokens[True] == tokens[False]

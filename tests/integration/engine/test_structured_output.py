@@ -10,8 +10,8 @@ import jsonschema
 import pytest
 
 from services.router.edge.answer.reader import ToolUse
-from services.router.edge.http.openai.chat_messages import FunctionTool, Tool
 from services.router.edge.http.openai.forced_calls import calls_structure
+from services.router.edge.http.openai.schemas import FunctionTool, Tool
 from shared.engine.finish_reason import FinishReason
 from shared.engine.messages import AddSequence, StepOutput
 from shared.engine.runner.runner import RunnerConfig

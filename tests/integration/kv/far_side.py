@@ -18,9 +18,9 @@ import uvloop
 from shared.errors import TransferFailed
 from shared.kv.encryption_modes import NO_ENCRYPTION
 from shared.kv.fleet_key import FleetKey, seal_of
-from shared.kv.handoff.arrival_check import ArrivalCheck
-from shared.kv.handoff.outgoing_block import OutgoingBlock
+from shared.kv.handoff.receive_handoff import ArrivalCheck
 from shared.kv.handoff.shipment import Shipment
+from shared.kv.pool import OutgoingBlock
 from shared.kv.seal import Purpose
 from shared.kv.transfer import TRAILER_INDEX, Incoming, KVTransfer
 from shared.kv.ucx import UcxTransfer

@@ -7,16 +7,15 @@ import asyncio
 import pytest
 
 from shared.errors import TransferFailed
-from shared.kv.handoff.arrival_check import ArrivalCheck
-from shared.kv.handoff.receive_handoff import HandoffReceiver, ReceivedHandoff
+from shared.kv.handoff.receive_handoff import ArrivalCheck, HandoffReceiver, ReceivedHandoff
 from shared.kv.transfer import KVTransfer
 from tests.integration.kv.conftest import Sides
 from tests.integration.kv.far_side import BLOCK_BYTES, FIRST_TOKEN, NUM_TOKENS, UNTOUCHED, content
 from tests.waiting import DEADLINE_S, until
 
 NUM_BLOCKS = 8
-RIGHT, LATE = 1, 2
-"""Whose content the senders of the prompt send, and a sender that has no right to."""
+RIGHT = 1
+"""The ticket whose content the senders of the prompt send."""
 
 
 class Reservation:

@@ -11,13 +11,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from shared.engine.runner.block_access import DeviceBlocks
-from shared.engine.runner.block_sums import BlockSums
+from shared.engine.runner.block_access import BlockSums, DeviceBlocks
 from shared.engine.runner.device_link import DeviceLink
 from shared.kernels.torch_backend import TorchKernels
-from shared.kv.format import KVFormat
-from shared.kv.handoff.arrival_check import Announced, ArrivalCheck
-from shared.kv.layout import BlockLayout
+from shared.kv.handoff.receive_handoff import Announced, ArrivalCheck
+from shared.kv.layout import BlockLayout, KVFormat
 from shared.kv.transfer import TRAILER_INDEX, new_ticket
 from shared.kv.ucx import UcxTransfer
 

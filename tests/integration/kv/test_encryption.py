@@ -9,9 +9,8 @@ import pytest
 
 from shared.errors import TransferFailed
 from shared.kv.fleet_key import FleetKey
-from shared.kv.handoff.receive_handoff import ReceivedHandoff
-from shared.kv.handoff.receiving import receive_trailer
-from shared.kv.handoff.trailer import decode_trailer, trailer_bytes
+from shared.kv.handoff.receive_handoff import ReceivedHandoff, receive_trailer
+from shared.kv.handoff.shipment import decode_trailer, trailer_bytes
 from shared.kv.seal import Purpose
 from shared.kv.ucx import UcxTransfer
 from tests.integration.kv.conftest import FarProcess, Sides

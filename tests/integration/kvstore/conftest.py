@@ -10,7 +10,7 @@ import pytest_asyncio
 from redis.asyncio import Redis
 
 from services.kvstore.embedded import EmbeddedValkey
-from services.kvstore.redis_index import RedisIndex
+from services.kvstore.index.redis_index import RedisIndex
 from services.kvstore.resp.client import RedisClient
 from services.kvstore.resp.open import redis_client
 

@@ -11,15 +11,15 @@ from contextlib import asynccontextmanager
 import pytest
 import pytest_asyncio
 
-from services.kvstore.index import ResyncNeeded
-from services.kvstore.redis_index import TABLE_SLOT, RedisIndex
+from services.kvstore.index.block_index import ResyncNeeded
+from services.kvstore.index.redis_index import TABLE_SLOT, RedisIndex
+from services.kvstore.index.sweeper import Sweeper
 from services.kvstore.resp.client import RedisClient
 from services.kvstore.resp.command import Command
 from services.kvstore.resp.open import redis_client
 from services.kvstore.resp.redis_node import RedisConnection
 from services.kvstore.server import KVStoreServer
 from services.kvstore.settings import KVStoreSettings
-from services.kvstore.sweeper import Sweeper
 from shared.errors import ConfigError, InvalidRequest, StoreUnavailable
 from shared.identity import WorkerRole
 from shared.kv_index.client import KVStoreClient

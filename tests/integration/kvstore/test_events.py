@@ -12,12 +12,12 @@ import pytest
 from redis.asyncio import Redis
 
 from services.kvstore.embedded import EmbeddedValkey
-from services.kvstore.index import ResyncNeeded
-from services.kvstore.redis_index import RedisIndex
+from services.kvstore.index.block_index import ResyncNeeded
+from services.kvstore.index.redis_index import RedisIndex
+from services.kvstore.index.sweeper import Sweeper
 from services.kvstore.resp.client import RedisClient
 from services.kvstore.server import KVStoreServer
 from services.kvstore.settings import KVStoreSettings
-from services.kvstore.sweeper import Sweeper
 from shared.errors import InvalidRequest
 from shared.identity import WorkerRole
 from shared.kv.pool import BlockPool
@@ -116,46 +116,6 @@ async def test_who_is_silent_for_the_whole_lease_is_forgotten_and_may_come_back(
         await index.publish(A, Tier.DEVICE, b"", EventStamp(2, 1))
     await index.publish(A, Tier.DEVICE, joined(0, 3), EventStamp(3, 1, reset=True))
     assert await num_held(index) == 3
-
-
-async def test_a_redis_that_is_killed_and_comes_back_empty_is_filled_again_by_idle_workers(tmp_path: Path) -> None:
-    redis = EmbeddedValkey(tmp_path)
-    await redis.start()
-    server = KVStoreServer(
-        KVStoreSettings(bind="127.0.0.1:0", redis_url=redis.url),  # type: ignore[arg-type]
-        probe_interval_s=0.05,
-    )
-    await server.start()
-    client = KVStoreClient(server.address, match_timeout_s=5.0, write_timeout_s=5.0)
-    fleet = {A: hashes(700), B: hashes(300)}
-    publishers = {member: IndexPublisher(client, member, heartbeat_s=0.05) for member in fleet}
-    for member, publisher in publishers.items():
-        await publisher.start()
-        publisher.offer([*fleet[member], *CHAIN, *hashes(3, "gone")], [])
-        publisher.offer([], hashes(3, "gone"))
-
-    async def exact() -> bool:
-        """The index holds what the pools hold, neither more nor less."""
-        async with Redis.from_url(redis.url, protocol=2, driver_info=None) as admin:
-            match = await client.match(fleet[A])
-            return (
-                match.blocks == ((holder(A), holder(B)),) * 300 + ((holder(A),),) * 400
-                or match.blocks == ((holder(B), holder(A)),) * 300 + ((holder(A),),) * 400
-            ) and len(await admin.keys("b:*")) == len({*fleet[A], *fleet[B], *CHAIN})
-
-    await eventually(exact)
-    for _ in range(2):
-        assert redis.pid is not None
-        os.kill(redis.pid, signal.SIGKILL)
-        await redis.stop()
-        await redis.start()
-        await eventually(exact)
-    assert all(publisher.num_resyncs >= 1 for publisher in publishers.values())
-    for publisher in publishers.values():
-        await publisher.close()
-    await client.close()
-    await server.close()
-    await redis.stop()
 
 
 async def test_the_index_is_what_the_pools_hold_whenever_redis_was_lost(tmp_path: Path) -> None:

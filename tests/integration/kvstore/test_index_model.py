@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
-from services.kvstore.redis_index import RedisIndex
+from services.kvstore.index.redis_index import RedisIndex
+from services.kvstore.index.sweeper import Sweeper
 from services.kvstore.resp.command import Command
 from services.kvstore.resp.open import redis_client
-from services.kvstore.sweeper import Sweeper
 from shared.errors import InvalidRequest
 from shared.identity import WorkerRole
 from shared.kv_index.holders import Holder, PrefixMatch, Tier

@@ -14,7 +14,7 @@ from services.kvstore.server import KVStoreServer
 from services.kvstore.settings import KVStoreSettings
 from shared.errors import InvalidRequest, StoreUnavailable
 from shared.kv_index.client import KVStoreClient
-from shared.kv_index.hash_lists import MAX_HASHES
+from shared.kv_index.holders import MAX_HASHES
 from tests.integration.kvstore.test_processes import end_of, event_of, start_store
 from tests.integration.kvstore.workers import eventually, hashes, worker
 from tests.waiting import DEADLINE_S

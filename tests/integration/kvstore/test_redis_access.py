@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
 
-from services.kvstore.redis_index import RedisIndex
+from services.kvstore.index.redis_index import RedisIndex
 from services.kvstore.resp.open import redis_client
 from services.kvstore.server import KVStoreServer
 from services.kvstore.settings import KVStoreSettings

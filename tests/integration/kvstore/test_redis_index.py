@@ -13,12 +13,12 @@ import pytest
 from redis.asyncio import Redis
 
 from services.kvstore.embedded import EmbeddedValkey
-from services.kvstore.redis_index import SCRIPT_HASHES, RedisIndex
+from services.kvstore.index.redis_index import SCRIPT_HASHES, RedisIndex
+from services.kvstore.index.sweeper import Sweeper
 from services.kvstore.resp.address import RedisAddress
 from services.kvstore.resp.client import RedisClient, SingleRedis
 from services.kvstore.resp.command import Command
 from services.kvstore.resp.open import redis_client
-from services.kvstore.sweeper import Sweeper
 from shared.errors import ConfigError, InvalidRequest, StoreUnavailable
 from shared.identity import WorkerRole
 from shared.kv_index.holders import Tier
@@ -30,30 +30,6 @@ A, B = worker("prefill-0", 2**64 - 1), worker("decode-0", 7, WorkerRole.DECODE)
 
 async def block_values(admin: Redis) -> dict[bytes, bytes]:
     return {key: await admin.get(key) for key in await admin.keys("b:*")}  # type: ignore[misc]
-
-
-async def test_match_ends_at_the_first_block_that_nobody_holds(index: RedisIndex) -> None:
-    chain = hashes(6)
-    await index.publish(A, Tier.DEVICE, b"".join(chain[:3]))
-    await index.publish(B, Tier.DEVICE, b"".join(chain[:2]))
-    await index.publish(B, Tier.DEVICE, b"".join(chain[4:]))
-    match = await index.match(b"".join(chain))
-    assert match.blocks == ((holder(A), holder(B)), (holder(A), holder(B)), (holder(A),))
-    assert match.num_blocks == 3
-
-
-async def test_one_worker_holds_a_block_in_two_tiers(index: RedisIndex) -> None:
-    [block] = hashes(1)
-    await index.publish(A, Tier.DEVICE, block)
-    await index.publish(A, Tier.HOST, block)
-    assert (await index.match(block)).blocks == ((holder(A, Tier.DEVICE), holder(A, Tier.HOST)),)
-    await index.remove(A, Tier.DEVICE, block)
-    assert (await index.match(block)).blocks == ((holder(A, Tier.HOST),),)
-
-
-async def test_match_of_an_empty_chain_and_of_an_empty_index(index: RedisIndex) -> None:
-    assert (await index.match(b"")).num_blocks == 0
-    assert (await index.match(hashes(1)[0])).num_blocks == 0
 
 
 @pytest.mark.parametrize("num_blocks", [1, 512, 5000])
@@ -87,26 +63,6 @@ async def test_publishing_again_changes_no_value(index: RedisIndex, admin: Redis
     assert {len(value) for value in before.values()} == {8}
 
 
-async def test_remove_deletes_the_key_with_its_last_holder(index: RedisIndex, admin: Redis) -> None:
-    chain = b"".join(hashes(300))
-    await index.publish(A, Tier.DEVICE, chain)
-    await index.publish(B, Tier.DEVICE, chain)
-    assert await index.remove(A, Tier.DEVICE, chain) == 300
-    assert await index.remove(A, Tier.DEVICE, chain) == 0
-    assert (await index.match(chain)).blocks == ((holder(B),),) * 300
-    assert await index.remove(B, Tier.DEVICE, chain) == 300
-    assert await block_values(admin) == {}
-    assert (await index.stats()).num_blocks == 0
-
-
-async def test_removing_what_was_never_published_does_nothing(index: RedisIndex) -> None:
-    chain = b"".join(hashes(3))
-    await index.publish(A, Tier.DEVICE, chain)
-    assert await index.remove(worker("nobody"), Tier.DEVICE, chain) == 0
-    assert await index.remove(A, Tier.DISK, chain) == 0
-    assert (await index.match(chain)).num_blocks == 3
-
-
 async def test_records_are_compared_whole_not_by_bytes_that_happen_to_match(index: RedisIndex, admin: Redis) -> None:
     """Two neighbours' ids, (1, 0, 0, 5)(0, 0, 6, 0), contain the third's at an odd place."""
     [block] = hashes(1)
@@ -117,31 +73,6 @@ async def test_records_are_compared_whole_not_by_bytes_that_happen_to_match(inde
     assert await block_values(admin) == {b"b:" + block: bytes([1, 0, 0, 5, 0, 0, 6, 0, 0, 5, 0, 0])}
     assert await index.remove(fleet[2], Tier.DEVICE, block) == 1
     assert (await index.match(block)).blocks == ((holder(fleet[0]), holder(fleet[1])),)
-
-
-async def test_a_superseded_incarnation_is_ignored_at_once_also_by_other_stores(
-    index: RedisIndex, valkey_url: str
-) -> None:
-    other_client = redis_client(valkey_url, 5.0)
-    other = RedisIndex(other_client)
-    chain = b"".join(hashes(4))
-    await index.publish(worker("w", 100), Tier.DEVICE, chain)
-    assert (await other.match(chain)).num_blocks == 4
-    await index.publish(worker("w", 99), Tier.DEVICE, b"")
-    assert (await other.match(chain)).num_blocks == 0
-    assert (await index.match(chain)).num_blocks == 0
-    with pytest.raises(InvalidRequest, match="superseded") as caught:
-        await other.publish(worker("w", 100), Tier.DEVICE, chain)
-    assert caught.value.field == "worker.incarnation"
-    await other_client.close()
-
-
-async def test_a_changed_role_shows_in_blocks_published_before(index: RedisIndex) -> None:
-    [block] = hashes(1)
-    await index.publish(worker("w", 1, WorkerRole.DECODE), Tier.DEVICE, block)
-    assert (await index.match(block)).blocks[0][0].role is WorkerRole.DECODE
-    await index.publish(worker("w", 1, WorkerRole.PREFILL), Tier.DEVICE, b"")
-    assert (await index.match(block)).blocks[0][0].role is WorkerRole.PREFILL
 
 
 async def test_a_sweep_prunes_the_dead_and_only_them(index: RedisIndex, client: RedisClient, admin: Redis) -> None:

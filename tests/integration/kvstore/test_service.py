@@ -27,8 +27,7 @@ from services.kvstore.settings import KVStoreSettings
 from shared.errors import ConfigError, InvalidRequest, StoreUnavailable
 from shared.identity import WorkerRole
 from shared.kv_index.client import KVStoreClient
-from shared.kv_index.hash_lists import MAX_HASHES
-from shared.kv_index.holders import PrefixMatch, Tier
+from shared.kv_index.holders import MAX_HASHES, PrefixMatch, Tier
 from shared.kv_index.publisher import IndexPublisher
 from shared.rpc.pb.tandem.v1 import kvstore_pb2, kvstore_pb2_grpc, types_pb2
 from shared.rpc.server import channel
@@ -126,15 +125,6 @@ async def test_malformed_requests_are_refused_naming_field_and_limit(
     assert error.details["field"] == field
     assert error.details.get("limit") == limit
     assert field.removeprefix("worker.") in (caught.value.details() or "")
-
-
-@pytest.mark.slow
-async def test_a_full_size_request_is_served(store: KVStoreClient) -> None:
-    chain = hashes(MAX_HASHES)
-    await store.publish(A, chain)
-    assert (await store.match(chain)).num_blocks == MAX_HASHES
-    with pytest.raises(InvalidRequest):
-        await store.match([*chain, bytes(16)])
 
 
 async def test_the_client_refuses_a_hash_of_another_length(store: KVStoreClient) -> None:

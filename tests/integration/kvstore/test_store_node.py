@@ -15,7 +15,7 @@ from services.kvstore.tiers.checksum import block_checksum
 from shared.errors import ConfigError, ModelMismatch
 from shared.identity import WorkerIdentity, WorkerRole
 from shared.kv.fleet_key import FleetKey
-from shared.kv.handoff.trailer import decode_trailer, encode_trailer, trailer_bytes
+from shared.kv.handoff.shipment import decode_trailer, encode_trailer, trailer_bytes
 from shared.kv.local import LocalPlane, LocalTransfer
 from shared.kv.seal import Purpose
 from shared.kv.transfer import TRAILER_INDEX, new_ticket

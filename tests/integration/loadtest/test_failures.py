@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 
 import pytest
 
@@ -13,7 +12,7 @@ from loadtest.run import RunResult
 from loadtest.schedule import Limits
 from loadtest.slo import Slo
 from loadtest.summary import summarize
-from shared.errors import ConfigError, WorkerLost
+from shared.errors import ConfigError
 from tests.integration.loadtest.conftest import StartFake
 from tests.integration.loadtest.fake_script import Behaviour
 from tests.integration.loadtest.load import load
@@ -23,22 +22,8 @@ pytestmark = pytest.mark.slow
 PLAIN = Behaviour(messages=((10, 1), (10, 1)))
 
 
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
-
-
 def causes(result: RunResult) -> set[FailureCause]:
     return {record.failure.cause for record in result.records if record.failure is not None}
-
-
-@pytest.mark.parametrize("scheme", ["http", "grpc"])
-async def test_a_target_that_is_down_is_said_before_anything_is_sent(scheme: str) -> None:
-    target = f"{scheme}://127.0.0.1:{free_port()}"
-    with pytest.raises(WorkerLost, match=f"{target} does not serve: .*[Cc]onnect"):
-        await load(target)
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])

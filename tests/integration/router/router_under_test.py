@@ -7,9 +7,8 @@ import time
 
 from services.router.dispatch.dispatcher import Dispatcher
 from services.router.dispatch.prefix_lookup import PrefixLookup
-from services.router.dispatch.record import RequestRecord
+from services.router.dispatch.record import RequestEvent, RequestRecord
 from services.router.dispatch.request import Request
-from services.router.dispatch.states import RequestEvent
 from services.router.dispatch.waiting_room import DispatchConfig
 from services.router.placement.policy import Placement, PlacementConfig
 from services.router.workers.discovery import StaticDiscovery
@@ -70,6 +69,7 @@ class Router:
         self._prefills, self._decodes = prefills, decodes
         self._collocated = config.pop("collocated", not prefills)
         self._limits = config.pop("limits", None)
+        self._moves = config.pop("moves", None)
         self._config = config
 
     async def __aenter__(self) -> Router:
@@ -86,7 +86,7 @@ class Router:
         lookup = PrefixLookup(None, self.fleet)
         placement = Placement(PlacementConfig(**self._placement))
         config = DispatchConfig(mode="collocated" if self._collocated else "disaggregated", **self._config)
-        self.dispatcher = Dispatcher(self.fleet, placement, lookup, config, self.metrics)
+        self.dispatcher = Dispatcher(self.fleet, placement, lookup, config, self.metrics, self._moves)
         self.fleet.start()
         await self.until(lambda: all(link.connected or link.mismatch for link in self.fleet.links))
         return self

@@ -7,14 +7,12 @@ import math
 import grpc.aio
 import pytest
 
-from services.router.dispatch.record import Ask, RequestRecord
-from services.router.dispatch.states import RequestEvent, RequestState
+from services.router.dispatch.record import Ask, RequestEvent, RequestRecord, RequestState
 from services.router.edge.catalog import Catalog
 from services.router.edge.grpc.servicer import SERVICE_NAME, InferenceServicer
 from services.router.edge.settings import EdgeSettings
 from services.router.placement.decision import Candidate, Choice, Pair
-from services.router.views.explanation import explanation
-from services.router.views.request_info import request_info
+from services.router.views.explanation import explanation, request_info
 from shared.errors import NotFound, Unauthenticated
 from shared.rpc.pb.tandem.v1 import inference_pb2
 from shared.rpc.server import RpcServer

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from services.router.dispatch.states import RequestState
+from services.router.dispatch.record import RequestState
 from shared.errors import DeadlineExceeded, Overloaded, TransferFailed, WorkerLost
 from shared.rpc.errors import to_proto
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2

@@ -68,7 +68,7 @@ class Router(test_dispatch.Router):
 
 async def test_a_worker_that_falls_silent_gets_no_new_work_and_is_taken_back():
     prefill, decode = prefill_worker(), BeatingWorker()
-    async with Router([prefill], [decode]) as router:
+    async with Router([prefill], [decode], limits=LivenessLimits(0.2, DEADLINE_S)) as router:
         decode.silent = True
         await router.until(lambda: bool(router.fleet.decodes["d0"].suspicion))
         assert router.fleet.decodes["d0"].connected

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from services.router.dispatch.states import RequestState
+from services.router.dispatch.record import RequestState
 from services.router.workers.liveness import LivenessLimits
 from shared.errors import PeerUnreachable, Quarantined, TransferFailed, WorkerLost
 from shared.rpc.errors import to_proto

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from services.router.dispatch.request import FinishReason
 from services.router.edge.http.server.http_server import HttpServer
 from shared.errors import (
     ConfigError,
@@ -175,17 +174,6 @@ async def test_choices_already_submitted_are_freed_when_a_later_one_is_refused(e
     assert [running.closed.is_set() for running in edge.core.running] == [True] * 2
 
 
-async def test_a_stream_is_complete_and_ends_with_done(edge: Edge) -> None:
-    edge.says("hello world", finish=FinishReason.STOP)
-    answer = await edge.client.post(COMPLETIONS, json=completion(stream=True))
-    assert answer.headers["content-type"].startswith("text/event-stream")
-    *chunks, done = events(answer.text)
-    assert done == "[DONE]"
-    choices = [json.loads(chunk)["choices"][0] for chunk in chunks]
-    assert "".join(choice["text"] for choice in choices) == "hello world"
-    assert [choice["finish_reason"] for choice in choices][-2:] == [None, "stop"]
-
-
 async def test_text_arrives_while_the_request_still_runs(edge: Edge) -> None:
     gate = asyncio.Event()
     steps = text_steps(edge.tokenizer, "ab cd")
@@ -217,14 +205,6 @@ async def test_a_client_that_leaves_before_its_json_frees_all_choices(edge: Edge
         await edge.closed(index)
 
 
-async def test_the_server_serves_on_after_clients_left(edge: Edge) -> None:
-    edge.core.script = lambda request: [asyncio.Event()]
-    await leave_in_the_middle(edge, completion(), b"")
-    await edge.closed()
-    edge.says("x")
-    assert (await edge.client.post(COMPLETIONS, json=completion())).status_code == 200
-
-
 async def test_a_body_beyond_the_limit_is_413_announced_or_not(start_edge: StartEdge) -> None:
     edge = await start_edge(max_body_bytes=1024)
     edge.says("x")
@@ -241,12 +221,6 @@ async def test_a_body_beyond_the_limit_is_413_announced_or_not(start_edge: Start
     assert (await edge.client.post(COMPLETIONS, json=completion())).status_code == 200
 
 
-async def test_invalid_json_is_400(edge: Edge) -> None:
-    answer = await edge.client.post(CHAT, content=b'{"messages": [')
-    assert answer.status_code == 400
-    assert "JSON" in answer.json()["error"]["message"]
-
-
 async def test_more_choices_than_allowed_are_refused_before_any_runs(start_edge: StartEdge) -> None:
     edge = await start_edge(max_choices=3)
     answer = await edge.client.post(COMPLETIONS, json=completion(prompt=["a", "b"], n=2))
@@ -258,14 +232,6 @@ async def test_one_bad_prompt_of_a_batch_refuses_all_before_any_runs(edge: Edge)
     answer = await edge.client.post(COMPLETIONS, json=completion(prompt=["a", ""]))
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
     assert not edge.core.running
-
-
-async def test_too_long_a_prompt_and_too_large_a_max_tokens(edge: Edge) -> None:
-    long = await edge.client.post(COMPLETIONS, json=completion(prompt=[1] * 100))
-    assert (long.status_code, long.json()["error"]["param"]) == (400, "prompt")
-    assert long.json()["error"]["code"] == "context_length_exceeded"
-    large = await edge.client.post(COMPLETIONS, json=completion(prompt=[1] * 90, max_tokens=11))
-    assert (large.status_code, large.json()["error"]["param"]) == (400, "max_tokens")
 
 
 async def test_keys_guard_inference_models_and_status_but_not_the_probes(start_edge: StartEdge) -> None:
@@ -291,12 +257,6 @@ async def test_a_taken_port_is_a_config_error_that_names_it(edge: Edge) -> None:
         await HttpServer(edge.http.address, lambda *_: None).start()  # type: ignore[arg-type]
     assert caught.value.field == "http"
     assert edge.http.address in caught.value.message
-
-
-@pytest.mark.parametrize("bind", ["127.0.0.1:99999", "127.0.0.1:x", "256.1.1.1:0"])
-async def test_an_address_that_cannot_be_is_a_config_error(bind: str) -> None:
-    with pytest.raises(ConfigError):
-        await HttpServer(bind, lambda *_: None).start()  # type: ignore[arg-type]
 
 
 async def refused(address: str) -> None:

@@ -148,13 +148,13 @@ async def test_a_head_and_a_body_that_trickle_in_are_408(start_edge: StartEdge) 
 
 
 async def test_a_connection_that_is_kept_open_may_be_silent_between_requests(start_edge: StartEdge) -> None:
-    edge = await start_edge(limits=limits_of(header_timeout_s=0.4, body_timeout_s=0.4))
+    edge = await start_edge(limits=limits_of(header_timeout_s=1.5, body_timeout_s=1.5))
     request = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
     async with connection(edge) as (reader, writer):
-        for _ in range(2):
+        for pause_s in (2.0, 0.0):
             writer.write(request)
             await asyncio.wait_for(reader.readuntil(b'{"status":"ok"}'), DEADLINE_S)
-            await asyncio.sleep(0.6)
+            await asyncio.sleep(pause_s)
 
 
 async def test_connections_beyond_the_limits_are_429(start_edge: StartEdge) -> None:

@@ -7,7 +7,7 @@ import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
 from services.router.dispatch.request import FinishReason
-from shared.errors import Overloaded, TransferFailed
+from shared.errors import Overloaded
 from tests.integration.router_edge.conftest import Edge, StartEdge
 from tests.unit.router.edge.scripted_core import MODEL, text_steps
 
@@ -54,18 +54,6 @@ async def test_a_chat_stream_has_role_text_finish_and_usage_in_this_order(edge: 
     assert chunks[-2].model_extra["tandem"]["prefill_worker"] == "p0"
 
 
-async def test_chat_logprobs(edge: Edge) -> None:
-    edge.says("abc")
-    answer = await edge.openai.chat.completions.create(model=MODEL, messages=USER, logprobs=True, top_logprobs=2)
-    assert edge.core.requests[0].sampling.logprobs == 2
-    logprobs = answer.choices[0].logprobs
-    assert logprobs is not None
-    assert logprobs.content is not None
-    assert "".join(entry.token for entry in logprobs.content) == "abc"
-    assert [len(entry.top_logprobs) for entry in logprobs.content] == [2] * len(logprobs.content)
-    assert bytes(logprobs.content[0].bytes or []).decode() == logprobs.content[0].token
-
-
 async def test_a_completion_with_all_extensions(edge: Edge) -> None:
     edge.says("some words here")
     answer = await edge.openai.completions.create(
@@ -91,18 +79,6 @@ async def test_a_completion_with_all_extensions(edge: Edge) -> None:
     assert answer.id == "cmpl-mine"
 
 
-async def test_completion_logprobs_offsets_point_into_the_text(edge: Edge) -> None:
-    edge.says("abc def")
-    answer = await edge.openai.completions.create(model=MODEL, prompt=[5, 6, 7], logprobs=1)
-    choice = answer.choices[0]
-    logprobs = choice.logprobs
-    assert logprobs is not None
-    assert logprobs.tokens is not None
-    assert logprobs.text_offset is not None
-    for token, offset in zip(logprobs.tokens, logprobs.text_offset, strict=True):
-        assert choice.text[offset : offset + len(token)] == token
-
-
 async def test_a_batch_of_prompts_streams_every_choice_whole(edge: Edge) -> None:
     texts = {"one": "first answer", "two": "the second", "three": "and a third one"}
     prompts = {tuple(edge.tokenizer.encode(prompt)): text for prompt, text in texts.items()}
@@ -117,40 +93,12 @@ async def test_a_batch_of_prompts_streams_every_choice_whole(edge: Edge) -> None
     assert finishes == [1, 1, 1]
 
 
-async def test_a_stop_string_ends_the_text_and_the_request(edge: Edge) -> None:
-    edge.says("one two STOP three four")
-    stream = await edge.openai.completions.create(
-        model=MODEL, prompt="x", stop=[" STOP", "never"], stream=True, max_tokens=90
-    )
-    chunks = [chunk async for chunk in stream]
-    assert "".join(chunk.choices[0].text for chunk in chunks) == "one two"
-    assert chunks[-1].choices[0].finish_reason == "stop"
-    running = edge.core.running[0]
-    assert running.closed.is_set()
-    assert running.num_read < len(edge.tokenizer.encode("one two STOP three four", False))
-
-
 async def test_the_model_list_and_one_model(edge: Edge) -> None:
     models = await edge.openai.models.list()
     assert [model.id for model in models.data] == [MODEL]
     assert (await edge.openai.models.retrieve(MODEL)).id == MODEL
     with pytest.raises(openai.NotFoundError):
         await edge.openai.models.retrieve("other")
-
-
-async def test_an_error_in_mid_stream_is_raised_by_the_client(edge: Edge) -> None:
-    edge.core.script = lambda request: [*text_steps(edge.tokenizer, "ab cd")[:2], TransferFailed("lost a block")]
-    stream = await edge.openai.chat.completions.create(model=MODEL, messages=USER, stream=True)
-    texts: list[str] = []
-
-    async def read() -> None:
-        async for chunk in stream:
-            texts.append(chunk.choices[0].delta.content or "")
-
-    with pytest.raises(openai.APIError, match="lost a block") as caught:
-        await read()
-    assert caught.value.code == "transfer_failed"
-    assert "".join(texts) == edge.tokenizer.decode(edge.tokenizer.encode("ab cd", False)[:2])
 
 
 async def test_errors_before_the_first_token_are_the_clients_own_exceptions(start_edge: StartEdge) -> None:

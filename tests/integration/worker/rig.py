@@ -25,10 +25,9 @@ from shared.engine.messages import (
     ReleaseHeld,
 )
 from shared.kv.fleet_key import FleetKey, seal_of, token_of
-from shared.kv.handoff.outgoing_block import OutgoingBlock
 from shared.kv.hashing import chain
 from shared.kv.local import LocalPlane, LocalTransfer
-from shared.kv.pool import BlockPool
+from shared.kv.pool import BlockPool, OutgoingBlock
 from shared.rpc.fleet_identity import FleetGuard
 from shared.rpc.pb.tandem.v1 import kvstore_pb2_grpc
 from shared.rpc.server import RpcServer

@@ -18,15 +18,14 @@ import torch
 from services.decode.role import DecodeRole
 from services.prefill.role import PrefillRole
 from services.worker import worker
-from services.worker.session_server import SessionServer
+from services.worker.session import SessionServer
 from shared.engine.engine import Engine
 from shared.engine.plan import SampledToken, StepResult
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
-from shared.identity import Roles, WorkerRole
+from shared.identity import DECODE, PREFILL, Roles, WorkerRole
 from shared.kv.checksum_weights import checksum_weights, weighted_sum
-from shared.kv.format import KVFormat
 from shared.kv.hashing import ChainRoots
-from shared.kv.layout import LAYOUT_VERSION, BlockLayout
+from shared.kv.layout import LAYOUT_VERSION, BlockLayout, KVFormat
 from shared.kv.local import LocalPlane, LocalTransfer
 from shared.kv.pool import BlockPool
 from shared.rpc.fleet_identity import FleetGuard
@@ -94,7 +93,9 @@ class Worker:
             incarnation=5,
             fleet_key=None,
             seal=lambda *_: None,
-            settings=SimpleNamespace(name="w", max_num_seqs=8, tpot_target_ms=-1, tp=1, pp=1, ep=1),
+            settings=SimpleNamespace(
+                name="w", max_num_seqs=8, max_num_batched_tokens=64, tpot_target_ms=-1, tp=1, pp=1, ep=1
+            ),
             model=SimpleNamespace(
                 fingerprint="f",
                 texts_digest="",
@@ -233,3 +234,20 @@ async def serving(
         yield worker
     finally:
         await worker.stop()
+
+
+@contextlib.asynccontextmanager
+async def pools() -> AsyncIterator[SimpleNamespace]:
+    """A decode worker with a reservation, and a prefill worker; nothing is held by either at the end."""
+    plane = LocalPlane()
+    async with (
+        serving(DECODE, plane) as receiver,
+        serving(PREFILL, plane) as sender,
+        Router(receiver) as decode,
+        Router(sender) as prefill,
+    ):
+        await decode.reserve("a#1")
+        reserved = (await decode.event("reserved")).reserved
+        yield SimpleNamespace(receiver=receiver, sender=sender, decode=decode, prefill=prefill, reserved=reserved)
+        await receiver.idle()
+        await sender.idle()

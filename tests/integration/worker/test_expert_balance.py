@@ -38,7 +38,8 @@ async def generate(chosen: WorkerSettings) -> tuple[list[int], RankDecoder]:
     events: asyncio.Queue[Event] = asyncio.Queue()
     found: list[int] = []
     try:
-        await engine_host.start(events.put_nowait, lambda *_: None)
+        engine_host.listen(events.put_nowait)
+        await engine_host.start(lambda *_: None)
         params = SamplingParams(temperature=0.0, seed=0, max_tokens=32)
         sequence = EngineSequence(
             "s", list(PROMPT), len(PROMPT), params, b"root-of-a-model!", Goal.COMPLETION, len(PROMPT) + 32, frozenset()

@@ -62,7 +62,8 @@ async def test_a_lost_rank_ends_the_engine_and_every_process(
     followers: list[psutil.Process] = []
     num_tokens = 0
     try:
-        await engine_host.start(events.put_nowait, lambda *_: None)
+        engine_host.listen(events.put_nowait)
+        await engine_host.start(lambda *_: None)
         followers = [child for child in psutil.Process().children() if child not in others]
         engine_host.engine.submit(AddSequence(sequence))
         async with asyncio.timeout(DEADLINE_S):

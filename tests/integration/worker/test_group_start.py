@@ -54,7 +54,7 @@ async def test_a_start_that_fails_half_way_ends_the_followers(monkeypatch: pytes
     monkeypatch.setattr(host, "_start_runner", failing)
     engine_host = EngineHost(group_settings())
     with pytest.raises(ConfigError, match="cannot start"):
-        await engine_host.start(lambda _: None, lambda *_: None)
+        await engine_host.start(lambda *_: None)
     assert len(followers) == 1
     _, alive = psutil.wait_procs(followers, timeout=DEADLINE_S)
     for process in alive:
@@ -85,7 +85,7 @@ async def test_the_pool_is_sized_when_all_ranks_hold_their_slices(
     monkeypatch.setattr(host, "_choose_num_blocks", looking)
     engine_host = EngineHost(group_settings())
     try:
-        await engine_host.start(lambda _: None, lambda *_: None)
+        await engine_host.start(lambda *_: None)
     finally:
         await engine_host.close()
     assert had_loaded == [True]
@@ -95,7 +95,7 @@ async def test_a_start_that_is_cancelled_waits_for_no_further_host() -> None:
     """Pods come in any order, and some never: who is told to end meanwhile ends."""
     with reserved_address() as leader:
         engine_host = EngineHost(group_settings("--group-hosts", "2", "--group-leader", leader))
-        starting = asyncio.create_task(engine_host.start(lambda _: None, lambda *_: None))
+        starting = asyncio.create_task(engine_host.start(lambda *_: None))
         await until(lambda: engine_host._group is not None or starting.done())
         assert not starting.done()
         starting.cancel()

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from services.worker.blocks import server as block_server
+from services.worker.blocks import connector
 from shared.block_service.client import BlockClient
 from shared.errors import ModelMismatch, StoreUnavailable, TransferFailed
 from shared.kv.fleet_key import FleetKey
@@ -176,7 +176,7 @@ async def test_a_fetch_that_is_given_up_leaves_no_block_held_on_either_side(monk
 
 
 async def test_blocks_held_for_others_are_bounded_in_number(monkeypatch):
-    monkeypatch.setattr(block_server, "MAX_HELD", 6)
+    monkeypatch.setattr(connector, "MAX_HELD", 6)
     tokens, names = prompt(30)
     async with workers(3) as (a, b, c):
         await a.has(names)

@@ -8,7 +8,7 @@ import gc
 import grpc.aio
 import pytest
 
-from services.worker import session, session_server
+from services.worker import session
 from shared.engine.messages import EngineDied, SequenceReserved
 from shared.errors import TransferFailed
 from shared.identity import DECODE, PREFILL
@@ -151,7 +151,7 @@ async def test_a_stream_without_a_hello_is_ended(monkeypatch):
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             await call.read()
         assert ended.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        monkeypatch.setattr(session_server, "HELLO_TIMEOUT_S", 0.05)
+        monkeypatch.setattr(session, "HELLO_TIMEOUT_S", 0.05)
         silent = link.stream_stream("/tandem.v1.WorkerService/Session")()
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             await silent.read()
@@ -208,7 +208,7 @@ async def test_a_worker_that_stops_ends_the_writes_of_streams_already_over():
             await asyncio.Event().wait()
 
     async with serving(DECODE) as worker, asyncio.timeout(DEADLINE_S):
-        handler = asyncio.create_task(session_server.SessionServer(worker.worker).serve(Stalled()))
+        handler = asyncio.create_task(session.SessionServer(worker.worker).serve(Stalled()))
         await writes.wait()
         handler.cancel()
         while worker.worker.sessions:
@@ -252,11 +252,11 @@ async def test_two_routers_of_one_name_do_not_end_each_others_sessions():
 
 async def test_a_router_that_falls_silent_is_given_up():
     """Its stream stays open: nothing but its heartbeats is missing."""
-    async with serving(DECODE) as worker, Router(worker, heartbeat_ms=20, give_up_ms=200) as router:
+    async with serving(DECODE) as worker, Router(worker, heartbeat_ms=100, give_up_ms=1500) as router:
         assert router.welcome.heartbeats
         await router.reserve("a")
         await router.event("reserved")
-        for _ in range(20):  # twice the limit
+        for _ in range(20):  # longer than the limit
             await router.send(heartbeat=types_pb2.Heartbeat())
             await router.event("heartbeat")
         await worker.holds(3)

@@ -5,34 +5,14 @@ What a sender sends under another ticket is never taken, as what it sends into a
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 from types import SimpleNamespace
 
-from shared.identity import DECODE, PREFILL
-from shared.kv.local import LocalPlane
+from shared.identity import DECODE
 from shared.rpc.pb.tandem.v1 import types_pb2
-from tests.integration.worker.session_rig import SAMPLING, Router, serving
+from tests.integration.worker.session_rig import SAMPLING, Router, pools, serving
 
 NUM_REPORTS = 9
 """More than a stalled hand-off needs."""
-
-
-@contextlib.asynccontextmanager
-async def pair() -> AsyncIterator[SimpleNamespace]:
-    """A decode worker with a reservation, and a prefill worker; nothing is held by either at the end."""
-    plane = LocalPlane()
-    async with (
-        serving(DECODE, plane) as receiver,
-        serving(PREFILL, plane) as sender,
-        Router(receiver) as decode,
-        Router(sender) as prefill,
-    ):
-        await decode.reserve("a#1")
-        reserved = (await decode.event("reserved")).reserved
-        yield SimpleNamespace(receiver=receiver, sender=sender, decode=decode, prefill=prefill, reserved=reserved)
-        await receiver.idle()
-        await sender.idle()
 
 
 async def submit(it: SimpleNamespace, request_id: str, ticket: int) -> None:
@@ -54,7 +34,7 @@ async def pass_on(it: SimpleNamespace, count: int) -> None:
 
 
 async def test_blocks_that_leave_and_do_not_arrive_fail_the_request_and_all_for_the_same_receiver():
-    async with pair() as it:
+    async with pools() as it:
         await submit(it, "a#1", it.reserved.ticket ^ 1)
         await submit(it, "other#1", it.reserved.ticket ^ 2)
         passing = asyncio.create_task(pass_on(it, NUM_REPORTS))
@@ -68,7 +48,7 @@ async def test_blocks_that_leave_and_do_not_arrive_fail_the_request_and_all_for_
 
 
 async def test_a_sender_that_computes_for_long_is_left_alone():
-    async with pair() as it:
+    async with pools() as it:
         it.sender.runner.may_step.clear()
         await submit(it, "a#1", it.reserved.ticket)
         await pass_on(it, NUM_REPORTS)
@@ -79,7 +59,7 @@ async def test_a_sender_that_computes_for_long_is_left_alone():
 
 async def test_a_trailer_that_left_and_did_not_arrive_is_a_stall_too():
     """Small messages leave into a buffer of the network: the prefill worker has forgotten the request by then."""
-    async with pair() as it:
+    async with pools() as it:
         passing = asyncio.create_task(pass_on(it, NUM_REPORTS))
         failed = (await it.prefill.event("failed")).failed
         assert (failed.request_id, failed.error.kind) == ("a#1", "PeerUnreachable")
@@ -88,7 +68,7 @@ async def test_a_trailer_that_left_and_did_not_arrive_is_a_stall_too():
 
 
 async def test_a_cancelled_reservation_does_not_wait_for_a_trailer_that_stays_away():
-    async with pair() as it:
+    async with pools() as it:
         await it.decode.send(cancel=types_pb2.Cancel(request_id="a#1", peer_active=True, peer="p0"))
 
 

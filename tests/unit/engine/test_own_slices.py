@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from shared.engine.group.own_slices import OwnSlices, SliceForm
 from shared.engine.runner.device_link import DeviceLink
 from shared.kv.checksum import BlockChecksum
-from shared.kv.format import KVFormat
-from shared.kv.layout import BlockLayout
+from shared.kv.layout import BlockLayout, KVFormat
 from shared.model.config.model_config import ModelConfig
 from shared.model.ranks.block_slices import block_slices, senders
 from shared.model.ranks.shard import Degrees

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shared.engine.group.plans import VERSION, PlanDecoder, PlanEncoder
 from shared.engine.plan import BlockCopy, PlannedSequence, SampleSpec, StepPlan
-from shared.engine.plan_codec import VERSION, PlanDecoder, PlanEncoder
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import ModelMismatch, TransferFailed
 from shared.structure.structured_output import ReasoningPart, StructuredOutput, StructureKind

@@ -17,10 +17,9 @@ from shared.engine.group.slice_server import SliceServer
 from shared.engine.group.sliced_blocks import SlicedBlocks
 from shared.engine.plan import BlockCopy
 from shared.engine.runner.device_link import DeviceLink
-from shared.engine.runner.host_arena import HostArena
+from shared.engine.runner.pool_memory import HostArena
 from shared.errors import RankLost
-from shared.kv.format import KVFormat
-from shared.kv.layout import BlockLayout
+from shared.kv.layout import BlockLayout, KVFormat
 from shared.model.config.model_config import ModelConfig
 from shared.model.ranks.block_slices import block_slices
 from shared.model.ranks.shard import Degrees

@@ -55,7 +55,6 @@ class Compiled:
     stack_bytes: int  # spilled registers
     shared_bytes: int
     code: str  # PTX, or AMD's assembly
-    cubin: bytes = b""
     spilled_registers: int = 0  # as AMD's compiler counts them; NVIDIA's puts them on the stack
 
     @property
@@ -167,7 +166,7 @@ def _inspect(name: str, kernel: Any) -> Compiled:
         usage = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
     match = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     assert match is not None, usage
-    return Compiled(name, int(match[1]), int(match[2]), kernel.metadata.shared, kernel.asm["ptx"], kernel.asm["cubin"])
+    return Compiled(name, int(match[1]), int(match[2]), kernel.metadata.shared, kernel.asm["ptx"])
 
 
 def _inspect_amd(name: str, kernel: Any) -> Compiled:
@@ -204,43 +203,6 @@ def compile_attention(
             triton_kernels().paged_attention(query, kv_blocks, 1, batch, scale=0.1, window=window)
 
     return collect(calls, TARGETS[arch])
-
-
-def compile_hopper_prefill(
-    head_dim: int, group: int, block_size: int, window: int | None, dtype: torch.dtype = torch.bfloat16
-) -> Compiled:
-    """The Gluon kernel."""
-    from shared.kernels.attention.hopper.launch import prefill_attention, suits
-
-    batch = AttentionBatch.from_lists([600], [4096], [list(range(4096 // block_size))], block_size)
-    query = torch.zeros(600, 2 * group, head_dim, dtype=dtype)
-    kv_blocks = torch.zeros(1, 2, 2, 2, block_size, head_dim, dtype=dtype)
-    assert suits(query, kv_blocks)
-
-    def calls() -> None:
-        prefill_attention(query, kv_blocks, 1, batch, torch.empty_like(query), scale=0.1, window=window)
-
-    (kernel,) = (k for k in collect(calls, TARGETS["sm_90"]) if k.name == "prefill_tiles_hopper")
-    return kernel
-
-
-def machine_code(kernel: Compiled) -> str:
-    """What an NVIDIA GPU runs, an instruction a line."""
-    import triton
-
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(kernel.cubin)
-        file.flush()
-        command = [tool, "-c", file.name]
-        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
-
-
-def products_and_exponentials(kernel: Compiled) -> str:
-    """The machine code in order, one letter an instruction: P for a warpgroup's product, E for an exponential, W for a
-    wait until products are done."""
-    letters = {"HGMMA": "P", "MUFU.EX2": "E", "WARPGROUP.DEPBAR": "W"}
-    return "".join(letters[name] for name in re.findall(r" (HGMMA|MUFU\.EX2|WARPGROUP\.DEPBAR)", machine_code(kernel)))
 
 
 def compile_latents(num_heads: int, dtype: torch.dtype, arch: str = "sm_90") -> list[Compiled]:

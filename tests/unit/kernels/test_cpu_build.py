@@ -12,7 +12,7 @@ import torch
 from shared.errors import ConfigError
 from shared.kernels.backends.registry import choose_kernels
 from shared.kernels.cpu import build, isa, self_check
-from shared.kernels.cpu.isa import AMX, AVX2, AVX512, BUILT, InstructionSet
+from shared.kernels.cpu.isa import AVX2, AVX512, BUILT
 from shared.kernels.cpu.multilinear import fastest_sum
 
 from .isas import ISAS, every_isa, needs_library
@@ -137,16 +137,6 @@ def test_every_instruction_set_compiles():
     """Also those that this processor lacks: nothing is run. What was compiled before from the very same sources, with
     the same compiler and flags, is taken from the cache: a library's name is a digest of all three."""
     assert all(build.made(isa).stat().st_size > 0 for isa in build.prebuilt_sets())
-
-
-@on_x86
-def test_emulation_stands_on_the_widest_vectors_there_are():
-    def needs(*features: str) -> set[tuple[str, ...]]:
-        return {each.needs for each in isa.emulated(frozenset(features))}
-
-    assert needs(*AVX2.needs) == {AVX2.needs}
-    assert needs(*AMX.needs) == {AVX512.needs}
-    assert isinstance(isa.named("amx-emulated", frozenset(AVX2.needs)), InstructionSet)
 
 
 @needs_library

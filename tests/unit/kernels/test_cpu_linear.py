@@ -1,18 +1,28 @@
-"""Linear layers of the C++ kernels, with every instruction set."""
+"""Linear layers of the C++ kernels with every instruction set, their packing, and all layers in one call."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from shared.kernels.backends.cpu import CpuKernels
+from shared.kernels.batch import AttentionBatch
+from shared.kernels.cpu.layer_stack import CpuLayerStack
+from shared.kernels.cpu.linear import CompressedLinear, PackedLinear, PanelLinear, fits_panels, pack
+from shared.model.checkpoints import write_random_checkpoint
+from shared.model.decoder import Decoder
 
 from .cpu_case import DTYPES, close, random
-from .isas import EACH_ISA, needs_library
+from .isas import EACH_ISA, every_isa, needs_library
 
 pytestmark = needs_library
+
 FLUSHED = torch.finfo(torch.bfloat16).tiny
 """Instructions that multiply bf16 may take numbers below the smallest normal one for 0."""
 
@@ -99,3 +109,151 @@ def test_a_weight_that_is_not_its_own_stays_as_it_is(cpu: CpuKernels, dtype: tor
     linear = cpu.make_linear(weight, None, own=False)
     assert weight.equal(kept)
     assert linear.forward(x).equal(cpu.make_linear(weight, None, own=True).forward(x))
+
+
+ROWS = (1, 2, 3, 4, 11, 12, 13, 36, 37, 300)
+
+
+def packed(cpu: CpuKernels, weight: Tensor) -> PackedLinear:
+    """Its memory is changed."""
+    return pack(lambda: cpu.library, weight, None)
+
+
+def plain_panels(cpu: CpuKernels, weight: Tensor) -> PanelLinear:
+    return PanelLinear.pack(lambda: cpu.library, weight.clone(), None)
+
+
+def compress(cpu: CpuKernels, weight: Tensor) -> CompressedLinear:
+    """Its memory is changed."""
+    linear = packed(cpu, weight)
+    assert isinstance(linear, CompressedLinear), "the panels are plain"
+    return linear
+
+
+def compressed_panels(cpu: CpuKernels, weight: Tensor) -> CompressedLinear:
+    return compress(cpu, weight.clone())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("in_size", "out_size", "fits"),
+    [(64, 96, True), (16, 32, True), (1040, 160, True), (96, 35, False), (40, 32, False)],
+)
+def test_weights_of_whole_vectors_are_packed(
+    cpu: CpuKernels, dtype: torch.dtype, in_size: int, out_size: int, fits: bool
+) -> None:
+    assert fits_panels(random(out_size, in_size, dtype=dtype)) == fits
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_compressed_panels_give_the_very_bits_that_plain_ones_give(cpu: CpuKernels, rows: int) -> None:
+    """Eight exponents only, so that no weight is rare: those are added in another order."""
+    signs, lower = random(96, 528, dtype=torch.bfloat16), random(96, 528, dtype=torch.bfloat16, seed=1).abs()
+    weight = torch.copysign(0.01 + lower.clamp(max=1.0), signs)
+    x = random(rows, 528, dtype=torch.bfloat16, seed=2)
+    compressed, plain = compressed_panels(cpu, weight), plain_panels(cpu, weight)
+    assert compressed.nbytes < 0.76 * plain.nbytes
+    assert compressed.forward(x).equal(plain.forward(x))
+
+
+def test_weights_of_many_exponents_keep_plain_panels(cpu: CpuKernels) -> None:
+    exponents = torch.randint(-60, 60, (96, 64), generator=torch.Generator().manual_seed(3))
+    weight = (random(96, 64, dtype=torch.float32) * 2.0**exponents).to(torch.bfloat16)
+    linear = packed(cpu, weight.clone())
+    assert isinstance(linear, PanelLinear)
+    assert linear.panels.shape == (3, 64, 32)
+    assert linear.forward(torch.eye(64, dtype=torch.bfloat16)).equal(weight.t() + 0.0)
+
+
+def test_compression_frees_the_weight(cpu: CpuKernels) -> None:
+    weight = random(96, 64, dtype=torch.bfloat16)
+    view = weight[32:]
+    compress(cpu, weight)
+    assert view.untyped_storage().nbytes() == 0
+    both = random(192, 64, dtype=torch.bfloat16)
+    kept = both[96:].clone()
+    compress(cpu, both[:96])
+    assert both[96:].equal(kept)
+
+
+def test_panels_of_another_size_or_dtype_are_refused(cpu: CpuKernels) -> None:
+    for panels in (plain_panels, compressed_panels):
+        linear = panels(cpu, random(96, 64, dtype=torch.bfloat16))
+        for wrong in (48, 80):
+            with pytest.raises(AssertionError, match="columns times panels"):
+                linear.forward(random(2, wrong, dtype=torch.bfloat16))
+        with pytest.raises(AssertionError, match=r"float32 times torch\.bfloat16"):
+            linear.forward(random(2, 64, dtype=torch.float32))
+
+
+BLOCK_SIZE = 16
+CHUNKS = [(40, 40), (1, 33), (5, 21), (1, 1)]  # (tokens to compute, tokens in all) of each sequence
+ENDS = [39, 40, 45, 46]  # the last token of each
+WINDOWED: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}
+
+
+def step() -> tuple[torch.Tensor, torch.Tensor, AttentionBatch]:
+    """(token_ids, positions, batch) of the chunks."""
+    tables, first = [], 0
+    for _, length in CHUNKS:
+        blocks = -(-length // BLOCK_SIZE)
+        tables.append(list(range(first, first + blocks)))
+        first += blocks
+    batch = AttentionBatch.from_lists([n for n, _ in CHUNKS], [n for _, n in CHUNKS], tables, BLOCK_SIZE)
+    positions = torch.cat([torch.arange(length - count, length) for count, length in CHUNKS])
+    return torch.arange(batch.num_tokens) * 7 % 128, positions, batch
+
+
+def pool(decoder: Decoder) -> torch.Tensor:
+    config = decoder.config
+    shape = (9, config.num_layers, 2, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(3)).to(decoder.dtype)
+
+
+@every_isa
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("architecture", "extra"), [("LlamaForCausalLM", {}), ("Qwen2ForCausalLM", {}), ("Qwen3ForCausalLM", WINDOWED)]
+)
+@pytest.mark.parametrize(
+    "rows", [ENDS, ENDS[::-1], [39, 46], [], [3, 20, 39], list(range(47)), [0, 7, 20, 33, 39, 41]], ids=str
+)
+def test_the_stack_gives_what_the_ops_give(tmp_path: Path, isa, architecture, extra, dtype, rows):
+    write_random_checkpoint(
+        tmp_path, architecture, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=32, extra_config=extra
+    )
+    stacked = Decoder.load(tmp_path, dtype, "cpu", kernels=f"cpu:{isa}")
+    assert isinstance(stacked._stack, CpuLayerStack)
+    one_by_one = stacked.op_by_op(stacked.kernels)
+    token_ids, positions, batch = step()
+    logit_rows = torch.tensor(rows, dtype=torch.int64)
+    found_pool, expected_pool = pool(stacked), pool(stacked)
+    with torch.inference_mode():
+        found = stacked.forward(token_ids, positions, found_pool, batch, logit_rows)
+        expected = one_by_one.forward(token_ids, positions, expected_pool, batch, logit_rows)
+    tolerance = 2e-5 if dtype == torch.float32 else 5e-2
+    scale = float(expected.abs().max()) if rows else 1.0
+    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance * scale)
+    torch.testing.assert_close(found_pool, expected_pool, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@every_isa
+def test_every_instruction_set_gives_the_logits_of_torch(tmp_path: Path, isa, dtype):
+    write_random_checkpoint(tmp_path, "Qwen2ForCausalLM", num_layers=3, num_heads=4, num_kv_heads=2, head_dim=32)
+    expected_by = Decoder.load(tmp_path, dtype, "cpu", kernels="torch")
+    token_ids, positions, batch = step()
+    logit_rows = torch.tensor(ENDS, dtype=torch.int64)
+    found_pool, expected_pool = pool(expected_by), pool(expected_by)
+    found_by = Decoder.load(tmp_path, dtype, "cpu", kernels=f"cpu:{isa}")
+    with torch.inference_mode():
+        found = found_by.forward(token_ids, positions, found_pool, batch, logit_rows)
+        expected = expected_by.forward(token_ids, positions, expected_pool, batch, logit_rows)
+    tolerance = 2e-5 if dtype == torch.float32 else 5e-2
+    for ours, theirs in ((found, expected), (found_pool, expected_pool)):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance * float(theirs.abs().max()))
+
+
+def test_layers_of_other_sizes_are_left_to_the_ops(tmp_path: Path):
+    write_random_checkpoint(tmp_path, "LlamaForCausalLM", num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16)
+    assert Decoder.load(tmp_path, torch.float32, "cpu", kernels="cpu")._stack is None

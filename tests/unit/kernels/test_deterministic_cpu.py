@@ -1,14 +1,12 @@
-"""The deterministic C++ kernels: a row's result is the same to the bit alone, among others, and however it is cut."""
+"""Deterministic kernels: a row does not depend on its mates, in C++ and in Triton."""
 
 from __future__ import annotations
 
-from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from shared.errors import ConfigError
@@ -19,12 +17,13 @@ from shared.kernels.batch import AttentionBatch
 from shared.model.checkpoints import write_random_checkpoint
 from shared.model.decoder import Decoder
 
+from . import deterministic_checks as checks
 from .attention_case import LAYER, AttentionCase
+from .compiling import TARGETS
+from .conftest import Run
 from .cpu_case import DTYPES, close, random, uneven_weight
 from .deterministic_checks import logits
 from .isas import EACH_ISA, ISAS, every_isa, needs_library
-
-pytestmark = needs_library
 
 ROWS = 300
 BLOCK_SIZE = 16
@@ -45,6 +44,7 @@ def weight_of(in_size: int, out_size: int, dtype: torch.dtype) -> Tensor:
     return random(out_size, in_size, dtype=dtype, seed=1)
 
 
+@needs_library
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("in_size", "out_size"), [(64, 96), (1040, 96), (96, 64), (528, 160), (96, 35), (40, 32)])
 def test_a_row_of_a_product_does_not_depend_on_how_many_there_are(
@@ -74,6 +74,7 @@ def attend(
     return list(out.split([b - a for _, a, b in chunks]))
 
 
+@needs_library
 @pytest.mark.parametrize("window", [None, 33, 100])
 @pytest.mark.parametrize(("dtype", "kv_dtype"), PAIRS)
 @pytest.mark.parametrize("heads", [(3, 3), (7, 1)], ids=str)
@@ -92,26 +93,7 @@ def test_each_token_attends_alike_alone_and_in_a_prompt(
         assert alone.equal(whole[token : token + 1]), f"token {token}"
 
 
-@settings(max_examples=15, deadline=None)
-@given(data=st.data(), window=st.sampled_from([None, 17, 64]), dtypes=st.sampled_from(PAIRS))
-def test_chunks_and_mates_do_not_change_a_token(
-    cpu: DeterministicCpuKernels, data: st.DataObject, window: int | None, dtypes: tuple[torch.dtype, torch.dtype]
-) -> None:
-    lengths = data.draw(st.lists(st.integers(1, 150), min_size=1, max_size=5))
-    case = AttentionCase(
-        [(n, n) for n in lengths], (4, 2), 32, BLOCK_SIZE, seed=len(lengths), dtype=dtypes[0], kv_dtype=dtypes[1]
-    )
-    whole = [attend(cpu, case, [(seq, 0, n)], window)[0] for seq, n in enumerate(lengths)]
-    cuts = [
-        sorted({0, n, *data.draw(st.lists(st.integers(0, n), max_size=4))}) for n in lengths
-    ]  # where each prompt is cut
-    steps = max(len(cut) for cut in cuts) - 1
-    for step in range(steps):
-        chunks = [(seq, *list(pairwise(cut))[step]) for seq, cut in enumerate(cuts) if step < len(cut) - 1]
-        for (seq, a, b), found in zip(chunks, attend(cpu, case, chunks, window), strict=True):
-            assert found.equal(whole[seq][a:b])
-
-
+@needs_library
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_between_the_products_stand_alone(cpu: DeterministicCpuKernels, dtype: torch.dtype) -> None:
     x, residual, weight = (random(n, 96, dtype=dtype, seed=n) for n in (40, 40, 1))
@@ -126,6 +108,7 @@ def test_rows_between_the_products_stand_alone(cpu: DeterministicCpuKernels, dty
         assert cpu.silu_mul(x[rows]).equal(active[rows])
 
 
+@needs_library
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("architecture", "extra"),
@@ -152,6 +135,7 @@ def test_logits_are_the_same_in_every_cut_and_company(
     assert logits(one_by_one, [0, 33, length], 3).equal(whole)
 
 
+@needs_library
 @pytest.mark.slow
 @pytest.mark.skipif(len(VECTORS) < 2, reason="this processor has one of AVX2 and AVX-512 at most")
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -164,6 +148,7 @@ def test_avx2_and_avx512_give_the_same_bits(tmp_path: Path, dtype: torch.dtype) 
     assert found[0].equal(found[1])
 
 
+@needs_library
 @every_isa
 def test_without_the_mode_a_token_alone_differs_from_the_same_in_a_prompt(isa: str) -> None:
     """So the tests above can fail."""
@@ -175,6 +160,7 @@ def test_without_the_mode_a_token_alone_differs_from_the_same_in_a_prompt(isa: s
     close(alone, whole[-1:])
 
 
+@needs_library
 def test_a_model_whose_ops_would_be_left_to_torch_is_refused(tmp_path: Path) -> None:
     write_random_checkpoint(tmp_path, "LlamaForCausalLM", num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16)
     with pytest.raises(ConfigError, match=r"head_dim of 32, at most 512; here .* head_dim 16") as caught:
@@ -182,9 +168,61 @@ def test_a_model_whose_ops_would_be_left_to_torch_is_refused(tmp_path: Path) -> 
     assert caught.value.field == "deterministic"
 
 
+@needs_library
 def test_other_kernels_have_no_such_mode() -> None:
     with pytest.raises(ConfigError, match=r"one of auto, triton, cpu with deterministic, not 'torch'"):
         choose_kernels("cpu", torch.float32, "torch", deterministic=True)
     with pytest.raises(ConfigError, match=r"not in torch.float16") as caught:
         choose_kernels("cpu", torch.float16, deterministic=True)
     assert caught.value.field == "deterministic"
+
+
+WINDOWED: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("in_size", "out_size", "dtype"),
+    [(64, 96, torch.float32), (72, 35, torch.float32), (300, 64, torch.float32), (96, 70, torch.float16)],
+)
+def test_a_row_of_a_triton_product_does_not_depend_on_how_many_there_are(
+    interpreted: Run, in_size: int, out_size: int, dtype: torch.dtype
+) -> None:
+    interpreted(checks.check_product, in_size, out_size, dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("architecture", "extra", "dtype"),
+    [
+        ("LlamaForCausalLM", {}, torch.float32),
+        ("Qwen3ForCausalLM", WINDOWED, torch.float32),
+        ("LlamaForCausalLM", {}, torch.float16),
+    ],
+)
+def test_triton_logits_are_the_same_in_every_cut_and_company(
+    interpreted: Run, tmp_path: Path, architecture: str, extra: dict[str, Any], dtype: torch.dtype
+) -> None:
+    write_random_checkpoint(
+        tmp_path, architecture, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16, extra_config=extra
+    )
+    interpreted(checks.check_logits, tmp_path, dtype, [[0, 17, 18, 24], [0, 1, 2, 3, 24]], 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arch",
+    [
+        "sm_80",
+        "sm_90",
+        "sm_100",
+        "gfx942",
+    ],
+)
+def test_prompts_and_answers_take_one_kernel_of_each_kind(compiled: Run, arch: str) -> None:
+    """Two would be two orders of sums."""
+    kernels = compiled(checks.compile_all, torch.bfloat16, arch)
+    assert sorted(kernel.name for kernel in kernels) == ["multiply_tiles", "plan_prefill_items", "prefill_tiles"]
+    assert [(kernel.name, kernel.stack_bytes) for kernel in kernels if kernel.stack_bytes] == []
+    assert all(kernel.shared_bytes <= TARGETS[arch].shared_bytes for kernel in kernels)
+    assert all(kernel.num_matrix_instructions > 0 for kernel in kernels if kernel.name != "plan_prefill_items")

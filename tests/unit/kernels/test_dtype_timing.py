@@ -10,7 +10,7 @@ import torch
 
 from shared.errors import ConfigError
 from shared.kernels.backends import dtype_timing
-from shared.kernels.backends.dtype_timing import Comparison, ProductTimes, faster_dtype, kept, time_products
+from shared.kernels.backends.dtype_timing import Comparison, ProductTimes, faster_dtype, kept
 from shared.kernels.backends.registry import choose_kernels
 
 UNIT = ProductTimes(prompt_s=1.0, decode_s=1.0)
@@ -82,32 +82,6 @@ def test_the_choice_is_that_of_the_times_of_the_kernels_that_serve(tmp_path, mon
     assert f"dtype auto: {str(chosen).removeprefix('torch.')} with kernels {kernels}, where" in caplog.text
     monkeypatch.setattr(dtype_timing, "time_products", None)
     assert faster_dtype(wanted, tmp_path) == chosen
-
-
-def test_products_are_those_of_the_given_kernels(monkeypatch):
-    kernels = choose_kernels("cpu", torch.bfloat16, "torch")
-    shapes = []
-
-    class Watched:
-        def make_linear(self, weight, bias, *, own):
-            linear = kernels.make_linear(weight, bias, own=own)
-            forward = linear.forward
-
-            def watched(x):
-                shapes.append((weight.shape, weight.dtype, *x.shape))
-                return forward(x)
-
-            linear.forward = watched
-            return linear
-
-    times = time_products(Watched(), torch.bfloat16)
-    assert times.prompt_s > 0
-    assert times.decode_s > 0
-    square = torch.Size((dtype_timing.SIZE, dtype_timing.SIZE))
-    runs = 1 + dtype_timing.REPEATS
-    assert shapes == [
-        (square, torch.bfloat16, n, square[0]) for n in (dtype_timing.PROMPT_ROWS, 1) for _ in range(runs)
-    ]
 
 
 def test_kernels_that_refuse_bf16_leave_fp32(monkeypatch, tmp_path, caplog):

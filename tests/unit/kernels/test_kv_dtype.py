@@ -19,7 +19,7 @@ from . import attention_checks, comparing, decoder_checks
 from .attention_case import LAYER, AttentionCase
 from .conftest import Run
 from .isas import EACH_ISA, needs_library
-from .test_cpu_layers import ENDS, WINDOWED, pool, step
+from .test_cpu_linear import ENDS, WINDOWED, pool, step
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 MIXED = [(1, 1), (9, 9), (1, 37), (4, 70), (2, 2), (1, 16), (70, 130)]

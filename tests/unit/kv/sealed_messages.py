@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shared.errors import TransferFailed
-from shared.kv.handoff.trailer import decode_trailer, encode_note, encode_trailer, trailer_bytes
+from shared.kv.handoff.shipment import decode_trailer, encode_note, encode_trailer, trailer_bytes
 from shared.rpc.pb.tandem.v1 import types_pb2
 
 

@@ -15,7 +15,7 @@ from shared.errors import ConfigError, TransferFailed
 from shared.kv import encryption
 from shared.kv.encryption import EncryptingSeal, SpareBuffers
 from shared.kv.fleet_key import FleetKey
-from shared.kv.handoff.trailer import decode_trailer, encode_note, encode_trailer, trailer_bytes
+from shared.kv.handoff.shipment import decode_trailer, encode_note, encode_trailer, trailer_bytes
 from shared.kv.seal import Purpose
 from shared.rpc.pb.tandem.v1 import types_pb2
 from tests.unit.kv.sealed_messages import assert_taken_once, assert_the_longest_fit

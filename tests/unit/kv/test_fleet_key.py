@@ -10,7 +10,7 @@ import pytest
 from shared.errors import ConfigError, TransferFailed
 from shared.kernels.cpu.multilinear import fastest_sum
 from shared.kv.fleet_key import FleetKey
-from shared.kv.handoff.trailer import decode_trailer, encode_note, encode_trailer, trailer_bytes
+from shared.kv.handoff.shipment import decode_trailer, encode_note, encode_trailer, trailer_bytes
 from shared.kv.multilinear import MultilinearHash, exact_sum
 from shared.kv.seal import MAC_BYTES, Purpose
 from shared.rpc.pb.tandem.v1 import types_pb2

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from shared.errors import InvalidRequest
 from shared.identity import WorkerRole
 from shared.kv.transfer import TRAILER_INDEX
-from shared.kv_index.hash_lists import MAX_HASHES, hashes_of, split_hashes
-from shared.kv_index.holders import Holder, PrefixMatch, Tier, join_hashes
-from shared.kv_index.match_message import match_from_proto, match_to_proto
+from shared.kv_index.client import match_from_proto, match_to_proto
+from shared.kv_index.holders import MAX_HASHES, Holder, PrefixMatch, Tier, hashes_of, join_hashes, split_hashes
 from shared.rpc.pb.tandem.v1 import kvstore_pb2
 
 holders = st.builds(

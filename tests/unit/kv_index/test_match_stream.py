@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from shared.errors import Internal, StoreUnavailable
-from shared.kv_index.match_stream import MatchStream
+from shared.kv_index.client import MatchStream
 from shared.rpc.pb.tandem.v1 import kvstore_pb2
 
 DEADLINE_S = 60.0

@@ -8,6 +8,7 @@ import pytest
 
 from services.kvstore.availability import Availability
 from shared.errors import StoreUnavailable
+from tests.waiting import DEADLINE_S
 
 
 class Switch:
@@ -25,7 +26,7 @@ class Switch:
         return Availability(self.probe, self.changes.put, interval_s)
 
     async def next_change(self) -> StoreUnavailable | None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(DEADLINE_S):
             return await self.changes.get()
 
 

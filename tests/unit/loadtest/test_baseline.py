@@ -1,33 +1,58 @@
-"""The comparison of systems: its model, its table."""
+"""The comparison of systems: its systems and workloads, what it keeps, what it says."""
 
 from __future__ import annotations
 
-import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from loadtest.baseline.calibration import Alone, Sample
-from loadtest.baseline.interleaved import Candidate, InterleavedSearch, best_of_each_system, rate_for_all
-from loadtest.baseline.outcome import common_rate, outcome_rows, write_figures, write_outcome
-from loadtest.baseline.study import Budget
-from loadtest.baseline.systems import SYSTEMS, make_cluster
-from loadtest.config import LoadConfig
-from loadtest.rate_search import Point, SearchSpace
+from loadtest.baseline.calibration import Sample, best_of, capacity_from, targets_from
+from loadtest.baseline.outcome import cells_of, results, write_outcome
+from loadtest.baseline.study import Design, in_order
+from loadtest.baseline.systems import (
+    Candidate,
+    Hardware,
+    adaptive,
+    collocated,
+    default_splits,
+    disaggregated,
+    make_cluster,
+)
+from loadtest.baseline.windows import Calibrated, Study, Window, WindowFile
+from loadtest.baseline.workloads import WORKLOADS, WindowSize, parse_workloads, window_plan, write_trace
+from loadtest.records import FailureCause
 from loadtest.rig.models import SERVED, write_model
-from loadtest.run import RunResult
-from loadtest.sweep import Sweep
+from loadtest.slo import Slo
+from loadtest.workloads.mooncake import read_mooncake
 from loadtest.workloads.spec import TraceOptions, parse_workload
 from shared.errors import ConfigError, WorkerLost
+from shared.identity import WorkerRole
 from shared.model.config.model_config import ModelConfig
-from tests.unit.loadtest.factories import answered, broken, result
+from tests.unit.loadtest.factories import SLO, answered, broken, result
 
 DEMO = Path(__file__).parents[3] / "models" / "demo"
 TINY = {"hidden_size": 32, "intermediate_size": 48, "head_dim": 8}
+
+
+def design(**changes: object) -> Design:
+    made = Design(
+        workloads={"balanced": WORKLOADS["balanced"]},
+        loads=[0.6],
+        collocated=collocated(2),
+        splits=[disaggregated(1, 2)],
+        adaptive=adaptive(2),
+        chunks=["128"],
+        rounds=8,
+        size=WindowSize(4, 0.1),
+        slo=None,
+        seed=1,
+        vocab_size=1000,
+        commit="abc",
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]
 
 
 def test_a_model_is_written_once_and_can_be_served(tmp_path: Path) -> None:
@@ -45,168 +70,84 @@ def test_a_tokenizer_that_is_not_there_is_named(tmp_path: Path) -> None:
         write_model(tmp_path / "m", SERVED["s"], tmp_path)
 
 
-def test_every_system_has_the_same_memory_for_kv(tmp_path: Path) -> None:
-    totals = {
-        system.name: make_cluster(system, DEMO, 128, 4096, tmp_path).spec.num_kv_blocks * system.num_workers
-        for system in SYSTEMS
-    }
-    assert set(totals.values()) == {4096}
-    assert [system.mode for system in SYSTEMS] == ["disaggregated", "collocated", "collocated"]
+@pytest.mark.parametrize("num_workers", [2, 3, 8])
+def test_every_system_has_the_same_workers_and_memory(num_workers: int, tmp_path: Path) -> None:
+    systems = [collocated(num_workers), adaptive(num_workers)]
+    systems += [disaggregated(split, num_workers) for split in default_splits(num_workers)]
+    hardware = Hardware(DEMO, "cpu", 256)
+    specs = [make_cluster(Candidate(system), hardware, tmp_path).spec for system in systems]
+    assert {(spec.num_workers, spec.num_kv_blocks) for spec in specs} == {(num_workers, 256)}
+    assert len({system.name for system in systems}) == len(systems)
+    assert all(" " not in system.name for system in systems)
 
 
-async def no_run(config: LoadConfig, folder: str) -> RunResult:
-    raise AssertionError("nothing is run")
+def test_only_a_system_that_knows_the_targets_tells_its_router(tmp_path: Path) -> None:
+    hardware = Hardware(DEMO, "cpu", 256)
+    workers = {WorkerRole.PREFILL: {"prefill-0": "127.0.0.1:2"}, WorkerRole.DECODE: {"worker-0": "127.0.0.1:3"}}
+    told = make_cluster(Candidate(adaptive(2), slo=Slo(0.25, 0.03)), hardware, tmp_path)
+    command = told._commands.router(workers, "127.0.0.1:1")
+    assert {"--targets.ttft-s=0.25", "--targets.tpot-s=0.03"} < set(command)
+    fixed = make_cluster(Candidate(disaggregated(1, 2), 128), hardware, tmp_path)
+    assert not any("targets" in part for part in fixed._commands.router(workers, "127.0.0.1:1"))
 
 
-def candidate(index: int, rates: dict[float, float], folder: Path, chunk_len: int = 128) -> Candidate:
-    """A system with its attainment at some rates."""
-    run = result([answered(i, sent_s=float(i)) for i in range(10)])
-    sweep = Sweep(run.config, SearchSpace())
-    for rate, attainment in rates.items():
-        sweep.add(rate, f"rate-{rate:g}", run)
-        sweep.points[-1] = Point(rate, rate, rate * attainment, attainment)
-        sweep.rows[-1] |= {"attainment": attainment, "goodput": rate * attainment}
-    folder.mkdir(parents=True)
-    return Candidate(SYSTEMS[index], chunk_len, folder, sweep, no_run)
+def test_the_second_turn_of_a_system_is_at_the_other_end_of_its_round_and_rounds_turn_around() -> None:
+    turns = list(design().turns)
+    assert turns == ["2-collocated", "auto", "1P+1D", "2-collocated-again"]
+    assert in_order(turns, 0) == turns
+    assert in_order(turns, 1) == turns[::-1]
+    assert "auto" not in design(adaptive=None).turns
 
 
-def test_the_table_compares_at_the_highest_rate_that_all_could_serve(tmp_path: Path) -> None:
-    found = [
-        candidate(0, {2.0: 1.0, 4.0: 0.95, 8.0: 0.3}, tmp_path / "trace" / "a"),
-        candidate(1, {2.0: 0.9, 4.0: 0.5, 1.0: 1.0}, tmp_path / "trace" / "b"),
-        candidate(2, {2.0: 0.95, 4.0: 0.1}, tmp_path / "trace" / "c"),
-        candidate(2, {3.0: 0.2}, tmp_path / "trace" / "d", chunk_len=512),
+def test_workloads_are_named_or_given() -> None:
+    assert list(parse_workloads("balanced decode-heavy")) == ["balanced", "decode-heavy"]
+    assert parse_workloads("mine=fixed:input=8,output=2") == {"mine": "fixed:input=8,output=2"}
+    for wrong in ("", "unknown", "a b=", "x/y=fixed"):
+        with pytest.raises(ConfigError, match="workloads"):
+            parse_workloads(wrong)
+
+
+@pytest.mark.parametrize(("rate", "requests"), [(2.0, 20), (50.0, 100), (9.99, 20)])
+def test_a_window_has_its_requests_or_as_many_as_come_in_its_time(rate: float, requests: int) -> None:
+    plan = window_plan("fixed:input=8,output=2", SLO, rate, WindowSize(20, 2.0), 7, 1000)
+    assert plan.schedule is not None
+    assert plan.schedule.num_requests == requests
+    assert plan.schedule.offered_rate == pytest.approx(rate)
+
+
+def test_the_simulator_reads_a_windows_requests(tmp_path: Path) -> None:
+    plan = window_plan("random:input=500-1500,output=4-12", SLO, 10.0, WindowSize(20, 2.0), 7, 1000)
+    assert plan.schedule is not None
+    write_trace(tmp_path / "t.jsonl", plan.schedule)
+    found = list(read_mooncake(tmp_path / "t.jsonl"))
+    turns = [due.conversation.turns[0] for due in plan.schedule.entries]
+    assert [(r.num_prompt_tokens, r.num_output_tokens) for r in found] == [
+        (turn.num_new_tokens, turn.num_output_tokens) for turn in turns
     ]
-    best = best_of_each_system(found)
-    assert best == found[:3]
-    assert common_rate(best) == 2.0
-    rows = outcome_rows(best, 2.0)
-    assert [row[2] for row in rows] == ["3.80", "1.80", "1.90"]
-    assert [row[3:5] for row in rows] == [["4", "8"], ["2", "4"], ["2", "4"]]
-    assert [row[5] for row in rows] == ["2.00", "1.00", "none"]
-    assert all("-" not in row[6:] for row in rows)
-    text = write_outcome(tmp_path, {"trace": found, "long-prompts": []})
-    assert "## trace, latencies at 2 req/s" in text
-    assert "| 1 prefill + 1 decode | 128 | 3.80 |" in text
-    assert "| 1 collocated, all cores | 512 | none | - | 3 |" in text
-    assert (tmp_path / "outcome.md").read_text() == text
-    assert (tmp_path / "trace" / "report.html").exists()
+    first_s = plan.schedule.entries[0].at_s
+    assert [r.at_s for r in found] == pytest.approx([due.at_s - first_s for due in plan.schedule.entries], abs=1e-5)
+    hashes = [hash_id for r in found for hash_id in r.hash_ids]
+    assert len(hashes) == len(set(hashes))
+    chat = window_plan("conversation:turns=2", SLO, 1.0, WindowSize(4, 2.0), 7, 1000)
+    assert chat.schedule is not None
+    with pytest.raises(ConfigError, match="several turns"):
+        write_trace(tmp_path / "c.jsonl", chat.schedule)
 
 
-def test_systems_that_share_no_rate_within_the_targets_are_compared_at_the_highest_that_they_share(
-    tmp_path: Path,
-) -> None:
-    found = [candidate(0, {2.0: 1.0, 3.0: 0.4}, tmp_path / "a"), candidate(1, {2.0: 0.5, 3.0: 0.2}, tmp_path / "b")]
-    assert common_rate(found) == 3.0
-    apart = [candidate(0, {2.0: 1.0}, tmp_path / "f" / "c"), candidate(1, {3.0: 1.0}, tmp_path / "f" / "d")]
-    assert common_rate(apart) is None
-    own = [*apart, candidate(2, {5.0: 0.2}, tmp_path / "f" / "e")]
-    rows = outcome_rows(own, None)
-    assert [row[3] for row in rows] == ["2", "3", "-"]
-    assert [["-" in row[6:]] for row in rows] == [[False], [False], [True]]
-    assert "latencies at the rate that each one met" in write_outcome(tmp_path, {"f": own})
-    write_figures(tmp_path / "figures.json", {"f": own})
-    names = {result["name"] for result in json.loads((tmp_path / "figures.json").read_text())["results"]}
-    assert any(name.endswith("TTFT p50 at 3 req/s") for name in names)
-    assert rate_for_all(apart) == 2.0
-    assert rate_for_all(found) is None
+def test_targets_are_three_times_what_one_request_alone_takes() -> None:
+    alone = [answered(i, sent_s=0.0, times_s=[0.1 + i / 100, 0.2 + i / 100]) for i in range(8)]
+    assert (targets_from(alone).ttft_s, targets_from(alone).tpot_s) == (0.51, 0.3)
+    assert capacity_from([*alone, broken()], 4.0) == 2.0
+    for lost in (lambda: targets_from([broken()]), lambda: capacity_from([broken()], 1.0)):
+        with pytest.raises(WorkerLost, match="no request of the calibration"):
+            lost()
 
 
-def test_figures_for_scripts_name_the_best_baseline_as_the_peer(tmp_path: Path) -> None:
-    found = [
-        candidate(0, {2.0: 1.0, 4.0: 0.1}, tmp_path / "a"),
-        candidate(1, {2.0: 0.9, 4.0: 0.5}, tmp_path / "b"),
-        candidate(2, {2.0: 1.0, 4.0: 1.0}, tmp_path / "c"),
-    ]
-    write_figures(tmp_path / "figures.json", {"trace": found})
-    results = json.loads((tmp_path / "figures.json").read_text())["results"]
-    assert results[0] == {
-        "name": "trace, 1 prefill + 1 decode, chunks of 128: max goodput",
-        "value": 2.0,
-        "unit": "req/s",
-        "peer": "1 collocated, all cores",
-        "ratio": 0.5,
-    }
-    assert len(results) == 3 * 5
-    assert {result["unit"] for result in results} == {"req/s", "ms"}
-
-
-class Clock:
-    """Time that passes when something is run."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-def candidates(clock: Clock, limits: list[float], point_s: float, order: list[str], **space: float) -> list[Candidate]:
-    """Systems that meet the targets up to a rate; a run of theirs takes `point_s`."""
-
-    def made(index: int, limit: float) -> Candidate:
-        async def run_point(config: LoadConfig, folder: str) -> RunResult:
-            clock.now_s += point_s
-            order.append(f"{index}:{config.traffic.rate:g}")
-            late = 0.1 if (config.traffic.rate or 0) <= limit else 1.0
-            return result([answered(i, sent_s=float(i), times_s=(i + late, i + late + 0.01)) for i in range(10)])
-
-        sweep = Sweep(result([]).config, SearchSpace(**space))  # type: ignore[arg-type]
-        return Candidate(SYSTEMS[index], 128, Path(), sweep, run_point)
-
-    return [made(index, limit) for index, limit in enumerate(limits)]
-
-
-async def test_systems_take_turns() -> None:
-    order: list[str] = []
-    clock = Clock()
-    found = candidates(clock, [3.0, 1.0, 5.0], 10.0, order, start_rate=1.0, tolerance=0.5)
-    await InterleavedSearch(found, lambda candidate, point: None, 10.0, clock).search(1e6)
-    assert order[:6] == ["0:1", "1:1", "2:1", "0:2", "1:2", "2:2"]
-    assert [e.best.rate for e in found if e.best is not None] == [2.828, 1.0, 4.0]
-
-
-@settings(max_examples=25)
-@given(st.floats(0, 400), st.floats(1, 30), st.integers(0, 3))
-def test_a_search_ends_in_time_but_measures_every_candidate_once(deadline_s: float, point_s: float, after: int) -> None:
-    order: list[str] = []
-    clock = Clock()
-    found = candidates(clock, [3.0, 1.0, 5.0], point_s, order, start_rate=1.0, max_points=30)
-    asyncio.run(
-        InterleavedSearch(found, lambda candidate, point: None, point_s, clock).search(deadline_s, points_after=after)
-    )
-    assert {name[0] for name in order} == {"0", "1", "2"}
-    assert clock.now_s <= max(deadline_s - after * point_s, 3 * point_s) + 1e-6
-
-
-async def test_who_was_not_measured_at_the_common_rate_is() -> None:
-    order: list[str] = []
-    clock = Clock()
-    found = candidates(clock, [3.0, 1.0, 5.0], 10.0, order, start_rate=1.0, max_points=2)
-    search = InterleavedSearch(found, lambda candidate, point: None, 10.0, clock)
-    await search.search(1e6)
-    del order[:]
-    await search.at_rate(2.0)
-    await search.at_rate(1.5)
-    assert order == ["0:1.5", "1:1.5", "2:1.5"]
-
-
-def test_time_that_one_search_leaves_goes_to_those_behind_it() -> None:
-    budget = Budget(ends_s=100.0, weights=[1.0, 1.0, 0.5], reserved_s=[20.0])
-    assert budget.next_deadline(0.0) == pytest.approx(32.0)
-    assert budget.next_deadline(20.0) == pytest.approx(20.0 + 60.0 / 1.5)
-    budget.reserved_s.pop()
-    assert budget.next_deadline(70.0) == pytest.approx(100.0)
-    late = Budget(ends_s=10.0, weights=[1.0])
-    assert late.next_deadline(15.0) == 15.0
-
-
-def test_targets_are_twice_what_one_request_alone_takes() -> None:
-    alone = Alone.of([answered(i, sent_s=0.0, times_s=[0.1 + i / 100, 0.2 + i / 100]) for i in range(8)])
-    assert (alone.slo().ttft_s, alone.slo().tpot_s) == (0.34, 0.2)
-    assert alone.start_rate(2) == 4.3
-    with pytest.raises(WorkerLost, match="no request of the calibration"):
-        Alone.of([broken()])
+def test_the_best_chunk_budget_has_the_most_good_requests_then_the_most_room() -> None:
+    quick, slow = answered(times_s=(0.05, 0.06)), answered(times_s=(0.15, 0.16))
+    assert best_of({"128": [quick, broken()], "512": [slow, slow]}, SLO) == "512"
+    assert best_of({"128": [slow, slow], "512": [quick, quick]}, SLO) == "512"
+    assert best_of({"128": [quick, quick], "512": [quick, slow]}, SLO) == "128"
 
 
 def test_a_sample_stands_for_all_lengths_of_a_workload() -> None:
@@ -215,3 +156,121 @@ def test_a_sample_stands_for_all_lengths_of_a_workload() -> None:
     assert len(lengths) == 8
     assert lengths == sorted(lengths)
     assert sum(length >= 1024 for length in lengths) in (2, 3)
+
+
+def test_every_offered_request_counts_and_one_without_an_answer_is_a_miss() -> None:
+    records = [
+        answered(0, times_s=(0.1, 0.12)),
+        answered(1, times_s=(0.3, 0.31)),  # late
+        broken(2),
+        broken(3, FailureCause.TIMEOUT),
+    ]
+    window = Window.of(result(records), SLO, workload="w", load=0.6, round=0, turn="auto", chunk="time")
+    assert window.good == "1000"
+    assert window.outcomes == [True, False, False, False]
+    assert (window.ttft_ms, window.tpot_ms, window.itl_ms) == ([100.0, 300.0], [20.0, 10.0], [20.0, 10.0])
+
+
+def windows(study_design: Design, good: dict[str, str], rounds: int = 8) -> list[Window]:
+    """The same outcome for a system in each round."""
+    return [
+        Window("balanced", 0.6, number, turn, "128", good[turn], 2.0, [50.0, 90.0], [5.0, 6.0], [4.0, 8.0], "abc")
+        for number in range(rounds)
+        for turn in study_design.turns
+    ]
+
+
+CALIBRATED = Calibrated("balanced", WORKLOADS["balanced"], SLO, 20.0, {"2-collocated": "128", "1P+1D": "512"})
+GOOD = {"2-collocated": "1111110000", "auto": "1111111100", "1P+1D": "1111000000", "2-collocated-again": "1111110000"}
+
+
+def measured(good: dict[str, str], rounds: int = 8) -> Study:
+    return Study({}, {"balanced": CALIBRATED}, windows(design(), good, rounds))
+
+
+def test_figures_for_scripts_have_the_ratio_to_the_best_fixed_system(tmp_path: Path) -> None:
+    study = measured({turn: good * 4 for turn, good in GOOD.items()})
+    [cell] = cells_of(design(), study, wanted=300, within=0.05)
+    text = write_outcome(tmp_path / "f.json", design(), [cell], "here", "")
+    found = {row["name"]: row for row in json.loads((tmp_path / "f.json").read_text())["results"]}
+    goodput = found["balanced 0.6 auto: goodput"]
+    assert (goodput["value"], goodput["unit"], goodput["limit"]) == (16.0, "req/s", 20.0)
+    assert (goodput["fraction"], goodput["peer"]) == (0.8, "2-collocated")
+    assert goodput["ratio"] == pytest.approx(4 / 3)
+    assert goodput["low"] < goodput["ratio"] < goodput["high"]
+    assert "ratio" not in found["balanced 0.6 1P+1D: goodput"]
+    assert found["balanced 0.6 2-collocated-again: goodput"]["ratio"] == 1.0
+    assert found["balanced 0.6 1P+1D: ITL p99"]["value"] == 8.0
+    assert found["balanced 0.6 auto: requests"]["value"] == 320
+    assert "| 0.6 | auto / 1P+1D | 128 / 0 | 2.000 |" in text
+    assert text.count("| better |") == 2
+    assert "2 of 2 comparisons are resolved." in text
+    page = (tmp_path / "f.html").read_text()
+    assert page.count("<circle") == 3
+
+
+def test_what_is_not_resolved_is_said() -> None:
+    [cell] = cells_of(design(), measured(GOOD), wanted=300, within=0.05)
+    assert [made.verdict.text for made in cell.comparisons if made.verdict is not None] == [
+        "not resolved: 80 requests, 300 wanted"
+    ] * 2
+    [single] = cells_of(design(), measured(GOOD, rounds=1), wanted=1, within=0.05)
+    assert single.comparisons[0].interval is None
+    assert [row.ratio for row in results(design(), [single])] == [None] * len(results(design(), [single]))
+
+
+def test_only_rounds_in_which_all_had_their_turn_are_compared() -> None:
+    study = measured(GOOD)
+    del study.windows[-1]
+    [cell] = cells_of(design(), study, wanted=1, within=0.05)
+    assert {len(turn.windows) for turn in cell.turns.values()} == {7}
+    assert study.next_round("balanced", 0.6, list(design().turns)) == 7
+    assert study.has("balanced", 0.6, 7, "1P+1D")
+    assert not study.has("balanced", 0.6, 7, "2-collocated-again")
+    del study.windows[0]
+    assert cells_of(design(), study, wanted=1, within=0.05) == []
+
+
+def test_without_the_adaptive_system_the_fixed_ones_are_compared() -> None:
+    fixed = design(adaptive=None)
+    [cell] = cells_of(fixed, measured({turn: good * 4 for turn, good in GOOD.items()}), wanted=300, within=0.05)
+    assert [(made.of.name, made.to.name) for made in cell.comparisons] == [
+        ("1P+1D", "2-collocated"),
+        ("2-collocated-again", "2-collocated"),
+    ]
+    assert cell.comparisons[0].verdict is not None
+    assert cell.comparisons[0].verdict.text == "worse"
+
+
+def test_a_study_goes_on_where_its_file_ends(tmp_path: Path) -> None:
+    file = WindowFile(tmp_path / "f.windows.jsonl")
+    settings = {"model": "demo", "slo": None, "seed": 4}
+    file.begin(settings)
+    file.add_workload(CALIBRATED)
+    kept = windows(design(), GOOD, rounds=2)
+    for window in kept:
+        file.add_window(window)
+    whole = file.path.read_text()
+    file.path.write_text(whole[:-20])  # cut off within the last line
+    study = WindowFile(file.path).resume({"model": "demo", "slo": None})
+    assert (study.settings, study.workloads) == (settings, {"balanced": CALIBRATED})
+    assert study.windows == kept[:-1]
+    file.add_window(kept[-1])
+    assert file.path.read_text() == whole
+
+
+@pytest.mark.parametrize("content", ["", "no JSON\n", '{"window":{}}\n', '{"settings":{}}\n{"window":{"round":1}}\n'])
+def test_what_is_no_study_is_refused(content: str, tmp_path: Path) -> None:
+    file = WindowFile(tmp_path / "f.windows.jsonl")
+    file.path.write_text(content)
+    with pytest.raises(ConfigError, match="continue"):
+        file.resume({})
+
+
+def test_a_study_does_not_go_on_with_other_settings(tmp_path: Path) -> None:
+    file = WindowFile(tmp_path / "f.windows.jsonl")
+    file.begin({"model": "demo", "seed": 4})
+    with pytest.raises(ConfigError, match="has model demo, not other"):
+        file.resume({"model": "other"})
+    with pytest.raises(ConfigError, match="has seed 4, not 5"):
+        file.resume({"model": "demo", "seed": 5})

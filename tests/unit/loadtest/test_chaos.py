@@ -6,12 +6,11 @@ from itertools import pairwise
 
 import pytest
 
-from loadtest.chaos.memory import Growth, at_equal_age, growth, second_half
 from loadtest.chaos.report import Row, RowFile, summary
-from loadtest.chaos.streams import Stream, prompts
+from loadtest.chaos.soak import growth
+from loadtest.chaos.streams import Stream
 from loadtest.chaos.trial import CONTROL, GROUPS, LASTING_CUT, LINKS, PHASES, VICTIMS, Outcome, Trial, judge, trials
-from loadtest.chaos.victims import PARTS, cut_pairs, may_be, merged, parts_of
-from shared.errors import ConfigError
+from loadtest.chaos.victims import PARTS, cut_pairs, may_be, parts_of
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
 
 TRIAL = Trial("decode", "SIGKILL", "decoding")
@@ -50,20 +49,6 @@ def test_one_other_token_is_wrong_also_in_an_answer_that_was_lost() -> None:
     assert verdict(stream([7, 8, 9, 11], CALM.times), stream([6], [101.0], error="cut"))[:2] == (1, 2)
 
 
-def test_a_line_has_the_form_that_scripts_read() -> None:
-    assert str(Outcome(TRIAL, 1, 2, 3, 0.456)) == "decode SIGKILL decoding: 1|2|3|0.46 s"
-    assert str(Outcome(TRIAL, 0, 0, 0, 1.0, "late")) == "decode SIGKILL decoding: 0|0|0|1.00 s"
-    assert not Outcome(TRIAL, 0, 0, 0, 1.0, "late").good
-
-
-def test_deadly_trials_of_one_part_are_far_apart() -> None:
-    """The supervisor gives a part up at its third death within a minute; a trial takes 7 s or more."""
-    deadly = [may_be(trial.victim) if trial.fault in ("SIGKILL", "drain") else set() for trial in trials()]
-    windows = [deadly[place : place + 6] for place in range(len(deadly))]
-    crowded = sum(any(sum(part in each for each in window) > 3 for part in PARTS) for window in windows)
-    assert crowded < 0.1 * len(windows)
-
-
 def test_engines_hang_in_workers_alone_and_no_victim_comes_twice_in_a_row() -> None:
     every = trials()
     assert every[0] == CONTROL
@@ -92,17 +77,6 @@ def test_the_table_shows_what_was_more_than_a_pause() -> None:
     assert "commit" not in text  # none is known
 
 
-def test_the_table_marks_rows_of_other_commits_than_most() -> None:
-    faults = ("SIGKILL", "drain", "SIGSTOP-3s", "SIGSTOP-20s")
-    outcomes = [Outcome(Trial("decode", fault, "decoding"), 0, 0, 0, 1.0) for fault in faults]
-    rows = [Row(*each) for each in zip(outcomes, ("aaa", "bbb", "aaa", ""), (7.0, 30.0, 9.0, 0.0), strict=True)]
-    text = summary(rows)
-    cells = [line.split("|")[6].strip() for line in text.splitlines() if line.startswith("| decode")]
-    assert [cell.removeprefix("0 / 0 / 0 / 1.0 s").strip() for cell in cells] == ["", "(a)", "", "(b)"]
-    assert "- aaa: 2 trials\n- (a) bbb: 1 trials\n- (b) commit not recorded: 1 trials" in text
-    assert "SIGKILL 7, drain 30, SIGSTOP-3s 9." in text
-
-
 def test_rows_are_read_back_with_note_and_commit_as_they_were_written(tmp_path) -> None:
     file = RowFile(tmp_path / "new" / "lines.txt")
     file.clear()
@@ -111,30 +85,6 @@ def test_rows_are_read_back_with_note_and_commit_as_they_were_written(tmp_path) 
         file.add(row)
     assert RowFile(tmp_path / "new" / "lines.txt").rows() == rows
     assert (tmp_path / "new" / "lines.txt").read_text().splitlines() == [str(row.outcome) for row in rows]
-
-
-def test_a_line_without_a_record_is_kept_and_the_last_one_of_a_trial_counts(tmp_path) -> None:
-    lines = tmp_path / "lines.txt"
-    lines.write_text("decode SIGKILL decoding: 0|0|8|9.63 s\n")
-    file = RowFile(lines)
-    assert file.rows() == [Row(Outcome(TRIAL, 0, 0, 8, 9.63))]
-    again = Row(Outcome(TRIAL, 0, 0, 0, 1.5), "abc", 7.0)
-    file.add(again)
-    assert file.rows() == [again]
-    lines.write_text("decode SIGKILL decoding: 0|0|1|1.50 s\n")  # edited: the record is not of this line
-    assert file.rows() == [Row(Outcome(TRIAL, 0, 0, 1, 1.5))]
-
-
-def test_a_line_that_is_none_is_refused_by_name(tmp_path) -> None:
-    (tmp_path / "lines.txt").write_text("| a | table |\n")
-    with pytest.raises(ConfigError, match="is no trial's line") as refused:
-        RowFile(tmp_path / "lines.txt").rows()
-    assert refused.value.field == "out"
-
-
-def test_prompts_share_no_block() -> None:
-    first_blocks = {tuple(prompt[:16]) for prompt in prompts(24)}
-    assert len(first_blocks) == 24
 
 
 def test_growth_has_a_bound_and_what_is_not_certain_is_flat() -> None:
@@ -149,20 +99,6 @@ def test_growth_has_a_bound_and_what_is_not_certain_is_flat() -> None:
     assert growth([(0.0, 1.0)] * 19) is None
 
 
-def test_what_is_touched_in_the_first_half_is_no_growth() -> None:
-    samples = [(float(second), min(100.0, float(second))) for second in range(240)]
-    assert growth(second_half(samples)) == Growth(0.0, 0.0)
-
-
-def test_lives_are_compared_at_the_oldest_age_that_all_but_the_last_reached() -> None:
-    def life(base: float, end: int) -> list[tuple[float, float]]:
-        return [(float(age), base + age) for age in range(1, end)]
-
-    assert at_equal_age([life(100.0, 34), life(200.0, 40), life(300.0, 5)]) == (30.0, [130.0, 230.0])
-    assert at_equal_age([life(100.0, 24)]) == (20.0, [120.0])
-    assert at_equal_age([life(100.0, 3), life(100.0, 30)]) == (0.0, [101.0, 101.0])
-
-
 def status(queue_len: int = 0, *, ready: bool = True, degraded: tuple[str, ...] = (), **requests: int):
     """Of one router; the workers' names with _ for -, each with as many requests and half as many free blocks."""
     told = inference_pb2.ClusterStatus(queue_len=queue_len, ready=ready, degraded=degraded)
@@ -174,15 +110,6 @@ def status(queue_len: int = 0, *, ready: bool = True, degraded: tuple[str, ...] 
 
 
 BUSY = status(prefill_0=1, prefill_1=5, decode_0=8, decode_1=2)
-
-
-def test_routers_are_added_up_and_all_must_answer() -> None:
-    told = merged([status(2, decode_0=4), status(3, ready=False, degraded=("gone",), decode_0=100)])
-    assert told is not None
-    assert (told.queue_len, told.ready, list(told.degraded)) == (5, False, ["gone"])
-    (worker,) = told.workers
-    assert (worker.num_requests, worker.connected, worker.load.num_free_blocks) == (104, False, 0)
-    assert merged([status(), None]) is None
 
 
 def test_the_busiest_worker_of_a_role_is_the_victim() -> None:

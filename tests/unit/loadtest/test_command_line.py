@@ -52,12 +52,3 @@ def test_every_benchmark_has_a_command(name: str, capsys: pytest.CaptureFixture[
         main([name, "--help"])
     assert ended.value.code == 0
     assert "--out" in capsys.readouterr().out
-
-
-def test_an_unknown_benchmark_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["no-such"])
-    printed = capsys.readouterr().err
-    assert ended.value.code == 2
-    assert printed.endswith("error: 'no-such' is no command of python -m loadtest.bench\n")
-    assert all(name in printed for name in BENCHMARKS)

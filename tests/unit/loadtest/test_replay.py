@@ -78,13 +78,6 @@ def test_two_prompts_share_as_many_tokens_as_their_ids_say(
             assert min(ids * block, limit) <= shared <= min(ids * block + 8, limit)
 
 
-def test_another_seed_shares_nothing_with_a_warm_cache() -> None:
-    requests = list(read_mooncake(SLICE))[:5]
-    replay = Replay(requests, BLOCK_LEN, 32)
-    for a, b in zip(prompts(replay, 1), prompts(replay, 2), strict=True):
-        assert common_prefix_len(a, b) < 8
-
-
 def ideal(requests: list[TraceRequest], scale: int = 1) -> float:
     return ideal_cached_share(Replay(requests, BLOCK_LEN, scale).conversations(RNG))
 

@@ -7,10 +7,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from loadtest.chart import round_up
+from loadtest.baseline.pairs import Interval
+from loadtest.baseline.picture import Bar, interval_chart
 from loadtest.rate_search import SearchSpace
 from loadtest.records import FailureCause, RequestRecord, TtftSplit
-from loadtest.report import render_run, render_sweeps
+from loadtest.report import render_run, render_sweep
 from loadtest.summary import summarize
 from loadtest.sweep import Sweep
 from tests.unit.loadtest.factories import answered, broken, result
@@ -59,16 +60,24 @@ def test_invalid_and_partial_runs_say_so() -> None:
     assert "the target was gone" in page
 
 
-def test_sweeps_stand_side_by_side_over_the_rate() -> None:
+def test_a_sweep_is_drawn_over_the_rate() -> None:
     run = result(records())
     sweep = Sweep(run.config, SearchSpace())
     for rate in (1.0, 2.0):
         sweep.add(rate, f"rate-{rate:g}", run)
-    drawings = check(render_sweeps("two", {"a": sweep.as_json(), "b": sweep.as_json()}))
+    drawings = check(render_sweep(sweep.as_json()))
     assert len(drawings) == 4
-    assert all(len(list(svg.iter("polyline"))) == 2 for svg in drawings)
-    assert len(check(render_sweeps("none", {"": Sweep(run.config, SearchSpace()).as_json()}))) == 0
+    assert all(len(list(svg.iter("polyline"))) == 1 for svg in drawings)
+    assert len(check(render_sweep(Sweep(run.config, SearchSpace()).as_json()))) == 0
 
 
-def test_axes_end_at_round_values() -> None:
-    assert [round_up(value) for value in (0, 0.97, 12, 101)] == [1, 1.0, 12, 120]
+def test_intervals_are_bars_on_one_axis_and_end_at_its_edge() -> None:
+    near, far = Interval(1.1, 1.0, 1.2), Interval(3.0, 0.2, 40.0)
+    text = interval_chart("two <systems>", [Bar("a / b", near, False), Bar("b / b", far, True)])
+    svg = ElementTree.fromstring(text)
+    assert svg.attrib["aria-label"] == "two <systems>"
+    bars = [line for line in svg.iter("line") if line.attrib["class"].startswith("line")]
+    first, second = ([float(bar.attrib[x]) for x in ("x1", "x2")] for bar in bars)
+    middle = float(next(line for line in svg.iter("line") if line.attrib["class"] == "limit").attrib["x1"])
+    assert second[0] < first[0] == middle < first[1] < second[1]
+    assert interval_chart("none", []) == ""

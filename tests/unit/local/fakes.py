@@ -10,6 +10,7 @@ from pathlib import Path
 from services.local.commands import WorkerPlan
 from services.local.spec import ClusterSpec
 from shared.identity import WorkerRole
+from tests.waiting import DEADLINE_S
 
 FAKE_SERVICE = Path(__file__).with_name("fake_service.py")
 
@@ -20,7 +21,7 @@ def fake_spec(folder: Path) -> ClusterSpec:
     model.mkdir()
     (model / "config.json").write_text("{}")
     return ClusterSpec(
-        model=model, http="127.0.0.1:0", grpc="127.0.0.1:0", state_dir=folder / "state", start_timeout_s=20.0
+        model=model, http="127.0.0.1:0", grpc="127.0.0.1:0", state_dir=folder / "state", start_timeout_s=DEADLINE_S
     )
 
 

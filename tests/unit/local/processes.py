@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import select
 
+from tests.waiting import DEADLINE_S
 
-def wait_for_end(pid: int, timeout_s: float = 20.0) -> bool:
+
+def wait_for_end(pid: int, timeout_s: float = DEADLINE_S) -> bool:
     """True once process `pid` has ended; False when `timeout_s` passed first."""
     try:
         descriptor = os.pidfd_open(pid)

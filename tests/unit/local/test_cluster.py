@@ -1,4 +1,4 @@
-"""The launcher's order, its failures and its end, with real processes in the services' places."""
+"""A local cluster: who is told what, in what order, and what stops it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from services.local import cluster as cluster_module
-from services.local.cluster import LocalCluster
+from services.local.cluster import LocalCluster, cluster_environment
 from services.local.model_pools import ModelPools
+from services.local.places import check_free, reserved_address
 from services.local.spec import ClusterSpec
 from shared.cores.topology import Topology
 from shared.errors import ConfigError, DeadlineExceeded, ModelLoadError
-from shared.process_events import Progress
+from shared.rpc.server import RpcServer
 from tests.unit.local.fakes import FakeCommands
 from tests.unit.local.processes import wait_for_end
 
@@ -104,17 +105,6 @@ async def test_it_stops_the_router_first_then_the_workers_then_the_store(
     assert not commands.index_is_there()
 
 
-async def test_progress_of_every_process_ends_with_ready(spec: ClusterSpec, commands: FakeCommands) -> None:
-    seen: dict[str, list[Progress]] = {}
-    async with LocalCluster(
-        spec, commands=commands, on_progress=lambda name, step: seen.setdefault(name, []).append(step)
-    ):
-        assert set(seen) == {"kvstore", "prefill-0", "decode-0", "router"}
-        assert Progress(0.5, "loading weights") in seen["decode-0"]
-        assert all(steps[0] == Progress(0.0, "starting") for steps in seen.values())
-        assert all(steps[-1] == Progress(1.0, "ready") for steps in seen.values())
-
-
 async def test_one_workers_error_is_raised_and_everything_is_stopped(spec: ClusterSpec, commands: FakeCommands) -> None:
     commands.behaviours["decode-0"] = "refuses"
     commands.behaviours["prefill-0"] = "never ready"
@@ -182,3 +172,31 @@ async def test_a_taken_port_stops_it_before_any_process(spec: ClusterSpec, comma
             await LocalCluster(spec.replace(http=taken), commands=commands).start()
     assert caught.value.field == "http"
     assert commands.events() == []
+
+
+def test_an_unknown_host_is_found_before_the_start() -> None:
+    with pytest.raises(ConfigError, match="not a host"):
+        check_free("no such host:0", "http")
+
+
+async def test_a_reserved_address_goes_to_the_server_that_names_it_and_to_nobody_else() -> None:
+    with reserved_address() as address:
+        port = int(address.rpartition(":")[2])
+        others = [socket.create_server(("127.0.0.1", 0)) for _ in range(200)]
+        assert port not in {other.getsockname()[1] for other in others}
+        for other in others:
+            other.close()
+        server = RpcServer(address, lambda _: None, ())
+        await server.start()
+        assert server.address == address
+        await server.stop()
+
+
+def test_every_cluster_has_a_key_of_its_own() -> None:
+    one, other = cluster_environment(loopback=True), cluster_environment(loopback=False)
+    assert one["TANDEM_WORKER_FLEET_KEY"] == one["TANDEM_KVSTORE_FLEET_KEY"] != other["TANDEM_WORKER_FLEET_KEY"]
+
+
+def test_ucx_keeps_to_loopback_where_all_parts_are_there() -> None:
+    assert cluster_environment(loopback=True)["UCX_NET_DEVICES"] == "lo"
+    assert "UCX_NET_DEVICES" not in cluster_environment(loopback=False)

@@ -103,13 +103,6 @@ def test_a_worker_is_pinned_to_its_cores_with_its_number_of_threads() -> None:
     assert flags["--kvstore"] == "127.0.0.1:9"
 
 
-def test_a_mode_that_is_not_asked_for_is_left_to_the_environment() -> None:
-    plain, deterministic = (worker_flags(ClusterSpec(model=Path("m"), deterministic=on))[0] for on in (False, True))
-    assert "--deterministic" not in plain
-    flags = [word for pair in deterministic.items() for word in pair]
-    assert load_settings(WorkerSettings, flags).deterministic
-
-
 def test_every_option_that_a_service_shares_reaches_it() -> None:
     spec = ClusterSpec(
         model=Path("m"), dtype="bf16", kv_dtype="fp32", num_kv_blocks=7, max_model_len=99, deterministic=True,
@@ -168,11 +161,6 @@ def test_every_process_of_a_worker_has_a_gpu_of_its_own() -> None:
     assert dealt(device="cuda:0,1,2", tp=2) == [("cuda:0,1", "0.45"), ("cuda:2,0", "0.45")]
 
 
-def test_too_few_gpus_for_a_worker_are_named_with_what_it_takes() -> None:
-    with pytest.raises(ConfigError, match="names 2 GPUs, and a worker of tp 2 times pp 2 takes 4"):
-        ClusterSpec(model=Path("m"), device="cuda:0,1", tp=2, pp=2)
-
-
 def test_one_gpu_is_divided_among_all_workers_without_passing_its_share() -> None:
     spec = ClusterSpec(model=Path("m"), num_prefill=1, num_decode=2, device="cuda", gpu_memory=1.0)
     flags = worker_flags(spec)
@@ -187,15 +175,6 @@ def test_workers_on_the_cpu_are_told_no_share() -> None:
     flags = worker_flags(ClusterSpec(model=Path("m")))
     assert [item["--device"] for item in flags] == ["cpu", "cpu"]
     assert all("--gpu-memory" not in item for item in flags)
-
-
-def test_a_collocated_router_is_given_decode_workers_alone() -> None:
-    spec = ClusterSpec(model=Path("m"), mode="collocated", num_prefill=0, num_decode=2)
-    workers = {"prefill": {}, "decode": {"decode-0": "127.0.0.1:1", "decode-1": "127.0.0.1:2"}}
-    command = list(TandemCommands(spec).router(workers, "127.0.0.1:9"))  # type: ignore[arg-type]
-    assert "--prefill" not in command
-    assert command[command.index("--decode") + 1] == "decode-0=127.0.0.1:1,decode-1=127.0.0.1:2"
-    assert command[command.index("--mode") + 1] == "collocated"
 
 
 def test_several_store_nodes_have_a_name_and_a_folder_each() -> None:
@@ -214,12 +193,6 @@ def test_several_store_nodes_have_a_name_and_a_folder_each() -> None:
 def commands(spec: ClusterSpec) -> list[list[str]]:
     made, plan = TandemCommands(spec), WorkerPlan("decode", "decode-0", CoreShare((), 1))
     return [list(made.kvstore("h:1", "redis://")), list(made.worker(plan, "h:1")), list(made.router({}, "h:1"))]
-
-
-def test_all_services_log_json_where_the_spec_says_so_and_as_they_are_set_otherwise() -> None:
-    spec = ClusterSpec(model=Path("m"))
-    assert all(command[-2:] == ["--log-format", "json"] for command in commands(spec.replace(log_format="json")))
-    assert all("--log-format" not in command for command in commands(spec))
 
 
 def test_a_group_gets_the_cores_of_all_its_processes() -> None:

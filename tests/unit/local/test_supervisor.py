@@ -1,4 +1,4 @@
-"""Parts that die come back on their own addresses, or are given up, while the rest goes on."""
+"""Parts of a local cluster that die or hang come back, at a bounded pace."""
 
 from __future__ import annotations
 
@@ -15,11 +15,9 @@ from services.local import supervisor as supervisor_module
 from services.local.cluster import LocalCluster
 from services.local.parts import IndexPart
 from services.local.spec import ClusterSpec
-from services.local.supervisor import Change, Died, Restarted, Supervisor
+from services.local.supervisor import FIRST_DELAY_S, JITTER, WINDOW_S, Change, Died, Restarted, Restarts, Supervisor
 from tests.unit.local.fakes import FakeCommands
 from tests.unit.local.processes import wait_for_end
-
-pytestmark = pytest.mark.slow
 
 DEADLINE_S = 300.0
 
@@ -33,6 +31,7 @@ async def change(cluster: LocalCluster) -> Change:
     return await asyncio.wait_for(cluster.next_change(), DEADLINE_S)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["kvstore", "prefill-0", "decode-0", "router"])
 async def test_a_service_comes_back_with_its_command_and_its_log(
     supervised: ClusterSpec, commands: FakeCommands, name: str
@@ -54,6 +53,7 @@ async def test_a_service_comes_back_with_its_command_and_its_log(
         assert all(child.returncode is None for child in others)
 
 
+@pytest.mark.slow
 async def test_the_index_comes_back_under_its_url(supervised: ClusterSpec, commands: FakeCommands) -> None:
     async with LocalCluster(supervised, commands=commands) as cluster:
         pid = cluster.index_pid
@@ -65,6 +65,7 @@ async def test_the_index_comes_back_under_its_url(supervised: ClusterSpec, comma
     assert not commands.index_is_there()
 
 
+@pytest.mark.slow
 async def test_the_third_death_in_a_minute_is_reported_and_the_rest_serves(
     supervised: ClusterSpec, commands: FakeCommands
 ) -> None:
@@ -84,6 +85,7 @@ async def test_the_third_death_in_a_minute_is_reported_and_the_rest_serves(
         assert logged.count("decode-0 ended") == 3
 
 
+@pytest.mark.slow
 async def test_a_start_that_fails_counts_as_a_death(supervised: ClusterSpec, commands: FakeCommands) -> None:
     commands.behaviours["prefill-0"] = "starts once"
     async with LocalCluster(supervised, commands=commands) as cluster:
@@ -95,6 +97,7 @@ async def test_a_start_that_fails_counts_as_a_death(supervised: ClusterSpec, com
         assert deaths[2].again_in_s is None
 
 
+@pytest.mark.slow
 async def test_a_stop_while_a_part_starts_again_leaves_no_process(
     supervised: ClusterSpec, commands: FakeCommands
 ) -> None:
@@ -121,6 +124,7 @@ class Hanging:
         self._num_answers = num_answers
         self._killed = asyncio.Event()
         self.num_starts = 0
+        self.num_probes = 0
 
     async def restart(self) -> None:
         self._killed.clear()
@@ -132,6 +136,7 @@ class Hanging:
         return "SIGKILL"
 
     async def answers(self) -> bool:
+        self.num_probes += 1
         self._num_answers -= 1
         return self._num_answers >= 0
 
@@ -144,6 +149,7 @@ def quick_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor_module, "PROBE_INTERVAL_S", 0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_probes")
 async def test_a_part_that_no_longer_answers_is_killed_and_started_again() -> None:
     changes: asyncio.Queue[Change] = asyncio.Queue()
@@ -158,6 +164,7 @@ async def test_a_part_that_no_longer_answers_is_killed_and_started_again() -> No
     await supervisor.close()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_probes")
 @pytest.mark.parametrize(("num_answers", "restart"), [(0, True), (2, False)])
 async def test_what_never_answered_or_is_only_watched_is_left_alone(num_answers: int, restart: bool) -> None:
@@ -166,9 +173,11 @@ async def test_what_never_answered_or_is_only_watched_is_left_alone(num_answers:
     supervisor.start([part])
     await asyncio.sleep(0.3)
     assert part.num_starts == 0
+    assert (part.num_probes > 0) == restart
     await supervisor.close()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_probes")
 async def test_a_launcher_that_was_stopped_itself_kills_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its clock has moved on by more than the time-out between two rounds, and every second probe is lost by it."""
@@ -191,6 +200,7 @@ async def test_a_launcher_that_was_stopped_itself_kills_nobody(monkeypatch: pyte
     await supervisor.close()
 
 
+@pytest.mark.slow
 async def test_an_index_that_is_stopped_does_not_answer(spec: ClusterSpec, commands: FakeCommands) -> None:
     async with LocalCluster(spec, commands=commands) as cluster:
         part = IndexPart(cluster._index)  # type: ignore[arg-type]
@@ -202,3 +212,20 @@ async def test_an_index_that_is_stopped_does_not_answer(spec: ClusterSpec, comma
         part.kill()
         assert await part.ended() == "SIGKILL"
         assert not await part.answers()
+
+
+def test_three_deaths_in_a_minute_are_the_end() -> None:
+    restarts = Restarts(lambda: 0.0)
+    assert restarts.on_death(0.0) == FIRST_DELAY_S
+    assert restarts.on_death(10.0) == 2 * FIRST_DELAY_S
+    assert restarts.on_death(WINDOW_S - 0.1) is None
+
+
+def test_deaths_that_lie_apart_cost_the_first_pause_each_time() -> None:
+    restarts = Restarts(lambda: 0.0)
+    assert [restarts.on_death(number * WINDOW_S) for number in range(10)] == [FIRST_DELAY_S] * 10
+
+
+@pytest.mark.parametrize("drawn", [0.0, 0.5, 0.999])
+def test_parts_that_die_together_do_not_start_together(drawn: float) -> None:
+    assert Restarts(lambda: drawn).on_death(0.0) == FIRST_DELAY_S * (1 + JITTER * drawn)

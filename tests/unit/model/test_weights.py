@@ -1,9 +1,12 @@
-"""Loading safetensors: every fault has a name, and the fingerprint sees the content alone."""
+"""Weights: shards, headers, dtypes, fingerprints, and what of them a rank reads."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +19,10 @@ from shared.model.checkpoints import write_random_checkpoint
 from shared.model.config.model_config import ModelConfig
 from shared.model.decoder import Decoder
 from shared.model.layers.parameters import DecoderParameters
+from shared.model.ranks.shard import Degrees, Shard
+from shared.model.ranks.shard_weights import allocate_shard, load_shard
 from shared.model.weights.loader import fingerprint, load_weights
+from tests.integration.engine.families import EXPERTS
 
 
 def _views(folder: Path, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
@@ -193,3 +199,55 @@ def test_fingerprint_samples_head_middle_and_tail_of_a_large_tensor(tmp_path: Pa
         save_file({"a": values}, tmp_path / "model.safetensors")
         seen.add(fingerprint(tmp_path, "float32"))
     assert len(seen) == 4
+
+
+def test_tensors_that_no_rank_reads_are_no_fault(tmp_path: Path) -> None:
+    """Layers behind the decoder's own, which predict further."""
+    extra = {**EXPERTS["deepseek-v3"][1], "num_nextn_predict_layers": 0}
+    sizes = {"num_heads": 4, "num_kv_heads": 4}
+    write_random_checkpoint(tmp_path, "DeepseekV3ForCausalLM", num_layers=3, extra_config=extra, **sizes)
+    content = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(
+        json.dumps({**content, "num_hidden_layers": 2, "num_nextn_predict_layers": 1})
+    )
+    shard = Shard(ModelConfig.load(tmp_path), Degrees(2), 1)
+    load_shard(tmp_path, shard, allocate_shard(shard, torch.float32))
+
+
+def test_a_file_that_is_cut_off_is_named(tmp_path: Path) -> None:
+    config = write_random_checkpoint(tmp_path, "LlamaForCausalLM", num_layers=1, num_heads=4, num_kv_heads=2)
+    shard = Shard(config, Degrees(2), 0)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ModelLoadError, match="truncated"):
+        load_shard(tmp_path, shard, allocate_shard(shard, torch.float32))
+
+
+_MODES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+_PROGRAM = """
+import torch
+from pathlib import Path
+from shared.model.decoder import Decoder
+
+decoder = Decoder.load(Path("models/demo"), torch.float32, "cpu")
+kept = torch.ones(16 << 20)
+print(next(line.split()[1] for line in open("/proc/self/smaps_rollup") if line.startswith("AnonHugePages")))
+"""
+
+
+def huge_kib(**environment: str) -> int:
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM], env={**os.environ, **environment}, capture_output=True, text=True, check=True
+    )
+    return int(done.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not _MODES.exists() or "[madvise]" not in _MODES.read_text(),
+    reason="the system gives large pages to all or to none",
+)
+def test_large_tensors_lie_on_large_pages_unless_the_environment_says_no():
+    assert huge_kib() >= 32 << 10
+    assert huge_kib(THP_MEM_ALLOC_ENABLE="0") == 0

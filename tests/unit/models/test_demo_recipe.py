@@ -8,13 +8,12 @@ from jinja2 import Environment
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from models.recipe.chat import BOS, EOS, TEMPLATE, Dialogues, Message, render
-from models.recipe.corpus import Chapter, RecipeError, fetch, plain_text
-from models.recipe.data import Rows, split
+from models.recipe.chat import BOS, EOS, TEMPLATE, Message, render
+from models.recipe.corpus import Chapter
+from models.recipe.data import Rows, split, train_tokenizer
 from models.recipe.export import as_shipped, write_config, write_weights
 from models.recipe.network import Llama, Shape
-from models.recipe.optim import Optimizer, orthogonalise
-from models.recipe.vocabulary import token_id, train_tokenizer
+from models.recipe.optim import Optimizer
 
 pytestmark = pytest.mark.slow
 
@@ -37,22 +36,6 @@ def tokenizer() -> Tokenizer:
     return train_tokenizer((chapter.text for chapter in CHAPTERS), 320)
 
 
-def test_osis_notes_titles_and_tags_leave_plain_text() -> None:
-    osis = (
-        '<div type="x-milestone" subType="x-preverse" sID="pv1"/><div sID="gen2" type="x-p"/>'
-        '<title type="x">Heading</title><w lemma="strong:H0430">God</w><note placement="foot">or, '
-        "<rdg>x</rdg> Elohim</note><w>said</w>, “<w>Let</w> there be light,” and it wasn’t dark . "
-        '<div eID="gen2" type="x-p"/>'
-    )
-    assert plain_text(osis) == '\nGod said, "Let there be light," and it wasn\'t dark.'
-
-
-def test_missing_apt_is_said_plainly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(RecipeError, match="apt-get not found"):
-        fetch(tmp_path)
-
-
 def test_render_is_what_the_chat_template_renders() -> None:
     messages = [Message("system", "Be brief."), Message("user", " Hello "), Message("assistant", "Yes.")]
     plain = [{"role": m.role, "content": m.content} for m in messages]
@@ -60,35 +43,11 @@ def test_render_is_what_the_chat_template_renders() -> None:
     assert template.render(messages=plain, bos_token=BOS, eos_token=EOS) == render(messages)
 
 
-def test_dialogues_repeat_for_a_seed_and_alternate_roles() -> None:
-    first, second = Dialogues(CHAPTERS, 3), Dialogues(CHAPTERS, 3)
-    for _ in range(50):
-        dialogue = first.draw()
-        assert dialogue == second.draw()
-        roles = [m.role for m in dialogue if m.role != "system"]
-        assert roles in (["user", "assistant"], ["user", "assistant"] * 2)
-        assert all(m.content for m in dialogue)
-
-
-def test_names_are_found_without_a_list() -> None:
-    assert Dialogues(CHAPTERS, 0).names == ["Hiram"]
-
-
 def test_split_shares_no_chapter() -> None:
     parts = split(CHAPTERS)
     assert {c.title for c in parts.train}.isdisjoint(c.title for c in parts.held_out)
     assert len(parts.train) + len(parts.held_out) == len(CHAPTERS)
     assert len(parts.held_out) == 1
-
-
-def test_rows_start_with_bos_and_repeat_for_a_seed(tokenizer: Tokenizer) -> None:
-    first = Rows(tokenizer, CHAPTERS, 0.3, seed=1).batches(4, 64)
-    second = Rows(tokenizer, CHAPTERS, 0.3, seed=1).batches(4, 64)
-    for _ in range(5):
-        batch = next(first)
-        assert batch.shape == (4, 65)
-        assert (batch[:, 0] == token_id(tokenizer, BOS)).all()
-        assert torch.equal(batch, next(second))
 
 
 def test_network_matches_transformers_on_the_exported_checkpoint(tmp_path: Path) -> None:
@@ -105,31 +64,6 @@ def test_network_matches_transformers_on_the_exported_checkpoint(tmp_path: Path)
     ids = torch.randint(0, 96, (2, 40))
     with torch.inference_mode():
         torch.testing.assert_close(network(ids), oracle(ids).logits, atol=2e-5, rtol=1e-4)
-
-
-def test_oversized_weights_are_not_written(tmp_path: Path) -> None:
-    network = Llama(Shape(vocab_size=9000))
-    with pytest.raises(ValueError, match="more than 8000000"):
-        write_weights(network, tmp_path)
-    assert not (tmp_path / "model.safetensors").exists()
-
-
-@pytest.mark.parametrize("shape", [(32, 48), (48, 32), (32, 32)])
-def test_orthogonalised_update_has_singular_values_near_one(shape: tuple[int, int]) -> None:
-    torch.manual_seed(0)
-    values = torch.linalg.svdvals(orthogonalise(torch.randn(shape)))
-    assert values.min() > 0.3
-    assert values.max() < 1.3
-
-
-def test_schedule_warms_up_holds_and_decays() -> None:
-    torch.manual_seed(0)
-    optimizer = Optimizer(Llama(Shape(vocab_size=32, hidden_size=32, num_heads=2, num_kv_heads=1)), steps=1000)
-    factors = [optimizer.factor(step) for step in range(1000)]
-    assert factors[0] == pytest.approx(0.05)
-    assert factors[20] == factors[400] == 1.0
-    assert factors[20:] == sorted(factors[20:], reverse=True)
-    assert factors[-1] == pytest.approx(0.02)
 
 
 def test_a_few_steps_lower_the_loss(tokenizer: Tokenizer) -> None:

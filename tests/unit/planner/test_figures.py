@@ -1,4 +1,4 @@
-"""From pages and statuses to observations; which Pods go first."""
+"""What the planner reads: figures of the pools, and what they say of a worker."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from services.planner.executor import choose_victims
 from services.planner.figures.observer import Observer, Reading
 from services.planner.figures.page import Page, share_above
 from services.planner.figures.sources import RouterFigures
+from services.planner.policy.config import PlannerConfig, PoolLimits
+from services.planner.policy.need import DecodePace
+from services.planner.policy.planner import Governor
 from shared.errors import Internal
 from shared.rpc.convert import step_times_to_proto
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
@@ -165,3 +168,74 @@ tandem_request_output_tokens_count {count}
     assert (worker.name, worker.times, worker.max_num_seqs, worker.max_step_tokens) == ("d-0", STEPS, 64, 512)
     assert (worker.num_total_blocks, seen.block_size, worker.num_decoding) == (100, 32, 0)
     assert (seen.prefill.replicas, seen.prefill.num_ready, seen.decode.num_ready) == (0, 0, 1)
+
+
+TICK_S = 10.0
+NOISE = 0.1  # requests/s
+SIZE, LESS = 3, 2
+
+
+def size_after(rates: list[float], begin_s: float = 0.0, governor: Governor | None = None) -> int:
+    """Of a pool of SIZE that needs LESS at every rate."""
+    governor, size = governor or Governor(PlannerConfig(), PoolLimits()), SIZE
+    for number, rate in enumerate(rates):
+        now_s = begin_s + number * TICK_S
+        wanted, _ = governor.propose(now_s, size, LESS, LESS, LESS, rate, NOISE)
+        governor.moved(now_s, wanted - size)
+        size = wanted
+    return size
+
+
+def grown() -> Governor:
+    """Its pool has just grown to SIZE, an hour after the start."""
+    governor = Governor(PlannerConfig(), PoolLimits())
+    governor.propose(0.0, LESS, LESS, LESS, LESS, 2.0, NOISE)
+    governor.moved(3600.0, SIZE - LESS)
+    return governor
+
+
+def test_a_size_of_the_first_minutes_is_corrected_at_the_same_load():
+    assert size_after([2.0] * 60) == LESS
+
+
+@pytest.mark.parametrize(("rates", "size"), [([2.0] * 300, SIZE), ([2.0] * 100 + [1.75] * 200, SIZE)])
+def test_later_noise_gives_no_worker_back(rates, size):
+    assert size_after(rates, 3600.0, grown()) == size
+
+
+def test_a_load_that_has_surely_fallen_does():
+    assert size_after([2.0] * 100 + [1.65] * 20, 3600.0, grown()) == LESS
+
+
+CONFIG = PlannerConfig(tpot_s=0.05, decode_sequences=20.0)
+STEP_TIMES = StepTimes(3e-3, 4e-3, 0.4e-3, 0.2e-3, 1e-6, 0.1e-6)
+
+
+def seen_at(batch: float, tpot_s: float, *steps: StepTimes) -> DecodePace:
+    pace = DecodePace(CONFIG)
+    pace.observe(batch, tpot_s, 1000, 10.0)
+    pace.measured(steps, 500.0)
+    return pace
+
+
+def test_without_reported_steps_the_target_is_reached_at_the_configured_number():
+    pace = seen_at(10, 0.030)
+    assert [pace.at(batch) for batch in (10, 15, 20)] == pytest.approx([0.030, 0.040, 0.050])
+
+
+def test_reported_steps_say_how_much_longer_a_step_of_a_larger_batch_is():
+    pace = seen_at(8, 0.012, STEP_TIMES)
+    longer = STEP_TIMES.decode_step_s(32, 32 * 500) - STEP_TIMES.decode_step_s(8, 8 * 500)
+    assert pace.at(8) == pytest.approx(0.012)
+    assert pace.at(32) == pytest.approx(0.012 + longer)
+    assert pace.at(31) < pace.at(31.5) < pace.at(32)
+    assert pace.at(0.5) >= 0.006, "no less than half of what was seen"
+
+
+def test_workers_that_differ_count_in_the_mean_and_reports_that_stop_are_kept():
+    slow = StepTimes(3e-3, 4e-3, 0.4e-3, 1.2e-3, 1e-6, 0.1e-6)
+    alone = [seen_at(8, 0.012, steps).at(24) for steps in (STEP_TIMES, slow)]
+    both = seen_at(8, 0.012, STEP_TIMES, slow)
+    assert both.at(24) == pytest.approx(sum(alone) / 2)
+    both.measured((), 0.0)
+    assert both.at(24) == pytest.approx(sum(alone) / 2)

@@ -62,15 +62,6 @@ def play(
     return changes
 
 
-@given(st.floats(0.5, 25.0), st.integers(0, 3))
-@settings(max_examples=15, deadline=None)
-def test_constant_load_changes_nothing_after_the_first_size(rate, extra):
-    planner = Planner(CONFIG)
-    settled = play(planner, [rate] * 130, Pair(1 + extra, 1 + extra))
-    last = settled[-1][1].target if settled else Pair(1 + extra, 1 + extra)
-    assert play(planner, [rate] * 150, last, begin_s=130 * TICK_S) == []
-
-
 @pytest.mark.parametrize("seed", range(2))
 def test_a_poisson_process_of_constant_rate_changes_nothing(seed):
     rng, planner = np.random.default_rng(seed), Planner(CONFIG)

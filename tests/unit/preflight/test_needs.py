@@ -1,14 +1,24 @@
-"""What is looked at follows from the settings that the component would start with."""
+"""What a component needs: its model, memory, ports and disk."""
 
 from __future__ import annotations
 
+import contextlib
+import shutil
+import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from services.preflight.component import Component
+from services.preflight.finding import Level
+from services.preflight.limits import check_disk, check_ports, check_shm
+from services.preflight.machine import Machine
+from services.preflight.model_folder import EngineNeed, check_tokenizer, check_weights
 from services.preflight.needs import Overrides, needs_of
 from shared.errors import ConfigError, InvalidRequest
+from shared.model.checkpoints import write_random_checkpoint
+from tests.unit.preflight.trees import add
 
 DEMO = Path("models/demo")
 
@@ -59,3 +69,111 @@ def test_what_the_component_would_refuse_is_refused() -> None:
         needs_of(Component.WORKER, Overrides(model=DEMO), ["--gpu-memory", "2"], DEMO)
     with pytest.raises(InvalidRequest, match="--component"):
         needs_of(Component.ALL, Overrides(), ["--model", "x"], DEMO)
+
+
+def test_shared_memory_is_measured(tmp_path: Path) -> None:
+    assert "free" in check_shm(Machine()).text
+    missing = check_shm(Machine(tmp_path))
+    assert missing.level is Level.FAIL
+    assert "emptyDir" in missing.fix
+
+
+def test_a_port_that_is_taken_is_named_with_its_setting() -> None:
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        bind = f"127.0.0.1:{listener.getsockname()[1]}"
+        finding = check_ports({"http": bind, "grpc": "127.0.0.1:0"})
+    assert finding.level is Level.FAIL
+    assert f"http {bind}: Address already in use" in finding.text
+    assert "grpc" not in finding.text
+    assert check_ports({"http": bind}).level is Level.OK
+
+
+def test_an_address_that_is_not_this_machines_is_a_failure() -> None:
+    assert check_ports({"http": "192.0.2.1:8000"}).level is Level.FAIL
+    assert check_ports({"http": "nonsense"}).level is Level.FAIL
+
+
+def test_a_disk_tier_may_not_be_larger_than_its_volume(tmp_path: Path) -> None:
+    assert check_disk(tmp_path / "tier", 1 << 20).level is Level.OK
+    assert check_disk(tmp_path / "tier", 1 << 60).level is Level.FAIL
+    (tmp_path / "file").write_text("")
+    assert check_disk(tmp_path / "file", 1).level is Level.FAIL
+
+
+def test_the_cgroup_bounds_the_memory(tmp_path: Path) -> None:
+    add(tmp_path, "/sys/fs/cgroup/memory.max", "1000000")
+    add(tmp_path, "/sys/fs/cgroup/memory.current", "400000")
+    assert Machine(tmp_path).free_memory_bytes() == 600_000
+    add(tmp_path, "/sys/fs/cgroup/memory.max", "max")
+    assert Machine(tmp_path).free_memory_bytes() > 1_000_000
+
+
+TOKEN_BYTES = 2 * 2 * 2 * 8 * 4  # layers, K and V, heads, head_dim, fp32
+
+
+@pytest.fixture
+def need(tmp_path: Path) -> EngineNeed:
+    write_random_checkpoint(tmp_path / "model", max_position_embeddings=512)
+    return EngineNeed(tmp_path / "model", "cpu", 0.9, "fp32", "auto", 0, 0, 16)
+
+
+def test_a_whole_model_that_fits_is_described(need: EngineNeed) -> None:
+    finding = check_weights(need, 1 << 30)
+    assert finding.level is Level.OK
+    assert "LlamaForCausalLM" in finding.text
+    assert f"KV {TOKEN_BYTES} B a token" in finding.text
+
+
+def test_memory_for_the_weights_alone_is_not_enough(need: EngineNeed) -> None:
+    finding = check_weights(need, 1000)
+    assert finding.level is Level.FAIL
+    assert "do not fit" in finding.text
+
+
+def test_a_host_of_a_group_needs_room_for_its_part_alone(need: EngineNeed) -> None:
+    weights = (need.model / "model.safetensors").stat().st_size
+    need = replace(need, max_model_len=32)
+    memory = weights // 2 + 32 * TOKEN_BYTES
+    assert memory < weights
+    assert check_weights(need, memory).level is Level.FAIL
+    finding = check_weights(replace(need, num_hosts=2), memory)
+    assert finding.level is Level.OK
+    assert "for one of 2 hosts' parts" in finding.text
+
+
+def test_room_for_short_sequences_alone_is_a_warning(need: EngineNeed) -> None:
+    weights = (need.model / "model.safetensors").stat().st_size
+    finding = check_weights(need, weights + 5 * 16 * TOKEN_BYTES)
+    assert finding.level is Level.WARN
+    assert "of 512 tokens" in finding.text
+    assert check_weights(replace(need, max_model_len=32), weights + 5 * 16 * TOKEN_BYTES).level is Level.OK
+
+
+@pytest.mark.parametrize("cut", [4, -100])
+def test_a_file_that_was_cut_off_is_named(need: EngineNeed, cut: int) -> None:
+    file = need.model / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:cut])
+    finding = check_weights(need, 1 << 30)
+    assert finding.level is Level.FAIL
+    assert "model.safetensors is corrupt or truncated" in finding.text
+
+
+def test_a_tensor_that_is_missing_is_named(need: EngineNeed, tmp_path: Path) -> None:
+    write_random_checkpoint(tmp_path / "small", num_layers=1)
+    shutil.copy(tmp_path / "small/model.safetensors", need.model)
+    finding = check_weights(need, 1 << 30)
+    assert finding.level is Level.FAIL
+    assert "is missing from the checkpoint: model.layers.1" in finding.text
+
+
+def test_a_folder_that_is_not_there_is_a_failure(need: EngineNeed, tmp_path: Path) -> None:
+    finding = check_weights(replace(need, model=tmp_path / "nowhere"), None)
+    assert finding.level is Level.FAIL
+    assert "No such file" in finding.text
+
+
+def test_a_router_reads_the_tokenizer(need: EngineNeed) -> None:
+    assert check_tokenizer(DEMO).level is Level.OK
+    finding = check_tokenizer(need.model)
+    assert finding.level is Level.FAIL
+    assert "tokenizer.json is missing" in finding.text

@@ -1,6 +1,10 @@
-"""The router's settings say what is wrong with a bad value."""
+"""The router's settings, and that its core loads neither edge nor views."""
 
 from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -93,3 +97,18 @@ def test_workers_that_cannot_be_are_refused_by_the_name_of_the_setting(flags, fi
     assert wrong.value.field == field
     if "--workers-file" in flags and "--discovery" not in flags:
         assert "workers_file" in wrong.value.message
+
+
+ROUTER = Path(__file__).parents[3] / "services" / "router"
+
+
+@pytest.mark.parametrize("room", ["admission", "placement", "workers", "dispatch"])
+def test_the_core_loads_neither_the_edge_nor_the_views(room: str) -> None:
+    names = [f"services.router.{room}.{file.stem}" for file in sorted((ROUTER / room).glob("*.py"))]
+    assert names
+    program = (
+        f"import importlib, sys\nfor name in {names!r}: importlib.import_module(name)\n"
+        "print([name for name in sys.modules if name.startswith(('services.router.views', 'services.router.edge'))])"
+    )
+    found = subprocess.run((sys.executable, "-c", program), capture_output=True, text=True, check=True).stdout
+    assert found.strip() == "[]"

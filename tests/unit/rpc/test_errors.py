@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.errors import InvalidRequest, Overloaded, TandemError, TransferFailed, brief_bytes
-from shared.kv.handoff.receiving import MemoryLost
+from shared.kv.handoff.receive_handoff import MemoryLost
 from shared.rpc.errors import ERROR_TRAILER, STATUS_TRAILER, abort, answer, from_proto, in_trailers, to_proto
 from shared.rpc.pb.tandem.v1 import types_pb2
 

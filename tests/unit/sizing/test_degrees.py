@@ -19,7 +19,6 @@ from shared.sizing.memory import room
 from shared.sizing.roofline import STEP_OVERHEAD_S, roofline, step_times
 from shared.sizing.shapes import (
     DEEPSEEK_V3,
-    LLAMA_3_8B,
     LLAMA_3_70B,
     MIXTRAL_8X7B,
     NAMED_MODELS,
@@ -137,14 +136,6 @@ def test_bubbles_by_hand():
     works = [StepWork(num_chunk_tokens=tokens, num_chunks=count) for count in (1, 4)]
     prompts = [(times.step_s(work) - times.fixed_s - times.pass_s) / (tokens * times.token_s) for work in works]
     assert prompts == pytest.approx([1.0, 7 / 16]), "prompts of one step follow each other through the stages"
-
-
-def test_kv_heads_are_held_several_times_and_latents_by_all_ranks_of_a_stage():
-    assert LLAMA_3_8B.kv_bytes_per_gpu(16, "bf16") == LLAMA_3_8B.kv_bytes_per_gpu(8, "bf16")
-    assert LLAMA_3_8B.kv_bytes_per_gpu(16, "bf16", 2) == LLAMA_3_8B.kv_bytes_per_gpu(8, "bf16") / 2
-    all_layers = DEEPSEEK_V3.kv_bytes_per_gpu(1, "bf16")
-    assert DEEPSEEK_V3.kv_bytes_per_gpu(16, "bf16") == all_layers
-    assert DEEPSEEK_V3.kv_bytes_per_gpu(16, "bf16", 2) == pytest.approx(all_layers * 31 / 61)
 
 
 def test_whole_experts_take_the_memory_of_split_ones_where_they_divide():

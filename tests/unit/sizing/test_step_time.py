@@ -1,15 +1,29 @@
-"""The form of a step's time: inequalities that hold for any coefficients, and the largest chunk by it."""
+"""The model of step times: its form, its fit, and files of it."""
 
 from __future__ import annotations
 
-from dataclasses import fields
+import json
+import math
+from dataclasses import fields, replace
+from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shared.errors import ConfigError
+from shared.sizing.measured_steps import measured
+from shared.sizing.step_fit import (
+    BALANCES,
+    FEWEST_BETWEEN_FITS,
+    MAX_KINDS,
+    MIN_STEPS,
+    MOST_BETWEEN_FITS,
+    StepTimeFit,
+    fitted,
+)
 from shared.sizing.step_time import StepTimes, StepWork, chunk_pairs
-from tests.unit.sizing.steps import step_times, works
+from tests.unit.sizing.steps import drawn_works, step_times, works
 
 
 @given(step_times(), works(), st.integers(0, 4), st.integers(1, 1000))
@@ -52,3 +66,182 @@ def test_every_coefficient_has_its_part():
     times = StepTimes(1.0, 2.0, 10.0, 100.0, 1000.0, 10_000.0, overlap=0.0)
     assert times.step_s(StepWork(3, 5, 7, 11, 1)) == 1 + 2 + 10 * 10 + 3 * 100 + 5 * 1000 + 11 * 10_000
     assert {field.name for field in fields(times)} >= {"fixed_s", "read_s", "token_s", "sequence_s", "kv_s"}
+
+
+TRUTH = StepTimes(
+    fixed_s=3e-3, read_s=16 * 0.4e-3, token_s=0.4e-3, sequence_s=0.15e-3, kv_s=0.75e-6, attention_s=0.12e-6, overlap=0.8
+)
+
+
+def learnt(steps: list[tuple[StepWork, float]], fit: StepTimeFit | None = None) -> StepTimeFit:
+    fit = fit or StepTimeFit()
+    for work, seconds in steps:
+        fit.observe(work, seconds)
+    return fit
+
+
+def errors(times: StepTimes, truth: StepTimes, count: int = 200) -> list[float]:
+    """Relative, in order, over steps that the fit has not seen."""
+    unseen = drawn_works(Random(99), count)
+    return sorted(abs(times.step_s(work) / truth.step_s(work) - 1) for work in unseen)
+
+
+@pytest.mark.parametrize("balance", BALANCES[2:7])
+@pytest.mark.parametrize("overlap", [0.0, 0.5, 1.0])
+def test_coefficients_are_found_again(balance, overlap):
+    truth = replace(TRUTH, read_s=balance * TRUTH.token_s, overlap=overlap)
+    rng = Random(balance)
+    steps = drawn_works(rng, 60) + [StepWork(batch, 64 * batch) for batch in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)]
+    found = fitted(steps, [truth.step_s(work) for work in steps])
+    assert errors(found, truth)[-1] < 0.02
+    for name in ("token_s", "kv_s", "attention_s"):
+        assert getattr(found, name) == pytest.approx(getattr(truth, name), rel=0.05)
+    if overlap:
+        assert found.read_s == pytest.approx(truth.read_s, rel=0.05)
+        assert found.overlap == pytest.approx(overlap, abs=0.1)
+
+
+@given(step_times(), st.integers(0, 1000))
+@settings(max_examples=30, deadline=None)
+def test_noise_of_a_tenth_leaves_most_steps_predicted_within_a_tenth(truth, seed):
+    """Where one term is all of a step and lies between two balances that are tried, a few are a fifth off."""
+    rng = Random(seed)
+    steps = [(work, truth.step_s(work) * rng.uniform(0.9, 1.1)) for work in drawn_works(rng, 400)]
+    found = learnt(steps).times
+    assert found is not None
+    wrong = errors(found, truth)
+    assert wrong[len(wrong) // 2] < 0.10
+    assert wrong[int(0.9 * len(wrong))] < 0.25
+
+
+@given(st.lists(st.tuples(works(), st.floats(1e-6, 100)), max_size=60), step_times() | st.none())
+@settings(max_examples=60, deadline=None)
+def test_no_coefficient_is_negative_whatever_was_measured(steps, prior):
+    times = learnt(steps, StepTimeFit(prior)).times
+    if times is None:
+        assert prior is None
+        return
+    found = (times.fixed_s, times.read_s, times.token_s, times.sequence_s, times.kv_s, times.attention_s)
+    assert all(value >= 0 and math.isfinite(value) for value in found)
+    assert 0 <= times.overlap <= 1
+    assert all(times.step_s(work) >= 0 for work, _ in steps)
+
+
+def test_steps_that_do_both_are_predicted_from_those_that_do_one():
+    alone = [work for work in drawn_works(Random(3), 400) if not (work.num_sequences and work.num_chunks)]
+    found = learnt([(work, TRUTH.step_s(work)) for work in alone]).times
+    assert found is not None
+    both = [work for work in drawn_works(Random(4), 200) if work.num_sequences and work.num_chunks]
+    assert max(abs(found.step_s(work) / TRUTH.step_s(work) - 1) for work in both) < 0.1
+
+
+def test_a_busy_machine_in_every_fifth_step_changes_little():
+    rng = Random(5)
+    works = drawn_works(rng, 600)
+    steps = [(work, TRUTH.step_s(work) * (rng.uniform(1.5, 20) if rng.random() < 0.2 else 1.0)) for work in works]
+    found = learnt(steps).times
+    assert found is not None
+    wrong = errors(found, TRUTH)
+    assert wrong[len(wrong) // 2] < 0.05
+    assert wrong[int(0.9 * len(wrong))] < 0.15
+
+
+def test_a_machine_that_became_slower_is_believed_soon():
+    decode = StepWork(8, 4096)
+    fit = learnt([(work, TRUTH.step_s(work)) for work in drawn_works(Random(6), 300)])
+    fit = learnt([(decode, 3 * TRUTH.step_s(decode))] * (2 * MOST_BETWEEN_FITS), fit)
+    assert fit.times is not None
+    before = TRUTH.step_s(decode)
+    assert fit.times.step_s(decode) > 1.5 * before
+    slower = [(work, 3 * TRUTH.step_s(work)) for work in drawn_works(Random(7), 800)]
+    fit = learnt(slower, fit)
+    wrong = errors(fit.times, replace(
+        TRUTH, fixed_s=3 * TRUTH.fixed_s, read_s=3 * TRUTH.read_s, token_s=3 * TRUTH.token_s,
+        sequence_s=3 * TRUTH.sequence_s, kv_s=3 * TRUTH.kv_s, attention_s=3 * TRUTH.attention_s,
+    ))  # fmt: skip
+    assert wrong[int(0.9 * len(wrong))] < 0.1
+
+
+def test_a_day_of_decode_steps_does_not_push_out_what_prompts_showed():
+    prompt = StepWork().with_chunk(512, 0)
+    fit = learnt([(work, TRUTH.step_s(work)) for work in drawn_works(Random(8), 200)])
+    fit = learnt([(StepWork(n % 32 + 1, 600 * (n % 32 + 1)), TRUTH.decode_step_s(n % 32 + 1, 600 * (n % 32 + 1)))
+                  for n in range(20_000)], fit)  # fmt: skip
+    assert fit.times is not None
+    assert fit.times.step_s(prompt) == pytest.approx(TRUTH.step_s(prompt), rel=0.05)
+
+
+def test_before_anything_was_measured_the_prior_counts_and_then_where_nothing_was():
+    assert StepTimeFit().times is None
+    prior = StepTimes(1e-3, 2e-3, 1e-4, 0.0, 1e-6, 1e-7)
+    assert StepTimeFit(prior).times == prior
+    decode = StepWork(4, 1024)
+    found = learnt([(decode, prior.step_s(decode))] * MIN_STEPS, StepTimeFit(prior)).times
+    assert found is not None
+    prompt = StepWork().with_chunk(512, 0)
+    assert found.step_s(prompt) == pytest.approx(prior.step_s(prompt), rel=0.1)
+
+
+def test_without_a_prior_one_kind_of_step_gives_a_guess_of_the_same_scale_for_others():
+    for scale in (1e-4, 1.0):
+        found = learnt([(StepWork(1, 100), scale)] * MIN_STEPS).times
+        assert found is not None
+        assert found.step_s(StepWork(1, 100)) == pytest.approx(scale, rel=0.05)
+        assert scale <= found.step_s(StepWork().with_chunk(64, 0)) < 100 * scale
+
+
+def test_steps_without_tokens_or_without_a_time_say_nothing():
+    fit = learnt([(StepWork(), 1.0), (StepWork(1, 5), 0.0), (StepWork(1, 5), math.inf), (StepWork(1, 5), math.nan)])
+    assert fit.num_steps == 0
+
+
+def test_what_is_kept_and_how_often_it_is_fitted_is_bounded(monkeypatch):
+    fits = []
+    fit = StepTimeFit()
+    whole = fit._fit
+    monkeypatch.setattr(fit, "_fit", lambda: (fits.append(fit.num_steps), whole()))
+    rng = Random(9)
+    for _ in range(3000):
+        tokens = 1 << rng.randint(0, 12)
+        before = 1 << rng.randint(0, 14)
+        work = StepWork(1 << rng.randint(0, 7), 1 << rng.randint(4, 18), tokens, chunk_pairs(tokens, before), 1)
+        fit.observe(work, TRUTH.step_s(work))
+        assert fit.times is not None or fit.num_steps < MIN_STEPS
+    assert len(fit._kinds) == MAX_KINDS
+    assert len(fits) <= 3000 / FEWEST_BETWEEN_FITS
+    fits.clear()
+    for _ in range(1000):
+        assert learnt([(StepWork(8, 4096), 0.01)], fit).times is not None
+    assert len(fits) <= 2 + 1000 / MOST_BETWEEN_FITS
+
+
+TIMES = {"fixed_s": 1e-3, "read_s": 2e-3, "token_s": 1e-5, "sequence_s": 0.0, "kv_s": 1e-8, "attention_s": 1e-9}
+
+
+def test_coefficients_are_taken_as_they_stand(tmp_path):
+    file = tmp_path / "times.json"
+    file.write_text(json.dumps({"step_times": {**TIMES, "overlap": 0.5}}))
+    assert measured(file) == StepTimes(**TIMES, overlap=0.5)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[1, 2]",
+        "{}",
+        '{"step_times": 3}',
+        json.dumps({"step_times": {"fixed_s": 1.0}}),
+        json.dumps({"step_times": {**TIMES, "warp_s": 1.0}}),
+        json.dumps({"step_times": {**TIMES, "kv_s": -1.0}}),
+        json.dumps({"step_times": {**TIMES, "kv_s": "fast"}}),
+        json.dumps({"step_times": {**TIMES, "read_s": float("inf")}}),
+        json.dumps({"step_times": {**TIMES, "overlap": 1.5}}),
+        json.dumps({"results": [{"name": "prefill 512", "value": 1000.0}]}),
+    ],
+)
+def test_a_file_without_step_times_is_refused(tmp_path, text):
+    file = tmp_path / "times.json"
+    file.write_text(text)
+    with pytest.raises(ConfigError):
+        measured(file)

@@ -13,6 +13,7 @@ from shared.structure import compiler as compiler_module
 from shared.structure.compiler import StructureCompiler
 from shared.structure.grammar_text import MANY_BLANKS
 from shared.structure.structured_output import ReasoningPart, StructuredOutput, StructureKind
+from tests.waiting import DEADLINE_S
 
 POINT = {
     "type": "object",
@@ -203,7 +204,7 @@ def test_what_cannot_be_compiled_is_refused_with_the_reason(compiler, structure,
 def test_an_expression_that_explodes_ends_within_its_limits(compiler, text):
     """Refused, or followed: either way soon. The limits are of work, not of time: no busy machine is their cause."""
     future = compiler.prepare(StructuredOutput(StructureKind.REGEX, text))
-    refusal = future.exception(timeout=60)
+    refusal = future.exception(timeout=DEADLINE_S)
     if refusal is None:
         assert future.result().deep_copy().compute_bitmask()
     else:

@@ -8,6 +8,7 @@ import time
 from shared.telemetry import loop_lag
 from shared.telemetry.loop_lag import PERIOD_S, LoopLag
 from shared.telemetry.metrics import Metrics
+from tests.waiting import DEADLINE_S
 
 
 async def looks(count: int = 2) -> None:
@@ -40,7 +41,7 @@ async def test_what_was_long_ago_is_forgotten(monkeypatch) -> None:
     lag.start()
     compute(0.15)
     await looks(1)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(DEADLINE_S):
         while lag.largest_s()["computing"] >= 0.15:
             await asyncio.sleep(PERIOD_S)
     lag.close()

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from services.worker import session_server
-from services.worker.session_server import EngineProgress
+from services.worker import session
+from services.worker.session import EngineProgress
 from shared.engine.step_counters import StepCounters
 
 
 @pytest.fixture
 def clock(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(session_server.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(session.time, "monotonic", lambda: now[0])
     return now
 
 
@@ -40,4 +40,4 @@ def test_a_process_that_was_stopped_does_not_blame_its_engine(clock):
     progress = EngineProgress(StepCounters(num_turns=7))
     progress.heartbeat()
     clock[0] += 20.0
-    assert progress.heartbeat().since_turn_s == session_server.MAX_GAP_S
+    assert progress.heartbeat().since_turn_s == session.MAX_GAP_S

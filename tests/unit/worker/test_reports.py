@@ -1,12 +1,18 @@
-"""What a worker reports beside its load: which routers share its time, and whether it drains."""
+"""What a worker reports to its routers."""
 
 from __future__ import annotations
 
+import mmap
+import os
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
+
+import psutil
 
 from services.prefill.role import PrefillRole
 from services.worker.session import Session
+from services.worker.telemetry.load import REFRESH_S, ResidentMemory
 from services.worker.worker import Worker
 from shared.engine.messages import Command, SetTargets
 from shared.identity import WorkerRole
@@ -81,3 +87,38 @@ async def test_the_engine_keeps_the_least_target_of_the_routers_unless_the_worke
         worker.on_closed(session)
         own.on_closed(session)
     assert told[2:] == [SetTargets(0.04), SetTargets(0.0)]
+
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def test_the_figure_is_read_again_only_after_a_second(tmp_path: Path) -> None:
+    statm = tmp_path / "statm"
+    statm.write_text("900 70 30 1 0 80 0\n")
+    memory = ResidentMemory(statm)
+    assert memory.num_bytes(5.0) == 70 * PAGE
+    statm.write_text("900 90 30 1 0 80 0\n")
+    assert memory.num_bytes(5.0 + REFRESH_S / 2) == 70 * PAGE
+    assert memory.num_bytes(5.0 + REFRESH_S) == 90 * PAGE
+
+
+def test_a_system_without_the_file_has_no_figure(tmp_path: Path) -> None:
+    memory = ResidentMemory(tmp_path / "statm")
+    assert memory.num_bytes(0.0) is None
+    (tmp_path / "statm").write_text("nonsense\n")
+    assert memory.num_bytes(REFRESH_S) is None
+
+
+def test_memory_that_is_touched_shows() -> None:
+    held = 64 << 20
+    memory = ResidentMemory()
+    before = memory.num_bytes(0.0)
+    with mmap.mmap(-1, held) as touched:  # of its own: what the heap has freed may still be resident
+        for place in range(0, held, PAGE):
+            touched[place] = 1
+        after = memory.num_bytes(REFRESH_S)
+        rss = psutil.Process().memory_info().rss
+    assert before is not None
+    assert after is not None
+    assert after - before > held // 2
+    assert abs(after - rss) < held

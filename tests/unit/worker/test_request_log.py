@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from services.worker.session import attempt_log
+from services.worker.attempt import attempt_log
 
 
 @pytest.mark.parametrize(

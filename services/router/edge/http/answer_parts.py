@@ -16,8 +16,8 @@ from services.router.edge.answer.families import AnswerFormats
 from services.router.edge.answer.reader import AnswerReader, ToolUse
 from services.router.edge.answer.reasoning import Thinking
 from services.router.edge.input_processor import prompt_end
-from services.router.edge.text.output_processor import OutputDelta, OutputFinish, resumed_finish
-from services.router.views.answer import tandem_member
+from services.router.edge.output_stream import OutputDelta, OutputFinish, resumed_finish
+from services.router.views.timings import tandem_member
 from shared.errors import InvalidRequest
 from shared.model.text.tokenizer import Tokenizer
 

@@ -1,17 +1,19 @@
-"""The ASGI application: its routes and middleware."""
+"""The ASGI application: its routes, and what wraps them all: request ids, counts by status, the access log."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.router.edge.access import Access, AccessMiddleware
+from services.router.edge.access import CLIENT_LEFT, NOTE, STATUS, Access
 from services.router.edge.catalog import Catalog
 from services.router.edge.http.anthropic.endpoint import Messages
 from services.router.edge.http.endpoint import Dialect, InferenceEndpoint
@@ -20,14 +22,13 @@ from services.router.edge.http.openai.chat import Chat
 from services.router.edge.http.openai.completions import Completions
 from services.router.edge.http.pages.endpoints import Pages, on_error, on_http_exception
 from services.router.edge.http.pages.live_pages import LivePages
-from services.router.edge.http.request_ids import RequestIds
 from services.router.edge.http.responses.endpoint import Responses
 from services.router.edge.http.tokenization import Tokenization
-from services.router.edge.input_processor import InputProcessor
+from services.router.edge.input_processor import InputProcessor, checked_request_id
 from services.router.edge.settings import EdgeSettings
 from services.router.edge.tenants.auth import ApiKeys
 from services.router.views.cluster_view import ClusterView
-from shared.errors import TandemError
+from shared.errors import InvalidRequest, TandemError
 
 PATHS = (
     *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"),
@@ -35,6 +36,62 @@ PATHS = (
     *("/healthz", "/health", "/ping", "/readyz", "/metrics", "/status"),
 )
 """Those that requests are counted by."""
+
+_REQUEST_ID = b"x-request-id"
+
+
+class AccessMiddleware:
+    """Wraps the whole application. The status comes from `RequestIds`, which sees every message anyway."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begun = time.perf_counter()
+        try:
+            await self._app(scope, receive, send)
+        except Exception:
+            scope[STATUS] = 500
+            raise
+        finally:
+            duration_s = time.perf_counter() - begun
+            status = scope.get(STATUS, CLIENT_LEFT)
+            self._access.http_ended(scope["method"], scope["path"], status, duration_s, scope.get(NOTE))
+
+
+class RequestIds:
+    """Wraps an application; answers that have the header already keep theirs. Notes their status in the scope."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def marked(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                scope[STATUS] = message["status"]
+                headers = message.setdefault("headers", [])
+                if not any(name.lower() == _REQUEST_ID for name, _ in headers):
+                    message["headers"] = [*headers, (_REQUEST_ID, _request_id(scope).encode())]
+            await send(message)
+
+        await self._app(scope, receive, marked)
+
+
+def _request_id(scope: Scope) -> str:
+    try:
+        return checked_request_id(Headers(scope=scope).get("x-request-id", ""))
+    except InvalidRequest:
+        return checked_request_id("")
 
 
 def build_app(

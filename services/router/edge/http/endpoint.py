@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from services.router.dispatch.request import FinishReason, Request, Resume
+from services.router.dispatch.request import Request, Resume
 from services.router.edge.access import NOTE
-from services.router.edge.http.errors import ErrorShape, as_tandem_error
-from services.router.edge.http.openai.parsed_request import BodyWriter, ParsedRequest, StreamWriter
-from services.router.edge.http.openai.schemas import ResumedChoice
-from services.router.edge.http.server.connection import Reply, check_json_size, ended_by_disconnect, read_body
-from services.router.edge.input_processor import CallInfo, InputProcessor, checked_request_id
-from services.router.edge.output_stream import OutputStream
+from services.router.edge.http.bodies import BodyTooLargeError, check_json_size, read_body
+from services.router.edge.http.errors import ErrorShape, as_tandem_error, error_headers
+from services.router.edge.input_processor import CallInfo, InputProcessor, Prompt, PromptOptions, checked_request_id
+from services.router.edge.output_stream import OutputDelta, OutputStream
 from services.router.edge.request_ledger import CallEntry
 from services.router.edge.scheduling import scheduling_hints
 from services.router.edge.settings import EdgeSettings
 from services.router.edge.tenants.auth import ApiKeys, credentials
 from services.router.edge.tenants.rate_limits import Account
-from shared.errors import InvalidRequest, TandemError, WorkerLost
+from shared.engine.sampling_params import SamplingParams
+from shared.errors import Cancelled, InvalidRequest, TandemError, WorkerLost
 from shared.seeds import derived_seed
 
 
@@ -47,6 +48,55 @@ def sub_requests(prompts: Sequence[Request], n: int) -> list[Request]:
     return fanned
 
 
+class StreamWriter(Protocol):
+    """Turns deltas into server-sent events."""
+
+    def events(self, index: int, delta: OutputDelta) -> bytes:
+        """The events for choice `index`'s delta; empty where it brings nothing to send."""
+        ...
+
+    def closing(self) -> bytes:
+        """The events behind the last choice's end, [DONE] included."""
+        ...
+
+
+class BodyWriter(Protocol):
+    """Collects deltas into one JSON body."""
+
+    def add(self, index: int, delta: OutputDelta) -> None:
+        """Takes choice `index`'s next delta."""
+        ...
+
+    def body(self) -> bytes:
+        """The response, once every choice has ended."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedRequest(ABC):
+    """One request to an endpoint. Each endpoint's own subclass knows how to write its replies."""
+
+    prompts: Sequence[Prompt]
+    n: int  # answers a prompt
+    sampling: SamplingParams
+    default_max_tokens: int | None
+    options: PromptOptions
+    priority: int | None  # vLLM's: lower goes first; None: the header's
+    model: str
+    cache_salt: str  # empty: none
+    request_id: str  # empty: the header's, or drawn
+    stream: bool
+    resumed: Sequence[tuple[Resume, int | None]]  # had of each choice, and its seed; empty: none was begun
+
+    @abstractmethod
+    def stream_writer(self, plan: Sequence[Request], request_id: str) -> StreamWriter:
+        """Writes the reply as events; `plan` holds the sub-requests in choice order, `request_id` is the base id."""
+
+    @abstractmethod
+    def body_writer(self, plan: Sequence[Request], request_id: str) -> BodyWriter:
+        """Writes the reply as one body."""
+
+
 class Dialect(Protocol):
     """One of the request shapes."""
 
@@ -58,6 +108,88 @@ class Dialect(Protocol):
     def parse(self, body: bytes) -> ParsedRequest:
         """Raises InvalidRequest naming the field."""
         ...
+
+
+class Reply:
+    """What goes back to the client: one JSON body, or an event stream."""
+
+    def __init__(self, send: Send, request_id: str, errors: ErrorShape) -> None:
+        self._send = send
+        self._errors = errors
+        self.request_id = request_id
+        self.streaming = False
+        """Whether the head of an event stream is out: from then on an error can only be an event."""
+        self.done = False
+        """Whether the reply is complete."""
+
+    async def json(self, body: bytes, status: int = 200, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+        """Sends a complete JSON response."""
+        self.done = True
+        head = [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            (b"x-request-id", self.request_id.encode()),
+        ]
+        await self._send({"type": "http.response.start", "status": status, "headers": head + (headers or [])})
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def open_stream(self) -> None:
+        """Sends the head of an event stream."""
+        self.streaming = True
+        head = [
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),  # reverse proxies: pass every event on at once
+            (b"x-request-id", self.request_id.encode()),
+        ]
+        await self._send({"type": "http.response.start", "status": 200, "headers": head})
+
+    async def events(self, data: bytes, last: bool = False) -> None:
+        """Sends ready-made events; `last` ends the response."""
+        self.done = last
+        await self._send({"type": "http.response.body", "body": data, "more_body": not last})
+
+    async def error(self, error: TandemError) -> None:
+        """Sends an error: by status before the first byte, in mid-stream as the last event (no [DONE])."""
+        if self.done:
+            return
+        if self.streaming:
+            await self.events(self._errors.event(error), last=True)
+        else:
+            headers = error_headers(error)
+            if isinstance(error, BodyTooLargeError):  # the rest of the body is dropped, and nothing can come behind it
+                headers = [*headers, (b"connection", b"close")]
+            await self.json(self._errors.body(error), error.http_status, headers)
+
+
+@contextlib.asynccontextmanager
+async def ended_by_disconnect(receive: Receive, reply: Reply) -> AsyncIterator[None]:
+    """Cancels the body of the `async with` when the client goes away, and raises Cancelled then.
+
+    Needs the request's body to have been read, and no other caller of `receive` meanwhile.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    gone = False
+
+    async def watch() -> None:
+        nonlocal gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        if not reply.done:  # a server says "disconnect" after a complete reply, too
+            gone = True
+            task.cancel()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not gone:
+            raise
+        task.uncancel()
+        raise Cancelled("the client went away") from None
+    finally:
+        watcher.cancel()
 
 
 class InferenceEndpoint:
@@ -163,12 +295,10 @@ class InferenceEndpoint:
                 limit=num_choices,
                 value=len(parsed.resumed),
             )
-        return [await self._resumed(request, had) for request, had in zip(plan, parsed.resumed, strict=True)]
-
-    async def _resumed(self, request: Request, had: ResumedChoice) -> Request:
-        ended = None if had.finish_reason is None else FinishReason(had.finish_reason)
-        resume = Resume(tuple(had.token_ids), had.num_chars, ended)
-        return await self._input_processor.resumed(request, resume, had.seed)
+        return [
+            await self._input_processor.resumed(request, resume, seed)
+            for request, (resume, seed) in zip(plan, parsed.resumed, strict=True)
+        ]
 
 
 async def _stream(

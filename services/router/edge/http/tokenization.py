@@ -11,10 +11,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from services.router.edge.http.anthropic.endpoint import Messages
+from services.router.edge.http.bodies import STRICT, TokenIdList, check_json_size, parse_body, read_body
 from services.router.edge.http.errors import as_tandem_error, error_headers
-from services.router.edge.http.openai.chat_messages import Message, Tool
-from services.router.edge.http.server.connection import check_json_size, read_body
-from services.router.edge.http.validation import STRICT, TokenIdList, parse_body
+from services.router.edge.http.openai.schemas import Message, Tool
 from services.router.edge.input_processor import ChatPrompt, InputProcessor, Prompt, TextPrompt
 from services.router.edge.settings import EdgeSettings
 from services.router.edge.tenants.auth import ApiKeys, credentials

@@ -51,8 +51,9 @@ class TokenBucket:
 
     def take(self, amount: float, now: float) -> None:
         """Takes `amount`, into debt where need be."""
-        self._refill(now)
-        self._level -= amount
+        if self.per_minute:
+            self._refill(now)
+            self._level -= amount
 
     def wait_s(self, needed: float, now: float) -> float:
         """Seconds until the bucket holds `needed`; 0 where it does."""

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from services.router.admission.blocked import Cause
-from services.router.dispatch.record import RequestRecord
-from services.router.dispatch.states import RequestState
+from services.router.dispatch.record import RequestRecord, RequestState
 from services.router.views.timings import (
     NO_SPLIT,
     TtftSplit,
+    decoded_elsewhere_s,
     delivered_at,
     ended_at,
     first_token_at,
@@ -62,7 +62,7 @@ def after_first_token(record: RequestRecord, split: TtftSplit) -> Parts:
     _add(parts, Cause.TRANSFER, shipping)
     left -= shipping
     # Of an answer that was cut its decode worker reports no times: it was decoding.
-    decoding = min(left, record.decode_ms / 1e3) if record.decode_ms else left
+    decoding = min(left, decoded_elsewhere_s(record) + record.decode_ms / 1e3) if record.decode_ms else left
     preempted = min(decoding, record.preempted_ms / 1e3)
     _add(parts, Cause.KV_ROOM, preempted)
     _add(parts, Cause.DECODE_STEP, decoding - preempted)
@@ -86,6 +86,9 @@ _IN_STATE = {
     RequestState.RESUMING: Cause.FAILURE,
     RequestState.RESUMING_HELD: Cause.FAILURE,
     RequestState.DECODING: Cause.DECODE_STEP,
+    RequestState.COPYING: Cause.DECODE_STEP,
+    RequestState.CLOSING_UP: Cause.DECODE_STEP,
+    RequestState.REPEATING: Cause.TRANSFER,
 }
 """What a request that ran out of time was doing."""
 _REFUSALS = (Overloaded.code, Draining.code)
@@ -130,9 +133,6 @@ class Targets:
 
     ttft_s: float = 0.0
     tpot_s: float = 0.0
-
-
-NO_TARGETS = Targets()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from services.router.dispatch.record import RequestRecord
-from services.router.dispatch.states import RequestEvent
+from services.router.dispatch.record import RequestEvent, RequestRecord
 from services.router.views.timings import first_token_at, tpot_s
 from services.router.views.traces.request_spans import request_spans
 from shared.errors import TandemError

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from services.router.dispatch.record import Entry, Failure, RequestRecord
-from services.router.dispatch.states import RequestEvent, RequestState
+from services.router.dispatch.record import Entry, Failure, RequestEvent, RequestRecord, RequestState
 from services.router.placement.decision import Choice
 from shared.telemetry.trace_context import new_span_id
 from shared.telemetry.tracing.span import Span, SpanKind, Value
@@ -25,9 +24,20 @@ _NAMES = {
     RequestState.RESUMING: "resume",
     RequestState.RESUMING_HELD: "resume",
     RequestState.DECODING: "decode",
+    RequestState.COPYING: "copy",
+    RequestState.CLOSING_UP: "close up",
+    RequestState.REPEATING: "repeat",
 }
-_ASKING = (RequestEvent.MATCHING, RequestEvent.PLACED, RequestEvent.SUBMITTED, RequestEvent.SENDER_LOST)
+_ASKING = (
+    RequestEvent.MATCHING,
+    RequestEvent.PLACED,
+    RequestEvent.SUBMITTED,
+    RequestEvent.SENDER_LOST,
+    RequestEvent.MOVE,
+)
 """Begin spans in which another process is waited for."""
+_TO_WORKER = (RequestEvent.SUBMITTED, RequestEvent.MOVE, RequestEvent.ASKED_ANEW, RequestEvent.SWITCHED)
+"""Begin spans of the worker that they name."""
 _TAKEN_OVER = ("prefill", "ship")
 """Spans that another prefill worker's may take over from."""
 _WITHIN = (
@@ -93,7 +103,7 @@ def _attempt(record: RequestRecord, index: int, root_id: int, choice: Choice | N
 
 
 def _attributes(entry: Entry, choice: Choice | None) -> dict[str, Value]:
-    if entry.event is RequestEvent.SUBMITTED:
+    if entry.event in _TO_WORKER:
         return {"tandem.worker": entry.worker}
     if entry.event is RequestEvent.CHOOSING and choice is not None:
         return {"tandem.route": choice.route.value}

@@ -26,10 +26,9 @@ from shared.block_service.store_nodes import StoreNodes
 from shared.engine.messages import BlocksAdopted, EndFetch
 from shared.engine.sequence import EngineSequence
 from shared.errors import StoreUnavailable, TandemError
-from shared.kv.block_memory import BlockMemory, host_bytes
-from shared.kv.handoff.beside_loop import beside_loop
-from shared.kv.handoff.receiving import LostMemory, MemoryLost, end_receives
-from shared.kv.handoff.trailer import trailer_bytes
+from shared.kv.block_memory import BlockMemory, beside_loop, host_bytes
+from shared.kv.handoff.receive_handoff import LostMemory, MemoryLost, end_receives
+from shared.kv.handoff.shipment import trailer_bytes
 from shared.kv.hashing import extend_chain
 from shared.kv.rendezvous import by_keeper
 from shared.kv.seal import Purpose, Seal

@@ -89,7 +89,7 @@ class CompressedPanel {
   int64_t k_size_;
   Words upper_;
 };
-// packing.py counts on these.
+// linear.py counts on these.
 static_assert(sizeof(CompressedPanel::Head) == 64);
 static_assert(sizeof(CompressedPanel::Rare) == 8);
 static_assert(2 * CompressedPanel::kGroupBytes == 3 * kGroupK * kColumns);

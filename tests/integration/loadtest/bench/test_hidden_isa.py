@@ -40,7 +40,3 @@ def test_a_fault_of_the_process_is_still_its_own(hidden) -> None:
     done = run(OWN_FAULT, hidden)
     assert done.returncode == -signal.SIGSEGV
     assert "Segmentation fault" in done.stderr
-
-
-def test_nothing_is_hidden_where_nothing_is_asked_for(tmp_path) -> None:
-    assert environment("auto", tmp_path) == environment("torch", tmp_path) == {}

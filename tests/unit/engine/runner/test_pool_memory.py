@@ -8,8 +8,7 @@ import torch
 from shared.engine.runner.pool_memory import MemoryBudget, allocate_pool, free_bytes, within_share
 from shared.engine.runner.profile_run import largest_step
 from shared.errors import ConfigError
-from shared.kv.format import KVFormat
-from shared.kv.layout import BlockLayout
+from shared.kv.layout import BlockLayout, KVFormat
 
 LAYOUT = BlockLayout(2, 16, KVFormat("float32", 2, 8))  # 4096 bytes a block
 BUDGET = MemoryBudget(free_bytes=1_000_000, step_bytes=180_800, share=0.5)  # 100 blocks

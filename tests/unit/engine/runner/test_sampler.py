@@ -12,7 +12,7 @@ import torch
 from shared.engine.plan import NoToken, SampledToken, SampleSpec
 from shared.engine.runner import sampler
 from shared.engine.runner.device_link import DeviceLink
-from shared.engine.runner.pending_step import PendingStep
+from shared.engine.runner.sampler import PendingStep
 from shared.engine.sampling_params import SamplingParams
 from shared.kernels.torch_backend import TorchKernels
 

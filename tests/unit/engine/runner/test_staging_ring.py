@@ -7,9 +7,8 @@ import gc
 import pytest
 import torch
 
-from shared.engine.runner.block_access import StagedBlocks
+from shared.engine.runner.block_access import StagedBlocks, StagingRing
 from shared.engine.runner.device_link import DeviceLink
-from shared.engine.runner.staging_ring import StagingRing
 
 NUM_BLOCKS = 6
 

@@ -9,14 +9,12 @@ import pytest
 import torch
 
 from shared.engine.plan import BlockCopy
-from shared.engine.runner.block_access import DeviceBlocks, StagedBlocks
-from shared.engine.runner.block_sums import BlockSums
-from shared.engine.runner.host_arena import HostArena
+from shared.engine.runner.block_access import BlockSums, DeviceBlocks, StagedBlocks
+from shared.engine.runner.pool_memory import HostArena
 from shared.kernels.torch_backend import TorchKernels
 from shared.kv.block_memory import DeviceBytes
 from shared.kv.checksum import BlockChecksum
-from shared.kv.format import KVFormat
-from shared.kv.layout import BlockLayout
+from shared.kv.layout import BlockLayout, KVFormat
 from tests.unit.engine.runner.delayed_streams import DelayedLink
 
 LAYOUT = BlockLayout(2, 16, KVFormat("float32", num_kv_heads=1, head_dim=8))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shared.engine.plan import NoToken
+from shared.engine.plan import NoToken, step_work
 from shared.engine.runner.timed_runner import TimedRunner
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
-from shared.engine.step_work import step_work
 from shared.kv.pool import BlockPool
 from shared.sizing.step_time import StepTimes
 from shared.structure.structured_output import StructuredOutput, StructureKind

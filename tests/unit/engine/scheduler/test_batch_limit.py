@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.engine.plan import SampledToken, StepResult
-from shared.engine.scheduler.batch_limit import BatchLimit
+from shared.engine.plan import SampledToken, StepResult, step_work
+from shared.engine.scheduler.blocks import BatchLimit
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
-from shared.engine.step_work import step_work
 from shared.errors import Overloaded
 from shared.kv.pool import BlockPool
 from shared.sizing.step_fit import MIN_STEPS, StepTimeFit

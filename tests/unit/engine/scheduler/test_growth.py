@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.engine.scheduler.growth import MIN_OBSERVATIONS, WINDOW, GrowthReserve, OutputLengths
+from shared.engine.scheduler.blocks import MIN_OBSERVATIONS, WINDOW, GrowthReserve, OutputLengths
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from shared.engine.sequence import Goal
 from shared.errors import Overloaded

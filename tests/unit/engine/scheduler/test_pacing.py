@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.engine.plan import SampledToken, StepPlan, StepResult
+from shared.engine.plan import SampledToken, StepPlan, StepResult, step_work
 from shared.engine.scheduler.pacing import AIM, CATCH_UP, GAP_TARGETS, HEAD_START, LEAST_CHUNK, Pacing, StepRoom
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
-from shared.engine.step_work import step_work
 from shared.kv.pool import BlockPool
 from shared.sizing.step_fit import StepTimeFit
 from shared.sizing.step_time import StepTimes, StepWork

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.engine.plan import SampledToken, StepResult
-from shared.engine.scheduler.prompt_order import PromptOrder
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
+from shared.engine.scheduler.sequence_table import PromptOrder
 from shared.engine.sequence import Goal
 from shared.kv.pool import BlockPool
 from tests.unit.engine.builders import sequence

@@ -8,23 +8,26 @@ import pytest
 
 from shared.errors import PeerUnreachable, TransferFailed
 from shared.kv.fleet_key import FleetKey
-from shared.kv.handoff.arrival_check import ArrivalCheck
-from shared.kv.handoff.outgoing_block import OutgoingBlock
-from shared.kv.handoff.receive_handoff import HandoffReceiver, ReceivedHandoff, SenderLeft
-from shared.kv.handoff.receiving import MemoryLost, end_receives, receive_trailer
-from shared.kv.handoff.shipment import Shipment
-from shared.kv.handoff.trailer import encode_trailer, trailer_bytes
+from shared.kv.handoff.receive_handoff import (
+    ArrivalCheck,
+    HandoffReceiver,
+    MemoryLost,
+    ReceivedHandoff,
+    SenderLeft,
+    end_receives,
+    receive_trailer,
+)
+from shared.kv.handoff.shipment import Shipment, encode_trailer, trailer_bytes
 from shared.kv.local import LocalPlane, LocalTransfer
+from shared.kv.pool import OutgoingBlock
 from shared.kv.seal import Purpose
 from shared.kv.transfer import TRAILER_INDEX
 from shared.rpc.pb.tandem.v1 import types_pb2
 
 TICKET = 5
 DEADLINE_S = 300.0
-NOW_S = 0.01
-"""A time-out that is meant to pass."""
-NUM_TOKENS = 48
-BLOCK_BYTES = 8
+NOW_S = 0.01  # a time-out that is meant to pass
+NUM_TOKENS, BLOCK_BYTES = 48, 8
 
 
 class Pair:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.errors import TransferFailed
-from shared.kv.handoff.trailer import decode_trailer, encode_trailer, trailer_bytes
+from shared.kv.handoff.shipment import decode_trailer, encode_trailer, trailer_bytes
 from shared.rpc.pb.tandem.v1 import types_pb2
 
 MOST_U32 = (1 << 32) - 1

@@ -105,13 +105,6 @@ def test_a_tenant_above_its_quota_loses_its_own_least_recently_used() -> None:
     assert not lru.wants(NAMES[11], 31, "c")
 
 
-def test_a_tenant_below_its_quota_takes_the_place_of_whoever_is_least_recently_used() -> None:
-    lru = BlockLru(40, Quotas(named={"a": 30}))
-    for number, tenant in enumerate(["b", "a", "b", "b"]):
-        lru.add(NAMES[number], 10, tenant)
-    assert lru.victims(10, "a") == [NAMES[0]]
-
-
 def test_accounts_of_tenants_that_hold_nothing_are_forgotten_with_their_counts_kept() -> None:
     lru = BlockLru(100, Quotas(named={"kept": 50}))
     for number, tenant in enumerate(["kept", "gone"]):

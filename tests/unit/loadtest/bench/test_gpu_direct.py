@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from loadtest.bench.engine.gpu_direct import rate
-from shared.kv.format import KVFormat
-from shared.kv.layout import BlockLayout
+from shared.kv.layout import BlockLayout, KVFormat
 
 
 @pytest.mark.slow

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from loadtest.bench.engine.cuda import LLAMA_8B
-from loadtest.bench.engine.mixed import MixedStep, in_rounds, measure, mixed_steps, report
+from loadtest.bench.engine.mixed import MixedStep, measure, mixed_steps, report
 from loadtest.rig.results import write
-from shared.engine.step_work import step_work
+from shared.engine.plan import step_work
 from shared.model.config.model_config import ModelConfig
 from shared.model.random_weights import random_decoder
-from shared.sizing.measured_steps import measured, step_of
+from shared.sizing.measured_steps import measured
 from shared.sizing.step_time import StepTimes
 
 STEPS = mixed_steps([512, 256], [1, 8, 32], [16, 64, 512])
@@ -28,22 +28,6 @@ def test_a_step_is_counted_as_the_engine_counts_its_plan() -> None:
         blocks = [block for item in step.plan(101).sequences for block in item.block_ids]
         assert sorted(blocks) == list(range(step.num_blocks))
     assert {bool(step.num_decodes and step.chunk) for step in STEPS} == {True, False}
-
-
-def test_a_steps_name_tells_what_it_computes() -> None:
-    for step in STEPS:
-        work = step_of(step.name)
-        assert work is not None
-        # A name gives the context behind which a token is decoded, the plan also counts the token.
-        assert work._replace(num_context_tokens=work.num_context_tokens + step.num_decodes) == step.work
-    assert [step_of(name) for name in ("", "step time: fixed", "decode 8 at 256, outside kernels")] == [None] * 3
-
-
-def test_each_round_runs_every_step_once_and_begins_with_another_one() -> None:
-    ran: list[MixedStep] = []
-    seconds = in_rounds(STEPS[:3], ran.append, 2)
-    assert ran == [*STEPS[:3], *STEPS[:3], STEPS[1], STEPS[2], STEPS[0]]
-    assert [len(runs) for runs in seconds] == [2, 2, 2]
 
 
 def test_times_of_the_models_form_are_predicted_and_read_again(tmp_path) -> None:

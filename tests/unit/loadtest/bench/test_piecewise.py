@@ -6,8 +6,7 @@ import torch
 
 from loadtest.bench.engine.cuda import LLAMA_8B
 from loadtest.bench.engine.mixed import MixedStep
-from loadtest.bench.engine.piecewise import STEPS, Pair, count_same
-from shared.engine.plan import NoToken, SampledToken, StepResult
+from loadtest.bench.engine.piecewise import Pair
 from shared.model.config.model_config import ModelConfig
 from shared.model.random_weights import random_decoder
 
@@ -28,19 +27,3 @@ def test_each_step_has_both_times_and_the_same_tokens() -> None:
     assert results[f"{mixed}, in pieces"].value > 0
     assert (results[f"{mixed}, same tokens"].value, results[f"{mixed}, same tokens"].limit) == (4, 4)
     assert results["chunk of 20, same tokens"].fraction == 1
-
-
-def test_steps_have_blocks_of_their_own() -> None:
-    for step in STEPS:
-        plan = step.plan(128_256)
-        assert plan.num_tokens == step.num_tokens
-        blocks = [block for item in plan.sequences for block in item.block_ids]
-        assert sorted(blocks) == list(range(step.num_blocks))
-
-
-def test_a_token_is_the_same_where_the_eager_way_finds_it_as_likely() -> None:
-    likely = ((3, -1.00), (4, -1.01), (5, -2.0))
-    one = StepResult(tuple(SampledToken(3, -1.0, likely) for _ in range(4)))
-    others = (SampledToken(3, -1.0), SampledToken(4, -1.0), SampledToken(5, -1.0), SampledToken(9, -1.0))
-    assert count_same(one, StepResult(others)) == 2
-    assert count_same(one, StepResult((NoToken(),) * 4)) == 0

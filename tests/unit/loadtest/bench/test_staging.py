@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from loadtest.bench.engine.staging import rates
-from shared.kv.format import KVFormat
-from shared.kv.layout import BlockLayout
+from shared.kv.layout import BlockLayout, KVFormat
 
 
 def test_both_ways_have_a_rate() -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import random
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from loadtest.bench.peers.turns import CannotRun, Case, EngineProcess, take_turns
-from loadtest.rig.measure import median_ratio
+from loadtest.bench.peers.measure import CannotRun, Case, EngineProcess, take_turns
 
 
 class Scripted(EngineProcess):
@@ -31,7 +29,7 @@ class Scripted(EngineProcess):
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch):
-    monkeypatch.setattr("loadtest.bench.peers.turns.PAUSE_S", 0.0)
+    monkeypatch.setattr("loadtest.bench.peers.measure.PAUSE_S", 0.0)
 
 
 PREFILL = Case("prefill 100", 1, 100)
@@ -46,10 +44,6 @@ async def test_the_order_turns_each_round_and_the_first_round_only_warms_up():
     assert failures == {}
 
 
-def test_a_ratio_is_the_median_of_pairs_of_the_same_round():
-    assert median_ratio([10.0, 100.0, 30.0], [5.0, 100.0, 10.0]) == 2.0
-
-
 async def test_an_engine_that_fails_keeps_only_the_cases_it_finished():
     order: list[str] = []
     a = Scripted("a", [1.0] * 4, order)
@@ -58,15 +52,6 @@ async def test_an_engine_that_fails_keeps_only_the_cases_it_finished():
     results, failures = await take_turns([a, b], [PREFILL, second], num_rounds=1)
     assert [sorted(measured.rates) for measured in results] == [["a", "b"], ["a"]]
     assert failures == {"b": "decode 4: too large"}
-
-
-def test_a_case_counts_the_tokens_of_what_it_times():
-    decode = Case("decode 4", 4, 16, 8)
-    assert (PREFILL.tokens, decode.tokens) == (100, 4)
-    task = decode.task(random.Random(0))
-    assert task["op"] == "decode"
-    assert [len(prompt) for prompt in task["prompts"]] == [16] * 4
-    assert len({tuple(prompt) for prompt in task["prompts"]}) == 4
 
 
 @pytest.mark.slow

@@ -11,8 +11,11 @@ import pytest
 from loadtest.simulator.cli import FleetOptions, WorkerOptions, main, setup_of
 from loadtest.simulator.outcome import summarize
 from loadtest.simulator.peers import PEERS
-from loadtest.simulator.simulation import POLICIES, TANDEM, play, simulate
+from loadtest.simulator.simulation import POLICIES, TANDEM, Group, play, simulate
+from services.router.placement.decision import Route
+from services.router.placement.policy import Placement
 from shared.errors import ConfigError
+from shared.identity import roles_text
 from shared.sizing.devices import H200
 from shared.sizing.measured_steps import measured
 from shared.sizing.roofline import step_times
@@ -43,6 +46,28 @@ def test_collocated_runs_without_prefill_workers():
     outcome = simulate(head(150), 1.0, "tandem", setup(0, 8))
     assert outcome.prefilled_here == 1.0
     assert outcome.good_share > 0.5
+
+
+def test_auto_alone_compares_pairs_and_decides_which_workers_decode(monkeypatch):
+    routes, splits = set(), []
+    choose_pair = Placement.choose_pair
+
+    def noted(self, *args):
+        choice = choose_pair(self, *args)
+        splits.append(self.split.split.decodes)
+        if choice is not None:
+            routes.add(choice.route)
+        return choice
+
+    monkeypatch.setattr(Placement, "choose_pair", noted)
+    simulate(head(60), 1.0, "static", setup(4, 4))
+    simulate(head(60), 1.0, "collocated", setup(0, 8))
+    assert not splits
+    fleet = replace(setup(4, 4), groups=[Group(8, spec(tpot_target_s=0.05))])
+    assert simulate(head(120), 2.0, "auto", fleet).goodput > 0
+    assert {Route.SAME_WORKER, Route.HAND_OFF} <= routes
+    assert splits[-1]
+    assert splits[-1] <= {f"w{number}" for number in range(8)}
 
 
 def test_ours_beats_round_robin_where_prefixes_and_queues_matter():
@@ -148,6 +173,7 @@ def test_wrong_arguments_are_named():
         (["--speedup", "0"], "speedup"),
         (["--workload", "balanced"], "trace"),
         (["--noise", "2"], "noise"),
+        (["--blocks", "100"], "blocks"),
     ):
         with pytest.raises(ConfigError) as wrong:
             main(["--trace", str(HEAD), *flags])
@@ -175,8 +201,36 @@ def test_pools_of_unequal_degrees_have_steps_and_room_of_their_own():
     longer = decode.worker.times.decode_step_s(8, 0) / prefill.worker.times.decode_step_s(8, 0)
     assert longer > 1.5, "two stages read their weights for every part of the batch"
     assert unequal.tpot_p90_s > same.tpot_p90_s
-    small = replace(pair, groups=(prefill, replace(decode, worker=replace(decode.worker, num_blocks=2250))))
+    small = replace(pair, groups=(prefill, replace(decode, worker=replace(decode.worker, num_blocks=9000))))
     assert simulate(trace, 1.0, "tandem", small).goodput < unequal.goodput
+
+
+def test_each_policy_has_its_fleet():
+    options = WorkerOptions("llama-3-8b", "H100", 1, slow_share=0.5)
+    fleet = FleetOptions(prefill=2, decode=4, tpot_s=0.02)
+
+    def workers(policy: str, chunk: int = 0) -> list[tuple[int, str, bool, int, float]]:
+        setup = setup_of(replace(options, chunk=chunk), fleet, policy=policy)
+        fast_s = setup.worker.times.token_s
+        return [
+            (
+                group.count,
+                roles_text(group.roles),
+                group.worker.times.token_s > fast_s,
+                group.worker.max_num_batched_tokens,
+                group.worker.tpot_target_s,
+            )
+            for group in setup.groups
+        ]
+
+    assert workers("static") == [
+        (1, "prefill", False, 8192, 0.0),
+        (1, "prefill", True, 8192, 0.0),
+        (2, "decode", False, 512, 0.0),
+        (2, "decode", True, 512, 0.0),
+    ]
+    assert workers("collocated", 256) == [(3, "decode", False, 256, 0.0), (3, "decode", True, 256, 0.0)]
+    assert workers("auto") == [(3, "prefill,decode", False, 8192, 0.02), (3, "prefill,decode", True, 8192, 0.02)]
 
 
 def test_step_times_come_from_a_measured_table(tmp_path):

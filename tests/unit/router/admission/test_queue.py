@@ -29,14 +29,6 @@ def filled(order: str, *items: QueueEntry) -> AdmissionQueue[str]:
     return queue
 
 
-def test_first_come_first_served_and_the_head_blocks_the_rest():
-    queue = filled("fcfs", item("a"), item("b"), item("c"))
-    started = []
-    assert queue.admit(lambda entry: entry != "b" and not started.append(entry)) == 1
-    assert started == ["a"]
-    assert len(queue) == 2
-
-
 def test_the_orders():
     items = [
         item("long", 90, arrived_s=1, deadline_s=9, priority=0),
@@ -85,13 +77,6 @@ def test_a_tenant_that_floods_does_not_hold_up_another_and_idleness_saves_nothin
         queue.push(item(f"q{n}", tenant="quiet"), "quiet")
     # Not all five at once, as if its idle time were owed to it, and not behind the thirty that wait.
     assert Counter(drain(queue, 8)) == {"flood": 4, "quiet": 4}
-
-
-def test_tokens_ahead_count_the_order_and_the_other_tenants_shares():
-    queue = filled("shortest", item("a", 10), item("b", 100), item("f", 1000, tenant="flood"))
-    assert queue.num_tokens_ahead(item("x", 50)) == 10 + 60
-    assert queue.num_tokens_ahead(item("x", 50, tenant="new")) == 50 + 50
-    assert AdmissionQueue(3).num_tokens_ahead(item("x", 50)) == 0
 
 
 operations = st.lists(

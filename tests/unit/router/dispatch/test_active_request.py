@@ -8,9 +8,8 @@ import itertools
 import pytest
 
 from services.router.dispatch.active_request import ActiveRequest, WriteCoalescer
-from services.router.dispatch.record import Failure, RequestRecord
+from services.router.dispatch.record import Failure, RequestEvent, RequestRecord, RequestState
 from services.router.dispatch.request import FinishReason, Request
-from services.router.dispatch.states import RequestEvent, RequestState
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import Internal, WorkerLost
 from shared.rpc.pb.tandem.v1 import types_pb2

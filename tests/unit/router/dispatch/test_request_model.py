@@ -7,6 +7,7 @@ test moves, so that an assignment and a time-out can fall into one pass.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 import pytest
 from hypothesis import settings
@@ -22,9 +23,11 @@ from hypothesis.stateful import (
 
 from services.router.dispatch.dispatcher import Dispatcher
 from services.router.dispatch.prefix_lookup import PrefixLookup
+from services.router.dispatch.record import RequestState
 from services.router.dispatch.request import Request
-from services.router.dispatch.states import HOLDERS, Holder, RequestState
+from services.router.dispatch.transitions import HOLDERS, Holder
 from services.router.dispatch.waiting_room import DispatchConfig
+from services.router.placement.moves import MoveCause
 from services.router.placement.policy import Placement, PlacementConfig
 from services.router.workers.discovery import StaticDiscovery
 from services.router.workers.fleet import Fleet
@@ -51,7 +54,7 @@ class MovedClock(asyncio.SelectorEventLoop):
 
 
 def reservation(request_id: str) -> str:
-    """A prefill worker's name of a request, as the decode worker knows it."""
+    """The attempt that a prefill worker's name of a request belongs to, or that of a decode worker it moves to."""
     return ".".join(request_id.split(".")[:2])
 
 
@@ -192,6 +195,36 @@ class RequestMachine(RuleBasedStateMachine):
 
     @rule(passes=st.integers(0, 4))
     def submit(self, passes: int) -> None:
+        self._submit(passes)
+
+    @rule()
+    def submit_and_decode(self) -> None:
+        """A request that runs, as far as it gets: few orders of the other rules come to that."""
+        self._submit(4)
+        self.settle()
+        running = self.requests.get(f"r{self.next_id - 1}")
+        for kind in (worker_pb2.Reserve, worker_pb2.Submit, worker_pb2.Reserve):
+            for name, worker in self.workers.items():
+                if running is not None and isinstance(worker.held.get(running.wire_id), kind):
+                    self._go_on(name, running.wire_id)
+                    self._settle()
+                    worker.take_commands()
+            for worker in self.workers.values():
+                worker.take_commands()
+
+    def _go_on(self, name: str, request_id: str) -> None:
+        """The worker's next message about a request that meets no fault."""
+        tokens = types_pb2.SequenceTokens(request_id=request_id, token_ids=[51])
+        event = worker_pb2.Event(step=worker_pb2.Step(sequences=[tokens]))
+        if self._state_of(request_id) is RequestState.RESERVED:
+            event = worker_pb2.Event(reserved=worker_pb2.Reserved(request_id=request_id, ticket=1, reassignable=True))
+        elif name.startswith("p"):
+            event = worker_pb2.Event(first_token=worker_pb2.FirstToken(tokens=tokens))
+            del self.workers[name].held[request_id]
+            self.trailers.add(request_id)
+        self._in_loop(lambda: self.workers[name].link._on_event(event))
+
+    def _submit(self, passes: int) -> None:
         request_id = f"r{self.next_id}"
         self.next_id += 1
 
@@ -288,6 +321,30 @@ class RequestMachine(RuleBasedStateMachine):
                 event = worker_pb2.Event(failed=worker.errors.pop())
                 self._in_loop(lambda worker=worker, event=event: worker.link._on_event(event))
 
+    @precondition(lambda self: any(running.state is RequestState.DECODING for running in self.requests.values()))
+    @rule(data=st.data(), name=st.sampled_from(["d0", "d1"]))
+    def move(self, data, name: str) -> None:
+        decoding = [each for each, running in self.requests.items() if running.state is RequestState.DECODING]
+        request_id = data.draw(st.sampled_from(sorted(decoding)))
+        self._in_loop(lambda: self.dispatcher.move(request_id, name, MoveCause.DRAIN))
+        for worker in self.workers.values():
+            worker.take_commands()
+
+    @precondition(lambda self: any(".m" in name for worker in self.workers.values() for name in worker.held))
+    @rule(data=st.data(), old=st.integers(0, 4), new=st.lists(st.sampled_from([51, 51, 51, 52]), max_size=4))
+    def steps_of_a_move(self, data, old: int, new: list[int]) -> None:
+        """Of the worker that the answer moves from, then of the one that it moves to, which may differ."""
+        moving = {name: worker for worker in self.workers.values() for name in worker.held if ".m" in name}
+        request_id = data.draw(st.sampled_from(sorted(moving)))
+        for worker in self.workers.values():
+            ids = [51] * old if worker is not moving[request_id] else new
+            for name in [name for name in worker.held if reservation(name) == reservation(request_id)]:
+                tokens = types_pb2.SequenceTokens(request_id=name, token_ids=ids)
+                event = worker_pb2.Event(step=worker_pb2.Step(sequences=[tokens]))
+                if ids and name in worker.held:
+                    self._in_loop(lambda worker=worker, event=event: worker.link._on_event(event))
+                    worker.take_commands()
+
     @rule(data=st.data(), ends=st.booleans())
     def step(self, data, ends: bool) -> None:
         """Also before the first token has come from the prefill worker; never before a prompt was given to one."""
@@ -301,7 +358,7 @@ class RequestMachine(RuleBasedStateMachine):
             here = any(
                 request_id == reservation(held)
                 for other, worker in self.workers.items()
-                if other != name
+                if other.startswith("p")
                 for held in worker.held
             )
             ends = ends and not here
@@ -351,12 +408,18 @@ class RequestMachine(RuleBasedStateMachine):
     def _check_holders(self) -> None:
         """After the loop came to rest: workers hold for running attempts alone, and where the state's table says."""
         owners = {running.wire_id: running for running in self.requests.values() if not running.state.ended}
+        num_decoding = Counter()
         for name, worker in self.workers.items():
-            holder = Holder.PREFILL if name.startswith("p") else Holder.DECODE
             for held in worker.held:
                 request_id = reservation(held)
                 assert request_id in owners, f"{name} holds {held}, which nobody runs"
-                assert holder in HOLDERS[owners[request_id].state], f"{name} holds {held} against the table"
+                holders = HOLDERS[owners[request_id].state]
+                if name.startswith("p"):
+                    assert Holder.PREFILL in holders, f"{name} holds {held} against the table"
+                else:
+                    num_decoding[request_id] += 1
+                    most = len(holders & {Holder.DECODE, Holder.NEXT})
+                    assert num_decoding[request_id] <= most, f"{name} holds {held} against the table"
 
     @invariant()
     def counted(self) -> None:

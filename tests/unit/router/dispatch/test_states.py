@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from services.router.dispatch.states import HOLDERS, TRANSITIONS, Holder, RequestEvent, RequestState, after
+from services.router.dispatch.record import RequestEvent, RequestState
+from services.router.dispatch.transitions import HOLDERS, TRANSITIONS, Holder, after
 from shared.errors import Internal
 
 ENDS = {RequestState.FINISHED, RequestState.FAILED, RequestState.CANCELLED}
@@ -50,6 +51,24 @@ def test_a_held_request_is_submitted_only_after_every_worker_was_heard_from():
         assert RequestEvent.SUBMITTED not in TRANSITIONS[held]
         assert after(held, RequestEvent.ALL_HEARD) is state
         assert HOLDERS[held] == HOLDERS[state]
+
+
+def test_while_an_answer_moves_both_workers_hold_it_until_one_alone_does():
+    both = {state for state in RequestState if Holder.NEXT in HOLDERS[state]}
+    assert both == {RequestState.COPYING, RequestState.CLOSING_UP}
+    for state in both:
+        assert HOLDERS[state] == {Holder.DECODE, Holder.NEXT}
+        assert after(state, RequestEvent.STAYED) is RequestState.DECODING
+        for event in (RequestEvent.SWITCHED, RequestEvent.LEFT_ALONE):
+            assert HOLDERS[after(state, event)] == {Holder.DECODE}
+        assert RequestEvent.FINISH not in TRANSITIONS[state], "the other worker would not be told"
+    assert [state for state in RequestState if RequestEvent.MOVE in TRANSITIONS[state]] == [RequestState.DECODING]
+
+
+def test_a_moving_answer_is_asked_for_anew_at_most_once_while_the_old_worker_has_it():
+    assert after(RequestState.COPYING, RequestEvent.ASKED_ANEW) is RequestState.CLOSING_UP
+    assert RequestEvent.ASKED_ANEW not in TRANSITIONS[RequestState.CLOSING_UP]
+    assert after(RequestState.REPEATING, RequestEvent.ASKED_ANEW) is RequestState.REPEATING
 
 
 @pytest.mark.parametrize("state", [state for state in RequestState if state in ENDS])

@@ -10,9 +10,8 @@ from pathlib import Path
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
-from services.router.dispatch.record import RequestRecord
+from services.router.dispatch.record import RequestEvent, RequestRecord, RequestState
 from services.router.dispatch.request import FinishReason, Request, TokenDelta, TokenLogprobs
-from services.router.dispatch.states import RequestEvent, RequestState
 from services.router.edge.input_processor import InputProcessor
 from services.router.edge.settings import EdgeSettings
 from services.router.placement.decision import Choice

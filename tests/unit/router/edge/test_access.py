@@ -7,10 +7,10 @@ import logging
 
 import pytest
 
-from services.router.dispatch.record import FINISHED, Ask, RequestRecord
+from services.router.dispatch.record import FINISHED, Ask, RequestEvent, RequestRecord, RequestState
 from services.router.dispatch.request import FinishReason
-from services.router.dispatch.states import RequestEvent, RequestState
-from services.router.edge.access import NOTE, STATUS, Access, AccessMiddleware, access_fields
+from services.router.edge.access import NOTE, STATUS, Access, access_fields
+from services.router.edge.http.app import AccessMiddleware
 from services.router.edge.request_ledger import CallEntry, CallNote, Uncounted
 from services.router.placement.decision import Choice
 from shared.errors import Unauthenticated

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from services.router.dispatch.record import RequestRecord
 from services.router.dispatch.request import FinishReason, Request, TextOptions, TokenDelta, TokenLogprobs
-from services.router.edge.output_stream import OutputStream
-from services.router.edge.text.output_processor import OutputDelta
+from services.router.edge.output_stream import OutputDelta, OutputStream
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import Cancelled, Internal
 from shared.model.text.tokenizer import Tokenizer

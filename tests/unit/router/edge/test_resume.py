@@ -9,8 +9,7 @@ import pytest
 
 from services.router.dispatch.request import FinishReason, Request, Resume
 from services.router.edge.input_processor import CallInfo, InputProcessor, TokensPrompt
-from services.router.edge.output_stream import OutputStream
-from services.router.edge.text.output_processor import INLINE_TOKENS, OutputDelta
+from services.router.edge.output_stream import INLINE_TOKENS, OutputDelta, OutputStream
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import InvalidRequest
 from shared.model.text.tokenizer import Tokenizer

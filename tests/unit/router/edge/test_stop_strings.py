@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.router.edge.text.output_processor import StopStrings
+from services.router.edge.text.stop_strings import StopStrings
 
 # Two letters make stop strings that repeat themselves, which is where a matcher goes wrong.
 TEXTS = st.text(alphabet="ab", max_size=32)

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
+from services.router.edge.input_processor import StructureCheck
 from services.router.edge.settings import StructureSettings
-from services.router.edge.text.structure_check import StructureCheck
 from shared.errors import InvalidRequest, Overloaded
 from shared.model.text.tokenizer import Tokenizer
 from shared.structure import compiler as compiler_module

@@ -12,7 +12,7 @@ from services.router.placement.decision import Route
 from services.router.placement.paces import prompt_rate
 from services.router.placement.pairs import PairPolicy, Targets
 from services.router.placement.policy import Placement, PlacementConfig
-from services.router.placement.prediction import TtftPredictor
+from services.router.placement.prediction import MIN_OBSERVATIONS, TtftPredictor
 from services.router.placement.views import PlacementRequest, Work
 from shared.sizing.step_time import StepTimes
 from tests.unit.router.placement.builders import pool, prompt, view
@@ -102,10 +102,15 @@ def test_placement_takes_pairs_once_a_worker_knows_its_steps():
 
 
 def test_a_wait_is_the_time_in_which_all_workers_together_compute_what_is_ahead():
-    policy = PairPolicy(Targets(TARGET_S), TtftPredictor())
-    assert policy.wait_s(1000, pool(worker("a"))) is None, "nothing is known before a worker has measured its steps"
+    predictor = TtftPredictor()
+    policy = PairPolicy(Targets(TARGET_S), predictor)
     workers = pool(worker("a"), worker("b", queued=20_000))
     policy.look(workers)
+    assert policy.wait_s(1000, workers) is None, "no prediction was seen to hold"
+    assert policy.may_refuse(1.0) is None
+    for _ in range(MIN_OBSERVATIONS):
+        predictor.ttft.observe(0.1, 0.1)
+    assert policy.may_refuse(1.0) == 1.0
     rate = prompt_rate(worker("a"), TIMES, TARGET_S)
     assert policy.wait_s(0, workers) == 0.0
     assert policy.wait_s(5_000, workers) == pytest.approx(5_000 / rate, rel=0.1)

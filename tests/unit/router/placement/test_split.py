@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.placement.split import GAIN, INTERVAL_S, SplitController
+from services.router.placement.split import GAIN, INTERVAL_S, SETTLED_S, WORTH, SplitController
 from services.router.placement.views import Work
 from shared.sizing.step_time import StepTimes
 from tests.unit.router.placement.builders import view
@@ -109,6 +109,20 @@ def test_flips_count_workers_whose_preference_changed_not_those_that_came_or_wen
     assert controller.num_flips == 16 - len(first) + len(first ^ second)
 
 
+def test_a_worker_that_is_not_to_decode_any_more_loses_its_answers_once_that_has_lasted():
+    controller, views = SplitController(TPOT_S), fleet(16)
+    now_s = told(controller, 128, 1000, 20.0, 0.0)
+    before = controller.decodes(views, BLOCK, now_s)
+    now_s = told(controller, 4000, 64, 20.0, now_s, 60.0)
+    after = controller.decodes(views, BLOCK, now_s)
+    assert after < before
+    assert controller.vacated(now_s) == frozenset()
+    assert controller.vacated(now_s + SETTLED_S) == before - after
+    told(controller, 128, 1000, 20.0, now_s, 60.0)
+    again = controller.decodes(views, BLOCK, now_s + 60.0)
+    assert not controller.vacated(now_s + 120.0) & again
+
+
 @pytest.mark.parametrize("size", [3, 60, 1000])
 def test_some_workers_always_decode_and_names_are_known(size):
     controller, views = SplitController(TPOT_S), fleet(size)
@@ -135,4 +149,4 @@ def test_no_other_split_has_much_more_headroom(prompt, output, rate, size, overl
     answers = max(controller.demand.rate(20 / rate) * controller.demand.output_len * tpot_s, 1e-9)
     tokens_s = controller.demand.rate(20 / rate) * controller.demand.prompt.tokens
     headroom = [controller._headroom(kinds, count, answers, tokens_s) for count in range(1, size + 1)]
-    assert headroom[len(chosen) - 1] * GAIN * 1.001 >= max(headroom)
+    assert headroom[len(chosen) - 1] * max(GAIN, WORTH) * 1.001 >= max(headroom)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.router.dispatch.record import FINISHED, Ask, RequestRecord
-from services.router.dispatch.states import RequestEvent, RequestState
+from services.router.dispatch.record import FINISHED, Ask, RequestEvent, RequestRecord, RequestState
 from services.router.placement.decision import Choice
 from services.router.views.traces.call_trace import NO_TRACE, CallTraces
 from shared.errors import InvalidRequest, Overloaded, WorkerLost

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from services.router.dispatch.active_request import ActiveRequest, WriteCoalescer
+from services.router.dispatch.record import RequestEvent
 from services.router.dispatch.request import Request
-from services.router.dispatch.states import RequestEvent
-from services.router.views.request_info import request_info
+from services.router.views.explanation import request_info
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import NotFound
 from shared.rpc.pb.tandem.v1 import types_pb2

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 
-from services.router.dispatch.record import Ask, Failure, RequestRecord
-from services.router.dispatch.states import RequestEvent as E
-from services.router.dispatch.states import RequestState, after
+from services.router.dispatch.record import Ask, Failure, RequestRecord, RequestState
+from services.router.dispatch.record import RequestEvent as E
+from services.router.dispatch.transitions import after
 from services.router.placement.decision import Choice
 from services.router.views.traces.request_spans import request_spans
 from shared.errors import TransferFailed, WorkerLost

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from services.router.dispatch.record import FINISHED, Ask, Failure, RequestRecord
-from services.router.dispatch.states import RequestEvent as E
-from services.router.dispatch.states import RequestState as S
+from services.router.dispatch.record import RequestEvent as E
+from services.router.dispatch.record import RequestState as S
 from services.router.placement.decision import Choice
 from services.router.views.timings import NO_SPLIT, delivered_at, ended_at, first_token_at, tpot_s, ttft_s, ttft_split
 

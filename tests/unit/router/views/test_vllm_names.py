@@ -7,9 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from services.router.dispatch.record import FINISHED, Ask, RequestRecord
+from services.router.dispatch.record import FINISHED, Ask, RequestEvent, RequestRecord, RequestState
 from services.router.dispatch.request import FinishReason
-from services.router.dispatch.states import RequestEvent, RequestState
 from services.router.views.metrics import RouterMetrics
 from services.router.views.observed import RouterSources
 from services.router.views.vllm_names import VLLM, vllm_labels

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from shared.telemetry.metrics import Metrics
 from shared.telemetry.tracing.exporter import (
     MAX_BATCH_SPANS,
     MAX_QUEUED_SPANS,
@@ -185,29 +183,6 @@ async def test_a_collector_that_does_not_answer_is_logged_once_and_its_spans_are
     await exporter.close()
     mine = [record.levelname for record in caplog.records if record.name.endswith("tracing.exporter")]
     assert mine == ["WARNING", "INFO"]
-
-
-@pytest.mark.slow
-async def test_a_real_port_where_nobody_listens_ends_in_the_metric(caplog):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # bound, and not listening: refused
-        for url in (
-            f"http://127.0.0.1:{taken.getsockname()[1]}",
-            f"http://127.0.0.1:{taken.getsockname()[1]}/v1/traces",
-        ):
-            tracer = Tracer.of(TracesSettings(endpoint=url), "tandem-test", "t-0")
-            assert tracer is not None
-            metrics = Metrics("tandem-test")
-            tracer.observe(metrics)
-            tracer.start()
-            tracer.export(1, 1, lambda: [span()])
-            await until(lambda tracer=tracer: tracer.num_dropped["collector"] == 1)
-            page = metrics.page().decode()
-            assert 'tandem_trace_spans_dropped_total{reason="collector"} 1.0' in page
-            assert "tandem_trace_spans_exported_total 0.0" in page
-            await tracer.close()
-            metrics.close()
-    assert sum("the collector does not take them" in record.message for record in caplog.records) == 2
 
 
 def test_without_an_endpoint_there_is_no_tracer():

@@ -12,7 +12,7 @@ from services.router.edge.http.anthropic.errors import AnthropicErrors
 from services.router.edge.http.anthropic.inner import NAMES, chat_request
 from services.router.edge.http.anthropic.schemas import parse_count, parse_messages
 from services.router.edge.http.openai.chat import Chat, ParsedChat
-from services.router.edge.text.output_processor import OutputDelta, OutputFinish
+from services.router.edge.output_stream import OutputDelta, OutputFinish
 
 
 class Messages:

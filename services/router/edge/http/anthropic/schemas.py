@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
+from services.router.edge.http.bodies import STRICT, StringList, parse_body
 from services.router.edge.http.openai.unsupported import refuse_extra
-from services.router.edge.http.validation import STRICT, StringList, parse_body
 from shared.errors import InvalidRequest
 
 MESSAGES_FIELDS: dict[str, tuple[object, ...]] = {

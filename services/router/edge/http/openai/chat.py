@@ -23,16 +23,15 @@ from services.router.edge.http.answer_parts import (
     kept_special,
     start_member,
 )
+from services.router.edge.http.endpoint import BodyWriter, ParsedRequest, StreamWriter
 from services.router.edge.http.errors import OpenAIErrors
-from services.router.edge.http.openai.chat_messages import tool_use
 from services.router.edge.http.openai.forced_calls import call_or_answer, calls_structure
 from services.router.edge.http.openai.logprobs import chat_logprobs, prompt_logprobs
-from services.router.edge.http.openai.parsed_request import BodyWriter, ParsedRequest, StreamWriter
-from services.router.edge.http.openai.schemas import ChatRequest, parse_chat
+from services.router.edge.http.openai.schemas import ChatRequest, parse_chat, tool_use
 from services.router.edge.input_processor import ChatPrompt, PromptOptions
+from services.router.edge.output_stream import OutputDelta, OutputFinish
 from services.router.edge.text.generation_defaults import NO_DEFAULTS, GenerationDefaults
-from services.router.edge.text.output_processor import OutputDelta, OutputFinish
-from services.router.views.answer import tandem_member
+from services.router.views.timings import tandem_member
 from shared.errors import InvalidRequest
 from shared.model.text.tokenizer import Tokenizer
 

@@ -7,6 +7,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from pydantic import Field
+
 from services.router.dispatch.request import FinishReason, Request, TokenLogprobs
 from services.router.edge.http.answer_parts import (
     DONE,
@@ -16,20 +18,53 @@ from services.router.edge.http.answer_parts import (
     choice_end,
     start_member,
 )
+from services.router.edge.http.bodies import StringList, TokenIdList, TokenIdLists, parse_body
+from services.router.edge.http.endpoint import ParsedRequest
 from services.router.edge.http.errors import OpenAIErrors
 from services.router.edge.http.openai.logprobs import CompletionLogprobs, prompt_logprobs
-from services.router.edge.http.openai.parsed_request import ParsedRequest
-from services.router.edge.http.openai.schemas import CompletionRequest, parse_completion
+from services.router.edge.http.openai.schemas import CommonRequest
+from services.router.edge.http.openai.unsupported import COMPLETION_FIELDS
 from services.router.edge.input_processor import Prompt, PromptOptions, TextPrompt, TokensPrompt
+from services.router.edge.output_stream import OutputDelta
 from services.router.edge.text.generation_defaults import NO_DEFAULTS, GenerationDefaults
-from services.router.edge.text.output_processor import OutputDelta
-from services.router.views.answer import tandem_member
-from shared.engine.sampling_params import SamplingParams
+from services.router.views.timings import tandem_member
+from shared.engine.sampling_params import MAX_LOGPROBS, SamplingParams
 from shared.errors import InvalidRequest
 from shared.model.text.tokenizer import Tokenizer
 
 _DEFAULT_MAX_TOKENS = 16
 _KIND = "text_completion"
+
+
+class CompletionRequest(CommonRequest):
+    """Body of `POST /v1/completions`."""
+
+    prompt: str | TokenIdList | StringList | TokenIdLists
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    echo: bool | None = None
+
+    @property
+    def asks_of_prompt(self) -> bool:
+        """Whether the answer says something of the prompt itself."""
+        return bool(self.echo) or self.prompt_logprobs is not None
+
+    @property
+    def wanted_prompt_logprobs(self) -> int | None:
+        """Alternatives for each token of the prompt; with `echo` the prompt is a part of what `logprobs` describes."""
+        if self.echo and self.logprobs is not None:
+            return max(self.logprobs, self.prompt_logprobs or 0)
+        return self.prompt_logprobs
+
+
+def parse_completion(body: bytes) -> CompletionRequest:
+    """Raises InvalidRequest naming the field."""
+    request = parse_body(CompletionRequest, body)
+    request.check_supported(COMPLETION_FIELDS)
+    if request.max_tokens == 0 and not request.asks_of_prompt:
+        raise InvalidRequest(
+            "max_tokens must be at least 1, or 0 with echo or prompt_logprobs", field="max_tokens", limit=1
+        )
+    return request
 
 
 class Completions:

@@ -10,8 +10,8 @@ from services.router.edge.answer.call_rules import CallRules
 from services.router.edge.answer.families import CallFormat
 from services.router.edge.answer.python_rules import UnsupportedSchemaError
 from services.router.edge.answer.reader import ToolUse
-from services.router.edge.http.openai.chat_messages import Tool
-from services.router.edge.http.openai.structure_fields import closed
+from services.router.edge.http.openai.sampling_fields import closed
+from services.router.edge.http.openai.schemas import Tool
 from shared.errors import InvalidRequest
 from shared.model.text.tokenizer import Tokenizer
 from shared.structure.grammar_text import json_schema

@@ -1,45 +1,225 @@
-"""The bodies of OpenAI's completion and chat requests, strictly typed, with vLLM's common extensions.
+"""The body of OpenAI's chat request, strictly typed, with vLLM's common extensions, and what completions share of it.
 
 Every field may be null, which means absent. Bounds of sampling fields are SamplingParams' own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from services.router.dispatch.request import TextOptions
-from services.router.edge.http.openai.chat_messages import Message, Tool, ToolChoice
-from services.router.edge.http.openai.structure_fields import StructureFields
+from services.router.dispatch.request import FinishReason, Resume, TextOptions
+from services.router.edge.answer.reader import ToolUse
+from services.router.edge.http.bodies import STRICT, TokenIdList, explained, parse_body
+from services.router.edge.http.openai.sampling_fields import SamplingFields
 from services.router.edge.http.openai.unsupported import (
     CHAT_FIELDS,
-    COMPLETION_FIELDS,
+    MESSAGE_FIELDS,
     STREAM_OPTION_FIELDS,
     refuse_extra,
     refuse_unsupported,
 )
-from services.router.edge.http.validation import STRICT, StringList, TokenIdList, TokenIdLists, explained, parse_body
 from services.router.edge.scheduling import MAX_PRIORITY
-from services.router.edge.text.generation_defaults import GenerationDefaults
-from shared.engine.sampling_params import MAX_LOGPROBS, SamplingParams
+from shared.engine.sampling_params import MAX_LOGPROBS
 from shared.errors import InvalidRequest, brief
+from shared.model.text.chat_template import JsonValue
 
 MAX_N = 128
 MAX_METADATA = 16
+MAX_TOOLS = 512
+MAX_TOOL_NAME_LEN = 128
 
-_SAMPLING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "min_tokens",
-    "ignore_eos",
-)
+_OTHER_PARTS = {
+    "image_url": "images",
+    "input_image": "images",
+    "image": "images",
+    "input_audio": "audio",
+    "audio_url": "audio",
+    "video_url": "video",
+    "file": "files",
+    "input_file": "files",
+    "document": "documents",
+}
+
+
+class ContentPart(BaseModel):
+    """One part of a message's content. Text is served, and a refusal, which is text; images, audio, video and files
+    are refused."""
+
+    model_config = STRICT
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+    def spoken(self, place: str) -> str:
+        """Its text; raises InvalidRequest (`messages`) for a part that has none."""
+        if self.type in ("text", "input_text", "output_text"):
+            if self.text is None:
+                raise InvalidRequest(f"{place}.text is missing", field="messages")
+            return self.text
+        if self.type == "refusal" and self.refusal is not None:
+            return self.refusal
+        kind = _OTHER_PARTS.get(self.type)
+        what = f"{kind} are" if kind and kind.endswith("s") else f"{kind} is" if kind else "such a part is"
+        raise InvalidRequest(
+            f"{place}.type {brief(self.type, 40)!r}: {what} not served here, text parts alone are", field="messages"
+        )
+
+
+class FunctionCall(BaseModel):
+    """What an assistant called."""
+
+    model_config = STRICT
+
+    name: str = Field(min_length=1)
+    arguments: str = ""
+
+
+class ToolCall(BaseModel):
+    """A call in an assistant's message."""
+
+    model_config = STRICT
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+    index: int | None = None
+
+    def for_template(self) -> dict[str, JsonValue]:
+        """As templates read it."""
+        function: dict[str, JsonValue] = {"name": self.function.name, "arguments": self.function.arguments or "{}"}
+        return {"id": self.id or "", "type": "function", "function": function}
+
+
+class Message(BaseModel):
+    """One chat message."""
+
+    model_config = STRICT
+
+    role: str = Field(min_length=1)
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
+    name: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+
+    def for_template(self, place: str) -> dict[str, JsonValue]:
+        """What the chat template sees; text parts stand on lines of their own. `place`: `messages[0]`. Raises
+        InvalidRequest (`messages`)."""
+        refuse_unsupported(self.model_extra, MESSAGE_FIELDS, f"{place}.")
+        text: str | None
+        if isinstance(self.content, list):
+            text = "\n".join(part.spoken(f"{place}.content[{i}]") for i, part in enumerate(self.content))
+        else:
+            text = self.content
+        if text is None and self.refusal is not None:
+            text = self.refusal
+        if text is None and self.role != "assistant":
+            raise InvalidRequest(f"{place}.content is missing: only an assistant's may be null", field="messages")
+        message: dict[str, JsonValue] = {"role": self.role, "content": text, "name": self.name}
+        if self.tool_calls is not None:
+            if self.role != "assistant":
+                raise InvalidRequest(f"{place}.tool_calls: only an assistant's message has them", field="messages")
+            message["tool_calls"] = [call.for_template() for call in self.tool_calls] or None
+        if self.role == "tool" and self.tool_call_id is None:
+            raise InvalidRequest(f"{place}.tool_call_id is missing: it says which call was answered", field="messages")
+        message["tool_call_id"] = self.tool_call_id
+        message["reasoning_content"] = self.reasoning_content or self.reasoning
+        return {name: value for name, value in message.items() if value is not None or name == "content"}
+
+
+class FunctionTool(BaseModel):
+    """A function that the model may call; `parameters` is a JSON Schema."""
+
+    model_config = STRICT
+
+    name: str = Field(min_length=1, max_length=MAX_TOOL_NAME_LEN, pattern=r"^[a-zA-Z0-9_.:/-]+$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(BaseModel):
+    """One of `tools`."""
+
+    model_config = STRICT
+
+    type: str
+    function: FunctionTool | None = None
+
+    def checked(self, place: str) -> FunctionTool:
+        """Its function; raises InvalidRequest (`tools`) for another kind of tool."""
+        if self.type != "function":
+            raise InvalidRequest(
+                f"{place}.type {brief(self.type, 40)!r} is not served here, only 'function' is", field="tools"
+            )
+        if self.function is None:
+            raise InvalidRequest(f"{place}.function is missing", field="tools")
+        return self.function
+
+    def for_template(self) -> dict[str, JsonValue]:
+        """As templates read it."""
+        assert self.function is not None
+        function: dict[str, JsonValue] = {"name": self.function.name}
+        if self.function.description is not None:
+            function["description"] = self.function.description
+        function["parameters"] = self.function.parameters or {"type": "object", "properties": {}}
+        return {"type": "function", "function": function}
+
+
+class NamedFunction(BaseModel):
+    """The function of a named tool choice."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    name: str
+
+
+class NamedChoice(BaseModel):
+    """A tool that must be called."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedChoice
+
+
+def tool_use(tools: Sequence[Tool], choice: ToolChoice | None, parallel: bool | None) -> ToolUse | None:
+    """What the answer may call; None where it may call nothing. Raises InvalidRequest naming `tools` or
+    `tool_choice`, also for a tool that does not exist."""
+    if len(tools) > MAX_TOOLS:
+        raise InvalidRequest(
+            f"tools has {len(tools)} entries, at most {MAX_TOOLS} are served", field="tools", limit=MAX_TOOLS
+        )
+    names = [tool.checked(f"tools[{i}]").name for i, tool in enumerate(tools)]
+    if len(set(names)) < len(names):
+        twice = next(name for i, name in enumerate(names) if name in names[:i])
+        raise InvalidRequest(f"tools names {twice!r} twice", field="tools")
+    if not names:
+        if choice in (None, "none", "auto"):
+            return None
+        raise InvalidRequest("tool_choice needs tools", field="tool_choice")
+    if choice == "none":
+        return None
+    max_calls = 1 if parallel is False else None
+    if isinstance(choice, NamedChoice):
+        name = choice.function.name
+        if name not in names:
+            raise InvalidRequest(
+                f"tool_choice names {brief(name, 80)!r}, which tools does not have: {brief(', '.join(names), 200)}",
+                field="tool_choice",
+                value=brief(name, 80),
+            )
+        return ToolUse(frozenset(names), named=name, max_calls=1)
+    return ToolUse(frozenset(names), required=choice == "required", max_calls=max_calls)
 
 
 class StreamOptions(BaseModel):
@@ -61,6 +241,11 @@ class ResumedChoice(BaseModel):
     seed: int | None = Field(default=None, ge=0, lt=2**64)
     finish_reason: Literal["stop", "length"] | None = None
 
+    def resumed(self) -> Resume:
+        """As the core's value object."""
+        ended = None if self.finish_reason is None else FinishReason(self.finish_reason)
+        return Resume(tuple(self.token_ids), self.num_chars, ended)
+
 
 class ResumeBody(BaseModel):
     """`resume`: the rest of an answer whose stream broke."""
@@ -68,46 +253,6 @@ class ResumeBody(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     choices: Annotated[list[ResumedChoice], Field(fail_fast=True, min_length=1)]
-
-
-class SamplingFields(StructureFields):
-    """How tokens are chosen: fields that all endpoints for answers share."""
-
-    model_config = STRICT
-
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    seed: int | None = None
-    min_tokens: int | None = None
-    ignore_eos: bool | None = None
-    stop: str | StringList | None = None
-    stop_token_ids: TokenIdList | None = None
-    logit_bias: dict[str, float] | None = None
-    bad_words: StringList | None = None
-
-    def sampling_params(
-        self, max_tokens: int | None, logprobs: int | None, defaults: GenerationDefaults
-    ) -> SamplingParams:
-        """As the core's value object, with the model's defaults; raises InvalidRequest naming the field."""
-        given: dict[str, Any] = {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
-        if self.top_k == -1:  # vLLM's other way to say "off"
-            given["top_k"] = 0
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        return SamplingParams(
-            **{**defaults.given, **given},
-            seed=None if self.seed == -1 else self.seed,  # vLLM's way to say "any"
-            max_tokens=max_tokens,
-            logprobs=logprobs,
-            stop=stop,
-            stop_token_ids=tuple(self.stop_token_ids or ()),
-            logit_bias=_biases(self.logit_bias or {}),
-            structured_output=self.structured_output(),
-        )
 
 
 class CommonRequest(SamplingFields):
@@ -159,34 +304,14 @@ class CommonRequest(SamplingFields):
                 raise InvalidRequest(f"{field} needs stream_options.include_usage to be true", field=field)
 
     @property
-    def resumed_choices(self) -> tuple[ResumedChoice, ...]:
-        """What the client has of each choice; empty for a request that begins."""
-        return tuple(self.resume.choices) if self.resume is not None else ()
+    def resumed_choices(self) -> tuple[tuple[Resume, int | None], ...]:
+        """What the client has of each choice, and its seed; empty for a request that begins."""
+        return tuple((choice.resumed(), choice.seed) for choice in self.resume.choices) if self.resume else ()
 
     @property
     def text_options(self) -> TextOptions:
         """How tokens become text."""
         return TextOptions(self.skip_special_tokens is not False, bool(self.include_stop_str_in_output))
-
-
-class CompletionRequest(CommonRequest):
-    """Body of `POST /v1/completions`."""
-
-    prompt: str | TokenIdList | StringList | TokenIdLists
-    logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
-    echo: bool | None = None
-
-    @property
-    def asks_of_prompt(self) -> bool:
-        """Whether the answer says something of the prompt itself."""
-        return bool(self.echo) or self.prompt_logprobs is not None
-
-    @property
-    def wanted_prompt_logprobs(self) -> int | None:
-        """Alternatives for each token of the prompt; with `echo` the prompt is a part of what `logprobs` describes."""
-        if self.echo and self.logprobs is not None:
-            return max(self.logprobs, self.prompt_logprobs or 0)
-        return self.prompt_logprobs
 
 
 class ChatRequest(CommonRequest):
@@ -211,29 +336,6 @@ class ChatRequest(CommonRequest):
         """Of both fields the smaller one."""
         limits = [limit for limit in (self.max_tokens, self.max_completion_tokens) if limit is not None]
         return min(limits, default=None)
-
-
-def _biases(given: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
-    """By token id, as the core takes them."""
-    biases: dict[int, float] = {}
-    for key, bias in given.items():
-        if not key.isascii() or not key.isdecimal() or len(key) > 10:
-            raise InvalidRequest(
-                f"logit_bias must have token ids as its keys, got {brief(key, 40)!r}", field="logit_bias"
-            )
-        biases[int(key)] = bias
-    return tuple(sorted(biases.items()))
-
-
-def parse_completion(body: bytes) -> CompletionRequest:
-    """Raises InvalidRequest naming the field."""
-    request = parse_body(CompletionRequest, body)
-    request.check_supported(COMPLETION_FIELDS)
-    if request.max_tokens == 0 and not request.asks_of_prompt:
-        raise InvalidRequest(
-            "max_tokens must be at least 1, or 0 with echo or prompt_logprobs", field="max_tokens", limit=1
-        )
-    return request
 
 
 def parse_chat(body: bytes) -> ChatRequest:

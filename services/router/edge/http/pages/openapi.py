@@ -9,7 +9,8 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from services.router.edge.http.anthropic.schemas import CountRequest, MessagesRequest
-from services.router.edge.http.openai.schemas import ChatRequest, CompletionRequest
+from services.router.edge.http.openai.completions import CompletionRequest
+from services.router.edge.http.openai.schemas import ChatRequest
 from services.router.edge.http.responses.schemas import ResponseRequest
 from services.router.edge.http.tokenization import DetokenizeRequest, TokenizeRequest
 

@@ -15,7 +15,7 @@ from services.router.edge.http.openai.chat import Chat, ParsedChat
 from services.router.edge.http.responses.inner import NAMES, chat_request
 from services.router.edge.http.responses.items import OutputItems
 from services.router.edge.http.responses.schemas import ResponseRequest, ToolName, parse_response
-from services.router.edge.text.output_processor import OutputDelta, OutputFinish
+from services.router.edge.output_stream import OutputDelta, OutputFinish
 
 
 class Responses:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.router.edge.http.openai.chat_messages import ContentPart
-from services.router.edge.http.openai.schemas import ChatRequest, chat_of
+from services.router.edge.http.openai.schemas import ChatRequest, ContentPart, chat_of
 from services.router.edge.http.responses.schemas import InputItem, ResponseRequest, ResponseTool, TextFormat, ToolName
 from shared.errors import InvalidRequest, brief
 

@@ -6,10 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from services.router.edge.http.openai.chat_messages import ContentPart
-from services.router.edge.http.openai.schemas import MAX_METADATA
+from services.router.edge.http.bodies import STRICT, parse_body
+from services.router.edge.http.openai.schemas import MAX_METADATA, ContentPart
 from services.router.edge.http.openai.unsupported import refuse_extra, refuse_unsupported
-from services.router.edge.http.validation import STRICT, parse_body
 from shared.engine.sampling_params import MAX_LOGPROBS
 from shared.errors import InvalidRequest
 

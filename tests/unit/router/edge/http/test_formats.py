@@ -13,7 +13,7 @@ from services.router.dispatch.request import FinishReason, Request, TokenLogprob
 from services.router.edge.http.openai.chat import Chat
 from services.router.edge.http.openai.completions import Completions
 from services.router.edge.http.openai.logprobs import CompletionLogprobs, chat_logprobs
-from services.router.edge.text.output_processor import OutputDelta, OutputFinish, Usage
+from services.router.edge.output_stream import OutputDelta, OutputFinish, Usage
 from services.router.placement.decision import Choice
 from shared.model.text.tokenizer import Tokenizer
 

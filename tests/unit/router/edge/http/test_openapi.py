@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 
-from services.router.edge.http.openai.schemas import ChatRequest, CompletionRequest
+from services.router.edge.http.openai.completions import CompletionRequest
+from services.router.edge.http.openai.schemas import ChatRequest
 from services.router.edge.http.pages.openapi import openapi_document
 
 

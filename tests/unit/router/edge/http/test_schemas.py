@@ -9,8 +9,8 @@ import jsonschema
 import pytest
 
 from services.router.edge.http.openai.chat import Chat
-from services.router.edge.http.openai.completions import Completions
-from services.router.edge.http.openai.schemas import ChatRequest, CompletionRequest, parse_chat, parse_completion
+from services.router.edge.http.openai.completions import CompletionRequest, Completions, parse_completion
+from services.router.edge.http.openai.schemas import ChatRequest, parse_chat
 from services.router.edge.text.generation_defaults import GenerationDefaults
 from shared.errors import InvalidRequest
 from shared.model.text.tokenizer import Tokenizer

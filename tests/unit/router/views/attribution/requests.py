@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from services.router.dispatch.record import FINISHED, Ask, Failure, RequestRecord
-from services.router.dispatch.states import RequestEvent, RequestState
+from services.router.dispatch.record import FINISHED, Ask, Failure, RequestEvent, RequestRecord, RequestState
 from services.router.placement.decision import Choice
 from services.router.views.attribution.verdict import Outcome
 

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.router.admission.blocked import Cause
-from services.router.dispatch.record import Failure
-from services.router.dispatch.states import RequestState
+from services.router.dispatch.record import Failure, RequestState
 from services.router.views.attribution.verdict import (
     Outcome,
     Targets,

@@ -1,1 +1,0 @@
-"""Inter-token latency of running answers, with and without long prompts arriving."""

@@ -1,0 +1,97 @@
+"""The cells of the study: a workload at a load under a pair of targets, and what each of them needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from loadtest.simulator.load import WORKLOADS, at_rate, poisson, read_trace
+from loadtest.simulator.outcome import Targets
+from loadtest.simulator.simulation import AUTO
+from loadtest.simulator.split_study.search import Search
+from loadtest.simulator.split_study.systems import Pool, Run, System
+from loadtest.workloads.trace import TraceRequest
+
+TARGETS = {"ttft": Targets(0.4, 0.05), "balanced": Targets(1.0, 0.025), "tpot": Targets(3.0, 0.0125)}
+"""By the one of the two that binds."""
+LOADS = (0.4, 0.6, 0.8, 1.0, 1.2)
+"""Of the rate up to which the best fixed system serves nine in ten in time."""
+LONG_PROMPT = 8192
+"""Mean tokens from which on a workload's TTFT targets are LONG_TTFT times as long: one such prompt takes most of the
+shortest one alone."""
+LONG_TTFT = 5.0
+_REQUESTS = 4000
+"""Of a named workload, before it begins again."""
+
+
+class Cell(NamedTuple):
+    """One comparison."""
+
+    workload: str
+    targets: str
+    load: float
+
+    @property
+    def name(self) -> str:
+        """In files and tables."""
+        return f"{self.workload}, {self.targets}, {self.load:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Loads:
+    """The requests of workloads by name."""
+
+    traces: Mapping[str, Path]
+    seconds: float
+    """Of arrivals in a run, at least."""
+    seed: int = 0
+
+    def requests(self, workload: str, rate: float) -> list[TraceRequest]:
+        """As many as arrive in a run."""
+        found = self._all(workload)
+        answers_s = 3 * sum(request.num_output_tokens for request in found) / len(found) * 0.015
+        chosen = at_rate(found, rate, max(self.seconds, answers_s))
+        return chosen if workload in self.traces else poisson(chosen, self.seed)
+
+    def targets(self, cell_targets: str, workload: str) -> Targets:
+        """A pair of targets for a workload."""
+        found, targets = self._all(workload), TARGETS[cell_targets]
+        mean = sum(request.num_prompt_tokens for request in found) / len(found)
+        return Targets(targets.ttft_s * LONG_TTFT, targets.tpot_s) if mean >= LONG_PROMPT else targets
+
+    def _all(self, workload: str) -> Sequence[TraceRequest]:
+        if workload in self.traces:
+            return _read(self.traces[workload])
+        return WORKLOADS[workload].requests(_REQUESTS, self.seed)
+
+
+class Compared(NamedTuple):
+    """What a cell gave."""
+
+    best: Run
+    """Of the fixed systems."""
+    auto: Run
+    tried: list[Run]
+    """All fixed systems that were run."""
+    num_left_out: int
+
+    @property
+    def ratio(self) -> float:
+        """Goodput of auto over that of the best fixed system."""
+        return self.auto.goodput / max(self.best.goodput, 1e-9)
+
+
+def compare(pool: Pool, targets: Targets, requests: Sequence[TraceRequest], starts: Sequence[System]) -> Compared:
+    """The best fixed system for this load, and auto."""
+    search = Search(pool, targets, requests)
+    best = search.best(starts)
+    auto = search.run(System(AUTO))
+    return Compared(search.runs[best], auto, [search.runs[system] for system in search.fixed], search.num_left_out)
+
+
+@lru_cache
+def _read(path: Path) -> Sequence[TraceRequest]:
+    return read_trace(path)

@@ -1,0 +1,1 @@
+"""The block index: its interface, and the one over Redis or Valkey."""

@@ -1,1 +1,0 @@
-"""Paged attention by the library FlashInfer: planning its wrappers for a step."""

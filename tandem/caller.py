@@ -1,0 +1,98 @@
+"""What both clients share: the routers that they ask, key, TLS, and the answers of one call."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+import grpc
+
+from tandem.answer import Answer
+from tandem.connection import CHANNEL_OPTIONS, ChannelOptions, ClientTls, key_metadata
+from tandem.conversation import Conversation
+from tandem.options import Options, Prompt, requests_of
+from tandem.targets import Targets
+
+ChannelT = TypeVar("ChannelT")
+
+
+class Caller(ABC, Generic[ChannelT]):
+    """Base of the clients: everything but the calls."""
+
+    def __init__(
+        self,
+        targets: Sequence[str],
+        *,
+        api_key: str = "",
+        tls: ClientTls | None = None,
+        retry_for_s: float = 30.0,
+        rng: random.Random | None = None,
+    ) -> None:
+        """`targets`: host:port of the routers' gRPC APIs. `retry_for_s`: an answer is given up after so long without
+        a new token from a failure on, within its own deadline. Raises ConfigError. Connects at the first call."""
+        self._rng = rng if rng is not None else random.Random()
+        self._targets = Targets(targets, self._rng)
+        self.key = key_metadata(api_key)
+        """The metadata that every call carries."""
+        self._credentials = tls.credentials() if tls is not None else None
+        self._options: ChannelOptions = tls.channel_options if tls is not None else CHANNEL_OPTIONS
+        self._retry_for_s = retry_for_s
+        self._lock = threading.Lock()
+        self._channels: dict[str, ChannelT] = {}
+
+    @staticmethod
+    @abstractmethod
+    def _opened(target: str, credentials: grpc.ChannelCredentials | None, options: ChannelOptions) -> ChannelT:
+        """A new connection; without credentials, without TLS."""
+
+    def channel(self, target: str) -> ChannelT:
+        """The connection to a target."""
+        with self._lock:
+            if target not in self._channels:
+                self._channels[target] = self._opened(target, self._credentials, self._options)
+            return self._channels[target]
+
+    def _leave(self) -> Sequence[ChannelT]:
+        """All connections, for the caller to end."""
+        with self._lock:
+            channels, self._channels = self._channels, {}
+        return tuple(channels.values())
+
+    def _conversations(self, prompt: Prompt, n: int, options: Options, resume: Answer | None) -> list[Conversation]:
+        """One for each choice of an answer, in order. Raises InvalidRequest for what cannot be sent."""
+        now = time.monotonic()
+        return [
+            Conversation(
+                request,
+                self._targets,
+                self._rng,
+                now=now,
+                timeout_s=options.get("timeout_s"),
+                retry_for_s=self._retry_for_s,
+                index=index,
+                resume=resume,
+            )
+            for index, request in enumerate(requests_of(prompt, n, options, resume))
+        ]
+
+
+class Answers:
+    """Base of what streams them."""
+
+    def __init__(self, conversations: Sequence[Conversation], metadata: tuple[tuple[str, str], ...]) -> None:
+        self._conversations = conversations
+        self._metadata = metadata
+
+    @property
+    def answers(self) -> list[Answer]:
+        """What came so far of each answer; it stays after an error."""
+        return [conversation.answer for conversation in self._conversations]
+
+    @property
+    def answer(self) -> Answer:
+        """The first, or only, of `answers`."""
+        return self._conversations[0].answer

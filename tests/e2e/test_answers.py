@@ -1,0 +1,59 @@
+"""What a cluster answers does not depend on encryption, or on a device that only takes its time."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from services.worker.host import TIMED_ANSWER
+from shared.model.text.tokenizer import Tokenizer
+from tests.e2e.running import BLOCK_SIZE, DEMO, block_bytes, loads, running
+from tests.e2e.stage import HOST_BYTES, prompt, staged
+
+
+async def _answers(folder, encryption: str) -> list[tuple[list[int], int]]:
+    """Tokens, and the prompt's tokens that were fetched: computed, from a peer, from the store node."""
+    spec = {"num_prefill": 2, "store_host_bytes": HOST_BYTES, "block_encryption": encryption}
+    async with staged(folder, **spec) as stage:
+        tokens = prompt(200)
+        answers = [await stage.ask(tokens, "prefill-0")]
+        await stage.held(tokens, 12, ["prefill-0"])
+        stage.lookup.peers = frozenset({"prefill-0"})
+        answers.append(await stage.ask(tokens, "prefill-1"))
+        await stage.stored(tokens, 12)
+        stage.lookup.peers = frozenset()
+        other = prompt(200, seed=41)
+        await stage.ask(other, "prefill-0")
+        await stage.stored(other, 12)
+        answers.append(await stage.ask(other, "prefill-1"))
+        await stage.idle()
+        assert [stage.load(link.name).num_bad_blocks for link in stage.fleet.links] == [0, 0, 0]
+        assert await stage.num_bad() == 0
+        assert stage.fleet.block_encryption == encryption
+        return [(answer, summary.num_fetched_tokens) for answer, summary in answers]
+
+
+@pytest.mark.slow
+async def test_the_tokens_are_those_of_a_cluster_without_encryption(tmp_path):
+    plain = await _answers(tmp_path / "plain", "none")
+    assert [fetched for _, fetched in plain] == [0, 12 * BLOCK_SIZE, 12 * BLOCK_SIZE]
+    assert await _answers(tmp_path / "encrypted", "aes-gcm") == plain
+
+
+TIMES = {"fixed_s": 1e-3, "read_s": 2e-3, "token_s": 1e-5, "sequence_s": 0.0, "kv_s": 1e-8, "attention_s": 1e-9}
+PROMPT = list(range(20, 120))
+NUM_TOKENS = 40
+NUM_PROMPT_BLOCKS = -(-len(PROMPT) // BLOCK_SIZE)
+
+
+async def test_an_answer_has_every_token_and_its_blocks_cross_the_pools(tmp_path):
+    times = tmp_path / "times.json"
+    times.write_text(json.dumps({"step_times": TIMES}))
+    answer = Tokenizer.load(DEMO).encode(TIMED_ANSWER)
+    async with running(tmp_path, device=f"timed:{times}") as cluster:
+        found = await cluster.tokens(PROMPT, max_tokens=NUM_TOKENS, ignore_eos=True)
+        assert found == [answer[(len(PROMPT) + i) % len(answer)] for i in range(NUM_TOKENS)]
+        await cluster.until(
+            lambda status: loads(status)["decode-0"].kv_bytes_received == NUM_PROMPT_BLOCKS * block_bytes(DEMO)
+        )

@@ -1,0 +1,110 @@
+"""What a worker computes: it tests itself, and is known by it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from services.worker.host import LoadedModel, load_model
+from services.worker.machine import self_test as module
+from services.worker.machine.self_test import NUM_OUTPUT_TOKENS, self_test
+from services.worker.settings import WorkerSettings
+from shared.config import load_settings
+from shared.engine.runner.runner import Runner, RunnerConfig
+from shared.errors import ConfigError, Internal, NumericalFault
+from shared.model.decoder import Decoder
+from tests.integration.engine.families import write_family
+from tests.unit.kernels.isas import ISAS, SUMS, needs_library
+from tests.waiting import DEADLINE_S
+
+DEMO = Path(__file__).parents[3] / "models" / "demo"
+
+
+def loaded(*flags: str) -> LoadedModel:
+    always = ("--name", "w", "--model", str(DEMO), "--dtype", "bf16", "--num-kv-blocks", "16")
+    return load_model(load_settings(WorkerSettings, [*always, *flags]), lambda *_: None)
+
+
+@needs_library
+def test_blocks_of_another_arithmetic_are_those_of_another_model() -> None:
+    plain, deterministic, again = loaded(), loaded("--deterministic", "True"), loaded("--deterministic", "True")
+    assert deterministic.fingerprint == again.fingerprint
+    assert deterministic.fingerprint.startswith(f"{plain.fingerprint}-deterministic-")
+    assert deterministic.roots.of("", 9) != plain.roots.of("", 9)
+
+
+@needs_library
+@pytest.mark.slow
+def test_processors_that_compute_alike_have_one_identity() -> None:
+    found = {isa: loaded("--deterministic", "True", "--kernels", f"cpu:{isa}").fingerprint for isa in ISAS}
+    for isa, other in combinations(found, 2):
+        alike = SUMS[isa] == SUMS[other]
+        if not alike or SUMS[isa] == "fma":
+            assert (found[isa] == found[other]) == alike, f"{isa} beside {other}"
+
+
+@needs_library
+@pytest.mark.parametrize("flags", [("--kernels", "torch"), ("--cpu-isa", "torch"), ("--dtype", "fp16")])
+def test_what_has_no_such_mode_stops_the_start(flags: tuple[str, str]) -> None:
+    with pytest.raises(ConfigError, match=r"deterministic|float16"):  # kernels that are named refuse the dtype first
+        loaded("--deterministic", "True", *flags)
+
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_family(tmp_path / "model", "LlamaForCausalLM")
+
+
+def break_weights(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.norm.weight"][0] = float("nan")
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def started(folder: Path) -> tuple[Runner, int]:
+    decoder = Decoder.load(folder, torch.float32, "cpu")
+    runner = Runner(decoder, decoder.config.block_layout(16, "float32"), 2, RunnerConfig(max_num_seqs=1))
+    with torch.inference_mode():
+        runner.start()
+    return runner, decoder.config.vocab_size
+
+
+def test_a_sound_model_passes(folder: Path) -> None:
+    runner, vocab_size = started(folder)
+    self_test(runner, 16, vocab_size)
+
+
+def test_a_model_whose_numbers_are_not_finite_does_not(folder: Path) -> None:
+    break_weights(folder)
+    runner, vocab_size = started(folder)
+    with pytest.raises(NumericalFault):
+        self_test(runner, 16, vocab_size)
+
+
+def test_answers_that_differ_do_not(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, vocab_size = started(folder)
+    answers = iter(([1] * NUM_OUTPUT_TOKENS, [2] * NUM_OUTPUT_TOKENS))
+    monkeypatch.setattr(module, "_answer", lambda *_: next(answers))
+    with pytest.raises(Internal, match="two answers"):
+        self_test(runner, 16, vocab_size)
+
+
+@pytest.mark.slow
+def test_such_a_worker_ends_before_it_is_ready(folder: Path) -> None:
+    break_weights(folder)
+    command = [sys.executable, "-m", "services.decode", "--name", "d", "--model", str(folder), "--num-kv-blocks", "8"]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ}, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert done.returncode == 2
+    assert '"ready"' not in done.stdout
+    assert "NumericalFault" in done.stdout

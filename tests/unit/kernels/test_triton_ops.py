@@ -1,0 +1,235 @@
+"""Triton's ops of experts, latents, blocks, sampling and elements against the references."""
+
+from __future__ import annotations
+
+import random
+from itertools import product
+
+import pytest
+import torch
+
+from shared.kernels.sampling.philox import uniform
+
+from . import attention_checks, block_checks, compiling, decoder_checks, sampling_checks
+from .compiling import TARGETS
+from .conftest import Run
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "block_shape", "block_ids", "dtype"),
+    [
+        (9, (2, 2, 2, 16, 40), [3, 0, 8], torch.float32),
+        (9, (2, 2, 2, 16, 40), [3, 0, 8, 1, 2], torch.bfloat16),
+        (5, (2, 2, 2, 16, 300), [4, 1, 0, 0, 2, 4], torch.float32),  # several stretches; repeated ids
+        (3, (4,), [2], torch.float16),  # one word
+        (3, (2, 2, 1, 16, 64), [], torch.float32),
+    ],
+)
+def test_blocks_are_copied_and_checked_bit_for_bit(
+    interpreted: Run, num_blocks: int, block_shape: tuple[int, ...], block_ids: list[int], dtype: torch.dtype
+) -> None:
+    interpreted(block_checks.check_blocks, num_blocks, block_shape, block_ids, dtype=dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(
+    ("num_tokens", "num_experts", "top_k"), [(0, 4, 2), (1, 4, 1), (1, 6, 6), (7, 5, 2), (33, 16, 3), (90, 3, 2)]
+)
+def test_experts_equal_the_reference(
+    interpreted: Run, num_tokens: int, num_experts: int, top_k: int, dtype: torch.dtype
+) -> None:
+    interpreted(decoder_checks.check_experts, num_tokens, num_experts, top_k, dtype=dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [(20, 12), (130, 70)])
+def test_experts_of_sizes_that_fill_no_tile_equal_the_reference(interpreted: Run, sizes: tuple[int, int]) -> None:
+    interpreted(decoder_checks.check_experts, 9, 5, 2, sizes=sizes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", [(0, 3), (3, 4), (4, 7)])
+def test_a_range_of_experts_counts_the_others_as_zero(interpreted: Run, part: tuple[int, int]) -> None:
+    interpreted(decoder_checks.check_experts, 20, 7, 3, part=part)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", TARGETS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_experts_compile_and_use_the_matrix_units_without_spills(compiled: Run, arch: str, dtype: torch.dtype) -> None:
+    kernels = compiled(compiling.compile_experts, dtype, arch)
+    assert {kernel.name for kernel in kernels} == {"gate_up_tiles", "down_tiles", "combine_tiles"}
+    assert all(kernel.shared_bytes <= TARGETS[arch].shared_bytes for kernel in kernels)
+    assert [(kernel.name, kernel.stack_bytes, kernel.spilled_registers) for kernel in kernels if kernel.spills] == []
+    if dtype == torch.bfloat16:
+        products = [kernel for kernel in kernels if kernel.name != "combine_tiles"]
+        assert len(products) == 4
+        assert all(kernel.num_matrix_instructions > 0 for kernel in products)
+
+
+FEW_BYTES = 64  # of stack: sm_80 spills 40, the others none
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("num_heads", "dim", "plan"),
+    [
+        (3, 20, [(1, 1), (1, 17), (5, 9)]),
+        (16, 48, [(1, 40), (3, 3), (1, 16)]),
+        (21, 32, [(1, 33), (2, 70)]),
+        (5, 576, [(1, 50)]),
+    ],
+)
+def test_attention_to_latents_follows_the_formula(
+    interpreted: Run, num_heads: int, dim: int, plan: list[tuple[int, int]]
+) -> None:
+    interpreted(attention_checks.check_latents, plan, num_heads=num_heads, dim=dim)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_heads", [4, 18])
+def test_parts_of_a_sequence_are_merged(interpreted: Run, num_heads: int) -> None:
+    interpreted(
+        attention_checks.check_latents, [(1, 130), (1, 5), (1, 64), (2, 90)], num_heads=num_heads, dim=24, tile=16
+    )
+
+
+@pytest.mark.slow
+def test_latents_may_be_kept_in_fewer_bits(interpreted: Run) -> None:
+    interpreted(attention_checks.check_latents, [(1, 30)], num_heads=2, dim=40, kv_dtype=torch.bfloat16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", TARGETS)
+@pytest.mark.parametrize("num_heads", [16, 128])
+def test_attention_to_latents_compiles_and_uses_the_matrix_units(compiled: Run, num_heads: int, arch: str) -> None:
+    kernels = compiled(compiling.compile_latents, num_heads, torch.bfloat16, arch)
+    (attend,) = (kernel for kernel in kernels if kernel.name == "latent_parts")
+    assert attend.shared_bytes <= TARGETS[arch].shared_bytes
+    assert attend.num_matrix_instructions > 0
+    assert attend.stack_bytes <= FEW_BYTES
+    assert attend.spilled_registers == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize(
+    ("num_rows", "vocab_size", "seed"), [(8, 100, 0), (8, 100, 1), (6, 3000, 2), (4, 5000, 3), (3, 1, 4), (0, 9, 5)]
+)
+def test_tokens_equal_those_of_the_reference(
+    interpreted: Run, num_rows: int, vocab_size: int, seed: int, ties: bool
+) -> None:
+    interpreted(sampling_checks.check_sampling, num_rows, vocab_size, seed, ties=ties)
+
+
+@pytest.mark.slow
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_many_tokens_equal_those_of_the_reference(interpreted: Run, seed: int) -> None:
+    for vocab_size, ties in ((300, False), (300, True), (2049, seed % 2 == 0)):
+        interpreted(sampling_checks.check_sampling, 24, vocab_size, 100 + seed, ties=ties)
+        interpreted(sampling_checks.check_split_sampling, 8, vocab_size, 200 + seed, ties=ties, capacity=32 << seed % 4)
+
+
+@pytest.mark.slow
+def test_rows_without_a_choice_give_minus_one(interpreted: Run) -> None:
+    interpreted(sampling_checks.check_broken_logits)
+
+
+@pytest.mark.slow
+def test_banned_tokens_are_never_drawn(interpreted: Run) -> None:
+    interpreted(sampling_checks.check_banned_tokens_are_never_drawn)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_rows", "vocab_size", "num_masks"), [(4, 100, 3), (1, 1, 1), (2, 5000, 2), (3, 64, 0)])
+def test_masks_leave_the_allowed_tokens(interpreted: Run, num_rows: int, vocab_size: int, num_masks: int) -> None:
+    interpreted(sampling_checks.check_triton_masks, num_rows, vocab_size, num_masks, vocab_size)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("vocab_size", "seed"), [(1, 0), (33, 1), (5000, 2)])
+def test_the_likeliest_of_the_allowed_tokens(interpreted: Run, vocab_size: int, seed: int) -> None:
+    interpreted(sampling_checks.check_triton_likeliest, vocab_size, seed)
+
+
+@pytest.mark.slow
+def test_random_numbers_equal_the_engines(interpreted: Run) -> None:
+    choose = random.Random(0)
+    pairs = [(choose.getrandbits(64), choose.getrandbits(40)) for _ in range(20)]
+    pairs += [(0, 0), (2**64 - 1, 2**40), (2**63, 1), (2**32, 2**32)]
+    assert interpreted(sampling_checks.check_uniform, pairs) == [uniform(*pair) for pair in pairs]
+
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+"""The interpreter cuts bf16 off instead of rounding it: once or twice stays within the tolerance, not more often."""
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(5, 32), (3, 1000), (1, 4096), (0, 64), (4, 3, 80)])
+def test_rms_norm_equals_the_reference(interpreted: Run, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    interpreted(decoder_checks.check_rms_norm, shape, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("num_tokens", "size"), [(3, 64), (2, 5000), (1, 1), (0, 64)])
+def test_silu_mul_equals_the_reference(interpreted: Run, num_tokens: int, size: int, dtype: torch.dtype) -> None:
+    interpreted(decoder_checks.check_silu_mul, num_tokens, size, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "heads", "block_size", "norms", "dtype"),
+    [
+        (64, (4, 2), 16, False, torch.float32),
+        (80, (3, 1), 32, True, torch.float16),
+        (96, (8, 8), 16, False, torch.float16),
+        (128, (40, 2), 64, True, torch.float32),
+        (256, (5, 1), 16, False, torch.bfloat16),
+    ],
+)
+def test_rotate_and_write_equals_the_reference(
+    interpreted: Run,
+    head_dim: int,
+    heads: tuple[int, int],
+    block_size: int,
+    norms: bool,
+    dtype: torch.dtype,
+) -> None:
+    interpreted(
+        decoder_checks.check_rotate_and_write,
+        num_tokens=3,
+        heads=heads,
+        head_dim=head_dim,
+        block_size=block_size,
+        norms=norms,
+        dtype=dtype,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+def test_every_shape_rotated_and_written_equals_the_reference(
+    interpreted: Run, head_dim: int, dtype: torch.dtype
+) -> None:
+    for group, block_size, norms in product([1, 3, 4, 16], [16, 32, 64], [False, True]):
+        interpreted(
+            decoder_checks.check_rotate_and_write,
+            num_tokens=3,
+            heads=(2 * group, 2),
+            head_dim=head_dim,
+            block_size=block_size,
+            norms=norms,
+            dtype=dtype,
+        )
+
+
+def test_no_tokens_are_rotated_without_harm(interpreted: Run) -> None:
+    interpreted(
+        decoder_checks.check_rotate_and_write, num_tokens=0, heads=(4, 2), head_dim=64, block_size=16, norms=True
+    )
+
+
+def test_tokens_with_a_negative_slot_are_not_written(interpreted: Run) -> None:
+    interpreted(decoder_checks.check_negative_slots_are_not_written)

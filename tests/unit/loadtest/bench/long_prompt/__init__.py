@@ -1,1 +1,0 @@
-"""The long-prompt benchmark."""

@@ -1,1 +1,0 @@
-"""The prefix benchmark's own arithmetic."""

@@ -1,0 +1,1 @@
+"""The study of fixed splits beside mode auto."""

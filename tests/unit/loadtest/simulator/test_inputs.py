@@ -1,0 +1,84 @@
+"""What a run is made of: named workloads, arrivals, prompts' blocks in the index, noise."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from statistics import fmean, stdev
+
+import pytest
+
+from loadtest.simulator.engine import Noise
+from loadtest.simulator.load import WORKLOADS, at_rate, mean_rate, poisson
+from loadtest.simulator.prefix_index import PrefixIndex
+from loadtest.simulator.residuals import lognormal_residuals, read_residuals
+from loadtest.workloads.trace import TraceRequest
+from shared.errors import ConfigError
+from shared.kv.pool import PoolEvents
+from tests.unit.loadtest.simulator.setups import head
+
+
+def test_named_workloads_have_their_lengths_in_the_mean():
+    for name, prompt_len, output_len in (
+        ("prefill-heavy", 4096, 64),
+        ("balanced", 1024, 300),
+        ("short", 200, 300),
+        ("decode-heavy", 128, 1024),
+    ):
+        requests = WORKLOADS[name].requests(3000, seed=1)
+        assert fmean(one.num_prompt_tokens for one in requests) == pytest.approx(prompt_len, rel=0.05)
+        assert fmean(one.num_output_tokens for one in requests) == pytest.approx(output_len, rel=0.05)
+
+
+def test_poisson_arrivals_keep_order_lengths_and_mean_rate():
+    trace = head()
+    changed = poisson(trace, seed=1)
+    assert [one.num_prompt_tokens for one in changed] == [one.num_prompt_tokens for one in trace]
+    assert mean_rate(changed) == pytest.approx(mean_rate(trace), rel=0.15)
+    gaps = [after.at_s - before.at_s for before, after in pairwise(changed)]
+    assert stdev(gaps) == pytest.approx(fmean(gaps), rel=0.2)
+
+
+def test_a_trace_that_begins_again_shares_nothing_with_its_first_turn():
+    trace = [TraceRequest(0.0, 600, 5, (3, 4)), TraceRequest(1.0, 600, 5, (3, 9))]
+    longer = at_rate(trace, rate=2.0, for_s=3.0)
+    assert [one.at_s for one in longer] == pytest.approx([0.0, 0.5, 1.0, 1.5, 2.0, 2.5])
+    assert longer[1].hash_ids[0] == longer[0].hash_ids[0]
+    assert not set(longer[2].hash_ids) & {3, 4, 9}
+
+
+def test_the_index_counts_a_run_while_its_last_block_is_held():
+    index = PrefixIndex(64, 16)
+    first, other = index.hashes((7, 8), 100), index.hashes((7, 9), 128)
+    assert len(first) == 6
+    assert len(other) == 8
+    assert first[:4] == other[:4]
+    assert not set(first[4:]) & set(other)
+    index.update("a", PoolEvents(first, []))
+    index.update("b", PoolEvents(first[:4], []))
+    assert dict(index.match((7, 8), 100).local) == {"a": 96, "b": 64}
+    assert dict(index.match((7, 9), 128).local) == {"a": 64, "b": 64}
+    index.update("a", PoolEvents([], [first[3]]))
+    assert index.match((7, 8), 100).local.get("a", 0) == 0
+    assert not set(index.own_hashes(1, 64)) & set(index.own_hashes(2, 64))
+    assert index.match((), 10).local == {}
+
+
+def test_noise_has_the_spread_that_is_asked_for_and_repeats():
+    residuals = lognormal_residuals(0.1)
+    assert fmean(residuals) == pytest.approx(1.0, rel=0.01)
+    assert stdev(residuals) == pytest.approx(0.1, rel=0.1)
+    assert lognormal_residuals(0.0) == ()
+    noise = Noise(residuals, "seed", count=8)
+    assert noise.of_many(3, 8).tolist() == [noise.of(3 + number) for number in range(8)]
+    assert Noise(residuals, "seed", 8).of(2) == noise.of(2)
+    assert Noise((), "seed").of(5) == 1.0
+
+
+def test_residuals_of_a_file_are_positive_numbers(tmp_path):
+    path = tmp_path / "residuals.json"
+    path.write_text("[1.0, 1.2]")
+    assert read_residuals(path) == (1.0, 1.2)
+    for text in ("[]", "[0.0]", "{", '["x"]'):
+        path.write_text(text)
+        with pytest.raises(ConfigError):
+            read_residuals(path)

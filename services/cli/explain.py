@@ -18,6 +18,7 @@ from tandem import AsyncTandemClient
 _PIPED_WIDTH = 200
 _WHY = {
     "hand_off": "prefilled by the prefill pool",
+    "same_worker": "prefilled where it decodes: no pair of workers was predicted to serve it better",
     "collocated": "prefilled where it decodes: the cluster is collocated",
     "short_suffix": "prefilled where it decodes: the uncached suffix is short",
     "pool_slower": "prefilled where it decodes: the prefill pool was predicted to be slower",
@@ -58,6 +59,9 @@ def explain(
             if candidates:
                 console.print()
                 console.print(candidate_table(role, chosen, candidates))
+        if decision.pairs:
+            console.print()
+            console.print(pair_table(decision.pairs))
     for move in told.moves:
         console.print(move_line(move), markup=False)
 
@@ -80,8 +84,11 @@ def summary_line(decision: inference_pb2.PlacementDecision) -> str:
         if decision.HasField("predicted_ttft_ms")
         else ""
     )
+    # Where pairs are compared there is no prefill pool.
+    apart = decision.route == "hand_off" and len(decision.pairs) > 0
+    why = "prefilled by another worker" if apart else _WHY.get(decision.route, decision.route)
     return (
-        f"attempt {decision.attempt}: {workers}, {_WHY.get(decision.route, decision.route)}; "
+        f"attempt {decision.attempt}: {workers}, {why}; "
         f"{decision.num_prompt_tokens} prompt tokens, {decision.queue_ms:.1f} ms in the queue{predicted}"
     )
 
@@ -104,6 +111,23 @@ def candidate_table(role: str, chosen: str, candidates: Sequence[inference_pb2.P
     name = f"{role} worker"
     headers = (name, "score", *scorers, "hit tokens", "queued", "free blocks", "requests")
     return table_of(headers, rows, text=(name,))
+
+
+def pair_table(pairs: Sequence[inference_pb2.PlacementPair]) -> Table:
+    """The pairs that were compared, the one taken first; "here": the prompt is computed where its answer runs."""
+    rows = [
+        (
+            f"{pair.decode_worker} *" if place == 0 else pair.decode_worker,
+            "here" if pair.prefill_worker == pair.decode_worker else pair.prefill_worker,
+            f"{pair.ttft_ms:.1f} ms" if pair.HasField("ttft_ms") else "-",
+            f"{pair.tpot_ms:.1f} ms" if pair.HasField("tpot_ms") else "-",
+            f"{100 * pair.in_time:.0f} %",
+            f"{pair.score:.3f}",
+        )
+        for place, pair in enumerate(pairs)
+    ]
+    text = ("decode worker", "prefill worker")
+    return table_of((*text, "TTFT", "TPOT", "in time", "score"), rows, text=text)
 
 
 async def _ask(client: AsyncTandemClient, request_id: str) -> inference_pb2.Explanation:

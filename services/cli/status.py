@@ -11,7 +11,7 @@ from rich.table import Table
 
 from services.cli.options import LOCAL, Connection
 from services.cli.tables import console_of, share, table_of
-from shared.rpc.convert import worker_roles
+from shared.rpc.convert import role_from_proto, worker_roles
 from shared.rpc.pb.tandem.v1 import inference_pb2
 from shared.sizes import size
 from tandem import AsyncTandemClient
@@ -49,29 +49,50 @@ def summary_lines(cluster: inference_pb2.ClusterStatus) -> list[str]:
         f"prefix hits {share(cluster.num_cached_tokens, cluster.num_prompt_tokens)} "
         f"of {cluster.num_prompt_tokens} prompt tokens",
     ]
+    if cluster.HasField("split"):
+        lines.append(split_line(cluster.split))
     lines += [f"degraded: {what}" for what in cluster.degraded]
     if not cluster.store_available:
         lines.append(f"the KV store does not answer ({cluster.num_store_errors} errors): local caches only")
     return lines
 
 
+def split_line(split: inference_pb2.RoleSplit) -> str:
+    """Which workers of both roles decode just now, and how far that reaches."""
+    everyone = f"split: all {split.num_workers} workers prefill and decode"
+    if not split.HasField("headroom"):
+        return f"{everyone}: nothing is decided yet"
+    part = f"split: {split.num_decoding} of {split.num_workers} workers decode, the others only prefill"
+    flips = f", {split.num_flips} change{'s' * (split.num_flips != 1)} of a preference" if split.num_flips else ""
+    shown = everyone if split.num_decoding == split.num_workers else part
+    return f"{shown}; headroom {split.headroom:.2f} times the demand{flips}"
+
+
+def preference(worker: inference_pb2.WorkerStatus) -> str:
+    """What a worker of both roles is used for first just now; empty for others."""
+    return role_from_proto(worker.preference) if worker.preference else ""
+
+
 def _model_line(model: inference_pb2.ModelStatus) -> str:
     names = f"{model.name} ({', '.join(model.aliases)})" if model.aliases else model.name
     state = "ready" if model.ready else f"not ready: {model.not_ready_reason}"
-    return f"  {names}, {model.mode}, {state}, queue {model.queue_len}, running {model.num_running}"
+    split = f"\n    {split_line(model.split)}" if model.HasField("split") else ""
+    return f"  {names}, {model.mode}, {state}, queue {model.queue_len}, running {model.num_running}{split}"
 
 
 def worker_table(cluster: inference_pb2.ClusterStatus) -> Table:
-    """One row a worker: sequences running and waiting, prompt tokens to compute, free blocks, prefix hits, memory of
-    the process and of its KV pool, what computes, the processes where a worker has several, and the model where there
-    are several."""
+    """One row a worker: what it is used for first where workers have both roles, sequences running and waiting, prompt
+    tokens to compute, free blocks, prefix hits, memory of the process and of its KV pool, what computes, the processes
+    where a worker has several, and the model where there are several."""
     has_groups = any(max(worker.tp, worker.pp) > 1 for worker in cluster.workers)
     facts = ("kernels", *(("ranks",) if has_groups else ()), *(("model",) if cluster.models else ()))
+    has_preferences = any(worker.preference for worker in cluster.workers)
     figures = ("run", "wait", "queued", "free blocks", "hits", "resident", "pool")
     rows = [
         (
             worker.worker.name,
             worker_roles(worker),
+            *((preference(worker),) if has_preferences else ()),
             worker.address,
             _state(worker),
             *(_figures(worker) if worker.connected else ("",) * (len(figures) + 1)),
@@ -80,7 +101,7 @@ def worker_table(cluster: inference_pb2.ClusterStatus) -> Table:
         )
         for worker in cluster.workers
     ]
-    names = ("worker", "role", "address", "state")
+    names = ("worker", "role", *(("prefers",) if has_preferences else ()), "address", "state")
     return table_of((*names, *figures, *facts), rows, text=(*names, *facts))
 
 

@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from services.cli.options import LOCAL, Connection
+from services.cli.status import preference, split_line
 from services.cli.tables import console_of, table_of
 from shared.errors import TandemError
 from shared.rpc.convert import worker_roles
@@ -149,7 +150,13 @@ class Frame:
         if status.HasField("flow"):
             parts += [_flow(status, width), Text("")]
         if status.HasField("window"):
-            parts += [*_goodput(status.window), Text(""), *_causes(status.window, width), Text("")]
+            parts += [*_goodput(status.window), Text(""), *_causes(status.window, width)]
+            if status.window.HasField("split"):
+                parts.append(Text.assemble(("split     ", "dim"), better_split(status.window.split)))
+            parts.append(Text(""))
+        splits = [status.split] if status.HasField("split") else []
+        splits += [model.split for model in status.models if model.HasField("split")]
+        parts += [Text(split_line(split), style="dim") for split in splits]
         if status.workers:
             parts.append(self._workers(width))
         parts += [Text(f"▲ {what}", style="yellow") for what in status.degraded]
@@ -157,10 +164,12 @@ class Frame:
 
     def _workers(self, width: int) -> Table:
         wide = width >= _NARROW
+        prefers = ("prefers",) if any(worker.preference for worker in self._status.workers) else ()
         rows = [
             (
                 worker.worker.name,
                 worker_roles(worker),
+                *((preference(worker),) if prefers else ()),
                 _state(worker),
                 *(_figures(worker.load, self._step_ms[worker.worker.name]) if worker.connected else ("", "", "")),
                 _blocks(worker.load, wide=wide) if worker.connected else Text(""),
@@ -168,8 +177,8 @@ class Frame:
             for worker in self._status.workers
         ]
         blocks = "KV blocks: █ in use ▒ cached ░ empty" if wide else "blocks"
-        text = ("worker", "role", "state", blocks)
-        return table_of((*text[:3], "run", "wait", "step", blocks), rows, text, header_style="dim")
+        text = ("worker", "role", *prefers, "state", blocks)
+        return table_of((*text[:-1], "run", "wait", "step", blocks), rows, text, header_style="dim")
 
 
 def _head(status: inference_pb2.ClusterStatus) -> Text:
@@ -249,6 +258,20 @@ def _causes(window: inference_pb2.GoodputWindow, width: int) -> list[Text]:
                 )
             )
     return lines
+
+
+def better_split(split: inference_pb2.SplitVerdict) -> str:
+    """Which split of the workers would have served the window better."""
+    model = f"{split.model}: " if split.model else ""
+    now = f"{split.num_decoding} of {split.num_workers} workers decoding"
+    if not split.worth_it:
+        return f"{model}{now} was about the best: headroom {split.headroom:.2f}"
+    better = f"{split.best_decoding} of {split.num_workers} workers decoding"
+    if split.best_decoding == split.num_workers:
+        better = f"all {split.num_workers} workers prefilling and decoding"
+    elif split.elastic:
+        better += ", prompts beside answers (mode auto),"
+    return f"{model}with {better} headroom would have been {split.best_headroom:.2f} instead of {split.headroom:.2f}"
 
 
 def _state(worker: inference_pb2.WorkerStatus) -> Text:

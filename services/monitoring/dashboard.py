@@ -131,6 +131,14 @@ ROWS: Mapping[str, tuple[Panel, ...]] = {
         Panel("What requests waited for hand-offs", "s", _quantiles("tandem_handoff_exposed_seconds")),
         Panel("UCX endpoints", "short", {"{{pod}}": value("tandem_transfer_endpoints", "sum", "pod")}),
         Panel("Placements", "reqps", {"{{route}}": rate("tandem_placements_total", "route")}),
+        Panel(
+            "Elastic pool: decoding workers, headroom",
+            "short",
+            {
+                "decode {{pod}}": value("tandem_router_decode_preferred_workers", "sum", "pod"),
+                "headroom {{pod}}": value("tandem_router_split_headroom", "sum", "pod"),
+            },
+        ),
         Panel("Round trips to Redis", "s", _quantiles("tandem_index_redis_seconds")),
         Panel("Store: used", "bytes", {"{{pod}} {{tier}}": value("tandem_store_used_bytes", "sum", "pod", "tier")}),
         Panel(

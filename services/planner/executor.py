@@ -50,8 +50,10 @@ class Executor:
         self._calls, self._sources, self._may_act = calls, sources, may_act
 
     async def check(self, target: Pair) -> None:
-        """Asks the server whether it would accept both sizes, and changes nothing. Raises what `ClusterCalls` does."""
+        """Asks the server whether it would accept all sizes, and changes nothing. Raises what `ClusterCalls` does."""
         for name, replicas in zip(self._names, (target.prefill, target.decode), strict=True):
+            if not name:
+                continue
             await self._calls.scale(name, replicas, dry_run=True)
 
     async def step(
@@ -69,11 +71,14 @@ class Executor:
             for name, count, size in zip(
                 self._names, (seen.prefill, seen.decode), (target.prefill, target.decode), strict=True
             )
+            if name
         ]
         for pool in pools:
             await self._shrink(pool, pods, workers, epoch_s)
         grown = replicas_now(self._config, target, seen.prefill, seen.decode)
-        for pool, replicas in zip(pools, (grown.prefill, grown.decode), strict=True):
+        replicas_of = dict(zip(self._names, (grown.prefill, grown.decode), strict=True))
+        for pool in pools:
+            replicas = replicas_of[pool.name]
             if replicas > pool.count.replicas:
                 self.ensure_leads()
                 await self._calls.scale(pool.name, replicas)

@@ -19,13 +19,14 @@ class PlannerState:
     target: Pair = field(default_factory=lambda: Pair(0, 0))
     replicas: Pair = field(default_factory=lambda: Pair(0, 0))
     num_gpus: int = 0
+    is_elastic: bool = False
     num_ticks: int = 0
-    num_changes: dict[str, int] = field(default_factory=lambda: {"prefill": 0, "decode": 0})
+    num_changes: dict[str, int] = field(default_factory=dict)
     num_failures: dict[str, int] = field(default_factory=dict)
 
-
-def _pair(pair: Pair) -> Mapping[str, float]:
-    return {"prefill": pair.prefill, "decode": pair.decode}
+    def by_pool(self, pair: Pair) -> Mapping[str, float]:
+        """Sizes by the pools' roles."""
+        return {"auto": pair.decode} if self.is_elastic else {"prefill": pair.prefill, "decode": pair.decode}
 
 
 METRICS: tuple[Observed[PlannerState], ...] = (
@@ -35,21 +36,29 @@ METRICS: tuple[Observed[PlannerState], ...] = (
         lambda state: state.failing,
     ),
     Observed(
-        gauge("tandem_planner_target_workers", "Workers that it has decided on, by pool.", "pool"),
-        lambda state: _pair(state.target),
+        gauge(
+            "tandem_planner_target_workers",
+            "Workers that it has decided on, by pool: prefill and decode, or auto.",
+            "pool",
+        ),
+        lambda state: state.by_pool(state.target),
     ),
     Observed(
-        gauge("tandem_planner_replicas", "Workers that the Deployments are asked for, by pool.", "pool"),
-        lambda state: _pair(state.replicas),
+        gauge(
+            "tandem_planner_replicas",
+            "Workers that the Deployments are asked for, by pool: prefill and decode, or auto.",
+            "pool",
+        ),
+        lambda state: state.by_pool(state.replicas),
     ),
     Observed(
-        gauge("tandem_planner_gpus", "GPUs that both pools hold, Pods that start or end included."),
+        gauge("tandem_planner_gpus", "GPUs that the pools hold, Pods that start or end included."),
         lambda state: state.num_gpus,
     ),
     Observed(counter("tandem_planner_ticks_total", "Looks at the fleet."), lambda state: state.num_ticks),
     Observed(
         counter("tandem_planner_changes_total", "Decisions that changed a pool's size, by pool.", "pool"),
-        lambda state: state.num_changes,
+        lambda state: {**dict.fromkeys(state.by_pool(state.target), 0), **state.num_changes},
     ),
     Observed(
         counter("tandem_planner_failures_total", "Calls that failed, by the error's code.", "code"),

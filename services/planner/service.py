@@ -20,6 +20,7 @@ from services.planner.metrics import METRICS, PlannerState
 from services.planner.policy import budget
 from services.planner.policy.budget import Pair
 from services.planner.policy.config import PlannerConfig
+from services.planner.policy.elastic import ElasticPlanner
 from services.planner.policy.observation import Observation
 from services.planner.policy.planner import Decision, Planner
 from services.planner.settings import PlannerSettings
@@ -46,7 +47,7 @@ class PlannerService:
         budget.check(self._config)
         self._access = ClusterAccess.of(settings.namespace, settings.kubeconfig, "kubeconfig")
         self.identity = settings.identity or f"{socket.gethostname()}-{secrets.token_hex(4)}"
-        self.state = PlannerState()
+        self.state = PlannerState(is_elastic=self._config.is_elastic)
         self._metrics = Metrics("tandem-planner", self.identity)
         self._metrics.observe(METRICS, self.state)
         self._server = MetricsServer(
@@ -106,7 +107,7 @@ class PlannerService:
     async def _lead(self, calls: ClusterCalls, leadership: Leadership) -> None:
         """Ticks until leadership is lost. It begins with nothing learnt: what another leader did is not known."""
         settings = self._settings
-        planner = Planner(self._config)
+        planner = ElasticPlanner(self._config) if self._config.is_elastic else Planner(self._config)
         observer = Observer(settings.pool_names, settings.ttft_s, settings.tpot_s, self._config.cold_start_s)
         executor = Executor(
             self._config, settings.pool_names, settings.drain_timeout_s, calls, self._sources, lambda: leadership.held
@@ -124,7 +125,9 @@ class PlannerService:
                 logger.info("somebody else changed an object meanwhile: %s", error)
             await asyncio.sleep(max(0.0, settings.interval_s - (time.monotonic() - began_s)))
 
-    async def _tick(self, calls: ClusterCalls, planner: Planner, observer: Observer, executor: Executor) -> None:
+    async def _tick(
+        self, calls: ClusterCalls, planner: Planner | ElasticPlanner, observer: Observer, executor: Executor
+    ) -> None:
         reading = await self._read(calls)
         seen = observer.observe(reading)
         self._note(seen)
@@ -136,7 +139,7 @@ class PlannerService:
                 try:
                     await executor.check(decision.target)
                 except (TandemError, Conflict):
-                    planner.refused(decision)  # neither pool is changed where one may not be
+                    planner.refused(decision)  # no pool is changed where one may not be
                     raise
         self.state.target = decision.target
         if not self._settings.dry_run and reading.routers is not None:
@@ -147,11 +150,18 @@ class PlannerService:
 
     async def _read(self, calls: ClusterCalls) -> Reading:
         prefill, decode = self._settings.pool_names
-        pods, *replicas = await asyncio.gather(calls.pods(), calls.replicas(prefill), calls.replicas(decode))
+        pods, *replicas = await asyncio.gather(
+            calls.pods(), self._replicas(calls, prefill), self._replicas(calls, decode)
+        )
         routers = await unless(lambda: self._routers(pods), self._failed)
-        serving = [pod for pod in pods if pod.component == "worker" and pod.pool == prefill and pod.ready]
+        serving = [pod for pod in pods if pod.component == "worker" and prefill and pod.pool == prefill and pod.ready]
         pages = await unless(lambda: self._sources.pages(serving), self._failed)
         return Reading(time.monotonic(), time.time(), pods, replicas[0], replicas[1], routers, pages)
+
+    @staticmethod
+    async def _replicas(calls: ClusterCalls, pool: str) -> int:
+        """Of a pool that there is."""
+        return await calls.replicas(pool) if pool else 0
 
     async def _routers(self, pods: list[Pod]) -> list[RouterFigures]:
         return await self._sources.routers(pods)
@@ -159,14 +169,11 @@ class PlannerService:
     async def _announce(self, calls: ClusterCalls, decision: Decision) -> None:
         """A log line and an Event on each Deployment that is to change; in a dry run the log line alone."""
         logger.info("%s%s", "dry run: " if self._settings.dry_run else "", decision)
-        prefill, decode = self._settings.pool_names
-        for role, name, before, after in (
-            ("prefill", prefill, decision.before.prefill, decision.target.prefill),
-            ("decode", decode, decision.before.decode, decision.target.decode),
-        ):
+        names = [name for name in self._settings.pool_names if name]
+        for name, (role, before, after) in zip(names, decision.sizes, strict=True):
             if before == after:
                 continue
-            self.state.num_changes[role] += 1
+            self.state.num_changes[role] = self.state.num_changes.get(role, 0) + 1
             if not self._settings.dry_run:
                 await calls.event("ScaledUp" if after > before else "ScaledDown", str(decision), about=name)
 

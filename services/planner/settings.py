@@ -22,7 +22,8 @@ class PoolSettings(PoolLimits):
     """One pool that the planner sizes."""
 
     name: str = ""
-    """The pool's name in the chart: the planner scales the Deployment RELEASE-NAME. Empty = `prefill` or `decode`."""
+    """The pool's name in the chart: the planner scales the Deployment RELEASE-NAME. Empty = `prefill` or `decode`; of
+    `auto` there is then none."""
 
 
 class RouterTlsSettings(SettingGroup):
@@ -77,14 +78,27 @@ class PlannerSettings(ServiceSettings, ApiServerSettings, MetricsPageSettings, P
     """The prefill pool."""
     decode: PoolSettings = PoolSettings()
     """The decode pool."""
+    auto: PoolSettings = PoolSettings()
+    """The elastic pool, whose workers prefill and decode: named, it is sized in place of the other two."""
 
     def policy(self) -> PlannerConfig:
-        """The policy's constants. Raises ConfigError where both pools are one."""
+        """The policy's constants. Raises ConfigError where both pools are one, or where there are others beside an
+        elastic one."""
+        if self.auto.name:
+            for name, pool in (("prefill", self.prefill), ("decode", self.decode)):
+                if pool.name:
+                    raise ConfigError(
+                        f"auto.name and {name}.name are both set: an elastic pool is sized alone",
+                        field=f"{name}.name", value=pool.name,
+                    )  # fmt: skip
+            return PlannerConfig(decode=self.auto, is_elastic=True, **self.values_of(PolicySettings))
         if self.pool_names[0] == self.pool_names[1]:
             raise ConfigError("prefill.name and decode.name must differ", field="decode.name", value=self.decode.name)
         return PlannerConfig(prefill=self.prefill, decode=self.decode, **self.values_of(PolicySettings))
 
     @property
     def pool_names(self) -> tuple[str, str]:
-        """Of prefill and decode."""
+        """Of prefill and decode; of an elastic pool the second alone, the first is empty."""
+        if self.auto.name:
+            return "", self.auto.name
         return self.prefill.name or "prefill", self.decode.name or "decode"

@@ -15,7 +15,9 @@ from services.router.edge.input_processor import InputProcessor, ModelNames
 from services.router.edge.tenants.rate_limits import RateLimits
 from services.router.edge.text.generation_defaults import NO_DEFAULTS, GenerationDefaults
 from services.router.placement.policy import Placement
+from services.router.placement.split import SplitController
 from services.router.settings import RouterSettings
+from services.router.views.attribution.better_split import UsedFleet
 from services.router.views.metrics import RouterMetrics
 from services.router.views.observed import OBSERVED, RouterSources
 from services.router.views.request_log import RequestLog
@@ -75,14 +77,14 @@ class ServedModel:
         )
         self.lookup = PrefixLookup(around.store, self.fleet)
         targets = settings.judged_by
-        placement = Placement(
+        self.placement = Placement(
             settings.placement.config(settings.max_queued_tokens, targets.ttft_s, targets.tpot_s),
             seed=zlib.crc32(settings.name.encode()),
         )
         self.requests = RequestLog(self.metrics, settings.judged_by)
         self.dispatcher = Dispatcher(
             self.fleet,
-            placement,
+            self.placement,
             self.lookup,
             settings.dispatch_config(),
             self.requests,
@@ -107,14 +109,30 @@ class ServedModel:
 
     def _show_figures(self) -> None:
         """Those that are read when the metrics page is made."""
-        sources = RouterSources(self.dispatcher, self.fleet, self.lookup, self.metrics)
+        sources = RouterSources(self.dispatcher, self.fleet, self.lookup, self.metrics, self.split)
         self.metrics.metrics.observe(OBSERVED, sources)
         if self.settings.vllm_metrics:
             self.metrics.metrics.observe(VLLM, sources, vllm_labels(self.name))
 
+    @property
+    def split(self) -> SplitController | None:
+        """Which workers are to decode, in mode auto."""
+        return self.placement.split if self.settings.mode == "auto" else None
+
+    def used_fleet(self) -> UsedFleet | None:
+        """Its workers as they are used just now; None before any is connected."""
+        mode, fleet = self.settings.mode, self.fleet
+        prefills = list(fleet.prefill_pool) if mode == "disaggregated" else []
+        decodes = list(fleet.decode_pool)
+        if fleet.layout is None or not decodes:
+            return None
+        preferred = self.placement.split.split.decodes if mode == "auto" else frozenset()
+        num_decoding = sum(view.name in preferred for view in decodes) or len(decodes)
+        return UsedFleet(mode, prefills, decodes, num_decoding, fleet.layout.block_size)
+
     def status(self) -> inference_pb2.ClusterStatus:
         """This model's part of the cluster, as the router sees it."""
-        now = cluster_status(self.name, self.fleet, self.dispatcher, self.lookup, self.metrics)
+        now = cluster_status(self.name, self.fleet, self.dispatcher, self.lookup, self.metrics, self.split)
         settings = self.settings
         now.router_name, now.mode, now.queue_limit = settings.name, settings.mode, settings.queue_limit
         now.not_ready_reason = self.dispatcher.not_ready_reason()

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from shared.rpc.pb.tandem.v1 import types_pb2
+from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
 from tests.page.browser import ENTER, TAB, Browser, browser, missing
 from tests.page.staged import Staged, detail, row, staged, status, worker
 
@@ -150,6 +150,48 @@ async def test_it_fits_a_phone_and_every_field_has_a_name(window: Browser, front
     )
     assert nameless == []
     assert await window.run("return document.querySelectorAll('main, header, footer, h1').length") == 4
+
+
+async def test_an_elastic_pool_shows_what_each_worker_is_for_and_the_pairs_of_a_request(
+    window: Browser, front: Staged
+) -> None:
+    now = status()
+    now.mode = "auto"
+    now.window.split.MergeFrom(
+        inference_pb2.SplitVerdict(
+            num_workers=4, num_decoding=3, headroom=0.9, best_decoding=2, best_headroom=1.2, elastic=True, worth_it=True
+        )
+    )
+    now.split.MergeFrom(inference_pb2.RoleSplit(num_decoding=3, num_workers=4, headroom=1.25, num_flips=2))
+    for each in now.workers:
+        each.preference = types_pb2.WORKER_ROLE_DECODE
+        each.role = types_pb2.WORKER_ROLE_DECODE
+    now.workers[0].preference = types_pb2.WORKER_ROLE_PREFILL
+    front.view.now = now
+    pairs = [
+        inference_pb2.PlacementPair(
+            decode_worker="decode-0", prefill_worker=other, ttft_ms=ttft_ms, tpot_ms=20, score=0.5
+        )
+        for other, ttft_ms in (("prefill-0", 120.0), ("decode-0", None))
+    ]
+    told = detail("request-0")
+    told.explanation.attempts[0].MergeFrom(inference_pb2.PlacementDecision(route="same_worker", pairs=pairs))
+    front.view.details["request-0"] = told
+    await show(window, front)
+    assert "Elastic pool 3 of 4 decode, the others only prefill; headroom 1.25" in await window.text("#workers")
+    assert (await window.text("#workers")).count("only prefills now") == 1
+    assert "With 2 of 4 workers decoding, prompts beside answers" in await window.text("#better-split")
+    notes = await window.run("return [...document.querySelectorAll('#flow .note')].map((one) => one.textContent)")
+    assert {"1 of 1 workers", "3 of 3 workers"} <= set(notes)
+    await window.run(
+        "[...document.querySelectorAll('#requests button')].find((one) => one.textContent === 'request-0').click()"
+    )
+    await window.until("return document.querySelectorAll('#detail-body table').length === 2")
+    shown = await window.run("return [...document.querySelectorAll('#detail-body table')][1].textContent")
+    assert "120 ms" in shown
+    assert "here–" in shown
+    await window.run("document.getElementById('detail').close()")
+    assert await window.complaints() == []
 
 
 async def test_a_router_that_ends_is_told(window: Browser) -> None:

@@ -37,7 +37,7 @@
     {{- if eq (include "tandem.device" .) "cuda" -}}
       {{- fail (printf "%s.parallelism: %d ranks over %d Nodes (devicesPerNode is %d): GPUs of several Nodes have not been tried together; groups over Nodes are for device: cpu" $at $ranks $hosts (int .devicesPerNode)) -}}
     {{- end -}}
-    {{- if and $.Values.planner.enabled (has .name (list $.Values.planner.prefill.pool $.Values.planner.decode.pool)) -}}
+    {{- if and $.Values.planner.enabled (has .name (splitList "," (include "tandem.planner.pools" $))) -}}
       {{- fail (printf "%s.parallelism: %d ranks over %d Nodes, and planner.enabled: the planner scales Deployments" $at $ranks $hosts) -}}
     {{- end -}}
     {{- $encryption := include "tandem.poolSetting" (dict "root" $ "pool" . "key" "block_encryption" "name" "") | trim | default "none" -}}
@@ -74,11 +74,16 @@
 {{- define "tandem.checks.roles" -}}
 {{- $roles := list -}}
 {{- range .Values.pools }}{{ $roles = append $roles .role }}{{ end -}}
-{{- if not (or (has "prefill" $roles) (has "collocated" $roles)) -}}
-  {{- fail "pools: none can prefill; add one with role: prefill or collocated" -}}
+{{- range $i, $pool := .Values.pools -}}
+  {{- if and (has "auto" $roles) (ne $pool.role "auto") -}}
+    {{- fail (printf "pools[%d].role: %s, and another pool has role: auto, whose router decides for each request which worker prefills and which decodes; make all pools auto, or none" $i $pool.role) -}}
+  {{- end -}}
 {{- end -}}
-{{- if not (or (has "decode" $roles) (has "collocated" $roles)) -}}
-  {{- fail "pools: none can decode; add one with role: decode or collocated" -}}
+{{- if not (or (has "prefill" $roles) (has "collocated" $roles) (has "auto" $roles)) -}}
+  {{- fail "pools: none can prefill; add one with role: prefill or collocated, or make all of them auto" -}}
+{{- end -}}
+{{- if not (or (has "decode" $roles) (has "collocated" $roles) (has "auto" $roles)) -}}
+  {{- fail "pools: none can decode; add one with role: decode or collocated, or make all of them auto" -}}
 {{- end -}}
 {{- if and (has "decode" $roles) (has "collocated" $roles) -}}
   {{- fail "pools: roles decode and collocated exclude each other: a router lets all of its decode workers compute prompts, or none; make all of them one role" -}}

@@ -56,11 +56,12 @@ redis://{{ .Release.Name }}-redis:6379/0
 {{- join "," $nodes -}}
 {{- end }}
 
-{{/* Whether every pool is collocated, so that the router's mode is: "collocated" or "disaggregated". */}}
+{{/* The router's mode by the pools' roles: "auto" or "collocated" where all are of that role, else "disaggregated". */}}
 {{- define "tandem.mode" -}}
 {{- $roles := list -}}
 {{- range .Values.pools }}{{ $roles = append $roles .role }}{{ end -}}
-{{- if eq (uniq $roles | join ",") "collocated" -}}collocated{{- else -}}disaggregated{{- end -}}
+{{- $all := uniq $roles | join "," -}}
+{{- if has $all (list "auto" "collocated") -}}{{ $all }}{{- else -}}disaggregated{{- end -}}
 {{- end }}
 
 {{/* cpu or cuda. Takes a pool. */}}

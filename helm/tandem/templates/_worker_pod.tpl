@@ -73,7 +73,7 @@ spec:
     - name: worker
       image: {{ $image }}
       imagePullPolicy: {{ $root.Values.image.pullPolicy }}
-      command: [python, -m, services.{{ eq $pool.role "prefill" | ternary "prefill" "decode" }}]
+      command: [python, -m, services.{{ get (dict "auto" "worker" "prefill" "prefill") $pool.role | default "decode" }}]
       args:
         {{- include "tandem.worker.args" . | trim | nindent 8 }}
         {{- with include "tandem.worker.groupArgs" $pool | trim }}{{ . | nindent 8 }}{{ end }}

@@ -9,6 +9,7 @@ from services.planner.cluster.pods import Pod
 from services.planner.figures.page import Page, share_above
 from services.planner.figures.sources import RouterFigures
 from services.planner.policy.observation import Observation, PoolCount
+from services.router.placement.views import WorkerView
 from shared.errors import (
     InvalidRequest,
     NotFound,
@@ -24,6 +25,7 @@ from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
 TTFT = "gen_ai_server_time_to_first_token_seconds"
 TPOT = "gen_ai_server_time_per_output_token_seconds"
 BUSY = "tandem_engine_step_seconds_total"
+PROMPTS, OUTPUTS = "tandem_request_prompt_tokens", "tandem_request_output_tokens"
 
 _NO_LOAD = frozenset(
     f"outcome {error.code}"
@@ -53,7 +55,7 @@ class Observer:
     """Keeps the counters of the reading before."""
 
     pools: tuple[str, str]
-    """Names of the prefill and the decode pool."""
+    """Names of the prefill and the decode pool; of an elastic one the second alone, the first is empty."""
     ttft_s: float
     tpot_s: float
     cold_start_s: float
@@ -102,6 +104,12 @@ class Observer:
             decode_kv_share=kv_share,
             decode_steps=[step_times_from_proto(load.step_times) for load in loads if load.HasField("step_times")],
             decode_context=sum(load.num_context_tokens for load in loads) / num_decoding if num_decoding else 0.0,
+            num_ended=round(outcomes.get("ended", 0.0)),
+            num_prompt_tokens=round(outcomes.get("prompt tokens", 0.0)),
+            num_cached_tokens=round(outcomes.get("cached tokens", 0.0)),
+            num_output_tokens=round(outcomes.get("output tokens", 0.0)),
+            workers=_views(statuses[0]),
+            block_size=next((one.block_size for one in statuses[0].workers if one.block_size), 16),
         )
 
     def _growth(self, key: Key, value: float) -> float:
@@ -131,6 +139,10 @@ def _counters(routers: Sequence[RouterFigures], prefill: Mapping[str, Page]) -> 
             found[router.name, f"outcome {outcome}", 0.0] = value
         found[router.name, "seconds a token", 0.0] = router.page.sums[f"{TPOT}_sum"]
         found[router.name, "seconds to first", 0.0] = router.page.sums[f"{TTFT}_sum"]
+        found[router.name, "ended", 0.0] = router.page.sums[f"{PROMPTS}_count"]
+        found[router.name, "prompt tokens", 0.0] = router.page.sums[f"{PROMPTS}_sum"]
+        found[router.name, "output tokens", 0.0] = router.page.sums[f"{OUTPUTS}_sum"]
+        found[router.name, "cached tokens", 0.0] = float(router.status.num_cached_tokens)
         for what, name in (("ttft", TTFT), ("tpot", TPOT)):
             for bound, value in router.page.buckets[name].items():
                 found[router.name, what, bound] = value
@@ -157,3 +169,21 @@ def _decode_use(loads: Sequence[types_pb2.Load]) -> tuple[float, float]:
     total = sum(load.num_total_blocks for load in loads)
     used = total - sum(load.num_free_blocks for load in loads)
     return float(sum(load.num_running + load.num_waiting for load in loads)), used / total if total else 0.0
+
+
+def _views(status: inference_pb2.ClusterStatus) -> list[WorkerView]:
+    """The workers that decode, idle."""
+    return [
+        WorkerView(
+            one.worker.name,
+            num_free_blocks=one.load.num_total_blocks,
+            num_total_blocks=one.load.num_total_blocks,
+            num_requests=0,
+            max_num_seqs=one.max_num_seqs,
+            num_queued_tokens=0,
+            times=step_times_from_proto(one.load.step_times) if one.load.HasField("step_times") else None,
+            max_step_tokens=one.max_num_batched_tokens,
+        )
+        for one in status.workers
+        if one.connected and one.role == types_pb2.WORKER_ROLE_DECODE
+    ]

@@ -12,15 +12,23 @@ from shared.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Workers of both pools."""
+    """Workers of both pools. An elastic pool is `decode` beside no prefill workers."""
 
     prefill: int
     decode: int
 
 
+def least(config: PlannerConfig) -> Pair:
+    """The smallest sizes."""
+    return Pair(0 if config.is_elastic else config.prefill.min_workers, config.decode.min_workers)
+
+
 def check(config: PlannerConfig) -> None:
     """Raises ConfigError where the smallest pools are beyond the budget already, or a bound is not one."""
-    for name, limits in (("prefill", config.prefill), ("decode", config.decode)):
+    pools = (
+        (("auto", config.decode),) if config.is_elastic else (("prefill", config.prefill), ("decode", config.decode))
+    )
+    for name, limits in pools:
         if limits.min_workers > limits.max_workers:
             raise ConfigError(
                 f"{name}.max_workers must be at least {name}.min_workers, {limits.min_workers}",
@@ -28,12 +36,12 @@ def check(config: PlannerConfig) -> None:
                 limit=limits.min_workers,
                 value=limits.max_workers,
             )
-    least = gpus(config, Pair(config.prefill.min_workers, config.decode.min_workers))
-    if least > config.gpu_budget:
+    num_least = gpus(config, least(config))
+    if num_least > config.gpu_budget:
         raise ConfigError(
-            f"the smallest pools take {least} GPUs, gpu_budget is {config.gpu_budget}",
+            f"the smallest pools take {num_least} GPUs, gpu_budget is {config.gpu_budget}",
             field="gpu_budget",
-            limit=least,
+            limit=num_least,
             value=config.gpu_budget,
         )
 
@@ -50,15 +58,15 @@ def within(config: PlannerConfig, wanted: Pair) -> Pair:
     """
     if gpus(config, wanted) <= config.gpu_budget:
         return wanted
-    least = Pair(config.prefill.min_workers, config.decode.min_workers)
-    more = Pair(max(0, wanted.prefill - least.prefill), max(0, wanted.decode - least.decode))
-    share = Fraction(config.gpu_budget - gpus(config, least), gpus(config, more))
-    got = Pair(least.prefill + int(more.prefill * share), least.decode + int(more.decode * share))
+    low = least(config)
+    more = Pair(max(0, wanted.prefill - low.prefill), max(0, wanted.decode - low.decode))
+    share = Fraction(config.gpu_budget - gpus(config, low), gpus(config, more))
+    got = Pair(low.prefill + int(more.prefill * share), low.decode + int(more.decode * share))
     while True:
         grown = [pair for pair in (_plus(got, 1, 0), _plus(got, 0, 1)) if _fits(config, pair, wanted)]
         if not grown:
             return got
-        short_of_prefill = Fraction(got.prefill, wanted.prefill) <= Fraction(got.decode, wanted.decode)
+        short_of_prefill = Fraction(got.prefill, max(1, wanted.prefill)) <= Fraction(got.decode, wanted.decode)
         got = next((pair for pair in grown if (pair.prefill > got.prefill) == short_of_prefill), grown[0])
 
 

@@ -36,6 +36,9 @@ class PolicySettings(SettingGroup):
     """Time from the decision to a worker that serves: how far the forecast looks. Seconds."""
     down_window_s: float = Field(default=120.0, ge=0, le=86_400)
     """A pool shrinks only to the largest size that it needed during this time. Seconds."""
+    headroom: float = Field(default=1.2, ge=1, le=10)
+    """An elastic pool has the fewest workers that, split as suits the demand best, could serve this many times the
+    forecast."""
     band: float = Field(default=0.08, ge=0, le=1)
     """Share of spare demand that must fit before a pool shrinks; half of it must be missing before it grows."""
 
@@ -45,6 +48,8 @@ class PlannerConfig(PolicySettings, CheckedGroup):
 
     prefill: PoolLimits = PoolLimits()
     decode: PoolLimits = PoolLimits()
+    is_elastic: bool = False
+    """One pool whose workers do both: it is `decode`, and there is no `prefill`."""
     kv_share: float = 0.85
     """Share of a decode worker's blocks that may be in use."""
     variation: float = 3.0

@@ -148,39 +148,56 @@ class Need:
     reason: str
 
 
+class Correction:
+    """A factor on the load that grows while more requests than the goal allows miss their target, and that is looked at
+    again where the load has become another."""
+
+    def __init__(self, config: PlannerConfig) -> None:
+        self._config = config
+        self.value = 1.0
+        self._corrected_rate = 0.0
+        self._missed = MissedShare(1 - config.attainment)
+        self._quiet_until_s = -math.inf
+
+    def observe(self, seen: Observation, rate: float, missed: float, others: float) -> None:
+        """Of a tick in which no worker was cold; `others` missed a target that this pool is not to blame for."""
+        if self.value > 1 and abs(rate / max(self._corrected_rate, 1e-9) - 1) > _OTHER_LOAD:
+            self.value, self._corrected_rate = max(1.0, self.value / _RAISE), rate
+        if seen.now_s < self._quiet_until_s:
+            self._missed.forget()
+        elif self._missed.observe(seen.now_s, missed, others, seen.num_answered):
+            self.value = min(_MAX_CORRECTION, self.value * _RAISE)
+            self._corrected_rate = rate
+            # What this brings is seen once a worker has started and the late requests of before are gone.
+            self._quiet_until_s = seen.now_s + self._config.start_s + self._config.cold_start_s
+
+    def forget(self) -> None:
+        """Drops samples that a cold worker may have spoilt."""
+        self._missed.forget()
+
+
 class PrefillNeed:
     """Erlang's formula over the forecast load; observed late requests raise a correction of the load."""
 
     def __init__(self, config: PlannerConfig) -> None:
         self._config = config
         self._variation = PromptVariation(config)
-        self.correction = 1.0
-        self._corrected_rate = 0.0
-        self._late = MissedShare(1 - config.attainment)
-        self._quiet_until_s = -math.inf
+        self._correction = Correction(config)
         self._last_s: float | None = None
 
     def observe(self, seen: Observation, demand: Demand) -> None:
         """Learns from a tick in which no worker was cold."""
         self._observe_waits(seen, demand)
-        if self.correction > 1 and abs(demand.rate / max(self._corrected_rate, 1e-9) - 1) > _OTHER_LOAD:
-            self.correction, self._corrected_rate = max(1.0, self.correction / _RAISE), demand.rate
-        if seen.now_s < self._quiet_until_s:
-            self._late.forget()
-        elif self._late.observe(seen.now_s, seen.num_late, seen.num_slow, seen.num_answered):
-            self.correction = min(_MAX_CORRECTION, self.correction * _RAISE)
-            self._corrected_rate = demand.rate
-            # What this brings is seen once a worker has started and the late requests of before are gone.
-            self._quiet_until_s = seen.now_s + self._config.start_s + self._config.cold_start_s
+        self._correction.observe(seen, demand.rate, seen.num_late, seen.num_slow)
 
     def forget(self) -> None:
         """Drops samples that a cold worker may have spoilt."""
-        self._late.forget()
+        self._correction.forget()
 
     def workers(self, demand: Demand, spare: float = 0.0) -> Need:
         """For the demand plus a share `spare` of it."""
         config = self._config
-        load = demand.prefill_load * self.correction * (1 + spare)
+        load = demand.prefill_load * self._correction.value * (1 + spare)
         # The prompt's own time is part of its TTFT; long ones take more than the mean.
         wait_s = max(0.1 * config.ttft_s, config.ttft_s - 2 * demand.prefill_s)
         late = min(0.5, _AT_THE_EDGE * (1 - config.attainment))
@@ -188,7 +205,7 @@ class PrefillNeed:
         return Need(
             count,
             f"{demand.rate:.2f} req/s keep {load:.2f} prefill workers busy "
-            f"(correction {self.correction:.2f}, variation {self._variation.value:.1f})",
+            f"(correction {self._correction.value:.2f}, variation {self._variation.value:.1f})",
         )
 
     def _observe_waits(self, seen: Observation, demand: Demand) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from services.router.placement.views import WorkerView
 from shared.sizing.step_time import StepTimes
 
 
@@ -33,7 +34,8 @@ class PoolCount:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The fleet now, and what happened since the observation before (`Δ`). Times in seconds.
+    """The fleet now, and what happened since the observation before (`Δ`). Times in seconds. An elastic
+    pool is `decode`.
 
     None: not known, for example because a router did not answer. Nothing is learnt from it then.
     """
@@ -67,3 +69,15 @@ class Observation:
     """What decode workers have fitted to their steps; empty where none reports any."""
     decode_context: float = 0.0
     """Mean tokens of the sequences that decode on those workers now."""
+    num_ended: int = 0
+    """Δ requests that finished; of these are the next three."""
+    num_prompt_tokens: int = 0
+    """Δ"""
+    num_cached_tokens: int = 0
+    """Δ of the prompts' tokens, those that no worker had to compute."""
+    num_output_tokens: int = 0
+    """Δ"""
+    workers: Sequence[WorkerView] = ()
+    """Those that decode, as placement would see them; without their present load."""
+    block_size: int = 16
+    """Tokens of their blocks."""

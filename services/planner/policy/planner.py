@@ -88,23 +88,32 @@ class Governor:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Both pools' sizes, decided together."""
+    """Both pools' sizes, decided together, or that of an elastic one."""
 
     target: Pair
     before: Pair
     reason: str
+    is_elastic: bool = False
 
     @property
     def changes(self) -> bool:
         """Whether it is another pair than before."""
         return self.target != self.before
 
-    def __str__(self) -> str:
-        sizes = (
+    @property
+    def sizes(self) -> tuple[tuple[str, int, int], ...]:
+        """(role, workers before, workers to have) of each pool."""
+        if self.is_elastic:
+            return (("auto", self.before.decode, self.target.decode),)
+        return (
             ("prefill", self.before.prefill, self.target.prefill),
             ("decode", self.before.decode, self.target.decode),
         )
-        moves = [f"{name} {now} → {then}" if now != then else f"{name} stays at {now}" for name, now, then in sizes]
+
+    def __str__(self) -> str:
+        moves = [
+            f"{name} {now} → {then}" if now != then else f"{name} stays at {now}" for name, now, then in self.sizes
+        ]
         return f"{', '.join(moves)}: {self.reason}"
 
 

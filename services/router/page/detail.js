@@ -2,16 +2,22 @@
 
 import { json } from "./api.js";
 import { byId, h, setText } from "./dom.js";
-import { CAUSES, ms, number } from "./format.js";
+import { CAUSES, ms, number, percent } from "./format.js";
 import { splitBar } from "./split.js";
 
 const ROUTES = {
   hand_off: "prefilled by the prefill pool",
+  same_worker: "prefilled where it decodes: no pair of workers was predicted to serve it better",
   collocated: "prefilled where it decodes: the cluster is collocated",
   short_suffix: "prefilled where it decodes: the uncached suffix is short",
   pool_slower: "prefilled where it decodes: the prefill pool was predicted to be slower",
   no_prefill: "prefilled where it decodes: no prefill worker was there",
 };
+
+/** Where pairs are compared there is no prefill pool. */
+function why({ route, pairs }) {
+  return route === "hand_off" && pairs?.length ? "prefilled by another worker" : ROUTES[route] || route;
+}
 
 export function startDetail() {
   byId("detail-close").addEventListener("click", () => byId("detail").close());
@@ -48,17 +54,31 @@ function contents({ request, ttft_split_ms: split, parts_ms: parts, explanation 
 
 function placement(attempt) {
   const workers = [attempt.prefill_worker, attempt.decode_worker].filter(Boolean).join(" → ");
-  const found = [h("h3", {}, `Placement, attempt ${attempt.attempt}`), h("p", {}, `${workers}, ${ROUTES[attempt.route] || attempt.route}; ${ms(attempt.queue_ms)} in the queue.`)];
+  const found = [h("h3", {}, `Placement, attempt ${attempt.attempt}`), h("p", {}, `${workers}, ${why(attempt)}; ${ms(attempt.queue_ms)} in the queue.`)];
   for (const [title, chosen, candidates] of [
     ["decode", attempt.decode_worker, attempt.decode_candidates],
     ["prefill", attempt.prefill_worker, attempt.prefill_candidates],
   ]) {
-    if (candidates?.length) found.push(h("div", { class: "scroll" }, table(title, chosen, candidates)));
+    if (candidates?.length) found.push(h("div", { class: "scroll" }, candidateTable(title, chosen, candidates)));
   }
+  if (attempt.pairs?.length) found.push(h("div", { class: "scroll" }, pairTable(attempt.pairs)));
   return found;
 }
 
-function table(title, chosen, candidates) {
+/** The pairs that were compared, the one taken first; "here": the prompt is computed where its answer runs. */
+function pairTable(pairs) {
+  const rows = pairs.map((pair, place) => [
+    place ? pair.decode_worker : `${pair.decode_worker} ✓`,
+    pair.prefill_worker === pair.decode_worker ? "here" : pair.prefill_worker,
+    ms(pair.ttft_ms ?? NaN),
+    ms(pair.tpot_ms ?? NaN),
+    percent(pair.in_time || 0),
+    (pair.score || 0).toFixed(3),
+  ]);
+  return table(["decode worker", "prefill worker", "TTFT", "TPOT", "in time", "score"], rows, 2);
+}
+
+function candidateTable(title, chosen, candidates) {
   const scorers = candidates[0].parts.map((part) => part.scorer);
   const head = [`${title} worker`, "score", ...scorers, "hit tokens", "queued", "free blocks"];
   const rows = candidates.map((one) => [
@@ -69,10 +89,16 @@ function table(title, chosen, candidates) {
     one.num_queued_tokens,
     one.num_free_blocks,
   ]);
+  return table(head, rows, 1);
+}
+
+/** The first `texts` columns are words, the others figures. */
+function table(head, rows, texts) {
+  const kind = (index) => (index < texts ? "" : "n");
   return h(
     "table",
     {},
-    h("thead", {}, h("tr", {}, ...head.map((name, index) => h("th", { scope: "col", class: index ? "n" : "" }, name)))),
-    h("tbody", {}, ...rows.map(([name, ...values]) => h("tr", {}, h("th", { scope: "row" }, name), ...values.map((value) => h("td", { class: "n" }, String(value)))))),
+    h("thead", {}, h("tr", {}, ...head.map((name, index) => h("th", { scope: "col", class: kind(index) }, name)))),
+    h("tbody", {}, ...rows.map(([name, ...values]) => h("tr", {}, h("th", { scope: "row" }, name), ...values.map((value, index) => h("td", { class: kind(index + 1) }, String(value)))))),
   );
 }

@@ -121,7 +121,9 @@ export function showFlow(status, rows) {
   if (parts.layout !== wanted) draw(wanted);
   const flow = status.flow || {};
   const { bytes: moved, done } = rates(status);
-  const pool = (role) => status.workers.filter((worker) => worker.role === role);
+  // Workers with both roles are counted by what they are used for first just now.
+  const used = (worker) => (worker.preference && worker.preference !== "WORKER_ROLE_UNSPECIFIED" ? worker.preference : worker.role);
+  const pool = (role) => status.workers.filter((worker) => used(worker) === role);
   const up = (role) => `${pool(role).filter((worker) => worker.connected).length} of ${pool(role).length} workers`;
   const collocated = status.mode === "collocated";
   const waiting = count(flow.num_queued) + count(flow.num_reserved);
@@ -132,7 +134,7 @@ export function showFlow(status, rows) {
   setText(parts.counts.queue, String(waiting));
   setText(parts.notes.queue, `of ${status.queue_limit} places`);
   setText(parts.counts.prefill, collocated ? "–" : String(count(flow.num_prefilling)));
-  setText(parts.notes.prefill, collocated ? "done by decode" : up("WORKER_ROLE_PREFILL"));
+  setText(parts.notes.prefill, collocated ? "done by decode" : status.mode === "auto" && !pool("WORKER_ROLE_PREFILL").length ? "beside decoding" : up("WORKER_ROLE_PREFILL"));
   setText(parts.counts.decode, String(count(flow.num_decoding) + (collocated ? count(flow.num_prefilling) : 0)));
   setText(parts.notes.decode, up("WORKER_ROLE_DECODE"));
   setText(parts.notes.index, status.store_available ? `${percent(hits)} hits` : "no answer");

@@ -66,6 +66,17 @@ function verdict(window) {
   return `${name}: it cost ${window.causes[0].num_lost} of ${count(window.num_requests)} requests (${percent(share)}).`;
 }
 
+/** Which split of the workers would have served the window better; empty where it cannot be told. */
+function splitVerdict(split) {
+  if (!split) return "";
+  const model = split.model ? `${split.model}: ` : "";
+  const of = (count) => `${count} of ${split.num_workers} workers decoding`;
+  if (!split.worth_it) return `${model}${of(split.num_decoding)} was about the best split for these requests: headroom ${split.headroom.toFixed(2)}.`;
+  const all = split.best_decoding === split.num_workers;
+  const better = all ? `all ${split.num_workers} workers prefilling and decoding` : `${of(split.best_decoding)}${split.elastic ? ", prompts beside answers (mode auto)," : ""}`;
+  return `${model}With ${better} headroom would have been ${split.best_headroom.toFixed(2)} instead of ${split.headroom.toFixed(2)} times the demand.`;
+}
+
 function makeCause([name]) {
   const [title, words, colour] = CAUSES[name] || [name, "", "s7"];
   return h(
@@ -91,6 +102,7 @@ export function showGoodput(status) {
   if (!window) return;
   keyed(byId("tiles"), tileOf(window), (tile) => tile.name, makeTile, updateTile);
   setText(byId("binds"), verdict(window));
+  setText(byId("better-split"), splitVerdict(window.split));
   let list = byId("causes").firstElementChild;
   if (list === null) byId("causes").append((list = h("ul", { class: "causes" })));
   const shown = window.causes.filter((share) => share.num_lost || share.time_share >= 0.005);

@@ -7,6 +7,7 @@ const ROLES = [
   ["WORKER_ROLE_PREFILL", "Prefill pool", "computes prompts"],
   ["WORKER_ROLE_DECODE", "Decode pool", "writes answers"],
 ];
+const PREFERS = { WORKER_ROLE_PREFILL: "only prefills now", WORKER_ROLE_DECODE: "decodes now" };
 const stepsBefore = new Map();
 
 /** Mean time of the steps since the last look, milliseconds; the last known one while it idles. */
@@ -62,16 +63,28 @@ function updateWorker(element, worker) {
     element.querySelector(".room"),
     on ? `KV blocks: ${number(total - free)} in use, ${number(cached)} cached prefix, ${number(free - cached)} empty` : "its requests continue on other workers",
   );
-  setText(element.querySelector(".place"), [worker.model, worker.address, on && worker.pool_bytes ? `pool ${bytes(count(worker.pool_bytes))}` : "", worker.kernels, worker.dtype].filter(Boolean).join(" · "));
+  setText(element.querySelector(".place"), [PREFERS[worker.preference], worker.model, worker.address, on && worker.pool_bytes ? `pool ${bytes(count(worker.pool_bytes))}` : "", worker.kernels, worker.dtype].filter(Boolean).join(" · "));
 }
 
 function makePool([role, title, words]) {
-  return h("div", { class: "pool" }, h("h3", {}, title, " ", h("span", { class: "dim" }, words)), h("ul", { class: "list" }));
+  return h("div", { class: "pool" }, h("h3", {}, h("span", { class: "title" }, title), " ", h("span", { class: "dim words" }, words)), h("ul", { class: "list" }));
+}
+
+/** Of workers with both roles: how many decode just now, and how far that reaches. */
+function splitWords({ num_decoding, num_workers, headroom }) {
+  if (headroom === undefined || headroom === null) return "all prefill and decode: nothing is decided yet";
+  const words = `headroom ${headroom.toFixed(2)} times the demand`;
+  if (num_decoding === num_workers) return `all prefill and decode; ${words}`;
+  return `${num_decoding} of ${num_workers} decode, the others only prefill; ${words}`;
 }
 
 export function showWorkers(status) {
+  const elastic = status.mode === "auto";
   const pools = ROLES.filter(([role]) => status.workers.some((worker) => worker.role === role));
-  keyed(byId("workers"), pools, ([role]) => role, makePool, (element, [role]) => {
+  keyed(byId("workers"), pools, ([role]) => role, makePool, (element, [role, title, words]) => {
+    const isElastic = elastic && role === "WORKER_ROLE_DECODE";
+    setText(element.querySelector(".title"), isElastic ? "Elastic pool" : title);
+    setText(element.querySelector(".words"), isElastic && status.split ? splitWords(status.split) : words);
     const workers = status.workers.filter((worker) => worker.role === role);
     keyed(element.querySelector("ul"), workers, (worker) => `${worker.model} ${worker.worker.name}`, makeWorker, updateWorker);
   });

@@ -120,9 +120,9 @@ class Split(NamedTuple):
 class SplitController:
     """Chooses the workers that decode."""
 
-    def __init__(self, tpot_target_s: float, ttft_target_s: float = math.inf) -> None:
+    def __init__(self, tpot_target_s: float, ttft_target_s: float = math.inf, demand: Demand | None = None) -> None:
         """Targets of every request; infinite: none. Without one for TPOT every worker does both."""
-        self.demand = Demand()
+        self.demand = demand or Demand()
         self._tpot_s = tpot_target_s
         self._ttft_s = ttft_target_s
         self.gap_s = 0.0
@@ -132,15 +132,24 @@ class SplitController:
         self._left: dict[str, float] = {}  # when workers stopped being among those that decode
         self.split = Split(frozenset(), math.inf)
         """The newest decision."""
+        self.num_flips = 0
+        """Changes of a worker's preference."""
+        self._names: frozenset[str] = frozenset()
 
     def decodes(self, views: Iterable[WorkerView], block_size: int, now_s: float) -> frozenset[str]:
         """The workers that are to decode, decided anew where that is due. None of the names: all of them."""
         if now_s >= self._next_s:
             self._next_s = now_s + INTERVAL_S
-            before, self.split = self.split.decodes, self._decide(list(views), block_size, now_s)
-            self._left |= dict.fromkeys(before - self.split.decodes, now_s)
-            self._left = {name: at_s for name, at_s in self._left.items() if name not in self.split.decodes}
+            found = list(views)
+            self._take(self._decide(found, block_size, now_s), frozenset(view.name for view in found), now_s)
         return self.split.decodes
+
+    def _take(self, split: Split, names: frozenset[str], now_s: float) -> None:
+        before = self.split.decodes
+        self.num_flips += len((split.decodes ^ before) & names & self._names)
+        self.split, self._names = split, names
+        self._left |= dict.fromkeys(before - split.decodes, now_s)
+        self._left = {name: at_s for name, at_s in self._left.items() if name not in split.decodes}
 
     def vacated(self, now_s: float) -> frozenset[str]:
         """Workers whose answers are to move to those that decode: they have not been among these for a while."""
@@ -148,28 +157,37 @@ class SplitController:
             return frozenset()
         return frozenset(name for name, at_s in self._left.items() if now_s - at_s >= SETTLED_S)
 
-    def _decide(self, views: Sequence[WorkerView], block_size: int, now_s: float) -> Split:
-        everyone = Split(frozenset(view.name for view in views), math.inf)
-        rate = self.demand.rate(now_s)
+    def headrooms(self, views: Iterable[WorkerView], block_size: int, now_s: float) -> dict[int, float]:
+        """By number of workers that decode, of the splits that are compared; workers whose steps are not known count
+        for none. Empty where nothing can be told. Decides nothing."""
         known = [view for view in views if view.times is not None]
-        if not known or math.isinf(self._tpot_s) or self.demand.num_arrived < FEWEST_ARRIVALS:
-            return everyone
+        if not known or math.isinf(self._tpot_s):
+            return {}
         kinds = self._kinds(known, block_size)
         if not any(kind.most_answers >= 1 for kind in kinds):
-            return everyone  # no worker meets the target even with one answer: nothing to be won by a split
+            return {}  # no worker meets the target even with one answer: nothing to be won by a split
+        rate = self.demand.rate(now_s)
         running = sum(view.num_decoding for view in known)
         answers = max(rate * self.demand.output_len * self._tpot_s, float(running), 1e-9)
         tokens_s = max(rate * self.demand.prompt.tokens, 1e-9)
-        size = len(known)
         now = sum(view.name in self.split.decodes for view in known)
-        headroom = {count: self._headroom(kinds, count, answers, tokens_s) for count in _counts(size, now)}
-        headroom = {count: room if count == size else room * self._left_by_gap for count, room in headroom.items()}
+        size = len(known)
+        found = {count: self._headroom(kinds, count, answers, tokens_s) for count in _counts(size, now)}
+        return {count: room if count == size else room * self._left_by_gap for count, room in found.items()}
+
+    def _decide(self, views: Sequence[WorkerView], block_size: int, now_s: float) -> Split:
+        everyone = Split(frozenset(view.name for view in views), math.inf)
+        known = [view for view in views if view.times is not None]
+        headroom = self.headrooms(known, block_size, now_s) if self.demand.num_arrived >= FEWEST_ARRIVALS else {}
+        if not headroom:
+            return everyone
+        size, now = len(known), sum(view.name in self.split.decodes for view in known)
         best = max(headroom, key=headroom.__getitem__)
         if headroom[best] <= WORTH * headroom[size]:
             best = size
         if now and headroom[best] <= GAIN * headroom[now] and headroom[now] > headroom[size]:
             best = now
-        names = [name for kind in kinds for name in kind.names]
+        names = [name for kind in self._kinds(known, block_size) for name in kind.names]
         unknown = [view.name for view in views if view.times is None]
         return Split(frozenset(names[:best] + unknown), headroom[best])
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from services.router.dispatch.answer_move import PREPARING
 from services.router.dispatch.record import RequestRecord, RequestState
 from services.router.served_model import ServedModel
+from services.router.views.attribution.better_split import SplitVerdict, judge_split, mix_of, targets_of
 from services.router.views.attribution.verdict import Verdict, error_code, outcome
 from services.router.views.attribution.window import DEFAULT_WINDOW_S, MAX_WINDOW_S, Percentiles, Window, summarize
 from services.router.views.cluster_view import RequestDetail, RequestRow
@@ -48,6 +49,7 @@ def joined_status(models: Sequence[ServedModel], cache_failures: Sequence[str]) 
         for field in _SUMS:
             setattr(whole, field, getattr(whole, field) + getattr(part, field))
         whole.store_available = whole.store_available and part.store_available
+    whole.ClearField("split")
     whole.ready = any(line.ready for line in lines)
     whole.not_ready_reason = "" if whole.ready else "; ".join(f"{x.name}: {x.not_ready_reason}" for x in lines)
     whole.degraded.extend(f"model {line.name}: {line.not_ready_reason}" for line in lines if not line.ready)
@@ -57,6 +59,7 @@ def joined_status(models: Sequence[ServedModel], cache_failures: Sequence[str]) 
 
 def _line(model: ServedModel, status: inference_pb2.ClusterStatus) -> inference_pb2.ModelStatus:
     return inference_pb2.ModelStatus(
+        split=status.split if status.HasField("split") else None,
         name=model.name,
         aliases=model.settings.aliases,
         ready=status.ready,
@@ -71,6 +74,8 @@ def _line(model: ServedModel, status: inference_pb2.ClusterStatus) -> inference_
 KEPT_S = 0.5
 """A window is made at most this often, however many ask."""
 _KEPT_WINDOWS = 8
+SPLIT_KEPT_S = 5.0
+"""Likewise a judgement of the split, which takes milliseconds: the event loop has better things to do."""
 _DECODING = (RequestState.DECODING, *PREPARING, RequestState.REPEATING)
 
 
@@ -80,6 +85,7 @@ class GoodputView:
     def __init__(self, models: Sequence[ServedModel]) -> None:
         self._models = models
         self._windows: dict[float, tuple[float, inference_pb2.GoodputWindow]] = {}
+        self._splits: dict[float, tuple[float, inference_pb2.SplitVerdict | None]] = {}
 
     def window(self, window_s: float = 0.0) -> inference_pb2.GoodputWindow:
         """The last `window_s` seconds, 0 = 60. Raises InvalidRequest (`window_s`)."""
@@ -99,7 +105,27 @@ class GoodputView:
         found = [entry for ring in rings for entry in ring.within(asked, now_s)]
         reach_s = min(ring.reach_s(asked, now_s) for ring in rings)
         made = _to_proto(summarize(found, rings[0].targets, reach_s))
+        split = self._split(asked, now_s)
+        if split is not None:
+            made.split.CopyFrom(split)
         self._windows[asked] = (now_s, made)
+        return made
+
+    def _split(self, asked_s: float, now_s: float) -> inference_pb2.SplitVerdict | None:
+        """Of several models' splits the one that could gain most."""
+        made_s, kept = self._splits.get(asked_s, (-math.inf, None))
+        if now_s - made_s < SPLIT_KEPT_S:
+            return kept
+        if len(self._splits) >= _KEPT_WINDOWS:
+            self._splits.clear()
+        found = [
+            (verdict, model.name) for model in self._models if (verdict := _split_of(model, asked_s, now_s)) is not None
+        ]
+        made = None
+        if found:
+            verdict, name = max(found, key=lambda one: one[0].gain)
+            made = _split_to_proto(verdict, name if len(self._models) > 1 else "")
+        self._splits[asked_s] = (now_s, made)
         return made
 
     def flow(self) -> inference_pb2.RequestFlow:
@@ -113,6 +139,27 @@ class GoodputView:
             num_shipping=now[state.SHIPPING] + now[state.RESUMING] + now[state.RESUMING_HELD],
             num_decoding=sum(now[each] for each in _DECODING),
         )
+
+
+def _split_of(model: ServedModel, window_s: float, now_s: float) -> SplitVerdict | None:
+    ring, fleet = model.requests.ended, model.used_fleet()
+    mix = mix_of(ring.within(window_s, now_s), window_s, now_s)
+    if fleet is None or mix is None:
+        return None
+    return judge_split(fleet, mix, targets_of(ring.targets.ttft_s, ring.targets.tpot_s))
+
+
+def _split_to_proto(verdict: SplitVerdict, model: str) -> inference_pb2.SplitVerdict:
+    return inference_pb2.SplitVerdict(
+        num_workers=verdict.num_workers,
+        num_decoding=verdict.num_decoding,
+        headroom=verdict.headroom,
+        best_decoding=verdict.best_decoding,
+        best_headroom=verdict.best_headroom,
+        elastic=verdict.is_elastic,
+        worth_it=verdict.is_worth_it,
+        model=model,
+    )
 
 
 def _to_proto(window: Window) -> inference_pb2.GoodputWindow:

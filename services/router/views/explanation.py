@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import OrderedDict
 
 from services.router.dispatch.active_request import ActiveRequest
 from services.router.dispatch.record import RequestEvent, RequestRecord
-from services.router.placement.decision import Candidate, Choice
+from services.router.placement.decision import Candidate, Choice, Pair
 from services.router.views.moves import MoveAccount, move_accounts
 from shared.errors import NotFound
 from shared.rpc.pb.tandem.v1 import inference_pb2
@@ -83,13 +84,29 @@ def _attempt(number: int, num_prompt_tokens: int, queue_s: float, choice: Choice
         attempt=number,
         num_prompt_tokens=num_prompt_tokens,
         queue_ms=queue_s * 1e3,
-        predicted_ttft_ms=choice.predicted_ttft_s * 1e3 if choice.predicted_ttft_s is not None else None,
+        predicted_ttft_ms=None if choice.predicted_ttft_s is None else _known_ms(choice.predicted_ttft_s),
         route=choice.route.value,
         decode_worker=choice.decode,
         prefill_worker=choice.prefill or "",
         decode_candidates=[_candidate(candidate) for candidate in choice.decodes],
         prefill_candidates=[_candidate(candidate) for candidate in choice.prefills],
+        pairs=[_pair(pair) for pair in choice.pairs],
     )
+
+
+def _pair(pair: Pair) -> inference_pb2.PlacementPair:
+    return inference_pb2.PlacementPair(
+        decode_worker=pair.decode,
+        prefill_worker=pair.prefill,
+        ttft_ms=_known_ms(pair.ttft_s),
+        tpot_ms=_known_ms(pair.tpot_s),
+        in_time=pair.in_time,
+        score=pair.score,
+    )
+
+
+def _known_ms(predicted_s: float) -> float | None:
+    return predicted_s * 1e3 if math.isfinite(predicted_s) else None
 
 
 def _candidate(candidate: Candidate) -> inference_pb2.PlacementCandidate:

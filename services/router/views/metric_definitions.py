@@ -113,6 +113,19 @@ RECORDED = (
 WAITING = gauge("tandem_router_waiting_requests", "Requests in the admission queue.")
 RUNNING = gauge("tandem_router_running_requests", "Requests that were given to workers and have not ended.")
 WORKERS = gauge("tandem_router_workers", "Workers by role and whether this router is connected to them.", "role", "up")
+DECODERS = gauge(
+    "tandem_router_decode_preferred_workers",
+    "In mode auto: workers with both roles that are to decode just now; the others only prefill.",
+)
+HEADROOM = gauge(
+    "tandem_router_split_headroom",
+    "In mode auto: times the present demand that the workers could serve as they are split between prefill and decode"
+    " now; absent while nothing is decided.",
+)
+FLIPS = counter(
+    "tandem_router_preference_flips_total",
+    "In mode auto: changes of a worker's preference between decode and prefill, each worker counted.",
+)
 LOOKUPS = histogram(
     "tandem_index_lookup_seconds",
     "Round trips to the KV store that looked up a prompt's prefix, failed ones included.",

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from services.router.dispatch.dispatcher import Dispatcher
 from services.router.dispatch.prefix_lookup import PrefixLookup
+from services.router.placement.split import SplitController
 from services.router.views.metric_definitions import (
+    DECODERS,
+    FLIPS,
     GRPC_CALLS,
+    HEADROOM,
     HTTP_REQUESTS,
     LOOKUP_ERRORS,
     LOOKUPS,
@@ -31,6 +36,8 @@ class RouterSources:
     fleet: Fleet
     lookup: PrefixLookup
     counts: RouterMetrics
+    split: SplitController | None = None
+    """In mode auto."""
 
     @property
     def num_running(self) -> int:
@@ -47,10 +54,23 @@ def _workers(sources: RouterSources) -> Mapping[LabelValues, float]:
     return found
 
 
+def _of_split(read: Callable[[SplitController], float]) -> Callable[[RouterSources], Mapping[LabelValues, float]]:
+    """The figure where there is one, else no series."""
+
+    def values(sources: RouterSources) -> Mapping[LabelValues, float]:
+        value = read(sources.split) if sources.split is not None else math.inf
+        return {(): value} if math.isfinite(value) else {}
+
+    return values
+
+
 OBSERVED: tuple[Observed[RouterSources], ...] = (
     Observed(WAITING, lambda router: router.dispatcher.num_waiting),
     Observed(RUNNING, lambda router: router.num_running),
     Observed(WORKERS, _workers),
+    Observed(DECODERS, _of_split(lambda split: len(split.split.decodes))),
+    Observed(HEADROOM, _of_split(lambda split: split.split.headroom)),
+    Observed(FLIPS, _of_split(lambda split: split.num_flips)),
     Observed(LOOKUPS, lambda router: router.lookup.round_trips_s),
     Observed(LOOKUP_ERRORS, lambda router: router.lookup.num_errors),
 )

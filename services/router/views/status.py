@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 from services.router.dispatch.dispatcher import Dispatcher
 from services.router.dispatch.prefix_lookup import PrefixLookup
+from services.router.placement.split import SplitController
 from services.router.views.metrics import RouterMetrics
 from services.router.workers.fleet import Fleet
 from services.router.workers.link import WorkerLink
@@ -18,11 +21,13 @@ def cluster_status(
     dispatcher: Dispatcher,
     lookup: PrefixLookup,
     metrics: RouterMetrics,
+    split: SplitController | None = None,
 ) -> inference_pb2.ClusterStatus:
-    """One model's part of `tandem status` and `GET /status`, without what the router's settings say."""
+    """One model's part of `tandem status` and `GET /status`, without what the router's settings say. `split`: in mode
+    auto."""
     reason = dispatcher.not_ready_reason()
     counts = metrics.counts
-    return inference_pb2.ClusterStatus(
+    status = inference_pb2.ClusterStatus(
         model_name=model_name,
         ready=not reason,
         not_ready_reason=reason,
@@ -37,6 +42,22 @@ def cluster_status(
         num_store_errors=lookup.num_errors,
         degraded=_failures(fleet),
     )
+    if split is not None:
+        _add_split(status, fleet, split)
+    return status
+
+
+def _add_split(status: inference_pb2.ClusterStatus, fleet: Fleet, split: SplitController) -> None:
+    both = [worker for worker in status.workers if len(worker.roles) > 1 and worker.worker.name in fleet.decode_pool]
+    decodes = split.split.decodes
+    for worker in both:
+        is_prefill = decodes and worker.worker.name not in decodes
+        worker.preference = types_pb2.WORKER_ROLE_PREFILL if is_prefill else types_pb2.WORKER_ROLE_DECODE
+    status.split.num_workers = len(both)
+    status.split.num_decoding = sum(worker.preference == types_pb2.WORKER_ROLE_DECODE for worker in both)
+    status.split.num_flips = split.num_flips
+    if math.isfinite(split.split.headroom):
+        status.split.headroom = split.split.headroom
 
 
 def worker_status(link: WorkerLink) -> inference_pb2.WorkerStatus:
@@ -59,6 +80,9 @@ def worker_status(link: WorkerLink) -> inference_pb2.WorkerStatus:
         tp=link.welcome.tp if link.welcome is not None else 0,
         pp=link.welcome.pp if link.welcome is not None else 0,
         ep=link.welcome.ep if link.welcome is not None else 0,
+        max_num_seqs=link.welcome.max_num_seqs if link.welcome is not None else 0,
+        max_num_batched_tokens=link.welcome.max_num_batched_tokens if link.welcome is not None else 0,
+        block_size=link.welcome.layout.block_size if link.welcome is not None else 0,
     )
 
 

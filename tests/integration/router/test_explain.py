@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import grpc.aio
 import pytest
 
@@ -9,7 +11,7 @@ from services.router.dispatch.record import Ask, RequestEvent, RequestRecord, Re
 from services.router.edge.catalog import Catalog
 from services.router.edge.grpc.servicer import SERVICE_NAME, InferenceServicer
 from services.router.edge.settings import EdgeSettings
-from services.router.placement.decision import Candidate, Choice
+from services.router.placement.decision import Candidate, Choice, Pair
 from services.router.views.explanation import explanation, request_info
 from shared.errors import NotFound, Unauthenticated
 from shared.rpc.pb.tandem.v1 import inference_pb2
@@ -20,7 +22,8 @@ from tandem import AsyncTandemClient
 async def test_a_client_asks_why_and_an_unknown_request_is_said_to_be_unknown():
     record = RequestRecord(Ask("r", num_prompt_tokens=128))
     candidate = Candidate("p0", 0.75, (("queue", 0.5), ("prefix", 1.0)), 100, 50, 2, 64)
-    record.choices.append(Choice("d0", "p0", predicted_ttft_s=0.5, prefills=(candidate,)))
+    pairs = (Pair("d0", "p0", 0.5, 0.02, 0.9, 0.3), Pair("d0", "d0", math.inf, math.inf, 0.0, 20.0))
+    record.choices.append(Choice("d0", "p0", predicted_ttft_s=0.5, prefills=(candidate,), pairs=pairs))
     record.add(RequestEvent.MATCHED, RequestState.QUEUED, at=1.0)
     record.add(RequestEvent.CHOOSING, RequestState.QUEUED, at=1.25)
     servicer = InferenceServicer(
@@ -44,6 +47,12 @@ async def test_a_client_asks_why_and_an_unknown_request_is_said_to_be_unknown():
             assert (told.attempt, told.num_prompt_tokens, told.queue_ms) == (1, 128, 250.0)
             (seen,) = told.prefill_candidates
             assert {part.scorer: part.score for part in seen.parts} == {"queue": 0.5, "prefix": 1.0}
+            best, unknown = told.pairs
+            assert (best.decode_worker, best.prefill_worker, best.ttft_ms, best.in_time) == (
+                "d0", "p0", 500.0, pytest.approx(0.9),
+            )  # fmt: skip
+            assert not unknown.HasField("ttft_ms")
+            assert not unknown.HasField("tpot_ms")
             with pytest.raises(NotFound):
                 await client.explain("another")
         async with AsyncTandemClient([server.address]) as stranger:

@@ -109,9 +109,9 @@ def test_a_cluster_of_long_ago_gets_the_versions_that_it_has(helm: Helm) -> None
     assert {each["apiVersion"] for each in manifests.of("PodDisruptionBudget")} == {"policy/v1beta1"}
 
 
-def test_the_four_examples_are_there_and_explained() -> None:
+def test_the_examples_are_there_and_explained() -> None:
     names = [path.stem for path in EXAMPLES]
-    assert names == ["h100-prefill-h200-decode-rdma", "h200-single-node", "laptop", "mixed-vendor"]
+    assert names == ["elastic", "h100-prefill-h200-decode-rdma", "h200-single-node", "laptop", "mixed-vendor"]
     readme = (CHART / "README.md").read_text()
     assert [name for name in names if name not in readme] == []
 

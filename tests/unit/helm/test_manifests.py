@@ -111,12 +111,16 @@ def test_a_router_is_replaced_by_a_ready_one_and_a_worker_needs_no_further_gpu(d
     assert (worker["maxSurge"], worker["maxUnavailable"]) == (0, 1)
 
 
+SERVICES = {"prefill": "prefill", "decode": "decode", "collocated": "decode", "auto": "worker"}
+
+
 @pytest.mark.parametrize(
     ("roles", "mode"),
     [
         (("prefill", "decode"), "disaggregated"),
         (("collocated",), "collocated"),
         (("prefill", "collocated"), "disaggregated"),
+        (("auto",), "auto"),
     ],
 )
 def test_the_routers_mode_follows_from_the_roles(helm: Helm, roles: tuple[str, ...], mode: str) -> None:
@@ -124,7 +128,8 @@ def test_the_routers_mode_follows_from_the_roles(helm: Helm, roles: tuple[str, .
     manifests = helm.manifests(values={"pools": pools})
     assert flags(main_of(manifests, "router"))["mode"] == mode
     services = [main_of(manifests, f"a-{role}")["command"][-1] for role in roles]
-    assert services == [f"services.{'prefill' if role == 'prefill' else 'decode'}" for role in roles]
+    assert services == [f"services.{SERVICES[role]}" for role in roles]
+    assert [manifests.pods[f"a-{role}"]["metadata"]["labels"]["tandem-llm.io/role"] for role in roles] == list(roles)
     config = {name for each in manifests.of("ConfigMap") for name in each["data"]}
     assert ("router.yaml" in config) == (roles == ("prefill", "collocated"))
 
@@ -336,3 +341,16 @@ def test_a_planner_knows_the_authority_of_routers_with_tls_and_not_their_key(hel
     plain = helm.manifests(values={"planner": {"enabled": True}}).pods["planner"]["spec"]
     assert [each["name"] for each in plain["volumes"]] == ["tmp"]
     assert not [flag for flag in flags(plain["containers"][0]) if flag.startswith("router-tls")]
+
+
+def test_a_planner_of_an_elastic_pool_may_scale_that_pool_alone(helm: Helm) -> None:
+    pools = [{"name": name, "role": "auto", "replicas": 3} for name in ("pool", "other")]
+    values = {"pools": pools, "planner": {"enabled": True, "auto": {"pool": "pool", "maxWorkers": 6}}}
+    manifests = helm.manifests(values=values)
+    given = flags(main_of(manifests, "planner"))
+    assert (given["auto.name"], given["auto.min-workers"], given["auto.max-workers"]) == ("pool", "1", "6")
+    assert not [flag for flag in given if flag.startswith(("prefill.", "decode."))]
+    scaled = [rule for rule in manifests.one("Role", "planner")["rules"] if rule["resources"] == ["deployments/scale"]]
+    assert scaled[0]["resourceNames"] == ["demo-pool"]
+    assert "replicas" not in manifests.one("Deployment", "pool")["spec"]
+    assert manifests.one("Deployment", "other")["spec"]["replicas"] == 3

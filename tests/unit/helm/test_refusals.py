@@ -59,6 +59,19 @@ BAD = [
         ("pools[0].role", "collocated", "planner.enabled"),
     ),
     Bad(
+        "a-planner-of-an-elastic-pool-without-its-name",
+        {"planner": {"enabled": True}, "pools": [{**PREFILL, "role": "auto"}]},
+        ("planner.auto.pool: (empty) is not a pool with role: auto",),
+    ),
+    Bad(
+        "a-budget-below-the-smallest-elastic-pool",
+        {
+            "planner": {"enabled": True, "gpuBudget": 2, "auto": {"pool": "p", "minWorkers": 3}},
+            "pools": [{**PREFILL, "role": "auto"}],
+        },
+        ("planner.gpuBudget: 2", "take 3 GPUs"),
+    ),
+    Bad(
         "a-route-to-no-gateway",
         {"gateway": {"enabled": True, "httpRoute": {"enabled": True}}},
         ("gateway.httpRoute.parentRefs",),
@@ -99,6 +112,14 @@ BAD = [
         "decode-beside-collocated",
         pools({}, {}, {"name": "c", "role": "collocated", "replicas": 1}),
         ("pools: roles decode and collocated",),
+    ),
+    *(
+        Bad(
+            f"{role}-beside-auto",
+            {"pools": [{**PREFILL, "role": "auto"}, {**DECODE, "role": role}]},
+            (f"pools[1].role: {role}", "role: auto", "make all pools auto, or none"),
+        )
+        for role in ("prefill", "decode", "collocated")
     ),
     Bad(
         "a-group-beyond-a-node",

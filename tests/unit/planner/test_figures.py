@@ -137,6 +137,39 @@ def test_a_pod_is_read_from_the_servers_json():
     assert pod_of({**content, "status": {"phase": "Succeeded"}}) is None
 
 
+def test_an_elastic_pool_is_read_as_one_that_decodes_with_the_shape_of_its_requests():
+    sums = """\
+# TYPE tandem_request_prompt_tokens histogram
+tandem_request_prompt_tokens_sum {prompt}
+tandem_request_prompt_tokens_count {count}
+# TYPE tandem_request_output_tokens histogram
+tandem_request_output_tokens_sum {output}
+tandem_request_output_tokens_count {count}
+"""
+    observer = Observer(("", "decode"), ttft_s=0.5, tpot_s=0.05, cold_start_s=60.0)
+
+    def elastic(now_s: float, prompt: int, output: int, count: int, cached: int) -> Reading:
+        found = reading(now_s, Page.parse(sums.format(prompt=prompt, output=output, count=count)), page(0, 0))
+        (router,) = found.routers or ()
+        router.status.num_cached_tokens = cached
+        worker = router.status.workers[0]
+        worker.worker.name, worker.max_num_seqs, worker.max_num_batched_tokens, worker.block_size = "d-0", 64, 512, 32
+        return replace(found, prefill_replicas=0, prefill_pages={})
+
+    observer.observe(elastic(0.0, 100, 10, 1, 0))
+    seen = observer.observe(elastic(10.0, 4100, 310, 5, 1000))
+    assert (seen.num_ended, seen.num_prompt_tokens, seen.num_cached_tokens, seen.num_output_tokens) == (
+        4,
+        4000,
+        1000,
+        300,
+    )
+    (worker,) = seen.workers
+    assert (worker.name, worker.times, worker.max_num_seqs, worker.max_step_tokens) == ("d-0", STEPS, 64, 512)
+    assert (worker.num_total_blocks, seen.block_size, worker.num_decoding) == (100, 32, 0)
+    assert (seen.prefill.replicas, seen.prefill.num_ready, seen.decode.num_ready) == (0, 0, 1)
+
+
 TICK_S = 10.0
 NOISE = 0.1  # requests/s
 SIZE, LESS = 3, 2

@@ -104,6 +104,19 @@ def test_a_decision_holds_for_its_interval():
     assert controller.decodes(views, BLOCK, now_s + 0.9 * INTERVAL_S) == first
 
 
+def test_flips_count_workers_whose_preference_changed_not_those_that_came_or_went():
+    controller, views = SplitController(TPOT_S), fleet(16)
+    controller.decodes(views[:8], BLOCK, -INTERVAL_S)
+    controller.decodes(views, BLOCK, 0.0)
+    assert controller.num_flips == 0  # all do both
+    now_s = told(controller, 4000, 64, 20.0, 0.0)
+    first = controller.decodes(views, BLOCK, now_s)
+    assert controller.num_flips == 16 - len(first)
+    now_s = told(controller, 128, 1000, 20.0, now_s, 60.0)
+    second = controller.decodes(views, BLOCK, now_s)
+    assert controller.num_flips == 16 - len(first) + len(first ^ second)
+
+
 def test_a_worker_that_is_not_to_decode_any_more_loses_its_answers_once_that_has_lasted():
     controller, views = SplitController(TPOT_S), fleet(16)
     now_s = told(controller, 128, 1000, 20.0, 0.0)

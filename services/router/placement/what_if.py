@@ -1,0 +1,81 @@
+"""Which split of a fleet, or which size of it, would suit a given mix of requests: the controller's own model over a
+demand that does not change. Pure policy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from services.router.placement.split import Demand, SplitController
+from services.router.placement.views import Work, WorkerView
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """What arrives, in the mean."""
+
+    rate: float
+    """Requests a second."""
+    prompt: Work
+    """What a request has to compute of its prompt."""
+    num_prompt_tokens: float
+    """Of a prompt, cached ones included."""
+    output_len: float
+    """Tokens of an answer."""
+
+
+class SteadyDemand(Demand):
+    """The same at all times."""
+
+    def __init__(self, mix: Mix) -> None:
+        super().__init__()
+        self.output_len = mix.output_len
+        self._mix = mix
+
+    def rate(self, now_s: float) -> float:  # noqa: ARG002 - the same at all times
+        """See `Demand`."""
+        return self._mix.rate
+
+    @property
+    def prompt(self) -> Work:
+        """See `Demand`."""
+        return self._mix.prompt
+
+    @property
+    def context_len(self) -> float:
+        """See `Demand`."""
+        return self._mix.num_prompt_tokens + self._mix.output_len / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Of every request, seconds; infinite: none."""
+
+    tpot_s: float
+    ttft_s: float = math.inf
+
+
+def headrooms(views: Sequence[WorkerView], mix: Mix, targets: Targets, block_size: int) -> dict[int, float]:
+    """How many times the mix the workers could serve, by how many of them decode; empty where nothing can be told."""
+    controller = SplitController(targets.tpot_s, targets.ttft_s, SteadyDemand(mix))
+    return controller.headrooms([replace(view, num_decoding=0) for view in views], block_size, 0.0)
+
+
+def pool_headroom(worker: WorkerView, size: int, mix: Mix, targets: Targets, block_size: int) -> float:
+    """The most that so many workers like this one could serve, in any split, in times of the mix; 0 where they cannot
+    serve it within the targets at all."""
+    pool = [replace(worker, name=f"{number}") for number in range(size)]
+    return max(headrooms(pool, mix, targets, block_size).values(), default=0.0)
+
+
+def workers_needed(worker: WorkerView, mix: Mix, targets: Targets, block_size: int, headroom: float, most: int) -> int:
+    """The fewest workers like this one with at least that headroom; `most` where no fewer have it."""
+    low, high = 1, most
+    while low < high:
+        middle = (low + high) // 2
+        if pool_headroom(worker, middle, mix, targets, block_size) >= headroom:
+            high = middle
+        else:
+            low = middle + 1
+    return low

@@ -38,8 +38,8 @@ HELLO_TIMEOUT_S = 10.0
 """For a stream's first command."""
 LAST_WRITE_TIMEOUT_S = 2.0
 """For the message that is on its way out when a session ends."""
-STREAM_OVER = (grpc.aio.UsageError, grpc.aio.InternalError)
-"""What gRPC raises for a read or write on a stream that the router has left."""
+STREAM_OVER = (grpc.aio.BaseError,)
+"""What gRPC raises for a read or write on a stream that the router has left, or whose server stops."""
 Context = grpc.aio.ServicerContext[Any, Any]
 
 

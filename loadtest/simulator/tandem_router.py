@@ -69,7 +69,7 @@ class TandemRouter(SimRouter):
                     pool.update_routers(view.name, routers)
         self._config = config
         self._placement = Placement(config.placement, seed, self.predictor)
-        waits = self._placement.pairs if config.mode == "auto" else self.predictor
+        waits = self._placement.waits_by(config.mode)
         self._admission = AdmissionController(waits, config.late_idle_share, config.late_grace)
         self.num_waiting_max = 0
         """Longest queue so far."""
@@ -129,15 +129,12 @@ class TandemRouter(SimRouter):
     def _try_start(self, active: _Active) -> bool:
         now_s = self.world.clock.now_s
         need = replace(active.need, slack_s=active.estimate.item.deadline_s - now_s, now_s=now_s)
-        choice = self._choose(need)
+        choice = self._placement.choose_by(self._config.mode, need, self.decode_pool, self.prefill_pool)
         if choice is None:
             return False
         active.ended = True
         try:
-            predicted_s = choice.predicted_ttft_s
-            if self._config.mode == "auto":
-                predicted_s = self._placement.pairs.may_refuse(predicted_s)
-            self._admission.start(active.estimate, now_s, predicted_s)
+            self._admission.start(active.estimate, now_s, choice.predicted_ttft_s)
         except Overloaded:
             self.refuse(active.request)
             return True
@@ -149,13 +146,6 @@ class TandemRouter(SimRouter):
         else:
             self._send(decode.reserve, active.request, self.calls, partial(self._reserved, active, choice))
         return True
-
-    def _choose(self, need: PlacementRequest) -> Choice | None:
-        """See `WaitingRoom._choose`."""
-        decodes, prefills, mode = self.decode_pool, self.prefill_pool, self._config.mode
-        if mode == "auto":
-            return self._placement.choose_pair(need, decodes, prefills)
-        return self._placement.choose(need, decodes, prefills, collocated=mode == "collocated")
 
     def _send(self, command: Callable[..., None], *args: object) -> None:
         self.world.clock.after(self.message_s, command, *args)

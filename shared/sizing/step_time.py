@@ -94,7 +94,7 @@ class StepTimes:
             + work.num_chunk_pairs * self.attention_s
         )
         products_s = work.num_tokens * self.token_s / parts
-        return self.fixed_s + passes * (self.pass_s + self._hidden(read_s, products_s) + own_s / parts)
+        return self.fixed_s + passes * (self.pass_s + self.hidden_s(read_s, products_s) + own_s / parts)
 
     def decode_step_s(self, batch: int, num_kv_tokens: int) -> float:
         """Time of one token for each of `batch` sequences."""
@@ -145,5 +145,13 @@ class StepTimes:
         parts = max(1, min(num_sequences, self.num_stages))
         return parts, (parts + self.num_stages - 1) / self.num_stages
 
-    def _hidden(self, read_s: float, products_s: float) -> float:
+    def hidden_s(self, read_s: float, products_s: float) -> float:
+        """Reading and products of one step together."""
         return max(read_s, products_s) + (1 - self.overlap) * min(read_s, products_s)
+
+    @property
+    def lines(self) -> tuple[tuple[float, float], tuple[float, float]]:
+        """`hidden_s` of the weights by the number of tokens is the greater one of two straight lines: (seconds at none,
+        seconds a token) of each. So what both leave room for, a step has room for. Without experts and stages."""
+        exposed = 1 - self.overlap
+        return (self.read_s, exposed * self.token_s), (exposed * self.read_s, self.token_s)

@@ -152,6 +152,9 @@ class WaitPredictor(Protocol):
     def wait_s(self, num_tokens_ahead: int, pool: Pool) -> float | None:
         """Seconds until some worker has computed its queue and its share of what is ahead."""
 
+    def trusted_s(self, predicted_s: float | None) -> float | None:
+        """A prediction made where workers were chosen, as far as a request may be refused by it."""
+
 
 class AdmissionController:
     """Refuses requests by calibrated predictions, and learns from the waits of those it admitted."""
@@ -200,6 +203,7 @@ class AdmissionController:
 
         Learns from its wait; raises Overloaded if the first token would come later than allowed.
         """
+        predicted_s = self._predictor.trusted_s(predicted_s)
         if now_s > estimate.entered_s:
             self._drain.started(estimate.item.num_tokens, now_s)
             at_worker_s = max(0.0, predicted_s - estimate.own_s) if predicted_s is not None else 0.0

@@ -69,8 +69,9 @@ class WaitingRoom:
             config.queue_limit, config.max_bytes, ORDERS[config.order], config.tenant_weights
         )
         self._predictor = placement.predictor
-        waits = placement.pairs if config.mode == "auto" else self._predictor
-        self._admission = AdmissionController(waits, config.late_idle_share, config.late_grace)
+        self._admission = AdmissionController(
+            placement.waits_by(config.mode), config.late_idle_share, config.late_grace
+        )
         self._pairs = CutPairs()
         self._again: asyncio.TimerHandle | None = None
         self.blocked = BlockedClock()
@@ -230,7 +231,7 @@ class WaitingRoom:
             return False
         self.blocked.release(wanted.now_s)
         try:
-            self._admission.start(queued.estimate, time.perf_counter(), self._refused_by(choice))
+            self._admission.start(queued.estimate, time.perf_counter(), choice.predicted_ttft_s)
         except Overloaded as error:
             assignment.set_exception(error)
             return True
@@ -261,18 +262,11 @@ class WaitingRoom:
     def _choose(self, wanted: PlacementRequest) -> Choice | None:
         """Workers that can start a request now; while no prefill worker is there, one that decodes computes the prompt
         too, as far as its queue has room."""
-        decodes, prefills, mode = self._fleet.decode_pool, self._fleet.prefill_pool, self._config.mode
+        decodes, prefills = self._fleet.decode_pool, self._fleet.prefill_pool
         if not self._fleet.lacks_prefill:
-            if mode == "auto":
-                return self._placement.choose_pair(wanted, decodes, prefills)
-            return self._placement.choose(wanted, decodes, prefills, collocated=mode == "collocated")
+            return self._placement.choose_by(self._config.mode, wanted, decodes, prefills)
         choice = self._placement.choose(wanted, decodes, prefills, collocated=True)
         return replace(choice, route=Route.NO_PREFILL) if choice is not None else None
-
-    def _refused_by(self, choice: Choice) -> float | None:
-        """The prediction by which a request may be refused; None: by none yet."""
-        predicted_s = choice.predicted_ttft_s
-        return self._placement.pairs.may_refuse(predicted_s) if self._config.mode == "auto" else predicted_s
 
     def _note_blocked(self, wanted: PlacementRequest) -> None:
         if self.blocked.is_due(wanted.now_s):

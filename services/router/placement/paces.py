@@ -54,7 +54,7 @@ def pace_of(
 
     def step_s(chunk: float) -> float:
         products_s = (num_answers + chunk) * times.token_s
-        return own_s + chunk * attention_s + hidden_s(times, products_s)
+        return own_s + chunk * attention_s + times.hidden_s(times.read_s, products_s)
 
     decode_s = step_s(0.0) if num_answers else 0.0
     chunk = min(num_tokens, max(1.0, budget - num_answers))
@@ -65,18 +65,10 @@ def pace_of(
     return Pace(chunk, step_s(chunk), decode_s)
 
 
-def hidden_s(times: StepTimes, products_s: float) -> float:
-    """Reading and products of a step together; see `StepTimes`."""
-    exposed = 1.0 - times.overlap
-    return max(times.read_s + exposed * products_s, products_s + exposed * times.read_s)
-
-
 def _largest(times: StepTimes, own_s: float, num_answers: float, attention_s: float, limit_s: float) -> float:
-    """The chunk whose step takes `limit_s`: the time is the greater one of two straight lines, so the lesser chunk of
-    the two holds for both."""
-    exposed = 1.0 - times.overlap
+    """The chunk whose step takes `limit_s`; see `StepTimes.lines`."""
     least = math.inf
-    for read_s, token_s in ((times.read_s, exposed * times.token_s), (exposed * times.read_s, times.token_s)):
+    for read_s, token_s in times.lines:
         a_token_s = token_s + attention_s
         left_s = limit_s - own_s - read_s - num_answers * token_s
         if a_token_s > 0:

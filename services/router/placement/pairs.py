@@ -18,12 +18,10 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 
 from services.router.placement.decision import Pair
-from services.router.placement.filters import can_hold
 from services.router.placement.paces import DEFAULT_BUDGET, pace_of, prompt_rate, tpot_s, ttft_s
-from services.router.placement.prediction import TtftPredictor
+from services.router.placement.prediction import TtftPredictor, filled_level
 from services.router.placement.split import Demand
 from services.router.placement.views import PlacementRequest, Pool, Work, WorkerView
 from shared.sizing.step_time import StepTimes
@@ -48,31 +46,20 @@ NO_SLACK_S = 1.0
 """What a TTFT is compared with where the request has no deadline. Seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Targets:
-    """Of every request, seconds."""
-
-    tpot_s: float = math.inf
-    """Infinite: none."""
-
-
 class PairPolicy:
     """Chooses a pair."""
 
-    def __init__(self, targets: Targets, predictor: TtftPredictor, demand: Demand) -> None:
-        """`predictor` knows how far predictions are off, and what a hand-off takes; it predicts until a worker has
-        measured its steps. `demand` knows how long answers are: by their tokens a hand-off's gap is divided."""
-        self.targets = targets
+    def __init__(self, tpot_target_s: float, predictor: TtftPredictor, demand: Demand) -> None:
+        """`tpot_target_s`: of every answer, infinite: none. `predictor` knows how far predictions are off, and what a
+        hand-off takes; it predicts until a worker has measured its steps. `demand` knows how long answers are: by their
+        tokens a hand-off's gap is divided."""
+        self._tpot_s = tpot_target_s
         self._predictor = predictor
         self._demand = demand
         self._random = random.Random(0)
         self._budget = DEFAULT_BUDGET
         self.typical: StepTimes | None = None
         """What steps take where a worker has not measured any; None before one has."""
-
-    def may_refuse(self, predicted_s: float | None) -> float | None:
-        """What a request may be refused by of a prediction; None before predictions were seen to hold."""
-        return predicted_s if self._predictor.ttft.is_known else None
 
     def look(self, views: Iterable[WorkerView], preferred: Collection[str] = ()) -> None:
         """Takes the step times of some worker for typical: one that is not to decode, where there is one. The others
@@ -103,17 +90,13 @@ class PairPolicy:
         sample = [view for view in pool.draw(self._random, SAMPLE) if view.accepting]
         if not sample:
             return 0.0
-        rates = [prompt_rate(view, view.times or self.typical, self.targets.tpot_s) for view in sample]
-        waits = sorted((view.num_queued_tokens / rate, rate) for view, rate in zip(sample, rates, strict=True))
-        left, together = num_tokens_ahead * len(sample) / len(pool), 0.0
-        level_s = waits[0][0]
-        for (_, rate), following in zip(waits, [wait_s for wait_s, _ in waits[1:]] + [math.inf], strict=True):
-            together += rate
-            if left <= together * (following - level_s):
-                break
-            left -= together * (following - level_s)
-            level_s = following
-        return level_s + left / together
+        rates = [prompt_rate(view, view.times or self.typical, self._tpot_s) for view in sample]
+        waits = [(view.num_queued_tokens / rate, rate) for view, rate in zip(sample, rates, strict=True)]
+        return filled_level(num_tokens_ahead * len(sample) / len(pool), waits)
+
+    def trusted_s(self, predicted_s: float | None) -> float | None:
+        """See `WaitPredictor`: none before some were seen to hold."""
+        return predicted_s if self._predictor.ttft.is_known else None
 
     def choose(
         self,
@@ -123,34 +106,29 @@ class PairPolicy:
         preferred: Collection[str],
     ) -> tuple[Pair, ...]:
         """The pairs of the best few candidates, the one to take first; empty where no worker can start the request.
-        `preferred`: the workers that are to decode."""
-        target_s, typical = self.targets.tpot_s, self.typical
+        `decodes` can hold it, `prefills` have room in their queues. `preferred`: the workers that are to decode."""
+        target_s, typical = self._tpot_s, self.typical
         assert typical is not None, "see `look`"
-        steps = [
-            (view, tpot_s(view, view.times or typical, 1, request.num_tokens))
-            for view in decodes
-            if can_hold(view, request)
-        ]
+        steps = [(view, tpot_s(view, view.times or typical, 1, request.num_tokens)) for view in decodes]
         roomy = [(v, s) for v, s in steps if s <= TPOT_SHARE * target_s or not v.num_decoding]
         roomy.sort(key=lambda entry: self._decode_score(entry[0], entry[1], preferred))
         if not roomy:
             return ()
         waits = [(view, ttft_s(view, view.times or typical, request.work(view.name), target_s)) for view in prefills]
         waits.sort(key=lambda entry: self._prefill_score(entry[0], entry[1], request, preferred))
+        names = {view.name for view in prefills}
         found: list[Pair] = []
         for decode, step_s in roomy[:BEST]:
-            cut = request.cut.get(decode.name, frozenset())
-            here = any(view.name == decode.name for view in prefills)
-            for prefill, wait_s in (*waits[:BEST], *([(decode, -1.0)] if here else [])):
-                if prefill.name == decode.name:
-                    if wait_s >= 0:
-                        continue  # it is judged once, with its own answer among the others
-                    wait_s = ttft_s(
-                        decode, decode.times or typical, request.work(decode.name), target_s, 1, request.num_tokens
-                    )
-                elif prefill.name in cut:
-                    continue
-                found.append(self._pair(request, decode, prefill, wait_s, step_s, preferred))
+            without = {decode.name, *request.cut.get(decode.name, ())}
+            found += [
+                self._pair(request, decode, prefill, wait_s, step_s, preferred)
+                for prefill, wait_s in waits[:BEST]
+                if prefill.name not in without
+            ]
+            if decode.name in names:  # with its own answer among those beside which it computes the prompt
+                work = request.work(decode.name)
+                wait_s = ttft_s(decode, decode.times or typical, work, target_s, 1, request.num_tokens)
+                found.append(self._pair(request, decode, decode, wait_s, step_s, preferred))
         most = max((pair.in_time for pair in found), default=0.0)
         found.sort(key=lambda pair: (pair.in_time < most - ALIKE, pair.score))
         return tuple(found)
@@ -167,9 +145,9 @@ class PairPolicy:
         is_one = prefill.name == decode.name
         if not is_one:
             wait_s += self._predictor.hand_off_s
-            step_s += max(0.0, self._predictor.gap_s - step_s) / max(1.0, self._demand.output_len - 1.0)
+            step_s += max(0.0, self._predictor.gap_s - step_s) / self._demand.num_gaps
         in_time = self._predictor.ttft.share_within(request.slack_s, wait_s)
-        if step_s > self.targets.tpot_s:
+        if step_s > self._tpot_s:
             in_time = 0.0
         score = self._prefill_score(prefill, wait_s, request, preferred) + self._decode_score(decode, step_s, preferred)
         if not is_one:
@@ -177,8 +155,7 @@ class PairPolicy:
         return Pair(decode.name, prefill.name, wait_s, step_s, in_time, score)
 
     def _decode_score(self, view: WorkerView, step_s: float, preferred: Collection[str]) -> float:
-        target_s = self.targets.tpot_s
-        used = step_s / target_s if target_s < math.inf else view.num_requests / max(1, view.max_num_seqs)
+        used = step_s / self._tpot_s if self._tpot_s < math.inf else view.num_requests / max(1, view.max_num_seqs)
         return min(used, 10.0) + AGAINST * (view.name not in preferred) + GUEST * (not view.in_shard)
 
     def _prefill_score(

@@ -7,15 +7,18 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import mul
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from services.router.placement.decision import Candidate, Choice, Route, Thresholds
 from services.router.placement.filters import can_hold, candidates, has_queue_room
-from services.router.placement.pairs import PairPolicy, Targets
+from services.router.placement.pairs import PairPolicy
 from services.router.placement.prediction import TtftPredictor
 from services.router.placement.scorers import SCORERS, Scorer, ScoringContext, SessionTable, Stage, TierWeights, weights
 from services.router.placement.split import SplitController
 from services.router.placement.views import PlacementRequest, Pool, WorkerView
+
+if TYPE_CHECKING:
+    from shared.settings.common import Mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,7 @@ class Placement:
         """Learnt prefill times; attempts report their first tokens to it."""
         self.split = SplitController(config.tpot_target_s, config.ttft_target_s)
         """Which workers of both roles decode; it hears of arrivals and ends."""
-        self.pairs = PairPolicy(Targets(config.tpot_target_s), self.predictor, self.split.demand)
+        self.pairs = PairPolicy(config.tpot_target_s, self.predictor, self.split.demand)
         """Which two of these serve a request."""
         self._sessions = SessionTable(config.max_sessions)
         self._scorers: dict[Stage, list[tuple[Scorer, float]]] = {
@@ -68,6 +71,16 @@ class Placement:
             ]
             for stage in get_args(Stage)
         }
+
+    def choose_by(self, mode: Mode, request: PlacementRequest, decodes: Pool, prefills: Pool) -> Choice | None:
+        """None if no worker can start the request now."""
+        if mode == "auto":
+            return self.choose_pair(request, decodes, prefills)
+        return self.choose(request, decodes, prefills, collocated=mode == "collocated")
+
+    def waits_by(self, mode: Mode) -> TtftPredictor | PairPolicy:
+        """What predicts for admission how long requests wait; see `WaitPredictor`."""
+        return self.pairs if mode == "auto" else self.predictor
 
     def choose(self, request: PlacementRequest, decodes: Pool, prefills: Pool, *, collocated: bool) -> Choice | None:
         """None if no worker can start the request now. Remembers the session's workers."""

@@ -195,8 +195,12 @@ class TtftPredictor:
         token_s = self._prompts.token_s
         if token_s is None:
             return None
-        queues = [view.num_queued_tokens for view in pool if view.accepting]
-        return _filled_level(num_tokens_ahead, queues) * token_s if queues else 0.0
+        queues = [(view.num_queued_tokens, 1.0) for view in pool if view.accepting]
+        return filled_level(num_tokens_ahead, queues) * token_s if queues else 0.0
+
+    def trusted_s(self, predicted_s: float | None) -> float | None:
+        """See `WaitPredictor`: all of them, for nothing is predicted by too few prompts."""
+        return predicted_s
 
     @property
     def _prompts(self) -> CostModel:
@@ -208,15 +212,14 @@ def _own_s(model: CostModel, view: WorkerView, request: PlacementRequest) -> flo
     return model.predict_s(view.queued, request.work(view.name))
 
 
-def _filled_level(num_tokens: int, queues: Sequence[int]) -> float:
-    """Length of the shortest queue after `num_tokens` were distributed, always to the shortest queue."""
-    lowest = min(queues)
-    if not num_tokens:
-        return lowest
+def filled_level(amount: float, queues: Sequence[tuple[float, float]]) -> float:
+    """Height of the lowest of some queues, given as (height, width), after `amount` was added, always to the lowest."""
+    if not amount:
+        return min(height for height, _ in queues)
     below = queues
     while True:
-        level = (num_tokens + sum(below)) / len(below)
-        kept = [queue for queue in below if queue <= level]
+        level = (amount + sum(height * width for height, width in below)) / sum(width for _, width in below)
+        kept = [queue for queue in below if queue[0] <= level]
         if len(kept) == len(below):
             return level
         below = kept

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from services.router.placement.paces import DEFAULT_BUDGET, Pace, hidden_s, pace_of
+from services.router.placement.paces import DEFAULT_BUDGET, Pace, pace_of
 from services.router.placement.views import Work, WorkerView
 from shared.sizing.step_time import StepTimes
 
@@ -80,6 +80,11 @@ class Demand:
         """What a request has to compute in the mean."""
         count = max(self._count, 1e-9)
         return Work(max(1, round(self._tokens / count)), self._pairs / count)
+
+    @property
+    def num_gaps(self) -> float:
+        """Between the tokens of an answer, in the mean: what its TPOT divides by; at least one."""
+        return max(1.0, self.output_len - 1.0)
 
     @property
     def context_len(self) -> float:
@@ -161,9 +166,12 @@ class SplitController:
         """By number of workers that decode, of the splits that are compared; workers whose steps are not known count
         for none. Empty where nothing can be told. Decides nothing."""
         known = [view for view in views if view.times is not None]
-        if not known or math.isinf(self._tpot_s):
-            return {}
-        kinds = self._kinds(known, block_size)
+        return self._compared(known, self._kinds(known, block_size), now_s) if self._can_tell(known) else {}
+
+    def _can_tell(self, known: Sequence[WorkerView]) -> bool:
+        return bool(known) and self._tpot_s < math.inf
+
+    def _compared(self, known: Sequence[WorkerView], kinds: Sequence[Kind], now_s: float) -> dict[int, float]:
         if not any(kind.most_answers >= 1 for kind in kinds):
             return {}  # no worker meets the target even with one answer: nothing to be won by a split
         rate = self.demand.rate(now_s)
@@ -178,7 +186,10 @@ class SplitController:
     def _decide(self, views: Sequence[WorkerView], block_size: int, now_s: float) -> Split:
         everyone = Split(frozenset(view.name for view in views), math.inf)
         known = [view for view in views if view.times is not None]
-        headroom = self.headrooms(known, block_size, now_s) if self.demand.num_arrived >= FEWEST_ARRIVALS else {}
+        if not self._can_tell(known) or self.demand.num_arrived < FEWEST_ARRIVALS:
+            return everyone
+        kinds = self._kinds(known, block_size)
+        headroom = self._compared(known, kinds, now_s)
         if not headroom:
             return everyone
         size, now = len(known), sum(view.name in self.split.decodes for view in known)
@@ -187,18 +198,18 @@ class SplitController:
             best = size
         if now and headroom[best] <= GAIN * headroom[now] and headroom[now] > headroom[size]:
             best = now
-        names = [name for kind in self._kinds(known, block_size) for name in kind.names]
+        names = [name for kind in kinds for name in kind.names]
         unknown = [view.name for view in views if view.times is None]
         return Split(frozenset(names[:best] + unknown), headroom[best])
 
     @property
     def _left_by_gap(self) -> float:
         """The share of the target for TPOT that is left to the steps of an answer that was handed over."""
-        return max(0.0, 1.0 - self.gap_s / max(1.0, self.demand.output_len - 1.0) / self._tpot_s)
+        return max(0.0, 1.0 - self.gap_s / self.demand.num_gaps / self._tpot_s)
 
     def _kinds(self, views: Sequence[WorkerView], block_size: int) -> list[Kind]:
         """In the order in which they are to decode: first those that lose the least prompts by it."""
-        groups: dict[tuple[int, ...], list[WorkerView]] = {}
+        groups: dict[int, list[WorkerView]] = {}
         for view in views:
             assert view.times is not None
             groups.setdefault(_class_of(view.times), []).append(view)
@@ -256,12 +267,11 @@ class SplitController:
 
 def _most_answers(times: StepTimes, context_len: float, target_s: float) -> float:
     """That decode in a step of the target's length; less than one where none does."""
-    exposed = 1.0 - times.overlap
     own_s = times.sequence_s + context_len * times.kv_s
-    if times.fixed_s + own_s + hidden_s(times, times.token_s) > target_s:
+    if times.fixed_s + own_s + times.hidden_s(times.read_s, times.token_s) > target_s:
         return 0.0
     most = math.inf
-    for read_s, token_s in ((times.read_s, exposed * times.token_s), (exposed * times.read_s, times.token_s)):
+    for read_s, token_s in times.lines:
         if own_s + token_s > 0:
             most = min(most, (target_s - times.fixed_s - read_s) / (own_s + token_s))
     return most
@@ -286,6 +296,6 @@ def _counts(size: int, now: int) -> list[int]:
     return sorted({count for count in even | near if 1 <= count <= size}, reverse=True)
 
 
-def _class_of(times: StepTimes) -> tuple[int, ...]:
-    """Workers whose coefficients are within about half of each other are alike: fits differ by noise."""
-    return tuple(round(math.log2(max(value, 1e-12))) for value in (times.token_s,))
+def _class_of(times: StepTimes) -> int:
+    """Workers whose products take about as long are alike, to a power of two: fits differ by noise."""
+    return round(math.log2(max(times.token_s, 1e-12)))

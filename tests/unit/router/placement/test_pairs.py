@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from services.router.placement.decision import Route
 from services.router.placement.paces import prompt_rate
-from services.router.placement.pairs import PairPolicy, Targets
+from services.router.placement.pairs import PairPolicy
 from services.router.placement.policy import Placement, PlacementConfig
 from services.router.placement.prediction import MIN_OBSERVATIONS, TtftPredictor
 from services.router.placement.split import Demand
@@ -39,7 +39,7 @@ def worker(name: str, answers: int = 0, queued: int = 0, **changes):
 
 
 def chosen(*views, request=None, preferred=None, target_s=TARGET_S, predictor=None):
-    policy = PairPolicy(Targets(target_s), predictor or TtftPredictor(), Demand())
+    policy = PairPolicy(target_s, predictor or TtftPredictor(), Demand())
     names = {one.name for one in views} if preferred is None else preferred
     policy.look(views)
     return policy.choose(request or prompt(500), views, views, names)
@@ -112,14 +112,14 @@ def test_placement_takes_pairs_once_a_worker_knows_its_steps():
 
 def test_a_wait_is_the_time_in_which_all_workers_together_compute_what_is_ahead():
     predictor = TtftPredictor()
-    policy = PairPolicy(Targets(TARGET_S), predictor, Demand())
+    policy = PairPolicy(TARGET_S, predictor, Demand())
     workers = pool(worker("a"), worker("b", queued=20_000))
     policy.look(workers)
     assert policy.wait_s(1000, workers) is None, "no prediction was seen to hold"
-    assert policy.may_refuse(1.0) is None
+    assert policy.trusted_s(1.0) is None
     for _ in range(MIN_OBSERVATIONS):
         predictor.ttft.observe(0.1, 0.1)
-    assert policy.may_refuse(1.0) == 1.0
+    assert policy.trusted_s(1.0) == 1.0
     rate = prompt_rate(worker("a"), TIMES, TARGET_S)
     assert policy.wait_s(0, workers) == 0.0
     assert policy.wait_s(5_000, workers) == pytest.approx(5_000 / rate, rel=0.1)

@@ -94,7 +94,7 @@ class AnswerMove:
         self._active.emit(tokens)
 
     def stay(self, error: TandemError | None = None) -> None:
-        """The answer goes on where it is; without an error because it ends there."""
+        """The answer stays where it is; without an error because it ends there."""
         self._stop_timer()
         self._next.leave()
         self._active.move(RequestEvent.STAYED, self._target.name, error)
@@ -106,7 +106,7 @@ class AnswerMove:
 
     def left_alone(self, error: TandemError) -> None:
         """The old worker failed: the next one has the answer."""
-        self._active.log.warning("request %s goes on with %s: %s", self.seat.name, self._target.name, error)
+        self._active.log.warning("request %s continues on %s: %s", self.seat.name, self._target.name, error)
         self._switch(RequestEvent.LEFT_ALONE, error)
         if len(self._active.produced) - self._position > MAX_REPEATED:
             self._ask_anew()

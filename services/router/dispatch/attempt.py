@@ -220,7 +220,7 @@ class Attempt:
             raise message
 
     def _outlived(self, worker: WorkerLink, error: TandemError) -> bool:
-        """Whether the answer goes on in spite of the error, since two workers had it."""
+        """Whether the answer continues in spite of the error, since two workers had it."""
         move, active = self._move, self._active
         if move is None or active.state not in PREPARING or not (error.retryable or worker is not self.decode):
             return False

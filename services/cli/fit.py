@@ -326,10 +326,6 @@ def not_yet(fit: Fit) -> list[str]:
             f"a worker has at most {MAX_DEGREE} processes, this has up to {most}; the chart takes what --max-tensor "
             f"{MAX_DEGREE} gives"
         )
-    if fit.hardware.weights in _QUANTIZED:
-        found.append(
-            f"workers do not hold {fit.hardware.weights} weights yet; the chart takes what --weights bf16 gives"
-        )
     return found
 
 

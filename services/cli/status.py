@@ -115,8 +115,12 @@ def _figures(worker: inference_pb2.WorkerStatus) -> tuple[str, ...]:
         share(load.num_prefix_hit_tokens, load.num_prompt_tokens),
         size(load.resident_bytes) if load.HasField("resident_bytes") else "-",
         size(worker.pool_bytes),
-        f"{worker.kernels} {worker.dtype}",
+        " ".join(part for part in (worker.kernels, worker.dtype, _weights(worker)) if part),
     )
+
+
+def _weights(worker: inference_pb2.WorkerStatus) -> str:
+    return f"weights {worker.quantization} {size(worker.weight_bytes)}" if worker.quantization else ""
 
 
 def _ranks(worker: inference_pb2.WorkerStatus) -> str:

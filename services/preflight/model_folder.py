@@ -6,14 +6,17 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from services.preflight.finding import Finding, fail, ok, warn
-from shared.errors import ModelLoadError
+from shared.errors import ConfigError, ModelLoadError
 from shared.kv.layout import BYTES_PER_ELEMENT, BlockLayout
 from shared.model.config.folder import check_folder
 from shared.model.config.model_config import ModelConfig
-from shared.model.weights.safetensors_files import checkpoint_files
 from shared.sizes import size
+
+if TYPE_CHECKING:
+    from shared.model.weights.plan import Quantization, WeightPlan
 
 CHECK = "model"
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -29,6 +32,7 @@ class EngineNeed:
     device: str
     gpu_memory: float
     dtype: str
+    quantization: Quantization
     kv_dtype: str
     max_model_len: int
     num_kv_blocks: int
@@ -46,17 +50,21 @@ def check_weights(need: EngineNeed, memory_bytes: int | None) -> Finding:
         return problem
     try:
         config = ModelConfig.load(need.model)
-        num_elements = _num_elements(need.model, config)
+        plan = _plan(need, config)
     except ModelLoadError as error:
         return fail(CHECK, error.message, _FIX)
+    except ConfigError as error:
+        return fail(CHECK, error.message, "leave quantization at auto")
     dtype = _dtype(need, config)
-    weight_bytes = num_elements * BYTES_PER_ELEMENT[dtype]
+    num_elements = sum(math.prod(shape) for shape in plan.shapes.values())
+    weight_bytes = plan.weight_bytes(BYTES_PER_ELEMENT[dtype])
+    form = f"{plan.kinds} beside {dtype}" if plan.kinds else dtype
     layout = _layout(need, config)
     own_weight_bytes, own_block_bytes = (-(-n // need.num_hosts) for n in (weight_bytes, layout.block_bytes))
     max_len = min(need.max_model_len or config.max_position_embeddings, config.max_position_embeddings)
     blocks = max(need.num_kv_blocks, 1)
     text = (
-        f"{need.model}: {config.architecture}, {_count(num_elements)} parameters, {size(weight_bytes)} in {dtype}; "
+        f"{need.model}: {config.architecture}, {_count(num_elements)} parameters, {size(weight_bytes)} in {form}; "
         f"KV {size(layout.block_bytes / need.block_size)} a token"
     )
     if memory_bytes is None:
@@ -111,16 +119,13 @@ def _unreadable(folder: Path) -> Finding | None:
     return None
 
 
-def _num_elements(folder: Path, config: ModelConfig) -> int:
-    """Number of elements in the tensors that the model needs. Raises ModelLoadError where one is missing."""
-    import torch
+def _plan(need: EngineNeed, config: ModelConfig) -> WeightPlan:
+    """Of the tensors that the model needs. Raises ModelLoadError where one is missing, ConfigError."""
+    from shared.model.weights.checkpoint import Checkpoint
+    from shared.model.weights.plan import WeightPlan
 
-    from shared.model.layers.parameters import DecoderParameters, unused_tensors
-    from shared.model.weights.loader import match_entries
-
-    parameters = DecoderParameters.allocate(config, torch.float32, "meta")
-    entries = match_entries(checkpoint_files(folder), parameters.checkpoint_views(config), unused_tensors(config))
-    return sum(math.prod(entry.shape) for entry in entries.values())
+    with Checkpoint.of(need.model) as checkpoint:
+        return WeightPlan.make(checkpoint, config, need.quantization)
 
 
 def _layout(need: EngineNeed, config: ModelConfig) -> BlockLayout:

@@ -77,6 +77,7 @@ def _worker(overrides: Overrides, flags: list[str]) -> Needs:
             settings.devices[0],
             settings.gpu_memory,
             settings.dtype,
+            settings.quantization,
             settings.kv_dtype,
             settings.max_model_len,
             settings.num_kv_blocks,
@@ -122,7 +123,7 @@ def _kvstore(overrides: Overrides, flags: list[str]) -> Needs:
 def _everything(overrides: Overrides, demo_model: Path) -> Needs:
     model = overrides.model or demo_model
     return Needs(
-        engine=EngineNeed(model, overrides.device or "cpu", 0.9, "auto", "auto", 0, 0, 16),
+        engine=EngineNeed(model, overrides.device or "cpu", 0.9, "auto", "auto", "auto", 0, 0, 16),
         tokenizer=model,
         redis=_redis(overrides),
         embedded_redis=overrides.redis_url is None,

@@ -200,6 +200,7 @@ def load_model(
             on_progress,
             backend,
             deterministic=settings.deterministic,
+            quantization=settings.quantization,
         )
     else:
         links = group.meet(on_lost)
@@ -212,8 +213,9 @@ def load_model(
             on_progress,
             group.placement,
             settings.devices[0],
+            settings.quantization,
         )
-    identity = fingerprint(settings.model, dtype_name(dtype))
+    identity = fingerprint(settings.model, dtype_name(dtype), settings.quantization)
     if settings.deterministic:
         identity = deterministic_fingerprint(identity, arithmetic_digest(decoder, layout))
     wanted_len = settings.max_model_len or config.max_position_embeddings

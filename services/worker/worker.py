@@ -212,6 +212,8 @@ class Worker:
             kernels=model.decoder.kernels.name,
             dtype=dtype_name(model.decoder.dtype),
             pool_bytes=model.num_blocks * model.layout.block_bytes,
+            quantization=model.decoder.quantization,
+            weight_bytes=model.decoder.projection_bytes,
             block_encryption=encryption_of(host.fleet_key),
             texts_digest=model.texts_digest,
             tp=host.settings.tp,

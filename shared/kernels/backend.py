@@ -18,6 +18,7 @@ from shared.collectives.interface import Collectives
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.block_ops import BlockOps
 from shared.kernels.experts.rules import Routing
+from shared.kernels.quantized import QuantizedWeight, Weight
 from shared.kernels.sampling_ops import SamplingOps
 
 
@@ -25,7 +26,8 @@ class Linear(Protocol):
     """`x weight^T + bias`, summed in fp32. It owns its weight, in whatever layout its kind multiplies by.
 
     Backends make their own kinds, and callers ask none of them which it is. An adapter would hold another `Linear`
-    and add to what that gives; a quantised weight would be one kind more. Calls from several threads at once are safe.
+    and add to what that gives; weights in fewer bits are kinds of their own. Calls from several threads at once are
+    safe.
     """
 
     @property
@@ -119,6 +121,10 @@ class DecoderOps(Protocol):
         """
         ...
 
+    def make_quantized_experts(self, gate_up: Weight, down: Weight, first_expert: int, dtype: torch.dtype) -> Experts:
+        """As `make_experts`, of weights in fewer bits, which the layer keeps; one of both may be plain, of `dtype`."""
+        ...
+
     def choose_experts(self, logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
         """The experts of each token; a token's choice depends on its own logits alone.
 
@@ -145,6 +151,16 @@ class DecoderOps(Protocol):
             bias: [out_size], weight's dtype, or None; the layer keeps it.
             own: the layer may lay the weight out anew in its memory, or free that: it has no other reader afterwards.
                 Otherwise it keeps the weight as it is, or a copy.
+        """
+        ...
+
+    def make_quantized_linear(self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> Linear:
+        """A linear layer of a weight in fewer bits, which it keeps or lays out anew.
+
+        Args:
+            weight: [out_size, in_size].
+            bias: [out_size] of `dtype`, or None; the layer keeps it.
+            dtype: of x and the result. Codes are not rounded to it: products are of `scale * (code - zero)`.
         """
         ...
 

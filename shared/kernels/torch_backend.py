@@ -9,6 +9,7 @@ from shared.kernels.experts import reference as experts
 from shared.kernels.experts import routing
 from shared.kernels.latent import reference as latent
 from shared.kernels.linear import make_plain_linear
+from shared.kernels.quantized import make_opened_experts, make_opened_linear
 from shared.kernels.rmsnorm import reference as rmsnorm
 from shared.kernels.rotary import reference as rotary
 from shared.kernels.sampling import reference as sampling
@@ -25,6 +26,8 @@ class TorchKernels:
     make_experts = staticmethod(experts.make_plain_experts)
     choose_experts = staticmethod(routing.choose_experts)
     make_batched_linear = staticmethod(experts.make_plain_batched_linear)
+    make_quantized_linear = staticmethod(make_opened_linear)
+    make_quantized_experts = staticmethod(make_opened_experts)
     rms_norm = staticmethod(rmsnorm.rms_norm)
     add_rms_norm = staticmethod(rmsnorm.add_rms_norm)
     rotate_and_write = staticmethod(rotary.rotate_and_write)

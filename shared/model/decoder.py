@@ -15,12 +15,14 @@ from shared.kernels.backends.registry import AUTO
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.cpu.torch_threads import in_this_thread
 from shared.model.config.model_config import ModelConfig
-from shared.model.kernel_choice import check_kernels, kernels_for
+from shared.model.kernel_choice import check_kernels, check_specs, kernels_for
 from shared.model.layers.modules import DecoderModules, add_up
-from shared.model.layers.parameters import DecoderParameters, unused_tensors
+from shared.model.layers.parameters import DecoderParameters
 from shared.model.layers.pieces import DecoderPieces
 from shared.model.layers.rope import Rotary
-from shared.model.weights.loader import OnProgress, ask_for_huge_pages, load_weights
+from shared.model.weights.checkpoint import Checkpoint
+from shared.model.weights.loader import OnProgress, ask_for_huge_pages, fill_weights
+from shared.model.weights.plan import AS_STORED, Quantization, WeightPlan
 
 
 class Decoder:
@@ -49,6 +51,8 @@ class Decoder:
         kernels cannot serve this architecture.
         """
         self.config = config
+        self.quantization = ""
+        """Kinds of weights in fewer bits, such as `int4+int8`."""
         self.dtype = parameters.embedding.dtype
         self.device = parameters.embedding.device
         self.rotary = Rotary(config, self.device, self.dtype)
@@ -71,6 +75,7 @@ class Decoder:
         kernels: str = AUTO,
         *,
         deterministic: bool = False,
+        quantization: Quantization = AS_STORED,
     ) -> Decoder:
         """Read a model folder in Hugging Face layout.
 
@@ -81,6 +86,7 @@ class Decoder:
             on_progress: called with (loaded_bytes, total_bytes) after each tensor.
             kernels: a backend's name, or `auto`; see `kernels_for`.
             deterministic: each sequence's results depend on that sequence alone, to the bit.
+            quantization: the kind that plain weights are rounded to.
 
         Raises:
             ConfigError: those kernels cannot serve this device, dtype or architecture, or these sizes in that mode.
@@ -90,9 +96,14 @@ class Decoder:
             ask_for_huge_pages()
         config = ModelConfig.load(folder)
         chosen = kernels_for(config, device, dtype, kernels, deterministic=deterministic)
-        parameters = DecoderParameters.allocate(config, dtype, device)
-        load_weights(folder, parameters.checkpoint_views(config), on_progress, unused_tensors(config))
-        return cls(config, parameters, chosen)
+        with Checkpoint.of(folder) as checkpoint:
+            plan = WeightPlan.make(checkpoint, config, quantization)
+            check_specs(plan.specs, chosen)
+            parameters = DecoderParameters.allocate(config, dtype, device, specs=plan.specs)
+            fill_weights(checkpoint, plan.sources, parameters.checkpoint_views(config), on_progress)
+        decoder = cls(config, parameters, chosen)
+        decoder.quantization = plan.kinds
+        return decoder
 
     def forward(
         self,

@@ -10,6 +10,7 @@ from shared.errors import ConfigError
 from shared.kernels.backend import Kernels
 from shared.kernels.backends.registry import AUTO, choose_kernels
 from shared.model.config.model_config import ModelConfig
+from shared.model.layers.parameters import Specs
 
 _TORCH = "torch"
 _log = logging.getLogger(__name__)
@@ -48,4 +49,15 @@ def check_kernels(config: ModelConfig, kernels: Kernels) -> None:
         raise ConfigError(
             f"kernels {kernels.name!r} do not attend to latents, which {config.architecture} keeps: take {_TORCH}",
             field="kernels",
+        )
+
+
+def check_specs(specs: Specs, kernels: Kernels) -> None:
+    """Raises ConfigError where these kernels cannot serve weights in fewer bits: `deterministic`."""
+    if specs and kernels.is_deterministic:
+        name, spec = next(iter(specs.items()))
+        raise ConfigError(
+            f"deterministic does not serve weights in fewer bits yet, as {name} in {spec.kind}: take a plain "
+            "checkpoint",
+            field="deterministic",
         )

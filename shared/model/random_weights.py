@@ -51,5 +51,6 @@ def random_decoder(
     generator = torch.Generator(device).manual_seed(seed)
     for name, view in parameters.checkpoint_views(config).items():
         mean, std = mean_and_std(name, view.shape, config)
+        assert isinstance(view, torch.Tensor)
         view.normal_(mean, std, generator=generator)
     return Decoder(config, parameters, chosen)

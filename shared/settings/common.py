@@ -28,6 +28,10 @@ class EngineSettings(SettingGroup):
     dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """dtype of weights and computation. auto: the checkpoint's; on a CPU fp32, but for a bf16 checkpoint the one of
     bf16 and fp32 that a short timing finds faster."""
+    quantization: Literal["auto", "int8", "int4", "fp8"] = "auto"
+    """Form of the projections' weights. auto: as the checkpoint has them, quantized or not. Else plain weights are
+    rounded to the nearest code while they are read: int8 and fp8 with a scale a row, int4 with scale and zero a group
+    of at most 128 columns and the output projection in int8. All workers of a fleet need the same value."""
     kv_dtype: Literal["auto", "fp32", "bf16"] = "auto"
     """dtype of the KV cache. auto: that of the computation; bf16 beside fp32 halves a block, and costs accuracy."""
     num_kv_blocks: int = Field(default=0, ge=0, le=1_000_000_000)

@@ -45,9 +45,6 @@
       {{- fail (printf "%s.config.block_encryption: %s, and %d ranks over %d Nodes, between which nothing is encrypted; set none" $at $encryption $ranks $hosts) -}}
     {{- end -}}
   {{- end -}}
-  {{- if and .quantization (ne .quantization "none") -}}
-    {{- fail (printf "%s.quantization: %s: workers do not quantise weights yet; leave it out or set none" $at .quantization) -}}
-  {{- end -}}
   {{- $device := include "tandem.device" . -}}
   {{- $limits := dig "resources" "limits" dict . -}}
   {{- if and (eq $device "cpu") (or .dra (hasKey $limits "nvidia.com/gpu") (hasKey $limits "amd.com/gpu")) -}}

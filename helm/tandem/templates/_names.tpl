@@ -86,6 +86,7 @@ redis://{{ .Release.Name }}-redis:6379/0
 {{/* What two workers must agree in to exchange blocks, as one word a setting. Takes {root, pool}. */}}
 {{- define "tandem.layout" -}}
 dtype={{ include "tandem.poolSetting" (merge (dict "key" "dtype" "name" "dtype") .) | default "auto" -}}
+,quantization={{ include "tandem.poolSetting" (merge (dict "key" "quantization" "name" "quantization") .) | default "auto" -}}
 ,kvDtype={{ include "tandem.poolSetting" (merge (dict "key" "kv_dtype" "name" "kvDtype") .) | default "auto" -}}
 ,blockSize={{ include "tandem.poolSetting" (merge (dict "key" "block_size" "name" "blockSize") .) | default "16" -}}
 ,deterministic={{ include "tandem.poolSetting" (merge (dict "key" "deterministic" "name" "") .) | default "false" -}}

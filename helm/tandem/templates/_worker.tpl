@@ -44,6 +44,9 @@ tandem-llm.io/nvlink-domain: {{ . | quote }}
 {{- with .pool.dtype }}
 - --dtype={{ . }}
 {{- end }}
+{{- with .pool.quantization }}
+- --quantization={{ . }}
+{{- end }}
 {{- with .pool.kvDtype }}
 - --kv-dtype={{ . }}
 {{- end }}

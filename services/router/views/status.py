@@ -77,6 +77,8 @@ def worker_status(link: WorkerLink) -> inference_pb2.WorkerStatus:
         kernels=link.welcome.kernels if link.welcome is not None else "",
         dtype=link.welcome.dtype if link.welcome is not None else "",
         pool_bytes=link.welcome.pool_bytes if link.welcome is not None else 0,
+        quantization=link.welcome.quantization if link.welcome is not None else "",
+        weight_bytes=link.welcome.weight_bytes if link.welcome is not None else 0,
         tp=link.welcome.tp if link.welcome is not None else 0,
         pp=link.welcome.pp if link.welcome is not None else 0,
         ep=link.welcome.ep if link.welcome is not None else 0,

@@ -49,7 +49,8 @@ def _serve(spec: RankSpec, links: RankLinks, pool_descriptor: int) -> None:
     dtype: torch.dtype = getattr(torch, spec.dtype)
     links.everyone.gather(torch.zeros(1))  # tells the leader that this rank has joined
     placement = PlacementSpec.parse(broadcast_bytes(links.everyone)).placement
-    decoder = RankDecoder.load_rank(spec.folder, dtype, spec.kernels, spec.degrees, links, None, placement, spec.device)
+    where = (links, None, placement, spec.device, spec.quantization)
+    decoder = RankDecoder.load_rank(spec.folder, dtype, spec.kernels, spec.degrees, *where)
     links.everyone.gather(torch.zeros(1))  # tells the leader that this rank's slice is loaded
     if spec.senders:
         need = PoolNeed.parse(broadcast_bytes(links.everyone))
@@ -57,7 +58,7 @@ def _serve(spec: RankSpec, links: RankLinks, pool_descriptor: int) -> None:
         fitting = need.budget(decoder, own, follows=True).num_blocks(own)
         links.everyone.gather(torch.tensor([fitting], dtype=torch.int64))
     pool = PoolSpec.parse(broadcast_bytes(links.everyone))
-    found = fingerprint(spec.folder, spec.dtype)
+    found = fingerprint(spec.folder, spec.dtype, spec.quantization)
     if found != pool.identity:
         raise ModelMismatch(
             f"rank {spec.rank} read a checkpoint with fingerprint {found}, the leader one with {pool.identity}",

@@ -36,6 +36,7 @@ from shared.kernels.cpu.launch import load
 from shared.kv.layout import BlockLayout
 from shared.model.layers.expert_placement import Placement
 from shared.model.ranks.shard import Degrees
+from shared.model.weights.plan import Quantization
 from shared.telemetry.logs import LogFormat, LogLevel
 
 logger = logging.getLogger(__name__)
@@ -61,14 +62,15 @@ class RankGroup:
         ways: Ways | None = None,
         meeting: MeetingPort | None = None,
         devices: Sequence[str] = (),
+        quantization: Quantization = "auto",
     ) -> None:
         """Starts those of this host; they load their slices behind `meet`, and need no more of the leader than that and
         `share_pool`.
 
         `share`: the worker's cores and threads, the leader's own among them, on a machine of that `topology`. `ways`:
         by default through the host's memory, over one pool. `meeting`: with the members of other hosts, which start
-        the ranks there; closed with the group. `devices`: of each rank; none = the CPU. Raises ConfigError without C++
-        kernels.
+        the ranks there; closed with the group. `devices`: of each rank; none = the CPU. `quantization`: as for
+        `Decoder.load`. Raises ConfigError without C++ kernels.
         """
         try:
             library = load(choose()[1])
@@ -81,6 +83,7 @@ class RankGroup:
         """Of all ranks, by the registry's name."""
         self.placement = placement
         """Of experts, on all ranks."""
+        self._quantization: Quantization = quantization
         self._library = library
         of_rank = tuple(devices) or ("cpu",) * degrees.num_ranks
         self._ways = ways = ways or Ways(degrees.tensor, degrees.pipeline)
@@ -129,6 +132,7 @@ class RankGroup:
             *logs,
             self._ways.hosts,
             None if self._meeting is None else self._meeting.place,
+            self._quantization,
         )
 
     def meet(self, on_lost: Callable[[TandemError], None]) -> RankLinks:

@@ -14,6 +14,7 @@ from shared.collectives.several_hosts import MeetingPlace
 from shared.cores.core_choice import CoreShare
 from shared.model.layers.expert_placement import Placement
 from shared.model.ranks.shard import Degrees
+from shared.model.weights.plan import Quantization
 from shared.telemetry.logs import LogFormat, LogLevel
 
 
@@ -49,6 +50,8 @@ class RankSpec:
     """As in `Ways`."""
     place: MeetingPlace | None = None
     """Where the ranks of several hosts find each other; None on one."""
+    quantization: Quantization = "auto"
+    """Kind that plain weights are rounded to."""
 
     @property
     def degrees(self) -> Degrees:

@@ -71,6 +71,7 @@ def start_group(settings: WorkerSettings, dtype: torch.dtype, kernels: str, plac
             ways,
             meeting,
             settings.devices,
+            settings.quantization,
         )
     except BaseException:
         if meeting is not None:

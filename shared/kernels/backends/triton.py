@@ -11,6 +11,7 @@ from shared.kernels.experts import routing
 from shared.kernels.latent import reference as latent
 from shared.kernels.linear import make_plain_linear
 from shared.kernels.matmul.launch import make_rowwise_linear
+from shared.kernels.quantized import make_opened_experts, make_opened_linear
 from shared.kernels.rmsnorm import launch as rmsnorm
 from shared.kernels.rotary import launch as rotary
 from shared.kernels.sampling import launch as sampling
@@ -28,6 +29,8 @@ class TritonKernels:
     make_experts = staticmethod(grouped.make_grouped_experts)
     choose_experts = staticmethod(routing.choose_experts)
     make_batched_linear = staticmethod(experts.make_plain_batched_linear)
+    make_quantized_linear = staticmethod(make_opened_linear)
+    make_quantized_experts = staticmethod(make_opened_experts)
     rms_norm = staticmethod(rmsnorm.rms_norm)
     add_rms_norm = staticmethod(rmsnorm.add_rms_norm)
     rotate_and_write = staticmethod(rotary.rotate_and_write)

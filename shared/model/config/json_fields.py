@@ -37,6 +37,11 @@ class JsonFields:
         self._source = source
         self._prefix = prefix
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All fields, in the file's order."""
+        return tuple(self._values)
+
     def __contains__(self, name: str) -> bool:
         """Whether the field is present, also if null."""
         return name in self._values

@@ -11,6 +11,7 @@ from shared.model.config.folder import CONFIG_FILE, check_model_folder
 from shared.model.config.json_fields import JsonFields, read_json_object
 from shared.model.config.latent_config import LatentConfig
 from shared.model.config.moe_config import MoeConfig
+from shared.model.config.quantization import QuantizationConfig
 from shared.model.config.rope_config import RopeConfig
 
 __all__ = ["SUPPORTED_ARCHITECTURES", "ModelConfig", "RopeConfig"]
@@ -62,6 +63,7 @@ class ModelConfig:
     moe: MoeConfig | None = None  # None: every layer is dense
     latent: LatentConfig | None = None  # None: attention over the keys and values of heads
     num_unused_layers: int = 0  # layers of a checkpoint behind the decoder's own, such as those that predict further
+    quantization: QuantizationConfig | None = None  # None: the checkpoint's weights are plain numbers
 
     @property
     def rotary_dim(self) -> int:
@@ -160,6 +162,7 @@ class ModelConfig:
             moe=moe,
             latent=latent,
             num_unused_layers=_num_unused_layers(fields, architecture),
+            quantization=QuantizationConfig.parse(fields),
         )
 
 
@@ -178,8 +181,6 @@ def _architecture(fields: JsonFields) -> str:
 
 
 def _refuse_unsupported(fields: JsonFields) -> None:
-    if fields.has("quantization_config"):
-        raise fields.fault("quantization_config", "is not supported: publish the weights in 16 or 32 bits")
     activation = fields.text("hidden_act", default="silu")
     if activation != "silu":
         raise fields.fault("hidden_act", f"{activation!r} is not supported; supported: silu")

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from shared.collectives.interface import Collectives
 from shared.kernels.backend import BatchedLinear, DecoderOps, Experts, Linear
+from shared.kernels.quantized import QuantizedWeight, Weight, rounded
 from shared.model.config.latent_config import LatentConfig
 from shared.model.config.model_config import ModelConfig
 from shared.model.layers.expert_copies import ExpertCopies
@@ -81,11 +82,14 @@ class DecoderModules:
         A tied embedding does not change; the output projection is built separately.
         """
         is_tied = parameters.lm_head is parameters.embedding
+        head, dtype = parameters.lm_head, parameters.embedding.dtype
+        if parameters.head_spec is not None:
+            head = rounded(parameters.embedding, parameters.head_spec)
         return cls(
             embedding=parameters.embedding,
             layers=tuple(_build_layer(layer, ops, config) for layer in parameters.layers),
             norm=parameters.norm,
-            lm_head=ops.make_linear(parameters.lm_head, None, own=not is_tied),
+            lm_head=_linear(ops, head, None, dtype, own=not is_tied),
         )
 
     @property
@@ -101,21 +105,29 @@ class DecoderModules:
         return sum(layer.experts.experts.nbytes for layer in self.layers if layer.experts is not None)
 
 
+def _linear(ops: DecoderOps, weight: Weight, bias: Tensor | None, dtype: torch.dtype, *, own: bool = True) -> Linear:
+    if isinstance(weight, QuantizedWeight):
+        return ops.make_quantized_linear(weight, bias, dtype)
+    return ops.make_linear(weight, bias, own=own)
+
+
 def _build_layer(layer: LayerParameters, ops: DecoderOps, config: ModelConfig) -> LayerModules:
-    def linear(weight: Tensor | None, bias: Tensor | None) -> Linear | None:
-        return None if weight is None else ops.make_linear(weight, bias, own=True)
+    dtype = layer.input_norm.dtype
+
+    def linear(weight: Weight | None, bias: Tensor | None) -> Linear | None:
+        return None if weight is None else _linear(ops, weight, bias, dtype)
 
     return LayerModules(
         input_norm=layer.input_norm,
-        qkv=ops.make_linear(layer.qkv, layer.qkv_bias, own=True),
+        qkv=_linear(ops, layer.qkv, layer.qkv_bias, dtype),
         q_norm=layer.q_norm,
         k_norm=layer.k_norm,
         latent=None
         if layer.latent is None or config.latent is None
         else _build_latent(layer.latent, config.latent, config.num_heads, ops),
-        o=ops.make_linear(layer.o, layer.o_bias, own=True),
+        o=_linear(ops, layer.o, layer.o_bias, dtype),
         post_norm=layer.post_norm,
-        experts=None if layer.experts is None else _build_experts(layer.experts, ops),
+        experts=None if layer.experts is None else _build_experts(layer.experts, ops, dtype),
         gate_up=linear(layer.gate_up, layer.gate_up_bias),
         down=linear(layer.down, layer.down_bias),
     )
@@ -126,18 +138,23 @@ def _build_latent(parameters: LatentParameters, latent: LatentConfig, num_heads:
     keys, values = torch.split(by_head, [latent.nope_dim, latent.value_dim], dim=1)
     parts = torch.split(by_head, EXPANDED_HEADS)
     return LatentModules(
-        q=None if parameters.q is None else ops.make_linear(parameters.q, None, own=True),
+        q=None if parameters.q is None else _linear(ops, parameters.q, None, parameters.kv.dtype),
         to_latent=ops.make_batched_linear(keys.transpose(1, 2).contiguous(), own=True),
         to_value=ops.make_batched_linear(values.contiguous(), own=True),
         expand=tuple(ops.make_linear(part.flatten(0, 1).clone(), None, own=True) for part in parts),
     )
 
 
-def _build_experts(parameters: ExpertParameters, ops: DecoderOps) -> ExpertModules:
+def _build_experts(parameters: ExpertParameters, ops: DecoderOps, dtype: torch.dtype) -> ExpertModules:
+    gate_up, down, first = parameters.gate_up, parameters.down, parameters.first_expert
+    if isinstance(gate_up, QuantizedWeight) or isinstance(down, QuantizedWeight):
+        experts = ops.make_quantized_experts(gate_up, down, first, dtype)
+    else:
+        experts = ops.make_experts(gate_up, down, first, own=True)
     return ExpertModules(
         router=ops.make_linear(parameters.router, None, own=True),
         router_bias=parameters.router_bias,
-        experts=ops.make_experts(parameters.gate_up, parameters.down, parameters.first_expert, own=True),
+        experts=experts,
         copies=parameters.copies,
     )
 

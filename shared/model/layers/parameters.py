@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from shared.kernels.linear_spec import LinearSpec
+from shared.kernels.quantized import QuantizedWeight, Weight
 from shared.model.config.model_config import ModelConfig
 from shared.model.config.moe_config import MoeConfig
 from shared.model.layers.expert_copies import ExpertCopies
+
+Specs = Mapping[str, LinearSpec]
+"""Checkpoint tensor name → form of a projection in fewer bits."""
+NO_SPECS: Specs = {}
 
 
 @dataclass(frozen=True)
 class LatentParameters:
     """Parameters of the projections from and to the latents of latent attention."""
 
-    q: Tensor | None  # [num_heads * query_dim, q_rank], None where queries have no latent
+    q: Weight | None  # [num_heads * query_dim, q_rank], None where queries have no latent
     kv: Tensor  # [num_heads * (nope_dim + value_dim), kv_rank]
 
 
@@ -27,8 +33,8 @@ class ExpertParameters:
 
     router: Tensor  # [num_experts, hidden_size], fp32 where the logits are
     router_bias: Tensor | None  # [num_experts] fp32
-    gate_up: Tensor  # [num_local_experts, 2 * expert_size, hidden_size]
-    down: Tensor  # [num_local_experts, hidden_size, expert_size]
+    gate_up: Weight  # [num_local_experts, 2 * expert_size, hidden_size]
+    down: Weight  # [num_local_experts, hidden_size, expert_size]
     experts: Sequence[int]  # [num_local_experts] their ids, ascending; adjacent ones where `copies` is None
     copies: ExpertCopies | None = None
 
@@ -47,18 +53,18 @@ class LayerParameters:
     """
 
     input_norm: Tensor  # [hidden_size]
-    qkv: Tensor  # [qkv_size, hidden_size]; (num_heads + 2 * num_kv_heads) * head_dim without latents
+    qkv: Weight  # [qkv_size, hidden_size]; (num_heads + 2 * num_kv_heads) * head_dim without latents
     qkv_bias: Tensor | None  # [qkv_size]
     q_norm: Tensor | None  # [head_dim], or [q_rank]
     k_norm: Tensor | None  # [head_dim], or [kv_rank]
     latent: LatentParameters | None
-    o: Tensor  # [hidden_size, num_heads * value_dim]
+    o: Weight  # [hidden_size, num_heads * value_dim]
     o_bias: Tensor | None  # [hidden_size]
     post_norm: Tensor  # [hidden_size]
     experts: ExpertParameters | None
-    gate_up: Tensor | None  # [2 * intermediate_size, hidden_size]; None where no token passes it
+    gate_up: Weight | None  # [2 * intermediate_size, hidden_size]; None where no token passes it
     gate_up_bias: Tensor | None  # [2 * intermediate_size]
-    down: Tensor | None  # [hidden_size, intermediate_size]
+    down: Weight | None  # [hidden_size, intermediate_size]
     down_bias: Tensor | None  # [hidden_size]
 
 
@@ -69,7 +75,9 @@ class DecoderParameters:
     embedding: Tensor  # [vocab_size, hidden_size]
     layers: tuple[LayerParameters, ...]
     norm: Tensor  # [hidden_size]
-    lm_head: Tensor  # [vocab_size, hidden_size]
+    lm_head: Weight  # [vocab_size, hidden_size]
+    head_spec: LinearSpec | None = None
+    """What a tied output projection is rounded to; None: it is the embedding as it is."""
 
     @classmethod
     def allocate(
@@ -78,31 +86,35 @@ class DecoderParameters:
         dtype: torch.dtype,
         device: torch.device | str,
         experts: Sequence[Sequence[int]] | None = None,
+        specs: Specs = NO_SPECS,
     ) -> DecoderParameters:
-        """Uninitialised tensors of the right shapes (on `device="meta"`, only the shapes); `experts`: ids of those to
-        have of each layer, or None for all."""
+        """Uninitialised tensors of the right shapes (on `device="meta"`, only the shapes).
 
-        def empty(*shape: int) -> Tensor:
-            return torch.empty(shape, dtype=dtype, device=device)
-
-        embedding = empty(config.vocab_size, config.hidden_size)
+        `experts`: ids of those to have of each layer, or None for all. `specs`: the forms of projections in fewer bits,
+        by their tensors' plain names in a checkpoint. One of fused parts that are not all alike is kept plain, and so
+        are the latents' projection, embedding and routers.
+        """
+        new = _Allocator(dtype, device, specs)
+        embedding = new.empty(config.vocab_size, config.hidden_size)
+        head = {"lm_head": config.vocab_size}
         return cls(
             embedding=embedding,
             layers=tuple(
-                _allocate_layer(config, index, dtype, device, None if experts is None else experts[index])
+                _allocate_layer(config, index, new, None if experts is None else experts[index])
                 for index in range(config.num_layers)
             ),
-            norm=empty(config.hidden_size),
-            lm_head=embedding if config.tie_word_embeddings else empty(config.vocab_size, config.hidden_size),
+            norm=new.empty(config.hidden_size),
+            lm_head=embedding if config.tie_word_embeddings else new.weight(head, config.hidden_size),
+            head_spec=specs.get("lm_head.weight") if config.tie_word_embeddings else None,
         )
 
-    def checkpoint_views(self, config: ModelConfig) -> dict[str, Tensor]:
+    def checkpoint_views(self, config: ModelConfig) -> dict[str, Weight]:
         """Checkpoint tensor name → the view of these parameters that it fills.
 
         The views are disjoint and cover all parameters but biases that are always zero; a tied `lm_head.weight` is left
         out.
         """
-        views = {"model.embed_tokens.weight": self.embedding, "model.norm.weight": self.norm}
+        views: dict[str, Weight] = {"model.embed_tokens.weight": self.embedding, "model.norm.weight": self.norm}
         if not config.tie_word_embeddings:
             views["lm_head.weight"] = self.lm_head
         for index, layer in enumerate(self.layers):
@@ -139,70 +151,94 @@ def _norm_sizes(config: ModelConfig) -> tuple[int | None, int | None]:
     return (config.head_dim, config.head_dim) if config.qk_norm else (None, None)
 
 
-def _allocate_layer(
-    config: ModelConfig, index: int, dtype: torch.dtype, device: torch.device | str, experts: Sequence[int] | None
-) -> LayerParameters:
-    hidden = config.hidden_size
-    qkv_size = sum(_qkv_rows(config).values())
+@dataclass(frozen=True)
+class _Allocator:
+    """Makes tensors of one model, in the forms that projections have."""
+
+    dtype: torch.dtype
+    device: torch.device | str
+    specs: Specs
+
+    def empty(self, *shape: int) -> Tensor:
+        """Of plain numbers."""
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
+
+    def weight(self, rows: Mapping[str, int], in_size: int, ahead: Sequence[Sequence[str]] = ()) -> Weight:
+        """A projection of parts by name, `rows` each. `ahead`: of several such weights, each one's names of parts."""
+        shape = (*((len(ahead),) if ahead else ()), sum(rows.values()), in_size)
+        specs = {self.specs.get(f"{name}.weight") for names in (ahead or (tuple(rows),)) for name in names}
+        spec = specs.pop() if len(specs) == 1 else None
+        if spec is None:
+            return self.empty(*shape)
+        return QuantizedWeight.allocate(spec, shape, self.device, part_rows=tuple(rows.values()))
+
+
+def _allocate_layer(config: ModelConfig, index: int, new: _Allocator, experts: Sequence[int] | None) -> LayerParameters:
+    hidden, prefix = config.hidden_size, f"model.layers.{index}."
+    qkv_rows = _qkv_rows(config)
+    qkv_size = sum(qkv_rows.values())
     moe = config.moe if config.has_experts(index) else None
     inner = config.intermediate_size if moe is None else moe.shared_size
+    mlp = prefix + ("mlp" if moe is None else "mlp.shared_experts")
 
-    def empty(*shape: int) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
+    def weight(rows: Mapping[str, int], in_size: int) -> Weight:
+        return new.weight({prefix + name: count for name, count in rows.items()}, in_size)
 
-    q_norm, k_norm = (None if size is None else empty(size) for size in _norm_sizes(config))
+    q_norm, k_norm = (None if size is None else new.empty(size) for size in _norm_sizes(config))
     has_bias = config.mlp_bias and inner > 0
     return LayerParameters(
-        input_norm=empty(hidden),
-        qkv=empty(qkv_size, hidden),
-        qkv_bias=empty(qkv_size).zero_() if config.qkv_bias else None,  # not every part has one in a checkpoint
+        input_norm=new.empty(hidden),
+        qkv=weight(qkv_rows, hidden),
+        qkv_bias=new.empty(qkv_size).zero_() if config.qkv_bias else None,  # not every part has one in a checkpoint
         q_norm=q_norm,
         k_norm=k_norm,
-        latent=_allocate_latent(config, dtype, device),
-        o=empty(hidden, config.num_heads * config.value_dim),
-        o_bias=empty(hidden) if config.o_bias else None,
-        post_norm=empty(hidden),
-        experts=None if moe is None else _allocate_experts(moe, hidden, dtype, device, experts),
-        gate_up=empty(2 * inner, hidden) if inner else None,
-        gate_up_bias=empty(2 * inner) if has_bias else None,
-        down=empty(hidden, inner) if inner else None,
-        down_bias=empty(hidden) if has_bias else None,
+        latent=_allocate_latent(config, prefix, new),
+        o=weight({"self_attn.o_proj": hidden}, config.num_heads * config.value_dim),
+        o_bias=new.empty(hidden) if config.o_bias else None,
+        post_norm=new.empty(hidden),
+        experts=None if moe is None else _allocate_experts(moe, hidden, prefix, new, experts),
+        gate_up=new.weight({f"{mlp}.gate_proj": inner, f"{mlp}.up_proj": inner}, hidden) if inner else None,
+        gate_up_bias=new.empty(2 * inner) if has_bias else None,
+        down=new.weight({f"{mlp}.down_proj": hidden}, inner) if inner else None,
+        down_bias=new.empty(hidden) if has_bias else None,
     )
 
 
-def _allocate_latent(config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -> LatentParameters | None:
+def _allocate_latent(config: ModelConfig, prefix: str, new: _Allocator) -> LatentParameters | None:
     latent = config.latent
     if latent is None:
         return None
     heads = config.num_heads
-    q_shape = None if latent.q_rank is None else (heads * latent.query_dim, latent.q_rank)
-    kv_shape = (heads * (latent.nope_dim + latent.value_dim), latent.kv_rank)
+    q_rows = {f"{prefix}self_attn.q_b_proj": heads * latent.query_dim}
     return LatentParameters(
-        q=None if q_shape is None else torch.empty(q_shape, dtype=dtype, device=device),
-        kv=torch.empty(kv_shape, dtype=dtype, device=device),
+        q=None if latent.q_rank is None else new.weight(q_rows, latent.q_rank),
+        kv=new.empty(heads * (latent.nope_dim + latent.value_dim), latent.kv_rank),
     )
 
 
 def _allocate_experts(
-    moe: MoeConfig, hidden: int, dtype: torch.dtype, device: torch.device | str, experts: Sequence[int] | None
+    moe: MoeConfig, hidden: int, prefix: str, new: _Allocator, experts: Sequence[int] | None
 ) -> ExpertParameters:
     num_experts = moe.routing.num_experts
     local = range(num_experts) if experts is None else experts
     assert 0 <= local[0] <= local[-1] < num_experts, f"{local} of {num_experts} experts"
-    router_dtype = torch.float32 if moe.fp32_router else dtype
+    router_dtype = torch.float32 if moe.fp32_router else new.dtype
+    gate, up, down = moe.projections
+    of_each = [f"{prefix}{moe.prefix}.experts.{expert}" for expert in local]
+    gate_up_rows = {gate: moe.expert_size, up: moe.expert_size}
     return ExpertParameters(
-        router=torch.empty((num_experts, hidden), dtype=router_dtype, device=device),
-        router_bias=torch.empty(num_experts, dtype=torch.float32, device=device) if moe.routing.has_bias else None,
-        gate_up=torch.empty((len(local), 2 * moe.expert_size, hidden), dtype=dtype, device=device),
-        down=torch.empty((len(local), hidden, moe.expert_size), dtype=dtype, device=device),
+        router=torch.empty((num_experts, hidden), dtype=router_dtype, device=new.device),
+        router_bias=torch.empty(num_experts, dtype=torch.float32, device=new.device) if moe.routing.has_bias else None,
+        gate_up=new.weight(gate_up_rows, hidden, [(f"{name}.{gate}", f"{name}.{up}") for name in of_each]),
+        down=new.weight({down: hidden}, moe.expert_size, [(f"{name}.{down}",) for name in of_each]),
         experts=local,
     )
 
 
-def _layer_views(config: ModelConfig, layer: LayerParameters) -> dict[str, Tensor]:
+def _layer_views(config: ModelConfig, layer: LayerParameters) -> dict[str, Weight]:
     mlp = "mlp" if layer.experts is None else "mlp.shared_experts"
     q_norm, k_norm = ("q_a_layernorm", "kv_a_layernorm") if layer.latent is not None else ("q_norm", "k_norm")
-    views: dict[str, Tensor | None] = {
+    views: dict[str, Weight | None] = {
         "input_layernorm.weight": layer.input_norm,
         f"self_attn.{q_norm}.weight": layer.q_norm,
         f"self_attn.{k_norm}.weight": layer.k_norm,
@@ -213,9 +249,9 @@ def _layer_views(config: ModelConfig, layer: LayerParameters) -> dict[str, Tenso
         f"{mlp}.down_proj.bias": layer.down_bias,
     }
 
-    def split(fused: Tensor | None, kind: str, rows: dict[str, int]) -> None:
+    def split(fused: Weight | None, kind: str, rows: dict[str, int]) -> None:
         if fused is not None:
-            parts = torch.split(fused, list(rows.values()))
+            parts = _parts(fused, list(rows.values()))
             views.update({f"{name}.{kind}": part for name, part in zip(rows, parts, strict=True)})
 
     split(layer.qkv, "weight", _qkv_rows(config))
@@ -234,14 +270,23 @@ def _layer_views(config: ModelConfig, layer: LayerParameters) -> dict[str, Tenso
     return {name: view for name, view in views.items() if view is not None}
 
 
-def _expert_views(moe: MoeConfig, experts: ExpertParameters) -> dict[str, Tensor | None]:
+def _expert_views(moe: MoeConfig, experts: ExpertParameters) -> dict[str, Weight | None]:
     gate, up, down = moe.projections
-    views: dict[str, Tensor | None] = {
+    views: dict[str, Weight | None] = {
         f"{moe.prefix}.gate.weight": experts.router,
         f"{moe.prefix}.gate.e_score_correction_bias": experts.router_bias,
     }
-    for expert, gate_up_weight, down_weight in zip(experts.experts, experts.gate_up, experts.down, strict=True):
+    for place, expert in enumerate(experts.experts):
         prefix = f"{moe.prefix}.experts.{expert}"
-        views[f"{prefix}.{gate}.weight"], views[f"{prefix}.{up}.weight"] = gate_up_weight.chunk(2)
-        views[f"{prefix}.{down}.weight"] = down_weight
+        both = _parts(experts.gate_up[place], [moe.expert_size] * 2)
+        views[f"{prefix}.{gate}.weight"], views[f"{prefix}.{up}.weight"] = both
+        views[f"{prefix}.{down}.weight"] = experts.down[place]
     return views
+
+
+def _parts(fused: Weight, rows: list[int]) -> Sequence[Weight]:
+    """Views of fused parts of so many rows."""
+    if isinstance(fused, QuantizedWeight):
+        assert fused.part_rows == tuple(rows), f"parts of {fused.part_rows} rows, not {rows}"
+        return fused.parts()
+    return torch.split(fused, rows)

@@ -24,7 +24,9 @@ from shared.model.layers.parameters import DecoderParameters
 from shared.model.ranks.shard import Degrees, Shard, Span
 from shared.model.ranks.shard_weights import allocate_shard, load_shard
 from shared.model.ranks.split_vocabulary import SplitVocabulary
+from shared.model.weights.checkpoint import Checkpoint
 from shared.model.weights.loader import OnProgress, ask_for_huge_pages
+from shared.model.weights.plan import AS_STORED, Quantization, WeightPlan
 
 
 class MicroBatch(NamedTuple):
@@ -68,11 +70,14 @@ class RankDecoder(Decoder):
         on_progress: OnProgress | None = None,
         placement: Placement = (),
         device: torch.device | str = "cpu",
+        quantization: Quantization = AS_STORED,
     ) -> RankDecoder:
-        """Reads this rank's slice of a model folder onto its device; `placement` is the same on all ranks.
+        """Reads this rank's slice of a model folder onto its device; `placement` is the same on all ranks, and so is
+        `quantization`, as for `Decoder.load`.
 
         Raises:
-            ConfigError: the model cannot be split so; see `Degrees.check`. Those kernels cannot serve this dtype.
+            ConfigError: the model cannot be split so; see `Degrees.check` and `load_shard`. Those kernels cannot serve
+                this dtype.
             ModelLoadError: the folder cannot be served; see `ModelConfig.load` and `load_shard`.
         """
         if torch.device(device).type == "cpu":
@@ -80,9 +85,13 @@ class RankDecoder(Decoder):
         config = ModelConfig.load(folder)
         degrees.check(config)
         shard = Shard(config, degrees, links.everyone.rank, placement)
-        parameters = allocate_shard(shard, dtype, device)
-        load_shard(folder, shard, parameters, on_progress)
-        return cls(shard, parameters, choose_kernels(device, dtype, kernels), links)
+        with Checkpoint.of(folder) as checkpoint:
+            plan = WeightPlan.make(checkpoint, config, quantization)
+            parameters = allocate_shard(shard, dtype, device, plan.specs)
+            load_shard(checkpoint, shard, plan, parameters, on_progress)
+        decoder = cls(shard, parameters, choose_kernels(device, dtype, kernels), links)
+        decoder.quantization = plan.kinds
+        return decoder
 
     def forward(
         self,

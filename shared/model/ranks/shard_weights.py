@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from shared.errors import ConfigError
+from shared.kernels.quantized import Weight
 from shared.model.layers.expert_copies import ExpertCopies
-from shared.model.layers.parameters import DecoderParameters, LayerParameters, unused_tensors
+from shared.model.layers.parameters import NO_SPECS, DecoderParameters, LayerParameters, Specs
 from shared.model.ranks.shard import Shard, Span
-from shared.model.weights.loader import OnProgress, match_entries
-from shared.model.weights.safetensors_files import TensorEntry, checkpoint_files
-from shared.model.weights.tensor_reader import TensorReader
+from shared.model.weights.checkpoint import Checkpoint
+from shared.model.weights.loader import OnProgress, fill_weights
+from shared.model.weights.plan import WeightPlan
 
 _LAYERS = "model.layers."
 _DENSE = ("gate_proj", "up_proj", "down_proj")
@@ -22,16 +23,28 @@ _PANEL_ROWS = 32
 """The fewest rows of a linear layer that is there to be made, not to be used."""
 
 
-def allocate_shard(shard: Shard, dtype: torch.dtype, device: torch.device | str = "cpu") -> DecoderParameters:
-    """Uninitialised parameters of this rank's sizes: of `shard.local_config`, and of its experts alone."""
-    parameters = DecoderParameters.allocate(shard.local_config, dtype, device, shard.experts)
+def allocate_shard(
+    shard: Shard, dtype: torch.dtype, device: torch.device | str = "cpu", specs: Specs = NO_SPECS
+) -> DecoderParameters:
+    """Uninitialised parameters of this rank's sizes: of `shard.local_config`, and of its experts alone. `specs`: forms
+    of the whole model's projections."""
+    own = {_own_name(shard, name): spec for name, spec in specs.items()}
+    parameters = DecoderParameters.allocate(shard.local_config, dtype, device, shard.experts, own)
     layers = tuple(_with_copies(shard, index, layer, device) for index, layer in enumerate(parameters.layers))
     parameters = replace(parameters, layers=layers)
     if shard.is_last:
         return parameters
     # No stage but the last one has a use for it.
     unused = torch.zeros(_PANEL_ROWS, shard.config.hidden_size, dtype=dtype, device=device)
-    return replace(parameters, lm_head=unused)
+    return replace(parameters, lm_head=unused, head_spec=None)
+
+
+def _own_name(shard: Shard, name: str) -> str:
+    """The name of a tensor where layers are counted from the stage's first; those before have no such name."""
+    if not name.startswith(_LAYERS):
+        return name
+    number, _, rest = name.removeprefix(_LAYERS).partition(".")
+    return f"{_LAYERS}{int(number) - shard.layers.begin}.{rest}"
 
 
 def _with_copies(shard: Shard, index: int, layer: LayerParameters, device: torch.device | str) -> LayerParameters:
@@ -43,37 +56,48 @@ def _with_copies(shard: Shard, index: int, layer: LayerParameters, device: torch
 
 
 def load_shard(
-    folder: Path, shard: Shard, parameters: DecoderParameters, on_progress: OnProgress | None = None
+    checkpoint: Checkpoint,
+    shard: Shard,
+    plan: WeightPlan,
+    parameters: DecoderParameters,
+    on_progress: OnProgress | None = None,
 ) -> None:
-    """Fills what `allocate_shard` made. Names, shapes and dtypes of the whole checkpoint are checked first.
+    """Fills what `allocate_shard` made.
 
-    Raises ModelLoadError, as `load_weights`.
+    Raises ConfigError where a rank's columns split a group of a weight in fewer bits, ModelLoadError as `fill_weights`.
     """
-    files = checkpoint_files(folder)
-    whole = DecoderParameters.allocate(shard.config, torch.float32, "meta").checkpoint_views(shard.config)
-    entries = match_entries(files, whole, unused_tensors(shard.config))
     targets = _targets(shard, parameters)
-    total = sum(target.nbytes for target in targets.values())
-    loaded = 0
-    for file in files:
-        wanted = [entry for entry in file.entries if entry.name in targets and entries[entry.name] is entry]
-        if not wanted:
-            continue
-        with TensorReader(file) as reader:
-            for entry in wanted:
-                _copy(reader, entry, *_slices(shard, entry), targets[entry.name])
-                loaded += targets[entry.name].nbytes
-                if on_progress is not None:
-                    on_progress(loaded, total)
+    slices: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {}
+    for name in targets:
+        rows, columns = _slices(shard, name, plan.shapes[name])
+        _check_columns(shard, plan, name, columns)
+        slices[name] = (rows.begin, rows.end), (columns.begin, columns.end)
+    fill_weights(checkpoint, plan.sources, targets, on_progress, slices)
     if shard.part:
         for name, target in targets.items():  # they are added once, by the first rank of a stage
             if name.endswith(("o_proj.bias", "down_proj.bias")):
+                assert isinstance(target, Tensor)
                 target.zero_()
 
 
-def _targets(shard: Shard, parameters: DecoderParameters) -> dict[str, Tensor]:
+def _check_columns(shard: Shard, plan: WeightPlan, name: str, columns: Span) -> None:
+    spec = plan.sources[name].spec or plan.specs.get(name)
+    if spec is None or not spec.group or spec.index_groups:
+        return
+    size = plan.shapes[name][1]
+    if columns.begin % spec.group or (columns.end % spec.group and columns.end != size):
+        raise ConfigError(
+            f"tp is {shard.degrees.tensor}, which gives a rank columns {columns.begin} to {columns.end} of {name}, but "
+            f"{spec.group} columns share a scale: take a degree that splits its {size} columns at multiples of that",
+            field="tp",
+            value=shard.degrees.tensor,
+            limit=spec.group,
+        )
+
+
+def _targets(shard: Shard, parameters: DecoderParameters) -> dict[str, Weight]:
     """Checkpoint tensor name → where this rank's slice of it goes."""
-    targets: dict[str, Tensor] = {}
+    targets: dict[str, Weight] = {}
     for name, view in parameters.checkpoint_views(shard.local_config).items():
         if name == "model.embed_tokens.weight" and not shard.is_first and not _is_tied_head(shard):
             continue
@@ -91,13 +115,13 @@ def _is_tied_head(shard: Shard) -> bool:
     return shard.config.tie_word_embeddings and shard.is_last
 
 
-def _slices(shard: Shard, entry: TensorEntry) -> tuple[Span, Span]:
+def _slices(shard: Shard, name: str, shape: tuple[int, ...]) -> tuple[Span, Span]:
     """(rows, columns) of a tensor that this rank holds; a vector has one column."""
     config = shard.config
     heads, size = shard.heads, config.head_dim
-    rows = Span(0, entry.shape[0])
-    columns = Span(0, entry.shape[1] if len(entry.shape) > 1 else 1)
-    module, _, kind = entry.name.rpartition(".")
+    rows = Span(0, shape[0])
+    columns = Span(0, shape[1] if len(shape) > 1 else 1)
+    module, _, kind = name.rpartition(".")
     of_weight = kind == "weight"
     gate, up, down = _DENSE if config.moe is None else config.moe.projections
     match module.rpartition(".")[2]:
@@ -109,9 +133,9 @@ def _slices(shard: Shard, entry: TensorEntry) -> tuple[Span, Span]:
             rows = _times(heads, config.latent.nope_dim + config.latent.value_dim)
         case "o_proj" if of_weight:
             columns = _times(heads, config.value_dim)
-        case name if name in (*_DENSE[:2], gate, up):
+        case leaf if leaf in (*_DENSE[:2], gate, up):
             rows = _inner(shard, module)
-        case name if name in (_DENSE[2], down) and of_weight:
+        case leaf if leaf in (_DENSE[2], down) and of_weight:
             columns = _inner(shard, module)
         case "embed_tokens" | "lm_head":
             rows = shard.vocab
@@ -127,10 +151,3 @@ def _inner(shard: Shard, module: str) -> Span:
 
 def _times(span: Span, size: int) -> Span:
     return Span(span.begin * size, span.end * size)
-
-
-def _copy(reader: TensorReader, entry: TensorEntry, rows: Span, columns: Span, target: Tensor) -> None:
-    flat = target.view(target.shape[0], -1)
-    for first, piece in reader.pieces(entry, rows.begin, rows.end):
-        at = first - rows.begin
-        flat[at : at + len(piece)].copy_(piece[:, columns.begin : columns.end])

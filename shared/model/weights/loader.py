@@ -4,72 +4,102 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from pathlib import Path
 
 from torch import Tensor
 
 from shared.errors import ModelLoadError
+from shared.kernels.quantized import Piece, QuantizedWeight, Weight, quantize_rows
 from shared.model.config.json_fields import read_json_object
-from shared.model.weights.safetensors_files import STORED, SafetensorsFile, TensorEntry, checkpoint_files
-from shared.model.weights.tensor_reader import TensorReader
+from shared.model.config.quantization import QuantizationConfig
+from shared.model.weights.checkpoint import Checkpoint
+from shared.model.weights.safetensors_files import DENSE, checkpoint_files
+from shared.model.weights.schemes import MAKERS
+from shared.model.weights.sources import TIED_NAME, TIED_SOURCE, WeightSource, check_left_biases, match_sources
 
 OnProgress = Callable[[int, int], None]
 """Called with (loaded_bytes, total_bytes) of the checkpoint after each tensor."""
 
-TIED_NAME = "lm_head.weight"
-TIED_SOURCE = "model.embed_tokens.weight"
 
-_FLOAT_DTYPES = tuple(name for name, stored in STORED.items() if stored.weights is not None)
 _SAMPLE_BYTES = 64 * 1024
-_NAMES_SHOWN = 3
 _HUGE_PAGES_SETTING = "THP_MEM_ALLOC_ENABLE"
 
 
 def load_weights(
     folder: Path,
-    targets: Mapping[str, Tensor],
+    targets: Mapping[str, Weight],
     on_progress: OnProgress | None = None,
     unused: tuple[str, ...] = (),
+    quantization: QuantizationConfig | None = None,
 ) -> None:
-    """Copy every checkpoint tensor into its target, in place, converting to the target's dtype and device.
+    """Copy every checkpoint tensor into its target, in place, converting to the target's dtype, form and device.
 
-    Beside the targets there is one piece of a tensor in memory, see `TensorReader`. All names and shapes are checked
-    before the first byte is copied. The rotary frequencies of old checkpoints are skipped. An `lm_head.weight` beside a
-    tied embedding must equal it.
+    Beside the targets there is one piece of a tensor in memory, see `TensorReader`; of weights that are packed by
+    columns one tensor. All names, shapes and scales are checked before the first weight is read. The rotary frequencies
+    of old checkpoints are skipped. An `lm_head.weight` beside a tied embedding must equal it.
 
     Args:
         folder: the model folder.
-        targets: tensor name → tensor of the checkpoint's shape.
+        targets: tensor name → tensor of the checkpoint's shape, or quantized weight.
         on_progress: see `OnProgress`.
         unused: how the names of tensors begin that may be there and are not read.
+        quantization: as in the model's configuration.
 
     Raises:
         ModelLoadError: weights missing or corrupt (`file`), tensors missing or unexpected (`tensor`, `count`),
-            or of a wrong shape or dtype (`tensor`).
+            or of a wrong shape or dtype, or with impossible scales (`tensor`).
     """
-    files = checkpoint_files(folder)
-    entries = match_entries(files, targets, unused)
-    tied_duplicate = TIED_NAME not in targets
-    total_bytes = sum(entry.num_bytes for entry in entries.values())
-    loaded_bytes = 0
-    for file in files:
-        with TensorReader(file) as reader:
-            for entry in file.entries:
-                if entries.get(entry.name) is not entry:
-                    continue
-                flat = targets[entry.name].view(entry.shape[0], -1)
-                for first, piece in reader.pieces(entry, 0, entry.shape[0]):
-                    flat[first : first + len(piece)].copy_(piece)
-                loaded_bytes += entry.num_bytes
-                if on_progress is not None:
-                    on_progress(loaded_bytes, total_bytes)
-    if tied_duplicate:
-        _check_tied_duplicate(files, targets[TIED_SOURCE])
+    with Checkpoint.of(folder) as checkpoint:
+        shapes = {name: tuple(target.shape) for name, target in targets.items()}
+        sources = match_sources(checkpoint, shapes, MAKERS, quantization, unused)
+        fill_weights(checkpoint, sources, targets, on_progress)
 
 
-def fingerprint(folder: Path, dtype: str) -> str:
+def fill_weights(
+    checkpoint: Checkpoint,
+    sources: Mapping[str, WeightSource],
+    targets: Mapping[str, Weight],
+    on_progress: OnProgress | None = None,
+    slices: Mapping[str, tuple[tuple[int, int], tuple[int, int]]] | None = None,
+) -> None:
+    """Reads the targets from their sources, in the files' order; all scales are checked before the first weight.
+
+    `slices`: name → ((first row, row behind the last), columns likewise) of what a target holds; None: everything.
+    Columns of quantized weights must begin and end between two groups. Raises ModelLoadError.
+    """
+    wanted = {name: sources[name] for name in targets}
+    for source in wanted.values():
+        source.check(checkpoint)
+    check_left_biases(checkpoint, sources)
+    sizes = {name: sum(checkpoint.entries[part].num_bytes for part in wanted[name].names) for name in targets}
+    total, loaded = sum(sizes.values()), 0
+    for name in sorted(targets, key=lambda name: checkpoint.place(wanted[name].name)):
+        shape = checkpoint.entries[name].shape if wanted[name].spec is None else tuple(targets[name].shape)
+        whole = (0, shape[0]), (0, shape[1] if len(shape) > 1 else 1)
+        rows, columns = whole if slices is None else slices[name]
+        for first, piece in wanted[name].pieces(checkpoint, *rows):
+            _put(targets[name], first - rows[0], piece, columns)
+        loaded += sizes[name]
+        if on_progress is not None:
+            on_progress(loaded, total)
+    if slices is None and TIED_NAME not in targets and TIED_NAME in checkpoint.entries:
+        _check_tied_duplicate(checkpoint, targets[TIED_SOURCE])
+
+
+def _put(target: Weight, first: int, piece: Tensor | Piece, columns: tuple[int, int]) -> None:
+    """Rows `first`, … of a target, converted to its form."""
+    if isinstance(target, QuantizedWeight):
+        # Whole rows are rounded, so that ranks with parts of a row have the scales that one process has.
+        codes = quantize_rows(piece, target.spec) if isinstance(piece, Tensor) else piece
+        target.fill(first, codes.columns(*columns))
+        return
+    numbers = piece[:, slice(*columns)] if isinstance(piece, Tensor) else piece.columns(*columns).dense()
+    target.view(target.shape[0], -1)[first : first + len(numbers)].copy_(numbers)
+
+
+def fingerprint(folder: Path, dtype: str, quantization: str = "auto") -> str:
     """A fast fingerprint of a model's content: equal for copies of a folder, different for other weights.
 
     Hashes the configuration, each file's header and size, and the first, middle and last 64 KiB of every
@@ -78,6 +108,7 @@ def fingerprint(folder: Path, dtype: str) -> str:
     Args:
         folder: the model folder.
         dtype: name of the compute dtype, such as `bfloat16`.
+        quantization: kind that the weights are rounded to as they are read; auto: none.
 
     Returns:
         32 hexadecimal digits.
@@ -91,6 +122,8 @@ def fingerprint(folder: Path, dtype: str) -> str:
         digest.update(len(part).to_bytes(8, "little") + part)
 
     add(dtype.encode())
+    if quantization != "auto":
+        add(f"rounded to {quantization}".encode())
     add(json.dumps(read_json_object(folder / "config.json"), sort_keys=True).encode())
     for file in checkpoint_files(folder):
         add(file.header)
@@ -110,64 +143,18 @@ def _sample_offsets(num_bytes: int) -> list[int]:
     return [0, (num_bytes - _SAMPLE_BYTES) // 2, num_bytes - _SAMPLE_BYTES]
 
 
-def match_entries(
-    files: Iterable[SafetensorsFile], targets: Mapping[str, Tensor], unused: tuple[str, ...] = ()
-) -> dict[str, TensorEntry]:
-    """The entry of each target, with every name, shape and dtype checked. Raises ModelLoadError, as `load_weights`."""
-    found: dict[str, TensorEntry] = {}
-    for file in files:
-        for entry in file.entries:
-            if entry.name in found:
-                raise ModelLoadError(f"{entry.name} is stored twice", tensor=entry.name, file=file.path.name)
-            found[entry.name] = entry
-    _refuse_names("is missing from", [name for name in targets if name not in found])
-    ignored = {name for name in found if name.endswith("rotary_emb.inv_freq")} | {TIED_NAME}
-    extra = [name for name in found if name not in targets and name not in ignored and not name.startswith(unused)]
-    _refuse_names("is not expected in", extra)
-    for name, target in targets.items():
-        entry = found[name]
-        if entry.shape != tuple(target.shape):
-            raise ModelLoadError(
-                f"{name} has shape {list(entry.shape)}, expected {list(target.shape)}",
-                tensor=name,
-                expected=str(list(target.shape)),
-                found=str(list(entry.shape)),
-            )
-        if entry.dtype not in _FLOAT_DTYPES:
-            raise ModelLoadError(f"{name} is stored as {entry.dtype}, expected one of {_FLOAT_DTYPES}", tensor=name)
-    return {name: found[name] for name in targets}
-
-
-def _refuse_names(problem: str, names: list[str]) -> None:
-    if not names:
-        return
-    shown = ", ".join(names[:_NAMES_SHOWN]) + (", …" if len(names) > _NAMES_SHOWN else "")
-    raise ModelLoadError(
-        f"{len(names)} tensor(s) whose name {problem} the checkpoint: {shown}",
-        tensor=names[0],
-        count=len(names),
-    )
-
-
-def _check_tied_duplicate(files: Iterable[SafetensorsFile], embedding: Tensor) -> None:
-    for file in files:
-        for entry in file.entries:
-            if entry.name == TIED_NAME and not _is_stored(file, entry, embedding):
-                raise ModelLoadError(
-                    f"{TIED_NAME} differs from {TIED_SOURCE} although tie_word_embeddings is true",
-                    field="tie_word_embeddings",
-                    tensor=TIED_NAME,
-                )
-
-
-def _is_stored(file: SafetensorsFile, entry: TensorEntry, tensor: Tensor) -> bool:
-    """Whether a file's tensor is this one, once it is converted."""
-    if entry.shape != tuple(tensor.shape) or entry.dtype not in _FLOAT_DTYPES:
-        return False
-    with TensorReader(file) as reader:
-        return all(
-            piece.to(tensor).equal(tensor[first : first + len(piece)])
-            for first, piece in reader.pieces(entry, 0, entry.shape[0])
+def _check_tied_duplicate(checkpoint: Checkpoint, embedding: Weight) -> None:
+    assert isinstance(embedding, Tensor)
+    entry = checkpoint.entries[TIED_NAME]
+    is_stored = entry.shape == tuple(embedding.shape) and entry.dtype in DENSE
+    if not is_stored or not all(
+        piece.to(embedding).equal(embedding[first : first + len(piece)])
+        for first, piece in checkpoint.rows(TIED_NAME, 0, entry.shape[0])
+    ):
+        raise ModelLoadError(
+            f"{TIED_NAME} differs from {TIED_SOURCE} although tie_word_embeddings is true",
+            field="tie_word_embeddings",
+            tensor=TIED_NAME,
         )
 
 

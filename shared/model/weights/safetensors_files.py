@@ -26,8 +26,7 @@ class StoredDtype:
     """One of the format's element types."""
 
     num_bytes: int
-    weights: str | None = None
-    """Torch's name of it, if weights may be stored so."""
+    torch_name: str
 
 
 STORED = {
@@ -35,14 +34,17 @@ STORED = {
     "F32": StoredDtype(4, "float32"),
     "F16": StoredDtype(2, "float16"),
     "BF16": StoredDtype(2, "bfloat16"),
-    "I64": StoredDtype(8),
-    "I32": StoredDtype(4),
-    "I16": StoredDtype(2),
-    "I8": StoredDtype(1),
-    "U8": StoredDtype(1),
-    "BOOL": StoredDtype(1),
+    "F8_E4M3": StoredDtype(1, "float8_e4m3fn"),
+    "I64": StoredDtype(8, "int64"),
+    "I32": StoredDtype(4, "int32"),
+    "I16": StoredDtype(2, "int16"),
+    "I8": StoredDtype(1, "int8"),
+    "U8": StoredDtype(1, "uint8"),
+    "BOOL": StoredDtype(1, "bool"),
 }
 """Dtypes by their names in the header."""
+DENSE = ("F64", "F32", "F16", "BF16")
+"""Those of weights that are stored as plain numbers, and of scales."""
 
 
 @dataclass(frozen=True)

@@ -38,11 +38,11 @@ class TensorReader:
         self._file.close()
 
     def pieces(self, entry: TensorEntry, begin: int, end: int) -> Iterator[tuple[int, Tensor]]:
-        """Rows begin … end - 1 of a tensor stored as floats, in order: (first row, [num_rows, row size]) each.
+        """Rows begin … end - 1 of a tensor, in order: (first row, [num_rows, row size]) each.
 
         A piece is valid until the next one is asked for. A vector has rows of one element.
         """
-        dtype = getattr(torch, STORED[entry.dtype].weights or "")
+        dtype = getattr(torch, STORED[entry.dtype].torch_name)
         width = entry.shape[1] if len(entry.shape) > 1 else 1
         row_bytes = width * dtype.itemsize
         step = max(1, PIECE_BYTES // max(1, row_bytes))
@@ -51,11 +51,20 @@ class TensorReader:
             self._read(entry.begin + first * row_bytes, count * row_bytes)
             yield first, torch.frombuffer(self._buffer, dtype=dtype, count=count * width).view(count, width)
 
+    def whole(self, entry: TensorEntry) -> Tensor:
+        """A tensor in memory of its own."""
+        found = torch.empty(entry.num_bytes, dtype=torch.uint8)
+        if entry.num_bytes:
+            self._read_into(memoryview(found.numpy().data), entry.begin)
+        return found.view(getattr(torch, STORED[entry.dtype].torch_name)).view(entry.shape)
+
     def _read(self, offset: int, num_bytes: int) -> None:
         """Fills the begin of the buffer."""
         if len(self._buffer) < num_bytes:
             self._buffer = bytearray(num_bytes)
-        left = memoryview(self._buffer)[:num_bytes]
+        self._read_into(memoryview(self._buffer)[:num_bytes], offset)
+
+    def _read_into(self, left: memoryview, offset: int) -> None:
         try:
             self._file.seek(offset)
             while left:

@@ -194,7 +194,7 @@ BAD = [
         pools({"parallelism": {"tensor": 4, "expert": 3}}),
         ("pools[0].parallelism.expert: 3", "parallelism.tensor, which is 4"),
     ),
-    Bad("quantised-weights", pools({"quantization": "fp8"}), ("pools[0].quantization: fp8",)),
+    Bad("unequal-weights", pools({"quantization": "int8"}, {}), ("pools[1]", "quantization=int8", "quantization=auto")),
     Bad("unequal-dtypes", pools({"dtype": "bf16"}, {"dtype": "fp16"}), ("pools[1].dtype", "dtype=bf16", "dtype=fp16")),
     Bad(
         "unequal-kv-dtypes",

@@ -106,7 +106,7 @@ def test_end_tokens_of_both_files_are_joined(tmp_path: Path) -> None:
             "GPT2LMHeadModel is not supported; supported: Llama",
         ),
         ({"architectures": None}, "architectures", "none is not supported"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config", "not supported"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config.quant_method", "is missing"),
         ({"hidden_act": "gelu"}, "hidden_act", "'gelu' is not supported"),
         ({"hidden_size": None}, "hidden_size", "is missing"),
         ({"hidden_size": "64"}, "hidden_size", "must be an integer, found '64'"),

@@ -21,7 +21,9 @@ from shared.model.decoder import Decoder
 from shared.model.layers.parameters import DecoderParameters
 from shared.model.ranks.shard import Degrees, Shard
 from shared.model.ranks.shard_weights import allocate_shard, load_shard
+from shared.model.weights.checkpoint import Checkpoint
 from shared.model.weights.loader import fingerprint, load_weights
+from shared.model.weights.plan import WeightPlan
 from tests.integration.engine.families import EXPERTS
 
 
@@ -211,7 +213,7 @@ def test_tensors_that_no_rank_reads_are_no_fault(tmp_path: Path) -> None:
         json.dumps({**content, "num_hidden_layers": 2, "num_nextn_predict_layers": 1})
     )
     shard = Shard(ModelConfig.load(tmp_path), Degrees(2), 1)
-    load_shard(tmp_path, shard, allocate_shard(shard, torch.float32))
+    _load_shard(tmp_path, shard)
 
 
 def test_a_file_that_is_cut_off_is_named(tmp_path: Path) -> None:
@@ -220,7 +222,7 @@ def test_a_file_that_is_cut_off_is_named(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(ModelLoadError, match="truncated"):
-        load_shard(tmp_path, shard, allocate_shard(shard, torch.float32))
+        _load_shard(tmp_path, shard)
 
 
 _MODES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -251,3 +253,9 @@ def huge_kib(**environment: str) -> int:
 def test_large_tensors_lie_on_large_pages_unless_the_environment_says_no():
     assert huge_kib() >= 32 << 10
     assert huge_kib(THP_MEM_ALLOC_ENABLE="0") == 0
+
+
+def _load_shard(folder: Path, shard: Shard) -> None:
+    with Checkpoint.of(folder) as checkpoint:
+        plan = WeightPlan.make(checkpoint, shard.config)
+        load_shard(checkpoint, shard, plan, allocate_shard(shard, torch.float32))

@@ -183,6 +183,7 @@ class MeetingPort:
             kernels=common.kernels,
             store=self.place.store,
             token=self.place.token,
+            quantization=common.quantization,
         )
 
     def _take(self, message: Message) -> None:

@@ -30,6 +30,7 @@ from shared.errors import ConfigError, RankLost, TandemError
 from shared.kernels.cpu.build import CannotBuild, choose
 from shared.kernels.cpu.launch import load
 from shared.kv.fleet_key import FleetKey
+from shared.model.weights.plan import AS_STORED, QUANTIZATIONS
 from shared.process import EXIT_BUG, EXIT_REFUSED, progress_event
 from shared.rpc.errors import from_proto
 from shared.rpc.pb.tandem.v1 import group_pb2
@@ -186,6 +187,7 @@ class Member:
             settings.log_level,
             settings.group_hosts,
             MeetingPlace(common.store, common.token, address),
+            next((kind for kind in QUANTIZATIONS if kind == common.quantization), AS_STORED),
         )
         host = settings.group_host_index
         ranks = spec.ways.ranks_of(host)

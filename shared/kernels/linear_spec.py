@@ -1,0 +1,26 @@
+"""How a projection's weight is kept in fewer bits: what goes from a model's configuration to the makers of layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["int8", "int4", "fp8"]
+
+
+@dataclass(frozen=True, slots=True)
+class LinearSpec:
+    """The form of one weight; the same for the parts that are fused into one."""
+
+    kind: Kind
+    group: int
+    """Adjacent columns of a row that share a scale; 0 = all of them."""
+    has_zeros: bool = False
+    index_groups: int = 0
+    """Groups of a row where any columns may form one, as the weight's own index says; 0 = adjacent columns do."""
+
+    def num_groups(self, in_size: int) -> int:
+        """Scales of a row, or of some columns of one."""
+        if self.index_groups:
+            return self.index_groups
+        return -(-in_size // self.group) if self.group else 1

@@ -1,0 +1,344 @@
+"""Weights in fewer bits: one form for all schemes, and the linear layer and experts of plain torch over it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from shared.kernels.activation.reference import silu_mul
+from shared.kernels.experts.reference import check_forward, combine
+from shared.kernels.linear_spec import Kind, LinearSpec
+
+INT4_MIDDLE = 8
+"""The code of zero, where a 4-bit weight has no zeros of its own."""
+FP8 = torch.float8_e4m3fn
+FP8_MOST = 448.0
+"""The largest number of float8_e4m3fn."""
+_OPEN_ELEMENTS = 1 << 21
+"""Weights that are opened at a time where they are multiplied: 8 MiB in fp32."""
+
+
+@dataclass(frozen=True)
+class QuantizedWeight:
+    """A weight [..., out_size, in_size]: `scale * (code - zero)`, scales and zeros one a row and group of columns.
+
+    Leading dimensions number weights of one size. Parts that were fused, `part_rows` each, may group columns each in an
+    order of its own.
+    """
+
+    spec: LinearSpec
+    in_size: int
+    codes: Tensor
+    """int8 or float8_e4m3fn [..., out_size, in_size]; of int4 uint8 [..., out_size, in_size / 2], two codes of 0 to 15
+    a byte, the first in the lower half."""
+    scales: Tensor  # fp32 [..., out_size, num_groups]
+    zeros: Tensor | None  # int16 [..., out_size, num_groups]; None: int8 and fp8 have 0, int4 INT4_MIDDLE
+    part_rows: tuple[int, ...]
+    index: Tensor | None = None  # int32 [..., num_parts, in_size], group of each column; None: group = column // size
+
+    @classmethod
+    def allocate(
+        cls,
+        spec: LinearSpec,
+        shape: Sequence[int],
+        device: torch.device | str,
+        *,
+        part_rows: Sequence[int] = (),
+    ) -> QuantizedWeight:
+        """Uninitialised; `part_rows`: of fused parts, none = one part."""
+        *ahead, out_size, in_size = shape
+        rows = tuple(part_rows) or (out_size,)
+        assert sum(rows) == out_size, f"parts of {rows} rows in {out_size}"
+        columns = in_size // 2 if spec.kind == "int4" else in_size
+        codes_dtype = {"int8": torch.int8, "int4": torch.uint8, "fp8": FP8}[spec.kind]
+        groups = spec.num_groups(in_size)
+
+        def empty(*size: int, dtype: torch.dtype) -> Tensor:
+            return torch.empty((*ahead, *size), dtype=dtype, device=device)
+
+        return cls(
+            spec,
+            in_size,
+            empty(out_size, columns, dtype=codes_dtype),
+            empty(out_size, groups, dtype=torch.float32),
+            empty(out_size, groups, dtype=torch.int16) if spec.has_zeros else None,
+            rows,
+            empty(len(rows), in_size, dtype=torch.int32) if spec.index_groups else None,
+        )
+
+    @property
+    def shape(self) -> torch.Size:
+        """Of the weight: [..., out_size, in_size]."""
+        return torch.Size((*self.codes.shape[:-1], self.in_size))
+
+    @property
+    def out_size(self) -> int:
+        """Rows."""
+        return self.codes.shape[-2]
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of codes, scales, zeros and index."""
+        tensors = (self.codes, self.scales, self.zeros, self.index)
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it lies."""
+        return self.codes.device
+
+    def __getitem__(self, number: int) -> QuantizedWeight:
+        """One of several weights, a view."""
+        return replace(
+            self,
+            codes=self.codes[number],
+            scales=self.scales[number],
+            zeros=None if self.zeros is None else self.zeros[number],
+            index=None if self.index is None else self.index[number],
+        )
+
+    def parts(self) -> list[QuantizedWeight]:
+        """Views of the fused parts, one behind the other."""
+        found, first = [], 0
+        for number, count in enumerate(self.part_rows):
+            index = None if self.index is None else self.index[..., number : number + 1, :]
+            found.append(replace(self.rows(first, first + count), part_rows=(count,), index=index))
+            first += count
+        return found
+
+    def rows(self, begin: int, end: int) -> QuantizedWeight:
+        """A view of some rows of one part, or of a weight without an index."""
+        assert self.index is None or self.index.shape[-2] == 1 or len(self.part_rows) > 1
+        return replace(
+            self,
+            codes=self.codes[..., begin:end, :],
+            scales=self.scales[..., begin:end, :],
+            zeros=None if self.zeros is None else self.zeros[..., begin:end, :],
+            part_rows=(end - begin,),
+        )
+
+    def fill(self, first: int, piece: Piece) -> None:
+        """Puts rows `first`, … of a weight that is not one of several."""
+        last = first + piece.codes.shape[0]
+        codes = pack_nibbles(piece.codes) if self.spec.kind == "int4" else piece.codes
+        self.codes[first:last].copy_(codes)
+        self.scales[first:last].copy_(piece.scales)
+        if self.zeros is not None:
+            self.zeros[first:last].copy_(zeros_of(self.spec.kind, piece))
+        if self.index is not None:
+            self.index.copy_(index_of(piece, self.in_size))
+
+    def piece(self, begin: int, end: int) -> Piece:
+        """Rows begin … end - 1 with a code an element, for a weight of one part."""
+        codes = self.codes[begin:end]
+        return Piece(
+            unpack_nibbles(codes) if self.spec.kind == "int4" else codes,
+            self.scales[begin:end],
+            None if self.zeros is None else self.zeros[begin:end],
+            self.spec.group,
+            None if self.index is None else self.index[0],
+            self.spec.kind,
+        )
+
+    def dense(self) -> Tensor:
+        """[..., out_size, in_size] fp32."""
+        if self.codes.dim() > 2:
+            return torch.stack([self[number].dense() for number in range(self.codes.shape[0])])
+        return torch.cat([part.piece(0, part.out_size).dense() for part in self.parts()])
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some rows of a weight, as any scheme's reader gives them."""
+
+    codes: Tensor  # [num_rows, num_columns] a code an element: int8, float8_e4m3fn, or of int4 uint8
+    scales: Tensor  # [num_rows, num_groups]
+    zeros: Tensor | None  # [num_rows, num_groups]
+    group: int  # as in LinearSpec
+    index: Tensor | None  # int [num_columns]
+    kind: Kind
+
+    def columns(self, begin: int, end: int) -> Piece:
+        """Some of the columns; where groups are of adjacent ones, they begin and end between two groups."""
+        codes = self.codes[:, begin:end]
+        if self.index is not None:
+            return replace(self, codes=codes, index=self.index[begin:end])
+        if not self.group:
+            return replace(self, codes=codes)
+        groups = slice(begin // self.group, -(-end // self.group))
+        zeros = None if self.zeros is None else self.zeros[:, groups]
+        return replace(self, codes=codes, scales=self.scales[:, groups], zeros=zeros)
+
+    def dense(self) -> Tensor:
+        """[num_rows, num_columns] fp32."""
+        codes, scales = self.codes.float(), self.scales.float()
+        zeros = None if self.zeros is None else self.zeros.float()
+        if self.kind == "int4" and zeros is None:
+            codes = codes - INT4_MIDDLE
+        if scales.shape[1] > 1:
+            columns = index_of(self, self.codes.shape[1]).long()
+            scales = scales[:, columns]
+            zeros = None if zeros is None else zeros[:, columns]
+        return (codes if zeros is None else codes - zeros) * scales
+
+
+Weight = Tensor | QuantizedWeight
+"""A projection's weight [..., out_size, in_size], as checkpoints fill it and backends take it."""
+
+
+def index_of(piece: Piece, in_size: int) -> Tensor:
+    """int32 [in_size]: the group of each column, also where these are adjacent."""
+    if piece.index is not None:
+        return piece.index.to(torch.int32)
+    columns = torch.arange(in_size, dtype=torch.int32, device=piece.codes.device)
+    return columns // piece.group if piece.group else torch.zeros_like(columns)
+
+
+def zeros_of(kind: Kind, piece: Piece) -> Tensor:
+    """[num_rows, num_groups] int16, also where they are left out."""
+    if piece.zeros is not None:
+        return piece.zeros.to(torch.int16)
+    middle = INT4_MIDDLE if kind == "int4" else 0
+    return torch.full(piece.scales.shape, middle, dtype=torch.int16, device=piece.codes.device)
+
+
+def pack_nibbles(codes: Tensor) -> Tensor:
+    """uint8 [..., columns], each below 16, to [..., columns / 2]."""
+    assert codes.shape[-1] % 2 == 0, f"{codes.shape[-1]} columns"
+    return codes[..., ::2] | codes[..., 1::2] << 4
+
+
+def unpack_nibbles(packed: Tensor) -> Tensor:
+    """What `pack_nibbles` was given."""
+    return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
+
+
+def quantize_rows(weight: Tensor, spec: LinearSpec) -> Piece:
+    """Rounds rows [num_rows, in_size] of floats to the nearest codes; scales follow from a group's largest number, or
+    with zeros from its range."""
+    num_rows, in_size = weight.shape
+    group = spec.group or in_size
+    assert in_size % group == 0, f"{in_size} columns in groups of {group}"
+    values = weight.float().view(num_rows, -1, group)
+    if spec.has_zeros:
+        assert spec.kind == "int4", f"zeros of {spec.kind}"
+        low, high = values.amin(2).clamp(max=0), values.amax(2).clamp(min=0)
+        scales = _scales(high - low, 15.0)
+        zeros = (-low / scales).round().clamp(0, 15)
+        codes = ((values / scales[..., None]).round() + zeros[..., None]).clamp(0, 15).to(torch.uint8)
+        return Piece(codes.view(num_rows, in_size), scales, zeros, spec.group, None, spec.kind)
+    most = {"int8": 127.0, "int4": 7.0, "fp8": FP8_MOST}[spec.kind]
+    scales = _scales(values.abs().amax(2), most)
+    scaled = values / scales[..., None]
+    if spec.kind == "fp8":
+        codes = scaled.clamp(-FP8_MOST, FP8_MOST).to(FP8)
+    elif spec.kind == "int8":
+        codes = scaled.round().to(torch.int8)
+    else:
+        codes = (scaled.round() + INT4_MIDDLE).to(torch.uint8)
+    return Piece(codes.view(num_rows, in_size), scales, None, spec.group, None, spec.kind)
+
+
+def rounded(weight: Tensor, spec: LinearSpec) -> QuantizedWeight:
+    """A whole weight, rounded to a form without an index; some rows at a time."""
+    found = QuantizedWeight.allocate(spec, weight.shape, weight.device)
+    step = max(1, _OPEN_ELEMENTS // weight.shape[1])
+    for first in range(0, weight.shape[0], step):
+        found.fill(first, quantize_rows(weight[first : first + step], spec))
+    return found
+
+
+def _scales(span: Tensor, most: float) -> Tensor:
+    """A group of zeros alone has 1, since no scale may be 0."""
+    return torch.where(span > 0, span / most, 1.0)
+
+
+class OpenedLinear:
+    """See `Linear`; codes are opened to fp32 some rows at a time, whatever the device."""
+
+    def __init__(self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> None:
+        """`weight`: a single one; `dtype`: of x and the result."""
+        self.weight = weight
+        self.bias = bias
+        self.dtype = dtype
+        self._parts = weight.parts()
+
+    @property
+    def in_size(self) -> int:
+        """See `Linear`."""
+        return self.weight.in_size
+
+    @property
+    def out_size(self) -> int:
+        """See `Linear`."""
+        return self.weight.out_size
+
+    @property
+    def nbytes(self) -> int:
+        """See `Linear`."""
+        return self.weight.nbytes
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See `Linear`."""
+        out = opened_product(x.float(), self._parts)
+        if self.bias is not None:
+            out += self.bias
+        return out.to(x.dtype)
+
+
+def opened_product(x: Tensor, parts: Sequence[QuantizedWeight]) -> Tensor:
+    """[num_rows, in_size] fp32 times the transposed parts, one behind the other."""
+    step = max(1, _OPEN_ELEMENTS // parts[0].in_size)
+    found = [
+        functional.linear(x, part.piece(first, min(first + step, part.out_size)).dense())
+        for part in parts
+        for first in range(0, part.out_size, step)
+    ]
+    return found[0] if len(found) == 1 else torch.cat(found, dim=1)
+
+
+class OpenedExperts:
+    """See `Experts`; an expert's weights are opened to fp32 where tokens chose it. Either may be dense."""
+
+    def __init__(self, gate_up: Weight, down: Weight, first_expert: int) -> None:
+        """As for `DecoderOps.make_experts`."""
+        self._gate_up = gate_up
+        self._down = down
+        self._first_expert = first_expert
+
+    @property
+    def nbytes(self) -> int:
+        """See `Experts`."""
+        return self._gate_up.nbytes + self._down.nbytes
+
+    def forward(self, x: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
+        """See `Experts`."""
+        check_forward(x, expert_ids, weights, self._gate_up.shape[2])
+        local = expert_ids - self._first_expert
+        found = x.new_zeros((*expert_ids.shape, x.shape[1]))
+        for expert in range(self._gate_up.shape[0]):
+            tokens, places = (local == expert).nonzero(as_tuple=True)
+            if tokens.numel():
+                inner = silu_mul(_product(x[tokens], self._gate_up[expert]))
+                found[tokens, places] = _product(inner, self._down[expert])
+        return combine(found, weights)
+
+
+def _product(x: Tensor, weight: Weight) -> Tensor:
+    if isinstance(weight, Tensor):
+        return functional.linear(x, weight)
+    return opened_product(x.float(), weight.parts()).to(x.dtype)
+
+
+def make_opened_linear(weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> OpenedLinear:
+    """`DecoderOps.make_quantized_linear` of the backends without kernels for fewer bits."""
+    return OpenedLinear(weight, bias, dtype)
+
+
+def make_opened_experts(gate_up: Weight, down: Weight, first_expert: int, dtype: torch.dtype) -> OpenedExperts:  # noqa: ARG001
+    """`DecoderOps.make_quantized_experts` of the backends without kernels for fewer bits."""
+    return OpenedExperts(gate_up, down, first_expert)

@@ -1,0 +1,214 @@
+"""The part of a model's `config.json` that says how its weights are quantized."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from shared.errors import ModelLoadError
+from shared.kernels.linear_spec import Kind
+from shared.model.config.json_fields import JsonFields
+
+Method = Literal["compressed-tensors", "awq", "gptq", "fp8"]
+METHODS: tuple[Method, ...] = ("compressed-tensors", "awq", "gptq", "fp8")
+FIELD = "quantization_config"
+_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
+_STRATEGIES = ("tensor", "channel", "group", "block")
+_ALL_LINEAR = "Linear"
+_PATTERN = "re:"
+
+
+@dataclass(frozen=True, slots=True)
+class WeightScheme:
+    """How some of a checkpoint's weights are stored."""
+
+    kind: Kind
+    group: int  # adjacent columns that share a scale; 0 = all of a row
+    has_zeros: bool = False
+    is_ordered: bool = False  # whether an index says which columns form a group
+    block_rows: int = 0  # rows that share a scale too; 0 = each row has its own, or all have one
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizationConfig:
+    """A checkpoint's quantization."""
+
+    method: Method
+    schemes: tuple[tuple[tuple[str, ...], WeightScheme], ...]  # (targets, scheme), in the file's order
+    ignored: tuple[str, ...] = ()
+    zeros_offset: int = 0  # of GPTQ: what is added to a stored zero
+
+    @classmethod
+    def parse(cls, fields: JsonFields) -> QuantizationConfig | None:
+        """None where the weights are stored as they are.
+
+        Raises:
+            ModelLoadError: an unknown method, or one with parameters that no reader knows; `field` names it.
+        """
+        own = fields.child(FIELD) or fields.child("compression_config")
+        if own is None:
+            return None
+        method = own.text("quant_method", default="compressed-tensors" if "config_groups" in own else None)
+        match method:
+            case "compressed-tensors":
+                return _compressed_tensors(own)
+            case "awq":
+                return _awq(own)
+            case "gptq":
+                return _gptq(own)
+            case "fp8":
+                return _fp8(own)
+        raise own.fault("quant_method", f"{method!r} is not supported; supported: {', '.join(METHODS)}")
+
+    def scheme_of(self, module: str) -> WeightScheme | None:
+        """Of a projection, by its name in the checkpoint; None where no target names it."""
+        for wanted in (_names_exactly, _matches, lambda target, _: target == _ALL_LINEAR):
+            for targets, scheme in self.schemes:
+                if any(wanted(target, module) for target in targets):
+                    return scheme
+        return None
+
+    def check_ignored(self, modules: Iterable[str]) -> None:
+        """Raises ModelLoadError for an ignored layer, or a target, that is none of the checkpoint's `modules`, nor
+        within one."""
+        known = tuple(modules)
+        for name in (*self.ignored, *(target for targets, _ in self.schemes for target in targets)):
+            if name == _ALL_LINEAR or name.startswith(_PATTERN):
+                continue
+            if not any(f".{name}." in f".{module}." for module in known):
+                raise ModelLoadError(
+                    f"{FIELD} names {name}, which is no layer of this checkpoint; layers are named as "
+                    f"{known[0] if known else 'none'}",
+                    field=FIELD,
+                    tensor=name,
+                )
+
+
+def _names_exactly(target: str, module: str) -> bool:
+    return target == module or module.endswith(f".{target}")
+
+
+def _matches(target: str, module: str) -> bool:
+    return target.startswith(_PATTERN) and re.match(target.removeprefix(_PATTERN), module) is not None
+
+
+def _check_patterns(fields: JsonFields, name: str, targets: Iterable[str]) -> None:
+    for target in targets:
+        if target.startswith(_PATTERN):
+            try:
+                re.compile(target.removeprefix(_PATTERN))
+            except re.error as error:
+                raise fields.fault(name, f"has {target!r}, which is no regular expression: {error}") from None
+
+
+def _compressed_tensors(fields: JsonFields) -> QuantizationConfig:
+    _check_format(fields)
+    if (sparsity := fields.child("sparsity_config")) is not None and sparsity.text("format", "dense") != "dense":
+        raise fields.fault("sparsity_config", "is not supported: publish the weights dense")
+    groups = fields.child("config_groups")
+    if groups is None or not groups.names:
+        raise fields.fault("config_groups", "is missing")
+    schemes = []
+    for name in groups.names:
+        group = groups.child(name)
+        if group is None:
+            raise groups.fault(name, "must be an object, found null")
+        _check_format(group)
+        targets = tuple(group.optional_text_list("targets") or ())
+        _check_patterns(group, "targets", targets)
+        weights = group.child("weights")
+        if weights is None:
+            raise group.fault("weights", "is missing")
+        schemes.append((targets, _compressed_scheme(weights)))
+    ignored = tuple(fields.optional_text_list("ignore") or ())
+    _check_patterns(fields, "ignore", ignored)
+    return QuantizationConfig("compressed-tensors", tuple(schemes), ignored)
+
+
+def _check_format(fields: JsonFields) -> None:
+    name = fields.text("format", default=_FORMATS[0])
+    if name not in (*_FORMATS, "mixed-precision"):
+        raise fields.fault("format", f"{name!r} is not supported; supported: {', '.join(_FORMATS)}")
+
+
+def _compressed_scheme(fields: JsonFields) -> WeightScheme:
+    bits, kind_of = fields.integer("num_bits", default=8), fields.text("type", default="int")
+    kinds: dict[tuple[str, int], Kind] = {("int", 4): "int4", ("int", 8): "int8", ("float", 8): "fp8"}
+    if (kind_of, bits) not in kinds:
+        raise fields.fault("num_bits", f"{bits} of type {kind_of} is not supported; supported: int 4, int 8, float 8")
+    kind = kinds[kind_of, bits]
+    size = fields.integer("group_size", default=-1, minimum=-1)
+    strategy = fields.text("strategy", default="group" if size > 0 else "tensor")
+    if strategy not in _STRATEGIES:
+        raise fields.fault("strategy", f"{strategy!r} is not supported; supported: {', '.join(_STRATEGIES)}")
+    if strategy == "group" and size < 1:
+        raise fields.fault("group_size", f"must be at least 1 with strategy group, found {size}")
+    block_rows = 0
+    if strategy == "block":
+        block_rows, size = _block(fields, "block_structure")
+    order = fields.text("actorder", default="none") if fields.has("actorder") else "none"
+    return WeightScheme(
+        kind,
+        size if strategy in ("group", "block") else 0,
+        has_zeros=not fields.boolean("symmetric", default=True) and kind != "fp8",
+        is_ordered=order == "group",
+        block_rows=block_rows,
+    )
+
+
+def _block(fields: JsonFields, name: str) -> tuple[int, int]:
+    sizes = fields.indices(name)
+    if len(sizes) != 2 or not all(sizes):
+        raise fields.fault(name, f"must be two sizes above zero, found {list(sizes)}")
+    return sizes[0], sizes[1]
+
+
+def _bits(fields: JsonFields, allowed: Mapping[int, Kind]) -> Kind:
+    bits = fields.integer("bits" if fields.has("bits") else "w_bit")
+    if bits not in allowed:
+        raise fields.fault("bits", f"{bits} is not supported; supported: {', '.join(map(str, allowed))}")
+    return allowed[bits]
+
+
+def _group_size(fields: JsonFields) -> int:
+    name = "group_size" if fields.has("group_size") else "q_group_size"
+    size = fields.integer(name, default=128, minimum=-1)
+    if size == 0:
+        raise fields.fault(name, "must be -1 or at least 1, found 0")
+    return max(0, size)
+
+
+def _awq(fields: JsonFields) -> QuantizationConfig:
+    kind = _bits(fields, {4: "int4"})
+    version = fields.text("version", default="gemm").lower()
+    if version != "gemm":
+        raise fields.fault("version", f"{version!r} is not supported; supported: gemm")
+    scheme = WeightScheme(kind, _group_size(fields), has_zeros=True)
+    ignored = tuple(fields.optional_text_list("modules_to_not_convert") or ())
+    return QuantizationConfig("awq", (((_ALL_LINEAR,), scheme),), ignored)
+
+
+def _gptq(fields: JsonFields) -> QuantizationConfig:
+    kind = _bits(fields, {4: "int4", 8: "int8"})
+    version = fields.text("checkpoint_format", default="gptq")
+    if version not in ("gptq", "gptq_v2"):
+        raise fields.fault("checkpoint_format", f"{version!r} is not supported; supported: gptq, gptq_v2")
+    scheme = WeightScheme(
+        kind, _group_size(fields), has_zeros=True, is_ordered=fields.boolean("desc_act", default=False)
+    )
+    return QuantizationConfig("gptq", (((_ALL_LINEAR,), scheme),), zeros_offset=int(version == "gptq"))
+
+
+def _fp8(fields: JsonFields) -> QuantizationConfig:
+    name = fields.text("fmt", default="e4m3")
+    if name != "e4m3":
+        raise fields.fault("fmt", f"{name!r} is not supported; supported: e4m3")
+    block = _block(fields, "weight_block_size") if fields.has("weight_block_size") else (0, 0)
+    ignored = (
+        *(fields.optional_text_list("modules_to_not_convert") or ()),
+        *(fields.optional_text_list("ignored_layers") or ()),
+    )
+    scheme = WeightScheme("fp8", block[1], block_rows=block[0])
+    return QuantizationConfig("fp8", (((_ALL_LINEAR,), scheme),), ignored)

@@ -1,0 +1,102 @@
+"""What loading a model folder reads, and in which form each projection is kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+
+from shared.errors import ConfigError
+from shared.kernels.linear_spec import Kind, LinearSpec
+from shared.model.config.model_config import ModelConfig
+from shared.model.layers.parameters import DecoderParameters, Specs, unused_tensors
+from shared.model.weights.checkpoint import Checkpoint
+from shared.model.weights.schemes import MAKERS
+from shared.model.weights.sources import TIED_NAME, TIED_SOURCE, WeightSource, match_sources
+
+Quantization = Literal["auto", "int8", "int4", "fp8"]
+"""auto: as the checkpoint has its weights; else the kind that plain ones are rounded to while they are read."""
+AS_STORED: Quantization = "auto"
+QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
+_GROUPS = (128, 64, 32, 16)
+"""Columns of a 4-bit group: the most of these that divide a row."""
+_KEPT_PLAIN = (".gate.weight", ".kv_b_proj.weight")
+"""Routers, whose choice rounding would change, and projections that are used in both directions."""
+
+
+@dataclass(frozen=True)
+class WeightPlan:
+    """The sources of all of a model's tensors, and the forms of its projections."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    sources: Mapping[str, WeightSource]
+    specs: Specs
+
+    @classmethod
+    def make(cls, checkpoint: Checkpoint, config: ModelConfig, quantization: Quantization = AS_STORED) -> WeightPlan:
+        """Checks every name, shape and dtype, and reads no tensor.
+
+        Raises:
+            ConfigError: another `quantization` than a checkpoint in fewer bits has.
+            ModelLoadError: as `match_sources`.
+        """
+        whole = DecoderParameters.allocate(config, torch.float32, "meta").checkpoint_views(config)
+        shapes = {name: tuple(view.shape) for name, view in whole.items()}
+        sources = match_sources(checkpoint, shapes, MAKERS, config.quantization, unused_tensors(config))
+        if quantization == "auto":
+            found = {name: source.spec for name, source in sources.items() if source.spec is not None}
+            return cls(shapes, sources, found)
+        if config.quantization is not None:
+            raise ConfigError(
+                f"quantization is {quantization}, but the checkpoint's weights are quantized already "
+                f"({config.quantization.method}): take auto, or a checkpoint in 16 or 32 bits",
+                field="quantization",
+                value=quantization,
+            )
+        return cls(shapes, sources, rounding_specs(config, shapes, quantization))
+
+    @property
+    def kinds(self) -> str:
+        """Of weights in fewer bits, such as `int4+int8`; empty where there are none."""
+        return "+".join(sorted({spec.kind for spec in self.specs.values()}))
+
+    def weight_bytes(self, element_bytes: int) -> int:
+        """Bytes of all tensors, plain numbers of `element_bytes` each; of a tied output projection that is rounded
+        too."""
+        total = sum(
+            _num_bytes(self.specs[name], shape) if name in self.specs else math.prod(shape) * element_bytes
+            for name, shape in self.shapes.items()
+        )
+        if TIED_NAME in self.specs and TIED_NAME not in self.shapes:
+            total += _num_bytes(self.specs[TIED_NAME], self.shapes[TIED_SOURCE])
+        return total
+
+
+def rounding_specs(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], kind: Kind) -> dict[str, LinearSpec]:
+    """The forms that plain projections are rounded to: int8 and fp8 with a scale a row, int4 with one a group. The
+    output projection has 8 bits at least: its errors are the answer's."""
+    specs: dict[str, LinearSpec] = {}
+    for name, shape in shapes.items():
+        if not name.startswith("model.layers.") or not name.endswith(".weight") or len(shape) != 2:
+            continue
+        if not name.endswith(_KEPT_PLAIN) and (spec := _rounding(kind, shape[1])) is not None:
+            specs[name] = spec
+    head = _rounding("int8" if kind == "int4" else kind, config.hidden_size)
+    return specs if head is None else {**specs, TIED_NAME: head}
+
+
+def _rounding(kind: Kind, in_size: int) -> LinearSpec | None:
+    if kind != "int4":
+        return LinearSpec(kind, 0)
+    group = next((group for group in _GROUPS if in_size % group == 0), None)
+    return None if group is None else LinearSpec(kind, group, has_zeros=True)
+
+
+def _num_bytes(spec: LinearSpec, shape: tuple[int, ...]) -> int:
+    out_size, in_size = shape[-2:]
+    codes = in_size // 2 if spec.kind == "int4" else in_size
+    of_group = 4 + (2 if spec.has_zeros else 0)
+    return out_size * (codes + of_group * spec.num_groups(in_size)) + (4 * in_size if spec.index_groups else 0)

@@ -1,0 +1,224 @@
+"""Where each of a model's tensors comes from: the plain numbers or the parts of a quantized weight in a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from shared.errors import ModelLoadError
+from shared.kernels.linear_spec import LinearSpec
+from shared.kernels.quantized import Piece
+from shared.model.config.quantization import FIELD, QuantizationConfig, WeightScheme
+from shared.model.weights.checkpoint import Checkpoint
+from shared.model.weights.safetensors_files import DENSE, TensorEntry
+
+TIED_NAME = "lm_head.weight"
+TIED_SOURCE = "model.embed_tokens.weight"
+_NAMES_SHOWN = 3
+_CALIBRATED = (".input_scale", ".input_zero_point", ".input_global_scale", ".k_scale", ".v_scale")
+"""Ends of the names of tensors that quantize activations or the cache: these are computed as they are."""
+_PACKED_ENDS = (
+    ".weight_packed", ".qweight", ".weight_scale", ".weight_scale_inv", ".weight_zero_point", ".weight_g_idx",
+    ".weight_shape", ".qzeros", ".scales", ".g_idx",
+)  # fmt: skip
+
+
+class WeightSource(Protocol):
+    """The tensors of a checkpoint that one weight is made of."""
+
+    @property
+    def name(self) -> str:
+        """Of the tensor with the numbers or codes."""
+        ...
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all of its tensors."""
+        ...
+
+    @property
+    def spec(self) -> LinearSpec | None:
+        """The form that it is stored in; None: plain numbers."""
+        ...
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        """Reads what is small, such as scales; raises ModelLoadError for values that no weight can have."""
+        ...
+
+    def pieces(self, checkpoint: Checkpoint, begin: int, end: int) -> Iterator[tuple[int, Tensor | Piece]]:
+        """Rows begin … end - 1, some at a time: (first of them, plain numbers [num_rows, in_size] or codes). A piece is
+        valid until the next one is asked for."""
+        ...
+
+
+@dataclass(frozen=True)
+class PlainSource:
+    """Numbers as they are."""
+
+    name: str
+    spec: None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """See `WeightSource`."""
+        return (self.name,)
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        """Nothing to read."""
+
+    def pieces(self, checkpoint: Checkpoint, begin: int, end: int) -> Iterator[tuple[int, Tensor | Piece]]:
+        """See `WeightSource`."""
+        return checkpoint.rows(self.name, begin, end)
+
+
+SourceMaker = Callable[
+    [str, tuple[int, int], WeightScheme, QuantizationConfig, Mapping[str, TensorEntry]], WeightSource
+]
+"""Called with a module's name, the weight's shape, its scheme, all of the configuration and all entries."""
+
+
+def match_sources(
+    checkpoint: Checkpoint,
+    shapes: Mapping[str, Sequence[int]],
+    makers: Mapping[str, SourceMaker],
+    quantization: QuantizationConfig | None = None,
+    unused: tuple[str, ...] = (),
+) -> dict[str, WeightSource]:
+    """The source of each tensor that a model needs, by its plain name; every name, shape and dtype is checked.
+
+    Args:
+        checkpoint: what there is.
+        shapes: what is needed, and of which shapes.
+        makers: by the method of quantization.
+        quantization: as in the model's configuration.
+        unused: how the names of tensors begin that may be there and are not read.
+
+    Raises:
+        ModelLoadError: tensors missing or unexpected (`tensor`, `count`), or of a wrong shape or dtype (`tensor`); a
+            quantized weight without one of its parts.
+    """
+    entries = checkpoint.entries
+    sources: dict[str, WeightSource] = {}
+    missing = []
+    for name, shape in shapes.items():
+        module, _, kind = name.rpartition(".")
+        if kind == "weight" and len(shape) == 2 and _is_packed(module, entries):
+            sources[name] = _quantized(module, (shape[0], shape[1]), makers, quantization, entries)
+        elif name in entries:
+            _check_plain(entries[name], tuple(shape))
+            sources[name] = PlainSource(name)
+        else:
+            missing.append(name)
+    _refuse_names("is missing from", missing)
+    used = {name for source in sources.values() for name in source.names}
+    packed = {module for module, source in _modules(sources) if source.spec is not None}
+    extra = [name for name in entries if name not in used and not _may_be_left(name, packed, unused)]
+    _refuse_names("is not expected in", extra)
+    if quantization is not None:
+        known = [name.rpartition(".")[0] for name in shapes]
+        quantization.check_ignored([*known, TIED_NAME.rpartition(".")[0], *(prefix.rstrip(".") for prefix in unused)])
+    return sources
+
+
+def _modules(sources: Mapping[str, WeightSource]) -> Iterable[tuple[str, WeightSource]]:
+    return ((name.rpartition(".")[0], source) for name, source in sources.items())
+
+
+def _is_packed(module: str, entries: Mapping[str, TensorEntry]) -> bool:
+    plain = entries.get(f"{module}.weight")
+    if plain is not None:
+        return plain.dtype not in DENSE or any(f"{module}.weight_{end}" in entries for end in ("scale", "scale_inv"))
+    return any(f"{module}{end}" in entries for end in _PACKED_ENDS)
+
+
+def _quantized(
+    module: str,
+    shape: tuple[int, int],
+    makers: Mapping[str, SourceMaker],
+    quantization: QuantizationConfig | None,
+    entries: Mapping[str, TensorEntry],
+) -> WeightSource:
+    name = f"{module}.weight"
+    scheme = None if quantization is None else quantization.scheme_of(module)
+    if quantization is None or scheme is None:
+        found = next((entries[name].dtype for name in (name,) if name in entries), "packed codes")
+        where = "has no scheme for it" if quantization is not None else "is missing"
+        raise ModelLoadError(
+            f"{name} is stored as {found}, but {FIELD} in config.json {where}; plain weights are one of "
+            f"{', '.join(DENSE)}",
+            tensor=name,
+            field=FIELD,
+        )
+    return makers[quantization.method](module, shape, scheme, quantization, entries)
+
+
+def _may_be_left(name: str, packed: set[str], unused: tuple[str, ...]) -> bool:
+    module, _, kind = name.rpartition(".")
+    if name.startswith(unused) or name.endswith(("rotary_emb.inv_freq", *_CALIBRATED)) or name == TIED_NAME:
+        return True
+    return kind == "bias" and module in packed  # zeros, which `check_left_biases` makes sure of
+
+
+def check_left_biases(checkpoint: Checkpoint, sources: Mapping[str, WeightSource]) -> None:
+    """Raises ModelLoadError for a bias that the model's family has no place for, unless it is zero: some tools write
+    such ones beside quantized weights."""
+    for module, source in _modules(sources):
+        name = f"{module}.bias"
+        if source.spec is None or name in sources or name not in checkpoint.entries:
+            continue
+        if checkpoint.whole(name).any():
+            raise ModelLoadError(f"{name} is not zero, and this architecture has no bias there", tensor=name)
+
+
+def _check_plain(entry: TensorEntry, shape: tuple[int, ...]) -> None:
+    check_entry(entry, shape, DENSE)
+
+
+def check_entry(entry: TensorEntry, shape: tuple[int, ...] | None, dtypes: Sequence[str]) -> None:
+    """Raises ModelLoadError (`tensor`) for another shape or dtype; `shape` None: any."""
+    if shape is not None and entry.shape != shape:
+        raise ModelLoadError(
+            f"{entry.name} has shape {list(entry.shape)}, expected {list(shape)}",
+            tensor=entry.name,
+            expected=str(list(shape)),
+            found=str(list(entry.shape)),
+        )
+    if entry.dtype not in dtypes:
+        expected = ", ".join(dtypes)
+        raise ModelLoadError(f"{entry.name} is stored as {entry.dtype}, expected one of {expected}", tensor=entry.name)
+
+
+def needed(entries: Mapping[str, TensorEntry], name: str, why: str) -> TensorEntry:
+    """Raises ModelLoadError where there is none of this name."""
+    if name not in entries:
+        raise ModelLoadError(f"{name} is missing from the checkpoint: {why}", tensor=name, count=1)
+    return entries[name]
+
+
+def check_scales(name: str, scales: Tensor) -> None:
+    """Raises ModelLoadError (`tensor`) for a scale that is no number, infinite or zero."""
+    values = scales.float()
+    bad = ~torch.isfinite(values) | (values == 0)
+    if bad.any():
+        place = int(bad.flatten().nonzero()[0])
+        raise ModelLoadError(
+            f"{name} has {int(bad.sum())} scales that are zero or no number, the first {values.flatten()[place]} at "
+            f"{place}: the checkpoint is damaged",
+            tensor=name,
+            count=int(bad.sum()),
+        )
+
+
+def _refuse_names(problem: str, names: list[str]) -> None:
+    if not names:
+        return
+    shown = ", ".join(names[:_NAMES_SHOWN]) + (", …" if len(names) > _NAMES_SHOWN else "")
+    raise ModelLoadError(
+        f"{len(names)} tensor(s) whose name {problem} the checkpoint: {shown}",
+        tensor=names[0],
+        count=len(names),
+    )

@@ -1,0 +1,250 @@
+"""Quantized checkpoints of every storage, and the same weights opened to fp32 for transformers.
+
+Written from the formats' definitions, one number at a time where that is clear, and with none of the product's readers.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+GROUP = 32
+
+Packed = tuple[dict[str, Tensor], Tensor]
+"""Tensors by the end of their names, and the weight that they stand for, fp32."""
+
+
+@dataclass(frozen=True)
+class Storage:
+    """One way to store weights."""
+
+    config: dict[str, Any]
+    pack: Callable[[Tensor, torch.Generator], Packed]
+
+
+def write_quantized(source: Path, storage: Storage, quantized: Path, opened: Path, *, head: bool = False) -> None:
+    """Writes a plain fp32 checkpoint `source` twice: quantized, and opened again. Routers stay plain, and so does the
+    output projection without `head`."""
+    generator = torch.Generator().manual_seed(5)
+    config = json.loads((source / "config.json").read_text())
+    tensors = load_file(source / "model.safetensors")
+    packed: dict[str, Tensor] = {}
+    plain: dict[str, Tensor] = {}
+    for name, tensor in sorted(tensors.items()):
+        module = name.removesuffix(".weight")
+        is_projection = tensor.dim() == 2 and module.endswith(("_proj", ".w1", ".w2", ".w3", "_mqa"))
+        if is_projection or (head and module == "lm_head"):
+            parts, plain[name] = storage.pack(tensor, generator)
+            packed |= {f"{module}.{end}": part.contiguous() for end, part in parts.items()}
+        else:
+            packed[name] = plain[name] = tensor
+    for folder, content, fields in (
+        (quantized, packed, {**config, "quantization_config": storage.config}),
+        (opened, plain, config),
+    ):
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps(fields))
+        save_file({name: tensor.contiguous() for name, tensor in content.items()}, folder / "model.safetensors")
+        for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+            if (source / name).is_file():
+                shutil.copyfile(source / name, folder / name)
+
+
+def as_words(codes: Tensor, bits: int) -> Tensor:
+    """Unsigned codes [rows, columns] to int32 [rows, words], the first in the lowest bits; the last word is padded."""
+    per_word = 32 // bits
+    padded = torch.zeros(codes.shape[0], -(-codes.shape[1] // per_word) * per_word, dtype=torch.int64)
+    padded[:, : codes.shape[1]] = codes
+    words = torch.zeros(padded.shape[0], padded.shape[1] // per_word, dtype=torch.int64)
+    for place in range(per_word):
+        words |= padded[:, place::per_word] << (bits * place)
+    return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
+
+
+def rounded(weight: Tensor, bits: int, groups: Tensor, *, symmetric: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(unsigned codes [out, in], scales [out, groups], unsigned zeros [out, groups], opened weight); `groups`: of each
+    column."""
+    most, count = 2**bits - 1, int(groups.max()) + 1
+    scales = torch.zeros(weight.shape[0], count)
+    zeros = torch.zeros(weight.shape[0], count, dtype=torch.int64)
+    for group in range(count):
+        own = weight[:, groups == group]
+        if symmetric:
+            scales[:, group] = own.abs().amax(1) / (2 ** (bits - 1) - 1)
+            zeros[:, group] = 2 ** (bits - 1)
+        else:
+            low, high = own.amin(1).clamp(max=0), own.amax(1).clamp(min=0)
+            scales[:, group] = (high - low) / most
+            zeros[:, group] = (-low / scales[:, group]).round().long().clamp(0, most)
+    scales = scales.half().float()
+    codes = ((weight / scales[:, groups]).round().long() + zeros[:, groups]).clamp(0, most)
+    return codes, scales, zeros, (codes - zeros[:, groups]).float() * scales[:, groups]
+
+
+def columns_of(weight: Tensor, group: int) -> Tensor:
+    """The group of each column, where adjacent ones form one; 0 = one for all."""
+    columns = torch.arange(weight.shape[1])
+    return columns // group if group else columns * 0
+
+
+def shuffled(weight: Tensor, group: int, generator: torch.Generator) -> Tensor:
+    """Groups of columns in an order that no two weights have in common."""
+    return columns_of(weight, group)[torch.randperm(weight.shape[1], generator=generator)]
+
+
+def compressed_config(weights: dict[str, Any], name: str = "pack-quantized", **group: Any) -> dict[str, Any]:
+    return {
+        "quant_method": "compressed-tensors",
+        "format": name,
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, **group}},
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": None,
+        "quantization_status": "compressed",
+    }
+
+
+def pack_quantized(bits: int, *, group: int, symmetric: bool = True, ordered: bool = False) -> Storage:
+    def pack(weight: Tensor, generator: torch.Generator) -> Packed:
+        groups = shuffled(weight, group, generator) if ordered else columns_of(weight, group)
+        codes, scales, zeros, opened = rounded(weight, bits, groups, symmetric=symmetric)
+        tensors = {
+            "weight_packed": as_words(codes, bits),
+            "weight_scale": scales.half(),
+            "weight_shape": torch.tensor(weight.shape),
+        }
+        if not symmetric:
+            tensors["weight_zero_point"] = as_words(zeros.T, bits).T
+        if ordered:
+            tensors["weight_g_idx"] = groups.int()
+        return tensors, opened
+
+    strategy = {"strategy": "group", "group_size": group} if group else {"strategy": "channel"}
+    order = {"actorder": "group"} if ordered else {}
+    return Storage(
+        compressed_config({"num_bits": bits, "type": "int", "symmetric": symmetric, **strategy, **order}), pack
+    )
+
+
+def _pack_w8a8(weight: Tensor, _: torch.Generator) -> Packed:
+    scales = weight.abs().amax(1, keepdim=True) / 127
+    codes = (weight / scales).round().to(torch.int8)
+    return {"weight": codes, "weight_scale": scales}, codes.float() * scales
+
+
+def _pack_fp8(scales_of: Callable[[Tensor], Tensor]) -> Callable[[Tensor, torch.Generator], Packed]:
+    def pack(weight: Tensor, _: torch.Generator) -> Packed:
+        scales = scales_of(weight).bfloat16().float() * 1.01
+        scales = scales.bfloat16().float()
+        codes = (weight / scales).clamp(-448, 448).to(torch.float8_e4m3fn)
+        return {"weight": codes, "weight_scale": scales.bfloat16()}, codes.float() * scales
+
+    return pack
+
+
+def fp8_blocks(rows: int, columns: int) -> Storage:
+    def pack(weight: Tensor, _: torch.Generator) -> Packed:
+        scales = torch.zeros(-(-weight.shape[0] // rows), -(-weight.shape[1] // columns))
+        codes, opened = torch.zeros_like(weight).to(torch.float8_e4m3fn), torch.zeros_like(weight)
+        for i in range(scales.shape[0]):
+            for j in range(scales.shape[1]):
+                place = slice(i * rows, (i + 1) * rows), slice(j * columns, (j + 1) * columns)
+                scales[i, j] = weight[place].abs().max() / 448
+                codes[place] = (weight[place] / scales[i, j]).to(torch.float8_e4m3fn)
+                opened[place] = codes[place].float() * scales[i, j]
+        return {"weight": codes, "weight_scale_inv": scales}, opened
+
+    config = {
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [rows, columns],
+    }
+    return Storage(config, pack)
+
+
+def _pack_awq(weight: Tensor, _: torch.Generator) -> Packed:
+    codes, scales, zeros, opened = rounded(weight, 4, columns_of(weight, GROUP), symmetric=False)
+
+    def awq_words(values: Tensor) -> Tensor:
+        """Output 8 c + order[i] in nibble i of word c."""
+        order = [0, 2, 4, 6, 1, 3, 5, 7]
+        ordered = torch.stack([values[:, 8 * (j // 8) + order[j % 8]] for j in range(values.shape[1])], dim=1)
+        return as_words(ordered, 4)
+
+    tensors = {"qweight": awq_words(codes.T), "qzeros": awq_words(zeros.T), "scales": scales.T.half()}
+    return tensors, opened
+
+
+def gptq(bits: int, version: str, *, group: int = GROUP, ordered: bool = False) -> Storage:
+    def pack(weight: Tensor, generator: torch.Generator) -> Packed:
+        groups = shuffled(weight, group, generator) if ordered else columns_of(weight, group)
+        codes, scales, zeros, opened = rounded(weight, bits, groups, symmetric=False)
+        stored = (zeros - 1) % 2**bits if version == "gptq" else zeros
+        tensors = {
+            "qweight": as_words(codes, bits).T,
+            "qzeros": as_words(stored.T, bits),
+            "scales": scales.T.half(),
+            "g_idx": groups.int(),
+            "bias": torch.zeros(weight.shape[0]),
+        }
+        return tensors, opened
+
+    config = {
+        "quant_method": "gptq",
+        "bits": bits,
+        "group_size": group or -1,
+        "desc_act": ordered,
+        "sym": False,
+        "checkpoint_format": version,
+    }
+    return Storage(config, pack)
+
+
+_FP8 = {"num_bits": 8, "type": "float", "symmetric": True}
+_DYNAMIC = {
+    "input_activations": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
+}
+STORAGES: dict[str, Storage] = {
+    "int4 groups": pack_quantized(4, group=GROUP),
+    "int4 groups with zeros": pack_quantized(4, group=GROUP, symmetric=False),
+    "int4 ordered": pack_quantized(4, group=GROUP, ordered=True),
+    "int4 rows": pack_quantized(4, group=0),
+    "int8 rows with zeros": pack_quantized(8, group=0, symmetric=False),
+    "int8 groups": pack_quantized(8, group=GROUP),
+    "w8a8": Storage(
+        compressed_config(
+            {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}, "int-quantized", **_DYNAMIC
+        ),
+        _pack_w8a8,
+    ),
+    "fp8 tensor": Storage(
+        compressed_config({**_FP8, "strategy": "tensor"}, "float-quantized"),
+        _pack_fp8(lambda weight: (weight.abs().max() / 448).view(1)),
+    ),
+    "fp8 rows": Storage(
+        compressed_config({**_FP8, "strategy": "channel"}, "float-quantized"),
+        _pack_fp8(lambda weight: weight.abs().amax(1, keepdim=True) / 448),
+    ),
+    "fp8 blocks": fp8_blocks(128, 128),
+    "small fp8 blocks": fp8_blocks(32, 32),
+    "awq": Storage(
+        {
+            "quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm",
+            "modules_to_not_convert": None,
+        },
+        _pack_awq,
+    ),
+    "gptq": gptq(4, "gptq"),
+    "gptq ordered": gptq(4, "gptq", ordered=True),
+    "gptq_v2 int8": gptq(8, "gptq_v2"),
+    "gptq rows": gptq(4, "gptq", group=0),
+}  # fmt: skip
+"""By name."""

@@ -1,0 +1,264 @@
+"""Bad quantized checkpoints are refused by name before weights are read; plain ones are rounded as they are read."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from shared.errors import ConfigError, ModelLoadError
+from shared.kernels.linear_spec import LinearSpec
+from shared.kernels.quantized import QuantizedWeight, quantize_rows, rounded
+from shared.model.checkpoints import write_random_checkpoint
+from shared.model.config.model_config import ModelConfig
+from shared.model.decoder import Decoder
+from shared.model.ranks.shard import Degrees, Shard
+from shared.model.ranks.shard_weights import allocate_shard, load_shard
+from shared.model.weights.checkpoint import Checkpoint
+from shared.model.weights.loader import fingerprint
+from shared.model.weights.plan import WeightPlan
+from shared.model.weights.tensor_reader import TensorReader
+from tests.quantized_checkpoints import STORAGES, write_quantized
+from tests.unit.model.paged_run import prompt_logits
+
+MODULE = "model.layers.0.self_attn.q_proj"
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> Callable[[str], Path]:
+    """A quantized checkpoint by its storage's name, written once."""
+    root = tmp_path_factory.mktemp("quantized")
+    write_random_checkpoint(root / "source", hidden_size=64, num_heads=4, head_dim=16, num_layers=1)
+
+    def folder(name: str) -> Path:
+        path = root / name.replace(" ", "-")
+        if not path.exists():
+            write_quantized(root / "source", STORAGES[name], path, root / "opened" / path.name)
+        return path
+
+    return folder
+
+
+def damaged(folder: Path, to: Path, change: Callable[[dict[str, Tensor], dict[str, Any]], None]) -> Path:
+    """A copy whose tensors and `quantization_config` are changed."""
+    config = json.loads((folder / "config.json").read_text())
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors, config["quantization_config"])
+    to.mkdir()
+    (to / "config.json").write_text(json.dumps(config))
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, to / "model.safetensors")
+    return to
+
+
+def _scheme(config: dict[str, Any]) -> dict[str, Any]:
+    return config["config_groups"]["group_0"]["weights"]
+
+
+BAD: dict[str, tuple[str, Callable[[dict[str, Tensor], dict[str, Any]], object], str, str]] = {
+    "no scale": ("int4 groups", lambda t, _: t.pop(f"{MODULE}.weight_scale"), f"{MODULE}.weight_scale", "has no scale"),
+    "no zeros": ("awq", lambda t, _: t.pop(f"{MODULE}.qzeros"), f"{MODULE}.qzeros", "has no zeros"),
+    "no codes": ("gptq", lambda t, _: t.pop(f"{MODULE}.qweight"), f"{MODULE}.qweight", "is missing"),
+    "no index": ("gptq ordered", lambda t, _: t.pop(f"{MODULE}.g_idx"), f"{MODULE}.g_idx", "desc_act"),
+    "no index of compressed-tensors": (
+        "int4 ordered", lambda t, _: t.pop(f"{MODULE}.weight_g_idx"), f"{MODULE}.weight_g_idx", "actorder",
+    ),
+    "an index out of range": (
+        "gptq ordered", lambda t, _: t[f"{MODULE}.g_idx"].fill_(9), f"{MODULE}.g_idx", "from 9 to 9, not 0 to 1",
+    ),
+    "an order that the configuration denies": (
+        "gptq ordered", lambda _, c: c.update(desc_act=False), ".g_idx", "none are ordered",
+    ),
+    "a scale that is no number": (
+        "int8 groups", lambda t, _: t[f"{MODULE}.weight_scale"][3].fill_(float("nan")), f"{MODULE}.weight_scale", "nan",
+    ),
+    "an infinite scale": (
+        "awq", lambda t, _: t[f"{MODULE}.scales"][0].fill_(float("inf")), f"{MODULE}.scales", "inf",
+    ),
+    "a scale of zero": (
+        "fp8 rows", lambda t, _: t[f"{MODULE}.weight_scale"][5].zero_(), f"{MODULE}.weight_scale", "zero or no number",
+    ),
+    "groups that do not divide": (
+        "int4 groups", lambda _, c: _scheme(c).update(group_size=48), ".weight", "64 columns, which groups of 48",
+    ),
+    "codes of another shape": (
+        "int4 groups", lambda t, _: t.update({f"{MODULE}.weight_packed": torch.zeros(64, 9, dtype=torch.int32)}),
+        f"{MODULE}.weight_packed", r"has shape \[64, 9\], expected \[64, 8\]",
+    ),
+    "codes of another dtype": (
+        "w8a8", lambda t, _: t.update({f"{MODULE}.weight": t[f"{MODULE}.weight"].to(torch.uint8)}),
+        f"{MODULE}.weight", "is stored as U8",
+    ),
+    "scales of another shape": (
+        "int8 groups", lambda t, _: t.update({f"{MODULE}.weight_scale": torch.ones(64, 3)}),
+        f"{MODULE}.weight_scale", r"expected \[64, 2\]",
+    ),
+    "an ignored layer that does not exist": (
+        "int4 groups", lambda _, c: c["ignore"].append("model.layers.0.self_attn.w_proj"),
+        "model.layers.0.self_attn.w_proj", "no layer of this checkpoint",
+    ),
+    "a target that does not exist": (
+        "int4 groups", lambda _, c: c["config_groups"]["group_0"].update(targets=["Linear", "model.layers.7.mlp"]),
+        "model.layers.7.mlp", "no layer of this checkpoint",
+    ),
+    "a layer that no target names": (
+        "int4 groups", lambda _, c: c["config_groups"]["group_0"].update(targets=["re:.*mlp.*"]),
+        "self_attn.o_proj.weight", "has no scheme for it",
+    ),
+    "another shape beside the codes": (
+        "int4 groups", lambda t, _: t.update({f"{MODULE}.weight_shape": torch.tensor([64, 60])}),
+        f"{MODULE}.weight_shape", r"\[64, 60\]",
+    ),
+    "a bias that the family has not": (
+        "gptq", lambda t, _: t[f"{MODULE}.bias"].fill_(1), f"{MODULE}.bias", "is not zero",
+    ),
+    "a tensor of no use": (
+        "gptq", lambda t, _: t.update({f"{MODULE}.more": torch.ones(2)}), f"{MODULE}.more", "is not expected",
+    ),
+}  # fmt: skip
+"""What is wrong → (storage, how it is done, end of the named tensor, words of the message)."""
+
+
+@pytest.mark.parametrize("problem", BAD)
+def test_a_damaged_checkpoint_is_refused_by_tensor_before_weights_are_read(tmp_path, folders, problem, monkeypatch):
+    storage, change, tensor, words = BAD[problem]
+    folder = damaged(folders(storage), tmp_path / "model", change)
+    read: list[str] = []
+    pieces = TensorReader.pieces
+    monkeypatch.setattr(
+        TensorReader, "pieces", lambda self, entry, *a: read.append(entry.name) or pieces(self, entry, *a)
+    )
+    with pytest.raises(ModelLoadError, match=words) as caught:
+        Decoder.load(folder, torch.float32, "cpu", kernels="torch")
+    assert str(caught.value.details["tensor"]).endswith(tensor)
+    assert not read
+
+
+@pytest.mark.parametrize(
+    ("storage", "change", "field"),
+    [
+        ("int4 groups", {"format": "nvfp4-pack-quantized"}, "format"),
+        ("int4 groups", {"quant_method": "bitsandbytes"}, "quant_method"),
+        ("int4 groups", {"config_groups": None}, "config_groups"),
+        ("int4 groups", {"ignore": ["re:("]}, "ignore"),
+        ("gptq", {"bits": 3}, "bits"),
+        ("gptq", {"checkpoint_format": "marlin"}, "checkpoint_format"),
+        ("awq", {"version": "gemv"}, "version"),
+        ("fp8 blocks", {"fmt": "e5m2"}, "fmt"),
+        ("fp8 blocks", {"weight_block_size": [128]}, "weight_block_size"),
+    ],
+)
+def test_an_unknown_scheme_is_refused_by_field(tmp_path, folders, storage, change, field):
+    folder = damaged(folders(storage), tmp_path / "model", lambda _, config: config.update(change))
+    with pytest.raises(ModelLoadError) as caught:
+        ModelConfig.load(folder)
+    assert str(caught.value.field).endswith(field)
+
+
+@pytest.mark.parametrize("storage", ["int4 ordered", "fp8 blocks", "gptq ordered", "awq"])
+def test_any_configuration_is_read_or_refused_by_name(folders, storage):
+    chooser = random.Random(storage)
+    config = json.loads((folders(storage) / "config.json").read_text())
+    values = [None, 0, -1, 3, 1 << 70, 0.5, "", "re:*", "group", True, [], [0, 1], ["x"], {}, {"a": {}}, float("nan")]
+
+    def changed(value: Any) -> Any:
+        if chooser.random() < 0.1:
+            return chooser.choice(values)
+        if isinstance(value, dict):
+            return {name: changed(item) for name, item in value.items()}
+        return [changed(item) for item in value] if isinstance(value, list) else value
+
+    refused = 0
+    for _ in range(2000):
+        try:
+            ModelConfig.parse({**config, "quantization_config": changed(config["quantization_config"])})
+        except ModelLoadError:
+            refused += 1
+    assert 100 < refused < 2000
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4", "fp8"])
+def test_rounding_a_plain_checkpoint_gives_what_its_rounded_weights_give(tmp_path, kind):
+    write_random_checkpoint(tmp_path, hidden_size=64, num_heads=4, head_dim=16, tie=True)
+    rounding = Decoder.load(tmp_path, torch.float32, "cpu", kernels="torch", quantization=kind)
+    assert rounding.quantization == ("int4+int8" if kind == "int4" else kind)
+    plain = Decoder.load(tmp_path, torch.float32, "cpu", kernels="torch")
+    assert rounding.projection_bytes < plain.projection_bytes * (0.3 if kind == "int4" else 0.31)
+    with Checkpoint.of(tmp_path) as checkpoint:
+        specs = WeightPlan.make(checkpoint, plain.config, kind).specs
+    tensors = load_file(tmp_path / "model.safetensors")
+    head = rounded(tensors["model.embed_tokens.weight"], specs["lm_head.weight"]).dense()
+    for name, spec in specs.items():
+        if name in tensors:
+            tensors[name] = rounded(tensors[name], spec).dense()
+    tensors["lm_head.weight"] = head
+    config = json.loads((tmp_path / "config.json").read_text()) | {"tie_word_embeddings": False}
+    (tmp_path / "opened").mkdir()
+    (tmp_path / "opened" / "config.json").write_text(json.dumps(config))
+    save_file(tensors, tmp_path / "opened" / "model.safetensors")
+    expected = prompt_logits(Decoder.load(tmp_path / "opened", torch.float32, "cpu", kernels="torch"), PROMPT, 4)
+    torch.testing.assert_close(prompt_logits(rounding, PROMPT, 4), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_a_quantized_checkpoint_is_not_rounded_again(folders):
+    with pytest.raises(ConfigError, match="quantized already") as caught:
+        Decoder.load(folders("awq"), torch.float32, "cpu", quantization="int8")
+    assert caught.value.field == "quantization"
+
+
+def test_fingerprints_tell_storages_and_roundings_apart(tmp_path, folders):
+    found = {fingerprint(folders(name), "float32") for name in ("int4 groups", "awq", "gptq", "w8a8")}
+    write_random_checkpoint(tmp_path)
+    found |= {fingerprint(tmp_path, "float32", kind) for kind in ("auto", "int8", "int4", "fp8")}
+    assert len(found) == 8
+
+
+def test_a_rank_whose_columns_split_a_group_is_refused_with_both_numbers(tmp_path):
+    write_random_checkpoint(tmp_path / "source", hidden_size=64, num_heads=4, head_dim=16, intermediate_size=96)
+    write_quantized(tmp_path / "source", STORAGES["int4 groups"], tmp_path / "model", tmp_path / "opened")
+    config = ModelConfig.load(tmp_path / "model")
+    shard = Shard(config, Degrees(tensor=2), 1)
+    with Checkpoint.of(tmp_path / "model") as checkpoint:
+        plan = WeightPlan.make(checkpoint, config)
+        parameters = allocate_shard(shard, torch.float32, "cpu", plan.specs)
+        with pytest.raises(ConfigError, match=r"tp is 2.*48 to 96 of .*down_proj.*, but 32 columns") as caught:
+            load_shard(checkpoint, shard, plan, parameters)
+    assert caught.value.field == "tp"
+
+
+def test_the_plan_knows_the_bytes_that_weights_take(folders):
+    for name in ("int4 groups", "gptq ordered", "fp8 blocks"):
+        with Checkpoint.of(folders(name)) as checkpoint:
+            config = ModelConfig.load(folders(name))
+            planned = WeightPlan.make(checkpoint, config).weight_bytes(4)
+        decoder = Decoder.load(folders(name), torch.float32, "cpu", kernels="torch")
+        norms = sum(4 * config.hidden_size for _ in range(2 * config.num_layers + 1))
+        assert planned == decoder.projection_bytes + norms + 4 * config.vocab_size * config.hidden_size
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        LinearSpec("int8", 0),
+        LinearSpec("int8", 32),
+        LinearSpec("int4", 32),
+        LinearSpec("int4", 32, has_zeros=True),
+        LinearSpec("fp8", 0),
+    ],
+)
+def test_rounding_is_off_by_half_a_step_at_most(spec):
+    weight = torch.randn(48, 64, generator=torch.Generator().manual_seed(0))
+    weight[7] = 0
+    made = rounded(weight, spec)
+    assert isinstance(made, QuantizedWeight)
+    steps = quantize_rows(weight, spec).scales.repeat_interleave(64 // made.scales.shape[1], 1)
+    steps = steps * (weight.abs() / steps / 16 + 1e-3 if spec.kind == "fp8" else 0.5001)
+    assert bool(((made.dense() - weight).abs() <= steps).all())
+    assert not made.dense()[7].any()

@@ -121,6 +121,28 @@ class QuantizedWeight:
             part_rows=(end - begin,),
         )
 
+    def flattened(self) -> QuantizedWeight:
+        """Several weights as one, their rows one behind the other; none has an index."""
+        assert self.index is None
+        zeros = None if self.zeros is None else self.zeros.flatten(0, 1)
+        codes, scales = self.codes.flatten(0, 1), self.scales.flatten(0, 1)
+        return replace(self, codes=codes, scales=scales, zeros=zeros, part_rows=(codes.shape[0],))
+
+    def with_columns(self, order: Tensor) -> QuantizedWeight:
+        """A copy of its codes with columns in this order, int64 [in_size], and without an index; this one is freed."""
+        codes = unpack_nibbles(self.codes) if self.spec.kind == "int4" else self.codes
+        codes = codes[..., order]
+        self.codes.untyped_storage().resize_(0)
+        made = pack_nibbles(codes) if self.spec.kind == "int4" else codes
+        spec = replace(self.spec, index_groups=0)
+        return replace(self, spec=spec, codes=made, index=None, part_rows=(self.out_size,))
+
+    def free(self) -> None:
+        """Gives the memory of codes, scales and zeros back; nothing reads them afterwards."""
+        for tensor in (self.codes, self.scales, self.zeros):
+            if tensor is not None and tensor.untyped_storage().nbytes() == tensor.nbytes:
+                tensor.untyped_storage().resize_(0)
+
     def fill(self, first: int, piece: Piece) -> None:
         """Puts rows `first`, … of a weight that is not one of several."""
         last = first + piece.codes.shape[0]

@@ -14,7 +14,6 @@ from shared.kernels.cpu.build import AUTO, CannotBuild, choose
 from shared.kernels.cpu.launch import CpuOps, load
 from shared.kernels.cpu.layer_stack import CpuLayerStack
 from shared.kernels.cpu.linear import DTYPES, PaddedLinear, fits_panels
-from shared.kernels.quantized import make_opened_experts, make_opened_linear
 from shared.kernels.torch_backend import TorchKernels
 
 
@@ -24,8 +23,6 @@ class CpuKernels(CpuOps):
     gather_blocks = staticmethod(TorchKernels.gather_blocks)
     scatter_blocks = staticmethod(TorchKernels.scatter_blocks)
     block_checksums = staticmethod(TorchKernels.block_checksums)
-    make_quantized_linear = staticmethod(make_opened_linear)
-    make_quantized_experts = staticmethod(make_opened_experts)
 
     def __init__(self, isa: str = AUTO, *, deterministic: bool = False) -> None:
         """Loads the library of an instruction set; `refusal` has made sure that it exists."""

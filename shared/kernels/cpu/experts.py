@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shared.kernels.cpu.linear import LANES, PANEL, Library, PackedLinear, is_bf16, pack
+from shared.kernels.cpu.coded import CodedLinear, fits_codes
+from shared.kernels.cpu.linear import LANES, PANEL, Library, PackedLinear, is_bf16, pack, scratch_floats
 from shared.kernels.experts.reference import check_experts, check_forward
 from shared.kernels.experts.routing import check_choose_experts
 from shared.kernels.experts.rules import Routing
+from shared.kernels.quantized import QuantizedWeight, Weight
 
 
 def choose_experts(library: Library, logits: Tensor, bias: Tensor | None, rules: Routing) -> tuple[Tensor, Tensor]:
@@ -57,6 +59,19 @@ class PackedExperts:
         self._gate_up: PackedLinear = pack(library, gate_up.flatten(0, 1), None)
         self._down: PackedLinear = pack(library, down.flatten(0, 1), None)
 
+    @classmethod
+    def of_codes(
+        cls, library: Library, gate_up: PackedLinear, down: PackedLinear, num_experts: int, first_expert: int
+    ) -> PackedExperts:
+        """Weights in codes, all experts' panels one behind the other."""
+        made = cls.__new__(cls)
+        made._library = library
+        made._first_expert = first_expert
+        made._num_experts = num_experts
+        made._hidden, made._inner = gate_up.in_size, down.in_size
+        made._gate_up, made._down = gate_up, down
+        return made
+
     @property
     def nbytes(self) -> int:
         """See `Experts`."""
@@ -78,20 +93,38 @@ class PackedExperts:
         top_k, inner = expert_ids.shape[1], self._inner
         pairs = num_tokens * top_k
         rooms = [x.new_empty((pairs, size)) for size in (hidden, 2 * inner, inner, hidden)]
-        rooms.append(torch.empty(pairs * max(hidden, inner)))  # fp32
+        rooms.append(torch.empty(scratch_floats(pairs, max(hidden, inner))))  # fp32
+        packed = [(c_int64 * 2)(weight.panel_stride, weight.form) for weight in (self._gate_up, self._down)]
         self._library().tandem_experts(
             x.data_ptr(),
             expert_ids.data_ptr(),
             weights.data_ptr(),
             self._gate_up.panels.data_ptr(),
-            self._gate_up.panel_stride,
+            packed[0],
             self._down.panels.data_ptr(),
-            self._down.panel_stride,
+            packed[1],
             out.data_ptr(),
             ctypes.byref((c_void_p * len(rooms))(*(room.data_ptr() for room in rooms))),
             ctypes.byref((c_int64 * 6)(num_tokens, top_k, hidden, inner, self._first_expert, self._num_experts)),
             is_bf16(x),
         )
+
+
+def coded_experts(
+    library: Library, gate_up: Weight, down: Weight, first_expert: int, dtype: torch.dtype
+) -> PackedExperts | None:
+    """None where these weights are not in codes that the kernels read. They are freed."""
+    if not (isinstance(gate_up, QuantizedWeight) and isinstance(down, QuantizedWeight)):
+        return None
+    if (
+        not (fits_codes(gate_up, dtype) and fits_codes(down, dtype))
+        or gate_up.index is not None
+        or down.index is not None
+    ):
+        return None
+    num_experts = gate_up.shape[0]
+    packed = [CodedLinear.pack(library, weight.flattened(), None, dtype) for weight in (gate_up, down)]
+    return PackedExperts.of_codes(library, packed[0], packed[1], num_experts, first_expert)
 
 
 class PackedBatchedLinear:

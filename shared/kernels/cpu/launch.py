@@ -16,15 +16,17 @@ from shared.collectives.interface import Collectives
 from shared.kernels.activation import reference as activation
 from shared.kernels.attention import reference as attention
 from shared.kernels.attention.contract import check_paged_attention
-from shared.kernels.backend import LayerSizes, LayerWeights, Linear
+from shared.kernels.backend import Experts, LayerSizes, LayerWeights, Linear
 from shared.kernels.batch import AttentionBatch
-from shared.kernels.cpu.experts import PackedBatchedLinear, PackedExperts, choose_experts
+from shared.kernels.cpu.coded import coded_linear
+from shared.kernels.cpu.experts import PackedBatchedLinear, PackedExperts, choose_experts, coded_experts
 from shared.kernels.cpu.layer_stack import CpuLayerStack
 from shared.kernels.cpu.linear import LANES, WideLinear, fits_panels, is_bf16, pack
 from shared.kernels.experts.rules import Routing
 from shared.kernels.latent import reference as latents
 from shared.kernels.linear import PlainLinear
 from shared.kernels.pool_view import pool_sizes
+from shared.kernels.quantized import OpenedExperts, OpenedLinear, QuantizedWeight, Weight
 from shared.kernels.rmsnorm import reference as rmsnorm
 from shared.kernels.rotary import reference as rotary
 from shared.kernels.sampling import reference as sampling
@@ -48,8 +50,8 @@ def load(path: Path) -> ctypes.CDLL:
     library.tandem_pack_linear.argtypes = [p, n, n, c_int]
     library.tandem_plan_compression.argtypes = [p, n, n, p, p]
     library.tandem_compress.argtypes = [p, n, n, p, n, p]
-    library.tandem_linear.argtypes = [p, p, n, p, p, p, n, n, n, c_int]
-    library.tandem_experts.argtypes = [p, p, p, p, n, p, n, p, p, p, c_int]
+    library.tandem_linear.argtypes = [p, p, n, n, p, p, p, n, n, n, c_int]
+    library.tandem_experts.argtypes = [p, p, p, p, p, p, p, p, p, p, c_int]
     library.tandem_choose_experts.argtypes = [p, p, p, p, p, c_float, c_int]
     library.tandem_batched_linear.argtypes = [p, p, n, p, p, p, n, n, n, n, c_int]
     library.tandem_rms_norm.argtypes = [p, p, p, p, p, n, n, c_float, c_int]
@@ -103,6 +105,15 @@ class CpuOps:
     def make_experts(self, gate_up: Tensor, down: Tensor, first_expert: int, *, own: bool) -> PackedExperts:
         """See `DecoderOps`."""
         return PackedExperts(lambda: self.library, gate_up, down, first_expert, own=own)
+
+    def make_quantized_linear(self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> Linear:
+        """See `DecoderOps`. A form or size that the kernels do not read is opened by torch."""
+        return coded_linear(lambda: self.library, weight, bias, dtype) or OpenedLinear(weight, bias, dtype)
+
+    def make_quantized_experts(self, gate_up: Weight, down: Weight, first_expert: int, dtype: torch.dtype) -> Experts:
+        """See `DecoderOps`; as `make_quantized_linear`."""
+        coded = coded_experts(lambda: self.library, gate_up, down, first_expert, dtype)
+        return coded or OpenedExperts(gate_up, down, first_expert)
 
     def choose_experts(self, logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
         """See `DecoderOps`."""

@@ -13,7 +13,7 @@ from shared.collectives.cpu_group import CpuGroup
 from shared.collectives.interface import Collectives
 from shared.kernels.backend import LayerSizes, LayerWeights
 from shared.kernels.batch import AttentionBatch
-from shared.kernels.cpu.linear import LANES, Library, PackedLinear, is_bf16
+from shared.kernels.cpu.linear import LANES, Library, PackedLinear, is_bf16, scratch_floats
 from shared.kernels.pool_view import assert_kv_dtype, pool_sizes
 
 _PROJECTIONS = ("qkv", "o", "gate_up", "down")
@@ -21,7 +21,7 @@ _NORMS = ("input_norm", "q_norm", "k_norm", "post_norm")
 
 
 class _Linear(Structure):
-    _fields_ = [("panels", c_void_p), ("panel_stride", c_int64), ("bias", c_void_p)]
+    _fields_ = [("panels", c_void_p), ("panel_stride", c_int64), ("form", c_int64), ("bias", c_void_p)]
 
 
 class _Layer(Structure):
@@ -117,7 +117,7 @@ class CpuLayerStack:
         normed = x.new_empty((num_tokens, self._hidden))
         widths = (heads + 2 * kv_heads, heads, heads, self._hidden, 2 * self._inner, self._inner)
         rooms = [x.new_empty((num_tokens, width)) for width in widths]
-        scratch = torch.empty(num_tokens * max(self._hidden, heads, self._inner))
+        scratch = torch.empty(scratch_floats(num_tokens, max(self._hidden, heads, self._inner)))
         memory = _Memory(
             *(tensor.data_ptr() for tensor in (x, normed, *rooms, scratch, kv_blocks, cos, sin, *tables, logit_rows))
         )
@@ -158,7 +158,10 @@ def _packed_projections(layer: LayerWeights) -> tuple[PackedLinear, ...] | None:
 
 
 def _layer(layer: LayerWeights, projections: Sequence[PackedLinear], window: int | None) -> _Layer:
-    linears = (_Linear(linear.panels.data_ptr(), linear.panel_stride, _pointer(linear.bias)) for linear in projections)
+    linears = (
+        _Linear(linear.panels.data_ptr(), linear.panel_stride, linear.form, _pointer(linear.bias))
+        for linear in projections
+    )
     norms = (_pointer(getattr(layer, name)) for name in _NORMS)
     return _Layer(*linears, *norms, window or 0)
 

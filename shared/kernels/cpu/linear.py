@@ -31,6 +31,11 @@ Library = Callable[[], ctypes.CDLL]
 """Called for each product: benchmarks put a timed library in the place of the other."""
 
 
+def scratch_floats(num_rows: int, in_size: int) -> int:
+    """Numbers of a product's scratch memory: its rows laid out, and their sums by groups of codes."""
+    return num_rows * (in_size + in_size // LANES)
+
+
 def is_bf16(tensor: Tensor) -> int:
     """1 for bf16, 0 for fp32, as the C++ kernels take it; asserts that it is one of them."""
     _assert_dtype(tensor)
@@ -94,6 +99,11 @@ class PackedLinear(ABC):
         """Bytes from one compressed panel to the next; 0 where the panels are not compressed."""
 
     @property
+    def form(self) -> int:
+        """The form of codes in the panels, as source/codes.h has it; 0 where they are numbers."""
+        return 0
+
+    @property
     def nbytes(self) -> int:
         """See `Linear`."""
         return self.panels.nbytes
@@ -107,11 +117,12 @@ class PackedLinear(ABC):
         out = torch.empty((num_rows, self.out_size), dtype=x.dtype)
         if num_rows == 0:
             return out
-        scratch = torch.empty(num_rows * size, dtype=torch.float32)
+        scratch = torch.empty(scratch_floats(num_rows, size), dtype=torch.float32)
         self.library().tandem_linear(
             x.data_ptr(),
             self.panels.data_ptr(),
             self.panel_stride,
+            self.form,
             None if self.bias is None else self.bias.data_ptr(),
             out.data_ptr(),
             scratch.data_ptr(),

@@ -26,8 +26,10 @@ void direct_tile(const float* a, const float* w, int64_t k, const Ahead&, float*
 }
 
 #ifdef TANDEM_PAIRS
+inline Words pair_of(Words pairs) { return pairs; }
+
 template <int R, typename Panel>
-void direct_tile(const float* a, const Panel& panel, int64_t k, const Ahead& ahead, float* c) {
+void pair_tile(const float* a, const Panel& panel, int64_t k, const Ahead& ahead, float* c) {
   Floats sums[R][2];
 #pragma GCC unroll 14
   for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = zeros();
@@ -41,28 +43,35 @@ void direct_tile(const float* a, const Panel& panel, int64_t k, const Ahead& ahe
     }
 #pragma GCC unroll 2
     for (int half = 0; half < 2; half++, row += R) {
-      const Pairs pairs = group.half(half);
+      const auto pairs = group.half(half);
+      const Words low = pair_of(pairs.low), high = pair_of(pairs.high);
 #pragma GCC unroll 14
       for (int r = 0; r < R; r++) {
         const Words x = as_words(all(row[r]));
-        sums[r][0] = plus_pairs(sums[r][0], x, pairs.low);
-        sums[r][1] = plus_pairs(sums[r][1], x, pairs.high);
+        sums[r][0] = plus_pairs(sums[r][0], x, low);
+        sums[r][1] = plus_pairs(sums[r][1], x, high);
       }
     }
   }
 #pragma GCC unroll 14
   for (int r = 0; r < R; r++)
     for (int v = 0; v < 2; v++) store(c + r * kColumns + 16 * v, sums[r][v]);
+}
+
+template <int R, typename Panel>
+void direct_tile(const float* a, const Panel& panel, int64_t k, const Ahead& ahead, float* c) {
+  pair_tile<R>(a, panel, k, ahead, c);
   add_rares<R>(panel, a, k, c);
 }
-#else
+#endif
+
 // Columns [16 First, 16 (First + V)). A group's halves are opened one after the other: 12 rows' sums leave registers
-// for one.
-template <int R, int First, int V, typename Panel>
+// for one. MaySplit: whether few rows are summed in two parts.
+template <int R, int First, int V, bool MaySplit, typename Panel>
 __attribute__((always_inline)) inline void direct_pass(
     const float* row, const Panel& panel, int64_t k, const Ahead& ahead, float* c) {
   // Few rows: sums of even and odd k apart, so that enough products are under way.
-  constexpr int P = !kDeterministic && R < (kVectors == 32 ? 4 : 2) ? 2 : 1;
+  constexpr int P = MaySplit && !kDeterministic && R < (kVectors == 32 ? 4 : 2) ? 2 : 1;
   Floats sums[P][R][V];
 #pragma GCC unroll 2
   for (int p = 0; p < P; p++)
@@ -79,13 +88,13 @@ __attribute__((always_inline)) inline void direct_pass(
     }
 #pragma GCC unroll 2
     for (int half = 0; half < 2; half++) {
-      const Pairs pairs = group.half(half);
+      const auto pairs = group.half(half);
 #pragma GCC unroll 2
       for (int i = 0; i < 2; i++, row += R) {
         Floats column[V];
 #pragma GCC unroll 2
         for (int v = 0; v < V; v++) {
-          const Words own = First + v ? pairs.high : pairs.low;
+          const auto& own = First + v ? pairs.high : pairs.low;
           column[v] = i ? odd_of(own) : even_of(own);
         }
 #pragma GCC unroll 14
@@ -106,14 +115,21 @@ __attribute__((always_inline)) inline void direct_pass(
     }
 }
 
+// Rows laid out as fp32.
+template <int R, bool MaySplit, typename Panel>
+void float_tile(const float* a, const Panel& panel, int64_t k, const Ahead& ahead, float* c) {
+  if constexpr (kVectors == 32 || R <= 2) {
+    direct_pass<R, 0, 2, MaySplit>(a, panel, k, ahead, c);
+  } else {
+    direct_pass<R, 0, 1, MaySplit>(a, panel, k, ahead, c);
+    direct_pass<R, 1, 1, MaySplit>(a, panel, k, ahead, c);
+  }
+}
+
+#ifndef TANDEM_PAIRS
 template <int R, typename Panel>
 void direct_tile(const float* a, const Panel& panel, int64_t k, const Ahead& ahead, float* c) {
-  if constexpr (kVectors == 32 || R <= 2) {
-    direct_pass<R, 0, 2>(a, panel, k, ahead, c);
-  } else {
-    direct_pass<R, 0, 1>(a, panel, k, ahead, c);
-    direct_pass<R, 1, 1>(a, panel, k, ahead, c);
-  }
+  float_tile<R, true>(a, panel, k, ahead, c);
   add_rares<R>(panel, a, k, c);
 }
 #endif

@@ -10,24 +10,24 @@ namespace {
 
 // Where weight `index` of several begins, each of n outputs and k inputs.
 template <typename T>
-const T* weight_at(const T* weights, int64_t panel_stride, int64_t index, int64_t k, int64_t n) {
-  if (panel_stride) return (const T*)((const std::byte*)weights + index * (n / kColumns) * panel_stride);
+const T* weight_at(const T* weights, const Packed& packed, int64_t index, int64_t k, int64_t n) {
+  if (packed.panel_stride) return (const T*)((const std::byte*)weights + index * (n / kColumns) * packed.panel_stride);
   return weights + index * n * k;
 }
 
-// Each of several operands times the weight of its number, n outputs and k inputs; scratch of k floats a row.
+// Each of several operands times the weight of its number, n outputs and k inputs; scratch of k floats a row, and k / 16 more for codes.
 template <typename T>
 void multiply_parts(
-    const std::vector<Operands<T>>& operands, const T* weights, int64_t panel_stride, float* scratch,
-    int64_t k, int64_t n) {
+    const std::vector<Operands<T>>& operands, const T* weights, const Packed& packed, float* scratch, int64_t k,
+    int64_t n) {
   std::vector<Multiplication<T>> parts;
   std::vector<int64_t> lay_ends, ends;  // tasks of the parts up to each
   int64_t lay_tasks = 0, tasks = 0;
   for (size_t i = 0; i < operands.size(); i++) {
     if (operands[i].m == 0) continue;
     parts.emplace_back(
-        operands[i], weight_at(weights, panel_stride, int64_t(i), k, n), panel_stride, nullptr, scratch, k, n);
-    scratch += operands[i].m * k;
+        operands[i], weight_at(weights, packed, int64_t(i), k, n), packed, nullptr, scratch, k, n);
+    scratch += operands[i].m * (packed.form ? k + k / 16 : k);
     lay_ends.push_back(lay_tasks += parts.back().lay_tasks());
     ends.push_back(tasks += parts.back().tasks());
   }
@@ -57,7 +57,7 @@ struct ExpertSizes {
 template <typename T>
 struct ExpertMemory {  // rows: a pair of a token and an expert of this range each, the rows of an expert together
   T *gathered, *gate_up, *activated, *found;  // [tokens top_k, hidden], [.., 2 inner], [.., inner], [.., hidden]
-  float* scratch;                             // tokens top_k times the larger of hidden and inner
+  float* scratch;                             // tokens top_k times 17 / 16 of the larger of hidden and inner
 };
 
 // out = the sum of found[rows[j]] weights[j] over the places j of a token's choice that have a row.
@@ -73,8 +73,8 @@ void combine(const T* found, const int64_t* rows, const float* weights, int64_t 
 
 template <typename T>
 void experts(
-    const T* x, const int64_t* ids, const float* weights, const T* gate_up, int64_t gate_up_stride, const T* down,
-    int64_t down_stride, T* out, const ExpertMemory<T>& m, const ExpertSizes& s) {
+    const T* x, const int64_t* ids, const float* weights, const T* gate_up, const Packed& gate_up_packed, const T* down,
+    const Packed& down_packed, T* out, const ExpertMemory<T>& m, const ExpertSizes& s) {
   const int64_t pairs = s.tokens * s.top_k, is_bf16 = sizeof(T) == 2;
   std::vector<int64_t> starts(s.num_experts + 1, 0), rows(pairs, -1);
   auto local = [&](int64_t pair) {
@@ -91,11 +91,11 @@ void experts(
       std::memcpy(m.gathered + rows[i] * s.hidden, x + i / s.top_k * s.hidden, s.hidden * sizeof(T));
     }
   multiply_parts(
-      side_by_side<T>(starts, m.gathered, s.hidden, m.gate_up, 2 * s.inner), gate_up, gate_up_stride, m.scratch,
+      side_by_side<T>(starts, m.gathered, s.hidden, m.gate_up, 2 * s.inner), gate_up, gate_up_packed, m.scratch,
       s.hidden, 2 * s.inner);
   tandem_silu_mul(m.gate_up, m.activated, starts.back(), s.inner, is_bf16);
   multiply_parts(
-      side_by_side<T>(starts, m.activated, s.inner, m.found, s.hidden), down, down_stride, m.scratch, s.inner,
+      side_by_side<T>(starts, m.activated, s.inner, m.found, s.hidden), down, down_packed, m.scratch, s.inner,
       s.hidden);
   parallel_ranges(s.tokens, 32768 / (s.hidden * s.top_k) + 1, [&](int64_t first, int64_t last) {
     for (int64_t t = first; t < last; t++)
@@ -105,10 +105,12 @@ void experts(
 
 template <typename T>
 void experts_of(
-    const void* x, const int64_t* ids, const float* weights, const void* gate_up, int64_t gate_up_stride,
-    const void* down, int64_t down_stride, void* out, void* const* memory, const ExpertSizes& s) {
+    const void* x, const int64_t* ids, const float* weights, const void* gate_up, const int64_t* gate_up_packed,
+    const void* down, const int64_t* down_packed, void* out, void* const* memory, const ExpertSizes& s) {
   const ExpertMemory<T> m{(T*)memory[0], (T*)memory[1], (T*)memory[2], (T*)memory[3], (float*)memory[4]};
-  experts((const T*)x, ids, weights, (const T*)gate_up, gate_up_stride, (const T*)down, down_stride, (T*)out, m, s);
+  experts(
+      (const T*)x, ids, weights, (const T*)gate_up, {gate_up_packed[0], gate_up_packed[1]}, (const T*)down,
+      {down_packed[0], down_packed[1]}, (T*)out, m, s);
 }
 
 template <typename T>
@@ -118,22 +120,22 @@ void batched_linear(
   std::vector<Operands<T>> operands;
   for (int64_t i = 0; i < parts; i++)
     operands.push_back({x + i * strides[1], strides[0], y + i * strides[3], strides[2], m});
-  multiply_parts(operands, w, panel_stride, scratch, k, n);
+  multiply_parts(operands, w, {panel_stride, 0}, scratch, k, n);
 }
 
 }  // namespace
 
 // x, out [tokens, hidden]; ids, weights [tokens, top_k]; gate_up and down: packed weights [num_experts 2 inner, hidden]
-// and [num_experts hidden, inner], their strides as for tandem_linear; memory as in ExpertMemory. sizes: tokens, top_k,
+// and [num_experts hidden, inner], with panel_stride and form as for tandem_linear; memory as in ExpertMemory. sizes: tokens, top_k,
 // hidden (a multiple of 32), inner (of 16), first_expert, num_experts. Experts out of the range count as zero.
 extern "C" void tandem_experts(
-    const void* x, const int64_t* ids, const float* weights, const void* gate_up, int64_t gate_up_stride,
-    const void* down, int64_t down_stride, void* out, void* const* memory, const int64_t* sizes, int is_bf16) {
+    const void* x, const int64_t* ids, const float* weights, const void* gate_up, const int64_t* gate_up_packed,
+    const void* down, const int64_t* down_packed, void* out, void* const* memory, const int64_t* sizes, int is_bf16) {
   const ExpertSizes s{sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5]};
   if (is_bf16)
-    experts_of<bf16>(x, ids, weights, gate_up, gate_up_stride, down, down_stride, out, memory, s);
+    experts_of<bf16>(x, ids, weights, gate_up, gate_up_packed, down, down_packed, out, memory, s);
   else
-    experts_of<float>(x, ids, weights, gate_up, 0, down, 0, out, memory, s);
+    experts_of<float>(x, ids, weights, gate_up, gate_up_packed, down, down_packed, out, memory, s);
 }
 
 // x [m, parts, k], packed w [parts n, k], its stride as for tandem_linear, y [m, parts, n]; strides: x's from row to

@@ -10,7 +10,7 @@
 
 struct Linear {  // as tandem_linear takes it
   const void* panels;
-  int64_t panel_stride;
+  int64_t panel_stride, form;
   const void* bias;  // or null
 };
 
@@ -32,7 +32,7 @@ struct Sizes {
 struct Memory {  // of one step
   std::byte *residual, *normed;  // [tokens, hidden]; the caller puts the embeddings into `residual`
   std::byte *qkv, *placed, *attended, *out, *gate_up, *activated;
-  float* scratch;                // tokens times the widest input of a projection
+  float* scratch;                // tokens times 17 / 16 of the widest input of a projection
   void* blocks;
   const void *cos, *sin;
   const int32_t *tables, *query_start, *seq_lens;
@@ -78,7 +78,7 @@ extern "C" int tandem_layers(
   int64_t tokens = s.tokens;
   std::vector<std::byte> copy;
   auto linear = [&](const void* x, const Linear& w, void* y, int64_t in, int64_t out) {
-    tandem_linear(x, w.panels, w.panel_stride, w.bias, y, m.scratch, tokens, in, out, is_bf16);
+    tandem_linear(x, w.panels, w.panel_stride, w.form, w.bias, y, m.scratch, tokens, in, out, is_bf16);
   };
   auto add_up = [&] { return group ? all_reduce(*group, m.out, tokens * s.hidden, is_bf16) : 0; };
   auto add_norm = [&](const void* weight) {

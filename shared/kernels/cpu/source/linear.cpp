@@ -10,9 +10,8 @@ namespace {
 
 template <typename T>
 void linear(
-    const T* x, const T* weight, int64_t panel_stride, const T* bias, T* y, float* scratch, int64_t m, int64_t k,
-    int64_t n) {
-  const Multiplication<T> all({x, k, y, n, m}, weight, panel_stride, bias, scratch, k, n);
+    const T* x, const T* weight, Packed packed, const T* bias, T* y, float* scratch, int64_t m, int64_t k, int64_t n) {
+  const Multiplication<T> all({x, k, y, n, m}, weight, packed, bias, scratch, k, n);
   parallel_for(all.lay_tasks(), [&](int64_t task) { all.lay(task); });
   parallel_for(all.tasks(), [&](int64_t task) { all.run(task); });
 }
@@ -20,12 +19,13 @@ void linear(
 }  // namespace
 
 // x [m, k], packed w, bias [n] or null, y [m, n]; all contiguous. panel_stride: bytes from one compressed panel to the
-// next, 0 for plain panels; scratch of m k floats; n a multiple of 32, k of 16.
+// next, 0 for plain panels; form: of codes (codes.h), 0 for panels of numbers; scratch of m k floats, and m k / 16 more for
+// codes; n a multiple of 32, k of 16.
 extern "C" void tandem_linear(
-    const void* x, const void* w, int64_t panel_stride, const void* bias, void* y, float* scratch, int64_t m, int64_t k,
-    int64_t n, int is_bf16) {
+    const void* x, const void* w, int64_t panel_stride, int64_t form, const void* bias, void* y, float* scratch, int64_t m,
+    int64_t k, int64_t n, int is_bf16) {
   if (is_bf16)
-    linear((const bf16*)x, (const bf16*)w, panel_stride, (const bf16*)bias, (bf16*)y, scratch, m, k, n);
+    linear((const bf16*)x, (const bf16*)w, {panel_stride, form}, (const bf16*)bias, (bf16*)y, scratch, m, k, n);
   else
-    linear((const float*)x, (const float*)w, 0, (const float*)bias, (float*)y, scratch, m, k, n);
+    linear((const float*)x, (const float*)w, {panel_stride, form}, (const float*)bias, (float*)y, scratch, m, k, n);
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "blocked.h"
+#include "codes.h"
 #include "direct.h"
 #ifdef TANDEM_AMX
 #include "tiled.h"
@@ -24,6 +25,14 @@ void run_range(int64_t task, int64_t count, int64_t grain, F&& body) {
 }
 
 template <typename T>
+int64_t Product<T>::num_spans() const { return form ? k_size / Form(form).group * Form(form).spans() : 0; }
+
+// A packed weight: bytes from one compressed panel to the next, 0 for plain panels; and the form of codes, or 0.
+struct Packed {
+  int64_t panel_stride, form;
+};
+
+template <typename T>
 struct Operands {  // x and y: m rows, one every `step`
   const T* x;
   int64_t x_step;
@@ -31,17 +40,37 @@ struct Operands {  // x and y: m rows, one every `step`
   int64_t y_step, m;
 };
 
+// Lays out a tile of x, and with zeros sums its rows.
+template <typename T>
+void lay_one(const Product<T>& job, const T* x, int64_t x_step, int64_t tile, float* scratch) {
+  const int64_t first = job.tiles.first(tile), spans = job.num_spans();
+  const int rows = job.tiles.size(tile);
+  lay_rows(x + first * x_step, x_step, job.k_size, rows, scratch + first * job.words());
+  if (!job.form || !Form(job.form).has_zeros) return;
+  for (int r = 0; r < rows; r++)
+    sum_spans(x + (first + r) * x_step, job.k_size, Form(job.form), (float*)job.sums + first * spans + r, rows);
+}
+
+template <typename T>
+void any_panels(const Product<T>& job, int64_t low, int64_t high, int64_t first, int64_t last) {
+  if (!job.form) return direct_panels(job, low, high, first, last);
+  if (Form(job.form).bits == 8) return coded_panels<T, Codes8>(job, low, high, first, last);
+  coded_panels<T, Codes4>(job, low, high, first, last);
+}
+
 template <typename T>
 class Multiplication {
  public:
-  // x [m, k], packed w, bias [n] or null, y [m, n]. panel_stride: bytes from one compressed panel to the next, 0 for
-  // plain panels; scratch of m k floats; n a multiple of 32, k of 16.
+  // x [m, k], packed w, bias [n] or null, y [m, n]. Scratch of m k floats, and m k / 16 more for codes; n a multiple of
+  // 32, k of 16.
   Multiplication(
-      const Operands<T>& o, const T* weight, int64_t panel_stride, const T* bias, float* scratch, int64_t k, int64_t n)
+      const Operands<T>& o, const T* weight, Packed packed, const T* bias, float* scratch, int64_t k, int64_t n)
       : o_(o),
-        is_direct_(o.m <= (sizeof(T) == 2 ? kDirectWideRows : kDirectRows) || Laid<T>::per_word == 2),
-        job_{scratch, weight, bias, o.y, k, o.y_step, panel_stride,
-             Tiles(o.m, is_direct_ && sizeof(T) == 2 && Laid<T>::per_word == 1 ? kDirectTile : kRows)},
+        is_direct_(
+            packed.form || o.m <= (sizeof(T) == 2 ? kDirectWideRows : kDirectRows) || Laid<T>::per_word == 2),
+        job_{scratch, weight, bias, o.y, k, o.y_step, packed.panel_stride,
+             Tiles(o.m, packed.form || (is_direct_ && sizeof(T) == 2 && Laid<T>::per_word == 1) ? kDirectTile : kRows),
+             packed.form, scratch + o.m * k},
         scratch_(scratch),
         panels_(n / kColumns),
         chunks_(is_direct_ ? tasks_of(o.m * job_.words() * 4, kStayingBytes) : tasks_of(o.m, kChunk)),
@@ -54,10 +83,7 @@ class Multiplication {
   void lay(int64_t task) const {
     const Tiles& tiles = job_.tiles;
     run_range(task, tiles.count, lay_grain_, [&](int64_t first, int64_t last) {
-      for (int64_t t = first; t < last; t++)
-        lay_rows(
-            o_.x + tiles.first(t) * o_.x_step, o_.x_step, job_.k_size, tiles.size(t),
-            scratch_ + tiles.first(t) * job_.words());
+      for (int64_t t = first; t < last; t++) lay_one(job_, o_.x, o_.x_step, t, scratch_);
     });
   }
 
@@ -69,7 +95,7 @@ class Multiplication {
     const int64_t chunks = std::min(staying_, chunks_ - first_chunk), chunk = first_chunk + within % chunks;
     const int64_t count = job_.tiles.count, low = chunk * count / chunks_, high = (chunk + 1) * count / chunks_;
     run_range(within / chunks, panels_, grain, [&](int64_t first, int64_t last) {
-      is_direct_ ? direct_panels(job_, low, high, first, last) : blocked(job_, low, high, first, last);
+      is_direct_ ? any_panels(job_, low, high, first, last) : blocked(job_, low, high, first, last);
     });
   }
 
@@ -87,11 +113,11 @@ template <>
 class Multiplication<bf16> {
  public:
   Multiplication(
-      const Operands<bf16>& o, const bf16* weight, int64_t panel_stride, const bf16* bias, float* scratch, int64_t k,
-      int64_t n)
-      : is_tiled_(kDeterministic || o.m > kVectorRows),
-        tiled_{o.x, weight, bias, o.y, (bf16*)scratch, o.m, k, o.x_step, o.y_step, panel_stride},
-        job_{scratch, weight, bias, o.y, k, o.y_step, panel_stride, Tiles(o.m, kDirectTile)},
+      const Operands<bf16>& o, const bf16* weight, Packed packed, const bf16* bias, float* scratch, int64_t k, int64_t n)
+      : is_tiled_(!packed.form && (kDeterministic || o.m > kVectorRows)),
+        tiled_{o.x, weight, bias, o.y, (bf16*)scratch, o.m, k, o.x_step, o.y_step, packed.panel_stride},
+        job_{scratch, weight, bias, o.y, k, o.y_step, packed.panel_stride, Tiles(o.m, kDirectTile),
+             packed.form, scratch + o.m * k},
         scratch_(scratch),
         panels_(n / kColumns),
         grain_(std::max<int64_t>(1, (is_tiled_ ? kTiledTaskWork : kTaskWork) / (kColumns * k * (o.m + 8)))) {}
@@ -103,17 +129,14 @@ class Multiplication<bf16> {
         for (int64_t t = first; t < last; t++) lay_tile(tiled_, t);
       });
     const Tiles& tiles = job_.tiles;
-    for (int64_t t = 0; t < tiles.count; t++)
-      lay_rows(
-          tiled_.x + tiles.first(t) * tiled_.x_step, tiled_.x_step, job_.k_size, tiles.size(t),
-          scratch_ + tiles.first(t) * job_.words());
+    for (int64_t t = 0; t < tiles.count; t++) lay_one(job_, tiled_.x, tiled_.x_step, t, scratch_);
   }
 
   int64_t tasks() const { return tasks_of(panels_, grain()); }
   void run(int64_t task) const {
     run_range(task, panels_, grain(), [&](int64_t first, int64_t last) {
       if (is_tiled_) return tiled_.row_tiles() <= 2 ? few_rows(tiled_, first, last) : many_rows(tiled_, first, last);
-      direct_panels(job_, 0, job_.tiles.count, first, last);
+      any_panels(job_, 0, job_.tiles.count, first, last);
     });
   }
 

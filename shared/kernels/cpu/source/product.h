@@ -67,6 +67,9 @@ struct Product {
   T* y;
   int64_t k_size, y_step, panel_stride;  // bytes from a compressed panel to the next; 0: the panels are not compressed
   Tiles tiles;
+  int64_t form = 0;             // of codes (codes.h)
+  const float* sums = nullptr;  // of the rows' spans, tile after tile as [span][rows], where codes have zeros
+  int64_t num_spans() const;
 
   int64_t words() const { return k_size / Laid<T>::per_word; }
   int64_t panel_bytes() const { return panel_stride ? panel_stride : int64_t(sizeof(T)) * kColumns * k_size; }

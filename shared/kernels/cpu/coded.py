@@ -1,0 +1,149 @@
+"""Weights in codes of 8 or 4 bits, in panels that the C++ kernels open in registers (source/codes.h)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from shared.kernels.backend import Linear
+from shared.kernels.cpu.linear import DTYPES, LANES, PANEL, Library, PackedLinear
+from shared.kernels.quantized import INT4_MIDDLE, QuantizedWeight, unpack_nibbles
+
+_BITS = {"int8": 8, "int4": 4}
+_PACKED_PANELS = 64
+"""Panels that are laid out at a time."""
+
+
+def fits_codes(weight: QuantizedWeight, dtype: torch.dtype) -> bool:
+    """Whether the kernels read a weight's form and sizes: codes of integers, whole panels, groups of whole vectors."""
+    out_size, in_size = weight.shape[-2:]
+    group = _group(weight)
+    return (
+        weight.spec.kind in _BITS
+        and dtype in DTYPES
+        and out_size % PANEL == 0
+        and group % LANES == 0
+        and in_size % group == 0
+    )
+
+
+def _group(weight: QuantizedWeight) -> int:
+    """Columns that share a scale."""
+    if weight.spec.index_groups:
+        return weight.spec.group or weight.in_size
+    return min(weight.spec.group or weight.in_size, weight.in_size)
+
+
+class CodedLinear(PackedLinear):
+    """Panels of codes, uint8 [out_size / 32, bytes of a panel]."""
+
+    def __init__(
+        self, library: Library, panels: Tensor, bias: Tensor | None, in_size: int, dtype: torch.dtype, form: int
+    ) -> None:
+        """`form`: as in source/codes.h."""
+        super().__init__(library, panels, bias, in_size, dtype)
+        self._form = form
+
+    @property
+    def panel_stride(self) -> int:
+        """See `PackedLinear`."""
+        return self.panels.shape[1]
+
+    @property
+    def form(self) -> int:
+        """See `PackedLinear`."""
+        return self._form
+
+    @classmethod
+    def pack(cls, library: Library, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> CodedLinear:
+        """Lays out a weight without an index, which satisfies `fits_codes`, and frees it."""
+        bits, group = _BITS[weight.spec.kind], _group(weight)
+        num_panels, has_zeros = weight.out_size // PANEL, weight.zeros is not None
+        head = 4 * PANEL + (2 * PANEL if has_zeros else 0)
+        stride = weight.in_size // group * (head + group * PANEL * bits // 8)
+        panels = torch.empty((num_panels, stride), dtype=torch.uint8)
+        for first in range(0, num_panels, _PACKED_PANELS):
+            last = min(first + _PACKED_PANELS, num_panels)
+            panels[first:last] = _panels(weight.rows(first * PANEL, last * PANEL), bits, group)
+        weight.free()
+        return cls(library, panels, bias, weight.in_size, dtype, bits + 16 * has_zeros + 256 * group)
+
+
+def _panels(weight: QuantizedWeight, bits: int, group: int) -> Tensor:
+    """uint8 [num_panels, bytes]: see source/codes.h."""
+    num_groups = weight.in_size // group
+
+    def by_group(values: Tensor) -> Tensor:
+        """[rows, groups] to bytes [num_panels, groups, bytes]."""
+        return values.view(-1, PANEL, num_groups).transpose(1, 2).contiguous().view(torch.uint8)
+
+    codes = unpack_nibbles(weight.codes) if bits == 4 else weight.codes.view(torch.uint8)
+    # A row's number is [half of the panel][run of 4][row of it], a column's [group][4 k][half of these][k of a pair].
+    split = codes.view(-1, 2, 4, 4, num_groups, group // 4, 2, 2)
+    ordered = split.permute(0, 4, 5, 6, 2, 1, 3, 7).flatten(4)  # [panels, groups, k / 4, 2, 64]
+    if bits == 4:
+        ordered = ordered[..., 0, :] | ordered[..., 1, :] << 4
+    parts = [by_group(weight.scales)]
+    if weight.zeros is not None:
+        middle = INT4_MIDDLE if bits == 4 else 0
+        parts.append(by_group((middle - weight.zeros).to(torch.bfloat16)))
+    return torch.cat([*parts, ordered.flatten(2)], dim=2).flatten(1)
+
+
+class OrderedLinear:
+    """See `Linear`: a weight whose columns were put in the order of their groups, and x with them."""
+
+    def __init__(self, inner: CodedLinear, order: Tensor) -> None:
+        """order: [in_size] int64, the column of x that comes at each place."""
+        self.inner = inner
+        self._order = order
+
+    @property
+    def in_size(self) -> int:
+        """See `Linear`."""
+        return self.inner.in_size
+
+    @property
+    def out_size(self) -> int:
+        """See `Linear`."""
+        return self.inner.out_size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """See `Linear`."""
+        return self.inner.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """See `Linear`."""
+        return self.inner.nbytes + self._order.nbytes
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See `Linear`."""
+        return self.inner.forward(x.index_select(1, self._order))
+
+
+def coded_linear(library: Library, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> Linear | None:
+    """None where the kernels do not read this weight. Else it is freed."""
+    if not fits_codes(weight, dtype):
+        return None
+    if weight.index is None:
+        return CodedLinear.pack(library, weight, bias, dtype)
+    ordered = _in_order(weight)
+    if ordered is None:
+        return None
+    made, order = ordered
+    return OrderedLinear(CodedLinear.pack(library, made, bias, dtype), order)
+
+
+def _in_order(weight: QuantizedWeight) -> tuple[QuantizedWeight, Tensor] | None:
+    """A weight with its columns in the order of their groups, and that order; None where its parts have several, or a
+    group does not have as many columns as the others."""
+    assert weight.index is not None
+    index, group = weight.index[0], _group(weight)
+    if not bool((weight.index == index).all()):
+        return None
+    order = index.long().argsort(stable=True)
+    if not index[order].equal(torch.arange(weight.in_size, dtype=torch.int32) // group):
+        return None
+    return weight.with_columns(order), order

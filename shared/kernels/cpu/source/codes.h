@@ -1,0 +1,199 @@
+// Weights in codes of 8 or 4 bits with a scale an output and group of k: read from memory as they are, and opened in
+// registers. A code is opened to a bf16 number or to fp32, both without loss: products are those of the codes, and their
+// sums are scaled. All kernels take the sums of a row in one order, whatever rows are computed beside it.
+//
+// A panel: for each group of k 32 scales in fp32, with zeros 32 bf16 numbers that each code is moved by, then the codes:
+// of 4 k, 128 bytes in the order of a plain panel's lower bytes, or 64 bytes with the first half's codes in lower nibbles.
+#pragma once
+
+#include "direct.h"
+
+// What a packed weight is made of, as one number: bits + 16 has_zeros + 256 group; 0: of panels.h.
+struct Form {
+  int64_t bits, has_zeros, group;
+
+  explicit Form(int64_t form) : bits(form & 15), has_zeros(form >> 4 & 1), group(form >> 8) {}
+  int64_t head_bytes() const { return 4 * kColumns + (has_zeros ? 2 * kColumns : 0); }
+  int64_t codes_bytes(int64_t k) const { return k * kColumns * bits / 8; }
+  int64_t spans() const { return (group + kSpan - 1) / kSpan; }
+
+  static constexpr int64_t kSpan = 512;  // k whose products are added up before they are scaled
+};
+
+struct Opened {  // two k of 16 outputs
+  Floats even, odd;
+};
+inline Floats even_of(const Opened& x) { return x.even; }
+inline Floats odd_of(const Opened& x) { return x.odd; }
+
+// Codes from -128 to 127.
+struct Codes8 {
+  struct Two {
+    Opened low, high;
+  };
+  struct Group {
+    const std::byte* codes;
+    [[gnu::always_inline]] void prefetch(int64_t ahead = kAhead) const {
+      for (int line = 0; line < 2; line++) __builtin_prefetch((const char*)codes + ahead + 64 * line);
+    }
+    Two half(int i) const {
+      const Words bytes = load_words(codes + 64 * i);
+      return {opened(lower_zipped(no_words(), bytes)), opened(upper_zipped(no_words(), bytes))};
+    }
+    static Opened opened(Words pairs) {  // 256 times the codes, in 16 bits each
+      return {signed_floats(shift_right_signed<24>(shift_left<16>(pairs))), signed_floats(shift_right_signed<24>(pairs))};
+    }
+  };
+  const std::byte* codes;
+  Group group(int64_t k) const { return {codes + k * kColumns}; }
+};
+
+// Codes from 0 to 15, less 8.
+struct Codes4 {
+  struct Group {
+    const std::byte* codes;
+    Words upper, lower;
+    [[gnu::always_inline]] void prefetch(int64_t ahead = kAhead) const { __builtin_prefetch((const char*)codes + ahead); }
+    Pairs half(int i) const {
+      Words places = load_words(codes);
+      if (i) places = shift_halves_right<4>(places);
+      places = both(places, all_bytes(15));
+      const Words uppers = looked_up(upper, places), lowers = looked_up(lower, places);
+      return {lower_zipped(lowers, uppers), upper_zipped(lowers, uppers)};
+    }
+  };
+  explicit Codes4(const std::byte* codes) : codes(codes) {
+    // bf16 of -8 … 7.
+    alignas(16) static constexpr uint8_t uppers[16] = {0xc1, 0xc0, 0xc0, 0xc0, 0xc0, 0xc0, 0xc0, 0xbf,
+                                                       0,    0x3f, 0x40, 0x40, 0x40, 0x40, 0x40, 0x40};
+    alignas(16) static constexpr uint8_t lowers[16] = {0x00, 0xe0, 0xc0, 0xa0, 0x80, 0x40, 0x00, 0x80,
+                                                       0,    0x80, 0x00, 0x40, 0x80, 0xa0, 0xc0, 0xe0};
+    upper = repeated(uppers), lower = repeated(lowers);
+  }
+  const std::byte* codes;
+  Words upper, lower;
+  Group group(int64_t k) const { return {codes + k * kColumns / 2, upper, lower}; }
+};
+
+#ifdef TANDEM_PAIRS
+inline Words pair_of(const Opened& x) {  // exact: codes have fewer bits than bf16
+  return either(shift_right<16>(as_words(x.even)), both(as_words(x.odd), all_words(0xffff0000)));
+}
+#endif
+
+// Products of R rows, laid out for T, and a span's codes.
+template <typename T, int R, typename Codes>
+void coded_tile(const float* a, const Codes& codes, int64_t k, const Ahead& ahead, float* c) {
+#ifdef TANDEM_PAIRS
+  if constexpr (Laid<T>::per_word == 2) return pair_tile<R>(a, codes, k, ahead, c);
+#endif
+  float_tile<R, false>(a, codes, k, ahead, c);
+}
+
+// A span's codes, opened once for many tiles of rows: what coded_tile would open, to be multiplied in the same order.
+template <typename T>
+struct OpenedSpan {
+  float* memory;  // kSpan * 32
+
+  template <typename Codes>
+  void fill(const Codes& codes, int64_t k) {
+    for (int64_t j = 0; j < k; j += kGroupK) {
+      const auto group = codes.group(j);
+      group.prefetch();
+#pragma GCC unroll 2
+      for (int i = 0; i < 2; i++) {
+        const auto pairs = group.half(i);
+#ifdef TANDEM_PAIRS
+        if constexpr (Laid<T>::per_word == 2) {
+          bf16* out = (bf16*)memory + j * kColumns + 64 * i;
+          store_words(out, pair_of(pairs.low));
+          store_words(out + 32, pair_of(pairs.high));
+          continue;
+        }
+#endif
+        float* out = memory + kColumns * (j + 2 * i);
+        store(out, even_of(pairs.low));
+        store(out + 16, even_of(pairs.high));
+        store(out + 32, odd_of(pairs.low));
+        store(out + 48, odd_of(pairs.high));
+      }
+    }
+  }
+  template <int R>
+  void multiply(const float* a, int64_t k, float* c) const {
+#ifdef TANDEM_PAIRS
+    if constexpr (Laid<T>::per_word == 2) return pair_tile<R>(a, PlainPanel{(const bf16*)memory}, k, Ahead{0, 0, 0}, c);
+#endif
+    multiply_tile<R>(a, R, memory, k, c, false);
+  }
+};
+
+// sums[span] of a row of x, in one order.
+template <typename T>
+void sum_spans(const T* x, int64_t k_size, const Form& form, float* sums, int64_t step) {
+  for (int64_t g = 0; g < k_size; g += form.group)
+    for (int64_t s = 0; s < form.group; s += Form::kSpan, sums += step) {
+      Floats sum = zeros();
+      for (int64_t i = s; i < std::min(s + Form::kSpan, form.group); i += 16) sum = sum + load16(x + g + i);
+      *sums = sum_of(sum);
+    }
+}
+
+// c[R][32] += scales times part, and offsets, scaled, times the rows' sums where there are offsets.
+template <int R>
+void add_scaled(const float* part, const std::byte* head, const Form& form, const float* sums, float* c) {
+#pragma GCC unroll 2
+  for (int v = 0; v < 2; v++) {
+    const Floats scale = load((const float*)head + 16 * v);
+    Floats offset = zeros();
+    if (form.has_zeros) offset = scale * load16((const bf16*)(head + 4 * kColumns) + 16 * v);
+    for (int r = 0; r < R; r++) {
+      float* out = c + r * kColumns + 16 * v;
+      Floats sum = plus_product(load(out), load(part + r * kColumns + 16 * v), scale);
+      if (form.has_zeros) sum = plus_product(sum, all(sums[r]), offset);
+      store(out, sum);
+    }
+  }
+}
+
+constexpr int64_t kOpenedTiles = 3;  // from so many tiles of rows on, codes are opened once for all
+
+// Tiles [low, high) times panels [first, last), which lie one behind the other.
+template <typename T, typename Codes>
+void coded_panels(const Product<T>& job, int64_t low, int64_t high, int64_t first, int64_t last) {
+  thread_local Workspace workspace;
+  const Tiles& tiles = job.tiles;
+  const Form form(job.form);
+  const int64_t top = tiles.first(low), rows = tiles.first(high) - top, spans = job.num_spans();
+  const bool is_opened = high - low >= kOpenedTiles;
+  float* c = workspace.floats(kColumns * (rows + (is_opened ? Form::kSpan : 0)));
+  OpenedSpan<T> opened{c + kColumns * rows};
+  alignas(64) float part[kRows * kColumns];
+  for (int64_t p = first; p < last; p++) {
+    const std::byte* at = (const std::byte*)job.weight + p * job.panel_stride;
+    std::fill(c, c + kColumns * rows, 0.0f);
+    int64_t span = 0;
+    for (int64_t g = 0; g < job.k_size; g += form.group) {
+      const std::byte* head = at;
+      at += form.head_bytes();
+      for (int64_t s = 0; s < form.group; s += Form::kSpan, span++) {
+        const int64_t depth = std::min(Form::kSpan, form.group - s);
+        const Codes codes{at};
+        if (is_opened) opened.fill(codes, depth);
+        for (int64_t t = low; t < high; t++)
+          with_rows(tiles.size(t), [&](auto r) {
+            const float* a = job.rows + tiles.first(t) * job.words() + (g + s) / Laid<T>::per_word * r.value;
+            if (is_opened)
+              opened.template multiply<r.value>(a, depth, part);
+            else
+              coded_tile<T, r.value>(a, codes, depth, t == low ? Ahead{kAhead, 1, 1} : Ahead{0, 0, 0}, part);
+            const float* sums = job.sums + tiles.first(t) * spans + span * r.value;
+            add_scaled<r.value>(part, head, form, sums, c + (tiles.first(t) - top) * kColumns);
+          });
+        at += form.codes_bytes(depth);
+      }
+    }
+    for (int64_t t = low; t < high; t++)
+      job.put(c + (tiles.first(t) - top) * kColumns, tiles.first(t), tiles.size(t), p);
+  }
+}

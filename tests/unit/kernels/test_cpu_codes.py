@@ -1,0 +1,105 @@
+"""Weights in codes with every instruction set: as torch opens them, and each row by itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from shared.kernels.backends.cpu import CpuKernels
+from shared.kernels.cpu.coded import CodedLinear, OrderedLinear
+from shared.kernels.cpu.experts import PackedExperts
+from shared.kernels.linear_spec import LinearSpec
+from shared.kernels.quantized import OpenedExperts, OpenedLinear, QuantizedWeight, quantize_rows, rounded
+
+from .cpu_case import DTYPES, close, random
+from .isas import EACH_ISA, needs_library
+
+pytestmark = needs_library
+
+FORMS = {
+    "int8 rows": (LinearSpec("int8", 0), 96, 1040),
+    "int8 groups": (LinearSpec("int8", 32), 64, 128),
+    "int4 groups": (LinearSpec("int4", 128), 64, 1024),
+    "int4 with zeros": (LinearSpec("int4", 16, has_zeros=True), 96, 688),
+    "int4 rows with zeros": (LinearSpec("int4", 0, has_zeros=True), 32, 1040),
+}
+"""Name → form, rows, columns."""
+
+
+@pytest.fixture(scope="module", params=EACH_ISA)
+def cpu(request: pytest.FixtureRequest) -> CpuKernels:
+    return CpuKernels(request.param)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("form", FORMS)
+def test_codes_give_the_products_of_the_opened_weight_and_rows_do_not_depend_on_each_other(cpu, dtype, form):
+    spec, out_size, in_size = FORMS[form]
+    weight = rounded(random(out_size, in_size, dtype=torch.float32), spec)
+    opened, bias = weight.dense(), random(out_size, dtype=dtype, seed=2)
+    linear = cpu.make_quantized_linear(weight, bias, dtype)
+    assert isinstance(linear, CodedLinear)
+    x = random(80, in_size, dtype=dtype, seed=1)
+    found = linear.forward(x)
+    close(found, (x.double() @ opened.double().t() + bias.double()).to(dtype))
+    for first, last in ((0, 1), (3, 5), (7, 20), (0, 36), (11, 60)):
+        assert linear.forward(x[first:last].contiguous()).equal(found[first:last])
+
+
+def test_int8_codes_with_zeros_of_all_values(cpu):
+    weight = QuantizedWeight.allocate(LinearSpec("int8", 32, has_zeros=True), (32, 256), "cpu")
+    weight.codes.copy_(torch.arange(-128, 128, dtype=torch.int8).roll(5))
+    weight.scales.copy_(random(32, 8, dtype=torch.float32).abs() + 0.1)
+    assert weight.zeros is not None
+    weight.zeros.copy_(torch.arange(-128, 128).view(32, 8))
+    opened, x = weight.dense(), random(3, 256, seed=1, dtype=torch.float32)
+    linear = cpu.make_quantized_linear(weight, None, torch.float32)
+    assert isinstance(linear, CodedLinear)
+    close(linear.forward(x), x @ opened.t())
+
+
+def test_ordered_columns(cpu):
+    spec = LinearSpec("int4", 32, has_zeros=True, index_groups=4)
+    order = torch.randperm(128, generator=torch.Generator().manual_seed(0))
+    plain = quantize_rows(random(64, 128, dtype=torch.float32), LinearSpec("int4", 32, has_zeros=True))
+    weight = QuantizedWeight.allocate(spec, (64, 128), "cpu")
+    weight.fill(0, plain.columns(0, 128))
+    assert weight.index is not None
+    weight.index.copy_((torch.arange(128) // 32)[order])
+    opened, x = weight.dense(), random(5, 128, seed=1, dtype=torch.float32)
+    linear = cpu.make_quantized_linear(weight, None, torch.float32)
+    assert isinstance(linear, OrderedLinear)
+    close(linear.forward(x), x @ opened.t())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("form", ["int8 groups", "int4 with zeros"])
+def test_experts(cpu, dtype, form):
+    spec = FORMS[form][0]
+    gate_up, down = (
+        QuantizedWeight.allocate(spec, (3, rows, columns), "cpu") for rows, columns in ((128, 96), (96, 64))
+    )
+    for weight, seed in ((gate_up, 0), (down, 1)):
+        for expert in range(3):
+            _, rows, columns = weight.shape
+            weight[expert].fill(
+                0, quantize_rows(random(rows, columns, seed=10 * seed + expert, dtype=torch.float32), spec)
+            )
+    x, weights = random(9, 96, dtype=dtype, seed=3), random(9, 2, seed=4, dtype=torch.float32).abs()
+    ids = torch.stack([torch.arange(9) % 3, (torch.arange(9) + 1) % 4], 1)
+    expected = OpenedExperts(gate_up, down, 0).forward(x, ids, weights)
+    made = cpu.make_quantized_experts(gate_up, down, 0, dtype)
+    assert isinstance(made, PackedExperts)
+    close(made.forward(x, ids, weights), expected)
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape"),
+    [(LinearSpec("fp8", 0), (32, 64)), (LinearSpec("int8", 8), (32, 64)), (LinearSpec("int4", 0), (33, 64))],
+)
+def test_what_the_kernels_do_not_read_is_opened_by_torch(cpu, spec, shape):
+    weight = rounded(random(*shape, dtype=torch.float32), spec)
+    linear = cpu.make_quantized_linear(weight, None, torch.float32)
+    assert isinstance(linear, OpenedLinear)
+    x = random(2, shape[1], dtype=torch.float32)
+    close(linear.forward(x), x @ weight.dense().t())

@@ -23,7 +23,7 @@ from services.router.dispatch.request import (
 )
 from services.router.dispatch.transitions import after
 from services.router.placement.views import NO_HITS, PrefixHits
-from shared.errors import DeadlineExceeded, TandemError
+from shared.errors import DeadlineExceeded, TandemError, TransferFailed
 from shared.rpc.convert import finish_reason_from_proto
 from shared.rpc.pb.tandem.v1 import types_pb2
 from shared.telemetry.logs import request_log
@@ -248,6 +248,18 @@ class ActiveRequest:
         """Ends the client's stream with an error, behind what came before."""
         self._error = error
         self._wake_reader()
+
+    def check_prompt_logprobs(self, tokens: types_pb2.SequenceTokens, worker: str) -> None:
+        """Raises TransferFailed where the first token's worker has not computed the whole prompt though its
+        log-probabilities are wanted."""
+        request = self.request
+        if request.sampling.prompt_logprobs is None or self.produced:
+            return
+        if len(tokens.prompt_logprobs) != request.num_prompt_tokens - 1:
+            raise TransferFailed(
+                f"{worker} has computed only {len(tokens.prompt_logprobs)} of the prompt's "
+                f"{request.num_prompt_tokens - 1} log-probabilities"
+            )
 
     def on_first_token(self, tokens: types_pb2.SequenceTokens) -> None:
         """Notes what the workers say with the first token of the request's life."""

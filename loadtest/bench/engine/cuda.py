@@ -119,7 +119,10 @@ class EngineBench:
         self.runner.kv_blocks.normal_()
         self.runner.start()
         views = DecoderParameters.allocate(config, decoder.dtype, "meta").checkpoint_views(config)
-        self.num_weights = sum(view.numel() for name, view in views.items() if view.dim() == 2 and "embed" not in name)
+        shapes = {name: view.shape for name, view in views.items()}
+        self.num_weights = sum(
+            shape.numel() for name, shape in shapes.items() if len(shape) == 2 and "embed" not in name
+        )
         """Elements that every token is multiplied by."""
 
     def measure(self, step: Step, limits: Limits, repeats: int) -> list[Result]:

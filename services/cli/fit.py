@@ -213,7 +213,7 @@ def _experts(config: ModelConfig) -> ExpertShape | None:
     if config.moe is None:
         return None
     moe, routing = config.moe, config.moe.routing
-    return ExpertShape(moe.num_layers, routing.num_experts, routing.top_k, moe.expert_size, moe.shared_size)
+    return ExpertShape(config.num_expert_layers, routing.num_experts, routing.top_k, moe.expert_size, moe.shared_size)
 
 
 def _latent(config: ModelConfig) -> LatentShape | None:

@@ -239,8 +239,7 @@ def load_model(
 
 
 def _chain_roots(model_fingerprint: str, layout: BlockLayout, config: ModelConfig) -> ChainRoots:
-    trained_len = config.rope.original_max_position_embeddings if config.rope.type == "dynamic" else 0
-    return ChainRoots(model_fingerprint, layout.format.name, LAYOUT_VERSION, trained_len)
+    return ChainRoots(model_fingerprint, layout.format.name, LAYOUT_VERSION, config.prefix_length)
 
 
 def scheduler_config(settings: WorkerSettings, num_host_blocks: int) -> SchedulerConfig:

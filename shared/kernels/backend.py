@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from shared.collectives.interface import Collectives
+from shared.kernels.activation.rules import SILU, Activation
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.block_ops import BlockOps
 from shared.kernels.experts.rules import Routing
@@ -70,7 +71,10 @@ class BatchedLinear(Protocol):
 
 
 class Experts(Protocol):
-    """A layer's experts, or a range of them: `down(silu(gate(x)) * up(x))` each. It owns their weights."""
+    """A layer's experts, or a range of them: `down` of the activated `gate` and `up` of x each.
+
+    It owns their weights.
+    """
 
     @property
     def nbytes(self) -> int:
@@ -108,7 +112,9 @@ class DecoderOps(Protocol):
         """Whether `paged_attention` takes pools of one plane."""
         ...
 
-    def make_experts(self, gate_up: Tensor, down: Tensor, first_expert: int, *, own: bool) -> Experts:
+    def make_experts(
+        self, gate_up: Tensor, down: Tensor, first_expert: int, *, own: bool, activation: Activation = SILU
+    ) -> Experts:
         """The experts `first_expert`, `first_expert` + 1, … of a layer.
 
         Args:
@@ -116,6 +122,7 @@ class DecoderOps(Protocol):
             down: [num_experts, hidden_size, intermediate_size], contiguous.
             first_expert: id of the first of them.
             own: as for `make_linear`.
+            activation: between the two.
         """
         ...
 
@@ -148,7 +155,7 @@ class DecoderOps(Protocol):
         """
         ...
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
         """`weight * (x / rms(x))`, the mean taken in fp32, the quotient rounded to x's dtype before the weight.
 
         That order of rounding is the one the checkpoints of the Llama family were trained and published with
@@ -156,7 +163,7 @@ class DecoderOps(Protocol):
 
         Args:
             x: [..., size].
-            weight: [size], x's dtype.
+            weight: [size], x's dtype; None: nothing is normalised.
             eps: added to the mean square.
 
         Returns:
@@ -164,13 +171,13 @@ class DecoderOps(Protocol):
         """
         ...
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
         """Add a layer's output to the residual stream and normalise the sum.
 
         Args:
             x: [num_tokens, size], output of a block.
             residual: [num_tokens, size], x's dtype.
-            weight: [size], x's dtype.
+            weight: [size], x's dtype; None: nothing is normalised.
             eps: added to the mean square.
 
         Returns:
@@ -264,6 +271,8 @@ class DecoderOps(Protocol):
         *,
         scale: float,
         window: int | None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Attend from each token of the step to its own sequence's keys up to itself.
 
@@ -280,17 +289,21 @@ class DecoderOps(Protocol):
             batch: the step's sequences.
             scale: factor on query · key.
             window: sliding window in tokens, or None.
+            softcap: c, by which a score becomes c · tanh(score / c), or None.
+            sinks: [num_heads] fp32, contiguous, a score of each head that takes its share of the weights and adds
+                nothing (Xiao et al. 2023, arXiv:2309.17453), or None. Neither is there for a pool of one plane.
 
         Returns:
             [num_tokens, num_heads * head_dim], query's dtype.
         """
         ...
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """`silu(gate) * up` for the two halves of the last dimension (SwiGLU, Shazeer 2020, arXiv:2002.05202).
+    def silu_mul(self, gate_up: Tensor, activation: Activation = SILU) -> Tensor:
+        """Activates gate and up, the two halves of the last dimension.
 
         Args:
             gate_up: [num_tokens, 2 * intermediate_size], gate first, contiguous.
+            activation: how.
 
         Returns:
             [num_tokens, intermediate_size], same dtype.
@@ -302,7 +315,7 @@ class LayerWeights(Protocol):
     """One layer's weights, as `shared.model.layers.modules.LayerModules` describes them."""
 
     @property
-    def input_norm(self) -> Tensor: ...
+    def input_norm(self) -> Tensor | None: ...
     @property
     def qkv(self) -> Linear: ...
     @property
@@ -312,7 +325,7 @@ class LayerWeights(Protocol):
     @property
     def o(self) -> Linear: ...
     @property
-    def post_norm(self) -> Tensor: ...
+    def post_norm(self) -> Tensor | None: ...
     @property
     def gate_up(self) -> Linear | None: ...
     @property
@@ -327,8 +340,12 @@ class LayerSizes:
     num_kv_heads: int
     head_dim: int
     eps: float
+    scale: float
+    """Factor on query · key."""
     windows: tuple[int | None, ...]
     """Sliding window of each layer in tokens."""
+    encodings: tuple[int, ...]
+    """Which of the encodings of positions each layer has."""
 
 
 class LayerStack(Protocol):
@@ -341,8 +358,8 @@ class LayerStack(Protocol):
 
         Args:
             x: [num_tokens, hidden_size], the embedded tokens, at least one; used up.
-            cos: [num_tokens, head_dim], as for `rotate_and_write`.
-            sin: [num_tokens, head_dim].
+            cos: [num_encodings, num_tokens, head_dim], each as for `rotate_and_write`.
+            sin: [num_encodings, num_tokens, head_dim].
             kv_blocks: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], contiguous, changed in place;
                 its dtype as for `rotate_and_write`.
             batch: the step's sequences.

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from shared.model.config.model_config import ModelConfig
+from shared.model.families.registry import FAMILIES
 from shared.model.layers.parameters import DecoderParameters
 from shared.model.random_weights import mean_and_std
 from shared.model.weights.safetensors_files import INDEX_FILE, SINGLE_FILE
@@ -25,17 +26,6 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
     "generation_config.json",
 )
-
-_MODEL_TYPES = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-    "MixtralForCausalLM": "mixtral",
-    "Qwen3MoeForCausalLM": "qwen3_moe",
-    "DeepseekV2ForCausalLM": "deepseek_v2",
-    "DeepseekV3ForCausalLM": "deepseek_v3",
-}
 
 
 def write_random_checkpoint(
@@ -65,7 +55,7 @@ def write_random_checkpoint(
 
     Args:
         folder: created if missing.
-        architecture: one of `SUPPORTED_ARCHITECTURES`.
+        architecture: one of `FAMILIES`.
         rope: content of `rope_parameters`; default rotary positions if None.
         tie: whether the embedding is also the output projection.
         extra_config: further fields of `config.json`, such as `attention_bias` or `sliding_window`; they override.
@@ -82,7 +72,7 @@ def write_random_checkpoint(
     """
     fields: dict[str, object] = {
         "architectures": [architecture],
-        "model_type": _MODEL_TYPES.get(architecture),
+        "model_type": FAMILIES[architecture].model_type if architecture in FAMILIES else None,
         "vocab_size": vocab_size,
         "hidden_size": hidden_size,
         "intermediate_size": intermediate_size,

@@ -207,8 +207,8 @@ def active_parameters(config: ModelConfig) -> int:
     found = config.num_layers * _attention(config) + _head(config)
     num_dense = config.num_layers
     if config.moe is not None:
-        num_dense -= config.moe.num_layers
-        found += config.moe.num_layers * config.hidden_size * _of_hidden(config.moe)
+        num_dense -= config.num_expert_layers
+        found += config.num_expert_layers * config.hidden_size * _of_hidden(config.moe)
     return found + num_dense * 3 * config.hidden_size * config.intermediate_size
 
 

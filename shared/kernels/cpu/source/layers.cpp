@@ -17,7 +17,8 @@ struct Linear {  // as tandem_linear takes it
 struct Layer {
   Linear qkv, o, gate_up, down;
   const void *input_norm, *q_norm, *k_norm, *post_norm;
-  int64_t window;  // 0 = none
+  int64_t window;    // 0 = none
+  int64_t encoding;  // of positions
 };
 
 struct Sizes {
@@ -34,7 +35,7 @@ struct Memory {  // of one step
   std::byte *qkv, *placed, *attended, *out, *gate_up, *activated;
   float* scratch;                // tokens times the widest input of a projection
   void* blocks;
-  const void *cos, *sin;
+  const std::byte *cos, *sin;  // [encodings, tokens, dim]
   const int32_t *tables, *query_start, *seq_lens;
   const int64_t *slots, *rows;
 };
@@ -74,6 +75,7 @@ extern "C" int tandem_layers(
   const Sizes& s = *sizes;
   const Memory& m = *memory;
   const int is_bf16 = int(s.is_bf16), kv_is_bf16 = int(s.kv_is_bf16);
+  const int64_t angles = s.tokens * s.dim * s.element();
   const int64_t qkv_size = s.q_size() + 2 * s.kv_size(), strides[3] = {qkv_size, qkv_size, qkv_size};
   int64_t tokens = s.tokens;
   std::vector<std::byte> copy;
@@ -89,7 +91,7 @@ extern "C" int tandem_layers(
         num_seqs, s.heads, s.kv_heads, s.dim, s.block_size, s.pool_layers, i, s.max_blocks, layers[i].window,
         2, s.pool_kv_heads};
     tandem_paged_attention(
-        m.placed, m.blocks, tables, query_start, seq_lens, m.attended, scale, attending, is_bf16, kv_is_bf16);
+        m.placed, m.blocks, tables, query_start, seq_lens, m.attended, scale, 0.0f, nullptr, attending, is_bf16, kv_is_bf16);
   };
   tandem_rms_norm(m.residual, nullptr, layers[0].input_norm, m.normed, nullptr, tokens, s.hidden, eps, is_bf16);
   for (int64_t i = 0; i < s.num_layers; i++) {
@@ -100,7 +102,7 @@ extern "C" int tandem_layers(
     const int64_t placing[] = {
         tokens, s.heads, s.kv_heads, s.dim, s.block_size, s.pool_layers, i, s.pool_kv_heads};
     tandem_rotate_and_write(
-        m.qkv, key, value, strides, m.cos, m.sin, m.blocks, m.slots, layer.q_norm, layer.k_norm, eps, m.placed, placing,
+        m.qkv, key, value, strides, m.cos + layer.encoding * angles, m.sin + layer.encoding * angles, m.blocks, m.slots, layer.q_norm, layer.k_norm, eps, m.placed, placing,
         is_bf16, kv_is_bf16);
     if (is_last && s.num_rows < tokens && s.num_rows <= s.num_seqs) {
       if (s.num_rows == 0) return 0;
@@ -116,7 +118,7 @@ extern "C" int tandem_layers(
     if (const int failed = add_up()) return failed;
     add_norm(layer.post_norm);
     linear(m.normed, layer.gate_up, m.gate_up, s.hidden, 2 * s.inner);
-    tandem_silu_mul(m.gate_up, m.activated, tokens, s.inner, is_bf16);
+    tandem_silu_mul(m.gate_up, m.activated, tokens, s.inner, 0, 0.0f, 0.0f, is_bf16);
     linear(m.activated, layer.down, m.out, s.inner, s.hidden);
     if (const int failed = add_up()) return failed;
     add_norm(is_last ? last_norm : layers[i + 1].input_norm);

@@ -323,9 +323,13 @@ class LayerWeights(Protocol):
     @property
     def k_norm(self) -> Tensor | None: ...
     @property
+    def attention_norm(self) -> Tensor | None: ...
+    @property
     def o(self) -> Linear: ...
     @property
     def post_norm(self) -> Tensor | None: ...
+    @property
+    def output_norm(self) -> Tensor | None: ...
     @property
     def gate_up(self) -> Linear | None: ...
     @property
@@ -346,6 +350,10 @@ class LayerSizes:
     """Sliding window of each layer in tokens."""
     encodings: tuple[int, ...]
     """Which of the encodings of positions each layer has."""
+    softcap: float | None = None
+    """As for `paged_attention`."""
+    activation: Activation = SILU
+    """Of the feed-forward blocks, one without bounds."""
 
 
 class LayerStack(Protocol):

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from shared.model.config.model_config import ModelConfig
-from shared.model.families.registry import FAMILIES
+from shared.model.families.registry import FAMILIES, parse_config
 from shared.model.layers.parameters import DecoderParameters
 from shared.model.random_weights import mean_and_std
 from shared.model.weights.safetensors_files import INDEX_FILE, SINGLE_FILE
@@ -65,7 +65,7 @@ def write_random_checkpoint(
         tokenizer_from: folder whose tokenizer files are copied in.
 
     Returns:
-        The configuration, as `ModelConfig.load` reads it back.
+        The configuration, as `load_config` reads it back.
 
     Raises:
         ModelLoadError: the fields do not describe a supported model.
@@ -91,7 +91,7 @@ def write_random_checkpoint(
         "dtype": str(dtype).removeprefix("torch."),
         **(extra_config or {}),
     }
-    config = ModelConfig.parse(fields)
+    config = parse_config(fields)
     if config.latent is not None:
         fields["head_dim"] = config.latent.rope_dim  # what transformers means by it there
     folder.mkdir(parents=True, exist_ok=True)

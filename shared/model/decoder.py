@@ -10,13 +10,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from shared.collectives.interface import Collectives
-from shared.kernels.activation.rules import SILU
 from shared.kernels.backend import Kernels, LayerSizes, LayerStack, StacksLayers
 from shared.kernels.backends.registry import AUTO
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.cpu.torch_threads import in_this_thread
-from shared.model.config.layer_config import PLAIN_NAMES
 from shared.model.config.model_config import ModelConfig
+from shared.model.families.registry import load_config
 from shared.model.kernel_choice import check_kernels, kernels_for
 from shared.model.layers.modules import DecoderModules, add_up
 from shared.model.layers.parameters import DecoderParameters, unused_tensors
@@ -86,11 +85,11 @@ class Decoder:
 
         Raises:
             ConfigError: those kernels cannot serve this device, dtype or architecture, or these sizes in that mode.
-            ModelLoadError: the folder cannot be served; see `ModelConfig.load` and `load_weights`.
+            ModelLoadError: the folder cannot be served; see `load_config` and `load_weights`.
         """
         if torch.device(device).type == "cpu":
             ask_for_huge_pages()
-        config = ModelConfig.load(folder)
+        config = load_config(folder)
         chosen = kernels_for(config, device, dtype, kernels, deterministic=deterministic)
         parameters = DecoderParameters.allocate(config, dtype, device)
         load_weights(folder, parameters.checkpoint_views(config), on_progress, unused_tensors(config))
@@ -174,14 +173,15 @@ class Decoder:
 
 
 def stacks(config: ModelConfig) -> bool:
-    """Whether one call can compute the layers: dense ones with a norm before each part, and none else."""
+    """Whether one call can compute the layers: dense ones with a norm before each part."""
+    names = config.names
     return (
         config.moe is None
         and config.latent is None
-        and config.names.norms == PLAIN_NAMES.norms
+        and names.input_norm is not None
+        and names.post_norm is not None
         and config.qk_norm != "whole"
-        and config.activation == SILU
-        and config.softcap is None
+        and config.activation.gate != "clamped"
         and not config.has_sinks
         and config.residual_scale == 1.0
     )
@@ -196,4 +196,6 @@ def _sizes(config: ModelConfig) -> LayerSizes:
         config.attention_scale,
         windows=tuple(layer.window for layer in config.layers),
         encodings=tuple(config.ropes.index(layer.rope) for layer in config.layers),
+        softcap=config.softcap,
+        activation=config.activation,
     )

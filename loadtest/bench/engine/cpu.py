@@ -30,6 +30,7 @@ from shared.kernels.cpu.launch import CpuOps
 from shared.model.config.model_config import ModelConfig
 from shared.model.config.moe_config import MoeConfig
 from shared.model.decoder import Decoder
+from shared.model.families.registry import load_config
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -119,7 +120,7 @@ def main(
     if threads:
         torch.set_num_threads(threads)
     folder = checkpoint(model) if model in SHAPES else Path(model)
-    room = kv_room(ModelConfig.load(folder), torch_dtype, folder)
+    room = kv_room(load_config(folder), torch_dtype, folder)
     fitting = [step for step in steps if step.num_kv_tokens <= room]
     overhead_results = overheads(folder, batches, 256) if torch_dtype == torch.bfloat16 else []
     written = Report(out)

@@ -52,7 +52,7 @@ class PiecewiseSteps:
         offsets = torch.arange(most_tokens, dtype=torch.int64, device=decoder.device) % block_size
         self._nowhere = (kv_blocks.shape[0] - 1) * block_size + offsets
         self._slots = self._nowhere.clone()
-        self._cos = real(len(config.ropes), most_tokens, config.rotary_dim)
+        self._cos = real(decoder.rotary.num_encodings, most_tokens, config.rotary_dim)
         self._sin = torch.zeros_like(self._cos)
         self._query = real(most_tokens, config.num_heads, config.head_dim)
         self._attended = real(most_tokens, config.num_heads * config.value_dim)

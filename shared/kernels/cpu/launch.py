@@ -62,7 +62,7 @@ def load(path: Path) -> ctypes.CDLL:
     library.tandem_mask_tokens.argtypes = [p, p, p, n, n, n]
     library.tandem_greedy_tokens.argtypes = [p, p, p, p, n, n, n, n]
     library.tandem_sample_tokens.argtypes = [p, p, p, p, p, p, p, p, n, n]
-    library.tandem_layers.argtypes = [p, p, p, p, c_float, c_float, p]
+    library.tandem_layers.argtypes = [p, p, p, p, c_float, c_float, c_float, p]
     for name in (
         "pack_linear", "plan_compression", "compress", "linear", "rms_norm", "silu_mul", "rotate_and_write",
         "experts", "choose_experts", "batched_linear", "rotate_and_write_latent", "paged_attention", "mask_tokens",

@@ -11,13 +11,14 @@ from torch import Tensor
 
 from shared.collectives.cpu_group import CpuGroup
 from shared.collectives.interface import Collectives
+from shared.kernels.activation.rules import GATES
 from shared.kernels.backend import LayerSizes, LayerWeights
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.cpu.linear import LANES, Library, PackedLinear, is_bf16
 from shared.kernels.pool_view import assert_kv_dtype, pool_sizes
 
 _PROJECTIONS = ("qkv", "o", "gate_up", "down")
-_NORMS = ("input_norm", "q_norm", "k_norm", "post_norm")
+_NORMS = ("input_norm", "q_norm", "k_norm", "attention_norm", "post_norm", "output_norm")
 
 
 class _Linear(Structure):
@@ -39,7 +40,7 @@ class _Sizes(Structure):
         for name in (
             "num_layers", "hidden", "heads", "kv_heads", "dim", "inner",
             "tokens", "num_seqs", "block_size", "max_blocks", "num_rows", "pool_layers", "pool_kv_heads",
-            "is_bf16", "kv_is_bf16",
+            "is_bf16", "kv_is_bf16", "gate",
         )
     ]  # fmt: skip
 
@@ -138,6 +139,7 @@ class CpuLayerStack:
             pool_kv_heads=pool_kv_heads,
             is_bf16=is_bf16(x),
             kv_is_bf16=is_bf16(kv_blocks),
+            gate=GATES.index(sizes.activation.gate),
         )
         failed = self._library().tandem_layers(
             ctypes.byref(self._layers),
@@ -146,6 +148,7 @@ class CpuLayerStack:
             ctypes.byref(memory),
             sizes.eps,
             sizes.scale,
+            sizes.softcap or 0.0,
             None if self._group is None else self._group.handle,
         )
         if self._group is not None:

@@ -35,13 +35,6 @@ class TensorNames:
     qkv: str | None = None  # of one projection for all three; None: they are apart
     gate_up: str | None = None  # of one projection for both; None: they are apart
 
-    @property
-    def norms(self) -> tuple[bool, bool, bool, bool]:
-        """Which of the four norms there are."""
-        names = (self.input_norm, self.attention_norm, self.post_norm, self.output_norm)
-        before, attention, between, behind = (name is not None for name in names)
-        return before, attention, between, behind
-
 
 PLAIN_NAMES = TensorNames()
 AROUND = TensorNames(

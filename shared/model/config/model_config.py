@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
 from shared.kernels.activation.rules import SILU, Activation
 from shared.kv.layout import BlockLayout, KVFormat
-from shared.model.config.folder import CONFIG_FILE, check_model_folder
-from shared.model.config.json_fields import JsonFields, read_json_object
 from shared.model.config.latent_config import LatentConfig
 from shared.model.config.layer_config import PLAIN_NAMES, LayerConfig, QkNorm, TensorNames
 from shared.model.config.moe_config import MoeConfig
@@ -105,19 +101,6 @@ class ModelConfig:
         """Whether a layer's feed-forward block is made of experts."""
         return self.layers[layer].has_experts
 
-    @classmethod
-    def load(cls, folder: Path) -> ModelConfig:
-        """Read `config.json` and, if present, `generation_config.json`.
-
-        Raises:
-            ModelLoadError: `check_model_folder`'s, or content that `parse` refuses.
-        """
-        check_model_folder(folder)
-        config = read_json_object(folder / CONFIG_FILE)
-        generation_file = folder / "generation_config.json"
-        generation = read_json_object(generation_file) if generation_file.is_file() else {}
-        return cls.parse(config, generation)
-
     def block_layout(self, block_size: int, kv_dtype: str) -> BlockLayout:
         """Blocks of `block_size` tokens of this model's KV, kept in `kv_dtype`, a key of `BYTES_PER_ELEMENT`."""
         kv_format = (
@@ -126,17 +109,3 @@ class ModelConfig:
             else KVFormat(kv_dtype, 1, self.latent.cached_dim, num_planes=1)
         )
         return BlockLayout(self.num_layers, block_size, kv_format)
-
-    @classmethod
-    def parse(cls, config: Mapping[str, object], generation: Mapping[str, object] | None = None) -> ModelConfig:
-        """Read the content of `config.json` and of `generation_config.json`.
-
-        Raises:
-            ModelLoadError: unsupported architecture, quantization or activation, or a missing or wrong field;
-                `field` names it.
-        """
-        from shared.model.families.registry import describe  # families are made of this module's classes
-
-        model = describe(JsonFields(config, CONFIG_FILE))
-        ends = JsonFields(generation or {}, "generation_config.json").token_ids("eos_token_id")
-        return replace(model, eos_token_ids=tuple(dict.fromkeys((*ends, *model.eos_token_ids))))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from shared.model.config.json_fields import JsonFields
+from shared.model.config.folder import CONFIG_FILE, check_model_folder
+from shared.model.config.json_fields import JsonFields, read_json_object
 from shared.model.config.model_config import ModelConfig
 from shared.model.families import deepseek, gemma, glm, gpt_oss, llama, mistral, olmo, phi, qwen
 
@@ -49,17 +51,36 @@ WITH_IMAGES = ("Gemma3ForConditionalGeneration", "LlavaForConditionalGeneration"
 ARCHITECTURES = (*FAMILIES, *WITH_IMAGES)
 """All that are served."""
 
+_GENERATION_FILE = "generation_config.json"
 _OF_WHOLE = ("dtype", "torch_dtype", "eos_token_id", "tie_word_embeddings", "quantization_config")
 """Fields that may stand beside `text_config`, and count where it has none of that name."""
 
 
-def describe(fields: JsonFields) -> ModelConfig:
-    """The model that `config.json` describes.
+def load_config(folder: Path) -> ModelConfig:
+    """Read `config.json` and, if present, `generation_config.json`.
+
+    Raises:
+        ModelLoadError: `check_model_folder`'s, or content that `parse_config` refuses.
+    """
+    check_model_folder(folder)
+    config = read_json_object(folder / CONFIG_FILE)
+    generation_file = folder / _GENERATION_FILE
+    return parse_config(config, read_json_object(generation_file) if generation_file.is_file() else {})
+
+
+def parse_config(config: Mapping[str, object], generation: Mapping[str, object] | None = None) -> ModelConfig:
+    """Read the content of `config.json` and of `generation_config.json`.
 
     Raises:
         ModelLoadError: an architecture, quantization or activation that is not served, or a missing or wrong field;
             `field` names it.
     """
+    model = _describe(JsonFields(config, CONFIG_FILE))
+    ends = JsonFields(generation or {}, _GENERATION_FILE).token_ids("eos_token_id")
+    return replace(model, eos_token_ids=tuple(dict.fromkeys((*ends, *model.eos_token_ids))))
+
+
+def _describe(fields: JsonFields) -> ModelConfig:
     architecture = _architecture(fields)
     if architecture in WITH_IMAGES:
         text = fields.child("text_config")

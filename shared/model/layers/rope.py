@@ -26,6 +26,11 @@ class Rotary:
         self._dtype = dtype
 
     @property
+    def num_encodings(self) -> int:
+        """Encodings that `cos_sin` gives angles of."""
+        return len(self._encodings)
+
+    @property
     def needs_lengths(self) -> bool:
         """Whether `cos_sin` needs the lengths."""
         return any(encoding.needs_lengths for encoding in self._encodings)

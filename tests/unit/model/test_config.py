@@ -12,6 +12,7 @@ import pytest
 from shared.errors import ModelLoadError
 from shared.model.config.layer_config import LayerConfig
 from shared.model.config.model_config import ModelConfig, RopeConfig
+from shared.model.families.registry import load_config, parse_config
 
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -26,7 +27,7 @@ BASE: dict[str, Any] = {
 
 
 def _parse(**fields: Any) -> ModelConfig:
-    return ModelConfig.parse({**BASE, **fields})
+    return parse_config({**BASE, **fields})
 
 
 def _rope(**fields: Any) -> RopeConfig:
@@ -102,7 +103,7 @@ def test_rope_in_old_and_new_spelling() -> None:
 def test_end_tokens_of_both_files_are_joined(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**BASE, "eos_token_id": 7, "torch_dtype": "float16"}))
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [8, 7]}))
-    config = ModelConfig.load(tmp_path)
+    config = load_config(tmp_path)
     assert config.eos_token_ids == (8, 7)
     assert config.dtype == "float16"
 
@@ -180,16 +181,16 @@ def test_unsupported_or_wrong_fields_are_named(fields: dict[str, Any], field: st
 
 def test_missing_folder_and_broken_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="does not exist"):
-        ModelConfig.load(tmp_path / "nowhere")
+        load_config(tmp_path / "nowhere")
     with pytest.raises(ModelLoadError, match=r"config\.json is missing") as caught:
-        ModelConfig.load(tmp_path)
+        load_config(tmp_path)
     assert caught.value.details["file"] == "config.json"
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ModelLoadError, match="cannot be read as JSON"):
-        ModelConfig.load(tmp_path)
+        load_config(tmp_path)
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ModelLoadError, match="expected a JSON object"):
-        ModelConfig.load(tmp_path)
+        load_config(tmp_path)
 
 
 MOE: dict[str, dict[str, Any]] = {

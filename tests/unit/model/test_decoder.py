@@ -14,8 +14,8 @@ from shared.kernels.batch import AttentionBatch
 from shared.kernels.linear import PlainLinear
 from shared.kernels.torch_backend import TorchKernels
 from shared.model.checkpoints import write_random_checkpoint
-from shared.model.config.model_config import ModelConfig
 from shared.model.decoder import Decoder
+from shared.model.families.registry import load_config
 from shared.model.layers.modules import DecoderModules
 from shared.model.layers.parameters import DecoderParameters
 from shared.model.weights.loader import load_weights
@@ -218,7 +218,7 @@ def _assert_same_greedy(folder: Path) -> int:
     expected_tokens, expected_logits = oracle_greedy(load_oracle(folder), PROMPT, 64)
     tokens, logits = greedy(Decoder.load(folder, torch.float32, "cpu"), PROMPT, 64)
     assert tokens == expected_tokens
-    tolerance = TOLERANCE_OF_EXPERTS if ModelConfig.load(folder).moe is not None else TOLERANCE
+    tolerance = TOLERANCE_OF_EXPERTS if load_config(folder).moe is not None else TOLERANCE
     assert (logits - expected_logits).abs().max() < tolerance * expected_logits.abs().max()
     return len(set(tokens))
 
@@ -263,7 +263,7 @@ def test_a_checkpoint_as_this_release_of_transformers_writes_it_is_the_same_mode
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     _write(ours, family, rope)
     load_oracle(ours).save_pretrained(theirs)
-    expected, written = ModelConfig.load(ours), ModelConfig.load(theirs)
+    expected, written = load_config(ours), load_config(theirs)
     assert [layer.rope and (layer.rope.type, layer.rope.theta) for layer in written.layers] == [
         layer.rope and (layer.rope.type, layer.rope.theta) for layer in expected.layers
     ]
@@ -318,7 +318,7 @@ def test_tied_decoder_holds_the_embedding_once(tmp_path: Path) -> None:
 
 def test_packing_leaves_a_tied_embedding_whole(tmp_path: Path) -> None:
     write_random_checkpoint(tmp_path, tie=True)
-    config = ModelConfig.load(tmp_path)
+    config = load_config(tmp_path)
     parameters = DecoderParameters.allocate(config, torch.float32, "cpu")
     load_weights(tmp_path, parameters.checkpoint_views(config))
     expected = parameters.embedding.clone()

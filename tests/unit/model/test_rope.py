@@ -10,6 +10,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from shared.model.config.model_config import ModelConfig
+from shared.model.families.registry import parse_config
 from shared.model.layers.rope import Rotary
 
 from .test_config import BASE
@@ -61,7 +62,7 @@ SIZES = {
 
 
 def _pair(rope: dict[str, Any]) -> tuple[ModelConfig, LlamaRotaryEmbedding]:
-    ours = ModelConfig.parse({**BASE, **SIZES, "rope_parameters": rope})
+    ours = parse_config({**BASE, **SIZES, "rope_parameters": rope})
     return ours, LlamaRotaryEmbedding(LlamaConfig(**SIZES, rope_parameters=dict(rope)))
 
 

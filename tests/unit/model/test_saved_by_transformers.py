@@ -13,9 +13,8 @@ import torch
 from transformers import PreTrainedModel
 
 from shared.errors import ModelLoadError
-from shared.model.config.model_config import ModelConfig
 from shared.model.decoder import Decoder
-from shared.model.families.registry import ARCHITECTURES
+from shared.model.families.registry import ARCHITECTURES, load_config, parse_config
 
 from .paged_run import greedy, oracle_logits, prompt_logits
 from .saved_families import FAMILIES, save
@@ -73,9 +72,9 @@ def test_a_family_as_saved_is_the_same_model_in_either_spelling(tmp_path: Path, 
     model = save(tmp_path, name, max_shard_size="20KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     _assert_same(tmp_path, model, 4)
-    written = ModelConfig.load(tmp_path)
+    written = load_config(tmp_path)
     _respell(tmp_path, as_transformers_4)
-    assert ModelConfig.load(tmp_path) == written
+    assert load_config(tmp_path) == written
 
 
 @pytest.mark.slow
@@ -119,5 +118,5 @@ def test_the_text_part_of_a_model_that_reads_images_is_served(
 
 def test_what_is_not_served_is_refused_by_name_with_the_list_of_what_is() -> None:
     with pytest.raises(ModelLoadError, match="GPT2LMHeadModel is not supported") as caught:
-        ModelConfig.parse({"architectures": ["GPT2LMHeadModel"]})
+        parse_config({"architectures": ["GPT2LMHeadModel"]})
     assert all(architecture in str(caught.value) for architecture in ARCHITECTURES)

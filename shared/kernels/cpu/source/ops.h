@@ -55,7 +55,7 @@ struct Memory;
 struct Group;
 int tandem_layers(
     const Layer* layers, const void* last_norm, const Sizes* sizes, const Memory* memory, float eps, float scale,
-    Group* group);
+    float softcap, Group* group);
 int64_t tandem_group_bytes(int64_t size, int64_t slot_bytes);
 Group* tandem_group_join(
     int descriptor, int64_t rank, int64_t size, const int64_t* names, int64_t slot_bytes, int64_t single_bytes,

@@ -87,6 +87,7 @@ def write_random_checkpoint(
         "tie_word_embeddings": tie,
         "sliding_window": None,
         "bos_token_id": None,
+        "pad_token_id": None,
         "eos_token_id": None,
         "dtype": str(dtype).removeprefix("torch."),
         **(extra_config or {}),

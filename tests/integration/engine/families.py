@@ -81,7 +81,7 @@ OTHERS: dict[str, tuple[str, dict[str, object]]] = {
                 "partial_rotary_factor": 0.5,
                 "short_factor": [1.0, 1.2, 1.5, 2.0],
                 "long_factor": [1.0, 2.0, 3.0, 4.0],
-                "original_max_position_embeddings": 80,
+                "original_max_position_embeddings": 40,
             }
         },
     ),

@@ -74,7 +74,7 @@ def test_every_way_through_the_engine_gives_the_tokens_of_transformers(folder):
         "LlamaForCausalLM",
         "qwen3-moe",
         "deepseek-v3",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS if name != "phi3"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS),
     ],
 )
 def test_batch_mates_chunks_and_preemption_do_not_change_tokens(tmp_path, family):

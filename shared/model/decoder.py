@@ -10,10 +10,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from shared.collectives.interface import Collectives
-from shared.kernels.backend import Kernels, LayerSizes, LayerStack, StacksLayers
+from shared.kernels.backend import Kernels
 from shared.kernels.backends.registry import AUTO
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.cpu.torch_threads import in_this_thread
+from shared.kernels.layer_stack import LayerSizes, LayerStack, StacksLayers
 from shared.model.config.model_config import ModelConfig
 from shared.model.families.registry import load_config
 from shared.model.kernel_choice import check_kernels, kernels_for

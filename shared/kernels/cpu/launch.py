@@ -17,7 +17,7 @@ from shared.kernels.activation import reference as activations
 from shared.kernels.activation.rules import GATES, SILU, Activation
 from shared.kernels.attention import reference as attention
 from shared.kernels.attention.contract import check_paged_attention
-from shared.kernels.backend import LayerSizes, LayerWeights, Linear
+from shared.kernels.backend import Linear
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.cpu.experts import PackedBatchedLinear, PackedExperts, choose_experts
 from shared.kernels.cpu.layer_stack import CpuLayerStack
@@ -25,6 +25,7 @@ from shared.kernels.cpu.linear import LANES, WideLinear, fits_panels, is_bf16, p
 from shared.kernels.cpu.torch_threads import in_this_thread
 from shared.kernels.experts.rules import Routing
 from shared.kernels.latent import reference as latents
+from shared.kernels.layer_stack import LayerSizes, LayerWeights
 from shared.kernels.linear import PlainLinear
 from shared.kernels.pool_view import pool_sizes
 from shared.kernels.rmsnorm import reference as rmsnorm

@@ -12,9 +12,9 @@ from torch import Tensor
 from shared.collectives.cpu_group import CpuGroup
 from shared.collectives.interface import Collectives
 from shared.kernels.activation.rules import GATES
-from shared.kernels.backend import LayerSizes, LayerWeights
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.cpu.linear import LANES, Library, PackedLinear, is_bf16
+from shared.kernels.layer_stack import LayerSizes, LayerWeights
 from shared.kernels.pool_view import assert_kv_dtype, pool_sizes
 
 _PROJECTIONS = ("qkv", "o", "gate_up", "down")

@@ -75,6 +75,7 @@ OTHERS: dict[str, tuple[str, dict[str, object]]] = {
     "phi3": (
         "Phi3ForCausalLM",
         {
+            "original_max_position_embeddings": 40,
             "rope_parameters": {
                 "rope_type": "longrope",
                 "rope_theta": 500.0,
@@ -82,7 +83,7 @@ OTHERS: dict[str, tuple[str, dict[str, object]]] = {
                 "short_factor": [1.0, 1.2, 1.5, 2.0],
                 "long_factor": [1.0, 2.0, 3.0, 4.0],
                 "original_max_position_embeddings": 40,
-            }
+            },
         },
     ),
 }

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from shared.kernels.activation.rules import SILU, Activation
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.linear import PlainLinear
 from shared.kernels.torch_backend import TorchKernels
@@ -343,6 +344,6 @@ class CountingKernels(TorchKernels):
     def __init__(self) -> None:
         self.num_rows: list[int] = []
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:  # type: ignore[override]  # static in TorchKernels
+    def silu_mul(self, gate_up: Tensor, activation: Activation = SILU) -> Tensor:  # type: ignore[override]  # static there
         self.num_rows.append(gate_up.shape[0])
-        return TorchKernels.silu_mul(gate_up)
+        return TorchKernels.silu_mul(gate_up, activation)

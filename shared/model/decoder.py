@@ -17,7 +17,7 @@ from shared.kernels.cpu.torch_threads import in_this_thread
 from shared.kernels.layer_stack import LayerSizes, LayerStack, StacksLayers
 from shared.model.config.model_config import ModelConfig
 from shared.model.families.registry import load_config
-from shared.model.kernel_choice import check_kernels, kernels_for
+from shared.model.kernel_choice import check_kernels, kernels_for, stacks
 from shared.model.layers.modules import DecoderModules, add_up
 from shared.model.layers.parameters import DecoderParameters, unused_tensors
 from shared.model.layers.pieces import DecoderPieces
@@ -171,21 +171,6 @@ class Decoder:
         other.pieces = self.pieces.over(kernels)
         other._stack = None
         return other
-
-
-def stacks(config: ModelConfig) -> bool:
-    """Whether one call can compute the layers: dense ones with a norm before each part."""
-    names = config.names
-    return (
-        config.moe is None
-        and config.latent is None
-        and names.input_norm is not None
-        and names.post_norm is not None
-        and config.qk_norm != "whole"
-        and config.activation.gate != "clamped"
-        and not config.has_sinks
-        and config.residual_scale == 1.0
-    )
 
 
 def _sizes(config: ModelConfig) -> LayerSizes:

@@ -44,11 +44,11 @@ def load_rows(base, offsets, positions, kv_len, HEAD_DIM: tl.constexpr, DIMS: tl
 @triton.jit
 def capped(scores, CAP: tl.constexpr):
     """CAP · tanh(score / CAP), fp32; the scores themselves where CAP is 0."""
-    if CAP == 0:
-        return scores
-    fading = tl.exp2(tl.abs(scores) * (-2.8853900817779268 / CAP))  # e^(-2 |score / CAP|)
-    bound = (1.0 - fading) / (1.0 + fading) * CAP
-    return tl.where(scores < 0, -bound, bound)
+    if CAP > 0:
+        fading = tl.exp2(tl.abs(scores / CAP) * -2.8853900817779268)  # e^(-2 |score / CAP|)
+        bound = (1.0 - fading) / (1.0 + fading) * CAP
+        scores = tl.where(scores < 0, -bound, bound)
+    return scores
 
 
 @triton.jit

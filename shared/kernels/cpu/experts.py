@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from shared.kernels.activation.rules import GATES, SILU, Activation
 from shared.kernels.cpu.linear import LANES, PANEL, Library, PackedLinear, is_bf16, pack
 from shared.kernels.experts.reference import check_experts, check_forward
 from shared.kernels.experts.routing import check_choose_experts
@@ -40,11 +41,21 @@ class PackedExperts:
     """See `Experts`: the panels of those experts alone are read that have tokens. Any sizes: what does not fit vectors
     is padded with zeros, which change no sum."""
 
-    def __init__(self, library: Library, gate_up: Tensor, down: Tensor, first_expert: int, *, own: bool) -> None:
+    def __init__(
+        self,
+        library: Library,
+        gate_up: Tensor,
+        down: Tensor,
+        first_expert: int,
+        *,
+        own: bool,
+        activation: Activation = SILU,
+    ) -> None:
         """As for `DecoderOps.make_experts`."""
         check_experts(gate_up, down)
         self._library = library
         self._first_expert = first_expert
+        self._activation = activation
         self._num_experts, _, self._hidden = gate_up.shape
         more_hidden, more_inner = -self._hidden % PANEL, -down.shape[2] % LANES
         if more_hidden or more_inner:
@@ -76,6 +87,7 @@ class PackedExperts:
         assert x.dtype == self._gate_up.dtype, f"{x.dtype} times {self._gate_up.dtype}"
         num_tokens, hidden = x.shape
         top_k, inner = expert_ids.shape[1], self._inner
+        activation, gate = self._activation, GATES.index(self._activation.gate)
         pairs = num_tokens * top_k
         rooms = [x.new_empty((pairs, size)) for size in (hidden, 2 * inner, inner, hidden)]
         rooms.append(torch.empty(pairs * max(hidden, inner)))  # fp32
@@ -89,7 +101,9 @@ class PackedExperts:
             self._down.panel_stride,
             out.data_ptr(),
             ctypes.byref((c_void_p * len(rooms))(*(room.data_ptr() for room in rooms))),
-            ctypes.byref((c_int64 * 6)(num_tokens, top_k, hidden, inner, self._first_expert, self._num_experts)),
+            ctypes.byref((c_int64 * 7)(num_tokens, top_k, hidden, inner, self._first_expert, self._num_experts, gate)),
+            activation.alpha,
+            activation.limit,
             is_bf16(x),
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from shared.model.config.latent_config import LatentConfig
 from shared.model.config.model_config import ModelConfig
 from shared.model.layers.expert_copies import ExpertCopies
 from shared.model.layers.parameters import DecoderParameters, ExpertParameters, LatentParameters, LayerParameters
+from shared.model.layers.rope import rotary_order
 
 EXPANDED_HEADS = 8
 """Heads whose keys and values are expanded from latents at once: bounds the memory that a long prompt takes for it."""
@@ -35,6 +37,10 @@ class ExpertModules:
     router: Linear  # hidden_size to num_experts
     router_bias: Tensor | None  # [num_experts] fp32
     experts: Experts
+    down_bias: Tensor | None = (
+        None  # [num_local_experts, hidden_size]; experts have biases, and inputs BIAS_COLUMNS more
+    )
+    first_expert: int = 0  # as `ExpertParameters`
     copies: ExpertCopies | None = None  # None: ids are the router's
     group: Collectives | None = None  # ranks whose experts' results, the shared ones' among them, are parts of a sum
 
@@ -43,13 +49,16 @@ class ExpertModules:
 class LayerModules:
     """One layer. Projections that read the same input are one linear layer."""
 
-    input_norm: Tensor  # [hidden_size]
+    input_norm: Tensor | None  # [hidden_size], as the three norms below; None: nothing is normalised
+    attention_norm: Tensor | None
+    post_norm: Tensor | None
+    output_norm: Tensor | None
     qkv: Linear  # hidden_size to what `LayerParameters` says
-    q_norm: Tensor | None  # [head_dim], or [q_rank]
-    k_norm: Tensor | None  # [head_dim], or [kv_rank]
+    q_norm: Tensor | None  # as `LayerParameters`
+    k_norm: Tensor | None
+    sinks: Tensor | None  # [num_heads] fp32
     latent: LatentModules | None
     o: Linear  # num_heads * value_dim to hidden_size
-    post_norm: Tensor  # [hidden_size]
     experts: ExpertModules | None
     gate_up: Linear | None  # hidden_size to 2 * intermediate_size; None where no token passes it
     down: Linear | None  # intermediate_size to hidden_size
@@ -84,7 +93,7 @@ class DecoderModules:
         return cls(
             embedding=parameters.embedding,
             layers=tuple(_build_layer(layer, ops, config) for layer in parameters.layers),
-            norm=parameters.norm,
+            norm=_offset(parameters.norm, config),
             lm_head=ops.make_linear(parameters.lm_head, None, own=not is_tied),
         )
 
@@ -105,17 +114,29 @@ def _build_layer(layer: LayerParameters, ops: DecoderOps, config: ModelConfig) -
     def linear(weight: Tensor | None, bias: Tensor | None) -> Linear | None:
         return None if weight is None else ops.make_linear(weight, bias, own=True)
 
+    order = rotary_order(config)
+    q_norm, k_norm = (_offset(norm, config) for norm in (layer.q_norm, layer.k_norm))
+    if order is not None:
+        num_placed = (config.num_heads + config.num_kv_heads) * config.head_dim
+        for rows in (layer.qkv, layer.qkv_bias):
+            if rows is not None:
+                by_head = rows[:num_placed].view(-1, config.head_dim, *rows.shape[1:])
+                by_head.copy_(by_head[:, order])
+        q_norm, k_norm = (None if norm is None else norm[order] for norm in (q_norm, k_norm))
     return LayerModules(
-        input_norm=layer.input_norm,
+        input_norm=_offset(layer.input_norm, config),
+        attention_norm=_offset(layer.attention_norm, config),
+        post_norm=_offset(layer.post_norm, config),
+        output_norm=_offset(layer.output_norm, config),
         qkv=ops.make_linear(layer.qkv, layer.qkv_bias, own=True),
-        q_norm=layer.q_norm,
-        k_norm=layer.k_norm,
+        q_norm=q_norm,
+        k_norm=k_norm,
+        sinks=None if layer.sinks is None else layer.sinks.float(),
         latent=None
         if layer.latent is None or config.latent is None
         else _build_latent(layer.latent, config.latent, config.num_heads, ops),
         o=ops.make_linear(layer.o, layer.o_bias, own=True),
-        post_norm=layer.post_norm,
-        experts=None if layer.experts is None else _build_experts(layer.experts, ops),
+        experts=None if layer.experts is None or config.moe is None else _build_experts(layer.experts, config, ops),
         gate_up=linear(layer.gate_up, layer.gate_up_bias),
         down=linear(layer.down, layer.down_bias),
     )
@@ -133,11 +154,28 @@ def _build_latent(parameters: LatentParameters, latent: LatentConfig, num_heads:
     )
 
 
-def _build_experts(parameters: ExpertParameters, ops: DecoderOps) -> ExpertModules:
+@overload
+def _offset(norm: Tensor, config: ModelConfig) -> Tensor: ...
+@overload
+def _offset(norm: None, config: ModelConfig) -> None: ...
+def _offset(norm: Tensor | None, config: ModelConfig) -> Tensor | None:
+    """The weight of a norm as it multiplies."""
+    return norm if norm is None or not config.norm_offset else (norm.float() + config.norm_offset).to(norm.dtype)
+
+
+def _build_experts(parameters: ExpertParameters, config: ModelConfig, ops: DecoderOps) -> ExpertModules:
+    assert config.moe is not None
+    if config.moe.is_stacked:
+        for gate_up in parameters.gate_up:  # rows of gate and up in turns
+            gate_up.copy_(gate_up.view(-1, 2, gate_up.shape[1]).transpose(0, 1).reshape(gate_up.shape))
     return ExpertModules(
-        router=ops.make_linear(parameters.router, None, own=True),
+        router=ops.make_linear(parameters.router, parameters.logit_bias, own=True),
         router_bias=parameters.router_bias,
-        experts=ops.make_experts(parameters.gate_up, parameters.down, parameters.first_expert, own=True),
+        experts=ops.make_experts(
+            parameters.gate_up, parameters.down, parameters.first_expert, own=True, activation=config.activation
+        ),
+        down_bias=parameters.down_bias,
+        first_expert=parameters.first_expert,
         copies=parameters.copies,
     )
 

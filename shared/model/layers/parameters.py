@@ -11,6 +11,11 @@ from torch import Tensor
 from shared.model.config.model_config import ModelConfig
 from shared.model.config.moe_config import MoeConfig
 from shared.model.layers.expert_copies import ExpertCopies
+from shared.model.weights.safetensors_files import OF_IMAGES
+
+BIAS_COLUMNS = 32
+"""Columns behind an expert's inputs where experts have biases: the first one holds the bias of gate and up, which the
+input 1 there adds, the others keep whole vectors."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +32,11 @@ class ExpertParameters:
 
     router: Tensor  # [num_experts, hidden_size], fp32 where the logits are
     router_bias: Tensor | None  # [num_experts] fp32
-    gate_up: Tensor  # [num_local_experts, 2 * expert_size, hidden_size]
-    down: Tensor  # [num_local_experts, hidden_size, expert_size]
+    gate_up: Tensor  # [num_local_experts, 2 * expert_size, in_size], in_size = hidden_size, or BIAS_COLUMNS more
+    down: Tensor  # [num_local_experts, in_size, expert_size]
     experts: Sequence[int]  # [num_local_experts] their ids, ascending; adjacent ones where `copies` is None
+    logit_bias: Tensor | None = None  # [num_experts]
+    down_bias: Tensor | None = None  # [num_local_experts, hidden_size]
     copies: ExpertCopies | None = None
 
     @property
@@ -46,15 +53,18 @@ class LayerParameters:
     `k_norm` are the latents'. With experts, `gate_up` and `down` are those of the shared ones.
     """
 
-    input_norm: Tensor  # [hidden_size]
+    input_norm: Tensor | None  # [hidden_size], as the three norms below; None: nothing is normalised
+    attention_norm: Tensor | None
+    post_norm: Tensor | None
+    output_norm: Tensor | None
     qkv: Tensor  # [qkv_size, hidden_size]; (num_heads + 2 * num_kv_heads) * head_dim without latents
     qkv_bias: Tensor | None  # [qkv_size]
-    q_norm: Tensor | None  # [head_dim], or [q_rank]
-    k_norm: Tensor | None  # [head_dim], or [kv_rank]
+    q_norm: Tensor | None  # [head_dim], [num_heads * head_dim] or [q_rank]
+    k_norm: Tensor | None  # [head_dim], [num_kv_heads * head_dim] or [kv_rank]
+    sinks: Tensor | None  # [num_heads]
     latent: LatentParameters | None
     o: Tensor  # [hidden_size, num_heads * value_dim]
     o_bias: Tensor | None  # [hidden_size]
-    post_norm: Tensor  # [hidden_size]
     experts: ExpertParameters | None
     gate_up: Tensor | None  # [2 * intermediate_size, hidden_size]; None where no token passes it
     gate_up_bias: Tensor | None  # [2 * intermediate_size]
@@ -113,9 +123,9 @@ class DecoderParameters:
 
 def unused_tensors(config: ModelConfig) -> tuple[str, ...]:
     """Prefixes of the names of a checkpoint's tensors that these parameters leave out: layers that predict further than
-    the next token."""
+    the next token, and what reads images."""
     layers = range(config.num_layers, config.num_layers + config.num_unused_layers)
-    return tuple(f"model.layers.{layer}." for layer in layers)
+    return (*(f"model.layers.{layer}." for layer in layers), *OF_IMAGES)
 
 
 def _qkv_rows(config: ModelConfig) -> dict[str, int]:
@@ -136,7 +146,12 @@ def _norm_sizes(config: ModelConfig) -> tuple[int | None, int | None]:
     """Sizes of `q_norm` and `k_norm`."""
     if config.latent is not None:
         return config.latent.q_rank, config.latent.kv_rank
-    return (config.head_dim, config.head_dim) if config.qk_norm else (None, None)
+    match config.qk_norm:
+        case "head":
+            return config.head_dim, config.head_dim
+        case "whole":
+            return config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    return None, None
 
 
 def _allocate_layer(
@@ -150,10 +165,17 @@ def _allocate_layer(
     def empty(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
+    def norm(name: str | None) -> Tensor | None:
+        return None if name is None else empty(hidden)
+
+    names = config.names
     q_norm, k_norm = (None if size is None else empty(size) for size in _norm_sizes(config))
     has_bias = config.mlp_bias and inner > 0
     return LayerParameters(
-        input_norm=empty(hidden),
+        input_norm=norm(names.input_norm),
+        attention_norm=norm(names.attention_norm),
+        post_norm=norm(names.post_norm),
+        output_norm=norm(names.output_norm),
         qkv=empty(qkv_size, hidden),
         qkv_bias=empty(qkv_size).zero_() if config.qkv_bias else None,  # not every part has one in a checkpoint
         q_norm=q_norm,
@@ -161,7 +183,7 @@ def _allocate_layer(
         latent=_allocate_latent(config, dtype, device),
         o=empty(hidden, config.num_heads * config.value_dim),
         o_bias=empty(hidden) if config.o_bias else None,
-        post_norm=empty(hidden),
+        sinks=empty(config.num_heads) if config.has_sinks else None,
         experts=None if moe is None else _allocate_experts(moe, hidden, dtype, device, experts),
         gate_up=empty(2 * inner, hidden) if inner else None,
         gate_up_bias=empty(2 * inner) if has_bias else None,
@@ -190,25 +212,36 @@ def _allocate_experts(
     local = range(num_experts) if experts is None else experts
     assert 0 <= local[0] <= local[-1] < num_experts, f"{local} of {num_experts} experts"
     router_dtype = torch.float32 if moe.fp32_router else dtype
+    in_size = hidden + BIAS_COLUMNS if moe.has_bias else hidden
+    gate_up = torch.empty((len(local), 2 * moe.expert_size, in_size), dtype=dtype, device=device)
+    down = torch.empty((len(local), in_size, moe.expert_size), dtype=dtype, device=device)
+    gate_up[:, :, hidden + 1 :] = 0
+    down[:, hidden:] = 0
     return ExpertParameters(
         router=torch.empty((num_experts, hidden), dtype=router_dtype, device=device),
         router_bias=torch.empty(num_experts, dtype=torch.float32, device=device) if moe.routing.has_bias else None,
-        gate_up=torch.empty((len(local), 2 * moe.expert_size, hidden), dtype=dtype, device=device),
-        down=torch.empty((len(local), hidden, moe.expert_size), dtype=dtype, device=device),
+        gate_up=gate_up,
+        down=down,
         experts=local,
+        logit_bias=torch.empty(num_experts, dtype=router_dtype, device=device) if moe.has_bias else None,
+        down_bias=torch.empty((len(local), hidden), dtype=dtype, device=device) if moe.has_bias else None,
     )
 
 
 def _layer_views(config: ModelConfig, layer: LayerParameters) -> dict[str, Tensor]:
-    mlp = "mlp" if layer.experts is None else "mlp.shared_experts"
+    names, moe = config.names, config.moe
+    mlp = "mlp" if layer.experts is None or moe is None else f"{moe.prefix}.{moe.shared}"
     q_norm, k_norm = ("q_a_layernorm", "kv_a_layernorm") if layer.latent is not None else ("q_norm", "k_norm")
     views: dict[str, Tensor | None] = {
-        "input_layernorm.weight": layer.input_norm,
+        f"{names.input_norm}.weight": layer.input_norm,
+        f"{names.attention_norm}.weight": layer.attention_norm,
+        f"{names.post_norm}.weight": layer.post_norm,
+        f"{names.output_norm}.weight": layer.output_norm,
         f"self_attn.{q_norm}.weight": layer.q_norm,
         f"self_attn.{k_norm}.weight": layer.k_norm,
+        "self_attn.sinks": layer.sinks,
         "self_attn.o_proj.weight": layer.o,
         "self_attn.o_proj.bias": layer.o_bias,
-        "post_attention_layernorm.weight": layer.post_norm,
         f"{mlp}.down_proj.weight": layer.down,
         f"{mlp}.down_proj.bias": layer.down_bias,
     }
@@ -218,28 +251,40 @@ def _layer_views(config: ModelConfig, layer: LayerParameters) -> dict[str, Tenso
             parts = torch.split(fused, list(rows.values()))
             views.update({f"{name}.{kind}": part for name, part in zip(rows, parts, strict=True)})
 
-    split(layer.qkv, "weight", _qkv_rows(config))
-    split(layer.qkv_bias, "bias", _qkv_rows(config))
+    qkv_rows = _qkv_rows(config) if names.qkv is None else {names.qkv: layer.qkv.shape[0]}
+    split(layer.qkv, "weight", qkv_rows)
+    split(layer.qkv_bias, "bias", qkv_rows)
     if layer.gate_up is not None:
         inner = layer.gate_up.shape[0] // 2
         gate_up_rows = {f"{mlp}.gate_proj": inner, f"{mlp}.up_proj": inner}
+        if names.gate_up is not None:
+            gate_up_rows = {f"{mlp}.{names.gate_up}": 2 * inner}
         split(layer.gate_up, "weight", gate_up_rows)
         split(layer.gate_up_bias, "bias", gate_up_rows)
     if layer.latent is not None:
         views |= {"self_attn.q_b_proj.weight": layer.latent.q, "self_attn.kv_b_proj.weight": layer.latent.kv}
         views.pop("self_attn.q_proj.bias", None)  # zero: no checkpoint has one
     if layer.experts is not None:
-        assert config.moe is not None
-        views |= _expert_views(config.moe, layer.experts)
+        assert moe is not None
+        views |= _expert_views(moe, layer.experts, config.hidden_size)
     return {name: view for name, view in views.items() if view is not None}
 
 
-def _expert_views(moe: MoeConfig, experts: ExpertParameters) -> dict[str, Tensor | None]:
+def _expert_views(moe: MoeConfig, experts: ExpertParameters, hidden: int) -> dict[str, Tensor | None]:
     gate, up, down = moe.projections
     views: dict[str, Tensor | None] = {
-        f"{moe.prefix}.gate.weight": experts.router,
-        f"{moe.prefix}.gate.e_score_correction_bias": experts.router_bias,
+        f"{moe.prefix}.{moe.router}.weight": experts.router,
+        f"{moe.prefix}.{moe.router}.bias": experts.logit_bias,
+        f"{moe.prefix}.{moe.router}.e_score_correction_bias": experts.router_bias,
     }
+    if moe.is_stacked:
+        prefix = f"{moe.prefix}.experts"
+        views[f"{prefix}.gate_up_proj"] = experts.gate_up[..., :hidden].transpose(1, 2)
+        views[f"{prefix}.down_proj"] = experts.down[:, :hidden].transpose(1, 2)
+        if moe.has_bias:
+            views[f"{prefix}.gate_up_proj_bias"] = experts.gate_up[..., hidden]
+            views[f"{prefix}.down_proj_bias"] = experts.down_bias
+        return views
     for expert, gate_up_weight, down_weight in zip(experts.experts, experts.gate_up, experts.down, strict=True):
         prefix = f"{moe.prefix}.experts.{expert}"
         views[f"{prefix}.{gate}.weight"], views[f"{prefix}.{up}.weight"] = gate_up_weight.chunk(2)

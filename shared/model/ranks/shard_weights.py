@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -18,6 +19,8 @@ from shared.model.weights.tensor_reader import TensorReader
 _LAYERS = "model.layers."
 _DENSE = ("gate_proj", "up_proj", "down_proj")
 """Names of a dense block's projections, and of the shared experts'."""
+_SUMMED = ("o_proj.bias", "down_proj.bias")
+"""Biases that are added once, by the first rank of a stage."""
 _PANEL_ROWS = 32
 """The fewest rows of a linear layer that is there to be made, not to be used."""
 
@@ -61,14 +64,14 @@ def load_shard(
             continue
         with TensorReader(file) as reader:
             for entry in wanted:
-                _copy(reader, entry, *_slices(shard, entry), targets[entry.name])
+                _copy(reader, entry, _part(shard, entry), targets[entry.name])
                 loaded += targets[entry.name].nbytes
                 if on_progress is not None:
                     on_progress(loaded, total)
-    if shard.part:
-        for name, target in targets.items():  # they are added once, by the first rank of a stage
-            if name.endswith(("o_proj.bias", "down_proj.bias")):
-                target.zero_()
+    for name, target in targets.items():
+        is_added_twice = shard.part and name.endswith(_SUMMED)
+        if is_added_twice or (shard.expert_inner.begin and name.endswith("down_proj_bias")):
+            target.zero_()
 
 
 def _targets(shard: Shard, parameters: DecoderParameters) -> dict[str, Tensor]:
@@ -91,31 +94,66 @@ def _is_tied_head(shard: Shard) -> bool:
     return shard.config.tie_word_embeddings and shard.is_last
 
 
-def _slices(shard: Shard, entry: TensorEntry) -> tuple[Span, Span]:
-    """(rows, columns) of a tensor that this rank holds; a vector has one column."""
+@dataclass(frozen=True)
+class _Part:
+    """What a rank holds of a tensor."""
+
+    rows: Sequence[Span]
+    columns: Span | None = None  # of the second dimension, None for all
+    depths: Span | None = None  # of the third one
+
+
+def _part(shard: Shard, entry: TensorEntry) -> _Part:
     config = shard.config
     heads, size = shard.heads, config.head_dim
-    rows = Span(0, entry.shape[0])
-    columns = Span(0, entry.shape[1] if len(entry.shape) > 1 else 1)
     module, _, kind = entry.name.rpartition(".")
     of_weight = kind == "weight"
+    whole = [Span(0, entry.shape[0])]
+    q, kv = _times(heads, size), _times(shard.kv_heads, size)
     gate, up, down = _DENSE if config.moe is None else config.moe.projections
     match module.rpartition(".")[2]:
         case "q_proj" | "q_b_proj":
-            rows = _times(heads, size)
+            return _Part([q])
         case "k_proj" | "v_proj":
-            rows = _times(shard.kv_heads, size)
+            return _Part([kv])
+        case "qkv_proj":
+            first_key = config.num_heads * size
+            first_value = first_key + config.num_kv_heads * size
+            return _Part([q, _moved(kv, first_key), _moved(kv, first_value)])
         case "kv_b_proj" if config.latent is not None:
-            rows = _times(heads, config.latent.nope_dim + config.latent.value_dim)
+            return _Part([_times(heads, config.latent.nope_dim + config.latent.value_dim)])
         case "o_proj" if of_weight:
-            columns = _times(heads, config.value_dim)
+            return _Part(whole, _times(heads, config.value_dim))
+        case "gate_up_proj":
+            inner = _inner(shard, module)
+            return _Part([inner, _moved(inner, entry.shape[0] // 2)])
         case name if name in (*_DENSE[:2], gate, up):
-            rows = _inner(shard, module)
+            return _Part([_inner(shard, module)])
         case name if name in (_DENSE[2], down) and of_weight:
-            columns = _inner(shard, module)
+            return _Part(whole, _inner(shard, module))
         case "embed_tokens" | "lm_head":
-            rows = shard.vocab
-    return rows, columns
+            return _Part([shard.vocab])
+        case "self_attn" if kind == "sinks":
+            return _Part([heads])
+        case "experts":
+            return _stacked(shard, entry, kind)
+    return _Part(whole)
+
+
+def _stacked(shard: Shard, entry: TensorEntry, kind: str) -> _Part:
+    """Of a tensor of all experts of a layer, in which gate and up lie in turns."""
+    assert shard.experts is not None
+    layer = int(entry.name.removeprefix(_LAYERS).partition(".")[0]) - shard.layers.begin
+    rows = [Span(expert, expert + 1) for expert in shard.experts[layer]]
+    inner = shard.expert_inner
+    match kind:
+        case "gate_up_proj":
+            return _Part(rows, None, _times(inner, 2))
+        case "gate_up_proj_bias":
+            return _Part(rows, _times(inner, 2))
+        case "down_proj":
+            return _Part(rows, inner)
+    return _Part(rows)
 
 
 def _inner(shard: Shard, module: str) -> Span:
@@ -129,8 +167,16 @@ def _times(span: Span, size: int) -> Span:
     return Span(span.begin * size, span.end * size)
 
 
-def _copy(reader: TensorReader, entry: TensorEntry, rows: Span, columns: Span, target: Tensor) -> None:
-    flat = target.view(target.shape[0], -1)
-    for first, piece in reader.pieces(entry, rows.begin, rows.end):
-        at = first - rows.begin
-        flat[at : at + len(piece)].copy_(piece[:, columns.begin : columns.end])
+def _moved(span: Span, by: int) -> Span:
+    return Span(span.begin + by, span.end + by)
+
+
+def _copy(reader: TensorReader, entry: TensorEntry, part: _Part, target: Tensor) -> None:
+    at = 0
+    for rows in part.rows:
+        for _, piece in reader.pieces(entry, rows.begin, rows.end):
+            for dim, span in ((1, part.columns), (2, part.depths)):
+                if span is not None:
+                    piece = piece.narrow(dim, span.begin, span.length)
+            target[at : at + len(piece)].copy_(piece)
+            at += len(piece)

@@ -59,9 +59,9 @@ def load_weights(
             for entry in file.entries:
                 if entries.get(entry.name) is not entry:
                     continue
-                flat = targets[entry.name].view(entry.shape[0], -1)
+                target = targets[entry.name]
                 for first, piece in reader.pieces(entry, 0, entry.shape[0]):
-                    flat[first : first + len(piece)].copy_(piece)
+                    target[first : first + len(piece)].copy_(piece)
                 loaded_bytes += entry.num_bytes
                 if on_progress is not None:
                     on_progress(loaded_bytes, total_bytes)

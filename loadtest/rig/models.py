@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.errors import ConfigError, ModelLoadError
+from shared.model.families.registry import load_config
 
 Shape = Mapping[str, Any]
 """Arguments of `write_random_checkpoint`."""
@@ -97,10 +98,9 @@ def checkpoint(name: str) -> Path:
 def write_model(folder: Path, shape: Shape, tokenizer_of: Path) -> Path:
     """Makes the folder of a model that can be served, unless it exists, and returns it. Its vocabulary is that of the
     model `tokenizer_of`. Raises ConfigError (`tokenizer`) if that is none."""
-    from shared.model.config.model_config import ModelConfig
 
     try:
-        vocab_size = ModelConfig.load(tokenizer_of).vocab_size
+        vocab_size = load_config(tokenizer_of).vocab_size
     except ModelLoadError as error:
         raise ConfigError(f"{tokenizer_of} is not a model folder: {error.message}", field="tokenizer") from error
     _write(

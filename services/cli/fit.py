@@ -16,6 +16,7 @@ from services.cli.fit_view import WORKERS_OF_TODAY, as_dict, degrees_as_dict, de
 from services.cli.tables import console_of
 from shared.errors import ConfigError
 from shared.model.config.model_config import ModelConfig
+from shared.model.families.registry import load_config
 from shared.model.ranks.shard import MAX_DEGREE
 from shared.sizing.degrees import degree_fits
 from shared.sizing.devices import GPUS, device_name, gpu_of
@@ -193,7 +194,7 @@ def _shape(model: str) -> ModelShape:
         raise ConfigError(
             f"{model} is neither a model folder nor one of {', '.join(named)}", field="model", value=model
         )
-    config = ModelConfig.load(path.parent if path.is_file() else path)
+    config = load_config(path.parent if path.is_file() else path)
     return decoder(
         layers=config.num_layers,
         hidden=config.hidden_size,
@@ -213,7 +214,7 @@ def _experts(config: ModelConfig) -> ExpertShape | None:
     if config.moe is None:
         return None
     moe, routing = config.moe, config.moe.routing
-    return ExpertShape(moe.num_layers, routing.num_experts, routing.top_k, moe.expert_size, moe.shared_size)
+    return ExpertShape(config.num_expert_layers, routing.num_experts, routing.top_k, moe.expert_size, moe.shared_size)
 
 
 def _latent(config: ModelConfig) -> LatentShape | None:

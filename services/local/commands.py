@@ -23,6 +23,7 @@ from shared.cores.core_choice import CoreShare
 from shared.cores.topology import format_cpu_list
 from shared.environment import check_variables
 from shared.identity import WorkerRole
+from shared.model.families.registry import load_config
 from shared.model.ranks.shard import Degrees
 from shared.settings.group import values_in_common
 
@@ -308,12 +309,11 @@ def check_model(folder: Path, splits: Iterable[Degrees] = ()) -> None:
     `splits`: how its workers split it over processes. Blocking. Raises ModelLoadError, ConfigError.
     """
     # Imported here: most commands need neither.
-    from shared.model.config.model_config import ModelConfig
     from shared.model.text.chat_template import ChatTemplate
     from shared.model.text.tokenizer import Tokenizer
     from shared.model.weights.safetensors_files import checkpoint_files
 
-    config = ModelConfig.load(folder)
+    config = load_config(folder)
     for degrees in splits:
         degrees.check(config)
     tokenizer = Tokenizer.load(folder)

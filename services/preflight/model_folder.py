@@ -13,6 +13,7 @@ from shared.errors import ConfigError, ModelLoadError
 from shared.kv.layout import BYTES_PER_ELEMENT, BlockLayout
 from shared.model.config.folder import check_folder
 from shared.model.config.model_config import ModelConfig
+from shared.model.families.registry import load_config
 from shared.sizes import size
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def check_weights(need: EngineNeed, memory_bytes: int | None) -> Finding:
     if problem := _unreadable(need.model):
         return problem
     try:
-        config = ModelConfig.load(need.model)
+        config = load_config(need.model)
         plan = _plan(need, config)
     except ModelLoadError as error:
         return fail(CHECK, error.message, _FIX)
@@ -98,7 +99,7 @@ def check_tokenizer(folder: Path) -> Finding:
 
 def kv_bytes_per_token(need: EngineNeed) -> float:
     """Bytes of KV for one token of the model. Raises ModelLoadError."""
-    return _layout(need, ModelConfig.load(need.model)).block_bytes / need.block_size
+    return _layout(need, load_config(need.model)).block_bytes / need.block_size
 
 
 def _unreadable(folder: Path) -> Finding | None:

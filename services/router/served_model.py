@@ -27,7 +27,7 @@ from services.router.views.vllm_names import VLLM, vllm_labels
 from services.router.workers.fleet import Fleet
 from services.router.workers.liveness import LivenessLimits
 from shared.kv_index.client import KVStoreClient
-from shared.model.config.model_config import ModelConfig
+from shared.model.families.registry import load_config
 from shared.model.text.chat_template import ChatTemplate
 from shared.model.text.texts_digest import texts_digest
 from shared.model.text.tokenizer import Tokenizer
@@ -60,7 +60,7 @@ class ServedModel:
         tokenizer = Tokenizer.load(settings.model)
         template = ChatTemplate.load(settings.model, tokenizer.special_tokens)
         defaults = GenerationDefaults.load(settings.model) if settings.edge.generation_defaults else NO_DEFAULTS
-        structures = StructureCompiler(lambda: tokenizer, ModelConfig.load(settings.model).eos_token_ids)
+        structures = StructureCompiler(lambda: tokenizer, load_config(settings.model).eos_token_ids)
         structures.start(tokenizer.vocab_size)
         tenants = {"default", *settings.edge.tenants, *settings.admission.tenant_weights}
         self.metrics = RouterMetrics(self.name, sorted(tenants), settings.name)

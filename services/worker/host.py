@@ -46,6 +46,7 @@ from shared.kv.ucx import UcxTransfer
 from shared.model.arithmetic import arithmetic_digest
 from shared.model.config.model_config import ModelConfig
 from shared.model.decoder import Decoder
+from shared.model.families.registry import load_config
 from shared.model.ranks.block_slices import block_slices
 from shared.model.ranks.rank_decoder import RankDecoder
 from shared.model.text.texts_digest import texts_digest
@@ -136,7 +137,7 @@ class EngineHost:
             dtype, kernels = await asyncio.to_thread(check_group, self.settings)
             if self.settings.expert_load:
                 self._balance = await asyncio.to_thread(
-                    lambda: ExpertBalance(self.settings, ModelConfig.load(self.settings.model))
+                    lambda: ExpertBalance(self.settings, load_config(self.settings.model))
                 )
             # On this thread: the kernel ends the followers with the thread that started them.
             placement = () if self._balance is None else self._balance.placement
@@ -187,7 +188,7 @@ def load_model(
 
     `on_lost` as in `RankGroup.meet`. Raises ModelLoadError, ConfigError, RankLost.
     """
-    config = ModelConfig.load(settings.model)
+    config = load_config(settings.model)
     check_device(settings.devices[0])
     backend = choose_backend(settings)
     dtype = choose_dtype(settings.dtype, config, settings.devices[0], backend) if group is None else group.dtype
@@ -241,8 +242,7 @@ def load_model(
 
 
 def _chain_roots(model_fingerprint: str, layout: BlockLayout, config: ModelConfig) -> ChainRoots:
-    trained_len = config.rope.original_max_position_embeddings if config.rope.type == "dynamic" else 0
-    return ChainRoots(model_fingerprint, layout.format.name, LAYOUT_VERSION, trained_len)
+    return ChainRoots(model_fingerprint, layout.format.name, LAYOUT_VERSION, config.prefix_length)
 
 
 def scheduler_config(settings: WorkerSettings, num_host_blocks: int) -> SchedulerConfig:

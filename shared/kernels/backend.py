@@ -7,14 +7,12 @@ arguments without waiting for it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from shared.collectives.interface import Collectives
+from shared.kernels.activation.rules import SILU, Activation
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.block_ops import BlockOps
 from shared.kernels.experts.rules import Routing
@@ -72,7 +70,10 @@ class BatchedLinear(Protocol):
 
 
 class Experts(Protocol):
-    """A layer's experts, or a range of them: `down(silu(gate(x)) * up(x))` each. It owns their weights."""
+    """A layer's experts, or a range of them: `down` of the activated `gate` and `up` of x each.
+
+    It owns their weights.
+    """
 
     @property
     def nbytes(self) -> int:
@@ -110,7 +111,9 @@ class DecoderOps(Protocol):
         """Whether `paged_attention` takes pools of one plane."""
         ...
 
-    def make_experts(self, gate_up: Tensor, down: Tensor, first_expert: int, *, own: bool) -> Experts:
+    def make_experts(
+        self, gate_up: Tensor, down: Tensor, first_expert: int, *, own: bool, activation: Activation = SILU
+    ) -> Experts:
         """The experts `first_expert`, `first_expert` + 1, … of a layer.
 
         Args:
@@ -118,10 +121,13 @@ class DecoderOps(Protocol):
             down: [num_experts, hidden_size, intermediate_size], contiguous.
             first_expert: id of the first of them.
             own: as for `make_linear`.
+            activation: between the two.
         """
         ...
 
-    def make_quantized_experts(self, gate_up: Weight, down: Weight, first_expert: int, dtype: torch.dtype) -> Experts:
+    def make_quantized_experts(
+        self, gate_up: Weight, down: Weight, first_expert: int, dtype: torch.dtype, activation: Activation = SILU
+    ) -> Experts:
         """As `make_experts`, of weights in fewer bits, which the layer keeps; one of both may be plain, of `dtype`."""
         ...
 
@@ -164,7 +170,7 @@ class DecoderOps(Protocol):
         """
         ...
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
         """`weight * (x / rms(x))`, the mean taken in fp32, the quotient rounded to x's dtype before the weight.
 
         That order of rounding is the one the checkpoints of the Llama family were trained and published with
@@ -172,7 +178,7 @@ class DecoderOps(Protocol):
 
         Args:
             x: [..., size].
-            weight: [size], x's dtype.
+            weight: [size], x's dtype; None: nothing is normalised.
             eps: added to the mean square.
 
         Returns:
@@ -180,13 +186,13 @@ class DecoderOps(Protocol):
         """
         ...
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
         """Add a layer's output to the residual stream and normalise the sum.
 
         Args:
             x: [num_tokens, size], output of a block.
             residual: [num_tokens, size], x's dtype.
-            weight: [size], x's dtype.
+            weight: [size], x's dtype; None: nothing is normalised.
             eps: added to the mean square.
 
         Returns:
@@ -280,6 +286,8 @@ class DecoderOps(Protocol):
         *,
         scale: float,
         window: int | None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Attend from each token of the step to its own sequence's keys up to itself.
 
@@ -296,96 +304,24 @@ class DecoderOps(Protocol):
             batch: the step's sequences.
             scale: factor on query · key.
             window: sliding window in tokens, or None.
+            softcap: c, by which a score becomes c · tanh(score / c), or None.
+            sinks: [num_heads] fp32, contiguous, a score of each head that takes its share of the weights and adds
+                nothing (Xiao et al. 2023, arXiv:2309.17453), or None. Neither is there for a pool of one plane.
 
         Returns:
             [num_tokens, num_heads * head_dim], query's dtype.
         """
         ...
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """`silu(gate) * up` for the two halves of the last dimension (SwiGLU, Shazeer 2020, arXiv:2002.05202).
+    def silu_mul(self, gate_up: Tensor, activation: Activation = SILU) -> Tensor:
+        """Activates gate and up, the two halves of the last dimension.
 
         Args:
             gate_up: [num_tokens, 2 * intermediate_size], gate first, contiguous.
+            activation: how.
 
         Returns:
             [num_tokens, intermediate_size], same dtype.
-        """
-        ...
-
-
-class LayerWeights(Protocol):
-    """One layer's weights, as `shared.model.layers.modules.LayerModules` describes them."""
-
-    @property
-    def input_norm(self) -> Tensor: ...
-    @property
-    def qkv(self) -> Linear: ...
-    @property
-    def q_norm(self) -> Tensor | None: ...
-    @property
-    def k_norm(self) -> Tensor | None: ...
-    @property
-    def o(self) -> Linear: ...
-    @property
-    def post_norm(self) -> Tensor: ...
-    @property
-    def gate_up(self) -> Linear | None: ...
-    @property
-    def down(self) -> Linear | None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class LayerSizes:
-    """Sizes that all layers of a decoder share, and the layers' windows."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    eps: float
-    windows: tuple[int | None, ...]
-    """Sliding window of each layer in tokens."""
-
-
-class LayerStack(Protocol):
-    """All layers of one decoder."""
-
-    def run(
-        self, x: Tensor, cos: Tensor, sin: Tensor, kv_blocks: Tensor, batch: AttentionBatch, logit_rows: Tensor
-    ) -> Tensor:
-        """The output of the decoder's layers for a step, the last norm included.
-
-        Args:
-            x: [num_tokens, hidden_size], the embedded tokens, at least one; used up.
-            cos: [num_tokens, head_dim], as for `rotate_and_write`.
-            sin: [num_tokens, head_dim].
-            kv_blocks: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], contiguous, changed in place;
-                its dtype as for `rotate_and_write`.
-            batch: the step's sequences.
-            logit_rows: [num_logits] int64, the tokens whose output is wanted.
-
-        Returns:
-            [num_logits, hidden_size], x's dtype.
-        """
-        ...
-
-
-@runtime_checkable
-class StacksLayers(Protocol):
-    """An addition to a backend: one call for all layers, where it is faster than one for each op."""
-
-    def stack_layers(
-        self,
-        layers: Sequence[LayerWeights],
-        last_norm: Tensor,
-        sizes: LayerSizes,
-        group: Collectives | None = None,
-    ) -> LayerStack | None:
-        """The layers of a decoder whose projections this backend made; None where a shape or a kind does not suit.
-
-        `group`: the ranks over which `o` and `down` are split, each rank's giving a part of a sum.
-
-        The stack gives what the ops give one by one, up to the order of fp32 sums.
         """
         ...
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from shared.kernels.activation.reference import silu_mul
+from shared.kernels.activation.rules import SILU, Activation
 from shared.kernels.experts.reference import check_forward, combine
 from shared.kernels.linear_spec import Kind, LinearSpec
 
@@ -85,6 +86,12 @@ class QuantizedWeight:
         """Memory of codes, scales, zeros and index."""
         tensors = (self.codes, self.scales, self.zeros, self.index)
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+    @property
+    def by_row(self) -> list[Tensor]:
+        """Views [..., out_size, …] of what rows have of their own: bytes of codes, scales and zeros."""
+        tensors = (self.codes.view(torch.uint8), self.scales, self.zeros)
+        return [tensor for tensor in tensors if tensor is not None]
 
     @property
     def device(self) -> torch.device:
@@ -326,11 +333,12 @@ def opened_product(x: Tensor, parts: Sequence[QuantizedWeight]) -> Tensor:
 class OpenedExperts:
     """See `Experts`; an expert's weights are opened to fp32 where tokens chose it. Either may be dense."""
 
-    def __init__(self, gate_up: Weight, down: Weight, first_expert: int) -> None:
+    def __init__(self, gate_up: Weight, down: Weight, first_expert: int, activation: Activation = SILU) -> None:
         """As for `DecoderOps.make_experts`."""
         self._gate_up = gate_up
         self._down = down
         self._first_expert = first_expert
+        self._activation = activation
 
     @property
     def nbytes(self) -> int:
@@ -345,7 +353,7 @@ class OpenedExperts:
         for expert in range(self._gate_up.shape[0]):
             tokens, places = (local == expert).nonzero(as_tuple=True)
             if tokens.numel():
-                inner = silu_mul(_product(x[tokens], self._gate_up[expert]))
+                inner = silu_mul(_product(x[tokens], self._gate_up[expert]), self._activation)
                 found[tokens, places] = _product(inner, self._down[expert])
         return combine(found, weights)
 
@@ -361,6 +369,12 @@ def make_opened_linear(weight: QuantizedWeight, bias: Tensor | None, dtype: torc
     return OpenedLinear(weight, bias, dtype)
 
 
-def make_opened_experts(gate_up: Weight, down: Weight, first_expert: int, dtype: torch.dtype) -> OpenedExperts:  # noqa: ARG001
+def make_opened_experts(
+    gate_up: Weight,
+    down: Weight,
+    first_expert: int,
+    dtype: torch.dtype,  # noqa: ARG001
+    activation: Activation = SILU,
+) -> OpenedExperts:
     """`DecoderOps.make_quantized_experts` of the backends without kernels for fewer bits."""
-    return OpenedExperts(gate_up, down, first_expert)
+    return OpenedExperts(gate_up, down, first_expert, activation)

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from shared.model.config.model_config import ModelConfig
+from shared.model.families.registry import FAMILIES, parse_config
 from shared.model.layers.parameters import DecoderParameters
 from shared.model.random_weights import mean_and_std
 from shared.model.weights.safetensors_files import INDEX_FILE, SINGLE_FILE
@@ -25,17 +26,6 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
     "generation_config.json",
 )
-
-_MODEL_TYPES = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-    "MixtralForCausalLM": "mixtral",
-    "Qwen3MoeForCausalLM": "qwen3_moe",
-    "DeepseekV2ForCausalLM": "deepseek_v2",
-    "DeepseekV3ForCausalLM": "deepseek_v3",
-}
 
 
 def write_random_checkpoint(
@@ -65,7 +55,7 @@ def write_random_checkpoint(
 
     Args:
         folder: created if missing.
-        architecture: one of `SUPPORTED_ARCHITECTURES`.
+        architecture: one of `FAMILIES`.
         rope: content of `rope_parameters`; default rotary positions if None.
         tie: whether the embedding is also the output projection.
         extra_config: further fields of `config.json`, such as `attention_bias` or `sliding_window`; they override.
@@ -75,14 +65,14 @@ def write_random_checkpoint(
         tokenizer_from: folder whose tokenizer files are copied in.
 
     Returns:
-        The configuration, as `ModelConfig.load` reads it back.
+        The configuration, as `load_config` reads it back.
 
     Raises:
         ModelLoadError: the fields do not describe a supported model.
     """
     fields: dict[str, object] = {
         "architectures": [architecture],
-        "model_type": _MODEL_TYPES.get(architecture),
+        "model_type": FAMILIES[architecture].model_type if architecture in FAMILIES else None,
         "vocab_size": vocab_size,
         "hidden_size": hidden_size,
         "intermediate_size": intermediate_size,
@@ -97,11 +87,12 @@ def write_random_checkpoint(
         "tie_word_embeddings": tie,
         "sliding_window": None,
         "bos_token_id": None,
+        "pad_token_id": None,
         "eos_token_id": None,
         "dtype": str(dtype).removeprefix("torch."),
         **(extra_config or {}),
     }
-    config = ModelConfig.parse(fields)
+    config = parse_config(fields)
     if config.latent is not None:
         fields["head_dim"] = config.latent.rope_dim  # what transformers means by it there
     folder.mkdir(parents=True, exist_ok=True)

@@ -10,16 +10,19 @@ from torch import Tensor
 from torch.nn import functional
 
 from shared.collectives.interface import Collectives
-from shared.kernels.backend import Kernels, LayerSizes, LayerStack, StacksLayers
+from shared.kernels.backend import Kernels
 from shared.kernels.backends.registry import AUTO
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.cpu.torch_threads import in_this_thread
+from shared.kernels.layer_stack import LayerSizes, LayerStack, StacksLayers
 from shared.model.config.model_config import ModelConfig
-from shared.model.kernel_choice import check_kernels, check_specs, kernels_for
+from shared.model.families.registry import load_config
+from shared.model.kernel_choice import check_kernels, check_specs, kernels_for, stacks
 from shared.model.layers.modules import DecoderModules, add_up
 from shared.model.layers.parameters import DecoderParameters
 from shared.model.layers.pieces import DecoderPieces
 from shared.model.layers.rope import Rotary
+from shared.model.layers.scales import scaled_embedding, scaled_logits
 from shared.model.weights.checkpoint import Checkpoint
 from shared.model.weights.loader import OnProgress, ask_for_huge_pages, fill_weights
 from shared.model.weights.plan import AS_STORED, Quantization, WeightPlan
@@ -61,8 +64,7 @@ class Decoder:
         self._modules = modules = DecoderModules.build(parameters, self.kernels, config)
         self.pieces = DecoderPieces(config, modules if group is None else add_up(modules, group), self.kernels)
         self._stack: LayerStack | None = None
-        is_plain = config.moe is None and config.latent is None
-        if is_plain and isinstance(self.kernels, StacksLayers):
+        if stacks(config) and isinstance(self.kernels, StacksLayers):
             self._stack = self.kernels.stack_layers(modules.layers, modules.norm, _sizes(config), group)
 
     @classmethod
@@ -90,11 +92,11 @@ class Decoder:
 
         Raises:
             ConfigError: those kernels cannot serve this device, dtype or architecture, or these sizes in that mode.
-            ModelLoadError: the folder cannot be served; see `ModelConfig.load` and `load_weights`.
+            ModelLoadError: the folder cannot be served; see `load_config` and `load_weights`.
         """
         if torch.device(device).type == "cpu":
             ask_for_huge_pages()
-        config = ModelConfig.load(folder)
+        config = load_config(folder)
         chosen = kernels_for(config, device, dtype, kernels, deterministic=deterministic)
         with Checkpoint.of(folder) as checkpoint:
             plan = WeightPlan.make(checkpoint, config, quantization)
@@ -141,21 +143,21 @@ class Decoder:
 
     def embed(self, token_ids: Tensor, positions: Tensor, rope_lengths: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """The first layer's inputs: the tokens' rows [num_tokens, hidden_size], and their angles' cosines and sines
-        [num_tokens, rotary_dim]. Arguments as for `forward`."""
+        [num_encodings, num_tokens, rotary_dim]. Arguments as for `forward`."""
         with in_this_thread(token_ids, token_ids.shape[0] * self.config.hidden_size):
             cos, sin = self.rotary.cos_sin(positions, rope_lengths)
-            return functional.embedding(token_ids, self._modules.embedding), cos, sin
+            return scaled_embedding(functional.embedding(token_ids, self._modules.embedding), self.config), cos, sin
 
     def logits(self, normed: Tensor, num_candidates: int = 0) -> Tensor:  # noqa: ARG002
         """[num_logits, hidden_size], the layers' output, to [num_logits, vocab_size] fp32; `num_candidates` as for
         `forward`."""
         logits = self._modules.lm_head.forward(normed)
         with in_this_thread(logits, logits.numel()):
-            return logits.float()
+            return scaled_logits(logits.float(), self.config)
 
     @property
-    def first_norm(self) -> Tensor:
-        """[hidden_size], weight of the norm that begins a step."""
+    def first_norm(self) -> Tensor | None:
+        """[hidden_size], weight of the norm that begins a step, None where that changes nothing."""
         return self._modules.layers[0].input_norm
 
     @property
@@ -183,5 +185,14 @@ class Decoder:
 
 
 def _sizes(config: ModelConfig) -> LayerSizes:
-    windows = tuple(config.window_of(layer) for layer in range(config.num_layers))
-    return LayerSizes(config.num_heads, config.num_kv_heads, config.head_dim, config.rms_norm_eps, windows)
+    return LayerSizes(
+        config.num_heads,
+        config.num_kv_heads,
+        config.head_dim,
+        config.rms_norm_eps,
+        config.attention_scale,
+        windows=tuple(layer.window for layer in config.layers),
+        encodings=tuple(config.ropes.index(layer.rope) for layer in config.layers),
+        softcap=config.softcap,
+        activation=config.activation,
+    )

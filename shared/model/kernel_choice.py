@@ -45,6 +45,11 @@ def check_kernels(config: ModelConfig, kernels: Kernels) -> None:
             "many tokens a step has",
             field="deterministic",
         )
+    if kernels.is_deterministic and not stacks(config):
+        raise ConfigError(
+            f"deterministic does not serve {config.architecture}: what lies between its products is left to torch",
+            field="deterministic",
+        )
     if config.latent is not None and not kernels.serves_latents:
         raise ConfigError(
             f"kernels {kernels.name!r} do not attend to latents, which {config.architecture} keeps: take {_TORCH}",
@@ -61,3 +66,18 @@ def check_specs(specs: Specs, kernels: Kernels) -> None:
             "checkpoint",
             field="deterministic",
         )
+
+
+def stacks(config: ModelConfig) -> bool:
+    """Whether one call can compute the layers: dense ones with a norm before each part."""
+    names = config.names
+    return (
+        config.moe is None
+        and config.latent is None
+        and names.input_norm is not None
+        and names.post_norm is not None
+        and config.qk_norm != "whole"
+        and config.activation.gate != "clamped"
+        and not config.has_sinks
+        and config.residual_scale == 1.0
+    )

@@ -12,6 +12,7 @@ from shared.model.config.model_config import ModelConfig
 from shared.model.decoder import Decoder
 from shared.model.layers.parameters import DecoderParameters
 
+_BEHIND = 3.0  # of norms of what a layer's parts give
 _LOGIT_STD = 4.0  # large enough that rounding does not change the greedy choice
 
 
@@ -22,19 +23,29 @@ def mean_and_std(name: str, shape: Sequence[int], config: ModelConfig) -> tuple[
     out with a standard deviation of about four.
     """
     if name.endswith(("q_norm.weight", "k_norm.weight")):
-        return 2.0, 0.1
+        return 2.0 - config.norm_offset, 0.1
     if name.endswith("e_score_correction_bias"):
         return 0.0, 0.1
     if name.endswith("norm.weight"):
-        return 1.0, 0.1
-    if name.endswith(".bias"):
+        is_behind = name.split(".")[-2] in (config.names.attention_norm, config.names.output_norm)
+        return (_BEHIND if is_behind else 1.0) - config.norm_offset, 0.1
+    if name.endswith((".bias", "_bias")):
         return 0.0, 0.1
+    if name.endswith(".sinks"):
+        return 1.0, 1.0
     if name == "lm_head.weight" or (name == "model.embed_tokens.weight" and config.tie_word_embeddings):
-        return 0.0, _LOGIT_STD / math.sqrt(config.hidden_size)
+        return 0.0, _LOGIT_STD / math.sqrt(config.hidden_size) / config.logit_scale
     if name == "model.embed_tokens.weight":
         return 0.0, 1.0
-    blocks_out = ("o_proj.weight", "down_proj.weight", "w2.weight")
-    attention_in = ("q_proj.weight", "k_proj.weight", "q_b_proj.weight", "gate.weight")
+    blocks_out = ("o_proj.weight", "down_proj.weight", "w2.weight", ".down_proj")
+    attention_in = (
+        "q_proj.weight",
+        "k_proj.weight",
+        "qkv_proj.weight",
+        "q_b_proj.weight",
+        "gate.weight",
+        "router.weight",
+    )
     gain = 3.0 if name.endswith(blocks_out) else 2.0 if name.endswith(attention_in) else 1.0
     return 0.0, gain / math.sqrt(shape[1])
 

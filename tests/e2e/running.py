@@ -19,7 +19,7 @@ from services.local.cluster import LocalCluster
 from services.local.commands import TandemCommands
 from services.local.spec import ClusterSpec
 from services.local.supervisor import Died, Restarted
-from shared.model.config.model_config import ModelConfig
+from shared.model.families.registry import load_config
 from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from tests.e2e.patient import PATIENCE_S, patient
 from tests.waiting import DEADLINE_S, until
@@ -31,7 +31,7 @@ BLOCK_SIZE = 16
 
 def block_bytes(model: Path, element_bytes: int = 4) -> int:
     """Bytes of one KV block of the model."""
-    in_fp32 = ModelConfig.load(model).block_layout(BLOCK_SIZE, "float32").block_bytes
+    in_fp32 = load_config(model).block_layout(BLOCK_SIZE, "float32").block_bytes
     return in_fp32 * element_bytes // 4
 
 

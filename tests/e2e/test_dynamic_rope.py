@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shared.model.checkpoints import write_random_checkpoint
-from shared.model.config.model_config import ModelConfig
+from shared.model.families.registry import load_config
 from tests.e2e.running import BLOCK_SIZE, DEMO, running
 from tests.e2e.stage import HOST_BYTES, prompt, staged
 from tests.e2e.test_cache_command import cached, held
@@ -22,7 +22,7 @@ MAX_MODEL_LEN = 512
 def write_dynamic(folder: Path) -> Path:
     write_random_checkpoint(
         folder,
-        vocab_size=ModelConfig.load(DEMO).vocab_size,
+        vocab_size=load_config(DEMO).vocab_size,
         head_dim=16,
         max_position_embeddings=TRAINED_LEN,
         rope={"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 8.0},

@@ -12,6 +12,7 @@ import pytest
 
 from shared.identity import WorkerRole
 from shared.model.config.model_config import ModelConfig
+from shared.model.families.registry import load_config
 from shared.model.ranks.expert_load import ExpertLoad
 from shared.rpc.pb.tandem.v1 import inference_pb2
 from tests.e2e.running import BLOCK_SIZE, DEMO, Running, block_bytes, gone, running
@@ -74,7 +75,7 @@ class Unequal(Recording):
     splits = SPLITS
 
     def worker(self, plan, kvstore):
-        splits = OF_EXPERTS if ModelConfig.load(plan.pools.model).moe is not None else self.splits
+        splits = OF_EXPERTS if load_config(plan.pools.model).moe is not None else self.splits
         flags = splits[plan.name]
         if "--ep" in flags:
             flags = (*flags, "--expert-load", str(Path(plan.pools.model).with_name(LOADS)))
@@ -102,7 +103,7 @@ def write_skewed(path: Path, config: ModelConfig) -> ExpertLoad:
 )
 async def test_hand_offs_and_stored_prefixes_are_the_same_whatever_the_split(tmp_path, family, kind):
     model = DEMO if family == "demo" else write_model(tmp_path / "model", family)
-    config = ModelConfig.load(model)
+    config = load_config(model)
     loads = {name: tmp_path / LOADS.format(name=name) for name in ("prefill-0", "decode-0")}
     if config.moe is not None:
         skewed = write_skewed(loads["prefill-0"], config)

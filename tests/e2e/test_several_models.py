@@ -9,7 +9,7 @@ import pytest
 
 from services.local.model_pools import ModelPools
 from shared.model.checkpoints import write_random_checkpoint
-from shared.model.config.model_config import ModelConfig
+from shared.model.families.registry import load_config
 from shared.rpc.pb.tandem.v1 import cache_pb2, cache_pb2_grpc, inference_pb2
 from tests.e2e.running import BLOCK_SIZE, DEMO, running
 from tests.unit.model.paged_run import load_oracle, oracle_greedy
@@ -24,7 +24,7 @@ def write_model(folder: Path, architecture: str, seed: int, num_layers: int = 2)
     write_random_checkpoint(
         folder,
         architecture,
-        vocab_size=ModelConfig.load(DEMO).vocab_size,
+        vocab_size=load_config(DEMO).vocab_size,
         num_layers=num_layers,
         head_dim=16,
         seed=seed,

@@ -16,8 +16,8 @@ from shared.engine.sampling_params import SamplingParams
 from shared.errors import ConfigError
 from shared.kv.checksum import BlockChecksum
 from shared.kv.layout import BlockLayout
-from shared.model.config.model_config import ModelConfig
 from shared.model.decoder import Decoder
+from shared.model.families.registry import parse_config
 from shared.model.random_weights import random_decoder
 from tests.integration.engine.families import write_family
 from tests.integration.engine.test_static_decode import run_all
@@ -116,7 +116,7 @@ def test_the_pool_takes_what_weights_and_the_largest_step_leave(folder: Path) ->
 
 
 def test_weights_drawn_on_the_device_make_a_model_of_finite_logits() -> None:
-    config = ModelConfig.parse(
+    config = parse_config(
         {
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",

@@ -30,6 +30,7 @@ from shared.kernels.cpu.launch import CpuOps
 from shared.model.config.model_config import ModelConfig
 from shared.model.config.moe_config import MoeConfig
 from shared.model.decoder import Decoder
+from shared.model.families.registry import load_config
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -119,7 +120,7 @@ def main(
     if threads:
         torch.set_num_threads(threads)
     folder = checkpoint(model) if model in SHAPES else Path(model)
-    room = kv_room(ModelConfig.load(folder), torch_dtype, folder)
+    room = kv_room(load_config(folder), torch_dtype, folder)
     fitting = [step for step in steps if step.num_kv_tokens <= room]
     overhead_results = overheads(folder, batches, 256) if torch_dtype == torch.bfloat16 else []
     written = Report(out)
@@ -207,8 +208,8 @@ def active_parameters(config: ModelConfig) -> int:
     found = config.num_layers * _attention(config) + _head(config)
     num_dense = config.num_layers
     if config.moe is not None:
-        num_dense -= config.moe.num_layers
-        found += config.moe.num_layers * config.hidden_size * _of_hidden(config.moe)
+        num_dense -= config.num_expert_layers
+        found += config.num_expert_layers * config.hidden_size * _of_hidden(config.moe)
     return found + num_dense * 3 * config.hidden_size * config.intermediate_size
 
 

@@ -25,8 +25,8 @@ from shared.engine.runner.profile_run import measure_budget
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.sampling_params import SamplingParams
 from shared.kv.layout import BYTES_PER_ELEMENT
-from shared.model.config.model_config import ModelConfig
 from shared.model.decoder import Decoder
+from shared.model.families.registry import parse_config
 from shared.model.layers.parameters import DecoderParameters
 from shared.model.random_weights import random_decoder
 
@@ -197,7 +197,7 @@ def main(repeats: Annotated[int, Option()] = 30, out: Out = None) -> None:
     with torch.inference_mode():
         limits = measure_limits(graph_clock, device)
         torch.cuda.empty_cache()
-        decoder = random_decoder(ModelConfig.parse(LLAMA_8B), torch.bfloat16, device)
+        decoder = random_decoder(parse_config(LLAMA_8B), torch.bfloat16, device)
         steps = fitting(STEPS, room(decoder, STEPS))
         bench = EngineBench(decoder, steps)
         report.add(limit_results(limits))

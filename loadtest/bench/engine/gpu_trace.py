@@ -11,7 +11,7 @@ from loadtest.bench.engine.cuda import LLAMA_8B, EngineBench, Step
 from loadtest.bench.kernels.limits import cuda_device
 from loadtest.rig.command_line import Option, Out
 from loadtest.rig.results import Report, Result
-from shared.model.config.model_config import ModelConfig
+from shared.model.families.registry import parse_config
 from shared.model.random_weights import random_decoder
 
 STEPS = (Step(64, 2048, 1), Step(1, 0, 2048))
@@ -47,7 +47,7 @@ def main(
 ) -> None:
     """Profile one decode step and one prompt of an 8B-shaped engine."""
     device = cuda_device("this profile")
-    config = ModelConfig.parse({**LLAMA_8B, "num_hidden_layers": layers})
+    config = parse_config({**LLAMA_8B, "num_hidden_layers": layers})
     report = Report(out)
     with torch.inference_mode():
         bench = EngineBench(random_decoder(config, torch.bfloat16, device), STEPS)

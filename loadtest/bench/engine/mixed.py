@@ -26,8 +26,8 @@ from loadtest.rig.results import Report, Result, machine
 from shared.engine.plan import PlannedSequence, SampleSpec, StepPlan
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.sampling_params import SamplingParams
-from shared.model.config.model_config import ModelConfig
 from shared.model.decoder import Decoder
+from shared.model.families.registry import parse_config
 from shared.model.random_weights import random_decoder
 from shared.sizing.step_fit import fitted
 from shared.sizing.step_time import StepTimes, StepWork
@@ -224,5 +224,5 @@ def main(
 
 def _decoder(model: str, device: str) -> Decoder:
     if device == "cuda":
-        return random_decoder(ModelConfig.parse(LLAMA_8B), torch.bfloat16, torch.device("cuda"))
+        return random_decoder(parse_config(LLAMA_8B), torch.bfloat16, torch.device("cuda"))
     return Decoder.load(checkpoint(model) if model in SHAPES else Path(model), torch.bfloat16, "cpu")

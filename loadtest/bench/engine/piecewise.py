@@ -21,8 +21,8 @@ from loadtest.rig.command_line import Option, Out
 from loadtest.rig.results import Report, Result
 from shared.engine.plan import NoToken, SampledToken, StepResult
 from shared.engine.runner.runner import Runner, RunnerConfig
-from shared.model.config.model_config import ModelConfig
 from shared.model.decoder import Decoder
+from shared.model.families.registry import parse_config
 from shared.model.random_weights import random_decoder
 
 SAME_LOGPROB = 0.05
@@ -103,7 +103,7 @@ def main(repeats: Annotated[int, Option()] = 20, out: Out = None) -> None:
     device = cuda_device("this benchmark")
     report = Report(out)
     with torch.inference_mode():
-        pair = Pair(random_decoder(ModelConfig.parse(LLAMA_8B), torch.bfloat16, device), STEPS)
+        pair = Pair(random_decoder(parse_config(LLAMA_8B), torch.bfloat16, device), STEPS)
         report.add([Result("start with pieces, beside without", pair.start_s[1] - pair.start_s[0], "s")])
         for step in STEPS:
             report.add(pair.measure(step, repeats))

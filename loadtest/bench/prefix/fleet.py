@@ -17,7 +17,7 @@ from loadtest.rig.cluster import Extras, local_cluster
 from loadtest.rig.models import DEMO, write_model
 from services.local.cluster import LocalCluster
 from shared.errors import DeadlineExceeded, Internal
-from shared.model.config.model_config import ModelConfig
+from shared.model.families.registry import load_config
 from shared.rpc.pb.tandem.v1 import types_pb2
 from shared.settings.common import PrefixFetch
 
@@ -47,7 +47,7 @@ class Setup:
 
 def make_cluster(setup: Setup, folder: Path) -> LocalCluster:
     """A cluster that has not been started, on free ports, with its logs under `folder`. Raises ModelLoadError."""
-    block_bytes = ModelConfig.load(setup.model).block_layout(BLOCK_SIZE, "float32").block_bytes
+    block_bytes = load_config(setup.model).block_layout(BLOCK_SIZE, "float32").block_bytes
     return local_cluster(
         Extras(store_flags=("--send-bytes-per-s", str(setup.send_bytes_per_s)), indexed=setup.indexed),
         model=setup.model,

@@ -93,6 +93,7 @@ class Ledger:
     ) -> None:
         """The worker's current figures; a worker marked full is considered again. `num_decoding`, and their tokens:
         answers that run there or are to."""
+        self.view.reported_s = now_s
         self._free_blocks = num_free_blocks
         self._requests = num_requests
         self._queued = queued

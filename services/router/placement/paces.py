@@ -79,10 +79,16 @@ def _largest(times: StepTimes, own_s: float, num_answers: float, attention_s: fl
 
 
 def ttft_s(
-    view: WorkerView, times: StepTimes, own: Work, target_s: float, num_new_answers: int = 0, context_tokens: int = 0
+    view: WorkerView,
+    times: StepTimes,
+    own: Work,
+    target_s: float,
+    now_s: float,
+    num_new_answers: int = 0,
+    context_tokens: int = 0,
 ) -> float:
-    """Seconds until the worker, whose steps take `times`, has computed its queue and then `own`, beside its answers and
-    as many new ones."""
+    """Seconds from now until the worker, whose steps take `times`, has computed its queue and then `own`, beside its
+    answers and as many new ones. It reports between steps: what has passed since is a part of the next one, done."""
     num_tokens, pairs = view.num_queued_tokens + own.tokens, view.num_queued_pairs + own.pairs
     pace = pace_of(
         times,
@@ -93,7 +99,9 @@ def ttft_s(
         view.max_step_tokens or DEFAULT_BUDGET,
         num_tokens,
     )
-    return pace.seconds(num_tokens)
+    queue_s = view.num_queued_tokens / pace.tokens_a_second
+    done_s = min(max(0.0, now_s - view.reported_s), pace.step_s, queue_s)
+    return pace.seconds(num_tokens) - done_s
 
 
 def prompt_rate(view: WorkerView, times: StepTimes, target_s: float) -> float:

@@ -40,6 +40,11 @@ AGAINST = 0.3
 """In score: the split of the fleet is meant for what follows, not for this request alone."""
 GUEST = 0.1
 """In score: several routers see the same idle worker at once, and all would use it."""
+QUEUED_STEPS = 4
+"""Steps of the target's length in which a worker computes its queue, so that it has room for a further prompt: what
+waits at the router can still go to the worker that is free first …"""
+QUEUED_PROMPTS = 1.25
+"""… or mean prompts that its queue may be long, where that is more."""
 SAMPLE = 64
 """Workers whose queues tell how long a request waits."""
 NO_SLACK_S = 1.0
@@ -81,7 +86,7 @@ class PairPolicy:
         if self.typical is None or not self._predictor.ttft.is_known:
             return self._predictor.idle_s(own)
         pace = pace_of(self.typical, 0, 0, own.pairs / own.tokens, math.inf, self._budget, own.tokens)
-        return pace.seconds(own.tokens) + self._predictor.hand_off_s
+        return pace.seconds(own.tokens)
 
     def wait_s(self, num_tokens_ahead: int, pool: Pool) -> float | None:
         """Seconds until some worker has computed its queue and its share of what is ahead."""
@@ -93,6 +98,14 @@ class PairPolicy:
         rates = [prompt_rate(view, view.times or self.typical, self._tpot_s) for view in sample]
         waits = [(view.num_queued_tokens / rate, rate) for view, rate in zip(sample, rates, strict=True)]
         return filled_level(num_tokens_ahead * len(sample) / len(pool), waits)
+
+    def has_time(self, view: WorkerView, num_hit_tokens: float) -> bool:
+        """Whether the worker's queue is short enough for one more prompt, of which these tokens need no computing."""
+        if not view.num_queued_tokens:
+            return True
+        assert self.typical is not None, "see `look`"
+        in_steps = QUEUED_STEPS * self._tpot_s * prompt_rate(view, view.times or self.typical, self._tpot_s)
+        return view.num_queued_tokens - num_hit_tokens <= max(QUEUED_PROMPTS * self._demand.prompt.tokens, in_steps)
 
     def trusted_s(self, predicted_s: float | None) -> float | None:
         """See `WaitPredictor`: none before some were seen to hold."""
@@ -114,7 +127,10 @@ class PairPolicy:
         roomy.sort(key=lambda entry: self._decode_score(entry[0], entry[1], preferred))
         if not roomy:
             return ()
-        waits = [(view, ttft_s(view, view.times or typical, request.work(view.name), target_s)) for view in prefills]
+        waits = [
+            (view, ttft_s(view, view.times or typical, request.work(view.name), target_s, request.now_s))
+            for view in prefills
+        ]
         waits.sort(key=lambda entry: self._prefill_score(entry[0], entry[1], request, preferred))
         names = {view.name for view in prefills}
         found: list[Pair] = []
@@ -127,7 +143,7 @@ class PairPolicy:
             ]
             if decode.name in names:  # with its own answer among those beside which it computes the prompt
                 work = request.work(decode.name)
-                wait_s = ttft_s(decode, decode.times or typical, work, target_s, 1, request.num_tokens)
+                wait_s = ttft_s(decode, decode.times or typical, work, target_s, request.now_s, 1, request.num_tokens)
                 found.append(self._pair(request, decode, decode, wait_s, step_s, preferred))
         most = max((pair.in_time for pair in found), default=0.0)
         found.sort(key=lambda pair: (pair.in_time < most - ALIKE, pair.score))

@@ -106,7 +106,15 @@ class Placement:
         pairs = self.pairs.choose(
             request,
             self._candidates(decodes, lambda view: can_hold(view, request), request, ""),
-            self._candidates(prefills, lambda view: has_queue_room(view, request, limit, patience), request, ""),
+            self._candidates(
+                prefills,
+                lambda view: (
+                    has_queue_room(view, request, limit, patience)
+                    and self.pairs.has_time(view, patience * request.num_hit_tokens(view.name))
+                ),
+                request,
+                "",
+            ),
             preferred,
         )
         if not pairs:

@@ -110,6 +110,8 @@ class WorkerView:
     """What its steps take, as it has learnt; None before it has."""
     max_step_tokens: int = 0
     """Tokens that one of its steps computes at most; 0 = not known."""
+    reported_s: float = math.inf
+    """When its newest report came; infinite: none has. Seconds."""
     least_slack_s: float | None = None
     """Seconds that the running answer nearest to missing its target is ahead of it; None without any, or a target."""
 

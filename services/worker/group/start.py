@@ -15,7 +15,7 @@ from shared.engine.group.own_slices import SliceForm
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.errors import ConfigError
 from shared.kv.layout import BlockLayout
-from shared.model.config.model_config import ModelConfig
+from shared.model.families.registry import load_config
 from shared.model.kernel_choice import kernels_for
 from shared.model.layers.expert_placement import Placement
 from shared.model.ranks.block_slices import block_slices, senders
@@ -26,7 +26,7 @@ from shared.structure.compiler import StructureCompiler
 def check_group(settings: WorkerSettings) -> tuple[torch.dtype, str]:
     """The dtype and the kernels of all ranks: `auto` is decided once, as its timings may differ. Blocking. Raises
     ConfigError where the ranks cannot share the model, or there are not enough GPUs for them."""
-    config, backend = ModelConfig.load(settings.model), choose_backend(settings)
+    config, backend = load_config(settings.model), choose_backend(settings)
     settings.degrees.check(config)
     if settings.backend == "nccl" and not distributed.is_nccl_available():
         raise ConfigError(
@@ -54,7 +54,7 @@ def start_group(settings: WorkerSettings, dtype: torch.dtype, kernels: str, plac
     """The followers, started. On the thread that lives as long as the process. Raises ConfigError."""
     share, topology = choose_group_cores(settings)
     degrees = settings.degrees
-    sending = senders(ModelConfig.load(settings.model), degrees) if settings.has_own_pools else ()
+    sending = senders(load_config(settings.model), degrees) if settings.has_own_pools else ()
     ways = Ways(degrees.tensor, degrees.pipeline, settings.backend, senders=sending, hosts=settings.group_hosts)
     meeting = open_meeting(settings) if settings.group_hosts > 1 else None
     try:

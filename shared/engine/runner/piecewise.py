@@ -52,8 +52,8 @@ class PiecewiseSteps:
         offsets = torch.arange(most_tokens, dtype=torch.int64, device=decoder.device) % block_size
         self._nowhere = (kv_blocks.shape[0] - 1) * block_size + offsets
         self._slots = self._nowhere.clone()
-        self._cos = real(most_tokens, config.rotary_dim)
-        self._sin = real(most_tokens, config.rotary_dim)
+        self._cos = real(decoder.rotary.num_encodings, most_tokens, config.rotary_dim)
+        self._sin = torch.zeros_like(self._cos)
         self._query = real(most_tokens, config.num_heads, config.head_dim)
         self._attended = real(most_tokens, config.num_heads * config.value_dim)
 
@@ -123,15 +123,15 @@ class PiecewiseSteps:
     def _first(self, size: int) -> Tensor:
         lengths = None if self._rope_lengths is None else self._rope_lengths[:size]
         residual, cos, sin = self._decoder.embed(self._token_ids[:size], self._positions[:size], lengths)
-        self._cos[:size].copy_(cos)
-        self._sin[:size].copy_(sin)
+        self._cos[:, :size].copy_(cos)
+        self._sin[:, :size].copy_(sin)
         self._query[:size].copy_(self._pieces.first(residual, cos, sin, self._kv_blocks, self._slots[:size]))
         return residual
 
     def _between(self, size: int, layer: int, residual: Tensor | None) -> Tensor:
         assert residual is not None
         query, residual = self._pieces.between(
-            layer, residual, self._attended[:size], self._cos[:size], self._sin[:size], self._kv_blocks,
+            layer, residual, self._attended[:size], self._cos[:, :size], self._sin[:, :size], self._kv_blocks,
             self._slots[:size],
         )  # fmt: skip
         self._query[:size].copy_(query)

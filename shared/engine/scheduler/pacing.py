@@ -1,8 +1,10 @@
 """How long the next step may take beside running answers. Pure policy, part of the scheduler.
 
 An answer is due a token every `AIM` · `tpot_target_s` from its first one on. Steps that are quicker put it ahead of
-that: it has slack, which a later step may spend for a larger chunk of a prompt. A step spends a part of the least
-slack, so that several in a row can, and takes no longer than the greatest gap between two tokens of an answer.
+that: it has slack, which a later step may spend for a larger chunk of a prompt. It may also owe some, in steps to come:
+a part of what its tokens that are expected still will earn in steps without chunks. A step spends a part of the least
+of both sums, so that several in a row can, and takes no longer than the greatest gap between two tokens of an answer.
+An answer that misses its target whatever comes bounds steps by that gap alone.
 """
 
 from __future__ import annotations
@@ -10,17 +12,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from shared.engine.scheduler.blocks import OutputLengths
 from shared.engine.sequence import EngineSequence, Goal
+from shared.sizing.step_fit import StepTimeFit
 from shared.sizing.step_time import StepTimes, StepWork
 
 AIM = 0.95
 """Of the target, what is aimed at: clients measure from the first token, wherever that was computed, and steps are
 predicted with errors. An answer kept at the target itself would miss it as often as not."""
-HEAD_START = 2.0
-"""Targets that an answer is ahead by at its beginning. Without them each new one would stop the chunks: the step behind
-its first token is planned already, so its second token comes two steps later …"""
-CATCH_UP = 24
-"""… and tokens within which it gives them back."""
+BORROWED = 0.2
+"""Of what the rest of an answer can earn, what it may owe meanwhile. Without any each new answer would stop the chunks,
+and with more than half the answers that owe keep later prompts waiting."""
+LENGTH_QUANTILE = 0.25
+"""Of the answers that became longer, where the rest of one is expected to end: if it ends sooner, it misses …"""
+FIRST_LENGTH = 24
+"""… and its tokens in all, before enough have ended."""
 SPENT_SHARE = 0.5
 """Of the least slack, what one step may spend."""
 LEAST_SHARE = 0.5
@@ -35,8 +41,15 @@ LEAST_CHUNK = 16
 class Pacing:
     """Bounds the chunks beside running answers by the time of the step, as far as it can be predicted."""
 
-    def __init__(self, tpot_target_s: float, greatest_gap_s: float = 0.0) -> None:
-        """Seconds between two tokens of an answer, in the mean and at most; 0: no target, and GAP_TARGETS of it."""
+    def __init__(self, tpot_target_s: float, greatest_gap_s: float = 0.0, fit: StepTimeFit | None = None) -> None:
+        """Seconds between two tokens of an answer, in the mean and at most; 0: no target, and GAP_TARGETS of it. By
+        `fit` steps are predicted; without one any chunk has room."""
+        self._fit = fit or StepTimeFit()
+        self._lengths = OutputLengths(LENGTH_QUANTILE, FIRST_LENGTH)
+        self.set_target(tpot_target_s, greatest_gap_s)
+
+    def set_target(self, tpot_target_s: float, greatest_gap_s: float = 0.0) -> None:
+        """Other targets, from the next step on."""
         self.tpot_target_s = tpot_target_s
         self._due_s = AIM * tpot_target_s
         self.greatest_gap_s = max(tpot_target_s, greatest_gap_s) if greatest_gap_s else GAP_TARGETS * tpot_target_s
@@ -46,30 +59,75 @@ class Pacing:
         sequence.paced_from_s = now_s
         sequence.num_unpaced_tokens = sequence.num_output_tokens
 
-    def slack_s(self, sequence: EngineSequence, at_s: float, num_more: int = 0) -> float:
-        """How far an answer is ahead of its target at that time, with `num_more` tokens besides those it has."""
-        assert sequence.paced_from_s is not None
-        num_tokens = sequence.num_output_tokens - sequence.num_unpaced_tokens + num_more
-        ahead_s = HEAD_START * self.tpot_target_s * max(0.0, 1.0 - num_tokens / CATCH_UP)
-        return sequence.paced_from_s + num_tokens * self._due_s + ahead_s - at_s
+    def ended(self, sequence: EngineSequence) -> None:
+        """Learns how long answers become."""
+        if sequence.goal is Goal.COMPLETION and sequence.num_output_tokens:
+            self._lengths.observe(sequence.num_output_tokens)
 
-    def least_slack_s(self, sequences: Iterable[EngineSequence], now_s: float) -> float | None:
-        """Of all running answers; None without any, or without a target."""
+    def slack_s(self, sequence: EngineSequence, at_s: float, num_more: int = 0) -> float:
+        """How far an answer is ahead of what is due at that time, with `num_more` tokens besides those it has."""
+        assert sequence.paced_from_s is not None
+        return sequence.paced_from_s + _num_paced(sequence, num_more) * self._due_s - at_s
+
+    def least_slack_s(self, sequences: Iterable[EngineSequence], decoding: StepWork, now_s: float) -> float | None:
+        """Of all running answers, whose next step is `decoding`, with what each may owe; None without any, or without
+        a target."""
         if self.tpot_target_s == 0:
             return None
-        found = [self.slack_s(sequence, now_s) for sequence in sequences if is_answer(sequence)]
+        decode_s = self._decode_s(decoding)
+        found = [
+            self.slack_s(sequence, now_s) + self._credit_s(self._num_left(sequence, 0), decode_s)
+            for sequence in sequences
+            if is_answer(sequence)
+        ]
         return min(found, default=None)
 
-    def step_limit_s(self, answers: Iterable[EngineSequence], begin_s: float) -> float:
-        """The longest that a step which begins then may take beside these answers; infinite without answers."""
+    def room(self, answers: Iterable[EngineSequence], decoding: StepWork, begin_s: float) -> StepRoom:
+        """For chunks beside these answers, whose step is `decoding`, in a step that begins then."""
+        if self.tpot_target_s == 0:
+            return StepRoom(None, math.inf, StepWork())
+        limit_s = self.step_limit_s(answers, begin_s, self._decode_s(decoding))
+        return StepRoom(self._fit.times, limit_s, decoding)
+
+    def step_limit_s(self, answers: Iterable[EngineSequence], begin_s: float, decode_s: float = 0.0) -> float:
+        """The longest that a step which begins then may take beside these answers, a step of which takes `decode_s`
+        without chunks; infinite without answers."""
         if self.tpot_target_s == 0:
             return math.inf
-        slacks = [self.slack_s(s, begin_s, s.num_in_flight_samples) for s in answers if is_answer(s)]
-        if not slacks:
-            return math.inf
-        least = min(slacks)
+        least, bounded_by = math.inf, math.inf
+        for sequence in answers:
+            if not is_answer(sequence):
+                continue
+            bounded_by = self.greatest_gap_s
+            in_flight = sequence.num_in_flight_samples
+            slack = self.slack_s(sequence, begin_s, in_flight)
+            if slack >= least:
+                continue
+            num_left = self._num_left(sequence, in_flight)
+            if slack > 0 or not self._misses(sequence, slack, in_flight, num_left, decode_s):
+                least = min(least, slack + self._credit_s(num_left, decode_s))
         spent = SPENT_SHARE * least if least > 0 else least
-        return min(self.greatest_gap_s, max(LEAST_SHARE * self.tpot_target_s, self._due_s + spent))
+        return min(bounded_by, max(LEAST_SHARE * self.tpot_target_s, self._due_s + spent))
+
+    def _decode_s(self, decoding: StepWork) -> float:
+        """What such a step takes; 0 where nothing is known."""
+        times = self._fit.times
+        return times.step_s(decoding) if times is not None else 0.0
+
+    def _credit_s(self, num_left: int, decode_s: float) -> float:
+        """What an answer may owe that is expected to have this many tokens more."""
+        return BORROWED * num_left * max(0.0, self._due_s - decode_s)
+
+    def _num_left(self, sequence: EngineSequence, in_flight: int) -> int:
+        """Tokens that are expected behind the next one."""
+        num_tokens = sequence.num_output_tokens + in_flight
+        most = sequence.max_tokens_total - sequence.num_prompt_tokens
+        return max(0, min(self._lengths.expected(num_tokens), most) - num_tokens - 1)
+
+    def _misses(self, sequence: EngineSequence, slack_s: float, in_flight: int, num_left: int, decode_s: float) -> bool:
+        """Whether an answer is behind its target by more than steps without chunks will earn."""
+        behind_s = -slack_s - _num_paced(sequence, in_flight) * (self.tpot_target_s - self._due_s)
+        return behind_s > (num_left + 1) * max(0.0, self.tpot_target_s - decode_s)
 
 
 class StepRoom:
@@ -110,3 +168,8 @@ class StepRoom:
 def is_answer(sequence: EngineSequence) -> bool:
     """Whether a client reads its tokens from this worker already."""
     return sequence.goal is Goal.COMPLETION and sequence.paced_from_s is not None
+
+
+def _num_paced(sequence: EngineSequence, num_more: int) -> int:
+    """Tokens since the answer's tokens began to be due, with `num_more`."""
+    return sequence.num_output_tokens - sequence.num_unpaced_tokens + num_more

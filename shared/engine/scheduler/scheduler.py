@@ -15,7 +15,6 @@ computes for it is thrown away, and its blocks are given back only when no step 
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -39,8 +38,14 @@ MAX_STEP_TARGETS = 256
 class Scheduler:
     """Decides each step; owns the sequences and the pool. Not thread-safe: the engine thread alone calls it."""
 
-    def __init__(self, pool: BlockPool, config: SchedulerConfig, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` gives seconds."""
+    def __init__(
+        self,
+        pool: BlockPool,
+        config: SchedulerConfig,
+        clock: Callable[[], float] = time.monotonic,
+        step_fit: StepTimeFit | None = None,
+    ) -> None:
+        """`clock` gives seconds; `step_fit` predicts steps, and learns from those that are measured."""
         self.pool = pool
         self.config = config
         self._clock = clock
@@ -53,10 +58,10 @@ class Scheduler:
         self._in_flight = StepsInFlight()
         self._tables = BlockTables(pool)
         growth = GrowthReserve(pool.block_size, config.output_quantile, config.first_output_guess)
-        self.step_fit = StepTimeFit()
+        self.step_fit = step_fit or StepTimeFit()
         self._batch_limit = BatchLimit(config.tpot_target_s, self.step_fit)
         self._admission = Admission(pool, config.max_num_seqs, growth, self._batch_limit)
-        self._pacing = Pacing(config.tpot_target_s, config.itl_target_s)
+        self._pacing = Pacing(config.tpot_target_s, config.itl_target_s, self.step_fit)
         self._ends_s = 0.0  # when the newest planned step is expected to end
         self._swap = HostSwap(pool, config.num_host_blocks)
         self._order = PromptOrder(config.max_overtaken_s)
@@ -64,7 +69,7 @@ class Scheduler:
 
     def set_tpot_target(self, seconds: float) -> None:
         """Bounds steps by this time between two tokens of an answer in place of the config's; 0 = by none."""
-        self._pacing = Pacing(seconds, self.config.itl_target_s)
+        self._pacing.set_target(seconds, self.config.itl_target_s)
         self._batch_limit.target_s = seconds
 
     # --- sequences in and out
@@ -154,7 +159,8 @@ class Scheduler:
             return StepPlan(())
         budget = self.config.max_num_batched_tokens - len(planned)
         begin_s = max(self._clock(), self._ends_s) if self._in_flight else self._clock()
-        room = self._room(planned, begin_s)
+        decoding = StepWork(len(planned), sum(item.end for item in planned.values()))
+        room = self._pacing.room([self.sequences[name] for name in planned], decoding, begin_s)
         if budget > 0 and not self._plan_prompts(prompts, planned, budget, room):
             return StepPlan(())
         self._ends_s = begin_s + room.predicted_s()
@@ -239,9 +245,8 @@ class Scheduler:
 
     @property
     def least_slack_s(self) -> float | None:
-        """How far the running answer that is nearest to missing its target is ahead of it; None without any, or without
-        a target."""
-        return self._pacing.least_slack_s(self.sequences.running, self._clock())
+        """How far the running answer nearest to missing its target is ahead; None without any, or without a target."""
+        return self._pacing.least_slack_s(self.sequences.running, self.sequences.decoding, self._clock())
 
     def check_integrity(self) -> None:
         """Asserts that sequences and pool agree; called by tests and by idle workers."""
@@ -313,14 +318,6 @@ class Scheduler:
             planned[sequence.sequence_id] = self._in_flight.share(sequence, 1)
         return True
 
-    def _room(self, planned: dict[str, PlannedSequence], begin_s: float) -> StepRoom:
-        """For chunks beside the planned answers, in a step that begins then."""
-        if self._pacing.tpot_target_s == 0:
-            return StepRoom(None, math.inf, StepWork())
-        limit_s = self._pacing.step_limit_s([self.sequences[name] for name in planned], begin_s)
-        work = StepWork(len(planned), sum(item.end for item in planned.values()))
-        return StepRoom(self.step_fit.times, limit_s, work)
-
     def _plan_prompts(
         self, ready: Sequence[EngineSequence], planned: dict[str, PlannedSequence], budget: int, room: StepRoom
     ) -> bool:
@@ -386,6 +383,7 @@ class Scheduler:
 
     def _retire(self, sequence: EngineSequence) -> None:
         self.sequences.end(sequence)
+        self._pacing.ended(sequence)
         computed = sequence.num_computed_tokens // self.pool.block_size
         if computed > sequence.num_arrived_blocks:
             hashes = tuple(sequence.block_hashes[:computed])

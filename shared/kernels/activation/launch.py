@@ -7,12 +7,18 @@ from torch import Tensor
 
 from shared.kernels.activation.jit import silu_mul_tiles
 from shared.kernels.activation.reference import check_silu_mul
+from shared.kernels.activation.rules import GATES, SILU, Activation
 from shared.kernels.device import next_power_of_2
 
 MAX_TILE = 2048
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
+def constants(activation: Activation) -> dict[str, int | float]:
+    """What kernels are compiled for."""
+    return {"GATE": GATES.index(activation.gate), "ALPHA": activation.alpha, "LIMIT": activation.limit}
+
+
+def silu_mul(gate_up: Tensor, activation: Activation = SILU) -> Tensor:
     """`DecoderOps.silu_mul`."""
     check_silu_mul(gate_up)
     assert gate_up.is_contiguous()
@@ -22,6 +28,6 @@ def silu_mul(gate_up: Tensor) -> Tensor:
         return output
     tile = min(MAX_TILE, next_power_of_2(size))
     silu_mul_tiles[(num_tokens * -(-size // tile),)](
-        gate_up, output, size, TILE=tile, num_warps=4, enable_fp_fusion=False
+        gate_up, output, size, **constants(activation), TILE=tile, num_warps=4, enable_fp_fusion=False
     )
     return output

@@ -1,9 +1,12 @@
-"""The gated activation in plain torch."""
+"""The gated activations in plain torch."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn import functional
+
+from shared.kernels.activation.rules import SILU, Activation
 
 
 def check_silu_mul(gate_up: Tensor) -> None:
@@ -12,8 +15,16 @@ def check_silu_mul(gate_up: Tensor) -> None:
     assert gate_up.shape[1] % 2 == 0
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
+def silu_mul(gate_up: Tensor, activation: Activation = SILU) -> Tensor:
     """`DecoderOps.silu_mul`."""
     check_silu_mul(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
-    return functional.silu(gate) * up
+    match activation.gate:
+        case "silu":
+            return functional.silu(gate) * up
+        case "gelu_tanh":
+            return functional.gelu(gate, approximate="tanh") * up
+        case "clamped":
+            gate = gate.clamp(max=activation.limit)
+            up = up.clamp(-activation.limit, activation.limit)
+            return (up + 1) * (gate * torch.sigmoid(gate * activation.alpha))

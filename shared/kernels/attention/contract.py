@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from shared.kernels.batch import AttentionBatch
@@ -9,7 +10,15 @@ from shared.kernels.pool_view import assert_kv_dtype, pool_sizes
 
 
 def check_paged_attention(
-    query: Tensor, kv_blocks: Tensor, layer: int, batch: AttentionBatch, window: int | None, *, part: bool = False
+    query: Tensor,
+    kv_blocks: Tensor,
+    layer: int,
+    batch: AttentionBatch,
+    window: int | None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    *,
+    part: bool = False,
 ) -> None:
     """Assert the shapes, dtypes and strides that `DecoderOps.paged_attention` promises. `part`: `kv_blocks` may be some
     heads and layers of a pool."""
@@ -24,3 +33,6 @@ def check_paged_attention(
     assert kv_blocks.shape[4] == batch.block_size
     assert kv_blocks.shape[5] == head_dim
     assert window is None or window >= 1
+    assert softcap is None or softcap > 0
+    assert sinks is None or (sinks.shape == (num_heads,) and sinks.dtype == torch.float32 and sinks.is_contiguous())
+    assert kv_blocks.shape[2] == 2 or (softcap is None and sinks is None)

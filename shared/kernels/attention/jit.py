@@ -42,6 +42,23 @@ def load_rows(base, offsets, positions, kv_len, HEAD_DIM: tl.constexpr, DIMS: tl
 
 
 @triton.jit
+def capped(scores, CAP: tl.constexpr):
+    """CAP · tanh(score / CAP), fp32; the scores themselves where CAP is 0."""
+    if CAP > 0:
+        fading = tl.exp2(tl.abs(scores / CAP) * -2.8853900817779268)  # e^(-2 |score / CAP|)
+        bound = (1.0 - fading) / (1.0 + fading) * CAP
+        scores = tl.where(scores < 0, -bound, bound)
+    return scores
+
+
+@triton.jit
+def begun_with_sinks(sinks, heads, real):
+    """(peak, total), both [ROWS] fp32, of rows that have seen their head's sink alone, or one of 0."""
+    peak = tl.load(sinks + heads, mask=real, other=0.0) * 1.4426950408889634
+    return peak, peak * 0.0 + 1.0
+
+
+@triton.jit
 def absorb(accumulator, peak, total, scores, values):
     """One step of online softmax, in base 2 (Milakov and Gimelshein 2018, arXiv:1805.02867).
 

@@ -14,7 +14,15 @@ from shared.kernels.batch import AttentionBatch
 
 
 def paged_attention(
-    query: Tensor, kv_blocks: Tensor, layer: int, batch: AttentionBatch, *, scale: float, window: int | None
+    query: Tensor,
+    kv_blocks: Tensor,
+    layer: int,
+    batch: AttentionBatch,
+    *,
+    scale: float,
+    window: int | None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """`DecoderOps.paged_attention`, on the device, without waiting for it. Latents of no real model's size are left to
     torch."""
@@ -24,7 +32,11 @@ def paged_attention(
         return latent_attention(query, kv_blocks, layer, batch, scale=scale)
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if batch.remember("has decodes", lambda: 1 in batch.query_lens):
-        decode_attention(query, kv_blocks, layer, batch, output, scale=scale, window=window)
+        decode_attention(
+            query, kv_blocks, layer, batch, output, scale=scale, window=window, softcap=softcap, sinks=sinks
+        )
     if longest_chunk(batch):
-        prefill_attention(query, kv_blocks, layer, batch, output, scale=scale, window=window)
+        prefill_attention(
+            query, kv_blocks, layer, batch, output, scale=scale, window=window, softcap=softcap, sinks=sinks
+        )
     return output.flatten(1)

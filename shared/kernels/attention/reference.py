@@ -16,24 +16,67 @@ QUERY_TILE = 128  # query tokens of one prefill tile: bounds the mask, and skips
 
 
 def paged_attention(
-    query: Tensor, kv_blocks: Tensor, layer: int, batch: AttentionBatch, *, scale: float, window: int | None
+    query: Tensor,
+    kv_blocks: Tensor,
+    layer: int,
+    batch: AttentionBatch,
+    *,
+    scale: float,
+    window: int | None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """`DecoderOps.paged_attention`.
 
     Sequences with one query token run together, in groups of similar KV length; longer queries run one
     sequence at a time.
     """
-    check_paged_attention(query, kv_blocks, layer, batch, window, part=True)
+    check_paged_attention(query, kv_blocks, layer, batch, window, softcap, sinks, part=True)
+    scoring = Scoring(scale, softcap, sinks)
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     start = 0
     for index, query_len in enumerate(batch.query_lens):
         if query_len > 1:
             rows = slice(start, start + query_len)
-            output[rows] = _attend_chunk(query[rows], kv_blocks, layer, batch, index, scale, window)
+            output[rows] = _attend_chunk(query[rows], kv_blocks, layer, batch, index, scoring, window)
         start += query_len
     for group in decode_groups(batch, window):
-        output[group.token_rows] = _attend_decodes(query[group.token_rows], kv_blocks, layer, group, scale)
+        output[group.token_rows] = _attend_decodes(query[group.token_rows], kv_blocks, layer, group, scoring)
     return output.flatten(1)
+
+
+@dataclass(frozen=True, eq=False)
+class Scoring:
+    """How scores become weights, as for `DecoderOps.paged_attention`."""
+
+    scale: float
+    softcap: float | None = None
+    sinks: Tensor | None = None  # [num_heads] fp32
+
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
+        """Each query's mean of the values, by the keys that it sees.
+
+        Args:
+            query: [num_seqs, num_kv_heads, group * num_tokens, head_dim], the group's heads one after the other.
+            keys: [num_seqs, num_kv_heads, num_keys, head_dim].
+            values: likewise.
+            seen: [num_seqs or 1, 1, group * num_tokens or 1, num_keys] bool.
+
+        Returns:
+            As query.
+        """
+        if self.softcap is None and self.sinks is None:
+            return functional.scaled_dot_product_attention(query, keys, values, attn_mask=seen, scale=self.scale)
+        scores = (query @ keys.transpose(-1, -2)).float() * self.scale
+        if self.softcap is not None:
+            scores = torch.tanh(scores / self.softcap) * self.softcap
+        scores = scores.masked_fill(~seen, float("-inf"))
+        if self.sinks is not None:
+            by_head = self.sinks.view(1, keys.shape[1], -1, 1).expand(scores.shape[0], -1, -1, -1)
+            repeats = scores.shape[2] // by_head.shape[2]
+            scores = torch.cat((scores, by_head.repeat_interleave(repeats, dim=2)), dim=-1)
+        weights = scores.softmax(-1)[..., : keys.shape[2]]
+        return weights.to(values.dtype) @ values
 
 
 def _attend_decodes(
@@ -41,7 +84,7 @@ def _attend_decodes(
     kv_blocks: Tensor,
     layer: int,
     group: DecodeGroup,
-    scale: float,
+    scoring: Scoring,
 ) -> Tensor:  # [num_seqs, num_heads, head_dim]
     num_seqs, num_heads, head_dim = query.shape
     num_kv_heads = kv_blocks.shape[3]
@@ -51,9 +94,7 @@ def _attend_decodes(
         gathered[:, row, :, used_len:] = 0
     keys, values = gathered  # [num_seqs, num_kv_heads, width * block_size, head_dim]
     folded = query.view(num_seqs, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    attended = functional.scaled_dot_product_attention(
-        folded, keys, values, attn_mask=group.visible[:, None, None, :], scale=scale
-    )
+    attended = scoring.attend(folded, keys, values, group.visible[:, None, None, :])
     return attended.reshape(num_seqs, num_heads, head_dim)
 
 
@@ -63,7 +104,7 @@ def _attend_chunk(
     layer: int,
     batch: AttentionBatch,
     index: int,  # row of the batch
-    scale: float,
+    scoring: Scoring,
     window: int | None,
 ) -> Tensor:  # [query_len, num_heads, head_dim]
     query_len, num_heads, head_dim = query.shape
@@ -89,12 +130,11 @@ def _attend_chunk(
             visible &= key_positions > positions - window
         # The group joins the query length: K and V are read once for all query heads that share them.
         folded = query[tile_start:tile_end].view(tile_len, num_kv_heads, group, head_dim).permute(1, 2, 0, 3)
-        attended = functional.scaled_dot_product_attention(
+        attended = scoring.attend(
             folded.reshape(1, num_kv_heads, group * tile_len, head_dim),
             keys[None, :, seen],
             values[None, :, seen],
-            attn_mask=visible.expand(group, -1, -1).reshape(group * tile_len, -1),
-            scale=scale,
+            visible.expand(group, -1, -1).reshape(1, 1, group * tile_len, -1),
         )
         unfolded = attended.view(num_kv_heads, group, tile_len, head_dim).permute(2, 0, 1, 3)
         output[tile_start:tile_end] = unfolded.reshape(tile_len, num_heads, head_dim)

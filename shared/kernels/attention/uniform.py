@@ -16,11 +16,22 @@ from shared.kernels.batch import AttentionBatch
 
 
 def paged_attention(
-    query: Tensor, kv_blocks: Tensor, layer: int, batch: AttentionBatch, *, scale: float, window: int | None
+    query: Tensor,
+    kv_blocks: Tensor,
+    layer: int,
+    batch: AttentionBatch,
+    *,
+    scale: float,
+    window: int | None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """`DecoderOps.paged_attention`, on the device, without waiting for it."""
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     # The sizes of short chunks, for any: they must not follow the batch.
     config = prefill_config(query.shape[2], query.element_size(), 1, devices.device_limits(query.device))
-    prefill_attention(query, kv_blocks, layer, batch, output, scale=scale, window=window, config=config, uniform=True)
+    prefill_attention(
+        query, kv_blocks, layer, batch, output, scale=scale, window=window, softcap=softcap, sinks=sinks,
+        config=config, uniform=True,
+    )  # fmt: skip
     return output.flatten(1)

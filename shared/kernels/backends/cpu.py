@@ -9,11 +9,12 @@ from torch import Tensor
 
 from shared.collectives.interface import Collectives
 from shared.errors import ConfigError
-from shared.kernels.backend import LayerSizes, LayerWeights, Linear
+from shared.kernels.backend import Linear
 from shared.kernels.cpu.build import AUTO, CannotBuild, choose
 from shared.kernels.cpu.launch import CpuOps, load
 from shared.kernels.cpu.layer_stack import CpuLayerStack
 from shared.kernels.cpu.linear import DTYPES, PaddedLinear, fits_panels
+from shared.kernels.layer_stack import LayerSizes, LayerWeights
 from shared.kernels.torch_backend import TorchKernels
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from shared.kernels.activation.rules import GATES, SILU, Activation
 from shared.kernels.cpu.coded import CodedLinear, fits_codes
 from shared.kernels.cpu.linear import LANES, PANEL, Library, PackedLinear, is_bf16, pack, scratch_floats
 from shared.kernels.experts.reference import check_experts, check_forward
@@ -42,11 +43,21 @@ class PackedExperts:
     """See `Experts`: the panels of those experts alone are read that have tokens. Any sizes: what does not fit vectors
     is padded with zeros, which change no sum."""
 
-    def __init__(self, library: Library, gate_up: Tensor, down: Tensor, first_expert: int, *, own: bool) -> None:
+    def __init__(
+        self,
+        library: Library,
+        gate_up: Tensor,
+        down: Tensor,
+        first_expert: int,
+        *,
+        own: bool,
+        activation: Activation = SILU,
+    ) -> None:
         """As for `DecoderOps.make_experts`."""
         check_experts(gate_up, down)
         self._library = library
         self._first_expert = first_expert
+        self._activation = activation
         self._num_experts, _, self._hidden = gate_up.shape
         more_hidden, more_inner = -self._hidden % PANEL, -down.shape[2] % LANES
         if more_hidden or more_inner:
@@ -61,12 +72,19 @@ class PackedExperts:
 
     @classmethod
     def of_codes(
-        cls, library: Library, gate_up: PackedLinear, down: PackedLinear, num_experts: int, first_expert: int
+        cls,
+        library: Library,
+        gate_up: PackedLinear,
+        down: PackedLinear,
+        num_experts: int,
+        first_expert: int,
+        activation: Activation,
     ) -> PackedExperts:
         """Weights in codes, all experts' panels one behind the other."""
         made = cls.__new__(cls)
         made._library = library
         made._first_expert = first_expert
+        made._activation = activation
         made._num_experts = num_experts
         made._hidden, made._inner = gate_up.in_size, down.in_size
         made._gate_up, made._down = gate_up, down
@@ -91,6 +109,7 @@ class PackedExperts:
         assert x.dtype == self._gate_up.dtype, f"{x.dtype} times {self._gate_up.dtype}"
         num_tokens, hidden = x.shape
         top_k, inner = expert_ids.shape[1], self._inner
+        activation, gate = self._activation, GATES.index(self._activation.gate)
         pairs = num_tokens * top_k
         rooms = [x.new_empty((pairs, size)) for size in (hidden, 2 * inner, inner, hidden)]
         rooms.append(torch.empty(scratch_floats(pairs, max(hidden, inner))))  # fp32
@@ -105,13 +124,15 @@ class PackedExperts:
             packed[1],
             out.data_ptr(),
             ctypes.byref((c_void_p * len(rooms))(*(room.data_ptr() for room in rooms))),
-            ctypes.byref((c_int64 * 6)(num_tokens, top_k, hidden, inner, self._first_expert, self._num_experts)),
+            ctypes.byref((c_int64 * 7)(num_tokens, top_k, hidden, inner, self._first_expert, self._num_experts, gate)),
+            activation.alpha,
+            activation.limit,
             is_bf16(x),
         )
 
 
 def coded_experts(
-    library: Library, gate_up: Weight, down: Weight, first_expert: int, dtype: torch.dtype
+    library: Library, gate_up: Weight, down: Weight, first_expert: int, dtype: torch.dtype, activation: Activation
 ) -> PackedExperts | None:
     """None where these weights are not in codes that the kernels read. They are freed."""
     if not (isinstance(gate_up, QuantizedWeight) and isinstance(down, QuantizedWeight)):
@@ -124,7 +145,7 @@ def coded_experts(
         return None
     num_experts = gate_up.shape[0]
     packed = [CodedLinear.pack(library, weight.flattened(), None, dtype) for weight in (gate_up, down)]
-    return PackedExperts.of_codes(library, packed[0], packed[1], num_experts, first_expert)
+    return PackedExperts.of_codes(library, packed[0], packed[1], num_experts, first_expert, activation)
 
 
 class PackedBatchedLinear:

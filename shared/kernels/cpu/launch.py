@@ -13,17 +13,20 @@ import torch
 from torch import Tensor
 
 from shared.collectives.interface import Collectives
-from shared.kernels.activation import reference as activation
+from shared.kernels.activation import reference as activations
+from shared.kernels.activation.rules import GATES, SILU, Activation
 from shared.kernels.attention import reference as attention
 from shared.kernels.attention.contract import check_paged_attention
-from shared.kernels.backend import Experts, LayerSizes, LayerWeights, Linear
+from shared.kernels.backend import Experts, Linear
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.cpu.coded import coded_linear
 from shared.kernels.cpu.experts import PackedBatchedLinear, PackedExperts, choose_experts, coded_experts
 from shared.kernels.cpu.layer_stack import CpuLayerStack
 from shared.kernels.cpu.linear import LANES, WideLinear, fits_panels, is_bf16, pack
+from shared.kernels.cpu.torch_threads import in_this_thread
 from shared.kernels.experts.rules import Routing
 from shared.kernels.latent import reference as latents
+from shared.kernels.layer_stack import LayerSizes, LayerWeights
 from shared.kernels.linear import PlainLinear
 from shared.kernels.pool_view import pool_sizes
 from shared.kernels.quantized import OpenedExperts, OpenedLinear, QuantizedWeight, Weight
@@ -51,18 +54,18 @@ def load(path: Path) -> ctypes.CDLL:
     library.tandem_plan_compression.argtypes = [p, n, n, p, p]
     library.tandem_compress.argtypes = [p, n, n, p, n, p]
     library.tandem_linear.argtypes = [p, p, n, n, p, p, p, n, n, n, c_int]
-    library.tandem_experts.argtypes = [p, p, p, p, p, p, p, p, p, p, c_int]
+    library.tandem_experts.argtypes = [p, p, p, p, p, p, p, p, p, p, c_float, c_float, c_int]
     library.tandem_choose_experts.argtypes = [p, p, p, p, p, c_float, c_int]
     library.tandem_batched_linear.argtypes = [p, p, n, p, p, p, n, n, n, n, c_int]
     library.tandem_rms_norm.argtypes = [p, p, p, p, p, n, n, c_float, c_int]
-    library.tandem_silu_mul.argtypes = [p, p, n, n, c_int]
+    library.tandem_silu_mul.argtypes = [p, p, n, n, c_int, c_float, c_float, c_int]
     library.tandem_rotate_and_write.argtypes = [p, p, p, p, p, p, p, p, p, p, c_float, p, p, c_int, c_int]
     library.tandem_rotate_and_write_latent.argtypes = [p, p, p, p, p, p, p, p, c_float, p, p, c_int, c_int, c_int]
-    library.tandem_paged_attention.argtypes = [p, p, p, p, p, p, c_float, p, c_int, c_int]
+    library.tandem_paged_attention.argtypes = [p, p, p, p, p, p, c_float, c_float, p, p, c_int, c_int]
     library.tandem_mask_tokens.argtypes = [p, p, p, n, n, n]
     library.tandem_greedy_tokens.argtypes = [p, p, p, p, n, n, n, n]
     library.tandem_sample_tokens.argtypes = [p, p, p, p, p, p, p, p, n, n]
-    library.tandem_layers.argtypes = [p, p, p, p, c_float, c_float, p]
+    library.tandem_layers.argtypes = [p, p, p, p, c_float, c_float, c_float, p]
     for name in (
         "pack_linear", "plan_compression", "compress", "linear", "rms_norm", "silu_mul", "rotate_and_write",
         "experts", "choose_experts", "batched_linear", "rotate_and_write_latent", "paged_attention", "mask_tokens",
@@ -102,18 +105,22 @@ class CpuOps:
             return WideLinear(weight, bias)
         return PlainLinear(weight, bias)
 
-    def make_experts(self, gate_up: Tensor, down: Tensor, first_expert: int, *, own: bool) -> PackedExperts:
+    def make_experts(
+        self, gate_up: Tensor, down: Tensor, first_expert: int, *, own: bool, activation: Activation = SILU
+    ) -> PackedExperts:
         """See `DecoderOps`."""
-        return PackedExperts(lambda: self.library, gate_up, down, first_expert, own=own)
+        return PackedExperts(lambda: self.library, gate_up, down, first_expert, own=own, activation=activation)
 
     def make_quantized_linear(self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> Linear:
         """See `DecoderOps`. A form or size that the kernels do not read is opened by torch."""
         return coded_linear(lambda: self.library, weight, bias, dtype) or OpenedLinear(weight, bias, dtype)
 
-    def make_quantized_experts(self, gate_up: Weight, down: Weight, first_expert: int, dtype: torch.dtype) -> Experts:
+    def make_quantized_experts(
+        self, gate_up: Weight, down: Weight, first_expert: int, dtype: torch.dtype, activation: Activation = SILU
+    ) -> Experts:
         """See `DecoderOps`; as `make_quantized_linear`."""
-        coded = coded_experts(lambda: self.library, gate_up, down, first_expert, dtype)
-        return coded or OpenedExperts(gate_up, down, first_expert)
+        coded = coded_experts(lambda: self.library, gate_up, down, first_expert, dtype, activation)
+        return coded or OpenedExperts(gate_up, down, first_expert, activation)
 
     def choose_experts(self, logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
         """See `DecoderOps`."""
@@ -129,17 +136,20 @@ class CpuOps:
         """See `StacksLayers`; `group` as in `CpuLayerStack.build`."""
         return CpuLayerStack.build(lambda: self.library, layers, last_norm, sizes, group)
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
         """See `DecoderOps`."""
-        if x.shape[-1] % LANES or not x.is_contiguous():
+        if weight is None or x.shape[-1] % LANES or not x.is_contiguous():
             return rmsnorm.rms_norm(x, weight, eps)
         out = torch.empty_like(x)
         self._norm(x, None, weight, out, None, eps)
         return out
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
         """See `DecoderOps`."""
         assert x.shape == residual.shape, f"{tuple(x.shape)} and {tuple(residual.shape)}"
+        if weight is None:
+            with in_this_thread(x, x.numel()):
+                return rmsnorm.add_rms_norm(x, residual, None, eps)
         if x.shape[-1] % LANES or not x.is_contiguous() or not residual.is_contiguous():
             return rmsnorm.add_rms_norm(x, residual, weight, eps)
         out, total = torch.empty_like(x), torch.empty_like(x)
@@ -156,14 +166,15 @@ class CpuOps:
         pointers = (x.data_ptr(), _pointer(residual), weight.data_ptr(), out.data_ptr(), _pointer(total))
         self.library.tandem_rms_norm(*pointers, rows, size, eps, is_bf16(x))
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
+    def silu_mul(self, gate_up: Tensor, activation: Activation = SILU) -> Tensor:
         """See `DecoderOps`."""
         rows, both = gate_up.shape
         if both % (2 * LANES):
-            return activation.silu_mul(gate_up)
+            return activations.silu_mul(gate_up, activation)
         assert gate_up.is_contiguous(), "gate_up is strided"
         out = torch.empty((rows, both // 2), dtype=gate_up.dtype)
-        self.library.tandem_silu_mul(gate_up.data_ptr(), out.data_ptr(), rows, both // 2, is_bf16(gate_up))
+        rule = (GATES.index(activation.gate), activation.alpha, activation.limit)
+        self.library.tandem_silu_mul(gate_up.data_ptr(), out.data_ptr(), rows, both // 2, *rule, is_bf16(gate_up))
         return out
 
     def rotate_and_write(
@@ -275,13 +286,17 @@ class CpuOps:
         *,
         scale: float,
         window: int | None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """See `DecoderOps`."""
         num_tokens, num_heads, head_dim = query.shape
         num_kv_heads = kv_blocks.shape[3]
         if head_dim % LANES:
-            return attention.paged_attention(query, kv_blocks, layer, batch, scale=scale, window=window)
-        check_paged_attention(query, kv_blocks, layer, batch, window, part=True)
+            return attention.paged_attention(
+                query, kv_blocks, layer, batch, scale=scale, window=window, softcap=softcap, sinks=sinks
+            )
+        check_paged_attention(query, kv_blocks, layer, batch, window, softcap, sinks, part=True)
         assert query.is_contiguous(), "the query is strided"
         out = torch.empty((num_tokens, num_heads * head_dim), dtype=query.dtype)
         pool_layers, pool_kv_heads = pool_sizes(kv_blocks)
@@ -306,6 +321,8 @@ class CpuOps:
             batch.seq_lens.data_ptr(),
             out.data_ptr(),
             scale,
+            softcap or 0.0,
+            _pointer(sinks),
             sizes,
             is_bf16(query),
             is_bf16(kv_blocks),

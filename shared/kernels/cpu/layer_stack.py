@@ -11,13 +11,14 @@ from torch import Tensor
 
 from shared.collectives.cpu_group import CpuGroup
 from shared.collectives.interface import Collectives
-from shared.kernels.backend import LayerSizes, LayerWeights
+from shared.kernels.activation.rules import GATES
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.cpu.linear import LANES, Library, PackedLinear, is_bf16, scratch_floats
+from shared.kernels.layer_stack import LayerSizes, LayerWeights
 from shared.kernels.pool_view import assert_kv_dtype, pool_sizes
 
 _PROJECTIONS = ("qkv", "o", "gate_up", "down")
-_NORMS = ("input_norm", "q_norm", "k_norm", "post_norm")
+_NORMS = ("input_norm", "q_norm", "k_norm", "attention_norm", "post_norm", "output_norm")
 
 
 class _Linear(Structure):
@@ -29,6 +30,7 @@ class _Layer(Structure):
         *((name, _Linear) for name in _PROJECTIONS),
         *((name, c_void_p) for name in _NORMS),
         ("window", c_int64),
+        ("encoding", c_int64),
     ]
 
 
@@ -38,7 +40,7 @@ class _Sizes(Structure):
         for name in (
             "num_layers", "hidden", "heads", "kv_heads", "dim", "inner",
             "tokens", "num_seqs", "block_size", "max_blocks", "num_rows", "pool_layers", "pool_kv_heads",
-            "is_bf16", "kv_is_bf16",
+            "is_bf16", "kv_is_bf16", "gate",
         )
     ]  # fmt: skip
 
@@ -96,7 +98,7 @@ class CpuLayerStack:
             found = tuple(linear.in_size for linear in linears)
             expected = (self._hidden, sizes.num_heads * sizes.head_dim, self._hidden, self._inner)
             assert found == expected, f"projections of {found} columns, not {expected}"
-        self._layers = (_Layer * len(layers))(*map(_layer, layers, projections, sizes.windows))
+        self._layers = (_Layer * len(layers))(*map(_layer, layers, projections, sizes.windows, sizes.encodings))
 
     def run(
         self, x: Tensor, cos: Tensor, sin: Tensor, kv_blocks: Tensor, batch: AttentionBatch, logit_rows: Tensor
@@ -107,7 +109,7 @@ class CpuLayerStack:
         pool_layers, pool_kv_heads = pool_sizes(kv_blocks)
         tables = (batch.block_tables, batch.query_start, batch.seq_lens, batch.slots)
         assert x.shape == (batch.num_tokens, self._hidden)
-        assert cos.shape == sin.shape == (num_tokens, sizes.head_dim)
+        assert cos.shape == sin.shape == (1 + max(sizes.encodings), num_tokens, sizes.head_dim)
         assert kv_blocks.shape[1:] == shape, f"blocks of {tuple(kv_blocks.shape[1:])}, not {shape}"
         assert x.dtype == cos.dtype == sin.dtype == self._dtype
         assert_kv_dtype(self._dtype, kv_blocks.dtype)
@@ -137,6 +139,7 @@ class CpuLayerStack:
             pool_kv_heads=pool_kv_heads,
             is_bf16=is_bf16(x),
             kv_is_bf16=is_bf16(kv_blocks),
+            gate=GATES.index(sizes.activation.gate),
         )
         failed = self._library().tandem_layers(
             ctypes.byref(self._layers),
@@ -144,7 +147,8 @@ class CpuLayerStack:
             ctypes.byref(step),
             ctypes.byref(memory),
             sizes.eps,
-            sizes.head_dim**-0.5,
+            sizes.scale,
+            sizes.softcap or 0.0,
             None if self._group is None else self._group.handle,
         )
         if self._group is not None:
@@ -157,13 +161,13 @@ def _packed_projections(layer: LayerWeights) -> tuple[PackedLinear, ...] | None:
     return linears if all(isinstance(linear, PackedLinear) for linear in linears) else None
 
 
-def _layer(layer: LayerWeights, projections: Sequence[PackedLinear], window: int | None) -> _Layer:
+def _layer(layer: LayerWeights, projections: Sequence[PackedLinear], window: int | None, encoding: int) -> _Layer:
     linears = (
         _Linear(linear.panels.data_ptr(), linear.panel_stride, linear.form, _pointer(linear.bias))
         for linear in projections
     )
     norms = (_pointer(getattr(layer, name)) for name in _NORMS)
-    return _Layer(*linears, *norms, window or 0)
+    return _Layer(*linears, *norms, window or 0, encoding)
 
 
 def _pointer(tensor: Tensor | None) -> int | None:

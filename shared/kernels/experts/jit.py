@@ -10,7 +10,7 @@ Which expert a tile belongs to is worked out on the device.
 import triton
 import triton.language as tl
 
-from shared.kernels.activation.jit import silu
+from shared.kernels.activation.jit import activated
 from shared.kernels.rounding_jit import rounded
 
 
@@ -43,8 +43,11 @@ def gate_up_tiles(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    GATE: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
 ):
-    """Grid (column tiles of `inner`, row tiles): silu(x gate^T) * (x up^T) for the rows of one expert."""
+    """Grid (column tiles of `inner`, row tiles): x gate^T and x up^T, activated, for the rows of one expert."""
     expert, first, end = expert_of(tl.program_id(1), row_ends, tile_ends, NUM_EXPERTS, EXPERTS, ROWS)
     if expert == NUM_EXPERTS:
         return
@@ -66,7 +69,7 @@ def gate_up_tiles(
         gate = tl.dot(a, tl.trans(g), gate, input_precision="ieee")
         up = tl.dot(a, tl.trans(u), up, input_precision="ieee")
     dtype = output.dtype.element_ty
-    found = rounded(silu(rounded(gate, dtype)), dtype) * rounded(up, dtype)
+    found = activated(rounded(gate, dtype), rounded(up, dtype), dtype, GATE, ALPHA, LIMIT)
     places = rows.to(tl.int64)[:, None] * inner + columns[None, :]
     tl.store(output + places, found.to(dtype), mask=real_rows & (columns < inner)[None, :])
 

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from shared.kernels import device as devices
+from shared.kernels.activation.launch import constants
+from shared.kernels.activation.rules import SILU, Activation
 from shared.kernels.device import DeviceLimits, next_power_of_2
 from shared.kernels.experts.jit import combine_tiles, down_tiles, gate_up_tiles
 from shared.kernels.experts.reference import PlainExperts, check_forward
@@ -92,7 +94,7 @@ class GroupedExperts(PlainExperts):
         where = (pairs.order, pairs.row_ends, pairs.tile_ends)
         activated, found = x.new_empty((num_pairs, inner)), x.new_empty((num_pairs, hidden))
         gate_up_tiles[(-(-inner // config.columns), pairs.most_tiles)](
-            x, self.gate_up, *where, activated, hidden, inner, TOP_K=top_k, **sizes
+            x, self.gate_up, *where, activated, hidden, inner, TOP_K=top_k, **sizes, **constants(self.activation)
         )
         down_tiles[(-(-hidden // config.columns), pairs.most_tiles)](
             activated, self.down, *where, found, inner, hidden, **sizes
@@ -112,6 +114,13 @@ class GroupedExperts(PlainExperts):
         return output
 
 
-def make_grouped_experts(gate_up: Tensor, down: Tensor, first_expert: int, *, own: bool) -> GroupedExperts:  # noqa: ARG001
+def make_grouped_experts(
+    gate_up: Tensor,
+    down: Tensor,
+    first_expert: int,
+    *,
+    own: bool,  # noqa: ARG001
+    activation: Activation = SILU,
+) -> GroupedExperts:
     """`DecoderOps.make_experts` of Triton's backends."""
-    return GroupedExperts(gate_up, down, first_expert)
+    return GroupedExperts(gate_up, down, first_expert, activation)

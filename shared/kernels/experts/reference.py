@@ -7,17 +7,19 @@ from torch import Tensor
 from torch.nn import functional
 
 from shared.kernels.activation.reference import silu_mul
+from shared.kernels.activation.rules import SILU, Activation
 
 
 class PlainExperts:
     """See `Experts`; its weights are the caller's, neither copied nor changed."""
 
-    def __init__(self, gate_up: Tensor, down: Tensor, first_expert: int) -> None:
+    def __init__(self, gate_up: Tensor, down: Tensor, first_expert: int, activation: Activation = SILU) -> None:
         """As for `DecoderOps.make_experts`."""
         check_experts(gate_up, down)
         self.gate_up = gate_up
         self.down = down
         self.first_expert = first_expert
+        self.activation = activation
 
     @property
     def nbytes(self) -> int:
@@ -32,7 +34,7 @@ class PlainExperts:
         for expert in range(self.gate_up.shape[0]):
             tokens, places = (local == expert).nonzero(as_tuple=True)
             if tokens.numel():
-                inner = silu_mul(functional.linear(x[tokens], self.gate_up[expert]))
+                inner = silu_mul(functional.linear(x[tokens], self.gate_up[expert]), self.activation)
                 found[tokens, places] = functional.linear(inner, self.down[expert])
         return combine(found, weights)
 
@@ -55,9 +57,16 @@ class PlainBatchedLinear:
         return found if out is None else out.copy_(found)
 
 
-def make_plain_experts(gate_up: Tensor, down: Tensor, first_expert: int, *, own: bool) -> PlainExperts:  # noqa: ARG001
+def make_plain_experts(
+    gate_up: Tensor,
+    down: Tensor,
+    first_expert: int,
+    *,
+    own: bool,  # noqa: ARG001
+    activation: Activation = SILU,
+) -> PlainExperts:
     """`DecoderOps.make_experts` of the backends that multiply by weights as they are."""
-    return PlainExperts(gate_up, down, first_expert)
+    return PlainExperts(gate_up, down, first_expert, activation)
 
 
 def make_plain_batched_linear(weight: Tensor, *, own: bool) -> PlainBatchedLinear:  # noqa: ARG001

@@ -13,18 +13,23 @@ MAX_SIZE = 65536  # elements of a row that a program's registers hold
 PROGRAM_ELEMENTS = 2048  # short rows share a program up to this many
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """`DecoderOps.rms_norm`, for rows of at most `MAX_SIZE`."""
     check_rms_norm(x, weight)
+    if weight is None:
+        return x
     normed = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     _launch(x, None, weight, normed, None, eps)
     return normed
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
     """`DecoderOps.add_rms_norm`, for rows of at most `MAX_SIZE`."""
     check_add_rms_norm(x, residual, weight)
     assert residual.is_contiguous()
+    if weight is None:
+        total = x + residual
+        return total, total
     normed, new_residual = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
     _launch(x, residual, weight, normed, new_residual, eps)
     return normed, new_residual

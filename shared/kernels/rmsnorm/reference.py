@@ -6,28 +6,30 @@ import torch
 from torch import Tensor
 
 
-def check_rms_norm(x: Tensor, weight: Tensor) -> None:
+def check_rms_norm(x: Tensor, weight: Tensor | None) -> None:
     """Assert what `DecoderOps.rms_norm` asks of its arguments."""
-    assert x.shape[-1:] == weight.shape
-    assert x.dtype == weight.dtype
+    assert weight is None or x.shape[-1:] == weight.shape
+    assert weight is None or x.dtype == weight.dtype
 
 
-def check_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor) -> None:
+def check_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None) -> None:
     """Assert what `DecoderOps.add_rms_norm` asks of its arguments."""
     check_rms_norm(x, weight)
     assert x.shape == residual.shape
     assert x.dtype == residual.dtype
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """`DecoderOps.rms_norm`."""
     check_rms_norm(x, weight)
+    if weight is None:
+        return x
     wide = x.float()
     scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
     return (wide * scale).to(x.dtype) * weight
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
     """`DecoderOps.add_rms_norm`."""
     check_add_rms_norm(x, residual, weight)
     new_residual = residual + x

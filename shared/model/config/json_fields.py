@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from shared.errors import ModelLoadError
@@ -124,6 +124,15 @@ class JsonFields:
             raise self.fault(name, f"must be a list of integers of at least 0, found {value!r}")
         return tuple(value)
 
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """A list of finite numbers above zero."""
+        value = self._get(name, None)
+        if not isinstance(value, list) or not all(
+            type(item) in (int, float) and 0 < item < float("inf") for item in value
+        ):
+            raise self.fault(name, f"must be a list of finite numbers above zero, found {value!r}")
+        return tuple(float(item) for item in value)
+
     def child(self, name: str) -> JsonFields | None:
         """A nested object, or None where absent or null."""
         value = self._values.get(name)
@@ -132,6 +141,15 @@ class JsonFields:
         if not isinstance(value, dict):
             raise self.fault(name, f"must be an object, found {value!r}")
         return JsonFields(value, self._source, f"{self._prefix}{name}.")
+
+    def with_defaults(self, other: JsonFields, names: Sequence[str]) -> JsonFields:
+        """These fields, and `other`'s of these names where they are absent here."""
+        taken = {name: other._values[name] for name in names if not self.has(name) and other.has(name)}
+        return JsonFields({**self._values, **taken}, self._source, self._prefix)
+
+    def with_values(self, values: Mapping[str, object]) -> JsonFields:
+        """These fields, and `values` where they are absent here, not null."""
+        return JsonFields({**values, **self._values}, self._source, self._prefix)
 
     def _get(self, name: str, default: object) -> object:
         value = self._values.get(name)

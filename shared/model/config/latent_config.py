@@ -36,26 +36,23 @@ class LatentConfig:
         return self.kv_rank + self.rope_dim
 
     @classmethod
-    def parse(cls, fields: JsonFields, architecture: str, rope: RopeConfig) -> LatentConfig | None:
-        """The latent attention in `config.json`; None for a family without.
+    def parse(cls, fields: JsonFields, rope: RopeConfig, *, is_interleaved: bool) -> LatentConfig:
+        """The latent attention in `config.json`.
 
         Raises:
             ModelLoadError: a missing or wrong field; `field` names it.
         """
-        if architecture not in ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"):
-            return None
         rope_dim = fields.integer("qk_rope_head_dim")
         if rope_dim % 2:
             raise fields.fault("qk_rope_head_dim", f"must be even for rotary positions, found {rope_dim}")
         nope_dim = fields.integer("qk_nope_head_dim")
-        is_v3 = architecture == "DeepseekV3ForCausalLM"
         return cls(
             q_rank=fields.optional_integer("q_lora_rank"),
             kv_rank=fields.integer("kv_lora_rank"),
             nope_dim=nope_dim,
             rope_dim=rope_dim,
             value_dim=fields.integer("v_head_dim"),
-            is_interleaved=not is_v3 or fields.boolean("rope_interleave", default=True),
+            is_interleaved=is_interleaved,
             scale=(nope_dim + rope_dim) ** -0.5 * _temperature(rope) ** 2,
         )
 

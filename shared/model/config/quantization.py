@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from shared.errors import ModelLoadError
@@ -14,6 +14,7 @@ from shared.model.config.json_fields import JsonFields
 Method = Literal["compressed-tensors", "awq", "gptq", "fp8"]
 METHODS: tuple[Method, ...] = ("compressed-tensors", "awq", "gptq", "fp8")
 FIELD = "quantization_config"
+STACKED = "its experts lie in one tensor, which is served in 16 or 32 bits only"
 _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 _STRATEGIES = ("tensor", "channel", "group", "block")
 _ALL_LINEAR = "Linear"
@@ -70,12 +71,17 @@ class QuantizationConfig:
                     return scheme
         return None
 
-    def check_ignored(self, modules: Iterable[str]) -> None:
+    def renamed(self, rename: Callable[[str], str]) -> QuantizationConfig:
+        """With other names of layers; patterns stay as they are."""
+        schemes = tuple((tuple(map(rename, targets)), scheme) for targets, scheme in self.schemes)
+        return replace(self, schemes=schemes, ignored=tuple(map(rename, self.ignored)))
+
+    def check_ignored(self, modules: Iterable[str], unused: tuple[str, ...]) -> None:
         """Raises ModelLoadError for an ignored layer, or a target, that is none of the checkpoint's `modules`, nor
-        within one."""
+        within one, nor begins as the names of what is not read."""
         known = tuple(modules)
         for name in (*self.ignored, *(target for targets, _ in self.schemes for target in targets)):
-            if name == _ALL_LINEAR or name.startswith(_PATTERN):
+            if name == _ALL_LINEAR or name.startswith(_PATTERN) or f"{name}.".startswith(unused):
                 continue
             if not any(f".{name}." in f".{module}." for module in known):
                 raise ModelLoadError(

@@ -7,7 +7,7 @@ from typing import Literal, cast, get_args
 
 from shared.model.config.json_fields import JsonFields
 
-RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn"]
+RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 
 DEFAULT_THETA = 10_000.0  # for checkpoints that predate the field
 
@@ -31,41 +31,92 @@ class RopeConfig:
     mscale: float | None = None  # yarn
     mscale_all_dim: float | None = None  # yarn
     truncate: bool = True  # yarn: round the ramp's bounds to whole dimensions
+    short_factors: tuple[float, ...] = ()  # longrope: of each rotated pair, up to the trained length
+    long_factors: tuple[float, ...] = ()  # longrope: of each rotated pair, beyond it
+    share: float = 1.0  # of a head that is rotated, its first dimensions
+
+    @property
+    def needs_lengths(self) -> bool:
+        """Whether a token's angles follow from the length of the text read at once, beside its position."""
+        return self.type in ("dynamic", "longrope")
+
+    def rotated(self, head_dim: int) -> int:
+        """Elements of a head that are rotated."""
+        return int(head_dim * self.share)
 
     @classmethod
-    def parse(cls, config: JsonFields, max_position_embeddings: int) -> RopeConfig:
+    def parse(
+        cls,
+        config: JsonFields,
+        max_position_embeddings: int,
+        kind: str | None = None,
+        *,
+        theta: float = DEFAULT_THETA,
+        share: float | None = None,
+    ) -> RopeConfig:
         """Read `rope_scaling` (with a separate `rope_theta`) or `rope_parameters` (which has both).
+
+        Args:
+            config: the fields of `config.json`.
+            max_position_embeddings: tokens.
+            kind: of the layers meant, where `rope_parameters` has an object for each kind.
+            theta: where the file has none.
+            share: of a head that the family rotates where the file does not say; None: all of it, always.
 
         Raises:
             ModelLoadError: unsupported type, partial rotation, or a missing or wrong field; `field` names it.
         """
         rope = config.child("rope_scaling") or config.child("rope_parameters") or JsonFields({}, "config.json")
-        theta = rope.number("rope_theta", default=config.number("rope_theta", default=DEFAULT_THETA))
+        if kind is not None:
+            rope = rope.child(kind) or rope
+        theta = rope.number("rope_theta", default=config.number("rope_theta", default=theta))
         rope_type = rope.text("rope_type", default=rope.text("type", default="default"))
         if rope_type not in get_args(RopeType):
             known = ", ".join(get_args(RopeType))
             raise rope.fault("rope_type", f"{rope_type!r} is not supported; supported: {known}")
-        for owner in (rope, config):
-            if owner.number("partial_rotary_factor", default=1.0) != 1.0:
-                raise owner.fault("partial_rotary_factor", "other than 1 is not supported")
+        share = _share(rope, config, share)
         if rope_type == "default":
-            return cls(theta=theta)
+            return cls(theta=theta, share=share)
 
         trained = max_position_embeddings
-        if rope_type in ("llama3", "yarn"):
+        if rope_type in ("llama3", "yarn", "longrope"):
             trained = rope.integer("original_max_position_embeddings", default=max_position_embeddings)
             trained = config.integer("original_max_position_embeddings", default=trained)
-        # A null factor in a YaRN config means the ratio of the two lengths.
-        implied = max_position_embeddings / trained if rope_type == "yarn" else None
+        # A null factor in such a config means the ratio of the two lengths.
+        implied = max_position_embeddings / trained if rope_type in ("yarn", "longrope") else None
         fields = cls(
             type=cast(RopeType, rope_type),
             theta=theta,
             factor=rope.number("factor") if implied is None else rope.number("factor", default=implied),
             original_max_position_embeddings=trained,
+            share=share,
         )
+        if rope_type == "longrope":
+            return _with_longrope(fields, rope)
         if rope_type == "llama3":
             return _with_llama3(fields, rope)
         return _with_yarn(fields, rope) if rope_type == "yarn" else fields
+
+
+def _share(rope: JsonFields, config: JsonFields, share: float | None) -> float:
+    for owner in (rope, config):
+        found = owner.optional_number("partial_rotary_factor")
+        if share is None and found not in (None, 1.0):
+            raise owner.fault("partial_rotary_factor", "other than 1 is not supported for this architecture")
+        if found is not None:
+            if found > 1:
+                raise owner.fault("partial_rotary_factor", f"must be at most 1, found {found}")
+            return found
+    return 1.0 if share is None else share
+
+
+def _with_longrope(base: RopeConfig, rope: JsonFields) -> RopeConfig:
+    return replace(
+        base,
+        short_factors=rope.numbers("short_factor"),
+        long_factors=rope.numbers("long_factor"),
+        attention_factor=rope.optional_number("attention_factor"),
+    )
 
 
 def _with_llama3(base: RopeConfig, rope: JsonFields) -> RopeConfig:

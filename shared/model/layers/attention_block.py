@@ -20,6 +20,9 @@ class AttentionBlock:
         self._kernels = kernels
         self._index = index
         self._layer = layer
+        self._rope = config.ropes.index(config.layers[index].rope)
+        self._window = config.layers[index].window
+        self._norms_heads = config.qk_norm == "head"
         self._sizes = [config.num_heads * config.head_dim] + [config.num_kv_heads * config.head_dim] * 2
 
     def place(self, x: Tensor, cos: Tensor, sin: Tensor, kv_blocks: Tensor, slots: Tensor) -> Tensor:
@@ -27,8 +30,8 @@ class AttentionBlock:
 
         Args:
             x: [num_tokens, hidden_size], normalised.
-            cos: [num_tokens, head_dim].
-            sin: [num_tokens, head_dim].
+            cos: [num_encodings, num_tokens, head_dim].
+            sin: [num_encodings, num_tokens, head_dim].
             kv_blocks: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], changed in place.
             slots: [num_tokens] int64, see `AttentionBatch`.
 
@@ -37,20 +40,25 @@ class AttentionBlock:
         """
         config, layer = self._config, self._layer
         qkv = layer.qkv.forward(x)
-        query, key, value = (
-            part.view(x.shape[0], -1, config.head_dim) for part in torch.split(qkv, self._sizes, dim=-1)
-        )  # each [num_tokens, num_heads or num_kv_heads, head_dim]
+        parts = list(torch.split(qkv, self._sizes, dim=-1))
+        if config.qk_norm == "whole":
+            assert layer.q_norm is not None
+            assert layer.k_norm is not None
+            for part, norm in enumerate((layer.q_norm, layer.k_norm)):
+                parts[part] = self._kernels.rms_norm(parts[part].contiguous(), norm, config.rms_norm_eps)
+        # each [num_tokens, num_heads or num_kv_heads, head_dim]
+        query, key, value = (part.view(x.shape[0], -1, config.head_dim) for part in parts)
         return self._kernels.rotate_and_write(
             query,
             key,
             value,
-            cos,
-            sin,
+            cos[self._rope],
+            sin[self._rope],
             kv_blocks,
             self._index,
             slots,
-            q_norm=layer.q_norm,
-            k_norm=layer.k_norm,
+            q_norm=layer.q_norm if self._norms_heads else None,
+            k_norm=layer.k_norm if self._norms_heads else None,
             eps=config.rms_norm_eps,
         )
 
@@ -64,7 +72,9 @@ class AttentionBlock:
             self._index,
             batch,
             scale=config.attention_scale,
-            window=config.window_of(self._index),
+            window=self._window,
+            softcap=config.softcap,
+            sinks=self._layer.sinks,
         )
 
     def project(self, attended: Tensor) -> Tensor:

@@ -54,8 +54,8 @@ class LatentAttentionBlock:
 
         Args:
             x: [num_tokens, hidden_size], normalised.
-            cos: [num_tokens, rope_dim].
-            sin: [num_tokens, rope_dim].
+            cos: [1, num_tokens, rope_dim].
+            sin: [1, num_tokens, rope_dim].
             kv_blocks: [num_blocks, num_layers, 1, 1, block_size, kv_rank + rope_dim], changed in place.
             slots: [num_tokens] int64, see `AttentionBatch`.
 
@@ -71,8 +71,8 @@ class LatentAttentionBlock:
         return self._kernels.rotate_and_write_latent(
             query.view(-1, self._num_heads, sizes.query_dim),
             latent,
-            cos,
-            sin,
+            cos[0],
+            sin[0],
             kv_blocks,
             self._index,
             slots,

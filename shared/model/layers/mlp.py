@@ -6,11 +6,15 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from shared.kernels.activation.rules import Activation
 from shared.kernels.backend import DecoderOps
 from shared.kernels.cpu.torch_threads import in_this_thread
+from shared.model.config.model_config import ModelConfig
 from shared.model.config.moe_config import MoeConfig
 from shared.model.layers.modules import ExpertModules, LayerModules
+from shared.model.layers.parameters import BIAS_COLUMNS
 
 
 class FeedForward(Protocol):
@@ -22,10 +26,11 @@ class FeedForward(Protocol):
 
 
 class Mlp:
-    """`down(silu(gate(x)) * up(x))`."""
+    """`down` of the activated `gate` and `up` of x."""
 
-    def __init__(self, layer: LayerModules, kernels: DecoderOps) -> None:
+    def __init__(self, layer: LayerModules, activation: Activation, kernels: DecoderOps) -> None:
         """Keeps references to its arguments."""
+        self._activation = activation
         assert layer.gate_up is not None
         assert layer.down is not None
         self._gate_up = layer.gate_up
@@ -34,7 +39,7 @@ class Mlp:
 
     def forward(self, x: Tensor) -> Tensor:
         """[num_tokens, hidden_size] to the same shape."""
-        return self._down.forward(self._kernels.silu_mul(self._gate_up.forward(x)))
+        return self._down.forward(self._kernels.silu_mul(self._gate_up.forward(x), self._activation))
 
 
 class MixtureOfExperts:
@@ -49,6 +54,7 @@ class MixtureOfExperts:
         self._kernels = kernels
         self._one = torch.ones((), dtype=torch.int64, device="cpu")
         self._num_experts = moe.routing.num_experts
+        self._first_expert = modules.first_expert
         most_copies = 1 if modules.copies is None else modules.copies.most_copies
         self._num_chosen = torch.zeros(self._num_experts * most_copies, dtype=torch.int64, device="cpu")
 
@@ -68,7 +74,7 @@ class MixtureOfExperts:
             chosen = slots.flatten()
             self._num_chosen.scatter_add_(0, chosen, self._one.expand(chosen.shape))
         local_ids = expert_ids if modules.copies is None else modules.copies.local_ids(slots)
-        out = modules.experts.forward(x, local_ids, weights)
+        out = self._chosen(x, local_ids, weights)
         if self._shared is not None:
             shared = self._shared.forward(x)
             with in_this_thread(x, x.numel()):
@@ -77,10 +83,28 @@ class MixtureOfExperts:
             modules.group.all_reduce(out)
         return out
 
+    def _chosen(self, x: Tensor, local_ids: Tensor, weights: Tensor) -> Tensor:
+        """What the chosen experts give; with biases, an input of 1 adds those of gate and up."""
+        experts, down_bias = self._modules.experts, self._modules.down_bias
+        if down_bias is None:
+            return experts.forward(x, local_ids, weights)
+        with in_this_thread(x, x.numel()):
+            padded = functional.pad(x, (0, BIAS_COLUMNS))
+            padded[:, x.shape[1]] = 1
+        out = experts.forward(padded, local_ids, weights)[:, : x.shape[1]]
+        with in_this_thread(x, x.numel()):
+            first = self._first_expert
+            is_local = (local_ids >= first) & (local_ids < first + down_bias.shape[0])
+            shares = weights.new_zeros((x.shape[0], down_bias.shape[0]))
+            shares.scatter_add_(1, torch.where(is_local, local_ids - first, 0), torch.where(is_local, weights, 0.0))
+            return (out.float() + shares @ down_bias.float()).to(x.dtype)
 
-def feed_forward(layer: LayerModules, moe: MoeConfig | None, kernels: DecoderOps) -> FeedForward:
+
+def feed_forward(layer: LayerModules, config: ModelConfig, kernels: DecoderOps) -> FeedForward:
     """The feed-forward block for a layer: dense, or with experts."""
+    dense = None if layer.gate_up is None else Mlp(layer, config.activation, kernels)
     if layer.experts is None:
-        return Mlp(layer, kernels)
-    assert moe is not None
-    return MixtureOfExperts(moe, layer.experts, None if layer.gate_up is None else Mlp(layer, kernels), kernels)
+        assert dense is not None
+        return dense
+    assert config.moe is not None
+    return MixtureOfExperts(config.moe, layer.experts, dense, kernels)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from shared.model.config.latent_config import LatentConfig
 from shared.model.config.model_config import ModelConfig
 from shared.model.layers.expert_copies import ExpertCopies
 from shared.model.layers.parameters import DecoderParameters, ExpertParameters, LatentParameters, LayerParameters
+from shared.model.layers.rope import rotary_order
 
 EXPANDED_HEADS = 8
 """Heads whose keys and values are expanded from latents at once: bounds the memory that a long prompt takes for it."""
@@ -36,6 +38,10 @@ class ExpertModules:
     router: Linear  # hidden_size to num_experts
     router_bias: Tensor | None  # [num_experts] fp32
     experts: Experts
+    down_bias: Tensor | None = (
+        None  # [num_local_experts, hidden_size]; experts have biases, and inputs BIAS_COLUMNS more
+    )
+    first_expert: int = 0  # as `ExpertParameters`
     copies: ExpertCopies | None = None  # None: ids are the router's
     group: Collectives | None = None  # ranks whose experts' results, the shared ones' among them, are parts of a sum
 
@@ -44,13 +50,16 @@ class ExpertModules:
 class LayerModules:
     """One layer. Projections that read the same input are one linear layer."""
 
-    input_norm: Tensor  # [hidden_size]
+    input_norm: Tensor | None  # [hidden_size], as the three norms below; None: nothing is normalised
+    attention_norm: Tensor | None
+    post_norm: Tensor | None
+    output_norm: Tensor | None
     qkv: Linear  # hidden_size to what `LayerParameters` says
-    q_norm: Tensor | None  # [head_dim], or [q_rank]
-    k_norm: Tensor | None  # [head_dim], or [kv_rank]
+    q_norm: Tensor | None  # as `LayerParameters`
+    k_norm: Tensor | None
+    sinks: Tensor | None  # [num_heads] fp32
     latent: LatentModules | None
     o: Linear  # num_heads * value_dim to hidden_size
-    post_norm: Tensor  # [hidden_size]
     experts: ExpertModules | None
     gate_up: Linear | None  # hidden_size to 2 * intermediate_size; None where no token passes it
     down: Linear | None  # intermediate_size to hidden_size
@@ -87,8 +96,8 @@ class DecoderModules:
             head = rounded(parameters.embedding, parameters.head_spec)
         return cls(
             embedding=parameters.embedding,
-            layers=tuple(_build_layer(layer, ops, config) for layer in parameters.layers),
-            norm=parameters.norm,
+            layers=tuple(_build_layer(layer, ops, config, dtype) for layer in parameters.layers),
+            norm=_offset(parameters.norm, config),
             lm_head=_linear(ops, head, None, dtype, own=not is_tied),
         )
 
@@ -111,23 +120,34 @@ def _linear(ops: DecoderOps, weight: Weight, bias: Tensor | None, dtype: torch.d
     return ops.make_linear(weight, bias, own=own)
 
 
-def _build_layer(layer: LayerParameters, ops: DecoderOps, config: ModelConfig) -> LayerModules:
-    dtype = layer.input_norm.dtype
-
+def _build_layer(layer: LayerParameters, ops: DecoderOps, config: ModelConfig, dtype: torch.dtype) -> LayerModules:
     def linear(weight: Weight | None, bias: Tensor | None) -> Linear | None:
         return None if weight is None else _linear(ops, weight, bias, dtype)
 
+    order = rotary_order(config)
+    q_norm, k_norm = (_offset(norm, config) for norm in (layer.q_norm, layer.k_norm))
+    if order is not None:
+        num_placed = (config.num_heads + config.num_kv_heads) * config.head_dim
+        of_weight = layer.qkv.by_row if isinstance(layer.qkv, QuantizedWeight) else [layer.qkv]
+        for rows in (*of_weight, layer.qkv_bias):
+            if rows is not None:
+                by_head = rows[:num_placed].view(-1, config.head_dim, *rows.shape[1:])
+                by_head.copy_(by_head[:, order])
+        q_norm, k_norm = (None if norm is None else norm[order] for norm in (q_norm, k_norm))
     return LayerModules(
-        input_norm=layer.input_norm,
+        input_norm=_offset(layer.input_norm, config),
+        attention_norm=_offset(layer.attention_norm, config),
+        post_norm=_offset(layer.post_norm, config),
+        output_norm=_offset(layer.output_norm, config),
         qkv=_linear(ops, layer.qkv, layer.qkv_bias, dtype),
-        q_norm=layer.q_norm,
-        k_norm=layer.k_norm,
+        q_norm=q_norm,
+        k_norm=k_norm,
+        sinks=None if layer.sinks is None else layer.sinks.float(),
         latent=None
         if layer.latent is None or config.latent is None
         else _build_latent(layer.latent, config.latent, config.num_heads, ops),
         o=_linear(ops, layer.o, layer.o_bias, dtype),
-        post_norm=layer.post_norm,
-        experts=None if layer.experts is None else _build_experts(layer.experts, ops, dtype),
+        experts=None if layer.experts is None else _build_experts(layer.experts, config, ops, dtype),
         gate_up=linear(layer.gate_up, layer.gate_up_bias),
         down=linear(layer.down, layer.down_bias),
     )
@@ -145,16 +165,33 @@ def _build_latent(parameters: LatentParameters, latent: LatentConfig, num_heads:
     )
 
 
-def _build_experts(parameters: ExpertParameters, ops: DecoderOps, dtype: torch.dtype) -> ExpertModules:
-    gate_up, down, first = parameters.gate_up, parameters.down, parameters.first_expert
+@overload
+def _offset(norm: Tensor, config: ModelConfig) -> Tensor: ...
+@overload
+def _offset(norm: None, config: ModelConfig) -> None: ...
+def _offset(norm: Tensor | None, config: ModelConfig) -> Tensor | None:
+    """The weight of a norm as it multiplies."""
+    return norm if norm is None or not config.norm_offset else (norm.float() + config.norm_offset).to(norm.dtype)
+
+
+def _build_experts(
+    parameters: ExpertParameters, config: ModelConfig, ops: DecoderOps, dtype: torch.dtype
+) -> ExpertModules:
+    assert config.moe is not None
+    gate_up, down, first, activation = parameters.gate_up, parameters.down, parameters.first_expert, config.activation
     if isinstance(gate_up, QuantizedWeight) or isinstance(down, QuantizedWeight):
-        experts = ops.make_quantized_experts(gate_up, down, first, dtype)
+        experts = ops.make_quantized_experts(gate_up, down, first, dtype, activation)
     else:
-        experts = ops.make_experts(gate_up, down, first, own=True)
+        if config.moe.is_stacked:
+            for rows in gate_up:  # of gate and up in turns
+                rows.copy_(rows.view(-1, 2, rows.shape[1]).transpose(0, 1).reshape(rows.shape))
+        experts = ops.make_experts(gate_up, down, first, own=True, activation=activation)
     return ExpertModules(
-        router=ops.make_linear(parameters.router, None, own=True),
+        router=ops.make_linear(parameters.router, parameters.logit_bias, own=True),
         router_bias=parameters.router_bias,
         experts=experts,
+        down_bias=parameters.down_bias,
+        first_expert=first,
         copies=parameters.copies,
     )
 

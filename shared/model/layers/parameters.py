@@ -13,6 +13,11 @@ from shared.kernels.quantized import QuantizedWeight, Weight
 from shared.model.config.model_config import ModelConfig
 from shared.model.config.moe_config import MoeConfig
 from shared.model.layers.expert_copies import ExpertCopies
+from shared.model.weights.safetensors_files import OF_IMAGES
+
+BIAS_COLUMNS = 32
+"""Columns behind an expert's inputs where experts have biases: the first one holds the bias of gate and up, which the
+input 1 there adds, the others keep whole vectors."""
 
 Specs = Mapping[str, LinearSpec]
 """Checkpoint tensor name → form of a projection in fewer bits."""
@@ -33,9 +38,11 @@ class ExpertParameters:
 
     router: Tensor  # [num_experts, hidden_size], fp32 where the logits are
     router_bias: Tensor | None  # [num_experts] fp32
-    gate_up: Weight  # [num_local_experts, 2 * expert_size, hidden_size]
-    down: Weight  # [num_local_experts, hidden_size, expert_size]
+    gate_up: Weight  # [num_local_experts, 2 * expert_size, in_size], in_size = hidden_size, or BIAS_COLUMNS more
+    down: Weight  # [num_local_experts, in_size, expert_size]
     experts: Sequence[int]  # [num_local_experts] their ids, ascending; adjacent ones where `copies` is None
+    logit_bias: Tensor | None = None  # [num_experts]
+    down_bias: Tensor | None = None  # [num_local_experts, hidden_size]
     copies: ExpertCopies | None = None
 
     @property
@@ -52,15 +59,18 @@ class LayerParameters:
     `k_norm` are the latents'. With experts, `gate_up` and `down` are those of the shared ones.
     """
 
-    input_norm: Tensor  # [hidden_size]
+    input_norm: Tensor | None  # [hidden_size], as the three norms below; None: nothing is normalised
+    attention_norm: Tensor | None
+    post_norm: Tensor | None
+    output_norm: Tensor | None
     qkv: Weight  # [qkv_size, hidden_size]; (num_heads + 2 * num_kv_heads) * head_dim without latents
     qkv_bias: Tensor | None  # [qkv_size]
-    q_norm: Tensor | None  # [head_dim], or [q_rank]
-    k_norm: Tensor | None  # [head_dim], or [kv_rank]
+    q_norm: Tensor | None  # [head_dim], [num_heads * head_dim] or [q_rank]
+    k_norm: Tensor | None  # [head_dim], [num_kv_heads * head_dim] or [kv_rank]
+    sinks: Tensor | None  # [num_heads]
     latent: LatentParameters | None
     o: Weight  # [hidden_size, num_heads * value_dim]
     o_bias: Tensor | None  # [hidden_size]
-    post_norm: Tensor  # [hidden_size]
     experts: ExpertParameters | None
     gate_up: Weight | None  # [2 * intermediate_size, hidden_size]; None where no token passes it
     gate_up_bias: Tensor | None  # [2 * intermediate_size]
@@ -125,9 +135,9 @@ class DecoderParameters:
 
 def unused_tensors(config: ModelConfig) -> tuple[str, ...]:
     """Prefixes of the names of a checkpoint's tensors that these parameters leave out: layers that predict further than
-    the next token."""
+    the next token, and what reads images."""
     layers = range(config.num_layers, config.num_layers + config.num_unused_layers)
-    return tuple(f"model.layers.{layer}." for layer in layers)
+    return (*(f"model.layers.{layer}." for layer in layers), *OF_IMAGES)
 
 
 def _qkv_rows(config: ModelConfig) -> dict[str, int]:
@@ -135,6 +145,8 @@ def _qkv_rows(config: ModelConfig) -> dict[str, int]:
     latent = config.latent
     if latent is None:
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        if config.names.qkv is not None:
+            return {config.names.qkv: q_size + 2 * kv_size}
         return {"self_attn.q_proj": q_size, "self_attn.k_proj": kv_size, "self_attn.v_proj": kv_size}
     if latent.q_rank is None:
         return {
@@ -144,11 +156,28 @@ def _qkv_rows(config: ModelConfig) -> dict[str, int]:
     return {"self_attn.q_a_proj": latent.q_rank, "self_attn.kv_a_proj_with_mqa": latent.cached_dim}
 
 
+def _gate_up_rows(config: ModelConfig, mlp: str, inner: int) -> dict[str, int]:
+    """As `_qkv_rows`, of a dense block of that name."""
+    if config.names.gate_up is not None:
+        return {f"{mlp}.{config.names.gate_up}": 2 * inner}
+    return {f"{mlp}.gate_proj": inner, f"{mlp}.up_proj": inner}
+
+
+def _dense_name(config: ModelConfig, *, has_experts: bool) -> str:
+    """Of what each token passes in a layer: the only block, or the shared experts."""
+    return f"{config.moe.prefix}.{config.moe.shared}" if has_experts and config.moe is not None else "mlp"
+
+
 def _norm_sizes(config: ModelConfig) -> tuple[int | None, int | None]:
     """Sizes of `q_norm` and `k_norm`."""
     if config.latent is not None:
         return config.latent.q_rank, config.latent.kv_rank
-    return (config.head_dim, config.head_dim) if config.qk_norm else (None, None)
+    match config.qk_norm:
+        case "head":
+            return config.head_dim, config.head_dim
+        case "whole":
+            return config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    return None, None
 
 
 @dataclass(frozen=True)
@@ -175,31 +204,36 @@ class _Allocator:
 
 def _allocate_layer(config: ModelConfig, index: int, new: _Allocator, experts: Sequence[int] | None) -> LayerParameters:
     hidden, prefix = config.hidden_size, f"model.layers.{index}."
-    qkv_rows = _qkv_rows(config)
-    qkv_size = sum(qkv_rows.values())
+    names, qkv_rows = config.names, _qkv_rows(config)
     moe = config.moe if config.has_experts(index) else None
     inner = config.intermediate_size if moe is None else moe.shared_size
-    mlp = prefix + ("mlp" if moe is None else "mlp.shared_experts")
+    mlp = _dense_name(config, has_experts=moe is not None)
 
     def weight(rows: Mapping[str, int], in_size: int) -> Weight:
         return new.weight({prefix + name: count for name, count in rows.items()}, in_size)
 
+    def norm(name: str | None) -> Tensor | None:
+        return None if name is None else new.empty(hidden)
+
     q_norm, k_norm = (None if size is None else new.empty(size) for size in _norm_sizes(config))
     has_bias = config.mlp_bias and inner > 0
     return LayerParameters(
-        input_norm=new.empty(hidden),
+        input_norm=norm(names.input_norm),
+        attention_norm=norm(names.attention_norm),
+        post_norm=norm(names.post_norm),
+        output_norm=norm(names.output_norm),
         qkv=weight(qkv_rows, hidden),
-        qkv_bias=new.empty(qkv_size).zero_() if config.qkv_bias else None,  # not every part has one in a checkpoint
+        qkv_bias=new.empty(sum(qkv_rows.values())).zero_() if config.qkv_bias else None,  # not every part's is stored
         q_norm=q_norm,
         k_norm=k_norm,
+        sinks=new.empty(config.num_heads) if config.has_sinks else None,
         latent=_allocate_latent(config, prefix, new),
         o=weight({"self_attn.o_proj": hidden}, config.num_heads * config.value_dim),
         o_bias=new.empty(hidden) if config.o_bias else None,
-        post_norm=new.empty(hidden),
         experts=None if moe is None else _allocate_experts(moe, hidden, prefix, new, experts),
-        gate_up=new.weight({f"{mlp}.gate_proj": inner, f"{mlp}.up_proj": inner}, hidden) if inner else None,
+        gate_up=weight(_gate_up_rows(config, mlp, inner), hidden) if inner else None,
         gate_up_bias=new.empty(2 * inner) if has_bias else None,
-        down=new.weight({f"{mlp}.down_proj": hidden}, inner) if inner else None,
+        down=weight({f"{mlp}.down_proj": hidden}, inner) if inner else None,
         down_bias=new.empty(hidden) if has_bias else None,
     )
 
@@ -223,28 +257,41 @@ def _allocate_experts(
     local = range(num_experts) if experts is None else experts
     assert 0 <= local[0] <= local[-1] < num_experts, f"{local} of {num_experts} experts"
     router_dtype = torch.float32 if moe.fp32_router else new.dtype
+    in_size = hidden + BIAS_COLUMNS if moe.has_bias else hidden
     gate, up, down = moe.projections
     of_each = [f"{prefix}{moe.prefix}.experts.{expert}" for expert in local]
     gate_up_rows = {gate: moe.expert_size, up: moe.expert_size}
+    gate_up_weight = new.weight(gate_up_rows, in_size, [(f"{name}.{gate}", f"{name}.{up}") for name in of_each])
+    down_weight = new.weight({down: in_size}, moe.expert_size, [(f"{name}.{down}",) for name in of_each])
+    if moe.has_bias:
+        assert isinstance(gate_up_weight, Tensor), "experts with biases in fewer bits"
+        assert isinstance(down_weight, Tensor), "experts with biases in fewer bits"
+        gate_up_weight[:, :, hidden + 1 :] = 0
+        down_weight[:, hidden:] = 0
     return ExpertParameters(
         router=torch.empty((num_experts, hidden), dtype=router_dtype, device=new.device),
         router_bias=torch.empty(num_experts, dtype=torch.float32, device=new.device) if moe.routing.has_bias else None,
-        gate_up=new.weight(gate_up_rows, hidden, [(f"{name}.{gate}", f"{name}.{up}") for name in of_each]),
-        down=new.weight({down: hidden}, moe.expert_size, [(f"{name}.{down}",) for name in of_each]),
+        gate_up=gate_up_weight,
+        down=down_weight,
         experts=local,
+        logit_bias=torch.empty(num_experts, dtype=router_dtype, device=new.device) if moe.has_bias else None,
+        down_bias=new.empty(len(local), hidden) if moe.has_bias else None,
     )
 
 
 def _layer_views(config: ModelConfig, layer: LayerParameters) -> dict[str, Weight]:
-    mlp = "mlp" if layer.experts is None else "mlp.shared_experts"
+    names, mlp = config.names, _dense_name(config, has_experts=layer.experts is not None)
     q_norm, k_norm = ("q_a_layernorm", "kv_a_layernorm") if layer.latent is not None else ("q_norm", "k_norm")
     views: dict[str, Weight | None] = {
-        "input_layernorm.weight": layer.input_norm,
+        f"{names.input_norm}.weight": layer.input_norm,
+        f"{names.attention_norm}.weight": layer.attention_norm,
+        f"{names.post_norm}.weight": layer.post_norm,
+        f"{names.output_norm}.weight": layer.output_norm,
         f"self_attn.{q_norm}.weight": layer.q_norm,
         f"self_attn.{k_norm}.weight": layer.k_norm,
+        "self_attn.sinks": layer.sinks,
         "self_attn.o_proj.weight": layer.o,
         "self_attn.o_proj.bias": layer.o_bias,
-        "post_attention_layernorm.weight": layer.post_norm,
         f"{mlp}.down_proj.weight": layer.down,
         f"{mlp}.down_proj.bias": layer.down_bias,
     }
@@ -257,8 +304,7 @@ def _layer_views(config: ModelConfig, layer: LayerParameters) -> dict[str, Weigh
     split(layer.qkv, "weight", _qkv_rows(config))
     split(layer.qkv_bias, "bias", _qkv_rows(config))
     if layer.gate_up is not None:
-        inner = layer.gate_up.shape[0] // 2
-        gate_up_rows = {f"{mlp}.gate_proj": inner, f"{mlp}.up_proj": inner}
+        gate_up_rows = _gate_up_rows(config, mlp, layer.gate_up.shape[0] // 2)
         split(layer.gate_up, "weight", gate_up_rows)
         split(layer.gate_up_bias, "bias", gate_up_rows)
     if layer.latent is not None:
@@ -266,16 +312,27 @@ def _layer_views(config: ModelConfig, layer: LayerParameters) -> dict[str, Weigh
         views.pop("self_attn.q_proj.bias", None)  # zero: no checkpoint has one
     if layer.experts is not None:
         assert config.moe is not None
-        views |= _expert_views(config.moe, layer.experts)
+        views |= _expert_views(config.moe, layer.experts, config.hidden_size)
     return {name: view for name, view in views.items() if view is not None}
 
 
-def _expert_views(moe: MoeConfig, experts: ExpertParameters) -> dict[str, Weight | None]:
+def _expert_views(moe: MoeConfig, experts: ExpertParameters, hidden: int) -> dict[str, Weight | None]:
     gate, up, down = moe.projections
     views: dict[str, Weight | None] = {
-        f"{moe.prefix}.gate.weight": experts.router,
-        f"{moe.prefix}.gate.e_score_correction_bias": experts.router_bias,
+        f"{moe.prefix}.{moe.router}.weight": experts.router,
+        f"{moe.prefix}.{moe.router}.bias": experts.logit_bias,
+        f"{moe.prefix}.{moe.router}.e_score_correction_bias": experts.router_bias,
     }
+    if moe.is_stacked:
+        prefix = f"{moe.prefix}.experts"
+        assert isinstance(experts.gate_up, Tensor), "stacked experts in fewer bits"
+        assert isinstance(experts.down, Tensor), "stacked experts in fewer bits"
+        views[f"{prefix}.gate_up_proj"] = experts.gate_up[..., :hidden].transpose(1, 2)
+        views[f"{prefix}.down_proj"] = experts.down[:, :hidden].transpose(1, 2)
+        if moe.has_bias:
+            views[f"{prefix}.gate_up_proj_bias"] = experts.gate_up[..., hidden]
+            views[f"{prefix}.down_proj_bias"] = experts.down_bias
+        return views
     for place, expert in enumerate(experts.experts):
         prefix = f"{moe.prefix}.experts.{expert}"
         both = _parts(experts.gate_up[place], [moe.expert_size] * 2)

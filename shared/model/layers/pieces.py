@@ -29,8 +29,9 @@ class DecoderPieces:
         self._modules = modules
         self._kernels = kernels
         self._eps = config.rms_norm_eps
+        self._residual_scale = config.residual_scale
         self._attention = [_attention(config, index, layer, kernels) for index, layer in enumerate(modules.layers)]
-        self._mlp = [feed_forward(layer, config.moe, kernels) for layer in modules.layers]
+        self._mlp = [feed_forward(layer, config, kernels) for layer in modules.layers]
         self._drops_rows = True
 
     @property
@@ -56,8 +57,8 @@ class DecoderPieces:
 
         Args:
             x: [num_tokens, hidden_size], the embedded tokens.
-            cos: [num_tokens, rotary_dim].
-            sin: [num_tokens, rotary_dim].
+            cos: [num_encodings, num_tokens, rotary_dim].
+            sin: [num_encodings, num_tokens, rotary_dim].
             kv_blocks: [num_blocks, num_layers, num_planes, num_kv_heads, block_size, head_dim], changed in place.
             slots: [num_tokens] int64, see `AttentionBatch`.
 
@@ -134,8 +135,18 @@ class DecoderPieces:
         """A layer behind its attention block: (what the next layer reads, normed; the residual stream)."""
         layers = self._modules.layers
         next_norm = layers[layer + 1].input_norm if layer + 1 < self.num_layers else self._modules.norm
-        normed, residual = self._kernels.add_rms_norm(projected, residual, layers[layer].post_norm, self._eps)
-        return self._kernels.add_rms_norm(self._mlp[layer].forward(normed), residual, next_norm, self._eps)
+        own = layers[layer]
+        normed, residual = self._add(projected, own.attention_norm, residual, own.post_norm)
+        return self._add(self._mlp[layer].forward(normed), own.output_norm, residual, next_norm)
+
+    def _add(self, x: Tensor, norm: Tensor | None, residual: Tensor, next_norm: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(what is read next, normed; the residual stream with x, itself normed where there is a `norm`)."""
+        if norm is not None:
+            x = self._kernels.rms_norm(x, norm, self._eps)
+        if self._residual_scale != 1.0:
+            with in_this_thread(x, x.numel()):
+                x = x * self._residual_scale
+        return self._kernels.add_rms_norm(x, residual, next_norm, self._eps)
 
 
 def _attention(

@@ -6,31 +6,34 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from shared.model.config.model_config import ModelConfig, RopeConfig
 
 
 class Rotary:
-    """Cosines and sines for the tokens of a step.
+    """Cosines and sines for the tokens of a step, for each of the encodings that a model's layers have.
 
-    For every type but `dynamic` a token's angles depend on its position alone. Dynamic NTK increases the base with the
-    length of the text read at once, so a token also needs that length: n for every token of a prompt of n tokens,
-    however it is chunked, and p + 1 for a generated token at position p. This equals generation with a growing cache,
-    and it keeps cached keys valid.
+    For most types a token's angles depend on its position alone. Dynamic NTK increases the base with the length of the
+    text read at once, LongRoPE takes other factors beyond the trained length, so there a token also needs that length:
+    n for every token of a prompt of n tokens, however it is chunked, and p + 1 for a generated one at position p. This
+    equals generation with a growing cache, and it keeps cached keys valid.
     """
 
     def __init__(self, config: ModelConfig, device: torch.device | str, dtype: torch.dtype) -> None:
         """Compute the frequencies; `dtype` is that of the returned cosines and sines."""
-        self._rope = config.rope
+        self._encodings = [_Encoding(rope, config.rotary_dim, device) for rope in config.ropes]
         self._dtype = dtype
-        self._exponents = _exponents(config.rotary_dim).to(device)  # [rotary_dim / 2]
-        frequencies, self._scale = inverse_frequencies(config.rope, config.rotary_dim)
-        self._frequencies = frequencies.to(device)  # [rotary_dim / 2] fp32
+
+    @property
+    def num_encodings(self) -> int:
+        """Encodings that `cos_sin` gives angles of."""
+        return len(self._encodings)
 
     @property
     def needs_lengths(self) -> bool:
         """Whether `cos_sin` needs the lengths."""
-        return self._rope.type == "dynamic"
+        return any(encoding.needs_lengths for encoding in self._encodings)
 
     def cos_sin(self, positions: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Angles of each token.
@@ -41,25 +44,80 @@ class Rotary:
                 the trained one counts as the trained one.
 
         Returns:
-            (cos, sin), both [num_tokens, rotary_dim] in the model's dtype, computed in fp32, both halves equal.
+            (cos, sin), both [num_encodings, num_tokens, rotary_dim] in the model's dtype, computed in fp32, both halves
+            equal; the encodings in the order of `ModelConfig.ropes`.
         """
         assert positions.dim() == 1
-        frequencies = self._frequencies
         if self.needs_lengths:
             assert lengths is not None
             assert lengths.shape == positions.shape
-            frequencies = self._dynamic_frequencies(lengths)
-        angles = positions[:, None].float() * frequencies
-        angles = torch.cat((angles, angles), dim=-1)
-        return (angles.cos() * self._scale).to(self._dtype), (angles.sin() * self._scale).to(self._dtype)
+        both = [encoding.cos_sin(positions, lengths) for encoding in self._encodings]
+        cos, sin = (torch.stack(parts) if len(parts) > 1 else parts[0][None] for parts in zip(*both, strict=True))
+        return cos.to(self._dtype), sin.to(self._dtype)
 
-    def _dynamic_frequencies(self, lengths: Tensor) -> Tensor:
-        """[num_tokens] lengths to [num_tokens, head_dim / 2] frequencies: one base for each token."""
+
+class _Encoding:
+    """One encoding of positions; None: angles of zero."""
+
+    def __init__(self, rope: RopeConfig | None, rotary_dim: int, device: torch.device | str) -> None:
+        self._rope = rope or RopeConfig(share=0.0)
+        self._num_kept = (rotary_dim - self._rope.rotated(rotary_dim)) // 2
+        """Pairs that are not rotated, the last ones."""
+        dim = rotary_dim - 2 * self._num_kept
+        self._exponents = _exponents(dim).to(device)  # [dim / 2]
+        frequencies, self._scale = inverse_frequencies(self._rope, dim)
+        self._frequencies = frequencies.to(device)  # [dim / 2] fp32
+        if self._rope.type == "longrope":
+            long = torch.tensor(self._rope.long_factors) * self._rope.theta ** _exponents(dim)
+            self._long = (1.0 / long).to(device)
+
+    @property
+    def needs_lengths(self) -> bool:
+        """See `Rotary`."""
+        return self._rope.needs_lengths
+
+    def cos_sin(self, positions: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Both [num_tokens, rotary_dim] fp32."""
+        frequencies = self._frequencies
+        if self.needs_lengths:
+            assert lengths is not None
+            frequencies = self._of_lengths(lengths)
+        angles = positions[:, None].float() * frequencies
+        cos, sin = angles.cos() * self._scale, angles.sin() * self._scale
+        if self._num_kept:
+            cos, sin = (
+                functional.pad(part, (0, self._num_kept), value=value) for part, value in ((cos, 1.0), (sin, 0.0))
+            )
+        return torch.cat((cos, cos), dim=-1), torch.cat((sin, sin), dim=-1)
+
+    def _of_lengths(self, lengths: Tensor) -> Tensor:
+        """[num_tokens] lengths to [num_tokens, dim / 2] frequencies."""
         rope, dim = self._rope, 2 * self._exponents.shape[0]
         trained = rope.original_max_position_embeddings
+        if rope.type == "longrope":
+            return torch.where((lengths > trained)[:, None], self._long, self._frequencies)
         stretch = rope.factor * lengths.clamp(min=trained) / trained - (rope.factor - 1)
         bases = rope.theta * stretch ** (dim / (dim - 2))
         return 1.0 / bases[:, None] ** self._exponents
+
+
+def rotary_order(config: ModelConfig) -> Tensor | None:
+    """[head_dim] int64: the order of a head's dimensions in which the kernels rotate them, pairs (i, i + head_dim / 2);
+    None where they have it. Dimensions that are not rotated are pairs of an angle of zero, behind the others.
+
+    A product of query and key does not depend on the order, so it is that of the projections' rows.
+    """
+    dim = config.head_dim
+    rotated = max((rope.rotated(dim) for rope in config.ropes if rope is not None), default=dim)
+    if config.latent is not None or (rotated == dim and not config.is_interleaved):
+        return None
+    pairs = (
+        torch.arange(rotated, device="cpu").view(-1, 2)
+        if config.is_interleaved
+        else torch.arange(rotated, device="cpu").view(2, -1).T
+    )
+    kept = torch.arange(rotated, dim, device="cpu").view(2, -1).T
+    return torch.cat((pairs, kept)).T.flatten()
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
@@ -76,6 +134,9 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]
             return plain / rope.factor, 1.0
         case "llama3":
             return _llama3(rope, plain), 1.0
+        case "longrope":
+            stretched = torch.tensor(rope.short_factors) * rope.theta ** _exponents(head_dim)
+            return 1.0 / stretched, _longrope_attention_factor(rope)
         case "yarn":
             return _yarn(rope, head_dim), _yarn_attention_factor(rope)
 
@@ -110,6 +171,14 @@ def _yarn(rope: RopeConfig, head_dim: int) -> Tensor:
     stretched = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
     tokens_per_radian = rope.theta ** _exponents(head_dim)
     return stretched / (rope.factor * tokens_per_radian) + (1 - stretched) / tokens_per_radian
+
+
+def _longrope_attention_factor(rope: RopeConfig) -> float:
+    """Factor on cosines and sines (Ding et al. 2024, arXiv:2402.13753, as Phi-3 was trained)."""
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    trained = rope.original_max_position_embeddings
+    return math.sqrt(1 + math.log(rope.factor) / math.log(trained)) if rope.factor > 1 else 1.0
 
 
 def _yarn_attention_factor(rope: RopeConfig) -> float:

@@ -16,8 +16,8 @@ from shared.kernels.backends.registry import choose_kernels
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.cpu.torch_threads import in_this_thread
 from shared.kv.layout import BlockLayout
-from shared.model.config.model_config import ModelConfig
 from shared.model.decoder import Decoder
+from shared.model.families.registry import load_config
 from shared.model.layers.expert_copies import slot_owners
 from shared.model.layers.expert_placement import Placement
 from shared.model.layers.parameters import DecoderParameters
@@ -78,11 +78,11 @@ class RankDecoder(Decoder):
         Raises:
             ConfigError: the model cannot be split so; see `Degrees.check` and `load_shard`. Those kernels cannot serve
                 this dtype.
-            ModelLoadError: the folder cannot be served; see `ModelConfig.load` and `load_shard`.
+            ModelLoadError: the folder cannot be served; see `load_config` and `load_shard`.
         """
         if torch.device(device).type == "cpu":
             ask_for_huge_pages()
-        config = ModelConfig.load(folder)
+        config = load_config(folder)
         degrees.check(config)
         shard = Shard(config, degrees, links.everyone.rank, placement)
         with Checkpoint.of(folder) as checkpoint:

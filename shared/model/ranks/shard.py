@@ -51,6 +51,14 @@ class Degrees:
                 value=self.num_ranks,
                 limit=MAX_DEGREE,
             )
+        if self.tensor > 1 and config.qk_norm == "whole":
+            raise ConfigError(
+                f"tp is {self.tensor}, but {config.architecture} normalises the queries of all heads together: 1 is "
+                "the only degree",
+                field="tp",
+                value=self.tensor,
+                limit=1,
+            )
         heads, kv_heads, layers = config.num_heads, config.num_kv_heads, config.num_layers
         if heads % self.tensor:
             raise ConfigError(
@@ -239,16 +247,14 @@ class Shard:
             config.moe,
             expert_size=self.expert_inner.length,
             shared_size=self.shared_inner.length,
-            layers=config.moe.layers[layers.begin : layers.end],
         )
         return replace(
             config,
             vocab_size=self.vocab.length,
             intermediate_size=self.inner.length,
-            num_layers=layers.length,
             num_heads=self.heads.length,
             num_kv_heads=self.kv_heads.length,
-            windows=config.windows[layers.begin : layers.end],
+            layers=config.layers[layers.begin : layers.end],
             moe=moe,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -13,12 +14,14 @@ from shared.model.layers.expert_copies import ExpertCopies
 from shared.model.layers.parameters import NO_SPECS, DecoderParameters, LayerParameters, Specs
 from shared.model.ranks.shard import Shard, Span
 from shared.model.weights.checkpoint import Checkpoint
-from shared.model.weights.loader import OnProgress, fill_weights
+from shared.model.weights.loader import OnProgress, Part, fill_weights
 from shared.model.weights.plan import WeightPlan
 
 _LAYERS = "model.layers."
 _DENSE = ("gate_proj", "up_proj", "down_proj")
 """Names of a dense block's projections, and of the shared experts'."""
+_SUMMED = ("o_proj.bias", "down_proj.bias")
+"""Biases that are added once, by the first rank of a stage."""
 _PANEL_ROWS = 32
 """The fewest rows of a linear layer that is there to be made, not to be used."""
 
@@ -67,27 +70,25 @@ def load_shard(
     Raises ConfigError where a rank's columns split a group of a weight in fewer bits, ModelLoadError as `fill_weights`.
     """
     targets = _targets(shard, parameters)
-    slices: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {}
-    for name in targets:
-        rows, columns = _slices(shard, name, plan.shapes[name])
-        _check_columns(shard, plan, name, columns)
-        slices[name] = (rows.begin, rows.end), (columns.begin, columns.end)
-    fill_weights(checkpoint, plan.sources, targets, on_progress, slices)
-    if shard.part:
-        for name, target in targets.items():  # they are added once, by the first rank of a stage
-            if name.endswith(("o_proj.bias", "down_proj.bias")):
-                assert isinstance(target, Tensor)
-                target.zero_()
+    parts = {name: _part(shard, name, plan.shapes[name]) for name in targets}
+    for name, part in parts.items():
+        _check_columns(shard, plan, name, part)
+    fill_weights(checkpoint, plan.sources, targets, on_progress, parts)
+    for name, target in targets.items():
+        is_added_twice = shard.part and name.endswith(_SUMMED)
+        if is_added_twice or (shard.expert_inner.begin and name.endswith("down_proj_bias")):
+            assert isinstance(target, Tensor)
+            target.zero_()
 
 
-def _check_columns(shard: Shard, plan: WeightPlan, name: str, columns: Span) -> None:
+def _check_columns(shard: Shard, plan: WeightPlan, name: str, part: Part) -> None:
     spec = plan.sources[name].spec or plan.specs.get(name)
-    if spec is None or not spec.group or spec.index_groups:
+    if spec is None or not spec.group or spec.index_groups or part.columns is None:
         return
-    size = plan.shapes[name][1]
-    if columns.begin % spec.group or (columns.end % spec.group and columns.end != size):
+    (begin, end), size = part.columns, plan.shapes[name][1]
+    if begin % spec.group or (end % spec.group and end != size):
         raise ConfigError(
-            f"tp is {shard.degrees.tensor}, which gives a rank columns {columns.begin} to {columns.end} of {name}, but "
+            f"tp is {shard.degrees.tensor}, which gives a rank columns {begin} to {end} of {name}, but "
             f"{spec.group} columns share a scale: take a degree that splits its {size} columns at multiples of that",
             field="tp",
             value=shard.degrees.tensor,
@@ -115,31 +116,57 @@ def _is_tied_head(shard: Shard) -> bool:
     return shard.config.tie_word_embeddings and shard.is_last
 
 
-def _slices(shard: Shard, name: str, shape: tuple[int, ...]) -> tuple[Span, Span]:
-    """(rows, columns) of a tensor that this rank holds; a vector has one column."""
+def _part(shard: Shard, name: str, shape: tuple[int, ...]) -> Part:
     config = shard.config
     heads, size = shard.heads, config.head_dim
-    rows = Span(0, shape[0])
-    columns = Span(0, shape[1] if len(shape) > 1 else 1)
     module, _, kind = name.rpartition(".")
     of_weight = kind == "weight"
+    rows = Span(0, shape[0])
+    q, kv = _times(heads, size), _times(shard.kv_heads, size)
     gate, up, down = _DENSE if config.moe is None else config.moe.projections
     match module.rpartition(".")[2]:
         case "q_proj" | "q_b_proj":
-            rows = _times(heads, size)
+            return _of([q])
         case "k_proj" | "v_proj":
-            rows = _times(shard.kv_heads, size)
+            return _of([kv])
+        case "qkv_proj":
+            first_key = config.num_heads * size
+            first_value = first_key + config.num_kv_heads * size
+            return _of([q, _moved(kv, first_key), _moved(kv, first_value)])
         case "kv_b_proj" if config.latent is not None:
-            rows = _times(heads, config.latent.nope_dim + config.latent.value_dim)
+            return _of([_times(heads, config.latent.nope_dim + config.latent.value_dim)])
         case "o_proj" if of_weight:
-            columns = _times(heads, config.value_dim)
+            return _of([rows], _times(heads, config.value_dim))
+        case "gate_up_proj":
+            inner = _inner(shard, module)
+            return _of([inner, _moved(inner, shape[0] // 2)])
         case leaf if leaf in (*_DENSE[:2], gate, up):
-            rows = _inner(shard, module)
+            return _of([_inner(shard, module)])
         case leaf if leaf in (_DENSE[2], down) and of_weight:
-            columns = _inner(shard, module)
+            return _of([rows], _inner(shard, module))
         case "embed_tokens" | "lm_head":
-            rows = shard.vocab
-    return rows, columns
+            return _of([shard.vocab])
+        case "self_attn" if kind == "sinks":
+            return _of([heads])
+        case "experts":
+            return _stacked(shard, name, kind)
+    return _of([rows])
+
+
+def _stacked(shard: Shard, name: str, kind: str) -> Part:
+    """Of a tensor of all experts of a layer, in which gate and up lie in turns."""
+    assert shard.experts is not None
+    layer = int(name.removeprefix(_LAYERS).partition(".")[0]) - shard.layers.begin
+    rows = [Span(expert, expert + 1) for expert in shard.experts[layer]]
+    inner = shard.expert_inner
+    match kind:
+        case "gate_up_proj":
+            return _of(rows, None, _times(inner, 2))
+        case "gate_up_proj_bias":
+            return _of(rows, _times(inner, 2))
+        case "down_proj":
+            return _of(rows, inner)
+    return _of(rows)
 
 
 def _inner(shard: Shard, module: str) -> Span:
@@ -151,3 +178,12 @@ def _inner(shard: Shard, module: str) -> Span:
 
 def _times(span: Span, size: int) -> Span:
     return Span(span.begin * size, span.end * size)
+
+
+def _moved(span: Span, by: int) -> Span:
+    return Span(span.begin + by, span.end + by)
+
+
+def _of(rows: Sequence[Span], columns: Span | None = None, depths: Span | None = None) -> Part:
+    ends = [None if span is None else (span.begin, span.end) for span in (columns, depths)]
+    return Part([(span.begin, span.end) for span in rows], *ends)

@@ -9,6 +9,7 @@ from torch.nn import functional
 from shared.collectives.interface import Collectives
 from shared.kernels.cpu.torch_threads import in_this_thread
 from shared.model.layers.modules import DecoderModules
+from shared.model.layers.scales import scaled_embedding, scaled_logits
 from shared.model.ranks.shard import Shard
 
 _NONE = -torch.inf
@@ -36,14 +37,17 @@ class SplitVocabulary:
                 x.masked_fill_(~is_own[:, None], 0)
         if self._stage is not None:
             self._stage.all_reduce(x)
-        return x
+        with in_this_thread(x, x.numel()):
+            return scaled_embedding(x, self._shard.config)
 
     def logits(self, normed: Tensor, num_candidates: int) -> Tensor:
         """[num_logits, hidden_size] to [num_logits, vocab_size] fp32 on the leader; an empty tensor elsewhere.
 
         `num_candidates`: as for `Decoder.forward`. Each rank then sends that many logits of a row, with ids.
         """
-        own = self._modules.lm_head.forward(normed).float() if self._shard.is_last else None
+        own = None
+        if self._shard.is_last:
+            own = scaled_logits(self._modules.lm_head.forward(normed).float(), self._shard.config)
         if self._head is None:
             return normed if own is None else own
         message = self._candidates(own, normed.shape[0], num_candidates)

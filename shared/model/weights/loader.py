@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
@@ -57,17 +58,26 @@ def load_weights(
         fill_weights(checkpoint, sources, targets, on_progress)
 
 
+@dataclass(frozen=True)
+class Part:
+    """What a rank holds of a tensor: some rows, one behind the other, and (begin, end) of the other dimensions."""
+
+    rows: Sequence[tuple[int, int]]  # (begin, end) each
+    columns: tuple[int, int] | None = None  # of the second dimension, None for all
+    depths: tuple[int, int] | None = None  # of the third one
+
+
 def fill_weights(
     checkpoint: Checkpoint,
     sources: Mapping[str, WeightSource],
     targets: Mapping[str, Weight],
     on_progress: OnProgress | None = None,
-    slices: Mapping[str, tuple[tuple[int, int], tuple[int, int]]] | None = None,
+    parts: Mapping[str, Part] | None = None,
 ) -> None:
     """Reads the targets from their sources, in the files' order; all scales are checked before the first weight.
 
-    `slices`: name → ((first row, row behind the last), columns likewise) of what a target holds; None: everything.
-    Columns of quantized weights must begin and end between two groups. Raises ModelLoadError.
+    `parts`: name → what a target holds; None: everything. Columns of quantized weights must begin and end between two
+    groups. Raises ModelLoadError.
     """
     wanted = {name: sources[name] for name in targets}
     for source in wanted.values():
@@ -76,27 +86,33 @@ def fill_weights(
     sizes = {name: sum(checkpoint.entries[part].num_bytes for part in wanted[name].names) for name in targets}
     total, loaded = sum(sizes.values()), 0
     for name in sorted(targets, key=lambda name: checkpoint.place(wanted[name].name)):
-        shape = checkpoint.entries[name].shape if wanted[name].spec is None else tuple(targets[name].shape)
-        whole = (0, shape[0]), (0, shape[1] if len(shape) > 1 else 1)
-        rows, columns = whole if slices is None else slices[name]
-        for first, piece in wanted[name].pieces(checkpoint, *rows):
-            _put(targets[name], first - rows[0], piece, columns)
+        part = Part([(0, targets[name].shape[0])]) if parts is None else parts[name]
+        at = 0
+        for begin, end in part.rows:
+            for first, piece in wanted[name].pieces(checkpoint, begin, end):
+                _put(targets[name], at + first - begin, piece, part)
+            at += end - begin
         loaded += sizes[name]
         if on_progress is not None:
             on_progress(loaded, total)
-    if slices is None and TIED_NAME not in targets and TIED_NAME in checkpoint.entries:
+    if parts is None and TIED_NAME not in targets and TIED_NAME in checkpoint.entries:
         _check_tied_duplicate(checkpoint, targets[TIED_SOURCE])
 
 
-def _put(target: Weight, first: int, piece: Tensor | Piece, columns: tuple[int, int]) -> None:
+def _put(target: Weight, first: int, piece: Tensor | Piece, part: Part) -> None:
     """Rows `first`, … of a target, converted to its form."""
     if isinstance(target, QuantizedWeight):
         # Whole rows are rounded, so that ranks with parts of a row have the scales that one process has.
         codes = quantize_rows(piece, target.spec) if isinstance(piece, Tensor) else piece
-        target.fill(first, codes.columns(*columns))
+        target.fill(first, codes if part.columns is None else codes.columns(*part.columns))
         return
-    numbers = piece[:, slice(*columns)] if isinstance(piece, Tensor) else piece.columns(*columns).dense()
-    target.view(target.shape[0], -1)[first : first + len(numbers)].copy_(numbers)
+    if isinstance(piece, Piece):
+        piece = (piece if part.columns is None else piece.columns(*part.columns)).dense()
+    else:
+        for dim, span in ((1, part.columns), (2, part.depths)):
+            if span is not None:
+                piece = piece.narrow(dim, span[0], span[1] - span[0])
+    target[first : first + len(piece)].copy_(piece)
 
 
 def fingerprint(folder: Path, dtype: str, quantization: str = "auto") -> str:

@@ -12,6 +12,7 @@ import torch
 from shared.errors import ConfigError
 from shared.kernels.linear_spec import Kind, LinearSpec
 from shared.model.config.model_config import ModelConfig
+from shared.model.config.quantization import STACKED
 from shared.model.layers.parameters import DecoderParameters, Specs, unused_tensors
 from shared.model.weights.checkpoint import Checkpoint
 from shared.model.weights.schemes import MAKERS
@@ -23,8 +24,6 @@ AS_STORED: Quantization = "auto"
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 _GROUPS = (128, 64, 32, 16)
 """Columns of a 4-bit group: the most of these that divide a row."""
-_KEPT_PLAIN = (".gate.weight", ".kv_b_proj.weight")
-"""Routers, whose choice rounding would change, and projections that are used in both directions."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +55,12 @@ class WeightPlan:
                 field="quantization",
                 value=quantization,
             )
+        if config.has_stacked_experts:
+            raise ConfigError(
+                f"quantization is {quantization}, which is not supported for {config.architecture}: {STACKED}",
+                field="quantization",
+                value=quantization,
+            )
         return cls(shapes, sources, rounding_specs(config, shapes, quantization))
 
     @property
@@ -78,11 +83,14 @@ class WeightPlan:
 def rounding_specs(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], kind: Kind) -> dict[str, LinearSpec]:
     """The forms that plain projections are rounded to: int8 and fp8 with a scale a row, int4 with one a group. The
     output projection has 8 bits at least: its errors are the answer's."""
+    routers = () if config.moe is None else (f".{config.moe.prefix}.{config.moe.router}.weight",)
+    # Rounding would change the routers' choice; the latents' projections are used in both directions.
+    kept_plain = (*routers, ".kv_b_proj.weight")
     specs: dict[str, LinearSpec] = {}
     for name, shape in shapes.items():
         if not name.startswith("model.layers.") or not name.endswith(".weight") or len(shape) != 2:
             continue
-        if not name.endswith(_KEPT_PLAIN) and (spec := _rounding(kind, shape[1])) is not None:
+        if not name.endswith(kept_plain) and (spec := _rounding(kind, shape[1])) is not None:
             specs[name] = spec
     head = _rounding("int8" if kind == "int4" else kind, config.hidden_size)
     return specs if head is None else {**specs, TIED_NAME: head}

@@ -17,6 +17,10 @@ from shared.model.config.json_fields import read_json_object
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
+OF_IMAGES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+"""How the names of tensors begin that read images, in a checkpoint whose text part is served."""
+_OF_TEXT = {"language_model.model.": "model.", "model.language_model.": "model.", "language_model.lm_head": "lm_head"}
+"""How such a checkpoint's names of the text part begin → what they are without images."""
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100 * 1024 * 1024  # the format's own limit
 
@@ -51,7 +55,7 @@ DENSE = ("F64", "F32", "F16", "BF16")
 class TensorEntry:
     """One tensor of a file."""
 
-    name: str
+    name: str  # as a checkpoint of text alone has it
     dtype: str  # as in the header, such as BF16
     shape: tuple[int, ...]
     begin: int  # byte offset in the file
@@ -136,7 +140,15 @@ def _entry(name: str, value: dict[str, object], data_start: int) -> TensorEntry:
         raise ValueError(f"{name}: negative size")
     if dtype in STORED and math.prod(dims) * STORED[dtype].num_bytes != end - begin:
         raise ValueError(f"{name}: {dtype} of shape {list(dims)} does not take {end - begin} bytes")
-    return TensorEntry(name=name, dtype=dtype, shape=dims, begin=data_start + begin, num_bytes=end - begin)
+    return TensorEntry(name=text_name(name), dtype=dtype, shape=dims, begin=data_start + begin, num_bytes=end - begin)
+
+
+def text_name(name: str) -> str:
+    """A tensor's or module's name as a checkpoint of text alone has it."""
+    for prefix, plain in _OF_TEXT.items():
+        if name.startswith(prefix):
+            return plain + name.removeprefix(prefix)
+    return name
 
 
 def _corrupt(path: Path, problem: str) -> ModelLoadError:

@@ -14,7 +14,7 @@ from shared.kernels.linear_spec import LinearSpec
 from shared.kernels.quantized import Piece
 from shared.model.config.quantization import FIELD, QuantizationConfig, WeightScheme
 from shared.model.weights.checkpoint import Checkpoint
-from shared.model.weights.safetensors_files import DENSE, TensorEntry
+from shared.model.weights.safetensors_files import DENSE, TensorEntry, text_name
 
 TIED_NAME = "lm_head.weight"
 TIED_SOURCE = "model.embed_tokens.weight"
@@ -102,6 +102,7 @@ def match_sources(
             quantized weight without one of its parts.
     """
     entries = checkpoint.entries
+    quantization = None if quantization is None else quantization.renamed(text_name)
     sources: dict[str, WeightSource] = {}
     missing = []
     for name, shape in shapes.items():
@@ -120,7 +121,7 @@ def match_sources(
     _refuse_names("is not expected in", extra)
     if quantization is not None:
         known = [name.rpartition(".")[0] for name in shapes]
-        quantization.check_ignored([*known, TIED_NAME.rpartition(".")[0], *(prefix.rstrip(".") for prefix in unused)])
+        quantization.check_ignored([*known, TIED_NAME.rpartition(".")[0]], unused)
     return sources
 
 

@@ -6,6 +6,7 @@ So files are read, not mapped: beside what it loads, a process holds one piece.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Self
 
@@ -38,18 +39,18 @@ class TensorReader:
         self._file.close()
 
     def pieces(self, entry: TensorEntry, begin: int, end: int) -> Iterator[tuple[int, Tensor]]:
-        """Rows begin … end - 1 of a tensor, in order: (first row, [num_rows, row size]) each.
+        """Rows begin … end - 1 of a tensor, in order: (first row, [num_rows, …] as the tensor's) each.
 
-        A piece is valid until the next one is asked for. A vector has rows of one element.
+        A piece is valid until the next one is asked for.
         """
         dtype = getattr(torch, STORED[entry.dtype].torch_name)
-        width = entry.shape[1] if len(entry.shape) > 1 else 1
+        width = math.prod(entry.shape[1:])
         row_bytes = width * dtype.itemsize
         step = max(1, PIECE_BYTES // max(1, row_bytes))
         for first in range(begin, end, step):
             count = min(step, end - first)
             self._read(entry.begin + first * row_bytes, count * row_bytes)
-            yield first, torch.frombuffer(self._buffer, dtype=dtype, count=count * width).view(count, width)
+            yield first, torch.frombuffer(self._buffer, dtype=dtype, count=count * width).view(count, *entry.shape[1:])
 
     def whole(self, entry: TensorEntry) -> Tensor:
         """A tensor in memory of its own."""

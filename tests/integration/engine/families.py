@@ -38,6 +38,56 @@ EXPERTS: dict[str, tuple[str, dict[str, object]]] = {
     ),
 }  # fmt: skip
 """Name → architecture and further fields, of the families with experts; some of them keep latents."""
+TURNS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 11}
+OWN_ROPES = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+    "full_attention": {"rope_type": "default", "rope_theta": 20_000.0},
+}
+OTHERS: dict[str, tuple[str, dict[str, object]]] = {
+    "gpt-oss": (
+        "GptOssForCausalLM",
+        {**TURNS, "num_local_experts": 5, "num_experts_per_tok": 2, "attention_bias": True, "rms_norm_eps": 1e-5},
+    ),
+    "gemma2": ("Gemma2ForCausalLM", {**TURNS, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 6.0}),
+    "gemma3": ("Gemma3ForCausalLM", {**TURNS, "query_pre_attn_scalar": 20, "rope_parameters": OWN_ROPES}),
+    "glm4": ("Glm4ForCausalLM", {"attention_bias": True, "partial_rotary_factor": 0.5}),
+    "glm4-moe": (
+        "Glm4MoeForCausalLM",
+        {
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "n_shared_experts": 1,
+            "moe_intermediate_size": 32,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+            "use_qk_norm": True,
+            "num_nextn_predict_layers": 0,
+        },
+    ),
+    "granite": (
+        "GraniteForCausalLM",
+        {"embedding_multiplier": 2.0, "residual_multiplier": 0.5, "attention_multiplier": 0.4, "logits_scaling": 2.0},
+    ),
+    "ministral": ("MinistralForCausalLM", TURNS),
+    "olmo2": ("Olmo2ForCausalLM", {}),
+    "olmo3": ("Olmo3ForCausalLM", {**TURNS, "rope_parameters": OWN_ROPES}),
+    "phi3": (
+        "Phi3ForCausalLM",
+        {
+            "original_max_position_embeddings": 40,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 500.0,
+                "partial_rotary_factor": 0.5,
+                "short_factor": [1.0, 1.2, 1.5, 2.0],
+                "long_factor": [1.0, 2.0, 3.0, 4.0],
+                "original_max_position_embeddings": 40,
+            },
+        },
+    ),
+}
+"""Likewise, of the others."""
 YARN = {
     "rope_type": "yarn",
     "factor": 4.0,
@@ -49,8 +99,8 @@ YARN = {
 
 
 def write_family(folder: Path, family: str, **settings: object) -> Path:
-    """`family`: an architecture of FAMILIES, or a name of EXPERTS."""
-    architecture, extra = EXPERTS.get(family, (family, None))
+    """`family`: an architecture of FAMILIES, or a name of EXPERTS or OTHERS."""
+    architecture, extra = {**EXPERTS, **OTHERS}.get(family, (family, None))
     if architecture.startswith("Deepseek"):
         settings = {"num_kv_heads": 4, "rope": YARN, **settings}
     write_random_checkpoint(

@@ -30,7 +30,7 @@ from shared.kernels.backends.registry import AUTO
 from shared.kernels.cpu.build import choose
 from shared.kernels.cpu.launch import load
 from shared.kv.pool import BlockPool
-from shared.model.config.model_config import ModelConfig
+from shared.model.families.registry import load_config
 from shared.model.layers.expert_placement import Placement
 from shared.model.ranks.block_slices import block_slices, senders
 from shared.model.ranks.rank_decoder import RankDecoder
@@ -61,7 +61,7 @@ class GroupRun(EngineRun):
         """`own_pools`: each rank has its slices of blocks alone, else they share one pool. With several `hosts`, ranks
         of one have messages' memory in common, all others TCP alone. `devices`: of each rank, none = the CPU."""
         self.places = [torch.device(name) for name in devices or ["cpu"] * degrees.num_ranks]
-        kv_dtype, model = str(dtype).removeprefix("torch."), ModelConfig.load(folder)
+        kv_dtype, model = str(dtype).removeprefix("torch."), load_config(folder)
         self.layout = model.block_layout(BLOCK_SIZE, kv_dtype)
         config = RunnerConfig(max_num_seqs=MAX_NUM_SEQS, num_host_blocks=policy.get("num_host_blocks", 0))
         form = SliceForm(self.layout, block_slices(model, degrees))

@@ -12,7 +12,7 @@ from shared.errors import ConfigError
 from shared.model.checkpoints import write_random_checkpoint
 from shared.model.config.model_config import ModelConfig
 from shared.model.ranks.shard import Degrees
-from tests.integration.engine.families import YARN
+from tests.integration.engine.families import OTHERS, YARN
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -124,14 +124,38 @@ def _latents(draw: DrawFn) -> Shape:
     return Shape("DeepseekV3ForCausalLM", {**sizes, "extra_config": extra})
 
 
+@st.composite
+def _others(draw: DrawFn) -> Shape:
+    """Windows in turns, norms around a layer's parts, sinks, heads rotated in part, multipliers."""
+    name = draw(_any(*OTHERS))
+    architecture, own = OTHERS[name]
+    sizes, extra = draw(_sizes()), dict(own)
+    _widen(sizes)
+    layers = sizes["num_layers"]
+    if "layer_types" in extra:
+        kinds = st.sampled_from(["sliding_attention", "full_attention"])
+        extra["layer_types"] = draw(st.lists(kinds, min_size=layers, max_size=layers))
+        extra["sliding_window"] = draw(_any(2, 3, 16, 17, 40))  # transformers keeps too much of a window of one
+    if name == "gpt-oss":
+        num_experts = draw(_any(1, 2, 3, 5))
+        extra |= {"num_local_experts": num_experts, "num_experts_per_tok": draw(st.integers(1, min(2, num_experts)))}
+    if name == "glm4-moe":
+        extra |= {"first_k_dense_replace": draw(st.integers(0, layers)), "use_qk_norm": draw(st.booleans())}
+    if name.startswith(("glm4", "phi3")):
+        sizes["head_dim"] = draw(_any(8, 16, 32, 64))
+    if name == "phi3":
+        del extra["rope_parameters"]
+    return Shape(architecture, {**sizes, "extra_config": extra})
+
+
 def _widen(sizes: dict[str, Any]) -> None:
     """transformers takes these families only where heads divide the hidden size, though no weight has that size."""
     sizes["hidden_size"] = -(-sizes["hidden_size"] // sizes["num_heads"]) * sizes["num_heads"]
 
 
 def shapes() -> SearchStrategy[Shape]:
-    """Dense models, models with experts, models with latents."""
-    return st.one_of(_dense(), _experts(), _latents())
+    """Dense models, models with experts, models with latents, and the other families."""
+    return st.one_of(_dense(), _experts(), _latents(), _others())
 
 
 def splits(config: ModelConfig, num: int) -> SearchStrategy[list[Degrees]]:

@@ -11,7 +11,7 @@ import torch
 
 from shared.engine.runner.runner import RunnerConfig
 from tests.integration.engine.engine_run import EngineRun, hand_off
-from tests.integration.engine.families import EXPERTS, FAMILIES, write_family
+from tests.integration.engine.families import EXPERTS, FAMILIES, OTHERS, write_family
 
 DEMO = Path(__file__).parents[3] / "models" / "demo"
 NUM_TOKENS = 64
@@ -38,11 +38,11 @@ def transformers_greedy(folder: Path, prompt: list[int], num_tokens: int = NUM_T
     return output[0, len(prompt) :].tolist()
 
 
-FIRST = ("LlamaForCausalLM", "qwen3-moe", "deepseek-v3")
-OTHERS = [name for name in (*FAMILIES, *EXPERTS, "demo") if name not in FIRST]
+FIRST = ("LlamaForCausalLM", "qwen3-moe", "deepseek-v3", "gpt-oss")
+REST = [name for name in (*FAMILIES, *EXPERTS, *OTHERS, "demo") if name not in FIRST]
 
 
-@pytest.fixture(params=[*FIRST, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
+@pytest.fixture(params=[*FIRST, *(pytest.param(name, marks=pytest.mark.slow) for name in REST)])
 def folder(request, tmp_path):
     if request.param == "demo":
         return DEMO
@@ -68,7 +68,15 @@ def test_every_way_through_the_engine_gives_the_tokens_of_transformers(folder):
     assert repaired == expected
 
 
-@pytest.mark.parametrize("family", ["LlamaForCausalLM", "qwen3-moe", "deepseek-v3"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "LlamaForCausalLM",
+        "qwen3-moe",
+        "deepseek-v3",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS),
+    ],
+)
 def test_batch_mates_chunks_and_preemption_do_not_change_tokens(tmp_path, family):
     folder = write_family(tmp_path / "model", family)
     prompts = [[5 + (i * k) % 200 for i in range(20 + 9 * k)] for k in range(1, 5)]

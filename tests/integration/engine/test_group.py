@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from shared.model.checkpoints import write_random_checkpoint
-from shared.model.config.model_config import ModelConfig
+from shared.model.families.registry import load_config
 from shared.model.layers.expert_placement import adjacent, balance, set_loads
 from shared.model.ranks.shard import Degrees
 from tests.integration.engine.engine_run import BLOCK_SIZE, EngineRun, hand_off
@@ -27,6 +27,7 @@ ONE = Degrees()
 SPLITS = (Degrees(2), Degrees(4), Degrees(1, 2), Degrees(2, 2))
 OF_EXPERTS = (Degrees(2), Degrees(2, expert=2), Degrees(4), Degrees(4, expert=4), Degrees(1, 2), Degrees(4, expert=2))
 OF_LATENTS = (Degrees(2), Degrees(4, expert=4), Degrees(1, 2), Degrees(2, 2, expert=2))
+OF_SINKS = (Degrees(2), Degrees(2, expert=2), Degrees(4, expert=2), Degrees(1, 2))
 PROMPT = [7 + (i * 37) % 190 for i in range(53)]
 DENSE: dict[str, dict[str, Any]] = {
     "llama": {"num_heads": 8, "num_kv_heads": 4, "head_dim": 32, "hidden_size": 64, "intermediate_size": 96},
@@ -46,8 +47,13 @@ FAMILIES: dict[str, tuple[tuple[Degrees, ...], dict[str, Any]]] = {
     ),
     "deepseek-v2": (OF_LATENTS, {"num_heads": 12, "num_kv_heads": 12, "hidden_size": 96, "num_layers": 3}),
     "deepseek-v3": (OF_LATENTS, {"tie": True, "num_layers": 3}),
+    "gpt-oss": (OF_SINKS, {"num_layers": 2, "num_heads": 12, "num_kv_heads": 4}),
+    "gemma2": (SPLITS, {"num_heads": 8, "num_kv_heads": 4}),
+    "gemma3": (SPLITS, {"num_heads": 8, "num_kv_heads": 4, "head_dim": 32, "tie": True}),
+    "glm4": (SPLITS, {"num_heads": 12, "num_kv_heads": 4}),
+    "phi3": (SPLITS, {"num_heads": 4, "num_kv_heads": 4}),
 }
-"""Those with experts, of 5, 7, 9 and 12: how each is split, and what differs from the family's small checkpoint."""
+"""How each is split, and what differs from the family's small checkpoint; of experts there are 5, 7, 9, 12 and 5."""
 
 
 FIRST = ("llama", "mixtral", "deepseek-v3")
@@ -100,7 +106,7 @@ def test_every_split_gives_the_tokens_of_transformers(model: Model, runs: dict[D
 def test_hot_experts_with_copies_give_the_tokens_of_transformers(tmp_path: Path) -> None:
     """Placed by what a group has measured, with prompts and answers in its batches, as a restarted worker is."""
     folder = write_family(tmp_path / "model", "mixtral")
-    degrees, num_layers = Degrees(2, expert=2), ModelConfig.load(folder).num_layers
+    degrees, num_layers = Degrees(2, expert=2), load_config(folder).num_layers
     expected = transformers_greedy(folder, PROMPT)
     with closing(GroupRun(folder, degrees)) as run:
         assert run.generate(PROMPT)[0] == expected
@@ -122,7 +128,7 @@ def test_unequal_pairs_hand_over_whole_blocks(model: Model, runs: dict[Degrees, 
     """Dense models in all pairs; else each split to the one behind it, and latents to the one before it too."""
     ring = [*runs, ONE]
     there, back = pairwise(ring), pairwise(ring[::-1])
-    pairs = {SPLITS: permutations(runs, 2), OF_EXPERTS: there, OF_LATENTS: (*there, *back)}
+    pairs = {SPLITS: permutations(runs, 2), OF_EXPERTS: there, OF_SINKS: there, OF_LATENTS: (*there, *back)}
     for pair in pairs[model.splits]:
         hands_over_whole_blocks(model, runs, *pair)
 

@@ -14,7 +14,7 @@ from shared.model.decoder import Decoder
 from tests.unit.kernels.isas import ISAS, every_isa, needs_library
 from tests.unit.model.paged_run import load_oracle, oracle_logits, prompt_logits
 
-from .families import EXPERTS, FAMILIES, write_family
+from .families import EXPERTS, FAMILIES, OTHERS, write_family
 
 pytestmark = needs_library
 
@@ -36,10 +36,21 @@ def write_vector_sized(folder: Path, family: str) -> Path:
 
 
 DENSE = [(write, family) for write in (write_family, write_vector_sized) for family in FAMILIES]
-FIRST = [(write_vector_sized, "LlamaForCausalLM"), (write_family, "qwen3-moe"), (write_family, "deepseek-v3")]
+FIRST = [
+    (write_vector_sized, "LlamaForCausalLM"),
+    (write_vector_sized, "gemma2"),
+    (write_family, "qwen3-moe"),
+    (write_family, "deepseek-v3"),
+]
+STACKED = ("gemma2", "gemma3", "glm4")
+"""Families whose layers are one call too, with more norms, other activations, bounds of scores, positions by layer."""
 ALL = [
     pytest.param(write, family, marks=() if (write, family) in FIRST else pytest.mark.slow)
-    for write, family in [*DENSE, *((write_family, family) for family in EXPERTS)]
+    for write, family in [
+        *DENSE,
+        *((write_family, family) for family in (*EXPERTS, *OTHERS)),
+        *((write_vector_sized, family) for family in STACKED),
+    ]
 ]
 
 

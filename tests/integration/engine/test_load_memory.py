@@ -36,7 +36,7 @@ def resident(field):
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(field))
 
 def slice_bytes(folder, rank):
-    shard = Shard(ModelConfig.load(folder), degrees, rank)
+    shard = Shard(load_config(folder), degrees, rank)
     config = shard.local_config
     views = DecoderParameters.allocate(config, torch.bfloat16, "meta", shard.experts).checkpoint_views(config)
     return sum(view.nbytes for view in views.values())

@@ -10,7 +10,7 @@ import torch
 from shared.model.decoder import Decoder
 from shared.model.ranks.shard import Degrees
 from tests.integration.engine.engine_run import EngineRun, hand_off
-from tests.integration.engine.families import EXPERTS, write_family
+from tests.integration.engine.families import EXPERTS, OTHERS, write_family
 from tests.integration.engine.group_run import GroupRun
 from tests.integration.engine.test_greedy_against_transformers import load_transformers
 from tests.quantized_checkpoints import STORAGES, write_quantized
@@ -22,19 +22,29 @@ SIZES = {"hidden_size": 128, "intermediate_size": 128, "num_heads": 8, "num_kv_h
 FAMILIES = {
     "LlamaForCausalLM": {},
     "mixtral": {},
+    "glm4-moe": {"extra_config": {**OTHERS["glm4-moe"][1], "moe_intermediate_size": 64}},
     "deepseek-v3": {
         "num_kv_heads": 8,
         "extra_config": {**EXPERTS["deepseek-v3"][1], "q_lora_rank": 64, "kv_lora_rank": 32, "v_head_dim": 16},
     },
 }
 """Family → settings that leave whole groups to each of two ranks."""
-EVERY_WAY = ("int4 groups with zeros", "gptq ordered")
-ALL = [name if name in EVERY_WAY else pytest.param(name, marks=pytest.mark.slow) for name in STORAGES]
+ONE_RANK = ("olmo2",)
+"""Families that are not split."""
+
+
+def few(*names: str) -> list[object]:
+    """All storages, of which these alone are tried by default."""
+    return [name if name in names else pytest.param(name, marks=pytest.mark.slow) for name in STORAGES]
+
+
+def slow(*families: str) -> list[object]:
+    return [pytest.param(family, marks=pytest.mark.slow) for family in families]
 
 
 def write(tmp_path: Path, name: str, family: str = "LlamaForCausalLM", *, head: bool = False) -> tuple[Path, Path]:
     """(quantized folder, the same opened)."""
-    source = write_family(tmp_path / "source", family, **{**SIZES, **FAMILIES[family]})
+    source = write_family(tmp_path / "source", family, **{**SIZES, **FAMILIES.get(family, {})})
     write_quantized(source, STORAGES[name], tmp_path / "quantized", tmp_path / "opened", head=head)
     return tmp_path / "quantized", tmp_path / "opened"
 
@@ -50,7 +60,7 @@ def expected_of(folder: Path) -> tuple[torch.Tensor, list[int]]:
     return logits, tokens[len(PROMPT) :]
 
 
-@pytest.mark.parametrize("name", STORAGES)
+@pytest.mark.parametrize("name", few("int4 groups with zeros", "w8a8", "awq", "gptq ordered", "small fp8 blocks"))
 def test_every_storage_gives_the_logits_and_tokens_of_the_opened_weights(tmp_path, name):
     quantized, opened = write(tmp_path, name)
     expected, tokens = expected_of(opened)
@@ -62,8 +72,8 @@ def test_every_storage_gives_the_logits_and_tokens_of_the_opened_weights(tmp_pat
     assert decoder.projection_bytes < plain.projection_bytes
 
 
-@pytest.mark.parametrize("family", ["mixtral", "deepseek-v3"])
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("family", ["mixtral", *slow("deepseek-v3")])
+@pytest.mark.parametrize("name", few("int4 groups"))
 def test_experts_and_latents_in_fewer_bits(tmp_path, name, family):
     quantized, opened = write(tmp_path, name, family)
     expected, tokens = expected_of(opened)
@@ -73,8 +83,8 @@ def test_experts_and_latents_in_fewer_bits(tmp_path, name, family):
     assert greedy(decoder, PROMPT, NUM_TOKENS)[0] == tokens
 
 
-@pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("family", ["LlamaForCausalLM", pytest.param("mixtral", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", few("gptq ordered"))
+@pytest.mark.parametrize("family", ["LlamaForCausalLM", *slow("mixtral")])
 def test_hand_offs_and_ranks_give_the_same_tokens(tmp_path, name, family):
     quantized, opened = write(tmp_path, name, family)
     _, expected = expected_of(opened)
@@ -85,3 +95,17 @@ def test_hand_offs_and_ranks_give_the_same_tokens(tmp_path, name, family):
     if STORAGES[name].config.get("weight_block_size") != [128, 128]:  # two ranks split blocks as wide as the model
         with GroupRun(quantized, Degrees(tensor=2)) as group:
             assert group.generate(PROMPT, max_tokens=NUM_TOKENS)[0] == expected
+
+
+@pytest.mark.parametrize("family", ["phi3", "glm4", *slow("gemma2", "gemma3", "glm4-moe", "olmo2")])
+@pytest.mark.parametrize("name", ["int4 groups with zeros", *slow("gptq ordered", "small fp8 blocks")])
+def test_other_families_in_fewer_bits(tmp_path, name, family):
+    quantized, opened = write(tmp_path, name, family)
+    expected, tokens = expected_of(opened)
+    decoder = Decoder.load(quantized, torch.float32, "cpu")
+    found = prompt_logits(decoder, PROMPT, 20)
+    assert (found - expected).abs().max() <= 1e-3 * expected.abs().max()
+    if family in ONE_RANK:
+        return
+    with GroupRun(quantized, Degrees(tensor=2)) as group:
+        assert group.generate(PROMPT, max_tokens=NUM_TOKENS)[0] == tokens

@@ -16,7 +16,7 @@ from shared.engine.finish_reason import FinishReason
 from shared.engine.messages import AddSequence, StepOutput
 from shared.engine.runner.runner import RunnerConfig
 from shared.errors import InvalidRequest
-from shared.model.config.model_config import ModelConfig
+from shared.model.families.registry import load_config
 from shared.model.text.tokenizer import Tokenizer
 from shared.structure.compiler import StructureCompiler
 from shared.structure.structured_output import ReasoningPart, StructuredOutput, StructureKind
@@ -66,7 +66,7 @@ def tokenizer() -> Tokenizer:
 def start(tokenizer):
     """Engines over the demo model, closed at the end."""
     runs: list[EngineRun] = []
-    config = ModelConfig.load(DEMO)
+    config = load_config(DEMO)
 
     def begin(**settings) -> EngineRun:
         structures = StructureCompiler(lambda: tokenizer, config.eos_token_ids, config.vocab_size)

@@ -57,7 +57,18 @@ class AttentionCase:
             write_kv(key, value, self.kv_blocks, LAYER, torch.tensor(slots, device=device))
         self.kv_blocks = self.kv_blocks[:, :, :num_planes].contiguous()
 
-    def expected(self, window: int | None = None, scale: float = 0.3) -> Tensor:
+    @property
+    def sinks(self) -> Tensor:
+        """[num_heads] fp32, the scores of sinks: from one that hides all keys to one that takes nothing."""
+        return torch.linspace(9.0, -30.0, self.query.shape[1], device=self.query.device)
+
+    def expected(
+        self,
+        window: int | None = None,
+        scale: float = 0.3,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         """The formula in float64: [num_tokens, num_heads * head_dim], on the CPU."""
         chunks = []
         queries = self.query.double().cpu().split([query_len for query_len, _ in self.plan])
@@ -69,6 +80,12 @@ class AttentionCase:
             if window is not None:
                 seen &= torch.arange(kv_len) > positions - window
             scores = torch.einsum("qhd,khd->hqk", query, key) * scale
-            weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+            if softcap is not None:
+                scores = softcap * torch.tanh(scores / softcap)
+            scores = scores.masked_fill(~seen, float("-inf"))
+            if sinks is not None:
+                sink = sinks.double().cpu()[:, None, None].expand(-1, query_len, 1)
+                scores = torch.cat((scores, sink), dim=-1)
+            weights = scores.softmax(-1)[..., :kv_len]
             chunks.append(torch.einsum("hqk,khd->qhd", weights, value).flatten(1))
         return torch.cat(chunks) if chunks else torch.empty(0, self.query[0:0].flatten(1).shape[1])

@@ -21,13 +21,13 @@ def scale_of(case: AttentionCase) -> float:
     return float(case.query.shape[-1] ** -0.5)
 
 
-def exact_attention(case: AttentionCase, window: int | None) -> Tensor:
+def exact_attention(case: AttentionCase, window: int | None, **scoring: Any) -> Tensor:
     """The formula in fp64 at the models' scale: a bound on the kernel's own error, free of the reference's.
 
     In fp32 torch's attention is the less exact of the two: it rounds about three times as far as the kernels do, and
     how far depends on the processor.
     """
-    return case.expected(window, scale_of(case))
+    return case.expected(window, scale_of(case), **scoring)
 
 
 def expected_attention(case: AttentionCase, window: int | None) -> Tensor:
@@ -45,17 +45,20 @@ def check_attention(
     plan: list[tuple[int, int]],
     *,
     window: int | None = None,
+    softcap: float | None = None,
+    has_sinks: bool = False,
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
     **shape: Any,
 ) -> None:
     """A mix of chunks and single tokens; `shape` are `AttentionCase`'s sizes."""
     case = AttentionCase(plan, dtype=dtype, device=device, **shape)
+    scoring = {"softcap": softcap, "sinks": case.sinks if has_sinks else None}
     output = triton_kernels().paged_attention(
-        case.query, case.kv_blocks, LAYER, case.batch, scale=scale_of(case), window=window
+        case.query, case.kv_blocks, LAYER, case.batch, scale=scale_of(case), window=window, **scoring
     )
     assert output.dtype == dtype
-    assert_near(output, exact_attention(case, window))
+    assert_near(output, exact_attention(case, window, **scoring))
 
 
 def check_split_decode(
@@ -65,6 +68,7 @@ def check_split_decode(
     min_tiles: int = 1,
     parts_per_multiprocessor: int = 8,
     window: int | None = None,
+    has_sinks: bool = False,
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
     **shape: Any,
@@ -76,10 +80,12 @@ def check_split_decode(
     case = AttentionCase([(1, kv_len) for kv_len in kv_lens], dtype=dtype, device=device, **shape)
     output = torch.full_like(case.query, float("nan"))
     config = DecodeConfig(tile, min_tiles, parts_per_multiprocessor, num_warps=4, num_stages=2)
+    sinks = case.sinks if has_sinks else None
     decode_attention(
-        case.query, case.kv_blocks, LAYER, case.batch, output, scale=scale_of(case), window=window, config=config
-    )
-    assert_near(output.flatten(1), exact_attention(case, window))
+        case.query, case.kv_blocks, LAYER, case.batch, output, scale=scale_of(case), window=window, sinks=sinks,
+        config=config,
+    )  # fmt: skip
+    assert_near(output.flatten(1), exact_attention(case, window, sinks=sinks))
 
 
 def check_lengths_come_from_the_device(device: str = "cpu") -> None:

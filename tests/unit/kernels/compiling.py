@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from shared.kernels.activation.rules import GELU, SILU, Activation
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.sampling.rows import SamplingRows
 
@@ -190,6 +191,8 @@ def compile_attention(
     dtype: torch.dtype,
     kv_dtype: torch.dtype | None = None,
     arch: str = "sm_90",
+    softcap: float | None = None,
+    has_sinks: bool = False,
 ) -> list[Compiled]:
     """Decode attention with its merge, then prefill attention with long chunks and with short ones."""
 
@@ -200,7 +203,10 @@ def compile_attention(
             batch = AttentionBatch.from_lists(query_lens, kv_lens, tables, block_size)
             query = torch.zeros(sum(query_lens), 2 * group, head_dim, dtype=dtype)
             kv_blocks = torch.zeros(1, 2, 2, 2, block_size, head_dim, dtype=kv_dtype or dtype)
-            triton_kernels().paged_attention(query, kv_blocks, 1, batch, scale=0.1, window=window)
+            sinks = torch.zeros(2 * group) if has_sinks else None
+            triton_kernels().paged_attention(
+                query, kv_blocks, 1, batch, scale=0.1, window=window, softcap=softcap, sinks=sinks
+            )
 
     return collect(calls, TARGETS[arch])
 
@@ -237,7 +243,8 @@ def compile_the_rest(dtype: torch.dtype, arch: str = "sm_90") -> list[Compiled]:
         x, weight = torch.zeros(64, 4096, dtype=dtype), torch.zeros(4096, dtype=dtype)
         kernels.rms_norm(x, weight, 1e-5)
         kernels.add_rms_norm(x, x, weight, 1e-5)
-        kernels.silu_mul(torch.zeros(64, 28672, dtype=dtype))
+        for activation in (SILU, GELU, Activation("clamped", alpha=1.702, limit=7.0)):
+            kernels.silu_mul(torch.zeros(64, 28672, dtype=dtype), activation)
         query, key = torch.zeros(8, 32, 128, dtype=dtype), torch.zeros(8, 8, 128, dtype=dtype)
         angles, slots = torch.zeros(8, 128, dtype=dtype), torch.arange(8)
         pool = torch.zeros(2, 2, 2, 8, 16, 128, dtype=dtype)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import torch
 
+from shared.kernels.activation.rules import SILU, Activation
 from shared.kernels.torch_backend import TorchKernels
 
 from .comparing import assert_near, random_tensor, triton_kernels
@@ -29,9 +30,16 @@ def check_rms_norm(shape: tuple[int, ...], *, device: str = "cpu", dtype: torch.
         assert torch.equal(residual, kept[1])
 
 
-def check_silu_mul(num_tokens: int, size: int, *, device: str = "cpu", dtype: torch.dtype = torch.float32) -> None:
+def check_silu_mul(
+    num_tokens: int,
+    size: int,
+    activation: Activation = SILU,
+    *,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> None:
     gate_up = random_tensor(num_tokens, 2 * size, dtype=dtype, device=device) * 4
-    assert_near(triton_kernels().silu_mul(gate_up), TorchKernels().silu_mul(gate_up))
+    assert_near(triton_kernels().silu_mul(gate_up, activation), TorchKernels().silu_mul(gate_up, activation))
 
 
 def check_experts(
@@ -43,6 +51,7 @@ def check_experts(
     part: tuple[int, int] | None = None,
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
+    activation: Activation = SILU,
 ) -> None:
     """`sizes`: hidden and of an expert; `part`: the range of experts there is, all by default."""
     hidden, inner = sizes
@@ -55,9 +64,10 @@ def check_experts(
         0, 6, num_experts, device=device
     )
     weights, ids = merits.softmax(-1).topk(top_k)
-    found = triton_kernels().make_experts(gate_up, down, first, own=False).forward(x, ids, weights)
+    made = {"own": False, "activation": activation}
+    found = triton_kernels().make_experts(gate_up, down, first, **made).forward(x, ids, weights)
     assert found.dtype == dtype
-    assert_near(found, TorchKernels.make_experts(gate_up, down, first, own=False).forward(x, ids, weights))
+    assert_near(found, TorchKernels.make_experts(gate_up, down, first, **made).forward(x, ids, weights))
 
 
 def check_rotate_and_write(

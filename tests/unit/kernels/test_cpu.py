@@ -8,6 +8,7 @@ import threading
 import pytest
 import torch
 
+from shared.kernels.activation.rules import GELU, SILU, Activation
 from shared.kernels.backends import cpu as cpu_backend
 from shared.kernels.cpu.launch import num_threads_function
 from shared.kernels.torch_backend import TorchKernels
@@ -37,7 +38,8 @@ def test_norms_and_silu(cpu, dtype, rows, size):
     ):
         close(found, expected)
     gate_up = 8 * random(rows, 2 * size, dtype=dtype, seed=3)
-    close(cpu.silu_mul(gate_up), REFERENCE.silu_mul(gate_up))
+    for activation in (SILU, GELU, Activation("clamped", alpha=1.702, limit=3.0)):
+        close(cpu.silu_mul(gate_up, activation), REFERENCE.silu_mul(gate_up, activation))
 
 
 @needs_library
@@ -88,6 +90,18 @@ def test_paged_attention(cpu, dtype, window, plan, heads, head_dim):
     case = AttentionCase(plan, heads, head_dim, block_size=16, dtype=dtype)
     found = cpu.paged_attention(case.query, case.kv_blocks, LAYER, case.batch, scale=0.3, window=window)
     close(found, case.expected(window).to(dtype))
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS.keys())
+@pytest.mark.parametrize(("heads", "head_dim"), [((21, 3), 64), ((11, 1), 48)])
+@pytest.mark.parametrize(("softcap", "has_sinks", "window"), [(1.5, False, None), (None, True, 1), (0.7, True, 70)])
+def test_attention_with_bounds_of_scores_and_sinks(cpu, dtype, plan, heads, head_dim, softcap, has_sinks, window):
+    case = AttentionCase(plan, heads, head_dim, block_size=16, dtype=dtype)
+    scoring = {"softcap": softcap, "sinks": case.sinks if has_sinks else None}
+    found = cpu.paged_attention(case.query, case.kv_blocks, LAYER, case.batch, scale=0.3, window=window, **scoring)
+    close(found, case.expected(window, **scoring).to(dtype))
 
 
 @pytest.mark.slow

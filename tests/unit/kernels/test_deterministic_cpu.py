@@ -62,7 +62,7 @@ def test_a_row_of_a_product_does_not_depend_on_how_many_there_are(
 
 
 def attend(
-    cpu: DecoderOps, case: AttentionCase, chunks: list[tuple[int, int, int]], window: int | None
+    cpu: DecoderOps, case: AttentionCase, chunks: list[tuple[int, int, int]], window: int | None, **scoring: Any
 ) -> list[Tensor]:
     """Results of `chunks`, (sequence, first token, token behind the last), computed in one step."""
     starts = [sum(length for _, length in case.plan[:i]) for i in range(len(case.plan))]
@@ -70,7 +70,7 @@ def attend(
     batch = AttentionBatch.from_lists(
         [b - a for _, a, b in chunks], [b for _, _, b in chunks], [case.tables[seq] for seq, _, _ in chunks], BLOCK_SIZE
     )
-    out = cpu.paged_attention(query, case.kv_blocks, LAYER, batch, scale=0.3, window=window)
+    out = cpu.paged_attention(query, case.kv_blocks, LAYER, batch, scale=0.3, window=window, **scoring)
     return list(out.split([b - a for _, a, b in chunks]))
 
 
@@ -90,6 +90,20 @@ def test_each_token_attends_alike_alone_and_in_a_prompt(
     close(whole, case.expected(window).to(dtype))
     for token in (*range(0, LENGTH, 7), 1, 15, 16, 62, 63, 64, 65, 127, 128, 129, LENGTH - 1):
         (alone,) = attend(cpu, case, [(0, token, token + 1)], window)
+        assert alone.equal(whole[token : token + 1]), f"token {token}"
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_each_token_attends_alike_with_bounds_of_scores_and_sinks(
+    cpu: DeterministicCpuKernels, dtype: torch.dtype
+) -> None:
+    case = AttentionCase([(LENGTH, LENGTH)], (6, 2), 32, BLOCK_SIZE, dtype=dtype)
+    scoring = {"softcap": 1.5, "sinks": case.sinks}
+    (whole,) = attend(cpu, case, [(0, 0, LENGTH)], 33, **scoring)
+    close(whole, case.expected(33, **scoring).to(dtype))
+    for token in (0, 1, 15, 16, 63, 64, 65, LENGTH - 1):
+        (alone,) = attend(cpu, case, [(0, token, token + 1)], 33, **scoring)
         assert alone.equal(whole[token : token + 1]), f"token {token}"
 
 

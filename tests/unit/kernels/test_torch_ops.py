@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -34,6 +35,17 @@ from .sampling_case import SamplingCase, broken_rows, is_drawn_within_rounding
 
 def run(case: AttentionCase, window: int | None = None) -> Tensor:
     return paged_attention(case.query, case.kv_blocks, LAYER, case.batch, scale=0.3, window=window)
+
+
+@pytest.mark.parametrize("window", [None, 1, 6])
+@pytest.mark.parametrize(("softcap", "has_sinks"), [(1.5, False), (None, True), (0.7, True)])
+def test_bounds_of_scores_and_sinks_follow_the_formula(
+    softcap: float | None, has_sinks: bool, window: int | None
+) -> None:
+    case = AttentionCase([(1, 9), (5, 5), (3, 11), (1, 1)], (6, 2))
+    scoring: dict[str, Any] = {"softcap": softcap, "sinks": case.sinks if has_sinks else None}
+    found = paged_attention(case.query, case.kv_blocks, LAYER, case.batch, scale=0.3, window=window, **scoring)
+    torch.testing.assert_close(found, case.expected(window, **scoring).float(), rtol=1e-5, atol=1e-5)
 
 
 plans = st.lists(

@@ -40,6 +40,22 @@ def test_every_shape_equals_the_reference(
     )
 
 
+@pytest.mark.parametrize(
+    ("softcap", "has_sinks", "window"), [(1.5, False, None), (None, True, 1), (None, True, None), (0.7, True, 19)]
+)
+def test_bounds_of_scores_and_sinks_equal_the_reference(
+    interpreted: Run, softcap: float | None, has_sinks: bool, window: int | None
+) -> None:
+    interpreted(
+        checks.check_attention, MIXED, heads=(6, 2), head_dim=16, block_size=16, window=window, softcap=softcap,
+        has_sinks=has_sinks,
+    )  # fmt: skip
+
+
+def test_a_sink_counts_once_for_a_sequence_cut_into_parts(interpreted: Run) -> None:
+    interpreted(checks.check_split_decode, [150, 1, 33], tile=16, heads=(6, 2), head_dim=16, has_sinks=True)
+
+
 @pytest.mark.parametrize("plan", [[(1, 1)], [(1, 16)], [(1, 17)], [(2, 2)], [(16, 16)], [(17, 33)]])
 def test_lone_sequences_at_the_edges_of_a_block_equal_the_reference(
     interpreted: Run, plan: list[tuple[int, int]]

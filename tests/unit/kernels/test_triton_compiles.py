@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 import torch
@@ -112,6 +113,19 @@ def test_attention_of_every_head_size_compiles_and_fits(
 def test_attention_over_narrow_kv_compiles_and_fits(compiled: Run) -> None:
     kernels = compiled(compiling.compile_attention, 128, 4, 16, None, torch.float32, torch.bfloat16)
     assert_attention_fits(kernels, "sm_90")
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "gfx942"])
+@pytest.mark.parametrize(
+    ("head_dim", "group", "scoring"),
+    [(64, 8, {"has_sinks": True}), (256, 2, {"softcap": 50.0})],
+    ids=["sinks", "softcap"],
+)
+def test_attention_with_bounds_of_scores_and_sinks_compiles_and_fits(
+    compiled: Run, head_dim: int, group: int, scoring: dict[str, Any], arch: str
+) -> None:
+    kernels = compiled(compiling.compile_attention, head_dim, group, 16, 128, torch.bfloat16, arch=arch, **scoring)
+    assert_attention_fits(kernels, arch)
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942"])

@@ -8,6 +8,7 @@ from itertools import product
 import pytest
 import torch
 
+from shared.kernels.activation.rules import GELU, Activation
 from shared.kernels.sampling.philox import uniform
 
 from . import attention_checks, block_checks, compiling, decoder_checks, sampling_checks
@@ -162,6 +163,7 @@ def test_random_numbers_equal_the_engines(interpreted: Run) -> None:
     assert interpreted(sampling_checks.check_uniform, pairs) == [uniform(*pair) for pair in pairs]
 
 
+CLAMPED = Activation("clamped", alpha=1.702, limit=3.0)
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 """The interpreter cuts bf16 off instead of rounding it: once or twice stays within the tolerance, not more often."""
 
@@ -176,6 +178,12 @@ def test_rms_norm_equals_the_reference(interpreted: Run, shape: tuple[int, ...],
 @pytest.mark.parametrize(("num_tokens", "size"), [(3, 64), (2, 5000), (1, 1), (0, 64)])
 def test_silu_mul_equals_the_reference(interpreted: Run, num_tokens: int, size: int, dtype: torch.dtype) -> None:
     interpreted(decoder_checks.check_silu_mul, num_tokens, size, dtype=dtype)
+
+
+@pytest.mark.parametrize("activation", [GELU, CLAMPED])
+def test_other_activations_equal_the_reference(interpreted: Run, activation: Activation) -> None:
+    interpreted(decoder_checks.check_silu_mul, 3, 100, activation)
+    interpreted(decoder_checks.check_experts, 7, 4, 2, activation=activation)
 
 
 @pytest.mark.parametrize(

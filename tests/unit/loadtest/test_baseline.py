@@ -30,7 +30,7 @@ from loadtest.workloads.mooncake import read_mooncake
 from loadtest.workloads.spec import TraceOptions, parse_workload
 from shared.errors import ConfigError, WorkerLost
 from shared.identity import WorkerRole
-from shared.model.config.model_config import ModelConfig
+from shared.model.families.registry import load_config
 from tests.unit.loadtest.factories import SLO, answered, broken, result
 
 DEMO = Path(__file__).parents[3] / "models" / "demo"
@@ -57,7 +57,7 @@ def design(**changes: object) -> Design:
 
 def test_a_model_is_written_once_and_can_be_served(tmp_path: Path) -> None:
     write_model(tmp_path / "m", TINY, DEMO)
-    config = ModelConfig.load(tmp_path / "m")
+    config = load_config(tmp_path / "m")
     assert (config.hidden_size, config.num_layers, config.num_kv_heads, config.head_dim) == (32, 2, 2, 8)
     assert (tmp_path / "m" / "tokenizer.json").exists()
     before = (tmp_path / "m" / "model.safetensors").stat().st_mtime_ns

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from shared.errors import ModelLoadError
+from shared.model.config.layer_config import LayerConfig
 from shared.model.config.model_config import ModelConfig, RopeConfig
+from shared.model.families.registry import load_config, parse_config
 
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -25,16 +27,25 @@ BASE: dict[str, Any] = {
 
 
 def _parse(**fields: Any) -> ModelConfig:
-    return ModelConfig.parse({**BASE, **fields})
+    return parse_config({**BASE, **fields})
+
+
+def _rope(**fields: Any) -> RopeConfig:
+    (rope,) = _parse(**fields).ropes
+    assert rope is not None
+    return rope
+
+
+def _windows(**fields: Any) -> list[int | None]:
+    return [layer.window for layer in _parse(**fields).layers]
 
 
 def test_minimal_llama_takes_the_families_defaults() -> None:
     config = _parse()
     assert config.head_dim == 8
     assert config.rms_norm_eps == 1e-6
-    assert config.windows == (None,) * 4
-    assert config.rope == RopeConfig(type="default", theta=10_000.0)
-    assert (config.qkv_bias, config.o_bias, config.mlp_bias, config.qk_norm) == (False,) * 4
+    assert config.layers == (LayerConfig(RopeConfig(type="default", theta=10_000.0)),) * 4
+    assert (config.qkv_bias, config.o_bias, config.mlp_bias, config.qk_norm) == (False, False, False, "none")
     assert not config.tie_word_embeddings
     assert config.eos_token_ids == ()
     assert config.dtype == "float32"
@@ -42,9 +53,9 @@ def test_minimal_llama_takes_the_families_defaults() -> None:
 
 def test_families_differ_in_biases_and_norms() -> None:
     qwen2 = _parse(architectures=["Qwen2ForCausalLM"])
-    assert (qwen2.qkv_bias, qwen2.o_bias, qwen2.qk_norm) == (True, False, False)
+    assert (qwen2.qkv_bias, qwen2.o_bias, qwen2.qk_norm) == (True, False, "none")
     qwen3 = _parse(architectures=["Qwen3ForCausalLM"], attention_bias=True)
-    assert (qwen3.qkv_bias, qwen3.o_bias, qwen3.qk_norm) == (True, True, True)
+    assert (qwen3.qkv_bias, qwen3.o_bias, qwen3.qk_norm) == (True, True, "head")
     assert _parse(architectures=["Qwen3ForCausalLM"]).head_dim == 128
     llama = _parse(attention_bias=True, mlp_bias=True)
     assert (llama.qkv_bias, llama.o_bias, llama.mlp_bias) == (True, True, True)
@@ -53,26 +64,26 @@ def test_families_differ_in_biases_and_norms() -> None:
 
 
 def test_sliding_windows_by_family() -> None:
-    assert _parse(sliding_window=9).windows == (None,) * 4
+    assert _windows(sliding_window=9) == [None] * 4
     mistral = {"architectures": ["MistralForCausalLM"]}
-    assert _parse(**mistral, sliding_window=9).window_of(3) == 9
-    assert _parse(**mistral, sliding_window=None).windows == (None,) * 4
-    assert _parse(**mistral).windows == (4096,) * 4
+    assert _windows(**mistral, sliding_window=9) == [9] * 4
+    assert _windows(**mistral, sliding_window=None) == [None] * 4
+    assert _windows(**mistral) == [4096] * 4
     qwen = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 9}
-    assert _parse(**qwen).windows == (None,) * 4
-    assert _parse(**qwen, use_sliding_window=True, max_window_layers=3).windows == (None, None, None, 9)
-    assert _parse(**qwen, use_sliding_window=True).windows == (None,) * 4
+    assert _windows(**qwen) == [None] * 4
+    assert _windows(**qwen, use_sliding_window=True, max_window_layers=3) == [None, None, None, 9]
+    assert _windows(**qwen, use_sliding_window=True) == [None] * 4
     kinds = ["sliding_attention", "full_attention"] * 2
-    assert _parse(**qwen, use_sliding_window=True, layer_types=kinds).windows == (9, None, 9, None)
+    assert _windows(**qwen, use_sliding_window=True, layer_types=kinds) == [9, None, 9, None]
 
 
 def test_rope_in_old_and_new_spelling() -> None:
     scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    old = _parse(
+    old = _rope(
         rope_theta=5e5,
         rope_scaling={"rope_type": "llama3", "original_max_position_embeddings": 64, **scaling},
     )
-    new = _parse(
+    new = _rope(
         rope_parameters={
             "rope_type": "llama3",
             "rope_theta": 5e5,
@@ -80,19 +91,19 @@ def test_rope_in_old_and_new_spelling() -> None:
             **scaling,
         }
     )
-    assert old.rope == new.rope
-    assert old.rope == RopeConfig("llama3", 5e5, 8.0, 64, low_freq_factor=1.0, high_freq_factor=4.0)
-    oldest = _parse(rope_scaling={"type": "linear", "factor": 2})
-    assert (oldest.rope.type, oldest.rope.factor) == ("linear", 2.0)
-    assert _parse(rope_scaling={"type": "dynamic", "factor": 2}).rope.original_max_position_embeddings == 256
+    assert old == new
+    assert old == RopeConfig("llama3", 5e5, 8.0, 64, low_freq_factor=1.0, high_freq_factor=4.0)
+    oldest = _rope(rope_scaling={"type": "linear", "factor": 2})
+    assert (oldest.type, oldest.factor) == ("linear", 2.0)
+    assert _rope(rope_scaling={"type": "dynamic", "factor": 2}).original_max_position_embeddings == 256
     yarn = {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 64}
-    assert _parse(rope_scaling=yarn).rope.factor == 4.0
+    assert _rope(rope_scaling=yarn).factor == 4.0
 
 
 def test_end_tokens_of_both_files_are_joined(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**BASE, "eos_token_id": 7, "torch_dtype": "float16"}))
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [8, 7]}))
-    config = ModelConfig.load(tmp_path)
+    config = load_config(tmp_path)
     assert config.eos_token_ids == (8, 7)
     assert config.dtype == "float16"
 
@@ -122,9 +133,9 @@ def test_end_tokens_of_both_files_are_joined(tmp_path: Path) -> None:
         ({"dtype": "float8"}, "dtype", "supported: float32"),
         ({"rope_scaling": "linear"}, "rope_scaling", "must be an object"),
         (
-            {"rope_scaling": {"rope_type": "longrope"}},
+            {"rope_scaling": {"rope_type": "mrope"}},
             "rope_scaling.rope_type",
-            "'longrope' is not supported",
+            "'mrope' is not supported",
         ),
         ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling.factor", "is missing"),
         (
@@ -170,16 +181,16 @@ def test_unsupported_or_wrong_fields_are_named(fields: dict[str, Any], field: st
 
 def test_missing_folder_and_broken_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="does not exist"):
-        ModelConfig.load(tmp_path / "nowhere")
+        load_config(tmp_path / "nowhere")
     with pytest.raises(ModelLoadError, match=r"config\.json is missing") as caught:
-        ModelConfig.load(tmp_path)
+        load_config(tmp_path)
     assert caught.value.details["file"] == "config.json"
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ModelLoadError, match="cannot be read as JSON"):
-        ModelConfig.load(tmp_path)
+        load_config(tmp_path)
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ModelLoadError, match="expected a JSON object"):
-        ModelConfig.load(tmp_path)
+        load_config(tmp_path)
 
 
 MOE: dict[str, dict[str, Any]] = {
@@ -208,17 +219,17 @@ def _parse_moe(family: str, **fields: Any) -> ModelConfig:
 
 
 def test_layers_with_experts_by_family() -> None:
-    mixtral = _parse_moe("Mixtral")
-    assert mixtral.moe is not None
-    assert mixtral.moe.layers == (True,) * 4
-    qwen = _parse_moe("Qwen3Moe", decoder_sparse_step=2, mlp_only_layers=[3])
-    assert qwen.moe is not None
-    assert qwen.moe.layers == (False, True, False, False)
+    def layers(family: str, **fields: Any) -> list[bool]:
+        return [layer.has_experts for layer in _parse_moe(family, **fields).layers]
+
+    assert layers("Mixtral") == [True] * 4
+    assert layers("Qwen3Moe", decoder_sparse_step=2, mlp_only_layers=[3]) == [False, True, False, False]
     assert _parse_moe("Qwen3Moe", num_experts=0).moe is None
     assert _parse_moe("Qwen3Moe", mlp_only_layers=[0, 1, 2, 3]).moe is None
     deepseek = _parse_moe("DeepseekV2")
     assert deepseek.moe is not None
-    assert (deepseek.moe.layers, deepseek.moe.shared_size) == ((False, True, True, True), 32)
+    assert deepseek.moe.shared_size == 32
+    assert layers("DeepseekV2") == [False, True, True, True]
 
 
 def test_latents_are_one_plane_of_the_cache() -> None:

@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from shared.kernels.activation.rules import SILU, Activation
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.linear import PlainLinear
 from shared.kernels.torch_backend import TorchKernels
 from shared.model.checkpoints import write_random_checkpoint
-from shared.model.config.model_config import ModelConfig
 from shared.model.decoder import Decoder
+from shared.model.families.registry import load_config
 from shared.model.layers.modules import DecoderModules
 from shared.model.layers.parameters import DecoderParameters
 from shared.model.weights.loader import load_weights
@@ -218,7 +219,7 @@ def _assert_same_greedy(folder: Path) -> int:
     expected_tokens, expected_logits = oracle_greedy(load_oracle(folder), PROMPT, 64)
     tokens, logits = greedy(Decoder.load(folder, torch.float32, "cpu"), PROMPT, 64)
     assert tokens == expected_tokens
-    tolerance = TOLERANCE_OF_EXPERTS if ModelConfig.load(folder).moe is not None else TOLERANCE
+    tolerance = TOLERANCE_OF_EXPERTS if load_config(folder).moe is not None else TOLERANCE
     assert (logits - expected_logits).abs().max() < tolerance * expected_logits.abs().max()
     return len(set(tokens))
 
@@ -263,9 +264,14 @@ def test_a_checkpoint_as_this_release_of_transformers_writes_it_is_the_same_mode
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     _write(ours, family, rope)
     load_oracle(ours).save_pretrained(theirs)
-    expected, written = ModelConfig.load(ours), ModelConfig.load(theirs)
-    assert (written.rope.type, written.rope.theta) == (expected.rope.type, expected.rope.theta)
-    assert (written.moe, written.latent, written.windows) == (expected.moe, expected.latent, expected.windows)
+    expected, written = load_config(ours), load_config(theirs)
+    assert [layer.rope and (layer.rope.type, layer.rope.theta) for layer in written.layers] == [
+        layer.rope and (layer.rope.type, layer.rope.theta) for layer in expected.layers
+    ]
+    assert [(layer.window, layer.has_experts) for layer in written.layers] == [
+        (layer.window, layer.has_experts) for layer in expected.layers
+    ]
+    assert (written.moe, written.latent) == (expected.moe, expected.latent)
     _assert_same_logits(theirs)
 
 
@@ -313,7 +319,7 @@ def test_tied_decoder_holds_the_embedding_once(tmp_path: Path) -> None:
 
 def test_packing_leaves_a_tied_embedding_whole(tmp_path: Path) -> None:
     write_random_checkpoint(tmp_path, tie=True)
-    config = ModelConfig.load(tmp_path)
+    config = load_config(tmp_path)
     parameters = DecoderParameters.allocate(config, torch.float32, "cpu")
     load_weights(tmp_path, parameters.checkpoint_views(config))
     expected = parameters.embedding.clone()
@@ -338,6 +344,6 @@ class CountingKernels(TorchKernels):
     def __init__(self) -> None:
         self.num_rows: list[int] = []
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:  # type: ignore[override]  # static in TorchKernels
+    def silu_mul(self, gate_up: Tensor, activation: Activation = SILU) -> Tensor:  # type: ignore[override]  # static there
         self.num_rows.append(gate_up.shape[0])
-        return TorchKernels.silu_mul(gate_up)
+        return TorchKernels.silu_mul(gate_up, activation)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from shared.errors import ConfigError
 from shared.model.config.model_config import ModelConfig
+from shared.model.families.registry import load_config
 from shared.model.layers.expert_copies import ExpertCopies, slot_owners
 from shared.model.layers.expert_placement import adjacent, balance, holders, set_loads
 from shared.model.ranks.expert_load import ExpertLoad
@@ -120,7 +121,7 @@ COUNTS = {1: [5, 0, 7, 1, 2, 3]}
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
     """Two layers of six experts, the first dense."""
-    return ModelConfig.load(write_family(tmp_path_factory.mktemp("load"), "qwen3-moe"))
+    return load_config(write_family(tmp_path_factory.mktemp("load"), "qwen3-moe"))
 
 
 def test_what_is_written_is_read(tmp_path: Path, config: ModelConfig) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from shared.errors import ModelLoadError
 from shared.model.config.folder import check_is_content, check_model_folder
-from shared.model.config.model_config import ModelConfig
+from shared.model.families.registry import load_config
 from shared.model.text.tokenizer import Tokenizer
 from shared.model.weights.safetensors_files import checkpoint_files
 from tests.unit.model.conftest import DEMO
@@ -34,7 +34,7 @@ def write_adapter(folder: Path, **fields: object) -> None:
 @pytest.mark.parametrize(
     ("name", "load"),
     [
-        ("config.json", ModelConfig.load),
+        ("config.json", load_config),
         ("tokenizer.json", Tokenizer.load),
         ("tokenizer_config.json", Tokenizer.load),
         ("model.safetensors", checkpoint_files),
@@ -53,7 +53,7 @@ def test_a_large_file_and_an_absent_one_are_no_pointers(tmp_path):
     check_is_content(tmp_path / "absent")
 
 
-@pytest.mark.parametrize("load", [ModelConfig.load, Tokenizer.load])
+@pytest.mark.parametrize("load", [load_config, Tokenizer.load])
 def test_a_gguf_file(tmp_path, load):
     path = tmp_path / "model-q4.gguf"
     path.write_bytes(b"GGUF\x03\0\0\0")
@@ -79,13 +79,13 @@ def test_weights_of_another_format_are_named(folder, name, what):
 
 def test_one_of_a_models_files(folder):
     with pytest.raises(ModelLoadError, match=r"model.safetensors is a file; a model is a folder"):
-        ModelConfig.load(folder / "model.safetensors")
+        load_config(folder / "model.safetensors")
 
 
 def test_an_adapter_beside_its_base_is_not_ignored(folder):
     write_adapter(folder, peft_type="LORA", base_model_name_or_path="org/base")
     with pytest.raises(ModelLoadError, match=r"has a LORA adapter beside the model .* merge it") as caught:
-        ModelConfig.load(folder)
+        load_config(folder)
     assert caught.value.details["file"] == "adapter_config.json"
 
 

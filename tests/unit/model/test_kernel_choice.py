@@ -17,6 +17,7 @@ from shared.model.arithmetic import arithmetic_digest
 from shared.model.checkpoints import write_random_checkpoint
 from shared.model.config.model_config import ModelConfig
 from shared.model.decoder import Decoder
+from shared.model.families.registry import parse_config
 from shared.model.kernel_choice import check_kernels, kernels_for
 from tests.unit.kernels.isas import ISAS, SUMS, needs_library
 
@@ -68,6 +69,25 @@ def test_deterministic_refuses_experts_and_latents(tmp_path: Path, family: str) 
     with pytest.raises(ConfigError, match="deterministic does not serve") as caught:
         check_kernels(config_of(tmp_path, family), Deterministic())
     assert caught.value.field == "deterministic"
+
+
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 64,
+}
+
+
+@pytest.mark.parametrize("architecture", ["Olmo2ForCausalLM", "GraniteForCausalLM"])
+def test_deterministic_takes_layers_that_are_one_call_alone(architecture: str) -> None:
+    config = parse_config({**SMALL, "architectures": [architecture], "residual_multiplier": 0.5})
+    with pytest.raises(ConfigError, match=f"deterministic does not serve {architecture}"):
+        check_kernels(config, Deterministic())
+    check_kernels(parse_config({**SMALL, "architectures": ["Gemma2ForCausalLM"]}), Deterministic())
 
 
 def test_a_deterministic_worker_refuses_before_it_reads_the_weights(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from shared.errors import ConfigError, ModelLoadError
 from shared.kernels.linear_spec import LinearSpec
 from shared.kernels.quantized import QuantizedWeight, quantize_rows, rounded
 from shared.model.checkpoints import write_random_checkpoint
-from shared.model.config.model_config import ModelConfig
 from shared.model.decoder import Decoder
+from shared.model.families.registry import load_config, parse_config
 from shared.model.ranks.shard import Degrees, Shard
 from shared.model.ranks.shard_weights import allocate_shard, load_shard
 from shared.model.weights.checkpoint import Checkpoint
@@ -158,10 +158,11 @@ def test_a_damaged_checkpoint_is_refused_by_tensor_before_weights_are_read(tmp_p
 def test_an_unknown_scheme_is_refused_by_field(tmp_path, folders, storage, change, field):
     folder = damaged(folders(storage), tmp_path / "model", lambda _, config: config.update(change))
     with pytest.raises(ModelLoadError) as caught:
-        ModelConfig.load(folder)
+        load_config(folder)
     assert str(caught.value.field).endswith(field)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("storage", ["int4 ordered", "fp8 blocks", "gptq ordered", "awq"])
 def test_any_configuration_is_read_or_refused_by_name(folders, storage):
     chooser = random.Random(storage)
@@ -178,7 +179,7 @@ def test_any_configuration_is_read_or_refused_by_name(folders, storage):
     refused = 0
     for _ in range(2000):
         try:
-            ModelConfig.parse({**config, "quantization_config": changed(config["quantization_config"])})
+            parse_config({**config, "quantization_config": changed(config["quantization_config"])})
         except ModelLoadError:
             refused += 1
     assert 100 < refused < 2000
@@ -207,6 +208,42 @@ def test_rounding_a_plain_checkpoint_gives_what_its_rounded_weights_give(tmp_pat
     torch.testing.assert_close(prompt_logits(rounding, PROMPT, 4), expected, rtol=1e-3, atol=1e-3)
 
 
+def test_experts_in_one_tensor_are_neither_rounded_nor_read_in_fewer_bits(tmp_path):
+    experts = {"num_local_experts": 3, "num_experts_per_tok": 2, "sliding_window": 8}
+    write_random_checkpoint(tmp_path, "GptOssForCausalLM", num_layers=1, extra_config=experts)
+    with pytest.raises(ConfigError, match="GptOssForCausalLM: its experts lie in one tensor") as caught:
+        Decoder.load(tmp_path, torch.float32, "cpu", quantization="int8")
+    assert caught.value.field == "quantization"
+    content = json.loads((tmp_path / "config.json").read_text())
+    for quantization, words in ((STORAGES["awq"].config, "lie in one tensor"), ({"quant_method": "mxfp4"}, "'mxfp4'")):
+        with pytest.raises(ModelLoadError, match=words):
+            parse_config({**content, "quantization_config": quantization})
+
+
+def test_a_checkpoint_with_images_names_layers_as_its_tensors(tmp_path, folders):
+    def with_images(tensors: dict[str, Tensor], quantization: dict[str, Any]) -> None:
+        for name in list(tensors):
+            tensors[f"language_model.{name}"] = tensors.pop(name)
+        tensors["vision_tower.patch.weight"] = torch.zeros(2, 2)
+        quantization["ignore"] = ["language_model.lm_head", "vision_tower.patch"]
+
+    plain = folders("int4 groups")
+    folder = damaged(plain, tmp_path / "model", with_images)
+    text = json.loads((folder / "config.json").read_text())
+    quantization = text.pop("quantization_config")
+    (folder / "config.json").write_text(
+        json.dumps(
+            {
+                "architectures": ["LlavaForConditionalGeneration"],
+                "quantization_config": quantization,
+                "text_config": {**text, "model_type": "llama"},
+            }
+        )
+    )
+    found, expected = (Decoder.load(path, torch.float32, "cpu", kernels="torch") for path in (folder, plain))
+    assert torch.equal(prompt_logits(found, PROMPT, 4), prompt_logits(expected, PROMPT, 4))
+
+
 def test_a_quantized_checkpoint_is_not_rounded_again(folders):
     with pytest.raises(ConfigError, match="quantized already") as caught:
         Decoder.load(folders("awq"), torch.float32, "cpu", quantization="int8")
@@ -223,7 +260,7 @@ def test_fingerprints_tell_storages_and_roundings_apart(tmp_path, folders):
 def test_a_rank_whose_columns_split_a_group_is_refused_with_both_numbers(tmp_path):
     write_random_checkpoint(tmp_path / "source", hidden_size=64, num_heads=4, head_dim=16, intermediate_size=96)
     write_quantized(tmp_path / "source", STORAGES["int4 groups"], tmp_path / "model", tmp_path / "opened")
-    config = ModelConfig.load(tmp_path / "model")
+    config = load_config(tmp_path / "model")
     shard = Shard(config, Degrees(tensor=2), 1)
     with Checkpoint.of(tmp_path / "model") as checkpoint:
         plan = WeightPlan.make(checkpoint, config)
@@ -236,7 +273,7 @@ def test_a_rank_whose_columns_split_a_group_is_refused_with_both_numbers(tmp_pat
 def test_the_plan_knows_the_bytes_that_weights_take(folders):
     for name in ("int4 groups", "gptq ordered", "fp8 blocks"):
         with Checkpoint.of(folders(name)) as checkpoint:
-            config = ModelConfig.load(folders(name))
+            config = load_config(folders(name))
             planned = WeightPlan.make(checkpoint, config).weight_bytes(4)
         decoder = Decoder.load(folders(name), torch.float32, "cpu", kernels="torch")
         norms = sum(4 * config.hidden_size for _ in range(2 * config.num_layers + 1))

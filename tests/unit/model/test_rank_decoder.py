@@ -14,8 +14,8 @@ from shared.collectives.rank_links import Backend, RankLinks
 from shared.errors import ConfigError
 from shared.kernels.batch import AttentionBatch
 from shared.model.checkpoints import write_random_checkpoint
-from shared.model.config.model_config import ModelConfig
 from shared.model.decoder import Decoder
+from shared.model.families.registry import load_config
 from shared.model.layers.expert_placement import Placement, set_loads
 from shared.model.ranks.rank_decoder import MicroBatch, RankDecoder
 from shared.model.ranks.shard import Degrees
@@ -292,14 +292,14 @@ def test_the_copies_of_an_expert_compute_equal_parts_of_its_tokens(tmp_path: Pat
 def test_experts_that_do_not_fit_are_refused_with_both_numbers(
     tmp_path: Path, family: str, degrees: Degrees, numbers: tuple[str, str]
 ) -> None:
-    config = ModelConfig.load(write_family(tmp_path, family))
+    config = load_config(write_family(tmp_path, family))
     with pytest.raises(ConfigError) as refused:
         degrees.check(config)
     assert all(number in refused.value.message for number in numbers)
 
 
 def test_experts_of_fewer_columns_than_ranks_are_refused_unless_they_are_whole(tmp_path: Path) -> None:
-    config = ModelConfig.load(write_family(tmp_path, "mixtral", intermediate_size=3))
+    config = load_config(write_family(tmp_path, "mixtral", intermediate_size=3))
     with pytest.raises(ConfigError, match="over 4 ranks, too many for an expert's intermediate size of 3"):
         Degrees(tensor=4).check(config)
     Degrees(tensor=4, expert=4).check(config)

@@ -10,6 +10,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from shared.model.config.model_config import ModelConfig
+from shared.model.families.registry import parse_config
 from shared.model.layers.rope import Rotary
 
 from .test_config import BASE
@@ -61,7 +62,7 @@ SIZES = {
 
 
 def _pair(rope: dict[str, Any]) -> tuple[ModelConfig, LlamaRotaryEmbedding]:
-    ours = ModelConfig.parse({**BASE, **SIZES, "rope_parameters": rope})
+    ours = parse_config({**BASE, **SIZES, "rope_parameters": rope})
     return ours, LlamaRotaryEmbedding(LlamaConfig(**SIZES, rope_parameters=dict(rope)))
 
 
@@ -75,7 +76,7 @@ def test_cosines_and_sines_equal_transformers_at_all_positions(name: str) -> Non
         expected = theirs(torch.empty(0, dtype=dtype), positions[None])
         assert cos.dtype == sin.dtype == dtype
         tolerance = 1e-3 if dtype == torch.float32 else 1e-2  # an ulp of the frequency, times 4096 radians
-        torch.testing.assert_close((cos[None], sin[None]), expected, rtol=0, atol=tolerance)
+        torch.testing.assert_close((cos, sin), expected, rtol=0, atol=tolerance)
 
 
 def test_dynamic_angles_depend_on_each_tokens_own_length() -> None:
@@ -83,7 +84,7 @@ def test_dynamic_angles_depend_on_each_tokens_own_length() -> None:
     rotary = Rotary(config, "cpu", torch.float32)
     assert rotary.needs_lengths
     lengths = [10, MAX_POSITIONS, MAX_POSITIONS + 1, 3 * MAX_POSITIONS]
-    cos, sin = rotary.cos_sin(torch.tensor([7, 7, 7, 7]), torch.tensor(lengths))
+    (cos,), (sin,) = rotary.cos_sin(torch.tensor([7, 7, 7, 7]), torch.tensor(lengths))
     assert torch.equal(cos[0], cos[1])
     assert not torch.equal(sin[1], sin[2])
     for row, length in enumerate(lengths):

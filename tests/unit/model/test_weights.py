@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from shared.errors import ModelLoadError
 from shared.model.checkpoints import write_random_checkpoint
-from shared.model.config.model_config import ModelConfig
 from shared.model.decoder import Decoder
+from shared.model.families.registry import load_config
 from shared.model.layers.parameters import DecoderParameters
 from shared.model.ranks.shard import Degrees, Shard
 from shared.model.ranks.shard_weights import allocate_shard, load_shard
@@ -28,7 +28,7 @@ from tests.integration.engine.families import EXPERTS
 
 
 def _views(folder: Path, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
-    config = ModelConfig.load(folder)
+    config = load_config(folder)
     return DecoderParameters.allocate(config, dtype, "cpu").checkpoint_views(config)
 
 
@@ -212,8 +212,7 @@ def test_tensors_that_no_rank_reads_are_no_fault(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(
         json.dumps({**content, "num_hidden_layers": 2, "num_nextn_predict_layers": 1})
     )
-    shard = Shard(ModelConfig.load(tmp_path), Degrees(2), 1)
-    _load_shard(tmp_path, shard)
+    _load_shard(tmp_path, Shard(load_config(tmp_path), Degrees(2), 1))
 
 
 def test_a_file_that_is_cut_off_is_named(tmp_path: Path) -> None:

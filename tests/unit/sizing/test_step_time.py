@@ -101,6 +101,22 @@ def test_coefficients_are_found_again(balance, overlap):
         assert found.overlap == pytest.approx(overlap, abs=0.1)
 
 
+@pytest.mark.parametrize("balance", [90, 140, 177, 300])
+def test_a_balance_between_those_tried_first_is_found_from_steps_that_all_take_the_target(balance):
+    """As a worker sees them that bounds its steps by time: what one number of the work gains, another one loses."""
+    truth = StepTimes(0.5e-3, balance * 34e-6, 34e-6, 0.0, 50e-9, 1.1e-9, overlap=1.0)
+    rng, fit = Random(balance), StepTimeFit()
+    for index in range(1500):
+        decoding = StepWork(batch := rng.randint(1, 20 if index < 300 else 80), batch * rng.randint(300, 1500))
+        chunk = rng.choice((0, truth.largest_chunk(decoding, before := rng.randint(0, 1000), 0.012, 2048)))
+        work = decoding.with_chunk(chunk, before) if chunk else decoding
+        fit.observe(work, truth.step_s(work) * rng.gauss(1.0, 0.03))
+        assert fit.times is not None or index < MIN_STEPS
+    assert fit.times.prompt_s(2048) == pytest.approx(truth.prompt_s(2048), rel=0.08)
+    assert fit.times.token_s == pytest.approx(truth.token_s, rel=0.08)
+    assert fit.times.decode_step_s(60, 60_000) == pytest.approx(truth.decode_step_s(60, 60_000), rel=0.05)
+
+
 @given(step_times(), st.integers(0, 1000))
 @settings(max_examples=30, deadline=None)
 def test_noise_of_a_tenth_leaves_most_steps_predicted_within_a_tenth(truth, seed):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.model.config.model_config import ModelConfig
+from shared.model.families.registry import load_config
 from shared.model.text.tokenizer import Tokenizer
 from shared.structure.compiler import StructureCompiler
 
@@ -20,7 +20,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def eos_token_ids() -> tuple[int, ...]:
-    return ModelConfig.load(DEMO).eos_token_ids
+    return load_config(DEMO).eos_token_ids
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ from services.worker.settings import WorkerSettings
 from shared.config import load_settings
 from shared.errors import ConfigError
 from shared.identity import BOTH, DECODE, PREFILL, Roles
-from shared.model.config.model_config import ModelConfig
+from shared.model.families.registry import load_config
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_auto_is_the_published_dtype_or_on_a_cpu_the_faster_one(monkeypatch, pub
         return torch.bfloat16
 
     monkeypatch.setattr(choices, "faster_dtype", fastest)
-    config = replace(ModelConfig.load(Path("models/demo")), dtype=published)
+    config = replace(load_config(Path("models/demo")), dtype=published)
     assert choose_dtype("auto", config, device, "cpu:avx2") == dtype
     assert asked == (["cpu:avx2"] if (published, device) == ("bfloat16", "cpu") else [])
     assert choose_dtype("fp32", config, device) == torch.float32

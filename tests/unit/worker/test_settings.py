@@ -10,7 +10,7 @@ from services.worker.group.expert_balance import ExpertBalance
 from services.worker.settings import WorkerSettings
 from shared.config import load_settings
 from shared.errors import ConfigError
-from shared.model.config.model_config import ModelConfig
+from shared.model.families.registry import load_config
 from tests.integration.engine.families import write_family
 
 SPLIT = ("--tp", "2", "--ep", "2")
@@ -35,14 +35,14 @@ def test_settings_that_would_do_nothing_are_refused(flags: tuple[str, ...], said
 
 
 def test_a_folder_that_is_not_there_is_named_at_the_start(tmp_path: Path) -> None:
-    config = ModelConfig.load(write_family(tmp_path / "model", "mixtral"))
+    config = load_config(write_family(tmp_path / "model", "mixtral"))
     chosen = of_experts(*SPLIT, "--expert-load", str(tmp_path / "none" / "load.json"))
     with pytest.raises(ConfigError, match=r"none/load\.json lies in no folder that exists"):
         ExpertBalance(chosen, config)
 
 
 def test_what_a_start_computes_and_what_was_kept_is_not_counted_again(tmp_path: Path) -> None:
-    config = ModelConfig.load(write_family(tmp_path / "model", "mixtral"))
+    config = load_config(write_family(tmp_path / "model", "mixtral"))
     path = tmp_path / "d0.json"
     balance = ExpertBalance(of_experts(*SPLIT, "--expert-load", str(tmp_path / "{name}.json")), config)
     assert balance.placement == (None, None)

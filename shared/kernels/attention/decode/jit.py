@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from shared.kernels.attention.decode.schedule_jit import BEGIN, END, FIRST_SLOT, KV_LEN, NUM_PARTS, SEQ, TOKEN, WIDTH
-from shared.kernels.attention.jit import absorb, load_rows, normalised, slot_offsets
+from shared.kernels.attention.jit import absorb, begun_with_sinks, capped, load_rows, normalised, slot_offsets
 
 
 @triton.jit
@@ -68,10 +68,12 @@ def decode_parts(
     table_stride,
     block_stride,
     log2_scale,
+    sinks,  # [num_kv_heads * GROUP] fp32 or None
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
+    CAP: tl.constexpr,  # bound of a score to powers of 2, 0 for none
     ROWS: tl.constexpr,
     DIMS: tl.constexpr,
     TILE: tl.constexpr,
@@ -100,6 +102,10 @@ def decode_parts(
     accumulator = tl.zeros([ROWS, DIMS], tl.float32)
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
+    if sinks is not None:  # the first part of a sequence has seen its sink
+        is_first = slot == tl.load(item + FIRST_SLOT)
+        sink_peak, sink_total = begun_with_sinks(sinks, heads, rows < GROUP)
+        peak, total = tl.where(is_first, sink_peak, peak), tl.where(is_first, sink_total, total)
     columns = tl.arange(0, TILE)
     # Worked out a turn ahead: a load that waits for its table entry in the same turn is not fetched ahead in full.
     offsets = slot_offsets(table, begin * TILE + columns, kv_len, block_stride, BLOCK_SIZE, HEAD_DIM)
@@ -109,7 +115,7 @@ def decode_parts(
         k = load_rows(keys, offsets, positions, kv_len, HEAD_DIM, DIMS, False).to(q.dtype)
         v = load_rows(keys + head_rows, offsets, positions, kv_len, HEAD_DIM, DIMS, False).to(q.dtype)
         offsets = slot_offsets(table, positions + TILE, kv_len, block_stride, BLOCK_SIZE, HEAD_DIM)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * log2_scale
+        scores = capped(tl.dot(q, tl.trans(k), input_precision="ieee") * log2_scale, CAP)
         seen = positions < kv_len
         if WINDOW > 0:
             seen &= positions >= kv_len - WINDOW

@@ -25,6 +25,8 @@ def decode_attention(
     *,
     scale: float,
     window: int | None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
     config: DecodeConfig | None = None,
 ) -> None:
     """Fill the rows of `output` whose sequences have one query token; leave the others.
@@ -42,9 +44,11 @@ def decode_attention(
         output: [num_tokens, num_heads, head_dim], contiguous, query's dtype.
         scale: factor on query · key.
         window: sliding window in tokens, or None.
+        softcap: as for `DecoderOps.paged_attention`, or None.
+        sinks: likewise.
         config: sizes to use instead of `decode_config`'s.
     """
-    check_paged_attention(query, kv_blocks, layer, batch, window)
+    check_paged_attention(query, kv_blocks, layer, batch, window, softcap, sinks)
     assert query.is_contiguous()
     assert output.is_contiguous()
     assert output.shape == query.shape
@@ -74,10 +78,12 @@ def decode_attention(
         batch.block_tables.stride(0),
         kv_blocks.stride(0),
         scale * math.log2(math.e),
+        sinks,
         GROUP=group,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
         WINDOW=window or 0,
+        CAP=(softcap or 0.0) * math.log2(math.e),
         ROWS=next_power_of_2(max(group, 16)),
         DIMS=next_power_of_2(max(head_dim, 16)),
         TILE=config.tile,

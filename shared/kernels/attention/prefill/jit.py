@@ -10,7 +10,7 @@ rows, so short chunks still fill it and the causal edge is finer than the tile.
 import triton
 import triton.language as tl
 
-from shared.kernels.attention.jit import absorb, load_rows, normalised, slot_offsets
+from shared.kernels.attention.jit import absorb, begun_with_sinks, capped, load_rows, normalised, slot_offsets
 from shared.kernels.attention.prefill.schedule_jit import FIRST_TOKEN, KV_LEN, QUERY_LEN, SEQ, TILE_INDEX, WIDTH
 
 
@@ -29,6 +29,7 @@ def attend_tiles(
     kv_len,
     block_stride,
     log2_scale,
+    CAP: tl.constexpr,  # bound of a score to powers of 2, 0 for none
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     DIMS: tl.constexpr,
@@ -46,7 +47,7 @@ def attend_tiles(
         k = load_rows(keys, offsets, positions, kv_len, HEAD_DIM, DIMS, WHOLE).to(q.dtype)
         v = load_rows(values, offsets, positions, kv_len, HEAD_DIM, DIMS, WHOLE).to(q.dtype)
         offsets = slot_offsets(table, positions + TILE, kv_len, block_stride, BLOCK_SIZE, HEAD_DIM)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * log2_scale
+        scores = capped(tl.dot(q, tl.trans(k), input_precision="ieee") * log2_scale, CAP)
         if not WHOLE:
             # Positions past kv_len are hidden too, though a padding row would come after them.
             seen = (positions[None, :] <= query_positions[:, None]) & (positions < kv_len)[None, :]
@@ -68,10 +69,12 @@ def prefill_tiles(
     table_stride,
     block_stride,
     log2_scale,
+    sinks,  # [num_kv_heads * GROUP] fp32 or None
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
+    CAP: tl.constexpr,
     ROWS: tl.constexpr,
     DIMS: tl.constexpr,
     TILE: tl.constexpr,
@@ -103,6 +106,8 @@ def prefill_tiles(
     accumulator = tl.zeros([ROWS, DIMS], tl.float32)
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
+    if sinks is not None:
+        peak, total = begun_with_sinks(sinks, heads, rows < TOKENS * GROUP)
 
     # Keys in order: those that only the first queries' window reaches, those that all see, the causal edge.
     begin = kv_len * 0
@@ -116,17 +121,17 @@ def prefill_tiles(
         edge_end = tl.minimum(whole_begin, last_position + 1)
         accumulator, peak, total = attend_tiles(
             accumulator, peak, total, q, query_positions, keys, values, table, begin, edge_end, kv_len,
-            block_stride, log2_scale, HEAD_DIM, BLOCK_SIZE, DIMS, TILE, WINDOW, False,
+            block_stride, log2_scale, CAP, HEAD_DIM, BLOCK_SIZE, DIMS, TILE, WINDOW, False,
         )  # fmt: skip
         begin = whole_begin
         whole_end = tl.maximum(whole_end, whole_begin)
     if not UNIFORM:
         accumulator, peak, total = attend_tiles(
             accumulator, peak, total, q, query_positions, keys, values, table, begin, whole_end, kv_len,
-            block_stride, log2_scale, HEAD_DIM, BLOCK_SIZE, DIMS, TILE, WINDOW, True,
+            block_stride, log2_scale, CAP, HEAD_DIM, BLOCK_SIZE, DIMS, TILE, WINDOW, True,
         )  # fmt: skip
     accumulator, peak, total = attend_tiles(
         accumulator, peak, total, q, query_positions, keys, values, table, whole_end, last_position + 1, kv_len,
-        block_stride, log2_scale, HEAD_DIM, BLOCK_SIZE, DIMS, TILE, WINDOW, False,
+        block_stride, log2_scale, CAP, HEAD_DIM, BLOCK_SIZE, DIMS, TILE, WINDOW, False,
     )  # fmt: skip
     tl.store(output + places, normalised(accumulator, total).to(output.dtype.element_ty), mask=real)

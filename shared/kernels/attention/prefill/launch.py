@@ -24,6 +24,8 @@ def prefill_attention(
     *,
     scale: float,
     window: int | None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
     config: PrefillConfig | None = None,
     uniform: bool = False,
 ) -> None:
@@ -37,11 +39,13 @@ def prefill_attention(
         output: [num_tokens, num_heads, head_dim], contiguous, query's dtype.
         scale: factor on query · key.
         window: sliding window in tokens, or None.
+        softcap: as for `DecoderOps.paged_attention`, or None.
+        sinks: likewise.
         config: sizes to use instead of `prefill_config`'s.
         uniform: fill all rows, in arithmetic that does not depend on where a chunk begins or ends: every tile of keys
             goes through the same code. A row whose length on the device is 0 gets zeros.
     """
-    check_paged_attention(query, kv_blocks, layer, batch, window)
+    check_paged_attention(query, kv_blocks, layer, batch, window, softcap, sinks)
     assert query.is_contiguous()
     assert output.is_contiguous()
     assert output.shape == query.shape
@@ -75,10 +79,12 @@ def prefill_attention(
         batch.block_tables.stride(0),
         kv_blocks.stride(0),
         scale * math.log2(math.e),
+        sinks,
         GROUP=group,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
         WINDOW=window or 0,
+        CAP=(softcap or 0.0) * math.log2(math.e),
         ROWS=rows,
         DIMS=next_power_of_2(max(head_dim, 16)),
         TILE=config.tile,

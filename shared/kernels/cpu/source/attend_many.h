@@ -114,6 +114,8 @@ inline void attend_tile(const Shape& s, int64_t first, int64_t block, const Scra
   const bool masked = positions[0] < first + kTile - 1 || s.first_seen(positions[kColumns - 1]) > first;
   float* sums = scratch.sums + lane * dim;
   multiply_rows(kTile, scratch.keys, kTile, scratch.query + lane * dim, dim, scratch.scores, false);
+  for (int64_t i = 0; s.softcap > 0 && i < kTile * kColumns; i += 16)
+    store(scratch.scores + i, capped(load(scratch.scores + i), s.cap()));
   for (int64_t half = 0; half < kColumns; half += 16) {
     const Words high = minus(load_words(positions + half), all_words(uint32_t(first)));
     const Words low = s.window > 0 ? minus(high, all_words(uint32_t(s.window - 1))) : no_words();
@@ -157,8 +159,9 @@ void attend_many(const Pool<KV>& pool, const T* query, T* out, int64_t start, in
   for (int64_t lane = 0; lane < scratch.blocks * kColumns; lane += 16) {
     for (int i = 0; i < 16; i++) {
       scratch.positions[lane + i] = int32_t(start + std::min(lane + i, rows - 1) / group);
-      scratch.best[lane + i] = -std::numeric_limits<float>::infinity();
-      scratch.total[lane + i] = 0.0f;
+      const int64_t head = pool.head * group + std::min(lane + i, rows - 1) % group;
+      scratch.best[lane + i] = s.first_best(head, -std::numeric_limits<float>::infinity());
+      scratch.total[lane + i] = s.first_total();
     }
     for (int64_t d = 0; d < dim; d += 16) {
       Words v[16];

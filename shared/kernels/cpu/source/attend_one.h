@@ -149,14 +149,15 @@ void for_heads(int64_t group, F&& f) {
 
 // Takes in up to 16 keys and their values, which lie `to_values` behind. query [G][dim], scaled to powers of 2.
 template <int G, typename T>
-void take_in(const Rows<T>& keys, int64_t to_values, const float* query, const Sums& so_far) {
+void take_in(const Rows<T>& keys, int64_t to_values, const float* query, const Sums& so_far, float cap) {
   const int64_t dim = keys.dim;
   alignas(64) float weights[G * 16];
   score_keys<G>(keys, query, weights, 16);
   const Floats none = all(-std::numeric_limits<float>::infinity()), least = all(-126.0f);
   const Mask there = first_lanes(keys.count);
   for (int g = 0; g < G; g++) {
-    const Floats scores = choose(there, load(weights + 16 * g), none);
+    const Floats found = load(weights + 16 * g);
+    const Floats scores = choose(there, cap > 0 ? capped(found, cap) : found, none);
     Floats total = load(so_far.totals + 16 * g);
     const float top = highest_of(scores);
     if (top > so_far.tops[g]) {  // rare after the first keys
@@ -212,7 +213,9 @@ void attend_one(
   }
   for (int64_t h = 0; h < heads; h++) {
     store(so_far.totals + 16 * h, zeros());
-    so_far.tops[h] = -1e30f;  // finite, so that keys of weight 0 in front are no NaN
+    so_far.totals[16 * h] = pool.s.first_total();
+    // Finite, so that keys of weight 0 in front are no NaN.
+    so_far.tops[h] = pool.s.first_best(pool.head * group + h, -1e30f);
   }
   pool.runs(pool.s.first_seen(length - 1), length, 16, [&](const KV* key, int64_t position, int64_t count) {
     // A run is too short for the processor to find out where the next one lies, so each row asks for one of the next
@@ -229,7 +232,7 @@ void attend_one(
       const float* q = wide + h * group * dim;
       for_heads(group, [&](auto heads, int64_t g) {
         const Rows<KV> keys{k, g == 0 ? ahead : k, dim, count};
-        take_in<heads.value>(keys, pool.to_values(), q + g * dim, heads_from(g));
+        take_in<heads.value>(keys, pool.to_values(), q + g * dim, heads_from(g), pool.s.cap());
       });
     }
   });

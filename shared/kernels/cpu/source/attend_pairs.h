@@ -94,7 +94,12 @@ void attend_pair_block(const Pool<bf16>& pool, int64_t first, int64_t count, int
   const bool masked = positions[0] < first + to - 1 || s.first_seen(positions[kColumns - 1]) > first + from;
   float* sums = scratch.sums + lane * dim;
   Products::score(pool, first, from, to, count, scratch.laid, scratch.query + lane * dim / 2, scratch.scores);
-  const Floats scale = all(s.scale * 1.44269504f);  // to powers of 2
+  Floats scale = all(s.scale * 1.44269504f);  // to powers of 2
+  if (s.softcap > 0) {
+    for (int64_t i = from * kColumns; i < to * kColumns; i += 16)
+      store(scratch.scores + i, capped(load(scratch.scores + i) * scale, s.cap()));
+    scale = all(1.0f);
+  }
   for (int64_t half = 0; half < kColumns; half += 16) {
     const Words high = minus(load_words(positions + half), all_words(uint32_t(first)));
     const Words low = s.window > 0 ? minus(high, all_words(uint32_t(s.window - 1))) : no_words();
@@ -116,8 +121,9 @@ void attend_pairs(
   for (int64_t lane = 0; lane < scratch.blocks * kColumns; lane += 16) {
     for (int i = 0; i < 16; i++) {
       scratch.positions[lane + i] = int32_t(start + std::min(lane + i, rows - 1) / group);
-      scratch.best[lane + i] = -std::numeric_limits<float>::infinity();
-      scratch.total[lane + i] = 0.0f;
+      const int64_t head = pool.head * group + std::min(lane + i, rows - 1) % group;
+      scratch.best[lane + i] = s.first_best(head, -std::numeric_limits<float>::infinity());
+      scratch.total[lane + i] = s.first_total();
     }
     for (int64_t d = 0; d < dim; d += 32) {
       Words v[16];

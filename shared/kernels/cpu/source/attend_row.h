@@ -21,7 +21,9 @@ inline Mask seen_lanes(int64_t t, int64_t low, int64_t high) {
 }
 
 // A head's scores of a tile become weights; its sums fade to the new maximum: see softmax_lanes.
-inline void softmax_row(float* scores, int64_t low, int64_t high, float* best, float* total, float* values, int64_t dim) {
+inline void softmax_row(
+    float* scores, int64_t low, int64_t high, float cap, float* best, float* total, float* values, int64_t dim) {
+  for (int64_t t = 0; cap > 0 && t <= high; t += 16) store(scores + t, capped(load(scores + t), cap));
   const Floats least = all(-126.0f), before = load(best);
   Floats tops = before;
   for (int64_t t = 0; t <= high; t += 16) tops = larger_where(seen_lanes(t, low, high), tops, load(scores + t));
@@ -61,8 +63,8 @@ void attend_row(
     store(sums.values + i, zeros());
   }
   for (int64_t h = 0; h < heads; h++) {
-    store(sums.totals + 16 * h, zeros());
-    store(sums.bests + 16 * h, all(-std::numeric_limits<float>::infinity()));
+    store(sums.totals + 16 * h, all(s.first_total()));
+    store(sums.bests + 16 * h, all(s.first_best(pool.head * group + h, -std::numeric_limits<float>::infinity())));
   }
   const int64_t seen_from = s.first_seen(length - 1);
   for (int64_t first = seen_from / kTile * kTile; first < length; first += kTile) {
@@ -84,7 +86,8 @@ void attend_row(
     });
     for (int64_t h = 0; h < heads; h++)
       softmax_row(
-          sums.scores + h * kRowStep, low, high, sums.bests + 16 * h, sums.totals + 16 * h, sums.values + h * dim, dim);
+          sums.scores + h * kRowStep, low, high, s.cap(), sums.bests + 16 * h, sums.totals + 16 * h, sums.values + h * dim,
+          dim);
     pool.runs(first + low, first + high + 1, 16, [&](const KV* key, int64_t position, int64_t count) {
       for (int64_t h = 0; h < kv_heads; h++)
         for_heads(group, [&](auto g, int64_t offset) {

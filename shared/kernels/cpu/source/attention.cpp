@@ -41,6 +41,7 @@ void attend_token(
   Shape part = s;
   const int64_t first = task.head * units.heads;
   part.heads = std::min(task.heads * units.heads, s.heads - first);
+  if (s.sinks) part.sinks = s.sinks + first;
   attend(Pool<KV>{blocks, part, table, 0}, 1, query + first * s.dim, out + first * s.dim, length, workspace);
 }
 
@@ -94,12 +95,12 @@ void paged_attention(
 
 // query, out [tokens, heads, dim]; blocks, tables, query_start, seq_lens as in shared/kernels/batch.py; dim a multiple
 // of 16. sizes: num_seqs, heads, kv_heads, dim, block_size, num_layers, layer, max_blocks, window (0 = none), planes, KV heads
-// of a block. Blocks are bf16 where `kv_is_bf16`, beside a query of either dtype; else both are fp32.
+// of a block. softcap: 0 = none; sinks [heads] or null. Blocks are bf16 where `kv_is_bf16`, beside a query of either dtype; else both are fp32.
 extern "C" void tandem_paged_attention(
     const void* query, const void* blocks, const int32_t* tables, const int32_t* query_start, const int32_t* seq_lens,
-    void* out, float scale, const int64_t* sizes, int is_bf16, int kv_is_bf16) {
+    void* out, float scale, float softcap, const float* sinks, const int64_t* sizes, int is_bf16, int kv_is_bf16) {
   const Shape s{sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5],
-                sizes[6], sizes[7], sizes[8], sizes[9], sizes[10], scale};
+                sizes[6], sizes[7], sizes[8], sizes[9], sizes[10], scale, softcap, sinks};
   if (is_bf16)
     paged_attention((const bf16*)query, (const bf16*)blocks, tables, query_start, seq_lens, (bf16*)out, s);
   else if (kv_is_bf16)

@@ -44,16 +44,44 @@ void rms_norm(const T* x, const T* residual, const T* weight, T* y, T* sum, int6
   });
 }
 
-template <typename T>
-void silu_mul(const T* gate_up, T* y, int64_t rows, int64_t size) {
+enum Gate { kSilu = 0, kGeluTanh = 1, kClamped = 2 };  // shared/kernels/activation/rules.py
+
+// x / (1 + exp(-z))
+inline Floats times_sigmoid(Floats x, Floats z) {
+  const Floats negated = larger(zeros() - z, all(-87.0f));
+  const Floats e = exp16(smaller(negated, all(104.0f)));  // infinite, and the result 0, from 88.7 on
+  return x / (all(1.0f) + e);
+}
+
+template <Gate G>
+inline Floats gated(Floats g, float alpha) {
+  if (G == kSilu) return times_sigmoid(g, g);
+  if (G == kClamped) return times_sigmoid(g, g * all(alpha));
+  // (1 + tanh(u)) / 2 is the sigmoid of 2u.
+  const Floats cubed = g * g * g;
+  return times_sigmoid(g, all(1.59576912f) * plus_product(g, all(0.044715f), cubed));
+}
+
+template <Gate G, typename T>
+void silu_mul(const T* gate_up, T* y, int64_t rows, int64_t size, float alpha, float limit) {
   for_rows(rows, 4 * size, [&](int64_t r) {
     const T *gate = gate_up + 2 * r * size, *up = gate + size;
     for (int64_t i = 0; i < size; i += 16) {
-      const Floats g = load16(gate + i), negated = larger(zeros() - g, all(-87.0f));
-      const Floats e = exp16(smaller(negated, all(104.0f)));  // infinite, and silu 0, from 88.7 on
-      store16(y + r * size + i, rounded_as(y, g / (all(1.0f) + e)) * load16(up + i));
+      Floats g = load16(gate + i), u = load16(up + i);
+      if (G == kClamped) {  // of two, the second one where one is NaN
+        g = smaller(all(limit), g);
+        u = rounded_as(y, larger(all(-limit), smaller(all(limit), u)) + all(1.0f));
+      }
+      store16(y + r * size + i, rounded_as(y, gated<G>(g, alpha)) * u);
     }
   });
+}
+
+template <typename T>
+void silu_mul(const T* gate_up, T* y, int64_t rows, int64_t size, int gate, float alpha, float limit) {
+  if (gate == kSilu) return silu_mul<kSilu>(gate_up, y, rows, size, alpha, limit);
+  if (gate == kGeluTanh) return silu_mul<kGeluTanh>(gate_up, y, rows, size, alpha, limit);
+  silu_mul<kClamped>(gate_up, y, rows, size, alpha, limit);
 }
 
 // One head, head_dim a multiple of 32: pairs (i, i + head_dim / 2), each product rounded as torch rounds it. The sums
@@ -168,12 +196,13 @@ extern "C" void tandem_rms_norm(
     rms_norm((const float*)x, (const float*)residual, (const float*)weight, (float*)y, (float*)sum, rows, size, eps);
 }
 
-// gate_up [rows, 2 size], y [rows, size]; size a multiple of 16.
-extern "C" void tandem_silu_mul(const void* gate_up, void* y, int64_t rows, int64_t size, int is_bf16) {
+// gate_up [rows, 2 size], y [rows, size]; size a multiple of 16; gate as in Gate.
+extern "C" void tandem_silu_mul(
+    const void* gate_up, void* y, int64_t rows, int64_t size, int gate, float alpha, float limit, int is_bf16) {
   if (is_bf16)
-    silu_mul((const bf16*)gate_up, (bf16*)y, rows, size);
+    silu_mul((const bf16*)gate_up, (bf16*)y, rows, size, gate, alpha, limit);
   else
-    silu_mul((const float*)gate_up, (float*)y, rows, size);
+    silu_mul((const float*)gate_up, (float*)y, rows, size, gate, alpha, limit);
 }
 
 // query [tokens, heads, dim] (and key, value with kv_heads) with strides[] elements between tokens; cos, sin

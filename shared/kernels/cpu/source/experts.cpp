@@ -51,7 +51,8 @@ std::vector<Operands<T>> side_by_side(const std::vector<int64_t>& starts, const 
 }
 
 struct ExpertSizes {
-  int64_t tokens, top_k, hidden, inner, first_expert, num_experts;
+  int64_t tokens, top_k, hidden, inner, first_expert, num_experts, gate;
+  float alpha, limit;  // of tandem_silu_mul, as gate
 };
 
 template <typename T>
@@ -93,7 +94,7 @@ void experts(
   multiply_parts(
       side_by_side<T>(starts, m.gathered, s.hidden, m.gate_up, 2 * s.inner), gate_up, gate_up_packed, m.scratch,
       s.hidden, 2 * s.inner);
-  tandem_silu_mul(m.gate_up, m.activated, starts.back(), s.inner, is_bf16);
+  tandem_silu_mul(m.gate_up, m.activated, starts.back(), s.inner, int(s.gate), s.alpha, s.limit, is_bf16);
   multiply_parts(
       side_by_side<T>(starts, m.activated, s.inner, m.found, s.hidden), down, down_packed, m.scratch, s.inner,
       s.hidden);
@@ -127,11 +128,12 @@ void batched_linear(
 
 // x, out [tokens, hidden]; ids, weights [tokens, top_k]; gate_up and down: packed weights [num_experts 2 inner, hidden]
 // and [num_experts hidden, inner], with panel_stride and form as for tandem_linear; memory as in ExpertMemory. sizes: tokens, top_k,
-// hidden (a multiple of 32), inner (of 16), first_expert, num_experts. Experts out of the range count as zero.
+// hidden (a multiple of 32), inner (of 16), first_expert, num_experts, gate. Experts out of the range count as zero.
 extern "C" void tandem_experts(
     const void* x, const int64_t* ids, const float* weights, const void* gate_up, const int64_t* gate_up_packed,
-    const void* down, const int64_t* down_packed, void* out, void* const* memory, const int64_t* sizes, int is_bf16) {
-  const ExpertSizes s{sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5]};
+    const void* down, const int64_t* down_packed, void* out, void* const* memory, const int64_t* sizes, float alpha,
+    float limit, int is_bf16) {
+  const ExpertSizes s{sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], sizes[6], alpha, limit};
   if (is_bf16)
     experts_of<bf16>(x, ids, weights, gate_up, gate_up_packed, down, down_packed, out, memory, s);
   else

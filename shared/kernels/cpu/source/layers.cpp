@@ -16,8 +16,9 @@ struct Linear {  // as tandem_linear takes it
 
 struct Layer {
   Linear qkv, o, gate_up, down;
-  const void *input_norm, *q_norm, *k_norm, *post_norm;
-  int64_t window;  // 0 = none
+  const void *input_norm, *q_norm, *k_norm, *attention_norm, *post_norm, *output_norm;  // or null, but for two of them
+  int64_t window;    // 0 = none
+  int64_t encoding;  // of positions
 };
 
 struct Sizes {
@@ -27,6 +28,7 @@ struct Sizes {
   int64_t q_size() const { return heads * dim; }
   int64_t kv_size() const { return kv_heads * dim; }
   int64_t is_bf16, kv_is_bf16;
+  int64_t gate;  // of tandem_silu_mul
 };
 
 struct Memory {  // of one step
@@ -34,7 +36,7 @@ struct Memory {  // of one step
   std::byte *qkv, *placed, *attended, *out, *gate_up, *activated;
   float* scratch;                // tokens times 17 / 16 of the widest input of a projection
   void* blocks;
-  const void *cos, *sin;
+  const std::byte *cos, *sin;  // [encodings, tokens, dim]
   const int32_t *tables, *query_start, *seq_lens;
   const int64_t *slots, *rows;
 };
@@ -70,10 +72,11 @@ void keep_rows(std::byte* x, int64_t row_bytes, const int64_t* rows, int64_t cou
 // With a `group`, o and down give each member a part of a sum. Returns 0, or 1 + the member that is gone.
 extern "C" int tandem_layers(
     const Layer* layers, const void* last_norm, const Sizes* sizes, const Memory* memory, float eps, float scale,
-    Group* group) {
+    float softcap, Group* group) {
   const Sizes& s = *sizes;
   const Memory& m = *memory;
   const int is_bf16 = int(s.is_bf16), kv_is_bf16 = int(s.kv_is_bf16);
+  const int64_t angles = s.tokens * s.dim * s.element();
   const int64_t qkv_size = s.q_size() + 2 * s.kv_size(), strides[3] = {qkv_size, qkv_size, qkv_size};
   int64_t tokens = s.tokens;
   std::vector<std::byte> copy;
@@ -81,7 +84,8 @@ extern "C" int tandem_layers(
     tandem_linear(x, w.panels, w.panel_stride, w.form, w.bias, y, m.scratch, tokens, in, out, is_bf16);
   };
   auto add_up = [&] { return group ? all_reduce(*group, m.out, tokens * s.hidden, is_bf16) : 0; };
-  auto add_norm = [&](const void* weight) {
+  auto add_norm = [&](const void* own, const void* weight) {
+    if (own) tandem_rms_norm(m.out, nullptr, own, m.out, nullptr, tokens, s.hidden, eps, is_bf16);
     tandem_rms_norm(m.out, m.residual, weight, m.normed, m.residual, tokens, s.hidden, eps, is_bf16);
   };
   auto attend = [&](int64_t i, int64_t num_seqs, const int32_t* tables, const int32_t* query_start, const int32_t* seq_lens) {
@@ -89,7 +93,7 @@ extern "C" int tandem_layers(
         num_seqs, s.heads, s.kv_heads, s.dim, s.block_size, s.pool_layers, i, s.max_blocks, layers[i].window,
         2, s.pool_kv_heads};
     tandem_paged_attention(
-        m.placed, m.blocks, tables, query_start, seq_lens, m.attended, scale, attending, is_bf16, kv_is_bf16);
+        m.placed, m.blocks, tables, query_start, seq_lens, m.attended, scale, softcap, nullptr, attending, is_bf16, kv_is_bf16);
   };
   tandem_rms_norm(m.residual, nullptr, layers[0].input_norm, m.normed, nullptr, tokens, s.hidden, eps, is_bf16);
   for (int64_t i = 0; i < s.num_layers; i++) {
@@ -100,7 +104,7 @@ extern "C" int tandem_layers(
     const int64_t placing[] = {
         tokens, s.heads, s.kv_heads, s.dim, s.block_size, s.pool_layers, i, s.pool_kv_heads};
     tandem_rotate_and_write(
-        m.qkv, key, value, strides, m.cos, m.sin, m.blocks, m.slots, layer.q_norm, layer.k_norm, eps, m.placed, placing,
+        m.qkv, key, value, strides, m.cos + layer.encoding * angles, m.sin + layer.encoding * angles, m.blocks, m.slots, layer.q_norm, layer.k_norm, eps, m.placed, placing,
         is_bf16, kv_is_bf16);
     if (is_last && s.num_rows < tokens && s.num_rows <= s.num_seqs) {
       if (s.num_rows == 0) return 0;
@@ -114,12 +118,12 @@ extern "C" int tandem_layers(
     }
     linear(m.attended, layer.o, m.out, s.q_size(), s.hidden);
     if (const int failed = add_up()) return failed;
-    add_norm(layer.post_norm);
+    add_norm(layer.attention_norm, layer.post_norm);
     linear(m.normed, layer.gate_up, m.gate_up, s.hidden, 2 * s.inner);
-    tandem_silu_mul(m.gate_up, m.activated, tokens, s.inner, is_bf16);
+    tandem_silu_mul(m.gate_up, m.activated, tokens, s.inner, int(s.gate), 0.0f, 0.0f, is_bf16);
     linear(m.activated, layer.down, m.out, s.inner, s.hidden);
     if (const int failed = add_up()) return failed;
-    add_norm(is_last ? last_norm : layers[i + 1].input_norm);
+    add_norm(layer.output_norm, is_last ? last_norm : layers[i + 1].input_norm);
   }
   if (tokens != s.num_rows) keep_rows(m.normed, s.hidden * s.element(), m.rows, s.num_rows, copy);
   return 0;

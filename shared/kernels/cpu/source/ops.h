@@ -16,7 +16,8 @@ void tandem_linear(
     int64_t k, int64_t n, int is_bf16);
 void tandem_experts(
     const void* x, const int64_t* ids, const float* weights, const void* gate_up, const int64_t* gate_up_packed,
-    const void* down, const int64_t* down_packed, void* out, void* const* memory, const int64_t* sizes, int is_bf16);
+    const void* down, const int64_t* down_packed, void* out, void* const* memory, const int64_t* sizes, float alpha,
+    float limit, int is_bf16);
 void tandem_choose_experts(
     const void* logits, const float* bias, int64_t* ids, float* weights, const int64_t* sizes, float scale, int is_bf16);
 void tandem_batched_linear(
@@ -25,7 +26,8 @@ void tandem_batched_linear(
 void tandem_rms_norm(
     const void* x, const void* residual, const void* weight, void* y, void* sum, int64_t rows, int64_t size, float eps,
     int is_bf16);
-void tandem_silu_mul(const void* gate_up, void* y, int64_t rows, int64_t size, int is_bf16);
+void tandem_silu_mul(
+    const void* gate_up, void* y, int64_t rows, int64_t size, int gate, float alpha, float limit, int is_bf16);
 void tandem_rotate_and_write(
     const void* query, const void* key, const void* value, const int64_t* strides, const void* cos, const void* sin,
     void* blocks, const int64_t* slots, const void* q_norm, const void* k_norm, float eps, void* out,
@@ -36,7 +38,7 @@ void tandem_rotate_and_write_latent(
     int kv_is_bf16);
 void tandem_paged_attention(
     const void* query, const void* blocks, const int32_t* tables, const int32_t* query_start, const int32_t* seq_lens,
-    void* out, float scale, const int64_t* sizes, int is_bf16, int kv_is_bf16);
+    void* out, float scale, float softcap, const float* sinks, const int64_t* sizes, int is_bf16, int kv_is_bf16);
 void tandem_mask_tokens(
     float* logits, const uint32_t* masks, const int64_t* rows, int64_t num_masks, int64_t vocab_size,
     int64_t num_words);
@@ -53,7 +55,7 @@ struct Memory;
 struct Group;
 int tandem_layers(
     const Layer* layers, const void* last_norm, const Sizes* sizes, const Memory* memory, float eps, float scale,
-    Group* group);
+    float softcap, Group* group);
 int64_t tandem_group_bytes(int64_t size, int64_t slot_bytes);
 Group* tandem_group_join(
     int descriptor, int64_t rank, int64_t size, const int64_t* names, int64_t slot_bytes, int64_t single_bytes,

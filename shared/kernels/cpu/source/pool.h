@@ -8,11 +8,19 @@ struct Shape {
   int64_t planes;  // 2: keys, then values; 1: a row is both
   int64_t pool_kv_heads;  // of a block, of which these may be some
   float scale;
+  float softcap;       // 0 = none
+  const float* sinks;  // [heads], or null
 
   int64_t group() const { return heads / kv_heads; }   // query heads of a KV head
   int64_t width() const { return heads * dim; }        // of a token's query
+  float cap() const { return softcap * 1.44269504f; }  // of a score, both to powers of 2
+  float first_best(int64_t head, float none) const { return sinks ? sinks[head] * 1.44269504f : none; }
+  float first_total() const { return sinks ? 1.0f : 0.0f; }
   int64_t first_seen(int64_t position) const { return window > 0 && position >= window ? position - window + 1 : 0; }
 };
+
+// A score bounded by ± cap.
+inline Floats capped(Floats score, float cap) { return tanh16(score / all(cap)) * all(cap); }
 
 template <typename T>
 struct Pool {

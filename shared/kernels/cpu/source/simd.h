@@ -78,6 +78,13 @@ inline Floats exp16(Floats x) {
   return keep(there, times_power(y, n));
 }
 
+// To about 1e-7: 1 - 2 / (1 + exp(2x)) by the exponential that is at most 1. NaN stays NaN.
+inline Floats tanh16(Floats x) {
+  const Floats one = all(1.0f), down = as_floats(either(as_words(x), all_words(0x80000000)));  // -|x|
+  const Floats e = exp16(down + down), t = (e - one) / (e + one);                              // tanh(-|x|)
+  return choose(not_less(x, zeros()), zeros() - t, t);
+}
+
 // 2^x for -126 <= x <= 0, to about 2 units in the last place: x = n + r, Taylor's polynomial of 2^r for |r| <= 1/2.
 // NaN stays NaN.
 inline Floats exp2_16(Floats x) {

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.engine.plan import SampledToken, StepPlan, StepResult, step_work
-from shared.engine.scheduler.pacing import AIM, CATCH_UP, GAP_TARGETS, HEAD_START, LEAST_CHUNK, Pacing, StepRoom
+from shared.engine.scheduler.pacing import AIM, BORROWED, FIRST_LENGTH, GAP_TARGETS, LEAST_CHUNK, Pacing, StepRoom
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
+from shared.engine.sequence import EngineSequence
 from shared.kv.pool import BlockPool
 from shared.sizing.step_fit import StepTimeFit
 from shared.sizing.step_time import StepTimes, StepWork
@@ -44,9 +45,9 @@ class Engine:
 
     def __post_init__(self) -> None:
         config = SchedulerConfig(64, BUDGET, tpot_target_s=self.target_s, itl_target_s=self.gap_s)
-        self.scheduler = Scheduler(BlockPool(6000, 16), config, lambda: self.now_s)
-        self.scheduler.step_fit = StepTimeFit(self.times)
-        self.scheduler.step_fit.observe = lambda work, seconds: None  # predictions stay exact
+        fit = StepTimeFit(self.times)
+        fit.observe = lambda work, seconds: None  # predictions stay exact
+        self.scheduler = Scheduler(BlockPool(6000, 16), config, lambda: self.now_s, fit)
 
     def step(self) -> StepPlan:
         scheduler = self.scheduler
@@ -97,7 +98,8 @@ def test_no_answer_starves_chunks_always_progress_and_no_step_is_longer_than_the
             continue
         decoding = StepWork(work.num_sequences, work.num_context_tokens)
         least = engine.times.step_s(decoding.with_chunk(LEAST_CHUNK, 3000))
-        assert engine.ran[-1].seconds <= max(greatest, least) * (1 + 1e-9)
+        as_sequences = num_prompts * engine.times.sequence_s  # what chunks of one token are measured as
+        assert engine.ran[-1].seconds <= max(greatest, least) * (1 + 1e-9) + as_sequences
         assert work.num_chunk_tokens >= min(LEAST_CHUNK, 2)
         if work.num_chunk_tokens > LEAST_CHUNK and before > 0:
             assert engine.ran[-1].seconds <= target_s + before, "no answer is late by a chunk beyond the least one"
@@ -147,24 +149,57 @@ def test_without_answers_or_without_a_target_a_chunk_has_the_whole_budget():
 
 
 def test_an_answer_that_waited_without_blocks_is_in_time_again_when_it_continues():
-    pacing, item = Pacing(0.010), sequence("a", [2, 3], max_tokens=9)
+    pacing, item = Pacing(0.010, fit=StepTimeFit(TIMES)), sequence("a", [2, 3], max_tokens=9)
     item.token_ids += [4, 5]
     pacing.began(item, 100.0)
-    assert pacing.slack_s(item, 100.0) == pytest.approx(HEAD_START * 0.010)
-    item.token_ids += [6] * CATCH_UP  # by then it has given its head start back
-    assert pacing.slack_s(item, 100.004) == pytest.approx(CATCH_UP * AIM * 0.010 - 0.004)
-    assert pacing.least_slack_s([item], 100.004) == pytest.approx(CATCH_UP * AIM * 0.010 - 0.004)
-    assert Pacing(0.0).least_slack_s([item], 100.004) is None
-    assert pacing.least_slack_s([], 1.0) is None
+    assert pacing.slack_s(item, 100.0) == 0.0
+    item.token_ids += [6, 6, 6]
+    assert pacing.slack_s(item, 100.004) == pytest.approx(3 * AIM * 0.010 - 0.004)
+    decoding = StepWork(1, 64)
+    owed_s = BORROWED * 3 * (AIM * 0.010 - TIMES.step_s(decoding))  # four of its nine are left, and one is the next
+    assert pacing.least_slack_s([item], decoding, 100.004) == pytest.approx(3 * AIM * 0.010 - 0.004 + owed_s)
+    assert Pacing(0.0).least_slack_s([item], decoding, 100.004) is None
+    assert pacing.least_slack_s([], StepWork(), 1.0) is None
 
 
-def test_answers_that_are_late_slow_chunks_to_half_of_the_target_and_no_further():
-    pacing, item = Pacing(0.010), sequence("a", [2, 3], max_tokens=9)
-    pacing.began(item, 100.0 - HEAD_START * 0.010)
-    limits = [pacing.step_limit_s([item], at_s) for at_s in (99.98, 99.998, 100.0, 100.002, 101.0)]
+def test_an_answer_that_owes_slows_chunks_to_half_of_the_target_and_no_further():
+    pacing, item = Pacing(0.010), sequence("a", [2, 3], max_tokens=1)  # its next token is its last
+    pacing.began(item, 100.0)
+    limits = [pacing.step_limit_s([item], at_s, 0.001) for at_s in (99.98, 99.998, 100.0, 100.002, 100.006)]
     assert limits == pytest.approx([0.0195, 0.0105, 0.0095, 0.0075, 0.005])
     assert pacing.step_limit_s([item], 90.0) == pytest.approx(GAP_TARGETS * 0.010)
     assert pacing.step_limit_s([], 0.0) == float("inf")
+
+
+def test_what_an_answer_will_earn_lets_a_new_one_bear_a_larger_chunk():
+    pacing, item = Pacing(0.010), sequence("a", [2, 3], max_tokens=1000)
+    pacing.began(item, 100.0)
+    without, within = (pacing.step_limit_s([item], 100.0, decode_s) for decode_s in (0.010, 0.004))
+    assert without == pytest.approx(AIM * 0.010)
+    assert within == pytest.approx(AIM * 0.010 + BORROWED * (FIRST_LENGTH - 1) * (AIM * 0.010 - 0.004) / 2)
+    for _ in range(40):
+        pacing.ended(ended(400))
+    assert pacing.step_limit_s([item], 100.0, 0.004) == pytest.approx(GAP_TARGETS * 0.010), "answers are long here"
+
+
+def test_an_answer_that_misses_its_target_whatever_comes_stops_no_prompt():
+    pacing, item = Pacing(0.010), sequence("a", [2, 3], max_tokens=41)
+    for _ in range(40):
+        pacing.ended(ended(41))
+    pacing.began(item, 0.0)
+    item.token_ids += [5] * 31
+    can_earn_s = 10 * (0.010 - 0.006)  # in the ten tokens that are left, by steps without chunks
+    limits = [
+        pacing.step_limit_s([item], 31 * 0.010 + share * can_earn_s, decode_s)
+        for share, decode_s in ((0.99, 0.006), (1.01, 0.006), (0.01, 0.020), (-0.01, 0.020))
+    ]
+    assert limits == pytest.approx([0.005, GAP_TARGETS * 0.010, GAP_TARGETS * 0.010, 0.005])
+
+
+def ended(num_tokens: int) -> EngineSequence:
+    found = sequence("b", [2, 3], max_tokens=1000)
+    found.token_ids += [5] * num_tokens
+    return found
 
 
 def test_a_steps_first_prompt_has_some_tokens_whatever_time_is_left_and_the_second_one_has_none():

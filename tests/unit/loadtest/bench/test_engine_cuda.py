@@ -7,7 +7,7 @@ import torch
 
 from loadtest.bench.engine.cuda import LLAMA_8B, EngineBench, Step
 from loadtest.bench.kernels.limits import Limits
-from shared.model.config.model_config import ModelConfig
+from shared.model.families.registry import parse_config
 from shared.model.random_weights import random_decoder
 
 LIMITS = Limits("a device", bytes_per_s=4e12, flops_per_s=8e14)
@@ -21,7 +21,7 @@ def test_steps_run_and_their_limits_are_the_bytes_or_flops_that_they_need():
     torch.manual_seed(0)
     steps = (Step(1, 0, 40), Step(3, 20, 1))
     with torch.inference_mode():
-        bench = EngineBench(random_decoder(ModelConfig.parse(SMALL), torch.float32, "cpu", kernels="torch"), steps)
+        bench = EngineBench(random_decoder(parse_config(SMALL), torch.float32, "cpu", kernels="torch"), steps)
         results = [result for step in steps for result in bench.measure(step, LIMITS, repeats=2)]
     assert [r.name for r in results] == ["prefill 40", "decode 3 at 20", "decode 3 at 20, host time"]
     layer = 32 * (32 + 16 + 16) + 32 * 32 + 3 * 32 * 64

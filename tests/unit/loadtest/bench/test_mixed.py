@@ -9,7 +9,7 @@ from loadtest.bench.engine.cuda import LLAMA_8B
 from loadtest.bench.engine.mixed import MixedStep, measure, mixed_steps, report
 from loadtest.rig.results import write
 from shared.engine.plan import step_work
-from shared.model.config.model_config import ModelConfig
+from shared.model.families.registry import parse_config
 from shared.model.random_weights import random_decoder
 from shared.sizing.measured_steps import measured
 from shared.sizing.step_time import StepTimes
@@ -45,5 +45,5 @@ def test_steps_are_measured_by_the_engines_runner() -> None:
     torch.manual_seed(0)
     steps = [MixedStep(3, 20, 7), MixedStep(0, 0, 20, 5), MixedStep(2, 16, 0)]
     with torch.inference_mode():
-        seconds = measure(random_decoder(ModelConfig.parse(SMALL), torch.float32, "cpu", kernels="torch"), steps, 1)
+        seconds = measure(random_decoder(parse_config(SMALL), torch.float32, "cpu", kernels="torch"), steps, 1)
     assert min(seconds) > 0

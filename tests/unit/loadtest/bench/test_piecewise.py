@@ -7,7 +7,7 @@ import torch
 from loadtest.bench.engine.cuda import LLAMA_8B
 from loadtest.bench.engine.mixed import MixedStep
 from loadtest.bench.engine.piecewise import Pair
-from shared.model.config.model_config import ModelConfig
+from shared.model.families.registry import parse_config
 from shared.model.random_weights import random_decoder
 
 SMALL = {
@@ -20,7 +20,7 @@ def test_each_step_has_both_times_and_the_same_tokens() -> None:
     steps = (MixedStep(0, 0, 20), MixedStep(3, 20, 7))
     torch.manual_seed(0)
     with torch.inference_mode():
-        pair = Pair(random_decoder(ModelConfig.parse(SMALL), torch.float32, "cpu", kernels="torch"), steps)
+        pair = Pair(random_decoder(parse_config(SMALL), torch.float32, "cpu", kernels="torch"), steps)
         results = {result.name: result for step in steps for result in pair.measure(step, repeats=1)}
     mixed = "3 decodes and a chunk of 7"
     assert results[f"{mixed}, eager"].value > 0

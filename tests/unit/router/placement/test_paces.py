@@ -45,16 +45,25 @@ def test_without_answers_or_a_target_a_chunk_is_a_whole_step():
 
 
 def test_a_prompt_waits_for_the_queue_before_it():
-    alone = ttft_s(view(max_step_tokens=512), TIMES, Work.of(512, 0), math.inf)
+    alone = ttft_s(view(max_step_tokens=512), TIMES, Work.of(512, 0), math.inf, 0.0)
     assert alone == pytest.approx(TIMES.prompt_s(512), rel=0.01)
     behind = view(max_step_tokens=512, num_queued_tokens=1024, num_queued_pairs=1024 * 512.0)
-    assert ttft_s(behind, TIMES, Work.of(512, 0), math.inf) == pytest.approx(3 * alone, rel=0.1)
+    assert ttft_s(behind, TIMES, Work.of(512, 0), math.inf, 0.0) == pytest.approx(3 * alone, rel=0.1)
+
+
+def test_the_part_of_the_next_step_that_has_passed_since_the_report_is_done():
+    behind = view(max_step_tokens=512, num_queued_tokens=1024, num_queued_pairs=1024 * 512.0, reported_s=5.0)
+    fresh, later, much_later = (ttft_s(behind, TIMES, Work.of(512, 0), math.inf, now_s) for now_s in (5, 5.005, 9))
+    assert later == pytest.approx(fresh - 0.005)
+    assert much_later == pytest.approx(fresh * 2 / 3, rel=0.01), "no more than a step: the next report would tell"
+    idle = view(max_step_tokens=512, reported_s=5.0)
+    assert ttft_s(idle, TIMES, Work.of(512, 0), math.inf, 9) == ttft_s(idle, TIMES, Work.of(512, 0), math.inf, 5)
 
 
 def test_answers_that_run_there_lengthen_it():
     busy = view(num_decoding=32, num_context_tokens=32 * 500)
     prompt = Work.of(2000, 0)
-    assert ttft_s(busy, TIMES, prompt, 0.01) > 1.3 * ttft_s(view(), TIMES, prompt, 0.01)
+    assert ttft_s(busy, TIMES, prompt, 0.01, 0.0) > 1.3 * ttft_s(view(), TIMES, prompt, 0.01, 0.0)
 
 
 def test_a_step_is_predicted_with_the_answer_that_would_join():

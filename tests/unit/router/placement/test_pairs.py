@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from services.router.placement.decision import Route
 from services.router.placement.paces import prompt_rate
-from services.router.placement.pairs import PairPolicy
+from services.router.placement.pairs import QUEUED_STEPS, PairPolicy
 from services.router.placement.policy import Placement, PlacementConfig
 from services.router.placement.prediction import MIN_OBSERVATIONS, TtftPredictor
 from services.router.placement.split import Demand
@@ -124,7 +124,25 @@ def test_a_wait_is_the_time_in_which_all_workers_together_compute_what_is_ahead(
     assert policy.wait_s(0, workers) == 0.0
     assert policy.wait_s(5_000, workers) == pytest.approx(5_000 / rate, rel=0.1)
     assert policy.wait_s(60_000, workers) == pytest.approx(80_000 / (2 * rate), rel=0.1)
-    assert policy.idle_s(Work.of(2000, 0)) == pytest.approx(TIMES.prompt_s(2000), rel=0.1)
+    predictor.observe_hand_off(5.0)
+    own_s = policy.idle_s(Work.of(2000, 0))
+    assert own_s == pytest.approx(TIMES.prompt_s(2000), rel=0.1), "an idle worker does both: nothing is handed over"
+
+
+def test_a_worker_takes_no_further_prompt_behind_more_than_some_steps_or_a_long_prompt():
+    demand, predictor = Demand(), TtftPredictor()
+    policy = PairPolicy(TARGET_S, predictor, demand)
+    policy.look([worker("a")])
+    in_steps = QUEUED_STEPS * TARGET_S * prompt_rate(worker("a", queued=1), TIMES, TARGET_S)
+    assert policy.has_time(worker("a", queued=int(0.9 * in_steps)), 0)
+    assert not policy.has_time(worker("a", queued=int(1.1 * in_steps)), 0)
+    assert policy.has_time(worker("a", queued=int(1.1 * in_steps)), 0.2 * in_steps), "a part of it lies there already"
+    assert not policy.has_time(worker("a", answers=60, queued=int(0.9 * in_steps)), 0), "beside answers it is slower"
+    for _ in range(20):
+        demand.arrived(Work.of(int(2 * in_steps), 0), 8000, 1.0)
+    assert policy.has_time(worker("a", queued=int(2.4 * in_steps)), 0), "with long prompts one may wait"
+    assert not policy.has_time(worker("a", queued=int(2.6 * in_steps)), 0)
+    assert PairPolicy(math.inf, predictor, demand).has_time(worker("a"), 0)
 
 
 @given(

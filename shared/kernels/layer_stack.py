@@ -1,0 +1,102 @@
+"""An addition to a backend: all layers of a decoder by one call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+from shared.collectives.interface import Collectives
+from shared.kernels.activation.rules import SILU, Activation
+from shared.kernels.backend import Linear
+from shared.kernels.batch import AttentionBatch
+
+
+class LayerWeights(Protocol):
+    """One layer's weights, as `shared.model.layers.modules.LayerModules` describes them."""
+
+    @property
+    def input_norm(self) -> Tensor | None: ...
+    @property
+    def qkv(self) -> Linear: ...
+    @property
+    def q_norm(self) -> Tensor | None: ...
+    @property
+    def k_norm(self) -> Tensor | None: ...
+    @property
+    def attention_norm(self) -> Tensor | None: ...
+    @property
+    def o(self) -> Linear: ...
+    @property
+    def post_norm(self) -> Tensor | None: ...
+    @property
+    def output_norm(self) -> Tensor | None: ...
+    @property
+    def gate_up(self) -> Linear | None: ...
+    @property
+    def down(self) -> Linear | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSizes:
+    """Sizes that all layers of a decoder share, and the layers' windows."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    eps: float
+    scale: float
+    """Factor on query · key."""
+    windows: tuple[int | None, ...]
+    """Sliding window of each layer in tokens."""
+    encodings: tuple[int, ...]
+    """Which of the encodings of positions each layer has."""
+    softcap: float | None = None
+    """As for `paged_attention`."""
+    activation: Activation = SILU
+    """Of the feed-forward blocks, one without bounds."""
+
+
+class LayerStack(Protocol):
+    """All layers of one decoder."""
+
+    def run(
+        self, x: Tensor, cos: Tensor, sin: Tensor, kv_blocks: Tensor, batch: AttentionBatch, logit_rows: Tensor
+    ) -> Tensor:
+        """The output of the decoder's layers for a step, the last norm included.
+
+        Args:
+            x: [num_tokens, hidden_size], the embedded tokens, at least one; used up.
+            cos: [num_encodings, num_tokens, head_dim], each as for `rotate_and_write`.
+            sin: [num_encodings, num_tokens, head_dim].
+            kv_blocks: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], contiguous, changed in place;
+                its dtype as for `rotate_and_write`.
+            batch: the step's sequences.
+            logit_rows: [num_logits] int64, the tokens whose output is wanted.
+
+        Returns:
+            [num_logits, hidden_size], x's dtype.
+        """
+        ...
+
+
+@runtime_checkable
+class StacksLayers(Protocol):
+    """An addition to a backend: one call for all layers, where it is faster than one for each op."""
+
+    def stack_layers(
+        self,
+        layers: Sequence[LayerWeights],
+        last_norm: Tensor,
+        sizes: LayerSizes,
+        group: Collectives | None = None,
+    ) -> LayerStack | None:
+        """The layers of a decoder whose projections this backend made; None where a shape or a kind does not suit.
+
+        `group`: the ranks over which `o` and `down` are split, each rank's giving a part of a sum.
+
+        The stack gives what the ops give one by one, up to the order of fp32 sums.
+        """
+        ...

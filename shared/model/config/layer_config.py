@@ -1,0 +1,80 @@
+"""What differs from layer to layer of a decoder, and the names of a layer's tensors in a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from shared.model.config.json_fields import JsonFields
+from shared.model.config.rope_config import RopeConfig
+
+QkNorm = Literal["none", "head", "whole"]
+"""RMS norm of queries and keys: none, of each head, or over all heads of a token together."""
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+@dataclass(frozen=True)
+class LayerConfig:
+    """One layer: a mixer of tokens, then a part for each token alone. What all layers share is in `ModelConfig`."""
+
+    rope: RopeConfig | None  # None: positions are not encoded
+    window: int | None = None  # tokens that it sees, None for all
+    has_experts: bool = False  # in place of a dense feed-forward block
+
+
+@dataclass(frozen=True)
+class TensorNames:
+    """How a family names a layer's tensors, where families differ."""
+
+    input_norm: str | None = "input_layernorm"  # before attention; None: the family has none
+    attention_norm: str | None = None  # of what attention gives, before it is added
+    post_norm: str | None = "post_attention_layernorm"  # before the feed-forward block
+    output_norm: str | None = None  # of what the feed-forward block gives, before it is added
+    qkv: str | None = None  # of one projection for all three; None: they are apart
+    gate_up: str | None = None  # of one projection for both; None: they are apart
+
+
+PLAIN_NAMES = TensorNames()
+AROUND = TensorNames(
+    attention_norm="post_attention_layernorm",
+    post_norm="pre_feedforward_layernorm",
+    output_norm="post_feedforward_layernorm",
+)
+"""Norms before and after both parts of a layer."""
+
+
+def layer_kinds(fields: JsonFields, num_layers: int, full_every: int | None = None) -> tuple[str, ...]:
+    """FULL or SLIDING for each layer: `layer_types`, or else every `sliding_window_pattern`-th layer is FULL, by
+    default every `full_every`-th; without that, all are.
+
+    Raises:
+        ModelLoadError: other kinds, or not one for each layer.
+    """
+    kinds = fields.optional_text_list("layer_types")
+    if kinds is None:
+        every = full_every and fields.integer("sliding_window_pattern", default=full_every)
+        return tuple(SLIDING if every and (layer + 1) % every else FULL for layer in range(num_layers))
+    if len(kinds) != num_layers:
+        raise fields.fault("layer_types", f"must name {num_layers} layers, found {len(kinds)}")
+    unknown = sorted(set(kinds) - {FULL, SLIDING})
+    if unknown:
+        raise fields.fault("layer_types", f"{', '.join(unknown)} is not supported")
+    return tuple(kinds)
+
+
+def windowed_layers(
+    fields: JsonFields, kinds: Sequence[str], window: int | None, ropes: Mapping[str, RopeConfig] | RopeConfig
+) -> tuple[LayerConfig, ...]:
+    """Layers of these kinds, the sliding ones with `window`; `ropes`: of all, or of each kind.
+
+    Raises:
+        ModelLoadError: a layer slides, and there is no window.
+    """
+    if window is None and SLIDING in kinds:
+        raise fields.fault("sliding_window", "is missing though layer_types names sliding_attention")
+    return tuple(
+        LayerConfig(ropes if isinstance(ropes, RopeConfig) else ropes[kind], window if kind == SLIDING else None)
+        for kind in kinds
+    )

@@ -1,0 +1,110 @@
+"""Which family serves an architecture."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from shared.model.config.folder import CONFIG_FILE, check_model_folder
+from shared.model.config.json_fields import JsonFields, read_json_object
+from shared.model.config.model_config import ModelConfig
+from shared.model.config.quantization import FIELD, STACKED, QuantizationConfig
+from shared.model.families import deepseek, gemma, glm, gpt_oss, llama, mistral, olmo, phi, qwen
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Family:
+    """An architecture that is served."""
+
+    model_type: str
+    describe: Callable[[JsonFields], ModelConfig]
+
+
+FAMILIES = {
+    "LlamaForCausalLM": Family("llama", llama.llama),
+    "MistralForCausalLM": Family("mistral", mistral.mistral),
+    "Qwen2ForCausalLM": Family("qwen2", qwen.qwen2),
+    "Qwen3ForCausalLM": Family("qwen3", qwen.qwen3),
+    "MixtralForCausalLM": Family("mixtral", mistral.mixtral),
+    "Qwen3MoeForCausalLM": Family("qwen3_moe", qwen.qwen3_moe),
+    "DeepseekV2ForCausalLM": Family("deepseek_v2", deepseek.deepseek_v2),
+    "DeepseekV3ForCausalLM": Family("deepseek_v3", deepseek.deepseek_v3),
+    "Gemma2ForCausalLM": Family("gemma2", gemma.gemma2),
+    "Gemma3ForCausalLM": Family("gemma3_text", gemma.gemma3),
+    "Glm4ForCausalLM": Family("glm4", glm.glm4),
+    "Glm4MoeForCausalLM": Family("glm4_moe", glm.glm4_moe),
+    "GptOssForCausalLM": Family("gpt_oss", gpt_oss.gpt_oss),
+    "GraniteForCausalLM": Family("granite", llama.granite),
+    "MinistralForCausalLM": Family("ministral", mistral.ministral),
+    "Olmo2ForCausalLM": Family("olmo2", olmo.olmo2),
+    "Olmo3ForCausalLM": Family("olmo3", olmo.olmo3),
+    "Phi3ForCausalLM": Family("phi3", phi.phi3),
+}
+"""By architecture."""
+
+WITH_IMAGES = ("Gemma3ForConditionalGeneration", "LlavaForConditionalGeneration", "Mistral3ForConditionalGeneration")
+"""Architectures whose text part, of one of the families, is served."""
+
+ARCHITECTURES = (*FAMILIES, *WITH_IMAGES)
+"""All that are served."""
+
+_GENERATION_FILE = "generation_config.json"
+_OF_WHOLE = ("dtype", "torch_dtype", "eos_token_id", "tie_word_embeddings", "quantization_config", "compression_config")
+"""Fields that may stand beside `text_config`, and count where it has none of that name."""
+
+
+def load_config(folder: Path) -> ModelConfig:
+    """Read `config.json` and, if present, `generation_config.json`.
+
+    Raises:
+        ModelLoadError: `check_model_folder`'s, or content that `parse_config` refuses.
+    """
+    check_model_folder(folder)
+    config = read_json_object(folder / CONFIG_FILE)
+    generation_file = folder / _GENERATION_FILE
+    return parse_config(config, read_json_object(generation_file) if generation_file.is_file() else {})
+
+
+def parse_config(config: Mapping[str, object], generation: Mapping[str, object] | None = None) -> ModelConfig:
+    """Read the content of `config.json` and of `generation_config.json`.
+
+    Raises:
+        ModelLoadError: an architecture, quantization or activation that is not served, or a missing or wrong field;
+            `field` names it.
+    """
+    model = _describe(JsonFields(config, CONFIG_FILE))
+    ends = JsonFields(generation or {}, _GENERATION_FILE).token_ids("eos_token_id")
+    return replace(model, eos_token_ids=tuple(dict.fromkeys((*ends, *model.eos_token_ids))))
+
+
+def _describe(fields: JsonFields) -> ModelConfig:
+    architecture = _architecture(fields)
+    if architecture in WITH_IMAGES:
+        text = fields.child("text_config")
+        if text is None:
+            raise fields.fault("text_config", "is missing")
+        fields = text.with_defaults(fields, _OF_WHOLE)
+        by_type = {family.model_type: name for name, family in FAMILIES.items()}
+        model_type = fields.text("model_type")
+        if model_type not in by_type:
+            raise fields.fault("model_type", f"{model_type!r} is not supported; supported: {', '.join(by_type)}")
+        _log.warning("%s: its text part is served, images are not", architecture)
+        architecture = by_type[model_type]
+    model = FAMILIES[architecture].describe(fields)
+    quantization = QuantizationConfig.parse(fields)
+    if quantization is not None and model.has_stacked_experts:
+        raise fields.fault(FIELD, f"is not supported for {architecture}: {STACKED}")
+    return replace(model, quantization=quantization)
+
+
+def _architecture(fields: JsonFields) -> str:
+    architectures = fields.optional_text_list("architectures") or []
+    for architecture in architectures:
+        if architecture in ARCHITECTURES:
+            return architecture
+    found = ", ".join(architectures) or "none"
+    raise fields.fault("architectures", f"{found} is not supported; supported: {', '.join(ARCHITECTURES)}")

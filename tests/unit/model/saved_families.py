@@ -1,0 +1,114 @@
+"""Small models of every family, as the locked transformers makes and saves them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+LATENT = {
+    "num_key_value_heads": 6,
+    "kv_lora_rank": 12,
+    "q_lora_rank": None,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 6,
+    "v_head_dim": 10,
+    "head_dim": 4,
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "first_k_dense_replace": 1,
+}
+TURNS = ["sliding_attention", "full_attention", "sliding_attention"]
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 500.0}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "mistral": ("mistral", {"sliding_window": 5}),
+    "qwen2": ("qwen2", {"use_sliding_window": True, "sliding_window": 5, "layer_types": TURNS}),
+    "qwen3": ("qwen3", {}),
+    "mixtral": ("mixtral", {"num_local_experts": 3, "num_experts_per_tok": 1}),
+    "qwen3-moe": ("qwen3_moe", {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24}),
+    "deepseek-v2": ("deepseek_v2", LATENT),
+    "deepseek-v3": ("deepseek_v3", {**LATENT, "q_lora_rank": 20, "n_group": 2, "topk_group": 1}),
+    "granite": (
+        "granite",
+        {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.3, "logits_scaling": 2.0},
+    ),
+    "ministral": ("ministral", {"sliding_window": 1, "layer_types": TURNS}),
+    "olmo2": ("olmo2", {}),
+    "olmo3": ("olmo3", {"sliding_window": 3, "layer_types": TURNS}),
+    "phi3": ("phi3", {"num_key_value_heads": 3}),
+    "phi3-longrope": (
+        "phi3",
+        {
+            "original_max_position_embeddings": 32,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 500.0,
+                "partial_rotary_factor": 0.5,
+                "short_factor": [1.0, 1.5],
+                "long_factor": [2.0, 5.0],
+                "original_max_position_embeddings": 32,
+            },
+        },
+    ),
+    "glm4": ("glm4", {}),
+    "glm4-moe": (
+        "glm4_moe",
+        {
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "moe_intermediate_size": 24,
+            "n_routed_experts": 5,
+            "num_experts_per_tok": 3,
+            "first_k_dense_replace": 2,
+        },
+    ),
+    "gemma2": ("gemma2", {"sliding_window": 3, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 4.0}),
+    "gemma3": ("gemma3_text", {"sliding_window": 7, "layer_types": TURNS, "query_pre_attn_scalar": 20}),
+    "gpt-oss": (
+        "gpt_oss",
+        {"sliding_window": 3, "num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": YARN},
+    ),
+    "gpt-oss-one-expert": (
+        "gpt_oss",
+        {"sliding_window": 1, "num_local_experts": 1, "num_experts_per_tok": 1, "layer_types": TURNS[::-1]},
+    ),
+}
+"""Name → model type and fields beside SIZES."""
+
+
+def save(folder: Path, name: str, max_shard_size: str = "1GB", **more: Any) -> PreTrainedModel:
+    """Saves a family's model with random weights and returns it."""
+    model_type, own = FAMILIES[name]
+    config = AutoConfig.for_model(model_type, **{**SIZES, **own, **more})
+    torch.manual_seed(len(name))
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
+    with torch.no_grad():
+        for key, weight in model.named_parameters():
+            spread = 2.0 * weight.shape[-1] ** -0.5
+            if weight.dim() < 2:
+                spread = 0.3
+            elif "embed" in key and not config.tie_word_embeddings:
+                spread = 1.0
+            weight.normal_(1.0 if "norm" in key else 0.0, spread)
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.1)
+    model.eval().save_pretrained(folder, max_shard_size=max_shard_size)
+    return model

@@ -43,7 +43,8 @@ def write_quantized(source: Path, storage: Storage, quantized: Path, opened: Pat
         is_projection = tensor.dim() == 2 and module.endswith(("_proj", ".w1", ".w2", ".w3", "_mqa"))
         if is_projection or (head and module == "lm_head"):
             parts, plain[name] = storage.pack(tensor, generator)
-            packed |= {f"{module}.{end}": part.contiguous() for end, part in parts.items()}
+            own = {f"{module}.{end}": part.contiguous() for end, part in parts.items()}
+            packed = {**own, **packed}  # the model's own bias counts
         else:
             packed[name] = plain[name] = tensor
     for folder, content, fields in (

@@ -114,7 +114,7 @@ TOKEN_BYTES = 2 * 2 * 2 * 8 * 4  # layers, K and V, heads, head_dim, fp32
 @pytest.fixture
 def need(tmp_path: Path) -> EngineNeed:
     write_random_checkpoint(tmp_path / "model", max_position_embeddings=512)
-    return EngineNeed(tmp_path / "model", "cpu", 0.9, "fp32", "auto", 0, 0, 16)
+    return EngineNeed(tmp_path / "model", "cpu", 0.9, "fp32", "auto", "auto", 0, 0, 16)
 
 
 def test_a_whole_model_that_fits_is_described(need: EngineNeed) -> None:
@@ -139,6 +139,15 @@ def test_a_host_of_a_group_needs_room_for_its_part_alone(need: EngineNeed) -> No
     finding = check_weights(replace(need, num_hosts=2), memory)
     assert finding.level is Level.OK
     assert "for one of 2 hosts' parts" in finding.text
+
+
+def test_rounded_weights_need_less_memory(need: EngineNeed) -> None:
+    finding = check_weights(replace(need, quantization="int8"), 1 << 30)
+    assert "in int8 beside float32" in finding.text
+    weights = (need.model / "model.safetensors").stat().st_size
+    room = weights + 16 * TOKEN_BYTES
+    assert check_weights(replace(need, max_model_len=16), room // 2).level is Level.FAIL
+    assert check_weights(replace(need, max_model_len=16, quantization="int8"), room // 2).level is Level.OK
 
 
 def test_room_for_short_sequences_alone_is_a_warning(need: EngineNeed) -> None:

@@ -56,7 +56,7 @@ CLIENTS := sdks lm-eval guidellm aiperf
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all test-gpu test-clients test-timing test-neon test-k8s k8s-programs lint format proto lock demo-model bench bench-engine bench-peers bench-kernels gpu-check bench-index bench-prefix bench-router bench-overload bench-long-prompt bench-parallel bench-planner loadtest chaos soak clean test-image always wheel page-browser mutation fuzz
+.PHONY: help setup run test test-all test-gpu test-clients test-timing test-neon test-k8s k8s-programs lint format proto lock demo-model bench bench-engine bench-peers bench-kernels gpu-check gpu-kit bench-index bench-prefix bench-router bench-overload bench-long-prompt bench-parallel bench-planner loadtest chaos soak clean test-image always wheel page-browser mutation fuzz
 
 ##@ Use
 help:  ## list the targets
@@ -153,6 +153,9 @@ bench-kernels: setup  ## the Triton kernels beside the limits of a GPU, which it
 
 gpu-check:  ## all that a first half hour on a GPU should tell, with a Python that has torch where there is no .venv; another call with the same OUT continues: OUT=file MINUTES=9.5 ONLY="engine mixed" PYTHON=path
 	$(TORCH_PYTHON) -m loadtest.bench.gpu_check --out "$(or $(OUT),out/gpu-check.json)" $(if $(MINUTES),--minutes $(MINUTES)) $(if $(ONLY),--only $(ONLY)) $(ARGS)
+
+gpu-kit: setup  ## what such a machine lacks to run a whole cluster without network, into out/gpu-kit.tar.xz, from where gpu-check takes it: FOR=3.12 (its Python)
+	$(BIN)/python .ci/gpu_kit.py $(if $(FOR),--python $(FOR)) $(ARGS)
 
 loadtest: setup  ## mode auto, two pools and collocated by goodput under the same requests, 15 minutes: OUT=file CONTINUE=1 SHAPE=xs|s|b MODEL=path
 	$(BIN)/python -m loadtest baseline $(LOADTEST_FLAGS) $(ARGS)

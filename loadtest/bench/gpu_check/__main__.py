@@ -2,7 +2,8 @@
 
 A GPU may be at hand for minutes, so a call ends within its `--minutes`, and a further one with the same `--out` goes on
 from there, also after a call was killed. Each step is a process of its own with a limit; the limits add up to half an
-hour. Needs torch alone: a step whose packages, programs or GPU are absent is skipped by name.
+hour. Needs torch alone: a step whose packages, programs or GPU are absent is skipped by name. What `make gpu-kit`
+packed is used where it lies in `out/`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+from loadtest.bench.gpu_check import kit
 from loadtest.bench.gpu_check.record import FAILED, PASSED, SKIPPED, TOO_LONG, CheckRecord, Outcome
 from loadtest.bench.gpu_check.steps import CheckStep, step_figures, step_log, steps
 from loadtest.rig.command_line import Option, names
@@ -129,6 +131,7 @@ def main(
     """Runs every step that a first hour on a GPU should have. Status 0: each passed or was skipped; 1: one did not; 3:
     none failed, and some are left for a further call."""
     begin = time.monotonic()
+    kit.use()
     known = {step.name: step for step in steps(out)}
     chosen = [known[name] for name in (dict.fromkeys(names(only, "only", known)) or known)]
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -20,6 +20,7 @@ _TEST_LIMIT_S = 60
 _TEST_PROCESSES = 8
 """Most of a test's time is one core's, for compiling."""
 _ENGINE = ("numpy",)
+_SERVICES = (*_ENGINE, "safetensors", "ucxx", "pydantic", "redis", "grpc", "starlette", "shared.rpc.pb")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,7 @@ def steps(out: Path, python: str = sys.executable) -> list[CheckStep]:
         CheckStep("mixed", written("step-times", *mixed), 3, packages=_ENGINE),
         CheckStep("kernels", written("kernels"), 3, packages=_ENGINE),
         CheckStep("tests", tests("", *spread), 4, packages=engine_tests),
+        CheckStep("cluster", written("cluster-smoke"), 2, False, packages=_SERVICES),
         CheckStep("staging", written("staging", "--device", "cuda"), 1, packages=_ENGINE),
         CheckStep("direct", written("gpu-direct"), 1, packages=(*_ENGINE, "ucxx")),
         CheckStep("pieces", written("piecewise"), 1.5, packages=_ENGINE),

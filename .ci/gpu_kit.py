@@ -34,7 +34,6 @@ LEFT_OUT = frozenset({"torch", "triton", "cuda-bindings", "cuda-core", "cuda-pat
 """There already where torch is one for CUDA, or for planners and downloads alone; with what only they need."""
 GLIBC_MINORS = (39, 35, 34, 31, 28, 27, 24, 17, 12, 5)
 _NEEDLESS = re.compile(r"\.(a|h|hpp|cuh|pyx|pxd|cmake|pc|pyi)$|(^|/)(tests?|include|cmake|__pycache__)/")
-_NEEDED = re.compile(r"^pytest|/testing/")
 
 
 def requirements(given: list[str], marked: dict[str, str]) -> dict[str, str]:
@@ -80,7 +79,7 @@ def add_wheel(archive: tarfile.TarFile, wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as content:
         for item in content.infolist():
             path = re.sub(r"^[^/]+\.data/(purelib|platlib)/", "", item.filename)
-            if item.is_dir() or ".data/" in path or (_NEEDLESS.search(path) and not _NEEDED.search(path)):
+            if item.is_dir() or ".data/" in path or _NEEDLESS.search(path):
                 continue
             data = content.read(item)
             entry = tarfile.TarInfo(f"{folder}/{path}")
@@ -94,6 +93,15 @@ def add_wheel(archive: tarfile.TarFile, wheel: Path) -> None:
                 archive.addfile(entry, io.BytesIO(data))
 
 
+def add_own_version(archive: tarfile.TarFile) -> None:
+    """What the services tell as their version: the sources that lie there are not installed."""
+    own = metadata.distribution("tandem-llm")
+    data = f"Metadata-Version: 2.1\nName: tandem-llm\nVersion: {own.version}\n".encode()
+    entry = tarfile.TarInfo(f"tandem-llm=={own.version}/tandem_llm-{own.version}.dist-info/METADATA")
+    entry.size = len(data)
+    archive.addfile(entry, io.BytesIO(data))
+
+
 def build(out: Path, python: str) -> int:
     """Writes the archive; returns its bytes. Raises SystemExit where a machine would not take it with the sources."""
     dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
@@ -102,9 +110,10 @@ def build(out: Path, python: str) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         download(versions, python, Path(scratch))
         partial = Path(scratch) / "kit"  # a build that ends early leaves no kit
-        with tarfile.open(partial, "w:xz", preset=1) as archive:
+        with tarfile.open(partial, "w:xz", preset=6) as archive:
             for wheel in sorted(Path(scratch).glob("*.whl")):
                 add_wheel(archive, wheel)
+            add_own_version(archive)
             for stub in sorted((ROOT / "shared" / "rpc" / "pb").rglob("*.py")):
                 archive.add(stub, f"stubs/{stub.relative_to(ROOT)}")
         shutil.move(partial, out)

@@ -73,6 +73,16 @@ def test_absent_and_older_packages_are_unpacked_without_what_is_needless(script:
     assert archive.stat().st_size < len(LIBRARY)
 
 
+def test_the_sources_have_their_version_where_they_are_not_installed(script: ModuleType, tmp_path: Path) -> None:
+    version = importlib.metadata.version("tandem-llm")
+    with tarfile.open(tmp_path / "kit.tar.xz", "w:xz") as archive:
+        script.add_own_version(archive)
+    with tarfile.open(tmp_path / "kit.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    (found,) = importlib.metadata.distributions(path=[str(tmp_path / f"tandem-llm=={version}")])
+    assert (found.name, found.version) == ("tandem-llm", version)
+
+
 def test_stubs_that_are_there_stay(script: ModuleType, tmp_path: Path) -> None:
     archive = packed(script, tmp_path / "kit.tar.xz")
     (tmp_path / "root/shared/rpc/pb").mkdir(parents=True)

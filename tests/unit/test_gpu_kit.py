@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import io
+import os
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -88,6 +90,24 @@ def test_stubs_that_are_there_stay(script: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "root/shared/rpc/pb").mkdir(parents=True)
     assert kit.unpack(archive, tmp_path / "site", tmp_path / "root") == []
     assert list((tmp_path / "root/shared/rpc/pb").iterdir()) == []
+
+
+def test_a_kit_is_unpacked_once_and_a_new_one_takes_its_place(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.path", list(sys.path))
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    archive = tmp_path / "kit.tar.xz"
+    assert kit.use(archive, tmp_path) is None
+    for version, name in (("1.0", "first"), ("1.0.1", "second")):
+        packed(script, archive, wheel(tmp_path, "no_such_kit", version, {f"{name}_module.py": b""}))
+        for is_first in (True, False):
+            site = kit.use(archive, tmp_path)
+            assert site is not None
+            assert [path.name for path in site.glob("*_module.py")] == [f"{name}_module.py"]
+            assert (f"no-such-kit=={version}" in capsys.readouterr().out) is is_first
+    assert os.environ["PYTHONPATH"] == os.pathsep.join((str(site), "/elsewhere"))
+    assert sys.path[0] == str(site)
 
 
 def test_a_damaged_kit_is_named(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ what its torch was built with.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import tarfile
 from importlib import metadata
@@ -57,14 +58,16 @@ def _parts(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.partition("+")[0].split(".") if part.isdigit())
 
 
-def use(kit: Path = KIT) -> Path | None:
+def use(kit: Path = KIT, root: Path = ROOT) -> Path | None:
     """Makes the kit's packages those of this process and its children; None where there is no kit. Unpacks it once."""
     if not kit.exists():
         return None
     digest = f"{kit.stat().st_size} {kit.stat().st_mtime_ns}"
     site, done = kit.with_name("gpu-kit") / "site", kit.with_name("gpu-kit") / "done"
     if not done.exists() or done.read_text() != digest:
-        packages = unpack(kit, site)
+        shutil.rmtree(site, ignore_errors=True)  # of an earlier kit, or half of this one
+        site.mkdir(parents=True)
+        packages = unpack(kit, site, root)
         print(f"unpacked {kit}: {', '.join(packages)}", flush=True)
         done.write_text(digest)
     if str(site) not in sys.path:

@@ -195,6 +195,7 @@ def test_the_exit_code_says_whether_all_passed_and_whether_some_are_left(
     planned = [python("good", "pass"), python("bad", "raise SystemExit(1)"), python("long", "pass", 10)]
     monkeypatch.setattr(gpu_check, "steps", lambda _: planned)
     monkeypatch.setattr(gpu_check, "look", lambda: NO_GPU)
+    monkeypatch.setattr(gpu_check.kit, "use", lambda: None)  # one that lies in this checkout
     flags = ["--out", str(out), "--minutes", "8"]
     assert call(main, [*flags, "--only", "good", "long"]) == EXIT_LEFT
     assert list(report(out)) == ["good"]

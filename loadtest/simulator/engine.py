@@ -189,7 +189,7 @@ class Engine:
         self.busy_s += step_s
         num_sampled = sum([item.sample is not None for item in plan.sequences])
         output = self.scheduler.apply(plan, StepResult((_TOKEN,) * num_sampled), step_s)
-        find = self.scheduler.sequence
+        find = self.scheduler.sequences.get
         self._batch = [s for item in plan.sequences if (s := find(item.sequence_id)) is not None]
         self._host.on_output(output)
         self.scheduler.take_ended()
@@ -200,9 +200,9 @@ class Engine:
     def _begin_run(self) -> bool:
         """Begins to do steps at once; False where the next step is another one than that behind it."""
         batch, scheduler = self._batch, self.scheduler
-        if not batch or self._step_by_step or scheduler.num_waiting or scheduler.num_queued_tokens:
+        if not batch or self._step_by_step or scheduler.sequences.num_waiting or scheduler.sequences.num_queued_tokens:
             return False
-        decoding = scheduler.decoding
+        decoding = scheduler.sequences.decoding
         if decoding.num_sequences != len(batch) or len(batch) > self._largest:
             return False
         room = (self.pool.num_free - len(batch)) * self.pool.block_size // len(batch)

@@ -170,7 +170,7 @@ class Worker:
         assert needed is not None
 
         def command() -> None:
-            sequence = self.engine.scheduler.sequence(held.request.name)
+            sequence = self.engine.scheduler.sequences.get(held.request.name)
             if sequence is not None:
                 held.is_shipping, sequence.ship_blocks = True, needed
             else:
@@ -222,12 +222,12 @@ class Worker:
         scheduler = self.engine.scheduler
         return Report(
             num_free_blocks=max(0, scheduler.pool.num_free - scheduler.num_growth_blocks),
-            num_running=scheduler.num_running,
-            num_waiting=scheduler.num_waiting,
-            num_queued_tokens=scheduler.num_queued_tokens,
-            num_queued_pairs=scheduler.num_queued_pairs,
-            decoding=scheduler.decoding,
-            promised=scheduler.promised,
+            num_running=scheduler.sequences.num_running,
+            num_waiting=scheduler.sequences.num_waiting,
+            num_queued_tokens=scheduler.sequences.num_queued_tokens,
+            num_queued_pairs=scheduler.sequences.num_queued_pairs,
+            decoding=scheduler.sequences.decoding,
+            promised=scheduler.sequences.promised,
             least_slack_s=scheduler.least_slack_s,
             step_times=scheduler.step_fit.times if self._world.reports_times else None,
         )

@@ -227,7 +227,7 @@ class Engine:
                 self._scheduler.pool.release(block_ids)
             case PrepareFetch(key, hashes, room_to_compute):
                 # One block a running sequence stays free, as where a sequence starts.
-                spare = self._scheduler.num_running
+                spare = self._scheduler.sequences.num_running
                 self._emit(FetchPrepared(key, self._exchange.prepare(key, hashes, spare, 1 + room_to_compute)))
             case AdoptBlocks(key, checksums, num_damaged):
                 self._emit(BlocksAdopted(key, self._exchange.adopt(key, checksums, num_damaged)))
@@ -274,7 +274,7 @@ class Engine:
             )
 
     def _join(self, command: JoinSequence) -> None:
-        sequence = self._scheduler.sequence(command.sequence_id)
+        sequence = self._scheduler.sequences.get(command.sequence_id)
         if sequence is None:
             return  # cancelled meanwhile
         bad = command.damaged
@@ -322,18 +322,18 @@ class Engine:
             num_growth_blocks=scheduler.num_growth_blocks,
             num_total_blocks=scheduler.pool.num_blocks,
             num_cached_blocks=scheduler.pool.num_cached,
-            num_running=scheduler.num_running,
-            num_waiting=scheduler.num_waiting,
-            num_queued_tokens=scheduler.num_queued_tokens,
+            num_running=scheduler.sequences.num_running,
+            num_waiting=scheduler.sequences.num_waiting,
+            num_queued_tokens=scheduler.sequences.num_queued_tokens,
             num_prompt_tokens=scheduler.counters.num_prompt_tokens,
             num_prefix_hit_tokens=scheduler.counters.num_prefix_hit_tokens,
             num_preemptions=scheduler.counters.num_preemptions,
             num_swapped_out=scheduler.counters.num_swapped_out,
             num_swapped_in=scheduler.counters.num_swapped_in,
             num_bad_blocks=self._num_bad_blocks + self._exchange.num_bad_blocks,
-            num_queued_pairs=scheduler.num_queued_pairs,
-            decoding=scheduler.decoding,
-            promised=scheduler.promised,
+            num_queued_pairs=scheduler.sequences.num_queued_pairs,
+            decoding=scheduler.sequences.decoding,
+            promised=scheduler.sequences.promised,
             least_slack_s=scheduler.least_slack_s,
             step_times=scheduler.step_fit.times,
         )

@@ -21,7 +21,7 @@ class Outbox:
         """At most `limit` messages wait."""
         self._limit = limit
         self._waiting: deque[bytes] = deque()
-        self._changed = asyncio.Event()
+        self._writer: asyncio.Future[None] | None = None  # while it waits
         self._is_closed = False
 
     def __len__(self) -> int:
@@ -32,24 +32,29 @@ class Outbox:
         if len(self._waiting) >= self._limit:
             return False
         self._waiting.append(envelope)
-        self._changed.set()
+        self._wake_writer()
         return True
 
     def close(self) -> None:
         """Nothing more is put; what waits is still taken. Twice is fine."""
         self._is_closed = True
-        self._changed.set()
+        self._wake_writer()
 
     async def take(self) -> bytes | None:
         """Waits for envelopes, and returns them joined; None once it is closed and empty."""
         while not self._waiting:
             if self._is_closed:
                 return None
-            self._changed.clear()
-            await self._changed.wait()
+            self._writer = asyncio.get_running_loop().create_future()
+            await self._writer
         taken = [self._waiting.popleft()]
         num_bytes = len(taken[0])
         while self._waiting and num_bytes < MAX_ENVELOPE_BYTES:
             num_bytes += len(self._waiting[0])
             taken.append(self._waiting.popleft())
         return b"".join(taken) if len(taken) > 1 else taken[0]
+
+    def _wake_writer(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None and not writer.done():  # else it was cancelled
+            writer.set_result(None)

@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from typing import cast
 
 import grpc
 import grpc.aio
 import pytest
 
 from services.router.placement.views import Pool
+from services.router.workers import worker_stream
 from services.router.workers.discovery import DiscoveredWorker
 from services.router.workers.link import WorkerLink
+from services.router.workers.worker_stream import SessionCall, greet
 from shared.errors import ModelMismatch
 from shared.identity import BOTH, DECODE, WorkerRole
 from shared.rpc.errors import from_rpc_error
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
-from shared.rpc.protocol import OLD_SESSION_SERVICES, PROTOCOL_VERSION, SESSION_SERVICE
+from shared.rpc.protocol import OLD_SESSION_SERVICES, PROTOCOL_VERSION, SESSION_METHOD, SESSION_SERVICE
 from shared.rpc.server import RpcServer, channel
 from tests.integration.worker.session_rig import Router, serving
 from tests.waiting import until
@@ -93,3 +96,33 @@ async def test_a_router_says_that_a_worker_speaks_another_protocol(service, vers
         await asyncio.wait({running})
     assert f"worker d0 speaks session protocol {version}, this router speaks {PROTOCOL_VERSION}" in link.mismatch
     assert len(pool) == 0
+
+
+class CrossedCall:
+    """A call whose refusal came while the hello was being written."""
+
+    async def write(self, hello: bytes) -> None:
+        assert hello == b"hello"
+        raise grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, grpc.aio.Metadata(), grpc.aio.Metadata())
+
+
+async def greeting(address: str) -> None:
+    """What a hello that crosses a refusal comes to, at a worker of that address."""
+    async with channel(address) as connection:
+        opened = connection.stream_stream(SESSION_METHOD, None, worker_pb2.Events.FromString)
+        await greet("d0", cast("SessionCall", CrossedCall()), b"hello", opened)
+
+
+async def test_a_refusal_that_crosses_the_hello_is_a_refusal_all_the_same(monkeypatch):
+    monkeypatch.setattr(worker_stream, "REFUSED_WITHIN_S", 60.0)
+    async with other_worker(OLD_SESSION_SERVICES[1], types_pb2.Welcome()) as old:
+        with pytest.raises(ModelMismatch, match="worker d0 speaks session protocol 1"):
+            await greeting(old)
+
+
+async def test_an_internal_error_of_a_worker_that_knows_sessions_stays_one(monkeypatch):
+    monkeypatch.setattr(worker_stream, "REFUSED_WITHIN_S", 0.2)
+    async with other_worker(SESSION_SERVICE, types_pb2.Welcome()) as worker:
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await greeting(worker)
+        assert failed.value.code() is grpc.StatusCode.INTERNAL

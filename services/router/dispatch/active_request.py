@@ -23,7 +23,7 @@ from services.router.dispatch.request import (
 )
 from services.router.dispatch.transitions import after
 from services.router.placement.views import NO_HITS, PrefixHits
-from shared.errors import TandemError
+from shared.errors import DeadlineExceeded, TandemError, TransferFailed
 from shared.rpc.convert import finish_reason_from_proto
 from shared.rpc.pb.tandem.v1 import types_pb2
 from shared.telemetry.logs import request_log
@@ -123,8 +123,8 @@ class ActiveRequest:
         """Attempts begun; each has an id of its own on the workers."""
         self.produced: list[int] = list(request.resumed_token_ids)
         """Output tokens so far, those of an earlier call included: a retry continues behind them."""
-        self.taken_over = False
-        """The client continues the answer on another call."""
+        self.stopped: TandemError | None = None
+        """Why it ends although no worker failed: taken over by a later call, or its deadline passed."""
         self.hits: PrefixHits = NO_HITS
         """Where its prefix lies, by the index."""
         self.failed_workers: set[str] = set()
@@ -133,7 +133,8 @@ class ActiveRequest:
         """Of workers that held it."""
         self._num_failures = 0
         self._num_charged = 0  # tokens produced when the last failure was charged
-        self.task: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._deadline: asyncio.TimerHandle | None = None
         self.state = RequestState.QUEUED
         """Changed by `move` alone."""
         self._pending: TokenDelta | None = None  # what the edge has not taken yet, as one
@@ -219,21 +220,46 @@ class ActiveRequest:
             self.record.decode_ms, self.record.preempted_ms = tokens.decode_ms, tokens.preempted_ms
             self.move(RequestEvent.FINISH)
 
-    def take_over(self) -> None:
-        """Ends it for a later call of the same request; its own client gets TakenOver."""
-        self.taken_over = True
-        if self.task is not None:
-            self.task.cancel()
+    def begin(self, task: asyncio.Task[None]) -> None:
+        """The dispatcher's task runs the request; from now on its time counts."""
+        self._task = task
+        timeout_s = self.request.timeout_s
+        if timeout_s:
+            self._deadline = task.get_loop().call_later(timeout_s, self._expire)
+
+    def stop(self, why: TandemError) -> None:
+        """Ends it; its client gets the error."""
+        if self._task is not None:
+            self.stopped = why
+            self._task.cancel()
+
+    def _expire(self) -> None:
+        timeout_s = self.request.timeout_s
+        self.stop(DeadlineExceeded(f"not done within {timeout_s:g} s", limit=timeout_s))
 
     def settle(self) -> None:
         """Releases the last delta: its reader finds the workers free, the request counted and its id free again."""
         self._settled = True
+        if self._deadline is not None:
+            self._deadline.cancel()
         self._wake_reader()
 
     def fail(self, error: TandemError) -> None:
         """Ends the client's stream with an error, behind what came before."""
         self._error = error
         self._wake_reader()
+
+    def check_prompt_logprobs(self, tokens: types_pb2.SequenceTokens, worker: str) -> None:
+        """Raises TransferFailed where the first token's worker has not computed the whole prompt though its
+        log-probabilities are wanted."""
+        request = self.request
+        if request.sampling.prompt_logprobs is None or self.produced:
+            return
+        if len(tokens.prompt_logprobs) != request.num_prompt_tokens - 1:
+            raise TransferFailed(
+                f"{worker} has computed only {len(tokens.prompt_logprobs)} of the prompt's "
+                f"{request.num_prompt_tokens - 1} log-probabilities"
+            )
 
     def on_first_token(self, tokens: types_pb2.SequenceTokens) -> None:
         """Notes what the workers say with the first token of the request's life."""
@@ -269,7 +295,7 @@ class ActiveRequest:
 
     async def aclose(self) -> None:
         """See `RunningRequest`: cancels the dispatcher's task, which frees what the workers hold."""
-        task, self.task = self.task, None
+        task, self._task = self._task, None
         if task is not None and not self._settled:
             task.cancel()
             await asyncio.wait((task,))

@@ -12,7 +12,15 @@ from services.router.dispatch.active_request import ActiveRequest
 from services.router.dispatch.answer_move import PREPARING, AnswerMove, Seat
 from services.router.dispatch.commands import AttemptCommands
 from services.router.dispatch.record import RequestEvent, RequestState
-from services.router.dispatch.transitions import HOLDERS, Holder
+from services.router.dispatch.transitions import (
+    ASKED_AGAIN,
+    AWAITS_FIRST_TOKEN,
+    HAS_FIRST_TOKEN,
+    HELD,
+    HOLDERS,
+    UNSUBMITTED,
+    Holder,
+)
 from services.router.placement.cut_pairs import CutPairs
 from services.router.placement.moves import MoveCause
 from services.router.placement.prediction import TtftPredictor
@@ -29,15 +37,6 @@ ChooseSuccessor = Callable[[ActiveRequest, str, str, TandemError, bool], Success
 
 _DECODING = RequestState.DECODING  # looked at for each token: reading a member of an enum takes 0.1 µs
 _FINISHED = RequestState.FINISHED
-
-_HELD = (RequestState.REASSIGNING_HELD, RequestState.RESUMING_HELD)
-"""Nothing is submitted before it is known which workers died together."""
-_ASKED_AGAIN = (RequestState.REASSIGNING, RequestState.RESUMING, *_HELD)
-"""The decode worker is asked what it still needs of the next prefill worker."""
-_AWAITS_FIRST_TOKEN = (RequestState.REASSIGNING, RequestState.REASSIGNING_HELD)
-_HAS_FIRST_TOKEN = (RequestState.SHIPPING, RequestState.RESUMING, RequestState.RESUMING_HELD)
-_UNSUBMITTED = (RequestState.RESERVED, *_ASKED_AGAIN)
-"""No prefill worker that is alive knows of the request."""
 
 
 class Attempt:
@@ -83,7 +82,7 @@ class Attempt:
         self._reserved: worker_pb2.Reserved | None = None  # the decode worker's answer to the newest question
         self._heard = heard
         self._pairs = pairs
-        self._hearing: asyncio.Task[None] | None = None  # ends the states `_HELD`
+        self._hearing: asyncio.Task[None] | None = None  # ends the states `HELD`
         self._early: list[types_pb2.SequenceTokens] = []  # steps that overtook the first token
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[None] = self._loop.create_future()
@@ -138,7 +137,7 @@ class Attempt:
         except Exception as error:
             self._error = error
             # What is wrong with the reservation after the loss is no fault of the decode worker, while it answers.
-            is_asked_again = self._active.state in _ASKED_AGAIN and not is_silence
+            is_asked_again = self._active.state in ASKED_AGAIN and not is_silence
             self.is_charged = is_asked_again and worker is self.decode and worker.connected
             self.suspects = frozenset() if self.is_charged else self._suspected(worker, error)
             holder = Holder.DECODE if worker is self.decode else Holder.PREFILL
@@ -210,7 +209,7 @@ class Attempt:
             else:
                 self._on_prefilled(message.tokens)
         elif isinstance(message, worker_pb2.Reserved):
-            if self._prefill is not None and self._active.state in _UNSUBMITTED:
+            if self._prefill is not None and self._active.state in UNSUBMITTED:
                 self._on_reserved(self._prefill, message)
         elif isinstance(message, worker_pb2.Arrivals):
             self._pass_on(message)
@@ -245,7 +244,7 @@ class Attempt:
 
     def _on_prefilled(self, tokens: types_pb2.SequenceTokens) -> None:
         """The first token, and then the steps that overtook it."""
-        self._check_prompt_logprobs(tokens)
+        self._active.check_prompt_logprobs(tokens, self._computing.name)
         self._active.move(RequestEvent.FIRST_TOKEN)
         self._on_first_token(tokens)
         early, self._early = self._early, []
@@ -258,11 +257,11 @@ class Attempt:
         if not reserved.joined:
             if self._num_senders == 1:
                 self._active.record.reserve_on_worker_ms = reserved.reserve_ms
-            if self._active.state not in _HELD:
+            if self._active.state not in HELD:
                 self._submit(prefill, self.decode, reserved)
             return
         prefill.close(self._sender_id)  # everything had arrived before the loss
-        if self._active.state in _AWAITS_FIRST_TOKEN:
+        if self._active.state in AWAITS_FIRST_TOKEN:
             sampling = self._request.sampling
             if sampling.logprobs is not None or sampling.prompt_logprobs is not None:
                 raise WorkerLost("the prefill worker was lost with the first token's log-probabilities")
@@ -274,7 +273,7 @@ class Attempt:
         """Whether another prefill worker takes the place of one that was lost before the hand-over, or that does not
         reach the decode worker."""
         state, lost = self._active.state, self._prefill
-        is_waiting = state in _UNSUBMITTED
+        is_waiting = state in UNSUBMITTED
         if lost is None or worker is not lost or not self.decode.connected:
             return False
         if isinstance(error, PeerUnreachable):
@@ -311,7 +310,7 @@ class Attempt:
         would seem that the request was present at both deaths."""
         await self._heard()
         self._active.deaths.all_known()
-        if self._active.state in _HELD:
+        if self._active.state in HELD:
             self._active.move(RequestEvent.ALL_HEARD)
             if self._reserved is not None:
                 self.receive(self.decode, self._reserved)
@@ -330,7 +329,7 @@ class Attempt:
             active.emit(tokens)
         elif self._move is not None:
             self._move.take(worker, tokens)
-        elif active.state in _HAS_FIRST_TOKEN:
+        elif active.state in HAS_FIRST_TOKEN:
             first_token_at = active.record.entries[-1].at
             active.move(RequestEvent.JOINED)
             if self._prefill is not None:
@@ -341,7 +340,7 @@ class Attempt:
                 active.record.first_decode_step_ms = tokens.first_decode_step_ms
             active.emit(tokens)
         elif self._prefill is None:
-            self._check_prompt_logprobs(tokens)
+            active.check_prompt_logprobs(tokens, self._computing.name)
             active.move(RequestEvent.JOINED)
             self._on_first_token(tokens)
         else:
@@ -351,7 +350,7 @@ class Attempt:
 
     def _suspected(self, worker: WorkerLink, error: Exception) -> frozenset[str]:
         """The workers that may have caused an error that `worker` reported: for a transfer, either side."""
-        if isinstance(error, TransferFailed) and self._prefill is not None and self._active.state not in _UNSUBMITTED:
+        if isinstance(error, TransferFailed) and self._prefill is not None and self._active.state not in UNSUBMITTED:
             return frozenset((self.decode.name, self._prefill.name))
         return frozenset((worker.name,))
 
@@ -376,17 +375,6 @@ class Attempt:
         if not active.num_output_tokens:
             active.on_first_token(tokens)
         active.emit(tokens)
-
-    def _check_prompt_logprobs(self, tokens: types_pb2.SequenceTokens) -> None:
-        """Raises TransferFailed if the sender of the first token did not compute the whole prompt."""
-        request = self._request
-        if request.sampling.prompt_logprobs is None or self._active.produced:
-            return
-        if len(tokens.prompt_logprobs) != request.num_prompt_tokens - 1:
-            raise TransferFailed(
-                f"{self._computing.name} has computed only {len(tokens.prompt_logprobs)} of the prompt's "
-                f"{request.num_prompt_tokens - 1} log-probabilities"
-            )
 
     def _learn(self, tokens: types_pb2.SequenceTokens, now: float) -> None:
         on_worker_s = (tokens.prefill_queue_ms + tokens.prefill_compute_ms) / 1e3

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from services.router.dispatch.active_request import ActiveRequest
 from shared.rpc.convert import sampling_to_proto
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
@@ -20,17 +22,9 @@ class AttemptCommands:
 
     def reserve(self, decode: str, *, prefill_here: bool) -> worker_pb2.Reserve:
         """For the decode worker of that name, which computes the prompt itself or awaits its blocks."""
-        return worker_pb2.Reserve(
-            request_id=self._active.wire_id,
-            num_prompt_tokens=self._request.num_prompt_tokens,
-            sampling=self._sampling,
-            salt=self._salt,
-            tenant=self._request.tenant,
-            prefill_here=prefill_here,
-            traceparent=self._active.record.traceparent(),
-            num_stored_blocks=self._active.hits.num_stored_blocks,
-            peers=self._peers(decode) if prefill_here else (),
-        )
+        peers = self._peers(decode) if prefill_here else []
+        stored = self._active.hits.num_stored_blocks
+        return self._reserve(self._active.wire_id, prefill_here=prefill_here, num_stored_blocks=stored, peers=peers)
 
     def submit(
         self, sender_id: str, prefill: str, transfer_address: bytes, reserved: worker_pb2.Reserved
@@ -54,18 +48,29 @@ class AttemptCommands:
     def go_on(self, name: str) -> worker_pb2.Reserve:
         """For a decode worker to which the running answer moves, under that name. No store node is asked: who has the
         answer has all its blocks."""
-        command = worker_pb2.Reserve(
+        command = self._reserve(name, prefill_here=True, num_stored_blocks=0)
+        command.sampling.ClearField("prompt_logprobs")  # the client has them
+        return command
+
+    def _reserve(
+        self,
+        name: str,
+        *,
+        prefill_here: bool,
+        num_stored_blocks: int | None,
+        peers: Sequence[types_pb2.PrefixHolder] = (),
+    ) -> worker_pb2.Reserve:
+        return worker_pb2.Reserve(
             request_id=name,
             num_prompt_tokens=self._request.num_prompt_tokens,
             sampling=self._sampling,
             salt=self._salt,
             tenant=self._request.tenant,
-            prefill_here=True,
+            prefill_here=prefill_here,
             traceparent=self._active.record.traceparent(),
-            num_stored_blocks=0,
+            num_stored_blocks=num_stored_blocks,
+            peers=peers,
         )
-        command.sampling.ClearField("prompt_logprobs")  # the client has them
-        return command
 
     def _peers(self, name: str) -> list[types_pb2.PrefixHolder]:
         """Peers that the worker of this name may fetch the prefix from."""

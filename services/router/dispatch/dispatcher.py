@@ -29,7 +29,6 @@ from services.router.placement.moves import MoveCause
 from services.router.placement.policy import Placement
 from services.router.workers.fleet import Fleet
 from shared.errors import (
-    DeadlineExceeded,
     Draining,
     Internal,
     Overloaded,
@@ -99,12 +98,13 @@ class Dispatcher:
             raise
         active = ActiveRequest(request, self._coalescer, next(self._serials), record, self._observer)
         if older is not None:
-            older.take_over()
+            older.stop(TakenOver(f"request {request.request_id!r} continues on another call"))
         if request.resume is not None:
             self._fleet.take_over(request.request_id, request.tenant)
         self._active[request.request_id] = active
-        active.task = asyncio.create_task(self._run(active), name=f"request-{request.request_id}")
-        active.task.add_done_callback(lambda task: self._end(active, task))
+        task = asyncio.create_task(self._run_attempts(active), name=f"request-{request.request_id}")
+        task.add_done_callback(lambda task: self._end(active, task))
+        active.begin(task)
         return active
 
     def max_prompt_tokens(self) -> int:
@@ -186,17 +186,6 @@ class Dispatcher:
 
     # --- one request
 
-    async def _run(self, active: ActiveRequest) -> None:
-        """Returns when the request is finished; raises what ended it before."""
-        timeout_s = active.request.timeout_s
-        try:
-            async with asyncio.timeout(timeout_s or None) as deadline:
-                await self._run_attempts(active)
-        except TimeoutError as error:
-            if not deadline.expired():
-                raise
-            raise DeadlineExceeded(f"not done within {timeout_s:g} s", limit=timeout_s) from error
-
     def _end(self, active: ActiveRequest, task: asyncio.Task[None]) -> None:
         """Every request ends here, also one whose task was cancelled before its first step. A last token that came
         first decides, whatever crossed it."""
@@ -204,8 +193,8 @@ class Dispatcher:
         if active.finished:
             self._room.ended(active.num_output_tokens)
             active.log.debug("request %s is finished", active.request.request_id)
-        elif active.taken_over:
-            self._fail(active, TakenOver(f"request {active.request.request_id!r} continues on another call"))
+        elif active.stopped is not None:
+            self._fail(active, active.stopped)
         elif error is None:
             active.move(RequestEvent.CANCEL)
             active.log.debug("request %s is cancelled", active.request.request_id)
@@ -245,7 +234,9 @@ class Dispatcher:
         active.fail(error)
 
     async def _run_attempts(self, active: ActiveRequest) -> None:
-        """Attempts count while they bring no token: a long answer may outlive any number of workers, within its
+        """Returns when the request is finished; raises what ended it before.
+
+        Attempts count while they bring no token: a long answer may outlive any number of workers, within its
         deadline."""
         returning = False
         while True:

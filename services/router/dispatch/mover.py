@@ -37,10 +37,9 @@ class Mover:
         """`tpot_target_s`: 0 = none, and then no answer is rescued. `running` gives all requests."""
         self._fleet = fleet
         self._settings = settings
-        self._tpot_target_s = tpot_target_s
         self._running = running
         self._move = move
-        self._policy: MovePolicy | None = None  # until the fleet's blocks are known
+        self._policy = MovePolicy(settings.limits, tpot_target_s, rescue=settings.rescue)
         self._looked_at = -math.inf
         self._again: asyncio.TimerHandle | None = None
         self.vacated: Set[str] = frozenset()
@@ -52,17 +51,13 @@ class Mover:
         """Begins the moves that are due, soon where it has just looked; to be called whenever a worker has reported."""
         now = time.perf_counter()
         wait_s = self._looked_at + LOOK_EVERY_S - now
-        if self._fleet.layout is None or self._again is not None:
+        layout = self._fleet.layout
+        if layout is None or self._again is not None:
             return
         if wait_s > 0:
             self._look_later(wait_s)
             return
         self._looked_at = now
-        if self._policy is None:
-            settings = self._settings
-            self._policy = MovePolicy(
-                settings.limits, self._fleet.layout.block_size, self._tpot_target_s, rescue=settings.rescue
-            )
         desks = list(self._desks())
         sources = self._policy.sources(desks, now)
         if not sources:
@@ -72,7 +67,7 @@ class Mover:
         ]
         under_way = [active.record.moves[-1][1:] for active in living if active.state in PREPARING]
         answers = [
-            _answer(active, now)
+            running_answer(active, layout.block_size, now)
             for active in living
             if active.state is RequestState.DECODING and active.record.decode_worker in sources
         ]
@@ -119,12 +114,14 @@ class Mover:
         )
 
 
-def _answer(active: ActiveRequest, now: float) -> RunningAnswer:
+def running_answer(active: ActiveRequest, block_size: int, now: float) -> RunningAnswer:
+    """What the policy knows of an answer; `now` in time.perf_counter() seconds."""
     moved_at = next((e.at for e in reversed(active.record.entries) if e.event is RequestEvent.MOVE), -math.inf)
     return RunningAnswer(
         active.request.request_id,
         active.record.decode_worker,
         active.num_tokens,
+        -(-(active.num_tokens + 1) // block_size),
         len(active.produced),
         max_left=max(0, (active.request.sampling.max_tokens or 0) - len(active.produced)),
         rested_s=now - moved_at,

@@ -301,7 +301,7 @@ class RequestRecord:
         """Of the newest attempt; empty before the first, and where the decode worker computes the prompt."""
         if not self.choices or self.choices[-1].prefill is None:
             return ""
-        for entry in reversed(self.entries):
+        for entry in reversed(self.entries if self.num_failures else ()):  # else none was replaced
             if entry.event is RequestEvent.SENDER_LOST:
                 return entry.worker
             if entry.event is RequestEvent.PLACED:

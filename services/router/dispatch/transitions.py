@@ -118,6 +118,15 @@ HOLDERS: Mapping[RequestState, frozenset[Holder]] = {
 }
 """The holders of memory in each state: an early end is sent to exactly these."""
 
+HELD = (_S.REASSIGNING_HELD, _S.RESUMING_HELD)
+"""Nothing is submitted before it is known which workers died together."""
+ASKED_AGAIN = (_S.REASSIGNING, _S.RESUMING, *HELD)
+"""The decode worker is asked what it still needs of the next prefill worker."""
+AWAITS_FIRST_TOKEN = (_S.REASSIGNING, _S.REASSIGNING_HELD)
+HAS_FIRST_TOKEN = (_S.SHIPPING, _S.RESUMING, _S.RESUMING_HELD)
+UNSUBMITTED = (_S.RESERVED, *ASKED_AGAIN)
+"""No prefill worker that is alive knows of the request."""
+
 
 def after(state: RequestState, event: RequestEvent) -> RequestState:
     """The state that the event leads to; raises Internal where the table has no such transition."""

@@ -15,7 +15,7 @@ from services.router.edge.answer.families import AnswerFormats
 from services.router.edge.answer.reasoning import Thinking
 from services.router.edge.output_stream import INLINE_TOKENS, OutputStream, output_processor
 from services.router.edge.request_ledger import Ledger, Uncounted
-from services.router.edge.scheduling import SchedulingHints
+from services.router.edge.scheduling import SchedulingHints, is_visible_ascii
 from services.router.edge.settings import EdgeSettings, StructureSettings
 from services.router.edge.tenants.rate_limits import RateLimits, chain_salt
 from services.router.edge.text.generation_defaults import NO_DEFAULTS, GenerationDefaults
@@ -146,7 +146,7 @@ def checked_request_id(request_id: str) -> str:
     """The client's id, or a drawn one when empty; raises InvalidRequest (`request_id`)."""
     if not request_id:
         return str(uuid.uuid4())
-    if len(request_id) > MAX_REQUEST_ID_LEN or not all("!" <= c <= "~" for c in request_id):
+    if len(request_id) > MAX_REQUEST_ID_LEN or not is_visible_ascii(request_id):
         raise InvalidRequest(
             f"request_id must be at most {MAX_REQUEST_ID_LEN} printable ASCII characters without spaces",
             field="request_id",

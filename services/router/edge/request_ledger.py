@@ -53,7 +53,7 @@ class CallEntry:
         """`arrived_at`: time.perf_counter() seconds."""
         self.note = CallNote()
         self._ledger = ledger
-        self._arrived_at = arrived_at
+        self.arrived_at = arrived_at
         self._answered = False
 
     def answers_begin(self) -> None:
@@ -70,6 +70,6 @@ class CallEntry:
 
     def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
         if not self._answered:
-            record = RequestRecord(Ask(arrived_at=self._arrived_at))
+            record = RequestRecord(Ask(arrived_at=self.arrived_at))
             record.close(outcome_of(error))
             self.ended(record)

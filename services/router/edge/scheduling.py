@@ -46,9 +46,14 @@ def scheduling_hints(headers: Mapping[str, str], tenant: str = "") -> Scheduling
     )
 
 
+def is_visible_ascii(text: str) -> bool:
+    """Whether all characters are printable ASCII and none is a space."""
+    return text.isascii() and text.isprintable() and " " not in text
+
+
 def _name(headers: Mapping[str, str], header: str) -> str:
     value = headers.get(header, "")
-    if len(value) > MAX_NAME_LEN or not all("!" <= c <= "~" for c in value):
+    if len(value) > MAX_NAME_LEN or not is_visible_ascii(value):
         raise InvalidRequest(
             f"{header} must be at most {MAX_NAME_LEN} printable ASCII characters without spaces",
             field=header,

@@ -36,7 +36,7 @@ class Ledger:
         self._queued = view.queued
         self._decoding = view.num_decoding
         self._context_tokens = view.num_context_tokens
-        self._own = NO_WORK  # total work of the open commitments
+        self._own_tokens = 0  # to compute, of the open commitments
         self._open: dict[str, _Commitment] = {}
         self._unsettled: dict[str, _Commitment] = {}
 
@@ -49,7 +49,7 @@ class Ledger:
         """The request was placed here: `work` is to be computed for it, and it takes `num_blocks`; its answer runs here
         behind `num_answer_tokens` tokens, or elsewhere where that is 0."""
         self._open[request_id] = self._unsettled[request_id] = _Commitment(work, num_blocks, num_answer_tokens)
-        self._own += work
+        self._own_tokens += work.tokens
         self._write()
 
     def sent(self, request_id: str, now_s: float) -> None:
@@ -68,7 +68,7 @@ class Ledger:
         """The first token came: nothing of the prompt is queued there any more."""
         item = self._open.get(request_id)
         if item is not None:
-            self._own -= item.work
+            self._own_tokens -= item.work.tokens
             item.work = NO_WORK
             item.acknowledged = True
             self._write()
@@ -77,7 +77,7 @@ class Ledger:
         """The request has ended on this worker."""
         item = self._open.pop(request_id, None)
         if item is not None:
-            self._own -= item.work
+            self._own_tokens -= item.work.tokens
             self._unsettled.pop(request_id, None)
             self._write()
 
@@ -98,7 +98,7 @@ class Ledger:
         self._queued = queued
         self._decoding = num_decoding
         self._context_tokens = num_context_tokens
-        if queued.tokens > self._own.tokens:
+        if queued.tokens > self._own_tokens:
             self.view.exclusive_since_s = math.inf
         elif self.view.exclusive_since_s == math.inf:
             self.view.exclusive_since_s = now_s
@@ -111,14 +111,16 @@ class Ledger:
         self._write()
 
     def _write(self) -> None:
-        view, num_blocks, num_answers, num_tokens, queued = self.view, 0, 0, 0, self._queued
+        view, num_blocks, num_answers, num_tokens = self.view, 0, 0, 0
+        queued_tokens, queued_pairs = self._queued.tokens, self._queued.pairs
         for item in self._unsettled.values():
             num_blocks += item.num_blocks
-            queued += item.work
+            queued_tokens += item.work.tokens
+            queued_pairs += item.work.pairs
             num_answers += item.num_answer_tokens > 0
             num_tokens += item.num_answer_tokens
         view.num_free_blocks = max(0, self._free_blocks - num_blocks)
         view.num_requests = max(len(self._open), self._requests + len(self._unsettled))
-        view.num_queued_tokens, view.num_queued_pairs = queued.tokens, queued.pairs
+        view.num_queued_tokens, view.num_queued_pairs = queued_tokens, queued_pairs
         view.num_decoding = self._decoding + num_answers
         view.num_context_tokens = self._context_tokens + num_tokens

@@ -35,10 +35,10 @@ def has_queue_room(view: WorkerView, request: PlacementRequest, max_queued_token
     """
     if not view.accepting:
         return False
-    queued, worth = view.num_queued_tokens, patience * request.num_hit_tokens(view.name)
+    queued = view.num_queued_tokens
     if view.in_shard or request.now_s - view.exclusive_since_s >= GUEST_AFTER_S:
-        return queued == 0 or queued < max_queued_tokens + worth
-    return queued < worth - max_queued_tokens
+        return queued == 0 or queued < patience * request.num_hit_tokens(view.name) + max_queued_tokens
+    return queued < patience * request.num_hit_tokens(view.name) - max_queued_tokens
 
 
 def candidates(

@@ -89,6 +89,8 @@ class RunningAnswer:
     worker: str
     num_tokens: int
     """Prompt and output so far."""
+    num_blocks: int
+    """That hold these and one more."""
     num_output_tokens: int
     max_left: int
     """Tokens until its limit."""
@@ -112,10 +114,9 @@ class ProposedMove(NamedTuple):
 class MovePolicy:
     """Proposes moves from time to time, a few at once. Remembers since when workers have been too slow."""
 
-    def __init__(self, limits: MoveLimits, block_size: int, tpot_target_s: float = 0.0, *, rescue: bool = True) -> None:
+    def __init__(self, limits: MoveLimits, tpot_target_s: float = 0.0, *, rescue: bool = True) -> None:
         """`tpot_target_s`: 0 = none, and then nothing is rescued."""
         self._limits = limits
-        self._block_size = block_size
         self._target_s = tpot_target_s
         self._rescue = rescue
         self._strained_since: dict[str, float] = {}
@@ -189,7 +190,6 @@ class MovePolicy:
         sources: Mapping[str, MoveCause],
     ) -> Desk | None:
         """The best worker for the answer, as it is with it; None where none is fit."""
-        num_blocks = -(-(answer.num_tokens + 1) // self._block_size)
         source_s = desks[answer.worker].step_s
         best: tuple[tuple[bool, float, int, str], Desk] | None = None
         for desk in desks.values():
@@ -197,9 +197,9 @@ class MovePolicy:
                 continue
             if busy.get(desk.name, 0) >= self._limits.per_worker or desk.num_requests >= desk.max_num_seqs:
                 continue
-            if num_blocks + desk.num_requests > desk.num_free_blocks:
+            if answer.num_blocks + desk.num_requests > desk.num_free_blocks:
                 continue
-            after = desk.with_answer(answer.num_tokens, num_blocks)
+            after = desk.with_answer(answer.num_tokens, answer.num_blocks)
             step_s = after.step_s
             is_slow = bool(self._target_s) and step_s is not None and step_s > self._target_s
             if cause is MoveCause.RESCUE and (is_slow or not _gains(step_s, source_s)):

@@ -6,7 +6,8 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import mul
+from itertools import repeat
+from operator import itemgetter, mul
 from typing import TYPE_CHECKING, get_args
 
 from services.router.placement.decision import Candidate, Choice, Route, Thresholds
@@ -218,9 +219,10 @@ class Placement:
         if not views:
             return None, ()
         scorers = [(scorer, weight) for scorer, weight in self._scorers[stage] if scorer.applies(context)]
-        total = sum(weight for _, weight in scorers) or 1.0
-        parts = [[scorer.score(view, context) for scorer, _ in scorers] for view in views]
         weights = [weight for _, weight in scorers]
+        total = sum(weights) or 1.0
+        columns = [map(scorer.score, views, repeat(context)) for scorer, _ in scorers]
+        parts = list(zip(*columns, strict=True)) if columns else [()] * len(views)
         scores = [sum(map(mul, weights, part)) / total for part in parts]
         alone = all(view.in_shard for view in views)
         enough = max(scores) - (0.0 if alone else self._config.tie_margin)
@@ -228,17 +230,19 @@ class Placement:
         chosen = self._random.choice([view for view in equals if view.in_shard] or equals)
         if not self._config.explain:
             return chosen, ()
-        names = [scorer.name for scorer, _ in scorers]
-        ranked = sorted(zip(scores, views, parts, strict=True), key=lambda entry: -entry[0])
+        names, hits = [scorer.name for scorer, _ in scorers], context.request.hits.local
+        ranked = sorted(zip(scores, views, parts, strict=True), key=itemgetter(0), reverse=True)
         return chosen, tuple(
-            Candidate(
-                view.name,
-                value,
-                tuple(zip(names, part, strict=True)),
-                view.num_queued_tokens,
-                view.num_free_blocks,
-                view.num_requests,
-                context.request.num_hit_tokens(view.name),
-            )
-            for value, view, part in ranked[: self._config.max_candidates]
+            [
+                Candidate(
+                    view.name,
+                    value,
+                    tuple(zip(names, part, strict=True)),
+                    view.num_queued_tokens,
+                    view.num_free_blocks,
+                    view.num_requests,
+                    hits.get(view.name, 0),
+                )
+                for value, view, part in ranked[: self._config.max_candidates]
+            ]
         )

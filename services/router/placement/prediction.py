@@ -14,6 +14,9 @@ FORGETTING = 0.99
 """The weight of an observation halves after about 70 newer ones."""
 MIN_OBSERVATIONS = 8
 """With fewer observations nothing is predicted."""
+MAX_NEWER = 7
+"""A fit serves while at most this many observations are newer, and at most 1/16 of those in it: solving for each
+prompt anew takes longer than choosing its workers."""
 _SHORT_TOKENS = 256
 _ATTENTION_UNIT = 1e-6  # scales the third feature to the others' magnitude
 
@@ -29,26 +32,22 @@ class CostModel:
 
     def __init__(self) -> None:
         self.num_observations = 0
-        self._products = [[0.0] * 3 for _ in range(3)]
-        self._targets = [0.0] * 3
+        self._sums = [0.0] * 9  # of the observations' `_terms`, weighted
         self._sum_tokens = 0.0
         self._sum_s = 0.0
         self._solution: list[float] | None = None
+        self._num_fitted = 0  # observations in it
 
     def observe(self, ahead: Work, own: Work, seconds: float) -> None:
         """One prompt, from its arrival at the worker to its first token."""
-        x = _features(ahead, own)
+        tokens, pairs = _features(ahead, own)
         # Relative errors: otherwise a few long prompts would determine the fit for short ones.
-        weight = 1.0 / (x[1] + _SHORT_TOKENS) ** 2
-        for i in range(3):
-            row = self._products[i]
-            for j in range(3):
-                row[j] = FORGETTING * row[j] + weight * x[i] * x[j]
-            self._targets[i] = FORGETTING * self._targets[i] + weight * x[i] * seconds
-        self._sum_tokens = FORGETTING * self._sum_tokens + x[1]
+        weight = 1.0 / (tokens + _SHORT_TOKENS) ** 2
+        terms = _terms(tokens, pairs, seconds)
+        self._sums = [FORGETTING * sum_ + weight * term for sum_, term in zip(self._sums, terms, strict=True)]
+        self._sum_tokens = FORGETTING * self._sum_tokens + tokens
         self._sum_s = FORGETTING * self._sum_s + seconds
         self.num_observations += 1
-        self._solution = None
 
     @property
     def token_s(self) -> float | None:
@@ -59,13 +58,26 @@ class CostModel:
         """Seconds to the first token, the work `ahead` included."""
         if self.num_observations < MIN_OBSERVATIONS:
             return None
-        if self._solution is None:
-            self._solution = _nonnegative(self._products, self._targets)
-        return sum(c * x for c, x in zip(self._solution, _features(ahead, own), strict=True))
+        num_newer = self.num_observations - self._num_fitted
+        if self._solution is None or num_newer > min(MAX_NEWER, self._num_fitted // 16):
+            one, t, p, tt, tp, pp, *targets = self._sums
+            self._solution = _nonnegative([[one, t, p], [t, tt, tp], [p, tp, pp]], targets)
+            self._num_fitted = self.num_observations
+        fixed_s, token_s, pair_s = self._solution
+        tokens, pairs = _features(ahead, own)
+        return fixed_s + token_s * tokens + pair_s * pairs
 
 
-def _features(ahead: Work, own: Work) -> tuple[float, float, float]:
-    return (1.0, ahead.tokens + own.tokens, _ATTENTION_UNIT * (ahead.pairs + own.pairs))
+def _features(ahead: Work, own: Work) -> tuple[float, float]:
+    return ahead.tokens + own.tokens, _ATTENTION_UNIT * (ahead.pairs + own.pairs)
+
+
+def _terms(tokens: float, pairs: float, seconds: float) -> tuple[float, ...]:
+    """Products of the features (1, tokens, pairs) with each other, and with the seconds."""
+    return (
+        1.0, tokens, pairs, tokens * tokens, tokens * pairs, pairs * pairs,
+        seconds, tokens * seconds, pairs * seconds,
+    )  # fmt: skip
 
 
 def _nonnegative(products: list[list[float]], targets: list[float]) -> list[float]:

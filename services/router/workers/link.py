@@ -10,16 +10,16 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import grpc
-import grpc.aio
 
 from services.router.placement.views import Pool, Work
 from services.router.workers.discovery import DiscoveredWorker
 from services.router.workers.liveness import LivenessLimits
 from services.router.workers.standing import Standing
-from services.router.workers.worker_stream import SessionCall, WorkerStream, outcome_of
+from services.router.workers.worker_stream import SessionCall, WorkerStream, greet, outcome_of
 from shared.errors import ModelMismatch, TandemError, WorkerDied, WorkerLost
 from shared.identity import WorkerRole, roles_text
 from shared.rpc.connection import Connection
@@ -32,7 +32,6 @@ from shared.tasks import end_task
 
 FIRST_BACKOFF_S = 0.05
 MAX_BACKOFF_S = 2.0
-HELLO_TIMEOUT_S = 10.0
 MAX_KEPT_TRACES = 1024
 """Traces that wait for the next heartbeat to a worker; of more, the oldest are dropped."""
 CLOSE_TIMEOUT_S = 2.0
@@ -272,14 +271,12 @@ class WorkerLink:
     async def _session(self) -> None:
         # Commands are serialized where they are made.
         opened: Any = self._connection.channel().stream_stream(SESSION_METHOD, None, worker_pb2.Events.FromString)
-        call: SessionCall = opened(metadata=self._metadata)
+        begin: Callable[[], SessionCall] = partial(opened, metadata=self._metadata)
+        call = begin()
         try:
-            async with asyncio.timeout(HELLO_TIMEOUT_S):
-                await call.write(_envelope(hello=self._new_epoch()))
-                first = await call.read()
-            if first is grpc.aio.EOF:
+            welcome = await greet(self.name, call, _envelope(hello=self._new_epoch()), begin)
+            if welcome is None:
                 return
-            welcome = cast("worker_pb2.Events", first).events[0].welcome
             if welcome.protocol_version != PROTOCOL_VERSION:
                 raise other_protocol(f"worker {self.name}", welcome.protocol_version, "this router")
             if missing := self.roles - roles_from_proto(welcome.roles):
@@ -300,10 +297,6 @@ class WorkerLink:
             give_up_ms=round(self._limits.give_up_after_s * 1e3),
             tpot_target_s=self._tpot_target_s,
         )
-
-    def _on_heartbeat(self, beat: types_pb2.Heartbeat) -> None:
-        if self._stream is not None:
-            self._stream.take_beat(beat)
 
     def _judge(self) -> None:
         """Keeps new work away from a worker that is suspected, until it is well again."""
@@ -350,7 +343,8 @@ class WorkerLink:
             case "load":
                 self._on_load(event.load)
             case "heartbeat":
-                self._on_heartbeat(event.heartbeat)
+                if self._stream is not None:
+                    self._stream.take_beat(event.heartbeat)
             case other:
                 logger.warning("worker %s sent %s in mid-session", self.name, other)
 

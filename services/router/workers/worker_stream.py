@@ -24,6 +24,11 @@ BEATS_OF_LIFE = 2
 MAX_OUTGOING = 16_384
 """Commands that may wait for a worker to read them; then its session is ended."""
 
+HELLO_TIMEOUT_S = 10.0
+"""For the answer to a hello."""
+REFUSED_WITHIN_S = 1.0
+"""A worker that knows the method waits for longer than this for a hello."""
+
 logger = logging.getLogger(__name__)
 
 SessionCall = grpc.aio.StreamStreamCall[bytes, worker_pb2.Events]
@@ -143,6 +148,36 @@ class WorkerStream:
     def _wake_hearers(self) -> None:
         self._beat.set()
         self._beat = asyncio.Event()
+
+
+async def greet(
+    worker_name: str, call: SessionCall, hello: bytes, begin: Callable[[], SessionCall]
+) -> types_pb2.Welcome | None:
+    """Sends a serialized hello on a new call; returns the worker's answer, None where it ended the session.
+
+    A worker that does not know the session's method refuses it at once. Where that crosses the hello, gRPC says of the
+    call that it failed internally, and no more: then another call of `begin`, which sends nothing, gets the reason.
+    """
+    try:
+        async with asyncio.timeout(HELLO_TIMEOUT_S):
+            await call.write(hello)
+            first = await call.read()
+    except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.INTERNAL and await _is_unknown(begin()):
+            raise other_protocol(f"worker {worker_name}", 1, "this router") from error
+        raise
+    return None if first is grpc.aio.EOF else cast("worker_pb2.Events", first).events[0].welcome
+
+
+async def _is_unknown(call: SessionCall) -> bool:
+    """Whether the worker refuses a call because it does not know the method."""
+    try:
+        async with asyncio.timeout(REFUSED_WITHIN_S):
+            return await call.code() is grpc.StatusCode.UNIMPLEMENTED
+    except TimeoutError:
+        return False
+    finally:
+        call.cancel()
 
 
 async def outcome_of(session: Coroutine[Any, Any, None], worker_name: str) -> tuple[str, bool]:

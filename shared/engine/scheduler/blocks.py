@@ -311,7 +311,21 @@ class Admission:
                 limit=target_ms,
             )
 
-    def check_blocks(
+    def take_cached(
+        self, newcomer: EngineSequence, hashes: Sequence[bytes], num_blocks: int, holders: Sequence[EngineSequence]
+    ) -> list[int]:
+        """References on a newcomer's cached prefix. Raises Overloaded where there is no room for the rest of its
+        `num_blocks`, and then nothing is taken."""
+        cached = self._pool.match(hashes)
+        self._pool.acquire(cached)
+        try:
+            self._check_blocks(newcomer, num_blocks, num_blocks - len(cached), holders)
+        except Overloaded:
+            self._pool.release(cached)
+            raise
+        return cached
+
+    def _check_blocks(
         self, newcomer: EngineSequence, num_blocks: int, missing: int, holders: Sequence[EngineSequence]
     ) -> None:
         """Raises Overloaded where `missing` of the newcomer's `num_blocks` may not be taken: what all are expected to

@@ -2,8 +2,8 @@
 
 Each step takes every running sequence that is down to its newest token first (decode), then chunks of prompts in the
 order that `PromptOrder` gives, under one budget of tokens; with a target, also within the time that the running answers
-bear (`Pacing`). A sequence starts when the pool has room for it and for what
-all are expected to grow, and when the batch then still keeps the target of time a step.
+bear (`Pacing`). A sequence starts when the pool has room for it and for what all are expected to grow, and when the
+batch then still keeps the target of time a step.
 
 Out of blocks, the youngest running sequence gives its blocks back and waits. They are copied to host memory while that
 has room, and only those come back that did not survive in the pool; without room the sequence is computed again.
@@ -45,7 +45,8 @@ class Scheduler:
         self.config = config
         self._clock = clock
         self.counters = SchedulerCounters()
-        self._sequences = SequenceTable()
+        self.sequences = SequenceTable()
+        """The live ones; others only read it."""
         self._started: list[tuple[str, int]] = []
         self._ended: list[SequenceEnded] = []
         self._failed: list[SequenceFailed] = []
@@ -70,18 +71,20 @@ class Scheduler:
 
     def add(self, sequence: EngineSequence) -> None:
         """Queues a sequence to be computed here; takes no blocks yet."""
-        self._sequences.add(sequence, self._clock())
+        self.sequences.add(sequence, self._clock())
 
     def reserve(self, sequence: EngineSequence) -> list[int]:
         """Takes blocks for a sequence whose KV will arrive: its cached prefix, and room for the rest of its tokens
         and one more. Returns the block indexes that must arrive. Raises Overloaded, and then nothing is taken: the
         blocks must be free beside what all running sequences and this one are expected to grow.
         """
-        self._admission.check_batch(sequence, self._sequences.holders)
+        self._admission.check_batch(sequence, self.sequences.holders)
         block_size = self.pool.block_size
         num_blocks = -(-(sequence.num_tokens + 1) // block_size)
-        cached = self._take_cached(sequence, self._tables.hashes(sequence), num_blocks)
-        self._sequences.add(sequence, self._clock(), receiving=True)
+        cached = self._admission.take_cached(
+            sequence, self._tables.hashes(sequence), num_blocks, self.sequences.holders
+        )
+        self.sequences.add(sequence, self._clock(), receiving=True)
         sequence.block_ids = cached + self.pool.allocate(num_blocks - len(cached))
         self._count_prefix(sequence, len(cached) * block_size)
         sequence.started = True
@@ -91,7 +94,7 @@ class Scheduler:
         """A reserved sequence's blocks have arrived: it runs from the next step on, or is done if `first_token`
         ended it. Blocks from `first_bad_block` on are not trusted: their tokens are computed again here.
         """
-        sequence = self._sequences[sequence_id]
+        sequence = self.sequences[sequence_id]
         assert sequence.status is Status.RECEIVING
         block_size = self.pool.block_size
         computed = sequence.num_tokens
@@ -111,11 +114,11 @@ class Scheduler:
             self._admission.ended(sequence)
             self._retire(sequence)
         else:
-            self._sequences.run(sequence)
+            self.sequences.run(sequence)
 
     def abort(self, sequence_id: str) -> bool:
         """Forgets a sequence and gives its blocks back; False where it is unknown (already done)."""
-        sequence = self._sequences.get(sequence_id)
+        sequence = self.sequences.get(sequence_id)
         if sequence is None:
             return False
         if sequence.status is Status.RUNNING:
@@ -128,7 +131,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """True where `schedule` may return a plan."""
-        return bool(self._sequences.running or self._sequences.waiting)
+        return bool(self.sequences.running or self.sequences.waiting)
 
     def schedule(self) -> StepPlan:
         """The next step, in flight until `apply`. Changes the pool (allocates, preempts), starts waiting sequences.
@@ -138,7 +141,7 @@ class Scheduler:
         """
         decodes: list[EngineSequence] = []
         prompts: list[EngineSequence] = []
-        for sequence in self._sequences.running:
+        for sequence in self.sequences.running:
             if sequence.num_in_flight_samples and (sequence.has_penalties or sequence.ends_in_flight):
                 continue  # it ends, or its next step depends on the token that is not known yet
             num_unplanned = sequence.num_unplanned_tokens
@@ -155,7 +158,7 @@ class Scheduler:
         if budget > 0 and not self._plan_prompts(prompts, planned, budget, room):
             return StepPlan(())
         self._ends_s = begin_s + room.predicted_s()
-        sequences = [self._sequences[name] for name in planned]
+        sequences = [self.sequences[name] for name in planned]
         return self._in_flight.begin(list(planned.values()), sequences, self._swap.take_copies())
 
     def apply(self, plan: StepPlan, result: StepResult, step_s: float | None = None) -> StepOutput:
@@ -229,86 +232,40 @@ class Scheduler:
 
     # --- what others may know
 
-    def sequence(self, sequence_id: str) -> EngineSequence | None:
-        """The live sequence of that id; callers read it only."""
-        return self._sequences.get(sequence_id)
-
-    @property
-    def num_running(self) -> int:
-        """Sequences that hold blocks, those still receiving included."""
-        return len(self._sequences.running) + len(self._sequences.receiving)
-
     @property
     def num_growth_blocks(self) -> int:
         """Blocks that those sequences are expected to take beyond what they hold; there may be fewer."""
-        return self._admission.growth(self._sequences.holders)
-
-    @property
-    def num_waiting(self) -> int:
-        """Sequences that wait to be computed."""
-        return len(self._sequences.waiting)
-
-    @property
-    def num_queued_tokens(self) -> int:
-        """Prompt tokens not computed yet, over all sequences."""
-        return self._sequences.num_queued_tokens
-
-    @property
-    def num_queued_pairs(self) -> int:
-        """Pairs of query and key in the attention of those tokens."""
-        return self._sequences.num_queued_pairs
+        return self._admission.growth(self.sequences.holders)
 
     @property
     def least_slack_s(self) -> float | None:
         """How far the running answer that is nearest to missing its target is ahead of it; None without any, or without
         a target."""
-        return self._pacing.least_slack_s(self._sequences.running, self._clock())
-
-    @property
-    def decoding(self) -> StepWork:
-        """What a step of all running answers would compute."""
-        return self._sequences.decoding
-
-    @property
-    def promised(self) -> StepWork:
-        """What a step of the answers to come would compute; see `SequenceTable`."""
-        return self._sequences.promised
+        return self._pacing.least_slack_s(self.sequences.running, self._clock())
 
     def check_integrity(self) -> None:
         """Asserts that sequences and pool agree; called by tests and by idle workers."""
         self.pool.check_integrity()
-        self._sequences.check(self.pool.block_size)
-        slots = self._sequences.host_slots
+        self.sequences.check(self.pool.block_size)
+        slots = self.sequences.host_slots
         assert len(set(slots)) == len(slots) == self._swap.num_used, "each slot in use is some sequence's"
         assert not self._swap.has_copies, "copies were left out of the step that they were meant for"
 
     # --- inside
 
-    def _take_cached(self, sequence: EngineSequence, hashes: Sequence[bytes], num_blocks: int) -> list[int]:
-        """References on a newcomer's cached prefix. Raises Overloaded where there is no room for the rest of its
-        `num_blocks`, and then nothing is taken."""
-        cached = self.pool.match(hashes)
-        self.pool.acquire(cached)
-        try:
-            self._admission.check_blocks(sequence, num_blocks, num_blocks - len(cached), self._sequences.holders)
-        except Overloaded:
-            self.pool.release(cached)
-            raise
-        return cached
-
     def _start(self, sequence: EngineSequence) -> bool:
         """Gives a waiting sequence its cached prefix, and what host memory holds of it; False where it cannot start
-        yet. Blocks for the rest of its tokens are free then.
-        """
+        yet. Blocks for the rest of its tokens are free then."""
         block_size = self.pool.block_size
         usable = (sequence.num_tokens - 1) // block_size  # the last token is always computed, to have its logits
         hashes = self._tables.hashes(sequence)[:usable]
         try:
-            self._admission.check_batch(sequence, self._sequences.holders)
-            cached = self._take_cached(sequence, hashes, -(-sequence.num_tokens // block_size))
+            self._admission.check_batch(sequence, self.sequences.holders)
+            num_blocks = -(-sequence.num_tokens // block_size)
+            cached = self._admission.take_cached(sequence, hashes, num_blocks, self.sequences.holders)
         except Overloaded:
             return False
-        self._sequences.run(sequence)
+        self.sequences.run(sequence)
         if sequence.preempted_at:
             sequence.preempted_s += self._clock() - sequence.preempted_at
             sequence.preempted_at = 0.0
@@ -360,7 +317,7 @@ class Scheduler:
         """For chunks beside the planned answers, in a step that begins then."""
         if self._pacing.tpot_target_s == 0:
             return StepRoom(None, math.inf, StepWork())
-        limit_s = self._pacing.step_limit_s([self._sequences[name] for name in planned], begin_s)
+        limit_s = self._pacing.step_limit_s([self.sequences[name] for name in planned], begin_s)
         work = StepWork(len(planned), sum(item.end for item in planned.values()))
         return StepRoom(self.step_fit.times, limit_s, work)
 
@@ -371,7 +328,7 @@ class Scheduler:
         running = [s for s in ready if s.status is Status.RUNNING]
         num_targets_left = MAX_STEP_TARGETS
         may_start = True
-        for sequence in self._order.sort(running, tuple(self._sequences.waiting), self._clock()):
+        for sequence in self._order.sort(running, tuple(self.sequences.waiting), self._clock()):
             if budget == 0 or room.is_full:
                 break
             if sequence.status is Status.WAITING:
@@ -400,7 +357,7 @@ class Scheduler:
     def _make_room(self, sequence: EngineSequence, count: int, planned: dict[str, PlannedSequence]) -> bool:
         """Grows a running sequence, preempting younger ones as needed; False where it had to go itself."""
         while not self._tables.grow(sequence, count):
-            victim = next((s for s in reversed(self._sequences.running) if s.sequence_id not in planned), sequence)
+            victim = next((s for s in reversed(self.sequences.running) if s.sequence_id not in planned), sequence)
             self._preempt(victim)
             if victim is sequence:
                 return False
@@ -415,7 +372,7 @@ class Scheduler:
         sequence.num_cached_tokens = 0
         sequence.preempted_at = self._clock()
         sequence.paced_from_s = None
-        self._sequences.preempt(sequence)
+        self.sequences.preempt(sequence)
 
     def _ship(self, sequence: EngineSequence, end_block: int) -> list[OutgoingBlock]:
         due = self._tables.ship(sequence, end_block)
@@ -428,7 +385,7 @@ class Scheduler:
         self._unsent.remove(receiver, len(block_ids))
 
     def _retire(self, sequence: EngineSequence) -> None:
-        self._sequences.end(sequence)
+        self.sequences.end(sequence)
         computed = sequence.num_computed_tokens // self.pool.block_size
         if computed > sequence.num_arrived_blocks:
             hashes = tuple(sequence.block_hashes[:computed])

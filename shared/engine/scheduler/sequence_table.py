@@ -46,6 +46,16 @@ class SequenceTable:
         return (*self.running, *self.receiving.values())
 
     @property
+    def num_running(self) -> int:
+        """Sequences that hold blocks, those still receiving included."""
+        return len(self.running) + len(self.receiving)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait to be computed."""
+        return len(self.waiting)
+
+    @property
     def num_queued_tokens(self) -> int:
         """Prompt tokens not computed yet."""
         waiting = sum(s.num_uncomputed_tokens - s.num_host_tokens for s in self.waiting)

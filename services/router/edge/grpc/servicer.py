@@ -31,6 +31,7 @@ from services.router.edge.request_ledger import CallEntry
 from services.router.edge.scheduling import scheduling_hints
 from services.router.edge.settings import EdgeSettings
 from services.router.edge.tenants.auth import ApiKeys
+from services.router.views.traces.call_trace import CallTrace
 from shared.errors import Cancelled, DeadlineExceeded, Internal, InvalidRequest, TandemError
 from shared.rpc.errors import abort
 from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc
@@ -163,8 +164,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             with entry:
                 if is_batch:
                     self._check_batch(requests)
-                call = CallInfo(arrived_at=arrived_at, trace=trace)
-                await self._generate(requests, metadata, context, call, write, entry)
+                await self._generate(requests, metadata, context, trace, write, entry)
             return
         except TandemError as known:
             error = known
@@ -259,7 +259,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         requests: Sequence[inference_pb2.GenerateRequest],
         metadata: Mapping[str, str],
         context: Context,
-        call: CallInfo,
+        trace: CallTrace,
         write: Write,
         entry: CallEntry,
     ) -> None:
@@ -276,8 +276,21 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         time_left = context.time_remaining()
         if time_left is not None and time_left <= 0:
             raise DeadlineExceeded("the call's deadline passed before it began")
-        call = replace(call, timeout_s=time_left or 0.0, scheduling=hints)
-        plan = [await self._prepared(request, call) for request in requests]
+        plan = [
+            await self._prepared(
+                request,
+                CallInfo(
+                    model=request.model,
+                    request_id=request.request_id,
+                    arrived_at=entry.arrived_at,
+                    timeout_s=time_left or 0.0,
+                    trace=trace,
+                    scheduling=hints,
+                    cache_salt=request.cache_salt,
+                ),
+            )
+            for request in requests
+        ]
         account.charge(sum(request.num_input_tokens for request in plan))
         entry.answers_begin()
         note.request_id = plan[0].request_id
@@ -291,12 +304,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             finally:
                 account.charge(outputs.num_output_tokens)
 
-    async def _prepared(self, request: inference_pb2.GenerateRequest, call: CallInfo) -> Request:
+    async def _prepared(self, request: inference_pb2.GenerateRequest, info: CallInfo) -> Request:
         processor = self._input_processor
         prepared = await processor.prepare(
             prompt_of(request, processor.core.max_prompt_tokens()),
             sampling_params(request.sampling, processor.defaults),
-            replace(call, model=request.model, request_id=request.request_id, cache_salt=request.cache_salt),
+            info,
             options=PromptOptions(bad_words=tuple(request.sampling.bad_words)),
         )
         if not request.HasField("resume"):

@@ -91,7 +91,7 @@ def test_no_answer_starves_chunks_always_progress_and_no_step_is_longer_than_the
     for plan in engine.until_idle():
         work, before = engine.ran[-1].work, engine.ran[-1].slack_s
         planned = {item.sequence_id for item in plan.sequences}
-        running = {s.sequence_id for s in engine.scheduler._sequences.running if s.num_output_tokens > 1}
+        running = {s.sequence_id for s in engine.scheduler.sequences.running if s.num_output_tokens > 1}
         assert running & answers <= planned, "every running answer has a token in every step"
         if before is None or not work.num_chunks:
             continue
@@ -110,11 +110,11 @@ def test_an_answer_meets_its_target_in_the_mean_beside_a_stream_of_long_prompts(
     engine.step()
     begin_s, count = engine.now_s, 0
     for index in range(1000):
-        if not engine.scheduler.num_waiting:
+        if not engine.scheduler.sequences.num_waiting:
             engine.scheduler.add(sequence(f"p{index}", prompt(2000, rng), max_tokens=1))
         plan = engine.step()
         count += any(item.sequence_id == "a" for item in plan.sequences)
-        if engine.scheduler.sequence("a") is None:
+        if engine.scheduler.sequences.get("a") is None:
             break
     mean_s = (engine.now_s - begin_s) / count
     assert 0.9 * 0.020 < mean_s <= 0.020 * (1 + 1e-9), "the time that the target leaves is used"

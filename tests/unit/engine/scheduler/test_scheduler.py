@@ -177,7 +177,7 @@ def test_blocks_that_come_into_the_pool_meanwhile_end_the_chunk_before_them_and_
     prompt = list(range(2, 36))  # 8 full blocks of 4 and 2 tokens
     s.add(sequence("a", prompt, max_tokens=1))
     assert step(s)[0] == [("a", 0, 8)]
-    running = s.sequence("a")
+    running = s.sequences.get("a")
     arrived = s.pool.allocate(3)
     for block_id, block_hash in zip(arrived, running.block_hashes[5:8], strict=True):
         s.pool.seal(block_id, block_hash)

@@ -37,7 +37,7 @@ def test_the_token_that_is_not_known_yet_is_named_by_its_row():
     third = s.schedule()
     assert shape(third) == [("a", 3, (0,), 0), ("b", 4, (0,), 1)]
     s.apply(second, result(second, 17, 18))
-    assert s.sequence("a").token_ids == [2, 3, 7, 17]
+    assert s.sequences.get("a").token_ids == [2, 3, 7, 17]
 
 
 def test_chunks_of_a_prompt_follow_each_other_without_waiting():
@@ -130,8 +130,8 @@ def test_a_sequence_without_a_token_leaves_alone_and_takes_the_cached_prefixes_w
     (failed,) = s.take_failed()
     assert (failed.sequence_id, failed.error.details) == ("a", {"position": 9, "source": "layer 1 attention"})
     assert [t.sequence_id for t in outcome.tokens] == ["b"]
-    assert s.sequence("a") is None
-    assert s.pool.match(s.sequence("b").block_hashes) != []  # sealed behind the fault
+    assert s.sequences.get("a") is None
+    assert s.pool.match(s.sequences.get("b").block_hashes) != []  # sealed behind the fault
     s.apply(second, result(second))
-    assert s.sequence("b").num_output_tokens == 2
+    assert s.sequences.get("b").num_output_tokens == 2
     s.check_integrity()

@@ -56,14 +56,28 @@ def test_nothing_is_predicted_before_enough_was_seen() -> None:
     assert enough.num_observations == MIN_OBSERVATIONS
 
 
-def test_a_new_observation_changes_what_was_predicted_before() -> None:
-    model = learnt(SEEN)
+def test_a_fit_serves_a_sixteenth_newer_observations_and_the_next_one_changes_it() -> None:
+    model, slow = learnt(SEEN), (NO_WORK, Work.of(500, 0), 60.0)
     before = model.predict_s(NO_WORK, Work.of(500, 0))
-    model.observe(NO_WORK, Work.of(500, 0), 60.0)
+    for _ in range(len(SEEN) // 16):
+        model.observe(*slow)
+        assert model.predict_s(NO_WORK, Work.of(500, 0)) == before
+    model.observe(*slow)
     after = model.predict_s(NO_WORK, Work.of(500, 0))
     assert before is not None
     assert after is not None
     assert after > before + 0.1
+    assert after == learnt([*SEEN, *[slow] * (len(SEEN) // 16 + 1)]).predict_s(NO_WORK, Work.of(500, 0))
+
+
+def test_a_fit_serves_at_most_seven_newer_observations() -> None:
+    model, slow = learnt(SEEN * 3), (NO_WORK, Work.of(500, 0), 60.0)
+    predicted = [model.predict_s(NO_WORK, Work.of(500, 0))]
+    for _ in range(8):
+        model.observe(*slow)
+        predicted.append(model.predict_s(NO_WORK, Work.of(500, 0)))
+    assert predicted[:-1] == predicted[:1] * 8
+    assert predicted[-1] != predicted[0]
 
 
 def test_a_term_that_would_be_negative_is_left_out() -> None:

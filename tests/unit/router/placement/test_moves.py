@@ -27,7 +27,6 @@ from services.router.placement.moves import (
 )
 from shared.sizing.step_time import StepTimes, StepWork
 
-BLOCK_SIZE = 16
 TIMES = StepTimes(fixed_s=0.001, read_s=0.005, token_s=0.0001, sequence_s=0.002, kv_s=1e-6, attention_s=0.0)
 LIMITS = MoveLimits(per_worker=2, per_router=4)
 
@@ -38,7 +37,7 @@ def desk(name: str, num_answers: int = 0, context: int = 0, **fields: object) ->
 
 
 def answers(worker: str, count: int, **fields: object) -> list[RunningAnswer]:
-    made = RunningAnswer("", worker, num_tokens=500, num_output_tokens=200, max_left=800)
+    made = RunningAnswer("", worker, num_tokens=500, num_blocks=32, num_output_tokens=200, max_left=800)
     return [replace(made, request_id=f"{worker}-{n}", **fields) for n in range(count)]
 
 
@@ -60,7 +59,7 @@ def draining(*names: str, others: Sequence[Desk] = ()) -> list[Desk]:
 
 
 def test_a_draining_workers_answers_move_those_that_last_longest_first():
-    policy = MovePolicy(LIMITS, BLOCK_SIZE)
+    policy = MovePolicy(LIMITS)
     running = [
         *answers("d0", 1, num_output_tokens=100),
         *(replace(each, request_id="long") for each in answers("d0", 1, num_output_tokens=700)),
@@ -72,7 +71,7 @@ def test_a_draining_workers_answers_move_those_that_last_longest_first():
 
 
 def test_nothing_moves_where_nothing_asks_for_it():
-    policy = MovePolicy(LIMITS, BLOCK_SIZE, tpot_target_s=0.1)
+    policy = MovePolicy(LIMITS, tpot_target_s=0.1)
     desks = [desk("d0", 4), desk("d1")]
     for now_s in (0.0, 10.0, 20.0):
         assert proposed(policy, desks, answers("d0", 4), now_s=now_s) == []
@@ -86,7 +85,7 @@ def test_nothing_moves_where_nothing_asks_for_it():
     ],
 )
 def test_an_answer_that_ends_soon_or_has_just_moved_stays(fields: dict[str, float]):
-    policy = MovePolicy(LIMITS, BLOCK_SIZE)
+    policy = MovePolicy(LIMITS)
     assert proposed(policy, draining("d0", others=[desk("d1")]), answers("d0", 3, **fields)) == []
 
 
@@ -95,8 +94,8 @@ def test_workers_that_are_wanted_for_prompts_lose_their_answers_only_to_workers_
     full = desk("d1", 12)
     step_s = full.with_answer(500, 32).step_s
     assert step_s is not None
-    slow = MovePolicy(LIMITS, BLOCK_SIZE, tpot_target_s=step_s * 0.99)
-    quick = MovePolicy(LIMITS, BLOCK_SIZE, tpot_target_s=step_s * 1.01)
+    slow = MovePolicy(LIMITS, tpot_target_s=step_s * 0.99)
+    quick = MovePolicy(LIMITS, tpot_target_s=step_s * 1.01)
     assert proposed(slow, [wanted, full], answers("d0", 1)) == []
     assert proposed(quick, [wanted, full], answers("d0", 1)) == [ProposedMove("d0-0", "d1", MoveCause.PREFERENCE)]
     drained = replace(wanted, leaving=MoveCause.DRAIN)
@@ -104,7 +103,7 @@ def test_workers_that_are_wanted_for_prompts_lose_their_answers_only_to_workers_
 
 
 def test_no_answer_moves_to_a_worker_that_loses_its_own():
-    policy = MovePolicy(LIMITS, BLOCK_SIZE)
+    policy = MovePolicy(LIMITS)
     vacated = [desk(f"d{n}", 4, leaving=MoveCause.PREFERENCE) for n in range(2)]
     assert proposed(policy, vacated, answers("d0", 4)) == []
 
@@ -128,7 +127,7 @@ TARGET_S = 0.02
 def test_a_worker_too_slow_for_a_while_is_relieved_of_one_answer_at_a_time():
     assert SLOW.step_s is not None
     assert SLOW.step_s > TARGET_S
-    policy = MovePolicy(LIMITS, BLOCK_SIZE, TARGET_S)
+    policy = MovePolicy(LIMITS, TARGET_S)
     found = strained(policy, [SLOW, desk("d1", 1)], answers("d0", 12), 3 * RELIEF_S)
     times = [at for at, _ in found]
     assert times[0] == STRAINED_S
@@ -140,9 +139,9 @@ def test_a_worker_too_slow_for_a_while_is_relieved_of_one_answer_at_a_time():
 def test_slack_that_is_gone_is_reason_enough_and_slack_that_came_back_is_none():
     late = desk("d0", 6, least_slack_s=-0.01)
     assert late.step_s is not None
-    policy = MovePolicy(LIMITS, BLOCK_SIZE, late.step_s * 1.05)
+    policy = MovePolicy(LIMITS, late.step_s * 1.05)
     assert strained(policy, [late, desk("d1")], answers("d0", 6), 2.0)
-    fresh = MovePolicy(LIMITS, BLOCK_SIZE, late.step_s * 1.05)
+    fresh = MovePolicy(LIMITS, late.step_s * 1.05)
     for tick in range(40):
         now = desk("d0", 6, least_slack_s=-0.01 if tick % 5 else 0.01)  # never late for a whole second
         assert proposed(fresh, [now, desk("d1")], answers("d0", 6), now_s=tick / 10) == []
@@ -158,12 +157,12 @@ def test_slack_that_is_gone_is_reason_enough_and_slack_that_came_back_is_none():
     ],
 )
 def test_nobody_is_rescued_to_a_worker_that_is_not_clearly_quicker(other: Desk):
-    policy = MovePolicy(LIMITS, BLOCK_SIZE, TARGET_S)
+    policy = MovePolicy(LIMITS, TARGET_S)
     assert strained(policy, [SLOW, other], answers("d0", 12), 3.0) == []
 
 
 def test_without_a_target_or_where_it_is_switched_off_nobody_is_rescued():
-    for policy in (MovePolicy(LIMITS, BLOCK_SIZE), MovePolicy(LIMITS, BLOCK_SIZE, TARGET_S, rescue=False)):
+    for policy in (MovePolicy(LIMITS), MovePolicy(LIMITS, TARGET_S, rescue=False)):
         assert strained(policy, [SLOW, desk("d1")], answers("d0", 12), 3.0) == []
 
 
@@ -203,12 +202,12 @@ def test_bounds_rests_and_room_hold_for_any_fleet(made, drawn, pairs, per_worker
     desks = [replace(each, name=f"d{number}") for number, each in enumerate(made)]
     by_name = {each.name: each for each in desks}
     running = [
-        RunningAnswer(f"r{number}", f"d{worker}", output + 10, output, left, rested_s)
+        RunningAnswer(f"r{number}", f"d{worker}", output + 10, -(-(output + 11) // 16), output, left, rested_s)
         for number, (worker, _, output, left, rested_s) in enumerate(drawn)
     ]
     by_id = {answer.request_id: answer for answer in running}
     under_way = [(f"d{a}", f"d{b}") for a, b in pairs if a != b]
-    policy = MovePolicy(MoveLimits(per_worker, per_router), BLOCK_SIZE, target_s)
+    policy = MovePolicy(MoveLimits(per_worker, per_router), target_s)
     policy.sources(desks, 0.0)  # since when they are slow
     sources = policy.sources(desks, STRAINED_S)
     found = policy.choose(sources, desks, running, under_way, STRAINED_S)
@@ -221,7 +220,7 @@ def test_bounds_rests_and_room_hold_for_any_fleet(made, drawn, pairs, per_worker
         answer, at = by_id[request_id], by_name[target]
         busy.update((answer.worker, target))
         taken[target] += 1
-        blocks[target] += -(-(answer.num_tokens + 1) // BLOCK_SIZE)
+        blocks[target] += answer.num_blocks
         assert target != answer.worker
         assert cause is sources[answer.worker]
         assert target not in sources
@@ -245,7 +244,7 @@ def test_bounds_rests_and_room_hold_for_any_fleet(made, drawn, pairs, per_worker
 @given(st.integers(1, 30), st.integers(2, 6))
 def test_a_drained_worker_is_empty_in_the_end_and_no_answer_moved_twice(num_answers, num_workers):
     """Round by round, every move succeeding at once, while there is room elsewhere."""
-    policy = MovePolicy(LIMITS, BLOCK_SIZE)
+    policy = MovePolicy(LIMITS)
     where = {f"r{n}": "d0" for n in range(num_answers)}
     moved: Counter[str] = Counter()
     for now in range(num_answers + 1):
@@ -255,7 +254,7 @@ def test_a_drained_worker_is_empty_in_the_end_and_no_answer_moved_twice(num_answ
         ]
         desks[0] = replace(desks[0], leaving=MoveCause.DRAIN, accepting=False)
         running = [
-            RunningAnswer(name, worker, 500, 200, 800, rested_s=REST_S if moved[name] else math.inf)
+            RunningAnswer(name, worker, 500, 32, 200, 800, rested_s=REST_S if moved[name] else math.inf)
             for name, worker in where.items()
         ]
         for request_id, target, _ in proposed(policy, desks, running, now_s=float(now)):

@@ -97,6 +97,7 @@ def test_the_newest_attempt_names_the_workers():
 
     made = record(*HAND_OFF[:4], choices=[Choice("d0", "p0")])
     assert (made.decode_worker, made.prefill_worker) == ("d0", "p0")
+    made.num_failures += 1
     made.add(E.SENDER_LOST, S.RESERVED, "p1", Failure("worker_lost", "gone", 503))
     assert made.prefill_worker == "p1"
     made.add(E.RETRY, S.QUEUED)

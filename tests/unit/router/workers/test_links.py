@@ -21,8 +21,9 @@ from shared.identity import DECODE, PREFILL, WorkerRole
 from shared.kv.layout import BlockLayout, KVFormat
 from shared.model.text.texts_digest import texts_digest
 from shared.rpc.convert import layout_to_proto
-from shared.rpc.pb.tandem.v1 import types_pb2
+from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 
+BEAT = worker_pb2.Event(heartbeat=types_pb2.Heartbeat())
 DEMO = Path(__file__).parents[4] / "models" / "demo"
 
 
@@ -89,11 +90,11 @@ async def test_a_worker_was_heard_from_after_two_heartbeats_or_its_loss():
     await link.heard()  # not connected: nobody is waited for
     link._connected(types_pb2.Welcome(num_blocks=8))
     await link.heard()  # it sends none
-    for end in (lambda: link._on_heartbeat(types_pb2.Heartbeat()), lambda: link._lost("gone")):
+    for end in (lambda: link._on_event(BEAT), lambda: link._lost("gone")):
         link._connected(types_pb2.Welcome(num_blocks=8, heartbeats=True))
         hearing = asyncio.create_task(link.heard())
         await asyncio.sleep(0)
-        link._on_heartbeat(types_pb2.Heartbeat())
+        link._on_event(BEAT)
         for _ in range(3):
             await asyncio.sleep(0)
         assert not hearing.done()  # that one may have been on its way when the worker died

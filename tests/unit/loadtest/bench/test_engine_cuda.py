@@ -33,7 +33,7 @@ def test_steps_run_and_their_limits_are_the_bytes_or_flops_that_they_need():
 
 
 def test_a_wide_batch_and_a_prompt_are_bound_by_their_products():
-    config = ModelConfig.parse(SMALL)
+    config = parse_config(SMALL)
     steps = (Step(1, 0, 40), Step(3, 20, 1))
     slow = Limits("a device", bytes_per_s=4e12, flops_per_s=1e9)
     with torch.inference_mode():

@@ -8,6 +8,9 @@ PYTEST := $(BIN)/python -m pytest
 SPREAD := --numprocesses $(shell expr $$(nproc) + 1) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
+# A machine that is lent for its GPU has torch in a Python of its own and no network: what runs there needs no setup.
+TORCH_PYTHON := $(or $(PYTHON),$(wildcard $(BIN)/python),$(shell command -v python3 python | head -1))
+
 # Further flags for what a target calls, such as make test ARGS="-k transfer".
 ARGS   ?=
 
@@ -53,7 +56,7 @@ CLIENTS := sdks lm-eval guidellm aiperf
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all test-gpu test-clients test-timing test-neon test-k8s k8s-programs lint format proto lock demo-model bench bench-engine bench-peers bench-kernels gpu-check bench-index bench-prefix bench-router bench-overload bench-long-prompt bench-parallel bench-planner loadtest chaos soak clean test-image always wheel page-browser mutation fuzz
+.PHONY: help setup run test test-all test-gpu test-clients test-timing test-neon test-k8s k8s-programs lint format proto lock demo-model bench bench-engine bench-peers bench-kernels gpu-check gpu-kit bench-index bench-prefix bench-router bench-overload bench-long-prompt bench-parallel bench-planner loadtest chaos soak clean test-image always wheel page-browser mutation fuzz
 
 ##@ Use
 help:  ## list the targets
@@ -86,8 +89,8 @@ page-browser:  ## bring Chromium and its driver, where apt-get may; without them
 k8s-programs: $(BIN)/.packages
 	@$(BIN)/python -m tests.k8s.programs
 
-test-gpu: setup  ## the tests that need a GPU; where torch, Triton and pytest are there already, run the command below by hand
-	$(PYTEST) -c tests/gpu/pytest.ini -m gpu tests/gpu $(ARGS)
+test-gpu:  ## the tests that need a GPU; where there is no .venv, with a Python that has torch, Triton and pytest: PYTHON=path
+	$(TORCH_PYTHON) -m pytest -c tests/gpu/pytest.ini -m gpu tests/gpu $(ARGS)
 
 test-image: setup k8s-programs  ## does an image answer a prompt, as no root and on a read-only root? needs podman: IMAGE=tandem:0.1.0-cpu
 	$(BIN)/python -m tests.image.smoke "$(IMAGE)" $(ARGS)
@@ -148,8 +151,11 @@ bench-engine: setup  ## prefill and decode beside the limits of the hardware: MO
 bench-kernels: setup  ## the Triton kernels beside the limits of a GPU, which it needs: ONLY=op OUT=file
 	$(BIN)/python -m loadtest.bench kernels $(KERNEL_FLAGS) $(ARGS)
 
-gpu-check: setup  ## all that a first hour on a GPU should tell, step by step, an hour at most: OUT=file
-	$(BIN)/python -m loadtest.bench.gpu_check --out "$(or $(OUT),out/gpu-check.json)" $(ARGS)
+gpu-check:  ## all that a first half hour on a GPU should tell, with a Python that has torch where there is no .venv; another call with the same OUT continues: OUT=file MINUTES=9.5 ONLY="engine mixed" PYTHON=path
+	$(TORCH_PYTHON) -m loadtest.bench.gpu_check --out "$(or $(OUT),out/gpu-check.json)" $(if $(MINUTES),--minutes $(MINUTES)) $(if $(ONLY),--only $(ONLY)) $(ARGS)
+
+gpu-kit: setup  ## what such a machine lacks to run a whole cluster without network, into out/gpu-kit.tar.xz, from where gpu-check takes it: FOR=3.12 (its Python)
+	$(BIN)/python .ci/gpu_kit.py $(if $(FOR),--python $(FOR)) $(ARGS)
 
 loadtest: setup  ## mode auto, two pools and collocated by goodput under the same requests, 15 minutes: OUT=file CONTINUE=1 SHAPE=xs|s|b MODEL=path
 	$(BIN)/python -m loadtest baseline $(LOADTEST_FLAGS) $(ARGS)

@@ -19,6 +19,7 @@ BENCHMARKS = {
     "gpu-limits": _benchmark("kernels.limits", "A GPU's properties, copy and matrix rates."),
     "gpu-trace": _benchmark("engine.gpu_trace", "The kernels of a decode step and a prompt on a GPU."),
     "gpu-direct": _benchmark("engine.gpu_direct", "Blocks between two processes' pools on a GPU by device pointers."),
+    "cluster-smoke": _benchmark("cluster_smoke", "A whole cluster on this machine, two workers, gives one answer."),
     "piecewise": _benchmark("engine.piecewise", "Prompts and mixed steps on a GPU, eager and in captured pieces."),
     "staging": _benchmark("engine.staging", "Blocks between a GPU's pool and host memory."),
     "kernels": _benchmark("kernels.measure", "Triton kernels on a GPU, with its limits."),

@@ -66,9 +66,12 @@ def machine() -> str:
 
 def commit() -> str:
     """The checkout's commit, with a + if files are modified; empty outside a checkout."""
-    described = subprocess.run(
-        ["git", "describe", "--always", "--dirty=+", "--exclude=*"], capture_output=True, text=True, check=False
-    )
+    try:
+        described = subprocess.run(
+            ["git", "describe", "--always", "--dirty=+", "--exclude=*"], capture_output=True, text=True, check=False
+        )
+    except OSError:  # no git
+        return ""
     return described.stdout.strip()
 
 

@@ -82,13 +82,10 @@ class TandemRouter(SimRouter):
     def submit(self, request: SimRequest) -> None:
         """Refuses a request that is predicted to be late; else queues it until workers can start it."""
         now_s, need = self.world.clock.now_s, self.need(request)
-        num_cached = min(need.hits.peer, request.num_prompt_tokens - 1)
-        own = Work.of(request.num_prompt_tokens - num_cached, num_cached)
+        own = _work(request, need)
         self._placement.split.demand.arrived(own, request.num_prompt_tokens, now_s)
-        item = QueueEntry(request.name, own.tokens, request.at_s, request.at_s + self._config.ttft_target_s)
         try:
-            pool = self.decode_pool if self._config.mode == "collocated" else self.prefill_pool
-            estimate = self._admission.enter(item, now_s, self._queue, pool, num_cached=num_cached)
+            estimate = self._enter(request, need)
             active = _Active(request, need, estimate)
             self._queue.push(estimate.item, active)
         except Overloaded:
@@ -97,6 +94,15 @@ class TandemRouter(SimRouter):
         self.num_waiting_max = max(self.num_waiting_max, len(self._queue))
         self.changed()
         self._expire_later(active)
+
+    def _enter(self, request: SimRequest, need: PlacementRequest, *, first: bool = False) -> Estimate:
+        own = _work(request, need)
+        item = QueueEntry(request.name, own.tokens, request.at_s, request.at_s + self._config.ttft_target_s)
+        pool = self.decode_pool if self._config.mode == "collocated" else self.prefill_pool
+        num_cached = request.num_prompt_tokens - own.tokens
+        return self._admission.enter(
+            item, self.world.clock.now_s, self._queue, pool, num_cached=num_cached, first=first
+        )
 
     def changed(self) -> None:
         """See `Dispatcher.pump`."""
@@ -156,6 +162,11 @@ class TandemRouter(SimRouter):
         if needed is None:
             self.release(request)
             self.ledger(choice.decode).view.accepting = False
+            try:
+                active.estimate = self._enter(request, active.need, first=True)
+            except Overloaded:
+                self.refuse(request)
+                return
             active.ended = False
             self._queue.push_front(active.estimate.item, active)
             self._expire_later(active)
@@ -165,3 +176,9 @@ class TandemRouter(SimRouter):
         self.ledger(request.prefill).sent(request.name, self.world.clock.now_s)
         prefill = self.workers[request.prefill]
         self._send(prefill.submit, request, self.calls, self.workers[request.decode], needed)
+
+
+def _work(request: SimRequest, need: PlacementRequest) -> Work:
+    """What of its prompt is to be computed, wherever most of it lies."""
+    num_cached = min(need.hits.peer, request.num_prompt_tokens - 1)
+    return Work.of(request.num_prompt_tokens - num_cached, num_cached)

@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+pytest.importorskip("numpy", reason="the engine's inputs are NumPy arrays")
+pytest.importorskip("safetensors", reason="checkpoints are safetensors files")
+
 from shared.engine.plan import BlockCopy, PlannedSequence, SampleSpec, StepPlan
 from shared.engine.runner.profile_run import measure_budget
 from shared.engine.runner.runner import Runner, RunnerConfig

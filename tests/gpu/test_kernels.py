@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+pytest.importorskip("numpy", reason="the engine's inputs are NumPy arrays")
+pytest.importorskip("safetensors", reason="checkpoints are safetensors files")
+
 from shared.kernels.backends.registry import choose_kernels
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.torch_backend import TorchKernels

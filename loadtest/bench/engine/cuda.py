@@ -1,9 +1,9 @@
 """`python -m loadtest.bench engine-cuda`: an 8B-shaped engine's steps on a GPU beside limits of the same run.
 
 Weights are drawn on the device: speed does not depend on their values. Decode steps run as the engine runs them, each
-launched while the one before computes; their floor is reading the weights and the batch's KV once, at the bandwidth
-of a large copy. A prompt's limit is its FLOPs at the rate of a large matrix product. Steps whose KV the device cannot
-hold are left out.
+launched while the one before computes. A step's limit is that of its products with the weights plus that of attention:
+each reads what it needs once, at the bandwidth of a large copy, or computes at the rate of a large matrix product,
+whichever takes longer. Steps whose KV the device cannot hold are left out.
 """
 
 from __future__ import annotations
@@ -94,12 +94,14 @@ class Step:
 
 
 STEPS = (
-    Step(1, 0, 512),
+    *(Step(batch, 2048, 1, goal) for batch, goal in ((1, 0.75), (32, 0.87), (256, 0.85))),
     Step(1, 0, 2048),
-    Step(1, 0, 8192, goal=0.60),
+    Step(1, 0, 8192, goal=0.80),
+    *(Step(batch, 2048, 1) for batch in (8, 64)),
+    Step(1, 0, 512),
     *(Step(batch, 256, 1) for batch in (1, 8, 32, 64, 256)),
-    *(Step(batch, 2048, 1, goal=1 / 1.25 if batch == 64 else None) for batch in (1, 8, 32, 64, 256)),
 )
+"""What is most worth knowing first."""
 HOST_GOAL = 10.0
 """Percent of a decode step that Python may take."""
 
@@ -150,14 +152,14 @@ class EngineBench:
 
     def limit_s(self, step: Step, limits: Limits) -> float:
         """Seconds that the limits of the device allow for a step."""
-        config = self.config
-        if step.count == 1:
-            kv_bytes = step.batch * step.start * self.layout.block_bytes // BLOCK_SIZE
-            return (self.num_weights * BYTES_PER_ELEMENT[self.layout.dtype] + kv_bytes) / limits.bytes_per_s
-        head = config.vocab_size * config.hidden_size  # needed for the last token alone
-        attention = 2 * config.num_layers * config.num_heads * config.head_dim * step.count**2
-        flops = 2 * (self.num_weights - head) * step.count + 2 * head + attention
-        return step.batch * flops / limits.flops_per_s
+        config, num_tokens = self.config, step.batch * step.count
+        head = config.vocab_size * config.hidden_size  # needed for each sequence's last token alone
+        products = 2 * ((self.num_weights - head) * num_tokens + head * step.batch)
+        weight_bytes = self.num_weights * BYTES_PER_ELEMENT[self.layout.dtype]
+        pairs = step.batch * step.count * (step.start + (step.count + 1) / 2)  # of a token with one it sees
+        attention = 4 * config.num_layers * config.num_heads * config.head_dim * pairs
+        kv_bytes = step.batch * (step.start + step.count) * self.layout.block_bytes / BLOCK_SIZE
+        return limits.least_s(weight_bytes, products) + limits.least_s(kv_bytes, attention)
 
 
 def fitting(steps: Sequence[Step], num_blocks: int) -> list[Step]:

@@ -19,6 +19,7 @@ from typing import Annotated
 import torch
 
 from loadtest.bench.engine.cuda import LLAMA_8B
+from loadtest.bench.kernels.limits import cuda_device
 from loadtest.rig.command_line import Option, Out, choice, integers
 from loadtest.rig.measure import percentile
 from loadtest.rig.models import SHAPES, checkpoint
@@ -210,7 +211,8 @@ def main(
     out: Out = None,
 ) -> None:
     """Measure mixed steps beside their parts, and how well the model of step times predicts them."""
-    choice(device, "device", DEVICES)
+    if choice(device, "device", DEVICES) == "cuda":
+        cuda_device("this benchmark", "; without one: --device cpu")
     steps = mixed_steps(*(integers(*asked) for asked in ((context, "context"), (decodes, "decodes"), (chunk, "chunk"))))
     if threads:
         torch.set_num_threads(threads)

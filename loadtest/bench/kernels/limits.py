@@ -24,6 +24,10 @@ class Limits:
     bytes_per_s: float  # read plus written, by a copy
     flops_per_s: float  # bf16 matrix product
 
+    def least_s(self, num_bytes: float, num_flops: float) -> float:
+        """Seconds that it takes to move so many bytes, or to compute, whichever takes longer."""
+        return max(num_bytes / self.bytes_per_s, num_flops / self.flops_per_s)
+
 
 def cuda_device(what: str, otherwise: str = "") -> torch.device:
     """The current GPU. Raises ConfigError where there is none: `what` needs it, and `otherwise` ends the message."""

@@ -32,6 +32,7 @@ def measure(case: Case, limits: Limits, clock: Clock) -> tuple[Result, float]:
 def all_cases(device: torch.device) -> Iterator[Case]:
     """Every op's cases at the shapes of 8B models, in 16 bits."""
     from shared.kernels.activation import bench as activation
+    from shared.kernels.attention.bench_batch import pool_memory
     from shared.kernels.attention.decode import bench as decode
     from shared.kernels.attention.latent import bench as latent
     from shared.kernels.attention.prefill import bench as prefill
@@ -42,17 +43,22 @@ def all_cases(device: torch.device) -> Iterator[Case]:
     from shared.kernels.rotary import bench as rotary
     from shared.kernels.sampling import bench as sampling
 
-    for module in (decode, prefill, rmsnorm, rotary, activation, blocks, sampling, matmul, experts, latent):
+    memory = pool_memory(device)
+    for attention in (decode, prefill):
+        yield from attention.cases(device, memory=memory)
+    for module in (rmsnorm, rotary, activation, blocks, sampling, matmul, experts, latent):
         yield from module.cases(device)
 
 
 def tuning_cases(device: torch.device) -> Iterator[Case]:
     """Both attention kernels over the sizes that they could be compiled for."""
+    from shared.kernels.attention.bench_batch import pool_memory
     from shared.kernels.attention.decode import bench as decode
     from shared.kernels.attention.prefill import bench as prefill
 
-    yield from decode.tuning_cases(device)
-    yield from prefill.tuning_cases(device)
+    memory = pool_memory(device)
+    yield from decode.tuning_cases(device, memory)
+    yield from prefill.tuning_cases(device, memory)
 
 
 _HEADS = "32/8 heads of 128"

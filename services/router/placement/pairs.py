@@ -8,6 +8,7 @@ targets. Of the pairs with the most the one with the least score is taken:
     score = TTFT / its slack + TPOT / its target + HAND_OFF where a hand-off is needed
             + AGAINST for an answer on a worker that is not to decode
             + BESIDE for a prompt beside answers on a worker that is
+            + COMPUTED · the share of the prompt that is not cached there
             + GUEST for each worker of another router's shard
 
 Both targets in one unit: a pair is as good as the shares of them that it leaves.
@@ -38,6 +39,11 @@ BESIDE = 0.1
 """In score: a prompt beside answers takes of what they have earned."""
 AGAINST = 0.3
 """In score: the split of the fleet is meant for what follows, not for this request alone."""
+COMPUTED = 0.5
+"""In score: what is computed anew takes of all other requests, however much time this one has."""
+FAR = 5.0
+"""Times what the prompt takes on an idle worker: a pair by which it takes longer is not taken while a nearer one may
+come in time."""
 GUEST = 0.1
 """In score: several routers see the same idle worker at once, and all would use it."""
 QUEUED_STEPS = 4
@@ -85,8 +91,7 @@ class PairPolicy:
         """Seconds to the first token on an idle worker."""
         if self.typical is None or not self._predictor.ttft.is_known:
             return self._predictor.idle_s(own)
-        pace = pace_of(self.typical, 0, 0, own.pairs / own.tokens, math.inf, self._budget, own.tokens)
-        return pace.seconds(own.tokens)
+        return self._alone_s(own)
 
     def wait_s(self, num_tokens_ahead: int, pool: Pool) -> float | None:
         """Seconds until some worker has computed its queue and its share of what is ahead."""
@@ -118,8 +123,8 @@ class PairPolicy:
         prefills: Sequence[WorkerView],
         preferred: Collection[str],
     ) -> tuple[Pair, ...]:
-        """The pairs of the best few candidates, the one to take first; empty where no worker can start the request.
-        `decodes` can hold it, `prefills` have room in their queues. `preferred`: the workers that are to decode."""
+        """The pairs of the best few candidates, the one to take first; empty where no worker is to start the request
+        now. `decodes` can hold it, `prefills` have room in their queues, `preferred` are to decode."""
         target_s, typical = self._tpot_s, self.typical
         assert typical is not None, "see `look`"
         steps = [(view, tpot_s(view, view.times or typical, 1, request.num_tokens)) for view in decodes]
@@ -147,7 +152,24 @@ class PairPolicy:
                 found.append(self._pair(request, decode, decode, wait_s, step_s, preferred))
         most = max((pair.in_time for pair in found), default=0.0)
         found.sort(key=lambda pair: (pair.in_time < most - ALIKE, pair.score))
+        if found and self._may_wait(found[0], request):
+            return ()
         return tuple(found)
+
+    def _may_wait(self, best: Pair, request: PlacementRequest) -> bool:
+        """Whether the request is better off at the router than with the best pair that there is now: this one is far,
+        and there is time to wait for another, or it is late anyway."""
+        if math.isinf(request.slack_s) or self._alone_s(request.work(best.prefill)) > request.slack_s:
+            return False
+        whole_s = self._alone_s(Work.of(request.num_tokens, 0))
+        is_far = best.ttft_s > max(FAR * whole_s, 2 * QUEUED_STEPS * self._tpot_s)
+        return is_far and not (request.slack_s / 2 < best.ttft_s <= request.slack_s)
+
+    def _alone_s(self, own: Work) -> float:
+        """To the first token on an idle worker."""
+        assert self.typical is not None, "see `look`"
+        pace = pace_of(self.typical, 0, 0, own.pairs / own.tokens, math.inf, self._budget, own.tokens)
+        return pace.seconds(own.tokens)
 
     def _pair(
         self,
@@ -180,4 +202,5 @@ class PairPolicy:
         slack_s = request.slack_s if request.slack_s < math.inf else NO_SLACK_S
         used = min(10.0, wait_s / max(slack_s, 1e-3))
         is_against = view.name in preferred and view.num_decoding > 0
-        return used + BESIDE * is_against + GUEST * (not view.in_shard)
+        computed = request.work(view.name).tokens / request.num_tokens
+        return used + BESIDE * is_against + COMPUTED * computed + GUEST * (not view.in_shard)

@@ -170,6 +170,10 @@ class HostSwap:
         return copies
 
 
+SMALL_BATCH = 8
+"""Sequences up to which a batch may be predicted from steps of one."""
+
+
 class BatchLimit:
     """Bounds a decode batch so that its steps are predicted to take at most the target."""
 
@@ -188,8 +192,8 @@ class BatchLimit:
     def admits(self, num_seqs: int, num_context_tokens: int) -> bool:
         """Whether a batch may grow to this. A batch of one always may.
 
-        Nothing is extrapolated far: a batch may be at most twice the largest one whose time is in the fit, and of two
-        while too little was measured.
+        Nothing is extrapolated far: a batch may be at most twice the largest one whose time is in the fit, or
+        SMALL_BATCH, and of two while too little was measured.
         """
         if self.target_s == 0 or num_seqs <= 1:
             return True
@@ -198,7 +202,10 @@ class BatchLimit:
             return num_seqs == 2
         if self._fit.num_fitted >= self._newer[1]:
             self._largest = max(self._largest, self._newer[0])
-        return num_seqs <= 2 * self._largest and times.decode_step_s(num_seqs, num_context_tokens) <= self.target_s
+        return (
+            num_seqs <= max(SMALL_BATCH, 2 * self._largest)
+            and times.decode_step_s(num_seqs, num_context_tokens) <= self.target_s
+        )
 
 
 class OutputLengths:
@@ -293,7 +300,8 @@ class Admission:
         return self._growth.num_blocks(holders)
 
     def check_batch(self, newcomer: EngineSequence, holders: Sequence[EngineSequence]) -> None:
-        """Raises Overloaded where the batch has no place for the newcomer."""
+        """Raises Overloaded where the batch has no place for the newcomer. Prompts whose answers run elsewhere take a
+        place, and no time of later steps."""
         num_seqs = len(holders) + 1
         if num_seqs > self._max_num_seqs:
             raise Overloaded(
@@ -303,7 +311,9 @@ class Admission:
             )
         if newcomer.goal is Goal.FIRST_TOKEN or self._batch_limit.target_s == 0:
             return
-        if not self._batch_limit.admits(num_seqs, newcomer.num_tokens + sum(s.num_tokens for s in holders)):
+        answers = [s.num_tokens for s in holders if s.goal is Goal.COMPLETION]
+        num_seqs = len(answers) + 1
+        if not self._batch_limit.admits(num_seqs, newcomer.num_tokens + sum(answers)):
             target_ms = self._batch_limit.target_s * 1e3
             raise Overloaded(
                 f"a step of {num_seqs} sequences is not known to take at most {target_ms:g} ms",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.metadata import version
 from types import MappingProxyType
 from typing import Any
 
@@ -37,6 +38,15 @@ ON_THE_STACK = {"sm_80": {"rotate_and_write_heads": 8}, "sm_89": {"rotate_and_wr
 room, and puts two more values there; on sm_80 in float16 alone."""
 
 
+ON_THE_STACK_OF_3_6 = {"sm_90": {"decode_parts": 8}}
+"""Of attention with Triton 3.6, which keeps to 80 registers there as later ones do and finds one value too many."""
+
+
+def attention_on_the_stack(arch: str) -> Mapping[str, int]:
+    """Bytes that attention's kernels may spill, by kernel, with the Triton that is installed."""
+    return ON_THE_STACK_OF_3_6.get(arch, {}) if version("triton").startswith("3.6.") else {}
+
+
 def by_name(kernels: list[Compiled]) -> dict[str, list[Compiled]]:
     return {name: [kernel for kernel in kernels if kernel.name == name] for name in {k.name for k in kernels}}
 
@@ -56,7 +66,7 @@ def assert_nothing_spills(kernels: list[Compiled], allowed: Mapping[str, int] = 
 def test_attention_of_an_8b_model_uses_the_matrix_units_and_spills_nothing(compiled: Run, arch: str) -> None:
     kernels = compiled(compiling.compile_attention, 128, 4, 16, None, torch.bfloat16, arch=arch)
     assert_attention_fits(kernels, arch)
-    assert_nothing_spills(kernels)
+    assert_nothing_spills(kernels, attention_on_the_stack(arch))
     named = by_name(kernels)
     (decode,) = named["decode_parts"]
     assert decode.num_matrix_instructions > 0

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 
 import torch
+from torch import Tensor
 
-from shared.kernels.attention.bench_batch import HeadShape, attention_inputs
+from shared.kernels.attention.bench_batch import LAYER, HeadShape, attention_inputs
 from shared.kernels.attention.decode.launch import decode_attention
 from shared.kernels.attention.decode.splits import DecodeConfig
 from shared.kernels.bench_case import Case
@@ -32,28 +33,28 @@ SETTINGS: tuple[Setting, ...] = (
 )
 
 
-def cases(device: torch.device, settings: Sequence[Setting] = SETTINGS) -> Iterator[Case]:
-    """One case a setting."""
+def cases(device: torch.device, settings: Sequence[Setting] = SETTINGS, memory: Tensor | None = None) -> Iterator[Case]:
+    """One case a setting, over the pool in `memory`: see `pool_memory`."""
     for setting in settings:
-        yield _case(setting, device, None)
+        yield _case(setting, device, None, memory)
 
 
-def tuning_cases(device: torch.device) -> Iterator[Case]:
+def tuning_cases(device: torch.device, memory: Tensor | None = None) -> Iterator[Case]:
     """The sizes that a launch could be compiled for, at three settings."""
     for setting in (SETTINGS[0], SETTINGS[3], (RAGGED, HeadShape())):
         for tile, parts, num_warps, num_stages in product((32, 64, 128), (4, 8, 16), (4, 8), (2, 3, 4)):
             if tile * num_stages <= 256:
                 config = DecodeConfig(tile, 256 // tile, parts, num_warps, num_stages)
-                yield _case(setting, device, config)
+                yield _case(setting, device, config, memory)
 
 
-def _case(setting: Setting, device: torch.device, config: DecodeConfig | None) -> Case:
+def _case(setting: Setting, device: torch.device, config: DecodeConfig | None, memory: Tensor | None) -> Case:
     kv_lens, shape = setting
-    query, kv_blocks, batch = attention_inputs([(1, kv_len) for kv_len in kv_lens], shape, device)
+    query, kv_blocks, batch = attention_inputs([(1, kv_len) for kv_len in kv_lens], shape, device, memory)
     output = torch.empty_like(query)
 
     def run() -> None:
-        decode_attention(query, kv_blocks, 0, batch, output, scale=0.1, window=None, config=config)
+        decode_attention(query, kv_blocks, LAYER, batch, output, scale=0.1, window=None, config=config)
 
     label = f"{len(kv_lens)} × {max(kv_lens)} tokens, {shape}" + (f", {config}" if config else "")
     row_bytes = shape.num_kv_heads * shape.head_dim * query.element_size()

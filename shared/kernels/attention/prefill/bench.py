@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
-from shared.kernels.attention.bench_batch import HeadShape, attention_inputs
+from shared.kernels.attention.bench_batch import LAYER, HeadShape, attention_inputs
 from shared.kernels.attention.prefill.configs import PrefillConfig
 from shared.kernels.attention.prefill.launch import prefill_attention
 from shared.kernels.bench_case import Case
@@ -27,21 +28,21 @@ SETTINGS: tuple[Setting, ...] = (
 )
 
 
-def cases(device: torch.device, settings: Sequence[Setting] = SETTINGS) -> Iterator[Case]:
-    """One case a setting; where all is computed at once, torch's too."""
+def cases(device: torch.device, settings: Sequence[Setting] = SETTINGS, memory: Tensor | None = None) -> Iterator[Case]:
+    """One case a setting, over the pool in `memory` (see `pool_memory`); where all is computed at once, torch's too."""
     for plan, shape in settings:
-        yield _case(plan, shape, device, None)
+        yield _case(plan, shape, device, None, memory)
         if len(plan) == 1 and plan[0][0] == plan[0][1]:
             yield _torch_case(plan[0][0], shape, device)
 
 
-def tuning_cases(device: torch.device) -> Iterator[Case]:
+def tuning_cases(device: torch.device, memory: Tensor | None = None) -> Iterator[Case]:
     """The sizes that a launch could be compiled for."""
     for rows, tile, num_warps, num_stages in product((64, 128), (64, 128), (4, 8), (2, 3, 4)):
         # 64 keys beside 128 rows spill in four warps.
         if tile * num_stages <= 384 and (rows, num_warps) != (128, 4):
             plan, shape = SETTINGS[0]
-            yield _case(plan, shape, device, PrefillConfig(rows, tile, num_warps, num_stages))
+            yield _case(plan, shape, device, PrefillConfig(rows, tile, num_warps, num_stages), memory)
 
 
 def num_flops(plan: Sequence[tuple[int, int]], shape: HeadShape) -> int:
@@ -51,17 +52,28 @@ def num_flops(plan: Sequence[tuple[int, int]], shape: HeadShape) -> int:
 
 
 def _case(
-    plan: Sequence[tuple[int, int]], shape: HeadShape, device: torch.device, config: PrefillConfig | None
+    plan: Sequence[tuple[int, int]],
+    shape: HeadShape,
+    device: torch.device,
+    config: PrefillConfig | None,
+    memory: Tensor | None,
 ) -> Case:
-    query, kv_blocks, batch = attention_inputs(plan, shape, device)
+    query, kv_blocks, batch = attention_inputs(plan, shape, device, memory)
     output = torch.empty_like(query)
 
     def run() -> None:
-        prefill_attention(query, kv_blocks, 0, batch, output, scale=0.1, window=None, config=config)
+        prefill_attention(query, kv_blocks, LAYER, batch, output, scale=0.1, window=None, config=config)
 
     query_len, kv_len = plan[0]
+    row_bytes = shape.num_kv_heads * shape.head_dim * query.element_size()
     label = f"{len(plan)} × {query_len} of {kv_len} tokens, {shape}" + (f", {config}" if config else "")
-    return Case("prefill attention", label, run, kv_blocks.nbytes + 2 * query.nbytes, num_flops(plan, shape))
+    return Case(
+        "prefill attention",
+        label,
+        run,
+        2 * sum(kv for _, kv in plan) * row_bytes + 2 * query.nbytes,
+        num_flops(plan, shape),
+    )
 
 
 def _torch_case(num_tokens: int, shape: HeadShape, device: torch.device) -> Case:

@@ -26,8 +26,20 @@ def test_steps_run_and_their_limits_are_the_bytes_or_flops_that_they_need():
     assert [r.name for r in results] == ["prefill 40", "decode 3 at 20", "decode 3 at 20, host time"]
     layer = 32 * (32 + 16 + 16) + 32 * 32 + 3 * 32 * 64
     assert bench.num_weights == 2 * layer + 101 * 32
-    flops = 2 * 2 * layer * 40 + 2 * 101 * 32 + 2 * 2 * 4 * 8 * 40**2
-    assert results[0].limit == pytest.approx(40 / (flops / 8e14))
-    num_bytes = 4 * bench.num_weights + 3 * 20 * 4 * 2 * 2 * 2 * 8
-    assert results[1].limit == pytest.approx(3 / (num_bytes / 4e12))
+    weight_bytes, kv_bytes = 4 * bench.num_weights, 4 * 2 * 2 * 2 * 8  # a token's
+    assert results[0].limit == pytest.approx(40 / ((weight_bytes + 40 * kv_bytes) / 4e12))
+    assert results[1].limit == pytest.approx(3 / ((weight_bytes + 3 * 21 * kv_bytes) / 4e12))
     assert results[1].fraction == pytest.approx(results[1].value / results[1].limit)
+
+
+def test_a_wide_batch_and_a_prompt_are_bound_by_their_products():
+    config = parse_config(SMALL)
+    steps = (Step(1, 0, 40), Step(3, 20, 1))
+    slow = Limits("a device", bytes_per_s=4e12, flops_per_s=1e9)
+    with torch.inference_mode():
+        bench = EngineBench(random_decoder(config, torch.float32, "cpu", kernels="torch"), steps)
+    layers, head = bench.num_weights - 101 * 32, 101 * 32
+    attention = 4 * 2 * 4 * 8  # FLOPs of a pair of tokens, all layers and heads
+    prompt_flops = 2 * layers * 40 + 2 * head + attention * 40 * 41 / 2
+    assert bench.limit_s(steps[0], slow) == pytest.approx(prompt_flops / 1e9)
+    assert bench.limit_s(steps[1], slow) == pytest.approx((2 * 3 * (layers + head) + attention * 3 * 21) / 1e9)

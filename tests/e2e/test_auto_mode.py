@@ -17,8 +17,8 @@ PROMPTS = [prompt(40 + 37 * n, seed=31 + n) for n in range(6)]
 
 
 class Flipping(Chosen):
-    """Wants the other worker to decode, each time that it is asked, and every third prompt handed over: with all of them
-    cached on both workers the policy hands over few or none."""
+    """Wants the other worker to decode, each time that it is asked, and every third prompt handed over: with all cached
+    on both workers the policy hands over few or none."""
 
     num_flips = 0
 

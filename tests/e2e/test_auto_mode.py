@@ -8,6 +8,7 @@ import random
 
 import pytest
 
+from services.router.placement.decision import Choice, Route
 from services.router.placement.policy import PlacementConfig
 from tests.e2e.stage import Chosen, prompt, staged
 
@@ -16,7 +17,8 @@ PROMPTS = [prompt(40 + 37 * n, seed=31 + n) for n in range(6)]
 
 
 class Flipping(Chosen):
-    """Wants the other worker to decode, each time that it is asked."""
+    """Wants the other worker to decode, each time that it is asked, and every third prompt handed over: with all cached
+    on both workers the policy hands over few or none."""
 
     num_flips = 0
 
@@ -24,7 +26,11 @@ class Flipping(Chosen):
         self.num_flips += 1
         wanted = frozenset({NAMES[self.num_flips % 2]})
         self.split.decodes = lambda *_: wanted
-        return super().choose_pair(need, decodes, prefills)
+        choice = super().choose_pair(need, decodes, prefills)
+        if choice is None or choice.prefill is not None or self.num_flips % 3:
+            return choice
+        [other] = set(NAMES) - {choice.decode}
+        return Choice(choice.decode, other, Route.HAND_OFF, choice.predicted_ttft_s)
 
 
 @pytest.mark.parametrize("num_flips", [40, pytest.param(500, marks=pytest.mark.slow)])

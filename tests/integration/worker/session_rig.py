@@ -108,6 +108,7 @@ class Worker:
                     config=SimpleNamespace(vocab_size=100, eos_token_ids=(2,)),
                     kernels=SimpleNamespace(name="torch"),
                     dtype=torch.float32,
+                    quantization="",
                 ),
             ),
         )

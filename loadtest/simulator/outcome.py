@@ -19,6 +19,10 @@ class Targets:
     ttft_s: float
     tpot_s: float
 
+    def met_by(self, request: SimRequest) -> bool:
+        """Whether the request, which has ended, was served in time."""
+        return not request.refused and request.ttft_s <= self.ttft_s and request.tpot_s <= self.tpot_s
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -54,7 +58,7 @@ def summarize(policy: str, requests: Sequence[SimRequest], targets: Targets, wal
     span_s = max(requests[-1].at_s - requests[0].at_s, 1e-9)
     served = [request for request in requests if not request.refused]
     refused = [request for request in requests if request.refused]
-    good = sum(request.ttft_s <= targets.ttft_s and request.tpot_s <= targets.tpot_s for request in served)
+    good = sum(map(targets.met_by, served))
     num_prompt_tokens = sum(request.num_prompt_tokens for request in served)
     ttft_s = np.array([request.ttft_s for request in served] or [0.0])
     tpot_s = np.array([request.tpot_s for request in served if request.num_output_tokens > 1] or [0.0])

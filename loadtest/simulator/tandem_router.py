@@ -85,7 +85,7 @@ class TandemRouter(SimRouter):
         own = _work(request, need)
         self._placement.split.demand.arrived(own, request.num_prompt_tokens, now_s)
         try:
-            estimate = self._enter(request, need)
+            estimate = self._enter(request, own)
             active = _Active(request, need, estimate)
             self._queue.push(estimate.item, active)
         except Overloaded:
@@ -95,8 +95,7 @@ class TandemRouter(SimRouter):
         self.changed()
         self._expire_later(active)
 
-    def _enter(self, request: SimRequest, need: PlacementRequest, *, first: bool = False) -> Estimate:
-        own = _work(request, need)
+    def _enter(self, request: SimRequest, own: Work, *, first: bool = False) -> Estimate:
         item = QueueEntry(request.name, own.tokens, request.at_s, request.at_s + self._config.ttft_target_s)
         pool = self.decode_pool if self._config.mode == "collocated" else self.prefill_pool
         num_cached = request.num_prompt_tokens - own.tokens
@@ -163,7 +162,7 @@ class TandemRouter(SimRouter):
             self.release(request)
             self.ledger(choice.decode).view.accepting = False
             try:
-                active.estimate = self._enter(request, active.need, first=True)
+                active.estimate = self._enter(request, _work(request, active.need), first=True)
             except Overloaded:
                 self.refuse(request)
                 return

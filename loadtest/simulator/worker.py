@@ -219,16 +219,16 @@ class Worker:
     def report(self) -> Report:
         """Its state now."""
         self.engine.settle()
-        scheduler = self.engine.scheduler
+        scheduler, decoding = self.engine.scheduler, self.engine.scheduler.sequences.decoding
         return Report(
             num_free_blocks=max(0, scheduler.pool.num_free - scheduler.num_growth_blocks),
             num_running=scheduler.sequences.num_running,
             num_waiting=scheduler.sequences.num_waiting,
             num_queued_tokens=scheduler.sequences.num_queued_tokens,
             num_queued_pairs=scheduler.sequences.num_queued_pairs,
-            decoding=scheduler.sequences.decoding,
+            decoding=decoding,
             promised=scheduler.sequences.promised,
-            least_slack_s=scheduler.least_slack_s,
+            least_slack_s=scheduler.least_slack_s(decoding),
             step_times=scheduler.step_fit.times if self._world.reports_times else None,
         )
 

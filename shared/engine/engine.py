@@ -316,7 +316,7 @@ class Engine:
             self._emit(load)
 
     def _load(self) -> EngineLoad:
-        scheduler = self._scheduler
+        scheduler, decoding = self._scheduler, self._scheduler.sequences.decoding
         return EngineLoad(
             num_free_blocks=scheduler.pool.num_free,
             num_growth_blocks=scheduler.num_growth_blocks,
@@ -332,8 +332,8 @@ class Engine:
             num_swapped_in=scheduler.counters.num_swapped_in,
             num_bad_blocks=self._num_bad_blocks + self._exchange.num_bad_blocks,
             num_queued_pairs=scheduler.sequences.num_queued_pairs,
-            decoding=scheduler.sequences.decoding,
+            decoding=decoding,
             promised=scheduler.sequences.promised,
-            least_slack_s=scheduler.least_slack_s,
+            least_slack_s=scheduler.least_slack_s(decoding),
             step_times=scheduler.step_fit.times,
         )

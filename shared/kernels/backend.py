@@ -313,7 +313,7 @@ class DecoderOps(Protocol):
         """
         ...
 
-    def silu_mul(self, gate_up: Tensor, activation: Activation = SILU) -> Tensor:
+    def act_and_mul(self, gate_up: Tensor, activation: Activation = SILU) -> Tensor:
         """Activates gate and up, the two halves of the last dimension.
 
         Args:

@@ -33,7 +33,7 @@ class TorchKernels:
     rotate_and_write = staticmethod(rotary.rotate_and_write)
     rotate_and_write_latent = staticmethod(latent.rotate_and_write_latent)
     paged_attention = staticmethod(attention.paged_attention)
-    silu_mul = staticmethod(activation.silu_mul)
+    act_and_mul = staticmethod(activation.act_and_mul)
     gather_blocks = staticmethod(blocks.gather_blocks)
     scatter_blocks = staticmethod(blocks.scatter_blocks)
     block_checksums = staticmethod(blocks.block_checksums)

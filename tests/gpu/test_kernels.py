@@ -78,7 +78,7 @@ def test_elementwise_ops_equal_the_reference(dtype: torch.dtype) -> None:
     for shape in ((5, 32), (3, 1000), (64, 4096), (7, 16_384), (0, 64), (4, 3, 80)):
         decoder_checks.check_rms_norm(shape, dtype=dtype, device="cuda")
     for num_tokens, size in ((3, 64), (2, 5000), (64, 14_336), (0, 64)):
-        decoder_checks.check_silu_mul(num_tokens, size, dtype=dtype, device="cuda")
+        decoder_checks.check_act_and_mul(num_tokens, size, dtype=dtype, device="cuda")
     for head_dim, heads in ((64, (4, 2)), (80, (3, 1)), (128, (32, 8)), (256, (5, 1))):
         for norms in (False, True):
             decoder_checks.check_rotate_and_write(

@@ -101,7 +101,7 @@ def test_an_unpacked_wheel_computes_without_a_compiler(tmp_path, libraries):
         "from shared.kernels.cpu.build import choose\n"
         "from shared.kernels.backends.registry import choose_kernels\n"
         "x = torch.arange(64.0).reshape(2, 32)\n"
-        "assert torch.allclose(choose_kernels('cpu', torch.float32, 'cpu').silu_mul(x),"
+        "assert torch.allclose(choose_kernels('cpu', torch.float32, 'cpu').act_and_mul(x),"
         " torch.nn.functional.silu(x[:, :16]) * x[:, 16:])\n"
         "print(choose()[1], spec.DEMO_MODEL, sep='\\n')\n"
     )

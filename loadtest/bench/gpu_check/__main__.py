@@ -1,9 +1,9 @@
 """`make gpu-check OUT=file`: everything that a first hour on a GPU should tell, one step after the other.
 
-A GPU may be at hand for minutes, so a call ends within its `--minutes`, and a further one with the same `--out` goes on
-from there, also after a call was killed. Each step is a process of its own with a limit; the limits add up to half an
-hour. Needs torch alone: a step whose packages, programs or GPU are absent is skipped by name. What `make gpu-kit`
-packed is used where it lies in `out/`.
+A GPU may be at hand for minutes, so a call ends within its `--minutes`. A further call with the same `--out` runs the
+steps that are left, also after one was killed. Each step is a process of its own with a limit; the limits add up to
+half an hour. Needs torch alone: a step whose packages, programs or GPU are absent is skipped by name. What
+`make gpu-kit` packed is used where it lies in `out/`.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _exit_code(step: CheckStep, output: int) -> int | None:
     """None where the limit passed."""
     environment = os.environ | step.environment | {"PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
-        # Where this process is killed, nothing goes on that a further call would share the GPU with.
+        # Where this process is killed, its step dies too: a further call must have the GPU alone.
         command_dying_with_parent(["/usr/bin/env", *step.command]),
         stdout=output,
         stderr=subprocess.STDOUT,

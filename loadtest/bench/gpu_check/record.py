@@ -1,4 +1,4 @@
-"""What `make gpu-check` has found so far: its report, and where a further call continues."""
+"""What `make gpu-check` has found so far: its report, and the step that is under way."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Outcome:
     exit_code: int | None
     output: str
     figures: object = None
-    """What the step wrote where it was told to, if it did."""
+    """The content of the step's file of figures; None where it wrote none."""
     starts: int = 1
 
     @property

@@ -25,7 +25,7 @@ class Limits:
     flops_per_s: float  # bf16 matrix product
 
     def least_s(self, num_bytes: float, num_flops: float) -> float:
-        """Seconds that it takes to move so many bytes, or to compute, whichever takes longer."""
+        """Seconds to move the bytes or to compute the products, whichever takes longer."""
         return max(num_bytes / self.bytes_per_s, num_flops / self.flops_per_s)
 
 

@@ -128,11 +128,7 @@ class Fleet:
             clock.at(request.at_s, self.router.submit, request)
         clock.at(end_s, lambda: held_s.append(self.prefill.held_s(end_s) + self.decode.held_s(end_s)))
         clock.run()
-        targets = self.setup.targets
-        good = sum(
-            not request.refused and request.ttft_s <= targets.ttft_s and request.tpot_s <= targets.tpot_s
-            for request in requests
-        )
+        good = sum(map(self.setup.targets.met_by, requests))
         return ElasticOutcome(
             requests,
             good / len(requests),

@@ -11,7 +11,7 @@ from loadtest.simulator.request import SimRequest
 from loadtest.simulator.simulation import AUTO, play
 from loadtest.simulator.split_study.cells import Compared, Loads, compare
 from loadtest.simulator.split_study.search import Search, capacity
-from loadtest.simulator.split_study.systems import Pool, System, in_time
+from loadtest.simulator.split_study.systems import Pool, System
 from loadtest.workloads.trace import TraceRequest
 
 PHASES = ("prefill-heavy", "decode-heavy", "prefill-heavy")
@@ -61,7 +61,7 @@ def settled_after(played: Sequence[SimRequest], targets: Targets, from_s: float,
     for request in played:
         place = int((request.at_s - from_s) // WINDOW_S)
         if 0 <= place < len(counts):
-            counts[place] += in_time(request, targets)
+            counts[place] += targets.met_by(request)
     for first, count in enumerate(counts):
         rest = counts[first:]
         if count / WINDOW_S >= goodput and sum(rest) / (WINDOW_S * len(rest)) >= goodput:

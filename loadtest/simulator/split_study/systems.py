@@ -9,14 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from loadtest.simulator.cli import PlacementOptions
 from loadtest.simulator.fleet import PREFILL_CHUNK, WorkerSpec
 from loadtest.simulator.outcome import Targets
-from loadtest.simulator.request import SimRequest
 from loadtest.simulator.simulation import AUTO, COLLOCATED, STATIC, Group, Setup, play
 from loadtest.simulator.tandem_router import TandemConfig
 from loadtest.workloads.trace import TraceRequest
-from services.router.placement.policy import PlacementConfig
-from services.router.placement.scorers import weights
+from services.router.placement.decision import Thresholds
 from shared.identity import BOTH, DECODE, PREFILL
 
 CHUNKS = (128, 256, 512, 1024, 2048, 4096, 8192)
@@ -71,11 +70,9 @@ class Pool:
             }
             roles = BOTH if system.policy == AUTO else DECODE
             groups = [Group(1, replace(worker, **limits), roles) for worker in self.workers]  # type: ignore[arg-type]
-        placement = PlacementConfig(
-            max_queued_tokens=8192,
-            patience=4.0,
-            weights=weights(prefix=3.0, decode_prefix=3.0),
-            explain=False,
+        placement = replace(
+            PlacementOptions().config,
+            thresholds=Thresholds(),
             tpot_target_s=targets.tpot_s,
             ttft_target_s=targets.ttft_s,
         )
@@ -112,17 +109,12 @@ def run(
     return Run(
         system.name,
         len(counted) / span_s,
-        sum(in_time(request, targets) for request in counted) / span_s,
+        sum(map(targets.met_by, counted)) / span_s,
         1 - len(served) / len(counted),
         _p90([request.ttft_s for request in served]),
         _p90([request.tpot_s for request in served if request.num_output_tokens > 1]),
         time.process_time() - begin,
     )
-
-
-def in_time(request: SimRequest, targets: Targets) -> bool:
-    """Whether it met both targets."""
-    return not request.refused and request.ttft_s <= targets.ttft_s and request.tpot_s <= targets.tpot_s
 
 
 def _p90(values: Sequence[float]) -> float:

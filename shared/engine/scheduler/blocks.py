@@ -302,8 +302,7 @@ class Admission:
     def check_batch(self, newcomer: EngineSequence, holders: Sequence[EngineSequence]) -> None:
         """Raises Overloaded where the batch has no place for the newcomer. Prompts whose answers run elsewhere take a
         place, and no time of later steps."""
-        num_seqs = len(holders) + 1
-        if num_seqs > self._max_num_seqs:
+        if len(holders) >= self._max_num_seqs:
             raise Overloaded(
                 f"all {self._max_num_seqs} places of the batch are taken",
                 field="max_num_seqs",

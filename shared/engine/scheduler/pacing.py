@@ -10,9 +10,11 @@ An answer that misses its target whatever comes bounds steps by that gap alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+from shared.engine.plan import PlannedSequence
 from shared.engine.scheduler.blocks import OutputLengths
+from shared.engine.scheduler.sequence_table import SequenceTable
 from shared.engine.sequence import EngineSequence, Goal
 from shared.sizing.step_fit import StepTimeFit
 from shared.sizing.step_time import StepTimes, StepWork
@@ -21,8 +23,8 @@ AIM = 0.95
 """Of the target, what is aimed at: clients measure from the first token, wherever that was computed, and steps are
 predicted with errors. An answer kept at the target itself would miss it as often as not."""
 BORROWED = 0.2
-"""Of what the rest of an answer can earn, what it may owe meanwhile. Without any each new answer would stop the chunks,
-and with more than half the answers that owe keep later prompts waiting."""
+"""Of what the rest of an answer can earn, what it may owe meanwhile. Without any each new answer would stop the chunks;
+with all of it, and gaps of six targets, most answers missed their target."""
 LENGTH_QUANTILE = 0.25
 """Of the answers that became longer, where the rest of one is expected to end: if it ends sooner, it misses …"""
 FIRST_LENGTH = 24
@@ -82,18 +84,17 @@ class Pacing:
         ]
         return min(found, default=None)
 
-    def room(self, answers: Iterable[EngineSequence], decoding: StepWork, begin_s: float) -> StepRoom:
-        """For chunks beside these answers, whose step is `decoding`, in a step that begins then."""
+    def room(self, planned: Mapping[str, PlannedSequence], sequences: SequenceTable, begin_s: float) -> StepRoom:
+        """For chunks beside the planned answers, in a step that begins then."""
         if self.tpot_target_s == 0:
             return StepRoom(None, math.inf, StepWork())
-        limit_s = self.step_limit_s(answers, begin_s, self._decode_s(decoding))
+        decoding = StepWork(len(planned), sum(item.end for item in planned.values()))
+        limit_s = self.step_limit_s((sequences[name] for name in planned), begin_s, self._decode_s(decoding))
         return StepRoom(self._fit.times, limit_s, decoding)
 
     def step_limit_s(self, answers: Iterable[EngineSequence], begin_s: float, decode_s: float = 0.0) -> float:
         """The longest that a step which begins then may take beside these answers, a step of which takes `decode_s`
-        without chunks; infinite without answers."""
-        if self.tpot_target_s == 0:
-            return math.inf
+        without chunks; infinite without answers. There is a target."""
         least, bounded_by = math.inf, math.inf
         for sequence in answers:
             if not is_answer(sequence):

@@ -159,8 +159,7 @@ class Scheduler:
             return StepPlan(())
         budget = self.config.max_num_batched_tokens - len(planned)
         begin_s = max(self._clock(), self._ends_s) if self._in_flight else self._clock()
-        decoding = StepWork(len(planned), sum(item.end for item in planned.values()))
-        room = self._pacing.room([self.sequences[name] for name in planned], decoding, begin_s)
+        room = self._pacing.room(planned, self.sequences, begin_s)
         if budget > 0 and not self._plan_prompts(prompts, planned, budget, room):
             return StepPlan(())
         self._ends_s = begin_s + room.predicted_s()
@@ -243,10 +242,10 @@ class Scheduler:
         """Blocks that those sequences are expected to take beyond what they hold; there may be fewer."""
         return self._admission.growth(self.sequences.holders)
 
-    @property
-    def least_slack_s(self) -> float | None:
-        """How far the running answer nearest to missing its target is ahead; None without any, or without a target."""
-        return self._pacing.least_slack_s(self.sequences.running, self.sequences.decoding, self._clock())
+    def least_slack_s(self, decoding: StepWork) -> float | None:
+        """How far the running answer nearest to missing its target is ahead; None without any, or without a target.
+        `decoding`: a step of all of them, as the table has it."""
+        return self._pacing.least_slack_s(self.sequences.running, decoding, self._clock())
 
     def check_integrity(self) -> None:
         """Asserts that sequences and pool agree; called by tests and by idle workers."""

@@ -29,7 +29,7 @@ def activated(gate, up, dtype: tl.constexpr, GATE: tl.constexpr, ALPHA: tl.const
 
 
 @triton.jit
-def silu_mul_tiles(
+def act_and_mul_tiles(
     gate_up,  # [num_tokens, 2 * size]
     output,  # [num_tokens, size]
     size,

@@ -9,15 +9,15 @@ from torch.nn import functional
 from shared.kernels.activation.rules import SILU, Activation
 
 
-def check_silu_mul(gate_up: Tensor) -> None:
-    """Assert what `DecoderOps.silu_mul` asks of its argument."""
+def check_act_and_mul(gate_up: Tensor) -> None:
+    """Assert what `DecoderOps.act_and_mul` asks of its argument."""
     assert gate_up.dim() == 2
     assert gate_up.shape[1] % 2 == 0
 
 
-def silu_mul(gate_up: Tensor, activation: Activation = SILU) -> Tensor:
-    """`DecoderOps.silu_mul`."""
-    check_silu_mul(gate_up)
+def act_and_mul(gate_up: Tensor, activation: Activation = SILU) -> Tensor:
+    """`DecoderOps.act_and_mul`."""
+    check_act_and_mul(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     match activation.gate:
         case "silu":

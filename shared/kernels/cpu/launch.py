@@ -58,7 +58,7 @@ def load(path: Path) -> ctypes.CDLL:
     library.tandem_choose_experts.argtypes = [p, p, p, p, p, c_float, c_int]
     library.tandem_batched_linear.argtypes = [p, p, n, p, p, p, n, n, n, n, c_int]
     library.tandem_rms_norm.argtypes = [p, p, p, p, p, n, n, c_float, c_int]
-    library.tandem_silu_mul.argtypes = [p, p, n, n, c_int, c_float, c_float, c_int]
+    library.tandem_act_and_mul.argtypes = [p, p, n, n, c_int, c_float, c_float, c_int]
     library.tandem_rotate_and_write.argtypes = [p, p, p, p, p, p, p, p, p, p, c_float, p, p, c_int, c_int]
     library.tandem_rotate_and_write_latent.argtypes = [p, p, p, p, p, p, p, p, c_float, p, p, c_int, c_int, c_int]
     library.tandem_paged_attention.argtypes = [p, p, p, p, p, p, c_float, c_float, p, p, c_int, c_int]
@@ -67,7 +67,7 @@ def load(path: Path) -> ctypes.CDLL:
     library.tandem_sample_tokens.argtypes = [p, p, p, p, p, p, p, p, n, n]
     library.tandem_layers.argtypes = [p, p, p, p, c_float, c_float, c_float, p]
     for name in (
-        "pack_linear", "plan_compression", "compress", "linear", "rms_norm", "silu_mul", "rotate_and_write",
+        "pack_linear", "plan_compression", "compress", "linear", "rms_norm", "act_and_mul", "rotate_and_write",
         "experts", "choose_experts", "batched_linear", "rotate_and_write_latent", "paged_attention", "mask_tokens",
         "greedy_tokens", "sample_tokens",
     ):  # fmt: skip
@@ -166,15 +166,15 @@ class CpuOps:
         pointers = (x.data_ptr(), _pointer(residual), weight.data_ptr(), out.data_ptr(), _pointer(total))
         self.library.tandem_rms_norm(*pointers, rows, size, eps, is_bf16(x))
 
-    def silu_mul(self, gate_up: Tensor, activation: Activation = SILU) -> Tensor:
+    def act_and_mul(self, gate_up: Tensor, activation: Activation = SILU) -> Tensor:
         """See `DecoderOps`."""
         rows, both = gate_up.shape
         if both % (2 * LANES):
-            return activations.silu_mul(gate_up, activation)
+            return activations.act_and_mul(gate_up, activation)
         assert gate_up.is_contiguous(), "gate_up is strided"
         out = torch.empty((rows, both // 2), dtype=gate_up.dtype)
         rule = (GATES.index(activation.gate), activation.alpha, activation.limit)
-        self.library.tandem_silu_mul(gate_up.data_ptr(), out.data_ptr(), rows, both // 2, *rule, is_bf16(gate_up))
+        self.library.tandem_act_and_mul(gate_up.data_ptr(), out.data_ptr(), rows, both // 2, *rule, is_bf16(gate_up))
         return out
 
     def rotate_and_write(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shared.kernels.activation.reference import silu_mul
+from shared.kernels.activation.reference import act_and_mul
 from shared.kernels.activation.rules import SILU, Activation
 
 
@@ -34,7 +34,7 @@ class PlainExperts:
         for expert in range(self.gate_up.shape[0]):
             tokens, places = (local == expert).nonzero(as_tuple=True)
             if tokens.numel():
-                inner = silu_mul(functional.linear(x[tokens], self.gate_up[expert]), self.activation)
+                inner = act_and_mul(functional.linear(x[tokens], self.gate_up[expert]), self.activation)
                 found[tokens, places] = functional.linear(inner, self.down[expert])
         return combine(found, weights)
 

@@ -9,6 +9,7 @@ from shared.kernels.activation.rules import GELU, SILU, Activation
 from shared.model.config.json_fields import JsonFields
 from shared.model.config.layer_config import LayerConfig
 from shared.model.config.model_config import ModelConfig
+from shared.model.config.rope_config import RopeConfig
 
 SUPPORTED_DTYPES = ("float32", "bfloat16", "float16")
 ACTIVATIONS = {"silu": SILU, "gelu_pytorch_tanh": GELU}
@@ -63,6 +64,17 @@ def read_decoder(
 def num_layers(fields: JsonFields) -> int:
     """Layers that a token passes."""
     return fields.integer("num_hidden_layers")
+
+
+def attention_biases(fields: JsonFields) -> dict[str, Any]:
+    """`qkv_bias` and `o_bias`, where one field says both."""
+    has_bias = fields.boolean("attention_bias", default=False)
+    return {"qkv_bias": has_bias, "o_bias": has_bias}
+
+
+def dense_first(rope: RopeConfig, num_layers: int, num_dense: int) -> list[LayerConfig]:
+    """Layers with experts, but for the first ones."""
+    return [LayerConfig(rope, has_experts=layer >= num_dense) for layer in range(num_layers)]
 
 
 def max_positions(fields: JsonFields) -> int:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from shared.kernels.experts.rules import Routing, Scoring
 from shared.model.config.json_fields import JsonFields
 from shared.model.config.latent_config import LatentConfig
-from shared.model.config.layer_config import LayerConfig
 from shared.model.config.model_config import ModelConfig
 from shared.model.config.moe_config import MoeConfig, chosen_experts
 from shared.model.config.rope_config import RopeConfig
-from shared.model.families.decoder_fields import max_positions, num_layers, read_decoder
+from shared.model.families.decoder_fields import attention_biases, dense_first, max_positions, num_layers, read_decoder
 
 
 def deepseek_v2(fields: JsonFields) -> ModelConfig:
@@ -29,15 +28,13 @@ def _deepseek(fields: JsonFields, *, is_v3: bool) -> ModelConfig:
     num_dense = fields.integer("first_k_dense_replace", default=3 if is_v3 else 0, minimum=0)
     count = num_layers(fields)
     moe = _experts(fields, is_v3=is_v3) if num_dense < count else None
-    has_bias = fields.boolean("attention_bias", default=False)
     return read_decoder(
         fields,
         f"DeepseekV{3 if is_v3 else 2}ForCausalLM",
-        [LayerConfig(rope, has_experts=layer >= num_dense) for layer in range(count)],
+        dense_first(rope, count, num_dense),
         head_dim=latent.query_dim,
         num_kv_heads=1,
-        qkv_bias=has_bias,
-        o_bias=has_bias,
+        **attention_biases(fields),
         mlp_bias=not is_v3 and fields.boolean("mlp_bias", default=False),
         moe=moe,
         latent=latent,

@@ -9,7 +9,13 @@ from shared.model.config.json_fields import JsonFields
 from shared.model.config.layer_config import AROUND, FULL, SLIDING, layer_kinds, windowed_layers
 from shared.model.config.model_config import ModelConfig
 from shared.model.config.rope_config import RopeConfig
-from shared.model.families.decoder_fields import max_positions, num_layers, read_activation, read_decoder
+from shared.model.families.decoder_fields import (
+    attention_biases,
+    max_positions,
+    num_layers,
+    read_activation,
+    read_decoder,
+)
 
 _DEFAULTS = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096}
 """Published configurations leave out what is as here."""
@@ -49,15 +55,13 @@ def _gemma(
     if fields.boolean("use_bidirectional_attention", default=False):
         raise fields.fault("use_bidirectional_attention", "is not supported: the model generates no text")
     kinds = layer_kinds(fields, num_layers(fields), full_every)
-    has_bias = fields.boolean("attention_bias", default=False)
     return read_decoder(
         fields,
         architecture,
         windowed_layers(fields, kinds, fields.optional_integer("sliding_window"), ropes),
         is_tied=True,
         activation=read_activation(fields, "hidden_activation", "gelu_pytorch_tanh"),
-        qkv_bias=has_bias,
-        o_bias=has_bias,
+        **attention_biases(fields),
         query_scale=fields.number("query_pre_attn_scalar", default=256.0) ** -0.5,
         norm_offset=1.0,
         embedding_scale=fields.integer("hidden_size") ** 0.5,

@@ -7,7 +7,7 @@ from shared.model.config.layer_config import LayerConfig, TensorNames
 from shared.model.config.model_config import ModelConfig
 from shared.model.config.moe_config import MoeConfig
 from shared.model.config.rope_config import RopeConfig
-from shared.model.families.decoder_fields import max_positions, num_layers, read_decoder
+from shared.model.families.decoder_fields import dense_first, max_positions, num_layers, read_decoder
 from shared.model.families.deepseek import noaux_routing
 
 _SHARE = 0.5
@@ -34,7 +34,7 @@ def glm4_moe(fields: JsonFields) -> ModelConfig:
     return read_decoder(
         fields,
         "Glm4MoeForCausalLM",
-        [LayerConfig(rope, has_experts=layer >= num_dense) for layer in range(count)],
+        dense_first(rope, count, num_dense),
         qkv_bias=fields.boolean("attention_bias", default=False),
         qk_norm="head" if fields.boolean("use_qk_norm", default=False) else "none",
         moe=moe if num_dense < count else None,

@@ -8,7 +8,13 @@ from shared.model.config.json_fields import JsonFields
 from shared.model.config.layer_config import LayerConfig
 from shared.model.config.model_config import ModelConfig
 from shared.model.config.rope_config import RopeConfig
-from shared.model.families.decoder_fields import max_positions, num_layers, read_decoder, read_kv_heads
+from shared.model.families.decoder_fields import (
+    attention_biases,
+    max_positions,
+    num_layers,
+    read_decoder,
+    read_kv_heads,
+)
 
 
 def llama(fields: JsonFields) -> ModelConfig:
@@ -30,15 +36,13 @@ def granite(fields: JsonFields) -> ModelConfig:
 
 def _llama(fields: JsonFields, architecture: str, **own: Any) -> ModelConfig:
     rope = RopeConfig.parse(fields, max_positions(fields))
-    has_bias = fields.boolean("attention_bias", default=False)
     num_heads = fields.integer("num_attention_heads")
     return read_decoder(
         fields,
         architecture,
         [LayerConfig(rope)] * num_layers(fields),
         num_kv_heads=read_kv_heads(fields, num_heads, num_heads),  # Llama 1 and 2 omit the field
-        qkv_bias=has_bias,
-        o_bias=has_bias,
+        **attention_biases(fields),
         mlp_bias=fields.boolean("mlp_bias", default=False),
         **own,
     )

@@ -8,7 +8,13 @@ from shared.model.config.json_fields import JsonFields
 from shared.model.config.layer_config import FULL, SLIDING, LayerConfig, TensorNames, layer_kinds, windowed_layers
 from shared.model.config.model_config import ModelConfig
 from shared.model.config.rope_config import RopeConfig
-from shared.model.families.decoder_fields import max_positions, num_layers, read_decoder, read_kv_heads
+from shared.model.families.decoder_fields import (
+    attention_biases,
+    max_positions,
+    num_layers,
+    read_decoder,
+    read_kv_heads,
+)
 
 _NAMES = TensorNames(
     input_norm=None,
@@ -38,15 +44,13 @@ def olmo3(fields: JsonFields) -> ModelConfig:
 
 
 def _olmo(fields: JsonFields, architecture: str, layers: Sequence[LayerConfig]) -> ModelConfig:
-    has_bias = fields.boolean("attention_bias", default=False)
     num_heads = fields.integer("num_attention_heads")
     return read_decoder(
         fields,
         architecture,
         layers,
         num_kv_heads=read_kv_heads(fields, num_heads, num_heads),
-        qkv_bias=has_bias,
-        o_bias=has_bias,
+        **attention_biases(fields),
         qk_norm="whole",
         names=_NAMES,
     )

@@ -10,7 +10,13 @@ from shared.model.config.layer_config import LayerConfig, layer_kinds, windowed_
 from shared.model.config.model_config import ModelConfig
 from shared.model.config.moe_config import MoeConfig, chosen_experts
 from shared.model.config.rope_config import RopeConfig
-from shared.model.families.decoder_fields import max_positions, num_layers, read_decoder, read_head_dim
+from shared.model.families.decoder_fields import (
+    attention_biases,
+    max_positions,
+    num_layers,
+    read_decoder,
+    read_head_dim,
+)
 
 _DEFAULT_HEAD_DIM = 128
 _DEFAULT_WINDOW = 4096
@@ -51,10 +57,9 @@ def qwen3_moe(fields: JsonFields) -> ModelConfig:
 def _qwen3(
     fields: JsonFields, architecture: str, layers: tuple[LayerConfig, ...] | list[LayerConfig], moe: MoeConfig | None
 ) -> ModelConfig:
-    has_bias = fields.boolean("attention_bias", default=False)
     head_dim = read_head_dim(fields, _DEFAULT_HEAD_DIM)
     return read_decoder(
-        fields, architecture, layers, head_dim=head_dim, qkv_bias=has_bias, o_bias=has_bias, qk_norm="head", moe=moe
+        fields, architecture, layers, head_dim=head_dim, **attention_biases(fields), qk_norm="head", moe=moe
     )
 
 

@@ -39,7 +39,7 @@ class Mlp:
 
     def forward(self, x: Tensor) -> Tensor:
         """[num_tokens, hidden_size] to the same shape."""
-        return self._down.forward(self._kernels.silu_mul(self._gate_up.forward(x), self._activation))
+        return self._down.forward(self._kernels.act_and_mul(self._gate_up.forward(x), self._activation))
 
 
 class MixtureOfExperts:

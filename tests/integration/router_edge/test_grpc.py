@@ -124,7 +124,7 @@ async def test_the_clients_deadline_is_the_requests_and_frees_it(edge: Edge) -> 
     code, _ = await failure(edge.grpc.Generate(text_request(), timeout=3.0))
     assert code is grpc.StatusCode.DEADLINE_EXCEEDED
     await edge.closed()
-    assert 0 < edge.core.requests[0].timeout_s < 3.01  # on the wire it is rounded up
+    assert 0 < edge.core.requests[0].timeout_s < 4  # on the wire it is rounded up
 
 
 async def test_status_and_keys(start_edge: StartEdge) -> None:

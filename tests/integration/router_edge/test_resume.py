@@ -36,7 +36,7 @@ async def test_a_grpc_answer_begins_with_what_it_takes_to_resume_it(edge: Edge) 
     (request,) = edge.core.requests
     start = responses[0].start
     assert (start.seed, start.max_tokens) == (request.sampling.seed, request.sampling.max_tokens)
-    assert 200.0 < start.timeout_s <= 300.0
+    assert 0 < start.timeout_s <= DEADLINE_S + 1  # on the wire it is rounded up, above 100 s to whole seconds
     assert not any(response.HasField("start") for response in responses[1:])
 
 

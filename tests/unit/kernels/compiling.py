@@ -244,7 +244,7 @@ def compile_the_rest(dtype: torch.dtype, arch: str = "sm_90") -> list[Compiled]:
         kernels.rms_norm(x, weight, 1e-5)
         kernels.add_rms_norm(x, x, weight, 1e-5)
         for activation in (SILU, GELU, Activation("clamped", alpha=1.702, limit=7.0)):
-            kernels.silu_mul(torch.zeros(64, 28672, dtype=dtype), activation)
+            kernels.act_and_mul(torch.zeros(64, 28672, dtype=dtype), activation)
         query, key = torch.zeros(8, 32, 128, dtype=dtype), torch.zeros(8, 8, 128, dtype=dtype)
         angles, slots = torch.zeros(8, 128, dtype=dtype), torch.arange(8)
         pool = torch.zeros(2, 2, 2, 8, 16, 128, dtype=dtype)

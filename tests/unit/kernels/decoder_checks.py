@@ -30,7 +30,7 @@ def check_rms_norm(shape: tuple[int, ...], *, device: str = "cpu", dtype: torch.
         assert torch.equal(residual, kept[1])
 
 
-def check_silu_mul(
+def check_act_and_mul(
     num_tokens: int,
     size: int,
     activation: Activation = SILU,
@@ -39,7 +39,7 @@ def check_silu_mul(
     dtype: torch.dtype = torch.float32,
 ) -> None:
     gate_up = random_tensor(num_tokens, 2 * size, dtype=dtype, device=device) * 4
-    assert_near(triton_kernels().silu_mul(gate_up, activation), TorchKernels().silu_mul(gate_up, activation))
+    assert_near(triton_kernels().act_and_mul(gate_up, activation), TorchKernels().act_and_mul(gate_up, activation))
 
 
 def check_experts(

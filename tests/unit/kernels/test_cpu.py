@@ -39,14 +39,14 @@ def test_norms_and_silu(cpu, dtype, rows, size):
         close(found, expected)
     gate_up = 8 * random(rows, 2 * size, dtype=dtype, seed=3)
     for activation in (SILU, GELU, Activation("clamped", alpha=1.702, limit=3.0)):
-        close(cpu.silu_mul(gate_up, activation), REFERENCE.silu_mul(gate_up, activation))
+        close(cpu.act_and_mul(gate_up, activation), REFERENCE.act_and_mul(gate_up, activation))
 
 
 @needs_library
 def test_silu_at_the_ends_of_its_range(cpu):
     gate = torch.tensor([-1e30, -200.0, -88.0, -1e-30, 0.0, 1e-30, 88.0, 1e30] * 4)
     gate_up = torch.cat((gate, torch.ones(32)))[None]
-    torch.testing.assert_close(cpu.silu_mul(gate_up), REFERENCE.silu_mul(gate_up), rtol=1e-5, atol=1e-30)
+    torch.testing.assert_close(cpu.act_and_mul(gate_up), REFERENCE.act_and_mul(gate_up), rtol=1e-5, atol=1e-30)
 
 
 @needs_library
@@ -148,7 +148,7 @@ def test_loops_take_as_many_threads_as_torch_says_in_any_thread(cpu):
         cpu.library.tandem_ask_threads(ctypes.cast(ask, ctypes.c_void_p))
         for threads in (1, 3):
             torch.set_num_threads(threads)
-            computing = threading.Thread(target=cpu.silu_mul, args=(x,))
+            computing = threading.Thread(target=cpu.act_and_mul, args=(x,))
             computing.start()
             computing.join()
     finally:

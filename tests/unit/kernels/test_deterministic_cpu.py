@@ -112,14 +112,14 @@ def test_each_token_attends_alike_with_bounds_of_scores_and_sinks(
 def test_rows_between_the_products_stand_alone(cpu: DeterministicCpuKernels, dtype: torch.dtype) -> None:
     x, residual, weight = (random(n, 96, dtype=dtype, seed=n) for n in (40, 40, 1))
     normed, total = cpu.add_rms_norm(x, residual, weight[0], 1e-5)
-    active = cpu.silu_mul(x)
+    active = cpu.act_and_mul(x)
     for row in range(40):
         rows = slice(row, row + 1)
         one, its_total = cpu.add_rms_norm(x[rows], residual[rows], weight[0], 1e-5)
         assert one.equal(normed[rows])
         assert its_total.equal(total[rows])
         assert cpu.rms_norm(total[rows], weight[0], 1e-5).equal(normed[rows])
-        assert cpu.silu_mul(x[rows]).equal(active[rows])
+        assert cpu.act_and_mul(x[rows]).equal(active[rows])
 
 
 @needs_library

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
-from shared.kernels.activation.reference import silu_mul
+from shared.kernels.activation.reference import act_and_mul
 from shared.kernels.attention.reference import QUERY_TILE, paged_attention
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.experts.routing import choose_experts
@@ -155,10 +155,10 @@ def test_rotary_rounds_exactly_like_transformers(dtype: torch.dtype) -> None:
     assert all(map(torch.equal, (rotate(query, cos, sin), rotate(key, cos, sin)), expected))
 
 
-def test_silu_mul_takes_the_gate_first() -> None:
+def test_act_and_mul_takes_the_gate_first() -> None:
     gate_up = _random(3, 10, dtype=torch.float32)
     expected = functional.silu(gate_up[:, :5]) * gate_up[:, 5:]
-    assert torch.equal(silu_mul(gate_up), expected)
+    assert torch.equal(act_and_mul(gate_up), expected)
 
 
 def test_write_kv_fills_its_slots_of_its_layer_and_nothing_else() -> None:

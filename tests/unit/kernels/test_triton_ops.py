@@ -176,13 +176,13 @@ def test_rms_norm_equals_the_reference(interpreted: Run, shape: tuple[int, ...],
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("num_tokens", "size"), [(3, 64), (2, 5000), (1, 1), (0, 64)])
-def test_silu_mul_equals_the_reference(interpreted: Run, num_tokens: int, size: int, dtype: torch.dtype) -> None:
-    interpreted(decoder_checks.check_silu_mul, num_tokens, size, dtype=dtype)
+def test_act_and_mul_equals_the_reference(interpreted: Run, num_tokens: int, size: int, dtype: torch.dtype) -> None:
+    interpreted(decoder_checks.check_act_and_mul, num_tokens, size, dtype=dtype)
 
 
 @pytest.mark.parametrize("activation", [GELU, CLAMPED])
 def test_other_activations_equal_the_reference(interpreted: Run, activation: Activation) -> None:
-    interpreted(decoder_checks.check_silu_mul, 3, 100, activation)
+    interpreted(decoder_checks.check_act_and_mul, 3, 100, activation)
     interpreted(decoder_checks.check_experts, 7, 4, 2, activation=activation)
 
 

@@ -35,7 +35,7 @@ def run_step(query_lens: list[int], kv_lens: list[int], table_width: int, shift:
             query, key, key, angles, angles, pool, layer, batch.slots, q_norm=None, k_norm=None, eps=1e-6
         )
         kernels.paged_attention(query, pool, layer, batch, scale=0.1, window=None)
-    kernels.silu_mul(torch.zeros(num_tokens, 2 * HIDDEN, dtype=torch.bfloat16))
+    kernels.act_and_mul(torch.zeros(num_tokens, 2 * HIDDEN, dtype=torch.bfloat16))
     rows = len(query_lens)
     kernels.sample_tokens(
         torch.zeros(rows, VOCAB),
@@ -73,7 +73,7 @@ def test_a_serving_mix_needs_few_kernels(compiled_afresh: Run) -> None:
         "prefill_tiles": 2,  # short chunks and long ones
         "rms_norm_rows": 2,  # with and without the residual
         "rotate_and_write_heads": 1,
-        "silu_mul_tiles": 1,
+        "act_and_mul_tiles": 1,
         "copy_blocks": 2,  # gathering and scattering
         "checksum_stretches": 1,
         "find_peaks": 1,

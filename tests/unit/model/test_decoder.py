@@ -344,6 +344,6 @@ class CountingKernels(TorchKernels):
     def __init__(self) -> None:
         self.num_rows: list[int] = []
 
-    def silu_mul(self, gate_up: Tensor, activation: Activation = SILU) -> Tensor:  # type: ignore[override]  # static there
+    def act_and_mul(self, gate_up: Tensor, activation: Activation = SILU) -> Tensor:  # type: ignore[override]  # static there
         self.num_rows.append(gate_up.shape[0])
-        return TorchKernels.silu_mul(gate_up, activation)
+        return TorchKernels.act_and_mul(gate_up, activation)

@@ -63,7 +63,7 @@ inline Floats gated(Floats g, float alpha) {
 }
 
 template <Gate G, typename T>
-void silu_mul(const T* gate_up, T* y, int64_t rows, int64_t size, float alpha, float limit) {
+void act_and_mul(const T* gate_up, T* y, int64_t rows, int64_t size, float alpha, float limit) {
   for_rows(rows, 4 * size, [&](int64_t r) {
     const T *gate = gate_up + 2 * r * size, *up = gate + size;
     for (int64_t i = 0; i < size; i += 16) {
@@ -78,10 +78,10 @@ void silu_mul(const T* gate_up, T* y, int64_t rows, int64_t size, float alpha, f
 }
 
 template <typename T>
-void silu_mul(const T* gate_up, T* y, int64_t rows, int64_t size, int gate, float alpha, float limit) {
-  if (gate == kSilu) return silu_mul<kSilu>(gate_up, y, rows, size, alpha, limit);
-  if (gate == kGeluTanh) return silu_mul<kGeluTanh>(gate_up, y, rows, size, alpha, limit);
-  silu_mul<kClamped>(gate_up, y, rows, size, alpha, limit);
+void act_and_mul(const T* gate_up, T* y, int64_t rows, int64_t size, int gate, float alpha, float limit) {
+  if (gate == kSilu) return act_and_mul<kSilu>(gate_up, y, rows, size, alpha, limit);
+  if (gate == kGeluTanh) return act_and_mul<kGeluTanh>(gate_up, y, rows, size, alpha, limit);
+  act_and_mul<kClamped>(gate_up, y, rows, size, alpha, limit);
 }
 
 // One head, head_dim a multiple of 32: pairs (i, i + head_dim / 2), each product rounded as torch rounds it. The sums
@@ -197,12 +197,12 @@ extern "C" void tandem_rms_norm(
 }
 
 // gate_up [rows, 2 size], y [rows, size]; size a multiple of 16; gate as in Gate.
-extern "C" void tandem_silu_mul(
+extern "C" void tandem_act_and_mul(
     const void* gate_up, void* y, int64_t rows, int64_t size, int gate, float alpha, float limit, int is_bf16) {
   if (is_bf16)
-    silu_mul((const bf16*)gate_up, (bf16*)y, rows, size, gate, alpha, limit);
+    act_and_mul((const bf16*)gate_up, (bf16*)y, rows, size, gate, alpha, limit);
   else
-    silu_mul((const float*)gate_up, (float*)y, rows, size, gate, alpha, limit);
+    act_and_mul((const float*)gate_up, (float*)y, rows, size, gate, alpha, limit);
 }
 
 // query [tokens, heads, dim] (and key, value with kv_heads) with strides[] elements between tokens; cos, sin

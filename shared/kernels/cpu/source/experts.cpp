@@ -52,7 +52,7 @@ std::vector<Operands<T>> side_by_side(const std::vector<int64_t>& starts, const 
 
 struct ExpertSizes {
   int64_t tokens, top_k, hidden, inner, first_expert, num_experts, gate;
-  float alpha, limit;  // of tandem_silu_mul, as gate
+  float alpha, limit;  // of tandem_act_and_mul, as gate
 };
 
 template <typename T>
@@ -94,7 +94,7 @@ void experts(
   multiply_parts(
       side_by_side<T>(starts, m.gathered, s.hidden, m.gate_up, 2 * s.inner), gate_up, gate_up_packed, m.scratch,
       s.hidden, 2 * s.inner);
-  tandem_silu_mul(m.gate_up, m.activated, starts.back(), s.inner, int(s.gate), s.alpha, s.limit, is_bf16);
+  tandem_act_and_mul(m.gate_up, m.activated, starts.back(), s.inner, int(s.gate), s.alpha, s.limit, is_bf16);
   multiply_parts(
       side_by_side<T>(starts, m.activated, s.inner, m.found, s.hidden), down, down_packed, m.scratch, s.inner,
       s.hidden);

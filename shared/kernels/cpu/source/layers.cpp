@@ -28,7 +28,7 @@ struct Sizes {
   int64_t q_size() const { return heads * dim; }
   int64_t kv_size() const { return kv_heads * dim; }
   int64_t is_bf16, kv_is_bf16;
-  int64_t gate;  // of tandem_silu_mul
+  int64_t gate;  // of tandem_act_and_mul
 };
 
 struct Memory {  // of one step
@@ -120,7 +120,7 @@ extern "C" int tandem_layers(
     if (const int failed = add_up()) return failed;
     add_norm(layer.attention_norm, layer.post_norm);
     linear(m.normed, layer.gate_up, m.gate_up, s.hidden, 2 * s.inner);
-    tandem_silu_mul(m.gate_up, m.activated, tokens, s.inner, int(s.gate), 0.0f, 0.0f, is_bf16);
+    tandem_act_and_mul(m.gate_up, m.activated, tokens, s.inner, int(s.gate), 0.0f, 0.0f, is_bf16);
     linear(m.activated, layer.down, m.out, s.inner, s.hidden);
     if (const int failed = add_up()) return failed;
     add_norm(layer.output_norm, is_last ? last_norm : layers[i + 1].input_norm);

@@ -26,7 +26,7 @@ void tandem_batched_linear(
 void tandem_rms_norm(
     const void* x, const void* residual, const void* weight, void* y, void* sum, int64_t rows, int64_t size, float eps,
     int is_bf16);
-void tandem_silu_mul(
+void tandem_act_and_mul(
     const void* gate_up, void* y, int64_t rows, int64_t size, int gate, float alpha, float limit, int is_bf16);
 void tandem_rotate_and_write(
     const void* query, const void* key, const void* value, const int64_t* strides, const void* cos, const void* sin,

@@ -51,7 +51,7 @@ class Engine:
 
     def step(self) -> StepPlan:
         scheduler = self.scheduler
-        slack_s, plan = scheduler.least_slack_s, scheduler.schedule()
+        slack_s, plan = scheduler.least_slack_s(scheduler.sequences.decoding), scheduler.schedule()
         work = step_work(plan)
         seconds = self.times.step_s(work)
         self.now_s += seconds

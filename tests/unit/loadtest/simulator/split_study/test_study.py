@@ -13,7 +13,6 @@ from loadtest.simulator.request import from_trace
 from loadtest.simulator.split_study.__main__ import main
 from loadtest.simulator.split_study.cells import Loads
 from loadtest.simulator.split_study.scenarios import settled_after
-from loadtest.simulator.split_study.systems import in_time
 from loadtest.workloads.trace import TraceRequest
 from shared.errors import ConfigError
 from tests.unit.loadtest.simulator.setups import HEAD
@@ -67,6 +66,6 @@ def test_a_change_is_over_with_the_first_window_from_which_on_goodput_holds():
     for request in requests:
         late_s = 5.0 if 20.0 <= request.at_s < 32.0 else 0.5
         request.first_token_s = request.finished_s = request.at_s + late_s
-    assert not in_time(requests[50], targets)
+    assert not targets.met_by(requests[50])
     assert settled_after(requests, targets, 20.0, 40.0, goodput=1.8) == 15.0
     assert settled_after(requests, targets, 20.0, 40.0, goodput=2.5) == 40.0

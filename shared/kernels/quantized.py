@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shared.kernels.activation.reference import silu_mul
+from shared.kernels.activation.reference import act_and_mul
 from shared.kernels.activation.rules import SILU, Activation
 from shared.kernels.experts.reference import check_forward, combine
 from shared.kernels.linear_spec import Kind, LinearSpec
@@ -353,7 +353,7 @@ class OpenedExperts:
         for expert in range(self._gate_up.shape[0]):
             tokens, places = (local == expert).nonzero(as_tuple=True)
             if tokens.numel():
-                inner = silu_mul(_product(x[tokens], self._gate_up[expert]), self._activation)
+                inner = act_and_mul(_product(x[tokens], self._gate_up[expert]), self._activation)
                 found[tokens, places] = _product(inner, self._down[expert])
         return combine(found, weights)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated
 
@@ -26,6 +27,8 @@ from shared.sizing.load import Hardware, Load, PoolFit
 from shared.sizing.measured_steps import measured
 from shared.sizing.shapes import (
     BYTES_PER_VALUE,
+    KV_CODES,
+    KV_DTYPES,
     NAMED_MODELS,
     SPARSE_MODELS,
     ExpertShape,
@@ -75,7 +78,7 @@ def fit(
         typer.Option("--rate", help="Requests/s; default: what keeps --concurrency busy if the targets are just met."),
     ] = None,
     weights: Annotated[str, typer.Option("--weights", help=f"Weights: {', '.join(BYTES_PER_VALUE)}.")] = "bf16",
-    kv_dtype: Annotated[str, typer.Option("--kv-dtype", help="KV, likewise.")] = "bf16",
+    kv_dtype: Annotated[str, typer.Option("--kv-dtype", help=f"KV: {', '.join(KV_DTYPES)}.")] = "bf16",
     max_tensor: Annotated[int, typer.Option("--max-tensor", help="Most GPUs that split a worker's layers.")] = 8,
     max_pipeline: Annotated[
         int, typer.Option("--max-pipeline", help="Most stages of a worker, each of that many GPUs.")
@@ -135,8 +138,8 @@ def fit(
         decode_gpu=gpu_of(decode_gpu or gpu, "decode-gpu" if decode_gpu else "gpu"),
         prefill_name=device_name(prefill_gpu or gpu),
         decode_name=device_name(decode_gpu or gpu),
-        weights=_dtype(weights, "weights"),
-        kv_dtype=_dtype(kv_dtype, "kv-dtype"),
+        weights=_one_of(weights, "weights", BYTES_PER_VALUE),
+        kv_dtype=_kv_dtype(kv_dtype, shape),
         memory_share=_between(memory_share, "memory-share", 0.1, 1.0),
         max_tensor=int(_between(max_tensor, "max-tensor", 1, MOST_RANKS)),
         max_pipeline=int(_between(max_pipeline, "max-pipeline", 1, MOST_RANKS)),
@@ -232,10 +235,14 @@ def _uri(model: str) -> str:
     return str(path.parent if path.is_file() else path)
 
 
-def _dtype(name: str, option: str) -> str:
-    if name not in BYTES_PER_VALUE:
-        raise ConfigError(f"--{option}: {name!r} is not one of {', '.join(BYTES_PER_VALUE)}", field=option, value=name)
+def _one_of(name: str, option: str, known: Collection[str]) -> str:
+    if name not in known:
+        raise ConfigError(f"--{option}: {name!r} is not one of {', '.join(known)}", field=option, value=name)
     return name
+
+
+def _kv_dtype(name: str, shape: ModelShape) -> str:
+    return _one_of(name, "kv-dtype", KV_DTYPES if shape.latent is None else KV_DTYPES[: -len(KV_CODES)])
 
 
 def _price(value: float | None, option: str) -> float | None:
@@ -343,4 +350,7 @@ def _pool(pool: PoolFit, fit: Fit) -> dict[str, object]:
     }
     if weights in _QUANTIZED:
         entry["quantization"] = weights
+    kv_dtype = fit.hardware.kv_dtype
+    if kv_dtype in KV_CODES or (kv_dtype, entry["dtype"]) == ("bf16", "fp32"):  # other pairs are served by no worker
+        entry["kvDtype"] = kv_dtype
     return entry

@@ -115,12 +115,16 @@ def _figures(worker: inference_pb2.WorkerStatus) -> tuple[str, ...]:
         share(load.num_prefix_hit_tokens, load.num_prompt_tokens),
         size(load.resident_bytes) if load.HasField("resident_bytes") else "-",
         size(worker.pool_bytes),
-        " ".join(part for part in (worker.kernels, worker.dtype, _weights(worker)) if part),
+        " ".join(part for part in (worker.kernels, worker.dtype, _weights(worker), _kv(worker)) if part),
     )
 
 
 def _weights(worker: inference_pb2.WorkerStatus) -> str:
     return f"weights {worker.quantization} {size(worker.weight_bytes)}" if worker.quantization else ""
+
+
+def _kv(worker: inference_pb2.WorkerStatus) -> str:
+    return f"KV {worker.kv_dtype}" if worker.kv_dtype not in ("", worker.dtype) else ""
 
 
 def _ranks(worker: inference_pb2.WorkerStatus) -> str:

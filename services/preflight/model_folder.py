@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from services.preflight.finding import Finding, fail, ok, warn
-from shared.errors import ConfigError, ModelLoadError
+from shared.errors import ConfigError, InvalidRequest, ModelLoadError
 from shared.kv.layout import BYTES_PER_ELEMENT, BlockLayout
 from shared.model.config.folder import check_folder
 from shared.model.config.model_config import ModelConfig
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 CHECK = "model"
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+_KV_DTYPES = {**_DTYPES, "int8": "int8", "fp8": "float8_e4m3fn"}
 _FIX = "see that the volume is mounted and complete; a download that was cut off has to be repeated"
 _LESS = "a larger device or memory limit, a dtype of 16 bits instead of fp32, or a smaller model"
 
@@ -56,11 +57,14 @@ def check_weights(need: EngineNeed, memory_bytes: int | None) -> Finding:
         return fail(CHECK, error.message, _FIX)
     except ConfigError as error:
         return fail(CHECK, error.message, "leave quantization at auto")
+    try:
+        layout = _layout(need, config)
+    except InvalidRequest as error:
+        return fail(CHECK, error.message, "leave kv_dtype at auto")
     dtype = _dtype(need, config)
     num_elements = sum(math.prod(shape) for shape in plan.shapes.values())
     weight_bytes = plan.weight_bytes(BYTES_PER_ELEMENT[dtype])
     form = f"{plan.kinds} beside {dtype}" if plan.kinds else dtype
-    layout = _layout(need, config)
     own_weight_bytes, own_block_bytes = (-(-n // need.num_hosts) for n in (weight_bytes, layout.block_bytes))
     max_len = min(need.max_model_len or config.max_position_embeddings, config.max_position_embeddings)
     blocks = max(need.num_kv_blocks, 1)
@@ -98,7 +102,7 @@ def check_tokenizer(folder: Path) -> Finding:
 
 
 def kv_bytes_per_token(need: EngineNeed) -> float:
-    """Bytes of KV for one token of the model. Raises ModelLoadError."""
+    """Bytes of KV for one token of the model. Raises ModelLoadError, InvalidRequest."""
     return _layout(need, load_config(need.model)).block_bytes / need.block_size
 
 
@@ -130,7 +134,7 @@ def _plan(need: EngineNeed, config: ModelConfig) -> WeightPlan:
 
 
 def _layout(need: EngineNeed, config: ModelConfig) -> BlockLayout:
-    kv_dtype = _dtype(need, config) if need.kv_dtype == "auto" else _DTYPES[need.kv_dtype]
+    kv_dtype = _dtype(need, config) if need.kv_dtype == "auto" else _KV_DTYPES[need.kv_dtype]
     return config.block_layout(need.block_size, kv_dtype)
 
 

@@ -192,7 +192,8 @@ def load_model(
     check_device(settings.devices[0])
     backend = choose_backend(settings)
     dtype = choose_dtype(settings.dtype, config, settings.devices[0], backend) if group is None else group.dtype
-    layout = config.block_layout(settings.block_size, dtype_name(choose_kv_dtype(settings.kv_dtype, dtype)))
+    kv_dtype = choose_kv_dtype(settings.kv_dtype, dtype, has_latents=config.latent is not None)
+    layout = config.block_layout(settings.block_size, dtype_name(kv_dtype))
     if group is None:
         decoder = Decoder.load(
             settings.model,

@@ -16,6 +16,7 @@ from shared.kernels.activation.rules import SILU, Activation
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.block_ops import BlockOps
 from shared.kernels.experts.rules import Routing
+from shared.kernels.pool_view import PoolView
 from shared.kernels.quantized import QuantizedWeight, Weight
 from shared.kernels.sampling_ops import SamplingOps
 
@@ -207,7 +208,7 @@ class DecoderOps(Protocol):
         value: Tensor,
         cos: Tensor,
         sin: Tensor,
-        kv_blocks: Tensor,
+        pool: PoolView,
         layer: int,
         slots: Tensor,
         *,
@@ -226,9 +227,8 @@ class DecoderOps(Protocol):
             value: [num_tokens, num_kv_heads, head_dim], query's dtype.
             cos: [num_tokens, head_dim], query's dtype, both halves equal.
             sin: [num_tokens, head_dim], likewise.
-            kv_blocks: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], contiguous, changed in place;
-                query's dtype or another that `KV_DTYPES` allows, to which K and V are rounded. Backends of the CPU also
-                take some adjacent layers and heads of a contiguous pool.
+            pool: of two planes, changed in place; query's dtype or another that `KV_DTYPES` allows, to which K and V
+                are rounded, placed keys first to query's dtype. Only backends of the CPU take a part of a pool.
             layer: 0 <= layer < num_layers.
             slots: [num_tokens] int64, block_id * block_size + offset, no two equal.
             q_norm: [head_dim], weight of the query heads' RMS norm, or None.
@@ -246,7 +246,7 @@ class DecoderOps(Protocol):
         latent: Tensor,
         cos: Tensor,
         sin: Tensor,
-        kv_blocks: Tensor,
+        pool: PoolView,
         layer: int,
         slots: Tensor,
         *,
@@ -264,8 +264,7 @@ class DecoderOps(Protocol):
             latent: [num_tokens, rank + rope_dim], query's dtype: the latent, and the key of all heads.
             cos: [num_tokens, rope_dim], query's dtype, both halves equal.
             sin: [num_tokens, rope_dim], likewise.
-            kv_blocks: [num_blocks, num_layers, 1, 1, block_size, rank + rope_dim], changed in place; its dtype and
-                strides as for `rotate_and_write`.
+            pool: of one plane with one head of rank + rope_dim, changed in place; otherwise as for `rotate_and_write`.
             layer: 0 <= layer < num_layers.
             slots: [num_tokens] int64, block_id * block_size + offset, no two equal.
             norm: [rank], weight of the latents' RMS norm.
@@ -280,7 +279,7 @@ class DecoderOps(Protocol):
     def paged_attention(
         self,
         query: Tensor,
-        kv_blocks: Tensor,
+        pool: PoolView,
         layer: int,
         batch: AttentionBatch,
         *,
@@ -297,8 +296,7 @@ class DecoderOps(Protocol):
 
         Args:
             query: [num_tokens, num_heads, head_dim], contiguous.
-            kv_blocks: [num_blocks, num_layers, num_planes, num_kv_heads, block_size, head_dim], contiguous, with this
-                step's K and V already written; its dtype as for `rotate_and_write`. With one plane in place of two, a
+            pool: as for `rotate_and_write`, with this step's K and V already written. With one plane in place of two, a
                 row is key and value at once, as latents are.
             layer: 0 <= layer < num_layers.
             batch: the step's sequences.

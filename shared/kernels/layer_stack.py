@@ -12,6 +12,7 @@ from shared.collectives.interface import Collectives
 from shared.kernels.activation.rules import SILU, Activation
 from shared.kernels.backend import Linear
 from shared.kernels.batch import AttentionBatch
+from shared.kernels.pool_view import PoolView
 
 
 class LayerWeights(Protocol):
@@ -63,7 +64,7 @@ class LayerStack(Protocol):
     """All layers of one decoder."""
 
     def run(
-        self, x: Tensor, cos: Tensor, sin: Tensor, kv_blocks: Tensor, batch: AttentionBatch, logit_rows: Tensor
+        self, x: Tensor, cos: Tensor, sin: Tensor, pool: PoolView, batch: AttentionBatch, logit_rows: Tensor
     ) -> Tensor:
         """The output of the decoder's layers for a step, the last norm included.
 
@@ -71,8 +72,7 @@ class LayerStack(Protocol):
             x: [num_tokens, hidden_size], the embedded tokens, at least one; used up.
             cos: [num_encodings, num_tokens, head_dim], each as for `rotate_and_write`.
             sin: [num_encodings, num_tokens, head_dim].
-            kv_blocks: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], contiguous, changed in place;
-                its dtype as for `rotate_and_write`.
+            pool: as for `rotate_and_write`.
             batch: the step's sequences.
             logit_rows: [num_logits] int64, the tokens whose output is wanted.
 

@@ -1,17 +1,22 @@
 """The shape of a KV block, the same for every worker of a cluster.
 
-One tensor a worker, `[num_blocks, num_layers, num_planes, num_kv_heads, block_size, head_dim]`: a block is contiguous
-over all layers, so that one message moves it and one checksum covers it.
+A worker's pool is bytes, `[num_blocks, num_layers, num_planes, num_kv_heads, head_bytes]`: a block is contiguous over
+all layers, so that one message moves it and one checksum covers it. A head's run holds the rows of the block's tokens,
+one behind the other; where they are codes, the tokens' scales follow.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 
 from shared.errors import InvalidRequest, ModelMismatch
 
-BYTES_PER_ELEMENT = {"float32": 4, "bfloat16": 2, "float16": 2}
+BYTES_PER_ELEMENT = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3fn": 1}
 """The supported KV dtypes, by their torch name."""
+CODES = ("int8", "float8_e4m3fn")
+"""Those whose elements are codes: each token and head has a scale in fp32, from its own numbers alone."""
+SCALE_BYTES = 4
 LAYOUT_VERSION = 1
 """Increased whenever the meaning of a block's bytes changes; part of every chain's root."""
 CHECKSUM_WORD_BYTES = 8
@@ -20,11 +25,10 @@ CHECKSUM_WORD_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class KVFormat:
-    """K and V of `num_kv_heads` heads, `head_dim` elements each, without scales; or one latent, which is both.
+    """K and V of `num_kv_heads` heads, `head_dim` elements each, codes with their scales; or one latent, which is both.
 
     All code that depends on the storage of a token uses the members below: the pool's memory and shape, transfers and
-    checksums use the bytes, roots of hash chains the name, kernels shape and dtype. A quantised format would count its
-    scales in `layer_bytes` and identify itself in `name`.
+    checksums use the bytes, roots of hash chains the name; kernels take a `PoolView`.
 
     Raises InvalidRequest naming the field that is out of bounds.
     """
@@ -45,19 +49,32 @@ class KVFormat:
         if self.dtype not in BYTES_PER_ELEMENT:
             known = ", ".join(BYTES_PER_ELEMENT)
             raise InvalidRequest(f"dtype must be one of {known}, not {self.dtype!r}", field="dtype", limit=known)
+        if self.has_scales and self.num_planes == 1:
+            known = ", ".join(name for name in BYTES_PER_ELEMENT if name not in CODES)
+            raise InvalidRequest(f"latents are not kept in {self.dtype}, only in {known}", field="dtype", limit=known)
+
+    @property
+    def has_scales(self) -> bool:
+        """Whether elements are codes."""
+        return self.dtype in CODES
 
     @property
     def name(self) -> str:
         """Part of every chain's root: formats that encode differently have different names."""
         return self.dtype if self.num_planes == 2 else f"{self.dtype}-latent"
 
-    def layer_shape(self, block_size: int) -> tuple[int, int, int, int]:
-        """Shape of one layer of a block: `[num_planes, num_kv_heads, block_size, head_dim]`; two planes: K, then V."""
-        return (self.num_planes, self.num_kv_heads, block_size, self.head_dim)
+    def head_bytes(self, block_size: int) -> int:
+        """Bytes of one head's keys, or values, in one layer of a block of `block_size` tokens."""
+        row_bytes = self.head_dim * BYTES_PER_ELEMENT[self.dtype] + (SCALE_BYTES if self.has_scales else 0)
+        return block_size * row_bytes
+
+    def layer_shape(self, block_size: int) -> tuple[int, int, int]:
+        """One layer of a block: `[num_planes, num_kv_heads, head_bytes]` bytes; of two planes K, then V."""
+        return (self.num_planes, self.num_kv_heads, self.head_bytes(block_size))
 
     def layer_bytes(self, block_size: int) -> int:
         """Bytes of one layer of a block of `block_size` tokens."""
-        return self.num_planes * self.num_kv_heads * block_size * self.head_dim * BYTES_PER_ELEMENT[self.dtype]
+        return math.prod(self.layer_shape(block_size))
 
     def describe(self) -> str:
         """A text for logs and error messages."""
@@ -87,9 +104,12 @@ class BlockLayout:
     def __post_init__(self) -> None:
         check_dimension("num_layers", self.num_layers)
         check_dimension("block_size", self.block_size)
-        if self.block_bytes % CHECKSUM_WORD_BYTES:
+        # The words of a checksum lie in one head, behind whose codes its scales then begin at a multiple of 4 bytes.
+        what = "heads" if self.format.has_scales else "blocks"
+        num_bytes = self.format.head_bytes(self.block_size) if self.format.has_scales else self.block_bytes
+        if num_bytes % CHECKSUM_WORD_BYTES:
             raise InvalidRequest(
-                f"block_size {self.block_size} gives blocks of {self.block_bytes} bytes, "
+                f"block_size {self.block_size} gives {what} of {num_bytes} bytes, "
                 f"which is not a multiple of {CHECKSUM_WORD_BYTES}",
                 field="block_size",
                 limit=CHECKSUM_WORD_BYTES,
@@ -105,8 +125,8 @@ class BlockLayout:
         """Bytes of one block."""
         return self.num_layers * self.format.layer_bytes(self.block_size)
 
-    def shape(self, num_blocks: int) -> tuple[int, int, int, int, int, int]:
-        """`[num_blocks, num_layers, num_planes, num_kv_heads, block_size, head_dim]`; of two planes K, then V."""
+    def shape(self, num_blocks: int) -> tuple[int, int, int, int, int]:
+        """`[num_blocks, num_layers, num_planes, num_kv_heads, head_bytes]` bytes; of two planes K, then V."""
         return (num_blocks, self.num_layers, *self.format.layer_shape(self.block_size))
 
     def describe(self) -> str:

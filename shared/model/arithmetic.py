@@ -10,6 +10,7 @@ from torch import Tensor
 
 from shared.errors import ConfigError
 from shared.kernels.batch import AttentionBatch
+from shared.kernels.pool_view import PoolView
 from shared.kv.layout import BlockLayout
 from shared.model.decoder import Decoder
 
@@ -46,7 +47,8 @@ def _logits(decoder: Decoder, layout: BlockLayout, cuts: list[int], mates: int) 
     """[length, vocab_size] fp32: of the prompt's tokens, computed in steps that end at `cuts`."""
     length = cuts[-1]
     width, device = -(-length // layout.block_size), decoder.device
-    pool = torch.zeros(layout.shape((mates + 1) * width), dtype=getattr(torch, layout.dtype), device=device)
+    memory = torch.zeros(layout.shape((mates + 1) * width), dtype=torch.uint8, device=device)
+    pool = PoolView.of(memory, layout)
     tables = [list(range(seq * width, (seq + 1) * width)) for seq in range(mates + 1)]
     found = []
     for begin, end in pairwise(cuts):

@@ -15,6 +15,7 @@ from shared.kernels.backends.registry import AUTO
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.cpu.torch_threads import in_this_thread
 from shared.kernels.layer_stack import LayerSizes, LayerStack, StacksLayers
+from shared.kernels.pool_view import PoolView
 from shared.model.config.model_config import ModelConfig
 from shared.model.families.registry import load_config
 from shared.model.kernel_choice import check_kernels, check_specs, kernels_for, stacks
@@ -111,7 +112,7 @@ class Decoder:
         self,
         token_ids: Tensor,
         positions: Tensor,
-        kv_blocks: Tensor,
+        pool: PoolView,
         batch: AttentionBatch,
         logit_rows: Tensor,
         rope_lengths: Tensor | None = None,
@@ -122,7 +123,7 @@ class Decoder:
         Args:
             token_ids: [num_tokens] int64, below `vocab_size`.
             positions: [num_tokens] int64, each token's position in its sequence.
-            kv_blocks: of `ModelConfig.block_layout`'s shape, changed in place.
+            pool: of blocks of a `ModelConfig.block_layout`, changed in place.
             batch: the step's sequences.
             logit_rows: [num_logits] int64, rows of the step's tokens.
             rope_lengths: [num_tokens] int64, required if `rotary.needs_lengths`.
@@ -136,9 +137,9 @@ class Decoder:
         assert logit_rows.dim() == 1
         embedded, cos, sin = self.embed(token_ids, positions, rope_lengths)
         if self._stack is not None and batch.num_tokens:
-            normed = self._stack.run(embedded, cos, sin, kv_blocks, batch, logit_rows)
+            normed = self._stack.run(embedded, cos, sin, pool, batch, logit_rows)
         else:
-            normed = self.pieces.run(embedded, cos, sin, kv_blocks, batch, logit_rows)
+            normed = self.pieces.run(embedded, cos, sin, pool, batch, logit_rows)
         return self.logits(normed, num_candidates)
 
     def embed(self, token_ids: Tensor, positions: Tensor, rope_lengths: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

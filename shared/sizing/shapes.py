@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from shared.sizing.spread import Spread
 
 BYTES_PER_VALUE = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}
-"""By the names that `--weights` and `--kv-dtype` take; scales of quantized tensors are not counted."""
+"""By the names that `--weights` takes; scales of quantized weights are not counted."""
+KV_DTYPES = ("fp32", "bf16", "fp16", "fp8", "int8")
+"""Those that `--kv-dtype` takes. The last two have a scale in fp32 for each token and head."""
+KV_CODES = KV_DTYPES[3:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +96,10 @@ class ModelShape:
 
     def kv_bytes(self, num_kv_heads: int, dtype: str) -> float:
         """K and V of one token in all layers, for that many KV heads; of a model's own one head, its latent."""
-        values = num_kv_heads * self.head_values
+        values, scales = num_kv_heads * self.head_values, 2 * num_kv_heads if dtype in KV_CODES else 0
         if self.latent is not None and num_kv_heads == self.num_kv_heads:
             values = self.latent.kv_rank + self.latent.rope_dim
-        return self.num_layers * values * BYTES_PER_VALUE[dtype]
+        return self.num_layers * (values * BYTES_PER_VALUE[dtype] + scales * BYTES_PER_VALUE["fp32"])
 
     def kv_bytes_per_gpu(self, tensor: int, dtype: str, pipeline: int = 1) -> float:
         """The same on one GPU of a worker of `tensor` x `pipeline`: each has its share of the KV heads, at least one,

@@ -100,7 +100,7 @@ def test_launching_a_step_never_waits_for_the_device(folder: Path) -> None:
 def test_checksums_beside_a_running_step_are_those_of_the_host(folder: Path) -> None:
     decoder, layout = loaded(folder, torch.bfloat16)
     runner = Runner(decoder, layout, 9)
-    runner.kv_blocks.normal_()
+    runner.pool.rows.normal_()
     torch.cuda.synchronize()
     expected = BlockChecksum(layout.block_bytes // 8).checksum_blocks(runner.kv_blocks.cpu(), [8, 0, 3])
     assert runner.checksums([8, 0, 3]) == expected
@@ -150,7 +150,7 @@ def test_weights_drawn_on_the_device_make_a_model_of_finite_logits() -> None:
 def test_swapped_blocks_are_sent_and_checked_behind_late_copies(folder: Path) -> None:
     decoder, layout = loaded(folder, torch.bfloat16)
     runner = Runner(decoder, layout, 9, RunnerConfig(num_host_blocks=1))
-    runner.kv_blocks.normal_()
+    runner.pool.rows.normal_()
     torch.cuda.synchronize()
     before = runner.kv_blocks.cpu()
     torch.cuda._sleep(2_000_000_000)  # about a second: the copies stay queued behind it

@@ -13,6 +13,7 @@ pytest.importorskip("safetensors", reason="checkpoints are safetensors files")
 
 from shared.kernels.backends.registry import choose_kernels
 from shared.kernels.batch import AttentionBatch
+from shared.kernels.pool_view import PoolView
 from shared.kernels.torch_backend import TorchKernels
 from shared.model.checkpoints import write_random_checkpoint
 from shared.model.decoder import Decoder
@@ -114,7 +115,7 @@ def test_a_captured_decode_attention_follows_growing_sequences() -> None:
     def attend() -> torch.Tensor:
         batch = replace(case.batch)  # without a plan yet: a step's planning is captured with it
         return kernels.paged_attention(
-            case.query, case.kv_blocks, LAYER, batch, scale=attention_checks.scale_of(case), window=None
+            case.query, case.pool, LAYER, batch, scale=attention_checks.scale_of(case), window=None
         )
 
     attend()
@@ -141,14 +142,16 @@ def test_a_pool_past_32_bit_offsets_is_read_and_written_right() -> None:
     query, key, value = (comparing.random_tensor(41, 1, head_dim, seed=seed, **shape) for seed in range(3))
     cos, sin = torch.ones(41, head_dim, **shape), torch.zeros(41, head_dim, **shape)
     placed = kernels.rotate_and_write(
-        query, key, value, cos, sin, kv_blocks, 0, batch.slots, q_norm=None, k_norm=None, eps=1e-6
+        query, key, value, cos, sin, PoolView.over(kv_blocks), 0, batch.slots, q_norm=None, k_norm=None, eps=1e-6
     )
     assert torch.equal(kv_blocks[num_blocks - 1, 0, 0, 0], key[:16, 0])
     assert torch.equal(kv_blocks[num_blocks - 2, 0, 1, 0, 0], value[40, 0])
-    output = kernels.paged_attention(placed, kv_blocks, 0, batch, scale=0.1, window=None)
+    output = kernels.paged_attention(placed, PoolView.over(kv_blocks), 0, batch, scale=0.1, window=None)
     ids = torch.tensor([*table, num_blocks - 2], device="cuda")
     few = AttentionBatch.from_lists([40, 1], [40, 1], [[0, 1, 2], [3]], block_size, "cuda")
-    expected = TorchKernels().paged_attention(placed.float(), kv_blocks[ids].float(), 0, few, scale=0.1, window=None)
+    expected = TorchKernels().paged_attention(
+        placed.float(), PoolView.over(kv_blocks[ids].float()), 0, few, scale=0.1, window=None
+    )
     comparing.assert_near(output, expected)
     assert torch.equal(kernels.gather_blocks(kv_blocks, ids), kv_blocks[ids])
 
@@ -172,7 +175,7 @@ def _greedy(folder: Path, kernels: str, num_tokens: int = 32) -> list[int]:
         logits = decoder.forward(
             torch.tensor(tokens[start:], device="cuda"),
             torch.arange(start, len(tokens), device="cuda"),
-            kv_blocks,
+            PoolView.over(kv_blocks),
             batch,
             torch.tensor([len(tokens) - start - 1], device="cuda"),
         )

@@ -45,7 +45,7 @@ class Bench:
         self.layout = config.block_layout(BLOCK_SIZE, name)
         self.runner = Runner(self.decoder, self.layout, num_kv_tokens // BLOCK_SIZE + 64)
         # Blocks never written would all lie on one page of zeros, and reading them would cost nothing.
-        self.runner.kv_blocks.fill_(0.01)
+        self.runner.pool.rows.fill_(0.01)
 
     def step_s(self, step: Step, repeats: int) -> float:
         """Median seconds of the step."""

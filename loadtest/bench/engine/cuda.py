@@ -118,7 +118,7 @@ class EngineBench:
         batch = max(step.batch for step in steps)
         most_tokens = max(step.batch * step.count for step in steps)
         self.runner = Runner(decoder, self.layout, num_blocks, RunnerConfig(batch, longest, most_tokens))
-        self.runner.kv_blocks.normal_()
+        self.runner.pool.rows.normal_()
         self.runner.start()
         views = DecoderParameters.allocate(config, decoder.dtype, "meta").checkpoint_views(config)
         shapes = {name: view.shape for name, view in views.items()}

@@ -194,7 +194,7 @@ def measure(decoder: Decoder, steps: Sequence[MixedStep], rounds: int) -> list[f
     batch = max(step.num_decodes + bool(step.chunk) for step in steps)
     settings = RunnerConfig(batch, longest, most)
     runner = Runner(decoder, layout, max(step.num_blocks for step in steps), settings)
-    runner.kv_blocks.normal_()
+    runner.pool.rows.normal_()
     runner.start()
     plans = {step: step.plan(config.vocab_size) for step in steps}
     return [min(runs) for runs in in_rounds(steps, lambda step: runner.execute(plans[step]), rounds)]

@@ -60,7 +60,7 @@ class Pair:
             settings = RunnerConfig(max_num_batched_tokens=most, static_decode=False, piecewise_tokens=piecewise)
             runner = Runner(decoder, layout, num_blocks, settings)
             generator = torch.Generator(decoder.device).manual_seed(1)
-            runner.kv_blocks.normal_(generator=generator)
+            runner.pool.rows.normal_(generator=generator)
             begin = time.perf_counter()
             runner.start()
             self.start_s.append(time.perf_counter() - begin)

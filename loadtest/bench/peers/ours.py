@@ -19,6 +19,7 @@ from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from shared.engine.sequence import EngineSequence, Goal
 from shared.kernels.backends.registry import AUTO
 from shared.kernels.batch import AttentionBatch
+from shared.kernels.pool_view import PoolView
 from shared.kv.pool import BlockPool
 from shared.model.decoder import Decoder
 
@@ -90,7 +91,7 @@ class Ours:
         """See `EngineAdapter`."""
         size, blocks = len(prompt), -(-len(prompt) // BLOCK_SIZE)
         batch = AttentionBatch.from_lists([size], [size], [list(range(blocks))], BLOCK_SIZE)
-        pool = torch.zeros_like(self._runner.kv_blocks[:blocks])
+        pool = PoolView.of(torch.zeros_like(self._runner.kv_blocks[:blocks]), self._runner.layout)
         rows = torch.arange(size)
         with torch.inference_mode():
             found = self.decoder.forward(torch.tensor(prompt), rows, pool, batch, rows)

@@ -77,6 +77,7 @@ def worker_status(link: WorkerLink) -> inference_pb2.WorkerStatus:
         kernels=link.welcome.kernels if link.welcome is not None else "",
         dtype=link.welcome.dtype if link.welcome is not None else "",
         pool_bytes=link.welcome.pool_bytes if link.welcome is not None else 0,
+        kv_dtype=link.welcome.layout.dtype if link.welcome is not None else "",
         quantization=link.welcome.quantization if link.welcome is not None else "",
         weight_bytes=link.welcome.weight_bytes if link.welcome is not None else 0,
         tp=link.welcome.tp if link.welcome is not None else 0,

@@ -191,7 +191,7 @@ class RankGroup:
     def share_pool(
         self, layout: BlockLayout, num_blocks: int, identity: str, config: RunnerConfig | None = None
     ) -> Tensor | None:
-        """The pool, [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], when all ranks have mapped it;
+        """The pool, [num_blocks, num_layers, 2, num_kv_heads, head_bytes] uint8, when all ranks have mapped it;
         None when the followers have made pools of their own.
 
         `identity`: the checkpoint's fingerprint, which theirs must equal. `config`: of the leader's runner. Raises

@@ -13,7 +13,7 @@ from shared.kv.layout import BlockLayout
 
 
 def map_pool(descriptor: int, layout: BlockLayout, num_blocks: int, *, is_leader: bool) -> Tensor:
-    """[num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], zeros at first, in the memory behind
+    """[num_blocks, num_layers, 2, num_kv_heads, head_bytes] uint8, zeros at first, in the memory behind
     `descriptor`, which the leader makes long enough before the others map it. Raises ConfigError where it cannot."""
     num_bytes = num_blocks * layout.block_bytes
     try:
@@ -25,5 +25,4 @@ def map_pool(descriptor: int, layout: BlockLayout, num_blocks: int, *, is_leader
             f"a pool of {num_blocks} blocks, {num_bytes} bytes, cannot be shared between ranks: {error}",
             field="num_kv_blocks",
         ) from error
-    dtype: torch.dtype = getattr(torch, layout.format.dtype)
-    return torch.frombuffer(memory, dtype=dtype).view(layout.shape(num_blocks))
+    return torch.frombuffer(memory, dtype=torch.uint8).view(layout.shape(num_blocks))

@@ -7,7 +7,7 @@ import torch
 from services.worker.settings import WorkerSettings
 from shared.errors import ConfigError
 from shared.kernels.backends.dtype_timing import faster_dtype
-from shared.kernels.pool_view import KV_DTYPES
+from shared.kernels.pool_view import CODES, KV_DTYPES
 from shared.model.config.model_config import ModelConfig
 
 AUTO_SWAP_BYTES = 256 << 20
@@ -18,6 +18,7 @@ AUTO_GPU_SWAP_SHARE = 1 / 8
 """… nor more than this share of the host memory that is free at the start."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_STORED = {**DTYPES, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
 def check_device(device: str) -> None:
@@ -58,13 +59,16 @@ def choose_dtype(wanted: str, config: ModelConfig, device: str = "cpu", backend:
     return faster_dtype(backend) if config.dtype == "bfloat16" else torch.float32
 
 
-def choose_kv_dtype(wanted: str, compute: torch.dtype) -> torch.dtype:
+def choose_kv_dtype(wanted: str, compute: torch.dtype, *, has_latents: bool = False) -> torch.dtype:
     """`auto` is the dtype of the computation. Raises ConfigError where no kernels read the one in the other."""
-    kv_dtype = compute if wanted == "auto" else DTYPES[wanted]
-    if kv_dtype not in KV_DTYPES[compute]:
-        allowed = ", ".join(name for name, dtype in DTYPES.items() if dtype in KV_DTYPES[compute])
+    kv_dtype = compute if wanted == "auto" else _STORED[wanted]
+    served = [dtype for dtype in KV_DTYPES[compute] if not (has_latents and dtype in CODES)]
+    if kv_dtype not in served:
+        allowed = ", ".join(name for name, dtype in _STORED.items() if dtype in served)
+        model = " of a model with latent attention" if has_latents else ""
         raise ConfigError(
-            f"kv_dtype {wanted} is not supported beside computation in {dtype_name(compute)}, only auto or {allowed}",
+            f"kv_dtype {wanted} is not supported beside computation in {dtype_name(compute)}{model}, only auto or "
+            f"{allowed}",
             field="kv_dtype",
             limit=allowed,
         )

@@ -27,8 +27,7 @@ class SliceForm:
         """`layout`: of whole blocks."""
         self.layout = layout
         self.slices = tuple(slices)
-        self.dtype: torch.dtype = getattr(torch, layout.format.dtype)
-        blank = torch.empty(layout.shape(1)[1:], dtype=self.dtype, device="meta")
+        blank = torch.empty(layout.shape(1)[1:], dtype=torch.uint8, device="meta")
         self.num_bytes = tuple(self.cut(blank, rank).nbytes for rank in range(len(self.slices)))
         """Bytes of each rank's slice of a block."""
         self.row_bytes = max(self.num_bytes)
@@ -36,8 +35,8 @@ class SliceForm:
         """Most rows in one message."""
 
     def block(self, memory: memoryview) -> Tensor:
-        """A whole block's memory as [num_layers, num_planes, num_kv_heads, block_size, head_dim]."""
-        return torch.frombuffer(memory, dtype=self.dtype).view(self.layout.shape(1)[1:])
+        """A whole block's memory as [num_layers, num_planes, num_kv_heads, head_bytes]."""
+        return torch.frombuffer(memory, dtype=torch.uint8).view(self.layout.shape(1)[1:])
 
     def cut(self, block: Tensor, rank: int) -> Tensor:
         """A rank's slice of a block [num_layers, num_planes, num_kv_heads, …], a view."""
@@ -48,20 +47,20 @@ class SliceForm:
         """Puts a rank's row [row_bytes] where it belongs in a whole block."""
         target = self.cut(block, rank)
         with in_this_thread(row, row.numel()):
-            target.copy_(row[: self.num_bytes[rank]].view(self.dtype).view(target.shape))
+            target.copy_(row[: self.num_bytes[rank]].view(target.shape))
 
     def write(self, block: Tensor, row: Tensor, rank: int) -> None:
         """Puts a rank's slice of a whole block into its row [row_bytes]."""
         source = self.cut(block, rank)
         with in_this_thread(row, row.numel()):
-            row[: self.num_bytes[rank]].view(self.dtype).view(source.shape).copy_(source)
+            row[: self.num_bytes[rank]].view(source.shape).copy_(source)
 
 
 class OwnSlices:
     """One rank's. One thread at a time calls, beside the steps, for blocks that no step writes to."""
 
     def __init__(self, form: SliceForm, rank: int, kv_blocks: Tensor, link: DeviceLink) -> None:
-        """kv_blocks: the rank's pool, [num_blocks, own layers, num_planes, own KV heads, block_size, head_dim]."""
+        """kv_blocks: the rank's pool, [num_blocks, own layers, num_planes, own KV heads, head_bytes] uint8."""
         words = checksum_weights(form.layout.block_bytes // CHECKSUM_WORD_BYTES)
         num_layers, num_planes, num_kv_heads = form.layout.shape(1)[1:4]
         by_head = torch.from_numpy(words.view(np.int64)).view(num_layers, num_planes, num_kv_heads, -1)
@@ -69,7 +68,7 @@ class OwnSlices:
         self._num_bytes = form.num_bytes[rank]
         assert kv_blocks[0].nbytes == self._num_bytes, "the pool is not of this rank's slices"
         self._kv_blocks = kv_blocks
-        self._bytes = kv_blocks.view(kv_blocks.shape[0], -1).view(torch.uint8)  # [num_blocks, num_bytes]
+        self._bytes = kv_blocks.view(kv_blocks.shape[0], -1)  # [num_blocks, num_bytes]
         self._link = link
         self._aside = link.side_stream()
         self._sums = BlockChecksum(len(own), kv_blocks.device, own)

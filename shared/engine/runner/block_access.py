@@ -67,7 +67,7 @@ class BlockSums:
     """On a CUDA device by the backend's kernel on a stream of its own; in host memory by `BlockChecksum`."""
 
     def __init__(self, layout: BlockLayout, kv_blocks: Tensor, kernels: BlockOps, link: DeviceLink) -> None:
-        self._kv_blocks = kv_blocks  # [num_blocks, num_layers, num_planes, num_kv_heads, block_size, head_dim]
+        self._kv_blocks = kv_blocks  # [num_blocks, num_layers, num_planes, num_kv_heads, head_bytes] uint8
         self._kernels = kernels
         self._link = link
         self._aside = link.side_stream()
@@ -111,7 +111,7 @@ class DirectBlocks:
     """A pool in host memory: sent from and received into as it is."""
 
     def __init__(self, kv_blocks: Tensor) -> None:
-        self._kv_blocks = kv_blocks  # [num_blocks, num_layers, num_planes, num_kv_heads, block_size, head_dim]
+        self._kv_blocks = kv_blocks  # [num_blocks, num_layers, num_planes, num_kv_heads, head_bytes] uint8
 
     def outgoing(self, block_id: int) -> memoryview:
         """See `BlockAccess`."""
@@ -135,7 +135,7 @@ class DeviceBlocks:
 
     def __init__(self, kv_blocks: Tensor, link: DeviceLink, sums: BlockSums) -> None:
         """`sums`: of these blocks. Also works on a pool in host memory, for tests."""
-        self._kv_blocks = kv_blocks  # [num_blocks, num_layers, num_planes, num_kv_heads, block_size, head_dim]
+        self._kv_blocks = kv_blocks  # [num_blocks, num_layers, num_planes, num_kv_heads, head_bytes] uint8
         self._link = link
         self._sums = sums
         self._aside = link.side_stream()
@@ -175,7 +175,7 @@ class StagedBlocks:
     def __init__(self, kv_blocks: Tensor, link: DeviceLink, num_slots: int | None = None) -> None:
         """`num_slots`: None = of STAGING_BYTES. Also works on a pool in host memory, for tests: the copies are then
         superfluous."""
-        self._kv_blocks = kv_blocks  # [num_blocks, num_layers, num_planes, num_kv_heads, block_size, head_dim]
+        self._kv_blocks = kv_blocks  # [num_blocks, num_layers, num_planes, num_kv_heads, head_bytes] uint8
         self._link = link
         self._aside = link.side_stream()
         block_bytes = kv_blocks[0].numel() * kv_blocks.element_size()

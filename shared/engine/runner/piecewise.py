@@ -11,6 +11,7 @@ from torch import Tensor
 
 from shared.engine.runner.cuda_graphs import CudaGraphs, Replayable, padded_size, token_sizes
 from shared.engine.runner.eager_inputs import StepInputs
+from shared.kernels.pool_view import PoolView
 from shared.model.decoder import Decoder
 
 Piece = Callable[[Tensor | None], Tensor | None]
@@ -30,27 +31,26 @@ class PiecewiseSteps:
     def __init__(
         self,
         decoder: Decoder,
-        # [num_blocks + 1, num_layers, num_planes, num_kv_heads, block_size, head_dim]: the last is for padding
-        kv_blocks: Tensor,
+        pool: PoolView,  # its last block is for padding
         most_tokens: int,
         graphs: CudaGraphs | None,
     ) -> None:
         """Allocates buffers of `most_tokens` rows. `graphs`: None = the pieces run eagerly."""
         self._decoder = decoder
         self._pieces = decoder.pieces
-        self._kv_blocks = kv_blocks
+        self._pool = pool
         self._graphs = graphs
         self._wanted = token_sizes(most_tokens)
         self._sizes: tuple[int, ...] = ()  # those that can be run, rising
         self._by_size: dict[int, tuple[Piece, ...]] = {}
         self._has_said = False
-        config, block_size = decoder.config, kv_blocks.shape[4]
+        config, block_size = decoder.config, pool.block_size
         whole, real = _zeros(decoder.device, torch.int64), _zeros(decoder.device, decoder.dtype)
         self._token_ids = whole(most_tokens)
         self._positions = whole(most_tokens)
         self._rope_lengths = whole(most_tokens) + 1 if decoder.rotary.needs_lengths else None
         offsets = torch.arange(most_tokens, dtype=torch.int64, device=decoder.device) % block_size
-        self._nowhere = (kv_blocks.shape[0] - 1) * block_size + offsets
+        self._nowhere = (pool.num_blocks - 1) * block_size + offsets
         self._slots = self._nowhere.clone()
         self._cos = real(decoder.rotary.num_encodings, most_tokens, config.rotary_dim)
         self._sin = torch.zeros_like(self._cos)
@@ -90,7 +90,7 @@ class PiecewiseSteps:
         residual: Tensor | None = None
         for layer, piece in enumerate(self._by_size[size]):
             residual = piece(residual)
-            attended = self._pieces.attend(layer, self._query[:count], self._kv_blocks, batch)
+            attended = self._pieces.attend(layer, self._query[:count], self._pool, batch)
             if layer < layers - 1:
                 self._attended[:count].copy_(attended)
         assert residual is not None
@@ -125,13 +125,13 @@ class PiecewiseSteps:
         residual, cos, sin = self._decoder.embed(self._token_ids[:size], self._positions[:size], lengths)
         self._cos[:, :size].copy_(cos)
         self._sin[:, :size].copy_(sin)
-        self._query[:size].copy_(self._pieces.first(residual, cos, sin, self._kv_blocks, self._slots[:size]))
+        self._query[:size].copy_(self._pieces.first(residual, cos, sin, self._pool, self._slots[:size]))
         return residual
 
     def _between(self, size: int, layer: int, residual: Tensor | None) -> Tensor:
         assert residual is not None
         query, residual = self._pieces.between(
-            layer, residual, self._attended[:size], self._cos[:, :size], self._sin[:, :size], self._kv_blocks,
+            layer, residual, self._attended[:size], self._cos[:, :size], self._sin[:, :size], self._pool,
             self._slots[:size],
         )  # fmt: skip
         self._query[:size].copy_(query)

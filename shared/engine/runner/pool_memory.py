@@ -65,7 +65,7 @@ def does_not_fit(wanted: int, fitting: int, layout: BlockLayout, why: str) -> Co
     return ConfigError(
         f"{wanted} KV blocks of {layout.block_bytes} bytes do not fit, {fitting} do: {why}. Set num_kv_blocks to at "
         f"most {fitting}, or make room: a smaller max_num_batched_tokens or max_num_seqs, a dtype or kv_dtype of "
-        f"16 bits instead of fp32, a larger gpu_memory, a smaller model or a larger device",
+        f"16 or 8 bits instead of fp32, a larger gpu_memory, a smaller model or a larger device",
         field="num_kv_blocks",
         limit=fitting,
     )
@@ -86,13 +86,13 @@ def within_share(free_bytes: int, total_bytes: int, used_bytes: int, share: floa
 
 
 def allocate_pool(layout: BlockLayout, num_blocks: int, device: torch.device) -> Tensor:
-    """[num_blocks, num_layers, num_planes, num_kv_heads, block_size, head_dim], zeros: a masked-out position of a block
-    never written must not be NaN (0 * NaN is NaN).
+    """[num_blocks, num_layers, num_planes, num_kv_heads, head_bytes] uint8, zeros: a masked-out position of a
+    block never written must not be NaN (0 * NaN is NaN).
 
     Raises ConfigError where they do not fit; the message names how many would.
     """
     try:
-        return torch.zeros(layout.shape(num_blocks), dtype=getattr(torch, layout.format.dtype), device=device)
+        return torch.zeros(layout.shape(num_blocks), dtype=torch.uint8, device=device)
     except RuntimeError as error:  # torch's own out-of-memory errors are of this class
         free = free_bytes(device)
         why = f"{free / _GIB:.2f} GiB are free on {device}"
@@ -110,10 +110,9 @@ class HostArena:
         self._has_run = threading.Condition()
         self.num_runs = 0
         """Calls of `run` that have returned."""
-        self._kv_blocks = kv_blocks  # [num_blocks, num_layers, num_planes, num_kv_heads, block_size, head_dim]
+        self._kv_blocks = kv_blocks  # [num_blocks, num_layers, num_planes, num_kv_heads, head_bytes] uint8
         try:
-            # [num_slots, num_layers, num_planes, num_kv_heads, block_size, head_dim]
-            self._slots = torch.empty(layout.shape(num_slots), dtype=kv_blocks.dtype, pin_memory=kv_blocks.is_cuda)
+            self._slots = torch.empty(layout.shape(num_slots), dtype=torch.uint8, pin_memory=kv_blocks.is_cuda)
         except RuntimeError as error:  # torch's own out-of-memory errors are of this class
             raise ConfigError(
                 f"{num_slots * layout.block_bytes} bytes of host memory for preempted sequences cannot be had",

@@ -33,6 +33,7 @@ from shared.engine.runner.static_decode import StaticDecode
 from shared.engine.runner.structure_masks import StructureMasks
 from shared.engine.runner.warm_up import warm_up_plans
 from shared.kernels.backend import Kernels
+from shared.kernels.pool_view import PoolView
 from shared.kv.layout import BlockLayout
 from shared.model.decoder import Decoder
 from shared.model.ranks.rank_decoder import MicroBatch, RankDecoder
@@ -108,7 +109,7 @@ class Runner:
         """Allocates the pool: num_blocks * layout.block_bytes bytes on the model's device. `link`: by default that to
         the model's device. `structures`: without it, plans have no structured output.
 
-        A group's ranks give a `pool` that they share, [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim],
+        A group's ranks give a `pool` that they share, [num_blocks, num_layers, 2, num_kv_heads, head_bytes] uint8,
         or have one of their own each, whose `layout` is that of their slices: `slices` is then what makes whole blocks
         of the leader's. Its runner calls `announce` for each plan, when its copies are done and nothing is computed
         yet.
@@ -133,9 +134,11 @@ class Runner:
         is_padded = is_static or most_tokens > 0
         assert pool is None or not is_padded, "a shared pool has no block for padding"
         self._num_blocks = num_blocks
-        # [num_blocks, num_layers, num_planes, num_kv_heads, block_size, head_dim]; padding has one block more.
+        # [num_blocks, num_layers, num_planes, num_kv_heads, head_bytes] uint8; padding has one block more.
         self.kv_blocks: Tensor = allocate_pool(layout, num_blocks + is_padded, decoder.device) if pool is None else pool
         assert self.kv_blocks.shape == layout.shape(num_blocks + is_padded)
+        self.pool = PoolView.of(self.kv_blocks, layout)
+        """The same, as kernels take it."""
         self._announce = announce
         self._check: Callable[[], None] = _nothing if announce is None else announce.check
         self.arena = HostArena(layout, config.num_host_blocks, self.kv_blocks, link) if config.num_host_blocks else None
@@ -147,13 +150,11 @@ class Runner:
             None  # [num_rows] int64, tokens of the last step; the static buffer if there is one
         )
         graphs = CudaGraphs(decoder.device) if is_padded and self._link.is_async else None
-        self._pieces = PiecewiseSteps(decoder, self.kv_blocks, most_tokens, graphs) if most_tokens else None
+        self._pieces = PiecewiseSteps(decoder, self.pool, most_tokens, graphs) if most_tokens else None
         self._static: StaticDecode | None = None
         if is_static:
             max_seq_len = config.max_seq_len or num_blocks * layout.block_size
-            self._static = StaticDecode(
-                self._decoder, self.kv_blocks, config.max_num_seqs, max_seq_len, self._link, graphs
-            )
+            self._static = StaticDecode(self._decoder, self.pool, config.max_num_seqs, max_seq_len, self._link, graphs)
             self._sampled = self._static.sampled
         self._masks = None if structures is None else StructureMasks(structures, link)
         self._last: PendingStep | None = None
@@ -281,7 +282,7 @@ class Runner:
         return self._decoder.forward(
             inputs.token_ids,
             inputs.positions,
-            self.kv_blocks,
+            self.pool,
             inputs.batch,
             inputs.logit_rows,
             inputs.rope_lengths,
@@ -292,7 +293,7 @@ class Runner:
         assert isinstance(self._decoder, RankDecoder)
         filled = [self._filled(part) for part in micro_batches(items, self._decoder.num_stages)]
         parts = [MicroBatch(x.token_ids, x.positions, x.batch, x.logit_rows, x.rope_lengths) for x in filled]
-        return self._decoder.forward_parts(parts, self.kv_blocks, num_candidates(items))
+        return self._decoder.forward_parts(parts, self.pool, num_candidates(items))
 
     def _filled(self, items: tuple[PlannedSequence, ...]) -> StepInputs:
         """The inputs, with the tokens in place that the step before sampled."""

@@ -14,6 +14,7 @@ from shared.engine.runner.cuda_graphs import CudaGraphs, Replayable, capture_siz
 from shared.engine.runner.device_link import DeviceLink
 from shared.engine.sampling_params import SamplingParams
 from shared.kernels.batch import AttentionBatch
+from shared.kernels.pool_view import PoolView
 from shared.kernels.sampling.rows import SamplingRows
 from shared.model.decoder import Decoder
 
@@ -42,8 +43,7 @@ class StaticDecode:
     def __init__(
         self,
         decoder: Decoder,
-        # [num_blocks + 1, num_layers, num_planes, num_kv_heads, block_size, head_dim]: the last is for padding
-        kv_blocks: Tensor,
+        pool: PoolView,  # its last block is for padding
         max_batch: int,
         max_seq_len: int,
         link: DeviceLink,
@@ -51,11 +51,11 @@ class StaticDecode:
     ) -> None:
         """Allocates the buffers of every capture size; max_seq_len in tokens. `graphs`: None = steps run eagerly."""
         self._decoder = decoder
-        self._kv_blocks = kv_blocks
-        self._block_size = kv_blocks.shape[4]
+        self._pool = pool
+        self._block_size = pool.block_size
         self._sizes = capture_sizes(max_batch)
         self._inputs = {size: StaticInputs(size, link) for size in self._sizes}
-        self._tables = StaticTables(max_batch, -(-max_seq_len // self._block_size), kv_blocks.shape[0] - 1, link)
+        self._tables = StaticTables(max_batch, -(-max_seq_len // self._block_size), pool.num_blocks - 1, link)
         device = link.device
         self._query_start = torch.arange(max_batch + 1, dtype=torch.int32, device=device)
         self._logit_rows = torch.arange(max_batch, dtype=torch.int64, device=device)
@@ -120,7 +120,7 @@ class StaticDecode:
         )
         lengths = inputs.rope_lengths if self._decoder.rotary.needs_lengths else None
         rows = self._logit_rows[:size]
-        logits = self._decoder.forward(token_ids, positions, self._kv_blocks, batch, rows, lengths)
+        logits = self._decoder.forward(token_ids, positions, self._pool, batch, rows, lengths)
         self.sampled[:size].copy_(self._decoder.kernels.sample_tokens(logits, inputs.rows()))
         return logits
 

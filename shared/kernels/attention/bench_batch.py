@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from shared.kernels.batch import AttentionBatch
+from shared.kernels.pool_view import PoolView
 
 
 @dataclass(frozen=True)
@@ -47,20 +48,20 @@ def pool_memory(device: torch.device) -> Tensor | None:
 
 def attention_inputs(
     plan: Sequence[tuple[int, int]], shape: HeadShape, device: torch.device, memory: Tensor | None = None
-) -> tuple[Tensor, Tensor, AttentionBatch]:
-    """(query, kv_blocks of all layers, batch) for sequences of (query_len, kv_len), their blocks shuffled over the pool
+) -> tuple[Tensor, PoolView, AttentionBatch]:
+    """(query, pool of all layers, batch) for sequences of (query_len, kv_len), their blocks shuffled over the pool
     in `memory`, see `pool_memory`."""
     widths = [-(-kv_len // shape.block_size) for _, kv_len in plan]
     block_shape = (NUM_LAYERS, 2, shape.num_kv_heads, shape.block_size, shape.head_dim)
     block_bytes = prod(block_shape) * shape.dtype.itemsize
     if memory is None or memory.numel() < sum(widths) * block_bytes:
-        kv_blocks = torch.randn((sum(widths), *block_shape), dtype=shape.dtype, device=device)
+        rows = torch.randn((sum(widths), *block_shape), dtype=shape.dtype, device=device)
     else:
         num_bytes = memory.numel() // block_bytes * block_bytes
-        kv_blocks = memory[:num_bytes].view(shape.dtype).view(-1, *block_shape)
-    order = torch.randperm(kv_blocks.shape[0], generator=torch.Generator().manual_seed(0))
+        rows = memory[:num_bytes].view(shape.dtype).view(-1, *block_shape)
+    order = torch.randperm(rows.shape[0], generator=torch.Generator().manual_seed(0))
     tables = [part.tolist() for part in torch.split(order[: sum(widths)], widths)]
     query_lens, kv_lens = [q for q, _ in plan], [kv for _, kv in plan]
     batch = AttentionBatch.from_lists(query_lens, kv_lens, tables, shape.block_size, device)
     query = torch.randn(sum(query_lens), shape.num_heads, shape.head_dim, dtype=shape.dtype, device=device)
-    return query, kv_blocks, batch
+    return query, PoolView.over(rows), batch

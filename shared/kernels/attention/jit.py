@@ -59,11 +59,12 @@ def begun_with_sinks(sinks, heads, real):
 
 
 @triton.jit
-def absorb(accumulator, peak, total, scores, values):
+def absorb(accumulator, peak, total, scores, values, value_scales):
     """One step of online softmax, in base 2 (Milakov and Gimelshein 2018, arXiv:1805.02867).
 
     accumulator: [ROWS, DIMS] fp32, Σ 2^(score - peak) · value so far; peak, total: [ROWS] fp32;
-    scores: [ROWS, TILE] fp32, -inf where unseen; values: [TILE, DIMS].
+    scores: [ROWS, TILE] fp32, -inf where unseen; values: [TILE, DIMS];
+    value_scales: [TILE] fp32, by which values are yet to be multiplied, or None.
     A row that has seen nothing yet keeps peak = -inf and total = 0, without NaN.
     """
     new_peak = tl.maximum(peak, tl.max(scores, 1))
@@ -71,6 +72,8 @@ def absorb(accumulator, peak, total, scores, values):
     weights = tl.exp2(scores - shift[:, None])
     decay = tl.exp2(peak - shift)
     total = total * decay + tl.sum(weights, 1)
+    if value_scales is not None:
+        weights *= value_scales[None, :]
     accumulator = tl.dot(weights.to(values.dtype), values, accumulator * decay[:, None], input_precision="ieee")
     return accumulator, new_peak, total
 

@@ -11,11 +11,12 @@ from shared.kernels.attention.latent.launch import latent_attention, suits
 from shared.kernels.attention.prefill.launch import prefill_attention
 from shared.kernels.attention.prefill.schedule import longest_chunk
 from shared.kernels.batch import AttentionBatch
+from shared.kernels.pool_view import PoolView
 
 
 def paged_attention(
     query: Tensor,
-    kv_blocks: Tensor,
+    pool: PoolView,
     layer: int,
     batch: AttentionBatch,
     *,
@@ -26,17 +27,13 @@ def paged_attention(
 ) -> Tensor:
     """`DecoderOps.paged_attention`, on the device, without waiting for it. Latents of no real model's size are left to
     torch."""
-    if kv_blocks.shape[2] == 1:
-        if window is not None or not suits(query, kv_blocks):
-            return reference.paged_attention(query, kv_blocks, layer, batch, scale=scale, window=window)
-        return latent_attention(query, kv_blocks, layer, batch, scale=scale)
+    if pool.num_planes == 1:
+        if window is not None or not suits(query, pool):
+            return reference.paged_attention(query, pool, layer, batch, scale=scale, window=window)
+        return latent_attention(query, pool, layer, batch, scale=scale)
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if batch.remember("has decodes", lambda: 1 in batch.query_lens):
-        decode_attention(
-            query, kv_blocks, layer, batch, output, scale=scale, window=window, softcap=softcap, sinks=sinks
-        )
+        decode_attention(query, pool, layer, batch, output, scale=scale, window=window, softcap=softcap, sinks=sinks)
     if longest_chunk(batch):
-        prefill_attention(
-            query, kv_blocks, layer, batch, output, scale=scale, window=window, softcap=softcap, sinks=sinks
-        )
+        prefill_attention(query, pool, layer, batch, output, scale=scale, window=window, softcap=softcap, sinks=sinks)
     return output.flatten(1)

@@ -11,13 +11,14 @@ from torch.nn import functional
 
 from shared.kernels.attention.contract import check_paged_attention
 from shared.kernels.batch import AttentionBatch
+from shared.kernels.pool_view import PoolView
 
 QUERY_TILE = 128  # query tokens of one prefill tile: bounds the mask, and skips the keys after the tile
 
 
 def paged_attention(
     query: Tensor,
-    kv_blocks: Tensor,
+    pool: PoolView,
     layer: int,
     batch: AttentionBatch,
     *,
@@ -31,17 +32,17 @@ def paged_attention(
     Sequences with one query token run together, in groups of similar KV length; longer queries run one
     sequence at a time.
     """
-    check_paged_attention(query, kv_blocks, layer, batch, window, softcap, sinks, part=True)
+    check_paged_attention(query, pool, layer, batch, window, softcap, sinks, part=True)
     scoring = Scoring(scale, softcap, sinks)
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     start = 0
     for index, query_len in enumerate(batch.query_lens):
         if query_len > 1:
             rows = slice(start, start + query_len)
-            output[rows] = _attend_chunk(query[rows], kv_blocks, layer, batch, index, scoring, window)
+            output[rows] = _attend_chunk(query[rows], pool, layer, batch, index, scoring, window)
         start += query_len
     for group in decode_groups(batch, window):
-        output[group.token_rows] = _attend_decodes(query[group.token_rows], kv_blocks, layer, group, scoring)
+        output[group.token_rows] = _attend_decodes(query[group.token_rows], pool, layer, group, scoring)
     return output.flatten(1)
 
 
@@ -81,14 +82,14 @@ class Scoring:
 
 def _attend_decodes(
     query: Tensor,  # [num_seqs, num_heads, head_dim], one token of each sequence of the group
-    kv_blocks: Tensor,
+    pool: PoolView,
     layer: int,
     group: DecodeGroup,
     scoring: Scoring,
 ) -> Tensor:  # [num_seqs, num_heads, head_dim]
     num_seqs, num_heads, head_dim = query.shape
-    num_kv_heads = kv_blocks.shape[3]
-    gathered = _gather(kv_blocks, layer, group.block_ids, query.dtype)
+    num_kv_heads = pool.num_kv_heads
+    gathered = _gather(pool, layer, group.block_ids, query.dtype)
     for row, used_len in enumerate(group.used_lens):
         # A masked score is still added up, a masked weight still multiplied: stale NaN must not get there.
         gathered[:, row, :, used_len:] = 0
@@ -100,7 +101,7 @@ def _attend_decodes(
 
 def _attend_chunk(
     query: Tensor,  # [query_len, num_heads, head_dim], one sequence's tokens
-    kv_blocks: Tensor,
+    pool: PoolView,
     layer: int,
     batch: AttentionBatch,
     index: int,  # row of the batch
@@ -108,10 +109,10 @@ def _attend_chunk(
     window: int | None,
 ) -> Tensor:  # [query_len, num_heads, head_dim]
     query_len, num_heads, head_dim = query.shape
-    num_kv_heads, kv_len = kv_blocks.shape[3], batch.kv_lens[index]
+    num_kv_heads, kv_len = pool.num_kv_heads, batch.kv_lens[index]
     group = num_heads // num_kv_heads
     first, last = visible_blocks(kv_len - query_len, kv_len, batch.block_size, window)
-    keys, values = _gather(kv_blocks, layer, batch.block_tables[index, first:last].long(), query.dtype)
+    keys, values = _gather(pool, layer, batch.block_tables[index, first:last].long(), query.dtype)
     base = first * batch.block_size  # position of keys[:, 0]
 
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
@@ -141,24 +142,25 @@ def _attend_chunk(
     return output
 
 
-def _gather(kv_blocks: Tensor, layer: int, block_ids: Tensor, dtype: torch.dtype) -> Tensor:
+def _gather(pool: PoolView, layer: int, block_ids: Tensor, dtype: torch.dtype) -> Tensor:
     """Copy blocks of one layer: ids [..., n] int64 to [2, ..., num_kv_heads, n * block_size, head_dim] of `dtype`.
     Rows of one plane are both.
 
     The pool is seen as rows of one head's block, so that one row selection also brings them into the order
     that attention reads; any other order would cost a second copy.
     """
-    _, num_layers, num_planes, num_kv_heads, block_size, head_dim = kv_blocks.shape
-    if not kv_blocks.is_contiguous():  # some heads or layers of a pool
-        chosen = kv_blocks[:, layer][block_ids]  # [..., n, num_planes, num_kv_heads, block_size, head_dim]
-        planes = chosen.movedim(-4, 0).transpose(-4, -3).flatten(-3, -2).to(dtype)
+    memory = pool.memory
+    _, num_layers, num_planes, num_kv_heads, head_bytes = memory.shape
+    if not memory.is_contiguous():  # some heads or layers of a pool
+        chosen = memory[:, layer][block_ids]  # [..., n, num_planes, num_kv_heads, head_bytes]
+        planes = pool.open(chosen.movedim(-3, 0).transpose(-3, -2), dtype)
         return planes if num_planes == 2 else torch.cat((planes, planes))
-    heads = torch.arange(num_kv_heads, device=kv_blocks.device)[:, None]  # [num_kv_heads, 1]
+    heads = torch.arange(num_kv_heads, device=memory.device)[:, None]  # [num_kv_heads, 1]
     layer_rows = num_planes * num_kv_heads
     key_rows = block_ids[..., None, :] * (num_layers * layer_rows) + (layer * layer_rows + heads)
     rows = torch.stack((key_rows, key_rows + (num_planes - 1) * num_kv_heads))  # [2, ..., num_kv_heads, n]
-    flat = kv_blocks.view(-1, block_size * head_dim).index_select(0, rows.flatten())
-    return flat.view(*rows.shape[:-1], rows.shape[-1] * block_size, head_dim).to(dtype)
+    flat = memory.view(-1, head_bytes).index_select(0, rows.flatten())
+    return pool.open(flat.view(*rows.shape, head_bytes), dtype)
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,11 +13,12 @@ from shared.kernels import device as devices
 from shared.kernels.attention.prefill.configs import prefill_config
 from shared.kernels.attention.prefill.launch import prefill_attention
 from shared.kernels.batch import AttentionBatch
+from shared.kernels.pool_view import PoolView
 
 
 def paged_attention(
     query: Tensor,
-    kv_blocks: Tensor,
+    pool: PoolView,
     layer: int,
     batch: AttentionBatch,
     *,
@@ -31,7 +32,7 @@ def paged_attention(
     # The sizes of short chunks, for any: they must not follow the batch.
     config = prefill_config(query.shape[2], query.element_size(), 1, devices.device_limits(query.device))
     prefill_attention(
-        query, kv_blocks, layer, batch, output, scale=scale, window=window, softcap=softcap, sinks=sinks,
+        query, pool, layer, batch, output, scale=scale, window=window, softcap=softcap, sinks=sinks,
         config=config, uniform=True,
     )  # fmt: skip
     return output.flatten(1)

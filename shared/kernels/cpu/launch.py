@@ -23,12 +23,13 @@ from shared.kernels.cpu.coded import coded_linear
 from shared.kernels.cpu.experts import PackedBatchedLinear, PackedExperts, choose_experts, coded_experts
 from shared.kernels.cpu.layer_stack import CpuLayerStack
 from shared.kernels.cpu.linear import LANES, WideLinear, fits_panels, is_bf16, pack
+from shared.kernels.cpu.pool import CPool
 from shared.kernels.cpu.torch_threads import in_this_thread
 from shared.kernels.experts.rules import Routing
 from shared.kernels.latent import reference as latents
 from shared.kernels.layer_stack import LayerSizes, LayerWeights
 from shared.kernels.linear import PlainLinear
-from shared.kernels.pool_view import pool_sizes
+from shared.kernels.pool_view import PoolView
 from shared.kernels.quantized import OpenedExperts, OpenedLinear, QuantizedWeight, Weight
 from shared.kernels.rmsnorm import reference as rmsnorm
 from shared.kernels.rotary import reference as rotary
@@ -59,9 +60,9 @@ def load(path: Path) -> ctypes.CDLL:
     library.tandem_batched_linear.argtypes = [p, p, n, p, p, p, n, n, n, n, c_int]
     library.tandem_rms_norm.argtypes = [p, p, p, p, p, n, n, c_float, c_int]
     library.tandem_act_and_mul.argtypes = [p, p, n, n, c_int, c_float, c_float, c_int]
-    library.tandem_rotate_and_write.argtypes = [p, p, p, p, p, p, p, p, p, p, c_float, p, p, c_int, c_int]
-    library.tandem_rotate_and_write_latent.argtypes = [p, p, p, p, p, p, p, p, c_float, p, p, c_int, c_int, c_int]
-    library.tandem_paged_attention.argtypes = [p, p, p, p, p, p, c_float, c_float, p, p, c_int, c_int]
+    library.tandem_rotate_and_write.argtypes = [p, p, p, p, p, p, p, p, p, p, c_float, p, p, c_int]
+    library.tandem_rotate_and_write_latent.argtypes = [p, p, p, p, p, p, p, p, c_float, p, p, c_int, c_int]
+    library.tandem_paged_attention.argtypes = [p, p, p, p, p, p, c_float, c_float, p, p, c_int]
     library.tandem_mask_tokens.argtypes = [p, p, p, n, n, n]
     library.tandem_greedy_tokens.argtypes = [p, p, p, p, n, n, n, n]
     library.tandem_sample_tokens.argtypes = [p, p, p, p, p, p, p, p, n, n]
@@ -184,7 +185,7 @@ class CpuOps:
         value: Tensor,
         cos: Tensor,
         sin: Tensor,
-        kv_blocks: Tensor,
+        pool: PoolView,
         layer: int,
         slots: Tensor,
         *,
@@ -196,20 +197,16 @@ class CpuOps:
         num_tokens, num_heads, head_dim = query.shape
         if head_dim % (2 * LANES) or head_dim > 512:
             return rotary.rotate_and_write(
-                query, key, value, cos, sin, kv_blocks, layer, slots, q_norm=q_norm, k_norm=k_norm, eps=eps
+                query, key, value, cos, sin, pool, layer, slots, q_norm=q_norm, k_norm=k_norm, eps=eps
             )
-        rotary.check_rotate_and_write(query, key, value, cos, sin, kv_blocks, layer, slots, q_norm, k_norm)
+        rotary.check_rotate_and_write(query, key, value, cos, sin, pool, layer, slots, q_norm, k_norm)
         for part in (query, key, value):
             assert part.stride()[1:] == (head_dim, 1), "the heads of a token are not contiguous"
         assert cos.is_contiguous(), "cos is strided"
         assert sin.is_contiguous(), "sin is strided"
         out = torch.empty((num_tokens, num_heads, head_dim), dtype=query.dtype)
         strides = (c_int64 * 3)(query.stride(0), key.stride(0), value.stride(0))
-        pool_layers, pool_kv_heads = pool_sizes(kv_blocks)
-        num_kv_heads, block_size = kv_blocks.shape[3:5]
-        sizes = (c_int64 * 8)(
-            num_tokens, num_heads, num_kv_heads, head_dim, block_size, pool_layers, layer, pool_kv_heads
-        )
+        sizes = (c_int64 * 3)(num_tokens, num_heads, layer)
         self.library.tandem_rotate_and_write(
             query.data_ptr(),
             key.data_ptr(),
@@ -217,7 +214,7 @@ class CpuOps:
             strides,
             cos.data_ptr(),
             sin.data_ptr(),
-            kv_blocks.data_ptr(),
+            ctypes.byref(CPool.of(pool)),
             slots.data_ptr(),
             _pointer(q_norm),
             _pointer(k_norm),
@@ -225,7 +222,6 @@ class CpuOps:
             out.data_ptr(),
             sizes,
             is_bf16(query),
-            is_bf16(kv_blocks),
         )
         return out
 
@@ -235,7 +231,7 @@ class CpuOps:
         latent: Tensor,
         cos: Tensor,
         sin: Tensor,
-        kv_blocks: Tensor,
+        pool: PoolView,
         layer: int,
         slots: Tensor,
         *,
@@ -248,24 +244,22 @@ class CpuOps:
         rope_dim, rank = cos.shape[1], norm.shape[0]
         if rope_dim % (2 * LANES) or rope_dim > MOST_ROTATED or rank % LANES or rank > MOST_RANK:
             return latents.rotate_and_write_latent(
-                query, latent, cos, sin, kv_blocks, layer, slots, norm=norm, eps=eps, is_interleaved=is_interleaved
+                query, latent, cos, sin, pool, layer, slots, norm=norm, eps=eps, is_interleaved=is_interleaved
             )
-        latents.check_rotate_and_write_latent(query, latent, cos, sin, kv_blocks, layer, slots, norm)
+        latents.check_rotate_and_write_latent(query, latent, cos, sin, pool, layer, slots, norm)
         assert query.stride()[1:] == (query_dim, 1), "the heads of a token are not contiguous"
         assert latent.stride(1) == 1, "a latent is strided"
         assert all(tensor.is_contiguous() for tensor in (cos, sin, slots, norm))
         out = torch.empty((num_tokens, num_heads, query_dim), dtype=query.dtype)
         strides = (c_int64 * 2)(query.stride(0), latent.stride(0))
-        pool_layers, block_size = pool_sizes(kv_blocks)[0], kv_blocks.shape[4]
-        nope_dim = query_dim - rope_dim
-        sizes = (c_int64 * 8)(num_tokens, num_heads, nope_dim, rope_dim, rank, block_size, pool_layers, layer)
+        sizes = (c_int64 * 6)(num_tokens, num_heads, query_dim - rope_dim, rope_dim, rank, layer)
         self.library.tandem_rotate_and_write_latent(
             query.data_ptr(),
             latent.data_ptr(),
             strides,
             cos.data_ptr(),
             sin.data_ptr(),
-            kv_blocks.data_ptr(),
+            ctypes.byref(CPool.of(pool)),
             slots.data_ptr(),
             norm.data_ptr(),
             eps,
@@ -273,14 +267,13 @@ class CpuOps:
             sizes,
             int(is_interleaved),
             is_bf16(query),
-            is_bf16(kv_blocks),
         )
         return out
 
     def paged_attention(
         self,
         query: Tensor,
-        kv_blocks: Tensor,
+        pool: PoolView,
         layer: int,
         batch: AttentionBatch,
         *,
@@ -291,31 +284,17 @@ class CpuOps:
     ) -> Tensor:
         """See `DecoderOps`."""
         num_tokens, num_heads, head_dim = query.shape
-        num_kv_heads = kv_blocks.shape[3]
         if head_dim % LANES:
             return attention.paged_attention(
-                query, kv_blocks, layer, batch, scale=scale, window=window, softcap=softcap, sinks=sinks
+                query, pool, layer, batch, scale=scale, window=window, softcap=softcap, sinks=sinks
             )
-        check_paged_attention(query, kv_blocks, layer, batch, window, softcap, sinks, part=True)
+        check_paged_attention(query, pool, layer, batch, window, softcap, sinks, part=True)
         assert query.is_contiguous(), "the query is strided"
         out = torch.empty((num_tokens, num_heads * head_dim), dtype=query.dtype)
-        pool_layers, pool_kv_heads = pool_sizes(kv_blocks)
-        sizes = (c_int64 * 11)(
-            batch.num_seqs,
-            num_heads,
-            num_kv_heads,
-            head_dim,
-            batch.block_size,
-            pool_layers,
-            layer,
-            batch.block_tables.shape[1],
-            window or 0,
-            kv_blocks.shape[2],
-            pool_kv_heads,
-        )
+        sizes = (c_int64 * 5)(batch.num_seqs, num_heads, layer, batch.block_tables.shape[1], window or 0)
         self.library.tandem_paged_attention(
             query.data_ptr(),
-            kv_blocks.data_ptr(),
+            ctypes.byref(CPool.of(pool)),
             batch.block_tables.data_ptr(),
             batch.query_start.data_ptr(),
             batch.seq_lens.data_ptr(),
@@ -325,7 +304,6 @@ class CpuOps:
             _pointer(sinks),
             sizes,
             is_bf16(query),
-            is_bf16(kv_blocks),
         )
         return out
 

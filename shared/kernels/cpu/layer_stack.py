@@ -14,8 +14,9 @@ from shared.collectives.interface import Collectives
 from shared.kernels.activation.rules import GATES
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.cpu.linear import LANES, Library, PackedLinear, is_bf16, scratch_floats
+from shared.kernels.cpu.pool import CPool
 from shared.kernels.layer_stack import LayerSizes, LayerWeights
-from shared.kernels.pool_view import assert_kv_dtype, pool_sizes
+from shared.kernels.pool_view import PoolView, assert_kv_dtype
 
 _PROJECTIONS = ("qkv", "o", "gate_up", "down")
 _NORMS = ("input_norm", "q_norm", "k_norm", "attention_norm", "post_norm", "output_norm")
@@ -39,8 +40,7 @@ class _Sizes(Structure):
         (name, c_int64)
         for name in (
             "num_layers", "hidden", "heads", "kv_heads", "dim", "inner",
-            "tokens", "num_seqs", "block_size", "max_blocks", "num_rows", "pool_layers", "pool_kv_heads",
-            "is_bf16", "kv_is_bf16", "gate",
+            "tokens", "num_seqs", "max_blocks", "num_rows", "is_bf16", "gate",
         )
     ]  # fmt: skip
 
@@ -49,7 +49,7 @@ class _Memory(Structure):
     _fields_ = [
         (name, c_void_p)
         for name in (
-            "residual", "normed", "qkv", "placed", "attended", "out", "gate_up", "activated", "scratch", "blocks",
+            "residual", "normed", "qkv", "placed", "attended", "out", "gate_up", "activated", "scratch", "pool",
             "cos", "sin", "tables", "query_start", "seq_lens", "slots", "rows",
         )
     ]  # fmt: skip
@@ -101,18 +101,18 @@ class CpuLayerStack:
         self._layers = (_Layer * len(layers))(*map(_layer, layers, projections, sizes.windows, sizes.encodings))
 
     def run(
-        self, x: Tensor, cos: Tensor, sin: Tensor, kv_blocks: Tensor, batch: AttentionBatch, logit_rows: Tensor
+        self, x: Tensor, cos: Tensor, sin: Tensor, pool: PoolView, batch: AttentionBatch, logit_rows: Tensor
     ) -> Tensor:
         """See `LayerStack`."""
         sizes, num_tokens = self._sizes, x.shape[0]
         shape = (len(self._layers), 2, sizes.num_kv_heads, batch.block_size, sizes.head_dim)
-        pool_layers, pool_kv_heads = pool_sizes(kv_blocks)
+        found = (pool.num_layers, pool.num_planes, pool.num_kv_heads, pool.block_size, pool.head_dim)
         tables = (batch.block_tables, batch.query_start, batch.seq_lens, batch.slots)
         assert x.shape == (batch.num_tokens, self._hidden)
         assert cos.shape == sin.shape == (1 + max(sizes.encodings), num_tokens, sizes.head_dim)
-        assert kv_blocks.shape[1:] == shape, f"blocks of {tuple(kv_blocks.shape[1:])}, not {shape}"
+        assert found == shape, f"blocks of {found}, not {shape}"
         assert x.dtype == cos.dtype == sin.dtype == self._dtype
-        assert_kv_dtype(self._dtype, kv_blocks.dtype)
+        assert_kv_dtype(self._dtype, pool.dtype)
         assert logit_rows.dtype == torch.int64
         assert all(tensor.is_contiguous() for tensor in (x, cos, sin, logit_rows, *tables))
         heads, kv_heads = (count * sizes.head_dim for count in (sizes.num_heads, sizes.num_kv_heads))
@@ -120,8 +120,11 @@ class CpuLayerStack:
         widths = (heads + 2 * kv_heads, heads, heads, self._hidden, 2 * self._inner, self._inner)
         rooms = [x.new_empty((num_tokens, width)) for width in widths]
         scratch = torch.empty(scratch_floats(num_tokens, max(self._hidden, heads, self._inner)))
+        c_pool = CPool.of(pool)
         memory = _Memory(
-            *(tensor.data_ptr() for tensor in (x, normed, *rooms, scratch, kv_blocks, cos, sin, *tables, logit_rows))
+            *(tensor.data_ptr() for tensor in (x, normed, *rooms, scratch)),
+            ctypes.addressof(c_pool),
+            *(tensor.data_ptr() for tensor in (cos, sin, *tables, logit_rows)),
         )
         step = _Sizes(
             num_layers=len(self._layers),
@@ -132,13 +135,9 @@ class CpuLayerStack:
             inner=self._inner,
             tokens=num_tokens,
             num_seqs=batch.num_seqs,
-            block_size=batch.block_size,
             max_blocks=batch.block_tables.shape[1],
             num_rows=logit_rows.shape[0],
-            pool_layers=pool_layers,
-            pool_kv_heads=pool_kv_heads,
             is_bf16=is_bf16(x),
-            kv_is_bf16=is_bf16(kv_blocks),
             gate=GATES.index(sizes.activation.gate),
         )
         failed = self._library().tandem_layers(

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.cpu.launch import CpuOps, load
+from shared.kernels.pool_view import PoolView
 from shared.kernels.torch_backend import TorchKernels
 
 ROWS = (1, 8, 40, 130)
@@ -41,7 +42,7 @@ def main() -> None:
 def _check_attention(ops: CpuOps) -> None:
     """A prompt, a chunk behind cached tokens, and a decode step in one batch."""
     heads, kv_heads, head_dim, block_size = 8, 2, 64, 16
-    pool = torch.randn(16, 1, 2, kv_heads, block_size, head_dim).bfloat16()
+    pool = PoolView.over(torch.randn(16, 1, 2, kv_heads, block_size, head_dim).bfloat16())
     batch = AttentionBatch.from_lists(
         [70, 20, 1], [70, 60, 75], [[0, 1, 2, 3, 4], [5, 6, 7, 8, 8], [9, 10, 11, 12, 13]], block_size
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shared.kernels.pool_view import assert_kv_dtype
+from shared.kernels.pool_view import PoolView, assert_kv_dtype
 from shared.kernels.rmsnorm.reference import rms_norm
 from shared.kernels.rotary.reference import rotate
 
@@ -15,7 +15,7 @@ def rotate_and_write_latent(
     latent: Tensor,
     cos: Tensor,
     sin: Tensor,
-    kv_blocks: Tensor,
+    pool: PoolView,
     layer: int,
     slots: Tensor,
     *,
@@ -24,8 +24,8 @@ def rotate_and_write_latent(
     is_interleaved: bool,
 ) -> Tensor:
     """`DecoderOps.rotate_and_write_latent`."""
-    check_rotate_and_write_latent(query, latent, cos, sin, kv_blocks, layer, slots, norm)
-    rope_dim, rank, block_size = cos.shape[1], norm.shape[0], kv_blocks.shape[4]
+    check_rotate_and_write_latent(query, latent, cos, sin, pool, layer, slots, norm)
+    rope_dim, rank = cos.shape[1], norm.shape[0]
     nope_dim = query.shape[2] - rope_dim
 
     def placed(heads: Tensor) -> Tensor:
@@ -36,13 +36,12 @@ def rotate_and_write_latent(
 
     key = placed(latent[:, None, rank:])[:, 0]
     row = torch.cat((rms_norm(latent[:, :rank], norm, eps), key), dim=-1)
-    blocks = torch.div(slots, block_size, rounding_mode="floor")
-    kv_blocks[blocks, layer, 0, 0, slots % block_size] = row.to(kv_blocks.dtype)
+    pool.write(0, layer, slots, row[:, None])
     return torch.cat((query[..., :nope_dim], placed(query[..., nope_dim:])), dim=-1)
 
 
 def check_rotate_and_write_latent(
-    query: Tensor, latent: Tensor, cos: Tensor, sin: Tensor, kv_blocks: Tensor, layer: int, slots: Tensor, norm: Tensor
+    query: Tensor, latent: Tensor, cos: Tensor, sin: Tensor, pool: PoolView, layer: int, slots: Tensor, norm: Tensor
 ) -> None:
     """Assert what `DecoderOps.rotate_and_write_latent` asks of its arguments."""
     num_tokens, _, query_dim = query.shape
@@ -53,10 +52,8 @@ def check_rotate_and_write_latent(
     assert query.dtype == latent.dtype == cos.dtype == sin.dtype == norm.dtype
     assert norm.dim() == 1
     assert latent.shape == (num_tokens, norm.shape[0] + rope_dim)
-    assert kv_blocks.dim() == 6
-    assert kv_blocks.shape[2:4] == (1, 1)
-    assert kv_blocks.shape[5] == latent.shape[1]
-    assert 0 <= layer < kv_blocks.shape[1]
-    assert_kv_dtype(query.dtype, kv_blocks.dtype)
+    assert (pool.num_planes, pool.num_kv_heads, pool.head_dim) == (1, 1, latent.shape[1])
+    assert 0 <= layer < pool.num_layers
+    assert_kv_dtype(query.dtype, pool.dtype)
     assert slots.shape == (num_tokens,)
     assert slots.dtype == torch.int64

@@ -6,6 +6,7 @@
 import triton
 import triton.language as tl
 
+from shared.kernels.kv_codes_jit import encoded, head_elements
 from shared.kernels.rounding_jit import rounded
 
 
@@ -27,6 +28,41 @@ def store_halves(base, heads, num_heads, head_stride, first, second, HEAD_DIM: t
     pointers = base + heads[:, None] * head_stride + columns[None, :]
     tl.store(pointers, first.to(base.dtype.element_ty), mask=real)
     tl.store(pointers + HEAD_DIM // 2, second.to(base.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def rounded_once(values, pool, dtype: tl.constexpr):
+    """fp32 values as they are before codes are made of them; what is stored as it is will be rounded only then."""
+    if pool.dtype.element_ty.primitive_bitwidth == 8:
+        return rounded(values, dtype)
+    return values
+
+
+@triton.jit
+def write_halves(
+    pool,
+    pool_scales,
+    start,  # elements to the first head's run in the token's block
+    offset,  # the token's in its block
+    heads,
+    num_heads,
+    first,
+    second,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HALF: tl.constexpr,
+):
+    """The keys or values of some heads of one token, as the pool stores them."""
+    of_head = head_elements(pool, BLOCK_SIZE, HEAD_DIM)
+    target = pool + start + offset * HEAD_DIM
+    if pool_scales is not None:
+        peaks = tl.maximum(tl.max(tl.abs(first), 1), tl.max(tl.abs(second), 1))
+        poison = tl.sum(first * 0.0, 1) + tl.sum(second * 0.0, 1)
+        first, scales = encoded(first, peaks, poison, pool.dtype.element_ty)
+        second, _ = encoded(second, peaks, poison, pool.dtype.element_ty)
+        places = (start + heads * of_head + BLOCK_SIZE * HEAD_DIM) // 4 + offset
+        tl.store(pool_scales + places, scales, mask=heads < num_heads)
+    store_halves(target, heads, num_heads, of_head, first, second, HEAD_DIM, HALF)
 
 
 @triton.jit
@@ -59,7 +95,8 @@ def rotate_and_write_heads(
     q_norm,  # [HEAD_DIM] or None
     k_norm,  # [HEAD_DIM] or None
     placed,  # [num_tokens, num_heads, HEAD_DIM], contiguous
-    kv_blocks,  # [num_blocks, num_layers, 2, num_kv_heads, BLOCK_SIZE, HEAD_DIM]
+    pool,  # PoolView.elements
+    pool_scales,  # PoolView.as_scales
     slots,  # [num_tokens] int64
     layer,
     num_heads,
@@ -103,11 +140,16 @@ def rotate_and_write_heads(
             if k_norm is not None:
                 first, second = normalise_halves(first, second, k_norm, eps, HEAD_DIM, HALF, dtype)
             first, second = rotate_halves(first, second, cosines, sines, dtype)
-            head_rows = num_kv_heads.to(tl.int64) * BLOCK_SIZE * HEAD_DIM  # elements from K to V of one layer
-            target = kv_blocks + slot // BLOCK_SIZE * block_stride + layer * 2 * head_rows
-            target += slot % BLOCK_SIZE * HEAD_DIM
-            head_stride = BLOCK_SIZE * HEAD_DIM
-            store_halves(target, heads, num_kv_heads, head_stride, first, second, HEAD_DIM, HALF)
+            of_head = head_elements(pool, BLOCK_SIZE, HEAD_DIM)
+            to_values = num_kv_heads.to(tl.int64) * of_head  # of one layer
+            start = slot // BLOCK_SIZE * block_stride + layer * 2 * to_values
+            write_halves(
+                pool, pool_scales, start, slot % BLOCK_SIZE, heads, num_kv_heads, rounded_once(first, pool, dtype),
+                rounded_once(second, pool, dtype), HEAD_DIM, BLOCK_SIZE, HALF,
+            )  # fmt: skip
             base = value + token * value_stride
             first, second = load_halves(base, heads, num_kv_heads, value_head_stride, HEAD_DIM, HALF)
-            store_halves(target + head_rows, heads, num_kv_heads, head_stride, first, second, HEAD_DIM, HALF)
+            write_halves(
+                pool, pool_scales, start + to_values, slot % BLOCK_SIZE, heads, num_kv_heads, first, second, HEAD_DIM,
+                BLOCK_SIZE, HALF,
+            )  # fmt: skip

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from shared.kernels.device import next_power_of_2
+from shared.kernels.pool_view import PoolView
 from shared.kernels.rotary.jit import rotate_and_write_heads
 from shared.kernels.rotary.reference import check_rotate_and_write
 
@@ -18,7 +19,7 @@ def rotate_and_write(
     value: Tensor,
     cos: Tensor,
     sin: Tensor,
-    kv_blocks: Tensor,
+    pool: PoolView,
     layer: int,
     slots: Tensor,
     *,
@@ -28,13 +29,13 @@ def rotate_and_write(
 ) -> Tensor:
     """`DecoderOps.rotate_and_write`. A token whose slot on the device is negative (it pads a captured batch) is
     rotated but written nowhere."""
-    check_rotate_and_write(query, key, value, cos, sin, kv_blocks, layer, slots, q_norm, k_norm)
+    check_rotate_and_write(query, key, value, cos, sin, pool, layer, slots, q_norm, k_norm)
     for heads in (query, key, value):
         assert heads.stride(2) == 1
-    for whole in (cos, sin, kv_blocks, slots, q_norm, k_norm):
+    for whole in (cos, sin, pool.memory, slots, q_norm, k_norm):
         assert whole is None or whole.is_contiguous()
     num_tokens, num_heads, head_dim = query.shape
-    num_kv_heads, block_size = kv_blocks.shape[3:5]
+    num_kv_heads, elements = pool.num_kv_heads, pool.elements
     placed = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if num_tokens == 0:
         return placed
@@ -50,7 +51,8 @@ def rotate_and_write(
         q_norm,
         k_norm,
         placed,
-        kv_blocks,
+        elements,
+        pool.as_scales,
         slots,
         layer,
         num_heads,
@@ -61,10 +63,10 @@ def rotate_and_write(
         query.stride(1),
         key.stride(1),
         value.stride(1),
-        kv_blocks.stride(0),
+        elements.stride(0),
         eps,
         HEAD_DIM=head_dim,
-        BLOCK_SIZE=block_size,
+        BLOCK_SIZE=pool.block_size,
         HALF=half,
         HEADS=tile,
         num_warps=4,

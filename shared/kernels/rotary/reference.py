@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shared.kernels.pool_view import assert_kv_dtype
+from shared.kernels.pool_view import PoolView, assert_kv_dtype
 from shared.kernels.rmsnorm.reference import rms_norm
 
 
@@ -15,7 +15,7 @@ def check_rotate_and_write(
     value: Tensor,
     cos: Tensor,
     sin: Tensor,
-    kv_blocks: Tensor,
+    pool: PoolView,
     layer: int,
     slots: Tensor,
     q_norm: Tensor | None,
@@ -26,23 +26,22 @@ def check_rotate_and_write(
     assert head_dim % 2 == 0
     assert cos.shape == sin.shape == (num_tokens, head_dim)
     assert query.dtype == cos.dtype == sin.dtype
-    check_write_kv(key, value, kv_blocks, layer, slots)
+    check_write_kv(key, value, pool, layer, slots)
     assert slots.shape == (num_tokens,)
     assert query.dtype == key.dtype
-    assert kv_blocks.shape[5] == head_dim
+    assert pool.head_dim == head_dim
     for norm in (q_norm, k_norm):
         assert norm is None or norm.shape == (head_dim,)
         assert norm is None or norm.dtype == query.dtype
 
 
-def check_write_kv(key: Tensor, value: Tensor, kv_blocks: Tensor, layer: int, slots: Tensor) -> None:
+def check_write_kv(key: Tensor, value: Tensor, pool: PoolView, layer: int, slots: Tensor) -> None:
     """Assert what `write_kv` asks of its arguments."""
-    assert kv_blocks.dim() == 6
-    assert kv_blocks.shape[2] == 2
-    assert 0 <= layer < kv_blocks.shape[1]
-    assert key.shape == value.shape == (slots.shape[0], kv_blocks.shape[3], kv_blocks.shape[5])
+    assert pool.num_planes == 2
+    assert 0 <= layer < pool.num_layers
+    assert key.shape == value.shape == (slots.shape[0], pool.num_kv_heads, pool.head_dim)
     assert key.dtype == value.dtype
-    assert_kv_dtype(key.dtype, kv_blocks.dtype)
+    assert_kv_dtype(key.dtype, pool.dtype)
     assert slots.dtype == torch.int64
 
 
@@ -52,7 +51,7 @@ def rotate_and_write(
     value: Tensor,
     cos: Tensor,
     sin: Tensor,
-    kv_blocks: Tensor,
+    pool: PoolView,
     layer: int,
     slots: Tensor,
     *,
@@ -61,12 +60,12 @@ def rotate_and_write(
     eps: float,
 ) -> Tensor:
     """`DecoderOps.rotate_and_write`."""
-    check_rotate_and_write(query, key, value, cos, sin, kv_blocks, layer, slots, q_norm, k_norm)
+    check_rotate_and_write(query, key, value, cos, sin, pool, layer, slots, q_norm, k_norm)
     if q_norm is not None:
         query = rms_norm(query, q_norm, eps)
     if k_norm is not None:
         key = rms_norm(key, k_norm, eps)
-    write_kv(rotate(key, cos, sin), value, kv_blocks, layer, slots)
+    write_kv(rotate(key, cos, sin), value, pool, layer, slots)
     return rotate(query, cos, sin)
 
 
@@ -88,20 +87,16 @@ def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
-def write_kv(key: Tensor, value: Tensor, kv_blocks: Tensor, layer: int, slots: Tensor) -> None:
-    """Write K and V of one layer into `kv_blocks`, in place.
+def write_kv(key: Tensor, value: Tensor, pool: PoolView, layer: int, slots: Tensor) -> None:
+    """Write K and V of one layer into `pool`, in place.
 
     Args:
         key: [num_tokens, num_kv_heads, head_dim]; may be a strided view.
         value: [num_tokens, num_kv_heads, head_dim], key's dtype.
-        kv_blocks: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]; K and V are rounded to its dtype.
+        pool: of two planes; K and V are rounded to its dtype.
         layer: 0 <= layer < num_layers.
         slots: [num_tokens] int64, block_id * block_size + offset, no two equal.
     """
-    check_write_kv(key, value, kv_blocks, layer, slots)
-    block_size = kv_blocks.shape[4]
-    blocks = torch.div(slots, block_size, rounding_mode="floor")
-    offsets = slots % block_size
-    # Two index tensors with a slice between them: the tokens become the leading dimension of the target.
-    kv_blocks[blocks, layer, 0, :, offsets] = key.to(kv_blocks.dtype)
-    kv_blocks[blocks, layer, 1, :, offsets] = value.to(kv_blocks.dtype)
+    check_write_kv(key, value, pool, layer, slots)
+    for plane, rows in enumerate((key, value)):
+        pool.write(plane, layer, slots, rows)

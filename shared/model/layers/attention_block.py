@@ -7,6 +7,7 @@ from torch import Tensor
 
 from shared.kernels.backend import DecoderOps
 from shared.kernels.batch import AttentionBatch
+from shared.kernels.pool_view import PoolView
 from shared.model.config.model_config import ModelConfig
 from shared.model.layers.modules import LayerModules
 
@@ -25,14 +26,14 @@ class AttentionBlock:
         self._norms_heads = config.qk_norm == "head"
         self._sizes = [config.num_heads * config.head_dim] + [config.num_kv_heads * config.head_dim] * 2
 
-    def place(self, x: Tensor, cos: Tensor, sin: Tensor, kv_blocks: Tensor, slots: Tensor) -> Tensor:
-        """Write this step's K and V into `kv_blocks` and return the query, ready to attend.
+    def place(self, x: Tensor, cos: Tensor, sin: Tensor, pool: PoolView, slots: Tensor) -> Tensor:
+        """Write this step's K and V into `pool` and return the query, ready to attend.
 
         Args:
             x: [num_tokens, hidden_size], normalised.
             cos: [num_encodings, num_tokens, head_dim].
             sin: [num_encodings, num_tokens, head_dim].
-            kv_blocks: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], changed in place.
+            pool: of two planes, changed in place.
             slots: [num_tokens] int64, see `AttentionBatch`.
 
         Returns:
@@ -54,7 +55,7 @@ class AttentionBlock:
             value,
             cos[self._rope],
             sin[self._rope],
-            kv_blocks,
+            pool,
             self._index,
             slots,
             q_norm=layer.q_norm if self._norms_heads else None,
@@ -62,13 +63,13 @@ class AttentionBlock:
             eps=config.rms_norm_eps,
         )
 
-    def attend(self, query: Tensor, kv_blocks: Tensor, batch: AttentionBatch) -> Tensor:
+    def attend(self, query: Tensor, pool: PoolView, batch: AttentionBatch) -> Tensor:
         """[num_tokens, num_heads, head_dim] to [num_tokens, num_heads * head_dim], over the K and V that `place`
         wrote."""
         config = self._config
         return self._kernels.paged_attention(
             query,
-            kv_blocks,
+            pool,
             self._index,
             batch,
             scale=config.attention_scale,

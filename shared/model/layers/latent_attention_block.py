@@ -11,6 +11,7 @@ from torch import Tensor
 
 from shared.kernels.backend import DecoderOps
 from shared.kernels.batch import AttentionBatch
+from shared.kernels.pool_view import PoolView
 from shared.model.config.latent_config import LatentConfig
 from shared.model.config.model_config import ModelConfig
 from shared.model.layers.modules import LayerModules
@@ -49,14 +50,14 @@ class LatentAttentionBlock:
         self._least_expanded = least_expanded(config.latent)
         self._padded_dim = -(-max(config.latent.query_dim, config.latent.value_dim) // HEAD_DIM_STEP) * HEAD_DIM_STEP
 
-    def place(self, x: Tensor, cos: Tensor, sin: Tensor, kv_blocks: Tensor, slots: Tensor) -> Tensor:
-        """Write this step's latents into `kv_blocks` and return the query.
+    def place(self, x: Tensor, cos: Tensor, sin: Tensor, pool: PoolView, slots: Tensor) -> Tensor:
+        """Write this step's latents into `pool` and return the query.
 
         Args:
             x: [num_tokens, hidden_size], normalised.
             cos: [1, num_tokens, rope_dim].
             sin: [1, num_tokens, rope_dim].
-            kv_blocks: [num_blocks, num_layers, 1, 1, block_size, kv_rank + rope_dim], changed in place.
+            pool: of one plane with one head of kv_rank + rope_dim, changed in place.
             slots: [num_tokens] int64, see `AttentionBatch`.
 
         Returns:
@@ -73,7 +74,7 @@ class LatentAttentionBlock:
             latent,
             cos[0],
             sin[0],
-            kv_blocks,
+            pool,
             self._index,
             slots,
             norm=self._latent_norm,
@@ -81,52 +82,54 @@ class LatentAttentionBlock:
             is_interleaved=sizes.is_interleaved,
         )
 
-    def attend(self, query: Tensor, kv_blocks: Tensor, batch: AttentionBatch) -> Tensor:
+    def attend(self, query: Tensor, pool: PoolView, batch: AttentionBatch) -> Tensor:
         """[num_tokens, num_heads, query_dim] to [num_tokens, num_heads * value_dim], over the latents that `place`
         wrote."""
         least = self._least_expanded
         if least is None or max(batch.query_lens, default=0) < least:
-            return self._absorbed(query, kv_blocks, batch)
+            return self._absorbed(query, pool, batch)
         parts = batch.remember(("latent parts", least), lambda: split_by_length(batch, least))
         output = query.new_empty((query.shape[0], self._num_heads * self._sizes.value_dim))
         if parts.short is not None:
-            output[parts.short_rows] = self._absorbed(query[parts.short_rows], kv_blocks, parts.short)
+            output[parts.short_rows] = self._absorbed(query[parts.short_rows], pool, parts.short)
         for chunk in parts.long:
-            output[chunk.rows] = self._expanded(query[chunk.rows], kv_blocks, chunk)
+            output[chunk.rows] = self._expanded(query[chunk.rows], pool, chunk)
         return output
 
     def project(self, attended: Tensor) -> Tensor:
         """[num_tokens, num_heads * value_dim] to [num_tokens, hidden_size]."""
         return self._layer.o.forward(attended)
 
-    def _absorbed(self, query: Tensor, kv_blocks: Tensor, batch: AttentionBatch) -> Tensor:
+    def _absorbed(self, query: Tensor, pool: PoolView, batch: AttentionBatch) -> Tensor:
         sizes, num_tokens = self._sizes, query.shape[0]
         wide = query.new_empty((num_tokens, self._num_heads, sizes.cached_dim))
         self._modules.to_latent.forward(query[..., : sizes.nope_dim], wide[..., : sizes.kv_rank])
         wide[..., sizes.kv_rank :] = query[..., sizes.nope_dim :]
-        attended = self._kernels.paged_attention(wide, kv_blocks, self._index, batch, scale=sizes.scale, window=None)
+        attended = self._kernels.paged_attention(wide, pool, self._index, batch, scale=sizes.scale, window=None)
         found = attended.view(num_tokens, self._num_heads, sizes.cached_dim)[..., : sizes.kv_rank]
         return self._modules.to_value.forward(found).flatten(1)
 
-    def _expanded(self, query: Tensor, kv_blocks: Tensor, chunk: Chunk) -> Tensor:
+    def _expanded(self, query: Tensor, pool: PoolView, chunk: Chunk) -> Tensor:
         """A few heads at a time, in a pool made for them alone."""
         sizes, dim, table = self._sizes, self._padded_dim, chunk.table
-        rows = kv_blocks[table, self._index, 0, 0].flatten(0, 1).to(query.dtype)  # [num_slots, cached_dim]
+        rows = pool.rows[table, self._index, 0, 0].flatten(0, 1).to(query.dtype)  # [num_slots, cached_dim]
         latents, keys = rows[:, : sizes.kv_rank].contiguous(), rows[:, None, sizes.kv_rank :]
-        block_size = kv_blocks.shape[4]
+        block_size = pool.block_size
         found, first = [], 0
         for expand in self._modules.expand:
             heads = expand.out_size // (sizes.nope_dim + sizes.value_dim)
             expanded = expand.forward(latents).view(-1, heads, sizes.nope_dim + sizes.value_dim)
-            pool = query.new_zeros((table.shape[0], 1, 2, heads, block_size, dim))
-            by_token = pool[:, 0].permute(1, 0, 3, 2, 4)  # [2, num_blocks, block_size, heads, dim], a view
+            own = query.new_zeros((table.shape[0], 1, 2, heads, block_size, dim))
+            by_token = own[:, 0].permute(1, 0, 3, 2, 4)  # [2, num_blocks, block_size, heads, dim], a view
             shape = (table.shape[0], block_size, heads)
             by_token[0, ..., : sizes.nope_dim] = expanded[..., : sizes.nope_dim].reshape(*shape, -1)
             by_token[0, ..., sizes.nope_dim : sizes.query_dim] = keys.view(*shape[:2], 1, -1)
             by_token[1, ..., : sizes.value_dim] = expanded[..., sizes.nope_dim :].reshape(*shape, -1)
             padded = query.new_zeros((query.shape[0], heads, dim))
             padded[..., : sizes.query_dim] = query[:, first : first + heads]
-            attended = self._kernels.paged_attention(padded, pool, 0, chunk.batch, scale=sizes.scale, window=None)
+            attended = self._kernels.paged_attention(
+                padded, PoolView.over(own), 0, chunk.batch, scale=sizes.scale, window=None
+            )
             found.append(attended.view(query.shape[0], heads, dim)[..., : sizes.value_dim])
             first += heads
         return torch.cat(found, dim=1).flatten(1)

@@ -13,6 +13,7 @@ from torch import Tensor
 from shared.kernels.backend import DecoderOps
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.cpu.torch_threads import in_this_thread
+from shared.kernels.pool_view import PoolView
 from shared.model.config.model_config import ModelConfig
 from shared.model.layers.attention_block import AttentionBlock
 from shared.model.layers.latent_attention_block import LatentAttentionBlock
@@ -52,28 +53,28 @@ class DecoderPieces:
         other._drops_rows = False
         return other
 
-    def first(self, x: Tensor, cos: Tensor, sin: Tensor, kv_blocks: Tensor, slots: Tensor) -> Tensor:
+    def first(self, x: Tensor, cos: Tensor, sin: Tensor, pool: PoolView, slots: Tensor) -> Tensor:
         """Up to the first attention: writes the first layer's K and V and returns its query.
 
         Args:
             x: [num_tokens, hidden_size], the embedded tokens.
             cos: [num_encodings, num_tokens, rotary_dim].
             sin: [num_encodings, num_tokens, rotary_dim].
-            kv_blocks: [num_blocks, num_layers, num_planes, num_kv_heads, block_size, head_dim], changed in place.
+            pool: changed in place.
             slots: [num_tokens] int64, see `AttentionBatch`.
 
         Returns:
             [num_tokens, num_heads, head_dim].
         """
         normed = self._kernels.rms_norm(x, self._modules.layers[0].input_norm, self._eps)
-        return self._attention[0].place(normed, cos, sin, kv_blocks, slots)
+        return self._attention[0].place(normed, cos, sin, pool, slots)
 
-    def attend(self, layer: int, query: Tensor, kv_blocks: Tensor, batch: AttentionBatch) -> Tensor:
+    def attend(self, layer: int, query: Tensor, pool: PoolView, batch: AttentionBatch) -> Tensor:
         """A layer's attention: [num_tokens, num_heads, head_dim] to [num_tokens, num_heads * value_dim]."""
-        return self._attention[layer].attend(query, kv_blocks, batch)
+        return self._attention[layer].attend(query, pool, batch)
 
     def between(
-        self, layer: int, residual: Tensor, attended: Tensor, cos: Tensor, sin: Tensor, kv_blocks: Tensor, slots: Tensor
+        self, layer: int, residual: Tensor, attended: Tensor, cos: Tensor, sin: Tensor, pool: PoolView, slots: Tensor
     ) -> tuple[Tensor, Tensor]:
         """From a layer's attention up to that of the layer after it, whose K and V it writes.
 
@@ -83,7 +84,7 @@ class DecoderPieces:
             attended: [num_tokens, num_heads * value_dim].
             cos: as for `first`, like the rest.
             sin: likewise.
-            kv_blocks: likewise.
+            pool: likewise.
             slots: likewise.
 
         Returns:
@@ -91,7 +92,7 @@ class DecoderPieces:
         """
         projected = self._attention[layer].project(attended)
         normed, residual = self._finish(layer, projected, residual)
-        return self._attention[layer + 1].place(normed, cos, sin, kv_blocks, slots), residual
+        return self._attention[layer + 1].place(normed, cos, sin, pool, slots), residual
 
     def last(self, residual: Tensor, attended: Tensor, logit_rows: Tensor) -> Tensor:
         """From the last attention on: [num_logits, hidden_size] of the wanted rows, normed. The last layer's
@@ -110,26 +111,26 @@ class DecoderPieces:
             return normed[logit_rows]
 
     def run(
-        self, residual: Tensor, cos: Tensor, sin: Tensor, kv_blocks: Tensor, batch: AttentionBatch, logit_rows: Tensor
+        self, residual: Tensor, cos: Tensor, sin: Tensor, pool: PoolView, batch: AttentionBatch, logit_rows: Tensor
     ) -> Tensor:
         """As `LayerStack.run`."""
-        attended, residual = self._to_last_attention(residual, cos, sin, kv_blocks, batch)
+        attended, residual = self._to_last_attention(residual, cos, sin, pool, batch)
         return self.last(residual, attended, logit_rows)
 
-    def residual(self, residual: Tensor, cos: Tensor, sin: Tensor, kv_blocks: Tensor, batch: AttentionBatch) -> Tensor:
+    def residual(self, residual: Tensor, cos: Tensor, sin: Tensor, pool: PoolView, batch: AttentionBatch) -> Tensor:
         """[num_tokens, hidden_size] behind the last layer, not normed: what another stage's layers begin with."""
-        attended, residual = self._to_last_attention(residual, cos, sin, kv_blocks, batch)
+        attended, residual = self._to_last_attention(residual, cos, sin, pool, batch)
         return self._finish(self.num_layers - 1, self._attention[-1].project(attended), residual)[1]
 
     def _to_last_attention(
-        self, residual: Tensor, cos: Tensor, sin: Tensor, kv_blocks: Tensor, batch: AttentionBatch
+        self, residual: Tensor, cos: Tensor, sin: Tensor, pool: PoolView, batch: AttentionBatch
     ) -> tuple[Tensor, Tensor]:
         """(what the last layer's attention gives, the residual stream before it)."""
-        query = self.first(residual, cos, sin, kv_blocks, batch.slots)
+        query = self.first(residual, cos, sin, pool, batch.slots)
         for layer in range(self.num_layers - 1):
-            attended = self.attend(layer, query, kv_blocks, batch)
-            query, residual = self.between(layer, residual, attended, cos, sin, kv_blocks, batch.slots)
-        return self.attend(self.num_layers - 1, query, kv_blocks, batch), residual
+            attended = self.attend(layer, query, pool, batch)
+            query, residual = self.between(layer, residual, attended, cos, sin, pool, batch.slots)
+        return self.attend(self.num_layers - 1, query, pool, batch), residual
 
     def _finish(self, layer: int, projected: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """A layer behind its attention block: (what the next layer reads, normed; the residual stream)."""

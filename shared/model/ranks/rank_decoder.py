@@ -15,13 +15,14 @@ from shared.kernels.backend import Kernels
 from shared.kernels.backends.registry import choose_kernels
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.cpu.torch_threads import in_this_thread
+from shared.kernels.pool_view import PoolView
 from shared.kv.layout import BlockLayout
 from shared.model.decoder import Decoder
 from shared.model.families.registry import load_config
 from shared.model.layers.expert_copies import slot_owners
 from shared.model.layers.expert_placement import Placement
 from shared.model.layers.parameters import DecoderParameters
-from shared.model.ranks.shard import Degrees, Shard, Span
+from shared.model.ranks.shard import Degrees, Shard
 from shared.model.ranks.shard_weights import allocate_shard, load_shard
 from shared.model.ranks.split_vocabulary import SplitVocabulary
 from shared.model.weights.checkpoint import Checkpoint
@@ -97,7 +98,7 @@ class RankDecoder(Decoder):
         self,
         token_ids: Tensor,
         positions: Tensor,
-        kv_blocks: Tensor,
+        pool: PoolView,
         batch: AttentionBatch,
         logit_rows: Tensor,
         rope_lengths: Tensor | None = None,
@@ -105,16 +106,16 @@ class RankDecoder(Decoder):
     ) -> Tensor:
         """See `Decoder`. Raises RankLost."""
         whole = MicroBatch(token_ids, positions, batch, logit_rows, rope_lengths)
-        return self.forward_parts((whole,), kv_blocks, num_candidates)
+        return self.forward_parts((whole,), pool, num_candidates)
 
-    def forward_parts(self, parts: Sequence[MicroBatch], kv_blocks: Tensor, num_candidates: int = 0) -> Tensor:
+    def forward_parts(self, parts: Sequence[MicroBatch], pool: PoolView, num_candidates: int = 0) -> Tensor:
         """`forward` for several batches of one step, one behind the other through the stages: [num_logits, vocab_size]
         of all parts on the leader, unspecified elsewhere.
 
         Logits follow when all parts have passed: no stage waits for one that comes after it.
         """
-        kv_blocks = self._own(kv_blocks)
-        normed = [self._through(part, kv_blocks) for part in parts]
+        pool = self._own(pool)
+        normed = [self._through(part, pool) for part in parts]
         return self._vocabulary.logits(torch.cat(normed), num_candidates)
 
     def expert_tokens(self) -> list[int]:
@@ -136,13 +137,13 @@ class RankDecoder(Decoder):
         """Layout of this rank's slices of blocks; arguments as for `ModelConfig.block_layout`."""
         return self._shard.local_config.block_layout(block_size, kv_dtype)
 
-    def _own(self, kv_blocks: Tensor) -> Tensor:
+    def _own(self, pool: PoolView) -> PoolView:
         layers, heads = self._shard.layers, self._shard.kv_heads
-        if (kv_blocks.shape[1], kv_blocks.shape[3]) == (layers.length, heads.length):
-            return kv_blocks
-        return _narrow(_narrow(kv_blocks, 1, layers), 3, heads)
+        if (pool.num_layers, pool.num_kv_heads) == (layers.length, heads.length):
+            return pool
+        return pool.part(slice(layers.begin, layers.end), slice(heads.begin, heads.end))
 
-    def _through(self, part: MicroBatch, kv_blocks: Tensor) -> Tensor:
+    def _through(self, part: MicroBatch, pool: PoolView) -> Tensor:
         """This stage's layers: [num_logits, hidden_size] of the wanted rows, on the last stage normed."""
         links, batch = self._links, part.batch
         if links.behind is None:
@@ -154,23 +155,19 @@ class RankDecoder(Decoder):
         with in_this_thread(x, x.numel()):
             cos, sin = self.rotary.cos_sin(part.positions, part.rope_lengths)
         if links.ahead is None:
-            return self._layers(x, cos, sin, kv_blocks, batch, part.logit_rows)
-        links.ahead.broadcast(self._residual(x, cos, sin, kv_blocks, batch))
+            return self._layers(x, cos, sin, pool, batch, part.logit_rows)
+        links.ahead.broadcast(self._residual(x, cos, sin, pool, batch))
         return x[part.logit_rows]  # of no meaning but its shape
 
     def _layers(
-        self, x: Tensor, cos: Tensor, sin: Tensor, kv_blocks: Tensor, batch: AttentionBatch, rows: Tensor
+        self, x: Tensor, cos: Tensor, sin: Tensor, pool: PoolView, batch: AttentionBatch, rows: Tensor
     ) -> Tensor:
         run = self._stack.run if self._stack is not None and batch.num_tokens else self.pieces.run
-        return run(x, cos, sin, kv_blocks, batch, rows)
+        return run(x, cos, sin, pool, batch, rows)
 
-    def _residual(self, x: Tensor, cos: Tensor, sin: Tensor, kv_blocks: Tensor, batch: AttentionBatch) -> Tensor:
+    def _residual(self, x: Tensor, cos: Tensor, sin: Tensor, pool: PoolView, batch: AttentionBatch) -> Tensor:
         """[num_tokens, hidden_size] behind this stage's last layer."""
         if self._stack is not None:
-            self._stack.run(x, cos, sin, kv_blocks, batch, torch.arange(batch.num_tokens, device=x.device))
+            self._stack.run(x, cos, sin, pool, batch, torch.arange(batch.num_tokens, device=x.device))
             return x  # the residual stream is kept there
-        return self.pieces.residual(x, cos, sin, kv_blocks, batch)
-
-
-def _narrow(x: Tensor, dim: int, span: Span) -> Tensor:
-    return x.narrow(dim, span.begin, span.length)
+        return self.pieces.residual(x, cos, sin, pool, batch)

@@ -67,7 +67,7 @@ class GroupRun(EngineRun):
         form = SliceForm(self.layout, block_slices(model, degrees))
         sending = senders(model, degrees) if own_pools else ()
         self.meeting = _Meeting(Ways(degrees.tensor, degrees.pipeline, backend, senders=sending, hosts=hosts))
-        shared = None if own_pools else torch.zeros(self.layout.shape(num_blocks), dtype=dtype)
+        shared = None if own_pools else torch.zeros(self.layout.shape(num_blocks), dtype=torch.uint8)
         self.joined: list[RankLinks] = []
 
         def join_as(rank: int) -> tuple[RankLinks, RankDecoder]:

@@ -1,4 +1,4 @@
-"""fp32 computation over bf16 KV: how far from transformers, and the same tokens by every way."""
+"""fp32 computation over KV in fewer bits: how far from transformers, and the same tokens by every way."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from shared.model.decoder import Decoder
 from shared.model.text.tokenizer import Tokenizer
 from tests.integration.engine.engine_run import EngineRun, hand_off
 from tests.integration.engine.families import FAMILIES, write_family
+from tests.integration.engine.psalm import TEXT
 from tests.integration.engine.test_greedy_against_transformers import DEMO
 from tests.unit.model.paged_run import load_oracle, oracle_logits, prompt_logits
 
@@ -19,33 +20,56 @@ KERNELS = [
     "torch",
     pytest.param("cpu", marks=pytest.mark.skipif(REFUSAL is not None, reason=f"no C++ kernels here: {REFUSAL}")),
 ]
-MOST, MEAN = 0.05, 0.002
-"""Of the logits' standard deviation: how far bf16 KV may move a logit, and how far it may on the average."""
+BOUNDS = {torch.bfloat16: (0.05, 0.002, 0.99), torch.int8: (0.1, 0.006, 0.99), torch.float8_e4m3fn: (0.5, 0.03, 0.97)}
+"""Of the logits' standard deviation, how far KV of that dtype may move a logit, and how far it may on the average; the
+share of tokens that must stay the most likely ones."""
+CODES = ["int8", "float8_e4m3fn"]
+MOST_PERPLEXITY = 1.003
+"""Of codes, as a share of that of fp32 KV."""
 
 
+@pytest.mark.parametrize("kv_dtype", BOUNDS)
 @pytest.mark.parametrize("kernels", KERNELS)
-def test_logits_and_greedy_tokens_stay_close_to_those_of_transformers(kernels):
+def test_logits_and_greedy_tokens_stay_close_to_those_of_transformers(kernels, kv_dtype):
     tokens = Tokenizer.load(DEMO).encode("Once upon a time there was a king who had three sons. " * 12)[:200]
     expected = oracle_logits(load_oracle(DEMO), tokens)
     decoder = Decoder.load(DEMO, torch.float32, "cpu", kernels=kernels)
     with torch.inference_mode():
         wide = prompt_logits(decoder, tokens, 64)
-        narrow = prompt_logits(decoder, tokens, 64, torch.bfloat16)
+        narrow = prompt_logits(decoder, tokens, 64, kv_dtype)
     torch.testing.assert_close(wide, expected, rtol=0, atol=1e-4)
     difference = (narrow - expected).abs() / expected.std()
-    assert 1e-4 < float(difference.max()) < MOST  # rounded, and no more than that
-    assert float(difference.mean()) < MEAN
-    assert float((narrow.argmax(dim=-1) == expected.argmax(dim=-1)).float().mean()) > 0.99
+    most, mean, same = BOUNDS[kv_dtype]
+    assert 1e-4 < float(difference.max()) < most  # rounded, and no more than that
+    assert float(difference.mean()) < mean
+    assert float((narrow.argmax(dim=-1) == expected.argmax(dim=-1)).float().mean()) > same
 
 
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_codes_cost_the_demo_model_little_perplexity(kernels):
+    tokens = Tokenizer.load(DEMO).encode(TEXT)
+    decoder = Decoder.load(DEMO, torch.float32, "cpu", kernels=kernels)
+
+    def perplexity(kv_dtype: torch.dtype) -> float:
+        with torch.inference_mode():
+            logits = prompt_logits(decoder, tokens, 64, kv_dtype)
+        return float(torch.nn.functional.cross_entropy(logits[:-1].double(), torch.tensor(tokens[1:])).exp())
+
+    wide = perplexity(torch.float32)
+    assert 20 < wide < 30  # a text that it does not know, but understands
+    for kv_dtype in (torch.int8, torch.float8_e4m3fn):
+        assert perplexity(kv_dtype) <= MOST_PERPLEXITY * wide
+
+
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", *CODES])
 @pytest.mark.parametrize("family", ["demo", *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES)])
-def test_every_way_through_the_engine_gives_the_same_tokens(family, tmp_path):
+def test_every_way_through_the_engine_gives_the_same_tokens(family, kv_dtype, tmp_path):
     folder = DEMO if family == "demo" else write_family(tmp_path / "model", family)
     prompt = [7 + (i * 37) % 190 for i in range(53)]
     config = RunnerConfig(max_num_seqs=8, staged_transfer=family == "demo")
-    prefill, decode = (EngineRun(folder, config=config, kv_dtype="bfloat16") for _ in range(2))
+    prefill, decode = (EngineRun(folder, config=config, kv_dtype=kv_dtype) for _ in range(2))
     try:
-        assert decode.runner.kv_blocks.dtype == torch.bfloat16
+        assert decode.runner.pool.dtype == getattr(torch, kv_dtype)
         collocated = decode.generate(prompt)[0]
         cached = decode.generate(prompt)[0]
         assert decode.scheduler.counters.num_prefix_hit_tokens == 48
@@ -59,12 +83,13 @@ def test_every_way_through_the_engine_gives_the_same_tokens(family, tmp_path):
     assert collocated == cached == disaggregated == repaired
 
 
-def test_preempted_sequences_come_back_from_host_memory_the_same(tmp_path):
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", *CODES])
+def test_preempted_sequences_come_back_from_host_memory_the_same(kv_dtype, tmp_path):
     folder = write_family(tmp_path / "model", "LlamaForCausalLM")
     prompts = [[5 + (i * k) % 200 for i in range(20 + 9 * k)] for k in range(1, 5)]
     with (
-        EngineRun(folder, kv_dtype="bfloat16") as roomy,
-        EngineRun(folder, num_blocks=16, max_num_batched_tokens=17, num_host_blocks=16, kv_dtype="bfloat16") as tight,
+        EngineRun(folder, kv_dtype=kv_dtype) as roomy,
+        EngineRun(folder, num_blocks=16, max_num_batched_tokens=17, num_host_blocks=16, kv_dtype=kv_dtype) as tight,
     ):
         alone = [roomy.generate(prompt, max_tokens=40)[0] for prompt in prompts]
         together = tight.generate(*prompts, max_tokens=40)

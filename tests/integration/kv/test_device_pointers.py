@@ -38,7 +38,8 @@ class Side:
 
 
 async def test_blocks_arrive_by_pointer_and_a_damaged_one_is_found() -> None:
-    sender, receiver = Side(torch.rand(LAYOUT.shape(4))), Side(torch.zeros(LAYOUT.shape(4)))
+    shape = LAYOUT.shape(4)
+    sender, receiver = Side(torch.randint(256, shape, dtype=torch.uint8)), Side(torch.zeros(shape, dtype=torch.uint8))
     async with asyncio.timeout(DEADLINE_S):
         for side in (sender, receiver):
             await side.transfer.start()
@@ -64,7 +65,7 @@ async def test_blocks_arrive_by_pointer_and_a_damaged_one_is_found() -> None:
     for block_id, to in moves.values():
         assert torch.equal(receiver.pool[to], sender.pool[block_id])
     assert not receiver.pool[3].any()
-    receiver.pool[0, 0, 0, 0, 0, 0] += 1
+    receiver.pool[0, 0, 0, 0, 0] += 1
     sums = sender.sums.of([block_id for block_id, _ in moves.values()])
     announced = [(index, arriving[index], Announced(total)) for index, total in zip(moves, sums, strict=True)]
     assert await ArrivalCheck(LAYOUT.block_bytes).sound(announced) == [True, True, False]

@@ -63,7 +63,7 @@ def test_values_for_the_chart_of_a_model_folder(tandem: RunTandem, tmp_path: Pat
     content = yaml.safe_load(values.read_text())
     assert content["model"]["uri"] == str(DEMO)
     for pool in content["pools"]:
-        assert set(pool) <= {"name", "role", "replicas", "parallelism", "resources", "dtype", "quantization"}
+        assert set(pool) <= {"name", "role", "replicas", "parallelism", "resources", "dtype", "quantization", "kvDtype"}
         assert pool["resources"]["limits"]["nvidia.com/gpu"] == pool["parallelism"]["tensor"]
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shared.engine.group.own_slices import OwnSlices, SliceForm
 from shared.engine.runner.device_link import DeviceLink
 from shared.kv.checksum import BlockChecksum
-from shared.kv.layout import BlockLayout, KVFormat
+from shared.kv.layout import CODES, BlockLayout, KVFormat
 from shared.model.config.model_config import ModelConfig
 from shared.model.ranks.block_slices import block_slices, senders
 from shared.model.ranks.shard import Degrees
@@ -29,7 +29,7 @@ def splits(draw: st.DrawFn) -> tuple[BlockLayout, ModelConfig, Degrees]:
     divisors = [heads for heads in range(1, 17) if heads % tensor == 0 or tensor % heads == 0]
     num_kv_heads = 1 if is_latent else draw(st.sampled_from(divisors))
     num_layers = draw(st.integers(pipeline, pipeline + 5))
-    dtype = draw(st.sampled_from(["float32", "bfloat16"]))
+    dtype = draw(st.sampled_from(["float32", "bfloat16", *(() if is_latent else CODES)]))
     form = KVFormat(dtype, num_kv_heads, draw(st.integers(1, 9)), num_planes=1 if is_latent else 2)
     layout = BlockLayout(num_layers, draw(st.sampled_from([16, 32])), form)
     config = SimpleNamespace(num_layers=num_layers, num_kv_heads=num_kv_heads)  # all that slices depend on
@@ -47,7 +47,7 @@ def test_slices_make_the_block_again(split: tuple[BlockLayout, ModelConfig, Degr
     pools, ranks = [], range(degrees.num_ranks)
     for rank in ranks:  # as a leader stores blocks that have arrived
         shape = form.cut(blocks[0], rank).shape
-        pool = torch.zeros((NUM_BLOCKS, *shape), dtype=form.dtype)
+        pool = torch.zeros((NUM_BLOCKS, *shape), dtype=torch.uint8)
         own = OwnSlices(form, rank, pool, link)
         for row, block in zip(own.rows, blocks, strict=False):
             form.write(block, row, rank)

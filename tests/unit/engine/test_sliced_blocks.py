@@ -52,7 +52,7 @@ class Side:
 
     def __init__(self, links: RankLinks) -> None:
         self.links = links
-        self.pool = torch.rand(OWN.shape(NUM_BLOCKS))
+        self.pool = torch.randint(256, OWN.shape(NUM_BLOCKS), dtype=torch.uint8)
         self.arena = WatchedArena(self.pool)
 
 
@@ -78,7 +78,7 @@ def whole(leader: Side, follower: Side, block_id: int) -> torch.Tensor:
 
 
 def read(memory: memoryview) -> torch.Tensor:
-    return torch.frombuffer(memory, dtype=torch.float32).view(LAYOUT.shape(1)[1:])
+    return torch.frombuffer(memory, dtype=torch.uint8).view(LAYOUT.shape(1)[1:])
 
 
 def test_a_command_waits_for_the_copies_of_the_plans_before_it(sides: tuple[SlicedBlocks, Side, Side]) -> None:
@@ -101,7 +101,7 @@ def test_blocks_are_stored_on_every_rank_when_the_leader_goes_on(sides: tuple[Sl
     for _ in range(20):
         arrived = [(block_id, blocks.incoming(block_id)) for block_id in (4, 0)]
         for _, memory in arrived:
-            read(memory).normal_()
+            read(memory).random_()
         blocks.store(arrived)
         for block_id, memory in arrived:
             assert torch.equal(read(memory), whole(leader, follower, block_id))

@@ -8,9 +8,26 @@ import torch
 from torch import Tensor
 
 from shared.kernels.batch import AttentionBatch
-from shared.kernels.rotary.reference import write_kv
+from shared.kernels.pool_view import CODES, PoolView, encode
+from shared.kv.layout import SCALE_BYTES
 
 NUM_LAYERS, LAYER = 3, 1
+
+
+def pool_of_nan(shape: tuple[int, ...], dtype: torch.dtype, device: str = "cpu") -> PoolView:
+    """shape: [num_blocks, num_layers, num_planes, num_kv_heads, block_size, head_dim]. Of codes the scales are NaN."""
+    *heads, block_size, head_dim = shape
+    head_bytes = block_size * (head_dim * dtype.itemsize + SCALE_BYTES * (dtype in CODES))
+    memory = torch.full((*heads, head_bytes), 255, dtype=torch.uint8, device=device)
+    return PoolView(memory, dtype, block_size, head_dim)
+
+
+def stored(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """What a pool of `dtype` keeps of rows, in fp64, where codes times scales are exact."""
+    if dtype not in CODES:
+        return rows.to(dtype).double()
+    codes, scales = encode(rows, dtype)
+    return codes.double() * scales.double()[..., None]
 
 
 class AttentionCase:
@@ -37,10 +54,8 @@ class AttentionCase:
         self.plan = plan
         self.group = num_heads // num_kv_heads
         kv_dtype = kv_dtype or dtype
-        self.keys = [values(kv, num_kv_heads).to(kv_dtype).to(dtype) for _, kv in plan]
-        self.values = (
-            [values(kv, num_kv_heads).to(kv_dtype).to(dtype) for _, kv in plan] if num_planes == 2 else self.keys
-        )
+        written = [[values(kv, num_kv_heads) for _, kv in plan] for _ in range(num_planes)]
+        self.keys, self.values = ([stored(rows, kv_dtype) for rows in written[plane]] for plane in (0, num_planes - 1))
         self.query = values(sum(query_len for query_len, _ in plan), num_heads)
         widths = [-(-kv // block_size) for _, kv in plan]
         num_blocks = sum(widths) + 2
@@ -50,12 +65,12 @@ class AttentionCase:
         self.batch = AttentionBatch.from_lists(query_lens, kv_lens, self.tables, block_size, device)
         for row, table in enumerate(self.tables):
             self.batch.block_tables[row, len(table) :] = 1 << 30
-        shape = (num_blocks, NUM_LAYERS, 2, num_kv_heads, block_size, head_dim)
-        self.kv_blocks = torch.full(shape, float("nan"), dtype=kv_dtype, device=device)
-        for (_, kv), table, key, value in zip(plan, self.tables, self.keys, self.values, strict=True):
-            slots = [table[position // block_size] * block_size + position % block_size for position in range(kv)]
-            write_kv(key, value, self.kv_blocks, LAYER, torch.tensor(slots, device=device))
-        self.kv_blocks = self.kv_blocks[:, :, :num_planes].contiguous()
+        shape = (num_blocks, NUM_LAYERS, num_planes, num_kv_heads, block_size, head_dim)
+        self.pool = pool_of_nan(shape, kv_dtype, device)
+        for plane, by_sequence in enumerate(written):
+            for (_, kv), table, rows in zip(plan, self.tables, by_sequence, strict=True):
+                slots = [table[position // block_size] * block_size + position % block_size for position in range(kv)]
+                self.pool.write(plane, LAYER, torch.tensor(slots, device=device), rows)
 
     @property
     def sinks(self) -> Tensor:

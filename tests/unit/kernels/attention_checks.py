@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from shared.kernels.attention import reference as attention_reference
+from shared.kernels.pool_view import PoolView
 
 from .attention_case import LAYER, AttentionCase
 from .comparing import assert_near, triton_kernels
@@ -33,8 +34,10 @@ def exact_attention(case: AttentionCase, window: int | None, **scoring: Any) -> 
 def expected_attention(case: AttentionCase, window: int | None) -> Tensor:
     """The torch reference on the CPU in fp32, whatever the case's device and dtype."""
     batch = replace(case.batch, **{name: value.cpu() for name, value in _tensors(case.batch).items()})
-    query, kv_blocks = case.query.cpu().float(), case.kv_blocks.cpu().float()
-    return attention_reference.paged_attention(query, kv_blocks, LAYER, batch, scale=scale_of(case), window=window)
+    query, pool = case.query.cpu().float(), replace(case.pool, memory=case.pool.memory.cpu())
+    if pool.dtype == torch.float16:  # the one dtype that is not read beside fp32
+        pool = PoolView.over(pool.rows.float())
+    return attention_reference.paged_attention(query, pool, LAYER, batch, scale=scale_of(case), window=window)
 
 
 def _tensors(batch: object) -> dict[str, Tensor]:
@@ -55,7 +58,7 @@ def check_attention(
     case = AttentionCase(plan, dtype=dtype, device=device, **shape)
     scoring = {"softcap": softcap, "sinks": case.sinks if has_sinks else None}
     output = triton_kernels().paged_attention(
-        case.query, case.kv_blocks, LAYER, case.batch, scale=scale_of(case), window=window, **scoring
+        case.query, case.pool, LAYER, case.batch, scale=scale_of(case), window=window, **scoring
     )
     assert output.dtype == dtype
     assert_near(output, exact_attention(case, window, **scoring))
@@ -82,7 +85,7 @@ def check_split_decode(
     config = DecodeConfig(tile, min_tiles, parts_per_multiprocessor, num_warps=4, num_stages=2)
     sinks = case.sinks if has_sinks else None
     decode_attention(
-        case.query, case.kv_blocks, LAYER, case.batch, output, scale=scale_of(case), window=window, sinks=sinks,
+        case.query, case.pool, LAYER, case.batch, output, scale=scale_of(case), window=window, sinks=sinks,
         config=config,
     )  # fmt: skip
     assert_near(output.flatten(1), exact_attention(case, window, sinks=sinks))
@@ -96,7 +99,7 @@ def check_lengths_come_from_the_device(device: str = "cpu") -> None:
     output = torch.full_like(case.query, float("nan"))
     short = [33, 64, 1, 0]
     case.batch.seq_lens.copy_(torch.tensor(short, dtype=torch.int32))
-    decode_attention(case.query, case.kv_blocks, LAYER, case.batch, output, scale=scale_of(case), window=None)
+    decode_attention(case.query, case.pool, LAYER, case.batch, output, scale=scale_of(case), window=None)
     case.batch = replace(case.batch, kv_lens=(33, 64, 1, 7))
     expected = expected_attention(case, None)
     assert_near(output[:3].flatten(1), expected[:3])
@@ -118,7 +121,7 @@ def check_layers_share_a_plan(device: str = "cpu") -> None:
     try:
         outputs = [
             triton_kernels().paged_attention(
-                case.query, case.kv_blocks, LAYER, case.batch, scale=scale_of(case), window=None
+                case.query, case.pool, LAYER, case.batch, scale=scale_of(case), window=None
             )
             for _ in range(3)
         ]
@@ -141,7 +144,7 @@ def check_prefill_tiles(
     case = AttentionCase(plan, device=device, **shape)
     output = torch.full_like(case.query, float("nan"))
     prefill_attention(
-        case.query, case.kv_blocks, LAYER, case.batch, output, scale=scale_of(case), window=window,
+        case.query, case.pool, LAYER, case.batch, output, scale=scale_of(case), window=window,
         config=PrefillConfig(rows, tile, num_warps=4, num_stages=2),
     )  # fmt: skip
     long = torch.tensor([query_len > 1 for query_len, _ in plan for _ in range(query_len)], device=device)
@@ -168,9 +171,9 @@ def check_latents(
     )
     config = None if tile is None else DecodeConfig(tile, 1, 8, num_warps=4, num_stages=2)
     scale = scale_of(case)
-    found = latent_attention(case.query, case.kv_blocks, LAYER, case.batch, scale=scale, config=config)
+    found = latent_attention(case.query, case.pool, LAYER, case.batch, scale=scale, config=config)
     assert_near(found, exact_attention(case, None))
-    whole = triton_kernels().paged_attention(case.query, case.kv_blocks, LAYER, case.batch, scale=scale, window=None)
+    whole = triton_kernels().paged_attention(case.query, case.pool, LAYER, case.batch, scale=scale, window=None)
     assert_near(whole, exact_attention(case, None))
 
 

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ import torch
 
 from shared.kernels.activation.rules import GELU, SILU, Activation
 from shared.kernels.batch import AttentionBatch
+from shared.kernels.pool_view import KV_DTYPES
 from shared.kernels.sampling.rows import SamplingRows
 
+from .attention_case import pool_of_nan
 from .comparing import triton_kernels
 
 
@@ -202,10 +205,10 @@ def compile_attention(
             tables = [list(range(-(-kv_len // block_size))) for kv_len in kv_lens]
             batch = AttentionBatch.from_lists(query_lens, kv_lens, tables, block_size)
             query = torch.zeros(sum(query_lens), 2 * group, head_dim, dtype=dtype)
-            kv_blocks = torch.zeros(1, 2, 2, 2, block_size, head_dim, dtype=kv_dtype or dtype)
+            pool = pool_of_nan((1, 2, 2, 2, block_size, head_dim), kv_dtype or dtype)
             sinks = torch.zeros(2 * group) if has_sinks else None
             triton_kernels().paged_attention(
-                query, kv_blocks, 1, batch, scale=0.1, window=window, softcap=softcap, sinks=sinks
+                query, pool, 1, batch, scale=0.1, window=window, softcap=softcap, sinks=sinks
             )
 
     return collect(calls, TARGETS[arch])
@@ -216,7 +219,7 @@ def compile_latents(num_heads: int, dtype: torch.dtype, arch: str = "sm_90") -> 
 
     def calls() -> None:
         batch = AttentionBatch.from_lists([1] * 4, [4096] * 4, [list(range(256))] * 4, 16)
-        query, pool = torch.zeros(4, num_heads, 576, dtype=dtype), torch.zeros(1, 2, 1, 1, 16, 576, dtype=dtype)
+        query, pool = torch.zeros(4, num_heads, 576, dtype=dtype), pool_of_nan((1, 2, 1, 1, 16, 576), dtype)
         triton_kernels().paged_attention(query, pool, 1, batch, scale=0.1, window=None)
 
     return collect(calls, TARGETS[arch])
@@ -248,9 +251,10 @@ def compile_the_rest(dtype: torch.dtype, arch: str = "sm_90") -> list[Compiled]:
         query, key = torch.zeros(8, 32, 128, dtype=dtype), torch.zeros(8, 8, 128, dtype=dtype)
         angles, slots = torch.zeros(8, 128, dtype=dtype), torch.arange(8)
         pool = torch.zeros(2, 2, 2, 8, 16, 128, dtype=dtype)
-        for norm in (None, torch.zeros(128, dtype=dtype)):
+        kept = [pool_of_nan(tuple(pool.shape), kv_dtype) for kv_dtype in KV_DTYPES[dtype]]
+        for norm, view in product((None, torch.zeros(128, dtype=dtype)), kept):
             kernels.rotate_and_write(
-                query, key, key, angles, angles, pool, 1, slots, q_norm=norm, k_norm=norm, eps=1e-6
+                query, key, key, angles, angles, view, 1, slots, q_norm=norm, k_norm=norm, eps=1e-6
             )
         ids = torch.tensor([0, 1])
         kernels.scatter_blocks(kernels.gather_blocks(pool, ids), pool, ids)

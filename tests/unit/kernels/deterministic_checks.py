@@ -12,7 +12,7 @@ from torch import Tensor
 from shared.kernels.batch import AttentionBatch
 from shared.model.decoder import Decoder
 
-from .attention_case import LAYER, AttentionCase
+from .attention_case import LAYER, AttentionCase, pool_of_nan
 from .attention_checks import exact_attention, scale_of
 from .comparing import assert_near, random_tensor
 from .compiling import TARGETS, Compiled, collect
@@ -51,22 +51,22 @@ def check_attention(
     length = cuts[-1]
     case = AttentionCase([(length, length), (30, 30)], block_size=BLOCK_SIZE, dtype=dtype, device=device, **shape)
     ops, scale = kernels(), scale_of(case)
-    together = ops.paged_attention(case.query, case.kv_blocks, LAYER, case.batch, scale=scale, window=window)
+    together = ops.paged_attention(case.query, case.pool, LAYER, case.batch, scale=scale, window=window)
     assert_near(together, exact_attention(case, window))
     whole = together[:length]
     for a, b in pairwise(cuts):
         query = torch.cat((case.query[length + 4 : length + 5], case.query[a:b]))
         batch = AttentionBatch.from_lists([1, b - a], [5, b], [case.tables[1], case.tables[0]], BLOCK_SIZE, device)
-        found = ops.paged_attention(query, case.kv_blocks, LAYER, batch, scale=scale, window=window)
+        found = ops.paged_attention(query, case.pool, LAYER, batch, scale=scale, window=window)
         assert found[1:].equal(whole[a:b]), f"tokens {a} to {b}"
         assert found[:1].equal(together[length + 4 : length + 5])
 
 
-def logits(decoder: Decoder, cuts: list[int], mates: int) -> Tensor:
+def logits(decoder: Decoder, cuts: list[int], mates: int, kv_dtype: torch.dtype | None = None) -> Tensor:
     """[num_tokens, vocab_size]: of a prompt cut at `cuts`, each chunk in a step with `mates` other prompts' chunks."""
     config, blocks = decoder.config, -(-cuts[-1] // BLOCK_SIZE)
     shape = ((mates + 1) * blocks, config.num_layers, 2, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
-    pool = torch.zeros(shape, dtype=decoder.dtype, device=decoder.device)
+    pool = pool_of_nan(shape, kv_dtype or decoder.dtype, str(decoder.device))
     tables = [list(range(i * blocks, (i + 1) * blocks)) for i in range(mates + 1)]
     found = []
     for a, b in pairwise(cuts):
@@ -80,14 +80,22 @@ def logits(decoder: Decoder, cuts: list[int], mates: int) -> Tensor:
     return torch.cat(found)
 
 
-def check_logits(folder: Path, dtype: torch.dtype, cuts: list[list[int]], mates: int, *, device: str = "cpu") -> None:
+def check_logits(
+    folder: Path,
+    dtype: torch.dtype,
+    cuts: list[list[int]],
+    mates: int,
+    *,
+    device: str = "cpu",
+    kv_dtype: torch.dtype | None = None,
+) -> None:
     """Bit for bit the same for every way to cut a prompt, alone and beside others."""
     decoder = Decoder.load(folder, dtype, device, kernels="triton", deterministic=True)
     assert decoder.kernels.name == "triton-deterministic"
-    whole = logits(decoder, [0, cuts[0][-1]], 0)
+    whole = logits(decoder, [0, cuts[0][-1]], 0, kv_dtype)
     assert whole.isfinite().all()
     for cut in cuts:
-        assert logits(decoder, cut, mates).equal(whole), f"cut at {cut}"
+        assert logits(decoder, cut, mates, kv_dtype).equal(whole), f"cut at {cut}"
 
 
 def compile_all(dtype: torch.dtype, arch: str) -> list[Compiled]:
@@ -99,8 +107,8 @@ def compile_all(dtype: torch.dtype, arch: str) -> list[Compiled]:
             tables = [list(range(-(-kv_len // BLOCK_SIZE))) for kv_len in kv_lens]
             batch = AttentionBatch.from_lists(query_lens, kv_lens, tables, BLOCK_SIZE)
             query = torch.zeros(sum(query_lens), 8, 128, dtype=dtype)
-            kv_blocks = torch.zeros(1, 2, 2, 2, BLOCK_SIZE, 128, dtype=dtype)
-            kernels().paged_attention(query, kv_blocks, 1, batch, scale=0.1, window=None)
+            pool = pool_of_nan((1, 2, 2, 2, BLOCK_SIZE, 128), dtype)
+            kernels().paged_attention(query, pool, 1, batch, scale=0.1, window=None)
         linear = kernels().make_linear(torch.zeros(4096, 4096, dtype=dtype), None, own=True)
         for rows in (1, 64, 600):
             linear.forward(torch.zeros(rows, 4096, dtype=dtype))

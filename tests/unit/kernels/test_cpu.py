@@ -11,6 +11,7 @@ import torch
 from shared.kernels.activation.rules import GELU, SILU, Activation
 from shared.kernels.backends import cpu as cpu_backend
 from shared.kernels.cpu.launch import num_threads_function
+from shared.kernels.pool_view import PoolView
 from shared.kernels.torch_backend import TorchKernels
 
 from .attention_case import LAYER, AttentionCase
@@ -66,7 +67,7 @@ def test_rotate_and_write(cpu, dtype, norms, heads, head_dim):
     slots = torch.randperm(5 * 16, generator=torch.Generator().manual_seed(4))[:tokens]
     pools = [torch.zeros(5, 2, 2, num_kv_heads, 16, head_dim, dtype=dtype) for _ in range(2)]
     placed = [
-        kernels.rotate_and_write(query, key, value, cos, sin, pool, 1, slots, **norm, eps=1e-5)
+        kernels.rotate_and_write(query, key, value, cos, sin, PoolView.over(pool), 1, slots, **norm, eps=1e-5)
         for kernels, pool in zip((cpu, REFERENCE), pools, strict=True)
     ]
     close(*placed)
@@ -88,7 +89,7 @@ PLANS = {
 @pytest.mark.parametrize(("heads", "head_dim"), [((6, 2), 64), ((21, 3), 80), ((8, 2), 24)])
 def test_paged_attention(cpu, dtype, window, plan, heads, head_dim):
     case = AttentionCase(plan, heads, head_dim, block_size=16, dtype=dtype)
-    found = cpu.paged_attention(case.query, case.kv_blocks, LAYER, case.batch, scale=0.3, window=window)
+    found = cpu.paged_attention(case.query, case.pool, LAYER, case.batch, scale=0.3, window=window)
     close(found, case.expected(window).to(dtype))
 
 
@@ -100,7 +101,7 @@ def test_paged_attention(cpu, dtype, window, plan, heads, head_dim):
 def test_attention_with_bounds_of_scores_and_sinks(cpu, dtype, plan, heads, head_dim, softcap, has_sinks, window):
     case = AttentionCase(plan, heads, head_dim, block_size=16, dtype=dtype)
     scoring = {"softcap": softcap, "sinks": case.sinks if has_sinks else None}
-    found = cpu.paged_attention(case.query, case.kv_blocks, LAYER, case.batch, scale=0.3, window=window, **scoring)
+    found = cpu.paged_attention(case.query, case.pool, LAYER, case.batch, scale=0.3, window=window, **scoring)
     close(found, case.expected(window, **scoring).to(dtype))
 
 
@@ -114,7 +115,7 @@ def test_attention_with_bounds_of_scores_and_sinks(cpu, dtype, plan, heads, head
 def test_attention_to_rows_that_are_key_and_value(cpu, dtype, kv_dtype, plan, heads, head_dim):
     """A latent's width in DeepSeek's models, an odd one, and one that is left to torch."""
     case = AttentionCase(plan, heads, head_dim, block_size=16, dtype=dtype, kv_dtype=kv_dtype, num_planes=1)
-    found = cpu.paged_attention(case.query, case.kv_blocks, LAYER, case.batch, scale=0.05, window=None)
+    found = cpu.paged_attention(case.query, case.pool, LAYER, case.batch, scale=0.05, window=None)
     close(found, case.expected(None, scale=0.05).to(dtype))
 
 
@@ -124,7 +125,7 @@ def test_attention_to_rows_that_are_key_and_value(cpu, dtype, kv_dtype, plan, he
 def test_decode_attention_of_every_group(cpu, dtype, group, head_dim):
     """As many query heads of a KV head as there are ways to take them together, and more."""
     case = AttentionCase(PLANS["decodes"], (2 * group, 2), head_dim, block_size=32, dtype=dtype)
-    found = cpu.paged_attention(case.query, case.kv_blocks, LAYER, case.batch, scale=0.3, window=None)
+    found = cpu.paged_attention(case.query, case.pool, LAYER, case.batch, scale=0.3, window=None)
     close(found, case.expected(None).to(dtype))
 
 
@@ -133,7 +134,7 @@ def test_decode_attention_of_every_group(cpu, dtype, group, head_dim):
 def test_attention_hides_no_nan(cpu, plan):
     case = AttentionCase(PLANS[plan], (4, 2), 64, block_size=16)
     case.query[-1, 0, 0] = float("nan")
-    out = cpu.paged_attention(case.query, case.kv_blocks, LAYER, case.batch, scale=0.3, window=None)
+    out = cpu.paged_attention(case.query, case.pool, LAYER, case.batch, scale=0.3, window=None)
     assert out[-1, :64].isnan().all()
     assert out[:-1].isfinite().all()
 
@@ -165,7 +166,7 @@ def test_threads_do_not_change_a_result(cpu):
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            results.append(cpu.paged_attention(case.query, case.kv_blocks, LAYER, case.batch, scale=0.3, window=None))
+            results.append(cpu.paged_attention(case.query, case.pool, LAYER, case.batch, scale=0.3, window=None))
     finally:
         torch.set_num_threads(before)
     assert torch.equal(*results)

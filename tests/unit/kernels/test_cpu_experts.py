@@ -13,6 +13,7 @@ from shared.kernels.backends.cpu import CpuKernels, DeterministicCpuKernels
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.experts import routing as reference
 from shared.kernels.experts.rules import Routing
+from shared.kernels.pool_view import PoolView
 from shared.kernels.torch_backend import TorchKernels
 
 from .cpu_case import DTYPES, close, random
@@ -115,7 +116,16 @@ def test_latents_are_placed_and_attended_to_as_by_torch(isa: str, dtype: torch.d
     for is_interleaved in (True, False):
         placed = [
             ops.rotate_and_write_latent(
-                query, latent, cos, sin, pool, 1, batch.slots, norm=norm, eps=1e-6, is_interleaved=is_interleaved
+                query,
+                latent,
+                cos,
+                sin,
+                PoolView.over(pool),
+                1,
+                batch.slots,
+                norm=norm,
+                eps=1e-6,
+                is_interleaved=is_interleaved,
             )
             for ops, pool in zip((CpuKernels(isa), TorchKernels), pools, strict=True)
         ]
@@ -123,7 +133,7 @@ def test_latents_are_placed_and_attended_to_as_by_torch(isa: str, dtype: torch.d
         close(pools[0], pools[1])
         wide = random(num_tokens, heads, rank + rope, dtype=dtype, seed=6)
         found, expected = (
-            ops.paged_attention(wide, pools[1], 1, batch, scale=0.1, window=None)
+            ops.paged_attention(wide, PoolView.over(pools[1]), 1, batch, scale=0.1, window=None)
             for ops in (CpuKernels(isa), TorchKernels)
         )
         close(found, expected)

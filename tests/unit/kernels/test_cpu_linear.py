@@ -15,6 +15,7 @@ from shared.kernels.backends.cpu import CpuKernels
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.cpu.layer_stack import CpuLayerStack
 from shared.kernels.cpu.linear import CompressedLinear, PackedLinear, PanelLinear, fits_panels, pack
+from shared.kernels.pool_view import PoolView
 from shared.model.checkpoints import write_random_checkpoint
 from shared.model.decoder import Decoder
 
@@ -229,8 +230,8 @@ def test_the_stack_gives_what_the_ops_give(tmp_path: Path, isa, architecture, ex
     logit_rows = torch.tensor(rows, dtype=torch.int64)
     found_pool, expected_pool = pool(stacked), pool(stacked)
     with torch.inference_mode():
-        found = stacked.forward(token_ids, positions, found_pool, batch, logit_rows)
-        expected = one_by_one.forward(token_ids, positions, expected_pool, batch, logit_rows)
+        found = stacked.forward(token_ids, positions, PoolView.over(found_pool), batch, logit_rows)
+        expected = one_by_one.forward(token_ids, positions, PoolView.over(expected_pool), batch, logit_rows)
     tolerance = 2e-5 if dtype == torch.float32 else 5e-2
     scale = float(expected.abs().max()) if rows else 1.0
     torch.testing.assert_close(found, expected, rtol=0, atol=tolerance * scale)
@@ -247,8 +248,8 @@ def test_every_instruction_set_gives_the_logits_of_torch(tmp_path: Path, isa, dt
     found_pool, expected_pool = pool(expected_by), pool(expected_by)
     found_by = Decoder.load(tmp_path, dtype, "cpu", kernels=f"cpu:{isa}")
     with torch.inference_mode():
-        found = found_by.forward(token_ids, positions, found_pool, batch, logit_rows)
-        expected = expected_by.forward(token_ids, positions, expected_pool, batch, logit_rows)
+        found = found_by.forward(token_ids, positions, PoolView.over(found_pool), batch, logit_rows)
+        expected = expected_by.forward(token_ids, positions, PoolView.over(expected_pool), batch, logit_rows)
     tolerance = 2e-5 if dtype == torch.float32 else 5e-2
     for ours, theirs in ((found, expected), (found_pool, expected_pool)):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance * float(theirs.abs().max()))

@@ -28,7 +28,12 @@ from .isas import EACH_ISA, ISAS, every_isa, needs_library
 ROWS = 300
 BLOCK_SIZE = 16
 LENGTH = 210
-PAIRS = [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.float32, torch.bfloat16)]
+CODES = (torch.int8, torch.float8_e4m3fn)
+PAIRS = [
+    *((dtype, dtype) for dtype in DTYPES),
+    (torch.float32, torch.bfloat16),
+    *((dtype, codes) for dtype in DTYPES for codes in CODES),
+]
 VECTORS = [isa for isa in ISAS if isa in ("avx2", "avx512")]
 """Whose fp32 products and sums are the same."""
 
@@ -70,7 +75,7 @@ def attend(
     batch = AttentionBatch.from_lists(
         [b - a for _, a, b in chunks], [b for _, _, b in chunks], [case.tables[seq] for seq, _, _ in chunks], BLOCK_SIZE
     )
-    out = cpu.paged_attention(query, case.kv_blocks, LAYER, batch, scale=0.3, window=window, **scoring)
+    out = cpu.paged_attention(query, case.pool, LAYER, batch, scale=0.3, window=window, **scoring)
     return list(out.split([b - a for _, a, b in chunks]))
 
 
@@ -147,6 +152,36 @@ def test_logits_are_the_same_in_every_cut_and_company(
             assert logits(decoder, cuts, mates).equal(whole), f"{cuts} beside {mates}"
     one_by_one = decoder.op_by_op(decoder.kernels)
     assert logits(one_by_one, [0, 33, length], 3).equal(whole)
+
+
+@pytest.mark.parametrize("kv_dtype", CODES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@every_isa
+def test_logits_over_codes_are_the_same_in_every_cut_and_company(
+    tmp_path: Path, isa: str, dtype: torch.dtype, kv_dtype: torch.dtype
+) -> None:
+    write_random_checkpoint(tmp_path, "Qwen3ForCausalLM", num_layers=3, num_heads=4, num_kv_heads=2, head_dim=32)
+    decoder = Decoder.load(tmp_path, dtype, "cpu", kernels=f"cpu:{isa}", deterministic=True)
+    whole = logits(decoder, [0, 70], 0, kv_dtype)
+    assert whole.isfinite().all()
+    for cuts in ([0, 33, 70], [0, 1, 2, 64, 65, 70], list(range(71))):
+        assert logits(decoder, cuts, 2, kv_dtype).equal(whole), f"cut at {cuts}"
+    assert logits(decoder.op_by_op(decoder.kernels), [0, 33, 70], 3, kv_dtype).equal(whole)
+
+
+@needs_library
+@pytest.mark.skipif(len(VECTORS) < 2, reason="this processor has one of AVX2 and AVX-512 at most")
+@pytest.mark.parametrize("kv_dtype", CODES)
+def test_avx2_and_avx512_give_the_same_bits_over_codes(tmp_path: Path, kv_dtype: torch.dtype) -> None:
+    write_random_checkpoint(tmp_path, "Qwen3ForCausalLM", num_layers=2, num_heads=4, num_kv_heads=2, head_dim=32)
+    found = [
+        logits(
+            Decoder.load(tmp_path, torch.float32, "cpu", kernels=f"cpu:{isa}", deterministic=True), [0, 40, 41, 70], 1,
+            kv_dtype,
+        )
+        for isa in VECTORS
+    ]  # fmt: skip
+    assert found[0].equal(found[1])
 
 
 @needs_library

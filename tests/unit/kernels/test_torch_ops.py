@@ -19,6 +19,7 @@ from shared.kernels.attention.reference import QUERY_TILE, paged_attention
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.experts.routing import choose_experts
 from shared.kernels.experts.rules import Routing
+from shared.kernels.pool_view import PoolView
 from shared.kernels.rmsnorm.reference import add_rms_norm, rms_norm
 from shared.kernels.rotary.reference import rotate, write_kv
 from shared.kernels.sampling.philox import philox4x32
@@ -34,7 +35,7 @@ from .sampling_case import SamplingCase, broken_rows, is_drawn_within_rounding
 
 
 def run(case: AttentionCase, window: int | None = None) -> Tensor:
-    return paged_attention(case.query, case.kv_blocks, LAYER, case.batch, scale=0.3, window=window)
+    return paged_attention(case.query, case.pool, LAYER, case.batch, scale=0.3, window=window)
 
 
 @pytest.mark.parametrize("window", [None, 1, 6])
@@ -44,7 +45,7 @@ def test_bounds_of_scores_and_sinks_follow_the_formula(
 ) -> None:
     case = AttentionCase([(1, 9), (5, 5), (3, 11), (1, 1)], (6, 2))
     scoring: dict[str, Any] = {"softcap": softcap, "sinks": case.sinks if has_sinks else None}
-    found = paged_attention(case.query, case.kv_blocks, LAYER, case.batch, scale=0.3, window=window, **scoring)
+    found = paged_attention(case.query, case.pool, LAYER, case.batch, scale=0.3, window=window, **scoring)
     torch.testing.assert_close(found, case.expected(window, **scoring).float(), rtol=1e-5, atol=1e-5)
 
 
@@ -166,7 +167,7 @@ def test_write_kv_fills_its_slots_of_its_layer_and_nothing_else() -> None:
     qkv = _random(5, 9 * 8, dtype=torch.float32)
     key, value = (part.view(5, 3, 8) for part in (qkv[:, 24:48], qkv[:, 48:]))
     slots = torch.tensor([23, 0, 7, 8, 15])
-    write_kv(key, value, kv_blocks, 1, slots)
+    write_kv(key, value, PoolView.over(kv_blocks), 1, slots)
     for row, slot in enumerate(slots.tolist()):
         assert torch.equal(kv_blocks[slot // 4, 1, 0, :, slot % 4], key[row])
         assert torch.equal(kv_blocks[slot // 4, 1, 1, :, slot % 4], value[row])

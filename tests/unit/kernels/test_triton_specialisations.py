@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from shared.kernels.batch import AttentionBatch
+from shared.kernels.pool_view import PoolView
 from shared.kernels.sampling.rows import SamplingRows
 
 from .comparing import triton_kernels
@@ -32,9 +33,9 @@ def run_step(query_lens: list[int], kv_lens: list[int], table_width: int, shift:
     kernels.rms_norm(x, norm, 1e-5)
     for layer in (0, 1):
         kernels.rotate_and_write(
-            query, key, key, angles, angles, pool, layer, batch.slots, q_norm=None, k_norm=None, eps=1e-6
+            query, key, key, angles, angles, PoolView.over(pool), layer, batch.slots, q_norm=None, k_norm=None, eps=1e-6
         )
-        kernels.paged_attention(query, pool, layer, batch, scale=0.1, window=None)
+        kernels.paged_attention(query, PoolView.over(pool), layer, batch, scale=0.1, window=None)
     kernels.act_and_mul(torch.zeros(num_tokens, 2 * HIDDEN, dtype=torch.bfloat16))
     rows = len(query_lens)
     kernels.sample_tokens(

@@ -30,7 +30,7 @@ def test_no_two_fields_of_the_root_can_be_confused() -> None:
         root_hash("a", "bc", 1),
         root_hash("ab", "c", 11),
         root_hash("ab", KVFormat("float32", 1, 8).name, 1),
-        root_hash("ab", KVFormat("bfloat16", 1, 8).name, 1),
+        *(root_hash("ab", KVFormat(dtype, 1, 8).name, 1) for dtype in ("bfloat16", "int8", "float8_e4m3fn")),
         root_hash("ab", "c", 1, adapter="x"),
         root_hash("ab", "c", 1, salt="x"),
         root_hash("ab", "c", 1, rope_len=1),
@@ -139,8 +139,30 @@ def changed(layout: BlockLayout, **values: object) -> BlockLayout:
 def test_sizes_follow_from_the_dimensions() -> None:
     assert LAYOUT.block_bytes == 2 * (2 * 3 * 2 * 16 * 8)
     assert changed(LAYOUT, dtype="float32").block_bytes == 2 * LAYOUT.block_bytes
-    assert LAYOUT.shape(5) == (5, 3, 2, 2, 16, 8)
+    assert LAYOUT.shape(5) == (5, 3, 2, 2, 2 * 16 * 8)
     assert "bfloat16" in LAYOUT.describe()
+
+
+@pytest.mark.parametrize(("head_dim", "most"), [(64, 0.54), (80, 0.53), (128, 0.52)])
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
+def test_codes_and_their_scales_take_about_half_of_bf16s_bytes_in_whole_cache_lines(dtype, head_dim, most) -> None:
+    wide, narrow = (BlockLayout(3, 16, KVFormat(each, 2, head_dim)) for each in ("bfloat16", dtype))
+    assert narrow.format.head_bytes(16) == 16 * head_dim + 16 * 4
+    assert narrow.format.head_bytes(16) % 64 == 0
+    assert narrow.shape(5) == (5, 3, 2, 2, 16 * head_dim + 64)
+    assert narrow.block_bytes / wide.block_bytes <= most
+    blocks = -(-2048 // 16)
+    assert blocks * narrow.block_bytes <= 0.54 * blocks * wide.block_bytes
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
+def test_latents_and_heads_of_broken_words_are_not_kept_as_codes(dtype: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"latents are not kept in {dtype}, only in float32") as caught:
+        KVFormat(dtype, 1, 576, num_planes=1)
+    assert caught.value.field == "dtype"
+    with pytest.raises(InvalidRequest, match="heads of 12 bytes") as caught:
+        BlockLayout(2, 1, KVFormat(dtype, 2, 8))
+    assert caught.value.field == "block_size"
 
 
 @pytest.mark.parametrize("field", ["num_layers", "num_kv_heads", "head_dim", "block_size"])
@@ -153,7 +175,7 @@ def test_a_dimension_out_of_bounds_is_named(field: str, value: object) -> None:
 
 def test_an_unknown_dtype_and_a_block_of_broken_words_are_refused() -> None:
     with pytest.raises(InvalidRequest) as caught:
-        changed(LAYOUT, dtype="int8")
+        changed(LAYOUT, dtype="int4")
     assert caught.value.field == "dtype"
     with pytest.raises(InvalidRequest) as caught:
         BlockLayout(1, 1, KVFormat("float16", 1, 1))
@@ -164,3 +186,7 @@ def test_every_differing_field_is_named() -> None:
     LAYOUT.ensure_compatible(replace(LAYOUT))
     with pytest.raises(ModelMismatch, match=r"dtype bfloat16 here, float32 there; head_dim 8 here, 16 there"):
         LAYOUT.ensure_compatible(changed(LAYOUT, head_dim=16, dtype="float32"))
+    with pytest.raises(ModelMismatch, match=r"differ: dtype bfloat16 here, int8 there$"):
+        LAYOUT.ensure_compatible(changed(LAYOUT, dtype="int8"))
+    with pytest.raises(ModelMismatch, match=r"differ: dtype float8_e4m3fn here, int8 there$"):
+        changed(LAYOUT, dtype="float8_e4m3fn").ensure_compatible(changed(LAYOUT, dtype="int8"))

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from shared.kernels.batch import AttentionBatch
+from shared.kernels.pool_view import PoolView
 from shared.model.decoder import Decoder
 
 BLOCK_SIZE = 4
@@ -23,8 +24,9 @@ class PagedSequence:
     def __init__(self, decoder: Decoder, max_tokens: int, kv_dtype: torch.dtype | None = None) -> None:
         num_blocks = -(-max_tokens // BLOCK_SIZE) + 3
         self.decoder = decoder
-        shape = decoder.config.block_layout(BLOCK_SIZE, "float32").shape(num_blocks)
-        self.kv_blocks = torch.full(shape, float("nan"), dtype=kv_dtype or decoder.dtype)
+        layout = decoder.config.block_layout(BLOCK_SIZE, str(kv_dtype or decoder.dtype).removeprefix("torch."))
+        # Numbers of all bits set are NaN, and so are scales.
+        self.pool = PoolView.of(torch.full(layout.shape(num_blocks), 255, dtype=torch.uint8), layout)
         self.table = random.Random(0).sample(range(num_blocks), num_blocks)
         self.kv_len = 0
 
@@ -34,7 +36,7 @@ class PagedSequence:
         return self.decoder.forward(
             torch.tensor(token_ids),
             torch.arange(start, self.kv_len),
-            self.kv_blocks,
+            self.pool,
             AttentionBatch.from_lists([len(token_ids)], [self.kv_len], [self.table], BLOCK_SIZE),
             torch.arange(len(token_ids)),
             torch.full((len(token_ids),), rope_length) if self.decoder.rotary.needs_lengths else None,

@@ -234,7 +234,7 @@ def test_layers_with_experts_by_family() -> None:
 
 def test_latents_are_one_plane_of_the_cache() -> None:
     layout = _parse_moe("DeepseekV3").block_layout(16, "bfloat16")
-    assert layout.shape(5) == (5, 4, 1, 1, 16, 24)
+    assert layout.shape(5) == (5, 4, 1, 1, 2 * 16 * 24)
     assert layout.block_bytes == 4 * 16 * 24 * 2
     assert layout.format.name == "bfloat16-latent"
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from shared.kernels.activation.rules import SILU, Activation
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.linear import PlainLinear
+from shared.kernels.pool_view import PoolView
 from shared.kernels.torch_backend import TorchKernels
 from shared.model.checkpoints import write_random_checkpoint
 from shared.model.decoder import Decoder
@@ -299,7 +300,9 @@ def test_the_last_feed_forward_block_sees_the_wanted_rows_alone(tmp_path: Path, 
 
     def run(rows: list[int], pool: Tensor) -> Tensor:
         batch = AttentionBatch.from_lists([7], [7], [[1]], 8)
-        return decoder.forward(torch.arange(7) + 5, torch.arange(7), pool, batch, torch.tensor(rows, dtype=torch.int64))
+        return decoder.forward(
+            torch.arange(7) + 5, torch.arange(7), PoolView.over(pool), batch, torch.tensor(rows, dtype=torch.int64)
+        )
 
     expected = run(list(range(7)), pools[0])
     assert counting.num_rows == [7] * config.num_layers

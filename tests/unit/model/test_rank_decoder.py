@@ -13,6 +13,7 @@ from torch import Tensor
 from shared.collectives.rank_links import Backend, RankLinks
 from shared.errors import ConfigError
 from shared.kernels.batch import AttentionBatch
+from shared.kernels.pool_view import PoolView
 from shared.model.checkpoints import write_random_checkpoint
 from shared.model.decoder import Decoder
 from shared.model.families.registry import load_config
@@ -92,9 +93,11 @@ def batch_of(chunks: tuple[tuple[int, int], ...], first_block: int) -> MicroBatc
     return MicroBatch(torch.arange(batch.num_tokens) * 7 % 128, positions, batch, ends, None)
 
 
-def empty_pool(decoder: Decoder) -> Tensor:
-    shape = decoder.config.block_layout(BLOCK_SIZE, "float32").shape(9)
-    return torch.randn(shape, generator=torch.Generator().manual_seed(3)).to(decoder.dtype)
+def empty_pool(decoder: Decoder) -> PoolView:
+    layout = decoder.config.block_layout(BLOCK_SIZE, str(decoder.dtype).removeprefix("torch."))
+    pool = PoolView.of(torch.zeros(layout.shape(9), dtype=torch.uint8), layout)
+    pool.rows.normal_(generator=torch.Generator().manual_seed(3))
+    return pool
 
 
 @pytest.mark.parametrize("kernels", ["auto", pytest.param("torch", marks=pytest.mark.slow)])
@@ -204,7 +207,7 @@ def gives_what_one_decoder_gives(
     tolerance = (3e-5 if dtype == torch.float32 else 6e-2) * float(expected.abs().max())
     torch.testing.assert_close(everything, expected, rtol=0, atol=tolerance)
     torch.testing.assert_close(in_parts, torch.cat(split), rtol=0, atol=tolerance)
-    torch.testing.assert_close(pool.float(), expected_pool.float(), rtol=0, atol=tolerance)
+    torch.testing.assert_close(pool.rows.float(), expected_pool.rows.float(), rtol=0, atol=tolerance)
     assert torch.equal(highest.argmax(1), everything.argmax(1))
     assert torch.equal(highest.amax(1), everything.amax(1))
     assert torch.equal(five.topk(5).values, everything.topk(5).values)

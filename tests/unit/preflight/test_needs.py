@@ -18,6 +18,7 @@ from services.preflight.model_folder import EngineNeed, check_tokenizer, check_w
 from services.preflight.needs import Overrides, needs_of
 from shared.errors import ConfigError, InvalidRequest
 from shared.model.checkpoints import write_random_checkpoint
+from tests.integration.engine.families import write_family
 from tests.unit.preflight.trees import add
 
 DEMO = Path("models/demo")
@@ -148,6 +149,16 @@ def test_rounded_weights_need_less_memory(need: EngineNeed) -> None:
     room = weights + 16 * TOKEN_BYTES
     assert check_weights(replace(need, max_model_len=16), room // 2).level is Level.FAIL
     assert check_weights(replace(need, max_model_len=16, quantization="int8"), room // 2).level is Level.OK
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+def test_a_cache_of_codes_is_described_and_refused_for_latents(need: EngineNeed, tmp_path: Path, kv_dtype: str) -> None:
+    finding = check_weights(replace(need, kv_dtype=kv_dtype), 1 << 30)
+    assert f"KV {2 * 2 * 2 * (8 + 4)} B a token" in finding.text
+    latents = write_family(tmp_path / "latents", "deepseek-v2")
+    finding = check_weights(replace(need, model=latents, kv_dtype=kv_dtype), 1 << 30)
+    assert finding.level is Level.FAIL
+    assert "latents are not kept in" in finding.text
 
 
 def test_room_for_short_sequences_alone_is_a_warning(need: EngineNeed) -> None:

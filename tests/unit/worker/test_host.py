@@ -55,12 +55,26 @@ def test_the_kv_is_kept_as_it_is_computed_unless_said(compute: torch.dtype) -> N
     assert choose_kv_dtype("auto", compute) == compute
 
 
+@pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
+def test_codes_go_with_fp32_and_with_bf16_but_not_for_latents(compute: torch.dtype) -> None:
+    assert choose_kv_dtype("int8", compute) == torch.int8
+    assert choose_kv_dtype("fp8", compute) == torch.float8_e4m3fn
+    for wanted in ("int8", "fp8"):
+        refusal = f"kv_dtype {wanted} is not supported .* of a model with latent attention, only auto or [fp32, ]*bf16$"
+        with pytest.raises(ConfigError, match=refusal) as caught:
+            choose_kv_dtype(wanted, compute, has_latents=True)
+        assert caught.value.field == "kv_dtype"
+    assert choose_kv_dtype("bf16", compute, has_latents=True) == torch.bfloat16
+
+
 def test_bf16_kv_goes_with_fp32_and_with_bf16() -> None:
     assert choose_kv_dtype("bf16", torch.float32) == torch.bfloat16
     assert choose_kv_dtype("bf16", torch.bfloat16) == torch.bfloat16
 
 
-@pytest.mark.parametrize(("wanted", "compute"), [("fp32", "bf16"), ("fp32", "fp16"), ("bf16", "fp16")])
+@pytest.mark.parametrize(
+    ("wanted", "compute"), [("fp32", "bf16"), *((wanted, "fp16") for wanted in ("fp32", "bf16", "int8", "fp8"))]
+)
 def test_a_pair_that_no_kernel_serves_is_refused_by_name(wanted: str, compute: str) -> None:
     with pytest.raises(ConfigError, match=f"kv_dtype {wanted} is not supported .* only auto or {compute}") as caught:
         choose_kv_dtype(wanted, DTYPES[compute])

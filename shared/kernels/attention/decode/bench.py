@@ -50,11 +50,11 @@ def tuning_cases(device: torch.device, memory: Tensor | None = None) -> Iterator
 
 def _case(setting: Setting, device: torch.device, config: DecodeConfig | None, memory: Tensor | None) -> Case:
     kv_lens, shape = setting
-    query, kv_blocks, batch = attention_inputs([(1, kv_len) for kv_len in kv_lens], shape, device, memory)
+    query, pool, batch = attention_inputs([(1, kv_len) for kv_len in kv_lens], shape, device, memory)
     output = torch.empty_like(query)
 
     def run() -> None:
-        decode_attention(query, kv_blocks, LAYER, batch, output, scale=0.1, window=None, config=config)
+        decode_attention(query, pool, LAYER, batch, output, scale=0.1, window=None, config=config)
 
     label = f"{len(kv_lens)} × {max(kv_lens)} tokens, {shape}" + (f", {config}" if config else "")
     row_bytes = shape.num_kv_heads * shape.head_dim * query.element_size()

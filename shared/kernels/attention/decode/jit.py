@@ -13,6 +13,7 @@ import triton.language as tl
 
 from shared.kernels.attention.decode.schedule_jit import BEGIN, END, FIRST_SLOT, KV_LEN, NUM_PARTS, SEQ, TOKEN, WIDTH
 from shared.kernels.attention.jit import absorb, begun_with_sinks, capped, load_rows, normalised, slot_offsets
+from shared.kernels.kv_codes_jit import head_elements, load_scales, opened
 
 
 @triton.jit
@@ -57,7 +58,8 @@ def merge_parts(
 @triton.jit(do_not_specialize=["block_tables", "items", "tickets", "part_means", "part_peaks", "layer", "table_stride"])
 def decode_parts(
     query,  # [num_tokens, num_kv_heads * GROUP, HEAD_DIM]
-    kv_blocks,  # [num_blocks, num_layers, 2, num_kv_heads, BLOCK_SIZE, HEAD_DIM]
+    pool,  # PoolView.elements
+    scales,  # PoolView.as_scales
     block_tables,  # [num_seqs, table_stride] int32
     items,  # [num_slots, WIDTH] int32, see plan_jit
     tickets,  # [num_seqs, num_kv_heads] int32, all 0 before and after
@@ -96,8 +98,10 @@ def decode_parts(
     places = (token.to(tl.int64) * num_kv_heads * GROUP + heads)[:, None] * HEAD_DIM + dims[None, :]
     q = tl.load(query + places, mask=real, other=0.0)
 
-    head_rows = num_kv_heads.to(tl.int64) * BLOCK_SIZE * HEAD_DIM  # elements from K to V of one layer
-    keys = kv_blocks + layer * 2 * head_rows + kv_head * BLOCK_SIZE * HEAD_DIM
+    of_head = head_elements(pool, BLOCK_SIZE, HEAD_DIM)
+    to_values = num_kv_heads.to(tl.int64) * of_head  # of one layer
+    head = layer * 2 * to_values + kv_head * of_head
+    keys = pool + head
     table = block_tables + seq.to(tl.int64) * table_stride
     accumulator = tl.zeros([ROWS, DIMS], tl.float32)
     peak = tl.full([ROWS], float("-inf"), tl.float32)
@@ -112,15 +116,20 @@ def decode_parts(
     for tile in range(begin, end):
         positions = tile * TILE + columns
         # KV may be kept in fewer bits than the query has.
-        k = load_rows(keys, offsets, positions, kv_len, HEAD_DIM, DIMS, False).to(q.dtype)
-        v = load_rows(keys + head_rows, offsets, positions, kv_len, HEAD_DIM, DIMS, False).to(q.dtype)
+        k = opened(load_rows(keys, offsets, positions, kv_len, HEAD_DIM, DIMS, False), q.dtype)
+        v = opened(load_rows(keys + to_values, offsets, positions, kv_len, HEAD_DIM, DIMS, False), q.dtype)
+        k_scales = load_scales(scales, head, offsets, positions, kv_len, BLOCK_SIZE, HEAD_DIM)
+        v_scales = load_scales(scales, head + to_values, offsets, positions, kv_len, BLOCK_SIZE, HEAD_DIM)
         offsets = slot_offsets(table, positions + TILE, kv_len, block_stride, BLOCK_SIZE, HEAD_DIM)
-        scores = capped(tl.dot(q, tl.trans(k), input_precision="ieee") * log2_scale, CAP)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * log2_scale
+        if scales is not None:
+            scores *= k_scales[None, :]
+        scores = capped(scores, CAP)
         seen = positions < kv_len
         if WINDOW > 0:
             seen &= positions >= kv_len - WINDOW
         scores = tl.where(seen[None, :], scores, float("-inf"))
-        accumulator, peak, total = absorb(accumulator, peak, total, scores, v)
+        accumulator, peak, total = absorb(accumulator, peak, total, scores, v, v_scales)
 
     mean = normalised(accumulator, total)
     if num_parts == 1:

@@ -12,13 +12,14 @@ from shared.kernels.attention.decode.schedule import plan_decode
 from shared.kernels.attention.decode.splits import DecodeConfig
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.device import next_power_of_2
+from shared.kernels.pool_view import PoolView
 
 MERGE_CHUNK = 16  # parts that the merge reads at once
 
 
 def decode_attention(
     query: Tensor,
-    kv_blocks: Tensor,
+    pool: PoolView,
     layer: int,
     batch: AttentionBatch,
     output: Tensor,
@@ -38,7 +39,7 @@ def decode_attention(
 
     Args:
         query: [num_tokens, num_heads, head_dim], contiguous.
-        kv_blocks: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], contiguous.
+        pool: of two planes, whole.
         layer: 0 <= layer < num_layers.
         batch: the step's sequences.
         output: [num_tokens, num_heads, head_dim], contiguous, query's dtype.
@@ -48,26 +49,27 @@ def decode_attention(
         sinks: likewise.
         config: sizes to use instead of `decode_config`'s.
     """
-    check_paged_attention(query, kv_blocks, layer, batch, window, softcap, sinks)
+    check_paged_attention(query, pool, layer, batch, window, softcap, sinks)
     assert query.is_contiguous()
     assert output.is_contiguous()
     assert output.shape == query.shape
     assert output.dtype == query.dtype
     assert batch.block_tables.stride(1) == 1
-    assert kv_blocks.stride(0) < 2**31
+    elements = pool.elements
+    assert elements.stride(0) < 2**31
     if batch.num_seqs == 0:
         return
     _, num_heads, head_dim = query.shape
-    num_kv_heads, block_size = kv_blocks.shape[3:5]
-    heads = (num_heads, num_kv_heads, head_dim)
+    heads = (num_heads, pool.num_kv_heads, head_dim)
     plan = batch.remember(
         ("decode", heads, window, query.dtype, config), lambda: plan_decode(batch, heads, window, query.dtype, config)
     )
     config = plan.config
-    group = num_heads // num_kv_heads
-    decode_parts[(num_kv_heads, plan.num_slots)](
+    group = num_heads // pool.num_kv_heads
+    decode_parts[(pool.num_kv_heads, plan.num_slots)](
         query,
-        kv_blocks,
+        elements,
+        pool.as_scales,
         batch.block_tables,
         plan.items,
         plan.tickets,
@@ -76,12 +78,12 @@ def decode_attention(
         plan.part_peaks,
         layer,
         batch.block_tables.stride(0),
-        kv_blocks.stride(0),
+        elements.stride(0),
         scale * math.log2(math.e),
         sinks,
         GROUP=group,
         HEAD_DIM=head_dim,
-        BLOCK_SIZE=block_size,
+        BLOCK_SIZE=pool.block_size,
         WINDOW=window or 0,
         CAP=(softcap or 0.0) * math.log2(math.e),
         ROWS=next_power_of_2(max(group, 16)),

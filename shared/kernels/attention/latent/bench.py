@@ -10,6 +10,7 @@ import torch
 from shared.kernels.attention.latent.launch import latent_attention
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.bench_case import Case
+from shared.kernels.pool_view import PoolView
 
 BLOCK_SIZE = 16
 Setting = tuple[Sequence[int], int, int]
@@ -31,7 +32,7 @@ def cases(device: torch.device, settings: Sequence[Setting] = SETTINGS) -> Itera
         tables = [range(start, start + width) for start, width in zip(starts, widths, strict=True)]
         batch = AttentionBatch.from_lists([1] * len(kv_lens), kv_lens, tables, BLOCK_SIZE, device)
         query = torch.randn(len(kv_lens), num_heads, dim, device=device).bfloat16()
-        pool = torch.randn(sum(widths), 1, 1, 1, BLOCK_SIZE, dim, device=device).bfloat16()
+        pool = PoolView.over(torch.randn(sum(widths), 1, 1, 1, BLOCK_SIZE, dim, device=device).bfloat16())
         run = partial(latent_attention, query, pool, 0, batch, scale=0.1)
         num_bytes = 2 * sum(kv_lens) * dim + 2 * query.nbytes
         label = f"{len(kv_lens)} × {max(kv_lens)} tokens, {num_heads} heads over rows of {dim}"

@@ -18,7 +18,7 @@ from shared.kernels.attention.jit import load_rows, slot_offsets
 @triton.jit(do_not_specialize=["block_tables", "items", "tickets", "part_means", "part_peaks", "layer", "table_stride"])
 def latent_parts(
     query,  # [num_tokens, NUM_HEADS, DIM]
-    kv_blocks,  # [num_blocks, num_layers, 1, 1, BLOCK_SIZE, DIM]
+    pool,  # [num_blocks, num_layers, 1, 1, BLOCK_SIZE * DIM]
     block_tables,  # [num_seqs, table_stride] int32
     items,  # [num_slots, WIDTH] int32, see plan_jit
     tickets,  # [num_seqs, groups of heads] int32, all 0 before and after
@@ -57,7 +57,7 @@ def latent_parts(
     q = tl.load(query + places, mask=real, other=0.0)
     q_rest = tl.load(query + places_rest, mask=real_rest, other=0.0)
 
-    rows = kv_blocks + layer.to(tl.int64) * BLOCK_SIZE * DIM
+    rows = pool + layer.to(tl.int64) * BLOCK_SIZE * DIM
     table = block_tables + seq.to(tl.int64) * table_stride
     sums = tl.zeros([ROWS, FIRST], tl.float32)
     sums_rest = tl.zeros([ROWS, REST], tl.float32)

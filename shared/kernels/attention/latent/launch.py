@@ -15,6 +15,7 @@ from shared.kernels.attention.decode.splits import DecodeConfig
 from shared.kernels.attention.latent.jit import latent_parts
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.device import DeviceLimits, next_power_of_2
+from shared.kernels.pool_view import PoolView
 
 HEADS = 16
 """Query heads of a program: the rows of one matrix tile, and sums that its registers hold."""
@@ -27,14 +28,14 @@ def latent_config(dim: int, element_bytes: int, limits: DeviceLimits) -> DecodeC
     return DecodeConfig(tile, max(1, 256 // tile), parts_per_multiprocessor=4, num_warps=4, num_stages=num_stages)
 
 
-def suits(query: Tensor, kv_blocks: Tensor) -> bool:
+def suits(query: Tensor, pool: PoolView) -> bool:
     """Whether there is code for rows of this width: two pieces that fill a matrix instruction's depth; for one head."""
-    return kv_blocks.shape[2:4] == (1, 1) and query.shape[2] > 16
+    return (pool.num_planes, pool.num_kv_heads) == (1, 1) and query.shape[2] > 16
 
 
 def latent_attention(
     query: Tensor,
-    kv_blocks: Tensor,
+    pool: PoolView,
     layer: int,
     batch: AttentionBatch,
     *,
@@ -48,7 +49,7 @@ def latent_attention(
 
     Args:
         query: [num_tokens, num_heads, dim], contiguous.
-        kv_blocks: [num_blocks, num_layers, 1, 1, block_size, dim], contiguous.
+        pool: of one plane with one head, whole, of no codes.
         layer: 0 <= layer < num_layers.
         batch: the step's sequences.
         scale: factor on query · key.
@@ -57,10 +58,12 @@ def latent_attention(
     Returns:
         [num_tokens, num_heads * dim], query's dtype.
     """
-    check_paged_attention(query, kv_blocks, layer, batch, None)
+    check_paged_attention(query, pool, layer, batch, None)
     assert query.is_contiguous()
-    assert suits(query, kv_blocks), f"rows of {query.shape[2]} elements in {tuple(kv_blocks.shape[2:4])}"
-    assert kv_blocks.stride(0) < 2**31
+    assert suits(query, pool), f"rows of {query.shape[2]} elements beside {pool.num_kv_heads} heads"
+    elements = pool.elements
+    assert not pool.has_scales
+    assert elements.stride(0) < 2**31
     num_tokens, num_heads, dim = query.shape
     output = torch.empty_like(query)
     if num_tokens == 0:
@@ -76,7 +79,7 @@ def latent_attention(
     first = first // 2 if first == dim else first
     latent_parts[(groups, plan.num_slots)](
         query,
-        kv_blocks,
+        elements,
         tokens.block_tables,
         plan.items,
         plan.tickets,
@@ -85,7 +88,7 @@ def latent_attention(
         plan.part_peaks,
         layer,
         tokens.block_tables.stride(0),
-        kv_blocks.stride(0),
+        elements.stride(0),
         scale * math.log2(math.e),
         NUM_HEADS=num_heads,
         DIM=dim,

@@ -58,11 +58,11 @@ def _case(
     config: PrefillConfig | None,
     memory: Tensor | None,
 ) -> Case:
-    query, kv_blocks, batch = attention_inputs(plan, shape, device, memory)
+    query, pool, batch = attention_inputs(plan, shape, device, memory)
     output = torch.empty_like(query)
 
     def run() -> None:
-        prefill_attention(query, kv_blocks, LAYER, batch, output, scale=0.1, window=None, config=config)
+        prefill_attention(query, pool, LAYER, batch, output, scale=0.1, window=None, config=config)
 
     query_len, kv_len = plan[0]
     row_bytes = shape.num_kv_heads * shape.head_dim * query.element_size()

@@ -12,6 +12,7 @@ import triton.language as tl
 
 from shared.kernels.attention.jit import absorb, begun_with_sinks, capped, load_rows, normalised, slot_offsets
 from shared.kernels.attention.prefill.schedule_jit import FIRST_TOKEN, KV_LEN, QUERY_LEN, SEQ, TILE_INDEX, WIDTH
+from shared.kernels.kv_codes_jit import head_elements, load_scales, opened
 
 
 @triton.jit
@@ -21,8 +22,10 @@ def attend_tiles(
     total,  # [ROWS] fp32
     q,  # [ROWS, DIMS]
     query_positions,  # [ROWS] int32
-    keys,  # pointer to this layer's and head's row 0 of K in block 0
-    values,
+    pool,
+    scales,
+    head,  # elements to this layer's and head's row 0 of K in block 0
+    to_values,  # and from there to V's
     table,  # [max_blocks] int32
     begin,  # first position, a multiple of TILE
     end,  # position to stop before
@@ -44,24 +47,30 @@ def attend_tiles(
     for start in range(begin, end, TILE):
         positions = start + columns
         # KV may be kept in fewer bits than the query has.
-        k = load_rows(keys, offsets, positions, kv_len, HEAD_DIM, DIMS, WHOLE).to(q.dtype)
-        v = load_rows(values, offsets, positions, kv_len, HEAD_DIM, DIMS, WHOLE).to(q.dtype)
+        k = opened(load_rows(pool + head, offsets, positions, kv_len, HEAD_DIM, DIMS, WHOLE), q.dtype)
+        v = opened(load_rows(pool + head + to_values, offsets, positions, kv_len, HEAD_DIM, DIMS, WHOLE), q.dtype)
+        k_scales = load_scales(scales, head, offsets, positions, kv_len, BLOCK_SIZE, HEAD_DIM)
+        v_scales = load_scales(scales, head + to_values, offsets, positions, kv_len, BLOCK_SIZE, HEAD_DIM)
         offsets = slot_offsets(table, positions + TILE, kv_len, block_stride, BLOCK_SIZE, HEAD_DIM)
-        scores = capped(tl.dot(q, tl.trans(k), input_precision="ieee") * log2_scale, CAP)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * log2_scale
+        if scales is not None:
+            scores *= k_scales[None, :]
+        scores = capped(scores, CAP)
         if not WHOLE:
             # Positions past kv_len are hidden too, though a padding row would come after them.
             seen = (positions[None, :] <= query_positions[:, None]) & (positions < kv_len)[None, :]
             if WINDOW > 0:
                 seen &= positions[None, :] > query_positions[:, None] - WINDOW
             scores = tl.where(seen, scores, float("-inf"))
-        accumulator, peak, total = absorb(accumulator, peak, total, scores, v)
+        accumulator, peak, total = absorb(accumulator, peak, total, scores, v, v_scales)
     return accumulator, peak, total
 
 
 @triton.jit(do_not_specialize=["block_tables", "items", "layer", "table_stride"])
 def prefill_tiles(
     query,  # [num_tokens, num_kv_heads * GROUP, HEAD_DIM]
-    kv_blocks,  # [num_blocks, num_layers, 2, num_kv_heads, BLOCK_SIZE, HEAD_DIM]
+    pool,  # PoolView.elements
+    scales,  # PoolView.as_scales
     block_tables,  # [num_seqs, table_stride] int32
     items,  # [num_tiles, WIDTH] int32, see plan_jit
     output,  # [num_tokens, num_kv_heads * GROUP, HEAD_DIM]
@@ -99,9 +108,9 @@ def prefill_tiles(
     first_position = kv_len - query_len + tile * TOKENS
     last_position = tl.minimum(first_position + TOKENS, kv_len) - 1
 
-    head_rows = num_kv_heads.to(tl.int64) * BLOCK_SIZE * HEAD_DIM  # elements from K to V of one layer
-    keys = kv_blocks + layer * 2 * head_rows + kv_head * BLOCK_SIZE * HEAD_DIM
-    values = keys + head_rows
+    of_head = head_elements(pool, BLOCK_SIZE, HEAD_DIM)
+    to_values = num_kv_heads.to(tl.int64) * of_head  # of one layer
+    head = layer * 2 * to_values + kv_head * of_head
     table = block_tables + seq.to(tl.int64) * table_stride
     accumulator = tl.zeros([ROWS, DIMS], tl.float32)
     peak = tl.full([ROWS], float("-inf"), tl.float32)
@@ -120,18 +129,18 @@ def prefill_tiles(
         whole_begin = (tl.maximum(last_position - WINDOW + 1, 0) + TILE - 1) // TILE * TILE
         edge_end = tl.minimum(whole_begin, last_position + 1)
         accumulator, peak, total = attend_tiles(
-            accumulator, peak, total, q, query_positions, keys, values, table, begin, edge_end, kv_len,
+            accumulator, peak, total, q, query_positions, pool, scales, head, to_values, table, begin, edge_end, kv_len,
             block_stride, log2_scale, CAP, HEAD_DIM, BLOCK_SIZE, DIMS, TILE, WINDOW, False,
         )  # fmt: skip
         begin = whole_begin
         whole_end = tl.maximum(whole_end, whole_begin)
     if not UNIFORM:
         accumulator, peak, total = attend_tiles(
-            accumulator, peak, total, q, query_positions, keys, values, table, begin, whole_end, kv_len,
-            block_stride, log2_scale, CAP, HEAD_DIM, BLOCK_SIZE, DIMS, TILE, WINDOW, True,
+            accumulator, peak, total, q, query_positions, pool, scales, head, to_values, table, begin, whole_end,
+            kv_len, block_stride, log2_scale, CAP, HEAD_DIM, BLOCK_SIZE, DIMS, TILE, WINDOW, True,
         )  # fmt: skip
     accumulator, peak, total = attend_tiles(
-        accumulator, peak, total, q, query_positions, keys, values, table, whole_end, last_position + 1, kv_len,
-        block_stride, log2_scale, CAP, HEAD_DIM, BLOCK_SIZE, DIMS, TILE, WINDOW, False,
+        accumulator, peak, total, q, query_positions, pool, scales, head, to_values, table, whole_end,
+        last_position + 1, kv_len, block_stride, log2_scale, CAP, HEAD_DIM, BLOCK_SIZE, DIMS, TILE, WINDOW, False,
     )  # fmt: skip
     tl.store(output + places, normalised(accumulator, total).to(output.dtype.element_ty), mask=real)

@@ -13,11 +13,12 @@ from shared.kernels.attention.prefill.jit import prefill_tiles
 from shared.kernels.attention.prefill.schedule import longest_chunk, plan_prefill
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.device import next_power_of_2
+from shared.kernels.pool_view import PoolView
 
 
 def prefill_attention(
     query: Tensor,
-    kv_blocks: Tensor,
+    pool: PoolView,
     layer: int,
     batch: AttentionBatch,
     output: Tensor,
@@ -33,7 +34,7 @@ def prefill_attention(
 
     Args:
         query: [num_tokens, num_heads, head_dim], contiguous.
-        kv_blocks: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], contiguous.
+        pool: of two planes, whole.
         layer: 0 <= layer < num_layers.
         batch: the step's sequences; `query_lens` sizes the grid.
         output: [num_tokens, num_heads, head_dim], contiguous, query's dtype.
@@ -45,19 +46,19 @@ def prefill_attention(
         uniform: fill all rows, in arithmetic that does not depend on where a chunk begins or ends: every tile of keys
             goes through the same code. A row whose length on the device is 0 gets zeros.
     """
-    check_paged_attention(query, kv_blocks, layer, batch, window, softcap, sinks)
+    check_paged_attention(query, pool, layer, batch, window, softcap, sinks)
     assert query.is_contiguous()
     assert output.is_contiguous()
     assert output.shape == query.shape
     assert output.dtype == query.dtype
     assert batch.block_tables.stride(1) == 1
-    assert kv_blocks.stride(0) < 2**31
+    elements = pool.elements
+    assert elements.stride(0) < 2**31
     longest = max(batch.query_lens, default=0) if uniform else longest_chunk(batch)
     if not longest:
         return
     _, num_heads, head_dim = query.shape
-    num_kv_heads, block_size = kv_blocks.shape[3:5]
-    group = num_heads // num_kv_heads
+    group = num_heads // pool.num_kv_heads
     if config is None:
         config = batch.remember(
             ("prefill sizes", head_dim, group, query.dtype),
@@ -69,20 +70,21 @@ def prefill_attention(
     tile_tokens = rows // group
     least = 1 if uniform else 2
     plan = batch.remember(("prefill", tile_tokens, least), lambda: plan_prefill(batch, tile_tokens, least))
-    prefill_tiles[(num_kv_heads, plan.num_tiles)](
+    prefill_tiles[(pool.num_kv_heads, plan.num_tiles)](
         query,
-        kv_blocks,
+        elements,
+        pool.as_scales,
         batch.block_tables,
         plan.items,
         output,
         layer,
         batch.block_tables.stride(0),
-        kv_blocks.stride(0),
+        elements.stride(0),
         scale * math.log2(math.e),
         sinks,
         GROUP=group,
         HEAD_DIM=head_dim,
-        BLOCK_SIZE=block_size,
+        BLOCK_SIZE=pool.block_size,
         WINDOW=window or 0,
         CAP=(softcap or 0.0) * math.log2(math.e),
         ROWS=rows,

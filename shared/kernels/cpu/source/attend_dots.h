@@ -15,8 +15,9 @@ struct DotProducts {
     const int64_t dim = pool.s.dim;
     uint32_t* values = laid + kKeys * dim / 2;
     if (count < kKeys) std::memset(laid, 0, kKeys * dim * sizeof(uint32_t));
-    pool.runs(first, first + count, 16, [&](const bf16* key, int64_t position, int64_t n) {
+    pool.runs(first, first + count, 16, [&](Run<bf16> run, int64_t position, int64_t n) {
       const int64_t t = position - first;
+      const bf16 *key = run.rows, *value = run.moved(pool.to_values()).rows;
       for (int64_t d = 0; d < dim; d += 32) {
         Words v[16];
         for (int i = 0; i < 16; i++) v[i] = i < n ? load_words(key + i * dim + d) : no_words();
@@ -25,7 +26,7 @@ struct DotProducts {
       }
       // A run begins at an even key: blocks have an even number of them, as tiles.
       for (int64_t i = 0; i < n; i += 2) {
-        const bf16* even = key + pool.to_values() + i * dim;
+        const bf16* even = value + i * dim;
         for (int64_t d = 0; d < dim; d += 16) {
           const Words lower = shift_right<16>(as_words(load16(even + d)));
           const Words upper = i + 1 < n ? as_words(load16(even + dim + d)) : no_words();

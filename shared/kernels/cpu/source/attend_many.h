@@ -17,12 +17,13 @@ constexpr int64_t kTile = 64;  // keys
 // Where the parts of one thread's memory lie, for `rows` query rows.
 struct Scratch {
   float *query, *sums, *best, *total, *keys, *values, *scores;  // query, sums: [block][dim][32]; best, total: [rows]
+  float *key_scales, *value_scales;                              // [kTile], of codes
   int32_t* positions;                                            // [rows]
   int64_t blocks;
 
   Scratch(Workspace& workspace, int64_t rows, int64_t dim) : blocks((rows + kColumns - 1) / kColumns) {
     const int64_t lanes = blocks * kColumns;
-    query = workspace.floats(2 * lanes * dim + 3 * lanes + 2 * kTile * dim + kTile * kColumns);
+    query = workspace.floats(2 * lanes * dim + 3 * lanes + 2 * kTile * dim + kTile * (kColumns + 2));
     sums = query + lanes * dim;
     best = sums + lanes * dim;
     total = best + lanes;
@@ -30,6 +31,8 @@ struct Scratch {
     keys = total + 2 * lanes;            // [dim][kTile]
     values = keys + kTile * dim;         // [kTile][dim]
     scores = values + kTile * dim;       // [kTile][32]
+    key_scales = scores + kTile * kColumns;
+    value_scales = key_scales + kTile;
   }
 };
 
@@ -43,19 +46,27 @@ void multiply_rows(int64_t m, const float* a, int64_t a_step, const float* b, in
     });
 }
 
-// Keys transposed, values as they are, both wide; the rest of the tile is zero.
+// Keys transposed, values as they are, both wide; the rest of the tile is zero. Codes are not scaled: scores and weights
+// will be, as those of one query token are.
 template <typename T>
 void load_tile(const Pool<T>& pool, int64_t first, int64_t count, const Scratch& scratch) {
   const int64_t dim = pool.s.dim;
   if (count < kTile) std::memset(scratch.keys, 0, 2 * kTile * dim * sizeof(float));
-  pool.runs(first, first + count, 16, [&](const T* key, int64_t position, int64_t n) {
+  if (kIsCode<T>) std::memset(scratch.key_scales, 0, 2 * kTile * sizeof(float));
+  pool.runs(first, first + count, 16, [&](Run<T> run, int64_t position, int64_t n) {
     const int64_t t = position - first;
+    const Run<T> of_values = run.moved(pool.to_values());
+    const T *key = run.rows, *value = of_values.rows;
+    if constexpr (kIsCode<T>) {
+      store_words(scratch.key_scales + t, as_words(run.scales_of(n)), n);
+      store_words(scratch.value_scales + t, as_words(of_values.scales_of(n)), n);
+    }
     for (int64_t d = 0; d < dim; d += 16) {
       Words v[16];
       for (int i = 0; i < 16; i++) v[i] = i < n ? as_words(load16(key + i * dim + d)) : no_words();
       transpose16(v);
       for (int i = 0; i < 16; i++) store_words(scratch.keys + (d + i) * kTile + t, v[i], n);
-      for (int i = 0; i < n; i++) store(scratch.values + (t + i) * dim + d, load16(key + pool.to_values() + i * dim + d));
+      for (int i = 0; i < n; i++) store(scratch.values + (t + i) * dim + d, load16(value + i * dim + d));
     }
   });
 }
@@ -105,8 +116,18 @@ void softmax_lanes(float* scores, Words low, Words high, float* best, float* tot
     for (int64_t d = 0; d < dim; d++) store(sums + d * kColumns, load(sums + d * kColumns) * fade);
 }
 
+// Each row of [kTile][32] times its own scale.
+inline void scale_rows(float* rows, const float* scales) {
+  for (int64_t t = 0; t < kTile; t++, rows += kColumns) {
+    const Floats scale = all(scales[t]);
+    store(rows, load(rows) * scale);
+    store(rows + 16, load(rows + 16) * scale);
+  }
+}
+
 // One tile of keys against one block of 32 query rows.
-inline void attend_tile(const Shape& s, int64_t first, int64_t block, const Scratch& scratch) {
+template <bool Scaled>
+void attend_tile(const Shape& s, int64_t first, int64_t block, const Scratch& scratch) {
   const int64_t dim = s.dim, lane = block * kColumns;
   const int32_t* positions = scratch.positions + lane;
   if (positions[kColumns - 1] < first) return;                                    // all keys lie ahead of all rows
@@ -114,6 +135,7 @@ inline void attend_tile(const Shape& s, int64_t first, int64_t block, const Scra
   const bool masked = positions[0] < first + kTile - 1 || s.first_seen(positions[kColumns - 1]) > first;
   float* sums = scratch.sums + lane * dim;
   multiply_rows(kTile, scratch.keys, kTile, scratch.query + lane * dim, dim, scratch.scores, false);
+  if (Scaled) scale_rows(scratch.scores, scratch.key_scales);
   for (int64_t i = 0; s.softcap > 0 && i < kTile * kColumns; i += 16)
     store(scratch.scores + i, capped(load(scratch.scores + i), s.cap()));
   for (int64_t half = 0; half < kColumns; half += 16) {
@@ -123,6 +145,7 @@ inline void attend_tile(const Shape& s, int64_t first, int64_t block, const Scra
     float *best = scratch.best + lane + half, *total = scratch.total + lane + half;
     softmax(scratch.scores + half, low, high, best, total, sums + half, dim);
   }
+  if (Scaled) scale_rows(scratch.scores, scratch.value_scales);
   multiply_rows(dim, scratch.values, dim, scratch.scores, kTile, sums, true);
 }
 
@@ -176,7 +199,7 @@ void attend_many(const Pool<KV>& pool, const T* query, T* out, int64_t start, in
   const int64_t end = start + count;  // keys below it are seen by some row
   for (int64_t first = s.first_seen(start) / kTile * kTile; first < end; first += kTile) {
     load_tile(pool, first, std::min(kTile, end - first), scratch);
-    for (int64_t block = 0; block < scratch.blocks; block++) attend_tile(s, first, block, scratch);
+    for (int64_t block = 0; block < scratch.blocks; block++) attend_tile<kIsCode<KV>>(s, first, block, scratch);
   }
   put_rows(pool, out, rows, scratch.sums, scratch.total);
 }

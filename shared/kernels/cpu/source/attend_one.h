@@ -12,13 +12,19 @@
 // Up to 16 keys, or their values: rows of `dim` elements.
 template <typename T>
 struct Rows {
-  const T* now;
-  const T* ahead;  // what will be read next; a row that is read asks for the same one of it
+  Run<T> now;
+  Run<T> ahead;  // what will be read next; a row that is read asks for the same one of it
   int64_t dim, count;
 
-  const T* row(int64_t t, int64_t d) const { return now + t * dim + d; }
-  void fetch(int64_t t, int64_t d) const { __builtin_prefetch((const char*)(ahead + t * dim + d)); }
-  Rows moved(int64_t by) const { return {now + by, ahead + by, dim, count}; }
+  const T* row(int64_t t, int64_t d) const { return now.rows + t * dim + d; }
+  void fetch(int64_t t, int64_t d) const { __builtin_prefetch((const char*)(ahead.rows + t * dim + d)); }
+  // Of codes. They ask for those that will be read next.
+  Floats scales() const {
+    __builtin_prefetch((const char*)ahead.scales);
+    return now.scales_of(count);
+  }
+  Rows from(int64_t d) const { return {{now.rows + d, now.scales}, {ahead.rows + d, ahead.scales}, dim, count}; }
+  Rows moved(int64_t bytes) const { return {now.moved(bytes), ahead.moved(bytes), dim, count}; }
 };
 
 // 16 keys at a time, transposed in registers: a vector holds one dimension (fp32) or two (bf16) of all 16.
@@ -62,6 +68,35 @@ void score_keys(const Rows<bf16>& keys, const float* query, float* scores, int64
     }
   }
   for (int g = 0; g < G; g++) store(scores + g * step, P == 2 ? sums[0][g] + sums[P - 1][g] : sums[0][g]);
+}
+
+// Of codes a vector holds four dimensions of all 16.
+template <int G, typename C, typename = std::enable_if_t<kIsCode<C>>>
+void score_keys(const Rows<C>& keys, const float* query, float* scores, int64_t step) {
+  const int64_t dim = keys.dim;
+  constexpr int P = !kDeterministic && kVectors == 32 && G <= 4 ? 2 : 1;
+  Floats sums[P][G];
+  for (int p = 0; p < P; p++)
+    for (int g = 0; g < G; g++) sums[p][g] = zeros();
+  for (int64_t d = 0; d < dim; d += 64) {
+    const int64_t words = dim - d < 64 ? (dim - d) / 4 : 16;
+    Words v[16];
+    for (int t = 0; t < 16; t++) v[t] = t < keys.count ? load_words(keys.row(t, d), words) : no_words();
+    for (int t = 0; t < 16; t++) keys.fetch(t, d);
+    transpose16(v);
+    for (int i = 0; i < words; i++) {
+      const C* codes = nullptr;
+      const Floats x[4] = {
+          opened_top(codes, shift_left<24>(v[i])), opened_top(codes, shift_left<16>(v[i])),
+          opened_top(codes, shift_left<8>(v[i])), opened_top(codes, v[i])};
+      for (int g = 0; g < G; g++) {
+        const float* q = query + g * dim + d + 4 * i;
+        for (int j = 0; j < 4; j++) sums[j % P][g] = plus_product(sums[j % P][g], all(q[j]), x[j]);
+      }
+    }
+  }
+  const Floats scales = keys.scales();
+  for (int g = 0; g < G; g++) store(scores + g * step, (P == 2 ? sums[0][g] + sums[P - 1][g] : sums[0][g]) * scales);
 }
 
 // out[G][16 V] += weights of `count` keys times 16 V dimensions of their values.
@@ -110,17 +145,17 @@ template <int G>
 void add_all_values(const Rows<bf16>& values, const float* weights, int64_t step, float* out) {
   constexpr int P = kVectors == 32 && G <= 4 ? 2 : 1;
   int64_t d = 0;
-  for (; d + 32 * P <= values.dim; d += 32 * P) add_pairs<G, P>(values.moved(d), weights, step, out + d);
-  for (; d + 32 <= values.dim; d += 32) add_pairs<G, 1>(values.moved(d), weights, step, out + d);
-  if (d < values.dim) add_values<G, 1>(values.moved(d), weights, step, out + d);
+  for (; d + 32 * P <= values.dim; d += 32 * P) add_pairs<G, P>(values.from(d), weights, step, out + d);
+  for (; d + 32 <= values.dim; d += 32) add_pairs<G, 1>(values.from(d), weights, step, out + d);
+  if (d < values.dim) add_values<G, 1>(values.from(d), weights, step, out + d);
 }
 
-template <int G>
-void add_all_values(const Rows<float>& values, const float* weights, int64_t step, float* out) {
+template <int G, typename T>
+void add_all_values(const Rows<T>& values, const float* weights, int64_t step, float* out) {
   constexpr int V = kVectors == 32 ? (G <= 4 ? 4 : 2) : 1;
   int64_t d = 0;
-  for (; d + 16 * V <= values.dim; d += 16 * V) add_values<G, V>(values.moved(d), weights, step, out + d);
-  for (; d < values.dim; d += 16) add_values<G, 1>(values.moved(d), weights, step, out + d);
+  for (; d + 16 * V <= values.dim; d += 16 * V) add_values<G, V>(values.from(d), weights, step, out + d);
+  for (; d < values.dim; d += 16) add_values<G, 1>(values.from(d), weights, step, out + d);
 }
 
 // What is known of G query heads so far: the weighted values, and the sum of the weights, both over 2^top.
@@ -147,7 +182,7 @@ void for_heads(int64_t group, F&& f) {
     with_heads(std::min<int64_t>(group - g, kHeads), [&](auto heads) { f(heads, g); });
 }
 
-// Takes in up to 16 keys and their values, which lie `to_values` behind. query [G][dim], scaled to powers of 2.
+// Takes in up to 16 keys and their values, which lie `to_values` bytes behind. query [G][dim], scaled to powers of 2.
 template <int G, typename T>
 void take_in(const Rows<T>& keys, int64_t to_values, const float* query, const Sums& so_far, float cap) {
   const int64_t dim = keys.dim;
@@ -155,6 +190,9 @@ void take_in(const Rows<T>& keys, int64_t to_values, const float* query, const S
   score_keys<G>(keys, query, weights, 16);
   const Floats none = all(-std::numeric_limits<float>::infinity()), least = all(-126.0f);
   const Mask there = first_lanes(keys.count);
+  const Rows<T> values = keys.moved(to_values);
+  Floats scales;
+  if constexpr (kIsCode<T>) scales = values.scales();
   for (int g = 0; g < G; g++) {
     const Floats found = load(weights + 16 * g);
     const Floats scores = choose(there, cap > 0 ? capped(found, cap) : found, none);
@@ -171,7 +209,10 @@ void take_in(const Rows<T>& keys, int64_t to_values, const float* query, const S
       so_far.tops[g] = top;
     }
     const Floats x = scores - all(so_far.tops[g]), e = keep(not_less(x, least), exp2_16(larger(least, x)));
-    store(weights + 16 * g, e);
+    if constexpr (kIsCode<T>)
+      store(weights + 16 * g, e * scales);
+    else
+      store(weights + 16 * g, e);
     store(so_far.totals + 16 * g, total + e);
   }
   add_all_values<G>(keys.moved(to_values), weights, 16, so_far.values);
@@ -200,8 +241,7 @@ void put_head(T* out, const float* sums, int64_t dim, F&& finish) {
 template <typename T, typename KV>
 void attend_one(
     const Pool<KV>& pool, int64_t kv_heads, const T* query, T* out, int64_t length, Workspace& workspace) {
-  const int64_t group = pool.s.group(), dim = pool.s.dim, heads = kv_heads * group, block_size = pool.s.block_size;
-  const int64_t of_head = block_size * dim;
+  const int64_t group = pool.s.group(), dim = pool.s.dim, heads = kv_heads * group, of_head = pool.view.head_bytes;
   query += pool.head * group * dim;
   out += pool.head * group * dim;
   float* wide = workspace.floats(heads * (2 * dim + 17));
@@ -217,14 +257,14 @@ void attend_one(
     // Finite, so that keys of weight 0 in front are no NaN.
     so_far.tops[h] = pool.s.first_best(pool.head * group + h, -1e30f);
   }
-  pool.runs(pool.s.first_seen(length - 1), length, 16, [&](const KV* key, int64_t position, int64_t count) {
+  pool.runs(pool.s.first_seen(length - 1), length, 16, [&](Run<KV> key, int64_t position, int64_t count) {
     // A run is too short for the processor to find out where the next one lies, so each row asks for one of the next
     // head's, or of what follows. Asked for all at once they would hold up what is computed meanwhile.
     const int64_t next = position + count;
-    const KV* behind = next < length ? pool.keys(next / block_size) + next % block_size * dim : key;
+    const Run<KV> behind = next < length ? pool.keys(next) : key;
     for (int64_t h = 0; h < kv_heads; h++) {
-      const KV* k = key + h * of_head;
-      const KV* ahead = h + 1 < kv_heads ? k + of_head : behind;
+      const Run<KV> k = key.moved(h * of_head);
+      const Run<KV> ahead = h + 1 < kv_heads ? k.moved(of_head) : behind;
       auto heads_from = [&](int64_t g) {
         const int64_t first = h * group + g;
         return Sums{so_far.values + first * dim, so_far.totals + 16 * first, so_far.tops + first};

@@ -42,8 +42,21 @@ inline void softmax_row(
 }
 
 template <typename KV>
-[[gnu::always_inline]] inline void prefetch_keys(const KV* keys, int64_t count, int64_t dim) {
-  for (int64_t i = 0; i < count * dim; i += 64 / int64_t(sizeof(KV))) __builtin_prefetch((const char*)(keys + i));
+[[gnu::always_inline]] inline void prefetch_keys(const Run<KV>& keys, int64_t count, int64_t dim) {
+  for (int64_t i = 0; i < count * dim; i += 64 / int64_t(sizeof(KV))) __builtin_prefetch((const char*)(keys.rows + i));
+  if (kIsCode<KV>) __builtin_prefetch((const char*)keys.scales);
+}
+
+// The weights of some heads times the values' scales.
+template <typename KV>
+void scale_weights(const Rows<KV>& values, float* weights, int heads) {
+  if constexpr (kIsCode<KV>) {
+    const Words scales = as_words(values.scales());
+    for (int g = 0; g < heads; g++, weights += kRowStep) {
+      const Floats scaled = as_floats(load_words(weights, values.count)) * as_floats(scales);
+      store_words(weights, as_words(scaled), values.count);
+    }
+  }
 }
 
 // As attend_one.
@@ -51,7 +64,7 @@ template <typename T, typename KV>
 void attend_row(
     const Pool<KV>& pool, int64_t kv_heads, const T* query, T* out, int64_t length, Workspace& workspace) {
   const Shape& s = pool.s;
-  const int64_t group = s.group(), dim = s.dim, heads = kv_heads * group, of_head = s.block_size * dim;
+  const int64_t group = s.group(), dim = s.dim, heads = kv_heads * group, of_head = pool.view.head_bytes;
   query += pool.head * group * dim;
   out += pool.head * group * dim;
   float* wide = workspace.floats(heads * (2 * dim + 32 + kRowStep));
@@ -70,13 +83,13 @@ void attend_row(
   for (int64_t first = seen_from / kTile * kTile; first < length; first += kTile) {
     const int64_t low = std::max<int64_t>(0, seen_from - first), high = std::min(kTile, length - first) - 1;
     // Blocks are read in one go, all heads' keys, then all heads' values: what lies together is asked for together.
-    pool.runs(first + low, first + high + 1, 16, [&](const KV* key, int64_t position, int64_t count) {
+    pool.runs(first + low, first + high + 1, 16, [&](Run<KV> key, int64_t position, int64_t count) {
       const int64_t next = position + count;
-      const KV* behind = next < length ? pool.keys(next / s.block_size) + next % s.block_size * dim : key;
+      const Run<KV> behind = next < length ? pool.keys(next) : key;
       for (int64_t h = 0; h < kv_heads; h++) {
-        const KV* k = key + h * of_head;
-        const Rows<KV> keys{k, h + 1 < kv_heads ? k + of_head : behind, dim, count};
-        prefetch_keys(k + pool.to_values(), count, dim);
+        const Run<KV> k = key.moved(h * of_head);
+        const Rows<KV> keys{k, h + 1 < kv_heads ? k.moved(of_head) : behind, dim, count};
+        prefetch_keys(k.moved(pool.to_values()), count, dim);
         for_heads(group, [&](auto g, int64_t offset) {
           const int64_t head = h * group + offset;
           float* scores = sums.scores + head * kRowStep + position - first;
@@ -88,13 +101,15 @@ void attend_row(
       softmax_row(
           sums.scores + h * kRowStep, low, high, s.cap(), sums.bests + 16 * h, sums.totals + 16 * h, sums.values + h * dim,
           dim);
-    pool.runs(first + low, first + high + 1, 16, [&](const KV* key, int64_t position, int64_t count) {
+    pool.runs(first + low, first + high + 1, 16, [&](Run<KV> key, int64_t position, int64_t count) {
       for (int64_t h = 0; h < kv_heads; h++)
         for_heads(group, [&](auto g, int64_t offset) {
           const int64_t head = h * group + offset;
-          const float* weights = sums.scores + head * kRowStep + position - first;
-          const KV* values = key + h * of_head + pool.to_values();
-          add_all_values<g.value>(Rows<KV>{values, values, dim, count}, weights, kRowStep, sums.values + head * dim);
+          float* weights = sums.scores + head * kRowStep + position - first;
+          const Run<KV> run = key.moved(h * of_head + pool.to_values());
+          const Rows<KV> values{run, run, dim, count};
+          scale_weights(values, weights, g.value);
+          add_all_values<g.value>(values, weights, kRowStep, sums.values + head * dim);
         });
     });
   }

@@ -25,8 +25,9 @@ struct TileProducts {
     for (int64_t t = 0; t < count; t += kPairKeys, values += kPairKeys * dim) {
       const bf16* rows[kPairKeys] = {};
       const int64_t last = std::min(count, t + kPairKeys);
-      pool.runs(first + t, first + last, 16, [&](const bf16* key, int64_t position, int64_t n) {
-        for (int64_t i = 0; i < n; i++) rows[position - first - t + i] = key + pool.to_values() + i * dim;
+      pool.runs(first + t, first + last, 16, [&](Run<bf16> key, int64_t position, int64_t n) {
+        const bf16* value = key.moved(pool.to_values()).rows;
+        for (int64_t i = 0; i < n; i++) rows[position - first - t + i] = value + i * dim;
       });
       for (int64_t d = 0; d < dim; d += 16) {
         Words v[16];
@@ -46,8 +47,8 @@ struct TileProducts {
       const Pool<bf16>& pool, int64_t first, int64_t from, int64_t to, int64_t count, const uint32_t*, const uint32_t* query,
       float* scores) {
     finish_stores();
-    const int64_t dim = pool.s.dim, block_size = pool.s.block_size;
-    auto key_at = [&](int64_t t) { return pool.keys((first + t) / block_size) + (first + t) % block_size * dim; };
+    const int64_t dim = pool.s.dim;
+    auto key_at = [&](int64_t t) { return pool.keys(first + t).rows; };
     for (int64_t t = from; t < to; t += 32) {
       const bf16 *a = key_at(t), *b = t + 16 < count ? key_at(t + 16) : a;
       TILE_ZERO(0);

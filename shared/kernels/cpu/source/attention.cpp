@@ -34,20 +34,20 @@ struct Units {
 
 template <typename T, typename KV>
 void attend_token(
-    const Shape& s, const Units& units, const Task& task, const KV* blocks, const int32_t* table, const T* query, T* out,
-    int64_t length, Workspace& workspace) {
+    const Shape& s, const Units& units, const Task& task, const PoolView& view, const int32_t* table, const T* query,
+    T* out, int64_t length, Workspace& workspace) {
   constexpr auto attend = kDeterministic ? attend_row<T, KV> : attend_one<T, KV>;
-  if (s.kv_heads > 1) return attend(Pool<KV>{blocks, s, table, task.head}, task.heads, query, out, length, workspace);
+  if (s.kv_heads > 1) return attend(Pool<KV>{view, s, table, task.head}, task.heads, query, out, length, workspace);
   Shape part = s;
   const int64_t first = task.head * units.heads;
   part.heads = std::min(task.heads * units.heads, s.heads - first);
   if (s.sinks) part.sinks = s.sinks + first;
-  attend(Pool<KV>{blocks, part, table, 0}, 1, query + first * s.dim, out + first * s.dim, length, workspace);
+  attend(Pool<KV>{view, part, table, 0}, 1, query + first * s.dim, out + first * s.dim, length, workspace);
 }
 
 template <typename T, typename KV>
 void paged_attention(
-    const T* query, const KV* blocks, const int32_t* tables, const int32_t* query_start, const int32_t* seq_lens, T* out,
+    const T* query, const PoolView& view, const int32_t* tables, const int32_t* query_start, const int32_t* seq_lens, T* out,
     const Shape& s) {
   const int64_t most = std::max<int64_t>(2, kTaskRows / s.group());
   const Units units(s);
@@ -76,8 +76,8 @@ void paged_attention(
     const int32_t* table = tables + task.seq * s.max_blocks;
     const T* q = query + task.first * s.width();
     T* o = out + task.first * s.width();
-    if (task.count == 1) return attend_token(s, units, task, blocks, table, q, o, start(task) + 1, workspace);
-    const Pool<KV> pool{blocks, s, table, task.head};
+    if (task.count == 1) return attend_token<T, KV>(s, units, task, view, table, q, o, start(task) + 1, workspace);
+    const Pool<KV> pool{view, s, table, task.head};
 #ifdef TANDEM_AMX
     using Products = TileProducts;
 #elif defined(TANDEM_PAIRS)
@@ -93,18 +93,20 @@ void paged_attention(
 
 }  // namespace
 
-// query, out [tokens, heads, dim]; blocks, tables, query_start, seq_lens as in shared/kernels/batch.py; dim a multiple
-// of 16. sizes: num_seqs, heads, kv_heads, dim, block_size, num_layers, layer, max_blocks, window (0 = none), planes, KV heads
-// of a block. softcap: 0 = none; sinks [heads] or null. Blocks are bf16 where `kv_is_bf16`, beside a query of either dtype; else both are fp32.
+// query, out [tokens, heads, dim]; tables, query_start, seq_lens as in shared/kernels/batch.py; dim a multiple of 16.
+// sizes: num_seqs, heads, layer, max_blocks, window (0 = none). softcap: 0 = none; sinks [heads] or null. The pool may be
+// in fp32 only beside a query in fp32.
 extern "C" void tandem_paged_attention(
-    const void* query, const void* blocks, const int32_t* tables, const int32_t* query_start, const int32_t* seq_lens,
-    void* out, float scale, float softcap, const float* sinks, const int64_t* sizes, int is_bf16, int kv_is_bf16) {
-  const Shape s{sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5],
-                sizes[6], sizes[7], sizes[8], sizes[9], sizes[10], scale, softcap, sinks};
-  if (is_bf16)
-    paged_attention((const bf16*)query, (const bf16*)blocks, tables, query_start, seq_lens, (bf16*)out, s);
-  else if (kv_is_bf16)
-    paged_attention((const float*)query, (const bf16*)blocks, tables, query_start, seq_lens, (float*)out, s);
-  else
-    paged_attention((const float*)query, (const float*)blocks, tables, query_start, seq_lens, (float*)out, s);
+    const void* query, const PoolView* pool, const int32_t* tables, const int32_t* query_start, const int32_t* seq_lens,
+    void* out, float scale, float softcap, const float* sinks, const int64_t* sizes, int is_bf16) {
+  const Shape s{sizes[0], sizes[1], pool->kv_heads, pool->dim, pool->block_size, sizes[2], sizes[3], sizes[4],
+                scale, softcap, sinks};
+  auto run = [&](auto element) {
+    using T = decltype(element);
+    with_dtype<T>(*pool, [&](auto* stored) {
+      paged_attention<T, std::remove_pointer_t<decltype(stored)>>(
+          (const T*)query, *pool, tables, query_start, seq_lens, (T*)out, s);
+    });
+  };
+  is_bf16 ? run(bf16{}) : run(float{});
 }

@@ -1,6 +1,8 @@
 // Ops between the matrix products, each in one pass over its rows. Rounding follows shared/kernels' references.
 #include <cmath>
+#include <type_traits>
 
+#include "kv_codes.h"
 #include "ops.h"
 #include "simd.h"
 #include "thread_pool.h"
@@ -105,12 +107,12 @@ inline void copy_head(const float* x, bf16* y, int64_t dim) {
   for (int64_t i = 0; i < dim; i += 16) store16(y + i, load16(x + i));
 }
 
-template <typename T, typename KV>
+template <typename KV, typename T>
 void rotate_and_write(
-    const T* query, const T* key, const T* value, const int64_t* strides, const T* cos, const T* sin, KV* blocks,
+    const T* query, const T* key, const T* value, const int64_t* strides, const T* cos, const T* sin, const PoolView& pool,
     const int64_t* slots, const T* q_norm, const T* k_norm, float eps, T* out, const int64_t* sizes) {
-  const int64_t tokens = sizes[0], heads = sizes[1], kv_heads = sizes[2], dim = sizes[3], block_size = sizes[4];
-  const int64_t num_layers = sizes[5], layer = sizes[6], half = sizes[7] * block_size * dim;
+  const int64_t tokens = sizes[0], heads = sizes[1], layer = sizes[2];
+  const int64_t kv_heads = pool.kv_heads, dim = pool.dim, block_size = pool.block_size;
   for_rows(tokens, (heads + 2 * kv_heads) * dim, [&](int64_t t) {
     T normed[512];
     const T *c = cos + t * dim, *s = sin + t * dim;
@@ -120,13 +122,22 @@ void rotate_and_write(
       rotate_head(x, c, s, out + (t * heads + h) * dim, dim);
     }
     int64_t block = slots[t] / block_size, offset = slots[t] % block_size;
-    KV* keys = blocks + (block * num_layers + layer) * 2 * half;
+    char* keys = (char*)pool.memory + block * pool.block_bytes + layer * pool.layer_bytes;
     for (int64_t h = 0; h < kv_heads; h++) {
       const T* x = key + t * strides[1] + h * dim;
       if (k_norm) norm_row(x, k_norm, normed, dim, eps), x = normed;
-      KV* place = keys + (h * block_size + offset) * dim;
-      rotate_head(x, c, s, place, dim);
-      copy_head(value + t * strides[2] + h * dim, place + half, dim);
+      char *run = keys + h * pool.head_bytes, *values = run + pool.plane_bytes;
+      KV *place = (KV*)run + offset * dim, *of_value = (KV*)values + offset * dim;
+      const T* v = value + t * strides[2] + h * dim;
+      if constexpr (kIsCode<KV>) {
+        T placed[512];
+        rotate_head(x, c, s, placed, dim);
+        put_codes(placed, place, (float*)(run + block_size * dim) + offset, dim);
+        put_codes(v, of_value, (float*)(values + block_size * dim) + offset, dim);
+      } else {
+        rotate_head(x, c, s, place, dim);
+        copy_head(v, of_value, dim);
+      }
     }
   });
 }
@@ -138,12 +149,12 @@ const T* in_halves(const T* x, T* halves, int64_t dim) {
   return halves;
 }
 
-template <typename T, typename KV>
+template <typename KV, typename T>
 void rotate_and_write_latent(
-    const T* query, const T* latent, const int64_t* strides, const T* cos, const T* sin, KV* blocks,
+    const T* query, const T* latent, const int64_t* strides, const T* cos, const T* sin, const PoolView& pool,
     const int64_t* slots, const T* norm, float eps, T* out, const int64_t* sizes, bool is_interleaved) {
   const int64_t tokens = sizes[0], heads = sizes[1], nope = sizes[2], rope = sizes[3], rank = sizes[4];
-  const int64_t block_size = sizes[5], num_layers = sizes[6], layer = sizes[7], dim = nope + rope;
+  const int64_t block_size = pool.block_size, layer = sizes[5], dim = nope + rope;
   for_rows(tokens, heads * dim + rank + rope, [&](int64_t t) {
     T halves[kMostRotated], normed[kMostRank];
     const T *c = cos + t * rope, *s = sin + t * rope;
@@ -155,7 +166,8 @@ void rotate_and_write_latent(
       rotate_head(paired(x + nope), c, s, y + nope, rope);
     }
     const T* x = latent + t * strides[1];
-    KV* place = blocks + ((slots[t] / block_size * num_layers + layer) * block_size + slots[t] % block_size) * (rank + rope);
+    char* run = (char*)pool.memory + slots[t] / block_size * pool.block_bytes + layer * pool.layer_bytes;
+    KV* place = (KV*)run + slots[t] % block_size * (rank + rope);
     norm_row(x, norm, normed, rank, eps);
     copy_head(normed, place, rank);
     rotate_head(paired(x + rank), c, s, place + rank, rope);
@@ -165,25 +177,24 @@ void rotate_and_write_latent(
 }  // namespace
 
 // query [tokens, heads, nope + rope] with strides[0] elements between tokens, latent [tokens, rank + rope] with
-// strides[1]; cos, sin [tokens, rope]; norm [rank]; blocks as in shared/kernels/backend.py; out as query, contiguous;
-// sizes: tokens, heads, nope, rope (a multiple of 32, at most kMostRotated), rank (of 16, at most kMostRank), block_size,
-// num_layers, layer. Dtypes as for tandem_rotate_and_write.
+// strides[1]; cos, sin [tokens, rope]; norm [rank]; out as query, contiguous; sizes: tokens, heads, nope, rope (a multiple
+// of 32, at most kMostRotated), rank (of 16, at most kMostRank), layer. The pool is of one plane, without codes, in fp32
+// only beside a query in fp32.
 extern "C" void tandem_rotate_and_write_latent(
-    const void* query, const void* latent, const int64_t* strides, const void* cos, const void* sin, void* blocks,
-    const int64_t* slots, const void* norm, float eps, void* out, const int64_t* sizes, int is_interleaved, int is_bf16,
-    int kv_is_bf16) {
-  if (is_bf16)
-    rotate_and_write_latent(
-        (const bf16*)query, (const bf16*)latent, strides, (const bf16*)cos, (const bf16*)sin, (bf16*)blocks, slots,
-        (const bf16*)norm, eps, (bf16*)out, sizes, is_interleaved);
-  else if (kv_is_bf16)
-    rotate_and_write_latent(
-        (const float*)query, (const float*)latent, strides, (const float*)cos, (const float*)sin, (bf16*)blocks, slots,
-        (const float*)norm, eps, (float*)out, sizes, is_interleaved);
-  else
-    rotate_and_write_latent(
-        (const float*)query, (const float*)latent, strides, (const float*)cos, (const float*)sin, (float*)blocks, slots,
-        (const float*)norm, eps, (float*)out, sizes, is_interleaved);
+    const void* query, const void* latent, const int64_t* strides, const void* cos, const void* sin,
+    const PoolView* pool, const int64_t* slots, const void* norm, float eps, void* out, const int64_t* sizes,
+    int is_interleaved, int is_bf16) {
+  auto run = [&](auto element) {
+    using T = decltype(element);
+    with_dtype<T>(*pool, [&](auto* stored) {
+      using KV = std::remove_pointer_t<decltype(stored)>;
+      if constexpr (!kIsCode<KV>)
+        rotate_and_write_latent<KV>(
+            (const T*)query, (const T*)latent, strides, (const T*)cos, (const T*)sin, *pool, slots, (const T*)norm, eps,
+            (T*)out, sizes, is_interleaved);
+    });
+  };
+  is_bf16 ? run(bf16{}) : run(float{});
 }
 
 // x, y, residual, sum [rows, size], weight [size]; residual and sum may be null together; size a multiple of 16.
@@ -206,23 +217,19 @@ extern "C" void tandem_act_and_mul(
 }
 
 // query [tokens, heads, dim] (and key, value with kv_heads) with strides[] elements between tokens; cos, sin
-// [tokens, dim]; blocks as in shared/kernels/backend.py; out [tokens, heads, dim];
-// sizes: tokens, heads, kv_heads, dim (a multiple of 32, at most 512), block_size, num_layers, layer, KV heads of a
-// block. Blocks are bf16 where `kv_is_bf16`, beside a query of either dtype; else both are fp32.
+// [tokens, dim]; out [tokens, heads, dim]; sizes: tokens, heads, layer. The pool is of two planes, in fp32 only beside a
+// query in fp32; dim is a multiple of 32, at most 512.
 extern "C" void tandem_rotate_and_write(
     const void* query, const void* key, const void* value, const int64_t* strides, const void* cos, const void* sin,
-    void* blocks, const int64_t* slots, const void* q_norm, const void* k_norm, float eps, void* out,
-    const int64_t* sizes, int is_bf16, int kv_is_bf16) {
-  if (is_bf16)
-    rotate_and_write(
-        (const bf16*)query, (const bf16*)key, (const bf16*)value, strides, (const bf16*)cos, (const bf16*)sin,
-        (bf16*)blocks, slots, (const bf16*)q_norm, (const bf16*)k_norm, eps, (bf16*)out, sizes);
-  else if (kv_is_bf16)
-    rotate_and_write(
-        (const float*)query, (const float*)key, (const float*)value, strides, (const float*)cos, (const float*)sin,
-        (bf16*)blocks, slots, (const float*)q_norm, (const float*)k_norm, eps, (float*)out, sizes);
-  else
-    rotate_and_write(
-        (const float*)query, (const float*)key, (const float*)value, strides, (const float*)cos, (const float*)sin,
-        (float*)blocks, slots, (const float*)q_norm, (const float*)k_norm, eps, (float*)out, sizes);
+    const PoolView* pool, const int64_t* slots, const void* q_norm, const void* k_norm, float eps, void* out,
+    const int64_t* sizes, int is_bf16) {
+  auto run = [&](auto element) {
+    using T = decltype(element);
+    with_dtype<T>(*pool, [&](auto* stored) {
+      rotate_and_write<std::remove_pointer_t<decltype(stored)>>(
+          (const T*)query, (const T*)key, (const T*)value, strides, (const T*)cos, (const T*)sin, *pool, slots,
+          (const T*)q_norm, (const T*)k_norm, eps, (T*)out, sizes);
+    });
+  };
+  is_bf16 ? run(bf16{}) : run(float{});
 }

@@ -111,6 +111,7 @@ inline Floats larger_where(Mask mask, Floats a, Floats b) { return choose(mask, 
 inline Words both(Words a, Words b) { return four<Words>([&](int i) { return a.at[i] & b.at[i]; }); }
 inline Words either(Words a, Words b) { return four<Words>([&](int i) { return a.at[i] | b.at[i]; }); }
 inline Words minus(Words a, Words b) { return four<Words>([&](int i) { return a.at[i] - b.at[i]; }); }
+inline Words plus(Words a, Words b) { return four<Words>([&](int i) { return a.at[i] + b.at[i]; }); }
 template <int N>
 inline Words shift_left(Words x) { return four<Words>([&](int i) { return vshlq_n_u32(x.at[i], N); }); }
 template <int N>
@@ -176,6 +177,28 @@ inline Words upper_halves(Floats x) {
 }
 inline void store_halves(void* p, Words x) {
   for (int i = 0; i < 4; i++) vst1_u8((uint8_t*)p + 8 * i, vreinterpret_u8_u16(vmovn_u32(x.at[i])));
+}
+
+inline Words signed_bytes(const void* p) {
+  const int8x16_t x = vreinterpretq_s8_u8(vld1q_u8((const uint8_t*)p));
+  const int16x8_t halves[2] = {vmovl_s8(vget_low_s8(x)), vmovl_high_s8(x)};
+  return four<Words>([&](int i) {
+    const int16x8_t half = halves[i / 2];
+    return vreinterpretq_u32_s32(i % 2 ? vmovl_high_s16(half) : vmovl_s16(vget_low_s16(half)));
+  });
+}
+inline Words unsigned_bytes(const void* p) {
+  const uint8x16_t x = vld1q_u8((const uint8_t*)p);
+  const uint16x8_t halves[2] = {vmovl_u8(vget_low_u8(x)), vmovl_high_u8(x)};
+  return four<Words>([&](int i) {
+    const uint16x8_t half = halves[i / 2];
+    return i % 2 ? vmovl_high_u16(half) : vmovl_u16(vget_low_u16(half));
+  });
+}
+inline void store_bytes(void* p, Words x) {
+  const uint16x8_t low = vcombine_u16(vmovn_u32(x.at[0]), vmovn_u32(x.at[1]));
+  const uint16x8_t high = vcombine_u16(vmovn_u32(x.at[2]), vmovn_u32(x.at[3]));
+  vst1q_u8((uint8_t*)p, vcombine_u8(vmovn_u16(low), vmovn_u16(high)));
 }
 
 inline void zip(Words a, Words b, Words& low, Words& high) {

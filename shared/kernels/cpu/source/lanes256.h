@@ -109,6 +109,7 @@ inline Floats larger_where(Mask mask, Floats a, Floats b) { return choose(mask, 
 inline Words both(Words a, Words b) { return {_mm256_and_si256(a.low, b.low), _mm256_and_si256(a.high, b.high)}; }
 inline Words either(Words a, Words b) { return {_mm256_or_si256(a.low, b.low), _mm256_or_si256(a.high, b.high)}; }
 inline Words minus(Words a, Words b) { return {_mm256_sub_epi32(a.low, b.low), _mm256_sub_epi32(a.high, b.high)}; }
+inline Words plus(Words a, Words b) { return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)}; }
 template <int N>
 inline Words shift_left(Words x) { return {_mm256_slli_epi32(x.low, N), _mm256_slli_epi32(x.high, N)}; }
 template <int N>
@@ -158,6 +159,20 @@ inline __m256i upper_halves(__m256 x) {
 inline Words upper_halves(Floats x) { return {upper_halves(x.low), upper_halves(x.high)}; }
 inline void store_halves(void* p, Words x) {  // packing runs of 128 bits leaves the middle quarters exchanged
   _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(_mm256_packus_epi32(x.low, x.high), 0xd8));
+}
+
+inline Words signed_bytes(const void* p) {
+  const __m128i bytes = _mm_loadu_si128((const __m128i*)p);
+  return {_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8))};
+}
+inline Words unsigned_bytes(const void* p) {
+  const __m128i bytes = _mm_loadu_si128((const __m128i*)p);
+  return {_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8))};
+}
+inline void store_bytes(void* p, Words x) {
+  x = both(x, all_words(255));
+  const __m256i halves = _mm256_permute4x64_epi64(_mm256_packus_epi32(x.low, x.high), 0xd8);
+  _mm_storeu_si128((__m128i*)p, _mm_packus_epi16(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1)));
 }
 
 // Rows and columns of 8 x 8 words exchanged; row i of what comes out has the lanes given by `put(i)`.

@@ -48,6 +48,7 @@ inline Floats larger_where(Mask mask, Floats a, Floats b) { return _mm512_mask_m
 inline Words both(Words a, Words b) { return _mm512_and_si512(a, b); }
 inline Words either(Words a, Words b) { return _mm512_or_si512(a, b); }
 inline Words minus(Words a, Words b) { return _mm512_sub_epi32(a, b); }
+inline Words plus(Words a, Words b) { return _mm512_add_epi32(a, b); }
 template <int N>
 inline Words shift_left(Words x) { return _mm512_slli_epi32(x, N); }
 template <int N>
@@ -81,6 +82,11 @@ inline Words upper_halves(Floats x) {
   return _mm512_srli_epi32(_mm512_mask_mov_epi32(rounded, nan, _mm512_set1_epi32(0x7fc00000)), 16);
 }
 inline void store_halves(void* p, Words x) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(x)); }
+
+// 16 bytes, as signed or unsigned numbers; and the lowest bytes of 16 words.
+inline Words signed_bytes(const void* p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)); }
+inline Words unsigned_bytes(const void* p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)); }
+inline void store_bytes(void* p, Words x) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(x)); }
 
 // a0 b0 a1 b1 …: the first 16 in `low`.
 inline void zip(Words a, Words b, Words& low, Words& high) {

@@ -22,12 +22,11 @@ struct Layer {
 };
 
 struct Sizes {
-  int64_t num_layers, hidden, heads, kv_heads, dim, inner, tokens, num_seqs, block_size, max_blocks, num_rows;
-  int64_t pool_layers, pool_kv_heads;  // those of a block, of which these layers and heads may be a part
+  int64_t num_layers, hidden, heads, kv_heads, dim, inner, tokens, num_seqs, max_blocks, num_rows;
   int64_t element() const { return is_bf16 ? 2 : 4; }
   int64_t q_size() const { return heads * dim; }
   int64_t kv_size() const { return kv_heads * dim; }
-  int64_t is_bf16, kv_is_bf16;
+  int64_t is_bf16;
   int64_t gate;  // of tandem_act_and_mul
 };
 
@@ -35,7 +34,7 @@ struct Memory {  // of one step
   std::byte *residual, *normed;  // [tokens, hidden]; the caller puts the embeddings into `residual`
   std::byte *qkv, *placed, *attended, *out, *gate_up, *activated;
   float* scratch;                // tokens times 17 / 16 of the widest input of a projection
-  void* blocks;
+  const PoolView* pool;
   const std::byte *cos, *sin;  // [encodings, tokens, dim]
   const int32_t *tables, *query_start, *seq_lens;
   const int64_t *slots, *rows;
@@ -75,7 +74,7 @@ extern "C" int tandem_layers(
     float softcap, Group* group) {
   const Sizes& s = *sizes;
   const Memory& m = *memory;
-  const int is_bf16 = int(s.is_bf16), kv_is_bf16 = int(s.kv_is_bf16);
+  const int is_bf16 = int(s.is_bf16);
   const int64_t angles = s.tokens * s.dim * s.element();
   const int64_t qkv_size = s.q_size() + 2 * s.kv_size(), strides[3] = {qkv_size, qkv_size, qkv_size};
   int64_t tokens = s.tokens;
@@ -89,11 +88,9 @@ extern "C" int tandem_layers(
     tandem_rms_norm(m.out, m.residual, weight, m.normed, m.residual, tokens, s.hidden, eps, is_bf16);
   };
   auto attend = [&](int64_t i, int64_t num_seqs, const int32_t* tables, const int32_t* query_start, const int32_t* seq_lens) {
-    const int64_t attending[] = {
-        num_seqs, s.heads, s.kv_heads, s.dim, s.block_size, s.pool_layers, i, s.max_blocks, layers[i].window,
-        2, s.pool_kv_heads};
+    const int64_t attending[] = {num_seqs, s.heads, i, s.max_blocks, layers[i].window};
     tandem_paged_attention(
-        m.placed, m.blocks, tables, query_start, seq_lens, m.attended, scale, softcap, nullptr, attending, is_bf16, kv_is_bf16);
+        m.placed, m.pool, tables, query_start, seq_lens, m.attended, scale, softcap, nullptr, attending, is_bf16);
   };
   tandem_rms_norm(m.residual, nullptr, layers[0].input_norm, m.normed, nullptr, tokens, s.hidden, eps, is_bf16);
   for (int64_t i = 0; i < s.num_layers; i++) {
@@ -101,11 +98,10 @@ extern "C" int tandem_layers(
     const bool is_last = i + 1 == s.num_layers;
     linear(m.normed, layer.qkv, m.qkv, s.hidden, qkv_size);
     const std::byte *key = m.qkv + s.q_size() * s.element(), *value = key + s.kv_size() * s.element();
-    const int64_t placing[] = {
-        tokens, s.heads, s.kv_heads, s.dim, s.block_size, s.pool_layers, i, s.pool_kv_heads};
+    const int64_t placing[] = {tokens, s.heads, i};
     tandem_rotate_and_write(
-        m.qkv, key, value, strides, m.cos + layer.encoding * angles, m.sin + layer.encoding * angles, m.blocks, m.slots, layer.q_norm, layer.k_norm, eps, m.placed, placing,
-        is_bf16, kv_is_bf16);
+        m.qkv, key, value, strides, m.cos + layer.encoding * angles, m.sin + layer.encoding * angles, m.pool, m.slots, layer.q_norm, layer.k_norm, eps, m.placed, placing,
+        is_bf16);
     if (is_last && s.num_rows < tokens && s.num_rows <= s.num_seqs) {
       if (s.num_rows == 0) return 0;
       const Ends ends(s, m);

@@ -3,6 +3,15 @@
 
 #include <cstdint>
 
+// A pool, or some adjacent layers and heads of it: see shared/kernels/pool_view.py.
+enum KVDtype : int64_t { kFloat32 = 0, kBf16 = 1, kInt8 = 2, kFp8 = 3 };
+struct PoolView {
+  void* memory;
+  int64_t dtype;
+  int64_t block_bytes, layer_bytes, plane_bytes, head_bytes;  // from one to the next; a plane: from keys to values, or 0
+  int64_t kv_heads, block_size, dim;
+};
+
 #pragma GCC visibility push(default)
 extern "C" {
 const char* tandem_refusal();
@@ -30,15 +39,15 @@ void tandem_act_and_mul(
     const void* gate_up, void* y, int64_t rows, int64_t size, int gate, float alpha, float limit, int is_bf16);
 void tandem_rotate_and_write(
     const void* query, const void* key, const void* value, const int64_t* strides, const void* cos, const void* sin,
-    void* blocks, const int64_t* slots, const void* q_norm, const void* k_norm, float eps, void* out,
-    const int64_t* sizes, int is_bf16, int kv_is_bf16);
+    const PoolView* pool, const int64_t* slots, const void* q_norm, const void* k_norm, float eps, void* out,
+    const int64_t* sizes, int is_bf16);
 void tandem_rotate_and_write_latent(
-    const void* query, const void* latent, const int64_t* strides, const void* cos, const void* sin, void* blocks,
-    const int64_t* slots, const void* norm, float eps, void* out, const int64_t* sizes, int is_interleaved, int is_bf16,
-    int kv_is_bf16);
+    const void* query, const void* latent, const int64_t* strides, const void* cos, const void* sin,
+    const PoolView* pool, const int64_t* slots, const void* norm, float eps, void* out, const int64_t* sizes,
+    int is_interleaved, int is_bf16);
 void tandem_paged_attention(
-    const void* query, const void* blocks, const int32_t* tables, const int32_t* query_start, const int32_t* seq_lens,
-    void* out, float scale, float softcap, const float* sinks, const int64_t* sizes, int is_bf16, int kv_is_bf16);
+    const void* query, const PoolView* pool, const int32_t* tables, const int32_t* query_start, const int32_t* seq_lens,
+    void* out, float scale, float softcap, const float* sinks, const int64_t* sizes, int is_bf16);
 void tandem_mask_tokens(
     float* logits, const uint32_t* masks, const int64_t* rows, int64_t num_masks, int64_t vocab_size,
     int64_t num_words);

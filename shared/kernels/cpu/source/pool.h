@@ -1,12 +1,11 @@
 // Keys and values of one KV head of a sequence in the paged pool (shared/kernels/backend.py).
 #pragma once
 
+#include "kv_codes.h"
 #include "simd.h"
 
 struct Shape {
-  int64_t num_seqs, heads, kv_heads, dim, block_size, num_layers, layer, max_blocks, window;
-  int64_t planes;  // 2: keys, then values; 1: a row is both
-  int64_t pool_kv_heads;  // of a block, of which these may be some
+  int64_t num_seqs, heads, kv_heads, dim, block_size, layer, max_blocks, window;
   float scale;
   float softcap;       // 0 = none
   const float* sinks;  // [heads], or null
@@ -22,28 +21,42 @@ struct Shape {
 // A score bounded by ± cap.
 inline Floats capped(Floats score, float cap) { return tanh16(score / all(cap)) * all(cap); }
 
+// Some tokens' rows of one head, one behind the other, and where they are codes their scales.
+template <typename T>
+struct Run {
+  const T* rows;
+  const float* scales;
+
+  Run moved(int64_t bytes) const {  // the same tokens' of another head, or values of keys
+    return {(const T*)((const char*)rows + bytes), (const float*)((const char*)scales + bytes)};
+  }
+  // Of `count` tokens, up to 16; the other lanes are 0.
+  Floats scales_of(int64_t count) const { return as_floats(load_words(scales, count)); }
+};
+
 template <typename T>
 struct Pool {
-  const T* blocks;
+  const PoolView& view;
   const Shape& s;
   const int32_t* table;  // of one sequence
   int64_t head;
 
-  const T* keys(int64_t block) const {
-    int64_t plane = s.pool_kv_heads * s.block_size * s.dim;
-    return blocks + (int64_t(table[block]) * s.num_layers + s.layer) * s.planes * plane + head * s.block_size * s.dim;
+  Run<T> keys(int64_t position) const {
+    const int64_t block = position / s.block_size, offset = position % s.block_size;
+    const char* run = (const char*)view.memory + int64_t(table[block]) * view.block_bytes + s.layer * view.layer_bytes +
+                      head * view.head_bytes;
+    return {(const T*)run + offset * s.dim, (const float*)(run + s.block_size * s.dim * sizeof(T)) + offset};
   }
-  int64_t to_values() const { return (s.planes - 1) * s.pool_kv_heads * s.block_size * s.dim; }  // from a key to its value
+  int64_t to_values() const { return view.plane_bytes; }  // from a key to its value
 
   // Calls f(keys, position, count) for runs of positions [first, last) that lie in one block, at most `most` long.
   template <typename F>
   void runs(int64_t first, int64_t last, int64_t most, F&& f) const {
     while (first < last) {
-      const int64_t block = first / s.block_size, offset = first % s.block_size;
-      int64_t count = s.block_size - offset;
+      int64_t count = s.block_size - first % s.block_size;
       count = count < most ? count : most;
       count = count < last - first ? count : last - first;
-      f(keys(block) + offset * s.dim, first, count);
+      f(keys(first), first, count);
       first += count;
     }
   }

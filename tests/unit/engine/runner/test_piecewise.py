@@ -16,6 +16,7 @@ from shared.engine.runner.device_link import DeviceLink
 from shared.engine.runner.eager_inputs import EagerInputs, StepInputs
 from shared.engine.runner.piecewise import PiecewiseSteps
 from shared.engine.sampling_params import SamplingParams
+from shared.kernels.pool_view import PoolView
 from shared.model.decoder import Decoder
 from tests.integration.engine.families import write_family
 
@@ -35,10 +36,12 @@ def no_gradients() -> Iterator[None]:
         yield
 
 
-def pool_of(decoder: Decoder) -> Tensor:
+def pool_of(decoder: Decoder) -> PoolView:
     """Of unlike numbers, with the block of padding."""
-    shape = decoder.config.block_layout(BLOCK_SIZE, "float32").shape(NUM_BLOCKS + 1)
-    return torch.randn(shape, generator=torch.Generator().manual_seed(5))
+    layout = decoder.config.block_layout(BLOCK_SIZE, "float32")
+    pool = PoolView.of(torch.zeros(layout.shape(NUM_BLOCKS + 1), dtype=torch.uint8), layout)
+    pool.rows.normal_(generator=torch.Generator().manual_seed(5))
+    return pool
 
 
 def step_of(lens: list[tuple[int, int]]) -> StepInputs:
@@ -53,7 +56,7 @@ def step_of(lens: list[tuple[int, int]]) -> StepInputs:
     return EagerInputs(BLOCK_SIZE, DeviceLink(torch.device("cpu")), needs_lengths=False).of(items)
 
 
-def eager(decoder: Decoder, inputs: StepInputs, pool: Tensor) -> Tensor:
+def eager(decoder: Decoder, inputs: StepInputs, pool: PoolView) -> Tensor:
     return decoder.forward(inputs.token_ids, inputs.positions, pool, inputs.batch, inputs.logit_rows)
 
 
@@ -68,7 +71,7 @@ def test_pieces_give_the_eager_step_and_touch_no_other_block(decoder: Decoder, l
     steps = PiecewiseSteps(decoder, pool, MOST, None)
     steps.start()
     torch.testing.assert_close(steps.run(inputs), expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(pool[:NUM_BLOCKS], expected_pool[:NUM_BLOCKS], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(pool.rows[:NUM_BLOCKS], expected_pool.rows[:NUM_BLOCKS], rtol=1e-5, atol=1e-5)
 
 
 def test_pieces_without_padding_give_the_eager_step_to_the_bit(decoder: Decoder) -> None:
@@ -76,7 +79,7 @@ def test_pieces_without_padding_give_the_eager_step_to_the_bit(decoder: Decoder)
     steps = PiecewiseSteps(decoder, pool, MOST, None)
     steps.start()
     assert torch.equal(steps.run(inputs), eager(decoder, inputs, expected_pool))
-    assert torch.equal(pool[:NUM_BLOCKS], expected_pool[:NUM_BLOCKS])
+    assert torch.equal(pool.rows[:NUM_BLOCKS], expected_pool.rows[:NUM_BLOCKS])
 
 
 def test_what_lies_in_rows_of_padding_changes_no_bit(decoder: Decoder) -> None:
@@ -87,9 +90,9 @@ def test_what_lies_in_rows_of_padding_changes_no_bit(decoder: Decoder) -> None:
         steps.start()
         if before:
             steps.run(step_of(before))
-            pool.copy_(pool_of(decoder))
+            pool.memory.copy_(pool_of(decoder).memory)
             steps._attended.fill_(float("nan"))
-        found.append((steps.run(step_of(MIXED)), pool[:NUM_BLOCKS].clone()))
+        found.append((steps.run(step_of(MIXED)), pool.rows[:NUM_BLOCKS].clone()))
     for one, other in zip(*found, strict=True):
         assert torch.equal(one, other)
 
@@ -121,7 +124,7 @@ class FakeGraphs:
         return FakeGraph(run, output, len(self.num_rows) - 1, self.replayed), output
 
 
-def captured(decoder: Decoder, pool: Tensor, graphs: Any) -> PiecewiseSteps:
+def captured(decoder: Decoder, pool: PoolView, graphs: Any) -> PiecewiseSteps:
     steps = PiecewiseSteps(decoder, pool, MOST, graphs)
     steps.start()
     return steps
@@ -137,7 +140,7 @@ def test_the_largest_are_captured_first_and_replayed_layer_by_layer(decoder: Dec
         logits = steps.run(step_of(lens))
         assert graphs.replayed == [rung * layers + layer for layer in range(layers)]
         torch.testing.assert_close(logits, eager(decoder, step_of(lens), expected_pool), rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(pool[:NUM_BLOCKS], expected_pool[:NUM_BLOCKS], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(pool.rows[:NUM_BLOCKS], expected_pool.rows[:NUM_BLOCKS], rtol=1e-5, atol=1e-5)
 
 
 def test_buffers_never_move(decoder: Decoder) -> None:

@@ -26,7 +26,7 @@ class Swapping:
 
     def __init__(self) -> None:
         self.link = DelayedLink()
-        self.pool = torch.rand(LAYOUT.shape(4))
+        self.pool = torch.randint(256, LAYOUT.shape(4), dtype=torch.uint8)
         self.before = self.pool.clone()
         self.arena = HostArena(LAYOUT, 1, self.pool, self.link)
         self.staged = StagedBlocks(self.pool, self.link)

@@ -12,6 +12,7 @@ from torch import Tensor
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.runner.warm_up import warm_up_plans
 from shared.kernels.batch import AttentionBatch
+from shared.kernels.pool_view import PoolView
 from shared.kernels.torch_backend import TorchKernels
 from shared.model.decoder import Decoder
 from tests.integration.engine.families import write_family
@@ -26,11 +27,9 @@ class Recording(TorchKernels):
         self.query_lens: set[tuple[int, ...]] = set()
         self.num_sampled = 0
 
-    def paged_attention(
-        self, query: Tensor, kv_blocks: Tensor, layer: int, batch: AttentionBatch, **sizes: Any
-    ) -> Tensor:
+    def paged_attention(self, query: Tensor, pool: PoolView, layer: int, batch: AttentionBatch, **sizes: Any) -> Tensor:
         self.query_lens.add(batch.query_lens)
-        return TorchKernels.paged_attention(query, kv_blocks, layer, batch, **sizes)
+        return TorchKernels.paged_attention(query, pool, layer, batch, **sizes)
 
     def sample_tokens(self, logits: Tensor, rows: Any) -> Tensor:
         self.num_sampled += rows.num_rows

@@ -39,7 +39,7 @@ from shared.sizing.devices import GPUS
 from shared.sizing.load import Hardware
 from shared.sizing.measured_steps import measured
 from shared.sizing.roofline import roofline, step_times
-from shared.sizing.shapes import LLAMA_3_8B, LLAMA_3_70B, SPARSE_MODELS
+from shared.sizing.shapes import KV_DTYPES, LLAMA_3_8B, LLAMA_3_70B, SPARSE_MODELS
 from shared.sizing.spread import Spread
 
 MODELS = {"llama-3-70b": LLAMA_3_70B, "llama-3-8b": LLAMA_3_8B, **SPARSE_MODELS}
@@ -81,6 +81,8 @@ class WorkerOptions:
     """Whether steps keep the TPOT target, by their batch and by the chunks beside it."""
     plans_ahead: bool = True
     """A step is planned while the one before runs, as on a GPU."""
+    kv_dtype: str = "bf16"
+    """Of the KV cache, one of KV_DTYPES."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +178,7 @@ def simulate_trace(
     blocks: Annotated[
         int, Option(help=f"blocks of {BLOCK_SIZE} tokens a worker; 0 = what fits in memory")
     ] = _WORKER.blocks,
+    kv_dtype: Annotated[str, Option(help=f"of the KV cache: {', '.join(KV_DTYPES)}")] = _WORKER.kv_dtype,
     report_ms: Annotated[float, Option(help="from a change to the load report that tells of it")] = _WORKER.report_ms,
     order: Annotated[
         str, Option(help=f"tandem: the admission queue's order, {', '.join(sorted(ORDERS))}")
@@ -214,6 +217,7 @@ def simulate_trace(
         chunk,
         paced,
         ahead,
+        choice(kv_dtype, "kv-dtype", KV_DTYPES),
     )
     fleet = FleetOptions(prefill, decode, routers, ttft, tpot, peers_refuse, choice(order, "order", ORDERS), seed)
     placement = PlacementOptions(
@@ -286,16 +290,19 @@ def _mixed(group: Group, worker: WorkerOptions, tpot_s: float) -> list[Group]:
 def worker_spec(worker: WorkerOptions, spread: Spread | None, tpot_s: float) -> WorkerSpec:
     """A worker of these ranks, or of `gpus` without any; raises ConfigError."""
     model, device = MODELS[worker.model], GPUS[worker.device]
+    kv_bytes = model.kv_bytes(model.num_kv_heads, worker.kv_dtype)
     if spread is None:
         ranks, field = worker.gpus, "gpus"
         room = device.memory_bytes * ranks * MEMORY_SHARE - model.weight_bytes
-        num_tokens = room / model.kv_bytes_per_token
-        times = roofline(model, device, ranks)
+        num_tokens = room / kv_bytes
+        times = roofline(model, device, ranks, kv_dtype=worker.kv_dtype)
     else:
         _check_steps(worker)
         ranks, field = spread.num_ranks, "degrees"
-        num_tokens = memory.room(model, device, spread, Hardware(memory_share=MEMORY_SHARE)).kv_tokens
-        times = step_times(model, device, spread)
+        num_tokens = memory.room(
+            model, device, spread, Hardware(kv_dtype=worker.kv_dtype, memory_share=MEMORY_SHARE)
+        ).kv_tokens
+        times = step_times(model, device, spread, kv_dtype=worker.kv_dtype)
     num_blocks = worker.blocks or int(num_tokens / BLOCK_SIZE)
     if num_blocks < 1:
         raise ConfigError(f"{worker.model} leaves no room for KV on {ranks} {worker.device}", field=field, value=ranks)
@@ -303,7 +310,7 @@ def worker_spec(worker: WorkerOptions, spread: Spread | None, tpot_s: float) -> 
         times=measured(worker.steps, "steps") if worker.steps else times,
         num_blocks=num_blocks,
         link=device.link * device.link_efficiency * ranks,
-        kv_bytes_per_token=model.kv_bytes_per_token,
+        kv_bytes_per_token=round(kv_bytes),
         block_size=BLOCK_SIZE,
         tpot_target_s=tpot_s if worker.paced else 0.0,
         plans_ahead=worker.plans_ahead,

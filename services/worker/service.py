@@ -67,6 +67,7 @@ class WorkerService:
             host.transfer.counters,
             worker.shipments,
             host.model.decoder.expert_tokens,
+            host.model.layout,
         )
         self._metrics.observe(METRICS, sources)
         if settings.vllm_metrics:

@@ -33,19 +33,17 @@ def opened(elements, dtype: tl.constexpr):
 
 @triton.jit
 def load_scales(
-    scales,  # a pool of codes as fp32, or None
-    head,  # bytes from its beginning to the head's run in block 0
+    scales,  # a pool of codes as fp32
+    run,  # bytes from its beginning to the head's run in block 0
     offsets,  # [TILE] int64, see slot_offsets
     positions,  # [TILE] int32
     kv_len,
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
 ):
-    """[TILE] fp32, the scales of rows, 0 past kv_len; None where there are none."""
-    if scales is None:
-        return None
+    """[TILE] fp32, the scales of rows, 0 past kv_len."""
     slots = positions % BLOCK_SIZE
-    places = (head + offsets - slots * HEAD_DIM + BLOCK_SIZE * HEAD_DIM) // 4 + slots
+    places = (run + offsets - slots * HEAD_DIM + BLOCK_SIZE * HEAD_DIM) // 4 + slots
     return tl.load(scales + places, mask=positions < kv_len, other=0.0)
 
 

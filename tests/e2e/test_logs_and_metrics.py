@@ -118,6 +118,8 @@ async def test_every_process_has_a_page_that_moves_when_a_request_is_served(run:
         assert grown(worker, "tandem_prompt_tokens_total") == len(PROMPT)
         assert grown(worker, "tandem_engine_steps_total") > 0
         assert 0 < grown(worker, "tandem_engine_step_seconds_total") < DEADLINE_S
+        pool_bytes = 256 * 2 * 4 * 4 * 16 * 32 * 4  # blocks, K and V, layers, heads, tokens, head_dim, fp32
+        assert after[worker]["tandem_kv_pool_bytes"] == pool_bytes
         assert after[worker]["tandem_kv_pool_blocks"] == after[worker]["tandem_kv_free_blocks"] == 256
         assert after[worker]["tandem_kv_cached_blocks"] >= NUM_BLOCKS
         assert after[worker]["tandem_engine_running_sequences"] == 0

@@ -25,7 +25,7 @@ async def test_without_its_only_prefill_worker_the_decode_worker_computes_prompt
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kv_dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("kv_dtype", ["fp32", "bf16", "int8", "fp8"])
 async def test_disaggregated_is_collocated_is_cached(tmp_path, kv_dtype):
     fields = {"max_tokens": 64, "ignore_eos": True}
     async with running(tmp_path / "collocated", mode="collocated", num_prefill=0, kv_dtype=kv_dtype) as cluster:

@@ -33,25 +33,33 @@ from shared.model.decoder import Decoder
 from shared.model.families.registry import load_config
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+KV_DTYPES = {**DTYPES, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
 class Bench:
     """One model, ready to run steps of any shape."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype, kernels: str, num_kv_tokens: int) -> None:
+    def __init__(
+        self, folder: Path, dtype: torch.dtype, kernels: str, num_kv_tokens: int, kv_dtype: torch.dtype | None = None
+    ) -> None:
+        """`kv_dtype`: None = `dtype`."""
         self.decoder = Decoder.load(folder, dtype, "cpu", kernels=kernels)
-        config = self.decoder.config
-        name = str(dtype).removeprefix("torch.")
-        self.layout = config.block_layout(BLOCK_SIZE, name)
+        self.layout = self.decoder.config.block_layout(BLOCK_SIZE, dtype_name(kv_dtype or dtype))
         self.runner = Runner(self.decoder, self.layout, num_kv_tokens // BLOCK_SIZE + 64)
         # Blocks never written would all lie on one page of zeros, and reading them would cost nothing.
-        self.runner.pool.rows.fill_(0.01)
+        # These bytes are about 0.011 in fp32 and bf16, and usual codes with such scales.
+        self.runner.kv_blocks.fill_(0x3C)
 
     def step_s(self, step: Step, repeats: int) -> float:
         """Median seconds of the step."""
         plan = step.plan(self.decoder.config.vocab_size)
         with torch.inference_mode():
             return median_s(lambda: self.runner.execute(plan), repeats)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """As layouts name it."""
+    return str(dtype).removeprefix("torch.")
 
 
 def run(bench: Bench, steps: list[Step], repeats: int) -> list[Result]:
@@ -90,17 +98,18 @@ def overheads(folder: Path, batches: list[int], context: int) -> list[Result]:
     ]
 
 
-def kv_room(config: ModelConfig, dtype: torch.dtype, folder: Path) -> int:
+def kv_room(config: ModelConfig, kv_dtype: torch.dtype, folder: Path) -> int:
     """Tokens whose KV fits in the memory that is free once the weights are loaded, with half of it left over."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    layout = config.block_layout(BLOCK_SIZE, str(dtype).removeprefix("torch."))
+    layout = config.block_layout(BLOCK_SIZE, dtype_name(kv_dtype))
     return max(0, free - weights) // 2 // (layout.block_bytes // BLOCK_SIZE)
 
 
 def main(
     model: Annotated[str, Option(help=f"a model folder, or a shape: {', '.join(SHAPES)}")] = "125m",
     dtype: Annotated[str, Option(help=" or ".join(DTYPES))] = "bf16",
+    kv_dtype: Annotated[str, Option(help=f"of the KV cache: auto, {', '.join(KV_DTYPES)}")] = "auto",
     kernels: Annotated[str, Option(help="backend of the ops: auto, cpu, torch")] = "auto",
     threads: Annotated[int, Option(help="compute threads; 0 = all cores")] = 0,
     prefill: Annotated[str, Option(help="prompt lengths")] = "512 2048 8192",
@@ -114,24 +123,25 @@ def main(
     """Measure prefill and decode steps of the engine on this processor beside what its memory and arithmetic allow, and
     steps that do both beside what the model of step times predicts."""
     torch_dtype = DTYPES[choice(dtype, "dtype", DTYPES)]
+    kept = torch_dtype if kv_dtype == "auto" else KV_DTYPES[choice(kv_dtype, "kv-dtype", KV_DTYPES)]
     steps = [Step(1, 0, n) for n in integers(prefill, "prefill")]
     steps += [Step(b, c, 1) for c in integers(context, "context") for b in integers(batch, "batch")]
     batches = integers(overhead, "overhead")
     if threads:
         torch.set_num_threads(threads)
     folder = checkpoint(model) if model in SHAPES else Path(model)
-    room = kv_room(load_config(folder), torch_dtype, folder)
+    room = kv_room(load_config(folder), kept, folder)
     fitting = [step for step in steps if step.num_kv_tokens <= room]
     overhead_results = overheads(folder, batches, 256) if torch_dtype == torch.bfloat16 else []
     written = Report(out)
-    bench = Bench(folder, torch_dtype, kernels, max((step.num_kv_tokens for step in fitting), default=0))
+    bench = Bench(folder, torch_dtype, kernels, max((step.num_kv_tokens for step in fitting), default=0), kept)
     written.add(run(bench, fitting, repeats))
     written.add(overhead_results)
     if chunk:
         mixed = mixed_steps([512], [1, 8, 32], integers(chunk, "chunk"))
         with torch.inference_mode():
             written.add(report(mixed, measure(bench.decoder, mixed, repeats)))
-    print(f"{model} in {dtype}, kernels {bench.decoder.kernels.name}, on {machine()}\n")
+    print(f"{model} in {dtype}, KV in {dtype_name(kept)}, kernels {bench.decoder.kernels.name}, on {machine()}\n")
     written.print()
     for step in steps:
         if step not in fitting:

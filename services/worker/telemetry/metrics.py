@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from services.worker.telemetry.load import LoadReporter, ShipmentCounters
 from shared.engine.step_counters import STEP_BUCKETS_S, StepCounters
+from shared.kv.layout import BlockLayout
 from shared.kv.transfer import TransferCounters
 from shared.rpc.pb.tandem.v1 import types_pb2
 from shared.telemetry.metrics import Observed, counter, gauge, histogram
@@ -22,6 +23,7 @@ class WorkerSources:
     shipments: ShipmentCounters
     expert_tokens: Callable[[], Sequence[int]]
     """See `Decoder.expert_tokens`."""
+    layout: BlockLayout
 
     @property
     def load(self) -> types_pb2.Load:
@@ -138,6 +140,10 @@ METRICS: tuple[Observed[WorkerSources], ...] = (
     Observed(
         gauge("tandem_kv_pool_blocks", "Blocks of the KV pool."),
         lambda worker: worker.load.num_total_blocks,
+    ),
+    Observed(
+        gauge("tandem_kv_pool_bytes", "Memory of the KV pool, by the dtype that it keeps K and V in.", "dtype"),
+        lambda worker: {worker.layout.dtype: worker.load.num_total_blocks * worker.layout.block_bytes},
     ),
     Observed(
         gauge(

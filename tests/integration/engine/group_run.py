@@ -51,6 +51,7 @@ class GroupRun(EngineRun):
         *,
         kernels: str = AUTO,
         dtype: torch.dtype = torch.float32,
+        kv_dtype: str = "",
         placement: Placement = (),
         own_pools: bool = False,
         backend: Backend = "shm",
@@ -61,7 +62,7 @@ class GroupRun(EngineRun):
         """`own_pools`: each rank has its slices of blocks alone, else they share one pool. With several `hosts`, ranks
         of one have messages' memory in common, all others TCP alone. `devices`: of each rank, none = the CPU."""
         self.places = [torch.device(name) for name in devices or ["cpu"] * degrees.num_ranks]
-        kv_dtype, model = str(dtype).removeprefix("torch."), load_config(folder)
+        kv_dtype, model = kv_dtype or str(dtype).removeprefix("torch."), load_config(folder)
         self.layout = model.block_layout(BLOCK_SIZE, kv_dtype)
         config = RunnerConfig(max_num_seqs=MAX_NUM_SEQS, num_host_blocks=policy.get("num_host_blocks", 0))
         form = SliceForm(self.layout, block_slices(model, degrees))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack, closing
+
 import pytest
 import torch
 
 from shared.engine.runner.runner import RunnerConfig
 from shared.kernels.backends import cpu as cpu_backend
 from shared.model.decoder import Decoder
+from shared.model.ranks.shard import Degrees
 from shared.model.text.tokenizer import Tokenizer
 from tests.integration.engine.engine_run import EngineRun, hand_off
 from tests.integration.engine.families import FAMILIES, write_family
+from tests.integration.engine.group_run import GroupRun
 from tests.integration.engine.psalm import TEXT
 from tests.integration.engine.test_greedy_against_transformers import DEMO
 from tests.unit.model.paged_run import load_oracle, oracle_logits, prompt_logits
@@ -81,6 +85,22 @@ def test_every_way_through_the_engine_gives_the_same_tokens(family, kv_dtype, tm
         prefill.close()
         decode.close()
     assert collocated == cached == disaggregated == repaired
+
+
+@pytest.mark.parametrize("kv_dtype", CODES)
+def test_ranks_of_a_group_keep_codes_of_their_own_heads(kv_dtype):
+    """In a pool that they share, and in slices of their own, between which blocks pass as between single workers."""
+    prompt = [7 + (i * 37) % 190 for i in range(53)]
+    with ExitStack() as stack:
+        alone = stack.enter_context(closing(EngineRun(DEMO, kv_dtype=kv_dtype)))
+        expected = alone.generate(prompt, max_tokens=24)[0]
+        for own_pools in (False, True):
+            group = stack.enter_context(
+                closing(GroupRun(DEMO, Degrees(tensor=2), own_pools=own_pools, kv_dtype=kv_dtype))
+            )
+            assert group.generate(prompt, max_tokens=24)[0] == expected
+            group.pool.clear_cache()
+            assert hand_off(alone, group, prompt, max_tokens=24) == expected
 
 
 @pytest.mark.parametrize("kv_dtype", ["bfloat16", *CODES])

@@ -67,12 +67,23 @@ def test_values_for_the_chart_of_a_model_folder(tandem: RunTandem, tmp_path: Pat
         assert pool["resources"]["limits"]["nvidia.com/gpu"] == pool["parallelism"]["tensor"]
 
 
+def test_codes_of_kv_are_counted_with_their_scales_and_asked_of_the_chart(tandem: RunTandem, tmp_path: Path):
+    values = tmp_path / "values.yaml"
+    load = ("--context", "512", "--concurrency", "20k", "--rate", "500", "--kv-dtype", "int8", "--values", str(values))
+    done = tandem("fit", str(DEMO), *load, "--json")
+    assert done.status == 0, done.err
+    assert json.loads(done.out)["model"]["kv_bytes_per_token"] == 2 * 4 * 4 * (32 + 4)  # K and V, layers, heads, bytes
+    assert {pool["kvDtype"] for pool in yaml.safe_load(values.read_text())["pools"]} == {"int8"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["nothing-there"], "neither a model folder"),
         (["8b", "--gpu", "TPU"], "no GPU 'TPU'"),
         (["8b", "--weights", "fp3"], "--weights: 'fp3' is not one of"),
+        (["8b", "--kv-dtype", "int4"], "--kv-dtype: 'int4' is not one of fp32, bf16, fp16, fp8, int8"),
+        (["deepseek-v3", "--kv-dtype", "int8"], "--kv-dtype: 'int8' is not one of fp32, bf16, fp16"),
         (["8b", "--ttft", "soon"], "--ttft: expected a time"),
         (["8b", "--rate", "nan"], "--rate: must be from"),
         (["8b", "--memory-share", "1.5"], "--memory-share: must be from 0.1 to 1, got 1.5"),

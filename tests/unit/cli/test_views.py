@@ -70,6 +70,15 @@ def test_the_table_has_a_row_for_each_worker(tandem: RunTandem, router: Scripted
     assert "store" not in result.out
 
 
+def test_a_cache_in_another_dtype_is_named(tandem: RunTandem, router: ScriptedRouter) -> None:
+    router.status = some_status()
+    router.status.workers[0].kv_dtype = "float32"
+    assert "KV float32" not in tandem("status").out
+    router.status.workers[0].kv_dtype = "int8"
+    assert "cpu:avx512 float32 KV int8" in tandem("status").out
+    assert json.loads(tandem("status", "--json").out)["workers"][0]["kv_dtype"] == "int8"
+
+
 def test_memory_that_is_not_known_is_not_zero(tandem: RunTandem, router: ScriptedRouter) -> None:
     router.status = some_status()
     router.status.workers[0].load.ClearField("resident_bytes")

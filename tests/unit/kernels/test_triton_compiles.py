@@ -38,6 +38,8 @@ ON_THE_STACK = {"sm_80": {"rotate_and_write_heads": 8}, "sm_89": {"rotate_and_wr
 room, and puts two more values there; on sm_80 in float16 alone."""
 
 
+SPILLS_CODES = ("sm_80", "sm_100")
+"""Where the tiles of long prompts have no registers left to open codes in."""
 ON_THE_STACK_OF_3_6 = {"sm_90": {"decode_parts": 8}}
 """Of attention with Triton 3.6, which keeps to 80 registers there as later ones do and finds one value too many."""
 
@@ -96,6 +98,23 @@ def test_attention_of_the_common_models_spills_nothing(
     kernels = compiled(compiling.compile_attention, head_dim, group, block_size, None, dtype, arch=arch)
     assert_attention_fits(kernels, arch)
     assert_nothing_spills(kernels)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90", "sm_100", "gfx942"])
+@pytest.mark.parametrize("kv_dtype", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize(("head_dim", "group", "window"), [(64, 4, None), (128, 4, None), (128, 8, 1000)])
+def test_attention_to_codes_uses_the_matrix_units_and_fits(
+    compiled: Run, head_dim: int, group: int, window: int | None, kv_dtype: torch.dtype, arch: str
+) -> None:
+    kernels = compiled(
+        compiling.compile_attention, head_dim, group, 16, window, torch.bfloat16, arch=arch, kv_dtype=kv_dtype
+    )
+    assert_attention_fits(kernels, arch)
+    (decode,) = by_name(kernels)["decode_parts"]
+    assert decode.num_matrix_instructions > 0
+    assert all(MATRIX_INSTRUCTIONS[arch] in prefill.code for prefill in by_name(kernels)["prefill_tiles"])
+    spilling = [kernel.name for kernel in kernels if kernel.stack_bytes > FEW_BYTES]
+    assert spilling in ([], ["prefill_tiles"] if arch in SPILLS_CODES else [])
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90", "sm_100", "gfx942"])

@@ -100,8 +100,8 @@ def decode_parts(
 
     of_head = head_elements(pool, BLOCK_SIZE, HEAD_DIM)
     to_values = num_kv_heads.to(tl.int64) * of_head  # of one layer
-    head = layer * 2 * to_values + kv_head * of_head
-    keys = pool + head
+    run = layer * 2 * to_values + kv_head * of_head
+    keys = pool + run
     table = block_tables + seq.to(tl.int64) * table_stride
     accumulator = tl.zeros([ROWS, DIMS], tl.float32)
     peak = tl.full([ROWS], float("-inf"), tl.float32)
@@ -118,8 +118,9 @@ def decode_parts(
         # KV may be kept in fewer bits than the query has.
         k = opened(load_rows(keys, offsets, positions, kv_len, HEAD_DIM, DIMS, False), q.dtype)
         v = opened(load_rows(keys + to_values, offsets, positions, kv_len, HEAD_DIM, DIMS, False), q.dtype)
-        k_scales = load_scales(scales, head, offsets, positions, kv_len, BLOCK_SIZE, HEAD_DIM)
-        v_scales = load_scales(scales, head + to_values, offsets, positions, kv_len, BLOCK_SIZE, HEAD_DIM)
+        if scales is not None:
+            k_scales = load_scales(scales, run, offsets, positions, kv_len, BLOCK_SIZE, HEAD_DIM)
+            v_scales = load_scales(scales, run + to_values, offsets, positions, kv_len, BLOCK_SIZE, HEAD_DIM)
         offsets = slot_offsets(table, positions + TILE, kv_len, block_stride, BLOCK_SIZE, HEAD_DIM)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * log2_scale
         if scales is not None:
@@ -129,7 +130,10 @@ def decode_parts(
         if WINDOW > 0:
             seen &= positions >= kv_len - WINDOW
         scores = tl.where(seen[None, :], scores, float("-inf"))
-        accumulator, peak, total = absorb(accumulator, peak, total, scores, v, v_scales)
+        if scales is not None:
+            accumulator, peak, total = absorb(accumulator, peak, total, scores, v, v_scales)
+        else:
+            accumulator, peak, total = absorb(accumulator, peak, total, scores, v, None)
 
     mean = normalised(accumulator, total)
     if num_parts == 1:

@@ -24,7 +24,7 @@ def attend_tiles(
     query_positions,  # [ROWS] int32
     pool,
     scales,
-    head,  # elements to this layer's and head's row 0 of K in block 0
+    run,  # elements to this layer's and head's row 0 of K in block 0
     to_values,  # and from there to V's
     table,  # [max_blocks] int32
     begin,  # first position, a multiple of TILE
@@ -47,10 +47,11 @@ def attend_tiles(
     for start in range(begin, end, TILE):
         positions = start + columns
         # KV may be kept in fewer bits than the query has.
-        k = opened(load_rows(pool + head, offsets, positions, kv_len, HEAD_DIM, DIMS, WHOLE), q.dtype)
-        v = opened(load_rows(pool + head + to_values, offsets, positions, kv_len, HEAD_DIM, DIMS, WHOLE), q.dtype)
-        k_scales = load_scales(scales, head, offsets, positions, kv_len, BLOCK_SIZE, HEAD_DIM)
-        v_scales = load_scales(scales, head + to_values, offsets, positions, kv_len, BLOCK_SIZE, HEAD_DIM)
+        k = opened(load_rows(pool + run, offsets, positions, kv_len, HEAD_DIM, DIMS, WHOLE), q.dtype)
+        v = opened(load_rows(pool + run + to_values, offsets, positions, kv_len, HEAD_DIM, DIMS, WHOLE), q.dtype)
+        if scales is not None:
+            k_scales = load_scales(scales, run, offsets, positions, kv_len, BLOCK_SIZE, HEAD_DIM)
+            v_scales = load_scales(scales, run + to_values, offsets, positions, kv_len, BLOCK_SIZE, HEAD_DIM)
         offsets = slot_offsets(table, positions + TILE, kv_len, block_stride, BLOCK_SIZE, HEAD_DIM)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * log2_scale
         if scales is not None:
@@ -62,7 +63,10 @@ def attend_tiles(
             if WINDOW > 0:
                 seen &= positions[None, :] > query_positions[:, None] - WINDOW
             scores = tl.where(seen, scores, float("-inf"))
-        accumulator, peak, total = absorb(accumulator, peak, total, scores, v, v_scales)
+        if scales is not None:
+            accumulator, peak, total = absorb(accumulator, peak, total, scores, v, v_scales)
+        else:
+            accumulator, peak, total = absorb(accumulator, peak, total, scores, v, None)
     return accumulator, peak, total
 
 
@@ -110,7 +114,7 @@ def prefill_tiles(
 
     of_head = head_elements(pool, BLOCK_SIZE, HEAD_DIM)
     to_values = num_kv_heads.to(tl.int64) * of_head  # of one layer
-    head = layer * 2 * to_values + kv_head * of_head
+    run = layer * 2 * to_values + kv_head * of_head
     table = block_tables + seq.to(tl.int64) * table_stride
     accumulator = tl.zeros([ROWS, DIMS], tl.float32)
     peak = tl.full([ROWS], float("-inf"), tl.float32)
@@ -129,18 +133,18 @@ def prefill_tiles(
         whole_begin = (tl.maximum(last_position - WINDOW + 1, 0) + TILE - 1) // TILE * TILE
         edge_end = tl.minimum(whole_begin, last_position + 1)
         accumulator, peak, total = attend_tiles(
-            accumulator, peak, total, q, query_positions, pool, scales, head, to_values, table, begin, edge_end, kv_len,
+            accumulator, peak, total, q, query_positions, pool, scales, run, to_values, table, begin, edge_end, kv_len,
             block_stride, log2_scale, CAP, HEAD_DIM, BLOCK_SIZE, DIMS, TILE, WINDOW, False,
         )  # fmt: skip
         begin = whole_begin
         whole_end = tl.maximum(whole_end, whole_begin)
     if not UNIFORM:
         accumulator, peak, total = attend_tiles(
-            accumulator, peak, total, q, query_positions, pool, scales, head, to_values, table, begin, whole_end,
+            accumulator, peak, total, q, query_positions, pool, scales, run, to_values, table, begin, whole_end,
             kv_len, block_stride, log2_scale, CAP, HEAD_DIM, BLOCK_SIZE, DIMS, TILE, WINDOW, True,
         )  # fmt: skip
     accumulator, peak, total = attend_tiles(
-        accumulator, peak, total, q, query_positions, pool, scales, head, to_values, table, whole_end,
+        accumulator, peak, total, q, query_positions, pool, scales, run, to_values, table, whole_end,
         last_position + 1, kv_len, block_stride, log2_scale, CAP, HEAD_DIM, BLOCK_SIZE, DIMS, TILE, WINDOW, False,
     )  # fmt: skip
     tl.store(output + places, normalised(accumulator, total).to(output.dtype.element_ty), mask=real)

@@ -7,17 +7,27 @@ struct DotProducts {
   static constexpr int64_t kKeys = 128;  // as keys and as values they fill half of the first cache
 
   static bool fits(const Shape& s) { return s.dim % 32 == 0 && s.block_size % 2 == 0 && s.scale > 0.0f; }
-  static int64_t words(int64_t dim) { return kKeys * dim; }
+  template <typename KV>
+  static int64_t words(int64_t dim) { return kKeys * dim + (kIsCode<KV> ? 16 * dim : 0); }  // a run of codes, opened
   static int begin() { return 0; }
 
   // Keys as [dim / 2][key] pairs over dim, then values as [key / 2][dim] pairs over keys; zeros after the last one.
-  static void lay(const Pool<bf16>& pool, int64_t first, int64_t count, uint32_t* laid) {
+  template <typename KV>
+  static void lay(const Pool<KV>& pool, int64_t first, int64_t count, uint32_t* laid) {
     const int64_t dim = pool.s.dim;
+    bf16* opened = (bf16*)(laid + kKeys * dim);
     uint32_t* values = laid + kKeys * dim / 2;
     if (count < kKeys) std::memset(laid, 0, kKeys * dim * sizeof(uint32_t));
-    pool.runs(first, first + count, 16, [&](Run<bf16> run, int64_t position, int64_t n) {
+    pool.runs(first, first + count, 16, [&](Run<KV> run, int64_t position, int64_t n) {
       const int64_t t = position - first;
-      const bf16 *key = run.rows, *value = run.moved(pool.to_values()).rows;
+      const bf16 *key, *value;
+      if constexpr (kIsCode<KV>) {
+        open_rows(run.rows, n, dim, opened);
+        open_rows(run.moved(pool.to_values()).rows, n, dim, opened + 16 * dim);
+        key = opened, value = opened + 16 * dim;
+      } else {
+        key = run.rows, value = run.moved(pool.to_values()).rows;
+      }
       for (int64_t d = 0; d < dim; d += 32) {
         Words v[16];
         for (int i = 0; i < 16; i++) v[i] = i < n ? load_words(key + i * dim + d) : no_words();
@@ -36,8 +46,9 @@ struct DotProducts {
     });
   }
 
+  template <typename KV>
   static void score(
-      const Pool<bf16>& pool, int64_t, int64_t from, int64_t to, int64_t, const uint32_t* laid, const uint32_t* query,
+      const Pool<KV>& pool, int64_t, int64_t from, int64_t to, int64_t, const uint32_t* laid, const uint32_t* query,
       float* scores) {
     const float* keys = (const float*)laid + from;
     multiply_rows<PairsOfBf16>(

@@ -46,21 +46,27 @@ void multiply_rows(int64_t m, const float* a, int64_t a_step, const float* b, in
     });
 }
 
+// The scales of `count` keys from `first` on, and of their values; 0 for the rest of a tile of `size`.
+template <typename T>
+void load_scales(const Pool<T>& pool, int64_t first, int64_t count, int64_t size, float* keys, float* values) {
+  std::memset(keys + count, 0, (size - count) * sizeof(float));
+  std::memset(values + count, 0, (size - count) * sizeof(float));
+  pool.runs(first, first + count, 16, [&](Run<T> run, int64_t position, int64_t n) {
+    std::memcpy(keys + (position - first), run.scales, n * sizeof(float));
+    std::memcpy(values + (position - first), run.moved(pool.to_values()).scales, n * sizeof(float));
+  });
+}
+
 // Keys transposed, values as they are, both wide; the rest of the tile is zero. Codes are not scaled: scores and weights
 // will be, as those of one query token are.
 template <typename T>
 void load_tile(const Pool<T>& pool, int64_t first, int64_t count, const Scratch& scratch) {
   const int64_t dim = pool.s.dim;
   if (count < kTile) std::memset(scratch.keys, 0, 2 * kTile * dim * sizeof(float));
-  if (kIsCode<T>) std::memset(scratch.key_scales, 0, 2 * kTile * sizeof(float));
+  if constexpr (kIsCode<T>) load_scales(pool, first, count, kTile, scratch.key_scales, scratch.value_scales);
   pool.runs(first, first + count, 16, [&](Run<T> run, int64_t position, int64_t n) {
     const int64_t t = position - first;
-    const Run<T> of_values = run.moved(pool.to_values());
-    const T *key = run.rows, *value = of_values.rows;
-    if constexpr (kIsCode<T>) {
-      store_words(scratch.key_scales + t, as_words(run.scales_of(n)), n);
-      store_words(scratch.value_scales + t, as_words(of_values.scales_of(n)), n);
-    }
+    const T *key = run.rows, *value = run.moved(pool.to_values()).rows;
     for (int64_t d = 0; d < dim; d += 16) {
       Words v[16];
       for (int i = 0; i < 16; i++) v[i] = i < n ? as_words(load16(key + i * dim + d)) : no_words();
@@ -116,9 +122,9 @@ void softmax_lanes(float* scores, Words low, Words high, float* best, float* tot
     for (int64_t d = 0; d < dim; d++) store(sums + d * kColumns, load(sums + d * kColumns) * fade);
 }
 
-// Each row of [kTile][32] times its own scale.
-inline void scale_rows(float* rows, const float* scales) {
-  for (int64_t t = 0; t < kTile; t++, rows += kColumns) {
+// Each row of [count][32] times its own scale.
+inline void scale_rows(float* rows, const float* scales, int64_t count) {
+  for (int64_t t = 0; t < count; t++, rows += kColumns) {
     const Floats scale = all(scales[t]);
     store(rows, load(rows) * scale);
     store(rows + 16, load(rows + 16) * scale);
@@ -135,7 +141,7 @@ void attend_tile(const Shape& s, int64_t first, int64_t block, const Scratch& sc
   const bool masked = positions[0] < first + kTile - 1 || s.first_seen(positions[kColumns - 1]) > first;
   float* sums = scratch.sums + lane * dim;
   multiply_rows(kTile, scratch.keys, kTile, scratch.query + lane * dim, dim, scratch.scores, false);
-  if (Scaled) scale_rows(scratch.scores, scratch.key_scales);
+  if (Scaled) scale_rows(scratch.scores, scratch.key_scales, kTile);
   for (int64_t i = 0; s.softcap > 0 && i < kTile * kColumns; i += 16)
     store(scratch.scores + i, capped(load(scratch.scores + i), s.cap()));
   for (int64_t half = 0; half < kColumns; half += 16) {
@@ -145,7 +151,7 @@ void attend_tile(const Shape& s, int64_t first, int64_t block, const Scratch& sc
     float *best = scratch.best + lane + half, *total = scratch.total + lane + half;
     softmax(scratch.scores + half, low, high, best, total, sums + half, dim);
   }
-  if (Scaled) scale_rows(scratch.scores, scratch.value_scales);
+  if (Scaled) scale_rows(scratch.scores, scratch.value_scales, kTile);
   multiply_rows(dim, scratch.values, dim, scratch.scores, kTile, sums, true);
 }
 

@@ -10,7 +10,9 @@ struct TileProducts {
   static constexpr int64_t kKeys = 256;
 
   static bool fits(const Shape& s) { return s.dim % 32 == 0 && s.block_size % 16 == 0 && s.scale > 0.0f; }
-  static int64_t words(int64_t dim) { return kKeys * dim / 2; }  // values: [key / 32][dim][32]
+  // Values, [key / 32][dim][32]; of codes also the opened keys, [key][dim], and 32 opened values.
+  template <typename KV>
+  static int64_t words(int64_t dim) { return kKeys * dim / 2 + (kIsCode<KV> ? (kKeys + kPairKeys) * dim / 2 : 0); }
 
   struct Held {
     TwoByTwo tiles;
@@ -19,14 +21,24 @@ struct TileProducts {
   static Held begin() { return {}; }
 
   // `count` keys' values, transposed; the rest of the last 32 is zero.
-  static void lay(const Pool<bf16>& pool, int64_t first, int64_t count, uint32_t* laid) {
+  template <typename KV>
+  static void lay(const Pool<KV>& pool, int64_t first, int64_t count, uint32_t* laid) {
     bf16* values = (bf16*)laid;
     const int64_t dim = pool.s.dim;
+    bf16 *keys = values + kKeys * dim, *opened = keys + kKeys * dim;
     for (int64_t t = 0; t < count; t += kPairKeys, values += kPairKeys * dim) {
       const bf16* rows[kPairKeys] = {};
       const int64_t last = std::min(count, t + kPairKeys);
-      pool.runs(first + t, first + last, 16, [&](Run<bf16> key, int64_t position, int64_t n) {
-        const bf16* value = key.moved(pool.to_values()).rows;
+      pool.runs(first + t, first + last, 16, [&](Run<KV> key, int64_t position, int64_t n) {
+        const bf16* value;
+        if constexpr (kIsCode<KV>) {
+          bf16* place = opened + (position - first - t) * dim;
+          open_rows(key.rows, n, dim, keys + (position - first) * dim);
+          open_rows(key.moved(pool.to_values()).rows, n, dim, place);
+          value = place;
+        } else {
+          value = key.moved(pool.to_values()).rows;
+        }
         for (int64_t i = 0; i < n; i++) rows[position - first - t + i] = value + i * dim;
       });
       for (int64_t d = 0; d < dim; d += 16) {
@@ -43,12 +55,18 @@ struct TileProducts {
   }
 
   // 16 keys of a block are a row tile as they lie.
+  template <typename KV>
   static void score(
-      const Pool<bf16>& pool, int64_t first, int64_t from, int64_t to, int64_t count, const uint32_t*, const uint32_t* query,
-      float* scores) {
+      const Pool<KV>& pool, int64_t first, int64_t from, int64_t to, int64_t count, const uint32_t* laid,
+      const uint32_t* query, float* scores) {
     finish_stores();
     const int64_t dim = pool.s.dim;
-    auto key_at = [&](int64_t t) { return pool.keys(first + t).rows; };
+    auto key_at = [&](int64_t t) {
+      if constexpr (kIsCode<KV>)
+        return (const bf16*)laid + (kKeys + t) * dim;
+      else
+        return pool.keys(first + t).rows;
+    };
     for (int64_t t = from; t < to; t += 32) {
       const bf16 *a = key_at(t), *b = t + 16 < count ? key_at(t + 16) : a;
       TILE_ZERO(0);

@@ -84,7 +84,7 @@ void paged_attention(
     using Products = DotProducts;
 #endif
 #if defined(TANDEM_AMX) || defined(TANDEM_PAIRS)
-    if constexpr (sizeof(T) == 2 && sizeof(KV) == 2 && !kDeterministic)
+    if constexpr (sizeof(T) == 2 && sizeof(KV) <= 2 && !kDeterministic)
       if (Products::fits(s)) return attend_pairs<Products>(pool, q, o, start(task), task.count, workspace);
 #endif
     attend_many(pool, q, o, start(task), task.count, workspace);

@@ -26,7 +26,7 @@ inline Floats opened_top(const e4m3*, Words x) {
 inline Floats load16(const int8* p) { return signed_floats(signed_bytes(p)); }
 inline Floats load16(const e4m3* p) { return opened_top(p, shift_left<24>(unsigned_bytes(p))); }
 
-constexpr float kMagic = 12582912.0f;  // 1.5 2^23: a small number added to it is rounded to a whole one, in the last bits
+constexpr float kMagic = 12582912.0f;  // 1.5 2^23: of a small number added to it the last bits hold the nearest whole one
 
 // Rounded first: the compiler must not take the product that x is, and the sum, as one.
 inline void store16(int8* p, Floats x) { store_bytes(p, as_words(nearest(x) + all(kMagic))); }

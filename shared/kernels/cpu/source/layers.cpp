@@ -100,8 +100,8 @@ extern "C" int tandem_layers(
     const std::byte *key = m.qkv + s.q_size() * s.element(), *value = key + s.kv_size() * s.element();
     const int64_t placing[] = {tokens, s.heads, i};
     tandem_rotate_and_write(
-        m.qkv, key, value, strides, m.cos + layer.encoding * angles, m.sin + layer.encoding * angles, m.pool, m.slots, layer.q_norm, layer.k_norm, eps, m.placed, placing,
-        is_bf16);
+        m.qkv, key, value, strides, m.cos + layer.encoding * angles, m.sin + layer.encoding * angles, m.pool, m.slots,
+        layer.q_norm, layer.k_norm, eps, m.placed, placing, is_bf16);
     if (is_last && s.num_rows < tokens && s.num_rows <= s.num_seqs) {
       if (s.num_rows == 0) return 0;
       const Ends ends(s, m);

@@ -205,6 +205,13 @@ def test_pools_of_unequal_degrees_have_steps_and_room_of_their_own():
     assert simulate(trace, 1.0, "tandem", small).goodput < unequal.goodput
 
 
+def test_a_cache_in_codes_holds_and_moves_about_twice_the_tokens():
+    wide, narrow = (setup_of(WorkerOptions(kv_dtype=dtype), FleetOptions()).worker for dtype in ("bf16", "int8"))
+    assert narrow.kv_bytes_per_token == wide.kv_bytes_per_token * (128 + 4) // 256
+    assert 1.9 < narrow.num_blocks / wide.num_blocks < 1.95
+    assert narrow.times.decode_step_s(32, 32 * 8192) < wide.times.decode_step_s(32, 32 * 8192)
+
+
 def test_each_policy_has_its_fleet():
     options = WorkerOptions("llama-3-8b", "H100", 1, slow_share=0.5)
     fleet = FleetOptions(prefill=2, decode=4, tpot_s=0.02)

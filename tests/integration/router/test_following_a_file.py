@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pytest
 import yaml
 
 from services.router.dispatch.prefix_lookup import PrefixLookup
@@ -258,6 +259,24 @@ async def test_a_worker_of_another_model_waits_until_removed_workers_have_finish
         assert await read(running) == [11]
         await router.connected("d1")
         assert router.fleet.model_fingerprint == "other"
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "float8_e4m3fn"])
+async def test_a_worker_whose_cache_is_in_another_format_is_not_used_and_both_are_named(tmp_path, kv_dtype):
+    wide, narrow = decode_worker("d0"), decode_worker("d1")
+
+    def welcome(made=narrow._welcome):
+        said = made()
+        said.layout.dtype = kv_dtype
+        return said
+
+    narrow._welcome = welcome
+    async with FollowingRouter(tmp_path, [], [wide]) as router:
+        ours = router.fleet.layout.dtype
+        router.name(wide, await router.add(narrow))
+        await router.until(lambda: "d1" in router.fleet.decodes and router.fleet.decodes["d1"].mismatch)
+        assert router.fleet.decodes["d1"].mismatch.endswith(f"differ: dtype {ours} here, {kv_dtype} there")
+        assert not router.fleet.decodes["d1"].connected
 
 
 async def test_a_worker_that_encrypts_blocks_in_another_way_is_not_used(tmp_path):

@@ -89,11 +89,11 @@ def test_attentions_pool_has_every_layer_and_its_blocks_are_shuffled_over_all_of
     shape = HeadShape(2, 1, 16, 16, torch.float32)
     block_bytes = NUM_LAYERS * 2 * 16 * 16 * 4
     memory = torch.zeros(1000 * block_bytes + 5, dtype=torch.uint8)
-    _, kv_blocks, batch = attention_inputs([(1, 20), (1, 160)], shape, torch.device("cpu"), memory)
-    assert kv_blocks.shape == (1000, NUM_LAYERS, 2, 1, 16, 16)
-    assert kv_blocks.data_ptr() == memory.data_ptr()
+    _, pool, batch = attention_inputs([(1, 20), (1, 160)], shape, torch.device("cpu"), memory)
+    assert pool.rows.shape == (1000, NUM_LAYERS, 2, 1, 16, 16)
+    assert pool.memory.data_ptr() == memory.data_ptr()
     used = [int(block) for row, width in zip(batch.block_tables, (2, 10), strict=True) for block in row[:width]]
     assert len(set(used)) == 12
     assert min(used) < 250 < 750 < max(used)
     _, own, _ = attention_inputs([(1, 20)], shape, torch.device("cpu"))
-    assert own.shape == (2, NUM_LAYERS, 2, 1, 16, 16)
+    assert own.rows.shape == (2, NUM_LAYERS, 2, 1, 16, 16)

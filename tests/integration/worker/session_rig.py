@@ -109,6 +109,7 @@ class Worker:
                     kernels=SimpleNamespace(name="torch"),
                     dtype=torch.float32,
                     quantization="",
+                    projection_bytes=0,
                 ),
             ),
         )

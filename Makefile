@@ -30,6 +30,10 @@ UP_FLAGS = $(foreach name,$(filter-out DETERMINISTIC,$(filter $(SETTINGS),$(GIVE
 BENCH_FLAGS = $(foreach name,MODEL DTYPE OUT,$(if $(findstring command,$(origin $(name))),\
 	--$(shell echo $(name) | tr A-Z a-z) "$($(name))"))
 
+# Flags of make eval, likewise; FORMS is one or several in quotes.
+EVAL_FLAGS = $(foreach name,MODEL PLAIN TEXT FORMS DTYPE TOKENS OUT,$(if $(findstring command,$(origin $(name))),\
+	--$(shell echo $(name) | tr A-Z a-z) "$($(name))"))
+
 # Flags of make bench-kernels, likewise.
 KERNEL_FLAGS = $(foreach name,ONLY OUT,$(if $(findstring command,$(origin $(name))),\
 	--$(shell echo $(name) | tr A-Z a-z) "$($(name))"))
@@ -56,7 +60,7 @@ CLIENTS := sdks lm-eval guidellm aiperf
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all test-gpu test-clients test-timing test-neon test-k8s k8s-programs lint format proto lock demo-model bench bench-engine bench-peers bench-kernels gpu-check gpu-kit bench-index bench-prefix bench-router bench-overload bench-long-prompt bench-parallel bench-planner loadtest chaos soak clean test-image always wheel page-browser mutation fuzz
+.PHONY: help setup run test test-all test-gpu test-clients test-timing test-neon test-k8s k8s-programs lint format proto lock demo-model eval bench bench-engine bench-peers bench-kernels gpu-check gpu-kit bench-index bench-prefix bench-router bench-overload bench-long-prompt bench-parallel bench-planner loadtest chaos soak clean test-image always wheel page-browser mutation fuzz
 
 ##@ Use
 help:  ## list the targets
@@ -142,6 +146,9 @@ lock: $(BIN)/.project  ## resolve pyproject.toml into requirements.lock; newest 
 
 demo-model: setup  ## train models/demo from nothing
 	$(BIN)/python models/recipe/train.py $(ARGS)
+
+eval: setup  ## what fewer bits cost a model in quality: perplexity, KL, equal choices: MODEL=path PLAIN=path TEXT=path FORMS="stored int8 int4 fp8 kv-bf16" DTYPE=fp32|bf16 TOKENS=4096 OUT=file
+	$(BIN)/python -m loadtest.bench eval $(EVAL_FLAGS) $(ARGS)
 
 bench: bench-engine bench-index bench-router  ## the benchmarks that need neither peers nor a GPU: MODEL=125m|1b|path DTYPE=bf16|fp32 BLOCKS="100000 1000000" PAIRS=2000
 

@@ -30,6 +30,13 @@ UP_FLAGS = $(foreach name,$(filter-out DETERMINISTIC,$(filter $(SETTINGS),$(GIVE
 BENCH_FLAGS = $(foreach name,MODEL DTYPE OUT,$(if $(findstring command,$(origin $(name))),\
 	--$(shell echo $(name) | tr A-Z a-z) "$($(name))"))
 
+# Flags of make eval and make bench-quant, likewise; FORMS is one or several in quotes.
+EVAL_FLAGS = $(foreach name,MODEL PLAIN TEXT FORMS DTYPE TOKENS OUT,$(if $(findstring command,$(origin $(name))),\
+	--$(shell echo $(name) | tr A-Z a-z) "$($(name))"))
+
+QUANT_FLAGS = $(foreach name,MODEL FORMS OUT,$(if $(findstring command,$(origin $(name))),\
+	--$(shell echo $(name) | tr A-Z a-z) "$($(name))"))
+
 # Flags of make bench-kernels, likewise.
 KERNEL_FLAGS = $(foreach name,ONLY OUT,$(if $(findstring command,$(origin $(name))),\
 	--$(shell echo $(name) | tr A-Z a-z) "$($(name))"))
@@ -56,7 +63,7 @@ CLIENTS := sdks lm-eval guidellm aiperf
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all test-gpu test-clients test-timing test-neon test-k8s k8s-programs lint format proto lock demo-model bench bench-engine bench-peers bench-kernels gpu-check gpu-kit bench-index bench-prefix bench-router bench-overload bench-long-prompt bench-parallel bench-planner loadtest chaos soak clean test-image always wheel page-browser mutation fuzz
+.PHONY: help setup run test test-all test-gpu test-clients test-timing test-neon test-k8s k8s-programs lint format proto lock demo-model eval bench bench-engine bench-peers bench-quant bench-kernels gpu-check gpu-kit bench-index bench-prefix bench-router bench-overload bench-long-prompt bench-parallel bench-planner loadtest chaos soak clean test-image always wheel page-browser mutation fuzz
 
 ##@ Use
 help:  ## list the targets
@@ -143,6 +150,9 @@ lock: $(BIN)/.project  ## resolve pyproject.toml into requirements.lock; newest 
 demo-model: setup  ## train models/demo from nothing
 	$(BIN)/python models/recipe/train.py $(ARGS)
 
+eval: setup  ## what fewer bits cost a model in quality: perplexity, KL, equal choices: MODEL=path PLAIN=path TEXT=path FORMS="stored int8 int4 fp8 kv-bf16" DTYPE=fp32|bf16 TOKENS=4096 OUT=file
+	$(BIN)/python -m loadtest.bench eval $(EVAL_FLAGS) $(ARGS)
+
 bench: bench-engine bench-index bench-router  ## the benchmarks that need neither peers nor a GPU: MODEL=125m|1b|path DTYPE=bf16|fp32 BLOCKS="100000 1000000" PAIRS=2000
 
 bench-engine: setup  ## prefill and decode beside the limits of the hardware: MODEL=125m|1b|path DTYPE=bf16|fp32 OUT=file DEVICE=cpu|cuda
@@ -165,6 +175,9 @@ bench-index: setup  ## match, publish and memory of the block index by its size:
 
 bench-peers: setup  ## our engine and its peers in turns on the same weights: MODEL=125m|1b OUT=file
 	$(BIN)/python -m loadtest.bench peers $(BENCH_FLAGS) $(ARGS)
+
+bench-quant: setup  ## int8, int4 and fp8 beside our plain weights, OpenVINO GenAI and llama.cpp, in turns: MODEL=1b|4b|125m FORMS="int8 int4 fp8" OUT=file
+	$(BIN)/python -m loadtest.bench quant $(QUANT_FLAGS) $(ARGS)
 
 bench-router: setup  ## what a router adds to a request, and how many tokens it passes on: OUT=file
 	$(BIN)/python -m loadtest.bench router $(if $(findstring command,$(origin OUT)),--out "$(OUT)") $(ARGS)

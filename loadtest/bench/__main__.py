@@ -24,6 +24,8 @@ BENCHMARKS = {
     "staging": _benchmark("engine.staging", "Blocks between a GPU's pool and host memory."),
     "kernels": _benchmark("kernels.measure", "Triton kernels on a GPU, with its limits."),
     "peers": _benchmark("peers.measure", "The engine and its peers on the same weights, in turns."),
+    "eval": _benchmark("quality", "Perplexity of a model in fewer bits, and its distance from the plain one."),
+    "quant": _benchmark("peers.quant", "Weights in fewer bits beside plain ones and beside peers, in turns."),
     "index": _benchmark("index", "Match, publish and memory of the block index by its size."),
     "prefix": _benchmark("prefix.measure", "Prefix hits of a fleet beside one ideal cache, and TTFT with the store."),
     "router": _benchmark("router.measure", "Latency that a router adds to a request, and its token throughput."),

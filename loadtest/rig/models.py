@@ -31,6 +31,15 @@ SHAPES: dict[str, Shape] = {
         "num_kv_heads": 4,
         "head_dim": 64,
     },
+    "4b": {
+        "vocab_size": 32000,
+        "hidden_size": 2560,
+        "intermediate_size": 9728,
+        "num_layers": 36,
+        "num_heads": 32,
+        "num_kv_heads": 8,
+        "head_dim": 128,
+    },
     "qwen3-moe": {
         "architecture": "Qwen3MoeForCausalLM",
         "vocab_size": 32000,
@@ -71,8 +80,8 @@ SHAPES: dict[str, Shape] = {
         },
     },
 }
-"""125m: a small GQA Llama; 1b: TinyLlama's shape; qwen3-moe and deepseek-v2-lite: three layers of Qwen3-30B-A3B and of
-DeepSeek-V2-Lite, experts and heads of full size and number. All with a vocabulary of 32,000."""
+"""125m: a small GQA Llama; 1b: TinyLlama's shape; 4b: Qwen3-4B's; qwen3-moe and deepseek-v2-lite: three layers of
+Qwen3-30B-A3B and of DeepSeek-V2-Lite, experts and heads of full size and number. All with a vocabulary of 32,000."""
 
 SERVED: dict[str, Shape] = {
     "xs": {"hidden_size": 384, "intermediate_size": 1024, "num_layers": 8, "num_heads": 6, "num_kv_heads": 3},
@@ -124,6 +133,6 @@ def _write(folder: Path, shape: Shape, tokenizer_of: Path, **fields: Any) -> Non
         folder,
         dtype=torch.bfloat16,
         tokenizer_from=tokenizer_of,
-        max_shard_bytes=_MOST_BYTES if "extra_config" in shape else None,
+        max_shard_bytes=_MOST_BYTES,
         **{**shape, **fields},
     )

@@ -118,8 +118,14 @@ def finish(model: Llama, tokenizer: Tokenizer, parts: Split, corpus_tokens: int,
         bytes_per_token=result["bytes"] / result["tokens"],
         curve=run.curve,
     )
+    write_held_out(parts.held_out, out)
     samples = card.draw_samples(shipped, tokenizer, parts.held_out)
     (out / "README.md").write_text(card.render_card(facts, model.shape, samples), encoding="utf-8")
+
+
+def write_held_out(chapters: list[Chapter], out: Path) -> None:
+    """Write every third of the chapters, for `make eval`."""
+    (out / "held_out.txt").write_text("\n\n".join(c.text for c in chapters[::3]) + "\n", encoding="utf-8")
 
 
 def write_checkpoint(model: Llama, tokenizer: Tokenizer, out: Path) -> int:

@@ -19,6 +19,7 @@ from services.cli.failures import EXIT_INTERRUPTED, exit_status, report
 from services.cli.fit import fit
 from services.cli.generate import generate
 from services.cli.preflight import preflight
+from services.cli.quantize import quantize
 from services.cli.status import status
 from services.cli.top import top
 from services.cli.up import up
@@ -48,6 +49,7 @@ def build_app() -> typer.Typer:
     app.command()(spread(explain))
     app.command()(preflight)
     app.command()(fit)
+    app.command()(quantize)
     app.command()(spread(drain))
     app.command()(spread(undrain))
     app.add_typer(build_cache_app(), name="cache")

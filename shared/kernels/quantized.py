@@ -208,8 +208,13 @@ class Piece:
         zeros = None if self.zeros is None else self.zeros.float()
         if self.kind == "int4" and zeros is None:
             codes = codes - INT4_MIDDLE
+        num_rows, in_size = codes.shape
+        if self.index is None and self.group and in_size % self.group == 0:  # a group lies together
+            codes = codes.view(num_rows, -1, self.group)
+            opened = (codes if zeros is None else codes - zeros[..., None]) * scales[..., None]
+            return opened.view(num_rows, in_size)
         if scales.shape[1] > 1:
-            columns = index_of(self, self.codes.shape[1]).long()
+            columns = index_of(self, in_size).long()
             scales = scales[:, columns]
             zeros = None if zeros is None else zeros[:, columns]
         return (codes if zeros is None else codes - zeros) * scales
@@ -246,9 +251,14 @@ def unpack_nibbles(packed: Tensor) -> Tensor:
     return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
 
 
-def quantize_rows(weight: Tensor, spec: LinearSpec) -> Piece:
-    """Rounds rows [num_rows, in_size] of floats to the nearest codes; scales follow from a group's largest number, or
-    with zeros from its range."""
+def quantize_rows(
+    weight: Tensor, spec: LinearSpec, scale_dtype: torch.dtype = torch.float32, shares: Tensor | None = None
+) -> Piece:
+    """Rounds rows [num_rows, in_size] of floats to the nearest codes.
+
+    Scales follow from a group's largest number, or with zeros from its range, and are numbers of `scale_dtype`.
+    `shares`: fp32 [num_rows, num_groups], how much of that the codes cover; None: all.
+    """
     num_rows, in_size = weight.shape
     group = spec.group or in_size
     assert in_size % group == 0, f"{in_size} columns in groups of {group}"
@@ -256,19 +266,22 @@ def quantize_rows(weight: Tensor, spec: LinearSpec) -> Piece:
     if spec.has_zeros:
         assert spec.kind == "int4", f"zeros of {spec.kind}"
         low, high = values.amin(2).clamp(max=0), values.amax(2).clamp(min=0)
-        scales = _scales(high - low, 15.0)
+        if shares is not None:
+            low, high = low * shares, high * shares
+        scales = _scales(high - low, 15.0, scale_dtype)
         zeros = (-low / scales).round().clamp(0, 15)
         codes = ((values / scales[..., None]).round() + zeros[..., None]).clamp(0, 15).to(torch.uint8)
         return Piece(codes.view(num_rows, in_size), scales, zeros, spec.group, None, spec.kind)
     most = {"int8": 127.0, "int4": 7.0, "fp8": FP8_MOST}[spec.kind]
-    scales = _scales(values.abs().amax(2), most)
+    span = values.abs().amax(2) if shares is None else values.abs().amax(2) * shares
+    scales = _scales(span, most, scale_dtype)
     scaled = values / scales[..., None]
     if spec.kind == "fp8":
         codes = scaled.clamp(-FP8_MOST, FP8_MOST).to(FP8)
     elif spec.kind == "int8":
-        codes = scaled.round().to(torch.int8)
+        codes = scaled.round().clamp(-128, 127).to(torch.int8)
     else:
-        codes = (scaled.round() + INT4_MIDDLE).to(torch.uint8)
+        codes = (scaled.round().clamp(-8, 7) + INT4_MIDDLE).to(torch.uint8)
     return Piece(codes.view(num_rows, in_size), scales, None, spec.group, None, spec.kind)
 
 
@@ -281,9 +294,10 @@ def rounded(weight: Tensor, spec: LinearSpec) -> QuantizedWeight:
     return found
 
 
-def _scales(span: Tensor, most: float) -> Tensor:
+def _scales(span: Tensor, most: float, dtype: torch.dtype) -> Tensor:
     """A group of zeros alone has 1, since no scale may be 0."""
-    return torch.where(span > 0, span / most, 1.0)
+    scales = (span / most).to(dtype).float()
+    return torch.where(scales > 0, scales, 1.0)
 
 
 class OpenedLinear:

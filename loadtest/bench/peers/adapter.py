@@ -16,6 +16,10 @@ VOCAB_SIZE = 32000
 """Vocabulary of the shapes in loadtest/rig/models.py."""
 
 
+PLAIN, INT8, INT4 = "plain", "int8", "int4"
+"""Forms of weights: in 16 bits, or rounded; not each engine has each."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """The settings of an engine."""
@@ -27,6 +31,8 @@ class Settings:
     num_threads: int
     cpu_isa: str = "auto"
     """Widest instruction set that the engine may use, as in TANDEM_CPU_ISA."""
+    form: str = PLAIN
+    """Of the weights."""
 
 
 class EngineAdapter(Protocol):

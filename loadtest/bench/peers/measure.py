@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import torch
 
-from loadtest.bench.peers.adapter import random_prompt
+from loadtest.bench.peers.adapter import PLAIN, random_prompt
 from loadtest.bench.peers.hidden_isa import CannotHide, environment
 from loadtest.rig.command_line import Option, Out, choice, integers, names
 from loadtest.rig.measure import median_ratio, turns
@@ -50,13 +50,16 @@ class EngineProcess:
         num_threads: int,
         cpu_isa: str = "auto",
         environment: Mapping[str, str] | None = None,
+        form: str = PLAIN,
     ) -> None:
-        """`python` is the interpreter of the engine's venv; its log is `scratch`/`name`.log."""
-        self.name = name
-        self.description = ""
+        """`python` is the interpreter of the engine's venv; its log is `scratch`/`name`.log, with the form of its
+        weights where that is not plain, as in its name."""
         command = [
-            str(python), "-m", "loadtest.bench.peers.worker", name, str(folder), str(scratch), str(num_threads), cpu_isa
+            str(python), "-m", "loadtest.bench.peers.worker", name, str(folder), str(scratch), str(num_threads),
+            cpu_isa, form,
         ]  # fmt: skip
+        self.name = name = named(name, form)
+        self.description = ""
         self._child = ChildProcess(name, command, scratch / f"{name}.log", environment=environment, takes_requests=True)
 
     async def start(self) -> None:
@@ -83,6 +86,11 @@ class EngineProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def named(engine: str, form: str) -> str:
+    """An engine with weights of some form."""
+    return engine if form == PLAIN else f"{engine} {form}"
 
 
 @contextmanager
@@ -160,19 +168,35 @@ async def take_turns(
 OURS = "ours"
 PEERS = {"vllm_cpu": "vllm", "openvino_genai": "openvino", "transformers_sdpa": "vllm"}
 """Peer → its venv."""
+PEERS_IN_FEWER_BITS = {"openvino_genai": "openvino", "llama_cpp_python": "llama"}
+"""Likewise, of `bench quant`."""
+_VENV_OF = PEERS | PEERS_IN_FEWER_BITS
 ISAS = ("auto", *(each.name for each in isa.BUILT), "torch")
 
 
+@dataclass(frozen=True)
+class Turns:
+    """What is measured, and how often: options of each comparison."""
+
+    venvs: Annotated[Path, Option(help="folder in which the peers are installed")] = Path(".venv-peers")
+    prefill: Annotated[str, Option(help="prompt lengths")] = "512 2048"
+    batch: Annotated[str, Option(help="sequences that decode together")] = "1 8 32"
+    context: Annotated[int, Option(help="prompt tokens of each sequence")] = 256
+    steps: Annotated[int, Option(help="decode steps of a turn; their median is the figure")] = 12
+    rounds: Annotated[int, Option()] = 5
+    threads: Annotated[int, Option()] = 2
+
+    def cases(self, ending: str = "") -> list[Case]:
+        """Prompts, then batches; `ending`: of their names. Raises ConfigError."""
+        prompts = [Case(f"prefill {n}{ending}", 1, n) for n in integers(self.prefill, "prefill")]
+        batches = integers(self.batch, "batch")
+        return prompts + [Case(f"decode {n}{ending}", n, self.context, self.steps) for n in batches]
+
+
 def main(
+    how: Turns,
     model: Annotated[str, Option(help=f"a shape: {', '.join(SHAPES)}")] = "125m",
-    venvs: Annotated[Path, Option(help="folder in which the peers are installed")] = Path(".venv-peers"),
     peers: Annotated[str, Option(help="peers to measure")] = " ".join(PEERS),
-    prefill: Annotated[str, Option(help="prompt lengths")] = "512 2048",
-    batch: Annotated[str, Option(help="sequences that decode together")] = "1 8 32",
-    context: Annotated[int, Option(help="prompt tokens of each sequence")] = 256,
-    steps: Annotated[int, Option(help="decode steps of a turn; their median is the figure")] = 12,
-    rounds: Annotated[int, Option()] = 5,
-    threads: Annotated[int, Option()] = 2,
     cpu_isa: Annotated[
         str, Option(help=f"widest instruction set: {', '.join(ISAS)}; hidden from the peers too")
     ] = "auto",
@@ -181,19 +205,24 @@ def main(
     """Compare Tandem's engine with its peers on the same random weights, in turns."""
     choice(model, "model", SHAPES)
     choice(cpu_isa, "cpu-isa", ISAS)
-    cases = [Case(f"prefill {n}", 1, n) for n in integers(prefill, "prefill")]
-    cases += [Case(f"decode {n}", n, context, steps) for n in integers(batch, "batch")]
     wanted = names(peers, "peers", PEERS)
-    torch.set_num_threads(threads)
+    cases = how.cases()
+    torch.set_num_threads(how.threads)
     folder = checkpoint(model)
     try:
         hidden = environment(cpu_isa, folder.parent.parent / "peers")
     except CannotHide as error:
         raise ConfigError(str(error), field="cpu-isa") from None
-    results, reasons = asyncio.run(compare(model, folder, venvs, wanted, cases, rounds, threads, cpu_isa, hidden))
+    engines = [(name, PLAIN) for name in (OURS, *wanted)]
+    results, reasons = asyncio.run(compare(model, folder, engines, cases, how, cpu_isa, hidden))
     report = Report(out)
     report.add(results)
-    print(f"\n{model} in bf16, on {machine()}\n")
+    conclude(report, f"{model} in bf16", reasons)
+
+
+def conclude(report: Report, what: str, reasons: Mapping[str, str]) -> None:
+    """Prints the table, and which engines are not in it."""
+    print(f"\n{what}, on {machine()}\n")
     report.print()
     print()
     for name, reason in reasons.items():
@@ -203,38 +232,37 @@ def main(
 async def compare(
     model: str,
     folder: Path,
-    venvs: Path,
-    peers: Sequence[str],
+    engines: Sequence[tuple[str, str]],
     cases: list[Case],
-    rounds: int,
-    threads: int,
+    how: Turns,
     cpu_isa: str = "auto",
     hidden: Mapping[str, str] | None = None,
 ) -> tuple[list[Result], dict[str, str]]:
-    """Installs missing peers and measures all engines; returns the results, and engine → why it has none. All
-    engines' environments get what is `hidden`."""
-    refused = install(venvs, {PEERS[name] for name in peers})
+    """Installs missing peers and measures all engines, (name, form of its weights), beside the first; returns the
+    results, and engine → why it has none. All engines' environments get what is `hidden`."""
+    refused = install(how.venvs, {_VENV_OF[name] for name, _ in engines if name != OURS})
     running, reasons = [], {}
     async with contextlib.AsyncExitStack() as stack:
-        for name in (OURS, *peers):
-            venv = PEERS.get(name)
+        for name, form in engines:
+            venv = _VENV_OF.get(name)
             if venv in refused:
-                reasons[name] = refused[venv]
+                reasons[named(name, form)] = refused[venv]
                 continue
-            interpreter = Path(sys.executable) if venv is None else python(venvs, venv).absolute()
+            interpreter = Path(sys.executable) if venv is None else python(how.venvs, venv).absolute()
             scratch = folder.parent.parent / "peers" / model
             process = await stack.enter_async_context(
-                EngineProcess(name, interpreter, folder, scratch, threads, cpu_isa, hidden)
+                EngineProcess(name, interpreter, folder, scratch, how.threads, cpu_isa, hidden, form)
             )
             try:
                 await process.start()
                 running.append(process)
-                print(f"{name}: {process.description}", flush=True)
+                print(f"{process.name}: {process.description}", flush=True)
             except CannotRun as error:
-                reasons[name] = str(error)
+                reasons[process.name] = str(error)
         agreement = await _agreement({process.name: process for process in running})
-        measured, failures = await take_turns(running, cases, rounds, _print_round)
-    return agreement + [result for item in measured for result in _results(item)], reasons | failures
+        measured, failures = await take_turns(running, cases, how.rounds, _print_round)
+    own = named(*engines[0])
+    return agreement + [result for item in measured for result in results_of(item, own)], reasons | failures
 
 
 def _print_round(measured: Measured) -> None:
@@ -242,11 +270,11 @@ def _print_round(measured: Measured) -> None:
     print(f"{measured.case.name}: {latest or 'warmed up'}", flush=True)
 
 
-def _results(measured: Measured) -> list[Result]:
-    """A row for each engine; a peer's row has Tandem's ratio to it."""
+def results_of(measured: Measured, own: str) -> list[Result]:
+    """A row for each engine; that of another one than `own` has its ratio to it."""
     rows = []
     for name, rates in measured.rates.items():
-        ratio = None if name == OURS or OURS not in measured.rates else median_ratio(measured.rates[OURS], rates)
+        ratio = None if name == own or own not in measured.rates else median_ratio(measured.rates[own], rates)
         rows.append(Result(measured.case.name, median(rates), "tok/s", peer=name, ratio=ratio))
     return rows
 
@@ -279,7 +307,9 @@ VENVS = {
         "optimum-intel==2.2.0",
         "nncf==3.4.0",
     ),
+    "llama": ("llama-cpp-python==0.3.36", "gguf==0.19.0"),  # compiled here: needs a C++ compiler and minutes
 }
+WITHOUT_TORCH = ("llama",)
 BROKEN = ("torchvision", "torchaudio", "torchcodec")
 """Packages built for another torch: importing them fails if they are installed, and no peer needs them."""
 
@@ -304,8 +334,9 @@ def install(folder: Path, wanted: Collection[str]) -> dict[str, str]:
             subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder / name)], check=True)
             pip = [str(python(folder, name)), "-m", "pip", "--disable-pip-version-check"]
             # torch first: otherwise a package's version range selects the newest build, with gigabytes of CUDA.
-            subprocess.run([*pip, "install", "--quiet", "--no-compile", TORCH], check=True)
-            subprocess.run([*pip, "install", "--quiet", "--no-compile", TORCH, *packages], check=True)
+            torch_first = () if name in WITHOUT_TORCH else (TORCH,)
+            for wanted_now in filter(None, (torch_first, (*torch_first, *packages))):
+                subprocess.run([*pip, "install", "--quiet", "--no-compile", *wanted_now], check=True)
             subprocess.run([*pip, "uninstall", "--quiet", "--yes", *BROKEN], check=False)
             done.write_text("\n".join(packages))
         except (OSError, subprocess.CalledProcessError) as error:

@@ -10,16 +10,20 @@ import time
 from pathlib import Path
 from typing import Any
 
-from loadtest.bench.peers.adapter import MAX_BATCH, STEP_TOKENS, Settings, spare_steps
+from loadtest.bench.peers.adapter import INT4, INT8, MAX_BATCH, PLAIN, STEP_TOKENS, Settings, spare_steps
+
+_FORMATS = {PLAIN: "fp16", INT8: "int8", INT4: "int4"}
+"""Form → what its exporter calls it; int4 has groups of 128 and some layers in int8, as its default is."""
 
 
 class OpenvinoGenai:
-    """See `EngineAdapter`. The checkpoint is converted once, to fp16 weights, OpenVINO's 16-bit format."""
+    """See `EngineAdapter`. The checkpoint is converted once to each form, of which fp16 is OpenVINO's of 16 bits."""
 
     def __init__(self, settings: Settings) -> None:
         import openvino_genai as genai  # type: ignore[import-not-found, unused-ignore]
 
         self._genai: Any = genai
+        self._weights = _FORMATS[settings.form]
         scheduler = genai.SchedulerConfig()
         scheduler.cache_size = 2
         scheduler.max_num_seqs = MAX_BATCH
@@ -36,7 +40,8 @@ class OpenvinoGenai:
 
     def describe(self) -> str:
         """See `EngineAdapter`."""
-        return f"openvino-genai {self._genai.__version__}, fp16 weights, computes and keeps KV in {_precision()}"
+        version = self._genai.__version__
+        return f"openvino-genai {version}, {self._weights} weights, computes and keeps KV in {_precision()}"
 
     def prefill_s(self, prompt: list[int]) -> float:
         """See `EngineAdapter`."""
@@ -87,10 +92,11 @@ def _precision() -> str:
 
 def _converted(settings: Settings) -> Path:
     """The model in OpenVINO's format, and any tokenizer: the pipeline requires one, the benchmark passes token ids."""
-    folder = settings.scratch / "openvino"
+    weights = _FORMATS[settings.form]
+    folder = settings.scratch / ("openvino" if settings.form == PLAIN else f"openvino-{weights}")
     if not (folder / "openvino_detokenizer.xml").exists():
         command = [str(Path(sys.executable).with_name("optimum-cli")), "export", "openvino"]
-        command += ["--task", "text-generation-with-past", "--weight-format", "fp16", "--model", str(settings.folder)]
+        command += ["--task", "text-generation-with-past", "--weight-format", weights, "--model", str(settings.folder)]
         environment = os.environ | {"HF_HUB_OFFLINE": "1"}
         subprocess.run([*command, str(folder)], check=True, stdout=sys.stderr, env=environment)
     return folder

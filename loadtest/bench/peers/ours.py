@@ -22,6 +22,7 @@ from shared.kernels.batch import AttentionBatch
 from shared.kernels.pool_view import PoolView
 from shared.kv.pool import BlockPool
 from shared.model.decoder import Decoder
+from shared.model.weights.plan import AS_STORED, QUANTIZATIONS
 
 BLOCK_SIZE = 16
 
@@ -40,7 +41,10 @@ class Ours:
 
     def __init__(self, settings: Settings) -> None:
         torch.set_num_threads(settings.num_threads)
-        self.decoder = Decoder.load(settings.folder, torch.bfloat16, "cpu", kernels=_kernels(settings.cpu_isa))
+        rounded = next((kind for kind in QUANTIZATIONS if kind == settings.form), AS_STORED)
+        self.decoder = Decoder.load(
+            settings.folder, torch.bfloat16, "cpu", kernels=_kernels(settings.cpu_isa), quantization=rounded
+        )
         config = self.decoder.config
         layout = config.block_layout(BLOCK_SIZE, "bfloat16")
         num_blocks = MAX_BATCH * 512 // BLOCK_SIZE + MAX_TOKENS // BLOCK_SIZE
@@ -54,7 +58,8 @@ class Ours:
 
     def describe(self) -> str:
         """See `EngineAdapter`."""
-        return f"kernels {self.decoder.kernels.name}, bf16 weights, sums in fp32"
+        weights = self.decoder.quantization or "bf16"
+        return f"kernels {self.decoder.kernels.name}, {weights} weights, activations in bf16, sums in fp32"
 
     def prefill_s(self, prompt: list[int]) -> float:
         """See `EngineAdapter`."""

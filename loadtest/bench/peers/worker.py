@@ -16,6 +16,7 @@ CLASSES = {
     "ours": "Ours",
     "vllm_cpu": "VllmCpu",
     "openvino_genai": "OpenvinoGenai",
+    "llama_cpp_python": "LlamaCpp",
     "transformers_sdpa": "TransformersSdpa",
 }
 """Module in this folder → its class."""
@@ -37,13 +38,13 @@ def answer(adapter: EngineAdapter, task: dict[str, Any]) -> Any:
 
 
 def main() -> None:
-    """Arguments: module, checkpoint, scratch folder, threads, instruction set. Emits a ready event, then an answer
-    event a task."""
-    module, folder, scratch, num_threads, cpu_isa = sys.argv[1:]
+    """Arguments: module, checkpoint, scratch folder, threads, instruction set, form of the weights. Emits a ready
+    event, then an answer event a task."""
+    module, folder, scratch, num_threads, cpu_isa, form = sys.argv[1:]
     out = _own_stdout()
     try:
         loaded = importlib.import_module(f"loadtest.bench.peers.{module}")
-        settings = Settings(Path(folder), Path(scratch), int(num_threads), cpu_isa)
+        settings = Settings(Path(folder), Path(scratch), int(num_threads), cpu_isa, form)
         adapter: EngineAdapter = getattr(loaded, CLASSES[module])(settings)
         _emit(out, event="ready", address="")
         for line in sys.stdin:

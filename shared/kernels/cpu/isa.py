@@ -45,8 +45,12 @@ class InstructionSet:
 AVX2 = InstructionSet("avx2", _AVX2, (_V3,))
 AVX512 = InstructionSet("avx512", _AVX512, (_V4,))
 AVX512_BF16 = InstructionSet(
-    "avx512-bf16", (*_AVX512, "avx512_bf16"), (_V4, "-mavx512bf16", "-DTANDEM_PAIRS"), is_checked=True
+    "avx512-bf16",
+    (*_AVX512, "avx512_bf16", "avx512vbmi"),
+    (_V4, "-mavx512bf16", "-mavx512vbmi", "-DTANDEM_PAIRS"),
+    is_checked=True,
 )
+"""Of the processors with AVX512-BF16, Cooper Lake alone lacks VBMI; it takes AVX512."""
 AMX = InstructionSet(
     "amx", (*_AVX512, "amx_tile", "amx_bf16"), (_V4, "-mamx-tile", "-mamx-bf16", "-DTANDEM_AMX"), is_checked=True
 )

@@ -13,7 +13,6 @@ from shared.kernels.quantized import QuantizedWeight, Weight
 from shared.model.config.model_config import ModelConfig
 from shared.model.config.moe_config import MoeConfig
 from shared.model.layers.expert_copies import ExpertCopies
-from shared.model.weights.safetensors_files import OF_IMAGES
 
 BIAS_COLUMNS = 32
 """Columns behind an expert's inputs where experts have biases: the first one holds the bias of gate and up, which the
@@ -22,6 +21,9 @@ input 1 there adds, the others keep whole vectors."""
 Specs = Mapping[str, LinearSpec]
 """Checkpoint tensor name → form of a projection in fewer bits."""
 NO_SPECS: Specs = {}
+
+_OF_IMAGES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+"""How the names of tensors begin that read images, in a checkpoint whose text part is served."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ def unused_tensors(config: ModelConfig) -> tuple[str, ...]:
     """Prefixes of the names of a checkpoint's tensors that these parameters leave out: layers that predict further than
     the next token, and what reads images."""
     layers = range(config.num_layers, config.num_layers + config.num_unused_layers)
-    return (*(f"model.layers.{layer}." for layer in layers), *OF_IMAGES)
+    return (*(f"model.layers.{layer}." for layer in layers), *_OF_IMAGES)
 
 
 def _qkv_rows(config: ModelConfig) -> dict[str, int]:

@@ -17,10 +17,8 @@ from shared.model.config.json_fields import read_json_object
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
-OF_IMAGES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
-"""How the names of tensors begin that read images, in a checkpoint whose text part is served."""
 _OF_TEXT = {"language_model.model.": "model.", "model.language_model.": "model.", "language_model.lm_head": "lm_head"}
-"""How such a checkpoint's names of the text part begin → what they are without images."""
+"""How names of the text part begin in a checkpoint that reads images too → what they are without images."""
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100 * 1024 * 1024  # the format's own limit
 

@@ -6,6 +6,9 @@
 // of 4 k, 128 bytes in the order of a plain panel's lower bytes, or 64 bytes with the first half's codes in lower nibbles.
 #pragma once
 
+#include <bit>
+#include <type_traits>
+
 #include "direct.h"
 
 // What a packed weight is made of, as one number: bits + 16 has_zeros + 256 group; 0: of panels.h.
@@ -26,8 +29,9 @@ struct Opened {  // two k of 16 outputs
 inline Floats even_of(const Opened& x) { return x.even; }
 inline Floats odd_of(const Opened& x) { return x.odd; }
 
-// Codes from -128 to 127.
+// Codes from -128 to 127, opened to 2^24 times themselves: the upper byte of an integer.
 struct Codes8 {
+  static constexpr float kUnit = 0x1p-24f;  // what an opened code of 1 stands for
   struct Two {
     Opened low, high;
   };
@@ -41,15 +45,59 @@ struct Codes8 {
       return {opened(lower_zipped(no_words(), bytes)), opened(upper_zipped(no_words(), bytes))};
     }
     static Opened opened(Words pairs) {  // 256 times the codes, in 16 bits each
-      return {signed_floats(shift_right_signed<24>(shift_left<16>(pairs))), signed_floats(shift_right_signed<24>(pairs))};
+      return {signed_floats(shift_left<16>(pairs)), signed_floats(both(pairs, all_words(0xffff0000)))};
     }
   };
+  explicit Codes8(const std::byte* codes) : codes(codes) {}
   const std::byte* codes;
   Group group(int64_t k) const { return {codes + k * kColumns}; }
 };
 
+#ifdef TANDEM_BYTE_TABLES
+// The same codes, opened to pairs of bf16 by tables of their upper and lower bytes.
+struct Codes8Pairs {
+  static constexpr float kUnit = 1;
+  struct Group {
+    const std::byte* codes;
+    const ByteTable &upper, &lower;
+    [[gnu::always_inline]] void prefetch(int64_t ahead = kAhead) const { Codes8::Group{codes}.prefetch(ahead); }
+    Pairs half(int i) const {
+      const Words bytes = load_words(codes + 64 * i);
+      const Words uppers = looked_up(upper, bytes), lowers = looked_up(lower, bytes);
+      return {lower_zipped(lowers, uppers), upper_zipped(lowers, uppers)};
+    }
+  };
+  explicit Codes8Pairs(const std::byte* codes) : codes(codes), upper(table<1>()), lower(table<0>()) {}
+  const std::byte* codes;
+  ByteTable upper, lower;
+  Group group(int64_t k) const { return {codes + k * kColumns, upper, lower}; }
+
+ private:
+  template <int Byte>
+  static ByteTable table() {  // of each code's bf16 number
+    struct Bytes {
+      alignas(64) uint8_t of[256];
+      constexpr Bytes() : of() {
+        for (int i = 0; i < 256; i++) of[i] = uint8_t(std::bit_cast<uint32_t>(float(int8_t(i))) >> (16 + 8 * Byte));
+      }
+    };
+    static constexpr Bytes bytes;
+    return ByteTable(bytes.of);
+  }
+};
+#endif
+
+// How rows that are laid out for T meet codes of 8 bits.
+template <typename T>
+#ifdef TANDEM_BYTE_TABLES
+using Codes8Of = std::conditional_t<Laid<T>::per_word == 2, Codes8Pairs, Codes8>;
+#else
+using Codes8Of = Codes8;
+#endif
+
 // Codes from 0 to 15, less 8.
 struct Codes4 {
+  static constexpr float kUnit = 1;
   struct Group {
     const std::byte* codes;
     Words upper, lower;
@@ -139,17 +187,17 @@ void sum_spans(const T* x, int64_t k_size, const Form& form, float* sums, int64_
     }
 }
 
-// c[R][32] += scales times part, and offsets, scaled, times the rows' sums where there are offsets.
+// c[R][32] += scales times part, which counts in `unit`, and offsets, scaled, times the rows' sums where there are offsets.
 template <int R>
-void add_scaled(const float* part, const std::byte* head, const Form& form, const float* sums, float* c) {
+void add_scaled(const float* part, float unit, const std::byte* head, const Form& form, const float* sums, float* c) {
 #pragma GCC unroll 2
   for (int v = 0; v < 2; v++) {
-    const Floats scale = load((const float*)head + 16 * v);
+    const Floats scale = load((const float*)head + 16 * v), of_part = scale * all(unit);
     Floats offset = zeros();
     if (form.has_zeros) offset = scale * load16((const bf16*)(head + 4 * kColumns) + 16 * v);
     for (int r = 0; r < R; r++) {
       float* out = c + r * kColumns + 16 * v;
-      Floats sum = plus_product(load(out), load(part + r * kColumns + 16 * v), scale);
+      Floats sum = plus_product(load(out), load(part + r * kColumns + 16 * v), of_part);
       if (form.has_zeros) sum = plus_product(sum, all(sums[r]), offset);
       store(out, sum);
     }
@@ -188,7 +236,7 @@ void coded_panels(const Product<T>& job, int64_t low, int64_t high, int64_t firs
             else
               coded_tile<T, r.value>(a, codes, depth, t == low ? Ahead{kAhead, 1, 1} : Ahead{0, 0, 0}, part);
             const float* sums = job.sums + tiles.first(t) * spans + span * r.value;
-            add_scaled<r.value>(part, head, form, sums, c + (tiles.first(t) - top) * kColumns);
+            add_scaled<r.value>(part, Codes::kUnit, head, form, sums, c + (tiles.first(t) - top) * kColumns);
           });
         at += form.codes_bytes(depth);
       }

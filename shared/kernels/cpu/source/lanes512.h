@@ -53,8 +53,6 @@ template <int N>
 inline Words shift_left(Words x) { return _mm512_slli_epi32(x, N); }
 template <int N>
 inline Words shift_right(Words x) { return _mm512_srli_epi32(x, N); }
-template <int N>
-inline Words shift_right_signed(Words x) { return _mm512_srai_epi32(x, N); }
 inline Floats signed_floats(Words x) { return _mm512_cvtepi32_ps(x); }
 template <int N>
 inline Words shift_halves_left(Words x) { return _mm512_slli_epi16(x, N); }  // of 16 bits
@@ -65,6 +63,20 @@ inline Words shift_halves_right(Words x) { return _mm512_srli_epi16(x, N); }
 inline Words all_bytes(uint8_t x) { return _mm512_set1_epi8(char(x)); }
 inline Words repeated(const void* p) { return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)p)); }
 inline Words looked_up(Words table, Words places) { return _mm512_shuffle_epi8(table, places); }
+#if defined(__AVX512VBMI__)
+#define TANDEM_BYTE_TABLES
+struct ByteTable {  // 256 bytes
+  Words parts[4];
+  explicit ByteTable(const uint8_t* bytes) {
+    for (int part = 0; part < 4; part++) parts[part] = load_words(bytes + 64 * part);
+  }
+};
+inline Words looked_up(const ByteTable& table, Words places) {
+  const Words low = _mm512_permutex2var_epi8(table.parts[0], places, table.parts[1]);
+  const Words high = _mm512_permutex2var_epi8(table.parts[2], places, table.parts[3]);
+  return _mm512_mask_mov_epi8(low, _mm512_movepi8_mask(places), high);
+}
+#endif
 inline Words lower_zipped(Words a, Words b) { return _mm512_unpacklo_epi8(a, b); }
 inline Words upper_zipped(Words a, Words b) { return _mm512_unpackhi_epi8(a, b); }
 inline Words lower_bytes(Words a, Words b) { return _mm512_packus_epi16(a, b); }  // of 16-bit numbers below 256

@@ -54,7 +54,7 @@ void lay_one(const Product<T>& job, const T* x, int64_t x_step, int64_t tile, fl
 template <typename T>
 void any_panels(const Product<T>& job, int64_t low, int64_t high, int64_t first, int64_t last) {
   if (!job.form) return direct_panels(job, low, high, first, last);
-  if (Form(job.form).bits == 8) return coded_panels<T, Codes8>(job, low, high, first, last);
+  if (Form(job.form).bits == 8) return coded_panels<T, Codes8Of<T>>(job, low, high, first, last);
   coded_panels<T, Codes4>(job, low, high, first, last);
 }
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from loadtest.bench.peers.measure import CannotRun, Case, EngineProcess, take_turns
+from loadtest.bench.peers import quant
+from loadtest.bench.peers.measure import CannotRun, Case, EngineProcess, Measured, Turns, named, results_of, take_turns
+from shared.errors import ConfigError
 
 
 class Scripted(EngineProcess):
@@ -60,3 +62,18 @@ async def test_a_process_that_cannot_load_says_why(tmp_path):
     async with process:
         with pytest.raises(CannotRun, match=r"ModelLoadError: .* does not exist"):
             await process.start()
+
+
+def test_ratios_are_those_of_the_form_that_is_judged():
+    measured = Measured(Case("decode 1, int8", 1, 256, 12), {"ours int8": [30.0, 40.0], "ours": [20.0, 20.0]})
+    rows = {row.peer: row.ratio for row in results_of(measured, named("ours", "int8"))}
+    assert rows == {"ours int8": None, "ours": 1.75}
+
+
+@pytest.mark.parametrize(
+    ("options", "field"), [({"forms": "int3"}, "forms"), ({"model": "70b"}, "model"), ({"peers": "vllm_cpu"}, "peers")]
+)
+def test_unknown_forms_shapes_and_peers_are_refused_before_anything_is_installed(options, field):
+    with pytest.raises(ConfigError) as refused:
+        quant.main(Turns(), **options)
+    assert refused.value.details["field"] == field

@@ -1,0 +1,43 @@
+"""`python -m loadtest.bench quant`: weights in fewer bits beside our own in 16, and beside peers of as many bits."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import torch
+
+from loadtest.bench.peers.adapter import INT4, INT8, PLAIN
+from loadtest.bench.peers.measure import OURS, PEERS_IN_FEWER_BITS, Turns, compare, conclude
+from loadtest.rig.command_line import Option, Out, choice, names
+from loadtest.rig.models import SHAPES, checkpoint
+from loadtest.rig.results import Report
+
+_FP8 = "fp8"
+FORMS = (INT8, INT4, _FP8)
+_OURS_ALONE = (_FP8,)
+"""Forms that no peer has on a CPU."""
+
+
+def main(
+    how: Turns,
+    model: Annotated[str, Option(help=f"a shape: {', '.join(SHAPES)}")] = "1b",
+    forms: Annotated[str, Option(help=f"forms of weights: {', '.join(FORMS)}")] = f"{INT8} {INT4}",
+    peers: Annotated[str, Option(help="peers to measure")] = " ".join(PEERS_IN_FEWER_BITS),
+    plain: Annotated[bool, Option(help="measure our weights in 16 bits too")] = True,
+    out: Out = None,
+) -> None:
+    """Compare int8, int4 and fp8 with our plain weights, and with peers of as many bits, in turns; a form at a time."""
+    choice(model, "model", SHAPES)
+    wanted = names(forms, "forms", FORMS)
+    beside = names(peers, "peers", PEERS_IN_FEWER_BITS)
+    torch.set_num_threads(how.threads)
+    folder = checkpoint(model)
+    report, reasons = Report(out), dict[str, str]()
+    for form in wanted:
+        engines = [(OURS, form), *([(OURS, PLAIN)] if plain else [])]
+        engines += [] if form in _OURS_ALONE else [(peer, form) for peer in beside]
+        results, refused = asyncio.run(compare(model, folder, engines, how.cases(f", {form}"), how))
+        report.add(results)
+        reasons |= refused
+    conclude(report, f"{model}, a form's rate over the peer's", reasons)

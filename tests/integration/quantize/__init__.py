@@ -1,0 +1,1 @@
+"""Checkpoints written in fewer bits, read by this project and by transformers."""

@@ -116,6 +116,10 @@ template <int N>
 inline Words shift_left(Words x) { return four<Words>([&](int i) { return vshlq_n_u32(x.at[i], N); }); }
 template <int N>
 inline Words shift_right(Words x) { return four<Words>([&](int i) { return vshrq_n_u32(x.at[i], N); }); }
+template <int N>
+inline Words shift_right_signed(Words x) {
+  return four<Words>([&](int i) { return vreinterpretq_u32_s32(vshrq_n_s32(vreinterpretq_s32_u32(x.at[i]), N)); });
+}
 inline Floats signed_floats(Words x) {
   return four<Floats>([&](int i) { return vcvtq_f32_s32(vreinterpretq_s32_u32(x.at[i])); });
 }

@@ -114,6 +114,8 @@ template <int N>
 inline Words shift_left(Words x) { return {_mm256_slli_epi32(x.low, N), _mm256_slli_epi32(x.high, N)}; }
 template <int N>
 inline Words shift_right(Words x) { return {_mm256_srli_epi32(x.low, N), _mm256_srli_epi32(x.high, N)}; }
+template <int N>
+inline Words shift_right_signed(Words x) { return {_mm256_srai_epi32(x.low, N), _mm256_srai_epi32(x.high, N)}; }
 inline Floats signed_floats(Words x) { return {_mm256_cvtepi32_ps(x.low), _mm256_cvtepi32_ps(x.high)}; }
 template <int N>
 inline Words shift_halves_left(Words x) { return {_mm256_slli_epi16(x.low, N), _mm256_slli_epi16(x.high, N)}; }

@@ -53,6 +53,8 @@ template <int N>
 inline Words shift_left(Words x) { return _mm512_slli_epi32(x, N); }
 template <int N>
 inline Words shift_right(Words x) { return _mm512_srli_epi32(x, N); }
+template <int N>
+inline Words shift_right_signed(Words x) { return _mm512_srai_epi32(x, N); }
 inline Floats signed_floats(Words x) { return _mm512_cvtepi32_ps(x); }
 template <int N>
 inline Words shift_halves_left(Words x) { return _mm512_slli_epi16(x, N); }  // of 16 bits

@@ -43,15 +43,11 @@ class TtftSplit(NamedTuple):
     @property
     def parts_ms(self) -> dict[str, float]:
         """What adds up to `ttft_ms`, in the order in which it is shown, by name without the unit."""
-        return {
-            "queue": self.queue_ms,
-            "placement": self.placement_ms,
-            "reserve": self.reserve_ms,
-            "prefix_fetch": self.prefix_fetch_ms,
-            "prefill_queue": self.prefill_queue_ms,
-            "prefill_compute": self.prefill_compute_ms,
-            "return": self.return_ms,
-        }
+        return dict(zip(TTFT_PARTS, self, strict=False))
+
+
+TTFT_PARTS = tuple(field.removesuffix("_ms") for field in TtftSplit._fields[: TtftSplit._fields.index("ttft_ms")])
+"""Names of `TtftSplit.parts_ms`, which are the split's first fields."""
 
 
 NO_SPLIT = TtftSplit()
@@ -101,26 +97,22 @@ def tpot_s(record: RequestRecord) -> float | None:
 
 def ttft_split(record: RequestRecord) -> TtftSplit:
     """Of the attempt that brought the first token; what lies before its look-up is in `placement_ms`."""
-    arrived = matched = placed = reserved = record.ask.arrived_at
-    first = exposed_ms = 0.0
+    times: dict[RequestEvent, float] = {}
     for event, _, at, _, _ in record.entries:
-        if first:
-            if event is _JOINED:
-                exposed_ms = max(0.0, (at - first) * 1e3 - record.first_decode_step_ms)
-            if event is _JOINED or event is _RETRY:
-                break
-        elif event is _MATCHED:
-            matched = placed = reserved = at
-        elif event is _PLACED:
-            placed = reserved = at
-        elif event is _SUBMITTED:
-            reserved = at if reserved == placed else reserved
-        elif event is _FIRST_TOKEN:
-            first = at
-        elif event is _JOINED:  # the decode worker computed the prompt: one message asked for both
-            first, reserved = at, placed
+        if event is _MATCHED:
+            times.clear()
+        elif event is _RETRY and (_FIRST_TOKEN in times or _JOINED in times):
             break
-    if not first:
+        times.setdefault(event, at)
+    arrived, first, joined = record.ask.arrived_at, times.get(_FIRST_TOKEN), times.get(_JOINED)
+    matched = times.get(_MATCHED, arrived)
+    placed = times.get(_PLACED, matched)
+    reserved, exposed_ms = times.get(_SUBMITTED, placed), 0.0
+    if first is None:  # the decode worker computed the prompt, if any did: one message asked for both
+        first, reserved = joined, placed
+    elif joined is not None:
+        exposed_ms = max(0.0, (joined - first) * 1e3 - record.first_decode_step_ms)
+    if first is None:
         return NO_SPLIT
     on_worker_ms = record.prefix_fetch_ms + record.prefill_queue_ms + record.prefill_compute_ms
     return TtftSplit(

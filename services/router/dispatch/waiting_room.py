@@ -129,9 +129,10 @@ class WaitingRoom:
         active.note(RequestEvent.MATCHED)
         now = time.perf_counter()
         if not active.produced:
-            num_cached = min(active.hits.peer, active.num_tokens - 1)
-            own = Work.of(active.num_tokens - num_cached, num_cached)
-            self._placement.split.demand.arrived(own, active.num_tokens, now)
+            num_tokens = active.num_tokens
+            num_cached = min(active.hits.peer, num_tokens - 1)
+            own = Work.of(num_tokens - num_cached, num_cached)
+            self._placement.split.demand.arrived(own, num_tokens, now)
         estimate = self._enter(active, now, returning=returning)
         attempt = None
         try:
@@ -213,16 +214,16 @@ class WaitingRoom:
 
     def _waiting(self, active: ActiveRequest) -> QueueEntry:
         """What the queue knows of a request. Once a first token is out, its deadline is met or missed for good."""
-        request = active.request
+        request, num_tokens, arrived_s = active.request, active.num_tokens, active.record.ask.arrived_at
         target_s = request.ttft_timeout_s or self._config.ttft_target_s
         return QueueEntry(
             request.request_id,
-            num_tokens=max(1, active.num_tokens - active.hits.peer),
-            arrived_s=active.record.ask.arrived_at,
-            deadline_s=active.record.ask.arrived_at + target_s if target_s and not active.produced else math.inf,
+            num_tokens=max(1, num_tokens - active.hits.peer),
+            arrived_s=arrived_s,
+            deadline_s=arrived_s + target_s if target_s and not active.produced else math.inf,
             priority=request.priority,
             tenant=request.tenant,
-            num_bytes=BYTES_PER_TOKEN * active.num_tokens,
+            num_bytes=BYTES_PER_TOKEN * num_tokens,
         )
 
     def _try_start(self, queued: _Queued) -> bool:
@@ -256,7 +257,7 @@ class WaitingRoom:
         prefill = fleet.prefills[choice.prefill] if choice.prefill is not None else None
         if choice.prefill is not None:
             self._pairs.note_placed(choice.prefill, choice.decode, wanted.now_s)
-        active.num_attempts += 1
+        active.begin_attempt()
         active.record.choices.append(choice)
         active.note(RequestEvent.CHOOSING, at=wanted.now_s)
         attempt = Attempt(
@@ -268,9 +269,6 @@ class WaitingRoom:
             self._choose_successor,
             self._fleet.heard,
             self._pairs,
-        )
-        active.log.debug(
-            "request %s: prefill on %s, decode on %s", active.wire_id, (prefill or decode).name, decode.name
         )
         attempt.open(wanted.work((prefill or decode).name), wanted.num_missing_blocks(decode.name))
         return attempt

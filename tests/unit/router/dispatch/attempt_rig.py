@@ -60,7 +60,7 @@ class Link:
 
 
 class Predictor:
-    """Keeps what it is told."""
+    """Keeps what it observes."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[Any, ...]] = []

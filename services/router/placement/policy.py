@@ -216,19 +216,22 @@ class Placement:
         """The best by weighted mean; ties go to this router's shard first, then at random."""
         if not views:
             return None, ()
-        scorers = [(scorer, weight) for scorer, weight in self._scorers[stage] if scorer.applies(context)]
-        weights = [weight for _, weight in scorers]
+        names, weights, columns = [], [], []
+        for scorer, weight in self._scorers[stage]:
+            if scorer.applies(context):
+                names.append(scorer.name)
+                weights.append(weight)
+                columns.append(map(scorer.score, views, repeat(context)))
         total = sum(weights) or 1.0
-        columns = [map(scorer.score, views, repeat(context)) for scorer, _ in scorers]
         parts = list(zip(*columns, strict=True)) if columns else [()] * len(views)
         scores = [sum(map(mul, weights, part)) / total for part in parts]
-        alone = all(view.in_shard for view in views)
+        alone = False not in [view.in_shard for view in views]
         enough = max(scores) - (0.0 if alone else self._config.tie_margin)
         equals = [view for view, value in zip(views, scores, strict=True) if value >= enough]
-        chosen = self._random.choice([view for view in equals if view.in_shard] or equals)
+        chosen = self._random.choice(equals if alone else [view for view in equals if view.in_shard] or equals)
         if not self._config.explain:
             return chosen, ()
-        names, hits = [scorer.name for scorer, _ in scorers], context.request.hits.local
+        hits = context.request.hits.local
         ranked = sorted(zip(scores, views, parts, strict=True), key=itemgetter(0), reverse=True)
         return chosen, tuple(
             [

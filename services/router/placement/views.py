@@ -260,11 +260,12 @@ class PlacementRequest:
     """Workers that already failed this request: not chosen while their pool has others."""
     cut: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """By decode worker: prefill workers whose blocks do not reach it; see `CutPairs`."""
+    num_blocks: int = field(init=False)
+    """For the current tokens and one more."""
 
-    @property
-    def num_blocks(self) -> int:
-        """Blocks for the current tokens and one more."""
-        return -(-(self.num_tokens + 1) // self.block_size)
+    def __post_init__(self) -> None:
+        """Counts the blocks, once for all workers."""
+        self.num_blocks = -(-(self.num_tokens + 1) // self.block_size)
 
     def is_reachable(self, decode: str, prefills: Pool) -> bool:
         """Whether a decode worker can be reached from the pool, by any worker that is there."""

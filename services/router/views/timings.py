@@ -97,22 +97,26 @@ def tpot_s(record: RequestRecord) -> float | None:
 
 def ttft_split(record: RequestRecord) -> TtftSplit:
     """Of the attempt that brought the first token; what lies before its look-up is in `placement_ms`."""
-    times: dict[RequestEvent, float] = {}
+    arrived = matched = placed = reserved = record.ask.arrived_at
+    first = exposed_ms = 0.0
     for event, _, at, _, _ in record.entries:
-        if event is _MATCHED:
-            times.clear()
-        elif event is _RETRY and (_FIRST_TOKEN in times or _JOINED in times):
+        if first:
+            if event is _JOINED:
+                exposed_ms = max(0.0, (at - first) * 1e3 - record.first_decode_step_ms)
+            if event is _JOINED or event is _RETRY:
+                break
+        elif event is _MATCHED:
+            matched = placed = reserved = at
+        elif event is _PLACED:
+            placed = reserved = at
+        elif event is _SUBMITTED:
+            reserved = at if reserved == placed else reserved
+        elif event is _FIRST_TOKEN:
+            first = at
+        elif event is _JOINED:  # the decode worker computed the prompt: one message asked for both
+            first, reserved = at, placed
             break
-        times.setdefault(event, at)
-    arrived, first, joined = record.ask.arrived_at, times.get(_FIRST_TOKEN), times.get(_JOINED)
-    matched = times.get(_MATCHED, arrived)
-    placed = times.get(_PLACED, matched)
-    reserved, exposed_ms = times.get(_SUBMITTED, placed), 0.0
-    if first is None:  # the decode worker computed the prompt, if any did: one message asked for both
-        first, reserved = joined, placed
-    elif joined is not None:
-        exposed_ms = max(0.0, (joined - first) * 1e3 - record.first_decode_step_ms)
-    if first is None:
+    if not first:
         return NO_SPLIT
     on_worker_ms = record.prefix_fetch_ms + record.prefill_queue_ms + record.prefill_compute_ms
     return TtftSplit(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import repeat
-from operator import itemgetter, mul
+from operator import mul
 from typing import TYPE_CHECKING, get_args
 
-from services.router.placement.decision import Candidate, Choice, Route, Thresholds
+from services.router.placement.decision import Candidate, Choice, Ranking, Route, Thresholds
 from services.router.placement.filters import Filter, can_hold, candidates, has_queue_room
 from services.router.placement.pairs import PairPolicy
 from services.router.placement.prediction import TtftPredictor
@@ -212,7 +212,7 @@ class Placement:
 
     def _pick(
         self, stage: Stage, views: Sequence[WorkerView], context: ScoringContext
-    ) -> tuple[WorkerView | None, tuple[Candidate, ...]]:
+    ) -> tuple[WorkerView | None, Iterable[Candidate]]:
         """The best by weighted mean; ties go to this router's shard first, then at random."""
         if not views:
             return None, ()
@@ -231,19 +231,5 @@ class Placement:
         chosen = self._random.choice(equals if alone else [view for view in equals if view.in_shard] or equals)
         if not self._config.explain:
             return chosen, ()
-        hits = context.request.hits.local
-        ranked = sorted(zip(scores, views, parts, strict=True), key=itemgetter(0), reverse=True)
-        return chosen, tuple(
-            [
-                Candidate(
-                    view.name,
-                    value,
-                    tuple(zip(names, part, strict=True)),
-                    view.num_queued_tokens,
-                    view.num_free_blocks,
-                    view.num_requests,
-                    hits.get(view.name, 0),
-                )
-                for value, view, part in ranked[: self._config.max_candidates]
-            ]
-        )
+        seen = [(view.name, view.num_queued_tokens, view.num_free_blocks, view.num_requests) for view in views]
+        return chosen, Ranking(names, scores, parts, seen, context.request.hits.local)

@@ -61,7 +61,7 @@ class Placement:
         self.predictor = predictor or TtftPredictor()
         """Learnt prefill times; attempts report their first tokens to it."""
         self.split = SplitController(config.tpot_target_s, config.ttft_target_s)
-        """Which workers of both roles decode; it hears of arrivals and ends."""
+        """Which workers of both roles decode; it counts arrivals and ends."""
         self.pairs = PairPolicy(config.tpot_target_s, self.predictor, self.split.demand)
         """Which two of these serve a request."""
         self._sessions = SessionTable(config.max_sessions)

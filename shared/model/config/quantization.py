@@ -30,6 +30,7 @@ class WeightScheme:
     has_zeros: bool = False
     is_ordered: bool = False  # whether an index says which columns form a group
     block_rows: int = 0  # rows that share a scale too; 0 = each row has its own, or all have one
+    rounds_input: bool = False  # as in LinearSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,9 @@ def _compressed_tensors(fields: JsonFields) -> QuantizationConfig:
         weights = group.child("weights")
         if weights is None:
             raise group.fault("weights", "is missing")
-        schemes.append((targets, _compressed_scheme(weights)))
+        scheme = _compressed_scheme(weights)
+        rounds = scheme.kind != "fp8" and _rounds_input(group.child("input_activations"))
+        schemes.append((targets, replace(scheme, rounds_input=rounds)))
     ignored = tuple(fields.optional_text_list("ignore") or ())
     _check_patterns(fields, "ignore", ignored)
     return QuantizationConfig("compressed-tensors", tuple(schemes), ignored)
@@ -162,6 +165,16 @@ def _compressed_scheme(fields: JsonFields) -> WeightScheme:
         is_ordered=order == "group",
         block_rows=block_rows,
     )
+
+
+def _rounds_input(fields: JsonFields | None) -> bool:
+    """Whether activations are rounded to int8 as they come, a scale a token. What is rounded in another way is computed
+    in 16 or 32 bits."""
+    if fields is None:
+        return False
+    form = (fields.text("type", default="int"), fields.integer("num_bits", default=8), fields.text("strategy", "token"))
+    is_symmetric, is_dynamic = fields.boolean("symmetric", default=True), fields.boolean("dynamic", default=False)
+    return form == ("int", 8, "token") and is_symmetric and is_dynamic
 
 
 def _block(fields: JsonFields, name: str) -> tuple[int, int]:

@@ -48,7 +48,7 @@ class _Stored:
         """See `WeightSource`."""
         scheme = self.scheme
         groups = num_groups(scheme, self.shape[1]) if self._index_name else 0
-        return LinearSpec(scheme.kind, scheme.group, self._zeros_name is not None, groups)
+        return LinearSpec(scheme.kind, scheme.group, self._zeros_name is not None, groups, scheme.rounds_input)
 
     @property
     def _index_name(self) -> str | None:

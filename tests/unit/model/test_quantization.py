@@ -162,8 +162,49 @@ def test_an_unknown_scheme_is_refused_by_field(tmp_path, folders, storage, chang
     assert str(caught.value.field).endswith(field)
 
 
+@pytest.mark.parametrize(
+    ("change", "rounds"),
+    [
+        ({}, True),
+        ({"dynamic": False}, False),
+        ({"strategy": "tensor"}, False),
+        ({"symmetric": False}, False),
+        ({"num_bits": 4}, False),
+        ({"type": "float"}, False),
+    ],
+)
+def test_activations_are_rounded_where_the_checkpoint_says_a_scale_a_token(tmp_path, folders, change, rounds):
+    def changed(_: object, config: dict[str, Any]) -> None:
+        config["config_groups"]["group_0"]["input_activations"].update(change)
+
+    folder = damaged(folders("w8a8"), tmp_path / "model", changed)
+    with Checkpoint.of(folder) as checkpoint:
+        plan = WeightPlan.make(checkpoint, load_config(folder))
+    assert {spec.rounds_input for spec in plan.specs.values()} == {rounds}
+    assert plan.kinds == ("w8a8" if rounds else "int8")
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_w8a8_in_16_bits_is_what_rounded_rows_give_and_in_32_bits_they_are_not_rounded(tmp_path, folders, stored):
+    folder = folders("w8a8") if stored else tmp_path
+    rounding = "auto" if stored else "w8a8"
+    if not stored:
+        write_random_checkpoint(tmp_path, hidden_size=64, num_heads=4, head_dim=16)
+
+    def logits(kernels: str, dtype: torch.dtype, quantization: str) -> Tensor:
+        decoder = Decoder.load(folder, dtype, "cpu", kernels=kernels, quantization=quantization)
+        return prompt_logits(decoder, PROMPT, 4).float()
+
+    exact = logits("torch", torch.float32, rounding)
+    if not stored:
+        assert exact.equal(logits("torch", torch.float32, "int8"))
+    ours, expected = (logits(kernels, torch.bfloat16, rounding) for kernels in ("auto", "torch"))
+    assert (ours - expected).abs().max() < 0.03 * expected.abs().max()
+    assert (ours - exact).abs().max() > 0
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("storage", ["int4 ordered", "fp8 blocks", "gptq ordered", "awq"])
+@pytest.mark.parametrize("storage", ["int4 ordered", "fp8 blocks", "gptq ordered", "awq", "w8a8"])
 def test_any_configuration_is_read_or_refused_by_name(folders, storage):
     chooser = random.Random(storage)
     config = json.loads((folders(storage) / "config.json").read_text())
@@ -185,11 +226,11 @@ def test_any_configuration_is_read_or_refused_by_name(folders, storage):
     assert 100 < refused < 2000
 
 
-@pytest.mark.parametrize("kind", ["int8", "int4", "fp8"])
+@pytest.mark.parametrize("kind", ["int8", "int4", "fp8", "w8a8"])
 def test_rounding_a_plain_checkpoint_gives_what_its_rounded_weights_give(tmp_path, kind):
     write_random_checkpoint(tmp_path, hidden_size=64, num_heads=4, head_dim=16, tie=True)
     rounding = Decoder.load(tmp_path, torch.float32, "cpu", kernels="torch", quantization=kind)
-    assert rounding.quantization == ("int4+int8" if kind == "int4" else kind)
+    assert rounding.quantization == {"int4": "int4+int8", "w8a8": "int8+w8a8"}.get(kind, kind)
     plain = Decoder.load(tmp_path, torch.float32, "cpu", kernels="torch")
     assert rounding.projection_bytes < plain.projection_bytes * (0.3 if kind == "int4" else 0.31)
     with Checkpoint.of(tmp_path) as checkpoint:
@@ -253,8 +294,8 @@ def test_a_quantized_checkpoint_is_not_rounded_again(folders):
 def test_fingerprints_tell_storages_and_roundings_apart(tmp_path, folders):
     found = {fingerprint(folders(name), "float32") for name in ("int4 groups", "awq", "gptq", "w8a8")}
     write_random_checkpoint(tmp_path)
-    found |= {fingerprint(tmp_path, "float32", kind) for kind in ("auto", "int8", "int4", "fp8")}
-    assert len(found) == 8
+    found |= {fingerprint(tmp_path, "float32", kind) for kind in ("auto", "int8", "int4", "fp8", "w8a8")}
+    assert len(found) == 9
 
 
 def test_a_rank_whose_columns_split_a_group_is_refused_with_both_numbers(tmp_path):

@@ -77,7 +77,7 @@ def test_one_that_the_processor_lacks_is_refused_by_what_is_missing(monkeypatch)
     pretend(monkeypatch, *AVX512_BF16.needs, "amx_tile", "amx_int8")
     with pytest.raises(ConfigError, match=r"'cpu:amx' cannot serve this worker: the processor lacks amx_bf16$"):
         choose_kernels("cpu", torch.float32, "cpu:amx")
-    with pytest.raises(ConfigError, match="kernels for amx, avx512-bf16, amx-int8, .*, avx512, avx2, not for 'sse9'"):
+    with pytest.raises(ConfigError, match=r"kernels for amx, avx512-bf16, amx-int8, .*, avx512, avx2, not for 'sse9'"):
         choose_kernels("cpu", torch.float32, "cpu:sse9")
 
 

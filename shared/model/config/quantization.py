@@ -5,16 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 from shared.errors import ModelLoadError
 from shared.kernels.linear_spec import Kind
 from shared.model.config.json_fields import JsonFields
 
-Method = Literal["compressed-tensors", "awq", "gptq", "fp8"]
-METHODS: tuple[Method, ...] = ("compressed-tensors", "awq", "gptq", "fp8")
+Method = Literal["compressed-tensors", "awq", "gptq", "fp8", "mxfp4", "bitsandbytes"]
+METHODS: tuple[Method, ...] = get_args(Method)
 FIELD = "quantization_config"
-STACKED = "its experts lie in one tensor, which is served in 16 or 32 bits only"
+STACKED = "its experts lie in one tensor, which is read plain or in mxfp4 and kept in 16 or 32 bits"
+STACKED_METHOD: Method = "mxfp4"
 _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 _STRATEGIES = ("tensor", "channel", "group", "block")
 _ALL_LINEAR = "Linear"
@@ -62,6 +63,10 @@ class QuantizationConfig:
                 return _gptq(own)
             case "fp8":
                 return _fp8(own)
+            case "mxfp4":
+                return cls("mxfp4", ())  # of experts alone; what is not converted is stored plain
+            case "bitsandbytes":
+                return _bitsandbytes(own)
         raise own.fault("quant_method", f"{method!r} is not supported; supported: {', '.join(METHODS)}")
 
     def scheme_of(self, module: str) -> WeightScheme | None:
@@ -231,3 +236,13 @@ def _fp8(fields: JsonFields) -> QuantizationConfig:
     )
     scheme = WeightScheme("fp8", block[1], block_rows=block[0])
     return QuantizationConfig("fp8", (((_ALL_LINEAR,), scheme),), ignored)
+
+
+def _bitsandbytes(fields: JsonFields) -> QuantizationConfig:
+    if not fields.boolean("load_in_4bit", default=False):
+        raise fields.fault("load_in_4bit", "must be true: other weights of bitsandbytes are not supported")
+    kind = fields.text("bnb_4bit_quant_type", default="fp4")
+    if kind not in ("nf4", "fp4"):
+        raise fields.fault("bnb_4bit_quant_type", f"{kind!r} is not supported; supported: nf4, fp4")
+    ignored = tuple(fields.optional_text_list("llm_int8_skip_modules") or ())
+    return QuantizationConfig("bitsandbytes", (((_ALL_LINEAR,), WeightScheme("int4", 0)),), ignored)

@@ -130,7 +130,6 @@ struct Codes4 {
   Group group(int64_t k) const { return {codes + k * kColumns / 2, upper, lower}; }
 };
 
-inline Words pair_of(Words pairs) { return pairs; }
 inline Words pair_of(const Opened& x) {  // exact: codes have fewer bits than bf16
   return either(shift_right<16>(as_words(x.even)), both(as_words(x.odd), all_words(0xffff0000)));
 }

@@ -122,12 +122,13 @@ class Runner:
         self._probe = NumericsProbe(decoder.kernels) if config.debug_numerics else None
         self._decoder = self._probe.attach(decoder) if self._probe else decoder
         self.link = self._link = link = link or DeviceLink(decoder.device)
-        # Which experts were chosen is read on the host, what no graph can hold.
-        is_capturable = decoder.config.moe is None or not self._link.is_async
+        # Which experts were chosen is read on the host by all kernels but Triton's, what no graph can hold.
+        of_triton = decoder.kernels.name.startswith("triton")
+        is_capturable = decoder.config.moe is None or of_triton or not self._link.is_async
         is_static = config.static_decode
         if is_static is None:
             # The other backends read lengths on the host: a graph of theirs would keep the lengths of its capture.
-            is_static = self._link.is_async and decoder.kernels.name.startswith("triton")
+            is_static = self._link.is_async and of_triton
         may_pad = is_capturable and not config.debug_numerics and not decoder.is_split
         is_static = is_static and may_pad
         most_tokens = min(config.piecewise_tokens, config.max_num_batched_tokens) if may_pad else 0

@@ -22,11 +22,9 @@ from shared.engine.runner.sampler import (
     ALL_CANDIDATES,
     PendingStep,
     PendingTargets,
+    Sampler,
     TopLogprobs,
-    is_plain,
     num_candidates,
-    resample,
-    sample,
     split,
 )
 from shared.engine.runner.static_decode import StaticDecode
@@ -157,6 +155,7 @@ class Runner:
             max_seq_len = config.max_seq_len or num_blocks * layout.block_size
             self._static = StaticDecode(self._decoder, self.pool, config.max_num_seqs, max_seq_len, self._link, graphs)
             self._sampled = self._static.sampled
+        self._sampler = Sampler(decoder.kernels, link, config.max_num_seqs)
         self._masks = None if structures is None else StructureMasks(structures, link)
         self._last: PendingStep | None = None
 
@@ -223,7 +222,7 @@ class Runner:
         self._link.bind_thread()
         items = plan.sequences
         specs = [item.sample for item in items if item.sample is not None]
-        send, ops = self._link.send, self._decoder.kernels
+        names = [item.sequence_id for item in items if item.sample is not None]
         self._copy(plan)
         if self._announce is not None:
             self._announce(plan)
@@ -236,14 +235,13 @@ class Runner:
         if self._static is not None and self._static.takes(plan):
             logits, tokens = self._static.run(plan)
             row_masks = None if masks is None else masks.row_masks()
-            rows = [row for row, spec in enumerate(specs) if not is_plain(spec)]
-            resample(tokens, logits, specs, rows, ops, send, row_masks)
+            self._sampler.resample(tokens, logits, names, specs, row_masks)
         else:
             logits, targets = split(self.forward(items), items, self._link)
             row_masks = None if masks is None else masks.row_masks()
-            tokens = sample(logits, specs, ops, send, row_masks)
+            tokens = self._sampler.sample(logits, names, specs, row_masks)
             self._remember(tokens)
-        logprobs = TopLogprobs.of(logits, tokens, specs, send)
+        logprobs = TopLogprobs.of(logits, tokens, specs, self._link.send)
         faults = {} if row_masks is None else row_masks.faults
         self._last = PendingStep(
             tokens, logprobs, specs, self._link, self._source_of(items), faults, targets, self._check

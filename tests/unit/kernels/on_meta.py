@@ -229,11 +229,11 @@ class Steps:
         decoder = Decoder(described, parameters, triton_kernels())
         ends = load_config(DEMO).eos_token_ids
         structures = StructureCompiler(lambda: Tokenizer.load(DEMO), ends, described.vocab_size)
-        settings = {"max_num_seqs": 8, "max_seq_len": 512, "warm_up": False, "staged_transfer": False, **config}
+        settings = {"max_num_seqs": 20, "max_seq_len": 512, "warm_up": False, "staged_transfer": False, **config}
         with patch.object(runners, "CudaGraphs", lambda _device: self):
             layout = described.block_layout(BLOCK_SIZE, "bfloat16")
             self.runner = Runner(
-                decoder, layout, 64, RunnerConfig(**settings), MetaLink(self.noted), structures=structures
+                decoder, layout, 256, RunnerConfig(**settings), MetaLink(self.noted), structures=structures
             )
         with self.watched():
             self.runner.start()

@@ -36,6 +36,30 @@ def test_a_decode_step_meets_the_host_nowhere_and_sends_little(compiled: Run, na
         assert (first.waits, ahead.waits) == (0, 1 if "structure" in ways else 0), ways
 
 
+def settled(num_of_each: int) -> dict[str, tuple[int, int]]:
+    """By way, what a step of so many sequences launches and sends beside its graph, when the one before was alike."""
+    steps = Steps(on_meta.model("llama", 2))
+    found = {}
+    for ways in WAYS:
+        steps.run(plan(ways * num_of_each, 20, first=True))
+        noted = steps.run(plan(ways * num_of_each, 21, pending=True))
+        found["+".join(ways)] = noted.num_launches, noted.sends
+    return found
+
+
+def test_what_changes_logits_costs_the_same_for_one_sequence_and_for_many(compiled: Run) -> None:
+    one, many = compiled(settled, 1), compiled(settled, 4)
+    assert one == many
+    assert one == {
+        "greedy": (0, 1),
+        "seeded": (0, 1),
+        "penalties": (7, 2),
+        "bias": (20, 1),
+        "structure": (10, 4),
+        "greedy+seeded+penalties+bias+structure": (24, 4),
+    }
+
+
 def layer_launches(name: str) -> int:
     """Launches that one more layer adds to the graph of the largest batch."""
     two, three = (Steps(on_meta.model(name, layers)).captured[0].total() for layers in (2, 3))
@@ -72,7 +96,7 @@ def family_steps(folder: Path) -> int:
 
 @pytest.mark.parametrize("family", [*FAMILIES, *EXPERTS, *OTHERS])
 def test_every_family_decodes_in_graphs_without_meeting_the_host(compiled: Run, tmp_path: Path, family: str) -> None:
-    assert compiled(family_steps, write_family(tmp_path, family)) == 4  # of 1, 2, 4 and 8 sequences
+    assert compiled(family_steps, write_family(tmp_path, family)) == 6  # of 1, 2, 4, 8, 16 and 20 sequences
 
 
 def meetings() -> list[str]:

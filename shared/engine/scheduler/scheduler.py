@@ -8,9 +8,9 @@ batch then still keeps the target of time a step.
 Out of blocks, the youngest running sequence gives its blocks back and waits. They are copied to host memory while that
 has room, and only those come back that did not survive in the pool; without room the sequence is computed again.
 
-A step may be planned while the one before still runs. Then every sequence is assumed to continue, but those with
-penalties, which sit out a step until their newest token is known. If one turns out to have ended, what the later step
-computes for it is thrown away, and its blocks are given back only when no step in flight writes to them any more.
+A step may be planned while the one before still runs. Then every sequence is assumed to continue. If one turns out to
+have ended, what the later step computes for it is thrown away, and its blocks are given back only when no step in
+flight writes to them any more.
 """
 
 from __future__ import annotations
@@ -147,8 +147,8 @@ class Scheduler:
         decodes: list[EngineSequence] = []
         prompts: list[EngineSequence] = []
         for sequence in self.sequences.running:
-            if sequence.num_in_flight_samples and (sequence.has_penalties or sequence.ends_in_flight):
-                continue  # it ends, or its next step depends on the token that is not known yet
+            if sequence.ends_in_flight:
+                continue
             num_unplanned = sequence.num_unplanned_tokens
             if num_unplanned == 1:
                 decodes.append(sequence)

@@ -128,7 +128,7 @@ class PairPolicy:
         target_s, typical = self._tpot_s, self.typical
         assert typical is not None, "see `look`"
         steps = [(view, tpot_s(view, view.times or typical, 1, request.num_tokens)) for view in decodes]
-        roomy = [(v, s) for v, s in steps if s <= TPOT_SHARE * target_s or not v.num_decoding]
+        roomy = [(v, s) for v, s in steps if not v.num_decoding or s <= TPOT_SHARE * self._most_step_s(v, request)]
         roomy.sort(key=lambda entry: self._decode_score(entry[0], entry[1], preferred))
         if not roomy:
             return ()
@@ -155,6 +155,13 @@ class PairPolicy:
         if found and self._may_wait(found[0], request):
             return ()
         return tuple(found)
+
+    def _most_step_s(self, view: WorkerView, request: PlacementRequest) -> float:
+        """That the worker may take with such an answer besides."""
+        times = view.times or self.typical
+        assert times is not None, "see `look`"
+        context = (view.num_context_tokens + request.num_tokens) / (view.num_decoding + 1)
+        return times.most_step_s(self._tpot_s, context)
 
     def _may_wait(self, best: Pair, request: PlacementRequest) -> bool:
         """Whether the request is better off at the router than with the best pair that there is now: this one is far,

@@ -53,6 +53,8 @@ QUEUED_PROMPTS = 1.25
 """… or mean prompts that its queue may be long, where that is more."""
 SAMPLE = 64
 """Workers whose queues tell how long a request waits."""
+MEAN_RATE = 0.02
+"""By which the newest looks at workers change their mean rate: a wait is longer than the batch of this moment lasts."""
 NO_SLACK_S = 1.0
 """What a TTFT is compared with where the request has no deadline. Seconds."""
 
@@ -69,6 +71,8 @@ class PairPolicy:
         self._demand = demand
         self._random = random.Random(0)
         self._budget = DEFAULT_BUDGET
+        self._mean_rate = 0.0
+        """Of the workers, tokens of prompts a second."""
         self.typical: StepTimes | None = None
         """What steps take where a worker has not measured any; None before one has."""
 
@@ -101,6 +105,9 @@ class PairPolicy:
         if not sample:
             return 0.0
         rates = [prompt_rate(view, view.times or self.typical, self._tpot_s) for view in sample]
+        now = sum(rates) / len(rates)
+        self._mean_rate += MEAN_RATE * (now - self._mean_rate) if self._mean_rate else now
+        rates = [max(rate, self._mean_rate) for rate in rates]
         waits = [(view.num_queued_tokens / rate, rate) for view, rate in zip(sample, rates, strict=True)]
         return filled_level(num_tokens_ahead * len(sample) / len(pool), waits)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
+from shared.engine.speculation.choice import DEFAULT_SPECULATION, Speculation
 from shared.errors import InvalidRequest
 from shared.structure.structured_output import StructuredOutput
 
@@ -53,6 +54,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit), by token id
     bad_sequences: tuple[tuple[int, ...], ...] = ()  # token ids; the last of each is never chosen behind the others
     structured_output: StructuredOutput | None = None  # what the answer must match; None = free text
+    speculation: Speculation = DEFAULT_SPECULATION  # which guesses may be made; never changes an answer
 
     def __post_init__(self) -> None:
         # No call for what is right: the router makes these twice a request.

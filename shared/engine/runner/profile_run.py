@@ -24,7 +24,7 @@ def largest_step(max_num_seqs: int, max_num_batched_tokens: int, max_seq_len: in
         num_blocks = -(-count // block_size)
         spec = SampleSpec(SamplingParams(temperature=1.0, top_p=0.9, seed=0, max_tokens=1), count)
         blocks = tuple(range(next_block, next_block + num_blocks))
-        items.append(PlannedSequence(f"profile{index}", (0,) * count, 0, blocks, count, spec))
+        items.append(PlannedSequence(f"profile{index}", (0,) * count, 0, blocks, count, (spec,)))
         next_block += num_blocks
         left -= count
     return StepPlan(tuple(items))

@@ -221,7 +221,7 @@ class Runner:
         """
         self._link.bind_thread()
         items = plan.sequences
-        specs = [item.sample for item in items if item.sample is not None]
+        specs = [spec for item in items for spec in item.samples]
         send, ops = self._link.send, self._decoder.kernels
         self._copy(plan)
         if self._announce is not None:
@@ -318,7 +318,7 @@ class Runner:
             return _unknown
         numerics = self._probe.last_step()
         ends = accumulate(len(item.token_ids) for item in items)
-        tokens = [(end - len(item.token_ids), end) for end, item in zip(ends, items, strict=True) if item.sample]
+        tokens = [(end - len(item.token_ids), end) for end, item in zip(ends, items, strict=True) for _ in item.samples]
         return lambda row: numerics.source(*tokens[row])
 
 

@@ -30,10 +30,17 @@ def row(
     known: bool = False,
     pending: bool = False,
     banned: tuple[int, ...] = (),
+    guesses: tuple[int, ...] = (),
 ) -> StructuredRow:
     given = tokens[:-1] if pending else tokens
     return StructuredRow(
-        name, structure, len(tokens), tokens[-1] if tokens else None, tuple(given) if known else (), banned
+        name,
+        structure,
+        len(tokens),
+        tokens[-1] if tokens else None,
+        tuple(given) if known else (),
+        (banned,) * (1 + len(guesses)),
+        guesses,
     )
 
 

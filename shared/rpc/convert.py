@@ -100,7 +100,9 @@ def sampling_from_proto(message: types_pb2.SamplingParams) -> SamplingParams:
         structured_output=structure_from_proto(message.structured_output)
         if message.HasField("structured_output")
         else None,
-        speculation=speculation_from_proto(message.speculation),
+        speculation=speculation_from_proto(message.speculation)
+        if message.HasField("speculation")
+        else DEFAULT_SPECULATION,
     )
 
 

@@ -7,8 +7,7 @@ from typing import Literal, get_args
 
 from shared.engine.finish_reason import FinishReason
 from shared.engine.plan import SampledToken
-from shared.engine.sampling_params import SamplingParams
-from shared.engine.speculation.choice import AUTO, DEFAULT_SPECULATION, MOST_GUESSES, Speculation
+from shared.engine.sampling_params import AUTO, DEFAULT_SPECULATION, MOST_GUESSES, SamplingParams, Speculation
 from shared.errors import InvalidRequest
 from shared.identity import Roles, WorkerRole, roles_text
 from shared.kv.layout import LAYOUT_VERSION, BlockLayout, KVFormat

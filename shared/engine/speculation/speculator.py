@@ -10,8 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from shared.engine.sampling_params import Speculation
 from shared.engine.sequence import EngineSequence
-from shared.engine.speculation.choice import Speculation
 from shared.engine.speculation.drafter import Draft, Drafter
 from shared.engine.speculation.row_costs import RowCosts
 

@@ -16,7 +16,7 @@ from shared.engine.finish_reason import FinishReason
 from shared.engine.messages import AddSequence, StepOutput
 from shared.engine.plan import SampledToken
 from shared.engine.runner.runner import RunnerConfig
-from shared.engine.speculation.choice import MOST_GUESSES, Speculation
+from shared.engine.sampling_params import MOST_GUESSES, Speculation
 from shared.engine.speculation.drafter import Drafter
 from shared.engine.speculation.ngram import NgramDrafter
 from shared.engine.speculation.speculator import Speculator

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 from shared.engine.plan import NoToken, SampledToken, StepPlan, StepResult
+from shared.engine.sampling_params import MOST_GUESSES
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from shared.engine.sequence import Goal, Status
-from shared.engine.speculation.choice import MOST_GUESSES
 from shared.engine.speculation.ngram import NgramDrafter
 from shared.engine.speculation.speculator import Speculator
 from shared.errors import Overloaded

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from shared.engine.speculation.choice import MOST_GUESSES, Speculation
+from shared.engine.sampling_params import MOST_GUESSES, Speculation
 from shared.engine.speculation.drafter import Draft
 from shared.engine.speculation.row_costs import OLD, RowCosts
 from shared.engine.speculation.speculator import PLAIN_EVERY, Speculator

@@ -13,8 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from services.router.edge.http.bodies import STRICT, StringList, TokenIdList
 from services.router.edge.http.openai.unsupported import refuse_unsupported
 from services.router.edge.text.generation_defaults import GenerationDefaults
-from shared.engine.sampling_params import SamplingParams
-from shared.engine.speculation.choice import DEFAULT_SPECULATION, MOST_GUESSES, Speculation
+from shared.engine.sampling_params import DEFAULT_SPECULATION, MOST_GUESSES, SamplingParams, Speculation
 from shared.errors import InvalidRequest, brief
 from shared.structure.grammar_text import MANY_BLANKS, ONE_BLANK
 from shared.structure.short_numbers import any_object

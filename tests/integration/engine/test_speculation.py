@@ -214,7 +214,7 @@ def test_any_guesses_change_nothing(start, plain, known, seed):
     run.close()
 
 
-@pytest.mark.parametrize("way", [1, 3, 8])
+@pytest.mark.parametrize("way", [1, pytest.param(3, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow)])
 def test_in_deterministic_bf16_answers_are_the_same_to_the_bit(start, way):
     options = {"dtype": torch.bfloat16, "kv_dtype": "bfloat16", "deterministic": True}
     ways = [WAYS[way], {**WAYS[0]}]

@@ -31,6 +31,7 @@ from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.sampling_params import SamplingParams
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from shared.engine.sequence import EngineSequence, Goal
+from shared.engine.speculation.grammar import GrammarDrafter
 from shared.engine.speculation.ngram import NgramDrafter
 from shared.engine.speculation.speculator import Speculator
 from shared.kv.pool import BlockPool
@@ -114,8 +115,45 @@ def people(number: int) -> Text:
     return Text("Who was there? Answer in JSON.", json.dumps(found), schema)
 
 
-CASES = {"edit": edit, "quotes": quotes, "chat": chat, "json": people}
-GOALS = {"edit": 2.0, "quotes": 2.0, "chat": 0.98, "json": 1.5}
+def record(number: int) -> Text:
+    """One object of many properties, whose names stand nowhere else."""
+    words = (
+        "altar",
+        "bread",
+        "cedar",
+        "desert",
+        "earth",
+        "field",
+        "garden",
+        "harvest",
+        "iron",
+        "jordan",
+        "king",
+        "lamb",
+    )
+    properties = [
+        f"{a}_{b}_{'count' if i % 2 else 'name'}" for i, (a, b) in enumerate(itertools.permutations(words, 2))
+    ]
+    properties = properties[40 * (number % 3) :][:35]
+    found = {
+        name: 100 + 7 * i + number if name.endswith("count") else words[(5 * i + number) % len(words)].title()
+        for i, name in enumerate(properties)
+    }
+    schema = {
+        "type": "object",
+        "properties": {
+            name: {"type": "integer"} if name.endswith("count") else {"type": "string", "maxLength": 20}
+            for name in properties
+        },
+        "required": properties,
+        "additionalProperties": False,
+    }
+    structure = StructuredOutput(StructureKind.JSON_SCHEMA, json.dumps(schema))
+    return Text("What was counted? Answer in JSON.", json.dumps(found), structure)
+
+
+CASES = {"edit": edit, "quotes": quotes, "chat": chat, "json": people, "record": record}
+GOALS = {"edit": 2.0, "quotes": 2.0, "chat": 0.98, "json": 1.5, "record": 1.5}
 """Of the ratio of one stream."""
 
 
@@ -178,7 +216,8 @@ class Bench:
         self._eos = frozenset(decoder.config.eos_token_ids)
         self._events: queue.SimpleQueue[tuple[float, Event]] = queue.SimpleQueue()
         self._names = (f"s{i}" for i in itertools.count())
-        self.speculators: dict[str, Speculator | None] = {OFF: None, AUTO: Speculator([NgramDrafter()])}
+        drafters = [NgramDrafter(), GrammarDrafter(structures.prepare)]
+        self.speculators: dict[str, Speculator | None] = {OFF: None, AUTO: Speculator(drafters)}
         self.speculators |= {str(count): Speculator([NgramDrafter()], count) for count in fixed}
         self._engines = {way: self._engine(num_blocks, speculator) for way, speculator in self.speculators.items()}
 

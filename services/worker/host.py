@@ -34,6 +34,8 @@ from shared.engine.messages import EngineDied, Event
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.runner.timed_runner import TimedRunner
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
+from shared.engine.speculation.drafter import Drafter
+from shared.engine.speculation.grammar import GrammarDrafter
 from shared.engine.speculation.ngram import NgramDrafter
 from shared.engine.speculation.speculator import GuessCounters, Speculator
 from shared.errors import TandemError
@@ -165,7 +167,7 @@ class EngineHost:
             lambda: Tokenizer.load(self.settings.model), checkpoint.eos_token_ids, checkpoint.vocab_size
         )
         runner = await asyncio.to_thread(_start_runner, self.settings, self.model, self.structures, self._group)
-        speculator = open_speculator(self.settings, runner)
+        speculator = open_speculator(self.settings, runner, self.structures)
         self.guesses = speculator.counters if speculator is not None else GuessCounters()
         self.engine = Engine(Scheduler(pool, config, speculator=speculator), runner, emit)
         self.engine.start()
@@ -269,7 +271,7 @@ def scheduler_config(settings: WorkerSettings, num_host_blocks: int) -> Schedule
     )
 
 
-def open_speculator(settings: WorkerSettings, runner: StepRunner) -> Speculator | None:
+def open_speculator(settings: WorkerSettings, runner: StepRunner, structures: StructureCompiler) -> Speculator | None:
     """What guesses, as the settings say; None where nothing does. On a device that is given its next step while one
     runs, nothing is guessed: what a guess follows is not known yet."""
     if settings.speculation == "off":
@@ -277,7 +279,10 @@ def open_speculator(settings: WorkerSettings, runner: StepRunner) -> Speculator 
     if settings.is_on_gpu or runner.is_async:
         logger.warning("speculation %s guesses nothing on device %s", settings.speculation, settings.device)
         return None
-    return Speculator([NgramDrafter()])
+    drafters: list[Drafter] = [NgramDrafter()]
+    if settings.speculation == "auto":
+        drafters.append(GrammarDrafter(structures.prepare))
+    return Speculator(drafters)
 
 
 def _choose_num_blocks(

@@ -24,8 +24,8 @@ GREEDY_BELOW = 1e-5
 
 MOST_GUESSES = 15
 """Of one sequence in one step."""
-AUTO, OFF, NGRAM = "auto", "off", "ngram"
-METHODS = (AUTO, OFF, NGRAM)
+AUTO, OFF = "auto", "off"
+METHODS = (AUTO, OFF, "ngram", "grammar")
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,9 +53,9 @@ class AnswerSettings(SettingGroup):
     nor for models with experts or latent attention."""
     speculation: SpeculationMode = "off"
     """Which sources guess what running answers go on with, so that one step computes several tokens; answers are the
-    same with any. ngram: what followed the same tokens before, in the prompt or in the answer. auto: all there are. No
-    more is guessed than makes tokens come faster. Not on GPUs, nor by prefill workers. A request's `speculation`
-    narrows it."""
+    same with any. ngram: what followed the same tokens before, in the prompt or in the answer. auto: that, and what a
+    structure leaves no choice about. No more is guessed than makes tokens come faster. Not on GPUs, nor by prefill
+    workers. A request's `speculation` narrows it."""
     prefix_fetch: PrefixFetch = "auto"
     """auto: a prompt waits briefly for a prefix from peers or store nodes, and is computed while the rest arrives.
     always: it waits until the prefix is here. never: prefixes are not fetched."""

@@ -18,6 +18,7 @@ from shared.engine.plan import SampledToken
 from shared.engine.runner.runner import RunnerConfig
 from shared.engine.sampling_params import MOST_GUESSES, Speculation
 from shared.engine.speculation.drafter import Drafter
+from shared.engine.speculation.grammar import GrammarDrafter
 from shared.engine.speculation.ngram import NgramDrafter
 from shared.engine.speculation.speculator import Speculator
 from shared.model.families.registry import load_config
@@ -164,9 +165,15 @@ def test_right_guesses_come_in_one_step(start, plain, known):
     assert steps.gaps_s.cumulative()[-1] == LENGTH - 1
 
 
-def test_the_answers_own_text_is_guessed(start, plain):
-    run = start(NgramDrafter())
+def test_the_answers_own_text_and_its_structure_are_guessed(start, plain):
+    tokenizer, config = Tokenizer.load(DEMO), load_config(DEMO)
+    structures = StructureCompiler(lambda: tokenizer, config.eos_token_ids, config.vocab_size)
+    structures.compile(OBJECT)
+    run = start(NgramDrafter(), GrammarDrafter(structures.prepare))
     assert_same(answers(run), plain)
+    speculator = run.scheduler._speculator
+    assert speculator is not None
+    assert all(count > 0 for count in speculator.counters.num_accepted.values())
 
 
 def test_a_request_says_whether_and_how_far_is_guessed(start, plain, known):

@@ -31,6 +31,7 @@ from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.sampling_params import SamplingParams
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from shared.engine.sequence import EngineSequence, Goal
+from shared.engine.speculation.drafter import Drafter
 from shared.engine.speculation.grammar import GrammarDrafter
 from shared.engine.speculation.ngram import NgramDrafter
 from shared.engine.speculation.speculator import Speculator
@@ -216,7 +217,7 @@ class Bench:
         self._eos = frozenset(decoder.config.eos_token_ids)
         self._events: queue.SimpleQueue[tuple[float, Event]] = queue.SimpleQueue()
         self._names = (f"s{i}" for i in itertools.count())
-        drafters = [NgramDrafter(), GrammarDrafter(structures.prepare)]
+        drafters: list[Drafter] = [NgramDrafter(), GrammarDrafter(structures.prepare)]
         self.speculators: dict[str, Speculator | None] = {OFF: None, AUTO: Speculator(drafters)}
         self.speculators |= {str(count): Speculator([NgramDrafter()], count) for count in fixed}
         self._engines = {way: self._engine(num_blocks, speculator) for way, speculator in self.speculators.items()}

@@ -22,10 +22,13 @@ from shared.engine.speculation.grammar import GrammarDrafter
 from shared.engine.speculation.ngram import NgramDrafter
 from shared.engine.speculation.speculator import Speculator
 from shared.model.families.registry import load_config
+from shared.model.ranks.shard import Degrees
 from shared.model.text.tokenizer import Tokenizer
 from shared.structure.compiler import StructureCompiler
 from shared.structure.structured_output import StructuredOutput, StructureKind
 from tests.integration.engine.engine_run import EngineRun, hand_off
+from tests.integration.engine.families import EXPERTS, OTHERS, write_family
+from tests.integration.engine.group_run import GroupRun
 from tests.unit.engine.speculation.drafters import HostileDrafter, KnowingDrafter
 
 DEMO = Path(__file__).parents[3] / "models" / "demo"
@@ -230,3 +233,39 @@ def test_in_deterministic_bf16_answers_are_the_same_to_the_bit(start, way):
     wrong = KnowingDrafter(known, lambda place, token: token if place < 3 else 7)
     for drafters in ((KnowingDrafter(known),), (wrong,), (HostileDrafter(),), (NgramDrafter(),)):
         assert answers(start(*drafters, **options), ways) == expected
+
+
+FIRST_FAMILIES = ("deepseek-v2", "gemma3")
+"""Of all families, those of the default tier: latents with experts, and windows."""
+
+
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(name, marks=() if name in FIRST_FAMILIES else pytest.mark.slow) for name in (*EXPERTS, *OTHERS)],
+)
+def test_guesses_change_no_familys_answer(tmp_path: Path, family: str) -> None:
+    folder, prompts = write_family(tmp_path, family), [PROMPTS[1], PROMPTS[4]]
+    prompts = [[token % 211 for token in prompt] for prompt in prompts]
+    with EngineRun(folder) as run:
+        expected = run.generate(*prompts, max_tokens=LENGTH)
+    known = {tuple(prompt): tokens for prompt, tokens in zip(prompts, expected, strict=True)}
+    wrong = KnowingDrafter(known, lambda place, token: token if place < 4 else 7)
+    for drafter in (KnowingDrafter(known), wrong, HostileDrafter(3, 200)):
+        speculator = Speculator([drafter], num_guesses=MOST_GUESSES)
+        with EngineRun(folder, speculator=speculator) as run:
+            assert run.generate(*prompts, max_tokens=LENGTH) == expected
+
+
+@pytest.mark.parametrize("degrees", [Degrees(2), pytest.param(Degrees(1, 2), marks=pytest.mark.slow)])
+def test_guesses_change_no_answer_of_a_group(tmp_path: Path, degrees: Degrees) -> None:
+    folder, prompts = write_family(tmp_path, "Qwen3ForCausalLM"), [PROMPTS[1], PROMPTS[4]]
+    prompts = [[token % 211 for token in prompt] for prompt in prompts]
+    with EngineRun(folder) as run:
+        expected = run.generate(*prompts, max_tokens=LENGTH)
+    known = {tuple(prompt): tokens for prompt, tokens in zip(prompts, expected, strict=True)}
+    wrong = KnowingDrafter(known, lambda place, token: token if place < 4 else 7)
+    for drafter in (KnowingDrafter(known), wrong):
+        speculator = Speculator([drafter], num_guesses=MOST_GUESSES)
+        with GroupRun(folder, degrees, speculator=speculator) as run:
+            assert run.generate(*prompts, max_tokens=LENGTH) == expected
+            assert accepted(run)[1] > 0

@@ -187,7 +187,7 @@ class Engine:
     def _end_step(self, plan: StepPlan, step_s: float) -> None:
         self.num_steps += 1
         self.busy_s += step_s
-        num_sampled = sum([item.sample is not None for item in plan.sequences])
+        num_sampled = sum([len(item.samples) for item in plan.sequences])
         output = self.scheduler.apply(plan, StepResult((_TOKEN,) * num_sampled), step_s)
         find = self.scheduler.sequences.get
         self._batch = [s for item in plan.sequences if (s := find(item.sequence_id)) is not None]

@@ -273,7 +273,10 @@ class DecodeRole:
             if envelope is None:
                 envelope = steps[item.session] = worker_pb2.Events()
                 envelope.events.add()
-            message = envelope.events[0].step.sequences.add()
+            messages = envelope.events[0].step.sequences
+            # Tokens of one sequence, which guessing brings, follow each other.
+            is_next = len(messages) > 0 and messages[-1].request_id == item.request_id
+            message = messages[-1] if is_next else messages.add()
             item.write_token(message, token)
             if not item.reported:
                 self._report_first(item, message)

@@ -101,6 +101,15 @@ ROWS: Mapping[str, tuple[Panel, ...]] = {
     "Engines": (
         Panel("Median step by kind", "s", {"{{kind}}": quantile(0.5, "tandem_engine_step_duration_seconds", "kind")}),
         Panel("Time between tokens", "s", _quantiles("tandem_engine_inter_token_seconds")),
+        Panel(
+            "Right guesses by method",
+            "percentunit",
+            {
+                "{{method}}": rate("tandem_engine_accepted_tokens_total", "method").over(
+                    rate("tandem_engine_guessed_tokens_total", "method")
+                )
+            },
+        ),
         Panel("Share of time in steps", "percentunit", {"{{pod}}": rate("tandem_engine_step_seconds_total", "pod")}),
         Panel("Running sequences", "short", {"{{pod}}": value("tandem_engine_running_sequences", "sum", "pod")}),
         Panel("Queued prompt tokens", "short", {"{{pod}}": value("tandem_engine_queued_tokens", "sum", "pod")}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,6 +34,10 @@ from shared.engine.messages import EngineDied, Event
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.runner.timed_runner import TimedRunner
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
+from shared.engine.speculation.drafter import Drafter
+from shared.engine.speculation.grammar import GrammarDrafter
+from shared.engine.speculation.ngram import NgramDrafter
+from shared.engine.speculation.speculator import GuessCounters, Speculator
 from shared.errors import TandemError
 from shared.fingerprints import deterministic_fingerprint
 from shared.kernels.cpu.multilinear import fastest_sum
@@ -54,6 +59,8 @@ from shared.model.text.tokenizer import Tokenizer
 from shared.model.weights.loader import fingerprint
 from shared.sizing.measured_steps import measured
 from shared.structure.compiler import StructureCompiler
+
+logger = logging.getLogger(__name__)
 
 MAX_UNSENT_SHARE = 0.5
 """A prefill worker starts no prompt for a decode worker that has yet to take blocks of more than this share of the
@@ -95,6 +102,8 @@ class EngineHost:
         self.transfer: KVTransfer = UcxTransfer(fleet_key=self.fleet_key, bind_gpu=_gpu_binding(settings))
         self.engine: Engine
         self.model: LoadedModel
+        self.guesses: GuessCounters
+        """Of the engine; as `model`, there once it is started."""
         self.structures: StructureCompiler
         """For structured output; as `model`, there once it is started."""
         self._group: RankGroup | None = None
@@ -158,7 +167,9 @@ class EngineHost:
             lambda: Tokenizer.load(self.settings.model), checkpoint.eos_token_ids, checkpoint.vocab_size
         )
         runner = await asyncio.to_thread(_start_runner, self.settings, self.model, self.structures, self._group)
-        self.engine = Engine(Scheduler(pool, config), runner, emit)
+        speculator = open_speculator(self.settings, runner, self.structures)
+        self.guesses = speculator.counters if speculator is not None else GuessCounters()
+        self.engine = Engine(Scheduler(pool, config, speculator=speculator), runner, emit)
         self.engine.start()
         if self._balance is not None and isinstance(self.model.decoder, RankDecoder):
             self._balance.measure(self.model.decoder.expert_counts)
@@ -258,6 +269,20 @@ def scheduler_config(settings: WorkerSettings, num_host_blocks: int) -> Schedule
         max_overtaken_s=settings.max_overtaken_ms / 1e3,
         max_unsent_share=MAX_UNSENT_SHARE,
     )
+
+
+def open_speculator(settings: WorkerSettings, runner: StepRunner, structures: StructureCompiler) -> Speculator | None:
+    """What guesses, as the settings say; None where nothing does. On a device that is given its next step while one
+    runs, nothing is guessed: what a guess follows is not known yet."""
+    if settings.speculation == "off":
+        return None
+    if settings.is_on_gpu or runner.is_async:
+        logger.warning("speculation %s guesses nothing on device %s", settings.speculation, settings.device)
+        return None
+    drafters: list[Drafter] = [NgramDrafter()]
+    if settings.speculation == "auto":
+        drafters.append(GrammarDrafter(structures.prepare))
+    return Speculator(drafters)
 
 
 def _choose_num_blocks(

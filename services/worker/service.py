@@ -68,6 +68,7 @@ class WorkerService:
             worker.shipments,
             host.model.decoder.expert_tokens,
             host.model.layout,
+            host.guesses,
         )
         self._metrics.observe(METRICS, sources)
         if settings.vllm_metrics:

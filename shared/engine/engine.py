@@ -6,7 +6,7 @@ import logging
 import queue
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -198,7 +198,12 @@ class Engine:
         begun = step.at if self._busy_since is None else self._busy_since
         self._busy_since = now
         output = self._scheduler.apply(step.plan, result, now - begun)
-        self.steps.add(step.plan.num_tokens, len(output.tokens), now - begun, step.plan.num_prefill_tokens)
+        plan, tokens = step.plan, output.tokens
+        num_guesses = plan.num_guesses
+        bursts: list[int] = []
+        if num_guesses:
+            bursts = [count for count in Counter(token.sequence_id for token in tokens).values() if count > 1]
+        self.steps.add(plan.num_tokens, len(tokens), now - begun, plan.num_prefill_tokens, num_guesses, bursts)
         if step.started or output.tokens or output.blocks:
             self._emit(StepOutput(output.tokens, self._with_checksums(output.blocks), step.started))
         for failed in self._scheduler.take_failed():

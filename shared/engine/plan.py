@@ -5,6 +5,7 @@ What a step has for every sequence is a NamedTuple: made several times faster th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -33,6 +34,9 @@ class PlannedSequence(NamedTuple):
 
     Planned while the step before still runs, a sequence's newest token may not be known yet: then `token_ids` holds
     one 0 in its place, and `pending` is the index of that token among those that the step before samples.
+
+    With several `samples` the last tokens are guesses, one fewer than samples: a token is chosen behind the newest
+    known one and behind each guess, and counts as long as the guesses before it are what was chosen there.
     """
 
     sequence_id: str
@@ -40,15 +44,35 @@ class PlannedSequence(NamedTuple):
     start: int  # = num_computed_tokens before the step
     block_ids: tuple[int, ...]  # block table, covering every position up to the last computed one
     num_prompt_tokens: int
-    sample: SampleSpec | None  # set where the step reaches the sequence's last token
+    samples: tuple[SampleSpec, ...]  # of the last rows; one where the step reaches the last token, more with guesses
     pending: int | None = None  # index among the tokens sampled by the step before
     targets: tuple[int, ...] = ()  # prompt tokens behind the first ones of these, whose log-probabilities are asked for
     num_alternatives: int = 0  # likeliest tokens beside each target
 
     @property
     def end(self) -> int:
-        """num_computed_tokens after the step."""
+        """num_computed_tokens after the step, where no guess is wrong."""
         return self.start + len(self.token_ids)
+
+    @property
+    def guesses(self) -> tuple[int, ...]:
+        """Of the tokens, the last ones, which are guessed."""
+        return self.token_ids[1 - len(self.samples) :] if len(self.samples) > 1 else ()
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether it only continues its answer: by its newest token, and guesses behind that."""
+        return self.start >= self.num_prompt_tokens and len(self.token_ids) == max(1, len(self.samples))
+
+    def num_kept(self, chosen: Sequence[SampledToken | NoToken]) -> int:
+        """Of the tokens that were chosen for its samples, the first ones that count: all up to the first that is not
+        what was guessed in its place."""
+        kept = 1
+        for guess, found in zip(self.guesses, chosen, strict=False):
+            if not isinstance(found, SampledToken) or found.token_id != guess:
+                break
+            kept += 1
+        return kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +98,13 @@ class StepPlan:
 
     @property
     def num_prefill_tokens(self) -> int:
-        """Of these, tokens of prompts, and those that are computed again; the others continue an answer each."""
-        return sum(
-            [
-                len(item.token_ids)
-                for item in self.sequences
-                if item.start < item.num_prompt_tokens or len(item.token_ids) > 1
-            ]
-        )
+        """Of these, tokens of prompts, and those that are computed again; the others continue answers."""
+        return sum([len(item.token_ids) for item in self.sequences if not item.is_decode])
+
+    @property
+    def num_guesses(self) -> int:
+        """Of these, guesses of what answers go on with."""
+        return sum([len(item.samples) - 1 for item in self.sequences if len(item.samples) > 1])
 
     @property
     def is_empty(self) -> bool:
@@ -122,7 +145,7 @@ class NoToken:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Tokens of the planned sequences that had a SampleSpec, in plan order; of those with targets, these."""
+    """One token for each SampleSpec of the plan, in its order; of the sequences with targets, these."""
 
     sampled: tuple[SampledToken | NoToken, ...]
     targets: tuple[tuple[SampledToken, ...], ...] = ()
@@ -130,7 +153,7 @@ class StepResult:
 
 def step_work(plan: StepPlan) -> StepWork:
     """A sequence that computes one token counts as one that decodes, wherever the token comes from: it reads the KV
-    of all before it."""
+    of all before it. One with guesses counts as a chunk."""
     num_sequences = num_context = num_chunk = num_pairs = 0
     for item in plan.sequences:
         count = len(item.token_ids)

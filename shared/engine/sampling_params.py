@@ -21,6 +21,43 @@ GREEDY_BELOW = 1e-5
 """Temperatures below this mean 0: logits divided by less may leave the range of fp32."""
 
 
+MOST_GUESSES = 15
+"""Of one sequence in one step."""
+AUTO, OFF = "auto", "off"
+METHODS = (AUTO, OFF, "ngram", "grammar")
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """Which drafters may guess for an answer, and how far. It changes how fast the answer comes and nothing else.
+    Raises InvalidRequest naming the field."""
+
+    method: str = AUTO
+    """auto: each that the worker has; off: none; else the drafter's name."""
+    most_guesses: int = MOST_GUESSES
+    """Tokens beyond the next one that one step may guess; `max` in requests."""
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            limit = f"one of {', '.join(METHODS)}"
+            raise InvalidRequest(
+                f"speculation.method must be {limit}, got {self.method!r}", field="speculation.method", limit=limit
+            )
+        if not 1 <= self.most_guesses <= MOST_GUESSES:
+            raise InvalidRequest(
+                f"speculation.max must be 1 to {MOST_GUESSES}, got {self.most_guesses}",
+                field="speculation.max",
+                limit=MOST_GUESSES,
+            )
+
+    def allows(self, method: str) -> bool:
+        """Whether the drafter of this name may guess."""
+        return self.method in (AUTO, method)
+
+
+DEFAULT_SPECULATION = Speculation()
+
+
 def _check(ok: bool, field: str, value: object, limit: str) -> None:
     if not ok:
         raise InvalidRequest(f"{field} must be {limit}, got {value!r}", field=field, limit=limit)
@@ -52,6 +89,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit), by token id
     bad_sequences: tuple[tuple[int, ...], ...] = ()  # token ids; the last of each is never chosen behind the others
     structured_output: StructuredOutput | None = None  # what the answer must match; None = free text
+    speculation: Speculation = DEFAULT_SPECULATION  # which guesses may be made; never changes an answer
 
     def __post_init__(self) -> None:
         # No call for what is right: the router makes these twice a request.

@@ -125,6 +125,16 @@ class EngineSequence:
         return len(self.token_ids) + self.num_in_flight_samples - planned
 
     @property
+    def num_guessable_tokens(self) -> int:
+        """Tokens beyond the next one that the answer may have: as many may be guessed; none with penalties, for which
+        the tokens before each guess would have to be counted."""
+        if self.has_penalties:
+            return 0
+        max_tokens = self.sampling.max_tokens
+        assert max_tokens is not None
+        return min(max_tokens - self.num_output_tokens, self.max_tokens_total - len(self.token_ids)) - 1
+
+    @property
     def ends_in_flight(self) -> bool:
         """True where the tokens that steps in flight will add are certainly its last here."""
         if self.num_in_flight_samples == 0:
@@ -176,11 +186,11 @@ class EngineSequence:
             return FinishReason.LENGTH
         return None
 
-    def banned_token_ids(self) -> tuple[int, ...]:
-        """Tokens that must not be sampled next: the ends, until min_tokens is reached. A structure that allows nothing
-        else comes before them."""
+    def banned_token_ids(self, num_guesses: int = 0) -> tuple[int, ...]:
+        """Tokens that must not be sampled behind those known, in flight, and guessed: the ends, until min_tokens is
+        reached. A structure that allows nothing else comes before them."""
         min_tokens = self.sampling.min_tokens
-        if not min_tokens or self.num_output_tokens + self.num_in_flight_samples >= min_tokens:
+        if not min_tokens or self.num_output_tokens + self.num_in_flight_samples + num_guesses >= min_tokens:
             return ()
         ends = set(self.sampling.stop_token_ids)
         if not self.sampling.ignore_eos or self.sampling.structured_output is not None:

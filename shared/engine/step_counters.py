@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from shared.telemetry.buckets import BucketCounts
@@ -35,7 +35,8 @@ class StepCounters:
     num_prefill_tokens: int = 0  # of the computed ones, those of prompts and what is computed again
     durations_s: Mapping[str, BucketCounts] = field(default_factory=_by_kind)  # of steps, by kind
     gaps_s: BucketCounts = field(default_factory=lambda: BucketCounts(STEP_BUCKETS_S))
-    """Time between tokens: a step's, once for each answer that continues in it."""
+    """Time between tokens: a step's, once for each answer that continues in it. Tokens of one answer share the step's
+    time."""
     num_turns: int = 0  # of the engine's loop: it came back for commands
     waiting: bool = False  # it waits for a command, and has nothing to compute
     longest_s: float = 0.0
@@ -44,12 +45,23 @@ class StepCounters:
     noticed."""
 
     def add(
-        self, num_computed_tokens: int, num_output_tokens: int, duration_s: float, num_prefill_tokens: int = 0
+        self,
+        num_computed_tokens: int,
+        num_output_tokens: int,
+        duration_s: float,
+        num_prefill_tokens: int = 0,
+        num_guesses: int = 0,
+        bursts: Iterable[int] = (),
     ) -> None:
-        """Counts one step."""
-        num_decoding = num_computed_tokens - num_prefill_tokens
+        """Counts one step. `num_guesses` of the computed tokens were guessed; `bursts`: the answers that got more than
+        one token, each by its number."""
+        num_decoding = num_computed_tokens - num_prefill_tokens - num_guesses
         self.num_prefill_tokens += num_prefill_tokens
-        self.gaps_s.add(duration_s, num_decoding)
+        num_bursts = 0
+        for count in bursts:
+            self.gaps_s.add(duration_s / count, count)
+            num_bursts += 1
+        self.gaps_s.add(duration_s, num_decoding - num_bursts)
         self.durations_s[STEP_KINDS[2 * bool(num_prefill_tokens) + bool(num_decoding)]].add(duration_s)
         self.num_steps += 1
         self.busy_s += duration_s

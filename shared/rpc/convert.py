@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from shared.engine.finish_reason import FinishReason
 from shared.engine.plan import SampledToken
-from shared.engine.sampling_params import SamplingParams
+from shared.engine.sampling_params import AUTO, DEFAULT_SPECULATION, MOST_GUESSES, SamplingParams, Speculation
 from shared.errors import InvalidRequest
 from shared.identity import Roles, WorkerRole, roles_text
 from shared.kv.layout import LAYOUT_VERSION, BlockLayout, KVFormat
@@ -99,6 +99,9 @@ def sampling_from_proto(message: types_pb2.SamplingParams) -> SamplingParams:
         structured_output=structure_from_proto(message.structured_output)
         if message.HasField("structured_output")
         else None,
+        speculation=speculation_from_proto(message.speculation)
+        if message.HasField("speculation")
+        else DEFAULT_SPECULATION,
     )
 
 
@@ -118,7 +121,15 @@ def sampling_to_proto(params: SamplingParams) -> types_pb2.SamplingParams:
         message.bad_sequences.add(token_ids=bad)
     if params.structured_output:
         message.structured_output.CopyFrom(structure_to_proto(params.structured_output))
+    if params.speculation != DEFAULT_SPECULATION:
+        message.speculation.method = params.speculation.method
+        message.speculation.max = params.speculation.most_guesses
     return message
+
+
+def speculation_from_proto(message: types_pb2.Speculation) -> Speculation:
+    """Absent fields take their defaults. Raises InvalidRequest naming the field."""
+    return Speculation(message.method or AUTO, message.max or MOST_GUESSES)
 
 
 def structure_from_proto(message: types_pb2.StructuredOutput) -> StructuredOutput:

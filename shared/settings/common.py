@@ -15,6 +15,7 @@ DEFAULT_GRPC = "127.0.0.1:50051"
 
 Mode = Literal["auto", "disaggregated", "collocated"]
 PrefixFetch = Literal["auto", "always", "never"]
+SpeculationMode = Literal["off", "ngram", "auto"]
 
 Degree = Annotated[int, Field(ge=1, le=MAX_DEGREE)]
 """Processes, stages or hosts of one worker."""
@@ -51,6 +52,11 @@ class AnswerSettings(SettingGroup):
     or retried: every result of a sequence depends on that sequence alone. All workers of a fleet need the same value,
     and processors that compute alike; others are refused. Not with kernels torch, or fp16 on a CPU,
     nor for models with experts or latent attention."""
+    speculation: SpeculationMode = "off"
+    """Which sources guess what running answers go on with, so that one step computes several tokens; answers are the
+    same with any. ngram: what followed the same tokens before, in the prompt or in the answer. auto: that, and what a
+    structure leaves no choice about. No more is guessed than makes tokens come faster. Not on GPUs, nor by prefill
+    workers. A request's `speculation` narrows it."""
     prefix_fetch: PrefixFetch = "auto"
     """auto: a prompt waits briefly for a prefix from peers or store nodes, and is computed while the rest arrives.
     always: it waits until the prefix is here. never: prefixes are not fetched."""

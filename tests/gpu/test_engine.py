@@ -65,7 +65,7 @@ def decode_plan(num_seqs: int, start: int, *, pending: bool, chunk: int = 1, **p
         spec = SampleSpec(SamplingParams(**{"seed": i, "max_tokens": 99, **params}), start + count)  # type: ignore[arg-type]
         tokens = (0,) if pending else tuple(range(3, 3 + count))
         items.append(
-            PlannedSequence(f"s{i}", tokens, start, (3 * i, 3 * i + 1, 3 * i + 2), 9, spec, i if pending else None)
+            PlannedSequence(f"s{i}", tokens, start, (3 * i, 3 * i + 1, 3 * i + 2), 9, (spec,), i if pending else None)
         )
     return StepPlan(tuple(items))
 

@@ -85,7 +85,7 @@ class Step:
                     self.start,
                     tuple(range(i * self.num_blocks, (i + 1) * self.num_blocks)),
                     self.start + self.count,
-                    spec,
+                    (spec,),
                     i if pending else None,
                 )
                 for i in range(self.batch)

@@ -81,7 +81,7 @@ class MixedStep:
             tokens = tuple((7 * index + 13 * j) % vocab_size for j in range(count))
             params = SamplingParams(temperature=0.0, seed=0, max_tokens=1, logprobs=logprobs)
             spec = SampleSpec(params, start + count)
-            items.append(PlannedSequence(f"s{index}", tokens, start, tuple(range(begin, end)), start + count, spec))
+            items.append(PlannedSequence(f"s{index}", tokens, start, tuple(range(begin, end)), start + count, (spec,)))
             begin = end
         return StepPlan(tuple(items))
 

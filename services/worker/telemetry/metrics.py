@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from services.worker.telemetry.load import LoadReporter, ShipmentCounters
+from shared.engine.speculation.speculator import GuessCounters
 from shared.engine.step_counters import STEP_BUCKETS_S, StepCounters
 from shared.kv.layout import BlockLayout
 from shared.kv.transfer import TransferCounters
@@ -24,6 +25,7 @@ class WorkerSources:
     expert_tokens: Callable[[], Sequence[int]]
     """See `Decoder.expert_tokens`."""
     layout: BlockLayout
+    guesses: GuessCounters
 
     @property
     def load(self) -> types_pb2.Load:
@@ -121,6 +123,22 @@ METRICS: tuple[Observed[WorkerSources], ...] = (
     Observed(
         counter("tandem_engine_output_tokens_total", "Tokens that the engine produced."),
         lambda worker: worker.steps.num_output_tokens,
+    ),
+    Observed(
+        counter(
+            "tandem_engine_guessed_tokens_total",
+            "Tokens that were guessed and computed beside the next ones of running answers, by what guessed them.",
+            "method",
+        ),
+        lambda worker: worker.guesses.num_guesses,
+    ),
+    Observed(
+        counter(
+            "tandem_engine_accepted_tokens_total",
+            "Of these, those that were right, and so became tokens of their answers in the same step.",
+            "method",
+        ),
+        lambda worker: worker.guesses.num_accepted,
     ),
     Observed(
         counter(

@@ -21,7 +21,7 @@ from shared.engine.runner.runner import Runner
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import InvalidRequest, ModelMismatch, TransferFailed
 
-VERSION = 3
+VERSION = 4
 """Version of the message, raised with every change of its fields. Both ends must have the same one."""
 
 _HEADER = struct.Struct("<4sH")  # magic, version
@@ -33,7 +33,7 @@ _END = b""
 class _Sample(NamedTuple):
     """A SampleSpec."""
 
-    params: SamplingParams | None  # None: as in the plan before
+    params: SamplingParams | None  # None: as in the plan before, or in the sample before this one
     position: int
     prompt_token_ids: tuple[int, ...]
     output_token_ids: tuple[int, ...]
@@ -49,7 +49,7 @@ class _Sequence(NamedTuple):
     token_ids: tuple[int, ...]
     start: int
     num_prompt_tokens: int
-    sample: _Sample | None
+    samples: tuple[_Sample, ...]
     pending: int | None
     targets: tuple[int, ...]
     num_alternatives: int
@@ -80,10 +80,13 @@ class PlanEncoder:
         place, num_kept, known = places.get(item.sequence_id), 0, None
         if place is not None:
             before = self._before[place]
-            known = None if before.sample is None else before.sample.params
+            known = before.samples[0].params if before.samples else None
             if item.block_ids[: len(before.block_ids)] == before.block_ids:
                 num_kept = len(before.block_ids)
-        sample = item.sample
+        samples = []
+        for sample in item.samples:
+            samples.append(_Sample(None if sample.params is known else sample.params, *sample[1:]))
+            known = sample.params
         return _Sequence(
             item.sequence_id if place is None else place,
             num_kept,
@@ -91,7 +94,7 @@ class PlanEncoder:
             item.token_ids,
             item.start,
             item.num_prompt_tokens,
-            None if sample is None else _Sample(None if sample.params is known else sample.params, *sample[1:]),
+            tuple(samples),
             item.pending,
             item.targets,
             item.num_alternatives,
@@ -123,24 +126,24 @@ class PlanDecoder:
             if not 0 <= name < len(self._before):
                 raise ValueError(f"it continues sequence {name} of {len(self._before)} in the plan before")
             before = self._before[name]
-            name, known = before.sequence_id, before.sample and before.sample.params
+            name, known = before.sequence_id, before.samples[0].params if before.samples else None
             if item.num_kept_blocks:
                 block_ids = before.block_ids + block_ids
         if item.num_kept_blocks != len(block_ids) - len(item.new_block_ids):
             raise ValueError(f"it continues a block table of {item.num_kept_blocks} blocks, which is not known")
-        sample = None
-        if item.sample is not None:
-            params = item.sample.params or known
-            if params is None:
+        samples = []
+        for sample in item.samples:
+            known = sample.params or known
+            if known is None:
                 raise ValueError("its sampling settings are not known")
-            sample = SampleSpec(params, *item.sample[1:])
+            samples.append(SampleSpec(known, *sample[1:]))
         return PlannedSequence(
             name,
             item.token_ids,
             item.start,
             block_ids,
             item.num_prompt_tokens,
-            sample,
+            tuple(samples),
             item.pending,
             item.targets,
             item.num_alternatives,

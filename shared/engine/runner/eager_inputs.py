@@ -23,7 +23,7 @@ class StepInputs:
     token_ids: Tensor  # [num_tokens] int64, 0 where a token is pending
     positions: Tensor  # [num_tokens] int64
     batch: AttentionBatch
-    logit_rows: Tensor  # [num_logits] int64, each sampling sequence's last token and those before targets, rising
+    logit_rows: Tensor  # [num_logits] int64, those before targets and those before tokens to be chosen, rising
     rope_lengths: Tensor | None  # [num_tokens] int64, where asked for
     pending: tuple[Tensor, Tensor] | None  # (rows of token_ids, rows of the tokens sampled before), int64
 

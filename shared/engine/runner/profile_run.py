@@ -26,7 +26,7 @@ def largest_step(max_num_seqs: int, max_num_batched_tokens: int, max_seq_len: in
         num_blocks = -(-count // block_size)
         spec = SampleSpec(_PARAMS, count, prompt_token_ids=(0,))
         blocks = tuple(range(next_block, next_block + num_blocks))
-        items.append(PlannedSequence(f"profile{index}", (0,) * count, 0, blocks, count, spec))
+        items.append(PlannedSequence(f"profile{index}", (0,) * count, 0, blocks, count, (spec,)))
         next_block += num_blocks
         left -= count
     return StepPlan(tuple(items))

@@ -221,8 +221,8 @@ class Runner:
         """
         self._link.bind_thread()
         items = plan.sequences
-        specs = [item.sample for item in items if item.sample is not None]
-        names = [item.sequence_id for item in items if item.sample is not None]
+        specs = [spec for item in items for spec in item.samples]
+        names = [item.sequence_id for item in items for _ in item.samples]
         self._copy(plan)
         if self._announce is not None:
             self._announce(plan)
@@ -317,7 +317,7 @@ class Runner:
             return _unknown
         numerics = self._probe.last_step()
         ends = accumulate(len(item.token_ids) for item in items)
-        tokens = [(end - len(item.token_ids), end) for end, item in zip(ends, items, strict=True) if item.sample]
+        tokens = [(end - len(item.token_ids), end) for end, item in zip(ends, items, strict=True) for _ in item.samples]
         return lambda row: numerics.source(*tokens[row])
 
 

@@ -319,7 +319,7 @@ def num_candidates(items: Sequence[PlannedSequence]) -> int:
     ALL_CANDIDATES where one of them needs every logit."""
     if any(item.targets for item in items):
         return ALL_CANDIDATES
-    counts = [_candidates_of(item.sample) for item in items if item.sample is not None]
+    counts = [_candidates_of(spec) for item in items for spec in item.samples]
     most = max(counts, default=1)
     return ALL_CANDIDATES if ALL_CANDIDATES in counts or most > MOST_CANDIDATES else most
 
@@ -375,16 +375,15 @@ class PendingStep:
 
 
 def logit_rows(items: Sequence[PlannedSequence]) -> list[int]:
-    """Rows of the step's tokens whose logits are wanted, rising: those that tell of targets, and each sampling
-    sequence's last."""
+    """Rows of the step's tokens whose logits are wanted, rising: those that tell of targets, and the last ones
+    that a token is chosen for."""
     rows: list[int] = []
     end = 0
     for item in items:
         begin, end = end, end + len(item.token_ids)
         if item.targets:
             rows += range(begin, begin + len(item.targets))
-        if item.sample is not None:
-            rows.append(end - 1)
+        rows += range(end - len(item.samples), end)
     return rows
 
 
@@ -393,7 +392,7 @@ def split(logits: Tensor, items: Sequence[PlannedSequence], link: DeviceLink) ->
     log-probabilities."""
     if not any(item.targets for item in items):
         return logits, None
-    is_sampled = [flag for item in items for flag in [False] * len(item.targets) + [True] * (item.sample is not None)]
+    is_sampled = [flag for item in items for flag in [False] * len(item.targets) + [True] * len(item.samples)]
     sampled = link.send(torch.tensor([row for row, flag in enumerate(is_sampled) if flag], dtype=torch.int64))
     others = link.send(torch.tensor([row for row, flag in enumerate(is_sampled) if not flag]))
     return logits.index_select(0, sampled), PendingTargets.of(logits.index_select(0, others), items, link)

@@ -79,7 +79,7 @@ class StaticDecode:
             return False
         width = self._tables.width
         for item in plan.sequences:
-            if item.sample is None or len(item.token_ids) != 1 or item.targets or len(item.block_ids) > width:
+            if len(item.samples) != 1 or len(item.token_ids) != 1 or item.targets or len(item.block_ids) > width:
                 return False
         return True
 
@@ -163,7 +163,7 @@ class StaticInputs:
 
     def fill(self, items: Sequence[PlannedSequence]) -> None:
         """Queue the values of a step of one token a sequence, each with its SampleSpec."""
-        params = [item.sample.params for item in items if item.sample is not None]
+        params = [spec.params for item in items for spec in item.samples]
         assert len(params) == len(items) <= self.size
         count, columns = len(items), self._columns
         if params != self._params:  # seldom: only where sequences come or go

@@ -52,11 +52,16 @@ class StructureMasks:
         `sampled_before()`: the tokens of the step before, -1 where there is none.
         """
         self._matchers.begin_step()
-        sampling = [item for item in items if item.sample is not None]
-        rows = [at for at, item in enumerate(sampling) if item.sample and item.sample.params.structured_output]
+        rows: list[int] = []
+        structured: list[PlannedSequence] = []
+        row = 0
+        for item in items:
+            if item.samples and item.samples[0].params.structured_output is not None:
+                rows += range(row, row + len(item.samples))
+                structured.append(item)
+            row += len(item.samples)
         if not rows:
             return None
-        structured = [sampling[at] for at in rows]
         if self._thread is None:
             return StepMasks(rows, lambda: self._fill(structured, sampled_before), self._link)
         future: Future[Masks] = self._thread.submit(self._fill, structured, sampled_before)
@@ -68,17 +73,18 @@ class StructureMasks:
 
 
 def _row(item: PlannedSequence, before: Sequence[int]) -> StructuredRow:
-    sample = item.sample
-    assert sample is not None
+    sample = item.samples[0]
     assert sample.params.structured_output is not None
     num_output_tokens = sample.position - item.num_prompt_tokens
-    newest = before[item.pending] if item.pending is not None else item.token_ids[-1]
+    guesses = item.guesses
+    newest = before[item.pending] if item.pending is not None else item.token_ids[-1 - len(guesses)]
     return StructuredRow(
         item.sequence_id,
         sample.params.structured_output,
         num_output_tokens,
         newest if num_output_tokens else None,
         sample.output_token_ids,
-        sample.banned_token_ids,
+        tuple([spec.banned_token_ids for spec in item.samples]),
         sample.params.bad_sequences,
+        guesses,
     )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from shared.engine.plan import NoToken, PlannedSequence, SampledToken, StepPlan, StepResult, step_work
+from shared.engine.plan import NoToken, SampledToken, SampleSpec, StepPlan, StepResult, step_work
 from shared.engine.runner.block_access import BlockAccess
 from shared.sizing.step_time import StepTimes
 
@@ -78,15 +78,14 @@ class TimedRunner:
         """See `StepRunner`. Copies of blocks take no time."""
         begins_at = max(self._clock(), self._ends_at)
         self._ends_at = begins_at + self._times.step_s(step_work(plan))
-        sampled = tuple(self._token(item) for item in plan.sequences if item.sample is not None)
+        sampled = tuple(self._token(spec) for item in plan.sequences for spec in item.samples)
         targets = tuple(
             tuple(SampledToken(token, 0.0) for token in item.targets) for item in plan.sequences if item.targets
         )
         return _TimedStep(self._ends_at, StepResult(sampled, targets), self._clock, self._sleep)
 
-    def _token(self, item: PlannedSequence) -> SampledToken | NoToken:
-        assert item.sample is not None
-        if item.sample.params.structured_output is not None:
+    def _token(self, spec: SampleSpec) -> SampledToken | NoToken:
+        if spec.params.structured_output is not None:
             return NoToken(structure="a timed device computes no logits")
-        logprob = 0.0 if item.sample.params.logprobs is not None else None
-        return SampledToken(self._answer[item.sample.position % len(self._answer)], logprob)
+        logprob = 0.0 if spec.params.logprobs is not None else None
+        return SampledToken(self._answer[spec.position % len(self._answer)], logprob)

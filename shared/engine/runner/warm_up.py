@@ -25,4 +25,4 @@ def warm_up_plans(max_tokens: int, block_size: int, num_blocks: int) -> list[Ste
 
 
 def _share(name: str, count: int, blocks: range, params: SamplingParams) -> PlannedSequence:
-    return PlannedSequence(name, (0,) * count, 0, tuple(blocks), count, SampleSpec(params, count, (0,)))
+    return PlannedSequence(name, (0,) * count, 0, tuple(blocks), count, (SampleSpec(params, count, (0,)),))

@@ -173,7 +173,8 @@ class StepRoom:
     def __init__(self, times: StepTimes | None, limit_s: float, work: StepWork) -> None:
         """`work` is what the step computes already; without `times` or a limit any chunk has room."""
         self._times = times if limit_s < math.inf else None
-        self._limit_s = limit_s
+        self.limit_s = limit_s
+        """The longest that the step may take."""
         self.work = work
 
     @property
@@ -199,7 +200,7 @@ class StepRoom:
 
     def _within(self, num_before: int, count: int) -> int:
         assert self._times is not None
-        return self._times.largest_chunk(self.work, num_before, self._limit_s, count)
+        return self._times.largest_chunk(self.work, num_before, self.limit_s, count)
 
 
 def is_answer(sequence: EngineSequence) -> bool:

@@ -8,9 +8,12 @@ batch then still keeps the target of time a step.
 Out of blocks, the youngest running sequence gives its blocks back and waits. They are copied to host memory while that
 has room, and only those come back that did not survive in the pool; without room the sequence is computed again.
 
-A step may be planned while the one before still runs. Then every sequence is assumed to continue. If one turns out to
-have ended, what the later step computes for it is thrown away, and its blocks are given back only when no step in
-flight writes to them any more.
+A step that only decodes may also compute guesses of what its answers go on with (`shared.engine.speculation`): those
+that are right are tokens of the same step. The KV of the others lies behind all computed tokens, and is written over.
+
+A step may be planned while the one before still runs. Then every sequence is assumed to continue, but those with
+guesses, which sit out a step until their newest token is known. If one turns out to have ended, what the later step
+computes for it is thrown away, and its blocks are given back only when no step in flight writes to them any more.
 """
 
 from __future__ import annotations
@@ -19,13 +22,14 @@ import time
 from collections.abc import Callable, Sequence
 
 from shared.engine.messages import NewToken, SequenceEnded, SequenceFailed, StepOutput
-from shared.engine.plan import NoToken, PlannedSequence, StepPlan, StepResult, step_work
+from shared.engine.plan import NoToken, PlannedSequence, SampledToken, StepPlan, StepResult, step_work
 from shared.engine.scheduler.blocks import Admission, BatchLimit, BlockTables, GrowthReserve, HostSwap
 from shared.engine.scheduler.config import SchedulerConfig as SchedulerConfig
 from shared.engine.scheduler.config import SchedulerCounters
 from shared.engine.scheduler.pacing import Pacing, StepRoom
 from shared.engine.scheduler.sequence_table import PromptOrder, SequenceTable, StepsInFlight, UnsentBlocks
 from shared.engine.sequence import EngineSequence, Goal, Status
+from shared.engine.speculation.speculator import Speculator
 from shared.errors import Overloaded
 from shared.kv.pool import BlockPool, OutgoingBlock
 from shared.sizing.step_fit import StepTimeFit
@@ -44,8 +48,10 @@ class Scheduler:
         config: SchedulerConfig,
         clock: Callable[[], float] = time.monotonic,
         step_fit: StepTimeFit | None = None,
+        speculator: Speculator | None = None,
     ) -> None:
-        """`clock` gives seconds; `step_fit` predicts steps, and learns from those that are measured."""
+        """`clock` gives seconds; `step_fit` predicts steps, and learns from those that are measured; without a
+        `speculator` nothing is guessed."""
         self.pool = pool
         self.config = config
         self._clock = clock
@@ -62,6 +68,7 @@ class Scheduler:
         self._batch_limit = BatchLimit(config.tpot_target_s, self.step_fit)
         self._admission = Admission(pool, config.max_num_seqs, growth, self._batch_limit)
         self._pacing = Pacing(config.tpot_target_s, config.itl_target_s, self.step_fit)
+        self._speculator = speculator
         self._ends_s = 0.0  # when the newest planned step is expected to end
         self._swap = HostSwap(pool, config.num_host_blocks)
         self._order = PromptOrder(config.max_overtaken_s)
@@ -147,8 +154,8 @@ class Scheduler:
         decodes: list[EngineSequence] = []
         prompts: list[EngineSequence] = []
         for sequence in self.sequences.running:
-            if sequence.ends_in_flight:
-                continue
+            if sequence.ends_in_flight or sequence.num_in_flight_samples > 1:
+                continue  # it ends, or which of its guesses are right is not known yet
             num_unplanned = sequence.num_unplanned_tokens
             if num_unplanned == 1:
                 decodes.append(sequence)
@@ -157,11 +164,14 @@ class Scheduler:
         planned: dict[str, PlannedSequence] = {}
         if not self._plan_decodes(decodes, planned):
             return StepPlan(())
-        budget = self.config.max_num_batched_tokens - len(planned)
+        num_decoding = len(planned)
+        budget = self.config.max_num_batched_tokens - num_decoding
         begin_s = max(self._clock(), self._ends_s) if self._in_flight else self._clock()
         room = self._pacing.room(planned, self.sequences, begin_s)
         if budget > 0 and not self._plan_prompts(prompts, planned, budget, room):
             return StepPlan(())
+        if self._speculator is not None and budget > 0 and len(planned) == num_decoding and not self._in_flight:
+            self._plan_guesses(self._speculator, planned, budget, room)
         self._ends_s = begin_s + room.predicted_s()
         sequences = [self.sequences[name] for name in planned]
         return self._in_flight.begin(list(planned.values()), sequences, self._swap.take_copies())
@@ -175,51 +185,92 @@ class Scheduler:
         if plan.is_empty:
             return StepOutput()
         if step_s is not None:
-            self.measured(step_work(plan), step_s, is_clean=not plan.copies)
+            self._measured(plan, step_s)
         sequences = self._in_flight.complete(plan)
         tokens: list[NewToken] = []
         blocks: list[OutgoingBlock] = []
-        sampled, targets = iter(result.sampled), iter(result.targets)
+        row, targets = 0, iter(result.targets)
         for item, sequence in zip(plan.sequences, sequences, strict=True):
-            token = next(sampled) if item.sample is not None else None
+            begin, row = row, row + len(item.samples)
+            chosen = result.sampled[begin:row]
             if item.targets:
                 sequence.prompt_logprobs.update(enumerate(next(targets), item.start + 1))
             if sequence.status is Status.FINISHED:  # ended or aborted while the step ran
                 self._free_if_complete(sequence)
                 continue
-            if isinstance(token, NoToken):
-                self._failed.append(SequenceFailed(item.sequence_id, token.error(sequence.num_tokens)))
-                if token.structure is None:
-                    self.pool.forget(sequence.block_ids)
-                self._retire(sequence)
-                continue
-            sequence.num_computed_tokens = item.end
-            self._tables.seal(sequence, item.start)
-            if token is None:
+            if not chosen:
+                sequence.num_computed_tokens = item.end
+                self._tables.seal(sequence, item.start)
                 blocks += self._ship(sequence, item.end // self.pool.block_size)
                 sequence.check()
-                continue
-            if sequence.goal is Goal.FIRST_TOKEN:
-                blocks += self._ship(sequence, -(-item.end // self.pool.block_size))
+            else:
+                self._take(item, sequence, chosen, tokens, blocks)
+        return StepOutput(tuple(tokens), tuple(blocks))
+
+    def _take(
+        self,
+        item: PlannedSequence,
+        sequence: EngineSequence,
+        chosen: Sequence[SampledToken | NoToken],
+        tokens: list[NewToken],
+        blocks: list[OutgoingBlock],
+    ) -> None:
+        """Adds what was chosen for a sequence to its tokens and to the step's: one, and those behind right guesses, as
+        far as none ends it."""
+        num_before = len(sequence.token_ids)
+        finish_reason, failed = None, None
+        for token in chosen[: item.num_kept(chosen)] if item.guesses else chosen:
+            if isinstance(token, NoToken):
+                failed = token
+                break
             sequence.token_ids.append(token.token_id)
-            if sequence.paced_from_s is None:
-                self._pacing.began(sequence, self._clock())
-            sequence.check()
             finish_reason = sequence.finish_reason()
             preempted_s = sequence.preempted_s if finish_reason is not None else 0.0
             prompt_logprobs = sequence.take_prompt_logprobs()
             tokens.append(NewToken(item.sequence_id, token, finish_reason, prompt_logprobs, preempted_s))
-            if finish_reason is not None or sequence.goal is Goal.FIRST_TOKEN:
-                self._admission.ended(sequence)
-                self._retire(sequence)
-        return StepOutput(tuple(tokens), tuple(blocks))
+            if finish_reason is not None:
+                break
+        num_taken = len(sequence.token_ids) - num_before
+        if item.guesses and self._speculator is not None:
+            self._speculator.verified(item.sequence_id, len(item.guesses), max(0, num_taken - 1))
+        if num_taken:
+            # The KV behind the last right guess is of tokens that the answer does not have.
+            sequence.num_computed_tokens = item.end - (len(chosen) - num_taken)
+            self._tables.seal(sequence, item.start)
+            if sequence.goal is Goal.FIRST_TOKEN:
+                blocks += self._ship(sequence, -(-item.end // self.pool.block_size))
+            if sequence.paced_from_s is None:
+                self._pacing.began(sequence, self._clock())
+            sequence.check()
+        if failed is not None:
+            self._failed.append(SequenceFailed(item.sequence_id, failed.error(sequence.num_tokens)))
+            if failed.structure is None:
+                self.pool.forget(sequence.block_ids)
+            self._retire(sequence)
+        elif finish_reason is not None or sequence.goal is Goal.FIRST_TOKEN:
+            self._admission.ended(sequence)
+            self._retire(sequence)
+
+    def _measured(self, plan: StepPlan, step_s: float) -> None:
+        work, is_clean = step_work(plan), not plan.copies
+        if is_clean and self._speculator is not None and all(item.is_decode for item in plan.sequences):
+            plain = StepWork(len(plan.sequences), sum([item.start + 1 for item in plan.sequences]))
+            num_guesses = plan.num_guesses
+            self._speculator.measured(plain.num_sequences, num_guesses, self._predicted_s(plain), step_s)
+            is_clean = not num_guesses
+        self.measured(work, step_s, is_clean=is_clean)
 
     def measured(self, work: StepWork, step_s: float, *, is_clean: bool = True) -> None:
-        """Learns from a step that has run; one that is not clean did more than this work."""
+        """Learns from a step without guesses that has run; one that is not clean did more than this work."""
         if is_clean:
             self.step_fit.observe(work, step_s)
         self._batch_limit.measured(work)
         self._pacing.measured(work, step_s)
+
+    def _predicted_s(self, work: StepWork) -> float:
+        """Of a step; 0 where nothing is known."""
+        times = self.step_fit.times
+        return times.step_s(work) if times is not None else 0.0
 
     def take_started(self) -> list[tuple[str, int]]:
         """(sequence id, cached tokens) of those that since the last call got their first turn, or found more."""
@@ -351,6 +402,23 @@ class Scheduler:
                 budget -= count
         return True
 
+    def _plan_guesses(
+        self, speculator: Speculator, planned: dict[str, PlannedSequence], budget: int, room: StepRoom
+    ) -> None:
+        """Adds guesses to the shares of a step that only decodes, as far as there are blocks for them that no sequence
+        will miss."""
+        plain = StepWork(len(planned), sum([item.end for item in planned.values()]))
+        sequences = [self.sequences[name] for name, item in planned.items() if item.is_decode]
+        sequences = [sequence for sequence in sequences if sequence.goal is Goal.COMPLETION]
+        guessed = speculator.propose(sequences, budget, self._predicted_s(plain), room.limit_s)
+        block_size, spare = self.pool.block_size, len(self.sequences.running)
+        for sequence_id, guesses in guessed.items():
+            sequence, item = self.sequences[sequence_id], planned[sequence_id]
+            if self.pool.num_free <= spare:
+                guesses = guesses[: len(sequence.block_ids) * block_size - item.end]
+            if guesses and self._tables.grow(sequence, 1 + len(guesses)):
+                planned[sequence_id] = self._in_flight.with_guesses(item, sequence, guesses)
+
     def _make_room(self, sequence: EngineSequence, count: int, planned: dict[str, PlannedSequence]) -> bool:
         """Grows a running sequence, preempting younger ones as needed; False where it had to go itself."""
         while not self._tables.grow(sequence, count):
@@ -384,6 +452,8 @@ class Scheduler:
     def _retire(self, sequence: EngineSequence) -> None:
         self.sequences.end(sequence)
         self._pacing.ended(sequence, self._clock())
+        if self._speculator is not None:
+            self._speculator.ended(sequence.sequence_id)
         computed = sequence.num_computed_tokens // self.pool.block_size
         if computed > sequence.num_arrived_blocks:
             hashes = tuple(sequence.block_hashes[:computed])

@@ -190,7 +190,7 @@ class PromptOrder:
 class _Step:
     plan: StepPlan
     sequences: tuple[EngineSequence, ...]  # as in the plan: an id may be given anew meanwhile
-    rows: dict[str, int]  # sequence id -> index among the step's sampled tokens
+    rows: dict[str, int]  # sequence id -> index of its first one among the step's sampled tokens
 
 
 class StepsInFlight:
@@ -214,13 +214,16 @@ class StepsInFlight:
             return plan
         assert len(self) < MAX_IN_FLIGHT
         self._num_plans += 1
+        rows: dict[str, int] = {}
+        row = 0
         for item, sequence in zip(items, sequences, strict=True):
             sequence.num_in_flight_tokens += len(item.token_ids)
-            if item.sample is not None:
-                sequence.num_in_flight_samples += 1
+            if item.samples:
+                rows[item.sequence_id] = row
+                row += len(item.samples)
+                sequence.num_in_flight_samples += len(item.samples)
                 sequence.sampled_in_plan = self._num_plans
-        sampling = [item.sequence_id for item in items if item.sample is not None]
-        self._steps.append(_Step(plan, tuple(sequences), {name: row for row, name in enumerate(sampling)}))
+        self._steps.append(_Step(plan, tuple(sequences), rows))
         return plan
 
     def complete(self, plan: StepPlan) -> tuple[EngineSequence, ...]:
@@ -229,7 +232,7 @@ class StepsInFlight:
         assert step.plan is plan, "steps are applied in the order in which they were planned"
         for item, sequence in zip(plan.sequences, step.sequences, strict=True):
             sequence.num_in_flight_tokens -= len(item.token_ids)
-            sequence.num_in_flight_samples -= item.sample is not None
+            sequence.num_in_flight_samples -= len(item.samples)
         return step.sequences
 
     def share(self, sequence: EngineSequence, count: int) -> PlannedSequence:
@@ -243,9 +246,30 @@ class StepsInFlight:
             start,
             sequence.table(),
             sequence.num_prompt_tokens,
-            self._sample_spec(sequence) if count == sequence.num_unplanned_tokens else None,
+            (self._sample_spec(sequence),) if count == sequence.num_unplanned_tokens else (),
             self._steps[-1].rows[sequence.sequence_id] if is_pending else None,
             *sequence.targets(start, count),
+        )
+
+    @staticmethod
+    def with_guesses(item: PlannedSequence, sequence: EngineSequence, guesses: tuple[int, ...]) -> PlannedSequence:
+        """The share of a sequence that decodes and has no other step in flight, with guesses of what comes behind its
+        newest token. It has no penalties: those of a guess would need the guesses before it counted."""
+        first = item.samples[0]
+        return item._replace(
+            token_ids=item.token_ids + guesses,
+            block_ids=sequence.table(),
+            samples=(
+                first,
+                *(
+                    SampleSpec(
+                        first.params,
+                        first.position + count,
+                        banned_token_ids=sequence.banned_token_ids(count),
+                    )
+                    for count in range(1, len(guesses) + 1)
+                ),
+            ),
         )
 
     def _sample_spec(self, sequence: EngineSequence) -> SampleSpec:

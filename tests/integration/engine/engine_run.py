@@ -24,6 +24,7 @@ from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.sampling_params import SamplingParams
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from shared.engine.sequence import EngineSequence, Goal
+from shared.engine.speculation.speculator import Speculator
 from shared.kernels.backends.registry import AUTO
 from shared.kv.pool import BlockPool
 from shared.model.decoder import Decoder
@@ -52,6 +53,7 @@ class EngineRun:
         deterministic: bool = False,
         structures: StructureCompiler | None = None,
         eos: frozenset[int] = frozenset(),
+        speculator: Speculator | None = None,
         **policy,
     ) -> None:
         """`eos`: what ends an answer; `policy`: further fields of the scheduler's config."""
@@ -61,7 +63,9 @@ class EngineRun:
         config = replace(config, num_host_blocks=policy.get("num_host_blocks", 0))
         self.layout = model.block_layout(BLOCK_SIZE, kv_dtype)
         self.pool = BlockPool(num_blocks, BLOCK_SIZE)
-        self.scheduler = Scheduler(self.pool, SchedulerConfig(config.max_num_seqs, max_num_batched_tokens, **policy))
+        self.scheduler = Scheduler(
+            self.pool, SchedulerConfig(config.max_num_seqs, max_num_batched_tokens, **policy), speculator=speculator
+        )
         self.runner = Runner(self.decoder, self.layout, num_blocks, config, structures=structures)
         self.eos = eos
         with torch.inference_mode():

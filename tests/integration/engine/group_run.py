@@ -26,6 +26,7 @@ from shared.engine.group.sliced_blocks import SlicedBlocks
 from shared.engine.runner.device_link import DeviceLink
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
+from shared.engine.speculation.speculator import Speculator
 from shared.kernels.backends.registry import AUTO
 from shared.kernels.cpu.build import choose
 from shared.kernels.cpu.launch import load
@@ -57,6 +58,7 @@ class GroupRun(EngineRun):
         backend: Backend = "shm",
         hosts: int = 1,
         devices: Sequence[str] = (),
+        speculator: Speculator | None = None,
         **policy,
     ) -> None:
         """`own_pools`: each rank has its slices of blocks alone, else they share one pool. With several `hosts`, ranks
@@ -95,7 +97,9 @@ class GroupRun(EngineRun):
             self.links, self.decoder = join_as(0)
             self.announcer = PlanAnnouncer(self.links.everyone)
             self.pool = BlockPool(num_blocks, BLOCK_SIZE)
-            self.scheduler = Scheduler(self.pool, SchedulerConfig(MAX_NUM_SEQS, max_num_batched_tokens, **policy))
+            self.scheduler = Scheduler(
+                self.pool, SchedulerConfig(MAX_NUM_SEQS, max_num_batched_tokens, **policy), speculator=speculator
+            )
             own = self.decoder.own_layout(BLOCK_SIZE, kv_dtype) if own_pools else self.layout
             slices = partial(SlicedBlocks, form, self.links) if own_pools else None
             self.runner = Runner(

@@ -8,6 +8,7 @@ import grpc.aio
 import pytest
 
 from services.router.dispatch.request import FinishReason
+from shared.engine.sampling_params import Speculation
 from shared.errors import Overloaded, TandemError, WorkerLost
 from shared.rpc.errors import from_rpc_error
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
@@ -191,11 +192,13 @@ async def test_biases_bad_words_and_structures_reach_the_core(edge: Edge) -> Non
     edge.says("x")
     sampling = types_pb2.SamplingParams(logit_bias={7: -1.5}, bad_words=["no"])
     sampling.structured_output.choice.values.append("yes")
+    sampling.speculation.max = 3
     _ = [r async for r in edge.grpc.Generate(text_request(sampling=sampling))]
     got = edge.core.requests[0].sampling
     assert got.logit_bias == ((7, -1.5),)
     assert tuple(edge.tokenizer.encode("no", add_special_tokens=False)) in got.bad_sequences
     assert got.structured_output is not None
+    assert got.speculation == Speculation("auto", 3)
     code, error = await failure(
         edge.grpc.Generate(text_request(sampling=types_pb2.SamplingParams(logit_bias={2**31: 1})))
     )

@@ -22,6 +22,7 @@ from services.worker.session import SessionServer
 from shared.engine.engine import Engine
 from shared.engine.plan import SampledToken, StepResult
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
+from shared.engine.speculation.speculator import Speculator
 from shared.identity import DECODE, PREFILL, Roles, WorkerRole
 from shared.kv.checksum_weights import checksum_weights, weighted_sum
 from shared.kv.hashing import ChainRoots
@@ -61,7 +62,11 @@ class Runner:
         assert self.may_step.wait(DEADLINE_S)
         if self.error is not None:
             raise self.error
-        sampled = tuple(SampledToken(7) for item in plan.sequences if item.sample is not None)
+        sampled = tuple(
+            SampledToken(7, None if spec.params.logprobs is None else 0.0)
+            for item in plan.sequences
+            for spec in item.samples
+        )
         return SimpleNamespace(result=lambda: StepResult(sampled))
 
     def checksums(self, block_ids):
@@ -71,19 +76,26 @@ class Runner:
 class Worker:
     """One worker and its gRPC server."""
 
-    def __init__(self, roles: Roles, plane: LocalPlane, guard: FleetGuard | None = None) -> None:
+    def __init__(
+        self,
+        roles: Roles,
+        plane: LocalPlane,
+        guard: FleetGuard | None = None,
+        speculator: Speculator | None = None,
+    ) -> None:
         self.guard = guard
         self.roles = roles
         self.transfer = LocalTransfer(plane)
         self.runner = Runner()
         self.pool = BlockPool(NUM_BLOCKS, LAYOUT.block_size)
+        self.speculator = speculator
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
         await self.transfer.start()
         config = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64)
         self.engine = Engine(
-            Scheduler(self.pool, config),
+            Scheduler(self.pool, config, speculator=self.speculator),
             self.runner,
             lambda event: loop.call_soon_threadsafe(lambda: self.worker.on_event(event)),
         )
@@ -227,10 +239,13 @@ class Router:
 
 @contextlib.asynccontextmanager
 async def serving(
-    roles: Roles, plane: LocalPlane | None = None, guard: FleetGuard | None = None
+    roles: Roles,
+    plane: LocalPlane | None = None,
+    guard: FleetGuard | None = None,
+    speculator: Speculator | None = None,
 ) -> AsyncIterator[Worker]:
     """A started worker."""
-    worker = Worker(roles, plane or LocalPlane(), guard)
+    worker = Worker(roles, plane or LocalPlane(), guard, speculator)
     await worker.start()
     try:
         yield worker

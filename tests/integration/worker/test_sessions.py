@@ -10,6 +10,8 @@ import pytest
 
 from services.worker import session
 from shared.engine.messages import EngineDied, SequenceReserved
+from shared.engine.speculation.ngram import NgramDrafter
+from shared.engine.speculation.speculator import Speculator
 from shared.errors import TransferFailed
 from shared.identity import DECODE, PREFILL
 from shared.kv.local import LocalPlane
@@ -46,6 +48,21 @@ async def test_a_bad_reserve_fails_its_request_alone(field, command):
         failed = (await router.event("failed")).failed
         assert (failed.request_id, failed.error.details["field"]) == ("bad", field)
         assert await router.tokens("good") == [7] * 60
+        await worker.idle()
+
+
+async def test_tokens_of_one_step_come_in_one_message():
+    guessing = Speculator([NgramDrafter()], num_guesses=3)
+    async with serving(DECODE, speculator=guessing) as worker, Router(worker) as router:
+        await router.reserve("a#1", prefill_here=True, sampling={**SAMPLING, "max_tokens": 30, "logprobs": 0})
+        found, most = [], 0
+        while len(found) < 30:
+            (tokens,) = (await router.event("step")).step.sequences
+            assert len(tokens.token_ids) == len(tokens.logprobs)
+            found += tokens.token_ids
+            most = max(most, len(tokens.token_ids))
+        assert (found, most) == ([7] * 30, 4)
+        assert tokens.finish_reason == types_pb2.FINISH_REASON_LENGTH
         await worker.idle()
 
 

@@ -9,8 +9,8 @@ GARBAGE = None
 
 
 class BlockMemory:
-    """Each position of a block holds (the sequence it was computed for, its position), or garbage: KV is a function of
-    all tokens up to the position."""
+    """Each position of a block holds (the sequence it was computed for, its position, the token), or garbage: KV is a
+    function of all tokens up to the position. A token is None where it was not known when the step began."""
 
     def __init__(self, num_blocks: int, num_slots: int, block_size: int) -> None:
         self.block_size = block_size
@@ -29,17 +29,20 @@ class BlockMemory:
                 self._block(item.block_ids, position)[position % self.block_size] = (
                     sequences[item.sequence_id],
                     position,
+                    None if item.pending is not None else item.token_ids[position - item.start],
                 )
         for item in plan.sequences:
-            self.check(sequences[item.sequence_id], item.block_ids, item.end)
+            self.check(sequences[item.sequence_id], item.block_ids, item.end, item.start)
 
-    def check(self, reader: EngineSequence, block_ids, num_tokens: int) -> None:
-        """The first `num_tokens` of a block table are the reader's."""
+    def check(self, reader: EngineSequence, block_ids, num_tokens: int, num_computed: int) -> None:
+        """The first `num_tokens` of a block table are the reader's, the first `num_computed` of tokens that it has."""
         compared = {}
         for position in range(num_tokens):
             found = self._block(block_ids, position)[position % self.block_size]
             assert found is not GARBAGE, f"{reader.sequence_id} reads garbage at {position}"
-            writer, written_at = found
+            writer, written_at, token_id = found
+            if token_id is not None and position < num_computed:
+                assert token_id == reader.token_ids[position], f"{reader.sequence_id} reads a wrong guess at {position}"
             assert written_at == position, f"{reader.sequence_id} reads another position's KV at {position}"
             if writer is not reader:
                 compared[writer.sequence_id] = writer, position
@@ -52,7 +55,7 @@ class BlockMemory:
         for index in indexes:
             first = index * self.block_size
             self.blocks[sequence.block_ids[index]] = [
-                (sequence, first + offset) if whole else GARBAGE for offset in range(self.block_size)
+                (sequence, first + offset, None) if whole else GARBAGE for offset in range(self.block_size)
             ]
 
     def _block(self, block_ids, position: int) -> list:

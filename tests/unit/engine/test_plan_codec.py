@@ -82,7 +82,7 @@ def decodes(step: int, num_context_blocks: int) -> StepPlan:
                 1000 + step,
                 tuple(range(i, i + blocks)),
                 1000,
-                SampleSpec(PARAMS[i], 1001 + step),
+                (SampleSpec(PARAMS[i], 1001 + step),),
             )
             for i in range(64)
         )
@@ -105,8 +105,8 @@ def test_a_running_batch_costs_a_row_a_sequence_whatever_its_context(num_context
 
 def test_a_sequence_that_was_preempted_or_left_out_is_sent_whole_again() -> None:
     encoder, decoder = PlanEncoder(), PlanDecoder()
-    a = PlannedSequence("a", (1,), 17, (4, 5), 17, SampleSpec(PARAMS[0], 18))
-    moved = PlannedSequence("a", (1,), 18, (7, 9), 17, SampleSpec(PARAMS[0], 19))
+    a = PlannedSequence("a", (1,), 17, (4, 5), 17, (SampleSpec(PARAMS[0], 18),))
+    moved = PlannedSequence("a", (1,), 18, (7, 9), 17, (SampleSpec(PARAMS[0], 19),))
     for plan in (StepPlan((a,)), StepPlan((moved,)), StepPlan(()), StepPlan((a,))):
         assert decoder.decode(encoder.encode(plan)) == plan
 
@@ -120,8 +120,9 @@ def test_a_decoder_that_missed_a_plan_says_so() -> None:
 
 PLAN = StepPlan(
     (
-        PlannedSequence("a", (1, 2, 3), 4, (5, 6), 7, None),
-        PlannedSequence("bü", (0,), 9, (8,), 4, SampleSpec(SamplingParams(stop=("x",)), 10, (1,), (2,), (3,)), 0),
+        PlannedSequence("a", (1, 2, 3), 4, (5, 6), 7, ()),
+        PlannedSequence("bü", (0,), 9, (8,), 4, (SampleSpec(SamplingParams(stop=("x",)), 10, (1,), (2,), (3,)),), 0),
+        PlannedSequence("g", (4, 5), 9, (8,), 4, (SampleSpec(PARAMS[0], 10), SampleSpec(PARAMS[0], 11, (), (7,)))),
     ),
     (BlockCopy(1, 2, to_host=True),),
 )  # fmt: skip

@@ -43,3 +43,9 @@ def test_steps_are_counted_by_kind_and_gaps_once_for_each_answer() -> None:
     assert steps.durations_s["mixed"].total == 0.2
     assert (steps.gaps_s.cumulative()[-1], steps.gaps_s.total) == (8 + 3, 8 * 0.004 + 3 * 0.2)
     assert (steps.num_prefill_tokens, steps.num_computed_tokens) == (200, 211)
+
+
+def test_tokens_of_one_answer_share_the_time_of_their_step() -> None:
+    steps = StepCounters()
+    steps.add(2 + 7, 6, 0.1, num_guesses=7, bursts=[5])  # one answer without guesses, one with 7, of which 4 were right
+    assert (steps.gaps_s.cumulative()[-1], steps.gaps_s.total) == (6, pytest.approx(0.1 + 0.1))

@@ -293,5 +293,5 @@ def plan(
         tokens = (0,) if pending and count == 1 else tuple(range(3, 3 + count))
         blocks = tuple(range(8 * at, 8 * at + -(-(start + count) // BLOCK_SIZE)))
         is_pending = at if pending and count == 1 else None
-        items.append(PlannedSequence(f"s{at}", tokens, start, blocks, start + count, spec, is_pending))
+        items.append(PlannedSequence(f"s{at}", tokens, start, blocks, start + count, (spec,), is_pending))
     return StepPlan(tuple(items))

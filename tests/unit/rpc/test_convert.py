@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shared.engine.finish_reason import FinishReason
-from shared.engine.sampling_params import SamplingParams
+from shared.engine.sampling_params import SamplingParams, Speculation
 from shared.errors import InvalidRequest
 from shared.identity import WorkerRole
 from shared.rpc.convert import (
@@ -83,6 +83,11 @@ def test_a_structure_out_of_bounds_is_refused_with_its_field(message, field):
         sampling_from_proto(types_pb2.SamplingParams(structured_output=message))
     assert refused.value.field == field
     assert refused.value.details["limit"]
+
+
+@pytest.mark.parametrize("speculation", [Speculation(), Speculation("off"), Speculation("ngram", 3)])
+def test_what_may_be_guessed_comes_back(speculation):
+    assert sampling_from_proto(sampling_to_proto(SamplingParams(speculation=speculation))).speculation == speculation
 
 
 def test_step_times_come_back_as_they_were():

@@ -30,10 +30,17 @@ def row(
     known: bool = False,
     pending: bool = False,
     banned: tuple[int, ...] = (),
+    guesses: tuple[int, ...] = (),
 ) -> StructuredRow:
     given = tokens[:-1] if pending else tokens
     return StructuredRow(
-        name, structure, len(tokens), tokens[-1] if tokens else None, tuple(given) if known else (), banned
+        name,
+        structure,
+        len(tokens),
+        tokens[-1] if tokens else None,
+        tuple(given) if known else (),
+        (banned,) * (1 + len(guesses)),
+        guesses,
     )
 
 
@@ -121,3 +128,34 @@ def test_behind_its_end_an_answer_stays_ended(compiler, tokenizer, eos_token_ids
 @pytest.mark.parametrize("seed", range(12))
 def test_random_schemas_compile(compiler, seed):
     assert compiler.compile(schema(seed)).deep_copy().compute_bitmask()
+
+
+@settings(max_examples=20)
+@given(seed=st.integers(0, 10_000), draws=st.integers(0, 10_000))
+def test_masks_behind_guesses_are_those_of_the_answer_that_they_make(
+    compiler: StructureCompiler, eos_token_ids: tuple[int, ...], seed: int, draws: int
+) -> None:
+    """Right guesses and wrong ones; the next step knows nothing of them but the newest token."""
+    structure, choose, tokens = schema(seed), Random(draws), []
+    kept = SequenceMatchers(compiler)
+    while len(tokens) < 40:
+        guesses: list[int] = []
+        for _ in range(choose.randrange(6)):
+            (mask,) = allowed(SequenceMatchers(compiler), row(structure, [*tokens, *guesses], known=True))
+            guesses.append(choose.choice(mask) if choose.random() < 0.8 else choose.randrange(3000))
+            if guesses[-1] in eos_token_ids or guesses[-1] not in mask:
+                break
+        guesses += [5] * choose.randrange(2)
+        masks = allowed(kept, row(structure, tokens, known=not tokens, guesses=tuple(guesses)))
+        assert len(masks) == 1 + len(guesses)
+        num_right = 0
+        while True:
+            (expected,) = allowed(SequenceMatchers(compiler), row(structure, tokens, known=True))
+            assert masks[num_right] == expected
+            follows = num_right < len(guesses) and guesses[num_right] in expected and choose.random() < 0.9
+            tokens.append(guesses[num_right] if follows else choose.choice(expected))
+            if tokens[-1] in eos_token_ids:
+                return
+            if not follows:
+                break
+            num_right += 1

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from services.worker.group.start import check_group
+from services.worker.host import open_speculator
 from services.worker.machine import choices
 from services.worker.machine.choices import (
     DTYPES,
@@ -23,6 +25,7 @@ from shared.config import load_settings
 from shared.errors import ConfigError
 from shared.identity import BOTH, DECODE, PREFILL, Roles
 from shared.model.families.registry import load_config
+from shared.structure.compiler import StructureCompiler
 
 
 @pytest.mark.parametrize(
@@ -252,3 +255,20 @@ def test_preempted_sequences_get_host_memory_by_the_pool_and_by_what_is_free(
     flags: tuple[str, ...], pool_bytes: int, free_bytes: int, expected: int
 ) -> None:
     assert choose_swap_bytes(settings(*flags), pool_bytes, free_bytes) == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_async", "methods"),
+    [
+        ([], False, None),
+        (["--speculation", "off"], False, None),
+        (["--speculation", "ngram"], False, {"ngram"}),
+        (["--speculation", "auto"], False, {"ngram", "grammar"}),
+        (["--speculation", "auto"], True, None),
+        (["--speculation", "auto", "--device", "cuda"], False, None),
+    ],
+)
+def test_what_guesses_is_what_the_settings_say_and_nothing_does_on_a_gpu(flags, is_async, methods) -> None:
+    structures = StructureCompiler(lambda: None, [1])
+    speculator = open_speculator(settings(*flags), SimpleNamespace(is_async=is_async), structures)
+    assert (speculator and speculator.counters.num_guesses.keys()) == methods

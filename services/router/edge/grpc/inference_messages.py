@@ -14,14 +14,14 @@ from services.router.edge.text.prompt_tokenizer import MAX_BAD_WORDS
 from services.router.views.timings import ttft_message
 from shared.engine.sampling_params import MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, SamplingParams
 from shared.errors import InvalidRequest
-from shared.rpc.convert import finish_reason_to_proto, structure_from_proto
+from shared.rpc.convert import finish_reason_to_proto, speculation_from_proto, structure_from_proto
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 _MAX_LIST_LEN = {"stop": MAX_STOP_STRINGS, "stop_token_ids": MAX_STOP_TOKEN_IDS, "bad_words": MAX_BAD_WORDS}
 
-_OWN_FORMS = ("logit_bias", "bad_words", "bad_sequences", "structured_output")
+_OWN_FORMS = ("logit_bias", "bad_words", "bad_sequences", "structured_output", "speculation")
 """Sampling fields that are no plain values."""
 
 
@@ -40,6 +40,8 @@ def sampling_params(message: types_pb2.SamplingParams, defaults: GenerationDefau
         raise InvalidRequest("bad_sequences is between router and workers: send bad_words", field="bad_sequences")
     if message.HasField("structured_output"):
         given["structured_output"] = structure_from_proto(message.structured_output)
+    if message.HasField("speculation"):
+        given["speculation"] = speculation_from_proto(message.speculation)
     return SamplingParams(**given)
 
 

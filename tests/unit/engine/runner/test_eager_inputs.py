@@ -23,8 +23,8 @@ def steps(draw: st.DrawFn) -> list[PlannedSequence]:
         tokens = tuple(draw(st.lists(st.integers(0, 99), min_size=count, max_size=count)))
         table = tuple(draw(st.permutations(range(16))))[: -(-(start + count) // BLOCK_SIZE)]
         pending = draw(st.none() | st.integers(0, 7)) if count == 1 else None
-        sample = draw(st.sampled_from([None, SPEC]))
-        items.append(PlannedSequence(f"s{number}", tokens, start, table, draw(st.integers(1, 70)), sample, pending))
+        samples = (SPEC,) * draw(st.integers(0, min(3, count)))
+        items.append(PlannedSequence(f"s{number}", tokens, start, table, draw(st.integers(1, 70)), samples, pending))
     return items
 
 
@@ -46,7 +46,8 @@ def test_every_token_has_its_place(plans: list[list[PlannedSequence]]) -> None:
         assert found.rope_lengths.tolist() == [max(item.num_prompt_tokens, at + 1) for item, at in expected]
         rows = {(item.sequence_id, at): row for row, (item, at) in enumerate(expected)}
         last = [rows[item.sequence_id, item.end - 1] for item in items]
-        assert found.logit_rows.tolist() == [row for row, item in zip(last, items, strict=True) if item.sample]
+        chosen = [row + 1 - n for row, item in zip(last, items, strict=True) for n in range(len(item.samples), 0, -1)]
+        assert found.logit_rows.tolist() == chosen
         pending = [(row, item.pending) for row, item in zip(last, items, strict=True) if item.pending is not None]
         assert (found.pending is None) == (not pending)
         if found.pending is not None:

@@ -22,14 +22,14 @@ from tests.unit.collectives.in_threads import needs_library, run_group
 
 def item(name: str = "s", count: int = 1, targets: tuple[int, ...] = (), **sampling: object) -> PlannedSequence:
     params = SamplingParams(**{"temperature": 1.0, "seed": 0, "max_tokens": 1, **sampling})  # type: ignore[arg-type]
-    return PlannedSequence(name, (0,) * count, 0, (0,), count, SampleSpec(params, count), None, targets)
+    return PlannedSequence(name, (0,) * count, 0, (0,), count, (SampleSpec(params, count),), None, targets)
 
 
 @pytest.mark.parametrize(
     ("items", "expected"),
     [
         ((), 1),
-        ((item()._replace(sample=None),), 1),
+        ((item()._replace(samples=()),), 1),
         ((item(temperature=0.0), item(top_k=7)), 7),
         ((item(temperature=0.0), item(top_p=0.9)), ALL_CANDIDATES),
         ((item(temperature=0.0, logprobs=0),), ALL_CANDIDATES),

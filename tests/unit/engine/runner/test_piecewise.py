@@ -51,7 +51,7 @@ def step_of(lens: list[tuple[int, int]]) -> StepInputs:
         num_blocks = -(-(start + count) // BLOCK_SIZE)
         tokens = tuple((7 * index + 3 * i) % 200 for i in range(count))
         blocks = tuple(range(block, block + num_blocks))
-        items.append(PlannedSequence(f"{index}", tokens, start, blocks, start + count, None if index == 1 else SPEC))
+        items.append(PlannedSequence(f"{index}", tokens, start, blocks, start + count, () if index == 1 else (SPEC,)))
         block += num_blocks
     return EagerInputs(BLOCK_SIZE, DeviceLink(torch.device("cpu")), needs_lengths=False).of(items)
 

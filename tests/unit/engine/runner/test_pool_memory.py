@@ -56,7 +56,7 @@ def test_the_largest_step_reaches_both_limits(num_seqs, num_tokens, max_len):
     blocks = [block for item in plan.sequences for block in item.block_ids]
     assert sorted(blocks) == list(range(len(blocks)))
     for item in plan.sequences:
-        assert item.sample is not None
+        assert item.samples
         assert 1 <= item.end <= min(max_len, 16 * len(item.block_ids))
 
 

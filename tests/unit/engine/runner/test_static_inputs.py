@@ -31,7 +31,7 @@ def test_the_rows_of_a_step_hold_its_tables_and_padding(steps):
 
 def planned(token, end, pending=None, num_prompt=1, **params) -> PlannedSequence:
     spec = SampleSpec(SamplingParams(**{"seed": 3, **params}), end)
-    return PlannedSequence("s", (token,), end - 1, (0,), num_prompt, spec, pending)
+    return PlannedSequence("s", (token,), end - 1, (0,), num_prompt, (spec,), pending)
 
 
 def test_a_row_says_how_its_token_is_found_and_the_next_is_chosen():

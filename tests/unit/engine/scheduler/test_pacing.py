@@ -65,7 +65,7 @@ class Engine:
         work = step_work(plan)
         seconds = self.times.step_s(work)
         self.now_s += seconds
-        count = sum(item.sample is not None for item in plan.sequences)
+        count = sum(len(item.samples) for item in plan.sequences)
         scheduler.apply(plan, StepResult((SampledToken(9),) * count), seconds)
         self.ran.append(Ran(work, seconds, slack_s))
         return plan

@@ -75,7 +75,7 @@ def test_nobody_starves_under_a_stream_of_short_prompts(specs, long_at):
         if overdue:
             assert overdue[0].sequence_id in [item.sequence_id for item in plan.sequences]
         now += 1.0
-        count = sum(item.sample is not None for item in plan.sequences)
+        count = sum(len(item.samples) for item in plan.sequences)
         for token in s.apply(plan, StepResult((SampledToken(9),) * count)).tokens:
             done[token.sequence_id] = now
     assert s.pool.num_used == 0

@@ -22,7 +22,7 @@ def step(s, *tokens):
     plan = s.schedule()
     shape = [(item.sequence_id, item.start, len(item.token_ids)) for item in plan.sequences]
     given = iter(tokens)
-    sampled = tuple(SampledToken(next(given, 9)) for item in plan.sequences if item.sample is not None)
+    sampled = tuple(SampledToken(next(given, 9)) for item in plan.sequences for _ in item.samples)
     return shape, s.apply(plan, StepResult(sampled))
 
 
@@ -169,7 +169,7 @@ def test_a_sequence_ends_at(sampling, tokens, finish):
 def test_ends_are_banned_until_min_tokens():
     s = scheduler()
     s.add(sequence("a", [2, 3], max_tokens=9, min_tokens=2, stop_token_ids=(7,)))
-    assert s.schedule().sequences[0].sample.banned_token_ids == (EOS, 7)
+    assert s.schedule().sequences[0].samples[0].banned_token_ids == (EOS, 7)
 
 
 def test_blocks_that_come_into_the_pool_meanwhile_end_the_chunk_before_them_and_are_not_computed():

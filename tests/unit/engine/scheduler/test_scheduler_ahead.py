@@ -18,7 +18,7 @@ def scheduler(num_blocks=16, max_num_batched_tokens=8):
 
 def result(plan, *tokens):
     given = iter(tokens)
-    return StepResult(tuple(SampledToken(next(given, 9)) for item in plan.sequences if item.sample is not None))
+    return StepResult(tuple(SampledToken(next(given, 9)) for item in plan.sequences for _ in item.samples))
 
 
 def shape(plan):
@@ -32,7 +32,7 @@ def test_the_token_that_is_not_known_yet_is_named_by_its_row():
     first = s.schedule()
     second = s.schedule()
     assert shape(second) == [("a", 2, (0,), 0), ("b", 3, (0,), 1)]
-    assert [item.sample.position for item in second.sequences] == [3, 4]
+    assert [item.samples[0].position for item in second.sequences] == [3, 4]
     assert [t.token.token_id for t in s.apply(first, result(first, 7, 8)).tokens] == [7, 8]
     third = s.schedule()
     assert shape(third) == [("a", 3, (0,), 0), ("b", 4, (0,), 1)]
@@ -110,7 +110,7 @@ def test_a_sequence_with_penalties_runs_ahead_and_its_tokens_are_given_once(pena
     plans.append(s.schedule())
     items = [plan.sequences[0] for plan in plans]
     assert [item.pending for item in items] == [None, 0, 0]
-    given = [(item.sample.prompt_token_ids, item.sample.output_token_ids) for item in items]
+    given = [(item.samples[0].prompt_token_ids, item.samples[0].output_token_ids) for item in items]
     assert given == [((2, 3), ()), ((), ()), ((), ())]
 
 
@@ -124,11 +124,11 @@ def test_tokens_are_given_anew_behind_a_plan_that_did_not_sample(is_ahead):
     before, num_anew, flying = set(), 0, []
     while s.has_work or flying:
         plan = s.schedule()
-        sampled = {item.sequence_id: item for item in plan.sequences if item.sample is not None}
+        sampled = {item.sequence_id: item for item in plan.sequences if item.samples}
         for name, item in sampled.items():
-            given = [*item.sample.prompt_token_ids, *item.sample.output_token_ids]
+            given = [*item.samples[0].prompt_token_ids, *item.samples[0].output_token_ids]
             assert given == ([] if name in before else known[name])
-            num_anew += bool(item.sample.output_token_ids)
+            num_anew += bool(item.samples[0].output_token_ids)
         if not plan.is_empty:
             before = set(sampled)
             flying.append(plan)
@@ -142,9 +142,9 @@ def test_ends_are_banned_until_min_tokens_counting_those_under_way():
     s = scheduler()
     s.add(sequence("a", [2, 3], max_tokens=9, min_tokens=2))
     plans = [s.schedule(), s.schedule()]
-    assert [p.sequences[0].sample.banned_token_ids for p in plans] == [(EOS,), (EOS,)]
+    assert [p.sequences[0].samples[0].banned_token_ids for p in plans] == [(EOS,), (EOS,)]
     s.apply(plans[0], result(plans[0]))
-    assert s.schedule().sequences[0].sample.banned_token_ids == ()
+    assert s.schedule().sequences[0].samples[0].banned_token_ids == ()
 
 
 def test_a_sequence_without_a_token_leaves_alone_and_takes_the_cached_prefixes_with_it():

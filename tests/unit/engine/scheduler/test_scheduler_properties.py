@@ -11,12 +11,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 from shared.engine.plan import NoToken, SampledToken, StepPlan, StepResult
+from shared.engine.sampling_params import MOST_GUESSES
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from shared.engine.sequence import Goal, Status
+from shared.engine.speculation.ngram import NgramDrafter
+from shared.engine.speculation.speculator import Speculator
 from shared.errors import Overloaded
 from shared.kv.pool import BlockPool
 from tests.unit.engine.block_memory import BlockMemory
 from tests.unit.engine.builders import sequence
+from tests.unit.engine.speculation.drafters import HostileDrafter
 
 BLOCK = 4
 BROKEN = 6
@@ -38,12 +42,27 @@ class SchedulerMachine(RuleBasedStateMachine):
         target_s=st.sampled_from([0.0, 3.0]),
         max_overtaken_s=st.sampled_from([0.0, 5.0, 1e9]),
         unsent_share=st.sampled_from([0.1, 1.0]),
+        drafting=st.sampled_from(["", "hostile", "ngram"]),
     )
-    def start(self, num_blocks, max_seqs, budget, quantile, guess, num_slots, target_s, max_overtaken_s, unsent_share):
+    def start(
+        self,
+        num_blocks,
+        max_seqs,
+        budget,
+        quantile,
+        guess,
+        num_slots,
+        target_s,
+        max_overtaken_s,
+        unsent_share,
+        drafting,
+    ):
         self.pool = BlockPool(num_blocks, BLOCK)
         self.now = 0.0
         config = SchedulerConfig(max_seqs, budget, quantile, guess, num_slots, target_s, max_overtaken_s, unsent_share)
-        self.scheduler = Scheduler(self.pool, config, lambda: self.now)
+        drafter = HostileDrafter() if drafting == "hostile" else NgramDrafter()
+        speculator = Speculator([drafter], num_guesses=MOST_GUESSES) if drafting else None
+        self.scheduler = Scheduler(self.pool, config, lambda: self.now, speculator=speculator)
         self.memory = BlockMemory(num_blocks, num_slots, BLOCK)
         self.all: dict[str, object] = {}
         self.max_tokens_total = (num_blocks - 1) * BLOCK
@@ -140,7 +159,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def check_pending(self, item) -> None:
         if item.pending is not None:
-            before = [other.sequence_id for other in self.flying[-1][0].sequences if other.sample is not None]
+            before = [other.sequence_id for other in self.flying[-1][0].sequences for _ in other.samples]
             assert before[item.pending] == item.sequence_id
             assert item.token_ids == (0,)
 
@@ -149,8 +168,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not self.flying:
             return
         plan, tokens = self.flying.popleft()
-        count = sum(item.sample is not None for item in plan.sequences)
+        count = sum(len(item.samples) for item in plan.sequences)
         drawn = [tokens[i % len(tokens)] for i in range(count)]
+        self.check_guesses(plan)
         sampled = tuple(NoToken() if token == BROKEN else SampledToken(token) for token in drawn)
         self.now += 1.0
         outcome = self.scheduler.apply(plan, StepResult(sampled), float(len(plan.sequences)))
@@ -159,6 +179,17 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.shipped.append((ship.block_id, ship.receiver))
         for failed in self.scheduler.take_failed():
             assert self.live[failed.sequence_id].status is Status.FINISHED
+
+    def check_guesses(self, plan) -> None:
+        for item in plan.sequences:
+            if item.guesses:
+                sequence = self.all[item.sequence_id]
+                assert item.pending is None, "a guess follows a token that is not known"
+                assert item.end < sequence.max_tokens_total, "a token behind the longest answer was guessed"
+                for count, spec in enumerate(item.samples):
+                    assert spec.position == item.start + 1 + count
+            else:
+                assert len(item.samples) <= 1
 
     @rule()
     def release_one(self):

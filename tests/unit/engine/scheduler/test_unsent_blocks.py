@@ -24,7 +24,7 @@ def run(s, *, stalled: bytes, most: int = 200):
         plan = s.schedule()
         if plan.is_empty:
             break
-        count = sum(item.sample is not None for item in plan.sequences)
+        count = sum(len(item.samples) for item in plan.sequences)
         outcome = s.apply(plan, StepResult((SampledToken(9),) * count))
         done += [token.sequence_id for token in outcome.tokens]
         for ship in outcome.blocks:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from services.router.edge.http.bodies import STRICT, StringList, TokenIdList
 from services.router.edge.http.openai.unsupported import refuse_unsupported
 from services.router.edge.text.generation_defaults import GenerationDefaults
-from shared.engine.sampling_params import SamplingParams
+from shared.engine.sampling_params import DEFAULT_SPECULATION, MOST_GUESSES, SamplingParams, Speculation
 from shared.errors import InvalidRequest, brief
 from shared.structure.grammar_text import MANY_BLANKS, ONE_BLANK
 from shared.structure.short_numbers import any_object
@@ -223,6 +223,17 @@ def _object(value: object) -> dict[str, object]:
     return value if isinstance(value, dict) else {}
 
 
+class SpeculationFields(BaseModel):
+    """`speculation` in full."""
+
+    model_config = STRICT
+
+    method: Literal["auto", "off", "ngram", "grammar"] = "auto"
+    """auto: all that the decode worker is set to; else the only drafter that may guess."""
+    max: int | None = None
+    """Most tokens that one step guesses."""
+
+
 class SamplingFields(StructureFields):
     """How tokens are chosen: fields that all endpoints for answers share."""
 
@@ -242,6 +253,9 @@ class SamplingFields(StructureFields):
     stop_token_ids: TokenIdList | None = None
     logit_bias: dict[str, float] | None = None
     bad_words: StringList | None = None
+    speculation: Literal["auto", "off"] | SpeculationFields | None = None
+    """Which guesses of the answer's next tokens may be computed: it changes how fast the answer comes, and nothing
+    else."""
 
     def sampling_params(
         self, max_tokens: int | None, logprobs: int | None, defaults: GenerationDefaults
@@ -260,7 +274,16 @@ class SamplingFields(StructureFields):
             stop_token_ids=tuple(self.stop_token_ids or ()),
             logit_bias=_biases(self.logit_bias or {}),
             structured_output=self.structured_output(),
+            speculation=_speculation(self.speculation),
         )
+
+
+def _speculation(given: str | SpeculationFields | None) -> Speculation:
+    if given is None:
+        return DEFAULT_SPECULATION
+    if isinstance(given, str):
+        return Speculation(given)
+    return Speculation(given.method, MOST_GUESSES if given.max is None else given.max)
 
 
 def _biases(given: Mapping[str, float]) -> tuple[tuple[int, float], ...]:

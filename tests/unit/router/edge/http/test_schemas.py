@@ -12,6 +12,7 @@ from services.router.edge.http.openai.chat import Chat
 from services.router.edge.http.openai.completions import CompletionRequest, Completions, parse_completion
 from services.router.edge.http.openai.schemas import ChatRequest, parse_chat
 from services.router.edge.text.generation_defaults import GenerationDefaults
+from shared.engine.sampling_params import Speculation
 from shared.errors import InvalidRequest
 from shared.model.text.tokenizer import Tokenizer
 
@@ -50,7 +51,7 @@ def test_what_the_published_schema_does_not_allow_is_refused_by_field(request_ty
 )
 def test_a_wrong_part_or_number_is_refused_by_field(field: str, value: object) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        parse_completion(completion(**{field: value}))
+        parse_completion(completion(**{field.partition(".")[0]: value}))
     assert caught.value.field == field
     assert field in caught.value.message
 
@@ -201,6 +202,20 @@ def test_sampling_fields_reach_the_core_and_minus_one_top_k_is_off() -> None:
     assert sampling.logit_bias == ((3, 2.0), (7, -1.5))
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (None, Speculation()),
+        ("off", Speculation("off")),
+        ({"method": "ngram", "max": 4}, Speculation("ngram", 4)),
+        ({"max": 15}, Speculation("auto", 15)),
+    ],
+)
+def test_a_request_says_what_may_be_guessed(given: object, expected: Speculation) -> None:
+    request = parse_chat(chat(speculation=given))
+    assert request.sampling_params(5, None, GenerationDefaults()).speculation == expected
+
+
 def test_what_a_request_leaves_open_is_as_the_model_recommends_and_minus_one_is_any_seed() -> None:
     recommended = GenerationDefaults(temperature=0.6, top_k=20, repetition_penalty=1.05)
     sampling = parse_completion(completion(top_k=5, seed=-1)).sampling_params(5, None, recommended)
@@ -219,6 +234,10 @@ def test_what_a_request_leaves_open_is_as_the_model_recommends_and_minus_one_is_
         ("stop", ""),
         ("stop", ["x"] * 17),
         ("max_tokens", 0),
+        ("speculation.max", {"max": 16}),
+        ("speculation.max", {"max": 0}),
+        ("speculation", {"method": "magic"}),
+        ("speculation", "magic"),
     ],
 )
 def test_a_value_out_of_bounds_is_refused_by_field(tokenizer: Tokenizer, field: str, value: object) -> None:

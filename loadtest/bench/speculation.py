@@ -1,0 +1,335 @@
+"""`python -m loadtest.bench speculation`: answers with guesses beside the same answers without, in turns.
+
+The weights are random, so a text is given as the answer: every step is computed in full, and each token that it chose
+is replaced by the text's. So steps take what they take, and guesses are right as often as in real texts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import queue
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Annotated
+
+import torch
+
+from loadtest.bench.peers.ours import BLOCK_SIZE
+from loadtest.rig.command_line import Option, Out, choice, integers, names
+from loadtest.rig.models import DEMO, SHAPES, checkpoint
+from loadtest.rig.results import Report, Result, machine
+from shared.engine.engine import Engine, LaunchedStep
+from shared.engine.messages import AddSequence, EngineDied, Event, SequenceFailed, StepOutput
+from shared.engine.plan import SampledToken, StepPlan, StepResult
+from shared.engine.runner.block_access import BlockAccess
+from shared.engine.runner.runner import Runner, RunnerConfig
+from shared.engine.sampling_params import SamplingParams
+from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
+from shared.engine.sequence import EngineSequence, Goal
+from shared.engine.speculation.drafter import Drafter
+from shared.engine.speculation.grammar import GrammarDrafter
+from shared.engine.speculation.ngram import NgramDrafter
+from shared.engine.speculation.speculator import Speculator
+from shared.kv.pool import BlockPool
+from shared.model.decoder import Decoder
+from shared.model.text.tokenizer import Tokenizer
+from shared.structure.compiler import StructureCompiler
+from shared.structure.structured_output import StructuredOutput, StructureKind
+
+STEP_TOKENS = 512
+MAX_BATCH = 64
+OFF, AUTO = "off", "auto"
+PEOPLE = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "properties": {
+            "first_name": {"type": "string", "maxLength": 20},
+            "last_name": {"type": "string", "maxLength": 20},
+            "birth_year": {"type": "integer"},
+            "lives_in_jerusalem": {"type": "boolean"},
+        },
+        "required": ["first_name", "last_name", "birth_year", "lives_in_jerusalem"],
+        "additionalProperties": False,
+    },
+}
+
+
+@dataclass(frozen=True)
+class Text:
+    """A prompt and what is answered to it."""
+
+    prompt: str
+    answer: str
+    structure: StructuredOutput | None = None
+
+
+def chat(number: int) -> Text:
+    """A question, and prose that does not repeat it."""
+    paragraphs = _paragraphs()
+    begin = 7 * number % len(paragraphs)
+    return Text("Tell me what happened then, in your own words.", "\n".join(paragraphs[begin:] + paragraphs[:begin]))
+
+
+def edit(number: int) -> Text:
+    """A source file, and the same with a name changed throughout."""
+    folder = Path(__file__).parents[2] / "shared" / "engine" / "scheduler"
+    files = sorted(folder.glob("*.py"), key=lambda file: -file.stat().st_size)[:4]
+    source = files[number % len(files)].read_text()
+    begin = source.index("class ") + 2000 * (number // len(files))
+    source = source[begin : begin + 6000]
+    return Text(
+        f"Rename sequence to request in this file:\n{source}\nThe file:\n", source.replace("sequence", "request")
+    )
+
+
+def quotes(number: int) -> Text:
+    """A document, and an answer that quotes every third sentence of it."""
+    paragraphs = _paragraphs()
+    begin = 5 * number % len(paragraphs)
+    document = "\n".join((paragraphs[begin:] + paragraphs[:begin])[:12])
+    sentences = re.split(r"(?<=[.!?])\s+", document)
+    leads = itertools.cycle(("It is written: ", "The text says: ", "Further on: "))
+    cited = "\n".join(f"{lead}{sentence}" for lead, sentence in zip(leads, sentences[1::3], strict=False))
+    return Text(f"{document}\nWhich verses speak of this? Quote them.\n", cited)
+
+
+def people(number: int) -> Text:
+    """A list by a schema."""
+    first = ("Noah", "Ruth", "Esther", "Micah", "Joel", "Naomi", "Amos", "Hannah", "Levi", "Deborah", "Gideon")
+    last = ("Cohen", "Baker", "Smith", "Miller", "Potter", "Fisher", "Shepherd")
+    found = [
+        {
+            "first_name": first[(5 * i + number) % len(first)],
+            "last_name": last[(3 * i + number) % len(last)],
+            "birth_year": 1900 + (37 * i + 11 * number) % 100,
+            "lives_in_jerusalem": (i * i + number) % 3 == 0,
+        }
+        for i in range(40)
+    ]
+    schema = StructuredOutput(StructureKind.JSON_SCHEMA, json.dumps(PEOPLE))
+    return Text("Who was there? Answer in JSON.", json.dumps(found), schema)
+
+
+def record(number: int) -> Text:
+    """One object of many properties, whose names stand nowhere else."""
+    words = (
+        "altar",
+        "bread",
+        "cedar",
+        "desert",
+        "earth",
+        "field",
+        "garden",
+        "harvest",
+        "iron",
+        "jordan",
+        "king",
+        "lamb",
+    )
+    properties = [
+        f"{a}_{b}_{'count' if i % 2 else 'name'}" for i, (a, b) in enumerate(itertools.permutations(words, 2))
+    ]
+    properties = properties[40 * (number % 3) :][:35]
+    found = {
+        name: 100 + 7 * i + number if name.endswith("count") else words[(5 * i + number) % len(words)].title()
+        for i, name in enumerate(properties)
+    }
+    schema = {
+        "type": "object",
+        "properties": {
+            name: {"type": "integer"} if name.endswith("count") else {"type": "string", "maxLength": 20}
+            for name in properties
+        },
+        "required": properties,
+        "additionalProperties": False,
+    }
+    structure = StructuredOutput(StructureKind.JSON_SCHEMA, json.dumps(schema))
+    return Text("What was counted? Answer in JSON.", json.dumps(found), structure)
+
+
+CASES = {"edit": edit, "quotes": quotes, "chat": chat, "json": people, "record": record}
+GOALS = {"edit": 2.0, "quotes": 2.0, "chat": 0.98, "json": 1.5, "record": 1.5}
+"""Of the ratio of one stream."""
+
+
+class GivenAnswers:
+    """A `StepRunner` that computes as another one and chooses the tokens of given answers."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self.answers: dict[str, Sequence[int]] = {}
+        """By sequence id."""
+
+    @property
+    def is_async(self) -> bool:
+        """See `StepRunner`."""
+        return self._runner.is_async
+
+    @property
+    def blocks(self) -> BlockAccess:
+        """See `StepRunner`."""
+        return self._runner.blocks
+
+    def checksums(self, block_ids: list[int]) -> list[int]:
+        """See `StepRunner`."""
+        return self._runner.checksums(block_ids)
+
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """See `StepRunner`."""
+        return _Given(self._runner.launch(plan), plan, self.answers)
+
+
+@dataclass(frozen=True)
+class _Given:
+    step: LaunchedStep
+    plan: StepPlan
+    answers: Mapping[str, Sequence[int]]
+
+    def result(self) -> StepResult:
+        self.step.result()
+        given = [
+            self.answers[item.sequence_id][spec.position - item.num_prompt_tokens]
+            for item in self.plan.sequences
+            for spec in item.samples
+        ]
+        return StepResult(tuple(map(SampledToken, given)))
+
+
+class Bench:
+    """One model, and an engine for each way to guess; one computes at a time."""
+
+    def __init__(self, folder: Path, num_threads: int, fixed: Sequence[int]) -> None:
+        """`fixed`: numbers of guesses that are computed whatever they cost, each a way of its own."""
+        torch.set_num_threads(num_threads or torch.get_num_threads())
+        decoder = Decoder.load(folder, torch.bfloat16, "cpu")
+        self.tokenizer = Tokenizer.load(DEMO)
+        structures = StructureCompiler(lambda: self.tokenizer, decoder.config.eos_token_ids, decoder.config.vocab_size)
+        num_blocks = MAX_BATCH * 2048 // BLOCK_SIZE
+        layout = decoder.config.block_layout(BLOCK_SIZE, "bfloat16")
+        runner = Runner(decoder, layout, num_blocks, RunnerConfig(max_num_seqs=MAX_BATCH), structures=structures)
+        self._runner = GivenAnswers(runner)
+        self._eos = frozenset(decoder.config.eos_token_ids)
+        self._events: queue.SimpleQueue[tuple[float, Event]] = queue.SimpleQueue()
+        self._names = (f"s{i}" for i in itertools.count())
+        drafters: list[Drafter] = [NgramDrafter(), GrammarDrafter(structures.prepare)]
+        self.speculators: dict[str, Speculator | None] = {OFF: None, AUTO: Speculator(drafters)}
+        self.speculators |= {str(count): Speculator([NgramDrafter()], count) for count in fixed}
+        self._engines = {way: self._engine(num_blocks, speculator) for way, speculator in self.speculators.items()}
+
+    def _engine(self, num_blocks: int, speculator: Speculator | None) -> Engine:
+        pool, config = BlockPool(num_blocks, BLOCK_SIZE), SchedulerConfig(MAX_BATCH, STEP_TOKENS)
+        engine = Engine(
+            Scheduler(pool, config, speculator=speculator),
+            self._runner,
+            lambda event: self._events.put((time.perf_counter(), event)),
+        )
+        engine.start()
+        return engine
+
+    def close(self) -> None:
+        """Ends the engines' threads."""
+        for engine in self._engines.values():
+            engine.close()
+
+    def seconds(self, way: str, texts: Sequence[Text], num_tokens: int) -> float:
+        """Of answers that run together, from the moment at which all have begun to the last token."""
+        names = [self._add(way, text, num_tokens) for text in texts]
+        begun: set[str] = set()
+        left, begins_s = set(names), 0.0
+        while left:
+            at_s, event = self._events.get()
+            match event:
+                case StepOutput(tokens=tokens):
+                    for token in tokens:
+                        if token.sequence_id not in begun:
+                            begun.add(token.sequence_id)
+                            begins_s = at_s
+                        if token.finish_reason is not None:
+                            left.discard(token.sequence_id)
+                case EngineDied(error) | SequenceFailed(_, error):
+                    raise error
+        self._runner.answers.clear()
+        return at_s - begins_s
+
+    def _add(self, way: str, text: Text, num_tokens: int) -> str:
+        prompt = self.tokenizer.encode(text.prompt)
+        name, answer = next(self._names), self.tokenizer.encode(text.answer, add_special_tokens=False)[:num_tokens]
+        self._runner.answers[name] = answer
+        sampling = SamplingParams(
+            temperature=0.0, max_tokens=len(answer), seed=0, ignore_eos=True, structured_output=text.structure
+        )
+        # The pools of all engines are the same memory: no prefix of an earlier answer may be found.
+        root = name.encode().rjust(16)
+        sequence = EngineSequence(
+            name, prompt, len(prompt), sampling, root, Goal.COMPLETION, len(prompt) + len(answer), self._eos
+        )
+        self._engines[way].submit(AddSequence(sequence))
+        return name
+
+
+def measure(bench: Bench, case: str, batch: int, num_tokens: int, pairs: int) -> Iterator[Result]:
+    """The rate of each way over that without guesses, median of pairs in turns; what was guessed in it."""
+    texts = [CASES[case](number) for number in range(batch)]
+    ways = list(bench.speculators)
+    for way in ways:  # what they learn is known
+        bench.seconds(way, texts, num_tokens)
+    before = {way: _counts(bench, way) for way in ways}
+    times: dict[str, list[float]] = {way: [] for way in ways}
+    for turn in range(pairs):
+        for way in ways if turn % 2 else reversed(ways):
+            times[way].append(bench.seconds(way, texts, num_tokens))
+    plain = times.pop(OFF)
+    yield Result(f"{case} {batch}, off", batch * (num_tokens - 1) / median(plain), "tok/s")
+    for way, seconds in times.items():
+        ratio = median(a / b for a, b in zip(plain, seconds, strict=True))
+        rate = batch * (num_tokens - 1) / median(seconds)
+        yield Result(f"{case} {batch}, {way}", rate, "tok/s", peer=OFF, ratio=ratio)
+        guessed, right = (now - then for now, then in zip(_counts(bench, way), before[way], strict=True))
+        if guessed:
+            yield Result(f"{case} {batch}, {way}, right guesses", 100 * right / guessed, "%")
+
+
+def _counts(bench: Bench, way: str) -> tuple[int, int]:
+    speculator = bench.speculators[way]
+    if speculator is None:
+        return 0, 0
+    counters = speculator.counters
+    return sum(counters.num_guesses.values()), sum(counters.num_accepted.values())
+
+
+def _paragraphs() -> list[str]:
+    return [line for line in (DEMO / "held_out.txt").read_text().splitlines() if len(line) > 80]
+
+
+def main(
+    model: Annotated[str, Option(help=f"a model folder, or a shape: {', '.join(SHAPES)}")] = "1b",
+    case: Annotated[str, Option(help=f"kinds of answers: {', '.join(CASES)}")] = " ".join(CASES),
+    batch: Annotated[str, Option(help="answers that run together")] = "1 8",
+    fixed: Annotated[str, Option(help="numbers of guesses that are made whatever they cost; empty: none")] = "",
+    tokens: Annotated[int, Option(help="of each answer")] = 256,
+    pairs: Annotated[int, Option(help="runs of each way")] = 5,
+    threads: Annotated[int, Option(help="compute threads; 0 = all cores")] = 0,
+    out: Out = None,
+) -> None:
+    """Measure answers with guesses beside the same without: copied text, prose and JSON, alone and in batches."""
+    folder = checkpoint(choice(model, "model", SHAPES)) if model in SHAPES else Path(model)
+    report = Report(out)
+    bench = Bench(folder, threads, integers(fixed, "fixed"))
+    try:
+        for name in names(case, "case", CASES):
+            for count in integers(batch, "batch"):
+                report.add(measure(bench, name, count, tokens, pairs))
+    finally:
+        bench.close()
+    print(f"{model} in bf16 on {machine()}; ratios are times without guesses over times with\n")
+    report.print()
+    ratios = {result.name: result.ratio for result in report.results if result.ratio is not None}
+    for name, goal in GOALS.items():
+        if (ratio := ratios.get(f"{name} 1, {AUTO}")) is not None:
+            print(f"{'met' if ratio >= goal else 'missed'}: {name}: {ratio:.2f}, the goal is {goal:g}")

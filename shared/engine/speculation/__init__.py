@@ -1,0 +1,1 @@
+"""Guesses of what an answer goes on with, several tokens a step: pure policy, no tensors."""

@@ -1,0 +1,35 @@
+"""What a source of guesses is. Any may be wrong at any time: a guess costs time, and never changes an answer."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from shared.engine.sequence import EngineSequence
+
+
+class Draft(NamedTuple):
+    """How an answer may go on behind its newest token."""
+
+    token_ids: tuple[int, ...] = ()
+    chances: tuple[float, ...] = ()
+    """Of each guess, that it is right and all before it are: from 1 to 0, falling."""
+
+
+NO_DRAFT = Draft()
+
+
+class Drafter(Protocol):
+    """Guesses from what is known of sequences; the engine thread alone calls it."""
+
+    @property
+    def method(self) -> str:
+        """Its name in settings, requests and metrics."""
+
+    def propose(self, sequence: EngineSequence, most: int) -> Draft:
+        """At most `most` guesses for a sequence without steps in flight. Learns from the tokens that came since the
+        last call, whether it had guessed them aloud or not. Takes a few microseconds."""
+        ...
+
+    def forget(self, sequence_id: str) -> None:
+        """The sequence has left; its id may be given anew."""
+        ...

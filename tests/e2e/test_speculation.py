@@ -1,0 +1,58 @@
+"""Real clusters that guess what answers go on with: the same tokens as without, and fewer steps."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.running import Running, running
+
+COPIED = [20 + (i * 37) % 900 for i in range(60)]
+PROMPTS: list[object] = ["And God said, let the waters", [*COPIED, *COPIED], "In the beginning"]
+WAYS: list[dict[str, object]] = [
+    {"logprobs": 1},
+    {"temperature": 0.8, "seed": 5, "n": 2},
+    {"frequency_penalty": 0.3, "stop": ["LORD", "king"]},
+    {"structured_outputs": {"regex": "(abcdefgh [0-9],){12}"}},
+]
+LENGTH = 120
+
+
+async def answers(cluster: Running, **fields: object) -> list[object]:
+    asked = [
+        cluster.complete(prompt, max_tokens=LENGTH, **way, **fields)
+        for prompt in PROMPTS
+        for way in WAYS
+        if not ("n" in way and isinstance(prompt, list))
+    ]
+    return [
+        [(choice["token_ids"], choice["text"], choice["finish_reason"]) for choice in answer["choices"]]
+        for answer in await asyncio.gather(*asked)
+    ]
+
+
+async def counted(cluster: Running) -> list[float]:
+    """Tokens that the decode worker has guessed, and those of them that were right."""
+    page = (await cluster.http.get(f"http://{cluster.cluster.metrics['decode-0']}/metrics")).text
+    lines = dict(line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))
+    names = (f"tandem_engine_{kind}_tokens_total" for kind in ("guessed", "accepted"))
+    return [float(value) for name in names for key, value in lines.items() if key.startswith(f"{name}{{")]
+
+
+@pytest.mark.parametrize("mode", ["disaggregated", "collocated"])
+async def test_guesses_change_no_answer(tmp_path: Path, mode: str) -> None:
+    async with running(tmp_path / "off", mode=mode, dtype="fp32") as cluster:
+        expected = await answers(cluster)
+        assert await counted(cluster) == []
+    async with running(tmp_path / "auto", mode=mode, dtype="fp32", speculation="auto") as cluster:
+        assert await answers(cluster) == expected
+        guessed, right = await counted(cluster)
+        assert 0 < right <= guessed
+        await answers(cluster, speculation="off")
+        assert await counted(cluster) == [guessed, right]
+        assert await answers(cluster, speculation={"method": "ngram", "max": 2}) == expected
+        refused = await cluster.http.post("/v1/completions", json={"prompt": "a", "speculation": {"max": 16}})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "speculation.max")
+        await cluster.idle()

@@ -1,0 +1,128 @@
+"""How many guesses a step has."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from shared.engine.sampling_params import MOST_GUESSES, Speculation
+from shared.engine.speculation.drafter import Draft
+from shared.engine.speculation.row_costs import OLD, RowCosts
+from shared.engine.speculation.speculator import PLAIN_EVERY, Speculator
+from shared.errors import InvalidRequest
+from tests.unit.engine.builders import sequence
+
+
+class Sure:
+    """Guesses the same tokens again and again, each right with a chance that a sequence's id gives."""
+
+    def __init__(self, method: str = "ngram") -> None:
+        self.method = method
+        self.asked: list[tuple[str, int]] = []
+
+    def propose(self, item, most):
+        self.asked.append((item.sequence_id, most))
+        chance = float(item.sequence_id)
+        return Draft((7,) * most, tuple(chance ** (place + 1) for place in range(most)))
+
+    def forget(self, sequence_id):
+        self.asked.append((sequence_id, 0))
+
+
+def counts(speculator, *names, most_rows=64, plain_s=0.1, limit_s=math.inf, max_tokens=99, **sampling):
+    items = [sequence(name, [2, 3], max_tokens=max_tokens, **sampling) for name in names]
+    found = speculator.propose(items, most_rows, plain_s, limit_s)
+    return [len(found.get(name, ())) for name in names]
+
+
+def measured(speculator, num_sequences, *seconds):
+    """Steps of these sequences with 0, 1, … guesses."""
+    for _ in range(8):
+        for num_guesses, step_s in enumerate(seconds):
+            speculator.measured(num_sequences, num_guesses, 0.1, step_s)
+
+
+def test_as_many_rows_as_bring_the_most_tokens_a_second():
+    speculator = Speculator([Sure()])
+    measured(speculator, 1, 0.1, 0.11, 0.112, *[0.6] * 13)
+    # With chance 0.9: 1.9 tokens in 1.1, 2.71 in 1.12, 8.15 at most in 6.
+    assert counts(speculator, "0.9") == [2]
+    measured(speculator, 1, *(0.1 + 0.001 * rows for rows in range(16)))
+    assert counts(speculator, "0.97") == [MOST_GUESSES]
+
+
+@pytest.mark.parametrize(("chance", "cost"), [("0.05", 0.11), ("0.3", 0.14), ("0.9", 0.85)])
+def test_where_a_row_costs_more_than_it_brings_there_is_none(chance, cost):
+    speculator = Speculator([Sure()])
+    measured(speculator, 1, 0.1, *(cost + 0.01 * rows for rows in range(15)))
+    assert counts(speculator, chance) == [0]
+
+
+def test_costs_are_those_beside_a_plain_step_as_it_is_measured_too():
+    """Steps that are all predicted to be twice as fast as they are make no row look expensive."""
+    speculator = Speculator([Sure()])
+    measured(speculator, 1, *(0.2 + 0.002 * rows for rows in range(16)))
+    assert counts(speculator, "0.9")[0] > 8
+
+
+def test_the_likeliest_guesses_of_a_batch_come_first():
+    speculator = Speculator([Sure()])
+    measured(speculator, 4, *(0.1 + 0.004 * rows for rows in range(40)))
+    found = counts(speculator, "0.95", "0.2", "0.6", "0.01")
+    assert found[0] > found[2] > found[1] >= found[3] == 0
+
+
+def test_no_step_becomes_longer_than_it_may():
+    speculator = Speculator([Sure()])
+    measured(speculator, 1, *(0.1 + 0.01 * rows for rows in range(16)))
+    assert counts(speculator, "0.99", limit_s=0.1451) == [4]
+    assert counts(speculator, "0.99", limit_s=0.05) == [0]
+    assert counts(speculator, "0.99", most_rows=3) == [3]
+
+
+def test_a_step_without_guesses_comes_now_and_then():
+    speculator = Speculator([Sure()])
+    found = [counts(speculator, "0.99")[0] > 0 for _ in range(2 * PLAIN_EVERY + 2)]
+    assert found.count(False) == 2
+
+
+def test_no_token_behind_the_answers_end_is_guessed():
+    drafter = Sure()
+    speculator = Speculator([drafter], num_guesses=MOST_GUESSES)
+    assert counts(speculator, "1.0", max_tokens=4) == [3]
+    assert counts(speculator, "1.0", max_tokens=1) == [0]
+    assert counts(speculator, "1.0", speculation=Speculation("off")) == [0]
+    assert counts(speculator, "1.0", speculation=Speculation("ngram", 2)) == [2]
+    assert drafter.asked == [("1.0", 3), ("1.0", 2)]
+    speculator.ended("1.0")
+    assert drafter.asked[-1] == ("1.0", 0)
+
+
+def test_the_drafter_that_expects_more_is_taken_and_counted():
+    worse = Sure("worse")
+    worse.propose = lambda item, most: Draft((9,), (0.5,))
+    speculator = Speculator([worse, Sure("better")], num_guesses=2)
+    item = sequence("0.9", [2, 3], max_tokens=9)
+    assert speculator.propose([item], 64) == {"0.9": (7, 7)}
+    speculator.verified("0.9", 2, 1)
+    assert speculator.counters.num_guesses == {"worse": 0, "better": 2}
+    assert speculator.counters.num_accepted == {"worse": 0, "better": 1}
+
+
+def test_a_busy_moment_is_forgotten():
+    costs = RowCosts()
+    costs.measured(1, 4, 9.0)
+    assert costs.factors(1, 4)[4] > 4
+    for _ in range(2 * OLD):
+        costs.measured(1, 0, 1.0)
+    assert costs.factors(1, 4)[4] < 1.5
+
+
+@pytest.mark.parametrize(
+    ("given", "field"), [({"method": "magic"}, "speculation.method"), ({"most_guesses": 0}, "speculation.max")]
+)
+def test_what_cannot_be_done_is_refused_by_name(given, field):
+    with pytest.raises(InvalidRequest) as refused:
+        Speculation(**given)
+    assert refused.value.details["field"] == field

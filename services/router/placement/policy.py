@@ -77,6 +77,11 @@ class Placement:
             for stage in get_args(Stage)
         }
 
+    @property
+    def ttft_target_s(self) -> float:
+        """See `PlacementConfig`."""
+        return self._config.ttft_target_s
+
     def choose_by(self, mode: Mode, request: PlacementRequest, decodes: Pool, prefills: Pool) -> Choice | None:
         """None if no worker can start the request now."""
         if mode == "auto":
@@ -101,7 +106,7 @@ class Placement:
 
     def choose_pair(self, request: PlacementRequest, decodes: Pool, prefills: Pool) -> Choice | None:
         """The same, where workers have both roles: for this request any two of them, or one for both parts."""
-        self.split.gap_s = self.predictor.gap_s
+        self.split.gap_s, self.split.hand_off_s = self.predictor.gap_s, self.predictor.hand_off_s
         preferred = self.split.decodes(decodes, request.block_size, request.now_s)
         self.pairs.look(prefills, preferred)
         if self.pairs.typical is None:  # nothing can be predicted yet

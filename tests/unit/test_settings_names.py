@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -70,6 +72,17 @@ def test_every_service_refuses_its_own():
         prefix = cls.model_config["env_prefix"]
         with pytest.raises(ConfigError, match=f"{prefix}NO_SUCH"):
             check_variables(ALL, {f"{prefix}NO_SUCH": "1"})
+
+
+def test_what_slow_tests_set_are_settings():
+    """A variable that is none keeps a cluster from starting, which a night may pass before anybody sees."""
+    tests = Path(__file__).parents[1]
+    texts = [path.read_text() for folder in ("chaos", "e2e", "k8s") for path in (tests / folder).rglob("*.py")]
+    names = {
+        name for text in texts for name in re.findall(r'setenv\("(TANDEM_(?:ROUTER|WORKER|KVSTORE|PLANNER)_\w+)"', text)
+    }
+    assert names
+    check_variables(ALL, dict.fromkeys(names, "1"))
 
 
 WORKER = ["--name", "w", "--model", "m"]

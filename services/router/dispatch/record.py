@@ -258,6 +258,9 @@ class RequestRecord:
     delivered_at: float = 0.0
     """time.perf_counter() when the writer of the reply had passed on the last of it, or the client was gone."""
 
+    split: tuple[float, ...] | None = None
+    """`TtftSplit` of it, once it has ended and one was made, for all that show it."""
+
     _span_base: int = 0
 
     def add(

@@ -97,6 +97,15 @@ def tpot_s(record: RequestRecord) -> float | None:
 
 def ttft_split(record: RequestRecord) -> TtftSplit:
     """Of the attempt that brought the first token; what lies before its look-up is in `placement_ms`."""
+    if isinstance(record.split, TtftSplit):
+        return record.split
+    split = _split(record)
+    if record.has_ended:
+        record.split = split
+    return split
+
+
+def _split(record: RequestRecord) -> TtftSplit:
     arrived = matched = placed = reserved = record.ask.arrived_at
     first = exposed_ms = 0.0
     for event, _, at, _, _ in record.entries:

@@ -175,7 +175,7 @@ class Scheduler:
         if plan.is_empty:
             return StepOutput()
         if step_s is not None:
-            self._measured(plan, step_s)
+            self.measured(step_work(plan), step_s, is_clean=not plan.copies)
         sequences = self._in_flight.complete(plan)
         tokens: list[NewToken] = []
         blocks: list[OutgoingBlock] = []
@@ -214,11 +214,12 @@ class Scheduler:
                 self._retire(sequence)
         return StepOutput(tuple(tokens), tuple(blocks))
 
-    def _measured(self, plan: StepPlan, step_s: float) -> None:
-        work = step_work(plan)
-        if not plan.copies:
+    def measured(self, work: StepWork, step_s: float, *, is_clean: bool = True) -> None:
+        """Learns from a step that has run; one that is not clean did more than this work."""
+        if is_clean:
             self.step_fit.observe(work, step_s)
         self._batch_limit.measured(work)
+        self._pacing.measured(work, step_s)
 
     def take_started(self) -> list[tuple[str, int]]:
         """(sequence id, cached tokens) of those that since the last call got their first turn, or found more."""
@@ -382,7 +383,7 @@ class Scheduler:
 
     def _retire(self, sequence: EngineSequence) -> None:
         self.sequences.end(sequence)
-        self._pacing.ended(sequence)
+        self._pacing.ended(sequence, self._clock())
         computed = sequence.num_computed_tokens // self.pool.block_size
         if computed > sequence.num_arrived_blocks:
             hashes = tuple(sequence.block_hashes[:computed])

@@ -211,6 +211,10 @@ class StoreNode:
             check_tenant(tenant)
         return await self.with_tiers(lambda tiers: tiers.flush(tenant))
 
+    async def _memory(self, slots: Sequence[int]) -> list[memoryview]:
+        """Of slots of the staging memory."""
+        return [self._staging.memory(slot) for slot in slots]
+
     async def fetch(
         self, hashes: Sequence[bytes], block_bytes: int, ticket: int, address: bytes
     ) -> AsyncGenerator[list[SentBlock], None]:
@@ -218,7 +222,7 @@ class StoreNode:
         TransferFailed."""
         await self.open(block_bytes)
         shipment = Shipment(
-            self._transfer, address, ticket, len(hashes), self._staging.memory,
+            self._transfer, address, ticket, len(hashes), self._memory,
             lambda block: self._staging.give_back(block.block_id),
             TRANSFER_TIMEOUT_S, seal_of(self._fleet_key, Purpose.FETCH, ticket, block_bytes),
         )  # fmt: skip

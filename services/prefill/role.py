@@ -7,6 +7,7 @@ import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from services.worker.attempt import WorkerRequest
 from services.worker.session import Session
@@ -14,6 +15,7 @@ from services.worker.worker import HANDOFF_TIMEOUT_S, TakeCommand, Worker
 from shared.engine.messages import AbortSequence, Event, NewToken, ReleaseBlocks, SequenceFailed, StepOutput
 from shared.engine.sequence import Goal
 from shared.errors import InvalidRequest, PeerUnreachable, TandemError
+from shared.kv.block_memory import leaving
 from shared.kv.handoff.shipment import Shipment
 from shared.kv.handoff.stall import STALLED_S, StallWatch
 from shared.kv.pool import OutgoingBlock
@@ -89,7 +91,7 @@ class PrefillRole:
             submit.transfer_address,
             submit.ticket,
             len(submit.needed_blocks),
-            self._host.engine.blocks.outgoing,
+            partial(leaving, self._host.engine.blocks),
             self._release,
             HANDOFF_TIMEOUT_S,
             self._host.seal(Purpose.HANDOFF, submit.ticket),

@@ -164,6 +164,8 @@ class EngineSequence:
     def take_prompt_logprobs(self) -> tuple[SampledToken, ...]:
         """Log-probabilities of the prompt's tokens from the second one on; fewer where a prefix was not
         computed here."""
+        if not self.prompt_logprobs:
+            return ()
         found, self.prompt_logprobs = self.prompt_logprobs, {}
         return tuple(found[position] for position in sorted(found))
 

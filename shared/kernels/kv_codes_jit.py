@@ -62,10 +62,12 @@ def encoded(values, peaks, poison, stored: tl.constexpr):
     scaled = tl.where(is_usual[:, None], values * factors[:, None], 0.0)
     if stored == tl.int8:
         # 1.5 · 2^23: a small number added to it is rounded to a whole one, even at ties.
-        return ((scaled + 12582912.0) - 12582912.0).to(tl.int8), scales
-    bits = scaled.to(tl.uint32, bitcast=True)
-    size = bits & 0x7FFFFFFF
-    normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - 960
-    small = (tl.abs(scaled) * 512.0 + 12582912.0).to(tl.uint32, bitcast=True)  # below 2^-6 steps are of 2^-9
-    code = tl.where(tl.abs(scaled) < 0.015625, small, normal)
-    return ((code & 127) | ((bits >> 24) & 128)).to(tl.uint8), scales
+        codes = ((scaled + 12582912.0) - 12582912.0).to(tl.int8)
+    else:  # one return: the compiler wants one type of all that it reads
+        bits = scaled.to(tl.uint32, bitcast=True)
+        size = bits & 0x7FFFFFFF
+        normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - 960
+        small = (tl.abs(scaled) * 512.0 + 12582912.0).to(tl.uint32, bitcast=True)  # below 2^-6 steps are of 2^-9
+        code = tl.where(tl.abs(scaled) < 0.015625, small, normal)
+        codes = ((code & 127) | ((bits >> 24) & 128)).to(tl.uint8)
+    return codes, scales

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from shared.tasks import unbroken
 
@@ -54,3 +54,23 @@ async def beside_loop(num_bytes: int, work: Callable[[], T]) -> T:
     if num_bytes <= AT_ONCE_BYTES:
         return work()
     return await unbroken(asyncio.to_thread(work))
+
+
+class LeavingBlocks(Protocol):
+    """The part of `BlockAccess` that senders need."""
+
+    @property
+    def waits_for_copies(self) -> bool:
+        """See `BlockAccess`."""
+        ...
+
+    def outgoing(self, block_ids: Sequence[int]) -> list[BlockMemory]:
+        """See `BlockAccess`."""
+        ...
+
+
+async def leaving(blocks: LeavingBlocks, block_ids: Sequence[int]) -> list[BlockMemory]:
+    """Their `outgoing` memory, without the event loop waiting for a GPU. Raises as that does."""
+    if blocks.waits_for_copies:
+        return await unbroken(asyncio.to_thread(blocks.outgoing, block_ids))
+    return blocks.outgoing(block_ids)

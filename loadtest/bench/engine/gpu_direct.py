@@ -76,7 +76,7 @@ async def _send(side: Side, receiver: Connection, num_blocks: int) -> None:
         receiver.send(side.sums.of(list(range(num_blocks))))
         while (asked := await asyncio.to_thread(receiver.recv)) is not None:
             address, ticket = asked
-            blocks = [(index, side.blocks.outgoing(index)) for index in range(num_blocks)]
+            blocks = [(index, memory) for index, memory in enumerate(side.blocks.outgoing(range(num_blocks)))]
             await asyncio.gather(*(side.transfer.send(address, ticket, *block) for block in blocks))
     finally:
         await side.transfer.close()

@@ -18,17 +18,19 @@ from shared.kv.layout import BlockLayout, KVFormat
 
 LAYOUT = BlockLayout(32, 16, KVFormat("bfloat16", num_kv_heads=8, head_dim=128))
 """An 8B model's: 2 MiB a block."""
+CHUNK_BLOCKS = 128
+"""Of a chunk of a prompt, which leave together."""
 
 
 def rates(device: torch.device, layout: BlockLayout, num_blocks: int, repeats: int) -> list[Result]:
-    """Of a prompt of `num_blocks` blocks, out of the pool and back into it; each block is let go once it was sent."""
+    """Of a prompt of `num_blocks` blocks, out of the pool and back into it; a chunk is let go once it was sent."""
     pool = allocate_pool(layout, num_blocks, device)
     staged = StagedBlocks(pool, DeviceLink(device))
     out_s, in_s = [], []
     for _ in range(repeats + 1):
         begin = time.perf_counter()
-        for block_id in range(num_blocks):
-            staged.outgoing(block_id)
+        for first in range(0, num_blocks, CHUNK_BLOCKS):
+            staged.outgoing(range(first, min(first + CHUNK_BLOCKS, num_blocks)))
         out_s.append(time.perf_counter() - begin)
         arrived = [(block_id, staged.incoming(block_id)) for block_id in range(num_blocks)]
         begin = time.perf_counter()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from functools import partial
 
 import grpc
 
@@ -26,7 +27,7 @@ from shared.engine.messages import (
     SequenceEnded,
 )
 from shared.errors import ConfigError, InvalidRequest, ModelMismatch, TandemError
-from shared.kv.block_memory import BlockMemory
+from shared.kv.block_memory import leaving
 from shared.kv.fleet_key import token_of
 from shared.kv.handoff.shipment import Shipment
 from shared.kv.pool import OutgoingBlock
@@ -81,8 +82,8 @@ class BlockServer:
                 limit=ours,
             )
         shipment = Shipment(
-            self._host.transfer, address, ticket, len(hashes), self.memory, self._release, SEND_TIMEOUT_S,
-            self._host.seal(Purpose.FETCH, ticket),
+            self._host.transfer, address, ticket, len(hashes), partial(leaving, self._host.engine.blocks),
+            self._release, SEND_TIMEOUT_S, self._host.seal(Purpose.FETCH, ticket),
         )  # fmt: skip
         with self._active():
             async with shipment:
@@ -93,8 +94,8 @@ class BlockServer:
                     blocks = await self._hold(batch, hashes)
                     self.num_given += len(blocks)
                     parts = [blocks[begin : begin + PART] for begin in range(0, len(blocks), PART)]
-                    leaving = [(part, shipment.add(*part)) for part in parts]
-                    for part, tags in leaving:
+                    begun = [(part, shipment.add(*part)) for part in parts]
+                    for part, tags in begun:
                         yield [
                             SentBlock(block.index, block.checksum, Tier.DEVICE, tag)
                             for block, tag in zip(part, await tags, strict=True)
@@ -107,10 +108,6 @@ class BlockServer:
             raise InvalidRequest("a worker's pool does not know whose its blocks are", field="tenant")
         num_blocks = await self._exchange.flush()
         return num_blocks, num_blocks * self._host.model.layout.block_bytes
-
-    def memory(self, block_id: int) -> BlockMemory:
-        """A held block's bytes."""
-        return self._host.engine.blocks.outgoing(block_id)
 
     async def close(self, deadline_s: float = 1.0) -> None:
         """Waits for what is being sent, for at most `deadline_s` seconds."""
@@ -236,7 +233,7 @@ class StoreOffloader:
             wanted.transfer_address,
             wanted.ticket,
             len(wanted.indexes),
-            self._host.engine.blocks.outgoing,
+            partial(leaving, self._host.engine.blocks),
             lambda block: self._host.engine.submit(ReleaseHeld((block.block_id,))),
             SEND_TIMEOUT_S,
             self._host.seal(Purpose.OFFER, wanted.ticket),

@@ -11,9 +11,9 @@ from torch import Tensor
 from shared.collectives.rank_links import RankLinks
 from shared.engine.group.own_slices import OwnSlices, SliceForm
 from shared.engine.group.slice_server import SliceAction, SliceCommand
-from shared.engine.runner.block_access import STAGING_BYTES, StagingRing
+from shared.engine.runner.block_access import StagingRing, staging_bytes
 from shared.engine.runner.device_link import DeviceLink
-from shared.engine.runner.pool_memory import HostArena
+from shared.engine.runner.pool_memory import HostArena, free_bytes
 from shared.errors import RankLost
 from shared.kv.block_memory import BlockMemory, host_bytes
 
@@ -24,6 +24,8 @@ class SlicedBlocks:
     Each call is a command to all ranks and one gather or scatter of their slices; the caller waits for it. The event
     loop calls, and for checksums the engine's thread: one command at a time. All may raise RankLost.
     """
+
+    waits_for_copies = False
 
     def __init__(
         self, form: SliceForm, links: RankLinks, kv_blocks: Tensor, link: DeviceLink, arena: HostArena | None
@@ -37,13 +39,16 @@ class SlicedBlocks:
         self._own = OwnSlices(form, 0, kv_blocks, link)
         self._senders = [rank for rank, part in enumerate(form.slices) if part.is_sender]
         block_bytes = form.layout.block_bytes
-        most = min(kv_blocks.shape[0], STAGING_BYTES // block_bytes)
+        most = min(kv_blocks.shape[0], staging_bytes(free_bytes(torch.device("cpu"))) // block_bytes)
         self._ring = StagingRing(most, block_bytes, pinned=kv_blocks.is_cuda)
         self._turn = threading.Lock()
         self._is_closed = False
 
-    def outgoing(self, block_id: int) -> memoryview:
-        """See `BlockAccess`; this is a copy."""
+    def outgoing(self, block_ids: Sequence[int]) -> list[BlockMemory]:
+        """See `BlockAccess`; these are copies."""
+        return [self._copied(block_id) for block_id in block_ids]
+
+    def _copied(self, block_id: int) -> memoryview:
         memory = self._ring.take()
         block = self._form.block(memory)
         with self._turn:

@@ -12,14 +12,21 @@ import torch
 from torch import Tensor
 
 from shared.engine.runner.device_link import DeviceLink
+from shared.engine.runner.pool_memory import free_bytes
 from shared.errors import TransferFailed
 from shared.kernels.block_ops import BlockOps
 from shared.kv.block_memory import BlockMemory, DeviceBytes, host_bytes
 from shared.kv.checksum import BlockChecksum
 from shared.kv.layout import BlockLayout
 
-STAGING_BYTES = 256 << 20
-"""Pinned host memory that blocks of a GPU's pool pass through."""
+LEAST_STAGING_BYTES, MOST_STAGING_BYTES = 256 << 20, 2 << 30
+"""Pinned host memory that blocks of a GPU's pool pass through: at most two prompts of 8,192 tokens of an 8B model."""
+
+
+def staging_bytes(free_bytes: int) -> int:
+    """For this much free host memory: a sixteenth of it, within the bounds. What a receiver takes at once is a whole
+    prompt, and a block beyond the ring is pinned when it comes, which takes about a millisecond."""
+    return max(LEAST_STAGING_BYTES, min(MOST_STAGING_BYTES, free_bytes // 16))
 
 
 class StagingRing:
@@ -88,10 +95,15 @@ class BlockAccess(Protocol):
     """Called from the event loop while the engine thread computes, only for blocks that no step writes to. Where ranks
     have pools of their own, `outgoing` and `store` raise RankLost once the group has lost one."""
 
-    def outgoing(self, block_id: int) -> BlockMemory:
-        """A block's bytes, to be sent; they hold while the caller has its reference to the block.
+    @property
+    def waits_for_copies(self) -> bool:
+        """True where `outgoing` waits for a GPU, and may be called from any thread: the event loop's should not."""
+        ...
 
-        Raises TransferFailed where there is no memory to stage it in.
+    def outgoing(self, block_ids: Sequence[int]) -> list[BlockMemory]:
+        """The bytes of each block, to be sent; they hold while the caller has its reference to the block.
+
+        Raises TransferFailed where there is no memory to stage them in.
         """
         ...
 
@@ -110,12 +122,14 @@ class BlockAccess(Protocol):
 class DirectBlocks:
     """A pool in host memory: sent from and received into as it is."""
 
+    waits_for_copies = False
+
     def __init__(self, kv_blocks: Tensor) -> None:
         self._kv_blocks = kv_blocks  # [num_blocks, num_layers, num_planes, num_kv_heads, head_bytes] uint8
 
-    def outgoing(self, block_id: int) -> memoryview:
+    def outgoing(self, block_ids: Sequence[int]) -> list[BlockMemory]:
         """See `BlockAccess`."""
-        return _bytes_of(self._kv_blocks[block_id])
+        return [_bytes_of(self._kv_blocks[block_id]) for block_id in block_ids]
 
     def incoming(self, block_id: int) -> memoryview:
         """See `BlockAccess`."""
@@ -133,6 +147,8 @@ class DeviceBlocks:
     What arrived has ended before its sequence joins, so every kernel that reads it is launched later.
     """
 
+    waits_for_copies = False
+
     def __init__(self, kv_blocks: Tensor, link: DeviceLink, sums: BlockSums) -> None:
         """`sums`: of these blocks. Also works on a pool in host memory, for tests."""
         self._kv_blocks = kv_blocks  # [num_blocks, num_layers, num_planes, num_kv_heads, head_bytes] uint8
@@ -140,25 +156,29 @@ class DeviceBlocks:
         self._sums = sums
         self._aside = link.side_stream()
 
-    def outgoing(self, block_id: int) -> DeviceBytes:
+    def outgoing(self, block_ids: Sequence[int]) -> list[BlockMemory]:
         """See `BlockAccess`."""
-        return self._bytes_of(block_id)
+        return list(self._bytes_of(block_ids))
 
     def incoming(self, block_id: int) -> DeviceBytes:
         """See `BlockAccess`."""
-        return self._bytes_of(block_id)
+        return self._bytes_of((block_id,))[0]
 
     def store(self, arrived: Sequence[tuple[int, BlockMemory]]) -> None:
         """Nothing to do: `incoming` gave the pool's own memory."""
 
-    def _bytes_of(self, block_id: int) -> DeviceBytes:
-        """Waits until no queued copy reads or writes the block any more."""
+    def _bytes_of(self, block_ids: Sequence[int]) -> list[DeviceBytes]:
+        """Waits until no queued copy reads or writes the blocks any more."""
         with self._aside.entered():
             pass
         self._aside.synchronize()
-        block = self._kv_blocks[block_id]
-        num_bytes = block.numel() * block.element_size()
-        return DeviceBytes(block.data_ptr(), num_bytes, partial(self._checksum, block_id), self._kv_blocks)
+        places = [(block_id, self._kv_blocks[block_id]) for block_id in block_ids]
+        return [
+            DeviceBytes(
+                block.data_ptr(), block.numel() * block.element_size(), partial(self._checksum, name), self._kv_blocks
+            )
+            for name, block in places
+        ]
 
     def _checksum(self, block_id: int) -> int:
         self._link.bind_thread()  # arrivals are checked on threads of their own
@@ -172,24 +192,28 @@ class StagedBlocks:
     megabyte.
     """
 
+    waits_for_copies = True
+
     def __init__(self, kv_blocks: Tensor, link: DeviceLink, num_slots: int | None = None) -> None:
-        """`num_slots`: None = of STAGING_BYTES. Also works on a pool in host memory, for tests: the copies are then
+        """`num_slots`: None = of `staging_bytes`. Also works on a pool in host memory, for tests: the copies are then
         superfluous."""
         self._kv_blocks = kv_blocks  # [num_blocks, num_layers, num_planes, num_kv_heads, head_bytes] uint8
         self._link = link
         self._aside = link.side_stream()
         block_bytes = kv_blocks[0].numel() * kv_blocks.element_size()
-        most = min(kv_blocks.shape[0], STAGING_BYTES // block_bytes)
+        most = min(kv_blocks.shape[0], staging_bytes(free_bytes(torch.device("cpu"))) // block_bytes)
         self._ring = StagingRing(most if num_slots is None else num_slots, block_bytes, pinned=kv_blocks.is_cuda)
 
-    def outgoing(self, block_id: int) -> memoryview:
-        """See `BlockAccess`; this is a copy."""
-        memory = self._ring.take()
-        block = self._kv_blocks[block_id]
+    def outgoing(self, block_ids: Sequence[int]) -> list[BlockMemory]:
+        """See `BlockAccess`; these are copies, all queued before any is waited for."""
+        self._link.bind_thread()
+        memory = [self._ring.take() for _ in block_ids]
         with self._aside.entered():
-            self._link.copy(block, _staged(memory, block))
+            for block_id, place in zip(block_ids, memory, strict=True):
+                block = self._kv_blocks[block_id]
+                self._link.copy(block, _staged(place, block))
         self._aside.synchronize()
-        return memory
+        return list(memory)
 
     def incoming(self, block_id: int) -> memoryview:  # noqa: ARG002
         """See `BlockAccess`; any slot serves."""

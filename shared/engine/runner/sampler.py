@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shared.engine.plan import NoToken, PlannedSequence, SampledToken, SampleSpec, StepResult
 from shared.engine.runner.device_link import DeviceLink
-from shared.engine.runner.histories import SequenceHistories, is_given
+from shared.engine.runner.histories import SequenceHistories
 from shared.engine.sampling_params import SamplingParams
 from shared.kernels.sampling.history import Penalties
 from shared.kernels.sampling.rows import SamplingRows
@@ -78,8 +78,8 @@ class Sampler:
         self._ops = ops
         self._link = link
         self._histories = SequenceHistories(max_num_seqs, link)
-        self._rows: _Rows | None = None  # of the step before
-        self._kinds: tuple[list[tuple[SamplingParams, tuple[int, ...]]], list[int]] = [], []
+        self._key: list[tuple[object, ...]] = []
+        self._rows = _Rows([], [], [], self._histories, 0, link)  # what follows from the key
 
     def sample(
         self, logits: Tensor, names: Sequence[str], specs: Sequence[SampleSpec], masks: RowMasks | None = None
@@ -93,7 +93,8 @@ class Sampler:
         assert logits.dim() == 2, f"logits {tuple(logits.shape)}"
         assert logits.dtype == torch.float32, f"logits are {logits.dtype}"
         assert logits.shape[0] == len(specs), f"{logits.shape[0]} rows for {len(specs)} specs"
-        return self._choose(logits, self._rows_of(names, specs, logits.shape[1]), specs, masks, None)
+        rows = self._rows_of(names, specs, logits.shape[1], are_all=True)
+        return self._choose(logits, rows, specs, masks, None)
 
     def resample(
         self,
@@ -105,33 +106,34 @@ class Sampler:
     ) -> None:
         """Choose again, in place, for the rows whose logits are not sampled from as they are; the other arguments are
         those of `sample`. tokens: [num_rows] int64, of the logits as they are."""
-        chosen = self._not_plain(specs)
-        if not chosen:
+        rows = self._rows_of(names, specs, logits.shape[1], are_all=False)
+        if not rows.chosen:
             return
-        if len(chosen) == len(specs):
-            tokens.copy_(self._choose(logits, self._rows_of(names, specs, logits.shape[1]), specs, masks, tokens))
+        if rows.places is None:
+            tokens.copy_(self._choose(logits, rows, specs, masks, tokens))
             return
-        parts, part_specs = [names[at] for at in chosen], [specs[at] for at in chosen]
-        rows = self._rows_of(parts, part_specs, logits.shape[1])
-        if rows.places is None or rows.chosen != chosen:
-            rows.chosen, rows.places = chosen, self._link.send(torch.tensor(chosen))
         if masks is not None:  # they are of these rows alone
-            place = {row: at for at, row in enumerate(chosen)}
+            place = {row: at for at, row in enumerate(rows.chosen)}
             masks = RowMasks([place[row] for row in masks.rows], masks.words, masks.faults)
         part, before = logits.index_select(0, rows.places), tokens.index_select(0, rows.places)
-        tokens.index_copy_(0, rows.places, self._choose(part, rows, part_specs, masks, before))
+        chosen = self._choose(part, rows, [specs[at] for at in rows.chosen], masks, before)
+        tokens.index_copy_(0, rows.places, chosen)
 
-    def _not_plain(self, specs: Sequence[SampleSpec]) -> list[int]:
-        kinds = [(spec.params, spec.banned_token_ids) for spec in specs]
-        if kinds != self._kinds[0]:
-            self._kinds = kinds, [at for at, spec in enumerate(specs) if not is_plain(spec)]
-        return self._kinds[1]
-
-    def _rows_of(self, names: Sequence[str], specs: Sequence[SampleSpec], vocab_size: int) -> _Rows:
-        """Those of the step before, where they are of the same sequences and settings."""
-        key = [(name, spec.params, spec.banned_token_ids) for name, spec in zip(names, specs, strict=True)]
-        if self._rows is None or self._rows.key != key or any(map(is_given, specs)):
-            self._rows = _Rows(key, specs, self._histories, vocab_size, self._link)
+    def _rows_of(self, names: Sequence[str], specs: Sequence[SampleSpec], vocab_size: int, *, are_all: bool) -> _Rows:
+        """All rows, or those that are not plain: of the step before, where it had the same sequences and settings."""
+        key: list[tuple[object, ...]] = [
+            (name, params, prompt, output, banned)
+            for name, (params, _, prompt, output, banned) in zip(names, specs, strict=True)
+        ]
+        key.append((are_all,))
+        if key != self._key:
+            chosen = [at for at, spec in enumerate(specs) if are_all or not is_plain(spec)]
+            self._rows = _Rows(chosen, names, specs, self._histories, vocab_size, self._link)
+            # What a plan gives of a sequence is placed once.
+            self._key = [
+                (name, spec.params, (), (), spec.banned_token_ids) for name, spec in zip(names, specs, strict=True)
+            ]
+            self._key.append((are_all,))
         return self._rows
 
     def _choose(
@@ -179,16 +181,19 @@ class _Rows:
 
     def __init__(
         self,
-        key: list[tuple[str, SamplingParams, tuple[int, ...]]],
+        chosen: list[int],
+        names: Sequence[str],
         specs: Sequence[SampleSpec],
         histories: SequenceHistories,
         vocab_size: int,
         link: DeviceLink,
     ) -> None:
-        """`key`: what all of it follows from, with the slots that the sequences have had since the step before."""
-        self.key = key
-        self.chosen: list[int] = []
-        self.places: Tensor | None = None  # [num_rows] int64, those of `chosen`
+        """Of the rows `chosen` alone. The sequences with penalties keep the slots that they had in the step before."""
+        self.chosen = chosen
+        self.places: Tensor | None = None  # [num_rows] int64, those of `chosen`; None: all rows are
+        if len(chosen) < len(specs):
+            self.places = link.send(torch.tensor(chosen, dtype=torch.int64))
+            names, specs = [names[at] for at in chosen], [specs[at] for at in chosen]
         params = [spec.params for spec in specs]
         self.asks_logprobs = any(p.logprobs is not None for p in params)
         self.ways: SamplingRows | None = None  # but for the positions; None: all rows are greedy
@@ -203,7 +208,7 @@ class _Rows:
             )
             self.ways = SamplingRows(*(link.send(part) for part in vars(ways).values()))
         followed = [at for at, p in enumerate(params) if p.has_penalties]
-        found = histories.place([key[at][0] for at in followed], [specs[at] for at in followed], vocab_size)
+        found = histories.place([names[at] for at in followed], [specs[at] for at in followed], vocab_size)
         slots = dict(zip(followed, found, strict=True))
         self.penalties = _penalties(params, slots, link)
         self.edits = _edits(specs, vocab_size, link)

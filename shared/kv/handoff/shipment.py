@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Self
 
 from google.protobuf.message import DecodeError
@@ -97,12 +97,12 @@ class Shipment:
         address: bytes,
         ticket: int,
         num_needed: int,
-        memory: Callable[[int], BlockMemory],
+        memory: Callable[[Sequence[int]], Awaitable[Sequence[BlockMemory]]],
         release: Callable[[OutgoingBlock], None],
         timeout_s: float,
         seal: Seal | None = None,
     ) -> None:
-        """`memory(block_id)` is a block's bytes, `release(block)` gives the sender's reference back. A receiver
+        """`memory(block_ids)` gives the bytes of each, `release(block)` gives the sender's reference back. A receiver
         that takes nothing for `timeout_s` after the last chunk is given up. `seal` protects blocks, notes and the
         trailer."""
         self._transfer = transfer
@@ -225,7 +225,7 @@ class Shipment:
             await asyncio.wait(sends)
 
     async def _close_blocks(self, blocks: Sequence[OutgoingBlock]) -> list[SealedBlock]:
-        memory = [self._memory(block.block_id) for block in blocks]
+        memory = await self._memory([block.block_id for block in blocks])
         seal = self._seal
         if seal is None:
             return [SealedBlock(place) for place in memory]

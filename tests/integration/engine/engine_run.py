@@ -133,7 +133,7 @@ def hand_off(prefill: EngineRun, decode: EngineRun, prompt, max_tokens=64, corru
     while first is None:
         stepped = prefill.next(StepOutput)
         for block in stepped.blocks:
-            buffers[block.index][:] = prefill.engine.blocks.outgoing(block.block_id)
+            buffers[block.index][:] = prefill.engine.blocks.outgoing([block.block_id])[0]
             checksums[block.index] = block.checksum
             prefill.engine.submit(ReleaseBlocks((block.block_id,)))
         for token in stepped.tokens:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, closing
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from shared.engine.messages import (
     StepOutput,
 )
 from shared.engine.sequence import Goal
+from shared.kv.block_memory import leaving
 from shared.kv.handoff.receive_handoff import ArrivalCheck, HandoffReceiver, ReceivedHandoff
 from shared.kv.handoff.shipment import Shipment
 from shared.kv.pool import OutgoingBlock
@@ -98,7 +100,7 @@ async def hand_off(prefill: EngineRun, decode: EngineRun, sender: KVTransfer, re
     def release(block: OutgoingBlock) -> None:
         prefill.engine.submit(ReleaseBlocks((block.block_id,)))
 
-    outgoing = prefill.engine.blocks.outgoing
+    outgoing = partial(leaving, prefill.engine.blocks)
     shipment = Shipment(sender, receiver.address, ticket, len(needed), outgoing, release, DEADLINE_S)
     prefill.engine.submit(AddSequence(prefill.sequence(PROMPT, MAX_TOKENS, Goal.FIRST_TOKEN, frozenset(needed))))
     taking = asyncio.create_task(arriving.receive(DEADLINE_S))

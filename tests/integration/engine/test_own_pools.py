@@ -158,7 +158,7 @@ def test_what_a_leader_sends_is_what_one_process_computes(handed: tuple[list[int
         run.pool.clear_cache()
         access.store(arrived)
         for block, (block_id, _) in zip(blocks, arrived, strict=True):
-            assert bytes(access.outgoing(block_id)) == block.numpy().tobytes()
+            assert bytes(access.outgoing([block_id])[0]) == block.numpy().tobytes()
         assert run.runner.checksums([3, 0, 7, 5, 1]) == sums.checksum_blocks(blocks, range(5))
 
 
@@ -178,6 +178,6 @@ def test_preempted_sequences_come_back_from_every_ranks_host_memory(tmp_path: Pa
         assert tight.scheduler.counters.num_swapped_in > 0
         sums = BlockChecksum(tight.layout.block_bytes // 8)
         for block_id in range(16):  # each block as all ranks have it, behind the copies of plans without tokens too
-            block = torch.frombuffer(bytearray(tight.engine.blocks.outgoing(block_id)), dtype=torch.uint8)
+            block = torch.frombuffer(bytearray(tight.engine.blocks.outgoing([block_id])[0]), dtype=torch.uint8)
             assert tight.runner.checksums([block_id]) == sums.checksum_blocks(block[None], [0])
         tight.pool.check_integrity()

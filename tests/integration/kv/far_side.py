@@ -124,9 +124,13 @@ class FarSide:
         memory = {index: bytearray(content(content_of, index, BLOCK_BYTES)) for index in indexes}
         check = ArrivalCheck(BLOCK_BYTES)
         sums = [check.checksum(_flipped(memory[index], resummed and index in damaged)) for index in indexes]
+
+        async def views(block_ids: Sequence[int]) -> list[memoryview]:
+            return [memoryview(memory[index]) for index in block_ids]
+
         shipment = Shipment(
             _Damaging(self._transfer, damaged, swapped), bytes.fromhex(address), ticket, len(indexes),
-            lambda index: memoryview(memory[index]), lambda _: None, timeout_s=60.0,
+            views, lambda _: None, timeout_s=60.0,
             seal=seal_of(self._key, Purpose.HANDOFF, ticket if sealed_for is None else sealed_for, BLOCK_BYTES),
         )  # fmt: skip
         blocks = [OutgoingBlock("s", index, index, known) for index, known in zip(indexes, sums, strict=True)]

@@ -48,7 +48,7 @@ async def test_blocks_arrive_by_pointer_and_a_damaged_one_is_found() -> None:
             arriving = {index: receiver.blocks.incoming(to) for index, (_, to) in moves.items()}
             incoming = receiver.transfer.expect(ticket, list(arriving.items()), 8)
             sends = [
-                sender.transfer.send(receiver.transfer.address, ticket, index, sender.blocks.outgoing(block_id))
+                sender.transfer.send(receiver.transfer.address, ticket, index, sender.blocks.outgoing([block_id])[0])
                 for index, (block_id, _) in moves.items()
             ]
             trailer = memoryview(bytearray(b"that all"))

@@ -47,7 +47,12 @@ class Engine:
         self.memory = np.zeros((NUM_BLOCKS, BLOCK_BYTES), np.uint8)
         self.exchange = BlockExchange(self.pool, self._checksums)
         self.emit = lambda _event: None
-        self.blocks = SimpleNamespace(incoming=self._bytes, outgoing=self._bytes, store=lambda _arrived: None)
+        self.blocks = SimpleNamespace(
+            incoming=self._bytes,
+            waits_for_copies=False,
+            outgoing=lambda block_ids: [self._bytes(block_id) for block_id in block_ids],
+            store=lambda _arrived: None,
+        )
 
     def submit(self, command) -> None:
         match command:

@@ -89,10 +89,10 @@ def test_a_command_waits_for_the_copies_of_the_plans_before_it(sides: tuple[Slic
         side.pool[2] = 0
     leader.arena.run((BlockCopy(2, 0, False),))
     with ThreadPoolExecutor(1) as loop:
-        asked = loop.submit(blocks.outgoing, 2)
+        asked = loop.submit(blocks.outgoing, [2])
         assert follower.arena.is_awaited.wait(DEADLINE_S)
         follower.arena.run((BlockCopy(2, 0, False),))
-        found = read(asked.result(DEADLINE_S))
+        found = read(asked.result(DEADLINE_S)[0])
     assert torch.equal(found, whole(leader, follower, 1))
 
 
@@ -112,7 +112,7 @@ def test_who_wants_a_block_of_a_group_that_has_ended_is_told(sides: tuple[Sliced
     blocks.close()
     blocks.close()
     with pytest.raises(RankLost):
-        blocks.outgoing(0)
+        blocks.outgoing([0])
     with pytest.raises(RankLost):
         blocks.checksums([0])
 
@@ -121,7 +121,7 @@ def test_a_lost_rank_ends_the_wait_for_its_slice(sides: tuple[SlicedBlocks, Side
     blocks, leader, follower = sides
     leader.arena.run(OUT)  # which the follower will never see
     with ThreadPoolExecutor(1) as loop:
-        asked = loop.submit(blocks.outgoing, 2)
+        asked = loop.submit(blocks.outgoing, [2])
         assert follower.arena.is_awaited.wait(DEADLINE_S)
         leader.links.fail(1)
         with pytest.raises(RankLost) as lost:

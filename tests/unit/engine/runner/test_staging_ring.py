@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import threading
+from collections.abc import Sequence
 
 import pytest
 import torch
 
-from shared.engine.runner.block_access import StagedBlocks, StagingRing
+from shared.engine.runner.block_access import StagedBlocks, StagingRing, staging_bytes
 from shared.engine.runner.device_link import DeviceLink
+from shared.kv.block_memory import BlockMemory, leaving
 
 NUM_BLOCKS = 6
 
@@ -38,7 +41,7 @@ def test_a_slot_is_free_again_when_the_last_view_of_it_is_gone() -> None:
 
 def test_held_memory_is_nobody_elses_and_beyond_the_ring_there_is_more(pool: torch.Tensor) -> None:
     staged = StagedBlocks(pool, DeviceLink(pool.device), num_slots=3)
-    held = [staged.outgoing(block_id) for block_id in range(NUM_BLOCKS)]
+    held = staged.outgoing(range(NUM_BLOCKS))
     for block_id, memory in enumerate(held):
         assert bytes(memory) == pool[block_id].numpy().tobytes()
 
@@ -56,3 +59,22 @@ def test_what_arrives_is_stored_and_slots_serve_again(pool: torch.Tensor) -> Non
         gc.collect()
     assert staged._ring.num_beyond == 0
     assert staged._ring.num_free == 2
+
+
+async def test_the_event_loop_does_not_copy_what_a_gpus_pool_sends(pool: torch.Tensor) -> None:
+    loop_thread, threads = threading.get_ident(), []
+
+    class Noting(StagedBlocks):
+        def outgoing(self, block_ids: Sequence[int]) -> list[BlockMemory]:
+            threads.append(threading.get_ident())
+            return super().outgoing(block_ids)
+
+    sent = await leaving(Noting(pool, DeviceLink(pool.device), num_slots=3), [4, 1])
+    assert [bytes(memory) for memory in sent] == [pool[block_id].numpy().tobytes() for block_id in (4, 1)]
+    assert loop_thread not in threads
+    assert len(threads) == 1
+
+
+@pytest.mark.parametrize(("free", "expected"), [(0, 256 << 20), (16 << 30, 1 << 30), (1 << 40, 2 << 30)])
+def test_the_ring_grows_with_the_hosts_free_memory_within_bounds(free: int, expected: int) -> None:
+    assert staging_bytes(free) == expected

@@ -51,7 +51,7 @@ def test_nothing_is_copied_before_somebody_waits(swapping: Swapping) -> None:
 
 def test_a_block_swapped_in_is_sent_as_it_is_then(swapping: Swapping) -> None:
     swapping.arena.run(OUT + IN)
-    assert bytes(swapping.staged.outgoing(2)) == swapping.bytes_before(1)
+    assert bytes(swapping.staged.outgoing([2])[0]) == swapping.bytes_before(1)
 
 
 def test_the_checksum_of_a_block_swapped_in_is_not_that_of_what_lay_there(swapping: Swapping) -> None:
@@ -67,7 +67,7 @@ def test_a_block_swapped_out_is_copied_before_another_one_arrives_there(swapping
     swapping.staged.store([(1, memory)])
     assert not swapping.pool[1].any()
     swapping.arena.run(IN)
-    assert bytes(swapping.staged.outgoing(2)) == swapping.bytes_before(1)
+    assert bytes(swapping.staged.outgoing([2])[0]) == swapping.bytes_before(1)
 
 
 def bytes_at(memory: DeviceBytes) -> bytes:
@@ -79,7 +79,7 @@ def bytes_at(memory: DeviceBytes) -> bytes:
 
 def test_a_block_swapped_in_is_there_when_its_pointer_is_given_away(swapping: Swapping) -> None:
     swapping.arena.run(OUT + IN)
-    memory = swapping.direct.outgoing(2)
+    memory = swapping.direct.outgoing([2])[0]
     assert bytes_at(memory) == swapping.bytes_before(1)
     assert memory.checksum() == BlockChecksum(LAYOUT.block_bytes // 8).checksum_blocks(swapping.before, [1])[0]
 
@@ -91,12 +91,12 @@ def test_a_block_swapped_out_was_copied_before_a_receive_may_write_there(swappin
     assert bytes_at(memory) == bytes(LAYOUT.block_bytes)
     swapping.direct.store([(1, memory)])
     swapping.arena.run(IN)
-    assert bytes_at(swapping.direct.outgoing(2)) == swapping.bytes_before(1)
+    assert bytes_at(swapping.direct.outgoing([2])[0]) == swapping.bytes_before(1)
 
 
 def test_pointers_to_blocks_that_were_not_swapped_are_given_without_waiting_for_steps(swapping: Swapping) -> None:
     swapping.link.streams.main.queue.append(lambda: pytest.fail("the running step was waited for"))
-    assert bytes_at(swapping.direct.outgoing(3)) == swapping.bytes_before(3)
+    assert bytes_at(swapping.direct.outgoing([3])[0]) == swapping.bytes_before(3)
     swapping.link.streams.main.queue.clear()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
@@ -52,13 +53,16 @@ class Pair:
         await self.sender.close()
         await self.receiver.close()
 
+    async def memory(self, block_ids: Sequence[int]) -> list[memoryview]:
+        return [memoryview(self.pool[block_id]) for block_id in block_ids]
+
     def shipment(self, num_needed: int = 3, timeout_s: float = DEADLINE_S) -> Shipment:
         return Shipment(
             self.sender,
             self.receiver.address,
             self.ticket,
             num_needed,
-            lambda block_id: memoryview(self.pool[block_id]),
+            self.memory,
             lambda block: self.released.append(block.block_id),
             timeout_s,
             seal=None if self.key is None else self.key.seal(Purpose.HANDOFF, self.ticket, BLOCK_BYTES),

@@ -50,8 +50,8 @@ def read_gguf(path: Path) -> GgufHeader:
     """Reads and checks a header against the file's size.
 
     Raises:
-        ModelLoadError: the file is no GGUF, of another version, corrupt or truncated (`file`), or has a tensor of a type
-            that is not read (`tensor`).
+        ModelLoadError: the file is no GGUF, of another version, corrupt or truncated (`file`), or has a tensor of a
+            type that is not read (`tensor`).
     """
     try:
         num_bytes = path.stat().st_size

@@ -33,6 +33,11 @@ def _halves(raw: Tensor) -> Tensor:
     return raw.contiguous().view(torch.float16)[..., 0].float()
 
 
+def _split(x: Tensor, count: int) -> Tensor:
+    """[..., size] to [..., count, size / count]."""
+    return x.reshape(*x.shape[:-1], count, x.shape[-1] // count)
+
+
 def _q8_0(raw: Tensor) -> Piece:
     codes = raw[..., 2:].contiguous().view(torch.int8).flatten(1)
     return Piece(codes, _halves(raw[..., :2]), None, 32, None, "int8")
@@ -59,14 +64,14 @@ def _scales_and_lows(raw: Tensor) -> tuple[Tensor, Tensor]:
 
 def _q4_k(raw: Tensor) -> Tensor:
     scales, lows = _scales_and_lows(raw)
-    packed = raw[..., 16:].unflatten(-1, (4, 32))
+    packed = _split(raw[..., 16:], 4)
     codes = torch.stack((packed & 15, packed >> 4), -2).flatten(-3, -2).float()  # [..., 8, 32]
     return (codes * scales[..., None] - lows[..., None]).flatten(1)
 
 
 def _q5_k(raw: Tensor) -> Tensor:
     scales, lows = _scales_and_lows(raw)
-    packed = raw[..., 48:].unflatten(-1, (4, 32))
+    packed = _split(raw[..., 48:], 4)
     codes = torch.stack((packed & 15, packed >> 4), -2).flatten(-3, -2)
     places = torch.arange(8, dtype=torch.uint8)[:, None]
     codes = codes | (raw[..., None, 16:48] >> places & 1) << 4
@@ -74,13 +79,14 @@ def _q5_k(raw: Tensor) -> Tensor:
 
 
 def _q6_k(raw: Tensor) -> Tensor:
-    low = raw[..., :128].unflatten(-1, (2, 64))
-    high = raw[..., 128:192].unflatten(-1, (2, 32))
+    low = _split(raw[..., :128], 2)
+    high = _split(raw[..., 128:192], 2)
     scales = raw[..., 192:208].contiguous().view(torch.int8).float() * _halves(raw[..., 208:])[..., None]
     of_low = torch.stack((low[..., :32], low[..., 32:], low[..., :32] >> 4, low[..., 32:] >> 4), -2) & 15
     shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None]
     codes = of_low | (high[..., None, :] >> shifts & 3) << 4  # [..., 2, 4, 32]
-    return ((codes.float() - 32).unflatten(-1, (2, 16)).flatten(-4, -2) * scales[..., None]).flatten(1)
+    parts = _split((codes.float() - 32).flatten(-3), 16)  # [..., 16, 16]
+    return (parts * scales[..., None]).flatten(1)
 
 
 TYPES = {

@@ -58,7 +58,7 @@ class GgufSource:
             if kind is None or kind.open is None:
                 yield first, own
                 continue
-            opened = kind.open(own.unflatten(1, (in_size // kind.block, kind.num_bytes)))
+            opened = kind.open(own.view(-1, in_size // kind.block, kind.num_bytes))
             values = opened.scales if isinstance(opened, Piece) else opened
             if not bool(values.isfinite().all()):
                 raise ModelLoadError(f"{self.name} has scales that are no number: damaged", tensor=self.name)

@@ -80,9 +80,14 @@ def _with_models(options: ClusterOptions, first: ModelPools, *further: ModelPool
 
 
 def find_model(model: str) -> tuple[Path, str]:
-    """(folder, what clients call it: empty = the folder's name), fetched where it is at the Hub. Raises ModelLoadError,
-    ConfigError."""
+    """(folder, what clients call it: empty = the folder's name), fetched where it is at the Hub, and made where it is a
+    GGUF file. Raises ModelLoadError, ConfigError."""
     if not model:
         return DEMO_MODEL, ""
+    path = Path(model)
+    if path.suffix == ".gguf" and path.is_file():
+        from shared.model.gguf.folder import gguf_folder  # imported here: torch takes a while
+
+        return gguf_folder(path, Path.home() / ".cache" / "tandem" / "gguf"), path.stem
     at_hub = hub_model(model)
     return (Path(model), "") if at_hub is None else (fetch(at_hub), at_hub.repo)

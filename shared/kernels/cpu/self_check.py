@@ -39,7 +39,9 @@ TOLERANCE = 0.02
 def main() -> None:
     """Raises SystemExit with the reason where the library computes something else than torch."""
     torch.manual_seed(0)
-    ops = CpuOps(load(Path(sys.argv[1])))
+    library = load(Path(sys.argv[1]))
+    library.tandem_refusal()  # asks for AMX's tiles, for this process
+    ops = CpuOps(library)
     for out_size, in_size, spread in SIZES:
         weight = (torch.randn(out_size, in_size) * 2.0 ** torch.randint(-spread, spread + 1, (1, in_size))).bfloat16()
         linear = ops.make_linear(weight.clone(), None, own=True)

@@ -10,6 +10,8 @@ from shared.errors import ModelLoadError
 CONFIG_FILE = "config.json"
 TOKENIZER_FILE = "tokenizer.json"
 ADAPTER_FILE = "adapter_config.json"
+GGUF_FILE = "model.gguf"
+"""In the folder that is made for a GGUF file."""
 
 _GGUF_MAGIC = b"GGUF"
 _POINTER_START = b"version https://git-lfs.github.com/spec/"
@@ -24,7 +26,7 @@ def check_folder(path: Path) -> None:
     if not path.is_file():
         raise _error(path, f"model folder {path} does not exist")
     if is_gguf(path):
-        raise _error(path, f"{path} is a GGUF file, which is not supported; {_WANTED}")
+        raise _error(path, f"{path} is a GGUF file, which `tandem up --model` takes; here {_WANTED}")
     raise _error(path, f"{path} is a file; {_WANTED}")
 
 

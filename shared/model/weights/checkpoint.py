@@ -53,6 +53,10 @@ class Checkpoint:
         """A tensor in memory of its own."""
         return self._reader(name).whole(self.entries[name])
 
+    def whole_as(self, entry: TensorEntry) -> Tensor:
+        """As `whole`, of one of the entries with another dtype and shape of as many bytes."""
+        return self._reader(entry.name).whole(entry)
+
     def rows(self, name: str, begin: int, end: int) -> Iterator[tuple[int, Tensor]]:
         """As `TensorReader.pieces`."""
         return self._reader(name).pieces(self.entries[name], begin, end)

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared.errors import ModelLoadError
-from shared.model.config.folder import check_is_content, other_weights
+from shared.model.config.folder import GGUF_FILE, check_is_content, other_weights
 from shared.model.config.json_fields import read_json_object
+from shared.model.gguf.description import heads_of, plain_name
+from shared.model.gguf.header import read_gguf
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -58,6 +60,7 @@ class TensorEntry:
     shape: tuple[int, ...]
     begin: int  # byte offset in the file
     num_bytes: int
+    paired_heads: int = 0  # heads whose rotated rows lie in pairs, as GGUF's do of some families; 0: in halves
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ class SafetensorsFile:
 
 
 def checkpoint_files(folder: Path) -> list[SafetensorsFile]:
-    """Read the headers of a folder's weights: one file, or the shards in the index, in name order.
+    """Read the headers of a folder's weights: one file, or the shards in the index, in name order; or of `model.gguf`.
 
     Raises:
         ModelLoadError: no weights, a shard that is missing, or a file that is corrupt or truncated; `file`
@@ -79,6 +82,8 @@ def checkpoint_files(folder: Path) -> list[SafetensorsFile]:
     """
     if (folder / SINGLE_FILE).is_file():
         return [read_header(folder / SINGLE_FILE)]
+    if (folder / GGUF_FILE).is_file():
+        return [_read_gguf(folder / GGUF_FILE)]
     if not (folder / INDEX_FILE).is_file():
         raise ModelLoadError(
             f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}{other_weights(folder)}", field="model"
@@ -126,6 +131,23 @@ def read_header(path: Path) -> SafetensorsFile:
     if end != num_bytes:
         raise _corrupt(path, f"its header describes {end} bytes, the file has {num_bytes}")
     return SafetensorsFile(path=path, header=header, num_bytes=num_bytes, entries=entries)
+
+
+def _read_gguf(path: Path) -> SafetensorsFile:
+    """A GGUF file, its tensors by their names in Hugging Face layout, in its own types."""
+    header = read_gguf(path)
+    entries = tuple(
+        TensorEntry(
+            name=plain_name(tensor.name),
+            dtype=tensor.type,
+            shape=tensor.shape,
+            begin=tensor.begin,
+            num_bytes=tensor.num_bytes,
+            paired_heads=heads_of(header.metadata, tensor.name),
+        )
+        for tensor in header.tensors
+    )
+    return SafetensorsFile(path=path, header=header.raw, num_bytes=header.num_bytes, entries=entries)
 
 
 def _entry(name: str, value: dict[str, object], data_start: int) -> TensorEntry:

@@ -14,6 +14,7 @@ from shared.kernels.linear_spec import Kind, LinearSpec
 from shared.kernels.quantized import INT4_MIDDLE, Piece, unpack_nibbles
 from shared.model.config.quantization import STACKED_METHOD, QuantizationConfig, WeightScheme
 from shared.model.weights.checkpoint import Checkpoint
+from shared.model.weights.gguf_source import gguf_source
 from shared.model.weights.opened import bits4_source, mxfp4_source
 from shared.model.weights.safetensors_files import DENSE, TensorEntry
 from shared.model.weights.sources import Makers, check_entry, check_scales, needed
@@ -287,4 +288,5 @@ MAKERS = Makers(
     },
     STACKED_METHOD,
     mxfp4_source,
+    gguf_source,
 )

@@ -90,6 +90,8 @@ class Makers:
     stacked_method: str
     stacked: Callable[[str, tuple[int, ...], Mapping[str, TensorEntry]], WeightSource]
     """Of a tensor of all experts of a layer in that method, by its plain name and shape."""
+    blocks: Callable[[TensorEntry, tuple[int, ...]], WeightSource | None]
+    """Of a tensor that is stored in blocks or in another order of rows; None for plain numbers."""
 
 
 def match_sources(
@@ -118,7 +120,9 @@ def match_sources(
     missing = []
     for name, shape in shapes.items():
         module, _, kind = name.rpartition(".")
-        if kind == "weight" and len(shape) == 2 and _is_packed(module, entries):
+        if name in entries and (source := makers.blocks(entries[name], tuple(shape))) is not None:
+            sources[name] = source
+        elif kind == "weight" and len(shape) == 2 and _is_packed(module, entries):
             sources[name] = _quantized(module, (shape[0], shape[1]), makers, quantization, entries)
         elif f"{name}_blocks" in entries:
             sources[name] = _stacked(name, tuple(shape), makers, quantization, entries)

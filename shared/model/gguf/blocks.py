@@ -1,0 +1,105 @@
+"""Blocks of GGUF's types, opened to codes where they are codes of 8 or 4 bits with a scale, else to plain numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shared.kernels.linear_spec import LinearSpec
+from shared.kernels.quantized import Piece
+
+_WIDE = 256
+"""Numbers of a block of the types with K in their names; each is of 8 parts of 32, or 16 of 16."""
+
+
+@dataclass(frozen=True)
+class BlockType:
+    """One type of tensors."""
+
+    name: str
+    block: int  # numbers of a block
+    num_bytes: int  # of a block
+    open: Callable[[Tensor], Tensor | Piece] | None = None
+    """Of uint8 [num_rows, blocks, num_bytes]; None: they are plain numbers of a dtype of that name."""
+    spec: LinearSpec | None = None
+    """The form of a Piece that `open` gives."""
+
+
+def _halves(raw: Tensor) -> Tensor:
+    """uint8 [..., 2] to fp32 [...]."""
+    return raw.contiguous().view(torch.float16)[..., 0].float()
+
+
+def _split(x: Tensor, count: int) -> Tensor:
+    """[..., size] to [..., count, size / count]."""
+    return x.reshape(*x.shape[:-1], count, x.shape[-1] // count)
+
+
+def _q8_0(raw: Tensor) -> Piece:
+    codes = raw[..., 2:].contiguous().view(torch.int8).flatten(1)
+    return Piece(codes, _halves(raw[..., :2]), None, 32, None, "int8")
+
+
+def _q4_0(raw: Tensor) -> Piece:
+    low, high = raw[..., 2:] & 15, raw[..., 2:] >> 4
+    return Piece(torch.cat((low, high), -1).flatten(1), _halves(raw[..., :2]), None, 32, None, "int4")
+
+
+def _q4_1(raw: Tensor) -> Tensor:
+    codes = torch.cat((raw[..., 4:] & 15, raw[..., 4:] >> 4), -1).float()
+    return (codes * _halves(raw[..., :2])[..., None] + _halves(raw[..., 2:4])[..., None]).flatten(1)
+
+
+def _scales_and_lows(raw: Tensor) -> tuple[Tensor, Tensor]:
+    """Of 8 parts of a block each: fp32 [..., 8], from 12 bytes of numbers of 6 bits and two scales of these."""
+    packed = raw[..., 4:16]
+    first, second, third = packed[..., :4], packed[..., 4:8], packed[..., 8:]
+    scales = torch.cat((first & 63, third & 15 | first >> 6 << 4), -1).float()
+    lows = torch.cat((second & 63, third >> 4 | second >> 6 << 4), -1).float()
+    return scales * _halves(raw[..., :2])[..., None], lows * _halves(raw[..., 2:4])[..., None]
+
+
+def _q4_k(raw: Tensor) -> Tensor:
+    scales, lows = _scales_and_lows(raw)
+    packed = _split(raw[..., 16:], 4)
+    codes = torch.stack((packed & 15, packed >> 4), -2).flatten(-3, -2).float()  # [..., 8, 32]
+    return (codes * scales[..., None] - lows[..., None]).flatten(1)
+
+
+def _q5_k(raw: Tensor) -> Tensor:
+    scales, lows = _scales_and_lows(raw)
+    packed = _split(raw[..., 48:], 4)
+    codes = torch.stack((packed & 15, packed >> 4), -2).flatten(-3, -2)
+    places = torch.arange(8, dtype=torch.uint8)[:, None]
+    codes = codes | (raw[..., None, 16:48] >> places & 1) << 4
+    return (codes.float() * scales[..., None] - lows[..., None]).flatten(1)
+
+
+def _q6_k(raw: Tensor) -> Tensor:
+    low = _split(raw[..., :128], 2)
+    high = _split(raw[..., 128:192], 2)
+    scales = raw[..., 192:208].contiguous().view(torch.int8).float() * _halves(raw[..., 208:])[..., None]
+    of_low = torch.stack((low[..., :32], low[..., 32:], low[..., :32] >> 4, low[..., 32:] >> 4), -2) & 15
+    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None]
+    codes = of_low | (high[..., None, :] >> shifts & 3) << 4  # [..., 2, 4, 32]
+    parts = _split((codes.float() - 32).flatten(-3), 16)  # [..., 16, 16]
+    return (parts * scales[..., None]).flatten(1)
+
+
+TYPES = {
+    0: BlockType("F32", 1, 4),
+    1: BlockType("F16", 1, 2),
+    30: BlockType("BF16", 1, 2),
+    2: BlockType("Q4_0", 32, 18, _q4_0, LinearSpec("int4", 32)),
+    3: BlockType("Q4_1", 32, 20, _q4_1),
+    8: BlockType("Q8_0", 32, 34, _q8_0, LinearSpec("int8", 32)),
+    12: BlockType("Q4_K", _WIDE, 144, _q4_k),
+    13: BlockType("Q5_K", _WIDE, 176, _q5_k),
+    14: BlockType("Q6_K", _WIDE, 210, _q6_k),
+}
+"""By their numbers in a file."""
+BLOCKS = {kind.name: kind for kind in TYPES.values() if kind.open is not None}
+"""Those that are no plain numbers, by name."""

@@ -1,0 +1,82 @@
+"""The source of a weight in a GGUF file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from shared.errors import ModelLoadError
+from shared.kernels.linear_spec import LinearSpec
+from shared.kernels.quantized import Piece
+from shared.model.gguf.blocks import BLOCKS
+from shared.model.weights.checkpoint import Checkpoint
+from shared.model.weights.safetensors_files import TensorEntry
+from shared.model.weights.sources import check_entry
+
+_STEP_ELEMENTS = 1 << 22
+
+
+@dataclass(frozen=True)
+class GgufSource:
+    """A weight [out_size, in_size] in blocks along its rows, or one whose rows are put from pairs into halves."""
+
+    entry: TensorEntry
+
+    @property
+    def name(self) -> str:
+        """See `WeightSource`."""
+        return self.entry.name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """See `WeightSource`."""
+        return (self.entry.name,)
+
+    @property
+    def spec(self) -> LinearSpec | None:
+        """See `WeightSource`; embeddings are opened."""
+        of_blocks = BLOCKS.get(self.entry.dtype)
+        return None if of_blocks is None or "embed_tokens" in self.entry.name else of_blocks.spec
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        """Nothing small to read: scales lie between the codes, and are checked as they come."""
+
+    def pieces(self, checkpoint: Checkpoint, begin: int, end: int) -> Iterator[tuple[int, Tensor | Piece]]:
+        """See `WeightSource`."""
+        out_size, in_size = self.entry.shape
+        kind = BLOCKS.get(self.entry.dtype)
+        rows = checkpoint.whole(self.name) if kind is None else self._raw(checkpoint)
+        places = torch.arange(out_size)
+        if self.entry.paired_heads:
+            places = places.view(self.entry.paired_heads, -1, 2).transpose(1, 2).flatten()
+        step = max(1, _STEP_ELEMENTS // in_size)
+        for first in range(begin, end, step):
+            own = rows[places[first : min(first + step, end)]]
+            if kind is None or kind.open is None:
+                yield first, own
+                continue
+            opened = kind.open(own.view(-1, in_size // kind.block, kind.num_bytes))
+            values = opened.scales if isinstance(opened, Piece) else opened
+            if not bool(values.isfinite().all()):
+                raise ModelLoadError(f"{self.name} has scales that are no number: damaged", tensor=self.name)
+            yield first, opened
+
+    def _raw(self, checkpoint: Checkpoint) -> Tensor:
+        """uint8 [out_size, bytes of a row]."""
+        row_bytes = self.entry.num_bytes // self.entry.shape[0]
+        return checkpoint.whole_as(replace(self.entry, dtype="U8", shape=(self.entry.shape[0], row_bytes)))
+
+
+def gguf_source(entry: TensorEntry, shape: tuple[int, ...]) -> GgufSource | None:
+    """None for plain numbers in their order. Raises ModelLoadError for another shape."""
+    if entry.dtype not in BLOCKS and not (entry.paired_heads and len(shape) == 2):
+        return None
+    check_entry(entry, shape, (entry.dtype,))
+    if entry.paired_heads and entry.shape[0] % (2 * entry.paired_heads):
+        raise ModelLoadError(
+            f"{entry.name} has {entry.shape[0]} rows, which {entry.paired_heads} heads do not share", tensor=entry.name
+        )
+    return GgufSource(entry)

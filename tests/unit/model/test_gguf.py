@@ -1,0 +1,135 @@
+"""GGUF files: what their metadata become, and that bad ones are refused by name."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from services.cli.up import find_model
+from shared.errors import ModelLoadError
+from shared.model.checkpoints import write_random_checkpoint
+from shared.model.decoder import Decoder
+from shared.model.families.registry import load_config
+from shared.model.gguf.folder import gguf_folder
+from shared.model.gguf.header import read_gguf
+from shared.model.text.tokenizer import Tokenizer
+from shared.model.weights.loader import fingerprint
+from tests.gguf_files import write_model
+
+DEMO = Path(__file__).parents[3] / "models" / "demo"
+
+
+def vocabulary(**changes: Any) -> dict[str, Any]:
+    """The demo model's."""
+    content = json.loads((DEMO / "tokenizer.json").read_text())
+    tokens = sorted(content["model"]["vocab"], key=content["model"]["vocab"].__getitem__)
+    special = {item["content"] for item in content["added_tokens"]}
+    fields = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in content["model"]["merges"]],
+        "tokenizer.ggml.token_type": [3 if token in special else 1 for token in tokens],
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.add_bos_token": True,
+        "tokenizer.chat_template": "{{ messages }}",
+    }
+    return {**fields, **changes}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("gguf") / "source"
+    write_random_checkpoint(folder, hidden_size=32, intermediate_size=32, num_heads=2, head_dim=16, num_layers=1)
+    return folder
+
+
+def write(source: Path, to: Path, **metadata: Any) -> Path:
+    write_model(source, ("Q8_0",), to / "small.gguf", to / "opened", **metadata)
+    return to / "small.gguf"
+
+
+def test_the_vocabulary_gives_the_tokens_of_the_tokenizer_that_it_was_made_of(tmp_path, source, monkeypatch):
+    path = write(source, tmp_path, **vocabulary())
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    folder, name = find_model(str(path))
+    assert name == "small"
+    ours, expected = Tokenizer.load(folder), Tokenizer.load(DEMO)
+    for text in (
+        "And God said, Let there be light: and there was light.",
+        "  Zür\n\nich? <|user|>no",
+        "it's \U0001f600",
+    ):
+        assert ours.encode(text) == expected.encode(text)
+        assert ours.decode(ours.encode(text)) == expected.decode(expected.encode(text))
+    config = load_config(folder)
+    assert (config.hidden_size, config.num_heads, config.eos_token_ids) == (32, 2, (1,))
+    assert json.loads((folder / "tokenizer_config.json").read_text())["chat_template"] == "{{ messages }}"
+
+
+def test_fingerprints_follow_the_file(tmp_path, source):
+    found = set()
+    for place, seed in (("a", 0), ("b", 0), ("c", 1)):
+        (tmp_path / place).mkdir()
+        path = write(source, tmp_path / place, **vocabulary(**{"general.name": f"model {seed}"}))
+        found.add(fingerprint(gguf_folder(path, tmp_path / "cache"), "float32"))
+    assert len(found) == 2
+
+
+@pytest.mark.parametrize(
+    ("metadata", "field"),
+    [
+        ({"general.architecture": "mamba"}, "general.architecture"),
+        ({"llama.block_count": "many"}, "llama.block_count"),
+        ({"llama.block_count": -1}, "llama.block_count"),
+        ({"llama.attention.head_count_kv": [1, 2]}, "llama.attention.head_count_kv"),
+        ({"llama.expert_count": 8}, "llama.expert_count"),
+        ({"llama.rope.scaling.type": "yarn"}, "llama.rope.scaling.type"),
+        ({"llama.rope.dimension_count": 8}, "llama.rope.dimension_count"),
+        ({"tokenizer.ggml.model": "llama"}, "tokenizer.ggml.model"),
+        ({"tokenizer.ggml.pre": "viking"}, "tokenizer.ggml.pre"),
+        ({"tokenizer.ggml.merges": ["a b", "ab"]}, "tokenizer.ggml.merges"),
+        ({"tokenizer.ggml.token_type": [1]}, "tokenizer.ggml.token_type"),
+        ({"tokenizer.ggml.bos_token_id": 1 << 30}, "tokenizer.ggml.bos_token_id"),
+    ],
+)
+def test_what_is_not_served_is_refused_by_field(tmp_path, source, metadata, field):
+    path = write(source, tmp_path, **vocabulary(**metadata))
+    with pytest.raises(ModelLoadError) as caught:
+        gguf_folder(path, tmp_path / "cache")
+    assert caught.value.field == field
+
+
+def test_damaged_headers_raise_nothing_untyped(tmp_path, source):
+    whole = write(source, tmp_path, **vocabulary(**{"tokenizer.ggml.tokens": ["a", "b"]})).read_bytes()
+    chooser, path = random.Random(0), tmp_path / "damaged.gguf"
+    head = whole[: whole.index(b"blk.0") + 400]
+    refused = 0
+    for _ in range(3000):
+        raw = bytearray(whole[: chooser.choice([len(whole), len(whole), chooser.randrange(len(whole))])])
+        for _ in range(chooser.choice([0, 1, 1, 4])):
+            place = chooser.randrange(min(len(raw), len(head)) or 1)
+            if place < len(raw):
+                raw[place] = chooser.choice([0, 1, 8, 9, 255, chooser.randrange(256)])
+        path.write_bytes(raw)
+        try:
+            read_gguf(path)
+        except ModelLoadError:
+            refused += 1
+    assert 300 < refused < 3000
+
+
+def test_blocks_whose_scales_are_no_numbers_are_refused_by_tensor(tmp_path, source):
+    path = write(source, tmp_path, **vocabulary())
+    tensor = next(each for each in read_gguf(path).tensors if each.name == "blk.0.attn_v.weight")
+    raw = bytearray(path.read_bytes())
+    raw[tensor.begin : tensor.begin + 2] = b"\x00\x7e"
+    path.write_bytes(raw)
+    with pytest.raises(ModelLoadError, match="no number") as caught:
+        Decoder.load(gguf_folder(path, tmp_path / "cache"), torch.float32, "cpu", kernels="torch")
+    assert caught.value.details["tensor"] == "model.layers.0.self_attn.v_proj.weight"

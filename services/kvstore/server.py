@@ -118,7 +118,7 @@ class KVStoreServer:
         self._node = self._make_node() if settings.host_bytes or settings.disk_bytes else None
         bounds = Bounds(settings.records.max_bytes, settings.records.tenant_bytes)
         self._records = RecordServicer(RedisRecords(self._redis, bounds), self._availability)
-        names = (SERVICE_NAME, RECORD_SERVICE_NAME)
+        names: tuple[str, ...] = (SERVICE_NAME, RECORD_SERVICE_NAME)
         if self._node is not None:
             names = (*names, STORE_SERVICE_NAME, BLOCK_SERVICE_NAME)
         settings.tls.check("tls", mutual=True)

@@ -51,6 +51,21 @@ class StructureSettings(SettingGroup):
     429. What one may cost is limited apart from that, to some tens of milliseconds of an idle core."""
 
 
+class KeptSettings(SettingGroup):
+    """Responses and conversations that are kept: in Redis where `kvstore` is set, and then for all routers alike, else
+    in this router's memory."""
+
+    ttl_s: float = Field(default=30 * 86_400.0, ge=0, le=400 * 86_400.0)
+    """Time since its last use after which one is forgotten; 0 = nothing is kept. Seconds."""
+
+    max_bytes: int = Field(default=64 << 20, ge=1 << 16)
+    """Most bytes in this router's memory; what was used longest ago makes room. In Redis the KV store's
+    `records.max_bytes` holds. Bytes."""
+
+    max_background: int = Field(default=256, ge=0, le=65_536)
+    """Most responses that are computed in the background at once; one more is refused with 429."""
+
+
 class EdgeSettings(SettingGroup):
     """What the HTTP and gRPC front doors let in."""
 
@@ -98,6 +113,9 @@ class EdgeSettings(SettingGroup):
 
     structured_output: StructureSettings = StructureSettings()
     """What a request's `response_format` and its like may take."""
+
+    kept: KeptSettings = KeptSettings()
+    """Responses and conversations that clients come back to."""
 
     access_log: AccessLog = "off"
     """A line in the log for each call: `answers` = calls that ask for answers, over HTTP and gRPC, with tokens, TTFT,

@@ -17,7 +17,7 @@ import uvloop
 from services.router.dispatch.request import FinishReason, Request
 from services.router.edge.catalog import Catalog
 from services.router.edge.grpc.servicer import SERVICE_NAME, InferenceServicer, server_options
-from services.router.edge.http.app import build_app
+from services.router.edge.http.app import Kept, build_app
 from services.router.edge.http.server.http_server import HttpServer
 from services.router.edge.settings import EdgeSettings
 from shared.model.text.tokenizer import Tokenizer
@@ -113,10 +113,13 @@ async def start_edge(edge_tokenizer: Tokenizer) -> AsyncIterator[StartEdge]:
         async def start(script: Callable[[Request], Iterable[Step]] = lambda request: [], **settings: object) -> Edge:
             tokenizer = edge_tokenizer
             core = ScriptedCore(script)
+            shared = settings.pop("kept") if isinstance(settings.get("kept"), Kept) else None
             options = EdgeSettings(**settings)  # type: ignore[arg-type]
+            kept = shared if isinstance(shared, Kept) else Kept.of(options)
+            stack.push_async_callback(kept.background.close)
             input_processor = make_input_processor(core, tokenizer, options)
             view = FixedView(cluster_status())
-            app = build_app(input_processor, options, lambda: b"tandem_up 1\n", view)
+            app = build_app(input_processor, options, lambda: b"tandem_up 1\n", view, kept=kept)
             http = HttpServer("127.0.0.1:0", app, options.limits, options.tls)
             await http.start()
             stack.push_async_callback(http.stop, 0)

@@ -21,6 +21,7 @@ sys.path.insert(0, str(ROOT))
 from pydantic import BaseModel  # noqa: E402 - the project's folder stands on the path only now
 
 from services.router.edge.http.anthropic.schemas import MESSAGES_FIELDS, CountRequest, MessagesRequest  # noqa: E402
+from services.router.edge.http.batches.endpoints import BATCH_FIELDS, BatchRequest  # noqa: E402
 from services.router.edge.http.openai.completions import CompletionRequest  # noqa: E402
 from services.router.edge.http.openai.schemas import ChatRequest  # noqa: E402
 from services.router.edge.http.openai.unsupported import CHAT_FIELDS, COMPLETION_FIELDS, HINTS  # noqa: E402
@@ -48,6 +49,8 @@ is not served is refused by its name (400), never dropped, unless its value asks
 | `POST /v1/completions`, `/v1/chat/completions`, `/v1/responses` | OpenAI's, and so are their errors |
 | `GET`, `DELETE /v1/responses/{id}`, `POST …/cancel`, `GET …/input_items` | OpenAI's: what `store` keeps |
 | `/v1/conversations`, `…/{id}`, `…/{id}/items`, `…/{id}/items/{item_id}` | OpenAI's conversations |
+| `/v1/files`, `…/{id}`, `…/{id}/content` | OpenAI's files, as forms, with `purpose` `batch` or `user_data` |
+| `/v1/batches`, `…/{id}`, `…/{id}/cancel` | OpenAI's batches |
 | `POST /v1/messages`, `/v1/messages/count_tokens` | Anthropic's, its errors and its `x-api-key` header included |
 | `POST /tokenize`, `/detokenize`, `GET /tokenizer_info` | vLLM's |
 | `GET /v1/models`, `/v1/models/{model}` | the served models |
@@ -76,13 +79,14 @@ ENDPOINTS: tuple[tuple[str, type[BaseModel], Mapping[str, tuple[object, ...]]], 
     ("/v1/conversations", ConversationRequest, {}),
     ("/v1/conversations/{conversation_id}", ConversationUpdate, {}),
     ("/v1/conversations/{conversation_id}/items", ItemsRequest, {}),
+    ("/v1/batches", BatchRequest, BATCH_FIELDS),
     ("/v1/messages", MessagesRequest, MESSAGES_FIELDS),
     ("/v1/messages/count_tokens", CountRequest, MESSAGES_FIELDS),
     ("/tokenize", TokenizeRequest, {}),
     ("/detokenize", DetokenizeRequest, {}),
 )
 
-_KEPT = (ResponseRequest, ConversationRequest, ConversationUpdate)
+_KEPT = (ResponseRequest, ConversationRequest, ConversationUpdate, BatchRequest)
 """Of them `KEPT_FIELDS` are kept."""
 _OPENAI_HINTS = ("prompt_cache_key", "prompt_cache_retention", "safety_identifier")
 

@@ -67,9 +67,13 @@ class RouterService:
         self.grpc = self._new_grpc_server(catalog)
         self.picker = self._new_picker()
         self._records = KVStoreRecords(settings.kvstore, self._credentials) if settings.kvstore else None
-        self._kept = Kept.of(settings.edge, self._records)
-        app = build_models_app(catalog, settings.edge, self._metrics_page, self._observer, self._access, self._kept)
-        self.http = HttpServer(settings.http, app, settings.edge.limits, settings.edge.tls, self._access.http_refused)
+        self._kept = Kept.of(settings.edge, catalog, self._records)
+        self._app = build_models_app(
+            catalog, settings.edge, self._metrics_page, self._observer, self._access, self._kept
+        )
+        self.http = HttpServer(
+            settings.http, self._app, settings.edge.limits, settings.edge.tls, self._access.http_refused
+        )
 
     def _new_store_client(self) -> KVStoreClient | None:
         if not self._settings.kvstore:
@@ -172,6 +176,7 @@ class RouterService:
         for model in self._models:
             model.fleet.start()
         self._watch.start()
+        self._kept.start(self._app)
         if self.picker is not None:
             await self.picker.start()
         gc.collect()
@@ -185,7 +190,7 @@ class RouterService:
         await asyncio.gather(*(model.dispatcher.drain(self._settings.drain_timeout_s) for model in self._models))
         if self.picker is not None:
             await self.picker.close()
-        await self._kept.background.close()
+        await self._kept.close()
         await self.http.stop()
         await self.grpc.stop()
         await self._watch.close()

@@ -29,6 +29,7 @@ PATHS = {
     "/v1/chat/completions": "ChatRequest",
     "/v1/responses": "ResponseRequest",
     "/v1/conversations": "ConversationRequest",
+    "/v1/batches": "BatchRequest",
 }
 METHODS = {
     "Generate": inference_pb2.GenerateRequest.DESCRIPTOR,

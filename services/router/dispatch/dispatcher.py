@@ -119,6 +119,10 @@ class Dispatcher:
         """See `Core`."""
         self._room.check_room(tenant, priority, ttft_timeout_s)
 
+    def idle_room(self) -> int:
+        """See `Core`."""
+        return 0 if self._is_draining else self._room.idle_room()
+
     async def drain(self, timeout_s: float) -> None:
         """Refuses new requests from now on; returns when none is left, at the latest after `timeout_s` seconds."""
         self._is_draining = True

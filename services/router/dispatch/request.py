@@ -163,3 +163,8 @@ class Core(Protocol):
         """Raises Overloaded where `submit` would refuse such a request now, however short its prompt; it changes
         nothing. `ttft_timeout_s` as in Request."""
         ...
+
+    def idle_room(self) -> int:
+        """Requests that could start now, and that no other request would notice: none while one waits or no worker is
+        free to compute a prompt, and none on a worker of which half is in use."""
+        ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field, StringConstraints
@@ -66,6 +67,37 @@ class KeptSettings(SettingGroup):
     """Most responses that are computed in the background at once; one more is refused with 429."""
 
 
+class BatchSettings(SettingGroup):
+    """`/v1/files` and `/v1/batches`: what is idle answers files of requests."""
+
+    folder: Path | None = None
+    """Folder of files and batches, of this router alone; both outlive it. None = they are not served."""
+
+    max_file_bytes: int = Field(default=200 << 20, ge=1 << 10)
+    """Longest file. Bytes."""
+
+    tenant_bytes: int = Field(default=1 << 30, ge=1 << 10)
+    """Most bytes of one tenant's files, those of answers included. Bytes."""
+
+    max_bytes: int = Field(default=4 << 30, ge=1 << 10)
+    """Most bytes of all files. Bytes."""
+
+    max_lines: int = Field(default=50_000, ge=1, le=10_000_000)
+    """Most requests of one batch."""
+
+    max_batches: int = Field(default=64, ge=1, le=65_536)
+    """Most batches that run at once; one more is refused with 429."""
+
+    max_parallel: int = Field(default=64, ge=1, le=65_536)
+    """Most requests of batches that run at once; fewer do while others leave no room."""
+
+    ttl_s: float = Field(default=30 * 86_400.0, ge=60, le=400 * 86_400.0)
+    """Life time of a file, and of a batch, that names none. Seconds."""
+
+    max_line_bytes: ClassVar[int] = 8 << 20
+    """Longest line of a batch's input, bytes."""
+
+
 class EdgeSettings(SettingGroup):
     """What the HTTP and gRPC front doors let in."""
 
@@ -116,6 +148,9 @@ class EdgeSettings(SettingGroup):
 
     kept: KeptSettings = KeptSettings()
     """Responses and conversations that clients come back to."""
+
+    batch: BatchSettings = BatchSettings()
+    """Files of requests, and what answers them."""
 
     access_log: AccessLog = "off"
     """A line in the log for each call: `answers` = calls that ask for answers, over HTTP and gRPC, with tokens, TTFT,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.router_edge.conftest import Edge
+from tests.integration.router_edge.conftest import Edge, StartEdge
 
 PAGE = Path(__file__).parents[3] / "docs" / "api.md"
 
@@ -21,6 +21,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/conversations": {},
     "/v1/conversations/{conversation_id}": {"metadata": {}},
     "/v1/conversations/{conversation_id}/items": {"items": [{"role": "user", "content": "hi"}]},
+    "/v1/batches": {"input_file_id": "", "endpoint": "/v1/chat/completions", "completion_window": "24h"},
     "/v1/messages": {**CHAT, "max_tokens": 5},
     "/v1/messages/count_tokens": CHAT,
     "/tokenize": {"prompt": "hi"},
@@ -75,6 +76,7 @@ WORKS: dict[str, Any] = {
     "return_token_strs": True,
     "safety_identifier": "u",
     "seed": -1,
+    "service_tier": "flex",
     "skip_special_tokens": False,
     "stop": ["x"],
     "stop_sequences": ["x"],
@@ -123,6 +125,11 @@ def documented() -> list[tuple[str, str, str]]:
     return rows
 
 
+@pytest.fixture
+async def edge(start_edge: StartEdge, tmp_path: Path) -> Edge:
+    return await start_edge(batch={"folder": tmp_path / "batches"})
+
+
 @pytest.mark.parametrize("path", BODIES)
 async def test_every_documented_field_does_what_the_reference_says(edge: Edge, path: str) -> None:
     rows = [(name, said) for at, name, said in documented() if at == path]
@@ -133,8 +140,9 @@ async def test_every_documented_field_does_what_the_reference_says(edge: Edge, p
     response = await edge.openai.responses.create(model="acme/tiny", input="hi")
     named = {"conversation": made.id, "previous_response_id": response.id}
     differing = []
+    file = await edge.openai.files.create(file=("x", b"{}"), purpose="batch")
     for name, said in rows:
-        body = BODIES[path]
+        body = {**BODIES[path], "input_file_id": file.id} if path == "/v1/batches" else BODIES[path]
         if said == "refused":
             body = {**body, name: ["surely not", {"harmless": 0}]}
         elif name not in body:

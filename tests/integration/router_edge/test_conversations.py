@@ -15,10 +15,9 @@ from services.kvstore.embedded import EmbeddedValkey
 from services.kvstore.server import KVStoreServer
 from services.kvstore.settings import KVStoreSettings
 from services.router.dispatch.request import FinishReason
-from services.router.edge.http.app import Kept
 from services.router.edge.http.responses.background import Background
 from services.router.edge.http.responses.shelf import LEASE_S, KeptResponse, Shelf
-from services.router.edge.settings import EdgeSettings, KeptSettings
+from services.router.edge.settings import KeptSettings
 from shared.records.client import KVStoreRecords
 from shared.records.records import Bounds, MemoryRecords, Records
 from tests.integration.router_edge.conftest import Edge, StartEdge
@@ -43,8 +42,7 @@ TENANTS = {"a": {"api_keys": ("ka",)}, "b": {"api_keys": ("kb",)}}
 
 
 async def routers(records: Sequence[Records], start_edge: StartEdge) -> list[Edge]:
-    kept = [Kept.of(EdgeSettings(tenants=TENANTS), each) for each in records]  # type: ignore[arg-type]
-    edges = [await start_edge(kept=each, tenants=TENANTS) for each in kept]
+    edges = [await start_edge(records=each, tenants=TENANTS) for each in records]
     for edge in edges:
         edge.core.limit = 5000
     return edges

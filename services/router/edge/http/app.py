@@ -17,6 +17,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from services.router.edge.access import CLIENT_LEFT, NOTE, STATUS, Access
 from services.router.edge.catalog import Catalog
 from services.router.edge.http.anthropic.endpoint import Messages
+from services.router.edge.http.batches.endpoints import Batches
+from services.router.edge.http.batches.files import FileStore
+from services.router.edge.http.batches.runner import BatchRunner, Idleness
 from services.router.edge.http.endpoint import Dialect, InferenceEndpoint
 from services.router.edge.http.model_switch import ModelSwitch
 from services.router.edge.http.openai.chat import Chat
@@ -38,7 +41,7 @@ from shared.records.records import Bounds, MemoryRecords, Records
 
 PATHS = (
     *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"),
-    "/v1/conversations",
+    *("/v1/conversations", "/v1/files", "/v1/batches"),
     *("/tokenize", "/detokenize", "/v1/models", "/version", "/", "/docs", "/openapi.json"),
     *("/healthz", "/health", "/ping", "/readyz", "/metrics", "/status"),
 )
@@ -107,13 +110,31 @@ class Kept:
 
     shelf: Shelf
     background: Background
+    files: FileStore | None = None
+    runner: BatchRunner | None = None
 
     @classmethod
-    def of(cls, settings: EdgeSettings, records: Records | None = None) -> Kept:
-        """Without `records` they are in memory."""
+    def of(cls, settings: EdgeSettings, catalog: Catalog, records: Records | None = None) -> Kept:
+        """Without `records` they are in memory; `catalog` says how idle a model's workers are."""
         kept = settings.kept
         shelf = Shelf(records or MemoryRecords(Bounds(kept.max_bytes, kept.max_bytes)), kept)
-        return cls(shelf, Background(shelf, kept.max_background))
+        background = Background(shelf, kept.max_background)
+        if settings.batch.folder is None:
+            return cls(shelf, background)
+        files = FileStore(settings.batch)
+        idleness = Idleness(lambda model: catalog.find(model).core.idle_room())
+        return cls(shelf, background, files, BatchRunner(files, settings.batch, idleness))
+
+    def start(self, app: ASGIApp) -> None:
+        """Goes on with batches, whose requests `app` serves. Raises ConfigError."""
+        if self.runner is not None:
+            self.runner.start(app)
+
+    async def close(self) -> None:
+        """Stops what runs for absent clients; batches go on at the next start."""
+        if self.runner is not None:
+            await self.runner.close()
+        await self.background.close()
 
 
 def build_app(
@@ -127,7 +148,7 @@ def build_app(
     """The ASGI application of one model; `metrics` gives Prometheus text, `view` the cluster's state. `catalog`: all
     models, for the pages that list them, where there are several; `kept` is shared with their applications."""
     keys = ApiKeys.of(settings)
-    kept = kept or Kept.of(settings)
+    kept = kept or Kept.of(settings, Catalog([input_processor]))
     tokenizer, model_name, defaults = input_processor.tokenizer, input_processor.model_name, input_processor.defaults
     chat = Chat(tokenizer, model_name, input_processor.formats, defaults)
     messages = Messages(chat)
@@ -139,6 +160,7 @@ def build_app(
     responses = ResponsesEndpoint(input_processor, Responses(chat), keys, settings, kept.shelf, kept.background)
     stored = StoredResponses(keys, kept.shelf, kept.background)
     conversations = Conversations(keys, kept.shelf, settings)
+    batches = Batches(keys, settings, kept.files, kept.runner)
     tokens = Tokenization(input_processor, keys, settings, messages)
     pages = Pages(catalog or Catalog([input_processor]), keys, metrics, view)
     live = LivePages(keys, view)
@@ -154,6 +176,7 @@ def build_app(
             Route("/v1/responses/{response_id}/cancel", stored.cancel, methods=["POST"]),
             Route("/v1/responses/{response_id}/input_items", stored.input_items),
             *conversations.routes(),
+            *batches.routes(),
             Route("/v1/messages/count_tokens", tokens.count_tokens, methods=["POST"]),
             Route("/tokenize", tokens.tokenize, methods=["POST"]),
             Route("/detokenize", tokens.detokenize, methods=["POST"]),
@@ -193,7 +216,7 @@ def build_models_app(
     kept: Kept | None = None,
 ) -> ASGIApp:
     """The ASGI application of one model or of several; `access` counts and logs its requests."""
-    kept = kept or Kept.of(settings)
+    kept = kept or Kept.of(settings, catalog)
     apps = {model.model_name: build_app(model, settings, metrics, view, catalog, kept) for model in catalog.models}
     if len(apps) == 1:
         return AccessMiddleware(apps[catalog.first.model_name], access)

@@ -23,7 +23,7 @@ from services.router.edge.output_stream import OutputDelta, OutputStream
 from services.router.edge.request_ledger import CallEntry
 from services.router.edge.scheduling import scheduling_hints
 from services.router.edge.settings import EdgeSettings
-from services.router.edge.tenants.auth import ApiKeys, credentials
+from services.router.edge.tenants.auth import CALLER, ApiKeys, Caller, credentials
 from services.router.edge.tenants.rate_limits import Account
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import Cancelled, InvalidRequest, TandemError, WorkerLost
@@ -219,7 +219,8 @@ class InferenceEndpoint:
                 scope[NOTE] = entry.note
                 entry.note.request_id = reply.request_id
                 entry.note.trace_id = trace.trace_id
-                await self._answer(headers, receive, reply, CallInfo(arrived_at=arrived_at, trace=trace), entry)
+                call = CallInfo(arrived_at=arrived_at, trace=trace)
+                await self._answer(headers, receive, reply, call, entry, scope.get(CALLER))
         except asyncio.CancelledError:
             # Only a server that stops cancels this task: the client gets an error, and the task ends here.
             failure = WorkerLost("the router is shutting down")
@@ -230,25 +231,38 @@ class InferenceEndpoint:
         finally:
             trace.end(failure, scope["path"], self._input_processor.model_name, entry.note.records)
 
-    async def _answer(self, headers: Headers, receive: Receive, reply: Reply, call: CallInfo, entry: CallEntry) -> None:
-        """Lets the request in, and serves it until its end or the client's leaving."""
+    async def _answer(
+        self,
+        headers: Headers,
+        receive: Receive,
+        reply: Reply,
+        call: CallInfo,
+        entry: CallEntry,
+        caller: Caller | None,
+    ) -> None:
+        """Lets the request in, and serves it until its end or the client's leaving. `caller`: it comes from within."""
         note = entry.note
         reply.request_id = note.request_id = checked_request_id(headers.get("x-request-id", ""))
-        key = credentials(headers)
-        tenant = self._keys.check(key)
-        hints = scheduling_hints(headers, tenant)
+        if caller is None:
+            key = credentials(headers)
+            hints = scheduling_hints(headers, self._keys.check(key))
+            whose = self._keys.account(key, hints.tenant)
+        else:
+            hints, whose = scheduling_hints(headers, caller.tenant), caller.account
         note.tenant = hints.tenant
-        account = self._input_processor.rates.begin(self._keys.account(key, hints.tenant), hints.tenant)
+        account = self._input_processor.rates.begin(whose, hints.tenant)
         body = await read_body(receive, headers, self._settings.max_body_bytes)
         await check_json_size(body, self._settings.limits, self._input_processor.core.max_prompt_tokens())
         parsed = await self._parsed(body, hints.tenant)
         reply.request_id = note.request_id = checked_request_id(parsed.request_id or reply.request_id)
         note.model = parsed.model or self._input_processor.model_name
+        if parsed.priority is not None and caller is None:
+            hints = replace(hints, priority=-parsed.priority)
         info = replace(
             call,
             model=parsed.model,
             request_id=reply.request_id,
-            scheduling=hints if parsed.priority is None else replace(hints, priority=-parsed.priority),
+            scheduling=hints,
             cache_salt=parsed.cache_salt,
         )
         async with ended_by_disconnect(receive, reply):

@@ -114,6 +114,7 @@ class ScriptedCore:
         self.script = script
         self.limit = 100
         self.reason = ""
+        self.room = 8
         self.running: list[ScriptedRequest] = []
         self.submitted = asyncio.Event()
 
@@ -128,6 +129,9 @@ class ScriptedCore:
 
     def check_room(self, tenant: str, priority: int, ttft_timeout_s: float) -> None:
         return
+
+    def idle_room(self) -> int:
+        return self.room
 
     def not_ready_reason(self) -> str:
         return self.reason

@@ -297,7 +297,7 @@ class Chat:
             sampling=sampling,
             default_max_tokens=None,
             options=PromptOptions(request.truncate_prompt_tokens, tuple(request.bad_words or ()), text),
-            priority=request.priority,
+            priority=request.asked_priority,
             model=request.model or "",
             cache_salt=request.cache_salt or "",
             request_id=request.request_id or "",

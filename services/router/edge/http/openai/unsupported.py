@@ -50,7 +50,6 @@ CHAT_FIELDS: Mapping[str, tuple[object, ...]] = {
     "modalities": (["text"],),
     "moderation": (),
     "prediction": (),
-    "service_tier": ("auto", "default"),
     "web_search_options": (),
 }
 

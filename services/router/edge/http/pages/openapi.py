@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from services.router.edge.http.anthropic.schemas import CountRequest, MessagesRequest
+from services.router.edge.http.batches.endpoints import PURPOSES, BatchRequest
 from services.router.edge.http.openai.completions import CompletionRequest
 from services.router.edge.http.openai.schemas import ChatRequest
 from services.router.edge.http.responses.conversations import ConversationRequest, ConversationUpdate, ItemsRequest
@@ -41,6 +42,7 @@ _POSTS: Mapping[str, tuple[type[BaseModel], str]] = {
     "/v1/conversations": (ConversationRequest, "Begins a conversation that responses continue"),
     "/v1/conversations/{conversation_id}": (ConversationUpdate, "Gives a conversation other metadata"),
     "/v1/conversations/{conversation_id}/items": (ItemsRequest, "Adds items to a conversation"),
+    "/v1/batches": (BatchRequest, "Answers a file of requests with what is idle"),
     "/v1/messages": (MessagesRequest, "Answers a conversation, as Anthropic's messages"),
     "/v1/messages/count_tokens": (CountRequest, "Counts the tokens of a conversation"),
     "/tokenize": (TokenizeRequest, "Token ids of a prompt or a conversation"),
@@ -50,6 +52,10 @@ _LIST = ("limit", "order", "after")
 _GETS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "/v1/responses/{response_id}": ("A kept response", ()),
     "/v1/responses/{response_id}/input_items": ("What came in with a response, as pages", _LIST),
+    "/v1/files": ("The tenant's files, as pages", (*_LIST, "purpose")),
+    "/v1/files/{file_id}": ("A file", ()),
+    "/v1/batches": ("The tenant's batches, as pages", ("limit", "after")),
+    "/v1/batches/{batch_id}": ("A batch", ()),
     "/v1/conversations/{conversation_id}": ("A conversation", ()),
     "/v1/conversations/{conversation_id}/items": ("Its items, as pages", _LIST),
     "/v1/conversations/{conversation_id}/items/{item_id}": ("One of its items", ()),
@@ -58,6 +64,8 @@ _GETS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 _CHANGES: Mapping[str, tuple[str, str]] = {
     "/v1/responses/{response_id}": ("delete", "Forgets a response"),
     "/v1/responses/{response_id}/cancel": ("post", "Ends a response in the background"),
+    "/v1/files/{file_id}": ("delete", "Forgets a file"),
+    "/v1/batches/{batch_id}/cancel": ("post", "Ends a batch; lines without an answer get an error"),
     "/v1/conversations/{conversation_id}": ("delete", "Forgets a conversation"),
     "/v1/conversations/{conversation_id}/items/{item_id}": ("delete", "Removes an item"),
 }
@@ -101,6 +109,7 @@ def openapi_document(model_name: str, version: str) -> bytes:
         paths.setdefault(path, {})["get"] = _operation(path, summary, query)
     for path, (method, summary) in _CHANGES.items():
         paths.setdefault(path, {})[method] = _operation(path, summary)
+    paths["/v1/files"]["post"] = _upload()
     document = {
         "openapi": "3.1.0",
         "info": {"title": f"Tandem: {model_name}", "version": version},
@@ -134,6 +143,16 @@ def _post(path: str, schema: type[BaseModel], summary: str) -> Mapping[str, obje
         "parameters": _path_parameters(path),
         "requestBody": {"required": True, "content": body},
         "responses": {"200": {"description": description, "content": answer}, **_errors(errors)},
+    }
+
+
+def _upload() -> Mapping[str, object]:
+    fields = {"purpose": {"enum": list(PURPOSES)}, "file": {"type": "string", "format": "binary"}}
+    schema = {"type": "object", "required": list(fields), "properties": fields}
+    return {
+        "summary": "Takes a file",
+        "requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}},
+        "responses": {"200": {"description": "the file", "content": {"application/json": {}}}, **_errors()},
     }
 
 

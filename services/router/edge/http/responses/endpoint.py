@@ -238,6 +238,7 @@ class ResponseWriter:
             "parallel_tool_calls": request.parallel_tool_calls is not False,
             "previous_response_id": request.previous_response_id,
             "reasoning": {"effort": None, "summary": None, **given.get("reasoning", {})},
+            "service_tier": request.service_tier or "auto",
             "store": self._call.is_kept,
             "temperature": sampling.temperature,
             "text": text,

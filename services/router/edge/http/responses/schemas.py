@@ -17,7 +17,6 @@ RESPONSE_FIELDS: dict[str, tuple[object, ...]] = {
     "max_tool_calls": (),
     "moderation": (),
     "prompt": (),
-    "service_tier": ("auto", "default"),
 }
 """Fields that are refused unless they ask for nothing."""
 
@@ -136,6 +135,7 @@ class ResponseRequest(BaseModel):
     previous_response_id: str | None = None
     conversation: str | ConversationId | None = None
     background: bool | None = None
+    service_tier: Literal["auto", "default", "flex", "priority"] | None = None
     user: str | None = None
     stream_options: dict[str, Any] | None = None
 

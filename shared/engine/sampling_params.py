@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 from shared.errors import InvalidRequest
 from shared.structure.structured_output import StructuredOutput
@@ -25,6 +25,10 @@ GREEDY_BELOW = 1e-5
 def _check(ok: bool, field: str, value: object, limit: str) -> None:
     if not ok:
         raise InvalidRequest(f"{field} must be {limit}, got {value!r}", field=field, limit=limit)
+
+
+Pooling = Literal["", "last", "mean"]
+"""Nothing, the last token's hidden state, or the mean over all tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit), by token id
     bad_sequences: tuple[tuple[int, ...], ...] = ()  # token ids; the last of each is never chosen behind the others
     structured_output: StructuredOutput | None = None  # what the answer must match; None = free text
+    pooling: Pooling = ""  # what of the prompt's hidden states comes with the first token
 
     def __post_init__(self) -> None:
         # No call for what is right: the router makes these twice a request.

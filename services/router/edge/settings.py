@@ -11,6 +11,7 @@ from services.router.edge.access import AccessLog
 from services.router.edge.answer.families import CallFormatName, ReasoningName
 from services.router.edge.key_digest import key_digest
 from services.router.edge.limits import LimitSettings
+from services.router.edge.text.pooling import PoolingName
 from shared.rpc.tls import Tls
 from shared.settings.group import SettingGroup
 from shared.structure.structured_output import MAX_STRUCTURE_BYTES
@@ -138,6 +139,11 @@ class EdgeSettings(SettingGroup):
     generation_defaults: bool = True
     """Requests that do not say take temperature, top_p, top_k, min_p and repetition_penalty from the model's
     `generation_config.json`."""
+
+    pooling: PoolingName = "auto"
+    """How `/v1/embeddings`, `/v1/score` and `/v1/rerank` make a vector of a text: of its last token's hidden state or
+    of the mean of all, scaled to length 1. auto: as the model's `1_Pooling/config.json` says; without one they are
+    refused."""
 
     cors_origins: tuple[Annotated[str, StringConstraints(min_length=1, max_length=256)], ...] = ()
     """Web pages of these origins (`https://app.example.com`, or `*` for all) may call the HTTP API from a browser; none

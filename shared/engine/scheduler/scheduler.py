@@ -179,11 +179,13 @@ class Scheduler:
         sequences = self._in_flight.complete(plan)
         tokens: list[NewToken] = []
         blocks: list[OutgoingBlock] = []
-        sampled, targets = iter(result.sampled), iter(result.targets)
+        sampled, targets, pooled = iter(result.sampled), iter(result.targets), iter(result.pooled)
         for item, sequence in zip(plan.sequences, sequences, strict=True):
             token = next(sampled) if item.sample is not None else None
             if item.targets:
                 sequence.prompt_logprobs.update(enumerate(next(targets), item.start + 1))
+            if item.num_pooled:
+                sequence.add_pooled(item.num_pooled, next(pooled))
             if sequence.status is Status.FINISHED:  # ended or aborted while the step ran
                 self._free_if_complete(sequence)
                 continue
@@ -201,6 +203,14 @@ class Scheduler:
                 continue
             if sequence.goal is Goal.FIRST_TOKEN:
                 blocks += self._ship(sequence, -(-item.end // self.pool.block_size))
+            if sequence.sampling.pooling:
+                found = sequence.pooled_bytes
+                if found is None:
+                    lost = Overloaded("the prompt gave its blocks back before it was pooled", field="pooling")
+                    self._failed.append(SequenceFailed(item.sequence_id, lost))
+                    self._retire(sequence)
+                    continue
+                token = token._replace(pooled=found)
             sequence.token_ids.append(token.token_id)
             if sequence.paced_from_s is None:
                 self._pacing.began(sequence, self._clock())

@@ -26,6 +26,7 @@ from services.router.edge.http.openai.chat import Chat
 from services.router.edge.http.openai.completions import Completions
 from services.router.edge.http.pages.endpoints import Pages, on_error, on_http_exception
 from services.router.edge.http.pages.live_pages import LivePages
+from services.router.edge.http.pooling.endpoint import Pooling
 from services.router.edge.http.responses.background import Background
 from services.router.edge.http.responses.conversations import Conversations
 from services.router.edge.http.responses.endpoint import Responses, ResponsesEndpoint
@@ -41,7 +42,7 @@ from shared.records.records import Bounds, MemoryRecords, Records
 
 PATHS = (
     *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"),
-    *("/v1/conversations", "/v1/files", "/v1/batches"),
+    *("/v1/conversations", "/v1/files", "/v1/batches", "/v1/embeddings", "/v1/score", "/v1/rerank"),
     *("/tokenize", "/detokenize", "/v1/models", "/version", "/", "/docs", "/openapi.json"),
     *("/healthz", "/health", "/ping", "/readyz", "/metrics", "/status"),
 )
@@ -177,6 +178,7 @@ def build_app(
             Route("/v1/responses/{response_id}/input_items", stored.input_items),
             *conversations.routes(),
             *batches.routes(),
+            *Pooling(input_processor, keys, settings).routes(),
             Route("/v1/messages/count_tokens", tokens.count_tokens, methods=["POST"]),
             Route("/tokenize", tokens.tokenize, methods=["POST"]),
             Route("/detokenize", tokens.detokenize, methods=["POST"]),

@@ -42,7 +42,7 @@ class BatchRequest(BaseModel):
     model_config = STRICT
 
     input_file_id: str
-    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
+    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"]
     completion_window: Literal["24h"]
     metadata: Annotated[dict[str, str], Field(max_length=MAX_METADATA)] | None = None
 

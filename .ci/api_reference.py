@@ -26,6 +26,14 @@ from services.router.edge.http.openai.completions import CompletionRequest  # no
 from services.router.edge.http.openai.schemas import ChatRequest  # noqa: E402
 from services.router.edge.http.openai.unsupported import CHAT_FIELDS, COMPLETION_FIELDS, HINTS  # noqa: E402
 from services.router.edge.http.pages.docs_page import type_in_words  # noqa: E402
+from services.router.edge.http.pooling.schemas import (  # noqa: E402
+    EMBEDDING_FIELDS,
+    RERANK_FIELDS,
+    SCORE_FIELDS,
+    EmbeddingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 from services.router.edge.http.responses.conversations import (  # noqa: E402
     ConversationRequest,
     ConversationUpdate,
@@ -49,6 +57,7 @@ is not served is refused by its name (400), never dropped, unless its value asks
 | `POST /v1/completions`, `/v1/chat/completions`, `/v1/responses` | OpenAI's, and so are their errors |
 | `GET`, `DELETE /v1/responses/{id}`, `POST …/cancel`, `GET …/input_items` | OpenAI's: what `store` keeps |
 | `/v1/conversations`, `…/{id}`, `…/{id}/items`, `…/{id}/items/{item_id}` | OpenAI's conversations |
+| `POST /v1/embeddings`, `/v1/score`, `/v1/rerank` | OpenAI's and vLLM's, also as `/score`, `/rerank`, `/v2/rerank` |
 | `/v1/files`, `…/{id}`, `…/{id}/content` | OpenAI's files, as forms, with `purpose` `batch` or `user_data` |
 | `/v1/batches`, `…/{id}`, `…/{id}/cancel` | OpenAI's batches |
 | `POST /v1/messages`, `/v1/messages/count_tokens` | Anthropic's, its errors and its `x-api-key` header included |
@@ -79,6 +88,9 @@ ENDPOINTS: tuple[tuple[str, type[BaseModel], Mapping[str, tuple[object, ...]]], 
     ("/v1/conversations", ConversationRequest, {}),
     ("/v1/conversations/{conversation_id}", ConversationUpdate, {}),
     ("/v1/conversations/{conversation_id}/items", ItemsRequest, {}),
+    ("/v1/embeddings", EmbeddingRequest, EMBEDDING_FIELDS),
+    ("/v1/score", ScoreRequest, SCORE_FIELDS),
+    ("/v1/rerank", RerankRequest, RERANK_FIELDS),
     ("/v1/batches", BatchRequest, BATCH_FIELDS),
     ("/v1/messages", MessagesRequest, MESSAGES_FIELDS),
     ("/v1/messages/count_tokens", CountRequest, MESSAGES_FIELDS),

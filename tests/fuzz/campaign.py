@@ -30,6 +30,9 @@ PATHS = {
     "/v1/responses": "ResponseRequest",
     "/v1/conversations": "ConversationRequest",
     "/v1/batches": "BatchRequest",
+    "/v1/embeddings": "EmbeddingRequest",
+    "/v1/score": "ScoreRequest",
+    "/v1/rerank": "RerankRequest",
 }
 METHODS = {
     "Generate": inference_pb2.GenerateRequest.DESCRIPTOR,

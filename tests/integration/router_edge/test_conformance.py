@@ -21,6 +21,9 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/conversations": {},
     "/v1/conversations/{conversation_id}": {"metadata": {}},
     "/v1/conversations/{conversation_id}/items": {"items": [{"role": "user", "content": "hi"}]},
+    "/v1/embeddings": {"input": "hi"},
+    "/v1/score": {"text_1": "a", "text_2": "b"},
+    "/v1/rerank": {"query": "a", "documents": ["b", "c"]},
     "/v1/batches": {"input_file_id": "", "endpoint": "/v1/chat/completions", "completion_window": "24h"},
     "/v1/messages": {**CHAT, "max_tokens": 5},
     "/v1/messages/count_tokens": CHAT,
@@ -38,7 +41,9 @@ WORKS: dict[str, Any] = {
     "bad_words": ["no"],
     "cache_salt": "s",
     "chat_template_kwargs": {"enable_thinking": False},
+    "dimensions": 8,
     "echo": True,
+    "encoding_format": "base64",
     "frequency_penalty": 0.5,
     "guided_choice": ["yes", "no"],
     "guided_grammar": 'start: "yes" | "no"',
@@ -72,6 +77,7 @@ WORKS: dict[str, Any] = {
     "request_id": "mine",
     "response_format": {"type": "json_object"},
     "resume": ({"choices": [{"token_ids": [70], "seed": 1}]}, {"stream": True}),
+    "return_documents": False,
     "return_token_ids": True,
     "return_token_strs": True,
     "safety_identifier": "u",
@@ -89,6 +95,7 @@ WORKS: dict[str, Any] = {
     "temperature": 0.5,
     "thinking": {"type": "enabled", "budget_tokens": 1024},
     "top_k": 5,
+    "top_n": 1,
     "top_logprobs": (2, {"logprobs": True}),
     "top_p": 0.5,
     "truncate_prompt_tokens": 2,
@@ -127,7 +134,7 @@ def documented() -> list[tuple[str, str, str]]:
 
 @pytest.fixture
 async def edge(start_edge: StartEdge, tmp_path: Path) -> Edge:
-    return await start_edge(batch={"folder": tmp_path / "batches"})
+    return await start_edge(batch={"folder": tmp_path / "batches"}, pooling="last")
 
 
 @pytest.mark.parametrize("path", BODIES)

@@ -13,6 +13,7 @@ from services.router.edge.http.anthropic.schemas import CountRequest, MessagesRe
 from services.router.edge.http.batches.endpoints import PURPOSES, BatchRequest
 from services.router.edge.http.openai.completions import CompletionRequest
 from services.router.edge.http.openai.schemas import ChatRequest
+from services.router.edge.http.pooling.schemas import EmbeddingRequest, RerankRequest, ScoreRequest
 from services.router.edge.http.responses.conversations import ConversationRequest, ConversationUpdate, ItemsRequest
 from services.router.edge.http.responses.schemas import ResponseRequest
 from services.router.edge.http.tokenization import DetokenizeRequest, TokenizeRequest
@@ -42,6 +43,9 @@ _POSTS: Mapping[str, tuple[type[BaseModel], str]] = {
     "/v1/conversations": (ConversationRequest, "Begins a conversation that responses continue"),
     "/v1/conversations/{conversation_id}": (ConversationUpdate, "Gives a conversation other metadata"),
     "/v1/conversations/{conversation_id}/items": (ItemsRequest, "Adds items to a conversation"),
+    "/v1/embeddings": (EmbeddingRequest, "Vectors of texts"),
+    "/v1/score": (ScoreRequest, "How near pairs of texts are"),
+    "/v1/rerank": (RerankRequest, "Documents by their nearness to a query"),
     "/v1/batches": (BatchRequest, "Answers a file of requests with what is idle"),
     "/v1/messages": (MessagesRequest, "Answers a conversation, as Anthropic's messages"),
     "/v1/messages/count_tokens": (CountRequest, "Counts the tokens of a conversation"),

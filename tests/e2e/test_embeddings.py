@@ -39,7 +39,7 @@ async def test_embeddings_are_those_of_transformers_and_nothing_is_shipped(tmp_p
         def router(self, *arguments, **named):
             return [*super().router(*arguments, **named), "--edge.pooling", pooling]
 
-    pools = {"num_prefill": 2, "num_decode": 1} if mode == "disaggregated" else {"num_decode": 1}
+    pools = {"num_prefill": 2, "num_decode": 1} if mode == "disaggregated" else {"num_prefill": 0, "num_decode": 1}
     async with running(tmp_path, kind=Commands, mode=mode, **pools) as cluster:
         client = openai.AsyncOpenAI(
             base_url=f"http://{cluster.cluster.http}/v1", api_key="none", max_retries=0, timeout=DEADLINE_S

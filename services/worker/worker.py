@@ -386,6 +386,7 @@ class Worker:
             ship_blocks=ship_blocks,
             receiver=receiver,
             tenant=command.tenant,
+            priority=min(0, command.priority),
         )
 
     def _prepare(self, structure: StructuredOutput) -> None:

@@ -54,6 +54,7 @@ class EngineSequence:
     ship_blocks: frozenset[int] = frozenset()  # block indexes that a decode worker waits for
     receiver: bytes = b""  # transfer address of that decode worker
     tenant: str = ""  # whose quota its blocks count against in the store
+    priority: int = 0  # below 0 it gives way to those that have more
     arrival: int = 0  # order of arrival on this worker, set by the scheduler
     arrived_s: float = 0.0  # when that was, by the scheduler's clock
     status: Status = Status.WAITING
@@ -97,6 +98,11 @@ class EngineSequence:
             f"{self.sequence_id}: {self.num_planned_tokens} tokens planned of {self.num_tokens} and "
             f"{self.num_in_flight_samples} to come"
         )
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Its place among those that run: by priority, then by arrival."""
+        return -self.priority, self.arrival
 
     @property
     def num_tokens(self) -> int:

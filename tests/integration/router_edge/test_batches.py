@@ -376,3 +376,15 @@ async def test_service_tiers_are_priorities(edge: Edge, fields: dict[str, Any], 
             continue
         assert (await edge.client.post(path, json={**body, **fields})).status_code == 200
     assert {request.priority for request in edge.core.requests} == {priority}
+
+
+async def test_a_cache_key_is_a_session_unless_a_header_names_one(edge: Edge) -> None:
+    asks = [(CHAT, {"messages": [{"role": "user", "content": "x"}]}), ("/v1/completions", {"prompt": "x"})]
+    for path, body in [*asks, ("/v1/responses", {"input": "x"})]:
+        await edge.client.post(path, json={**body, "prompt_cache_key": "k \ud800"})
+    await edge.client.post(CHAT, json={**asks[0][1], "prompt_cache_key": "other"})
+    *same, other = [request.session for request in edge.core.requests]
+    assert len(set(same)) == 1
+    assert other not in {"", same[0]}
+    await edge.client.post(CHAT, json={**asks[0][1], "prompt_cache_key": "k"}, headers={"x-session-id": "mine"})
+    assert edge.core.requests[-1].session == "mine"

@@ -82,6 +82,7 @@ class ParsedRequest(ABC):
     sampling: SamplingParams
     default_max_tokens: int | None
     options: PromptOptions
+    session: str  # what calls with one prefix share; empty: the header's, if there is one
     priority: int | None  # vLLM's: lower goes first; None: the header's
     model: str
     cache_salt: str  # empty: none
@@ -258,6 +259,8 @@ class InferenceEndpoint:
         note.model = parsed.model or self._input_processor.model_name
         if parsed.priority is not None and caller is None:
             hints = replace(hints, priority=-parsed.priority)
+        if parsed.session and not hints.session:
+            hints = replace(hints, session=parsed.session)
         info = replace(
             call,
             model=parsed.model,

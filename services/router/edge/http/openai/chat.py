@@ -297,6 +297,7 @@ class Chat:
             sampling=sampling,
             default_max_tokens=None,
             options=PromptOptions(request.truncate_prompt_tokens, tuple(request.bad_words or ()), text),
+            session=request.session,
             priority=request.asked_priority,
             model=request.model or "",
             cache_salt=request.cache_salt or "",

@@ -87,6 +87,7 @@ class Completions:
             sampling=self._sampling(request),
             default_max_tokens=_DEFAULT_MAX_TOKENS,
             options=PromptOptions(request.truncate_prompt_tokens, tuple(request.bad_words or ()), request.text_options),
+            session=request.session,
             priority=request.asked_priority,
             model=request.model or "",
             cache_salt=request.cache_salt or "",

@@ -70,7 +70,7 @@ class ParsedResponse(ParsedChat):
     chain: tuple[str, ...] = ()  # ids of the responses before it
     unless: Unless = ALWAYS  # when it is not kept after all
 
-    def session(self, response_id: str) -> str:
+    def own_session(self, response_id: str) -> str:
         """What the turns of its conversation share."""
         return self.original.conversation_id or (self.chain[0] if self.chain else response_id)
 
@@ -109,7 +109,7 @@ class ResponsesEndpoint(InferenceEndpoint):
     ) -> None:
         """See `InferenceEndpoint`."""
         assert isinstance(parsed, ParsedResponse)
-        session = info.scheduling.session or parsed.session(response_id_of(info.request_id))
+        session = info.scheduling.session or parsed.own_session(response_id_of(info.request_id))
         info = replace(info, scheduling=replace(info.scheduling, session=session))
         if not parsed.original.background:
             await super()._serve(parsed, info, reply, account, entry)

@@ -26,7 +26,17 @@ def chat_request(request: ResponseRequest, earlier: Sequence[InputItem] = ()) ->
         "verbosity": request.text.verbosity if request.text else None,
         "truncate_prompt_tokens": -1 if request.truncation == "auto" else None,
     }
-    for name in ("model", "temperature", "top_p", "parallel_tool_calls", "stream", "metadata", "user", "service_tier"):
+    for name in (
+        "model",
+        "temperature",
+        "top_p",
+        "parallel_tool_calls",
+        "stream",
+        "metadata",
+        "user",
+        "service_tier",
+        "prompt_cache_key",
+    ):
         fields[name] = getattr(request, name)
     choice = request.tool_choice
     fields["tool_choice"] = (

@@ -135,6 +135,7 @@ class ResponseRequest(BaseModel):
     previous_response_id: str | None = None
     conversation: str | ConversationId | None = None
     background: bool | None = None
+    prompt_cache_key: str | None = None
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
     user: str | None = None
     stream_options: dict[str, Any] | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from functools import partial
+from typing import Any
 
 from services.router.dispatch.request import Pooled, PoolRequest
 from services.router.placement.views import Work
@@ -86,7 +87,7 @@ class PooledCalls:
         name = f"{request.request_id}#p{next(self._serials)}.1"
         answer: asyncio.Future[types_pb2.SequenceTokens] = asyncio.get_running_loop().create_future()
         sampling = sampling_to_proto(SamplingParams(temperature=0.0, max_tokens=1, seed=0, pooling=request.pooling))
-        fields = {
+        fields: dict[str, Any] = {
             "request_id": name,
             "num_prompt_tokens": len(request.token_ids),
             "sampling": sampling,

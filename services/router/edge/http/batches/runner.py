@@ -9,7 +9,7 @@ import logging
 import random
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -283,7 +283,7 @@ class BatchRunner:
                 error = {"response": None, "error": {"code": code, "message": message}}
                 await self._add(batch, number, line["custom_id"], error, ok=False)
 
-    async def _add(self, batch: Batch, number: int, custom_id: str, what: dict[str, object], *, ok: bool) -> None:
+    async def _add(self, batch: Batch, number: int, custom_id: str, what: Mapping[str, object], *, ok: bool) -> None:
         answers = batch.answers
         assert answers is not None
         line = {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": custom_id, **what}

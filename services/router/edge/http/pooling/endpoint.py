@@ -110,7 +110,8 @@ class Pooling:
         if not self._input_processor.pooling.is_normalized:
             return vectors
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-        return vectors / np.maximum(lengths, np.float32(1e-12))
+        normalized: Vectors = vectors / np.maximum(lengths, np.float32(1e-12))
+        return normalized
 
 
 class _Call:

@@ -50,7 +50,7 @@ class EmbeddingRequest(BaseModel):
         if isinstance(given, str):
             return [given]
         if given and isinstance(given[0], int):
-            return [[int(token_id) for token_id in given]]  # type: ignore[arg-type]
+            return [[int(token_id) for token_id in given]]
         return given  # type: ignore[return-value]
 
 

@@ -21,11 +21,25 @@ sys.path.insert(0, str(ROOT))
 from pydantic import BaseModel  # noqa: E402 - the project's folder stands on the path only now
 
 from services.router.edge.http.anthropic.schemas import MESSAGES_FIELDS, CountRequest, MessagesRequest  # noqa: E402
+from services.router.edge.http.batches.endpoints import BATCH_FIELDS, BatchRequest  # noqa: E402
 from services.router.edge.http.openai.completions import CompletionRequest  # noqa: E402
 from services.router.edge.http.openai.schemas import ChatRequest  # noqa: E402
 from services.router.edge.http.openai.unsupported import CHAT_FIELDS, COMPLETION_FIELDS, HINTS  # noqa: E402
 from services.router.edge.http.pages.docs_page import type_in_words  # noqa: E402
-from services.router.edge.http.responses.schemas import RESPONSE_FIELDS, ResponseRequest  # noqa: E402
+from services.router.edge.http.pooling.schemas import (  # noqa: E402
+    EMBEDDING_FIELDS,
+    RERANK_FIELDS,
+    SCORE_FIELDS,
+    EmbeddingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
+from services.router.edge.http.responses.conversations import (  # noqa: E402
+    ConversationRequest,
+    ConversationUpdate,
+    ItemsRequest,
+)
+from services.router.edge.http.responses.schemas import KEPT_FIELDS, RESPONSE_FIELDS, ResponseRequest  # noqa: E402
 from services.router.edge.http.tokenization import DetokenizeRequest, TokenizeRequest  # noqa: E402
 
 INTRODUCTION = """\
@@ -41,6 +55,11 @@ is not served is refused by its name (400), never dropped, unless its value asks
 | path | |
 | --- | --- |
 | `POST /v1/completions`, `/v1/chat/completions`, `/v1/responses` | OpenAI's, and so are their errors |
+| `GET`, `DELETE /v1/responses/{id}`, `POST …/cancel`, `GET …/input_items` | OpenAI's: what `store` keeps |
+| `/v1/conversations`, `…/{id}`, `…/{id}/items`, `…/{id}/items/{item_id}` | OpenAI's conversations |
+| `POST /v1/embeddings`, `/v1/score`, `/v1/rerank` | OpenAI's and vLLM's, also as `/score`, `/rerank`, `/v2/rerank` |
+| `/v1/files`, `…/{id}`, `…/{id}/content` | OpenAI's files, as forms, with `purpose` `batch` or `user_data` |
+| `/v1/batches`, `…/{id}`, `…/{id}/cancel` | OpenAI's batches |
 | `POST /v1/messages`, `/v1/messages/count_tokens` | Anthropic's, its errors and its `x-api-key` header included |
 | `POST /tokenize`, `/detokenize`, `GET /tokenizer_info` | vLLM's |
 | `GET /v1/models`, `/v1/models/{model}` | the served models |
@@ -66,13 +85,22 @@ ENDPOINTS: tuple[tuple[str, type[BaseModel], Mapping[str, tuple[object, ...]]], 
     ("/v1/completions", CompletionRequest, COMPLETION_FIELDS),
     ("/v1/chat/completions", ChatRequest, CHAT_FIELDS),
     ("/v1/responses", ResponseRequest, RESPONSE_FIELDS),
+    ("/v1/conversations", ConversationRequest, {}),
+    ("/v1/conversations/{conversation_id}", ConversationUpdate, {}),
+    ("/v1/conversations/{conversation_id}/items", ItemsRequest, {}),
+    ("/v1/embeddings", EmbeddingRequest, EMBEDDING_FIELDS),
+    ("/v1/score", ScoreRequest, SCORE_FIELDS),
+    ("/v1/rerank", RerankRequest, RERANK_FIELDS),
+    ("/v1/batches", BatchRequest, BATCH_FIELDS),
     ("/v1/messages", MessagesRequest, MESSAGES_FIELDS),
     ("/v1/messages/count_tokens", CountRequest, MESSAGES_FIELDS),
     ("/tokenize", TokenizeRequest, {}),
     ("/detokenize", DetokenizeRequest, {}),
 )
 
-_OPENAI_HINTS = ("prompt_cache_key", "prompt_cache_retention", "safety_identifier")
+_KEPT = (ResponseRequest, ConversationRequest, ConversationUpdate, BatchRequest)
+"""Of them `KEPT_FIELDS` are kept."""
+_OPENAI_HINTS = ("prompt_cache_retention", "safety_identifier")
 
 
 def page() -> str:
@@ -91,7 +119,7 @@ def _rows(schema: type[BaseModel], refused: Mapping[str, tuple[object, ...]]) ->
     known: dict[str, Any] = document["properties"]
     hints = _OPENAI_HINTS if schema in (ChatRequest, ResponseRequest) else ()
     for name in sorted({*known, *refused, *hints}):
-        if name in HINTS:
+        if name in HINTS and not (schema in _KEPT and name in KEPT_FIELDS):
             yield f"| `{name}` | no effect | {HINTS[name]} |"
         elif name in known:
             words = type_in_words(known[name]).replace("|", "\\|")

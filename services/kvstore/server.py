@@ -16,6 +16,8 @@ from services.kvstore.index.block_index import BlockIndex, ResyncNeeded
 from services.kvstore.index.redis_index import RedisIndex
 from services.kvstore.index.sweeper import Sweeper
 from services.kvstore.metrics import METRICS, NODE_METRICS, KVStoreSources
+from services.kvstore.records import SERVICE_NAME as RECORD_SERVICE_NAME
+from services.kvstore.records import RecordServicer, RedisRecords
 from services.kvstore.resp.counted import CountedRedis
 from services.kvstore.resp.open import redis_client
 from services.kvstore.servicer import SERVICE_NAME, CountedIndex, KVStoreServicer
@@ -33,6 +35,7 @@ from shared.kv.fleet_key import FleetKey, token_of
 from shared.kv.ucx import UcxTransfer
 from shared.kv_index.holders import EventStamp, Tier, join_hashes
 from shared.kv_index.publisher import IndexPublisher
+from shared.records.records import Bounds
 from shared.rpc.fleet_identity import FleetGuard
 from shared.rpc.pb.tandem.v1 import kvstore_pb2_grpc
 from shared.rpc.server import RpcServer
@@ -113,7 +116,11 @@ class KVStoreServer:
         self._tracer = Tracer.of(settings.traces, "tandem-kvstore", self._node_name)
         self._servicer = KVStoreServicer(self._index, self._availability, self._tracer)
         self._node = self._make_node() if settings.host_bytes or settings.disk_bytes else None
-        names = (SERVICE_NAME, STORE_SERVICE_NAME, BLOCK_SERVICE_NAME) if self._node is not None else (SERVICE_NAME,)
+        bounds = Bounds(settings.records.max_bytes, settings.records.tenant_bytes)
+        self._records = RecordServicer(RedisRecords(self._redis, bounds), self._availability)
+        names: tuple[str, ...] = (SERVICE_NAME, RECORD_SERVICE_NAME)
+        if self._node is not None:
+            names = (*names, STORE_SERVICE_NAME, BLOCK_SERVICE_NAME)
         settings.tls.check("tls", mutual=True)
         self._rpc = RpcServer(settings.bind, self._register, names, credentials=settings.tls.server_credentials())
         self._metrics = Metrics("tandem-kvstore", self._node_name)
@@ -179,6 +186,7 @@ class KVStoreServer:
 
     def _register(self, server: grpc.aio.Server) -> None:
         kvstore_pb2_grpc.add_KVStoreServiceServicer_to_server(self._servicer, server)
+        kvstore_pb2_grpc.add_RecordServiceServicer_to_server(self._records, server)
         if self._node is not None:
             kvstore_pb2_grpc.add_StoreServiceServicer_to_server(StoreServicer(self._node, self._node_name), server)
             kvstore_pb2_grpc.add_BlockServiceServicer_to_server(

@@ -24,6 +24,15 @@ class TenantQuota(SettingGroup):
     """In the disk folder. Bytes."""
 
 
+class RecordSettings(SettingGroup):
+    """Kept responses and conversations, in Redis beside the index."""
+
+    max_bytes: int = Field(default=256 << 20, ge=1 << 16)
+    """Most bytes of all; what was used longest ago makes room. Bytes."""
+    tenant_bytes: int = Field(default=64 << 20, ge=1 << 16)
+    """Most bytes of one tenant's. Bytes."""
+
+
 class KVStoreSettings(ServiceSettings, FleetSettings, EncryptionSettings, MetricsPageSettings, SpanSettings):
     """One KV store process. Several of them over one Redis are the same store."""
 
@@ -60,6 +69,8 @@ class KVStoreSettings(ServiceSettings, FleetSettings, EncryptionSettings, Metric
     """Quota of tenants that tenant_quotas does not name. A tenant at its quota evicts its own blocks."""
     tenant_quotas: dict[str, TenantQuota] = Field(default_factory=dict)
     """Quotas by tenant."""
+    records: RecordSettings = RecordSettings()
+    """Responses and conversations that routers keep."""
     pin_share: float = Field(default=0.25, ge=0, le=0.9)
     """Share of each tier's budget that `tandem cache pin` may protect from eviction."""
     staging_bytes: int = Field(default=64 << 20, ge=1 << 16)

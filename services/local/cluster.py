@@ -12,7 +12,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from services.local.commands import ServiceCommands, TandemCommands, WorkerPlan, plan_workers, with_flags
+from services.local.commands import (
+    ServiceCommands,
+    TandemCommands,
+    WorkerPlan,
+    batch_folder,
+    plan_workers,
+    with_flags,
+)
 from services.local.model_pools import ModelPools
 from services.local.parts import IndexPart, MemberPart, ServicePart
 from services.local.places import INDEX, Places, ThisHost, check_free
@@ -238,6 +245,7 @@ class LocalCluster:
         for number, place in enumerate(self.spec.routers):
             command = self._commands.router(workers, kvstore, self._named_stores(), number)
             places = {
+                "edge.batch.folder": str(batch_folder(self.spec.state_dir, place.name)),
                 "http": self._places.reserve(place.name, place.http),
                 "grpc": self._places.reserve(place.name, place.grpc),
             }

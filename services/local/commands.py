@@ -155,6 +155,7 @@ class TandemCommands:
             "grpc": spec.routers[number].grpc,
             "served_model_name": spec.model_name,
             "kvstore": kvstore,
+            "edge.batch.folder": batch_folder(spec.state_dir, spec.routers[number].name),
             **self._served(first, workers, stores),
         }
         if further:
@@ -235,6 +236,11 @@ def _lists(pools: ModelPools, workers: Mapping[WorkerRole, Mapping[str, str]]) -
     if pools.mode == "auto":
         lists[str(WorkerRole.PREFILL)] = lists[str(WorkerRole.DECODE)]
     return {role: named for role, named in lists.items() if named}
+
+
+def batch_folder(state_dir: Path, router: str) -> Path:
+    """Where a router of a local cluster keeps files and batches."""
+    return state_dir / "batches" / router
 
 
 def with_flags(command: Sequence[str], **values: str) -> list[str]:

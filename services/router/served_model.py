@@ -14,6 +14,7 @@ from services.router.dispatch.prefix_lookup import PrefixLookup
 from services.router.edge.input_processor import InputProcessor, ModelNames
 from services.router.edge.tenants.rate_limits import RateLimits
 from services.router.edge.text.generation_defaults import NO_DEFAULTS, GenerationDefaults
+from services.router.edge.text.pooling import PoolingConfig
 from services.router.placement.policy import Placement
 from services.router.placement.split import SplitController
 from services.router.settings import RouterSettings
@@ -105,6 +106,7 @@ class ServedModel:
             rates=around.rates,
             ledger=self.metrics,
             traces=around.traces,
+            pooling=PoolingConfig.load(settings.model, settings.edge.pooling),
         )
 
     def _show_figures(self) -> None:

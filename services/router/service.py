@@ -17,7 +17,7 @@ from services.router.edge.catalog import Catalog
 from services.router.edge.grpc.model_servicer import ModelServicer
 from services.router.edge.grpc.servicer import SERVICE_NAME as INFERENCE_SERVICE_NAME
 from services.router.edge.grpc.servicer import InferenceServicer, server_options
-from services.router.edge.http.app import PATHS, build_models_app
+from services.router.edge.http.app import PATHS, Kept, build_models_app
 from services.router.edge.http.server.http_server import HttpServer
 from services.router.edge.scheduling import SchedulingHints
 from services.router.edge.tenants.rate_limits import RateLimits
@@ -33,6 +33,7 @@ from shared.block_service.store_nodes import StoreNodes
 from shared.errors import TandemError
 from shared.kv.fleet_key import FleetKey, token_of
 from shared.kv_index.client import KVStoreClient
+from shared.records.client import KVStoreRecords
 from shared.rpc.pb.tandem.v1 import inference_pb2
 from shared.rpc.server import RpcServer
 from shared.telemetry.joined_page import joined_page
@@ -65,8 +66,14 @@ class RouterService:
         catalog = Catalog([model.edge for model in self._models])
         self.grpc = self._new_grpc_server(catalog)
         self.picker = self._new_picker()
-        app = build_models_app(catalog, settings.edge, self._metrics_page, self._observer, self._access)
-        self.http = HttpServer(settings.http, app, settings.edge.limits, settings.edge.tls, self._access.http_refused)
+        self._records = KVStoreRecords(settings.kvstore, self._credentials) if settings.kvstore else None
+        self._kept = Kept.of(settings.edge, catalog, self._records)
+        self._app = build_models_app(
+            catalog, settings.edge, self._metrics_page, self._observer, self._access, self._kept
+        )
+        self.http = HttpServer(
+            settings.http, self._app, settings.edge.limits, settings.edge.tls, self._access.http_refused
+        )
 
     def _new_store_client(self) -> KVStoreClient | None:
         if not self._settings.kvstore:
@@ -169,6 +176,7 @@ class RouterService:
         for model in self._models:
             model.fleet.start()
         self._watch.start()
+        self._kept.start(self._app)
         if self.picker is not None:
             await self.picker.start()
         gc.collect()
@@ -182,6 +190,7 @@ class RouterService:
         await asyncio.gather(*(model.dispatcher.drain(self._settings.drain_timeout_s) for model in self._models))
         if self.picker is not None:
             await self.picker.close()
+        await self._kept.close()
         await self.http.stop()
         await self.grpc.stop()
         await self._watch.close()
@@ -192,6 +201,8 @@ class RouterService:
         await self._stores.close()
         if self._store is not None:
             await self._store.close()
+        if self._records is not None:
+            await self._records.close()
 
     def hurry(self) -> None:
         """See `HurriedService`."""

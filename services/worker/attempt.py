@@ -135,6 +135,8 @@ class WorkerRequest:
         logprobs = logprobs_to_proto(token.token)
         if logprobs is not None:
             message.logprobs.append(logprobs)
+        if token.token.pooled:
+            message.pooled = token.token.pooled
         if token.prompt_logprobs:
             message.prompt_logprobs.extend(filter(None, map(logprobs_to_proto, token.prompt_logprobs)))
 

@@ -318,6 +318,14 @@ class Worker:
             self.connector.fetches.policy.note_compute(item.num_tokens - item.num_cached_tokens, computing_s)
         item.fetch.stop()
 
+    def _check_pools(self) -> None:
+        """Raises InvalidRequest (`sampling.pooling`) where no hidden states come of this worker."""
+        decoder, name = self.host.model.decoder, self.host.settings.name
+        is_split = decoder.is_split or decoder.num_stages > 1
+        if is_split or self.host.settings.step_times is not None:
+            why = "its model is split over processes" if is_split else "its device computes nothing"
+            raise InvalidRequest(f"worker {name} pools no hidden states: {why}", field="sampling.pooling")
+
     def build_sequence(
         self,
         sequence_id: str,
@@ -336,6 +344,8 @@ class Worker:
         if params.max_tokens is None or params.seed is None:
             field = "seed" if params.seed is None else "max_tokens"
             raise InvalidRequest(f"a command must carry {field}", field=f"sampling.{field}")
+        if params.pooling:
+            self._check_pools()
         vocab_size = model.decoder.config.vocab_size
         # An id that the model has no row for would not fail this request alone: it would end the engine.
         if not 0 < num_prompt_tokens <= len(token_ids):
@@ -376,6 +386,7 @@ class Worker:
             ship_blocks=ship_blocks,
             receiver=receiver,
             tenant=command.tenant,
+            priority=min(0, command.priority),
         )
 
     def _prepare(self, structure: StructuredOutput) -> None:

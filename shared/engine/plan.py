@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import InvalidRequest, NumericalFault, TandemError
 from shared.sizing.step_time import StepWork, chunk_pairs
@@ -48,6 +51,7 @@ class PlannedSequence(NamedTuple):
     pending: int | None = None  # index among the tokens sampled by the step before
     targets: tuple[int, ...] = ()  # prompt tokens behind the first ones of these, whose log-probabilities are asked for
     num_alternatives: int = 0  # likeliest tokens beside each target
+    num_pooled: int = 0  # last tokens of these whose hidden states are summed
 
     @property
     def end(self) -> int:
@@ -118,6 +122,7 @@ class SampledToken(NamedTuple):
     token_id: int
     logprob: float | None = None  # None unless asked for
     top: tuple[tuple[int, float], ...] = ()  # (token id, log-probability), likeliest first
+    pooled: bytes = b""  # [hidden_size] fp32, of a prompt of which that was asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +154,8 @@ class StepResult:
 
     sampled: tuple[SampledToken | NoToken, ...]
     targets: tuple[tuple[SampledToken, ...], ...] = ()
+    pooled: tuple[NDArray[np.float32], ...] = ()
+    """[hidden_size], the sum over `num_pooled` hidden states, of those that have any."""
 
 
 def step_work(plan: StepPlan) -> StepWork:

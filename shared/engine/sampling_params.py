@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 from shared.errors import InvalidRequest
 from shared.structure.structured_output import StructuredOutput
@@ -63,6 +63,10 @@ def _check(ok: bool, field: str, value: object, limit: str) -> None:
         raise InvalidRequest(f"{field} must be {limit}, got {value!r}", field=field, limit=limit)
 
 
+Pooling = Literal["", "last", "mean"]
+"""Nothing, the last token's hidden state, or the mean over all tokens."""
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Sampling settings under their usual names; raises InvalidRequest naming the field and its limit.
@@ -90,6 +94,7 @@ class SamplingParams:
     bad_sequences: tuple[tuple[int, ...], ...] = ()  # token ids; the last of each is never chosen behind the others
     structured_output: StructuredOutput | None = None  # what the answer must match; None = free text
     speculation: Speculation = DEFAULT_SPECULATION  # which guesses may be made; never changes an answer
+    pooling: Pooling = ""  # what of the prompt's hidden states comes with the first token
 
     def __post_init__(self) -> None:
         # No call for what is right: the router makes these twice a request.

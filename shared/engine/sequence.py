@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+import numpy as np
+from numpy.typing import NDArray
+
 from shared.engine.finish_reason import FinishReason
 from shared.engine.plan import SampledToken
 from shared.engine.sampling_params import SamplingParams
@@ -51,6 +54,7 @@ class EngineSequence:
     ship_blocks: frozenset[int] = frozenset()  # block indexes that a decode worker waits for
     receiver: bytes = b""  # transfer address of that decode worker
     tenant: str = ""  # whose quota its blocks count against in the store
+    priority: int = 0  # below 0 it gives way to those that have more
     arrival: int = 0  # order of arrival on this worker, set by the scheduler
     arrived_s: float = 0.0  # when that was, by the scheduler's clock
     status: Status = Status.WAITING
@@ -71,6 +75,8 @@ class EngineSequence:
     paced_from_s: float | None = None  # when its tokens began to be due, by the scheduler's clock; None: they are not
     num_unpaced_tokens: int = 0  # of its output, those it had then
     prompt_logprobs: dict[int, SampledToken] = field(default_factory=dict)  # by position, where they are asked for
+    pooled: NDArray[np.float32] | None = None  # [hidden_size], sum of the hidden states that were asked for
+    num_pooled_tokens: int = 0  # of which it is the sum
     sampled_in_plan: int = 0  # number of the last plan that samples for it; 0 = none
     has_penalties: bool = field(init=False)  # as its sampling settings say
 
@@ -92,6 +98,11 @@ class EngineSequence:
             f"{self.sequence_id}: {self.num_planned_tokens} tokens planned of {self.num_tokens} and "
             f"{self.num_in_flight_samples} to come"
         )
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Its place among those that run: by priority, then by arrival."""
+        return -self.priority, self.arrival
 
     @property
     def num_tokens(self) -> int:
@@ -160,6 +171,29 @@ class EngineSequence:
         if num_alternatives is None or start + 1 >= self.num_prompt_tokens:
             return (), 0
         return tuple(self.token_ids[start + 1 : min(start + count + 1, self.num_prompt_tokens)]), num_alternatives
+
+    def num_to_pool(self, start: int, count: int) -> int:
+        """How many of the last of `count` tokens from `start` on have hidden states that are asked for."""
+        pooling, end = self.sampling.pooling, start + count
+        if not pooling or start >= self.num_prompt_tokens:
+            return 0
+        return count if pooling == "mean" else int(end == self.num_prompt_tokens)
+
+    def add_pooled(self, count: int, hidden: NDArray[np.float32]) -> None:
+        """Takes [hidden_size], the sum over `count` tokens."""
+        self.pooled = hidden if self.pooled is None else self.pooled + hidden
+        self.num_pooled_tokens += count
+
+    @property
+    def pooled_bytes(self) -> bytes | None:
+        """What was asked for of the hidden states, as fp32; None where some were not computed, or twice, since the
+        sequence was preempted meanwhile."""
+        if not self.sampling.pooling:
+            return b""
+        wanted = self.num_prompt_tokens if self.sampling.pooling == "mean" else 1
+        if self.pooled is None or self.num_pooled_tokens != wanted:
+            return None
+        return (self.pooled / np.float32(wanted)).astype("<f4").tobytes()
 
     def take_prompt_logprobs(self) -> tuple[SampledToken, ...]:
         """Log-probabilities of the prompt's tokens from the second one on; fewer where a prefix was not

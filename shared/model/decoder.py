@@ -134,14 +134,25 @@ class Decoder:
         Returns:
             [num_logits, vocab_size] fp32, computed in the model's dtype.
         """
+        return self.logits(self.hidden(token_ids, positions, pool, batch, logit_rows, rope_lengths), num_candidates)
+
+    def hidden(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        pool: PoolView,
+        batch: AttentionBatch,
+        rows: Tensor,
+        rope_lengths: Tensor | None = None,
+    ) -> Tensor:
+        """As `forward`, but for the last layer's output behind the final norm: [len(rows), hidden_size] in the model's
+        dtype."""
         assert token_ids.shape == positions.shape == (batch.num_tokens,)
-        assert logit_rows.dim() == 1
+        assert rows.dim() == 1
         embedded, cos, sin = self.embed(token_ids, positions, rope_lengths)
         if self._stack is not None and batch.num_tokens:
-            normed = self._stack.run(embedded, cos, sin, pool, batch, logit_rows)
-        else:
-            normed = self.pieces.run(embedded, cos, sin, pool, batch, logit_rows)
-        return self.logits(normed, num_candidates)
+            return self._stack.run(embedded, cos, sin, pool, batch, rows)
+        return self.pieces.run(embedded, cos, sin, pool, batch, rows)
 
     def embed(self, token_ids: Tensor, positions: Tensor, rope_lengths: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """The first layer's inputs: the tokens' rows [num_tokens, hidden_size], and their angles' cosines and sines

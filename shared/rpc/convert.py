@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from shared.engine.finish_reason import FinishReason
 from shared.engine.plan import SampledToken
-from shared.engine.sampling_params import AUTO, DEFAULT_SPECULATION, MOST_GUESSES, SamplingParams, Speculation
+from shared.engine.sampling_params import AUTO, DEFAULT_SPECULATION, MOST_GUESSES, Pooling, SamplingParams, Speculation
 from shared.errors import InvalidRequest
 from shared.identity import Roles, WorkerRole, roles_text
 from shared.kv.layout import LAYOUT_VERSION, BlockLayout, KVFormat
@@ -38,6 +38,12 @@ _FINISH_TO_PROTO: dict[FinishReason | None, types_pb2.FinishReason.ValueType] = 
 }
 _FINISH_FROM_PROTO = {number: reason for reason, number in _FINISH_TO_PROTO.items()}
 
+
+_POOLING_TO_PROTO: dict[Pooling, types_pb2.Pooling.ValueType] = {
+    "last": types_pb2.POOLING_LAST,
+    "mean": types_pb2.POOLING_MEAN,
+}
+_POOLING_FROM_PROTO: dict[int, Pooling] = {number: pooling for pooling, number in _POOLING_TO_PROTO.items()}
 
 _ROLE_TO_PROTO = {
     WorkerRole.PREFILL: types_pb2.WORKER_ROLE_PREFILL,
@@ -102,6 +108,7 @@ def sampling_from_proto(message: types_pb2.SamplingParams) -> SamplingParams:
         speculation=speculation_from_proto(message.speculation)
         if message.HasField("speculation")
         else DEFAULT_SPECULATION,
+        pooling=_POOLING_FROM_PROTO.get(message.pooling, ""),
     )
 
 
@@ -119,6 +126,8 @@ def sampling_to_proto(params: SamplingParams) -> types_pb2.SamplingParams:
         message.logit_bias.update(params.logit_bias)
     for bad in params.bad_sequences:
         message.bad_sequences.add(token_ids=bad)
+    if params.pooling:
+        message.pooling = _POOLING_TO_PROTO[params.pooling]
     if params.structured_output:
         message.structured_output.CopyFrom(structure_to_proto(params.structured_output))
     if params.speculation != DEFAULT_SPECULATION:

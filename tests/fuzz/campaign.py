@@ -24,7 +24,16 @@ NUM_DRAWN = 1500
 """Most cases of one kind that Hypothesis draws itself …"""
 SHARE_DRAWN = 0.2
 """… and their share of these, but for the first hundred."""
-PATHS = {"/v1/completions": "CompletionRequest", "/v1/chat/completions": "ChatRequest"}
+PATHS = {
+    "/v1/completions": "CompletionRequest",
+    "/v1/chat/completions": "ChatRequest",
+    "/v1/responses": "ResponseRequest",
+    "/v1/conversations": "ConversationRequest",
+    "/v1/batches": "BatchRequest",
+    "/v1/embeddings": "EmbeddingRequest",
+    "/v1/score": "ScoreRequest",
+    "/v1/rerank": "RerankRequest",
+}
 METHODS = {
     "Generate": inference_pb2.GenerateRequest.DESCRIPTOR,
     "GetStatus": inference_pb2.GetStatusRequest.DESCRIPTOR,

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from binascii import crc_hqx
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -44,8 +43,9 @@ from services.kvstore.index.scripts import (
     TABLE_KEYS,
     UNKNOWN,
 )
+from services.kvstore.records import count_command
 from services.kvstore.resp.client import RedisClient, info_fields, replies_of
-from services.kvstore.resp.command import Command, LuaScript
+from services.kvstore.resp.command import NUM_SLOTS, Command, LuaScript, slot_of
 from services.kvstore.resp.redis_node import RedisConnection
 from shared.errors import InvalidRequest, StoreUnavailable
 from shared.identity import WorkerIdentity
@@ -53,18 +53,12 @@ from shared.kv.hashing import HASH_BYTES
 from shared.kv_index.holders import EventStamp, PrefixMatch, Tier
 from shared.rpc.convert import role_to_proto
 
-NUM_SLOTS = 16_384
 NUM_CLUSTER_BUCKETS = 128
 SCRIPT_HASHES = 1024
 """Blocks in one run of a script, which blocks Redis for one or two milliseconds."""
 RETIRED_MAX_AGE_S = 86_400
 """How long a superseded incarnation is refused: longer than any stall of a process."""
 _UNSTAMPED = EventStamp(sequence=0, acknowledged=0)
-
-
-def slot_of(tag: bytes) -> int:
-    """The cluster slot of keys with this hash tag: CRC16 (XMODEM), as the Redis Cluster specification defines it."""
-    return crc_hqx(tag, 0) % NUM_SLOTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +214,7 @@ class RedisIndex:
         return await self._write(REMOVE, hashes, holder_id) if holder_id is not None else 0
 
     async def stats(self) -> IndexStats:
-        """See BlockIndex. All keys of the database but the bookkeeping are blocks."""
+        """See BlockIndex. All keys of the database but the bookkeeping and the records are blocks."""
         num_keys, used_bytes = 0, 0
         for node in await self._redis.nodes():
             size, info = replies_of(
@@ -228,7 +222,7 @@ class RedisIndex:
             )
             num_keys += size
             used_bytes += int(info_fields(info)["used_memory"])
-        commands = [Command.of("EXISTS", *BOOKKEEPING_KEYS, slot=TABLE_SLOT), *self._markers("EXISTS")]
+        commands = [Command.of("EXISTS", *BOOKKEEPING_KEYS, slot=TABLE_SLOT), count_command(), *self._markers("EXISTS")]
         num_bookkeeping = sum(await self._redis.call(*commands, connection=RedisConnection.READ))
         return IndexStats(num_keys - num_bookkeeping, used_bytes, self._redis.address)
 

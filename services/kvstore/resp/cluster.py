@@ -10,11 +10,10 @@ import hiredis
 
 from services.kvstore.resp.address import Endpoint, RedisAddress
 from services.kvstore.resp.client import check_server, not_covered, replies_of
-from services.kvstore.resp.command import Command
+from services.kvstore.resp.command import NUM_SLOTS, Command
 from services.kvstore.resp.redis_node import RedisConnection, RedisNode
 from shared.errors import ConfigError, StoreUnavailable
 
-NUM_SLOTS = 16_384
 MAX_REDIRECTIONS = 4
 RETRY_S = 0.01
 _SLOTS = Command.of("CLUSTER", "SLOTS")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from binascii import crc_hqx
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,6 +11,12 @@ from functools import cached_property
 import hiredis
 
 Part = bytes | str | int
+NUM_SLOTS = 16_384
+
+
+def slot_of(tag: bytes) -> int:
+    """The cluster slot of keys with this hash tag: CRC16 (XMODEM), as the Redis Cluster specification defines it."""
+    return crc_hqx(tag, 0) % NUM_SLOTS
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,9 @@ class QueueSettings(SettingGroup):
 class AdmissionSettings(SettingGroup):
     """Bounds and order of the admission queue: the router's `admission`."""
 
-    order: Literal["fcfs", "shortest", "priority", "deadline"] = "fcfs"
-    """Order within a tenant: by arrival, uncached prompt tokens, the request's priority, or TTFT deadline."""
+    order: Literal["fcfs", "shortest", "priority", "deadline"] = "priority"
+    """Order within a tenant: by arrival (fcfs), uncached prompt tokens, the request's priority and then arrival, or
+    TTFT deadline. Where nobody names a priority or a `service_tier`, priority is the order of arrival."""
     max_bytes: int = Field(default=1 << 30, ge=1 << 20)
     """Most memory for waiting prompts, bytes."""
     ttft_target_s: float = Field(default=0.0, ge=0.0, le=86400.0)

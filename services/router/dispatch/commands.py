@@ -43,6 +43,7 @@ class AttemptCommands:
             num_stored_blocks=self._active.hits.num_stored_blocks,
             peers=self._peers(prefill),
             notes=reserved.reassignable,
+            priority=min(0, self._request.priority),
         )
 
     def go_on(self, name: str) -> worker_pb2.Reserve:
@@ -70,6 +71,7 @@ class AttemptCommands:
             traceparent=self._active.record.traceparent(),
             num_stored_blocks=num_stored_blocks,
             peers=peers,
+            priority=min(0, self._request.priority),
         )
 
     def _peers(self, name: str) -> list[types_pb2.PrefixHolder]:

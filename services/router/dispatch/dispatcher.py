@@ -12,6 +12,7 @@ from collections.abc import Iterable, Set
 from services.router.dispatch.active_request import ActiveRequest, WriteCoalescer
 from services.router.dispatch.attempt import Attempt
 from services.router.dispatch.mover import Mover
+from services.router.dispatch.pooled import PooledCalls
 from services.router.dispatch.prefix_lookup import PrefixLookup
 from services.router.dispatch.quarantine import Quarantine
 from services.router.dispatch.record import (
@@ -22,7 +23,7 @@ from services.router.dispatch.record import (
     RequestRecord,
     RequestState,
 )
-from services.router.dispatch.request import Request
+from services.router.dispatch.request import Pooled, PoolRequest, Request
 from services.router.dispatch.waiting_room import RETRY_AFTER_S, DispatchConfig, WaitingRoom
 from services.router.placement.move_settings import MoveSettings
 from services.router.placement.moves import MoveCause
@@ -69,6 +70,7 @@ class Dispatcher:
         self._attempts: dict[ActiveRequest, Attempt] = {}
         self._mover = Mover(fleet, moves or MoveSettings(), tpot_target_s, self._active.values, self.move)
         self._quarantine = Quarantine()
+        self._pooled = PooledCalls(fleet)
         self._serials = itertools.count(1)
         self._is_draining = False
         self._drained = asyncio.Event()
@@ -119,13 +121,25 @@ class Dispatcher:
         """See `Core`."""
         self._room.check_room(tenant, priority, ttft_timeout_s)
 
+    async def pool(self, request: PoolRequest) -> Pooled:
+        """See `Core`."""
+        if self._is_draining:
+            raise Draining(DRAINING, retry_after_s=DRAIN_RETRY_AFTER_S)
+        return await self._pooled.pool(request)
+
+    def idle_room(self) -> int:
+        """See `Core`."""
+        return 0 if self._is_draining else self._room.idle_room()
+
     async def drain(self, timeout_s: float) -> None:
         """Refuses new requests from now on; returns when none is left, at the latest after `timeout_s` seconds."""
         self._is_draining = True
         if not self._active:
             self._drained.set()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._drained.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._drained.wait()
+                await self._pooled.idle()
 
     def hurry(self) -> None:
         """`drain` returns now, whatever still runs."""

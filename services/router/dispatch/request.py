@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 from services.router.dispatch.record import Ask, RequestRecord
 from shared.engine.finish_reason import FinishReason as FinishReason
-from shared.engine.sampling_params import SamplingParams
+from shared.engine.sampling_params import Pooling, SamplingParams
 from shared.telemetry.trace_context import TraceContext
 
 
@@ -119,6 +119,26 @@ class TokenDelta(NamedTuple):
     ] = ()  # on the first delta if requested: of the prompt's second token and on
 
 
+@dataclass(frozen=True, slots=True)
+class PoolRequest:
+    """One prompt."""
+
+    request_id: str  # unique among those that run
+    token_ids: tuple[int, ...]
+    pooling: Pooling
+    tenant: str
+    salt: str  # of its hash chain; for a mean one that no other prompt has, since none of it may be cached
+    timeout_s: float  # 0 = none
+
+
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """What came of it."""
+
+    vector: bytes  # [hidden_size] fp32, little-endian
+    num_cached_tokens: int
+
+
 class RunningRequest(Protocol):
     """One request in the core, for one reader on the event loop; always `aclose()` it."""
 
@@ -162,4 +182,14 @@ class Core(Protocol):
     def check_room(self, tenant: str, priority: int, ttft_timeout_s: float) -> None:
         """Raises Overloaded where `submit` would refuse such a request now, however short its prompt; it changes
         nothing. `ttft_timeout_s` as in Request."""
+        ...
+
+    def idle_room(self) -> int:
+        """Requests that could start now, and that no other request would notice: none while one waits or no worker is
+        free to compute a prompt, and none on a worker of which half is in use."""
+        ...
+
+    async def pool(self, request: PoolRequest) -> Pooled:
+        """Reads a prompt for its hidden states alone. Raises Overloaded, WorkerLost, DeadlineExceeded, Draining, and
+        InvalidRequest where the workers cannot."""
         ...

@@ -96,6 +96,16 @@ class WaitingRoom:
         item = QueueEntry("", num_tokens=1, arrived_s=now, deadline_s=now + target_s, priority=priority, tenant=tenant)
         self._admission.enter(item, now, self._queue, self._prompt_pool, num_cached=0, strict=bool(ttft_timeout_s))
 
+    def idle_room(self) -> int:
+        """See `Core`."""
+        if self._queue or not any(view.accepting and not view.num_queued_tokens for view in self._prompt_pool):
+            return 0
+        return sum(
+            max(0, view.max_num_seqs // 2 - view.num_requests)
+            for view in self._fleet.decode_pool
+            if view.accepting and 2 * view.num_free_blocks >= view.num_total_blocks
+        )
+
     def pump(self) -> None:
         """Gives waiting requests to workers that can start them; called whenever a worker's state changes."""
         self._queue.admit(self._try_start)

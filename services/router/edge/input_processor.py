@@ -19,6 +19,7 @@ from services.router.edge.scheduling import SchedulingHints, is_visible_ascii
 from services.router.edge.settings import EdgeSettings, StructureSettings
 from services.router.edge.tenants.rate_limits import RateLimits, chain_salt
 from services.router.edge.text.generation_defaults import NO_DEFAULTS, GenerationDefaults
+from services.router.edge.text.pooling import PoolingConfig
 from services.router.edge.text.prompt_tokenizer import (
     ChatPrompt,
     Prompt,
@@ -184,6 +185,7 @@ class InputProcessor:
         rates: RateLimits | None = None,
         ledger: Ledger | None = None,
         traces: CallTraces | None = None,
+        pooling: PoolingConfig | None = None,
     ) -> None:
         """`structures`: for the model's vocabulary; `defaults`: what a request takes that does not say how to
         sample; `names`: `model_name` and what else clients may call it; `rates` and `traces`: shared with
@@ -203,6 +205,8 @@ class InputProcessor:
         """Shared by all APIs."""
         self.ledger: Ledger = ledger or Uncounted()
         """Counts the end of every request, over all APIs."""
+        self.pooling = pooling or PoolingConfig()
+        """How its embeddings are made, if they are."""
         self.traces = traces or CallTraces()
         """Where each call begins its trace."""
 
@@ -291,6 +295,21 @@ class InputProcessor:
     async def token_ids(self, prompt: Prompt) -> tuple[int, ...]:
         """The prompt's token ids, as a request with it would have them; raises what `prepare` does for a prompt."""
         return await self._prompts.token_ids(prompt, self.context_len())
+
+    async def pooled_token_ids(self, prompt: Prompt, field: str, truncate_to: int | None) -> tuple[int, ...]:
+        """Those of a text that is read and not answered: its last `truncate_to` (-1: as many as fit). Raises
+        InvalidRequest (`field`) for an empty one, and what `token_ids` does."""
+        context_len = self.context_len()
+        try:
+            token_ids = tuple(await self._prompts.token_ids(prompt, context_len))
+            token_ids = tuple(_truncated(token_ids, truncate_to, context_len - 1))
+            check_num_tokens(len(token_ids), context_len, field)
+        except InvalidRequest as error:
+            if error.field != "prompt":
+                raise
+            details = {name: value for name, value in error.details.items() if name != "field"}
+            raise type(error)(error.message.replace("prompt", field, 1), field=field, **details) from None
+        return token_ids
 
     async def resumed(self, request: Request, resume: Resume, seed: int | None) -> Request:
         """A prepared request whose answer continues behind the tokens that the client has; `seed` is the answer's own.

@@ -20,6 +20,10 @@ from shared.errors import InvalidRequest, Unauthenticated
 
 MAX_NAME_LEN = 128
 MAX_PRIORITY = 100
+TIERS = {"flex": -50, "priority": 50}
+"""Priority of OpenAI's `service_tier`; the others are 0."""
+BATCH_PRIORITY = -100
+"""Of a batch's requests."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field, StringConstraints
@@ -10,6 +11,7 @@ from services.router.edge.access import AccessLog
 from services.router.edge.answer.families import CallFormatName, ReasoningName
 from services.router.edge.key_digest import key_digest
 from services.router.edge.limits import LimitSettings
+from services.router.edge.text.pooling import PoolingName
 from shared.rpc.tls import Tls
 from shared.settings.group import SettingGroup
 from shared.structure.structured_output import MAX_STRUCTURE_BYTES
@@ -49,6 +51,52 @@ class StructureSettings(SettingGroup):
     compile_timeout_ms: ClassVar[int] = 10_000
     """Longest time for which a request waits until its structure is compiled, milliseconds; then it is refused with
     429. What one may cost is limited apart from that, to some tens of milliseconds of an idle core."""
+
+
+class KeptSettings(SettingGroup):
+    """Responses and conversations that are kept: in Redis where `kvstore` is set, and then for all routers alike, else
+    in this router's memory."""
+
+    ttl_s: float = Field(default=30 * 86_400.0, ge=0, le=400 * 86_400.0)
+    """Time since its last use after which one is forgotten; 0 = nothing is kept. Seconds."""
+
+    max_bytes: int = Field(default=64 << 20, ge=1 << 16)
+    """Most bytes in this router's memory; what was used longest ago makes room. In Redis the KV store's
+    `records.max_bytes` holds. Bytes."""
+
+    max_background: int = Field(default=256, ge=0, le=65_536)
+    """Most responses that are computed in the background at once; one more is refused with 429."""
+
+
+class BatchSettings(SettingGroup):
+    """`/v1/files` and `/v1/batches`: what is idle answers files of requests."""
+
+    folder: Path | None = None
+    """Folder of files and batches, of this router alone; both outlive it. None = they are not served."""
+
+    max_file_bytes: int = Field(default=200 << 20, ge=1 << 10)
+    """Longest file. Bytes."""
+
+    tenant_bytes: int = Field(default=1 << 30, ge=1 << 10)
+    """Most bytes of one tenant's files, those of answers included. Bytes."""
+
+    max_bytes: int = Field(default=4 << 30, ge=1 << 10)
+    """Most bytes of all files. Bytes."""
+
+    max_lines: int = Field(default=50_000, ge=1, le=10_000_000)
+    """Most requests of one batch."""
+
+    max_batches: int = Field(default=64, ge=1, le=65_536)
+    """Most batches that run at once; one more is refused with 429."""
+
+    max_parallel: int = Field(default=64, ge=1, le=65_536)
+    """Most requests of batches that run at once; fewer do while others leave no room."""
+
+    ttl_s: float = Field(default=30 * 86_400.0, ge=60, le=400 * 86_400.0)
+    """Life time of a file, and of a batch, that names none. Seconds."""
+
+    max_line_bytes: ClassVar[int] = 8 << 20
+    """Longest line of a batch's input, bytes."""
 
 
 class EdgeSettings(SettingGroup):
@@ -92,12 +140,23 @@ class EdgeSettings(SettingGroup):
     """Requests that do not say take temperature, top_p, top_k, min_p and repetition_penalty from the model's
     `generation_config.json`."""
 
+    pooling: PoolingName = "auto"
+    """How `/v1/embeddings`, `/v1/score` and `/v1/rerank` make a vector of a text: of its last token's hidden state or
+    of the mean of all, scaled to length 1. auto: as the model's `1_Pooling/config.json` says; without one they are
+    refused."""
+
     cors_origins: tuple[Annotated[str, StringConstraints(min_length=1, max_length=256)], ...] = ()
     """Web pages of these origins (`https://app.example.com`, or `*` for all) may call the HTTP API from a browser; none
     = no CORS headers are sent."""
 
     structured_output: StructureSettings = StructureSettings()
     """What a request's `response_format` and its like may take."""
+
+    kept: KeptSettings = KeptSettings()
+    """Responses and conversations that clients come back to."""
+
+    batch: BatchSettings = BatchSettings()
+    """Files of requests, and what answers them."""
 
     access_log: AccessLog = "off"
     """A line in the log for each call: `answers` = calls that ask for answers, over HTTP and gRPC, with tokens, TTFT,

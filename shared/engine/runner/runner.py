@@ -24,6 +24,7 @@ from shared.engine.runner.sampler import (
     PendingTargets,
     Sampler,
     TopLogprobs,
+    logit_rows,
     num_candidates,
     split,
 )
@@ -227,24 +228,30 @@ class Runner:
         if self._announce is not None:
             self._announce(plan)
         targets: PendingTargets | None = None
+        pooled: Tensor | None = None
         masks = None if self._masks is None else self._masks.begin(items, self._sampled_before())
         if not items:
             nothing = torch.empty(0, dtype=torch.int64, device=self._link.device)
             self._last = PendingStep(nothing, None, (), self._link, _unknown, check=self._check)
             return self._last
-        if self._static is not None and self._static.takes(plan):
+        is_pooling = any(item.num_pooled for item in items)
+        if self._static is not None and not is_pooling and self._static.takes(plan):
             logits, tokens = self._static.run(plan)
             row_masks = None if masks is None else masks.row_masks()
             self._sampler.resample(tokens, logits, names, specs, row_masks)
         else:
-            logits, targets = split(self.forward(items), items, self._link)
+            if is_pooling:
+                logits, pooled = self._forward_pooling(items)
+            else:
+                logits = self.forward(items)
+            logits, targets = split(logits, items, self._link)
             row_masks = None if masks is None else masks.row_masks()
             tokens = self._sampler.sample(logits, names, specs, row_masks)
             self._remember(tokens)
         logprobs = TopLogprobs.of(logits, tokens, specs, self._link.send)
         faults = {} if row_masks is None else row_masks.faults
         self._last = PendingStep(
-            tokens, logprobs, specs, self._link, self._source_of(items), faults, targets, self._check
+            tokens, logprobs, specs, self._link, self._source_of(items), faults, targets, self._check, pooled
         )
         return self._last
 
@@ -287,6 +294,36 @@ class Runner:
             inputs.rope_lengths,
             num_candidates(items) if self._decoder.is_split else ALL_CANDIDATES,
         )
+
+    def _forward_pooling(self, items: tuple[PlannedSequence, ...]) -> tuple[Tensor, Tensor]:
+        """The logits as `forward` gives them, and [num_pooling, hidden_size] fp32: for each sequence that has any, the
+        sum of its last `num_pooled` tokens' hidden states behind the final norm. Never in a group."""
+        assert self._decoder.num_stages == 1, "a group pools nothing"
+        assert not self._decoder.is_split, "a group pools nothing"
+        inputs, rows, wanted = self._filled(items), list[int](), list[range]()
+        end = 0
+        for item in items:
+            end += len(item.token_ids)
+            if item.num_pooled:
+                wanted.append(range(end - item.num_pooled, end))
+        for_logits = logit_rows(items)
+        rows = sorted({*for_logits, *(row for part in wanted for row in part)})
+        place = {row: i for i, row in enumerate(rows)}
+        send = self._link.send
+        hidden = self._decoder.hidden(
+            inputs.token_ids,
+            inputs.positions,
+            self.pool,
+            inputs.batch,
+            send(torch.tensor(rows, dtype=torch.int64)),
+            inputs.rope_lengths,
+        )
+        sums = [
+            hidden.index_select(0, send(torch.tensor([place[row] for row in part]))).float().sum(dim=0)
+            for part in wanted
+        ]
+        of_logits = hidden.index_select(0, send(torch.tensor([place[row] for row in for_logits], dtype=torch.int64)))
+        return self._decoder.logits(of_logits), torch.stack(sums)
 
     def _forward_staged(self, items: tuple[PlannedSequence, ...]) -> Tensor:
         assert isinstance(self._decoder, RankDecoder)

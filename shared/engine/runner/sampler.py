@@ -349,6 +349,7 @@ class PendingStep:
         faults: Mapping[int, str] = MappingProxyType({}),
         targets: PendingTargets | None = None,
         check: Callable[[], None] = lambda: None,
+        pooled: Tensor | None = None,  # [num_pooling, hidden_size] fp32 on the device
     ) -> None:
         """Queues the copies. `source(row)` names the part of the model that gave a row its first NaN or infinity;
         called only for rows without a token. `faults`: the rows whose structure failed, and why; their tokens mean
@@ -358,6 +359,7 @@ class PendingStep:
         self._source = source
         self._faults = faults
         self._tokens = link.fetch(tokens)
+        self._pooled = None if pooled is None else link.fetch(pooled)
         self._logprobs = logprobs and TopLogprobs(*(link.fetch(part) for part in vars(logprobs).values()))
         self._wait = link.mark()
         self._check = check
@@ -366,7 +368,8 @@ class PendingStep:
     def result(self) -> StepResult:
         """Waits until the step is done."""
         sampled = describe(self.tokens(), self._logprobs, self._specs, self._source, self._faults)
-        return StepResult(sampled, self._targets.result() if self._targets is not None else ())
+        pooled = () if self._pooled is None else tuple(self._pooled.numpy())
+        return StepResult(sampled, self._targets.result() if self._targets is not None else (), pooled)
 
     def tokens(self) -> list[int]:
         """The chosen tokens, -1 where there is none; waits until the step is done."""

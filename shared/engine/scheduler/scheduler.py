@@ -5,8 +5,10 @@ order that `PromptOrder` gives, under one budget of tokens; with a target, also 
 bear (`Pacing`). A sequence starts when the pool has room for it and for what all are expected to grow, and when the
 batch then still keeps the target of time a step.
 
-Out of blocks, the youngest running sequence gives its blocks back and waits. They are copied to host memory while that
-has room, and only those come back that did not survive in the pool; without room the sequence is computed again.
+Out of blocks, the youngest running sequence of the lowest priority gives its blocks back and waits. They are copied to
+host memory while that has room, and only those come back that did not survive in the pool; without room the sequence is
+computed again. A prompt that cannot start for want of blocks, or of a place in the batch, takes those of sequences with
+less priority.
 
 A step that only decodes may also compute guesses of what its answers go on with (`shared.engine.speculation`): those
 that are right are tokens of the same step. The KV of the others lies behind all computed tokens, and is written over.
@@ -151,6 +153,8 @@ class Scheduler:
         Empty where there is nothing to compute, or where the result of the step in flight decides what comes next.
         At most one step may be in flight.
         """
+        if not self._give_way():
+            return StepPlan(())
         decodes: list[EngineSequence] = []
         prompts: list[EngineSequence] = []
         for sequence in self.sequences.running:
@@ -189,12 +193,14 @@ class Scheduler:
         sequences = self._in_flight.complete(plan)
         tokens: list[NewToken] = []
         blocks: list[OutgoingBlock] = []
-        row, targets = 0, iter(result.targets)
+        row, targets, pooled = 0, iter(result.targets), iter(result.pooled)
         for item, sequence in zip(plan.sequences, sequences, strict=True):
             begin, row = row, row + len(item.samples)
             chosen = result.sampled[begin:row]
             if item.targets:
                 sequence.prompt_logprobs.update(enumerate(next(targets), item.start + 1))
+            if item.num_pooled:
+                sequence.add_pooled(item.num_pooled, next(pooled))
             if sequence.status is Status.FINISHED:  # ended or aborted while the step ran
                 self._free_if_complete(sequence)
                 continue
@@ -223,6 +229,14 @@ class Scheduler:
             if isinstance(token, NoToken):
                 failed = token
                 break
+            if sequence.sampling.pooling:
+                found = sequence.pooled_bytes
+                if found is None:
+                    lost = Overloaded("the prompt gave its blocks back before it was pooled", field="pooling")
+                    self._failed.append(SequenceFailed(item.sequence_id, lost))
+                    self._retire(sequence)
+                    return
+                token = token._replace(pooled=found)
             sequence.token_ids.append(token.token_id)
             finish_reason = sequence.finish_reason()
             preempted_s = sequence.preempted_s if finish_reason is not None else 0.0
@@ -334,6 +348,28 @@ class Scheduler:
             sequence.started = True
             self._started.append((sequence.sequence_id, sequence.num_cached_tokens))
         return True
+
+    def _give_way(self) -> bool:
+        """Starts waiting sequences that have more priority than one that runs, which gives its blocks back as need be;
+        False where the step in flight must end first."""
+        if not self.sequences.waiting or not self.sequences.running or self.sequences.running[-1].priority == 0:
+            return True
+        for sequence in self._order.sort((), tuple(self.sequences.waiting), self._clock()):
+            if self._lower(sequence) is None or self._unsent.is_full(sequence.receiver):
+                break
+            while not self._start(sequence):
+                victim = self._lower(sequence)
+                if victim is None:
+                    return True
+                if self._in_flight:
+                    return False  # its copies would wait for the next step, and its blocks could be given to receives
+                self._preempt(victim)
+        return True
+
+    def _lower(self, sequence: EngineSequence) -> EngineSequence | None:
+        """The running sequence that gives way to this one first, if any does."""
+        last = self.sequences.running[-1] if self.sequences.running else None
+        return last if last is not None and last.priority < sequence.priority else None
 
     def _skip_cached(self, sequence: EngineSequence) -> None:
         """Blocks of the prompt that came into the pool since the sequence started, fetched or computed for another

@@ -25,7 +25,7 @@ class SequenceTable:
         self.waiting: deque[EngineSequence] = deque()
         """In order of arrival, preempted ones in front."""
         self.running: list[EngineSequence] = []
-        """In order of arrival."""
+        """By `rank`: by priority, then in order of arrival."""
         self.receiving: dict[str, EngineSequence] = {}
         self._by_id: dict[str, EngineSequence] = {}
         self._num_arrived = 0
@@ -106,7 +106,7 @@ class SequenceTable:
             self.waiting.append(sequence)
 
     def run(self, sequence: EngineSequence) -> None:
-        """A waiting or receiving one runs. It takes its place by arrival: blocks do not arrive in the order of their
+        """A waiting or receiving one runs. It takes its place by rank: blocks do not arrive in the order of their
         reservation."""
         if sequence.status is Status.RECEIVING:
             del self.receiving[sequence.sequence_id]
@@ -114,7 +114,7 @@ class SequenceTable:
             self.waiting.remove(sequence)
         sequence.status = Status.RUNNING
         place = len(self.running)
-        while place > 0 and self.running[place - 1].arrival > sequence.arrival:
+        while place > 0 and self.running[place - 1].rank > sequence.rank:
             place -= 1
         self.running.insert(place, sequence)
 
@@ -148,7 +148,7 @@ class SequenceTable:
         assert all(s.status is Status.WAITING for s in self.waiting), "all in waiting wait"
         assert all(s.status is Status.RUNNING for s in self.running), "all in running run"
         assert all(s.status is Status.RECEIVING for s in self.receiving.values()), "all in receiving receive"
-        assert [s.arrival for s in self.running] == sorted(s.arrival for s in self.running)
+        assert [s.rank for s in self.running] == sorted(s.rank for s in self.running)
         assert len(self) == len(self.running) + len(self.receiving) + len(self.waiting)
 
     @property
@@ -162,7 +162,8 @@ class PromptOrder:
 
     Serving the shortest first gives the lowest mean time to first token, and would starve a long prompt under load.
     So those that have waited their time go before all that have not, in order of arrival; and before these go
-    preempted sequences, whose clients already read tokens.
+    preempted sequences, whose clients already read tokens. All this among sequences of one priority: those that have
+    more go first.
     """
 
     def __init__(self, max_overtaken_s: float) -> None:
@@ -175,15 +176,16 @@ class PromptOrder:
         """Both in one order: prompts that are partly computed, and those that wait, each given by arrival and
         preempted ones first."""
         if self._max_overtaken_s == 0:
-            return [*running, *waiting]
+            return sorted((*running, *waiting), key=lambda sequence: -sequence.priority)
         return sorted((*running, *waiting), key=lambda sequence: self._key(sequence, now_s))
 
-    def _key(self, sequence: EngineSequence, now_s: float) -> tuple[int, int, int]:
+    def _key(self, sequence: EngineSequence, now_s: float) -> tuple[int, int, int, int]:
+        least = -sequence.priority
         if sequence.started and sequence.status is Status.WAITING:
-            return (0, sequence.arrival, 0)
+            return (least, 0, sequence.arrival, 0)
         if now_s - sequence.arrived_s >= self._max_overtaken_s:
-            return (1, sequence.arrival, 0)
-        return (2, sequence.num_uncomputed_tokens, sequence.arrival)
+            return (least, 1, sequence.arrival, 0)
+        return (least, 2, sequence.num_uncomputed_tokens, sequence.arrival)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +251,7 @@ class StepsInFlight:
             (self._sample_spec(sequence),) if count == sequence.num_unplanned_tokens else (),
             self._steps[-1].rows[sequence.sequence_id] if is_pending else None,
             *sequence.targets(start, count),
+            sequence.num_to_pool(start, count) if sequence.sampling.pooling else 0,
         )
 
     @staticmethod

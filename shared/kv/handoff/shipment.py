@@ -269,6 +269,8 @@ class Shipment:
         return self._num_messages - 1
 
     async def _send_trailer(self, trailer: types_pb2.HandoffTrailer) -> None:
+        if not self.address:  # nobody receives: the prompt's blocks stay where they were computed
+            return
         trailer.block_indexes.extend(block.index for block in self._sent)
         trailer.checksums.extend(block.checksum for block in self._sent)
         if self._tags:

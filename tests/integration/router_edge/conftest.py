@@ -17,7 +17,7 @@ import uvloop
 from services.router.dispatch.request import FinishReason, Request
 from services.router.edge.catalog import Catalog
 from services.router.edge.grpc.servicer import SERVICE_NAME, InferenceServicer, server_options
-from services.router.edge.http.app import build_app
+from services.router.edge.http.app import Kept, build_app
 from services.router.edge.http.server.http_server import HttpServer
 from services.router.edge.settings import EdgeSettings
 from shared.model.text.tokenizer import Tokenizer
@@ -50,6 +50,12 @@ class Edge:
     grpc_address: str  # host:port
     servicer: InferenceServicer
     view: FixedView
+    kept: Kept
+
+    async def stop(self) -> None:
+        """As a router that ends."""
+        await self.kept.close()
+        await self.http.stop(0)
 
     def says(self, text: str, **options: object) -> None:
         """From now on every request is answered with `text`."""
@@ -113,13 +119,17 @@ async def start_edge(edge_tokenizer: Tokenizer) -> AsyncIterator[StartEdge]:
         async def start(script: Callable[[Request], Iterable[Step]] = lambda request: [], **settings: object) -> Edge:
             tokenizer = edge_tokenizer
             core = ScriptedCore(script)
+            records = settings.pop("records", None)
             options = EdgeSettings(**settings)  # type: ignore[arg-type]
             input_processor = make_input_processor(core, tokenizer, options)
             view = FixedView(cluster_status())
-            app = build_app(input_processor, options, lambda: b"tandem_up 1\n", view)
+            kept = Kept.of(options, Catalog([input_processor]), records)  # type: ignore[arg-type]
+            app = build_app(input_processor, options, lambda: b"tandem_up 1\n", view, kept=kept)
             http = HttpServer("127.0.0.1:0", app, options.limits, options.tls)
             await http.start()
             stack.push_async_callback(http.stop, 0)
+            kept.start(app)
+            stack.push_async_callback(kept.close)
             servicer = InferenceServicer(
                 input_processor, Catalog([input_processor]), options, cluster_status, explain, info
             )
@@ -146,7 +156,7 @@ async def start_edge(edge_tokenizer: Tokenizer) -> AsyncIterator[StartEdge]:
                 )
             )
             grpc_channel = await stack.enter_async_context(channel(rpc.address))
-            return Edge(core, tokenizer, http, client, sdk, grpc_channel, rpc.address, servicer, view)
+            return Edge(core, tokenizer, http, client, sdk, grpc_channel, rpc.address, servicer, view, kept)
 
         yield start
 

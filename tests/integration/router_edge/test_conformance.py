@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.router_edge.conftest import Edge
+from tests.integration.router_edge.conftest import Edge, StartEdge
 
 PAGE = Path(__file__).parents[3] / "docs" / "api.md"
 
@@ -18,6 +18,13 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "hi"},
     "/v1/chat/completions": CHAT,
     "/v1/responses": {"input": "hi"},
+    "/v1/conversations": {},
+    "/v1/conversations/{conversation_id}": {"metadata": {}},
+    "/v1/conversations/{conversation_id}/items": {"items": [{"role": "user", "content": "hi"}]},
+    "/v1/embeddings": {"input": "hi"},
+    "/v1/score": {"text_1": "a", "text_2": "b"},
+    "/v1/rerank": {"query": "a", "documents": ["b", "c"]},
+    "/v1/batches": {"input_file_id": "", "endpoint": "/v1/chat/completions", "completion_window": "24h"},
     "/v1/messages": {**CHAT, "max_tokens": 5},
     "/v1/messages/count_tokens": CHAT,
     "/tokenize": {"prompt": "hi"},
@@ -30,10 +37,13 @@ ANTHROPIC_TOOL = {"name": "f", "input_schema": SCHEMA}
 # A value that asks for something, for each field that works; in a tuple with what the field needs beside it.
 WORKS: dict[str, Any] = {
     "add_special_tokens": False,
+    "background": True,
     "bad_words": ["no"],
     "cache_salt": "s",
     "chat_template_kwargs": {"enable_thinking": False},
+    "dimensions": 8,
     "echo": True,
+    "encoding_format": "base64",
     "frequency_penalty": 0.5,
     "guided_choice": ["yes", "no"],
     "guided_grammar": 'start: "yes" | "no"',
@@ -45,6 +55,7 @@ WORKS: dict[str, Any] = {
     "include_reasoning": False,
     "include_stop_str_in_output": True,
     "instructions": "Be brief.",
+    "items": [{"role": "user", "content": "hi"}],
     "logit_bias": {"5": 1.5},
     "logprobs": 2,
     "max_completion_tokens": 5,
@@ -66,10 +77,12 @@ WORKS: dict[str, Any] = {
     "request_id": "mine",
     "response_format": {"type": "json_object"},
     "resume": ({"choices": [{"token_ids": [70], "seed": 1}]}, {"stream": True}),
+    "return_documents": False,
     "return_token_ids": True,
     "return_token_strs": True,
     "safety_identifier": "u",
     "seed": -1,
+    "service_tier": "flex",
     "skip_special_tokens": False,
     "stop": ["x"],
     "stop_sequences": ["x"],
@@ -82,6 +95,7 @@ WORKS: dict[str, Any] = {
     "temperature": 0.5,
     "thinking": {"type": "enabled", "budget_tokens": 1024},
     "top_k": 5,
+    "top_n": 1,
     "top_logprobs": (2, {"logprobs": True}),
     "top_p": 0.5,
     "truncate_prompt_tokens": 2,
@@ -111,30 +125,39 @@ OF_ONE_PATH: dict[tuple[str, str], Any] = {
 
 def documented() -> list[tuple[str, str, str]]:
     """(path, field, what the page says of it)."""
-    rows = []
+    rows: list[tuple[str, str, str]] = []
     for part in PAGE.read_text().split("\n## POST ")[1:]:
         path = part.partition("\n")[0]
         rows += [(path, name, said) for name, said in re.findall(r"^\| `(\w+)` \| ([\w ]+) \|", part, re.MULTILINE)]
     return rows
 
 
+@pytest.fixture
+async def edge(start_edge: StartEdge, tmp_path: Path) -> Edge:
+    return await start_edge(batch={"folder": tmp_path / "batches"}, pooling="last")
+
+
 @pytest.mark.parametrize("path", BODIES)
 async def test_every_documented_field_does_what_the_reference_says(edge: Edge, path: str) -> None:
     rows = [(name, said) for at, name, said in documented() if at == path]
-    assert len(rows) >= 2
+    assert rows
     edge.core.limit = 2000
     edge.says("hello")
+    made = await edge.openai.conversations.create()
+    response = await edge.openai.responses.create(model="acme/tiny", input="hi")
+    named = {"conversation": made.id, "previous_response_id": response.id}
     differing = []
+    file = await edge.openai.files.create(file=("x", b"{}"), purpose="batch")
     for name, said in rows:
-        body = BODIES[path]
+        body = {**BODIES[path], "input_file_id": file.id} if path == "/v1/batches" else BODIES[path]
         if said == "refused":
             body = {**body, name: ["surely not", {"harmless": 0}]}
         elif name not in body:
-            value = OF_ONE_PATH.get((path, name), WORKS.get(name))
+            value = OF_ONE_PATH.get((path, name), WORKS.get(name, named.get(name)))
             assert value is not None, f"{path}: no example for {name}"
             value, beside = value if isinstance(value, tuple) else (value, {})
             body = {**body, **beside, name: value}
-        answer = await edge.client.post(path, json=body)
+        answer = await edge.client.post(path.replace("{conversation_id}", made.id), json=body)
         refused = answer.status_code == 400 and name in answer.json()["error"]["message"]
         if refused != (said == "refused") or (answer.status_code == 200) == refused:
             differing.append((name, said, answer.status_code, answer.text[:200]))

@@ -88,9 +88,9 @@ async def test_calls_and_their_outputs_come_back_as_one_conversation(edge: Edge)
     [
         ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"not": {}}}}}, "text.format.schema"),
         ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format"),
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"conversation": "c"}, "conversation"),
-        ({"background": True}, "background"),
+        ({"previous_response_id": "resp_1", "conversation": "c"}, "previous_response_id"),
+        ({"background": True, "stream": True}, "background"),
+        ({"background": True, "store": False}, "background"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input"),
         ({"tools": [{"type": "web_search"}]}, "tools"),

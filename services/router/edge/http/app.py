@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
@@ -16,22 +17,32 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from services.router.edge.access import CLIENT_LEFT, NOTE, STATUS, Access
 from services.router.edge.catalog import Catalog
 from services.router.edge.http.anthropic.endpoint import Messages
+from services.router.edge.http.batches.endpoints import Batches
+from services.router.edge.http.batches.files import FileStore
+from services.router.edge.http.batches.runner import BatchRunner, Idleness
 from services.router.edge.http.endpoint import Dialect, InferenceEndpoint
 from services.router.edge.http.model_switch import ModelSwitch
 from services.router.edge.http.openai.chat import Chat
 from services.router.edge.http.openai.completions import Completions
 from services.router.edge.http.pages.endpoints import Pages, on_error, on_http_exception
 from services.router.edge.http.pages.live_pages import LivePages
-from services.router.edge.http.responses.endpoint import Responses
+from services.router.edge.http.pooling.endpoint import Pooling
+from services.router.edge.http.responses.background import Background
+from services.router.edge.http.responses.conversations import Conversations
+from services.router.edge.http.responses.endpoint import Responses, ResponsesEndpoint
+from services.router.edge.http.responses.shelf import Shelf
+from services.router.edge.http.responses.stored import StoredResponses
 from services.router.edge.http.tokenization import Tokenization
 from services.router.edge.input_processor import InputProcessor, checked_request_id
 from services.router.edge.settings import EdgeSettings
 from services.router.edge.tenants.auth import ApiKeys
 from services.router.views.cluster_view import ClusterView
 from shared.errors import InvalidRequest, TandemError
+from shared.records.records import Bounds, MemoryRecords, Records
 
 PATHS = (
     *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"),
+    *("/v1/conversations", "/v1/files", "/v1/batches", "/v1/embeddings", "/v1/score", "/v1/rerank"),
     *("/tokenize", "/detokenize", "/v1/models", "/version", "/", "/docs", "/openapi.json"),
     *("/healthz", "/health", "/ping", "/readyz", "/metrics", "/status"),
 )
@@ -94,25 +105,63 @@ def _request_id(scope: Scope) -> str:
         return checked_request_id("")
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a router keeps for its clients, over all models."""
+
+    shelf: Shelf
+    background: Background
+    files: FileStore | None = None
+    runner: BatchRunner | None = None
+
+    @classmethod
+    def of(cls, settings: EdgeSettings, catalog: Catalog, records: Records | None = None) -> Kept:
+        """Without `records` they are in memory; `catalog` says how idle a model's workers are."""
+        kept = settings.kept
+        shelf = Shelf(records or MemoryRecords(Bounds(kept.max_bytes, kept.max_bytes)), kept)
+        background = Background(shelf, kept.max_background)
+        if settings.batch.folder is None:
+            return cls(shelf, background)
+        files = FileStore(settings.batch)
+        idleness = Idleness(lambda model: catalog.find(model).core.idle_room())
+        return cls(shelf, background, files, BatchRunner(files, settings.batch, idleness))
+
+    def start(self, app: ASGIApp) -> None:
+        """Goes on with batches, whose requests `app` serves. Raises ConfigError."""
+        if self.runner is not None:
+            self.runner.start(app)
+
+    async def close(self) -> None:
+        """Stops what runs for absent clients; batches go on at the next start."""
+        if self.runner is not None:
+            await self.runner.close()
+        await self.background.close()
+
+
 def build_app(
     input_processor: InputProcessor,
     settings: EdgeSettings,
     metrics: Callable[[], bytes],
     view: ClusterView,
     catalog: Catalog | None = None,
+    kept: Kept | None = None,
 ) -> Starlette:
     """The ASGI application of one model; `metrics` gives Prometheus text, `view` the cluster's state. `catalog`: all
-    models, for the pages that list them, where there are several."""
+    models, for the pages that list them, where there are several; `kept` is shared with their applications."""
     keys = ApiKeys.of(settings)
+    kept = kept or Kept.of(settings, Catalog([input_processor]))
     tokenizer, model_name, defaults = input_processor.tokenizer, input_processor.model_name, input_processor.defaults
     chat = Chat(tokenizer, model_name, input_processor.formats, defaults)
     messages = Messages(chat)
     dialects: dict[str, Dialect] = {
         "/v1/completions": Completions(tokenizer, model_name, defaults),
         "/v1/chat/completions": chat,
-        "/v1/responses": Responses(chat),
         "/v1/messages": messages,
     }
+    responses = ResponsesEndpoint(input_processor, Responses(chat), keys, settings, kept.shelf, kept.background)
+    stored = StoredResponses(keys, kept.shelf, kept.background)
+    conversations = Conversations(keys, kept.shelf, settings)
+    batches = Batches(keys, settings, kept.files, kept.runner)
     tokens = Tokenization(input_processor, keys, settings, messages)
     pages = Pages(catalog or Catalog([input_processor]), keys, metrics, view)
     live = LivePages(keys, view)
@@ -122,6 +171,14 @@ def build_app(
                 Route(path, InferenceEndpoint(input_processor, dialect, keys, settings), methods=["POST"], name=path)
                 for path, dialect in dialects.items()
             ),
+            Route("/v1/responses", responses, methods=["POST"], name="/v1/responses"),
+            Route("/v1/responses/{response_id}", stored.one, methods=["GET"]),
+            Route("/v1/responses/{response_id}", stored.delete, methods=["DELETE"]),
+            Route("/v1/responses/{response_id}/cancel", stored.cancel, methods=["POST"]),
+            Route("/v1/responses/{response_id}/input_items", stored.input_items),
+            *conversations.routes(),
+            *batches.routes(),
+            *Pooling(input_processor, keys, settings).routes(),
             Route("/v1/messages/count_tokens", tokens.count_tokens, methods=["POST"]),
             Route("/tokenize", tokens.tokenize, methods=["POST"]),
             Route("/detokenize", tokens.detokenize, methods=["POST"]),
@@ -158,9 +215,11 @@ def build_models_app(
     metrics: Callable[[], bytes],
     view: ClusterView,
     access: Access,
+    kept: Kept | None = None,
 ) -> ASGIApp:
     """The ASGI application of one model or of several; `access` counts and logs its requests."""
-    apps = {model.model_name: build_app(model, settings, metrics, view, catalog) for model in catalog.models}
+    kept = kept or Kept.of(settings, catalog)
+    apps = {model.model_name: build_app(model, settings, metrics, view, catalog, kept) for model in catalog.models}
     if len(apps) == 1:
         return AccessMiddleware(apps[catalog.first.model_name], access)
 
@@ -177,7 +236,7 @@ def _middleware(settings: EdgeSettings) -> list[Middleware]:
     cors = Middleware(
         CORSMiddleware,
         allow_origins=list(settings.cors_origins),
-        allow_methods=["GET", "POST"],
+        allow_methods=["GET", "POST", "DELETE"],
         allow_headers=["*"],
         expose_headers=["x-request-id", "retry-after"],
     )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -22,7 +23,7 @@ from services.router.edge.output_stream import OutputDelta, OutputStream
 from services.router.edge.request_ledger import CallEntry
 from services.router.edge.scheduling import scheduling_hints
 from services.router.edge.settings import EdgeSettings
-from services.router.edge.tenants.auth import ApiKeys, credentials
+from services.router.edge.tenants.auth import CALLER, ApiKeys, Caller, credentials
 from services.router.edge.tenants.rate_limits import Account
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import Cancelled, InvalidRequest, TandemError, WorkerLost
@@ -81,6 +82,7 @@ class ParsedRequest(ABC):
     sampling: SamplingParams
     default_max_tokens: int | None
     options: PromptOptions
+    session: str  # what calls with one prefix share; empty: the header's, if there is one
     priority: int | None  # vLLM's: lower goes first; None: the header's
     model: str
     cache_salt: str  # empty: none
@@ -218,7 +220,8 @@ class InferenceEndpoint:
                 scope[NOTE] = entry.note
                 entry.note.request_id = reply.request_id
                 entry.note.trace_id = trace.trace_id
-                await self._answer(headers, receive, reply, CallInfo(arrived_at=arrived_at, trace=trace), entry)
+                call = CallInfo(arrived_at=arrived_at, trace=trace)
+                await self._answer(headers, receive, reply, call, entry, scope.get(CALLER))
         except asyncio.CancelledError:
             # Only a server that stops cancels this task: the client gets an error, and the task ends here.
             failure = WorkerLost("the router is shutting down")
@@ -229,25 +232,40 @@ class InferenceEndpoint:
         finally:
             trace.end(failure, scope["path"], self._input_processor.model_name, entry.note.records)
 
-    async def _answer(self, headers: Headers, receive: Receive, reply: Reply, call: CallInfo, entry: CallEntry) -> None:
-        """Lets the request in, and serves it until its end or the client's leaving."""
+    async def _answer(
+        self,
+        headers: Headers,
+        receive: Receive,
+        reply: Reply,
+        call: CallInfo,
+        entry: CallEntry,
+        caller: Caller | None,
+    ) -> None:
+        """Lets the request in, and serves it until its end or the client's leaving. `caller`: it comes from within."""
         note = entry.note
         reply.request_id = note.request_id = checked_request_id(headers.get("x-request-id", ""))
-        key = credentials(headers)
-        tenant = self._keys.check(key)
-        hints = scheduling_hints(headers, tenant)
+        if caller is None:
+            key = credentials(headers)
+            hints = scheduling_hints(headers, self._keys.check(key))
+            whose = self._keys.account(key, hints.tenant)
+        else:
+            hints, whose = scheduling_hints(headers, caller.tenant), caller.account
         note.tenant = hints.tenant
-        account = self._input_processor.rates.begin(self._keys.account(key, hints.tenant), hints.tenant)
+        account = self._input_processor.rates.begin(whose, hints.tenant)
         body = await read_body(receive, headers, self._settings.max_body_bytes)
         await check_json_size(body, self._settings.limits, self._input_processor.core.max_prompt_tokens())
-        parsed = self._dialect.parse(body)
+        parsed = await self._parsed(body, hints.tenant)
         reply.request_id = note.request_id = checked_request_id(parsed.request_id or reply.request_id)
         note.model = parsed.model or self._input_processor.model_name
+        if parsed.priority is not None and caller is None:
+            hints = replace(hints, priority=-parsed.priority)
+        if parsed.session and not hints.session:
+            hints = replace(hints, session=parsed.session)
         info = replace(
             call,
             model=parsed.model,
             request_id=reply.request_id,
-            scheduling=hints if parsed.priority is None else replace(hints, priority=-parsed.priority),
+            scheduling=hints,
             cache_salt=parsed.cache_salt,
         )
         async with ended_by_disconnect(receive, reply):
@@ -256,18 +274,42 @@ class InferenceEndpoint:
     async def _serve(
         self, parsed: ParsedRequest, info: CallInfo, reply: Reply, account: Account, entry: CallEntry
     ) -> None:
-        plan = await self._plan(parsed, info)
+        await self._run(parsed, await self._plan(parsed, info), info, reply, account, entry)
+
+    async def _run(
+        self,
+        parsed: ParsedRequest,
+        plan: Sequence[Request],
+        info: CallInfo,
+        reply: Reply,
+        account: Account,
+        entry: CallEntry,
+    ) -> None:
         account.charge(sum(request.num_input_tokens for request in plan))
         entry.answers_begin()
         async with self._input_processor.start(plan, entry) as outputs:
             try:
                 if parsed.stream:
+                    stream = parsed.stream_writer(plan, info.request_id)
+                    ended = functools.partial(self._ended, parsed, stream)
                     num_open = sum(not request.is_complete for request in plan)
-                    await _stream(outputs, num_open, parsed.stream_writer(plan, info.request_id), reply)
+                    await _stream(outputs, num_open, stream, reply, ended)
                 else:
-                    await _collect(outputs, parsed.body_writer(plan, info.request_id), reply)
+                    writer = parsed.body_writer(plan, info.request_id)
+                    async for index, delta in outputs:
+                        writer.add(index, delta)
+                    body = writer.body()
+                    await self._ended(parsed, writer)
+                    await reply.json(body)
             finally:
                 account.charge(outputs.num_output_tokens)
+
+    async def _parsed(self, body: bytes, tenant: str) -> ParsedRequest:  # noqa: ARG002 - of what it refers to
+        """The request; raises InvalidRequest naming the field."""
+        return self._dialect.parse(body)
+
+    async def _ended(self, parsed: ParsedRequest, writer: StreamWriter | BodyWriter) -> None:
+        """The answer is complete, and its client has not been sent the end."""
 
     async def _plan(self, parsed: ParsedRequest, info: CallInfo) -> Sequence[Request]:
         """All sub-requests, validated, before any of them starts."""
@@ -306,9 +348,10 @@ async def _stream(
     num_open: int,
     writer: StreamWriter,
     reply: Reply,
+    ended: Callable[[], Awaitable[None]],
 ) -> None:
     """The head goes out with the first delta: until then an error still has its own status. `num_open`: choices that
-    are still to end."""
+    are still to end; `ended` is called before the end goes out."""
     if not num_open:
         await reply.open_stream()
         await reply.events(writer.closing(), last=True)
@@ -320,13 +363,9 @@ async def _stream(
         if delta.finish is not None:
             num_open -= 1
             if num_open == 0:
-                await reply.events(events + writer.closing(), last=True)
+                events += writer.closing()
+                await ended()
+                await reply.events(events, last=True)
                 return
         if events:
             await reply.events(events)
-
-
-async def _collect(outputs: OutputStream, writer: BodyWriter, reply: Reply) -> None:
-    async for index, delta in outputs:
-        writer.add(index, delta)
-    await reply.json(writer.body())

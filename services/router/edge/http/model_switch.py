@@ -10,11 +10,13 @@ from collections.abc import Callable
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.router.edge.tenants.auth import ApiKeys, credentials
+from services.router.edge.tenants.auth import CALLER, ApiKeys, credentials
 from shared.errors import Unauthenticated
 
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|"|[{}\[\]:]', re.DOTALL)
 _KEY = b'"model"'
+OF_NO_MODEL = ("/v1/files", "/v1/batches", "/v1/conversations")
+"""Paths whose bodies name no model; the first one's application has what all share."""
 
 
 class ModelSwitch:
@@ -29,7 +31,8 @@ class ModelSwitch:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes one request on."""
-        if scope["type"] != "http" or scope["method"] != "POST" or not self._may_read(Headers(scope=scope)):
+        is_post = scope["type"] == "http" and scope["method"] == "POST" and not scope["path"].startswith(OF_NO_MODEL)
+        if not is_post or not (CALLER in scope or self._may_read(Headers(scope=scope))):
             await self._app_of("")(scope, receive, send)
             return
         body = _Body(receive, self._max_body_bytes)

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from services.router.edge.key_digest import key_digest
 from services.router.edge.settings import EdgeSettings
 from shared.errors import ConfigError, Unauthenticated
 
 _SCHEME = "bearer "
+CALLER = "tandem.caller"
+"""Key of a call's `Caller` in the ASGI scope, where it comes from within the router."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """For whom the router calls its own API. No key is asked for."""
+
+    tenant: str
+    account: str
+    """Whose rates it counts against."""
 
 
 class ApiKeys:

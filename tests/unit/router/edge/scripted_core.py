@@ -7,13 +7,15 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import numpy as np
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
 from services.router.dispatch.record import RequestEvent, RequestRecord, RequestState
-from services.router.dispatch.request import FinishReason, Request, TokenDelta, TokenLogprobs
+from services.router.dispatch.request import FinishReason, Pooled, PoolRequest, Request, TokenDelta, TokenLogprobs
 from services.router.edge.input_processor import InputProcessor
 from services.router.edge.settings import EdgeSettings
+from services.router.edge.text.pooling import PoolingConfig
 from services.router.placement.decision import Choice
 from shared.model.text.chat_template import ChatTemplate
 from shared.model.text.tokenizer import Tokenizer
@@ -114,6 +116,8 @@ class ScriptedCore:
         self.script = script
         self.limit = 100
         self.reason = ""
+        self.room = 8
+        self.pooled: list[PoolRequest] = []
         self.running: list[ScriptedRequest] = []
         self.submitted = asyncio.Event()
 
@@ -129,6 +133,16 @@ class ScriptedCore:
     def check_room(self, tenant: str, priority: int, ttft_timeout_s: float) -> None:
         return
 
+    async def pool(self, request: PoolRequest) -> Pooled:
+        self.pooled.append(request)
+        vector = np.zeros(256, dtype="<f4")
+        for token_id in request.token_ids:
+            vector[token_id % 256] += 1  # alike texts have alike vectors
+        return Pooled(vector.tobytes(), 0)
+
+    def idle_room(self) -> int:
+        return self.room
+
     def not_ready_reason(self) -> str:
         return self.reason
 
@@ -139,13 +153,15 @@ class ScriptedCore:
 
 
 def make_input_processor(
-    core: ScriptedCore, tokenizer: Tokenizer, settings: EdgeSettings | None = None
+    core: ScriptedCore, tokenizer: Tokenizer, settings: EdgeSettings | None = None, folder: Path = Path()
 ) -> InputProcessor:
     """An input processor over the scripted core."""
     template = ChatTemplate({"default": TEMPLATE}, tokenizer.special_tokens)
     assert tokenizer.eos_token_id is not None
     structures = StructureCompiler(lambda: tokenizer, (tokenizer.eos_token_id,))
-    return InputProcessor(core, tokenizer, template, MODEL, settings or EdgeSettings(), structures)
+    settings = settings or EdgeSettings()
+    pooling = PoolingConfig.load(folder, settings.pooling)
+    return InputProcessor(core, tokenizer, template, MODEL, settings, structures, pooling=pooling)
 
 
 def text_steps(

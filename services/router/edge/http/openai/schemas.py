@@ -5,6 +5,7 @@ Every field may be null, which means absent. Bounds of sampling fields are Sampl
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -21,7 +22,7 @@ from services.router.edge.http.openai.unsupported import (
     refuse_extra,
     refuse_unsupported,
 )
-from services.router.edge.scheduling import MAX_PRIORITY
+from services.router.edge.scheduling import MAX_PRIORITY, TIERS
 from shared.engine.sampling_params import MAX_LOGPROBS
 from shared.errors import InvalidRequest, brief
 from shared.model.text.chat_template import JsonValue
@@ -271,8 +272,23 @@ class CommonRequest(SamplingFields):
     prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     priority: int | None = Field(default=None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     user: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: Literal["auto", "default", "flex", "priority"] | None = None
     cache_salt: str | None = Field(default=None, min_length=1)
     resume: ResumeBody | None = None
+
+    @property
+    def session(self) -> str:
+        """By `prompt_cache_key`, whatever that holds: calls with one key are sent where its last one was."""
+        key = self.prompt_cache_key
+        return f"key-{hashlib.sha256(key.encode(errors='replace')).hexdigest()}" if key else ""
+
+    @property
+    def asked_priority(self) -> int | None:
+        """vLLM's priority, lower first: `priority`, else what `service_tier` stands for."""
+        if self.priority is not None or self.service_tier not in TIERS:
+            return self.priority
+        return -TIERS[self.service_tier]
 
     @property
     def include_usage(self) -> bool:

@@ -50,7 +50,6 @@ CHAT_FIELDS: Mapping[str, tuple[object, ...]] = {
     "modalities": (["text"],),
     "moderation": (),
     "prediction": (),
-    "service_tier": ("auto", "default"),
     "web_search_options": (),
 }
 
@@ -68,7 +67,6 @@ STREAM_OPTION_FIELDS: Mapping[str, tuple[object, ...]] = {
 HINTS: Mapping[str, str] = {
     "include_obfuscation": "events are not padded",
     "metadata": "a label of the client's; nothing is stored",
-    "prompt_cache_key": "prefixes are found without it; `cache_salt` keeps them apart",
     "prompt_cache_retention": "prefixes are kept as long as there is room",
     "safety_identifier": "nothing is reported about users",
     "store": "answers are not stored, whatever it says",

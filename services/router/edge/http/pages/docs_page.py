@@ -40,8 +40,10 @@ def _operation(path: str, method: str, operation: Mapping[str, Any], schemas: Ma
     rows = ""
     body = operation.get("requestBody")
     if body is not None:
-        name = body["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
-        schema = schemas[name]
+        (content,) = body["content"].values()
+        schema = content["schema"]
+        if "$ref" in schema:
+            schema = schemas[schema["$ref"].rpartition("/")[2]]
         required = set(schema.get("required", ()))
         rows = "".join(
             f"<tr><td><code>{escape(field)}</code>{' *' if field in required else ''}</td>"

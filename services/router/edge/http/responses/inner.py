@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from services.router.edge.http.openai.schemas import ChatRequest, ContentPart, chat_of
@@ -14,17 +15,28 @@ NAMES |= {"reasoning_effort": "reasoning.effort", "verbosity": "text.verbosity"}
 """What the chat request calls otherwise, the longer before its beginning."""
 
 
-def chat_request(request: ResponseRequest) -> ChatRequest:
-    """Raises InvalidRequest naming the field, some in the chat's words: see `NAMES`."""
+def chat_request(request: ResponseRequest, earlier: Sequence[InputItem] = ()) -> ChatRequest:
+    """`earlier`: the items of the conversation before this call. Raises InvalidRequest naming the field, some in the
+    chat's words: see `NAMES`."""
     fields: dict[str, Any] = {
-        "messages": _messages(request),
+        "messages": _messages(request, earlier),
         "max_completion_tokens": request.max_output_tokens,
         "tools": [_tool(tool, i) for i, tool in enumerate(request.tools or ())],
         "reasoning_effort": request.reasoning.effort if request.reasoning else None,
         "verbosity": request.text.verbosity if request.text else None,
         "truncate_prompt_tokens": -1 if request.truncation == "auto" else None,
     }
-    for name in ("model", "temperature", "top_p", "parallel_tool_calls", "stream", "metadata", "user"):
+    for name in (
+        "model",
+        "temperature",
+        "top_p",
+        "parallel_tool_calls",
+        "stream",
+        "metadata",
+        "user",
+        "service_tier",
+        "prompt_cache_key",
+    ):
         fields[name] = getattr(request, name)
     choice = request.tool_choice
     fields["tool_choice"] = (
@@ -37,20 +49,23 @@ def chat_request(request: ResponseRequest) -> ChatRequest:
     return chat_of(fields)
 
 
-def _messages(request: ResponseRequest) -> list[dict[str, Any]]:
-    """The conversation; neighbouring calls are one message, and reasoning goes with what follows it."""
+def _messages(request: ResponseRequest, earlier: Sequence[InputItem]) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     if request.instructions is not None:
         messages.append({"role": "system", "content": request.instructions})
-    if isinstance(request.input, str):
-        return [*messages, {"role": "user", "content": request.input}]
+    return [*messages, *item_messages([*earlier, *request.items], "input", -len(earlier))]
+
+
+def item_messages(items: Sequence[InputItem], field: str, first: int = 0) -> list[dict[str, Any]]:
+    """Items as chat messages; neighbouring calls are one message, and reasoning goes with what follows it. Raises
+    InvalidRequest (`field`) for an item that is not served; `first`: the number of the first one there."""
+    messages: list[dict[str, Any]] = []
     thoughts = ""
-    for i, item in enumerate(request.input):
-        place = f"input[{i}]"
+    for i, item in enumerate(items, first):
         if item.type == "reasoning":
             thoughts = "".join(part.text or "" for part in item.content or () if not isinstance(part, str))
             continue
-        message = _message(item, place)
+        message = _message(item, f"{field}[{i}]", field)
         if message["role"] == "assistant" and thoughts:
             message["reasoning_content"] = thoughts
         thoughts = ""
@@ -62,24 +77,24 @@ def _messages(request: ResponseRequest) -> list[dict[str, Any]]:
     return messages
 
 
-def _message(item: InputItem, place: str) -> dict[str, Any]:
+def _message(item: InputItem, place: str, field: str) -> dict[str, Any]:
     if item.type == "message":
         if item.role is None or item.content is None:
             missing = "role" if item.role is None else "content"
-            raise InvalidRequest(f"{place}.{missing} is missing", field="input")
+            raise InvalidRequest(f"{place}.{missing} is missing", field=field)
         return {"role": item.role, "content": _text(item.content, f"{place}.content")}
     if item.type == "function_call":
         if item.name is None or item.call_id is None:
             missing = "name" if item.name is None else "call_id"
-            raise InvalidRequest(f"{place}.{missing} is missing", field="input")
+            raise InvalidRequest(f"{place}.{missing} is missing", field=field)
         function = {"name": item.name, "arguments": item.arguments or "{}"}
         return {"role": "assistant", "tool_calls": [{"id": item.call_id, "type": "function", "function": function}]}
     if item.type == "function_call_output":
         if item.call_id is None or item.output is None:
             missing = "call_id" if item.call_id is None else "output"
-            raise InvalidRequest(f"{place}.{missing} is missing", field="input")
+            raise InvalidRequest(f"{place}.{missing} is missing", field=field)
         return {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output, f"{place}.output")}
-    raise InvalidRequest(f"{place}.type {brief(item.type, 40)!r} is not served here", field="input")
+    raise InvalidRequest(f"{place}.type {brief(item.type, 40)!r} is not served here", field=field)
 
 
 def _text(content: str | list[Any], place: str) -> str:

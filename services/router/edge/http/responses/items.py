@@ -5,9 +5,35 @@ from __future__ import annotations
 import itertools
 import uuid
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from services.router.edge.answer.events import CallArguments, CallBegun, Content, Event, Reasoning
 from services.router.edge.http.answer_parts import Call, named_event
+from services.router.edge.http.responses.schemas import InputItem
+
+_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
+
+
+def kept_items(items: Sequence[InputItem]) -> list[dict[str, Any]]:
+    """Items of a call as they are kept and given back: each with an id and a status, content as parts."""
+    return [_kept(item) for item in items]
+
+
+def _kept(item: InputItem) -> dict[str, Any]:
+    kept: dict[str, Any] = item.model_dump(exclude_none=True)
+    kept["id"] = kept.get("id") or _new_id(item.type)
+    kept.setdefault("status", "completed")
+    content = kept.get("content")
+    if isinstance(content, str):
+        part: dict[str, Any] = {"type": "input_text", "text": content}
+        if item.role == "assistant":
+            part = {"type": "output_text", "text": content, "annotations": []}
+        kept["content"] = [part]
+    return kept
+
+
+def _new_id(kind: str) -> str:
+    return f"{_PREFIXES[kind]}_{uuid.uuid4().hex}"
 
 
 class OutputItems:
@@ -70,10 +96,9 @@ class OutputItems:
         if self._is_open and self.items[-1]["type"] == kind != "function_call":
             return b""
         events = self.close()
-        prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc"}[kind]
         item: dict[str, object] = {
             "type": kind,
-            "id": f"{prefix}_{uuid.uuid4().hex}",
+            "id": _new_id(kind),
             "status": "in_progress",
             **fields,
         }

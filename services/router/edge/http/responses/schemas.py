@@ -13,16 +13,15 @@ from shared.engine.sampling_params import MAX_LOGPROBS
 from shared.errors import InvalidRequest
 
 RESPONSE_FIELDS: dict[str, tuple[object, ...]] = {
-    "background": (False,),
     "context_management": (),
-    "conversation": (),
     "max_tool_calls": (),
     "moderation": (),
-    "previous_response_id": (),
     "prompt": (),
-    "service_tier": ("auto", "default"),
 }
-"""Fields that are refused unless they ask for nothing. Answers are not kept, so that nothing can refer to one."""
+"""Fields that are refused unless they ask for nothing."""
+
+KEPT_FIELDS = ("metadata", "store")
+"""Fields that do something here, where responses are kept, and nothing at other endpoints."""
 
 _INCLUDED = ("message.output_text.logprobs", "reasoning.encrypted_content")
 Parts = Annotated[list[ContentPart], Field(fail_fast=True)]
@@ -103,6 +102,14 @@ class ReasoningSettings(BaseModel):
     generate_summary: str | None = None
 
 
+class ConversationId(BaseModel):
+    """`conversation` as an object."""
+
+    model_config = STRICT
+
+    id: str
+
+
 class ResponseRequest(BaseModel):
     """The body."""
 
@@ -125,8 +132,23 @@ class ResponseRequest(BaseModel):
     include: list[str] | None = None
     metadata: Annotated[dict[str, str], Field(max_length=MAX_METADATA)] | None = None
     store: bool | None = None
+    previous_response_id: str | None = None
+    conversation: str | ConversationId | None = None
+    background: bool | None = None
+    prompt_cache_key: str | None = None
+    service_tier: Literal["auto", "default", "flex", "priority"] | None = None
     user: str | None = None
     stream_options: dict[str, Any] | None = None
+
+    @property
+    def items(self) -> list[InputItem]:
+        """`input` as items."""
+        return [InputItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+
+    @property
+    def conversation_id(self) -> str | None:
+        """The conversation that is continued."""
+        return self.conversation.id if isinstance(self.conversation, ConversationId) else self.conversation
 
     @property
     def wants_logprobs(self) -> bool:
@@ -144,5 +166,11 @@ def parse_response(body: bytes) -> ResponseRequest:
     summary = request.reasoning and (request.reasoning.summary or request.reasoning.generate_summary)
     if summary not in (None, "auto"):
         raise InvalidRequest("reasoning.summary is not served here: reasoning comes whole", field="reasoning.summary")
+    if request.previous_response_id is not None and request.conversation is not None:
+        raise InvalidRequest("previous_response_id excludes conversation", field="previous_response_id")
+    if request.background and request.store is False:
+        raise InvalidRequest("background needs store: its response is read later", field="background")
+    if request.background and request.stream:
+        raise InvalidRequest("background excludes stream: its response is read later", field="background")
     refuse_unsupported(request.stream_options, {"include_obfuscation": (False,)}, "stream_options.")
     return request

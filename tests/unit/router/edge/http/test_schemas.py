@@ -102,7 +102,7 @@ def test_a_known_field_that_completions_do_not_honour_is_refused(field: str, val
         ("priority", 101),
         ("verbosity", "loud"),
         ("echo", True),
-        ("service_tier", "priority"),
+        ("service_tier", "scale"),
     ],
 )
 def test_a_known_field_that_chat_does_not_honour_is_refused(field: str, value: object) -> None:

@@ -1,0 +1,316 @@
+"""Runs batches: their lines are posted to the router's own application as far as the fleet is idle."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import random
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from starlette.types import ASGIApp
+
+from services.router.edge.http.batches.batch import Batch, BatchState
+from services.router.edge.http.batches.files import FileStore, new_file_id
+from services.router.edge.http.batches.inside import Answer, post
+from services.router.edge.scheduling import BATCH_PRIORITY
+from services.router.edge.settings import BatchSettings
+from services.router.edge.tenants.auth import Caller
+from shared.errors import NotFound, Overloaded, TandemError, brief
+from shared.tasks import end_task
+
+logger = logging.getLogger(__name__)
+LOOK_S = 0.05
+"""Between two looks for idle workers."""
+FIRST_RETRY_S, LONGEST_RETRY_S = 0.25, 15.0
+AGAIN = (429, 499, 503)
+"""Statuses of a line that is tried again: the cluster had no room, or lost what it had."""
+
+
+@dataclass(frozen=True, slots=True)
+class Idleness:
+    """When a line may start."""
+
+    room: Callable[[str], int]
+    """Requests that the workers of the model of that name could start now without delaying any other."""
+    look_s: float = LOOK_S
+
+
+class BatchRunner:
+    """All batches of a router. A batch that has not ended when the router does goes on at its next start; each line of
+    its input is answered once."""
+
+    def __init__(
+        self, files: FileStore, settings: BatchSettings, idleness: Idleness, clock: Callable[[], float] = time.time
+    ) -> None:
+        """`clock` gives seconds since 1970."""
+        self._files = files
+        self._settings = settings
+        self._idleness = idleness
+        self._clock = clock
+        self._app: ASGIApp | None = None
+        self._batches: dict[str, Batch] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._num_running = 0
+        self._turn = asyncio.Lock()
+        self._disk = asyncio.Lock()
+        files.in_use = self._reads
+
+    def start(self, app: ASGIApp) -> None:
+        """Goes on with what had not ended. `app` serves the lines. Raises ConfigError."""
+        self._app = app
+        self._files.open()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for folder in sorted(self._folder.iterdir()):
+            if (folder / "state.json").is_file():
+                batch = Batch.read(folder)
+                self._batches[batch.state.id] = batch
+        for batch in self._batches.values():
+            if not batch.state.is_ended:
+                self._begin(batch)
+
+    async def close(self) -> None:
+        """Stops; twice is fine."""
+        for task in list(self._tasks.values()):
+            await end_task(task)
+        for batch in self._batches.values():
+            batch.close()
+        self._files.close()
+
+    async def create(self, state: BatchState) -> Batch:
+        """Begins a batch. Raises NotFound (`input_file_id`), and Overloaded where too many run."""
+        self._files.get(state.tenant, state.input_file_id, "input_file_id")
+        await self._sweep()
+        limit = self._settings.max_batches
+        if len(self._tasks) >= limit:
+            raise Overloaded(f"{limit} batches run already", field="batches", limit=limit)
+        batch = Batch(self._folder / state.id, state)
+        await asyncio.to_thread(batch.write, state)
+        self._batches[state.id] = batch
+        self._begin(batch)
+        return batch
+
+    def get(self, tenant: str, batch_id: str) -> Batch:
+        """Raises NotFound."""
+        batch = self._batches.get(batch_id)
+        if batch is None or batch.state.tenant != tenant:
+            raise NotFound(f"there is no batch {brief(batch_id, 100)!r}", field="batch_id")
+        return batch
+
+    def of(self, tenant: str) -> list[Batch]:
+        """All of a tenant, newest first."""
+        found = [batch for batch in self._batches.values() if batch.state.tenant == tenant]
+        return sorted(found, key=lambda batch: (batch.state.created_at, batch.state.id), reverse=True)
+
+    async def cancel(self, tenant: str, batch_id: str) -> Batch:
+        """Lines that have not been answered get an error. Raises NotFound; one that has ended stays as it is."""
+        batch = self.get(tenant, batch_id)
+        if batch.state.status in ("validating", "in_progress"):
+            task = self._tasks.get(batch_id)
+            async with self._disk:
+                await asyncio.to_thread(batch.write, batch.state.at("cancelling", self._now()))
+            if task is not None:
+                await end_task(task)
+            self._begin(batch)
+        return batch
+
+    @property
+    def _folder(self) -> Path:
+        return self._files.folder / "batches"
+
+    def _now(self) -> int:
+        return int(self._clock())
+
+    def _reads(self, file_id: str) -> bool:
+        return any(
+            batch.state.input_file_id == file_id and not batch.state.is_ended for batch in self._batches.values()
+        )
+
+    async def _sweep(self) -> None:
+        """Forgets files and batches whose time is over."""
+        await self._files.sweep()
+        oldest = self._clock() - self._settings.ttl_s
+        for batch in [b for b in self._batches.values() if b.state.is_ended and b.state.created_at < oldest]:
+            del self._batches[batch.state.id]
+            await asyncio.to_thread(batch.remove)
+
+    # --- one batch
+
+    def _begin(self, batch: Batch) -> None:
+        name = batch.state.id
+        task = asyncio.create_task(self._run(batch), name=name)
+        self._tasks[name] = task
+
+        def ended(done: asyncio.Task[None]) -> None:
+            if self._tasks.get(name) is done:
+                del self._tasks[name]
+
+        task.add_done_callback(ended)
+
+    async def _run(self, batch: Batch) -> None:
+        try:
+            await self._to_the_end(batch)
+        except asyncio.CancelledError:
+            async with self._disk:  # no thread writes meanwhile, and later ones find it closed
+                batch.close()
+            raise
+        except Exception as error:
+            logger.exception("batch %s failed", batch.state.id)
+            failed = {
+                "code": "server_error",
+                "message": f"{type(error).__name__}: {error}",
+                "param": None,
+                "line": None,
+            }
+            await asyncio.to_thread(batch.write, batch.state.at("failed", self._now(), errors=(failed,)))
+            batch.close()
+
+    async def _to_the_end(self, batch: Batch) -> None:
+        state = batch.state
+        try:
+            self._files.get(state.tenant, state.input_file_id)
+        except NotFound:
+            gone = {"code": "missing_file", "message": "the input file is gone", "param": "input_file_id", "line": None}
+            await self._move(batch, "failed", errors=(gone,))
+            return
+        data, settings = self._files.path(state.input_file_id), self._settings
+        errors = await asyncio.to_thread(batch.open, data, settings.max_line_bytes, settings.max_lines)
+        if errors:
+            await self._move(batch, "failed", errors=tuple(errors))
+            return
+        if state.status == "validating":
+            await self._move(batch, "in_progress", total=batch.num_lines)
+        elif state.status == "cancelling":
+            await asyncio.to_thread(batch.write, replace(state, total=batch.num_lines))
+        if batch.state.status == "in_progress":
+            await self._answer_all(batch, data)
+        if batch.state.status == "cancelling":
+            await self._give_up(batch, data, "batch_cancelled", "the batch was cancelled before this line was answered")
+            await self._finish(batch, "cancelled")
+        else:
+            answers = batch.answers
+            assert answers is not None
+            is_late = len(answers) < batch.num_lines
+            if is_late:
+                await self._give_up(
+                    batch, data, "batch_expired", "the batch's time ended before this line was answered"
+                )
+            await self._finish(batch, "expired" if is_late else "completed")
+
+    async def _answer_all(self, batch: Batch, data: Path) -> None:
+        """Answers what is open, until the batch's time is over."""
+        assert batch.answers is not None
+        running: set[asyncio.Task[None]] = set()
+
+        def ended(task: asyncio.Task[None]) -> None:
+            running.discard(task)
+            self._num_running -= 1
+
+        left = max(0.0, batch.state.expires_at - self._clock())
+        try:
+            async with asyncio.timeout(left):
+                for number in range(batch.num_lines):
+                    if number in batch.answers:
+                        continue
+                    line = await asyncio.to_thread(batch.line, data, number)
+                    await self._until_idle(batch.state.tenant, str(line["body"].get("model") or ""))
+                    self._num_running += 1
+                    task = asyncio.create_task(self._answer(batch, number, line))
+                    running.add(task)
+                    task.add_done_callback(ended)
+                while running:
+                    await asyncio.wait(running)
+        except TimeoutError:
+            pass
+        finally:
+            for task in list(running):
+                await end_task(task)
+
+    async def _until_idle(self, tenant: str, model: str) -> None:
+        """Returns when one more line may start; one batch after the other looks."""
+
+        def may_start() -> bool:
+            has_room = self._num_running < self._settings.max_parallel and self._idleness.room(model) > 0
+            return has_room and not self._is_full(tenant)
+
+        async with self._turn:
+            while not may_start():  # noqa: ASYNC110 - a worker's state has no event
+                await asyncio.sleep(self._idleness.look_s)
+
+    def _is_full(self, tenant: str) -> bool:
+        """Whether there is no room for answers."""
+        with contextlib.suppress(TandemError):
+            self._files.check_room(tenant)
+            return False
+        return True
+
+    async def _answer(self, batch: Batch, number: int, line: dict[str, Any]) -> None:
+        answer = await self._tried(batch.state, line["body"])
+        content = answer.json
+        response = {
+            "status_code": answer.status,
+            "request_id": answer.headers.get("x-request-id", ""),
+            "body": content if content is not None else answer.body.decode(errors="replace"),
+        }
+        what = {"response": response, "error": None}
+        await self._add(batch, number, line["custom_id"], what, ok=answer.status == 200)
+
+    async def _tried(self, state: BatchState, body: dict[str, Any]) -> Answer:
+        """The answer to a line, after as many tries as its status asks for."""
+        assert self._app is not None
+        caller, wait_s = Caller(state.tenant, state.account), FIRST_RETRY_S
+        raw, headers = json.dumps(body).encode(), {"x-tenant": state.tenant, "x-priority": str(BATCH_PRIORITY)}
+        while True:
+            answer = await post(self._app, state.endpoint, raw, caller, headers)
+            if answer.status not in AGAIN:
+                return answer
+            told = answer.headers.get("retry-after", "")
+            wait_s = min(LONGEST_RETRY_S, 2 * wait_s)
+            await asyncio.sleep(max(float(told) if told.isdecimal() else 0.0, wait_s) * random.uniform(0.5, 1.0))
+
+    async def _give_up(self, batch: Batch, data: Path, code: str, message: str) -> None:
+        """The lines without an answer get this error."""
+        assert batch.answers is not None
+        for number in range(batch.num_lines):
+            if number not in batch.answers:
+                line = await asyncio.to_thread(batch.line, data, number)
+                error = {"response": None, "error": {"code": code, "message": message}}
+                await self._add(batch, number, line["custom_id"], error, ok=False)
+
+    async def _add(self, batch: Batch, number: int, custom_id: str, what: Mapping[str, object], *, ok: bool) -> None:
+        answers = batch.answers
+        assert answers is not None
+        line = {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": custom_id, **what}
+        # Shielded: a thread that writes is not to be left behind by a batch that is stopped.
+        await asyncio.shield(self._write(lambda: answers.add(number, line, ok=ok)))
+
+    async def _write(self, work: Callable[[], None]) -> None:
+        async with self._disk:
+            await asyncio.to_thread(work)
+
+    async def _finish(self, batch: Batch, status: str) -> None:
+        """Makes the answers two files, by ids that are known before: a death meanwhile is made good."""
+        if not batch.state.ends_as:
+            stage = "cancelling" if status == "cancelled" else "finalizing"
+            ids = {"output_file_id": new_file_id(), "error_file_id": new_file_id()}
+            await self._move(batch, stage, ends_as=status, **ids)
+        state, names = batch.state, {}
+        for ok, name in ((True, "output_file_id"), (False, "error_file_id")):
+            part = await asyncio.to_thread(batch.collect, ok=ok)
+            names[name] = ""
+            if part is not None:
+                names[name] = str(getattr(state, name))
+                filename = f"{state.id}_{'output' if ok else 'error'}.jsonl"
+                await self._files.keep(state.tenant, part, filename, "batch_output", file_id=names[name])
+        await self._move(batch, state.ends_as, **names)
+        await asyncio.to_thread(batch.drop_answers)
+
+    async def _move(self, batch: Batch, status: str, **changes: Any) -> None:
+        async with self._disk:
+            await asyncio.to_thread(batch.write, batch.state.at(status, self._now(), **changes))

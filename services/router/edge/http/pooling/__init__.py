@@ -1,0 +1,1 @@
+"""`/v1/embeddings`, `/v1/score` and `/v1/rerank`: prompts that are read and not answered."""

@@ -1,0 +1,1 @@
+"""Small values that routers share: kept responses and conversations, by tenant, with an end of life."""

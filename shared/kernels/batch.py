@@ -88,7 +88,7 @@ class AttentionBatch:
         return cast(T, self._remembered[key])
 
     def with_groups(self, later: Sequence[AttentionBatch]) -> AttentionBatch:
-        """The same step over blocks of KV groups: `later` are those of the groups behind the first, whose this one is."""
+        """The same step over blocks of KV groups: this is the first group's, `later` are those of the others."""
         return replace(self, groups=(self, *later))
 
     @classmethod

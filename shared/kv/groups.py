@@ -1,9 +1,9 @@
 """KV groups: layers that keep the same tokens share one block table. Policy only: no tensors.
 
 Blocks of all groups have the same number of bytes and come from one pool: they are allocated, hashed, sent and stored
-alike. A sequence's blocks are one list, the groups of its first `block_size` tokens, then those of the next ones: block b
-of group g is at place `b * size + g`. Of a group with a window a sequence holds the blocks that its next token sees; what
-lies behind them is given back, and is NO_BLOCK in its list.
+alike. A sequence's blocks are one list, the groups of its first `block_size` tokens, then those of the next ones: block
+b of group g is at place `b * size + g`. Of a group with a window a sequence holds the blocks that its next token sees;
+what lies behind them is given back, and is NO_BLOCK in its list.
 """
 
 from __future__ import annotations
@@ -97,22 +97,18 @@ class KVGroups:
 
     def seen_behind(self, num_blocks: int, start: int = 0) -> list[int]:
         """Places from block `start` on of what the token behind `num_blocks` blocks sees, rising."""
-        firsts = [
-            start if window is None else max(start, self.first_seen(window, num_blocks * self.block_size))
-            for window in self.windows
-        ]
-        size = self.size
-        return [
-            block * size + group
-            for block in range(start, num_blocks)
-            for group in range(size)
-            if block >= firsts[group]
-        ]
+        return [place for place in self.seen_by_next(num_blocks * self.block_size) if place >= start * self.size]
+
+    def seen_by_next(self, num_tokens: int) -> list[int]:
+        """Places of what the token behind the first `num_tokens` sees, rising; the last block may be partly filled."""
+        firsts = [0 if window is None else self.first_seen(window, num_tokens) for window in self.windows]
+        num_blocks, size = -(-num_tokens // self.block_size), self.size
+        return [block * size + group for block in range(num_blocks) for group in range(size) if block >= firsts[group]]
 
 
 def group_layers(windows: Sequence[int | None]) -> tuple[tuple[int, ...], ...]:
-    """Layers by group, given each layer's window: as few groups as MAX_PADDING allows, each of layers with one window and
-    none of more layers than the first; all layers in one, whatever their windows, where that makes too many.
+    """Layers by group, given each layer's window: as few groups as MAX_PADDING allows, each of layers with one window.
+    All layers are in one, whatever their windows, where that makes too many groups.
 
     Groups that keep everything come first, the others in the order of their layers.
     """

@@ -1,8 +1,8 @@
 """The shape of a KV block, the same for every worker of a cluster.
 
 A worker's pool is bytes, `[num_blocks, num_layers, num_planes, num_kv_heads, head_bytes]`: a block is contiguous over
-all layers of its group, so that one message moves it and one checksum covers it. A head's run holds the rows of the block's tokens,
-one behind the other; where they are codes, the tokens' scales follow.
+all layers of its group, so that one message moves it and one checksum covers it. A head's run holds the rows of the
+block's tokens, one behind the other; where they are codes, the tokens' scales follow.
 """
 
 from __future__ import annotations

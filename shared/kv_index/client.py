@@ -124,9 +124,7 @@ def match_to_proto(match: PrefixMatch) -> kvstore_pb2.MatchResponse:
     return kvstore_pb2.MatchResponse(holders=[_to_proto(holder) for holder in indexes], blocks=runs)
 
 
-def match_from_proto(
-    message: kvstore_pb2.MatchResponse, max_blocks: int, *, scattered: bool = False
-) -> PrefixMatch:
+def match_from_proto(message: kvstore_pb2.MatchResponse, max_blocks: int, *, scattered: bool = False) -> PrefixMatch:
     """The inverse of `match_to_proto`, for a request of `max_blocks` blocks.
 
     Raises ValueError or IndexError for a malformed message.
@@ -193,8 +191,9 @@ class KVStoreClient:
         self._closed = False
 
     async def match(self, hashes: Sequence[bytes], traceparent: str = "", *, scattered: bool = False) -> PrefixMatch:
-        """The longest prefix of the chain `hashes` (16 bytes each) that is held anywhere, with the holders; `scattered`:
-        all blocks, also behind one that nobody holds. `traceparent`: of the span that asks, by W3C Trace Context."""
+        """The longest prefix of the chain `hashes` (16 bytes each) that is held anywhere, with the holders.
+        `scattered`: all blocks, also behind one that nobody holds. `traceparent`: of the span that asks, by W3C Trace
+        Context."""
         request = kvstore_pb2.MatchRequest(block_hashes=join_hashes(hashes), scattered=scattered)
         response = await self._match_stream().ask(request, self._match_timeout_s, traceparent)
         try:

@@ -125,9 +125,7 @@ class PrefixFetch:
         began = time.perf_counter()
         groups = self._host.model.layout.groups
         block_size = groups.block_size
-        extend_chain(
-            sequence.block_hashes, sequence.hash_root, sequence.token_ids, block_size, num_groups=groups.size
-        )
+        extend_chain(sequence.block_hashes, sequence.hash_root, sequence.token_ids, block_size, num_groups=groups.size)
         hashes = tuple(sequence.block_hashes[: (sequence.num_tokens - 1) // block_size * groups.size])
         missing = [index for index, name in enumerate(hashes) if name not in self._local]
         plan = await self._plan(hashes, missing, hint)

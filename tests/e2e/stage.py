@@ -134,8 +134,8 @@ class Stage:
         await until(are_held)
 
     async def stored(self, tokens, num_blocks: int, tenant="t", deadline_s: float = DEADLINE_S) -> None:
-        """Waits until the index says that the store has that number of blocks of these tokens; of KV groups with windows,
-        what is seen behind them."""
+        """Waits until the index says that the store has that number of blocks of these tokens; of KV groups with
+        windows, what is seen behind them."""
         assert self.fleet.layout is not None
         groups = self.fleet.layout.groups
         names = chain(self.fleet.hash_root(tenant, len(tokens)), tokens, BLOCK_SIZE, groups.size)

@@ -210,6 +210,11 @@ def _shape(model: str) -> ModelShape:
         tied=config.tie_word_embeddings,
         experts=_experts(config),
         latent=_latent(config),
+        windows=tuple(
+            layer.window
+            for layer in config.layers
+            if layer.window is not None and layer.window < config.max_position_embeddings
+        ),
     )
 
 

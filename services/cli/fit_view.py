@@ -75,6 +75,7 @@ def show(console: Console, fit: Fit, name: str) -> None:
     """Everything, with the arithmetic."""
     load, hardware, model = fit.load, fit.hardware, fit.model
     kv = model.kv_bytes(model.num_kv_heads, hardware.kv_dtype)
+    kept = model.kv_bytes(model.num_kv_heads, hardware.kv_dtype, load.context)
     weights = model.num_params * BYTES_PER_VALUE[hardware.weights]
     active = "" if model.experts is None else f" ({model.active_params / 1e9:.3g} B of them for a token)"
     values = f"2 · {model.num_layers} layers · {model.num_kv_heads} heads · {model.head_dim}"
@@ -83,7 +84,7 @@ def show(console: Console, fit: Fit, name: str) -> None:
     lines = [
         f"{name}: {model.num_params / 1e9:.3g} B parameters{active}, {weights / GB:.3g} GB in {hardware.weights}; "
         f"KV {kv / 1024:.0f} KiB a token in {hardware.kv_dtype} ({values}), "
-        f"{kv * load.context / GIB:.1f} GiB for {load.context:,} tokens",
+        f"{kept * load.context / GIB:.1f} GiB for {load.context:,} tokens",
         f"load: {load.concurrency} sequences at once, {load.rate:.3g} req/s, prompts of {load.prompt_len:,}, answers "
         f"of {load.output_len:,} tokens; TTFT {load.ttft_s:g} s for {1 - load.late_share:.0%}, "
         f"TPOT {load.tpot_s * 1e3:g} ms",

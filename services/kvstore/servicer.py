@@ -151,12 +151,12 @@ class CountedIndex:
         """See BlockIndex."""
         await self._index.start()
 
-    async def match(self, hashes: bytes) -> PrefixMatch:
+    async def match(self, hashes: bytes, *, scattered: bool = False) -> PrefixMatch:
         """See BlockIndex."""
-        match = await self._index.match(hashes)
+        match = await self._index.match(hashes, scattered=scattered)
         self.counters.num_matches += 1
         self.counters.num_match_blocks += len(hashes) // HASH_BYTES
-        self.counters.num_hit_blocks += match.num_blocks
+        self.counters.num_hit_blocks += sum(map(bool, match.blocks))
         return match
 
     async def publish(self, worker: WorkerIdentity, tier: Tier, hashes: bytes, stamp: EventStamp = _UNSTAMPED) -> int:
@@ -249,7 +249,7 @@ class KVStoreServicer(kvstore_pb2_grpc.KVStoreServiceServicer):
     async def _match(self, request: kvstore_pb2.MatchRequest) -> kvstore_pb2.MatchResponse:
         hashes = hashes_of(request)
         self._availability.require()
-        return match_to_proto(await self._index.match(hashes))
+        return match_to_proto(await self._index.match(hashes, scattered=request.scattered))
 
     async def _streamed_match(self, call: kvstore_pb2.MatchCall) -> kvstore_pb2.MatchResponse:
         try:

@@ -46,7 +46,7 @@ from shared.kv.hashing import ChainRoots
 from shared.kv.layout import LAYOUT_VERSION, BlockLayout
 from shared.kv.pool import BlockPool
 from shared.kv.seal import Purpose, Seal
-from shared.kv.transfer import KVTransfer
+from shared.kv.transfer import TRAILER_INDEX, KVTransfer
 from shared.kv.ucx import UcxTransfer
 from shared.model.arithmetic import arithmetic_digest
 from shared.model.config.model_config import ModelConfig
@@ -169,7 +169,8 @@ class EngineHost:
         runner = await asyncio.to_thread(_start_runner, self.settings, self.model, self.structures, self._group)
         speculator = open_speculator(self.settings, runner, self.structures)
         self.guesses = speculator.counters if speculator is not None else GuessCounters()
-        self.engine = Engine(Scheduler(pool, config, speculator=speculator), runner, emit)
+        scheduler = Scheduler(pool, config, groups=self.model.layout.groups, speculator=speculator)
+        self.engine = Engine(scheduler, runner, emit)
         self.engine.start()
         if self._balance is not None and isinstance(self.model.decoder, RankDecoder):
             self._balance.measure(self.model.decoder.expert_counts)
@@ -204,7 +205,8 @@ def load_model(
     backend = choose_backend(settings)
     dtype = choose_dtype(settings.dtype, config, settings.devices[0], backend) if group is None else group.dtype
     kv_dtype = choose_kv_dtype(settings.kv_dtype, dtype, has_latents=config.latent is not None)
-    layout = config.block_layout(settings.block_size, dtype_name(kv_dtype))
+    grouped = settings.degrees.has_kv_groups
+    layout = config.block_layout(settings.block_size, dtype_name(kv_dtype), grouped=grouped)
     if group is None:
         decoder = Decoder.load(
             settings.model,
@@ -246,15 +248,19 @@ def load_model(
         num_blocks=num_blocks,
         num_host_blocks=choose_swap_bytes(settings, num_blocks * held_bytes, psutil.virtual_memory().available)
         // held_bytes,
-        # One block stays aside, so that a sequence of full length can also grow by its next token.
-        max_model_len=min(wanted_len, (num_blocks - 1) * layout.block_size),
+        # One block of each group stays aside, so that a sequence of full length can also grow by its next token.
+        max_model_len=min(
+            wanted_len,
+            layout.groups.max_tokens(num_blocks - layout.groups.size, settings.max_num_batched_tokens),
+            TRAILER_INDEX // layout.groups.size * layout.block_size,  # blocks that a hand-off can number
+        ),
         name=Path(settings.model).resolve().name,
         texts_digest=texts_digest(settings.model),
     )
 
 
 def _chain_roots(model_fingerprint: str, layout: BlockLayout, config: ModelConfig) -> ChainRoots:
-    return ChainRoots(model_fingerprint, layout.format.name, LAYOUT_VERSION, config.prefix_length)
+    return ChainRoots(model_fingerprint, layout.name, LAYOUT_VERSION, config.prefix_length)
 
 
 def scheduler_config(settings: WorkerSettings, num_host_blocks: int) -> SchedulerConfig:
@@ -330,7 +336,7 @@ def _start_runner(
         )
     with torch.inference_mode():
         runner.start()
-    self_test(runner, model.layout.block_size, model.decoder.config.vocab_size)
+    self_test(runner, model.layout.groups, model.decoder.config.vocab_size)
     if settings.step_times is None:
         return runner
     return TimedRunner(

@@ -187,7 +187,7 @@ async def start_worker(settings: WorkerSettings, makers: RoleMakers) -> WorkerSe
         settings.name,
         model.name,
         service.address,
-        model.layout.format.name,
+        model.layout.name,
         model.decoder.kernels.name,
         model.num_blocks,
         model.layout.block_bytes,

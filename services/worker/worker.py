@@ -104,7 +104,7 @@ class Worker:
         self._tpot_target_s = 0.0  # the routers'
         self._publisher = publisher
         self._holding: set[asyncio.Task[None]] = set()
-        self.load = LoadReporter(host.transfer.counters, self._publish_load, connector)
+        self.load = LoadReporter(host.transfer.counters, self._publish_load, connector, host.model.layout.groups)
         self.shipments = ShipmentCounters()
         """Of the prefill role."""
         connector.nodes.on_change = self.load.flush
@@ -202,7 +202,7 @@ class Worker:
             layout=layout_to_proto(model.layout),
             transfer_address=host.transfer.address,
             transfer_kind="ucx",
-            num_blocks=model.num_blocks,
+            num_blocks=model.layout.groups.max_tokens(model.num_blocks) // model.layout.block_size,
             max_model_len=model.max_model_len,
             max_num_seqs=host.settings.max_num_seqs,
             max_num_batched_tokens=host.settings.max_num_batched_tokens,
@@ -358,7 +358,8 @@ class Worker:
         _check_ids("stop_token_ids", params.stop_token_ids, vocab_size)
         _check_ids("logit_bias", [token_id for token_id, _ in params.logit_bias], vocab_size)
         _check_ids("bad_sequences", [token_id for bad in params.bad_sequences for token_id in bad], vocab_size)
-        if any(index * model.layout.block_size >= len(token_ids) for index in ship_blocks):
+        groups = model.layout.groups
+        if any(place // groups.size * groups.block_size >= len(token_ids) for place in ship_blocks):
             raise InvalidRequest(
                 f"needed_blocks names block {max(ship_blocks)} of {len(token_ids)} tokens", field="needed_blocks"
             )

@@ -269,8 +269,8 @@ class Engine:
         self._emit(SequenceReserved(sequence.sequence_id, pairs, sequence.num_cached_tokens))
 
     def _check_fits(self, max_kv_tokens: int) -> None:
-        pool = self._scheduler.pool
-        capacity = pool.num_blocks * pool.block_size
+        scheduler = self._scheduler
+        capacity = scheduler.groups.max_tokens(scheduler.pool.num_blocks, scheduler.config.max_num_batched_tokens)
         if max_kv_tokens > capacity:
             raise PromptTooLong(
                 f"the request takes {max_kv_tokens} tokens, this worker's KV pool holds {capacity}",

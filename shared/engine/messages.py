@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -199,11 +200,11 @@ class PoolChanged:
 
 @dataclass(frozen=True, slots=True)
 class SequenceEnded:
-    """A sequence has left; `block_hashes` are those of its sealed blocks, from the first one on. The first
-    `num_arrived` came by a hand-off, the others this worker computed or had cached."""
+    """A sequence has left; `block_hashes` are those of its sealed blocks, by place, and `kept` the places of those that
+    others may want: what came by a hand-off they have."""
 
     block_hashes: tuple[bytes, ...]
-    num_arrived: int
+    kept: Sequence[int]
     tenant: str = ""
 
 

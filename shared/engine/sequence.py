@@ -58,7 +58,9 @@ class EngineSequence:
     arrival: int = 0  # order of arrival on this worker, set by the scheduler
     arrived_s: float = 0.0  # when that was, by the scheduler's clock
     status: Status = Status.WAITING
-    block_ids: list[int] = field(default_factory=list)
+    block_ids: list[int] = field(default_factory=list)  # those of KV groups take turns; NO_BLOCK where none is held
+    num_holes: int = 0  # places of `block_ids` without a block
+    seen_from: list[int] = field(default_factory=list)  # by KV group: blocks before this one were given back
     block_table: tuple[int, ...] = ()  # `block_ids` as plans have them, made anew where those grew
     block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks, as far as hashed
     num_cached_tokens: int = 0  # prefix found in the pool when it was first scheduled
@@ -67,7 +69,7 @@ class EngineSequence:
     num_in_flight_samples: int = 0  # tokens that those steps will add
     host_slots: list[int] = field(default_factory=list)  # its blocks in host memory, while it waits preempted
     num_host_tokens: int = 0  # tokens whose KV they hold
-    num_arrived_blocks: int = 0  # full blocks that were computed elsewhere and handed over, from the first on
+    num_arrived_blocks: int = 0  # places of full blocks that were computed elsewhere and handed over, from the first on
     num_shipped_blocks: int = 0  # blocks below this index were handed to the shipper
     started: bool = False  # was scheduled at least once
     preempted_at: float = 0.0  # when it lost its blocks, by the scheduler's clock; 0 = it has some, or never had
@@ -158,10 +160,21 @@ class EngineSequence:
             or num_tokens >= self.max_tokens_total
         )
 
+    @property
+    def num_held_blocks(self) -> int:
+        """Blocks that it holds."""
+        return len(self.block_ids) - self.num_holes
+
     def table(self) -> tuple[int, ...]:
-        """`block_ids` as a tuple, the same one until they grow or are given back."""
+        """`block_ids` as a tuple, the same one until they grow or are given back. In a hole is the block that the
+        group's next one is in: kernels may read there, and mask what they read."""
         if len(self.block_table) != len(self.block_ids):
-            self.block_table = tuple(self.block_ids)
+            block_ids = self.block_ids
+            if self.num_holes:
+                block_ids, size = block_ids.copy(), len(self.seen_from)
+                for group, first in enumerate(self.seen_from):
+                    block_ids[group : first * size : size] = [block_ids[first * size + group]] * first
+            self.block_table = tuple(block_ids)
         return self.block_table
 
     def targets(self, start: int, count: int) -> tuple[tuple[int, ...], int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, TypeVar, cast
 
@@ -46,6 +46,7 @@ class AttentionBatch:
     query_lens: tuple[int, ...]  # num_seqs lengths
     kv_lens: tuple[int, ...]  # num_seqs lengths
     block_size: int  # tokens
+    groups: tuple[AttentionBatch, ...] = ()  # over blocks of KV groups: each group's, of which this is the first
     _remembered: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -72,6 +73,11 @@ class AttentionBatch:
         """Tokens that the step computes, over all sequences."""
         return self.slots.shape[0]
 
+    @property
+    def group_slots(self) -> Tensor:
+        """`slots`, or of KV groups [num_groups, num_tokens], contiguous."""
+        return torch.stack([batch.slots for batch in self.groups]) if self.groups else self.slots
+
     def remember(self, key: Hashable, build: Callable[[], T]) -> T:
         """The value of `build()`, called once for a key: a backend's plan of the step, the same for its layers.
 
@@ -80,6 +86,10 @@ class AttentionBatch:
         if key not in self._remembered:
             self._remembered[key] = build()
         return cast(T, self._remembered[key])
+
+    def with_groups(self, later: Sequence[AttentionBatch]) -> AttentionBatch:
+        """The same step over blocks of KV groups: this is the first group's, `later` are those of the others."""
+        return replace(self, groups=(self, *later))
 
     @classmethod
     def from_lists(

@@ -54,6 +54,8 @@ class LayerSizes:
     """Sliding window of each layer in tokens."""
     encodings: tuple[int, ...]
     """Which of the encodings of positions each layer has."""
+    places: tuple[tuple[int, int], ...]
+    """(KV group, place among its layers) of each layer, for pools of KV groups."""
     softcap: float | None = None
     """As for `paged_attention`."""
     activation: Activation = SILU

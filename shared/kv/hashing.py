@@ -20,6 +20,8 @@ HASH_BYTES = 16
 
 _ROOT_PERSON = b"tandem-kv-root"
 """Separates roots from block hashes: no token sequence can produce a root."""
+_GROUP_PERSON = b"tandem-kv-group"
+"""Separates likewise the names of blocks of the KV groups behind the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,32 +70,42 @@ def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
     return blake2b(parent + _little_endian_u32(token_ids).tobytes(), digest_size=HASH_BYTES).digest()
 
 
-def chain(root: bytes, token_ids: Sequence[int], block_size: int) -> list[bytes]:
-    """Hashes of all full blocks of `token_ids`, first block first; a last partial block has none.
+def group_hash(block_hash: bytes, group: int) -> bytes:
+    """The name of the block of a KV group behind the first, whose own is `block_hash`."""
+    return blake2b(block_hash + group.to_bytes(2, "little"), digest_size=HASH_BYTES, person=_GROUP_PERSON).digest()
+
+
+def chain(root: bytes, token_ids: Sequence[int], block_size: int, num_groups: int = 1) -> list[bytes]:
+    """Hashes of all full blocks of `token_ids`, first block first; a last partial block has none. Blocks of several KV
+    groups take turns.
 
     Raises InvalidRequest when a token id is not an integer in [0, 2^32).
     """
     hashes: list[bytes] = []
-    extend_chain(hashes, root, token_ids, block_size)
+    extend_chain(hashes, root, token_ids, block_size, num_groups)
     return hashes
 
 
-def extend_chain(hashes: list[bytes], root: bytes, token_ids: Sequence[int], block_size: int) -> None:
+def extend_chain(
+    hashes: list[bytes], root: bytes, token_ids: Sequence[int], block_size: int, num_groups: int = 1
+) -> None:
     """Append to `hashes` the hashes of the blocks of `token_ids` that it does not cover yet.
 
-    `hashes` is the chain of the first `len(hashes) * block_size` tokens; those tokens are not read again. So a call
-    after every generated token costs almost nothing until a block fills up.
+    `hashes` is the chain of the first `len(hashes) // num_groups * block_size` tokens; those tokens are not read again.
+    So a call after every generated token costs almost nothing until a block fills up.
     """
-    start = len(hashes) * block_size
-    num_new = len(token_ids) // block_size - len(hashes)
+    num_known = len(hashes) // num_groups
+    start = num_known * block_size
+    num_new = len(token_ids) // block_size - num_known
     if num_new <= 0:
         return
     tokens = memoryview(_little_endian_u32(token_ids[start : start + num_new * block_size])).cast("B")
     block_bytes = 4 * block_size
-    parent = hashes[-1] if hashes else root
+    parent = hashes[-num_groups] if hashes else root
     for offset in range(0, num_new * block_bytes, block_bytes):
         parent = blake2b(parent + tokens[offset : offset + block_bytes], digest_size=HASH_BYTES).digest()
         hashes.append(parent)
+        hashes += [group_hash(parent, group) for group in range(1, num_groups)]
 
 
 def _little_endian_u32(token_ids: Sequence[int]) -> array[int]:

@@ -1,8 +1,8 @@
 """The shape of a KV block, the same for every worker of a cluster.
 
 A worker's pool is bytes, `[num_blocks, num_layers, num_planes, num_kv_heads, head_bytes]`: a block is contiguous over
-all layers, so that one message moves it and one checksum covers it. A head's run holds the rows of the block's tokens,
-one behind the other; where they are codes, the tokens' scales follow.
+all layers of its group, so that one message moves it and one checksum covers it. A head's run holds the rows of the
+block's tokens, one behind the other; where they are codes, the tokens' scales follow.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass, fields
 
 from shared.errors import InvalidRequest, ModelMismatch
+from shared.kv.groups import KVGroups
 
 BYTES_PER_ELEMENT = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3fn": 1}
 """The supported KV dtypes, by their torch name."""
@@ -97,13 +98,20 @@ class BlockLayout:
     """
 
     num_layers: int
+    """That a block has room for: those of the largest group."""
     block_size: int
     """Tokens a block."""
     format: KVFormat
+    windows: tuple[int | None, ...] = (None,)
+    """Of each KV group, as `KVGroups` has them."""
 
     def __post_init__(self) -> None:
         check_dimension("num_layers", self.num_layers)
         check_dimension("block_size", self.block_size)
+        check_dimension("number of windows", len(self.windows))
+        for window in self.windows:
+            if window is not None:
+                check_dimension("windows", window)
         # The words of a checksum lie in one head, behind whose codes its scales then begin at a multiple of 4 bytes.
         what = "heads" if self.format.has_scales else "blocks"
         num_bytes = self.format.head_bytes(self.block_size) if self.format.has_scales else self.block_bytes
@@ -121,6 +129,19 @@ class BlockLayout:
         return self.format.dtype
 
     @property
+    def groups(self) -> KVGroups:
+        """What each group keeps."""
+        return KVGroups(self.block_size, self.windows)
+
+    @property
+    def name(self) -> str:
+        """Part of every chain's root: that of the format, and the groups where not all layers are in one that keeps
+        everything."""
+        if self.groups.is_plain:
+            return self.format.name
+        return f"{self.format.name}-{self.num_layers}x{','.join(str(window or 0) for window in self.windows)}"
+
+    @property
     def block_bytes(self) -> int:
         """Bytes of one block."""
         return self.num_layers * self.format.layer_bytes(self.block_size)
@@ -134,6 +155,7 @@ class BlockLayout:
         return (
             f"{self.num_layers} layers x {self.format.describe()}, {self.block_size} tokens a block, "
             f"{self.block_bytes} bytes a block"
+            + ("" if self.groups.is_plain else f", windows of {len(self.windows)} groups {self.windows}")
         )
 
     def ensure_compatible(self, other: BlockLayout) -> None:

@@ -105,6 +105,10 @@ class BlockPool:
         """Blocks findable by hash, in use or not; equals `len(cached_hashes())`."""
         return len(self._findable)
 
+    def find(self, block_hash: bytes) -> int | None:
+        """The cached block of this hash, None where there is none. Changes nothing, like `match`."""
+        return self._findable.get(block_hash)
+
     def match(self, hashes: Sequence[bytes]) -> list[int]:
         """Block ids of the longest cached prefix of `hashes`.
 

@@ -124,7 +124,7 @@ def match_to_proto(match: PrefixMatch) -> kvstore_pb2.MatchResponse:
     return kvstore_pb2.MatchResponse(holders=[_to_proto(holder) for holder in indexes], blocks=runs)
 
 
-def match_from_proto(message: kvstore_pb2.MatchResponse, max_blocks: int) -> PrefixMatch:
+def match_from_proto(message: kvstore_pb2.MatchResponse, max_blocks: int, *, scattered: bool = False) -> PrefixMatch:
     """The inverse of `match_to_proto`, for a request of `max_blocks` blocks.
 
     Raises ValueError or IndexError for a malformed message.
@@ -132,7 +132,7 @@ def match_from_proto(message: kvstore_pb2.MatchResponse, max_blocks: int) -> Pre
     holders = [_from_proto(holder) for holder in message.holders]
     blocks: list[tuple[Holder, ...]] = []
     for run in message.blocks:
-        if not run.num_blocks or not run.holders:
+        if not run.num_blocks or not (run.holders or scattered):
             raise ValueError("a run without blocks or without holders")
         if len(blocks) + run.num_blocks > max_blocks:
             raise ValueError(f"more than the {max_blocks} requested blocks")
@@ -190,13 +190,14 @@ class KVStoreClient:
         self._matches: MatchStream | None = None
         self._closed = False
 
-    async def match(self, hashes: Sequence[bytes], traceparent: str = "") -> PrefixMatch:
+    async def match(self, hashes: Sequence[bytes], traceparent: str = "", *, scattered: bool = False) -> PrefixMatch:
         """The longest prefix of the chain `hashes` (16 bytes each) that is held anywhere, with the holders.
-        `traceparent`: of the span that asks, by W3C Trace Context."""
-        request = kvstore_pb2.MatchRequest(block_hashes=join_hashes(hashes))
+        `scattered`: all blocks, also behind one that nobody holds. `traceparent`: of the span that asks, by W3C Trace
+        Context."""
+        request = kvstore_pb2.MatchRequest(block_hashes=join_hashes(hashes), scattered=scattered)
         response = await self._match_stream().ask(request, self._match_timeout_s, traceparent)
         try:
-            return match_from_proto(response, len(hashes))
+            return match_from_proto(response, len(hashes), scattered=scattered)
         except (ValueError, IndexError) as error:
             raise StoreUnavailable(f"KV store {self.address} gave a malformed answer: {error}") from error
 

@@ -51,9 +51,10 @@ class EventStamp:
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """The longest prefix of a chain of blocks that has holders.
+    """The longest prefix of a chain of blocks that has holders; of a scattered match all its blocks.
 
-    `blocks[i]` are the holders of block i, at least one, in the order in which they published it.
+    `blocks[i]` are the holders of block i, at least one, in the order in which they published it; none of some blocks
+    of a scattered match.
     """
 
     blocks: tuple[tuple[Holder, ...], ...] = ()

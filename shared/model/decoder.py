@@ -206,6 +206,7 @@ def _sizes(config: ModelConfig) -> LayerSizes:
         config.attention_scale,
         windows=tuple(layer.window for layer in config.layers),
         encodings=tuple(config.ropes.index(layer.rope) for layer in config.layers),
+        places=config.layer_places,
         softcap=config.softcap,
         activation=config.activation,
     )

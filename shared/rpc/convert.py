@@ -182,6 +182,7 @@ def layout_to_proto(layout: BlockLayout) -> types_pb2.BlockLayout:
         dtype=layout.format.dtype,
         layout_version=LAYOUT_VERSION,
         num_planes=layout.format.num_planes,
+        windows=[] if layout.groups.is_plain else [window or 0 for window in layout.windows],
     )
 
 
@@ -191,6 +192,7 @@ def layout_from_proto(message: types_pb2.BlockLayout) -> BlockLayout:
         num_layers=message.num_layers,
         block_size=message.block_size,
         format=KVFormat(message.dtype, message.num_kv_heads, message.head_dim, message.num_planes or 2),
+        windows=tuple(window or None for window in message.windows) or (None,),
     )
 
 

@@ -62,7 +62,7 @@ def _groups(model: ModelShape, tensor: int) -> list[int]:
 
 
 def _degree_fit(model: ModelShape, load: Load, gpu: GpuShape, hardware: Hardware, spread: Spread) -> DegreeFit:
-    held = room(model, gpu, spread, hardware)
+    held = room(model, gpu, spread, hardware, load.context)
     sequences = max(0, held.kv_tokens // load.context)
     batch = max(1, min(load.concurrency, sequences))
     times = hardware.step_times(model, gpu, spread)

@@ -122,7 +122,7 @@ def _fit(model: ModelShape, load: Load, hardware: Hardware) -> Fit:
     ]  # fmt: skip
     collocated = collocated_pool(model, load, hardware, 4 * (prefill.gpus + decode.gpus))
     gpu = hardware.prefill_gpu
-    sent = load.rate * load.prompt_len * model.kv_bytes(model.num_kv_heads, hardware.kv_dtype)
+    sent = load.rate * load.prompt_len * model.kv_bytes(model.num_kv_heads, hardware.kv_dtype, load.prompt_len)
     transfer = sent / (prefill.gpus * gpu.link * gpu.link_efficiency)
     return Fit(model, load, hardware, floors[0], floors[1], prefill, decode, collocated, transfer)
 

@@ -27,10 +27,11 @@ class Room:
     """0 or less: the weights do not fit."""
 
 
-def room(model: ModelShape, gpu: GpuShape, spread: Spread, hardware: Hardware) -> Room:
-    """weights of a GPU + tokens · KV a token and GPU ≤ memory · share, solved for the tokens."""
+def room(model: ModelShape, gpu: GpuShape, spread: Spread, hardware: Hardware, context: int = 0) -> Room:
+    """weights of a GPU + tokens · KV a token and GPU ≤ memory · share, solved for the tokens: those of sequences of
+    `context` tokens, where layers have windows."""
     weight_bytes = model.params_per_gpu(spread) * BYTES_PER_VALUE[hardware.weights]
-    kv_bytes = model.kv_bytes_per_gpu(spread.tensor, hardware.kv_dtype, spread.pipeline)
+    kv_bytes = model.kv_bytes_per_gpu(spread.tensor, hardware.kv_dtype, spread.pipeline, context)
     free = gpu.memory_bytes * hardware.memory_share - weight_bytes
     return Room(spread, weight_bytes, kv_bytes, math.floor(free / kv_bytes))
 
@@ -40,7 +41,7 @@ def rooms(model: ModelShape, gpu: GpuShape, name: str, context: int, hardware: H
 
     Raises ConfigError, which says what is too large for what.
     """
-    found = [room(model, gpu, spread, hardware) for spread in hardware.spreads(model)]
+    found = [room(model, gpu, spread, hardware, context) for spread in hardware.spreads(model)]
     fitting = [one for one in found if one.kv_tokens >= context]
     if fitting:
         return fitting
@@ -79,5 +80,5 @@ def gpus_by_memory(
     `mha`: as if each attention head had K and V of its own, 2 · layers · hidden values a token.
     """
     heads = model.num_heads if mha else model.num_kv_heads
-    kv_bytes = model.kv_bytes(heads, kv_dtype) * context * sequences
+    kv_bytes = model.kv_bytes(heads, kv_dtype, context) * context * sequences
     return math.ceil((model.num_params * BYTES_PER_VALUE[weights] + kv_bytes) / memory_bytes)

@@ -66,6 +66,8 @@ class ModelShape:
     """Of `num_params`, the projections to K and V of all layers; 0 with latents."""
     copied_params: float = 0.0
     """Of `num_params`, what ranks that split a layer hold in full: norms, routers, the projections to latents."""
+    windows: tuple[int, ...] = ()
+    """Of the layers that keep the KV of a window alone, tokens."""
 
     @property
     def active_params(self) -> float:
@@ -94,17 +96,21 @@ class ModelShape:
         """Elements of a head's key and value."""
         return 2 * self.head_dim if self.latent is None else self.head_dim + self.latent.value_dim
 
-    def kv_bytes(self, num_kv_heads: int, dtype: str) -> float:
-        """K and V of one token in all layers, for that many KV heads; of a model's own one head, its latent."""
+    def kv_bytes(self, num_kv_heads: int, dtype: str, context: int = 0) -> float:
+        """K and V of one token in all layers, for that many KV heads; of a model's own one head, its latent. With a
+        `context`, the mean over the tokens of such a sequence, of which layers with windows keep the last alone."""
         values, scales = num_kv_heads * self.head_values, 2 * num_kv_heads if dtype in KV_CODES else 0
         if self.latent is not None and num_kv_heads == self.num_kv_heads:
             values = self.latent.kv_rank + self.latent.rope_dim
-        return self.num_layers * (values * BYTES_PER_VALUE[dtype] + scales * BYTES_PER_VALUE["fp32"])
+        layers = self.num_layers - sum(max(0.0, 1 - window / context) for window in self.windows if context)
+        return layers * (values * BYTES_PER_VALUE[dtype] + scales * BYTES_PER_VALUE["fp32"])
 
-    def kv_bytes_per_gpu(self, tensor: int, dtype: str, pipeline: int = 1) -> float:
+    def kv_bytes_per_gpu(self, tensor: int, dtype: str, pipeline: int = 1, context: int = 0) -> float:
         """The same on one GPU of a worker of `tensor` x `pipeline`: each has its share of the KV heads, at least one,
-        in its stage's layers. With more GPUs than KV heads several hold the same one; latents are one head."""
-        return self.kv_bytes(-(-self.num_kv_heads // tensor), dtype) * self.layers_of(pipeline) / self.num_layers
+        in its stage's layers. With more GPUs than KV heads several hold the same one; latents are one head. With stages
+        all layers keep all tokens."""
+        kv_bytes = self.kv_bytes(-(-self.num_kv_heads // tensor), dtype, context if pipeline == 1 else 0)
+        return kv_bytes * self.layers_of(pipeline) / self.num_layers
 
     def layers_of(self, pipeline: int) -> int:
         """The most layers that a stage has."""
@@ -130,6 +136,7 @@ class ModelShape:
 def decoder(
     *, layers: int, hidden: int, intermediate: int, heads: int, kv_heads: int, vocabulary: int, positions: int,
     head_dim: int = 0, tied: bool = False, experts: ExpertShape | None = None, latent: LatentShape | None = None,
+    windows: tuple[int, ...] = (),
 ) -> ModelShape:  # fmt: skip
     """A decoder of Llama's kind, its parameters counted: embeddings, attention, gated MLP or experts, norms. With
     latents `kv_heads` is 1 and `head_dim` that of a query."""
@@ -150,7 +157,7 @@ def decoder(
     return ModelShape(
         num_params, layers, heads, kv_heads, head_dim, positions, expert_params=expert_params, experts=experts,
         latent=latent, hidden=hidden, embedding_params=vocabulary * hidden, is_tied=tied, kv_params=kv_params,
-        copied_params=copied_params,
+        copied_params=copied_params, windows=windows,
     )  # fmt: skip
 
 

@@ -134,14 +134,17 @@ class Stage:
         await until(are_held)
 
     async def stored(self, tokens, num_blocks: int, tenant="t", deadline_s: float = DEADLINE_S) -> None:
-        """Waits until the index says that the store has that number of blocks of these tokens."""
-        hashes = chain(self.fleet.hash_root(tenant, len(tokens)), tokens, BLOCK_SIZE)[:num_blocks]
-        assert len(hashes) == num_blocks
+        """Waits until the index says that the store has that number of blocks of these tokens; of KV groups with
+        windows, what is seen behind them."""
+        assert self.fleet.layout is not None
+        groups = self.fleet.layout.groups
+        names = chain(self.fleet.hash_root(tenant, len(tokens)), tokens, BLOCK_SIZE, groups.size)
+        hashes = [names[place] for place in groups.seen_behind(num_blocks)]
 
         async def are_stored() -> bool:
             blocks = await self._holders(hashes)
             by_store = [any(holder.role is WorkerRole.STORE for holder in holders) for holders in blocks]
-            return by_store == [True] * num_blocks
+            return by_store == [True] * len(hashes)
 
         await until(are_stored, deadline_s)
 

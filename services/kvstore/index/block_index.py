@@ -38,8 +38,9 @@ class BlockIndex(Protocol):
         """Connects. Raises ConfigError for a refused configuration, StoreUnavailable when nothing answers; after the
         latter the index works as soon as its server answers."""
 
-    async def match(self, hashes: bytes) -> PrefixMatch:
-        """The longest prefix of which every block has a live holder, in one round trip. Changes nothing."""
+    async def match(self, hashes: bytes, *, scattered: bool = False) -> PrefixMatch:
+        """The longest prefix of which every block has a live holder, in one round trip. `scattered`: all blocks, also
+        behind one without a holder. Changes nothing."""
 
     async def publish(self, worker: WorkerIdentity, tier: Tier, hashes: bytes, stamp: EventStamp = ...) -> int:
         """Adds the worker's tier to the holders of each block; returns how many were new.

@@ -112,6 +112,10 @@ class HolderTable:
             blocks += [holders] * sum(1 for _ in run)
         return PrefixMatch(tuple(blocks))
 
+    def scattered(self, values: Iterable[bytes | None]) -> PrefixMatch:
+        """Holders of all blocks, none of some."""
+        return PrefixMatch(tuple(self._holders(value) if value is not None else () for value in values))
+
     def _holders(self, value: bytes) -> tuple[Holder, ...]:
         holders = self._remembered.get(value)
         if holders is None:

@@ -189,7 +189,7 @@ class RedisIndex:
         """See BlockIndex. The client stays open: it is shared with the sweeper."""
         self._table = None
 
-    async def match(self, hashes: bytes) -> PrefixMatch:
+    async def match(self, hashes: bytes, *, scattered: bool = False) -> PrefixMatch:
         """See BlockIndex."""
         if not hashes:
             return PrefixMatch()
@@ -200,7 +200,7 @@ class RedisIndex:
                 return PrefixMatch()  # nothing was ever published
             table = await self._table_for(TableVersion.parse(version))
             if table is not None:
-                return table.prefix(values)
+                return table.scattered(values) if scattered else table.prefix(values)
         raise StoreUnavailable(f"the index at {self._redis.address} was emptied while it was read")
 
     async def publish(self, worker: WorkerIdentity, tier: Tier, hashes: bytes, stamp: EventStamp = _UNSTAMPED) -> int:

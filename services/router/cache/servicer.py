@@ -196,7 +196,9 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
         token_ids = model.reader.token_ids(request)
         tenant = request.tenant or "default"
         salt = chain_salt(self._settings.tenants, tenant, request.cache_salt)
-        hashes = chain(model.fleet.hash_root(salt, len(token_ids)), token_ids, layout.block_size)
+        groups = layout.groups
+        root = model.fleet.hash_root(salt, len(token_ids))
+        hashes = chain(root, token_ids, layout.block_size, groups.size)
         if not hashes:
             raise InvalidRequest(
                 f"the prefix has {len(token_ids)} tokens, less than one block of {layout.block_size}: nothing "
@@ -204,7 +206,8 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
                 field="prefix",
                 limit=layout.block_size,
             )
-        kept = by_keeper(hashes, range(len(hashes)), model.stores)
+        places = groups.seen_behind(len(hashes) // groups.size)
+        kept = by_keeper(hashes, places, model.stores)
         requests = {
             name: kvstore_pb2.PinRequest(
                 name=request.name,
@@ -219,7 +222,7 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
             # A prefix with missing blocks is of little use.
             await self._nodes.ask_all(lambda _, client: client.unpin(request.name), among=requests)
             raise refused
-        response = cache_pb2.PinPrefixResponse(num_tokens=len(token_ids), num_blocks=len(hashes))
+        response = cache_pb2.PinPrefixResponse(num_tokens=len(token_ids), num_blocks=len(places))
         for answer in answers:
             response.nodes.add(address=answer.address, failure=_reason(answer), pin=answer.value)
         return response

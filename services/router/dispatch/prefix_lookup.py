@@ -6,6 +6,7 @@ import heapq
 import logging
 import random
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from services.router.dispatch.record import RequestEvent
 from services.router.placement.views import NO_HITS, UNKNOWN_HITS, PrefixHits, PrefixPeer
 from services.router.workers.fleet import Fleet
 from shared.errors import StoreUnavailable
+from shared.kv.groups import KVGroups
 from shared.kv.hashing import chain
 from shared.kv_index.holders import PrefixMatch, Tier
 from shared.telemetry.buckets import BucketCounts
@@ -57,12 +59,17 @@ class PrefixLookup:
         layout = self._fleet.layout
         if self._client is None or layout is None:
             return UNKNOWN_HITS
-        hashes = chain(self._fleet.hash_root(salt, num_prompt_tokens), token_ids, layout.block_size)
+        groups = layout.groups
+        root = self._fleet.hash_root(salt, num_prompt_tokens)
+        hashes = chain(root, token_ids, layout.block_size, groups.size)
         if not hashes:
             return NO_HITS
         begun = time.perf_counter()
         try:
-            match = await self._client.match(hashes, traceparent)
+            if groups.is_plain:
+                match = await self._client.match(hashes, traceparent)
+            else:
+                match = await self._client.match(hashes, traceparent, scattered=True)
         except StoreUnavailable as error:
             self.num_errors += 1
             if self.available:
@@ -75,7 +82,7 @@ class PrefixLookup:
             logger.info("the KV store answers again")
             self.available = True
         live = {(link.name, link.welcome.worker.incarnation) for link in self._fleet.links if link.welcome is not None}
-        hits = hits_of(match, live, layout.block_size)
+        hits = hits_of(match, live, layout.block_size) if groups.is_plain else grouped_hits(match, live, groups)
         return replace(hits, peers=self._peers(hits.local, layout.block_size)) if hits.local else hits
 
     def _peers(self, local: Mapping[str, int], block_size: int) -> tuple[PrefixPeer, ...]:
@@ -98,3 +105,22 @@ def hits_of(match: PrefixMatch, live: Set[tuple[str, int]], block_size: int) -> 
             elif local.get(holder.worker_name, 0) == begin and (holder.worker_name, holder.incarnation) in live:
                 local[holder.worker_name] = end
     return PrefixHits.of(local, store, num_stored_blocks)
+
+
+def grouped_hits(match: PrefixMatch, live: Set[tuple[str, int]], groups: KVGroups) -> PrefixHits:
+    """Likewise, of a scattered match over blocks of KV groups: the longest prefixes at which every group can go on."""
+    held: defaultdict[str, set[int]] = defaultdict(set)
+    stored: set[int] = set()
+    for place, holders in enumerate(match.blocks):
+        for holder in holders:
+            if holder.tier is not Tier.DEVICE:
+                stored.add(place)
+            elif (holder.worker_name, holder.incarnation) in live:
+                held[holder.worker_name].add(place)
+    num_blocks = len(match.blocks) // groups.size
+
+    def longest(places: set[int]) -> int:
+        return groups.longest(places.__contains__, num_blocks) * groups.block_size
+
+    local = {name: tokens for name, places in held.items() if (tokens := longest(places))}
+    return PrefixHits.of(local, longest(stored), max(stored) // groups.size + 1 if stored else 0)

@@ -266,9 +266,7 @@ class Fleet:
             self.model_fingerprint = welcome.model_fingerprint
             self.block_encryption = welcome.block_encryption or NO_ENCRYPTION
             self.model_name = welcome.model_name
-            self._roots = ChainRoots(
-                welcome.model_fingerprint, layout.format.name, LAYOUT_VERSION, welcome.rope_trained_len
-            )
+            self._roots = ChainRoots(welcome.model_fingerprint, layout.name, LAYOUT_VERSION, welcome.rope_trained_len)
             return
         if welcome.model_fingerprint != self.model_fingerprint:
             raise ModelMismatch(

@@ -291,5 +291,5 @@ class KVConnector:
     def _offer(self, ended: SequenceEnded) -> None:
         """Offers each run of blocks to the reachable node that is responsible for it."""
         hashes = ended.block_hashes
-        for name, indexes in by_keeper(hashes, range(ended.num_arrived, len(hashes)), self.nodes.live).items():
+        for name, indexes in by_keeper(hashes, ended.kept, self.nodes.live).items():
             self.offers[name].add(tuple(hashes[index] for index in indexes), ended.tenant)

@@ -64,7 +64,8 @@ def _serve(spec: RankSpec, links: RankLinks, pool_descriptor: int) -> None:
             f"rank {spec.rank} read a checkpoint with fingerprint {found}, the leader one with {pool.identity}",
             field="model",
         )
-    layout = decoder.config.block_layout(pool.block_size, pool.kv_dtype)
+    grouped = spec.degrees.has_kv_groups
+    layout = decoder.config.block_layout(pool.block_size, pool.kv_dtype, grouped=grouped)
     if spec.senders:
         _follow_with_own_pool(spec, links, decoder, layout, pool)
         return

@@ -80,4 +80,7 @@ def pool_need(settings: WorkerSettings, layout: BlockLayout, max_len: int, held_
 
 def most_blocks(settings: WorkerSettings, layout: BlockLayout, max_len: int) -> int:
     """Upper bound of a pool's number of blocks when no number is configured."""
-    return sys.maxsize if settings.is_on_gpu else AUTO_POOL_SEQUENCES * -(-max_len // layout.block_size) + 1
+    if settings.is_on_gpu:
+        return sys.maxsize
+    of_one = layout.groups.num_blocks(max_len, settings.max_num_batched_tokens)
+    return AUTO_POOL_SEQUENCES * of_one + layout.groups.size

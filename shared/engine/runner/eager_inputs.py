@@ -31,9 +31,11 @@ class StepInputs:
 class EagerInputs:
     """Builds the inputs. It keeps the block tables of the step before as arrays: most sequences keep theirs."""
 
-    def __init__(self, block_size: int, link: DeviceLink, *, needs_lengths: bool) -> None:
-        """`needs_lengths`: the model's rotary positions depend on the sequences' lengths."""
+    def __init__(self, block_size: int, link: DeviceLink, *, needs_lengths: bool, num_groups: int = 1) -> None:
+        """`needs_lengths`: the model's rotary positions depend on the sequences' lengths. `num_groups`: of KV, whose
+        blocks take turns in a sequence's table."""
         self._block_size = block_size
+        self._num_groups = num_groups
         self._link = link
         self._needs_lengths = needs_lengths
         self._tables: dict[str, tuple[tuple[int, ...], NDArray[np.int32]]] = {}
@@ -43,7 +45,14 @@ class EagerInputs:
         query_lens = [len(item.token_ids) for item in items]
         kv_lens = [item.start + len(item.token_ids) for item in items]
         ends = list(accumulate(query_lens))
-        batch = AttentionBatch.from_lists(query_lens, kv_lens, self._arrays(items), self._block_size)
+        tables = self._arrays(items)
+        batches = [
+            AttentionBatch.from_lists(
+                query_lens, kv_lens, [table[group :: self._num_groups] for table in tables], self._block_size
+            )
+            for group in range(self._num_groups)
+        ]
+        batch = batches[0]
         positions = step_positions(query_lens, kv_lens)
         rows = logit_rows(items)
         arrays = {
@@ -56,28 +65,34 @@ class EagerInputs:
         pending = [(end - 1, item.pending) for end, item in zip(ends, items, strict=True) if item.pending is not None]
         if pending:
             arrays["places"], arrays["sampled_rows"] = np.ascontiguousarray(np.array(pending, dtype=np.int64).T)
-        of_batch = {name: getattr(batch, name).numpy() for name in ("slots", "query_start", "seq_lens")}
-        arrays |= of_batch if self._link.is_async else {}
+        if self._link.is_async:
+            arrays |= {f"slots{group}": part.slots.numpy() for group, part in enumerate(batches)}
+            arrays |= {name: getattr(batch, name).numpy() for name in ("query_start", "seq_lens")}
         tensors = dict(zip(arrays, self._link.send_all(list(arrays.values())), strict=True))
         return StepInputs(
             tensors["token_ids"],
             tensors["positions"],
-            self._on_device(batch, tensors),
+            self._on_device(batches, tensors),
             tensors["rows"],
             tensors.get("rope_lengths"),
             (tensors["places"], tensors["sampled_rows"]) if pending else None,
         )
 
-    def _on_device(self, batch: AttentionBatch, tensors: dict[str, Tensor]) -> AttentionBatch:
-        if not self._link.is_async:
-            return batch
-        return replace(
-            batch,
-            query_start=tensors["query_start"],
-            seq_lens=tensors["seq_lens"],
-            block_tables=self._link.send(batch.block_tables),
-            slots=tensors["slots"],
-        )
+    def _on_device(self, batches: Sequence[AttentionBatch], tensors: dict[str, Tensor]) -> AttentionBatch:
+        """The step's batch, of the batches of all groups."""
+        if self._link.is_async:
+            batches = [
+                replace(
+                    batch,
+                    query_start=tensors["query_start"],
+                    seq_lens=tensors["seq_lens"],
+                    block_tables=self._link.send(batch.block_tables),
+                    slots=tensors[f"slots{group}"],
+                )
+                for group, batch in enumerate(batches)
+            ]
+        first, *later = batches
+        return first.with_groups(later) if later else first
 
     def _arrays(self, items: Sequence[PlannedSequence]) -> list[NDArray[np.int32]]:
         """Block tables; those that a step before had are not converted again."""

@@ -34,8 +34,9 @@ class PiecewiseSteps:
         pool: PoolView,  # its last block is for padding
         most_tokens: int,
         graphs: CudaGraphs | None,
+        num_groups: int = 1,
     ) -> None:
-        """Allocates buffers of `most_tokens` rows. `graphs`: None = the pieces run eagerly."""
+        """Allocates buffers of `most_tokens` rows. `graphs`: None = the pieces run eagerly. `num_groups`: of KV."""
         self._decoder = decoder
         self._pieces = decoder.pieces
         self._pool = pool
@@ -51,7 +52,7 @@ class PiecewiseSteps:
         self._rope_lengths = whole(most_tokens) + 1 if decoder.rotary.needs_lengths else None
         offsets = torch.arange(most_tokens, dtype=torch.int64, device=decoder.device) % block_size
         self._nowhere = (pool.num_blocks - 1) * block_size + offsets
-        self._slots = self._nowhere.clone()
+        self._slots = self._nowhere.clone() if num_groups == 1 else self._nowhere.repeat(num_groups, 1)
         self._cos = real(decoder.rotary.num_encodings, most_tokens, config.rotary_dim)
         self._sin = torch.zeros_like(self._cos)
         self._query = real(most_tokens, config.num_heads, config.head_dim)
@@ -99,8 +100,8 @@ class PiecewiseSteps:
     def _fill(self, inputs: StepInputs, count: int, size: int) -> None:
         self._token_ids[:count].copy_(inputs.token_ids)
         self._positions[:count].copy_(inputs.positions)
-        self._slots[:count].copy_(inputs.batch.slots)
-        self._slots[count:size].copy_(self._nowhere[count:size])
+        self._slots[..., :count].copy_(inputs.batch.group_slots)
+        self._slots[..., count:size].copy_(self._nowhere[count:size])
         if self._rope_lengths is not None:
             assert inputs.rope_lengths is not None
             self._rope_lengths[:count].copy_(inputs.rope_lengths)
@@ -125,14 +126,14 @@ class PiecewiseSteps:
         residual, cos, sin = self._decoder.embed(self._token_ids[:size], self._positions[:size], lengths)
         self._cos[:, :size].copy_(cos)
         self._sin[:, :size].copy_(sin)
-        self._query[:size].copy_(self._pieces.first(residual, cos, sin, self._pool, self._slots[:size]))
+        self._query[:size].copy_(self._pieces.first(residual, cos, sin, self._pool, self._slots[..., :size]))
         return residual
 
     def _between(self, size: int, layer: int, residual: Tensor | None) -> Tensor:
         assert residual is not None
         query, residual = self._pieces.between(
             layer, residual, self._attended[:size], self._cos[:, :size], self._sin[:, :size], self._pool,
-            self._slots[:size],
+            self._slots[..., :size],
         )  # fmt: skip
         self._query[:size].copy_(query)
         return residual

@@ -16,7 +16,7 @@ from shared.errors import ConfigError
 from shared.kv.layout import BlockLayout
 
 MIN_BLOCKS = 2
-"""A sequence's block and one to grow into."""
+"""A sequence's block and one to grow into, of each KV group."""
 _GIB = 1 << 30
 
 
@@ -43,19 +43,19 @@ class MemoryBudget:
         """
         own = self.num_blocks(layout)
         fitting = own if fewest is None else min(own, fewest)
-        chosen = wanted or min(fitting, most)
-        if max(chosen, MIN_BLOCKS) > fitting:
+        chosen, least = wanted or min(fitting, most), MIN_BLOCKS * layout.groups.size
+        if max(chosen, least) > fitting:
             raise does_not_fit(
-                max(chosen, MIN_BLOCKS),
+                max(chosen, least),
                 fitting,
                 layout,
                 f"of {self.free_bytes / _GIB:.2f} GiB free with the weights loaded, the largest step takes "
                 f"{self.step_bytes / _GIB:.2f} GiB, and {self.share:.0%} of the rest is the pool's"
                 + (f"; that is room for {own}, but another rank of the group has less" if fitting < own else ""),
             )
-        if chosen < MIN_BLOCKS:
+        if chosen < least:
             raise ConfigError(
-                f"num_kv_blocks must be at least {MIN_BLOCKS}, got {chosen}", field="num_kv_blocks", limit=MIN_BLOCKS
+                f"num_kv_blocks must be at least {least}, got {chosen}", field="num_kv_blocks", limit=least
             )
         return chosen
 

@@ -8,6 +8,7 @@ from shared.engine.plan import PlannedSequence, SampleSpec, StepPlan
 from shared.engine.runner.pool_memory import MemoryBudget, free_bytes, within_share
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.sampling_params import SamplingParams
+from shared.kv.groups import KVGroups
 from shared.kv.layout import BlockLayout
 from shared.model.decoder import Decoder
 
@@ -16,14 +17,14 @@ POOL_SHARE = 0.92
 _PARAMS = SamplingParams(temperature=1.0, top_p=0.9, seed=0, max_tokens=1, repetition_penalty=1.1)
 
 
-def largest_step(max_num_seqs: int, max_num_batched_tokens: int, max_seq_len: int, block_size: int) -> StepPlan:
+def largest_step(max_num_seqs: int, max_num_batched_tokens: int, max_seq_len: int, groups: KVGroups) -> StepPlan:
     """A step at both limits: `max_num_seqs` sequences, each with logits to sample from and penalties, whose memory is
     taken by the first; and all tokens of a step."""
     num_seqs = min(max_num_seqs, max_num_batched_tokens)
     left, items, next_block = max_num_batched_tokens, [], 0
     for index in range(num_seqs):
         count = min(max_seq_len, left - (num_seqs - index - 1))
-        num_blocks = -(-count // block_size)
+        num_blocks = -(-count // groups.block_size) * groups.size
         spec = SampleSpec(_PARAMS, count, prompt_token_ids=(0,))
         blocks = tuple(range(next_block, next_block + num_blocks))
         items.append(PlannedSequence(f"profile{index}", (0,) * count, 0, blocks, count, (spec,)))
@@ -47,7 +48,7 @@ def measure_budget(
     `memory_share`: of the device's whole memory, what this process may take, its weights included. All ranks of a group
     call it together, for `layout`s of their own slices; `follows`: this one is not the leader. Raises RankLost.
     """
-    plan = largest_step(max_num_seqs, max_num_batched_tokens, max_seq_len, layout.block_size)
+    plan = largest_step(max_num_seqs, max_num_batched_tokens, max_seq_len, layout.groups)
     num_blocks = sum(len(item.block_ids) for item in plan.sequences)
     with torch.inference_mode(), torch.cuda.device(decoder.device):
         runner = Runner(decoder, layout, num_blocks, RunnerConfig(max_num_seqs, static_decode=False))

@@ -145,16 +145,20 @@ class Runner:
         """For the blocks of preempted sequences; None without `num_host_blocks`."""
         self.blocks, self._checksums = self._open_blocks(decoder.kernels, slices)
         """The pool as the transfer plane sees it, and what gives its blocks' checksums."""
-        self._inputs = EagerInputs(layout.block_size, link, needs_lengths=decoder.rotary.needs_lengths)
+        num_groups = layout.groups.size
+        needs_lengths = decoder.rotary.needs_lengths
+        self._inputs = EagerInputs(layout.block_size, link, needs_lengths=needs_lengths, num_groups=num_groups)
         self._sampled: Tensor | None = (
             None  # [num_rows] int64, tokens of the last step; the static buffer if there is one
         )
         graphs = CudaGraphs(decoder.device) if is_padded and self._link.is_async else None
-        self._pieces = PiecewiseSteps(decoder, self.pool, most_tokens, graphs) if most_tokens else None
+        self._pieces = PiecewiseSteps(decoder, self.pool, most_tokens, graphs, num_groups) if most_tokens else None
         self._static: StaticDecode | None = None
         if is_static:
             max_seq_len = config.max_seq_len or num_blocks * layout.block_size
-            self._static = StaticDecode(self._decoder, self.pool, config.max_num_seqs, max_seq_len, self._link, graphs)
+            self._static = StaticDecode(
+                self._decoder, self.pool, config.max_num_seqs, max_seq_len, self._link, graphs, num_groups
+            )
             self._sampled = self._static.sampled
         self._sampler = Sampler(decoder.kernels, link, config.max_num_seqs)
         self._masks = None if structures is None else StructureMasks(structures, link)
@@ -198,7 +202,7 @@ class Runner:
             self._static.start()
 
     def _warm_up(self) -> None:
-        plans = warm_up_plans(self._config.max_num_batched_tokens, self.layout.block_size, self._num_blocks)
+        plans = warm_up_plans(self._config.max_num_batched_tokens, self.layout.groups, self._num_blocks)
         for plan in plans:
             self.execute(plan)
         if self._masks is not None:

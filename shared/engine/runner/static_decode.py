@@ -48,14 +48,17 @@ class StaticDecode:
         max_seq_len: int,
         link: DeviceLink,
         graphs: CudaGraphs | None,
+        num_groups: int = 1,
     ) -> None:
-        """Allocates the buffers of every capture size; max_seq_len in tokens. `graphs`: None = steps run eagerly."""
+        """Allocates the buffers of every capture size; max_seq_len in tokens. `graphs`: None = steps run eagerly.
+        `num_groups`: of KV, whose blocks take turns in a sequence's table."""
         self._decoder = decoder
         self._pool = pool
         self._block_size = pool.block_size
         self._sizes = capture_sizes(max_batch)
         self._inputs = {size: StaticInputs(size, link) for size in self._sizes}
-        self._tables = StaticTables(max_batch, -(-max_seq_len // self._block_size), pool.num_blocks - 1, link)
+        width = -(-max_seq_len // self._block_size)
+        self._tables = [StaticTables(max_batch, width, pool.num_blocks - 1, link) for _ in range(num_groups)]
         device = link.device
         self._query_start = torch.arange(max_batch + 1, dtype=torch.int32, device=device)
         self._logit_rows = torch.arange(max_batch, dtype=torch.int64, device=device)
@@ -77,7 +80,7 @@ class StaticDecode:
         """Whether `run` can run this step."""
         if len(plan.sequences) > self._sizes[-1]:
             return False
-        width = self._tables.width
+        width = self._tables[0].width * len(self._tables)
         for item in plan.sequences:
             if len(item.samples) != 1 or len(item.token_ids) != 1 or item.targets or len(item.block_ids) > width:
                 return False
@@ -91,7 +94,10 @@ class StaticDecode:
         items = plan.sequences
         size = padded_size(self._sizes, len(items))
         self._inputs[size].fill(items)
-        self._tables.fill([item.block_ids for item in items], size)
+        num_groups = len(self._tables)
+        for group, tables in enumerate(self._tables):
+            of_group = slice(group, None, num_groups)
+            tables.fill([item.block_ids if num_groups == 1 else item.block_ids[of_group] for item in items], size)
         if self._graphs is None:
             logits = self._forward(size, [*(item.end for item in items), *[1] * (size - len(items))])
         else:
@@ -104,25 +110,30 @@ class StaticDecode:
 
         Kernels that follow the lengths on the device ignore `kv_lens`.
         """
-        inputs, tables = self._inputs[size], self._tables.tables[:size]
+        inputs = self._inputs[size]
         earlier = self.sampled.index_select(0, inputs.pending.clamp(min=0)).clamp(min=0)
         token_ids = torch.where(inputs.pending < 0, inputs.token_ids, earlier)
         positions = inputs.seq_lens.long() - 1
+        first, *later = [self._batch(size, of_group.tables[:size], positions, kv_lens) for of_group in self._tables]
+        batch = first.with_groups(later) if later else first
+        lengths = inputs.rope_lengths if self._decoder.rotary.needs_lengths else None
+        rows = self._logit_rows[:size]
+        logits = self._decoder.forward(token_ids, positions, self._pool, batch, rows, lengths)
+        self.sampled[:size].copy_(self._decoder.kernels.sample_tokens(logits, inputs.rows()))
+        return logits
+
+    def _batch(self, size: int, tables: Tensor, positions: Tensor, kv_lens: Sequence[int]) -> AttentionBatch:
+        """Over the `tables` of one KV group, [size, width] int32."""
         blocks = tables.gather(1, (positions // self._block_size)[:, None])[:, 0].long()
-        batch = AttentionBatch(
+        return AttentionBatch(
             query_start=self._query_start[: size + 1],
-            seq_lens=inputs.seq_lens,
+            seq_lens=self._inputs[size].seq_lens,
             block_tables=tables,
             slots=blocks * self._block_size + positions % self._block_size,
             query_lens=(1,) * size,
             kv_lens=tuple(kv_lens),
             block_size=self._block_size,
         )
-        lengths = inputs.rope_lengths if self._decoder.rotary.needs_lengths else None
-        rows = self._logit_rows[:size]
-        logits = self._decoder.forward(token_ids, positions, self._pool, batch, rows, lengths)
-        self.sampled[:size].copy_(self._decoder.kernels.sample_tokens(logits, inputs.rows()))
-        return logits
 
 
 class StaticInputs:

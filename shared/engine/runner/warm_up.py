@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from shared.engine.plan import PlannedSequence, SampleSpec, StepPlan
 from shared.engine.sampling_params import SamplingParams
+from shared.kv.groups import KVGroups
 
 _SAMPLED = SamplingParams(temperature=0.8, top_p=0.9, seed=0, max_tokens=1, logprobs=1, repetition_penalty=1.1)
 _GREEDY = SamplingParams(temperature=0.0, seed=0, max_tokens=1)
 
 
-def warm_up_plans(max_tokens: int, block_size: int, num_blocks: int) -> list[StepPlan]:
+def warm_up_plans(max_tokens: int, groups: KVGroups, num_blocks: int) -> list[StepPlan]:
     """Prompts alone and beside a decoding sequence, as short and as long as a step allows, over the pool's blocks.
 
     Attention kernels choose their sizes by the longest chunk of a step, and by nothing else that changes from step to
     step. Decode-only steps are not among them: their graphs are captured.
     """
-    longest = min(max_tokens - 1, (num_blocks - 1) * block_size)
+    size = groups.size
+    longest = min(max_tokens - 1, (num_blocks // size - 1) * groups.block_size)
     plans = []
     for chunk in sorted({min(2, longest), longest}):
         for params in (_GREEDY, _SAMPLED):
-            prompt = _share("prompt", chunk, range(1, 1 + -(-chunk // block_size)), params)
-            plans += [StepPlan((prompt,)), StepPlan((_share("decode", 1, range(1), params), prompt))]
+            prompt = _share("prompt", chunk, range(size, size + size * -(-chunk // groups.block_size)), params)
+            plans += [StepPlan((prompt,)), StepPlan((_share("decode", 1, range(size), params), prompt))]
     return plans
 
 

@@ -25,14 +25,16 @@ from collections.abc import Callable, Sequence
 
 from shared.engine.messages import NewToken, SequenceEnded, SequenceFailed, StepOutput
 from shared.engine.plan import NoToken, PlannedSequence, SampledToken, StepPlan, StepResult, step_work
-from shared.engine.scheduler.blocks import Admission, BatchLimit, BlockTables, GrowthReserve, HostSwap
+from shared.engine.scheduler.blocks import Admission, BatchLimit, GrowthReserve
 from shared.engine.scheduler.config import SchedulerConfig as SchedulerConfig
 from shared.engine.scheduler.config import SchedulerCounters
 from shared.engine.scheduler.pacing import Pacing, StepRoom
 from shared.engine.scheduler.sequence_table import PromptOrder, SequenceTable, StepsInFlight, UnsentBlocks
+from shared.engine.scheduler.tables import WANTED, HostSwap, block_tables, held_of
 from shared.engine.sequence import EngineSequence, Goal, Status
 from shared.engine.speculation.speculator import Speculator
 from shared.errors import Overloaded
+from shared.kv.groups import KVGroups
 from shared.kv.pool import BlockPool, OutgoingBlock
 from shared.sizing.step_fit import StepTimeFit
 from shared.sizing.step_time import StepWork
@@ -50,11 +52,14 @@ class Scheduler:
         config: SchedulerConfig,
         clock: Callable[[], float] = time.monotonic,
         step_fit: StepTimeFit | None = None,
+        groups: KVGroups | None = None,
         speculator: Speculator | None = None,
     ) -> None:
-        """`clock` gives seconds; `step_fit` predicts steps, and learns from those that are measured; without a
-        `speculator` nothing is guessed."""
+        """`clock` gives seconds; `step_fit` predicts steps, and learns from those that are measured. `groups`: of KV;
+        None: one that keeps everything. Without a `speculator` nothing is guessed."""
         self.pool = pool
+        self.groups = groups or KVGroups(pool.block_size)
+        """What blocks are of; its size is the number of places of a block of tokens."""
         self.config = config
         self._clock = clock
         self.counters = SchedulerCounters()
@@ -64,15 +69,15 @@ class Scheduler:
         self._ended: list[SequenceEnded] = []
         self._failed: list[SequenceFailed] = []
         self._in_flight = StepsInFlight()
-        self._tables = BlockTables(pool)
-        growth = GrowthReserve(pool.block_size, config.output_quantile, config.first_output_guess)
+        self._tables = block_tables(pool, self.groups, config.max_num_batched_tokens)
+        growth = GrowthReserve(self.groups, config.output_quantile, config.first_output_guess)
         self.step_fit = step_fit or StepTimeFit()
         self._batch_limit = BatchLimit(config.tpot_target_s, self.step_fit)
         self._admission = Admission(pool, config.max_num_seqs, growth, self._batch_limit)
         self._pacing = Pacing(config.tpot_target_s, config.itl_target_s, self.step_fit)
         self._speculator = speculator
         self._ends_s = 0.0  # when the newest planned step is expected to end
-        self._swap = HostSwap(pool, config.num_host_blocks)
+        self._swap = HostSwap(pool, config.num_host_blocks, self.groups.size)
         self._order = PromptOrder(config.max_overtaken_s)
         self._unsent = UnsentBlocks(int(config.max_unsent_share * pool.num_blocks))
 
@@ -89,36 +94,43 @@ class Scheduler:
 
     def reserve(self, sequence: EngineSequence) -> list[int]:
         """Takes blocks for a sequence whose KV will arrive: its cached prefix, and room for the rest of its tokens
-        and one more. Returns the block indexes that must arrive. Raises Overloaded, and then nothing is taken: the
-        blocks must be free beside what all running sequences and this one are expected to grow.
+        and one more. Returns the places of the blocks that must arrive. Raises Overloaded, and then nothing is taken:
+        the blocks must be free beside what all running sequences and this one are expected to grow.
         """
-        self._admission.check_batch(sequence, self.sequences.holders)
-        block_size = self.pool.block_size
-        num_blocks = -(-(sequence.num_tokens + 1) // block_size)
-        cached = self._admission.take_cached(
-            sequence, self._tables.hashes(sequence), num_blocks, self.sequences.holders
-        )
+        holders = self.sequences.holders
+        self._admission.check_batch(sequence, holders)
+        block_size, num_groups = self.pool.block_size, self.groups.size
+        table = self._tables.before_arrival(sequence)
+        wanted = [place for place, block_id in enumerate(table) if block_id == WANTED]
+        cached = held_of(table)
+        self._admission.take_cached(sequence, cached, len(cached) + len(wanted), holders)
         self.sequences.add(sequence, self._clock(), receiving=True)
-        sequence.block_ids = cached + self.pool.allocate(num_blocks - len(cached))
-        self._count_prefix(sequence, len(cached) * block_size)
+        for place, block_id in zip(wanted, self.pool.allocate(len(wanted)), strict=True):
+            table[place] = block_id
+        sequence.block_ids = table
+        self._tables.arriving(sequence)
+        num_cached = min(wanted[0] // num_groups, sequence.num_tokens // block_size)
+        self._count_prefix(sequence, num_cached * block_size)
         sequence.started = True
-        return list(range(len(cached), -(-sequence.num_tokens // block_size)))
+        num_arriving = -(-sequence.num_tokens // block_size) * num_groups
+        return [place for place in wanted if place < num_arriving]
 
     def join(self, sequence_id: str, first_token: int, checksums: dict[int, int], first_bad_block: int | None) -> None:
         """A reserved sequence's blocks have arrived: it runs from the next step on, or is done if `first_token`
-        ended it. Blocks from `first_bad_block` on are not trusted: their tokens are computed again here.
+        ended it. Blocks from place `first_bad_block` on are not trusted: their tokens are computed again here. With
+        windows that may need tokens before them too, and the sequence starts anew with what the pool has.
         """
         sequence = self.sequences[sequence_id]
         assert sequence.status is Status.RECEIVING
-        block_size = self.pool.block_size
+        block_size, num_groups = self.pool.block_size, self.groups.size
         computed = sequence.num_tokens
         if first_bad_block is not None:
-            computed = first_bad_block * block_size
+            computed = first_bad_block // num_groups * block_size
         sequence.num_computed_tokens = computed
-        sequence.num_arrived_blocks = computed // block_size
+        sequence.num_arrived_blocks = computed // block_size * num_groups
         sequence.num_cached_tokens = min(sequence.num_cached_tokens, computed)
         self._tables.seal(sequence, 0)
-        for index in range(computed // block_size):
+        for index in range(sequence.num_arrived_blocks):
             if index in checksums:
                 self.pool.set_checksum(sequence.block_ids[index], checksums[index])
         sequence.token_ids.append(first_token)
@@ -127,6 +139,8 @@ class Scheduler:
         if sequence.finish_reason() is not None:
             self._admission.ended(sequence)
             self._retire(sequence)
+        elif first_bad_block is not None and not self.groups.is_plain:
+            self._wait_again(sequence)
         else:
             self.sequences.run(sequence)
 
@@ -208,6 +222,7 @@ class Scheduler:
                 sequence.num_computed_tokens = item.end
                 self._tables.seal(sequence, item.start)
                 blocks += self._ship(sequence, item.end // self.pool.block_size)
+                self._tables.give_back_unseen(sequence)
                 sequence.check()
             else:
                 self._take(item, sequence, chosen, tokens, blocks)
@@ -253,13 +268,14 @@ class Scheduler:
             self._tables.seal(sequence, item.start)
             if sequence.goal is Goal.FIRST_TOKEN:
                 blocks += self._ship(sequence, -(-item.end // self.pool.block_size))
+            self._tables.give_back_unseen(sequence)
             if sequence.paced_from_s is None:
                 self._pacing.began(sequence, self._clock())
             sequence.check()
         if failed is not None:
             self._failed.append(SequenceFailed(item.sequence_id, failed.error(sequence.num_tokens)))
             if failed.structure is None:
-                self.pool.forget(sequence.block_ids)
+                self.pool.forget(held_of(sequence.block_ids))
             self._retire(sequence)
         elif finish_reason is not None or sequence.goal is Goal.FIRST_TOKEN:
             self._admission.ended(sequence)
@@ -316,7 +332,7 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Asserts that sequences and pool agree; called by tests and by idle workers."""
         self.pool.check_integrity()
-        self.sequences.check(self.pool.block_size)
+        self.sequences.check(self.pool.block_size, self.groups.size)
         slots = self.sequences.host_slots
         assert len(set(slots)) == len(slots) == self._swap.num_used, "each slot in use is some sequence's"
         assert not self._swap.has_copies, "copies were left out of the step that they were meant for"
@@ -326,13 +342,12 @@ class Scheduler:
     def _start(self, sequence: EngineSequence) -> bool:
         """Gives a waiting sequence its cached prefix, and what host memory holds of it; False where it cannot start
         yet. Blocks for the rest of its tokens are free then."""
-        block_size = self.pool.block_size
-        usable = (sequence.num_tokens - 1) // block_size  # the last token is always computed, to have its logits
-        hashes = self._tables.hashes(sequence)[:usable]
+        holders = self.sequences.holders
         try:
-            self._admission.check_batch(sequence, self.sequences.holders)
-            num_blocks = -(-sequence.num_tokens // block_size)
-            cached = self._admission.take_cached(sequence, hashes, num_blocks, self.sequences.holders)
+            self._admission.check_batch(sequence, holders)
+            # The last token is always computed, to have its logits.
+            cached = self._tables.cached(sequence, sequence.num_tokens - 1)
+            self._admission.take_cached(sequence, held_of(cached), self._tables.num_needed(sequence), holders)
         except Overloaded:
             return False
         self.sequences.run(sequence)
@@ -340,11 +355,13 @@ class Scheduler:
             sequence.preempted_s += self._clock() - sequence.preempted_at
             sequence.preempted_at = 0.0
         sequence.block_ids = cached
+        num_cached = len(cached) // self.groups.size * self.pool.block_size
         self.counters.num_swapped_in += bool(sequence.host_slots)
         sequence.num_computed_tokens = self._swap.move_in(sequence)
-        self._tables.seal(sequence, len(cached) * block_size)
+        self._tables.give_back_unseen(sequence)
+        self._tables.seal(sequence, num_cached)
         if not sequence.started:
-            self._count_prefix(sequence, len(cached) * block_size)
+            self._count_prefix(sequence, num_cached)
             sequence.started = True
             self._started.append((sequence.sequence_id, sequence.num_cached_tokens))
         return True
@@ -447,11 +464,12 @@ class Scheduler:
         sequences = [self.sequences[name] for name, item in planned.items() if item.is_decode]
         sequences = [sequence for sequence in sequences if sequence.goal is Goal.COMPLETION]
         guessed = speculator.propose(sequences, budget, self._predicted_s(plain), room.limit_s)
-        block_size, spare = self.pool.block_size, len(self.sequences.running)
+        size, block_size = self.groups.size, self.pool.block_size
+        spare = size * len(self.sequences.running)
         for sequence_id, guesses in guessed.items():
             sequence, item = self.sequences[sequence_id], planned[sequence_id]
             if self.pool.num_free <= spare:
-                guesses = guesses[: len(sequence.block_ids) * block_size - item.end]
+                guesses = guesses[: len(sequence.block_ids) // size * block_size - item.end]
             if guesses and self._tables.grow(sequence, 1 + len(guesses)):
                 planned[sequence_id] = self._in_flight.with_guesses(item, sequence, guesses)
 
@@ -468,6 +486,10 @@ class Scheduler:
         assert sequence.num_in_flight_tokens == 0, f"{sequence.sequence_id} is in flight"
         self.counters.num_preemptions += 1
         self.counters.num_swapped_out += self._swap.move_out(sequence)
+        self._wait_again(sequence)
+
+    def _wait_again(self, sequence: EngineSequence) -> None:
+        """Takes a sequence's blocks; it starts anew before all that wait."""
         self._tables.free(sequence)
         sequence.num_computed_tokens = 0
         sequence.num_cached_tokens = 0
@@ -490,10 +512,11 @@ class Scheduler:
         self._pacing.ended(sequence, self._clock())
         if self._speculator is not None:
             self._speculator.ended(sequence.sequence_id)
-        computed = sequence.num_computed_tokens // self.pool.block_size
+        computed = sequence.num_computed_tokens // self.pool.block_size * self.groups.size
         if computed > sequence.num_arrived_blocks:
             hashes = tuple(sequence.block_hashes[:computed])
-            self._ended.append(SequenceEnded(hashes, sequence.num_arrived_blocks, sequence.tenant))
+            kept = self._tables.worth_storing(sequence, sequence.num_computed_tokens)
+            self._ended.append(SequenceEnded(hashes, kept, sequence.tenant))
         self._swap.drop(sequence)
         self._free_if_complete(sequence)
 

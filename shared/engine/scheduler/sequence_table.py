@@ -119,8 +119,11 @@ class SequenceTable:
         self.running.insert(place, sequence)
 
     def preempt(self, sequence: EngineSequence) -> None:
-        """A running one waits again, before all others."""
-        self.running.remove(sequence)
+        """One that runs, or whose blocks did not arrive sound, waits again, before all others."""
+        if sequence.status is Status.RECEIVING:
+            del self.receiving[sequence.sequence_id]
+        else:
+            self.running.remove(sequence)
         sequence.status = Status.WAITING
         self.waiting.appendleft(sequence)
 
@@ -135,7 +138,7 @@ class SequenceTable:
         sequence.status = Status.FINISHED
         del self._by_id[sequence.sequence_id]
 
-    def check(self, block_size: int) -> None:
+    def check(self, block_size: int, num_groups: int = 1) -> None:
         """Asserts that each is where its status says, and holds blocks only where it may."""
         for sequence in self._by_id.values():
             sequence.check()
@@ -143,7 +146,7 @@ class SequenceTable:
             assert held or not sequence.block_ids, f"{sequence.sequence_id} waits but holds blocks"
             assert not held or not sequence.host_slots, f"{sequence.sequence_id} holds blocks in both memories"
             if held:
-                capacity = len(sequence.block_ids) * block_size
+                capacity = len(sequence.block_ids) // num_groups * block_size
                 assert sequence.num_computed_tokens <= capacity, f"{sequence.sequence_id}: computed beyond its blocks"
         assert all(s.status is Status.WAITING for s in self.waiting), "all in waiting wait"
         assert all(s.status is Status.RUNNING for s in self.running), "all in running run"
@@ -154,7 +157,7 @@ class SequenceTable:
     @property
     def host_slots(self) -> list[int]:
         """Slots of host memory that they hold, all together."""
-        return [slot for sequence in self._by_id.values() for slot in sequence.host_slots]
+        return [slot for sequence in self._by_id.values() for slot in sequence.host_slots if slot >= 0]
 
 
 class PromptOrder:

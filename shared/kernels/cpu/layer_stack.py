@@ -32,6 +32,8 @@ class _Layer(Structure):
         *((name, c_void_p) for name in _NORMS),
         ("window", c_int64),
         ("encoding", c_int64),
+        ("group", c_int64),
+        ("row", c_int64),
     ]
 
 
@@ -50,9 +52,13 @@ class _Memory(Structure):
         (name, c_void_p)
         for name in (
             "residual", "normed", "qkv", "placed", "attended", "out", "gate_up", "activated", "scratch", "pool",
-            "cos", "sin", "tables", "query_start", "seq_lens", "slots", "rows",
+            "cos", "sin", "groups", "query_start", "seq_lens", "rows",
         )
     ]  # fmt: skip
+
+
+class _Group(Structure):
+    _fields_ = [("tables", c_void_p), ("slots", c_void_p)]
 
 
 class CpuLayerStack:
@@ -98,36 +104,49 @@ class CpuLayerStack:
             found = tuple(linear.in_size for linear in linears)
             expected = (self._hidden, sizes.num_heads * sizes.head_dim, self._hidden, self._inner)
             assert found == expected, f"projections of {found} columns, not {expected}"
-        self._layers = (_Layer * len(layers))(*map(_layer, layers, projections, sizes.windows, sizes.encodings))
+        self._layers, self._grouped = (
+            (_Layer * len(layers))(*map(_layer, layers, projections, sizes.windows, sizes.encodings, places))
+            for places in ([(0, index) for index in range(len(layers))], sizes.places)
+        )
 
     def run(
         self, x: Tensor, cos: Tensor, sin: Tensor, pool: PoolView, batch: AttentionBatch, logit_rows: Tensor
     ) -> Tensor:
         """See `LayerStack`."""
         sizes, num_tokens = self._sizes, x.shape[0]
-        shape = (len(self._layers), 2, sizes.num_kv_heads, batch.block_size, sizes.head_dim)
+        groups = batch.groups or (batch,)
+        layers = self._grouped if batch.groups else self._layers
+        num_rows = 1 + max(row for _, row in sizes.places) if batch.groups else len(layers)
+        shape = (num_rows, 2, sizes.num_kv_heads, batch.block_size, sizes.head_dim)
         found = (pool.num_layers, pool.num_planes, pool.num_kv_heads, pool.block_size, pool.head_dim)
-        tables = (batch.block_tables, batch.query_start, batch.seq_lens, batch.slots)
+        places = [tensor for part in groups for tensor in (part.block_tables, part.slots)]
         assert x.shape == (batch.num_tokens, self._hidden)
         assert cos.shape == sin.shape == (1 + max(sizes.encodings), num_tokens, sizes.head_dim)
         assert found == shape, f"blocks of {found}, not {shape}"
         assert x.dtype == cos.dtype == sin.dtype == self._dtype
         assert_kv_dtype(self._dtype, pool.dtype)
         assert logit_rows.dtype == torch.int64
-        assert all(tensor.is_contiguous() for tensor in (x, cos, sin, logit_rows, *tables))
+        tensors = (x, cos, sin, logit_rows, batch.query_start, batch.seq_lens, *places)
+        assert all(tensor.is_contiguous() for tensor in tensors)
+        assert all(part.block_tables.shape == batch.block_tables.shape for part in groups)
         heads, kv_heads = (count * sizes.head_dim for count in (sizes.num_heads, sizes.num_kv_heads))
         normed = x.new_empty((num_tokens, self._hidden))
         widths = (heads + 2 * kv_heads, heads, heads, self._hidden, 2 * self._inner, self._inner)
         rooms = [x.new_empty((num_tokens, width)) for width in widths]
         scratch = torch.empty(scratch_floats(num_tokens, max(self._hidden, heads, self._inner)))
         c_pool = CPool.of(pool)
+        c_groups = (_Group * len(groups))(
+            *(_Group(part.block_tables.data_ptr(), part.slots.data_ptr()) for part in groups)
+        )
         memory = _Memory(
             *(tensor.data_ptr() for tensor in (x, normed, *rooms, scratch)),
             ctypes.addressof(c_pool),
-            *(tensor.data_ptr() for tensor in (cos, sin, *tables, logit_rows)),
+            *(tensor.data_ptr() for tensor in (cos, sin)),
+            ctypes.addressof(c_groups),
+            *(tensor.data_ptr() for tensor in (batch.query_start, batch.seq_lens, logit_rows)),
         )
         step = _Sizes(
-            num_layers=len(self._layers),
+            num_layers=len(layers),
             hidden=self._hidden,
             heads=sizes.num_heads,
             kv_heads=sizes.num_kv_heads,
@@ -141,7 +160,7 @@ class CpuLayerStack:
             gate=GATES.index(sizes.activation.gate),
         )
         failed = self._library().tandem_layers(
-            ctypes.byref(self._layers),
+            ctypes.byref(layers),
             self._last_norm.data_ptr(),
             ctypes.byref(step),
             ctypes.byref(memory),
@@ -160,13 +179,19 @@ def _packed_projections(layer: LayerWeights) -> tuple[PackedLinear, ...] | None:
     return linears if all(isinstance(linear, PackedLinear) for linear in linears) else None
 
 
-def _layer(layer: LayerWeights, projections: Sequence[PackedLinear], window: int | None, encoding: int) -> _Layer:
+def _layer(
+    layer: LayerWeights,
+    projections: Sequence[PackedLinear],
+    window: int | None,
+    encoding: int,
+    place: tuple[int, int],
+) -> _Layer:
     linears = (
         _Linear(linear.panels.data_ptr(), linear.panel_stride, linear.form, _pointer(linear.bias))
         for linear in projections
     )
     norms = (_pointer(getattr(layer, name)) for name in _NORMS)
-    return _Layer(*linears, *norms, window or 0, encoding)
+    return _Layer(*linears, *norms, window or 0, encoding, *place)
 
 
 def _pointer(tensor: Tensor | None) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shared.kernels.activation.rules import SILU, Activation
+from shared.kv.groups import group_layers
 from shared.kv.layout import BlockLayout, KVFormat
 from shared.model.config.latent_config import LatentConfig
 from shared.model.config.layer_config import PLAIN_NAMES, LayerConfig, QkNorm, TensorNames
@@ -108,11 +109,40 @@ class ModelConfig:
         """Whether a layer's feed-forward block is made of experts."""
         return self.layers[layer].has_experts
 
-    def block_layout(self, block_size: int, kv_dtype: str) -> BlockLayout:
-        """Blocks of `block_size` tokens of this model's KV, kept in `kv_dtype`, a key of `BYTES_PER_ELEMENT`."""
+    @property
+    def kv_groups(self) -> tuple[tuple[int, ...], ...]:
+        """Layers by KV group: see `group_layers`. A window as long as the longest text is none."""
+        return group_layers(self._kept)
+
+    @property
+    def layer_places(self) -> tuple[tuple[int, int], ...]:
+        """(KV group, place among its layers) of each layer."""
+        places = {
+            layer: (group, row) for group, layers in enumerate(self.kv_groups) for row, layer in enumerate(layers)
+        }
+        return tuple(places[layer] for layer in range(self.num_layers))
+
+    @property
+    def _kept(self) -> tuple[int | None, ...]:
+        """Of each layer: tokens that it sees of the longest text, None for all."""
+        most = self.max_position_embeddings
+        return tuple(None if layer.window is None or layer.window >= most else layer.window for layer in self.layers)
+
+    def block_layout(self, block_size: int, kv_dtype: str, *, grouped: bool = False) -> BlockLayout:
+        """Blocks of `block_size` tokens of this model's KV, kept in `kv_dtype`, a key of `BYTES_PER_ELEMENT`: of all
+        layers, or `grouped`, of those of one KV group each."""
         kv_format = (
             KVFormat(kv_dtype, self.num_kv_heads, self.head_dim)
             if self.latent is None
             else KVFormat(kv_dtype, 1, self.latent.cached_dim, num_planes=1)
         )
-        return BlockLayout(self.num_layers, block_size, kv_format)
+        if not grouped:
+            return BlockLayout(self.num_layers, block_size, kv_format)
+        groups, kept = self.kv_groups, self._kept
+        windows = [{kept[layer] for layer in layers} for layers in groups]
+        return BlockLayout(
+            max(map(len, groups)),
+            block_size,
+            kv_format,
+            tuple(found.pop() if len(found) == 1 else None for found in windows),
+        )

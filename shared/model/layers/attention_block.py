@@ -15,11 +15,14 @@ from shared.model.layers.modules import LayerModules
 class AttentionBlock:
     """Grouped-query attention with rotary positions over paged KV, for every family without latents."""
 
-    def __init__(self, config: ModelConfig, index: int, layer: LayerModules, kernels: DecoderOps) -> None:
-        """Keeps references to its arguments; `index` is the layer's number, from 0."""
+    def __init__(
+        self, config: ModelConfig, index: int, layer: LayerModules, kernels: DecoderOps, place: tuple[int, int]
+    ) -> None:
+        """Keeps references to its arguments; `index` is the layer's number, from 0, `place` one of `layer_places`."""
         self._config = config
         self._kernels = kernels
         self._index = index
+        self._group, self._row = place
         self._layer = layer
         self._rope = config.ropes.index(config.layers[index].rope)
         self._window = config.layers[index].window
@@ -34,7 +37,7 @@ class AttentionBlock:
             cos: [num_encodings, num_tokens, head_dim].
             sin: [num_encodings, num_tokens, head_dim].
             pool: of two planes, changed in place.
-            slots: [num_tokens] int64, see `AttentionBatch`.
+            slots: [num_tokens] int64, or of KV groups [num_groups, num_tokens]: `AttentionBatch.group_slots`.
 
         Returns:
             [num_tokens, num_heads, head_dim].
@@ -56,8 +59,8 @@ class AttentionBlock:
             cos[self._rope],
             sin[self._rope],
             pool,
-            self._index,
-            slots,
+            self._row if slots.dim() == 2 else self._index,
+            slots[self._group] if slots.dim() == 2 else slots,
             q_norm=layer.q_norm if self._norms_heads else None,
             k_norm=layer.k_norm if self._norms_heads else None,
             eps=config.rms_norm_eps,
@@ -70,8 +73,8 @@ class AttentionBlock:
         return self._kernels.paged_attention(
             query,
             pool,
-            self._index,
-            batch,
+            self._row if batch.groups else self._index,
+            batch.groups[self._group] if batch.groups else batch,
             scale=config.attention_scale,
             window=self._window,
             softcap=config.softcap,

@@ -31,7 +31,10 @@ class DecoderPieces:
         self._kernels = kernels
         self._eps = config.rms_norm_eps
         self._residual_scale = config.residual_scale
-        self._attention = [_attention(config, index, layer, kernels) for index, layer in enumerate(modules.layers)]
+        places = config.layer_places
+        self._attention = [
+            _attention(config, index, layer, kernels, places[index]) for index, layer in enumerate(modules.layers)
+        ]
         self._mlp = [feed_forward(layer, config, kernels) for layer in modules.layers]
         self._drops_rows = True
 
@@ -61,7 +64,7 @@ class DecoderPieces:
             cos: [num_encodings, num_tokens, rotary_dim].
             sin: [num_encodings, num_tokens, rotary_dim].
             pool: changed in place.
-            slots: [num_tokens] int64, see `AttentionBatch`.
+            slots: [num_tokens] int64, or of KV groups [num_groups, num_tokens]: `AttentionBatch.group_slots`.
 
         Returns:
             [num_tokens, num_heads, head_dim].
@@ -126,10 +129,11 @@ class DecoderPieces:
         self, residual: Tensor, cos: Tensor, sin: Tensor, pool: PoolView, batch: AttentionBatch
     ) -> tuple[Tensor, Tensor]:
         """(what the last layer's attention gives, the residual stream before it)."""
-        query = self.first(residual, cos, sin, pool, batch.slots)
+        slots = batch.group_slots
+        query = self.first(residual, cos, sin, pool, slots)
         for layer in range(self.num_layers - 1):
             attended = self.attend(layer, query, pool, batch)
-            query, residual = self.between(layer, residual, attended, cos, sin, pool, batch.slots)
+            query, residual = self.between(layer, residual, attended, cos, sin, pool, slots)
         return self.attend(self.num_layers - 1, query, pool, batch), residual
 
     def _finish(self, layer: int, projected: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
@@ -151,8 +155,8 @@ class DecoderPieces:
 
 
 def _attention(
-    config: ModelConfig, index: int, layer: LayerModules, kernels: DecoderOps
+    config: ModelConfig, index: int, layer: LayerModules, kernels: DecoderOps, place: tuple[int, int]
 ) -> AttentionBlock | LatentAttentionBlock:
     if config.latent is None:
-        return AttentionBlock(config, index, layer, kernels)
+        return AttentionBlock(config, index, layer, kernels, place)
     return LatentAttentionBlock(config, index, layer, kernels)

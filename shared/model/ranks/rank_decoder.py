@@ -135,11 +135,12 @@ class RankDecoder(Decoder):
 
     def own_layout(self, block_size: int, kv_dtype: str) -> BlockLayout:
         """Layout of this rank's slices of blocks; arguments as for `ModelConfig.block_layout`."""
-        return self._shard.local_config.block_layout(block_size, kv_dtype)
+        grouped = self._shard.degrees.has_kv_groups
+        return self._shard.local_config.block_layout(block_size, kv_dtype, grouped=grouped)
 
     def _own(self, pool: PoolView) -> PoolView:
         layers, heads = self._shard.layers, self._shard.kv_heads
-        if (pool.num_layers, pool.num_kv_heads) == (layers.length, heads.length):
+        if pool.num_layers <= layers.length and pool.num_kv_heads == heads.length:
             return pool
         return pool.part(slice(layers.begin, layers.end), slice(heads.begin, heads.end))
 

@@ -42,6 +42,11 @@ class Degrees:
         """Ranks that split each expert."""
         return self.tensor // self.expert
 
+    @property
+    def has_kv_groups(self) -> bool:
+        """Whether blocks are of one KV group each: a stage would have to have some layers of all of them."""
+        return self.pipeline == 1
+
     def check(self, config: ModelConfig) -> None:
         """Raises ConfigError, with the two numbers, where the model cannot be split so."""
         if self.num_ranks > MAX_DEGREE:

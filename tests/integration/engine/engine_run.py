@@ -56,16 +56,18 @@ class EngineRun:
         speculator: Speculator | None = None,
         **policy,
     ) -> None:
-        """`eos`: what ends an answer; `policy`: further fields of the scheduler's config."""
+        """`num_blocks`: of each KV group; `eos`: what ends an answer; `policy`: further fields of the scheduler's
+        config."""
         self.decoder = Decoder.load(folder, dtype, device, kernels=kernels, deterministic=deterministic)
         model = self.decoder.config
         config = config or RunnerConfig(max_num_seqs=MAX_NUM_SEQS)
         config = replace(config, num_host_blocks=policy.get("num_host_blocks", 0))
-        self.layout = model.block_layout(BLOCK_SIZE, kv_dtype)
+        self.layout = model.block_layout(BLOCK_SIZE, kv_dtype, grouped=True)
+        groups = self.layout.groups
+        num_blocks *= groups.size
         self.pool = BlockPool(num_blocks, BLOCK_SIZE)
-        self.scheduler = Scheduler(
-            self.pool, SchedulerConfig(config.max_num_seqs, max_num_batched_tokens, **policy), speculator=speculator
-        )
+        policy_config = SchedulerConfig(config.max_num_seqs, max_num_batched_tokens, **policy)
+        self.scheduler = Scheduler(self.pool, policy_config, groups=groups, speculator=speculator)
         self.runner = Runner(self.decoder, self.layout, num_blocks, config, structures=structures)
         self.eos = eos
         with torch.inference_mode():
@@ -121,7 +123,8 @@ class EngineRun:
 
 
 def hand_off(prefill: EngineRun, decode: EngineRun, prompt, max_tokens=64, corrupt=None, **sampling) -> list[int]:
-    """One prompt over both engines, its blocks copied from pool to pool; returns its output tokens."""
+    """One prompt over both engines, its blocks copied from pool to pool; returns its output tokens. `corrupt`: which of
+    the blocks, in their order, arrives damaged."""
     receiving = decode.sequence(prompt, max_tokens, **sampling)
     decode.engine.submit(ReserveSequence(receiving))
     reserved = decode.next(SequenceReserved)
@@ -140,7 +143,7 @@ def hand_off(prefill: EngineRun, decode: EngineRun, prompt, max_tokens=64, corru
             first = token.token.token_id
     assert set(checksums) == set(targets)
     if corrupt is not None:
-        buffers[corrupt][5] ^= 1
+        buffers[sorted(buffers)[corrupt]][5] ^= 1
     decode.engine.blocks.store([(targets[index], buffer) for index, buffer in buffers.items()])
     decode.engine.submit(JoinSequence(receiving.sequence_id, first, checksums))
     return [first, *decode.collect([receiving.sequence_id])[0]]

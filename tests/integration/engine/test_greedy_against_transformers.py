@@ -27,13 +27,15 @@ def load_transformers(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **eager).eval()
 
 
-def transformers_greedy(folder: Path, prompt: list[int], num_tokens: int = NUM_TOKENS) -> list[int]:
+def transformers_greedy(
+    folder: Path, prompt: list[int], num_tokens: int = NUM_TOKENS, *, use_cache: bool = True
+) -> list[int]:
     model = load_transformers(folder)
     tokens = torch.tensor([prompt])
     with torch.inference_mode():
         output = model.generate(
             tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=num_tokens, min_new_tokens=num_tokens,
-            do_sample=False, eos_token_id=None, pad_token_id=0,
+            do_sample=False, eos_token_id=None, pad_token_id=0, use_cache=use_cache,
         )  # fmt: skip
     return output[0, len(prompt) :].tolist()
 
@@ -82,7 +84,7 @@ def test_batch_mates_chunks_and_preemption_do_not_change_tokens(tmp_path, family
     prompts = [[5 + (i * k) % 200 for i in range(20 + 9 * k)] for k in range(1, 5)]
     with (
         EngineRun(folder, num_blocks=64, max_num_batched_tokens=512) as roomy,
-        EngineRun(folder, num_blocks=16, max_num_batched_tokens=17) as tight,
+        EngineRun(folder, num_blocks=10, max_num_batched_tokens=17) as tight,
     ):
         alone = [roomy.generate(prompt, max_tokens=40)[0] for prompt in prompts]
         together = tight.generate(*prompts, max_tokens=40)

@@ -19,6 +19,7 @@ from services.worker.settings import WorkerSettings
 from shared.config import load_settings
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.errors import ConfigError, Internal, NumericalFault
+from shared.kv.groups import KVGroups
 from shared.model.decoder import Decoder
 from tests.integration.engine.families import write_family
 from tests.unit.kernels.isas import ISAS, SUMS, needs_library
@@ -82,14 +83,14 @@ def started(folder: Path) -> tuple[Runner, int]:
 
 def test_a_sound_model_passes(folder: Path) -> None:
     runner, vocab_size = started(folder)
-    self_test(runner, 16, vocab_size)
+    self_test(runner, KVGroups(16), vocab_size)
 
 
 def test_a_model_whose_numbers_are_not_finite_does_not(folder: Path) -> None:
     break_weights(folder)
     runner, vocab_size = started(folder)
     with pytest.raises(NumericalFault):
-        self_test(runner, 16, vocab_size)
+        self_test(runner, KVGroups(16), vocab_size)
 
 
 def test_answers_that_differ_do_not(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +98,7 @@ def test_answers_that_differ_do_not(folder: Path, monkeypatch: pytest.MonkeyPatc
     answers = iter(([1] * NUM_OUTPUT_TOKENS, [2] * NUM_OUTPUT_TOKENS))
     monkeypatch.setattr(module, "_answer", lambda *_: next(answers))
     with pytest.raises(Internal, match="two answers"):
-        self_test(runner, 16, vocab_size)
+        self_test(runner, KVGroups(16), vocab_size)
 
 
 @pytest.mark.slow

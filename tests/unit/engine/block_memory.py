@@ -9,11 +9,13 @@ GARBAGE = None
 
 
 class BlockMemory:
-    """Each position of a block holds (the sequence it was computed for, its position, the token), or garbage: KV is a
-    function of all tokens up to the position. A token is None where it was not known when the step began."""
+    """Each position of a block holds (the sequence it was computed for, its position, the KV group, the token), or
+    garbage: KV is a function of all tokens up to the position. A token is None where it was not known when the step
+    began."""
 
-    def __init__(self, num_blocks: int, num_slots: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, num_slots: int, block_size: int, windows: tuple[int | None, ...] = (None,)):
         self.block_size = block_size
+        self.windows = windows
         self.blocks = [[GARBAGE] * block_size for _ in range(num_blocks)]
         self.slots = [[GARBAGE] * block_size for _ in range(num_slots)]
 
@@ -26,24 +28,27 @@ class BlockMemory:
                 self.blocks[copy.block_id] = list(self.slots[copy.host_slot])
         for item in plan.sequences:
             for position in range(item.start, item.end):
-                self._block(item.block_ids, position)[position % self.block_size] = (
-                    sequences[item.sequence_id],
-                    position,
-                    None if item.pending is not None else item.token_ids[position - item.start],
-                )
+                for group in range(len(self.windows)):
+                    block = self._block(item.block_ids, position, group)
+                    token_id = None if item.pending is not None else item.token_ids[position - item.start]
+                    block[position % self.block_size] = (sequences[item.sequence_id], position, group, token_id)
         for item in plan.sequences:
-            self.check(sequences[item.sequence_id], item.block_ids, item.end, item.start)
+            for group, window in enumerate(self.windows):
+                first = 0 if window is None else max(0, item.start - window + 1)
+                self.check(sequences[item.sequence_id], item.block_ids, group, first, item.end, item.start)
 
-    def check(self, reader: EngineSequence, block_ids, num_tokens: int, num_computed: int) -> None:
-        """The first `num_tokens` of a block table are the reader's, the first `num_computed` of tokens that it has."""
+    def check(self, reader: EngineSequence, block_ids, group: int, first: int, num_tokens: int, num_computed: int):
+        """The tokens `first` … `num_tokens` - 1 of a block table are the reader's, those before `num_computed` ones
+        that it has."""
         compared = {}
-        for position in range(num_tokens):
-            found = self._block(block_ids, position)[position % self.block_size]
+        for position in range(first, num_tokens):
+            found = self._block(block_ids, position, group)[position % self.block_size]
             assert found is not GARBAGE, f"{reader.sequence_id} reads garbage at {position}"
-            writer, written_at, token_id = found
+            writer, written_at, of_group, token_id = found
             if token_id is not None and position < num_computed:
                 assert token_id == reader.token_ids[position], f"{reader.sequence_id} reads a wrong guess at {position}"
             assert written_at == position, f"{reader.sequence_id} reads another position's KV at {position}"
+            assert of_group == group, f"{reader.sequence_id} reads another group's KV at {position}"
             if writer is not reader:
                 compared[writer.sequence_id] = writer, position
         for writer, position in compared.values():
@@ -52,11 +57,12 @@ class BlockMemory:
 
     def receive(self, sequence: EngineSequence, indexes, *, whole: bool) -> None:
         """Blocks arrive, or bytes of them: until they are all there, they mean nothing."""
-        for index in indexes:
+        for place in indexes:
+            index, group = divmod(place, len(self.windows))
             first = index * self.block_size
-            self.blocks[sequence.block_ids[index]] = [
-                (sequence, first + offset, None) if whole else GARBAGE for offset in range(self.block_size)
+            self.blocks[sequence.block_ids[place]] = [
+                (sequence, first + offset, group, None) if whole else GARBAGE for offset in range(self.block_size)
             ]
 
-    def _block(self, block_ids, position: int) -> list:
-        return self.blocks[block_ids[position // self.block_size]]
+    def _block(self, block_ids, position: int, group: int) -> list:
+        return self.blocks[block_ids[position // self.block_size * len(self.windows) + group]]

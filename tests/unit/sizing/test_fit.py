@@ -15,7 +15,7 @@ from shared.sizing.load import Hardware, Load
 from shared.sizing.memory import gpus_by_memory, room
 from shared.sizing.queueing import erlang_c, servers_needed, waits_longer
 from shared.sizing.roofline import roofline
-from shared.sizing.shapes import DEEPSEEK_V3, LLAMA_3_8B, LLAMA_3_70B, MIXTRAL_8X7B, NAMED_MODELS
+from shared.sizing.shapes import DEEPSEEK_V3, LLAMA_3_8B, LLAMA_3_70B, MIXTRAL_8X7B, NAMED_MODELS, decoder
 from shared.sizing.spread import Spread
 
 LOAD = Load(context=8000, concurrency=256, prompt_len=4000, output_len=500, ttft_s=1.0, tpot_s=0.04, rate=12.0)
@@ -191,3 +191,16 @@ def test_measured_step_times_take_the_place_of_arithmetic_on_one_gpu():
     load = replace(LOAD, prompt_len=2000, rate=1.0, concurrency=8)
     assert fit(LLAMA_3_8B, load, hardware).prefill.ttft_s == slow.prompt_s(2000)
     assert hardware.step_times(LLAMA_3_8B, H200, Spread(2)) == Hardware().step_times(LLAMA_3_8B, H200, Spread(2))
+
+
+def test_layers_with_windows_keep_their_windows_alone():
+    """gpt-oss's turns of 128 tokens: at 8,192 tokens half of the layers keep a 64th."""
+    full = decoder(layers=24, hidden=2880, intermediate=2880, heads=64, kv_heads=8, vocabulary=1000, positions=131_072)
+    windowed = replace(full, windows=(128,) * 12)
+    assert windowed.kv_bytes(8, "bf16") == full.kv_bytes(8, "bf16")
+    assert windowed.kv_bytes(8, "bf16", 8192) == full.kv_bytes(8, "bf16") * (12 + 12 / 64) / 24
+    assert windowed.kv_bytes(8, "bf16", 100) == full.kv_bytes(8, "bf16")
+    alone, stages = Spread(2), Spread(1, 2)
+    more = room(windowed, H200, alone, Hardware(), 8192).kv_tokens / room(full, H200, alone, Hardware(), 8192).kv_tokens
+    assert 1.96 < more < 1.98
+    assert room(windowed, H200, stages, Hardware(), 8192) == room(full, H200, stages, Hardware(), 8192)

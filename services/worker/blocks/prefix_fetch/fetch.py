@@ -14,6 +14,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from services.worker.blocks.exchange_client import BlockExchangeClient, LocalBlocks
@@ -74,6 +75,8 @@ class Fetch:
         """Tokens whose blocks came so far, sound and before they were computed …"""
         self.num_peer_tokens = 0
         """… and of these, from peers' pools."""
+        self.counted: frozenset[int] = frozenset()
+        """Of what the engine was asked to prepare for: one block for each block of tokens."""
         self.task: asyncio.Task[None] | None = None
 
     def stop(self) -> None:
@@ -105,7 +108,7 @@ class PrefixFetch:
         self._tasks: set[asyncio.Task[None]] = set()
         self._lost = LostMemory()
         self.num_blocks: Counter[Tier] = Counter()
-        """Blocks that came from others, by the tier in which they lay: `DEVICE` are those of peers' pools."""
+        """Blocks of tokens that came from others, by the tier in which they lay: `DEVICE` are those of peers' pools."""
         self.num_failed = 0
         """Sources that failed in a fetch: what was missing of theirs was computed."""
 
@@ -120,9 +123,10 @@ class PrefixFetch:
     async def hold(self, sequence: EngineSequence, hint: PrefixHint, fetch: Fetch) -> None:
         """Returns when the sequence should start: its prefix is here, or cannot come, or takes too long."""
         began = time.perf_counter()
-        block_size = self._host.model.layout.block_size
-        extend_chain(sequence.block_hashes, sequence.hash_root, sequence.token_ids, block_size)
-        hashes = tuple(sequence.block_hashes[: (sequence.num_tokens - 1) // block_size])
+        groups = self._host.model.layout.groups
+        block_size = groups.block_size
+        extend_chain(sequence.block_hashes, sequence.hash_root, sequence.token_ids, block_size, num_groups=groups.size)
+        hashes = tuple(sequence.block_hashes[: (sequence.num_tokens - 1) // block_size * groups.size])
         missing = [index for index, name in enumerate(hashes) if name not in self._local]
         plan = await self._plan(hashes, missing, hint)
         if plan:
@@ -131,7 +135,7 @@ class PrefixFetch:
             fetch.task.add_done_callback(self._tasks.discard)
             block_bytes = self._host.model.layout.block_bytes
             num_bytes = {source.name: block_bytes * len(indexes) for source, indexes in plan.items()}
-            num_tokens = block_size * sum(map(len, plan.values()))
+            num_tokens = block_size * sum(index % groups.size == 0 for indexes in plan.values() for index in indexes)
             await asyncio.wait({fetch.task}, timeout=self.policy.hold_s(num_bytes, num_tokens))
         fetch.waited_ms = (time.perf_counter() - began) * 1e3
 
@@ -150,24 +154,39 @@ class PrefixFetch:
         found = await asyncio.gather(*(self._ask(source, hashes, indexes) for source, indexes in asked.items()))
         peers = {source.name: held for source, held in zip(asked, found, strict=True) if source.is_peer}
         stores = {source.name: held for source, held in zip(asked, found, strict=True) if not source.is_peer}
-        plan = plan_fetch(missing, peers, stores)
+        plan = plan_fetch(self._useful(hashes, missing, [*peers.values(), *stores.values()]), peers, stores)
         return {source: plan[source.name] for source in asked if source.name in plan}
+
+    def _useful(
+        self, hashes: Sequence[bytes], missing: Sequence[int], held: Sequence[AbstractSet[int]]
+    ) -> Sequence[int]:
+        """Of the missing blocks those that are needed behind the longest prefix that can be had; `held`: what each
+        source has."""
+        groups = self._host.model.layout.groups
+        if groups.is_plain:
+            return missing
+        absent = set(missing).difference(*held)
+        longest = groups.longest(lambda place: place not in absent, len(hashes) // groups.size)
+        wanted = set(groups.seen_behind(longest))
+        return [place for place in missing if place in wanted]
 
     def _asked(
         self, hashes: Sequence[bytes], missing: Sequence[int], hint: PrefixHint
     ) -> list[tuple[Source, list[int]]]:
         """The missing blocks that each source may have; sources whose link is too slow are left out."""
         asked: list[tuple[Source, list[int]]] = []
+        layout = self._host.model.layout
+        num_groups = layout.groups.size
         for address, num_blocks in hint.peers:
             peer = self._peers.client(address)
             if peer is not None:
                 source = Source(address, peer, is_peer=True)
-                asked.append((source, [index for index in missing if index < num_blocks]))
-        limit = len(hashes) if hint.num_stored_blocks is None else hint.num_stored_blocks
+                asked.append((source, [index for index in missing if index < num_blocks * num_groups]))
+        limit = len(hashes) if hint.num_stored_blocks is None else hint.num_stored_blocks * num_groups
         stored = by_keeper(hashes, (index for index in missing if index < limit), self._nodes.live)
         asked += [(Source(name, self._nodes.client(name), is_peer=False), indexes) for name, indexes in stored.items()]
-        layout = self._host.model.layout
-        return [item for item in asked if self.policy.pays(item[0].name, layout.block_bytes, layout.block_size)]
+        whole_bytes = layout.block_bytes * num_groups
+        return [item for item in asked if self.policy.pays(item[0].name, whole_bytes, layout.block_size)]
 
     async def _ask(self, source: Source, hashes: Sequence[bytes], indexes: Sequence[int]) -> set[int]:
         """Which of these blocks the source has."""
@@ -184,8 +203,10 @@ class PrefixFetch:
         self, hashes: Sequence[bytes], num_local: int, plan: Mapping[Source, Sequence[int]], fetch: Fetch
     ) -> None:
         """Never raises but when cancelled, and then too leaves nothing behind."""
+        groups = self._host.model.layout.groups
         indexes = [*range(num_local), *sorted(index for blocks in plan.values() for index in blocks)]
         asked = tuple(hashes[index] for index in indexes)
+        fetch.counted = frozenset(number for number, index in enumerate(indexes) if index % groups.size == 0)
         asking = asyncio.create_task(self._exchange.prepare(asked, self.policy.mode == "auto"))
         try:
             prepared = await asyncio.shield(asking)
@@ -296,10 +317,11 @@ class PrefixFetch:
 
     def _adopted(self, adopted: BlocksAdopted, *, tiers: Mapping[int, Tier], fetch: Fetch) -> None:
         """The engine has taken in what arrived."""
-        self.num_blocks.update(tiers[place] for place in adopted.indexes)
+        found = [tiers[place] for place in adopted.indexes if place in fetch.counted]
+        self.num_blocks.update(found)
         block_size = self._host.model.layout.block_size
-        fetch.num_tokens += block_size * len(adopted.indexes)
-        fetch.num_peer_tokens += block_size * sum(tiers[place] is Tier.DEVICE for place in adopted.indexes)
+        fetch.num_tokens += block_size * len(found)
+        fetch.num_peer_tokens += block_size * found.count(Tier.DEVICE)
 
     def _failed(self, source: Source, error: TandemError) -> None:
         self.num_failed += 1

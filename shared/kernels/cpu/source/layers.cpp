@@ -19,6 +19,12 @@ struct Layer {
   const void *input_norm, *q_norm, *k_norm, *attention_norm, *post_norm, *output_norm;  // or null, but for two of them
   int64_t window;    // 0 = none
   int64_t encoding;  // of positions
+  int64_t group, row;  // of KV, and the layer's place in the group's blocks
+};
+
+struct KVGroup {
+  const int32_t* tables;  // [num_seqs, max_blocks]
+  const int64_t* slots;   // [tokens]
 };
 
 struct Sizes {
@@ -36,8 +42,9 @@ struct Memory {  // of one step
   float* scratch;                // tokens times 17 / 16 of the widest input of a projection
   const PoolView* pool;
   const std::byte *cos, *sin;  // [encodings, tokens, dim]
-  const int32_t *tables, *query_start, *seq_lens;
-  const int64_t *slots, *rows;
+  const KVGroup* groups;
+  const int32_t *query_start, *seq_lens;
+  const int64_t* rows;
 };
 
 namespace {
@@ -46,12 +53,12 @@ namespace {
 struct Ends {
   std::vector<int32_t> tables, query_start, seq_lens;
 
-  Ends(const Sizes& s, const Memory& m) : query_start{0} {
+  Ends(const Sizes& s, const Memory& m, const int32_t* of_sequences) : query_start{0} {
     for (int64_t i = 0, seq = 0; i < s.num_rows; i++) {
       const int64_t row = m.rows[i];
       if (row < m.query_start[seq]) seq = 0;
       while (row >= m.query_start[seq + 1]) seq++;
-      tables.insert(tables.end(), m.tables + seq * s.max_blocks, m.tables + (seq + 1) * s.max_blocks);
+      tables.insert(tables.end(), of_sequences + seq * s.max_blocks, of_sequences + (seq + 1) * s.max_blocks);
       query_start.push_back(int32_t(i + 1));
       seq_lens.push_back(m.seq_lens[seq] - (m.query_start[seq + 1] - 1 - int32_t(row)));
     }
@@ -88,7 +95,7 @@ extern "C" int tandem_layers(
     tandem_rms_norm(m.out, m.residual, weight, m.normed, m.residual, tokens, s.hidden, eps, is_bf16);
   };
   auto attend = [&](int64_t i, int64_t num_seqs, const int32_t* tables, const int32_t* query_start, const int32_t* seq_lens) {
-    const int64_t attending[] = {num_seqs, s.heads, i, s.max_blocks, layers[i].window};
+    const int64_t attending[] = {num_seqs, s.heads, layers[i].row, s.max_blocks, layers[i].window};
     tandem_paged_attention(
         m.placed, m.pool, tables, query_start, seq_lens, m.attended, scale, softcap, nullptr, attending, is_bf16);
   };
@@ -98,19 +105,21 @@ extern "C" int tandem_layers(
     const bool is_last = i + 1 == s.num_layers;
     linear(m.normed, layer.qkv, m.qkv, s.hidden, qkv_size);
     const std::byte *key = m.qkv + s.q_size() * s.element(), *value = key + s.kv_size() * s.element();
-    const int64_t placing[] = {tokens, s.heads, i};
+    const int64_t placing[] = {tokens, s.heads, layer.row};
+    const KVGroup& kept = m.groups[layer.group];
     tandem_rotate_and_write(
-        m.qkv, key, value, strides, m.cos + layer.encoding * angles, m.sin + layer.encoding * angles, m.pool, m.slots,
+        m.qkv, key, value, strides, m.cos + layer.encoding * angles, m.sin + layer.encoding * angles, m.pool,
+        kept.slots,
         layer.q_norm, layer.k_norm, eps, m.placed, placing, is_bf16);
     if (is_last && s.num_rows < tokens && s.num_rows <= s.num_seqs) {
       if (s.num_rows == 0) return 0;
-      const Ends ends(s, m);
+      const Ends ends(s, m, kept.tables);
       keep_rows(m.placed, s.q_size() * s.element(), m.rows, s.num_rows, copy);
       keep_rows(m.residual, s.hidden * s.element(), m.rows, s.num_rows, copy);
       tokens = s.num_rows;
       attend(i, tokens, ends.tables.data(), ends.query_start.data(), ends.seq_lens.data());
     } else {
-      attend(i, s.num_seqs, m.tables, m.query_start, m.seq_lens);
+      attend(i, s.num_seqs, kept.tables, m.query_start, m.seq_lens);
     }
     linear(m.attended, layer.o, m.out, s.q_size(), s.hidden);
     if (const int failed = add_up()) return failed;

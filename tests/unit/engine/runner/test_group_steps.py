@@ -14,6 +14,7 @@ from shared.engine.runner.profile_run import largest_step
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.runner.sampler import ALL_CANDIDATES, MOST_CANDIDATES, num_candidates
 from shared.engine.sampling_params import SamplingParams
+from shared.kv.groups import KVGroups
 from shared.model.ranks.rank_decoder import RankDecoder
 from shared.model.ranks.shard import Degrees
 from tests.integration.engine.families import write_family
@@ -66,7 +67,7 @@ def test_micro_batches_keep_the_order_and_have_about_as_many_tokens(
 def test_ranks_run_the_largest_step_together_before_anything_is_announced(tmp_path: Path, degrees: Degrees) -> None:
     """As they measure what it leaves for their pools."""
     folder = write_family(tmp_path / "model", "LlamaForCausalLM")
-    plan = largest_step(8, 64, 128, 16)
+    plan = largest_step(8, 64, 128, KVGroups(16))
     num_blocks = sum(len(item.block_ids) for item in plan.sequences)
 
     def work(links: RankLinks) -> int:

@@ -8,6 +8,7 @@ import torch
 from shared.engine.runner.pool_memory import MemoryBudget, allocate_pool, free_bytes, within_share
 from shared.engine.runner.profile_run import largest_step
 from shared.errors import ConfigError
+from shared.kv.groups import KVGroups
 from shared.kv.layout import BlockLayout, KVFormat
 
 LAYOUT = BlockLayout(2, 16, KVFormat("float32", 2, 8))  # 4096 bytes a block
@@ -50,7 +51,7 @@ def test_a_pool_begins_as_zeros():
 
 @pytest.mark.parametrize(("num_seqs", "num_tokens", "max_len"), [(4, 64, 100), (64, 16, 100), (3, 50, 20), (1, 1, 1)])
 def test_the_largest_step_reaches_both_limits(num_seqs, num_tokens, max_len):
-    plan = largest_step(num_seqs, num_tokens, max_len, 16)
+    plan = largest_step(num_seqs, num_tokens, max_len, KVGroups(16))
     assert plan.num_tokens == min(num_tokens, max_len * num_seqs)
     assert len(plan.sequences) == min(num_seqs, num_tokens)
     blocks = [block for item in plan.sequences for block in item.block_ids]

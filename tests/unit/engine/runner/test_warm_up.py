@@ -14,6 +14,7 @@ from shared.engine.runner.warm_up import warm_up_plans
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.pool_view import PoolView
 from shared.kernels.torch_backend import TorchKernels
+from shared.kv.groups import KVGroups
 from shared.model.decoder import Decoder
 from tests.integration.engine.families import write_family
 
@@ -75,7 +76,7 @@ def test_sums_of_16_bit_products_are_taken_in_fp32_from_the_start_on(decoder: De
 
 @pytest.mark.parametrize(("max_tokens", "num_blocks"), [(16, 2), (8192, 3), (100, 700)])
 def test_steps_stay_within_the_pool_and_the_budget_of_tokens(max_tokens: int, num_blocks: int) -> None:
-    for plan in warm_up_plans(max_tokens, 16, num_blocks):
+    for plan in warm_up_plans(max_tokens, KVGroups(16), num_blocks):
         assert plan.num_tokens <= max_tokens
         used = [block_id for item in plan.sequences for block_id in item.block_ids]
         assert len(set(used)) == len(used)

@@ -12,6 +12,7 @@ from shared.engine.scheduler.blocks import MIN_OBSERVATIONS, WINDOW, GrowthReser
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from shared.engine.sequence import Goal
 from shared.errors import Overloaded
+from shared.kv.groups import KVGroups
 from shared.kv.pool import BlockPool
 from tests.unit.engine.builders import sequence
 
@@ -53,20 +54,20 @@ def test_before_enough_answers_ended_the_first_guess_stands():
 
 @given(QUANTILES, st.integers(1, 40), st.integers(1, 40), st.integers(1, 400), st.integers(0, 20))
 def test_the_reserve_never_exceeds_what_max_tokens_allows(quantile, guess, prompt, max_tokens, held):
-    reserve = GrowthReserve(BLOCK, quantile, guess)
+    reserve = GrowthReserve(KVGroups(BLOCK), quantile, guess)
     item = sequence("a", [2] * prompt, max_tokens=max_tokens)
     most = max(0, -(-item.max_tokens_total // BLOCK) - held)
     assert 0 <= reserve.of_newcomer(item, held) <= most
 
 
 def test_a_prompt_that_only_passes_through_reserves_its_own_blocks():
-    reserve = GrowthReserve(BLOCK, 0.9, 1000)
+    reserve = GrowthReserve(KVGroups(BLOCK), 0.9, 1000)
     item = sequence("a", [2] * 10, goal=Goal.FIRST_TOKEN)
     assert reserve.of_newcomer(item, 1) == 2
 
 
 def test_without_a_quantile_one_block_is_kept_for_each():
-    reserve = GrowthReserve(BLOCK, 0.0, 1000)
+    reserve = GrowthReserve(KVGroups(BLOCK), 0.0, 1000)
     items = [sequence(name, [2] * 10) for name in "abc"]
     assert reserve.num_blocks(items) == 3
     assert reserve.of_newcomer(items[0], 0) == 0

@@ -190,7 +190,7 @@ def test_blocks_that_come_into_the_pool_meanwhile_end_the_chunk_before_them_and_
     assert len(outcome.tokens) == 1
     assert s.take_started() == [("a", 12)]
     assert s.counters.num_prefix_hit_tokens == 12
-    assert s.take_ended() == [SequenceEnded(tuple(running.block_hashes[:8]), 0)]
+    assert s.take_ended() == [SequenceEnded(tuple(running.block_hashes[:8]), range(8))]
     s.check_integrity()
     assert s.pool.num_used == 0
 
@@ -202,4 +202,4 @@ def test_a_handed_over_prompt_is_not_among_the_blocks_that_a_sequence_leaves():
     s.join("a", 9, {}, None)
     while s.has_work:
         step(s)
-    assert s.take_ended() == [SequenceEnded(tuple(given.block_hashes[:2]), 1)]
+    assert s.take_ended() == [SequenceEnded(tuple(given.block_hashes[:2]), range(1, 2))]

@@ -17,6 +17,7 @@ from shared.engine.sequence import Goal, Status
 from shared.engine.speculation.ngram import NgramDrafter
 from shared.engine.speculation.speculator import Speculator
 from shared.errors import Overloaded
+from shared.kv.groups import KVGroups
 from shared.kv.pool import BlockPool
 from tests.unit.engine.block_memory import BlockMemory
 from tests.unit.engine.builders import sequence
@@ -43,6 +44,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_overtaken_s=st.sampled_from([0.0, 5.0, 1e9]),
         unsent_share=st.sampled_from([0.1, 1.0]),
         drafting=st.sampled_from(["", "hostile", "ngram"]),
+        windows=st.sampled_from([(None,), (None,), (None, 5), (None, 1), (None, None, 3, 9), (6,), (1, 10)]),
     )
     def start(
         self,
@@ -56,16 +58,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_overtaken_s,
         unsent_share,
         drafting,
+        windows,
     ):
+        self.groups = KVGroups(BLOCK, windows)
+        num_blocks *= self.groups.size
         self.pool = BlockPool(num_blocks, BLOCK)
         self.now = 0.0
         config = SchedulerConfig(max_seqs, budget, quantile, guess, num_slots, target_s, max_overtaken_s, unsent_share)
         drafter = HostileDrafter() if drafting == "hostile" else NgramDrafter()
         speculator = Speculator([drafter], num_guesses=MOST_GUESSES) if drafting else None
-        self.scheduler = Scheduler(self.pool, config, lambda: self.now, speculator=speculator)
-        self.memory = BlockMemory(num_blocks, num_slots, BLOCK)
+        self.scheduler = Scheduler(self.pool, config, lambda: self.now, groups=self.groups, speculator=speculator)
+        self.memory = BlockMemory(num_blocks, num_slots, BLOCK, windows)
+        self.needed: dict[str, list[int]] = {}
         self.all: dict[str, object] = {}
-        self.max_tokens_total = (num_blocks - 1) * BLOCK
+        self.max_tokens_total = self.groups.max_tokens(num_blocks - self.groups.size, budget)
         self.count = 0
         self.live: dict[str, object] = {}
         self.shipped: list[tuple[int, bytes]] = []
@@ -88,7 +94,9 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(tokens=st.lists(st.integers(2, 3), min_size=1, max_size=30), receiver=st.sampled_from([b"x", b"y"]))
     def add_prefill(self, tokens, receiver):
-        item = self.new(tokens, 4, goal=Goal.FIRST_TOKEN, ship_blocks=frozenset(range(1, 8)), receiver=receiver)
+        item = self.new(tokens, 4, goal=Goal.FIRST_TOKEN, receiver=receiver)
+        seen = self.groups.seen_by_next(item.num_tokens)
+        item.ship_blocks = frozenset(seen) & frozenset(range(1, 8 * self.groups.size))
         self.scheduler.add(item)
         self.live[item.sequence_id] = item
 
@@ -102,22 +110,29 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert self.pool.num_used == used
             return multiple()
         self.live[item.sequence_id] = item
-        held = item.num_computed_tokens // BLOCK
-        assert needed == list(range(held, -(-len(item.token_ids) // BLOCK)))
+        held = item.num_computed_tokens // BLOCK * self.groups.size
+        seen = self.groups.seen_by_next(item.num_tokens)
+        if self.groups.is_plain:
+            assert needed == [place for place in seen if place >= held]
+        assert set(needed) <= set(seen)
+        assert needed == sorted(needed)
+        assert [place for place, block_id in enumerate(item.block_ids[: seen[-1] + 1]) if block_id >= 0] == seen
+        self.needed[item.sequence_id] = needed
         arriving = {item.block_ids[index] for index in needed}
         assert all(self.pool.is_writable(block_id) for block_id in arriving)
         self.memory.receive(item, needed, whole=False)
         for plan, _ in self.flying:
-            assert not arriving & written_by(plan).keys(), "a step that runs writes to a block that will be received"
+            assert not arriving & written_by(plan, self.groups.size).keys(), (
+                "a step that runs writes to a block that will be received"
+            )
         return item
 
     @rule(item=consumes(receiving), token=st.integers(1, 5), bad=st.booleans())
     def join(self, item, token, bad):
         if item.status is not Status.RECEIVING:
             return  # aborted before
-        first = item.num_computed_tokens // BLOCK
-        needed = range(first, -(-item.num_tokens // BLOCK))
-        worst = first if bad and len(needed) else None
+        needed = self.needed[item.sequence_id]
+        worst = needed[0] if bad and needed else None
         self.memory.receive(item, needed, whole=worst is None)
         self.scheduler.join(item.sequence_id, token, dict.fromkeys(needed, 7), worst)
 
@@ -145,12 +160,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert plan.num_tokens <= self.scheduler.config.max_num_batched_tokens
         for item in plan.sequences:
             assert item.token_ids
-            assert len(item.block_ids) * BLOCK >= item.end
+            assert len(item.block_ids) // self.groups.size * BLOCK >= item.end
             self.check_pending(item)
-        written = written_by(plan)
+        written = written_by(plan, self.groups.size)
         assert all(map(self.pool.is_writable, written)), "a step writes to a shared or sealed block"
         for before, _ in self.flying:
-            for block_id, name in written_by(before).items():
+            for block_id, name in written_by(before, self.groups.size).items():
                 assert written.get(block_id, name) == name, "two sequences write to one block"
         if not plan.is_empty:
             self.flying.append((plan, tokens))
@@ -175,7 +190,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.now += 1.0
         outcome = self.scheduler.apply(plan, StepResult(sampled), float(len(plan.sequences)))
         for ship in outcome.blocks:
-            assert ship.index in range(1, 8)
+            assert ship.index in range(1, 8 * self.groups.size)
             self.shipped.append((ship.block_id, ship.receiver))
         for failed in self.scheduler.take_failed():
             assert self.live[failed.sequence_id].status is Status.FINISHED
@@ -206,8 +221,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "scheduler"):
             return
         self.scheduler.check_integrity()
+        for item in self.live.values():
+            if item.status is Status.RUNNING and not item.num_in_flight_tokens:
+                most = self.groups.num_blocks(max(1, len(item.block_ids) // self.groups.size * BLOCK), BLOCK)
+                assert item.num_held_blocks <= most, f"{item.sequence_id} keeps blocks behind its windows"
         for plan, _ in self.flying:
-            assert all(map(self.pool.is_writable, written_by(plan))), "a step that runs writes to a block given back"
+            assert all(map(self.pool.is_writable, written_by(plan, self.groups.size))), (
+                "a step that runs writes to a block given back"
+            )
         for item in list(self.live.values()):
             if item.status is Status.FINISHED:
                 assert not item.block_ids or item.num_in_flight_tokens > 0
@@ -236,11 +257,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.pool.num_used == 0, "a block leaked"
 
 
-def written_by(plan: StepPlan) -> dict[int, str]:
+def written_by(plan: StepPlan, num_groups: int) -> dict[int, str]:
     """Blocks that a step writes to, with whose they are."""
     written: dict[int, str] = {}
     for item in plan.sequences:
-        for index in range(item.start // BLOCK, -(-item.end // BLOCK)):
+        for index in range(item.start // BLOCK * num_groups, -(-item.end // BLOCK) * num_groups):
             assert item.block_ids[index] not in written, "two sequences write to one block"
             written[item.block_ids[index]] = item.sequence_id
     return written

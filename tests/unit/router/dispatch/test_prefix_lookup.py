@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from services.router.dispatch.prefix_lookup import MAX_PEERS, PrefixLookup, hits_of
+from services.router.dispatch.prefix_lookup import MAX_PEERS, PrefixLookup, grouped_hits, hits_of
 from shared.identity import WorkerRole
+from shared.kv.groups import KVGroups
+from shared.kv.layout import BlockLayout, KVFormat
 from shared.kv_index.holders import Holder, PrefixMatch, Tier
 
 NAMES = [f"w{number}" for number in range(9)]
@@ -18,7 +20,10 @@ def lookup(held: dict[str, int]) -> PrefixLookup:
         for name in NAMES
     ]
     fleet = SimpleNamespace(
-        layout=SimpleNamespace(block_size=4), links=links, hash_root=lambda *_: bytes(16), model_fingerprint="m"
+        layout=BlockLayout(1, 4, KVFormat("float32", 1, 8)),
+        links=links,
+        hash_root=lambda *_: bytes(16),
+        model_fingerprint="m",
     )
 
     async def match(hashes, _traceparent=""):
@@ -74,3 +79,20 @@ def test_nothing_in_the_store_is_no_block():
 def test_what_a_dead_incarnation_held_is_no_hit():
     match = PrefixMatch(((holder("a"), holder("b", incarnation=2)),))
     assert dict(hits_of(match, {("a", 2), ("b", 2)}, 4).local) == {"b": 4}
+
+
+def test_of_kv_groups_a_hit_is_the_longest_prefix_at_which_every_group_can_go_on():
+    """A window of six tokens in blocks of four: what goes on behind block n needs the two blocks of the window before
+    it."""
+    groups = KVGroups(4, (None, 6))
+    held = {"a": "FFFF --WW", "b": "FFFF -WW-", "c": "FFF- --WW", "s": "FFFF ---W"}
+    blocks: list[list[Holder]] = [[] for _ in range(8)]
+    for name, places in held.items():
+        for group, row in enumerate(places.split()):
+            for block, here in enumerate(row):
+                if here != "-":
+                    blocks[2 * block + group].append(holder(name, Tier.DISK if name == "s" else Tier.DEVICE))
+    match = PrefixMatch(tuple(map(tuple, blocks)))
+    hits = grouped_hits(match, {("a", 1), ("b", 1), ("c", 1)}, groups)
+    assert dict(hits.local) == {"a": 16, "b": 12}
+    assert (hits.store, hits.num_stored_blocks) == (0, 4)

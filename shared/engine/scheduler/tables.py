@@ -1,0 +1,350 @@
+"""Block tables: which blocks each sequence holds, and what host memory holds of those that lost theirs. Pure policy.
+
+A copy to or from host memory belongs to the plan of the step before which it must be done, and copies run in the order
+in which they were decided. So a freed block, or a freed slot, may be given away at once; the runner copies the bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from shared.engine.plan import BlockCopy
+from shared.engine.sequence import EngineSequence
+from shared.kv.groups import NO_BLOCK, KVGroups
+from shared.kv.hashing import extend_chain
+from shared.kv.pool import BlockPool, OutgoingBlock, OutOfBlocks
+
+WANTED = -2
+"""In a table: a block must be allocated here."""
+
+
+class BlockTables:
+    """Operations on sequences' block tables, of models whose layers all keep everything; stateless."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+
+    def hashes(self, sequence: EngineSequence) -> list[bytes]:
+        """Hashes of a sequence's full blocks."""
+        extend_chain(sequence.block_hashes, sequence.hash_root, sequence.token_ids, self._pool.block_size)
+        return sequence.block_hashes
+
+    def num_needed(self, sequence: EngineSequence) -> int:
+        """Blocks that a sequence holds at most until its tokens are computed."""
+        return -(-sequence.num_tokens // self._pool.block_size)
+
+    def cached(self, sequence: EngineSequence, num_tokens: int) -> list[int]:
+        """The places of its table, filled from the pool, for the longest prefix of its first `num_tokens` that it can
+        go on behind. Changes nothing: see `BlockPool.match`."""
+        return self._pool.match(self.hashes(sequence)[: num_tokens // self._pool.block_size])
+
+    def before_arrival(self, sequence: EngineSequence) -> list[int]:
+        """The table of a sequence whose KV will arrive, for its tokens and one more: blocks of the pool, WANTED where
+        there is none yet, NO_BLOCK where none is needed. Changes nothing."""
+        cached = self.cached(sequence, sequence.num_tokens)
+        num_blocks = -(-(sequence.num_tokens + 1) // self._pool.block_size)
+        return cached + [WANTED] * (num_blocks - len(cached))
+
+    def arriving(self, sequence: EngineSequence) -> None:
+        """`before_arrival` has become the sequence's table: counts its holes, of which there are none here."""
+
+    def take_found(self, sequence: EngineSequence) -> int:
+        """Takes prompt blocks that others have sealed meanwhile, directly behind the computed ones; returns how many
+        tokens they hold. 0 while a step that computes for the sequence is in flight."""
+        block_size = self._pool.block_size
+        start = len(sequence.block_ids)
+        if sequence.num_in_flight_tokens or sequence.num_computed_tokens != start * block_size:
+            return 0
+        found = self._pool.match(self.hashes(sequence)[start : (sequence.num_prompt_tokens - 1) // block_size])
+        self._pool.acquire(found)
+        sequence.block_ids += found
+        return len(found) * block_size
+
+    def tokens_before_found(self, sequence: EngineSequence, max_tokens: int) -> int:
+        """Tokens to compute before the first block of the prompt that lies in the pool already; at least 1, and all
+        where none does. Looks no further than `max_tokens`."""
+        block_size = self._pool.block_size
+        start = sequence.num_planned_tokens
+        end = min(start + max_tokens, sequence.num_prompt_tokens - 1)
+        for index in range(start // block_size + 1, end // block_size):
+            if self._pool.match([sequence.block_hashes[index]]):
+                return index * block_size - start
+        return sequence.num_tokens
+
+    def grow(self, sequence: EngineSequence, count: int) -> bool:
+        """Blocks for `count` more computed tokens; False where the pool has too few."""
+        num_tokens = sequence.num_computed_tokens + sequence.num_in_flight_tokens + count
+        return self._grow_to(sequence, -(-num_tokens // self._pool.block_size))
+
+    def _grow_to(self, sequence: EngineSequence, num_places: int) -> bool:
+        missing = num_places - len(sequence.block_ids)
+        if missing <= 0:
+            return True
+        try:
+            sequence.block_ids += self._pool.allocate(missing)
+        except OutOfBlocks:
+            return False
+        return True
+
+    def seal(self, sequence: EngineSequence, start: int) -> None:
+        """Seals the full blocks from the one that holds token `start` on, those that are not yet."""
+        block_size = self._pool.block_size
+        first, end = start // block_size, sequence.num_computed_tokens // block_size
+        if first == end:
+            return  # as in most decode steps
+        self._seal_places(sequence, first, end)
+
+    def _seal_places(self, sequence: EngineSequence, first: int, end: int) -> None:
+        hashes = self.hashes(sequence)
+        for index in range(first, end):
+            if sequence.block_ids[index] != NO_BLOCK and self._pool.hash_of(sequence.block_ids[index]) is None:
+                self._pool.seal(sequence.block_ids[index], hashes[index])
+
+    def ship(self, sequence: EngineSequence, end_block: int) -> list[OutgoingBlock]:
+        """The blocks below `end_block` that are due; each holds a reference of its own for the sender."""
+        if not sequence.ship_blocks:
+            return []
+        block_ids, checksum_of = sequence.block_ids, self._pool.checksum_of
+        due = [
+            OutgoingBlock(
+                sequence.sequence_id, index, block_ids[index], checksum_of(block_ids[index]), sequence.receiver
+            )
+            for index in range(sequence.num_shipped_blocks, end_block)
+            if index in sequence.ship_blocks
+        ]
+        sequence.num_shipped_blocks = max(sequence.num_shipped_blocks, end_block)
+        self._pool.acquire([block.block_id for block in due])
+        return due
+
+    def give_back_unseen(self, sequence: EngineSequence) -> None:
+        """Gives back blocks that no token from `num_computed_tokens` on sees: none here."""
+
+    def worth_storing(self, sequence: EngineSequence, num_tokens: int) -> range | list[int]:
+        """Places of the blocks of its first `num_tokens` by which another worker could go on, less those that came by a
+        hand-off."""
+        return range(sequence.num_arrived_blocks, num_tokens // self._pool.block_size)
+
+    def free(self, sequence: EngineSequence) -> None:
+        """Gives the sequence's references back."""
+        self._pool.release(held_of(sequence.block_ids) if sequence.num_holes else sequence.block_ids)
+        sequence.block_ids = []
+        sequence.block_table = ()
+
+
+class GroupedTables(BlockTables):
+    """Likewise, of models whose layers are in several KV groups, or see a window alone: of those a sequence holds the
+    blocks that its next token sees."""
+
+    def __init__(self, pool: BlockPool, groups: KVGroups, step_tokens: int) -> None:
+        """`step_tokens`: the most that a step computes."""
+        super().__init__(pool)
+        self._groups = groups
+        self._step_tokens = step_tokens
+
+    def hashes(self, sequence: EngineSequence) -> list[bytes]:
+        """See `BlockTables`: by place."""
+        groups = self._groups
+        extend_chain(
+            sequence.block_hashes, sequence.hash_root, sequence.token_ids, groups.block_size, num_groups=groups.size
+        )
+        return sequence.block_hashes
+
+    def num_needed(self, sequence: EngineSequence) -> int:
+        """See `BlockTables`."""
+        return self._groups.num_blocks(sequence.num_tokens, self._step_tokens)
+
+    def cached(self, sequence: EngineSequence, num_tokens: int) -> list[int]:
+        """See `BlockTables`."""
+        hashes = self.hashes(sequence)
+        found = self._groups.longest(self._has(hashes), num_tokens // self._groups.block_size)
+        return self._table(hashes, 0, found)
+
+    def before_arrival(self, sequence: EngineSequence) -> list[int]:
+        """See `BlockTables`."""
+        groups, hashes = self._groups, self.hashes(sequence)
+        block_size, size = groups.block_size, groups.size
+        table = [WANTED] * (size * -(-(sequence.num_tokens + 1) // block_size))
+        num_full = sequence.num_tokens // block_size
+        for group, window in enumerate(groups.windows):
+            first = 0 if window is None else groups.first_seen(window, sequence.num_tokens)
+            table[group : first * size : size] = [NO_BLOCK] * first
+            for place in range(first * size + group, num_full * size, size):
+                block_id = self._pool.find(hashes[place])
+                if block_id is not None:
+                    table[place] = block_id
+                elif window is None:
+                    break
+        return table
+
+    def arriving(self, sequence: EngineSequence) -> None:
+        """See `BlockTables`."""
+        self._give_back_before(sequence, sequence.num_tokens)
+
+    def take_found(self, sequence: EngineSequence) -> int:
+        """See `BlockTables`."""
+        groups = self._groups
+        start = len(sequence.block_ids) // groups.size
+        if sequence.num_in_flight_tokens or sequence.num_computed_tokens != start * groups.block_size:
+            return 0
+        hashes = self.hashes(sequence)
+        end = (sequence.num_prompt_tokens - 1) // groups.block_size
+        found = groups.longest(self._has(hashes), end, start)
+        if found == start:
+            return 0
+        table = self._table(hashes, start, found)
+        self._pool.acquire(held_of(table))
+        sequence.block_ids += table
+        self._give_back_before(sequence, found * groups.block_size)
+        return (found - start) * groups.block_size
+
+    def tokens_before_found(self, sequence: EngineSequence, max_tokens: int) -> int:
+        """See `BlockTables`."""
+        groups, hashes = self._groups, sequence.block_hashes
+        has, block_size = self._has(hashes), groups.block_size
+        start = sequence.num_planned_tokens
+        last = sequence.num_prompt_tokens - 1
+        for block in range(start // block_size + 1, min(start + max_tokens, last) // block_size):
+            if has(block * groups.size):
+                can_go_on = groups.longest(has, last // block_size, block) > block
+                return block * block_size - start if can_go_on else sequence.num_tokens
+        return sequence.num_tokens
+
+    def grow(self, sequence: EngineSequence, count: int) -> bool:
+        """See `BlockTables`."""
+        num_tokens = sequence.num_planned_tokens + count
+        return self._grow_to(sequence, self._groups.size * -(-num_tokens // self._groups.block_size))
+
+    def seal(self, sequence: EngineSequence, start: int) -> None:
+        """See `BlockTables`."""
+        block_size, size = self._groups.block_size, self._groups.size
+        first, end = start // block_size, sequence.num_computed_tokens // block_size
+        if first < end:
+            self._seal_places(sequence, first * size, end * size)
+
+    def ship(self, sequence: EngineSequence, end_block: int) -> list[OutgoingBlock]:
+        """See `BlockTables`."""
+        return super().ship(sequence, end_block * self._groups.size)
+
+    def give_back_unseen(self, sequence: EngineSequence) -> None:
+        """See `BlockTables`. A step in flight begins at `num_computed_tokens`, and so reads none of them."""
+        self._give_back_before(sequence, sequence.num_computed_tokens)
+
+    def worth_storing(self, sequence: EngineSequence, num_tokens: int) -> range | list[int]:
+        """See `BlockTables`. Of windows, what the token behind them sees, from wherever it came."""
+        groups = self._groups
+        seen = groups.seen_behind(num_tokens // groups.block_size)
+        arrived = sequence.num_arrived_blocks
+        return [place for place in seen if place >= arrived or groups.windows[place % groups.size] is not None]
+
+    def free(self, sequence: EngineSequence) -> None:
+        """See `BlockTables`."""
+        super().free(sequence)
+        sequence.seen_from = []
+        sequence.num_holes = 0
+
+    def _has(self, hashes: Sequence[bytes]) -> Callable[[int], bool]:
+        find = self._pool.find
+        return lambda place: find(hashes[place]) is not None
+
+    def _table(self, hashes: Sequence[bytes], start: int, end: int) -> list[int]:
+        """Places of the blocks `start` … `end` - 1, of which what the token behind them sees is in the pool."""
+        table = [NO_BLOCK] * ((end - start) * self._groups.size)
+        for place in self._groups.seen_behind(end, start):
+            block_id = self._pool.find(hashes[place])
+            assert block_id is not None, "a block that was just found"
+            table[place - start * self._groups.size] = block_id
+        return table
+
+    def _give_back_before(self, sequence: EngineSequence, num_tokens: int) -> None:
+        """Gives back what the token behind the first `num_tokens` does not see."""
+        groups, block_ids, unseen = self._groups, sequence.block_ids, []
+        size = groups.size
+        seen_from = sequence.seen_from = sequence.seen_from or [0] * size
+        for group, window in groups.windowed:
+            before, first = seen_from[group], groups.first_seen(window, num_tokens)
+            if first > before:
+                unseen += held_of(block_ids[before * size + group : first * size : size])
+                block_ids[before * size + group : first * size : size] = [NO_BLOCK] * (first - before)
+                seen_from[group] = first
+        if sequence.num_holes != sum(seen_from):
+            sequence.num_holes = sum(seen_from)
+            sequence.block_table = ()
+            self._pool.release(unseen)
+
+
+def block_tables(pool: BlockPool, groups: KVGroups, step_tokens: int) -> BlockTables:
+    """The kind that serves these groups; `step_tokens`: the most that a step computes."""
+    return BlockTables(pool) if groups.is_plain else GroupedTables(pool, groups, step_tokens)
+
+
+def held_of(block_ids: Iterable[int]) -> list[int]:
+    """Those of a table, or of slots, that are blocks."""
+    return [block_id for block_id in block_ids if block_id >= 0]
+
+
+class HostSwap:
+    """Slots of one block each. A sequence is moved out whole or not at all: it is then recomputed."""
+
+    def __init__(self, pool: BlockPool, num_slots: int, num_groups: int = 1) -> None:
+        """`num_slots` 0: nothing is ever moved out. `num_groups`: of KV."""
+        self._pool = pool
+        self._num_groups = num_groups
+        self._num_slots = num_slots
+        self._free = list(reversed(range(num_slots)))
+        self._copies: list[BlockCopy] = []
+
+    @property
+    def num_used(self) -> int:
+        """Slots that hold a block."""
+        return self._num_slots - len(self._free)
+
+    @property
+    def has_copies(self) -> bool:
+        """True where copies wait for a step to take them."""
+        return bool(self._copies)
+
+    def move_out(self, sequence: EngineSequence) -> bool:
+        """Plans copies of the blocks that a sequence has computed, which the caller then frees; False without room.
+
+        No step in flight may write to them.
+        """
+        assert not sequence.host_slots, f"{sequence.sequence_id} lies in host memory already"
+        # It may hold blocks not written to yet.
+        written = sequence.block_ids[: -(-sequence.num_computed_tokens // self._pool.block_size) * self._num_groups]
+        num_blocks = len(held_of(written))
+        if num_blocks == 0 or num_blocks > len(self._free):
+            return False
+        sequence.host_slots = [NO_BLOCK if block_id == NO_BLOCK else self._free.pop() for block_id in written]
+        sequence.num_host_tokens = sequence.num_computed_tokens
+        pairs = zip(written, sequence.host_slots, strict=True)
+        self._copies += [BlockCopy(block_id, slot, to_host=True) for block_id, slot in pairs if slot != NO_BLOCK]
+        return True
+
+    def move_in(self, sequence: EngineSequence) -> int:
+        """Brings a sequence's KV back behind the prefix that `block_ids` holds, into blocks that it allocates; the
+        slots are free then. Returns how many of its tokens are computed.
+
+        Raises OutOfBlocks where the pool has too few blocks.
+        """
+        held = len(sequence.block_ids)
+        computed = max(held // self._num_groups * self._pool.block_size, sequence.num_host_tokens)
+        slots = sequence.host_slots[held:]
+        if slots:
+            fresh = iter(self._pool.allocate(len(held_of(slots))))
+            block_ids = [NO_BLOCK if slot == NO_BLOCK else next(fresh) for slot in slots]
+            sequence.block_ids += block_ids
+            pairs = zip(block_ids, slots, strict=True)
+            self._copies += [BlockCopy(block_id, slot, to_host=False) for block_id, slot in pairs if slot != NO_BLOCK]
+        self.drop(sequence)
+        return computed
+
+    def drop(self, sequence: EngineSequence) -> None:
+        """Frees a sequence's slots, if it has any."""
+        self._free += reversed(held_of(sequence.host_slots))
+        sequence.host_slots = []
+        sequence.num_host_tokens = 0
+
+    def take_copies(self) -> tuple[BlockCopy, ...]:
+        """The copies decided since the last call, for the step that is planned now."""
+        copies, self._copies = tuple(self._copies), []
+        return copies

@@ -1,0 +1,125 @@
+"""KV groups: layers that keep the same tokens share one block table. Policy only: no tensors.
+
+Blocks of all groups have the same number of bytes and come from one pool: they are allocated, hashed, sent and stored
+alike. A sequence's blocks are one list, the groups of its first `block_size` tokens, then those of the next ones: block
+b of group g is at place `b * size + g`. Of a group with a window a sequence holds the blocks that its next token sees;
+what lies behind them is given back, and is NO_BLOCK in its list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+MAX_GROUPS = 16
+"""More would cost a step more than blocks behind windows are worth: such a model keeps all layers in one group."""
+MAX_PADDING = 8
+"""Of the layers that all groups together have room for, at most one in so many is left empty."""
+NO_BLOCK = -1
+"""In place of a block's id: the sequence holds none there, and needs none."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVGroups:
+    """What each group of a model keeps, the same for every worker of a cluster."""
+
+    block_size: int
+    """Tokens a block."""
+    windows: tuple[int | None, ...] = (None,)
+    """Of each group: tokens that its layers see, None for all."""
+
+    @property
+    def size(self) -> int:
+        """Number of groups, and of blocks that `block_size` new tokens take."""
+        return len(self.windows)
+
+    @property
+    def is_plain(self) -> bool:
+        """One group that keeps everything: a block's place is its number."""
+        return self.windows == (None,)
+
+    @property
+    def windowed(self) -> tuple[tuple[int, int], ...]:
+        """(group, window) of those that do not keep everything."""
+        return tuple((group, window) for group, window in enumerate(self.windows) if window is not None)
+
+    @property
+    def full(self) -> tuple[int, ...]:
+        """The groups that keep everything."""
+        return tuple(group for group, window in enumerate(self.windows) if window is None)
+
+    def first_seen(self, window: int, num_tokens: int) -> int:
+        """The first block that the token behind the first `num_tokens` sees, or one behind it."""
+        return max(0, num_tokens - window + 1) // self.block_size
+
+    def num_blocks(self, num_tokens: int, step_tokens: int = 1) -> int:
+        """Blocks that a sequence of so many tokens holds at most, computed `step_tokens` at once."""
+        every = -(-num_tokens // self.block_size)
+        held = every * len(self.full)
+        for _, window in self.windowed:
+            held += min(every, -(-(window - 1 + step_tokens) // self.block_size) + 1)
+        return held
+
+    def max_tokens(self, num_blocks: int, step_tokens: int = 1) -> int:
+        """Tokens of the longest sequence of whole blocks that so many blocks hold; without a group that keeps
+        everything there is no bound, and it is what all of them would hold of it."""
+        if self.is_plain:
+            return num_blocks * self.block_size
+        low, high = 0, num_blocks
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.num_blocks(middle * self.block_size, step_tokens) <= num_blocks:
+                low = middle
+            else:
+                high = middle - 1
+        return low * self.block_size
+
+    def longest(self, has: Callable[[int], bool], end: int, start: int = 0) -> int:
+        """The longest prefix, in blocks, at which every group can go on: `start` < it <= `end`, else `start`.
+
+        `has` says whether the block at a place is at hand; all that the token behind `start` blocks sees is.
+        """
+        size, windowed = self.size, self.windowed
+        runs = [start] * size  # blocks at hand, without a hole, up to the one that is looked at
+        found = start
+        for block in range(start, end):
+            for group, window in enumerate(self.windows):
+                if has(block * size + group):
+                    runs[group] += 1
+                elif window is None:
+                    return found
+                else:
+                    runs[group] = 0
+            num_tokens = (block + 1) * self.block_size
+            if all(runs[group] > block - self.first_seen(window, num_tokens) for group, window in windowed):
+                found = block + 1
+        return found
+
+    def seen_behind(self, num_blocks: int, start: int = 0) -> list[int]:
+        """Places from block `start` on of what the token behind `num_blocks` blocks sees, rising."""
+        return [place for place in self.seen_by_next(num_blocks * self.block_size) if place >= start * self.size]
+
+    def seen_by_next(self, num_tokens: int) -> list[int]:
+        """Places of what the token behind the first `num_tokens` sees, rising; the last block may be partly filled."""
+        firsts = [0 if window is None else self.first_seen(window, num_tokens) for window in self.windows]
+        num_blocks, size = -(-num_tokens // self.block_size), self.size
+        return [block * size + group for block in range(num_blocks) for group in range(size) if block >= firsts[group]]
+
+
+def group_layers(windows: Sequence[int | None]) -> tuple[tuple[int, ...], ...]:
+    """Layers by group, given each layer's window: as few groups as MAX_PADDING allows, each of layers with one window.
+    All layers are in one, whatever their windows, where that makes too many groups.
+
+    Groups that keep everything come first, the others in the order of their layers.
+    """
+    found = sorted(set(windows), key=lambda window: (window is not None, windows.index(window)))
+    kinds: dict[int | None, list[int]] = {window: [] for window in found}
+    for layer, window in enumerate(windows):
+        kinds[window].append(layer)
+    for width in range(min(map(len, kinds.values())), 0, -1):
+        groups = [
+            tuple(layers[begin : begin + width]) for layers in kinds.values() for begin in range(0, len(layers), width)
+        ]
+        if (len(groups) * width - len(windows)) * MAX_PADDING <= len(groups) * width:
+            break
+    return tuple(groups) if len(groups) <= MAX_GROUPS else (tuple(range(len(windows))),)

@@ -52,8 +52,11 @@ class SortedPairs:
 
 def sort_pairs(expert_ids: Tensor, first_expert: int, num_experts: int, tile_rows: int) -> SortedPairs:
     """On the device of `expert_ids` [num_tokens, top_k] int64, without waiting for it."""
-    local = expert_ids - first_expert
-    local = torch.where((local >= 0) & (local < num_experts), local, num_experts)
+    if first_expert == 0:  # as where one process has all experts: one launch instead of five
+        local = expert_ids.clamp(max=num_experts)
+    else:
+        local = expert_ids - first_expert
+        local = torch.where((local >= 0) & (local < num_experts), local, num_experts)
     pairs = local.flatten()
     counts = torch.zeros(num_experts + 1, dtype=torch.int64, device=pairs.device)
     counts.scatter_add_(0, pairs, torch.ones_like(pairs))
@@ -61,8 +64,8 @@ def sort_pairs(expert_ids: Tensor, first_expert: int, num_experts: int, tile_row
     return SortedPairs(
         local,
         torch.argsort(pairs, stable=True),
-        row_ends=counts.cumsum(0).to(torch.int32),
-        tile_ends=((counts + tile_rows - 1) // tile_rows).cumsum(0).to(torch.int32),
+        row_ends=counts.cumsum(0, dtype=torch.int32),
+        tile_ends=((counts + tile_rows - 1) // tile_rows).cumsum(0, dtype=torch.int32),
         most_tiles=len(pairs) // tile_rows + min(num_experts, len(pairs)),
     )
 

@@ -26,6 +26,7 @@ class StructuredRow(NamedTuple):
     newest: int | None  # the last of them; None where there is none
     known: tuple[int, ...]  # all of them from the first on, or none where the state is not older than it may be
     banned_token_ids: tuple[tuple[int, ...], ...]  # of each mask, removed where another token is left
+    bad_sequences: tuple[tuple[int, ...], ...] = ()  # likewise the last token of each, behind the others
     guesses: tuple[int, ...] = ()
 
 
@@ -72,9 +73,11 @@ class SequenceMatchers:
         matchers: list[tuple[LLMatcher, int]] = []
         guessing: list[tuple[_State, int]] = []
         banned: list[tuple[int, ...]] = []
+        owners: list[tuple[StructuredRow, int]] = []
         for row in rows:
             index = len(banned)
             banned += row.banned_token_ids
+            owners += [(row, place) for place in range(len(row.banned_token_ids))]
             try:
                 state = self._advance(row)
             except TandemError as error:
@@ -94,6 +97,11 @@ class SequenceMatchers:
             if index in faults:
                 words[index] = -1
             else:
+                row, place = owners[index]
+                known = self._states.get(row.sequence_id)
+                if row.bad_sequences and known is not None:
+                    tokens = [*known.tokens, *row.guesses[:place]]
+                    token_ids = (*token_ids, *_completing(row.bad_sequences, tokens))
                 _ban(words[index], token_ids)
         return Masks(words, faults)
 
@@ -180,6 +188,11 @@ def _continues(state: _State, row: StructuredRow) -> bool:
 def _allows(words: NDArray[np.int32], token_id: int) -> bool:
     """Whether a mask has the token."""
     return token_id < 32 * len(words) and bool(words.view(np.uint32)[token_id // 32] >> np.uint32(token_id % 32) & 1)
+
+
+def _completing(bad_sequences: Sequence[tuple[int, ...]], tokens: list[int]) -> list[int]:
+    """Tokens that would complete a bad sequence behind these."""
+    return [bad[-1] for bad in bad_sequences if len(bad) == 1 or tuple(tokens[1 - len(bad) :]) == bad[:-1]]
 
 
 def _ban(words: NDArray[np.int32], token_ids: Sequence[int]) -> None:

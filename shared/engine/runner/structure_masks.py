@@ -84,6 +84,7 @@ def _row(item: PlannedSequence, before: Sequence[int]) -> StructuredRow:
         num_output_tokens,
         newest if num_output_tokens else None,
         sample.output_token_ids,
-        tuple((*spec.banned_token_ids, *spec.params.bad_token_ids(spec.output_token_ids)) for spec in item.samples),
+        tuple(spec.banned_token_ids for spec in item.samples),
+        sample.params.bad_sequences,
         guesses,
     )

@@ -12,9 +12,8 @@ A step that only decodes may also compute guesses of what its answers go on with
 that are right are tokens of the same step. The KV of the others lies behind all computed tokens, and is written over.
 
 A step may be planned while the one before still runs. Then every sequence is assumed to continue, but those with
-penalties or guesses, which sit out a step until their newest token is known. If one turns out to have ended, what the
-later step computes for it is thrown away, and its blocks are given back only when no step in flight writes to them any
-more.
+guesses, which sit out a step until their tokens are known. If one turns out to have ended, what the later step computes
+for it is thrown away, and its blocks are given back only when no step in flight writes to them any more.
 """
 
 from __future__ import annotations
@@ -155,9 +154,8 @@ class Scheduler:
         decodes: list[EngineSequence] = []
         prompts: list[EngineSequence] = []
         for sequence in self.sequences.running:
-            in_flight = sequence.num_in_flight_samples
-            if in_flight and (in_flight > 1 or sequence.has_penalties or sequence.ends_in_flight):
-                continue  # it ends, or its next step depends on the tokens that are not known yet
+            if sequence.ends_in_flight or sequence.num_in_flight_samples > 1:
+                continue  # it ends, or the tokens that follow its guesses are not known yet
             num_unplanned = sequence.num_unplanned_tokens
             if num_unplanned == 1:
                 decodes.append(sequence)
@@ -187,7 +185,7 @@ class Scheduler:
         if plan.is_empty:
             return StepOutput()
         if step_s is not None:
-            self._measured(plan, step_s)
+            self._learn(plan, step_s)
         sequences = self._in_flight.complete(plan)
         tokens: list[NewToken] = []
         blocks: list[OutgoingBlock] = []
@@ -253,19 +251,19 @@ class Scheduler:
             self._admission.ended(sequence)
             self._retire(sequence)
 
-    def _measured(self, plan: StepPlan, step_s: float) -> None:
-        work = step_work(plan)
-        if plan.copies:
-            pass  # what they took is not known
-        elif self._speculator is not None and all(item.is_decode for item in plan.sequences):
-            num_guesses = plan.num_guesses
-            if not num_guesses:
-                self.step_fit.observe(work, step_s)
-            plain = StepWork(len(plan.sequences), sum([item.start + 1 for item in plan.sequences]))
-            self._speculator.measured(plain.num_sequences, num_guesses, self._predicted_s(plain), step_s)
-        else:
+    def measured(self, work: StepWork, step_s: float, *, is_clean: bool = True) -> None:
+        """Learns from a step that has run; one that is not clean did more than this work."""
+        if is_clean:
             self.step_fit.observe(work, step_s)
         self._batch_limit.measured(work)
+        self._pacing.measured(work, step_s)
+
+    def _learn(self, plan: StepPlan, step_s: float) -> None:
+        num_guesses = plan.num_guesses
+        self.measured(step_work(plan), step_s, is_clean=not plan.copies and not num_guesses)
+        if self._speculator is not None and not plan.copies and all(item.is_decode for item in plan.sequences):
+            plain = StepWork(len(plan.sequences), sum([item.start + 1 for item in plan.sequences]))
+            self._speculator.measured(plain.num_sequences, num_guesses, self._predicted_s(plain), step_s)
 
     def _predicted_s(self, work: StepWork) -> float:
         """Of a step; 0 where nothing is known."""
@@ -409,7 +407,8 @@ class Scheduler:
         will miss."""
         plain = StepWork(len(planned), sum([item.end for item in planned.values()]))
         sequences = [self.sequences[name] for name, item in planned.items() if item.is_decode]
-        sequences = [sequence for sequence in sequences if sequence.goal is Goal.COMPLETION]
+        # The runner counts what it has sampled for penalties, what is not kept too.
+        sequences = [s for s in sequences if s.goal is Goal.COMPLETION and not s.has_penalties]
         guessed = speculator.propose(sequences, budget, self._predicted_s(plain), room.limit_s)
         block_size, spare = self.pool.block_size, len(self.sequences.running)
         for sequence_id, guesses in guessed.items():
@@ -451,7 +450,7 @@ class Scheduler:
 
     def _retire(self, sequence: EngineSequence) -> None:
         self.sequences.end(sequence)
-        self._pacing.ended(sequence)
+        self._pacing.ended(sequence, self._clock())
         if self._speculator is not None:
             self._speculator.ended(sequence.sequence_id)
         computed = sequence.num_computed_tokens // self.pool.block_size

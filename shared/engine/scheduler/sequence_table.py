@@ -255,8 +255,8 @@ class StepsInFlight:
     def with_guesses(item: PlannedSequence, sequence: EngineSequence, guesses: tuple[int, ...]) -> PlannedSequence:
         """The share of a sequence that decodes and has no other step in flight, with guesses of what comes behind its
         newest token: each row knows all before it, as if they were right."""
+        assert not sequence.has_penalties, f"{sequence.sequence_id}: what it has sampled counts"
         first = item.samples[0]
-        known = first.output_token_ids
         return item._replace(
             token_ids=item.token_ids + guesses,
             block_ids=sequence.table(),
@@ -266,9 +266,7 @@ class StepsInFlight:
                     SampleSpec(
                         first.params,
                         first.position + count,
-                        first.prompt_token_ids,
-                        known + guesses[:count] if sequence.has_penalties else (),
-                        sequence.banned_token_ids(count),
+                        banned_token_ids=sequence.banned_token_ids(count),
                     )
                     for count in range(1, len(guesses) + 1)
                 ),
@@ -280,12 +278,13 @@ class StepsInFlight:
         banned = sequence.banned_token_ids()
         prompt: tuple[int, ...] = ()
         output: tuple[int, ...] = ()
-        if sequence.has_penalties:
-            prompt = tuple(sequence.token_ids[: sequence.num_prompt_tokens])
-        is_forgotten = self._num_plans + 1 - sequence.sampled_in_plan > STRUCTURE_MEMORY_PLANS
+        age = self._num_plans + 1 - sequence.sampled_in_plan
         never_sampled = sequence.sampled_in_plan == 0
+        is_new = sequence.has_penalties and (never_sampled or age > 1)
+        if is_new:
+            prompt = tuple(sequence.token_ids[: sequence.num_prompt_tokens])
         is_structured = sequence.sampling.structured_output is not None
-        if sequence.has_penalties or (is_structured and (is_forgotten or never_sampled)):
+        if is_new or (is_structured and (never_sampled or age > STRUCTURE_MEMORY_PLANS)):
             output = tuple(sequence.token_ids[sequence.num_prompt_tokens :])
         return SampleSpec(sequence.sampling, position, prompt, output, banned)
 

@@ -139,10 +139,7 @@ class EngineSequence:
 
     @property
     def num_guessable_tokens(self) -> int:
-        """Tokens beyond the next one that the answer may have: as many may be guessed; none with penalties, for which
-        the tokens before each guess would have to be counted."""
-        if self.has_penalties:
-            return 0
+        """Tokens beyond the next one that the answer may have: as many may be guessed."""
         max_tokens = self.sampling.max_tokens
         assert max_tokens is not None
         return min(max_tokens - self.num_output_tokens, self.max_tokens_total - len(self.token_ids)) - 1

@@ -203,7 +203,7 @@ class Scheduler:
         if plan.is_empty:
             return StepOutput()
         if step_s is not None:
-            self._measured(plan, step_s)
+            self._learn(plan, step_s)
         sequences = self._in_flight.complete(plan)
         tokens: list[NewToken] = []
         blocks: list[OutgoingBlock] = []
@@ -281,21 +281,19 @@ class Scheduler:
             self._admission.ended(sequence)
             self._retire(sequence)
 
-    def _measured(self, plan: StepPlan, step_s: float) -> None:
-        work, is_clean = step_work(plan), not plan.copies
-        if is_clean and self._speculator is not None and all(item.is_decode for item in plan.sequences):
-            plain = StepWork(len(plan.sequences), sum([item.start + 1 for item in plan.sequences]))
-            num_guesses = plan.num_guesses
-            self._speculator.measured(plain.num_sequences, num_guesses, self._predicted_s(plain), step_s)
-            is_clean = not num_guesses
-        self.measured(work, step_s, is_clean=is_clean)
-
     def measured(self, work: StepWork, step_s: float, *, is_clean: bool = True) -> None:
         """Learns from a step without guesses that has run; one that is not clean did more than this work."""
         if is_clean:
             self.step_fit.observe(work, step_s)
         self._batch_limit.measured(work)
         self._pacing.measured(work, step_s)
+
+    def _learn(self, plan: StepPlan, step_s: float) -> None:
+        num_guesses = plan.num_guesses
+        self.measured(step_work(plan), step_s, is_clean=not plan.copies and not num_guesses)
+        if self._speculator is not None and not plan.copies and all(item.is_decode for item in plan.sequences):
+            plain = StepWork(len(plan.sequences), sum([item.start + 1 for item in plan.sequences]))
+            self._speculator.measured(plain.num_sequences, num_guesses, self._predicted_s(plain), step_s)
 
     def _predicted_s(self, work: StepWork) -> float:
         """Of a step; 0 where nothing is known."""
@@ -462,7 +460,8 @@ class Scheduler:
         will miss."""
         plain = StepWork(len(planned), sum([item.end for item in planned.values()]))
         sequences = [self.sequences[name] for name, item in planned.items() if item.is_decode]
-        sequences = [sequence for sequence in sequences if sequence.goal is Goal.COMPLETION]
+        # The runner counts what it has sampled for penalties, what is not kept too.
+        sequences = [s for s in sequences if s.goal is Goal.COMPLETION and not s.has_penalties]
         guessed = speculator.propose(sequences, budget, self._predicted_s(plain), room.limit_s)
         size, block_size = self.groups.size, self.pool.block_size
         spare = size * len(self.sequences.running)

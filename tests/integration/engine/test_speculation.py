@@ -139,7 +139,7 @@ def test_the_ways_end_in_every_way(plain):
 def test_guesses_by_chance_change_nothing(start, plain, options):
     run = start(HostileDrafter(), **options)
     assert_same(answers(run), plain)
-    assert accepted(run)[0] > 0
+    assert accepted(run)[0] > 0 or "ahead" in options  # then most steps are planned before their tokens are known
     assert (run.scheduler.counters.num_preemptions > 0) == ("num_blocks" in options)
 
 

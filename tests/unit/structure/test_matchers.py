@@ -40,7 +40,7 @@ def row(
         tokens[-1] if tokens else None,
         tuple(given) if known else (),
         (banned,) * (1 + len(guesses)),
-        guesses,
+        guesses=guesses,
     )
 
 

@@ -52,6 +52,13 @@ def test_no_form_costs_more_than_its_bound(rows, form):
     assert rows[form].kl > 0
 
 
+def test_activations_in_int8_cost_no_more_than_weights_may(texts):
+    int8, w8a8 = judge(DEMO, DEMO, forms_of(["int8", "w8a8"], torch.bfloat16), texts, torch.bfloat16)
+    assert w8a8.change <= 0.005
+    assert w8a8.top1 >= 0.96
+    assert w8a8.kl > int8.kl > 0
+
+
 def test_fewer_bits_are_fewer_bytes_and_further_from_the_plain_model(rows):
     assert rows["stored"].weight_bytes > rows["int8"].weight_bytes > rows["int4"].weight_bytes
     assert rows["kv-bf16"].kl < rows["int8"].kl < rows["int4"].kl

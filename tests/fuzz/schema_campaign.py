@@ -30,8 +30,8 @@ def fuzz_schema(edge: Edge, num_cases: int, found: Findings) -> None:
     does not foresee is a failure: a status, a content type, a body."""
     schema = schemathesis.openapi.from_url(f"http://{edge.http}/openapi.json")
     operations = [each.ok() for each in schema.get_all_operations()]
-    pages = [each for each in operations if each.method == "get"]
-    answers = [each for each in operations if each.method != "get"]
+    pages = [each for each in operations if not each.body]
+    answers = [each for each in operations if each.body]
     for_a_page = min(MOST_FOR_A_PAGE, num_cases // (2 * len(operations)) or 1)
     for_an_answer = max(1, (num_cases - for_a_page * len(pages)) // (2 * len(answers)))
     with requests.Session() as session:

@@ -43,6 +43,7 @@ class PlannedSequence(NamedTuple):
     pending: int | None = None  # index among the tokens sampled by the step before
     targets: tuple[int, ...] = ()  # prompt tokens behind the first ones of these, whose log-probabilities are asked for
     num_alternatives: int = 0  # likeliest tokens beside each target
+    adapter: int = 0  # slot of its adapter on the worker, from 1; 0 = none
 
     @property
     def end(self) -> int:

@@ -51,6 +51,7 @@ class EngineSequence:
     ship_blocks: frozenset[int] = frozenset()  # block indexes that a decode worker waits for
     receiver: bytes = b""  # transfer address of that decode worker
     tenant: str = ""  # whose quota its blocks count against in the store
+    adapter: int = 0  # slot of its adapter on this worker, from 1; 0 = none
     arrival: int = 0  # order of arrival on this worker, set by the scheduler
     arrived_s: float = 0.0  # when that was, by the scheduler's clock
     status: Status = Status.WAITING

@@ -43,6 +43,7 @@ class AttemptCommands:
             num_stored_blocks=self._active.hits.num_stored_blocks,
             peers=self._peers(prefill),
             notes=reserved.reassignable,
+            adapter=self._request.adapter,
         )
 
     def go_on(self, name: str) -> worker_pb2.Reserve:
@@ -70,6 +71,7 @@ class AttemptCommands:
             traceparent=self._active.record.traceparent(),
             num_stored_blocks=num_stored_blocks,
             peers=peers,
+            adapter=self._request.adapter,
         )
 
     def _peers(self, name: str) -> list[types_pb2.PrefixHolder]:

@@ -57,8 +57,14 @@ def candidates(
 
     Half of `limit` goes to the longest prefix holders and to `favourite`, the rest is sampled. If none of them fits,
     the first fitting worker of the whole pool is taken: a request never waits while some worker has room. Workers that
-    the request excludes do not fit, unless the pool has no others.
+    the request excludes do not fit, unless the pool has no others. Those that do not know its adapter never fit.
     """
+    if request.adapter:
+        fits_base = fits
+
+        def fits(view: WorkerView) -> bool:
+            return request.adapter in view.adapters and fits_base(view)
+
     if request.excluded and any(view.name not in request.excluded for view in pool):
         allowed, fits_allowed = request.excluded, fits
 

@@ -21,7 +21,7 @@ from shared.engine.runner.runner import Runner
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import InvalidRequest, ModelMismatch, TransferFailed
 
-VERSION = 3
+VERSION = 4
 """Version of the message, raised with every change of its fields. Both ends must have the same one."""
 
 _HEADER = struct.Struct("<4sH")  # magic, version
@@ -53,6 +53,7 @@ class _Sequence(NamedTuple):
     pending: int | None
     targets: tuple[int, ...]
     num_alternatives: int
+    adapter: int
 
 
 class _Plan(NamedTuple):
@@ -95,6 +96,7 @@ class PlanEncoder:
             item.pending,
             item.targets,
             item.num_alternatives,
+            item.adapter,
         )
 
 
@@ -144,6 +146,7 @@ class PlanDecoder:
             item.pending,
             item.targets,
             item.num_alternatives,
+            item.adapter,
         )
 
 

@@ -246,6 +246,7 @@ class StepsInFlight:
             self._sample_spec(sequence) if count == sequence.num_unplanned_tokens else None,
             self._steps[-1].rows[sequence.sequence_id] if is_pending else None,
             *sequence.targets(start, count),
+            adapter=sequence.adapter,
         )
 
     def _sample_spec(self, sequence: EngineSequence) -> SampleSpec:

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.router.edge.access import CLIENT_LEFT, NOTE, STATUS, Access
 from services.router.edge.catalog import Catalog
+from services.router.edge.http.adapters import Adapters
 from services.router.edge.http.anthropic.endpoint import Messages
 from services.router.edge.http.endpoint import Dialect, InferenceEndpoint
 from services.router.edge.http.model_switch import ModelSwitch
@@ -32,6 +33,7 @@ from shared.errors import InvalidRequest, TandemError
 
 PATHS = (
     *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"),
+    *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
     *("/tokenize", "/detokenize", "/v1/models", "/version", "/", "/docs", "/openapi.json"),
     *("/healthz", "/health", "/ping", "/readyz", "/metrics", "/status"),
 )
@@ -116,6 +118,7 @@ def build_app(
     tokens = Tokenization(input_processor, keys, settings, messages)
     pages = Pages(catalog or Catalog([input_processor]), keys, metrics, view)
     live = LivePages(keys, view)
+    adapters = Adapters(input_processor, keys)
     return Starlette(
         routes=[
             *(
@@ -126,6 +129,8 @@ def build_app(
             Route("/tokenize", tokens.tokenize, methods=["POST"]),
             Route("/detokenize", tokens.detokenize, methods=["POST"]),
             Route("/tokenizer_info", tokens.info),
+            Route("/v1/load_lora_adapter", adapters.load, methods=["POST"]),
+            Route("/v1/unload_lora_adapter", adapters.unload, methods=["POST"]),
             Route("/v1/models", pages.models),
             Route("/v1/models/", pages.models),
             Route("/v1/models/{model:path}", pages.model),

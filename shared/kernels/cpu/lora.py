@@ -94,7 +94,7 @@ class CpuRows:
     @classmethod
     def of(cls, rows: LoraRows) -> CpuRows:
         """Made once for all layers."""
-        return rows.remember(cls, lambda: cls(rows))
+        return rows.remember("cpu", lambda: cls(rows))
 
     @property
     def address(self) -> int:

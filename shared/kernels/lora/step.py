@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from torch import Tensor
 
 from shared.kernels.lora.parts import LoraPart
 from shared.kernels.lora.rows import LoraRows
 
-PROJECTIONS = ("qkv", "o", "gate_up", "down")
-"""The projections of a layer, in the order in which a token passes them."""
+Projection = Literal["qkv", "o", "gate_up", "down"]
+"""Linear layers of a decoder's layer."""
+PROJECTIONS: tuple[Projection, ...] = ("qkv", "o", "gate_up", "down")
+"""In the order in which a token passes them."""
 
 
 class Lora(Protocol):
@@ -58,7 +60,11 @@ class PackedAdapter:
 
     @classmethod
     def of(
-        cls, layers: Sequence[Mapping[str, Sequence[LoraPart]]], in_sizes: Mapping[str, int], ops: LoraOps, like: Tensor
+        cls,
+        layers: Sequence[Mapping[Projection, Sequence[LoraPart]]],
+        in_sizes: Mapping[Projection, int],
+        ops: LoraOps,
+        like: Tensor,
     ) -> PackedAdapter:
         """`layers`: of each, the parts by projection; `in_sizes` by projection; `like` as for `make_lora`."""
         return cls(
@@ -87,7 +93,7 @@ class StepLoras:
     """Of the tokens whose logits are wanted, numbered among these."""
     ops: LoraOps
 
-    def add(self, out: Tensor, x: Tensor, layer: int, projection: str) -> None:
+    def add(self, out: Tensor, x: Tensor, layer: int, projection: Projection) -> None:
         """To what a projection gave, in place; arguments as for `add_lora`."""
         if not self.rows.num_rows:
             return

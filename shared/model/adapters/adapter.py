@@ -12,8 +12,9 @@ from torch import Tensor
 
 from shared.errors import ModelLoadError
 from shared.kernels.lora.parts import LoraPart
+from shared.kernels.lora.step import Projection
 from shared.model.adapters.config import MAX_RANK, AdapterConfig
-from shared.model.adapters.targets import Projection, Target, adapter_targets
+from shared.model.adapters.targets import Target, adapter_targets
 from shared.model.config.model_config import ModelConfig
 from shared.model.layers.rope import rotary_order
 from shared.model.ranks.shard import Shard

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
+from shared.kernels.lora.step import Projection
 from shared.model.config.model_config import ModelConfig
 from shared.model.layers.parameters import gate_up_rows, qkv_rows
-
-Projection = Literal["qkv", "o", "gate_up", "down"]
-"""Linear layers as `LayerModules` has them."""
-PROJECTIONS: tuple[Projection, ...] = ("qkv", "o", "gate_up", "down")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shared.collectives.interface import Collectives
 from shared.kernels.backend import BatchedLinear, DecoderOps, Experts, Linear
-from shared.kernels.lora.step import StepLoras
+from shared.kernels.lora.step import Projection, StepLoras
 from shared.kernels.quantized import QuantizedWeight, Weight, rounded
 from shared.model.config.latent_config import LatentConfig
 from shared.model.config.model_config import ModelConfig
@@ -235,7 +235,7 @@ class SummedLinear:
         return out
 
 
-def project(linear: Linear, x: Tensor, loras: StepLoras | None, layer: int, projection: str) -> Tensor:
+def project(linear: Linear, x: Tensor, loras: StepLoras | None, layer: int, projection: Projection) -> Tensor:
     """What a projection gives, with what adapters add to it. Over ranks these are parts of the same sum."""
     if loras is None:
         return linear.forward(x)

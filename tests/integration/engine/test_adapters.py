@@ -90,11 +90,11 @@ def test_a_slot_that_is_filled_anew_computes_with_what_it_holds_then(folders: li
 
 
 def test_a_hand_off_gives_the_tokens_of_one_engine_though_slots_differ(folders: list[Path]) -> None:
-    prompt = list(range(9, 60))
+    prompt, another = list(range(9, 60)), list(range(30, 81))
     with started(folders) as one, started([folders[0], *reversed(folders[1:])]) as other:
-        expected = answers(one, [prompt], [2])[0]
-        assert hand_off(one, other, prompt, 24, slots=(2, NUM_ADAPTERS - 1)) == expected
-        assert hand_off(other, one, prompt, 24, slots=(NUM_ADAPTERS - 1, 2), corrupt=1) == expected
+        expected = answers(one, [prompt, another], [2, 2])
+        assert hand_off(one, other, prompt, 24, slots=(2, NUM_ADAPTERS - 1)) == expected[0]
+        assert hand_off(other, one, another, 24, slots=(NUM_ADAPTERS - 1, 2), corrupt=1) == expected[1]
 
 
 def test_static_steps_serve_the_base_and_others_its_adapters(folders: list[Path]) -> None:

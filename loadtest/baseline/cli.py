@@ -107,7 +107,7 @@ def baseline(
 
 
 def _study(file: WindowFile, design: Design, common: Mapping[str, object], go_on: bool, seed_given: bool) -> Study:
-    """What was measured before, where the study goes on; raises ConfigError where that was another study."""
+    """What was measured before, where the study continues; raises ConfigError where that was another study."""
     settings = {
         **common,
         "systems": [system.name for system in design.fixed],

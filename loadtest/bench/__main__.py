@@ -31,7 +31,6 @@ BENCHMARKS = {
     "router": _benchmark("router.measure", "Latency that a router adds to a request, and its token throughput."),
     "overload": _benchmark("router.overload", "A router at three times its workers' capacity."),
     "parallel": _benchmark("parallel.measure", "Sums over ranks beside gloo, and steps of a group beside one process."),
-    "moves": _benchmark("moves", "The pause in an answer that moves to another decode worker."),
     "long-prompt": _benchmark("long_prompt", "Effect of long prompts on running answers."),
 }
 

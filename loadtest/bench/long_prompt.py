@@ -35,7 +35,6 @@ from loadtest.clients.connect import make_client
 from loadtest.clients.target import parse_target
 from loadtest.records import Reply
 from loadtest.rig.command_line import Option, Out, choice, names
-from loadtest.rig.markdown import bold, table
 from loadtest.rig.measure import percentile, turns
 from loadtest.rig.models import SERVED, write_model
 from loadtest.rig.results import Report, Result
@@ -236,9 +235,11 @@ def main(
         measured = asyncio.run(measure(folder, Path(scratch)))
     print(
         f"{answers} answers, prompts of {num_long_tokens} tokens one after the other, "
-        f"chunks of {chunk}, {pairs} pairs of {window:g} s\n\n{system_table(compared, measured)}"
+        f"chunks of {chunk}, {pairs} pairs of {window:g} s"
     )
-    Report(out).add(results(compared, measured))
+    report = Report(out)
+    report.add(results(compared, measured))
+    report.print()
 
 
 def _pin_all_but(workers: Collection[int]) -> None:
@@ -260,32 +261,13 @@ def _pin_all_but(workers: Collection[int]) -> None:
                     os.sched_setaffinity(int(thread.name), core)
 
 
-def system_table(systems: Sequence[System], measured: dict[str, list[Pair]]) -> str:
-    """A Markdown table, one row for each system."""
-    columns = ("system", "ITL p99 without", "with", "ratio (each pair's)", "p50 ratio", "long prompts", "their TTFT")
-    return table(columns, [_cells(system, measured[system.name]) for system in systems])
-
-
-def _cells(system: System, pairs: Sequence[Pair]) -> list[str]:
-    ratio = median_of(pairs, "p99_ratio")
-    each = ", ".join(f"{pair.p99_ratio:.2f}" for pair in pairs)
-    return [
-        system.name,
-        f"{median_of(pairs, 'quiet_p99_ms'):.1f} ms",
-        f"{median_of(pairs, 'busy_p99_ms'):.1f} ms",
-        f"{bold(f'{ratio:.2f}')} ({each})",
-        f"{median_of(pairs, 'p50_ratio'):.2f}",
-        f"{sum(pair.num_prompts for pair in pairs)}",
-        f"{median_of(pairs, 'prompt_ttft_ms'):.0f} ms",
-    ]
-
-
 _FIGURES = (
     ("ITL p99 without long prompts", "quiet_p99_ms", "ms"),
     ("ITL p99 with long prompts", "busy_p99_ms", "ms"),
     ("ITL p99 with over without", "p99_ratio", ""),
     ("ITL p50 with over without", "p50_ratio", ""),
     ("TTFT p50 of the long prompts", "prompt_ttft_ms", "ms"),
+    ("long prompts a pair", "num_prompts", "prompts"),
 )
 """Name, field of a pair, unit."""
 

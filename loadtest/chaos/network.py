@@ -2,7 +2,7 @@
 
 Ours is a namespace of its own too, and so is the list of the named ones: nothing of this is seen outside, and all of it
 goes with the last process in it. What is cut is dropped without a word on its way through ours (`ip rule … blackhole`):
-neither side sees more than silence. Our own traffic with the parts, that of clients and of the supervisor, goes on.
+neither side sees more than silence. Our own traffic with the parts, that of clients and of the supervisor, continues.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def poisson(requests: Sequence[TraceRequest], seed: int) -> list[TraceRequest]:
 
 
 def at_rate(requests: Sequence[TraceRequest], rate: float, for_s: float) -> list[TraceRequest]:
-    """The first requests, as fast as to give the mean rate, for so many seconds; again from the beginning, with other
+    """The first requests, at the mean rate, for that many seconds; again from the beginning, with other
     prompts, where they are too few."""
     wanted = max(2, round(rate * for_s))
     span_s = (requests[-1].at_s - requests[0].at_s) * len(requests) / (len(requests) - 1)

@@ -26,7 +26,7 @@ MAX_UNSENT_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """What a router is told of a request; each call arrives after a message's time."""
+    """A router's side of a request; each call arrives after a message's time."""
 
     on_first_token: Callable[[SimRequest, float, int], None]
     """(request, seconds since it came to the worker, cached tokens): its prompt is computed."""
@@ -62,7 +62,7 @@ class _Held:
 
 
 class Worker:
-    """Commands arrive at once: whoever sends them waits for the message's time."""
+    """Commands arrive at once: their sender waits for the message's time."""
 
     def __init__(self, world: World, name: str, spec: WorkerSpec, roles: Roles = BOTH) -> None:
         self.name, self.spec, self.roles = name, spec, roles

@@ -6,7 +6,7 @@ makes a dozen of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from shared.telemetry.buckets import BucketCounts
 
@@ -23,6 +23,12 @@ class Counter:
     def add(self, amount: float, *values: str) -> None:
         """Adds `amount` ≥ 0 under these values of the labels, in their order."""
         self._sums[values] = self._sums.get(values, 0) + amount
+
+    def add_each(self, series: Iterable[LabelValues], amounts: Iterable[float]) -> None:
+        """Adds an amount to each series, as many as there are series: cheaper than one call for each."""
+        sums = self._sums
+        for values, amount in zip(series, amounts, strict=True):
+            sums[values] = sums.get(values, 0) + amount
 
     def read(self) -> Mapping[LabelValues, float]:
         """All sums."""

@@ -123,7 +123,7 @@ class Stage:
             await running.aclose()
 
     async def held(self, tokens, num_blocks: int, names=(), tenant="t") -> None:
-        """Waits until the index says that each of these workers has so many blocks of these tokens."""
+        """Waits until the index says that each of these workers has that number of blocks of these tokens."""
         hashes = chain(self.fleet.hash_root(tenant, len(tokens)), tokens, BLOCK_SIZE)[:num_blocks]
 
         async def are_held() -> bool:
@@ -134,7 +134,7 @@ class Stage:
         await until(are_held)
 
     async def stored(self, tokens, num_blocks: int, tenant="t", deadline_s: float = DEADLINE_S) -> None:
-        """Waits until the index says that the store has so many blocks of these tokens."""
+        """Waits until the index says that the store has that number of blocks of these tokens."""
         hashes = chain(self.fleet.hash_root(tenant, len(tokens)), tokens, BLOCK_SIZE)[:num_blocks]
         assert len(hashes) == num_blocks
 

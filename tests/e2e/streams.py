@@ -47,7 +47,7 @@ class Streams:
         return sum(not task.done() for task in self._tasks)
 
     async def begun(self, num: int | None = None, num_tokens: int = 3) -> None:
-        """Waits until `num` of them, by default all, have so many tokens or have ended."""
+        """Waits until `num` of them, by default all, have that number of tokens or have ended."""
         wanted = len(self.tokens) if num is None else num
 
         def have_begun() -> bool:
@@ -78,7 +78,7 @@ async def under_fault(
     max_tokens: int = FIELDS["max_tokens"],
     num_begun: int | None = None,
 ) -> Streams:
-    """As many streams as `expected` has, of which so many decode when `fault` strikes; they give exactly that."""
+    """As many streams as `expected` has, `num_begun` of which decode when `fault` strikes; they give exactly that."""
     streams = Streams(cluster, [prompt(n) for n in range(len(expected))], **{**FIELDS, "max_tokens": max_tokens})
     await streams.begun(num_begun)
     await fault(streams)

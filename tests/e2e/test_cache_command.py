@@ -30,7 +30,7 @@ async def cached(run: Running, tokens: list[int], tenant: str = "", key: str = "
 
 
 async def held(run: Running, tenant: str, num_blocks: int) -> cache_pb2.CacheStats:
-    """Waits until the store has so many blocks of a tenant."""
+    """Waits until the store has that number of blocks of a tenant."""
     stub = cache_pb2_grpc.CacheServiceStub(run.channel)
 
     async def fitting() -> cache_pb2.CacheStats | None:

@@ -63,7 +63,7 @@ class Kubelet:
     async def _run(self) -> None:
         try:
             while not self._end.is_set():
-                with contextlib.suppress(*AWAY):  # what runs goes on
+                with contextlib.suppress(*AWAY):  # what runs stays
                     await self._look()
                 await asyncio.sleep(LOOK_S)
         finally:

@@ -1,4 +1,4 @@
-"""`make test-all`: each part is run and judged, and a further call goes on where it stopped."""
+"""`make test-all`: each part is run and judged, and a further call continues where it stopped."""
 
 from __future__ import annotations
 

@@ -24,7 +24,6 @@ import loadtest
 from loadtest.bench.prefix.fleet import Client, Outcome, Setup, make_cluster, write_tiny_model
 from loadtest.bench.prefix.ideal import Prompt, ideal_hit_tokens, make_prompt, read_prompts
 from loadtest.rig.command_line import Option, Out, integers, names
-from loadtest.rig.markdown import table
 from loadtest.rig.models import DEMO
 from loadtest.rig.results import Report, Result, machine
 from loadtest.workloads.tokens import Span, TokenSource
@@ -189,40 +188,6 @@ async def measure_ttft(setup: Setup, num_prompts: int, source: TokenSource) -> T
     return TtftRun(setup, returned[WARM_UP_PROMPTS:], never_seen[WARM_UP_PROMPTS:])
 
 
-def hit_table(runs: Sequence[HitRun]) -> str:
-    """A Markdown table, one row for each run."""
-    places = list(dict.fromkeys(place for run in runs for place in run.places))
-    rows = [
-        (
-            run.setup.name,
-            f"{run.num_requests:,}",
-            f"{run.num_prompt_tokens:,}",
-            *(f"{run.places.get(place, 0):,}" for place in places),
-            f"{run.num_hit_tokens / run.num_prompt_tokens:.1%}",
-            f"{run.num_ideal_tokens / run.num_prompt_tokens:.1%}",
-            f"{run.ratio:.1%}",
-            f"{run.requests_per_s:.1f}",
-        )
-        for run in runs
-    ]
-    return table(("", "requests", "prompt tokens", *places, "hit rate", "ideal", "of the ideal", "req/s"), rows)
-
-
-def ttft_table(runs: Sequence[TtftRun]) -> str:
-    """A Markdown table, one row for each run."""
-    rows = [
-        (
-            run.setup.name,
-            f"{1e3 * run.ttft_s:.1f} ms",
-            f"{1e3 * run.fresh_ttft_s:.1f} ms",
-            f"{run.ttft_s / run.fresh_ttft_s:.2f}",
-            f"{run.cached_share:.1%}",
-        )
-        for run in runs
-    ]
-    return table(("", "TTFT p50", "never seen, in turn", "ratio", "not computed"), rows)
-
-
 def main(
     trace: Annotated[Path, Option(help="Mooncake JSON lines; default: the shipped slice")] = _SLICE,
     requests: Annotated[int, Option(help="number of requests, from the trace's start")] = 1500,
@@ -243,23 +208,19 @@ def main(
     prompts = read_prompts(trace, requests, scale_output, source)
 
     async def measure() -> None:
-        """Prints the tables, and writes the results after each cluster."""
-        hits, times = [], []
+        """Writes the results after each cluster."""
         with tempfile.TemporaryDirectory() as folder:
             for setup in hit_setups(sizes, blocks, store_blocks, wanted, write_tiny_model(Path(folder))):
-                hits.append(await measure_hits(setup, prompts, in_flight, limit))
-                print(f"{setup.name}: {hits[-1].num_requests} requests, {hits[-1].ratio:.1%} of the ideal", flush=True)
-                report.add(hits[-1].results())
+                hits = await measure_hits(setup, prompts, in_flight, limit)
+                print(f"{setup.name}: {hits.num_requests} requests, {hits.ratio:.1%} of the ideal", flush=True)
+                report.add(hits.results())
         for setup in ttft_setups() if "ttft" in wanted else ():
-            times.append(await measure_ttft(setup, ttft_prompts, source))
-            print(f"{setup.name}: TTFT p50 {1e3 * times[-1].ttft_s:.1f} ms", flush=True)
-            report.add(times[-1].results())
-        if hits:
-            print(f"\n{blocks:,} blocks in all prefill pools, the goal is {GOAL:.0%} of the ideal\n\n{hit_table(hits)}")
-        if times:
-            print(f"\n{ttft_prompts} prompts each\n\n{ttft_table(times)}")
+            times = await measure_ttft(setup, ttft_prompts, source)
+            print(f"{setup.name}: TTFT p50 {1e3 * times.ttft_s:.1f} ms", flush=True)
+            report.add(times.results())
+        report.print()
 
-    print(machine())
+    print(f"{machine()}; {blocks:,} blocks in all prefill pools; the goal is {GOAL:.0%} of the ideal cache's hits")
     try:
         asyncio.run(measure())
     except* TandemError as errors:

@@ -51,7 +51,7 @@ class RequestShape:
         self._output = keep * self._output + seen.num_output_tokens
 
     def mix(self, rate: float) -> Mix | None:
-        """So many of them a second; None before any has finished."""
+        """Finished requests a second; None before any has finished."""
         if self._num_ended < 1 or self._output <= 0:
             return None
         prompt, cached = (total / self._num_ended for total in (self._prompt, self._cached))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from services.router.admission.queue import AdmissionQueue, QueueEntry
 from services.router.placement.views import Pool, Work
@@ -118,8 +117,7 @@ class DrainRate:
         return num_tokens * (self._seconds + max(0.0, now_s - self._since_s)) / self._tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(NamedTuple):
     """What was predicted for a request when it was admitted. Times are seconds of the queue's clock."""
 
     item: QueueEntry
@@ -191,7 +189,7 @@ class AdmissionController:
         own_s = self._predictor.idle_s(Work.of(item.num_tokens, num_cached)) or 0.0
         too_long = item.arrived_s + own_s > item.deadline_s
         if too_long and not strict and may_be_late(len(queue), pool, self._late_idle_share):
-            return Estimate(replace(item, deadline_s=math.inf), now_s, own_s, 0.0)
+            return Estimate(item._replace(deadline_s=math.inf), now_s, own_s, 0.0)
         wait_s = self._wait_s(now_s, pool, 0 if first else queue.num_tokens_ahead(item)) if queue else 0.0
         grace_s = 0.0 if strict else self._late_grace * (item.deadline_s - item.arrived_s)
         predicted_s = own_s + wait_s * self.calibration.factor if own_s else None

@@ -12,9 +12,8 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import count
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from shared.errors import Overloaded
 
@@ -22,8 +21,7 @@ BYTES_PER_TOKEN = 40
 """Memory of one waiting prompt token in this process: a tuple's slot and an int."""
 
 
-@dataclass(frozen=True, slots=True)
-class QueueEntry:
+class QueueEntry(NamedTuple):
     """One request on its way into the queue. Times are seconds of one clock."""
 
     request_id: str

@@ -120,7 +120,11 @@ class ActiveRequest:
         trace = self.record.ask.trace
         self.log = request_log(logger, request.request_id, trace.trace_hex if trace is not None else "")
         self.num_attempts = 0
-        """Attempts begun; each has an id of its own on the workers."""
+        """Attempts begun."""
+        self.wire_id = ""
+        """The id of its reservation: one for each attempt of each call, so that messages of an earlier one are ignored,
+        also where a client uses its request id again. The attempt's first prefill worker knows the request by it too;
+        later ones by `Attempt`'s sender id."""
         self.produced: list[int] = list(request.resumed_token_ids)
         """Output tokens so far, those of an earlier call included: a retry continues behind them."""
         self.stopped: TandemError | None = None
@@ -161,18 +165,16 @@ class ActiveRequest:
         return self.record.num_output_tokens
 
     @property
-    def wire_id(self) -> str:
-        """The id of its reservation: one for each attempt of each call, so that messages of an earlier one are ignored,
-        also where a client uses its request id again. The attempt's first prefill worker knows the request by it too;
-        later ones by `Attempt`'s sender id."""
-        return f"{self.request.request_id}#{self._serial}.{self.num_attempts}"
-
-    @property
     def finished(self) -> bool:
         """Its last token came."""
         return self.state is RequestState.FINISHED
 
     # --- the dispatcher's side
+
+    def begin_attempt(self) -> None:
+        """Another attempt, with a `wire_id` of its own."""
+        self.num_attempts += 1
+        self.wire_id = f"{self.request.request_id}#{self._serial}.{self.num_attempts}"
 
     def move(self, event: RequestEvent, worker: str = "", error: BaseException | None = None) -> None:
         """Takes the event, and writes it down; raises Internal where the present state has no such transition.

@@ -103,7 +103,8 @@ class Attempt:
     @property
     def decode(self) -> WorkerLink:
         """The worker that writes the answer."""
-        return self._seat.link
+        move = self._move
+        return self._first_seat.link if move is None else move.seat.link
 
     def open(self, work: Work, num_blocks: int) -> None:
         """Commits to the workers in our view: `work` for the one that computes, `num_blocks` more blocks to hold."""

@@ -192,7 +192,6 @@ class Dispatcher:
         error = None if task.cancelled() else task.exception()
         if active.finished:
             self._room.ended(active.num_output_tokens)
-            active.log.debug("request %s is finished", active.request.request_id)
         elif active.stopped is not None:
             self._fail(active, active.stopped)
         elif error is None:

@@ -125,20 +125,30 @@ class WaitingRoom:
 
     async def place(self, active: ActiveRequest, *, returning: bool) -> Attempt:
         """Waits in the queue until workers can start the request; raises Overloaded where that is not in time."""
-        request = active.request
-        request_id = request.request_id
         active.hits = await self._lookup.hits_for(active)
         active.note(RequestEvent.MATCHED)
         now = time.perf_counter()
         if not active.produced:
-            num_cached = min(active.hits.peer, active.num_tokens - 1)
-            own = Work.of(active.num_tokens - num_cached, num_cached)
-            self._placement.split.demand.arrived(own, active.num_tokens, now)
+            num_tokens = active.num_tokens
+            num_cached = min(active.hits.peer, num_tokens - 1)
+            own = Work.of(num_tokens - num_cached, num_cached)
+            self._placement.split.demand.arrived(own, num_tokens, now)
         estimate = self._enter(active, now, returning=returning)
+        attempt = None
+        try:
+            if not self._queue:
+                attempt = self._start(active, estimate)
+        except Overloaded:
+            active.note(RequestEvent.LATE)
+            raise
+        return attempt or await self._wait(active, estimate, now, returning=returning)
+
+    async def _wait(self, active: ActiveRequest, estimate: Estimate, now: float, *, returning: bool) -> Attempt:
+        """In the queue, since others are before it or no worker can start it."""
         item = estimate.item
         wait_s = min(self._config.queue_timeout_s, max(0.0, estimate.given_up_s - now))
         queued = _Queued(active, estimate, asyncio.get_running_loop().create_future())
-        held = self.blocked.read(now)
+        held = self.blocked.read(time.perf_counter())
         waits = False
         try:
             if returning:
@@ -160,7 +170,7 @@ class WaitingRoom:
                 self.pump()
             raise
         finally:
-            self._queue.remove(request_id)  # from here on no workers are assigned to it
+            self._queue.remove(item.request_id)  # from here on no workers are assigned to it
             if waits:
                 active.record.waits = between(held, self.blocked.read(time.perf_counter()))
         if not queued.assignment.done():
@@ -204,42 +214,50 @@ class WaitingRoom:
 
     def _waiting(self, active: ActiveRequest) -> QueueEntry:
         """What the queue knows of a request. Once a first token is out, its deadline is met or missed for good."""
-        request = active.request
+        request, num_tokens, arrived_s = active.request, active.num_tokens, active.record.ask.arrived_at
         target_s = request.ttft_timeout_s or self._config.ttft_target_s
         return QueueEntry(
             request.request_id,
-            num_tokens=max(1, active.num_tokens - active.hits.peer),
-            arrived_s=active.record.ask.arrived_at,
-            deadline_s=active.record.ask.arrived_at + target_s if target_s and not active.produced else math.inf,
+            num_tokens=max(1, num_tokens - active.hits.peer),
+            arrived_s=arrived_s,
+            deadline_s=arrived_s + target_s if target_s and not active.produced else math.inf,
             priority=request.priority,
             tenant=request.tenant,
-            num_bytes=BYTES_PER_TOKEN * active.num_tokens,
+            num_bytes=BYTES_PER_TOKEN * num_tokens,
         )
 
     def _try_start(self, queued: _Queued) -> bool:
-        """Chooses workers for the queue's head; commits to them in our view, so that the next choice sees it."""
-        active, assignment, layout = queued.active, queued.assignment, self._fleet.layout
+        """The queue's head starts, or leaves the queue without."""
+        assignment = queued.assignment
         if assignment.done():
             return True  # it gave up waiting
-        if layout is None:
-            return False
-        fleet = self._fleet
-        wanted = self._wanted(active, layout.block_size, queued.estimate.item.deadline_s)
-        choice = self._choose(wanted)
-        if choice is None:
-            self._note_blocked(wanted)
-            return False
-        self.blocked.release(wanted.now_s)
         try:
-            self._admission.start(queued.estimate, time.perf_counter(), choice.predicted_ttft_s)
+            attempt = self._start(queued.active, queued.estimate)
         except Overloaded as error:
             assignment.set_exception(error)
             return True
+        if attempt is not None:
+            assignment.set_result(attempt)
+        return attempt is not None
+
+    def _start(self, active: ActiveRequest, estimate: Estimate) -> Attempt | None:
+        """Chooses workers for a request; commits to them in our view, so that the next choice sees it. None where no
+        worker can start it; raises Overloaded where it would be late."""
+        fleet, layout = self._fleet, self._fleet.layout
+        if layout is None:
+            return None
+        wanted = self._wanted(active, layout.block_size, estimate.item.deadline_s)
+        choice = self._choose(wanted)
+        if choice is None:
+            self._note_blocked(wanted)
+            return None
+        self.blocked.release(wanted.now_s)
+        self._admission.start(estimate, wanted.now_s, choice.predicted_ttft_s)
         decode = fleet.decodes[choice.decode]
         prefill = fleet.prefills[choice.prefill] if choice.prefill is not None else None
         if choice.prefill is not None:
             self._pairs.note_placed(choice.prefill, choice.decode, wanted.now_s)
-        active.num_attempts += 1
+        active.begin_attempt()
         active.record.choices.append(choice)
         active.note(RequestEvent.CHOOSING, at=wanted.now_s)
         attempt = Attempt(
@@ -252,12 +270,8 @@ class WaitingRoom:
             self._fleet.heard,
             self._pairs,
         )
-        active.log.debug(
-            "request %s: prefill on %s, decode on %s", active.wire_id, (prefill or decode).name, decode.name
-        )
         attempt.open(wanted.work((prefill or decode).name), wanted.num_missing_blocks(decode.name))
-        assignment.set_result(attempt)
-        return True
+        return attempt
 
     def _choose(self, wanted: PlacementRequest) -> Choice | None:
         """Workers that can start a request now; while no prefill worker is there, one that decodes computes the prompt

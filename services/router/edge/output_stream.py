@@ -258,8 +258,12 @@ class OutputStream:
                     raise self._error
                 if not self._open:
                     raise StopAsyncIteration
-                await self._wait()
-                await self._take()
+                reader: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                for answer in self._open:
+                    answer.running.notify(reader)
+                await reader
+                for answer in self._take():
+                    await answer.running.aclose()
         except asyncio.CancelledError as error:
             if _is_cancelled():
                 await self._end(error)
@@ -297,15 +301,10 @@ class OutputStream:
         for answer in self._answers:
             await answer.running.aclose()
 
-    async def _wait(self) -> None:
-        """Until some open answer has something to take."""
-        reader: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        for answer in self._open:
-            answer.running.notify(reader)
-        await reader
-
-    async def _take(self) -> None:
-        """Converts what came for the open answers."""
+    def _take(self) -> list[_Answer]:
+        """Converts what came for the open answers. Returns those that a stop string ended: what it cut off must not run
+        on."""
+        stopped: list[_Answer] = []
         for answer in tuple(self._open):
             try:
                 delta = answer.running.take()
@@ -316,15 +315,16 @@ class OutputStream:
                 output = answer.processor.process(delta)
             except Exception as error:
                 self._error = error
-                return
+                break
             self.num_output_tokens += len(output.token_ids)
             answer.num_tokens += len(output.token_ids)
             if output.finish is not None:
                 answer.finish = output.finish
                 self._open.remove(answer)
-                if delta.finish_reason is None:  # a stop string: what it cut off must not run on
-                    await answer.running.aclose()
+                if delta.finish_reason is None:
+                    stopped.append(answer)
             self._ready.append((answer.index, output))
+        return stopped
 
     def _passed_on(self) -> None:
         """The reader has passed on what it got last."""

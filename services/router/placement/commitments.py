@@ -27,15 +27,15 @@ class _Commitment:
 
 
 class Ledger:
-    """One worker's reports and this router's commitments there; writes the sum into `view`. Any clock, in seconds."""
+    """One worker's reports and this router's commitments there; writes the sum into `view`. Any clock, in seconds.
+
+    The view holds the last report and the sums over the unsettled commitments, which change by one at a time.
+    """
 
     def __init__(self, view: WorkerView) -> None:
         self.view = view
-        self._free_blocks = view.num_free_blocks
-        self._requests = view.num_requests
-        self._queued = view.queued
-        self._decoding = view.num_decoding
-        self._context_tokens = view.num_context_tokens
+        self._free_blocks = view.num_free_blocks  # by the report, less those of the unsettled commitments
+        self._requests = view.num_requests  # by the report
         self._own_tokens = 0  # to compute, of the open commitments
         self._open: dict[str, _Commitment] = {}
         self._unsettled: dict[str, _Commitment] = {}
@@ -48,8 +48,9 @@ class Ledger:
     def commit(self, request_id: str, work: Work, *, num_blocks: int, num_answer_tokens: int = 0) -> None:
         """The request was placed here: `work` is to be computed for it, and it takes `num_blocks`; its answer runs here
         behind `num_answer_tokens` tokens, or elsewhere where that is 0."""
-        self._open[request_id] = self._unsettled[request_id] = _Commitment(work, num_blocks, num_answer_tokens)
+        item = self._open[request_id] = self._unsettled[request_id] = _Commitment(work, num_blocks, num_answer_tokens)
         self._own_tokens += work.tokens
+        self._count(item, 1)
         self._write()
 
     def sent(self, request_id: str, now_s: float) -> None:
@@ -69,16 +70,19 @@ class Ledger:
         item = self._open.get(request_id)
         if item is not None:
             self._own_tokens -= item.work.tokens
+            if request_id in self._unsettled:
+                self.view.num_queued_tokens -= item.work.tokens
+                self.view.num_queued_pairs -= item.work.pairs
             item.work = NO_WORK
             item.acknowledged = True
-            self._write()
 
     def release(self, request_id: str) -> None:
         """The request has ended on this worker."""
         item = self._open.pop(request_id, None)
         if item is not None:
             self._own_tokens -= item.work.tokens
-            self._unsettled.pop(request_id, None)
+            if self._unsettled.pop(request_id, None) is not None:
+                self._count(item, -1)
             self._write()
 
     def report(
@@ -93,35 +97,36 @@ class Ledger:
     ) -> None:
         """The worker's current figures; a worker marked full is considered again. `num_decoding`, and their tokens:
         answers that run there or are to."""
-        self.view.reported_s = now_s
-        self._free_blocks = num_free_blocks
-        self._requests = num_requests
-        self._queued = queued
-        self._decoding = num_decoding
-        self._context_tokens = num_context_tokens
+        view = self.view
+        view.reported_s = now_s
+        self._free_blocks, self._requests = num_free_blocks, num_requests
+        view.num_queued_tokens, view.num_queued_pairs = queued.tokens, queued.pairs
+        view.num_decoding, view.num_context_tokens = num_decoding, num_context_tokens
         if queued.tokens > self._own_tokens:
-            self.view.exclusive_since_s = math.inf
-        elif self.view.exclusive_since_s == math.inf:
-            self.view.exclusive_since_s = now_s
+            view.exclusive_since_s = math.inf
+        elif view.exclusive_since_s == math.inf:
+            view.exclusive_since_s = now_s
         for request_id, item in list(self._unsettled.items()):
             if item.sent_s is not None and now_s >= item.sent_s:
                 item.num_reports += 1
                 aged = item.num_reports >= 2 and now_s - item.sent_s >= SETTLE_S
                 if item.acknowledged or aged:
                     del self._unsettled[request_id]
+                    continue
+            self._count(item, 1)
         self._write()
 
+    def _count(self, item: _Commitment, sign: int) -> None:
+        """Adds an unsettled commitment to the sums, or takes it out of them. All are whole numbers or halves, so that
+        nothing is left over."""
+        view = self.view
+        self._free_blocks -= sign * item.num_blocks
+        view.num_queued_tokens += sign * item.work.tokens
+        view.num_queued_pairs += sign * item.work.pairs
+        if item.num_answer_tokens:
+            view.num_decoding += sign
+            view.num_context_tokens += sign * item.num_answer_tokens
+
     def _write(self) -> None:
-        view, num_blocks, num_answers, num_tokens = self.view, 0, 0, 0
-        queued_tokens, queued_pairs = self._queued.tokens, self._queued.pairs
-        for item in self._unsettled.values():
-            num_blocks += item.num_blocks
-            queued_tokens += item.work.tokens
-            queued_pairs += item.work.pairs
-            num_answers += item.num_answer_tokens > 0
-            num_tokens += item.num_answer_tokens
-        view.num_free_blocks = max(0, self._free_blocks - num_blocks)
-        view.num_requests = max(len(self._open), self._requests + len(self._unsettled))
-        view.num_queued_tokens, view.num_queued_pairs = queued_tokens, queued_pairs
-        view.num_decoding = self._decoding + num_answers
-        view.num_context_tokens = self._context_tokens + num_tokens
+        self.view.num_free_blocks = max(0, self._free_blocks)
+        self.view.num_requests = max(len(self._open), self._requests + len(self._unsettled))

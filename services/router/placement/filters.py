@@ -8,6 +8,9 @@ from itertools import islice
 
 from services.router.placement.views import PlacementRequest, Pool, WorkerView
 
+Filter = Callable[[WorkerView, PlacementRequest], bool]
+"""Whether the worker can take the request now."""
+
 GUEST_AFTER_S = 0.5
 """A worker of another router's shard counts as one's own once no other router's prompt was seen there for this long,
 which is longer than any report is old. If it were shorter, all routers would see the same idle worker at once and all
@@ -43,7 +46,7 @@ def has_queue_room(view: WorkerView, request: PlacementRequest, max_queued_token
 
 def candidates(
     pool: Pool,
-    fits: Callable[[WorkerView], bool],
+    fits: Filter,
     request: PlacementRequest,
     favourite: str,
     limit: int,
@@ -68,12 +71,12 @@ def candidates(
     if request.excluded and any(view.name not in request.excluded for view in pool):
         allowed, fits_allowed = request.excluded, fits
 
-        def fits(view: WorkerView) -> bool:
-            return view.name not in allowed and fits_allowed(view)
+        def fits(view: WorkerView, request: PlacementRequest) -> bool:
+            return view.name not in allowed and fits_allowed(view, request)
 
     holders = request.hits.holders
     if len(pool) <= limit:
-        return [view for view in pool if fits(view)]
+        return [view for view in pool if fits(view, request)]
     chosen = {
         name: view
         for name in (*islice((name for name in holders if name in pool), limit // 2), favourite)
@@ -81,7 +84,7 @@ def candidates(
     }
     for view in pool.draw(rng, max(2, limit - len(chosen))):
         chosen[view.name] = view
-    found = [view for view in chosen.values() if fits(view)]
+    found = [view for view in chosen.values() if fits(view, request)]
     if not found:
-        found = [view for view in pool.from_random_start(rng) if fits(view)][:1]
+        found = [view for view in pool.from_random_start(rng) if fits(view, request)][:1]
     return found

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import repeat
 from operator import itemgetter, mul
 from typing import TYPE_CHECKING, get_args
 
 from services.router.placement.decision import Candidate, Choice, Route, Thresholds
-from services.router.placement.filters import can_hold, candidates, has_queue_room
+from services.router.placement.filters import Filter, can_hold, candidates, has_queue_room
 from services.router.placement.pairs import PairPolicy
 from services.router.placement.prediction import TtftPredictor
 from services.router.placement.scorers import SCORERS, Scorer, ScoringContext, SessionTable, Stage, TierWeights, weights
@@ -64,6 +65,9 @@ class Placement:
         self.pairs = PairPolicy(config.tpot_target_s, self.predictor, self.split.demand)
         """Which two of these serve a request."""
         self._sessions = SessionTable(config.max_sessions)
+        self._has_room: Filter = partial(
+            has_queue_room, max_queued_tokens=config.max_queued_tokens, patience=config.patience
+        )
         self._scorers: dict[Stage, list[tuple[Scorer, float]]] = {
             stage: [
                 (scorer, weight)
@@ -102,14 +106,14 @@ class Placement:
         self.pairs.look(prefills, preferred)
         if self.pairs.typical is None:  # nothing can be predicted yet
             return self.choose(request, decodes, prefills, collocated=False)
-        limit, patience = self._config.max_queued_tokens, self._config.patience
+        patience = self._config.patience
         pairs = self.pairs.choose(
             request,
-            self._candidates(decodes, lambda view: can_hold(view, request), request, ""),
+            self._candidates(decodes, can_hold, request, ""),
             self._candidates(
                 prefills,
-                lambda view: (
-                    has_queue_room(view, request, limit, patience)
+                lambda view, request: (
+                    self._has_room(view, request)
                     and self.pairs.has_time(view, patience * request.num_hit_tokens(view.name))
                 ),
                 request,
@@ -128,24 +132,15 @@ class Placement:
         None if none that the request does not exclude can start it now."""
         found = [
             view
-            for view in self._candidates(
-                prefills,
-                lambda view: has_queue_room(view, request, self._config.max_queued_tokens, self._config.patience),
-                request,
-                "",
-            )
+            for view in self._candidates(prefills, self._has_room, request, "")
             if view.name not in request.excluded
         ]
         chosen, _ = self._pick("prefill", found, self._context(request, "", near))
         return chosen.name if chosen is not None else None
 
     def _collocated(self, request: PlacementRequest, decodes: Pool, last: str) -> Choice | None:
-        limit, patience = self._config.max_queued_tokens, self._config.patience
         found = self._candidates(
-            decodes,
-            lambda view: can_hold(view, request) and has_queue_room(view, request, limit, patience),
-            request,
-            last,
+            decodes, lambda view, request: can_hold(view, request) and self._has_room(view, request), request, last
         )
         decode, ranked = self._pick("collocated", found, self._context(request, last))
         if decode is None:
@@ -155,9 +150,8 @@ class Placement:
     def _two_pools(
         self, request: PlacementRequest, decodes: Pool, prefills: Pool, last_prefill: str, last_decode: str
     ) -> Choice | None:
-        config = self._config
-        found = self._candidates(decodes, lambda view: can_hold(view, request), request, last_decode)
-        reachable = [view for view in found if request.is_reachable(view.name, prefills)]
+        found = self._candidates(decodes, can_hold, request, last_decode)
+        reachable = [view for view in found if request.is_reachable(view.name, prefills)] if request.cut else found
         if found and not reachable:
             here = self._collocated(request, decodes, last_decode)
             return replace(here, route=Route.NO_PREFILL) if here is not None else None
@@ -167,9 +161,7 @@ class Placement:
         cut = request.cut.get(decode.name, frozenset())
         found = self._candidates(
             prefills,
-            lambda view: (
-                view.name not in cut and has_queue_room(view, request, config.max_queued_tokens, config.patience)
-            ),
+            (lambda view, request: view.name not in cut and self._has_room(view, request)) if cut else self._has_room,
             request,
             last_prefill,
         )
@@ -184,9 +176,7 @@ class Placement:
         name = prefill.name if prefill is not None and route is Route.HAND_OFF else None
         return Choice(decode.name, name, route, predicted_s, ranked_decodes, ranked_prefills)
 
-    def _candidates(
-        self, pool: Pool, fits: Callable[[WorkerView], bool], request: PlacementRequest, last: str
-    ) -> list[WorkerView]:
+    def _candidates(self, pool: Pool, fits: Filter, request: PlacementRequest, last: str) -> list[WorkerView]:
         return candidates(pool, fits, request, last, self._config.max_candidates, self._random)
 
     def _context(self, request: PlacementRequest, last: str, near: tuple[str, ...] = ()) -> ScoringContext:
@@ -226,19 +216,22 @@ class Placement:
         """The best by weighted mean; ties go to this router's shard first, then at random."""
         if not views:
             return None, ()
-        scorers = [(scorer, weight) for scorer, weight in self._scorers[stage] if scorer.applies(context)]
-        weights = [weight for _, weight in scorers]
+        names, weights, columns = [], [], []
+        for scorer, weight in self._scorers[stage]:
+            if scorer.applies(context):
+                names.append(scorer.name)
+                weights.append(weight)
+                columns.append(map(scorer.score, views, repeat(context)))
         total = sum(weights) or 1.0
-        columns = [map(scorer.score, views, repeat(context)) for scorer, _ in scorers]
         parts = list(zip(*columns, strict=True)) if columns else [()] * len(views)
         scores = [sum(map(mul, weights, part)) / total for part in parts]
-        alone = all(view.in_shard for view in views)
+        alone = False not in [view.in_shard for view in views]
         enough = max(scores) - (0.0 if alone else self._config.tie_margin)
         equals = [view for view, value in zip(views, scores, strict=True) if value >= enough]
-        chosen = self._random.choice([view for view in equals if view.in_shard] or equals)
+        chosen = self._random.choice(equals if alone else [view for view in equals if view.in_shard] or equals)
         if not self._config.explain:
             return chosen, ()
-        names, hits = [scorer.name for scorer, _ in scorers], context.request.hits.local
+        hits = context.request.hits.local
         ranked = sorted(zip(scores, views, parts, strict=True), key=itemgetter(0), reverse=True)
         return chosen, tuple(
             [

@@ -22,7 +22,7 @@ class TierWeights:
     store: float = 0.25
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: see `PlacementRequest`
 class ScoringContext:
     """A scorer's input besides the worker."""
 

@@ -63,7 +63,7 @@ def headrooms(views: Sequence[WorkerView], mix: Mix, targets: Targets, block_siz
 
 
 def pool_headroom(worker: WorkerView, size: int, mix: Mix, targets: Targets, block_size: int) -> float:
-    """The most that so many workers like this one could serve, in any split, in times of the mix; 0 where they cannot
+    """The most that `size` workers like this one could serve, in any split, in times of the mix; 0 where they cannot
     serve it within the targets at all."""
     pool = [replace(worker, name=f"{number}") for number in range(size)]
     return max(headrooms(pool, mix, targets, block_size).values(), default=0.0)

@@ -83,7 +83,7 @@ REFUSALS = counter(
     "when",
     "cause",
 )
-TTFT_PARTS = counter(
+TTFT_SECONDS = counter(
     "tandem_ttft_part_seconds_total",
     "Where the time to the first token of finished requests went; the parts add up to it.",
     "part",
@@ -105,7 +105,7 @@ PICKS = counter(
 )
 RECORDED = (
     *(TTFT, TPOT, DURATION, QUEUE, EXPOSED, PROMPT_LEN, OUTPUT_LEN),
-    *(REQUESTS, FINISHED_REQUESTS, TENANT_REQUESTS, RETRIES, MIGRATIONS, MOVES, PLACEMENTS, REFUSALS, TTFT_PARTS),
+    *(REQUESTS, FINISHED_REQUESTS, TENANT_REQUESTS, RETRIES, MIGRATIONS, MOVES, PLACEMENTS, REFUSALS, TTFT_SECONDS),
     *(PREFIX_TOKENS, TOKENS, LOST_TOKENS, PICKS),
 )
 """What `RouterMetrics` counts."""

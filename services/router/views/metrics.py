@@ -30,10 +30,10 @@ from services.router.views.metric_definitions import (
     TOKENS,
     TPOT,
     TTFT,
-    TTFT_PARTS,
+    TTFT_SECONDS,
 )
 from services.router.views.moves import MoveOutcome, move_outcome
-from services.router.views.timings import tpot_s, ttft_split
+from services.router.views.timings import TTFT_PARTS, tpot_s, ttft_split
 from shared.engine.finish_reason import FinishReason
 from shared.errors import Cancelled, Overloaded, TransferFailed, WorkerLost
 from shared.telemetry.metrics import Metrics
@@ -47,6 +47,9 @@ _MOVED = (RequestEvent.SWITCHED, RequestEvent.LEFT_ALONE, RequestEvent.STAYED, R
 """May decide a move, as RETRY may."""
 COUNTED = frozenset((RequestEvent.PLACED, RequestEvent.SENDER_LOST, RequestEvent.RETRY, *_MOVED, *_REFUSALS))
 """The events that `RouterMetrics.noted` counts; it does nothing for others."""
+_PARTS = [(part,) for part in TTFT_PARTS]
+_KINDS = [(kind,) for kind in ("prompt", "cached", "fetched", "fetched_from_peers", "output")]
+_PLACES = ("local", "peer", "store", "computed")
 _REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.CANCELLED: "cancelled"}
 
 
@@ -85,6 +88,7 @@ class RouterMetrics:
         self.tenants = {tenant: TenantCounts() for tenant in (*known_tenants, OTHER_TENANTS)}
         """By tenant."""
         self._named = frozenset(known_tenants[:MAX_TENANTS])
+        self._places = {name: [(name, place) for place in _PLACES] for name in (*self._named, OTHER_TENANTS)}
         self.metrics = metrics = Metrics("tandem-router", name, {"gen_ai_response_model": model_name})
         """For what others count."""
         self.ttft, self.tpot = metrics.histogram(TTFT), metrics.histogram(TPOT)
@@ -99,7 +103,7 @@ class RouterMetrics:
         self._moves = metrics.counter(MOVES)
         self._placements = metrics.counter(PLACEMENTS)
         self._refusals = metrics.counter(REFUSALS)
-        self._ttft_parts = metrics.counter(TTFT_PARTS)
+        self._ttft_parts = metrics.counter(TTFT_SECONDS)
         self._prefixes = metrics.counter(PREFIX_TOKENS)
         self.tokens = metrics.counter(TOKENS)
         self._lost_tokens = metrics.counter(LOST_TOKENS)
@@ -184,14 +188,16 @@ class RouterMetrics:
         self._times(record)
         self.prompt_len.record(num_prompt_tokens)
         self.output_len.record(record.num_given_tokens)
-        for kind, count in (
-            ("prompt", num_prompt_tokens),
-            ("cached", record.num_cached_tokens),
-            ("fetched", record.num_fetched_tokens),
-            ("fetched_from_peers", record.num_peer_tokens),
-            ("output", record.num_given_tokens),
-        ):
-            self.tokens.add(count, kind)
+        self.tokens.add_each(
+            _KINDS,
+            (
+                num_prompt_tokens,
+                record.num_cached_tokens,
+                record.num_fetched_tokens,
+                record.num_peer_tokens,
+                record.num_given_tokens,
+            ),
+        )
         self._count_prefix(record)
 
     def _times(self, record: RequestRecord) -> None:
@@ -205,24 +211,22 @@ class RouterMetrics:
             self.tpot.record(tpot)
             if record.prefill_worker:
                 self._exposed.record(split.ship_exposed_ms / 1e3)
-        for part, taken_ms in split.parts_ms.items():
-            self._ttft_parts.add(taken_ms / 1e3, part)
+        self._ttft_parts.add_each(_PARTS, [taken_ms / 1e3 for taken_ms in split[: len(_PARTS)]])
 
     def _count_prefix(self, record: RequestRecord) -> None:
         """Counts prompt tokens by tenant and by the source of their KV."""
-        tenant = record.ask.tenant if record.ask.tenant in self.tenants else OTHER_TENANTS
-        store = record.num_fetched_tokens - record.num_peer_tokens
+        tenant, num_prompt_tokens, peer = record.ask.tenant, record.ask.num_prompt_tokens, record.num_peer_tokens
+        store = record.num_fetched_tokens - peer
         local = record.num_cached_tokens - record.num_fetched_tokens
-        counts = self.tenants[tenant]
+        counts = self.tenants.get(tenant) or self.tenants[OTHER_TENANTS]
         counts.num_requests += 1
-        counts.num_prompt_tokens += record.ask.num_prompt_tokens
+        counts.num_prompt_tokens += num_prompt_tokens
         counts.num_local_tokens += local
-        counts.num_peer_tokens += record.num_peer_tokens
+        counts.num_peer_tokens += peer
         counts.num_store_tokens += store
-        computed = record.ask.num_prompt_tokens - record.num_cached_tokens
-        places = {"local": local, "peer": record.num_peer_tokens, "store": store, "computed": computed}
-        for place, count in places.items():
-            self._prefixes.add(max(0, count), tenant if tenant in self._named else OTHER_TENANTS, place)
+        places = self._places.get(tenant) or self._places[OTHER_TENANTS]
+        computed = num_prompt_tokens - record.num_cached_tokens
+        self._prefixes.add_each(places, (max(0, local), peer, max(0, store), max(0, computed)))
 
     def picked(self, outcome: str) -> None:
         """A gateway asked for an endpoint."""

@@ -43,15 +43,11 @@ class TtftSplit(NamedTuple):
     @property
     def parts_ms(self) -> dict[str, float]:
         """What adds up to `ttft_ms`, in the order in which it is shown, by name without the unit."""
-        return {
-            "queue": self.queue_ms,
-            "placement": self.placement_ms,
-            "reserve": self.reserve_ms,
-            "prefix_fetch": self.prefix_fetch_ms,
-            "prefill_queue": self.prefill_queue_ms,
-            "prefill_compute": self.prefill_compute_ms,
-            "return": self.return_ms,
-        }
+        return dict(zip(TTFT_PARTS, self, strict=False))
+
+
+TTFT_PARTS = tuple(field.removesuffix("_ms") for field in TtftSplit._fields[: TtftSplit._fields.index("ttft_ms")])
+"""Names of `TtftSplit.parts_ms`, which are the split's first fields."""
 
 
 NO_SPLIT = TtftSplit()

@@ -302,8 +302,8 @@ class WorkerLink:
         return not (self.load.draining or self.suspicion or slept)
 
     async def _session(self) -> None:
-        # Commands are serialized where they are made.
-        opened: Any = self._connection.channel().stream_stream(SESSION_METHOD, None, worker_pb2.Events.FromString)
+        # Commands are serialized where they are made, and events read where they are taken.
+        opened: Any = self._connection.channel().stream_stream(SESSION_METHOD)
         begin: Callable[[], SessionCall] = partial(opened, metadata=self._metadata)
         call = begin()
         try:

@@ -344,7 +344,7 @@ def _expert_views(moe: MoeConfig, experts: ExpertParameters, hidden: int) -> dic
 
 
 def _parts(fused: Weight, rows: list[int]) -> Sequence[Weight]:
-    """Views of fused parts of so many rows."""
+    """Views of the parts of a fused weight, by their numbers of rows."""
     if isinstance(fused, QuantizedWeight):
         assert fused.part_rows == tuple(rows), f"parts of {fused.part_rows} rows, not {rows}"
         return fused.parts()

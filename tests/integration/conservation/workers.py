@@ -23,10 +23,10 @@ class Script:
     """What becomes of a request."""
 
     token_ids: tuple[int, ...]
-    finish: object  # FinishReason; None: the answer goes on for ever, until somebody ends it
+    finish: object  # FinishReason; None: the answer never ends by itself
     error: TandemError | None = None
     num_failures: int = 0
-    """So many attempts fail with `error`: every second one behind a few tokens, the others at the prompt."""
+    """That number of attempts fail with `error`: every second one behind a few tokens, the others at the prompt."""
     only_at_prompt: bool = False
     num_cached: int = 0
 

@@ -146,7 +146,7 @@ def test_a_block_damaged_on_its_way_is_computed_again(handed: tuple[list[int], d
 
 
 def test_what_a_leader_sends_is_what_one_process_computes(handed: tuple[list[int], dict[Kind, EngineRun]]) -> None:
-    """Byte for byte what its checksum is of, in one piece, whoever holds the slices."""
+    """Byte for byte what its checksum is of, in one piece, wherever the slices are."""
     _, runs = handed
     for run in runs.values():
         generator = torch.Generator().manual_seed(3)

@@ -1,4 +1,4 @@
-"""Every structured answer is what its structure says, however its steps are run, and whoever goes on with it."""
+"""Every structured answer is what its structure says, however its steps are run, on whichever worker it continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Matches over one stream: each gets its own answer; a store that drains, dies or hangs is told in time."""
+"""Matches over one stream: each gets its own answer; a store that drains, dies or hangs is noticed in time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Getting into Redis: TLS, ACL users, and what is told when the door stays shut."""
+"""Access to Redis: TLS, ACL users, and the message where access is refused."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def tandem(*arguments: str) -> str:
 
 def end_of_a_stream_that_is_cut(launcher: subprocess.Popen[str], http: str) -> str:
     """Ctrl-C twice while an answer streams; the stream's last event."""
-    # So many that they do not end before a busy machine has let the launcher say that it stops.
+    # Enough that they do not end before a busy machine has let the launcher say that it stops.
     body = {"prompt": "Then", "n": 16, "stream": True, "max_tokens": 900, "ignore_eos": True}
     with httpx.stream("POST", f"{http}/v1/completions", json=body, timeout=DEADLINE_S) as response:
         lines = filter(None, response.iter_lines())

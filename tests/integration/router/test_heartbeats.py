@@ -19,7 +19,7 @@ LIMITS = LivenessLimits(suspect_after_s=0.2, give_up_after_s=0.8)
 
 
 class BeatingWorker(ScriptedWorker):
-    """Sends heartbeats until it is told to stop, and counts the router's."""
+    """Sends heartbeats until it is stopped, and counts the router's."""
 
     def __init__(self, name: str = "d0", role=types_pb2.WORKER_ROLE_DECODE) -> None:
         super().__init__(name, role)

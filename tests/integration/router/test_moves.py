@@ -41,7 +41,7 @@ async def pair():
 
 
 async def finish(router, running, old, name, new) -> None:
-    """The move to its end: the other worker answers, the old one is told, and the client has every token once."""
+    """The move to its end: the other worker answers, the old one gets a Cancel, and the client has every token once."""
     reserve = await new.expect(worker_pb2.Reserve)
     assert list(reserve.token_ids) == [*PROMPT, 50, 51]
     assert reserve.prefill_here

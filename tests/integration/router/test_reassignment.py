@@ -67,7 +67,7 @@ async def test_another_prefill_worker_gets_the_missing_blocks_and_a_ticket_of_it
 
 
 async def test_the_clients_first_token_stays_the_lost_workers():
-    """In bf16 another worker may sample another one; the decode worker is told which one counts."""
+    """In bf16 another worker may sample another one; the decode worker gets the one that counts."""
     async with case() as it:
         submit = await it.submitted()
         await it.first.first_token(submit.request_id, 50)

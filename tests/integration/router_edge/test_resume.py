@@ -1,4 +1,4 @@
-"""A stream that broke goes on over both APIs: exactly, and with its start's seed and limits."""
+"""A stream that broke continues over both APIs: exactly, and with its start's seed and limits."""
 
 from __future__ import annotations
 

@@ -190,6 +190,6 @@ async def workers(
 
 
 def prompt(num_blocks: int) -> tuple[list[int], list[bytes]]:
-    """Tokens that fill so many blocks and one token more, and the blocks' hashes."""
+    """Tokens that fill that number of blocks and one token more, and the blocks' hashes."""
     tokens = [20 + i * 37 % 2000 for i in range(num_blocks * BLOCK_SIZE + 1)]
     return tokens, chain(ROOT, tokens, BLOCK_SIZE)

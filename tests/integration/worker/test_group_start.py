@@ -92,7 +92,7 @@ async def test_the_pool_is_sized_when_all_ranks_hold_their_slices(
 
 
 async def test_a_start_that_is_cancelled_waits_for_no_further_host() -> None:
-    """Pods come in any order, and some never: who is told to end meanwhile ends."""
+    """Pods come in any order, and some never: a process that is ended meanwhile ends."""
     with reserved_address() as leader:
         engine_host = EngineHost(group_settings("--group-hosts", "2", "--group-leader", leader))
         starting = asyncio.create_task(engine_host.start(lambda *_: None))

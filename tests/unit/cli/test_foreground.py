@@ -22,7 +22,7 @@ from tests.waiting import DEADLINE_S
 
 
 class Screen(io.StringIO):
-    """What was printed; wakes whoever waits for a text."""
+    """What was printed; wakes the caller that waits for a text."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The client: its options, and a conversation that goes on elsewhere."""
+"""The client: its options, and a conversation that continues elsewhere."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def test_a_row_depends_on_itself_alone(
 @pytest.mark.slow
 @pytest.mark.skipif(len(VECTORS) < 2, reason="this processor has one of AVX2 and AVX-512 at most")
 def test_avx2_and_avx512_choose_the_same_tokens() -> None:
-    """Over so many tokens that nearly every boundary lies within rounding of the points."""
+    """Over enough tokens that nearly every boundary lies within rounding of the points."""
     logits = 0.3 * torch.randn(40, 200_000, generator=torch.Generator().manual_seed(0))
     rows = SamplingRows.from_lists(
         [0.9] * 40, [0, 150_000] * 20, [1.0, 0.9, 0.99, 0.8] * 10, [0.0] * 40, range(40), range(40)

@@ -86,7 +86,7 @@ def test_a_serving_mix_needs_few_kernels(compiled_afresh: Run) -> None:
 
 
 def names_left_general() -> set[str]:
-    """Arguments of the last pass of sampling of which the compiler is told their type alone."""
+    """Arguments of the last pass of sampling that the compiler knows by their type alone."""
     from shared.kernels.sampling.jit import choose_tokens
 
     return {parameter.name for parameter in choose_tokens.params if parameter.do_not_specialize}

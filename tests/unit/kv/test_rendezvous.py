@@ -64,7 +64,7 @@ def test_conversations_on_one_system_prompt_load_all_nodes_alike():
 
 
 @given(st.integers(1, 60), st.data())
-def test_a_block_is_kept_where_its_run_is_whoever_asks_for_what_of_the_chain(num_blocks, data):
+def test_a_block_is_kept_where_its_run_is_whatever_of_the_chain_is_asked_for(num_blocks, data):
     names = hashes(num_blocks)
     nodes = ["a", "b", "c"]
     whole = {i: node for node, indexes in by_keeper(names, range(num_blocks), nodes).items() for i in indexes}

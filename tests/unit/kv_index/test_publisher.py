@@ -221,7 +221,7 @@ async def test_close_gives_up_at_its_deadline_and_counts_what_was_lost() -> None
 
 
 class FlakyStore(FakeStore):
-    """Fails as it is told: before a call has its effect, or after."""
+    """Fails where a test says so: before a call has its effect, or after."""
 
     def __init__(self, failures: list[str]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Availability: one probe decides for everyone, and each change is told once."""
+"""Availability: one probe decides for everyone, and each change is reported once."""
 
 from __future__ import annotations
 

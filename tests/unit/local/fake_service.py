@@ -1,4 +1,4 @@
-"""A process that speaks the event protocol and behaves as it is told: `fake_service.py NAME JOURNAL BEHAVIOUR`.
+"""A process that speaks the event protocol and behaves as its arguments say: `fake_service.py NAME JOURNAL BEHAVIOUR`.
 
 What happens to it goes to the journal file, one "NAME start" or "NAME stop" a line. It needs the standard library only.
 """

@@ -115,7 +115,7 @@ class HubStandIn:
         if repo == self.repo:
             return True
         if repo != "org/gated":
-            _refuse(call, 401, "RepoNotFound")  # the Hub says so to whoever sends no token
+            _refuse(call, 401, "RepoNotFound")  # as the Hub answers a call without a token
             return False
         if call.headers.get("Authorization") == f"Bearer {TOKEN}":
             return True

@@ -1,4 +1,4 @@
-"""A local cluster: who is told what, in what order, and what stops it."""
+"""A local cluster: which process gets which event, in what order, and what stops it."""
 
 from __future__ import annotations
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
 import grpc.aio
+from google.protobuf.message import Message
 
 from services.router.dispatch.request import Request
 from services.router.edge.access import Access
@@ -89,8 +90,8 @@ logger = logging.getLogger(__name__)
 
 SERVICE_NAME = "tandem.v1.InferenceService"
 
-Write = Callable[[int, inference_pb2.GenerateResponse], Awaitable[None]]
-"""Sends a message of the request of that index."""
+Wrap = Callable[[int, inference_pb2.GenerateResponse], Message]
+"""The call's own message around one of the request of that index."""
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
@@ -128,27 +129,23 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> None:
         """Streams one answer; errors become a status with the typed error as trailer."""
-
-        async def write(_index: int, response: inference_pb2.GenerateResponse) -> None:
-            await context.write(response)
-
-        await self._stream([request], context, write)
+        await self._stream([request], context, lambda _index, response: response)
 
     async def GenerateBatch(  # type: ignore[override]  # noqa: N802  # as above
         self, request: inference_pb2.GenerateBatchRequest, context: Context
     ) -> None:
         """Streams several answers, mixed as they come; errors likewise."""
 
-        async def write(index: int, response: inference_pb2.GenerateResponse) -> None:
-            await context.write(inference_pb2.GenerateBatchResponse(index=index, response=response))
+        def wrap(index: int, response: inference_pb2.GenerateResponse) -> Message:
+            return inference_pb2.GenerateBatchResponse(index=index, response=response)
 
-        await self._stream(request.requests, context, write, is_batch=True)
+        await self._stream(request.requests, context, wrap, is_batch=True)
 
     async def _stream(
         self,
         requests: Sequence[inference_pb2.GenerateRequest],
         context: Context,
-        write: Write,
+        wrap: Wrap,
         *,
         is_batch: bool = False,
     ) -> None:
@@ -164,7 +161,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             with entry:
                 if is_batch:
                     self._check_batch(requests)
-                await self._generate(requests, metadata, context, trace, write, entry)
+                await self._generate(requests, metadata, context, trace, wrap, entry)
             return
         except TandemError as known:
             error = known
@@ -268,7 +265,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         metadata: Mapping[str, str],
         context: Context,
         trace: CallTrace,
-        write: Write,
+        wrap: Wrap,
         entry: CallEntry,
     ) -> None:
         """One coroutine, no generator: a cancelled call unwinds all of it at once."""
@@ -307,7 +304,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             try:
                 async for index, delta in outputs:
                     watch.begin()
-                    await write(index, response_of(plan[index].request_id, delta, starts.pop(index, None)))
+                    response = response_of(plan[index].request_id, delta, starts.pop(index, None))
+                    await context.write(wrap(index, response))
                     watch.end()
             finally:
                 account.charge(outputs.num_output_tokens)

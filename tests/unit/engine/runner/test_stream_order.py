@@ -1,4 +1,4 @@
-"""Blocks that are swapped between device and host: whoever reads or writes them beside the steps waits for the copies,
+"""Blocks that are swapped between device and host: what reads or writes them beside the steps waits for the copies,
 on a device that does nothing before it must."""
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ def test_a_token_behind_a_long_cached_prefix_costs_more_than_one_at_the_start():
 
 
 def noted(at: AdmissionController) -> list[tuple[float, float, float]]:
-    """From now on what the calibration is told: predicted wait, observed wait, weight."""
+    """From now on what the calibration observes: predicted wait, observed wait, weight."""
     seen: list[tuple[float, float, float]] = []
     at.calibration.observe = lambda predicted_s, observed_s, weight=1.0: seen.append(  # type: ignore[method-assign]
         (predicted_s, observed_s, weight)

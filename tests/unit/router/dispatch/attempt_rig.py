@@ -60,7 +60,7 @@ class Link:
 
 
 class Predictor:
-    """Keeps what it is told."""
+    """Keeps what it observes."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[Any, ...]] = []
@@ -91,7 +91,7 @@ class Rig:
     def __init__(self, *, collocated: bool = False, timeout_s: float = 100.0, **sampling: Any) -> None:
         params = SamplingParams(**{"seed": 1, "max_tokens": 8, **sampling})
         self.active = ActiveRequest(Request("r", PROMPT, params), WriteCoalescer())
-        self.active.num_attempts = 1
+        self.active.begin_attempt()
         peers = (PrefixPeer("p0", "p0:1", 3), PrefixPeer("d0", "d0:1", 2))
         self.active.hits = PrefixHits({"p0": 48, "d0": 32}, peers=peers)
         self.active.record.choices.append(Choice("d0", None if collocated else "p0"))

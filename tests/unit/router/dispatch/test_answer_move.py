@@ -1,4 +1,4 @@
-"""A running answer that moves: what each worker is told, and that the client gets every token once."""
+"""A running answer that moves: what each worker is sent, and that the client gets every token once."""
 
 from __future__ import annotations
 

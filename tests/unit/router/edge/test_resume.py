@@ -1,4 +1,4 @@
-"""An answer that goes on behind any cut is the answer that was not cut."""
+"""An answer that continues behind any cut is the answer that was not cut."""
 
 from __future__ import annotations
 

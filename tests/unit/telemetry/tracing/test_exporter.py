@@ -23,7 +23,7 @@ DEADLINE_S = 300.0
 
 
 class Collecting:
-    """A collector that fails while it is told to."""
+    """A collector that fails while a flag says so."""
 
     def __init__(self) -> None:
         self.requests: list[ExportTraceServiceRequest] = []

@@ -63,7 +63,7 @@ CLIENTS := sdks lm-eval guidellm aiperf
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all test-gpu test-clients test-timing test-neon test-k8s k8s-programs lint format proto lock demo-model eval bench bench-engine bench-peers bench-quant bench-kernels gpu-check gpu-kit bench-index bench-prefix bench-router bench-overload bench-long-prompt bench-parallel bench-planner loadtest chaos soak clean test-image always wheel page-browser mutation fuzz
+.PHONY: help setup run test test-all test-gpu test-clients test-timing test-neon test-k8s k8s-programs lint format proto lock demo-model eval bench bench-engine bench-peers bench-quant bench-lora bench-kernels gpu-check gpu-kit bench-index bench-prefix bench-router bench-overload bench-long-prompt bench-parallel bench-planner loadtest chaos soak clean test-image always wheel page-browser mutation fuzz
 
 ##@ Use
 help:  ## list the targets
@@ -178,6 +178,9 @@ bench-peers: setup  ## our engine and its peers in turns on the same weights: MO
 
 bench-quant: setup  ## int8, int4 and fp8 beside our plain weights, OpenVINO GenAI and llama.cpp, in turns: MODEL=1b|4b|125m FORMS="int8 int4 fp8" OUT=file
 	$(BIN)/python -m loadtest.bench quant $(QUANT_FLAGS) $(ARGS)
+
+bench-lora: setup  ## steps with adapters beside those of the base model alone, in turns: MODEL=1b|125m|path DTYPE=bf16|fp32 OUT=file
+	$(BIN)/python -m loadtest.bench lora $(BENCH_FLAGS) $(ARGS)
 
 bench-router: setup  ## what a router adds to a request, and how many tokens it passes on: OUT=file
 	$(BIN)/python -m loadtest.bench router $(if $(findstring command,$(origin OUT)),--out "$(OUT)") $(ARGS)

@@ -213,7 +213,7 @@ def command_line(service: str, settings: type[BaseModel], values: Mapping[str, o
     command = [sys.executable, "-m", f"services.{service}"]
     for name, value in values.items():
         _ = settings.model_fields[name.partition(".")[0]]
-        text = json.dumps(value, default=str) if isinstance(value, tuple | dict) else str(value)
+        text = json.dumps(value) if isinstance(value, tuple | dict) else str(value)
         command += [f"--{name.replace('_', '-')}", text]
     return command
 

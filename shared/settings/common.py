@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
@@ -49,9 +48,9 @@ class AdapterSettings(SettingGroup):
     adapters: str = ""
     """Adapters that a worker serves from its start on: name=folder, separated by spaces, folders as PEFT saves them.
     All workers of a model need the same ones."""
-    adapter_folders: tuple[Path, ...] = ()
-    """Folders in which further adapters may lie that an administrator loads while the worker runs; nothing outside is
-    opened. Empty = none can be loaded."""
+    adapter_folders: str = ""
+    """Folders, separated by spaces, in which further adapters may lie that an administrator loads while the worker
+    runs; nothing outside is opened. Empty = none can be loaded."""
     adapter_slots: int = Field(default=16, ge=1, le=4096)
     """Most adapters that are ready to compute with at once. Of more, those that no request uses make room; a request
     whose adapter is still to come waits, and holds no place."""

@@ -18,3 +18,8 @@ def parse_adapters(text: str, field_name: str = "adapters") -> dict[str, Path]:
             raise ConfigError(f"{field_name}: {name!r} is named twice", field=field_name, value=name)
         found[name] = Path(folder)
     return found
+
+
+def parse_folders(text: str) -> tuple[Path, ...]:
+    """`folder folder`, also with commas between."""
+    return tuple(Path(entry) for entry in text.replace(",", " ").split())

@@ -60,7 +60,7 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> Adapters:
 
 def given(adapters: Adapters, names: Sequence[str] = ("a", "b"), **more: Any) -> dict[str, Any]:
     named = " ".join(f"{name}={adapters.folder / name}" for name in names)
-    return {"adapters": named, "adapter_folders": (adapters.folder,), **more}
+    return {"adapters": named, "adapter_folders": str(adapters.folder), **more}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -8,7 +8,7 @@ from services.worker.adapters.pool import AdapterPool, LoadedAdapter
 from services.worker.adapters.slots import SlotTable
 from services.worker.host import EngineHost
 from shared.engine.messages import PlaceAdapter
-from shared.settings.named_folders import parse_adapters
+from shared.settings.named_folders import parse_adapters, parse_folders
 
 
 async def start_adapters(host: EngineHost) -> AdapterPool | None:
@@ -27,7 +27,7 @@ async def start_adapters(host: EngineHost) -> AdapterPool | None:
         read,
         lambda slot, packed: host.engine.submit(PlaceAdapter(slot, packed)),
         SlotTable(settings.adapter_slots, settings.adapter_bytes),
-        settings.adapter_folders,
+        parse_folders(settings.adapter_folders),
     )
     try:
         for name, folder in parse_adapters(settings.adapters).items():

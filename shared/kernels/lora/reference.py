@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from shared.kernels.cpu.torch_threads import in_this_thread
 from shared.kernels.lora.parts import LoraPart
 from shared.kernels.lora.rows import LoraRows
 from shared.kernels.lora.step import Lora
@@ -60,9 +59,8 @@ def add_lora(out: Tensor, x: Tensor, loras: Sequence[Lora | None], rows: LoraRow
             continue
         assert isinstance(lora, PlainLora)
         own = rows.order[begin:end]
-        with in_this_thread(x, (end - begin) * x.shape[1]):
-            wide = x.index_select(0, own).float()
-            for part in lora.parts:
-                delta = (wide @ part.a.float().t()) @ part.b.float().t() * part.scale
-                last = part.begin + delta.shape[1]
-                out[own, part.begin : last] = (out[own, part.begin : last].float() + delta).to(out.dtype)
+        wide = x.index_select(0, own).float()
+        for part in lora.parts:
+            delta = (wide @ part.a.float().t()) @ part.b.float().t() * part.scale
+            last = part.begin + delta.shape[1]
+            out[own, part.begin : last] = (out[own, part.begin : last].float() + delta).to(out.dtype)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,8 +18,6 @@ from shared.model.adapters.config import MAX_RANK, AdapterConfig
 from shared.model.adapters.targets import Target, adapter_targets
 from shared.model.config.model_config import ModelConfig
 from shared.model.layers.rope import rotary_order
-from shared.model.ranks.shard import Shard
-from shared.model.ranks.shard_weights import part_of
 from shared.model.weights.checkpoint import Checkpoint
 from shared.model.weights.safetensors_files import DENSE, TensorEntry, read_header, text_name
 
@@ -48,10 +47,28 @@ class Adapter:
         return sum(part.a.nbytes + part.b.nbytes for part in parts)
 
 
+class AdapterPart(Protocol):
+    """One rank's part of every adapter of a model."""
+
+    @property
+    def local_config(self) -> ModelConfig:
+        """A model of this rank's sizes, its layers counted from 0."""
+        ...
+
+    @property
+    def first_layer(self) -> int:
+        """The first of them in the whole model."""
+        ...
+
+    def cut(self, module: str, target: Target, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """Of a module's a [rank, in_size] and b [num_outputs, rank], this rank's columns and rows."""
+        ...
+
+
 def read_adapter(
     folder: Path,
     config: ModelConfig,
-    shard: Shard | None = None,
+    part: AdapterPart | None = None,
     *,
     max_rank: int = MAX_RANK,
     max_bytes: int = MAX_BYTES,
@@ -61,7 +78,7 @@ def read_adapter(
     Args:
         folder: holds `adapter_config.json` and `adapter_model.safetensors`.
         config: of the whole model that it was trained for.
-        shard: the rank whose part is wanted; None: all.
+        part: what a rank has of it; None: all.
         max_rank: the highest rank that is taken, at most MAX_RANK.
         max_bytes: the largest file that is taken.
 
@@ -72,17 +89,17 @@ def read_adapter(
     with _open(folder, max_bytes) as checkpoint:
         pairs = _pairs(settings, checkpoint, config, max_rank)
         tensors, digest = _read_all(settings, checkpoint)
-    own = config if shard is None else shard.local_config
+    own = config if part is None else part.local_config
     parts: list[dict[Projection, list[LoraPart]]] = [{} for _ in range(own.num_layers)]
-    first, targets = 0 if shard is None else shard.layers.begin, adapter_targets(own)
+    first, targets = 0 if part is None else part.first_layer, adapter_targets(own)
     order = rotary_order(config)
     for module, target in pairs.items():
         local = _moved(module, -first)
         if local not in targets:  # another stage's
             continue
         a, b = tensors[module + _A], tensors[module + _B]
-        if shard is not None:
-            a, b = _cut(shard, module, target, a, b)
+        if part is not None:
+            a, b = part.cut(module, target, a, b)
         place = targets[local]
         if order is not None and target.projection == "qkv":
             b = _ordered(b, place.begin, order, own)
@@ -199,18 +216,6 @@ def _moved(module: str, by: int) -> str:
 def _numbered(module: str) -> tuple[str, str, str]:
     number, _, rest = module.removeprefix("model.layers.").partition(".")
     return "model.layers.", number, rest
-
-
-def _cut(shard: Shard, module: str, target: Target, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """The rank's rows of b and columns of a, as of the module's own weight."""
-    part = part_of(shard, f"{module}.weight", (target.num_outputs, target.in_size))
-    if part.columns is not None:
-        a = a[:, slice(*part.columns)].contiguous()
-    return a, torch.cat(list(_rows(b, part.rows)))
-
-
-def _rows(b: Tensor, spans: Sequence[tuple[int, int]]) -> Iterator[Tensor]:
-    return (b[begin:end] for begin, end in spans)
 
 
 def _ordered(b: Tensor, begin: int, order: Tensor, config: ModelConfig) -> Tensor:

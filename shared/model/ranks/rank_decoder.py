@@ -25,6 +25,7 @@ from shared.model.families.registry import load_config
 from shared.model.layers.expert_copies import slot_owners
 from shared.model.layers.expert_placement import Placement
 from shared.model.layers.parameters import DecoderParameters
+from shared.model.ranks.adapter_part import ShardOfAdapter
 from shared.model.ranks.shard import Degrees, Shard
 from shared.model.ranks.shard_weights import allocate_shard, load_shard
 from shared.model.ranks.split_vocabulary import SplitVocabulary
@@ -125,7 +126,7 @@ class RankDecoder(Decoder):
 
     def read_adapter(self, folder: Path, *, max_rank: int = MAX_RANK, max_bytes: int = MAX_BYTES) -> Adapter:
         """See `Decoder`: this rank's part."""
-        return read_adapter(folder, self.config, self._shard, max_rank=max_rank, max_bytes=max_bytes)
+        return read_adapter(folder, self.config, ShardOfAdapter(self._shard), max_rank=max_rank, max_bytes=max_bytes)
 
     def expert_tokens(self) -> list[int]:
         """See `Decoder`: of this stage's layers and ranks. A choice counts for each rank with a part of the copy that

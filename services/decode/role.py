@@ -310,8 +310,6 @@ class DecodeRole:
         item.reported, item.reported_at = True, time.perf_counter()
         if not item.prefill_here:
             message.first_decode_step_ms = (item.reported_at - item.joined_at) * 1e3
-            if item.adapter is not None:
-                message.adapter_ms = item.adapter.waited_s * 1e3
             return
         item.joined_at = item.reported_at
         if item.scheduled_at:

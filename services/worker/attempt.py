@@ -158,6 +158,6 @@ class WorkerRequest:
         message.num_peer_tokens = min(self.fetch.num_peer_tokens, message.num_fetched_tokens)
         message.prefix_fetch_ms = self.fetch.waited_ms
         if self.adapter is not None:
-            message.adapter_ms = self.adapter.waited_s * 1e3
+            message.adapter_ms = max(0.0, self.adapter.waited_s * 1e3 - self.fetch.waited_ms)  # both began at once
         message.prefill_queue_ms = (self.scheduled_at - self.queued_at) * 1e3
         message.prefill_compute_ms = computing_s * 1e3

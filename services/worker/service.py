@@ -69,6 +69,7 @@ class WorkerService:
             worker.shipments,
             host.model.decoder.expert_tokens,
             host.model.layout,
+            worker.adapters,
         )
         self._metrics.observe(METRICS, sources)
         if settings.vllm_metrics:

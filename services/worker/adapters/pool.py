@@ -108,10 +108,16 @@ class AdapterPool:
         self.load_s = 0.0
         """Of all loads since start, from a request for one to its slot."""
 
+    def num_ready(self) -> dict[str, int]:
+        """Adapters in slots, by whether a request uses them."""
+        resident = self._slots.resident
+        num_used = sum(self._slots.num_pins(digest) > 0 for digest in resident)
+        return {"used": num_used, "unused": len(resident) - num_used}
+
     @property
-    def num_pins(self) -> int:
-        """Requests that use an adapter now."""
-        return sum(self._slots.num_pins(digest) for digest in self._known)
+    def num_evicted(self) -> int:
+        """Adapters that made room for others since start."""
+        return self._slots.num_evicted
 
     @property
     def resident(self) -> frozenset[str]:

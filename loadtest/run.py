@@ -18,7 +18,7 @@ from loadtest.config import LoadConfig
 from loadtest.driver.collector import Collector
 from loadtest.driver.loops import OpenLoop, run_closed_loop
 from loadtest.driver.sender import Sender
-from loadtest.records import RequestRecord
+from loadtest.records import FailureCause, RequestRecord
 from loadtest.schedule import Schedule, streams
 from loadtest.workloads.conversation import Workload, ideal_cached_share
 from loadtest.workloads.spec import TraceOptions, parse_workload
@@ -148,7 +148,8 @@ async def _warm_up(plan: Plan, client: Client) -> None:
     conversations = plan.workload.conversations(np.random.default_rng([config.seed, 3]))
     for _, conversation in zip(range(config.num_warmup), conversations, strict=False):
         await sender.run(conversation, sender.prepare(conversation, None))
-    if (failure := collector.last_failure) is not None:
+    failure = collector.last_failure
+    if failure is not None and failure.cause is not FailureCause.OVERLOADED:  # a target may refuse by its own limits
         raise ConfigError(
             f"{config.target} did not answer the warm-up ({failure.cause.value}): {failure.message}", field="target"
         )

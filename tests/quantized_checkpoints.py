@@ -51,12 +51,16 @@ def write_quantized(source: Path, storage: Storage, quantized: Path, opened: Pat
         (quantized, packed, {**config, "quantization_config": storage.config}),
         (opened, plain, config),
     ):
-        folder.mkdir(parents=True)
-        (folder / "config.json").write_text(json.dumps(fields))
-        save_file({name: tensor.contiguous() for name, tensor in content.items()}, folder / "model.safetensors")
-        for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-            if (source / name).is_file():
-                shutil.copyfile(source / name, folder / name)
+        _write(folder, content, fields, source)
+
+
+def _write(folder: Path, content: dict[str, Tensor], fields: dict[str, Any], source: Path) -> None:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(fields))
+    save_file({name: tensor.contiguous() for name, tensor in content.items()}, folder / "model.safetensors")
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
 
 
 def as_words(codes: Tensor, bits: int) -> Tensor:
@@ -209,6 +213,77 @@ def gptq(bits: int, version: str, *, group: int = GROUP, ordered: bool = False) 
     return Storage(config, pack)
 
 
+NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+"""Quantiles of a normal distribution: Dettmers et al. 2023, arXiv:2305.14314, appendix E."""
+FP4 = (0.0, 0.0052083333, 0.6666667, 1.0, 0.3333333, 0.5, 0.1666667, 0.25)
+"""What bitsandbytes' codes of 0 to 7 stand for; from 8 on the same below zero."""
+
+
+def bits4(kind: str, *, nested: bool, block: int = 64) -> Storage:
+    def pack(weight: Tensor, _: torch.Generator) -> Packed:
+        table = torch.tensor(NF4 if kind == "nf4" else [*FP4, *(-value for value in FP4)])
+        flat = weight.flatten()
+        peaks = torch.stack([part.abs().max() for part in flat.split(block)])
+        state = {"quant_type": kind, "blocksize": block, "dtype": "float32", "shape": list(weight.shape)}
+        tensors = {}
+        if nested:
+            offset, outer = float(peaks.mean()), 256
+            large = torch.stack([part.abs().max() for part in (peaks - offset).split(outer)])
+            steps = torch.linspace(-1, 1, 256)
+            of_peak = large.repeat_interleave(outer)[: len(peaks)]
+            places = ((peaks - offset) / of_peak - steps[:, None]).abs().argmin(0)
+            peaks = steps[places] * of_peak + offset
+            tensors = {"weight.nested_absmax": large, "weight.nested_quant_map": steps}
+            state |= {"nested_blocksize": outer, "nested_dtype": "float32", "nested_offset": offset}
+        scales = peaks.repeat_interleave(block)[: len(flat)]
+        codes = torch.cat([(part - table[:, None]).abs().argmin(0) for part in (flat / scales).split(1 << 16)])
+        tensors |= {
+            "weight": (codes[::2] * 16 + codes[1::2]).to(torch.uint8).view(-1, 1),
+            "weight.absmax": places.to(torch.uint8) if nested else peaks,
+            "weight.quant_map": table,
+            f"weight.quant_state.bitsandbytes__{kind}": torch.tensor(
+                list(json.dumps(state).encode()), dtype=torch.uint8
+            ),
+        }
+        return tensors, (table[codes] * scales).view(weight.shape)
+
+    return Storage(
+        {
+            "quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False, "bnb_4bit_quant_type": kind,
+            "bnb_4bit_use_double_quant": nested, "bnb_4bit_compute_dtype": "bfloat16", "llm_int8_skip_modules": None,
+        },
+        pack,
+    )  # fmt: skip
+
+
+def write_mxfp4(source: Path, quantized: Path, opened: Path) -> None:
+    """Writes a plain fp32 gpt-oss checkpoint twice: with experts in MXFP4, and opened again."""
+    config = json.loads((source / "config.json").read_text())
+    packed: dict[str, Tensor] = {}
+    plain: dict[str, Tensor] = {}
+    for name, tensor in load_file(source / "model.safetensors").items():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            packed[name] = plain[name] = tensor
+            continue
+        groups = tensor.transpose(1, 2).unflatten(2, (-1, 32))  # [experts, out_size, groups, 32]
+        exponents = (groups.abs().amax(3) / 6).log2().ceil().clamp(-127, 127)
+        numbers = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+        codes = (groups[..., None] / 2.0 ** exponents[..., None, None] - numbers).abs().argmin(-1)
+        packed[f"{name}_blocks"] = (codes[..., ::2] | codes[..., 1::2] << 4).to(torch.uint8)
+        packed[f"{name}_scales"] = (exponents + 127).to(torch.uint8)
+        plain[name] = (numbers[codes] * 2.0 ** exponents[..., None]).flatten(2).transpose(1, 2)
+    quantization = {
+        "quant_method": "mxfp4",
+        "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "lm_head"],
+    }
+    _write(quantized, packed, {**config, "quantization_config": quantization}, source)
+    _write(opened, plain, config, source)
+
+
 _FP8 = {"num_bits": 8, "type": "float", "symmetric": True}
 _DYNAMIC = {
     "input_activations": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
@@ -247,5 +322,9 @@ STORAGES: dict[str, Storage] = {
     "gptq ordered": gptq(4, "gptq", ordered=True),
     "gptq_v2 int8": gptq(8, "gptq_v2"),
     "gptq rows": gptq(4, "gptq", group=0),
+    "nf4": bits4("nf4", nested=True),
+    "fp4": bits4("fp4", nested=False),
 }  # fmt: skip
 """By name."""
+OPENED = ("nf4", "fp4")
+"""Those that are kept in the computation's dtype."""

@@ -52,7 +52,7 @@ def baseline(
     auto: Annotated[bool, Option("measure mode auto too; without it only the fixed systems")] = True,
     chunks: Annotated[
         str, Option(f"chunk budgets to try for fixed systems, tokens; {TIME}: as the TPOT target allows")
-    ] = "128 512",
+    ] = f"128 512 {TIME}",
     device: Annotated[str, Option("of every worker; timed:FILE: steps take the time in FILE and compute nothing")] = (
         "cpu"
     ),

@@ -124,8 +124,7 @@ class Conductor:
         candidates = {turn: self._candidate(found, system) for turn, system in self.design.turns.items()}
         while await self._next_rounds(found, candidates, deadline_s):
             pass
-        # The next workload has other targets, and may take other chunks.
-        await self.fleet.keep({candidate for candidate in self._tried() if candidate.slo is None})
+        await self.fleet.keep({self._calibrated})  # the next workload has other targets
 
     async def _next_rounds(self, found: Calibrated, candidates: Mapping[str, Candidate], deadline_s: float) -> bool:
         """One more round of each load for which there is time; whether there was any."""
@@ -189,8 +188,7 @@ class Conductor:
     async def _calibrate(self, name: str) -> Calibrated | None:
         """Targets, capacity and chunk budgets of a workload; None where it was stopped."""
         design, spec = self.design, self.design.workloads[name]
-        chunks = [chunk for chunk in design.chunks if chunk != TIME]
-        first = Candidate(design.collocated, int(chunks[-1]) if chunks else None)
+        first = self._calibrated
         slo = design.slo
         if slo is None:
             alone = await self._closed(first, spec, name, 1, Limits(num_requests=NUM_REQUESTS))
@@ -238,22 +236,20 @@ class Conductor:
             best[system.name] = best_of(tried, found.slo)
         return best
 
+    @property
+    def _calibrated(self) -> Candidate:
+        """What targets and capacity are measured with: it refuses nothing, and serves every workload alike."""
+        chunks = [chunk for chunk in self.design.chunks if chunk != TIME]
+        return Candidate(self.design.collocated, int(chunks[-1]) if chunks else None)
+
     def _candidate(self, found: Calibrated, system: System) -> Candidate:
-        if system == self.design.adaptive:
-            return Candidate(system, slo=found.slo)
-        return self._with_chunk(system, found.chunks[system.name], found.slo)
+        chunk = TIME if system == self.design.adaptive else found.chunks[system.name]
+        return self._with_chunk(system, chunk, found.slo)
 
     def _with_chunk(self, system: System, chunk: str, slo: Slo) -> Candidate:
-        return Candidate(system, slo=slo) if chunk == TIME else Candidate(system, int(chunk))
-
-    def _tried(self) -> list[Candidate]:
-        """The fixed systems with chunk budgets, which serve every workload alike."""
-        return [
-            Candidate(system, int(chunk))
-            for system in self.design.fixed
-            for chunk in self.design.chunks
-            if chunk != TIME
-        ]
+        if chunk == TIME:
+            return Candidate(system, slo=slo, refused_by_s=slo.ttft_s)
+        return Candidate(system, int(chunk), refused_by_s=slo.ttft_s)
 
 
 async def run_study(

@@ -39,6 +39,8 @@ class Candidate:
     """Chunk budget, tokens a step; None: the workers' own."""
     slo: Slo | None = None
     """Targets that the router and its workers know; None: they have none."""
+    refused_by_s: float | None = None
+    """Time to the first token beyond which the router refuses a request; None: it refuses none."""
 
     @property
     def name(self) -> str:
@@ -47,6 +49,8 @@ class Candidate:
         slo = self.slo
         if slo is not None:
             parts.append(f"ttft-{1e3 * (slo.ttft_s or 0):g}-tpot-{1e3 * (slo.tpot_s or 0):g}")
+        if self.refused_by_s is not None:
+            parts.append(f"within-{1e3 * self.refused_by_s:g}")
         return "-".join(parts)
 
 
@@ -86,11 +90,12 @@ def make_cluster(candidate: Candidate, hardware: Hardware, folder: Path) -> Loca
     """A cluster that has not been started, on free ports, with its logs under `folder`."""
     system, slo = candidate.system, candidate.slo
     chunk = () if candidate.chunk_len is None else ("--max-num-batched-tokens", str(candidate.chunk_len))
-    targets = [] if slo is None else [("ttft", slo.ttft_s), ("tpot", slo.tpot_s)]
+    targets = [] if slo is None else [("targets.ttft", slo.ttft_s), ("targets.tpot", slo.tpot_s)]
+    targets.append(("admission.ttft-target", candidate.refused_by_s))
     return local_cluster(
         Extras(
             worker_flags=chunk,
-            router_flags=[f"--targets.{name}-s={value:g}" for name, value in targets if value is not None],
+            router_flags=[f"--{name}-s={value:g}" for name, value in targets if value is not None],
             worker_niceness=_WORKER_NICENESS,
         ),
         model=hardware.model,

@@ -1,4 +1,4 @@
-"""When a phase has come, told from the router's status and the streams. No phase is waited for by the clock."""
+"""When a phase has come, read from the router's status and the streams. No phase is waited for by the clock."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def _signal(pids: Sequence[int], number: signal.Signals) -> None:
 
 
 _MARGIN_S = 5.0
-"""A part dies a moment after it was told to."""
+"""A part dies a moment after its signal."""
 
 
 class Deaths:
@@ -201,9 +201,9 @@ class Chaos:
         if not intact:
             statuses = await cluster.statuses()
             given_up = cluster.given_up()
-            told = [status for status in statuses if status is not None]
-            silent = ["a router does not answer"] if len(told) < len(statuses) else []
-            reason = "; ".join(dict.fromkeys([*silent, *(what for status in told for what in status.degraded)]))
+            answered = [status for status in statuses if status is not None]
+            silent = ["a router does not answer"] if len(answered) < len(statuses) else []
+            reason = "; ".join(dict.fromkeys([*silent, *(what for status in answered for what in status.degraded)]))
             notes.append(f"not whole after {WHOLE_TIMEOUT_S:g} s: {given_up or reason}")
         leaked = await cluster.num_leaked()
         return max(0, leaked), intact and not leaked

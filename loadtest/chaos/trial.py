@@ -23,7 +23,7 @@ GROUPS = (
 )
 """Several at once: two different parts, or all of one kind."""
 PARTITIONS = ("one-way-partition", "two-way-partition")
-"""10 s. One way: what the victim, or the link's first side, sends is lost; it hears the others."""
+"""10 s. One way: what the victim, or the link's first side, sends is lost; what the others send arrives."""
 LASTING_CUT = "lasting-cut"
 """Of one worker of each side of a link, both ways, until all streams have ended and everything is free."""
 FAULTS = ("SIGKILL", "SIGSTOP-3s", "SIGSTOP-20s", "hung-engine", *PARTITIONS, "drain")

@@ -12,12 +12,12 @@ Status = inference_pb2.ClusterStatus
 def merged(statuses: Sequence[Status | None]) -> Status | None:
     """Queues and requests are added up; of a worker's reports the one with fewer free blocks counts; it is connected
     where all routers say so. None unless every router answered."""
-    told = [status for status in statuses if status is not None]
-    if not told or len(told) < len(statuses):
+    answered = [status for status in statuses if status is not None]
+    if not answered or len(answered) < len(statuses):
         return None
     whole = Status()
-    whole.CopyFrom(told[0])
-    for other in told[1:]:
+    whole.CopyFrom(answered[0])
+    for other in answered[1:]:
         whole.ready = whole.ready and other.ready
         whole.queue_len += other.queue_len
         whole.degraded.extend(reason for reason in other.degraded if reason not in whole.degraded)

@@ -245,7 +245,7 @@ class Engine:
         for number in range(run.num_done, num_steps):
             if self._is_paced:
                 fit.times  # noqa: B018 - as at the beginning of a step: what is fitted depends on when that is asked
-            fit.observe(StepWork(batch, run.num_context + number * batch), run.steps_s[number])
+            self.scheduler.measured(StepWork(batch, run.num_context + number * batch), run.steps_s[number])
         self.busy_s += sum(run.steps_s[run.num_done : num_steps])
         self.num_steps += count
         run.num_done = num_steps

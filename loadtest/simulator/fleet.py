@@ -62,7 +62,7 @@ class Report:
     """A step of those to come; see `Scheduler`."""
     least_slack_s: float | None
     step_times: StepTimes | None
-    """None where too few steps were measured, or nobody looks at them."""
+    """None where too few steps were measured, or nothing reads them."""
 
 
 class Listener(Protocol):

@@ -56,12 +56,6 @@ class SimRouter(ABC):
         self._draining.add(name)
         self._ledgers[name].view.accepting = False
 
-    def undrain_worker(self, name: str) -> None:
-        """Takes that back."""
-        self._draining.discard(name)
-        self._ledgers[name].view.accepting = True
-        self.changed()
-
     def remove_worker(self, name: str) -> None:
         """A drained worker has gone."""
         for pool in self._pools.values():

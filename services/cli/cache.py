@@ -44,11 +44,11 @@ def build_cache_app() -> typer.Typer:
 
 def stats(as_json: AsJson = False, connection: Connection = LOCAL) -> None:
     """Show the index, each store node's tiers, tenants and pins."""
-    told = _call(connection, lambda client: client.stats())
+    given = _call(connection, lambda client: client.stats())
     if as_json:
-        _print_json(told)
+        _print_json(given)
     else:
-        show(console_of(_PIPED_WIDTH), told)
+        show(console_of(_PIPED_WIDTH), given)
 
 
 def flush(

@@ -45,12 +45,12 @@ def explain(
     connection: Connection = LOCAL,
 ) -> None:
     """Show the candidates and scores of a request's placement."""
-    told = asyncio.run(_ask(connection.open(AsyncTandemClient), request_id))
+    found = asyncio.run(_ask(connection.open(AsyncTandemClient), request_id))
     if as_json:
-        print(MessageToJson(told, preserving_proto_field_name=True, always_print_fields_with_no_presence=True))
+        print(MessageToJson(found, preserving_proto_field_name=True, always_print_fields_with_no_presence=True))
         return
     console = console_of(_PIPED_WIDTH)
-    for decision in told.attempts:
+    for decision in found.attempts:
         console.print(summary_line(decision), markup=False)
         for role, chosen, candidates in (
             ("decode", decision.decode_worker, decision.decode_candidates),
@@ -62,7 +62,7 @@ def explain(
         if decision.pairs:
             console.print()
             console.print(pair_table(decision.pairs))
-    for move in told.moves:
+    for move in found.moves:
         console.print(move_line(move), markup=False)
 
 

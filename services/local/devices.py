@@ -6,11 +6,15 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from itertools import chain, cycle
+from pathlib import Path
 
 from shared.errors import ConfigError
 
 CPU = "cpu"
+AUTO = "auto"
+"""GPUs where this machine has some and its torch can use them, else the CPU."""
 _ACCEPTED = re.compile(r"cpu|cuda|cuda:\d+(,\d+)*|timed:.+")
 _NUM_DIGITS = 4
 
@@ -51,6 +55,23 @@ def parse_devices(text: str) -> tuple[str, ...]:
     if twice:
         raise ConfigError(f"device names {twice[0]} twice in {text!r}", field="device")
     return devices
+
+
+def found_device(num_processes: int, largest_worker: int, nodes: Path = Path("/dev")) -> str:
+    """What `auto` stands for: the machine's first GPUs, at most one for each of the workers' processes; the CPU where
+    there are fewer than the `largest_worker` has processes, or where torch is built without CUDA.
+
+    Read from the names of NVIDIA's device nodes and of torch's version: importing torch takes seconds.
+    """
+    numbers = (re.fullmatch(r"nvidia(\d+)", path.name) for path in nodes.glob("nvidia*"))
+    count = sum(number is not None for number in numbers)
+    try:
+        is_for_cpus = version("torch").endswith("+cpu")
+    except PackageNotFoundError:
+        is_for_cpus = True
+    if is_for_cpus or count < largest_worker:
+        return CPU
+    return "cuda:" + ",".join(map(str, range(min(count, num_processes))))
 
 
 def share_devices(devices: Sequence[str], ranks: Sequence[int], gpu_memory: float) -> list[DeviceShare]:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from services.local.devices import CPU, is_gpu, parse_devices
+from services.local.devices import AUTO, CPU, found_device, is_gpu, parse_devices
 from services.local.model_pools import MAX_WORKERS, ModelPools, PoolOptions
 from shared.address import MAX_PORT, Address
 from shared.config import LogSettings
@@ -65,9 +65,10 @@ class ClusterOptions(LogSettings, EncryptionSettings, AnswerSettings, ApiSetting
     group_hosts: Degree = 1
     """Hosts of each worker that has several processes, tried out on this machine: those of different hosts share no
     memory, only TCP."""
-    device: str = CPU
+    device: str = AUTO
     """Where the workers run: cpu, cuda, or cuda:0,1,… for GPUs that their processes are dealt to in turn, prefill
-    first. timed:FILE: steps take the time that FILE gives, and compute nothing; for load tests."""
+    first. auto: the GPUs of this machine, at most one for each process, or the CPU where it has none. timed:FILE: steps
+    take the time that FILE gives, and compute nothing; for load tests."""
     gpu_memory: float = Field(default=0.9, gt=0, le=1)
     """Share of each GPU's memory, for all the workers on it together."""
     store_nodes: int = Field(default=1, ge=1, le=MAX_WORKERS)
@@ -97,6 +98,8 @@ class ClusterSpec(ClusterOptions, AliasSettings):
     """Model folder in Hugging Face layout."""
     further: tuple[ModelPools, ...] = ()
     """More models behind the same routers, each with workers of its own."""
+    device: str = CPU
+    """As of the options; code that starts a cluster says so where it wants GPUs."""
     restart: bool = False
     """As of the options; code that starts a cluster looks after its processes itself."""
     hang_timeout_s: float = Field(default=30.0, gt=0)
@@ -209,7 +212,14 @@ class ClusterSpec(ClusterOptions, AliasSettings):
     @property
     def devices(self) -> tuple[str, ...]:
         """What `device` names, one by one."""
+        if self.device == AUTO:
+            return parse_devices(found_device(self.num_processes, self._largest_worker))
         return parse_devices(self.device)
+
+    @property
+    def _largest_worker(self) -> int:
+        """Most processes of one worker."""
+        return max(self.degrees(role).num_ranks for pools in self.pools for role, _ in pools.workers)
 
     @property
     def has_store(self) -> bool:

@@ -122,7 +122,7 @@ class PlannerService:
             except TandemError as error:
                 self._failed(error)
             except Conflict as error:
-                logger.info("somebody else changed an object meanwhile: %s", error)
+                logger.info("another client changed an object meanwhile: %s", error)
             await asyncio.sleep(max(0.0, settings.interval_s - (time.monotonic() - began_s)))
 
     async def _tick(

@@ -34,7 +34,7 @@ class RdmaPort:
     state: str
     """ACTIVE, DOWN, INIT, …"""
     gigabits: float
-    """Rate of the link; 0 = not told."""
+    """Rate of the link; 0 = unknown."""
     has_gid: bool
     """Whether it has an address that a RoCE connection can use; True elsewhere."""
 

@@ -175,7 +175,3 @@ def _scale_dtype(entry: TensorEntry) -> torch.dtype:
     """Scales have the dtype of the weight that they are of."""
     found: torch.dtype = getattr(torch, STORED[entry.dtype].torch_name)
     return found
-
-
-def _scale_name(entry: TensorEntry) -> str:
-    return entry.dtype

@@ -26,9 +26,11 @@ if TYPE_CHECKING:
 
 MIN_CHUNK = 16
 CHUNK = 512
-GPU_PREFILL_CHUNK = 8192
+GPU_PREFILL_CHUNK = 2048
 """Tokens of a step that keep a GPU's matrix units busy."""
-
+SEQUENCES = 64
+GPU_SEQUENCES = 256
+"""Rows of a decode step up to which each further one costs a GPU little beside reading the weights."""
 
 TIMED = "timed:"
 
@@ -141,11 +143,11 @@ class WorkerSettings(
     none. The names decide which node stores which blocks, so all workers must have the same list."""
     block_size: Literal[16, 32, 64] = 16
     """Tokens in a block."""
-    max_num_seqs: int = Field(default=64, ge=1, le=4096)
-    """Most sequences that hold blocks at once."""
+    max_num_seqs: int = Field(default=0, ge=0, le=4096)
+    """Most sequences that hold blocks at once. 0 = 256 on a GPU, 64 otherwise."""
     max_num_batched_tokens: int = Field(default=0, ge=0, le=65536)
-    """Most tokens in one step, so also the size of a prompt's chunks: at least 16. 0 = 8192 for a prefill worker on a
-    GPU, 512 otherwise."""
+    """Most tokens in one step, so also the size of a prompt's chunks: at least 16. 0 = 2048 for a prefill worker on a
+    GPU, 512 otherwise: a chunk's blocks are sent while the next one is computed."""
     output_length_quantile: float = Field(default=0.75, ge=0, le=1)
     """A request starts only with free blocks beyond those that running answers are expected to need. Each is expected
     to become as long as this quantile of finished answers, at most its max_tokens. 0 = one block is kept for each."""
@@ -346,11 +348,14 @@ class WorkerSettings(
 
     def for_roles(self, roles: Roles) -> Self:
         """The same settings, with the defaults that depend on the roles filled in."""
-        if self.max_num_batched_tokens:
-            return self
         # Chunks delay the tokens of running answers; a worker that only prefills has none.
         chunk = GPU_PREFILL_CHUNK if self.is_on_gpu and WorkerRole.DECODE not in roles else CHUNK
-        return self.model_copy(update={"max_num_batched_tokens": chunk})
+        num_seqs = GPU_SEQUENCES if self.is_on_gpu else SEQUENCES
+        filled = {
+            "max_num_batched_tokens": self.max_num_batched_tokens or chunk,
+            "max_num_seqs": self.max_num_seqs or num_seqs,
+        }
+        return self.model_copy(update=filled)
 
 
 def _is_gpu(device: str) -> bool:

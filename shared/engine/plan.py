@@ -16,13 +16,14 @@ from shared.sizing.step_time import StepWork, chunk_pairs
 class SampleSpec(NamedTuple):
     """How to choose one token from one row of logits.
 
-    `output_token_ids` are the tokens known so far. They are given where penalties need them, and for a structured
-    answer that none of the last STRUCTURE_MEMORY_PLANS plans sampled for: its state is made anew from them.
+    The runner follows what earlier tokens do to the next one. So the tokens known so far are given only where it
+    starts: prompt and output of a sequence with penalties that the plan before did not sample for, and the output of a
+    structured answer that none of the last STRUCTURE_MEMORY_PLANS plans sampled for.
     """
 
     params: SamplingParams
     position: int  # index of the token to be produced, in the sequence
-    prompt_token_ids: tuple[int, ...] = ()  # only where penalties need them
+    prompt_token_ids: tuple[int, ...] = ()
     output_token_ids: tuple[int, ...] = ()
     banned_token_ids: tuple[int, ...] = ()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
@@ -118,27 +117,19 @@ class SamplingParams:
         return self.temperature < GREEDY_BELOW
 
     @property
+    def counts_tokens(self) -> bool:
+        """True where a token's logit follows from how often it came before."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @property
     def has_penalties(self) -> bool:
         """True where earlier tokens change the logits."""
-        return (
-            self.repetition_penalty != 1.0
-            or self.presence_penalty != 0.0
-            or self.frequency_penalty != 0.0
-            or any(len(bad) > 1 for bad in self.bad_sequences)
-        )
+        return self.counts_tokens or any(len(bad) > 1 for bad in self.bad_sequences)
 
     @property
     def changes_logits(self) -> bool:
         """True where tokens are not chosen from the model's logits as they are."""
         return self.has_penalties or bool(self.logit_bias) or bool(self.bad_sequences)
-
-    def bad_token_ids(self, output_token_ids: Sequence[int]) -> list[int]:
-        """Tokens that would complete a bad sequence behind this output."""
-        return [
-            bad[-1]
-            for bad in self.bad_sequences
-            if len(bad) == 1 or tuple(output_token_ids[1 - len(bad) :]) == bad[:-1]
-        ]
 
     def resolved(self, *, seed: int, max_tokens: int) -> SamplingParams:
         """Fills in `seed` and `max_tokens` where the client left them open; raises where min_tokens then breaks."""

@@ -39,7 +39,7 @@ class PlainLinear:
         """See `Linear`. On a CPU, 16-bit products are oneDNN's, which keeps some hundred KiB for every number of rows
         that it meets: there few different ones come, at most a quarter above those asked for."""
         num_rows = x.shape[0]
-        added = 0 if x.is_cuda or x.dtype == torch.float32 else _padded(num_rows) - num_rows
+        added = 0 if x.device.type != "cpu" or x.dtype == torch.float32 else _padded(num_rows) - num_rows
         if not added:
             return functional.linear(x, self.weight, self.bias)
         return functional.linear(functional.pad(x, (0, 0, 0, added)), self.weight, self.bias)[:num_rows]

@@ -18,6 +18,9 @@ class LinearSpec:
     has_zeros: bool = False
     index_groups: int = 0
     """Groups of a row where any columns may form one, as the weight's own index says; 0 = adjacent columns do."""
+    rounds_input: bool = False
+    """Whether rows of x are rounded to int8 too where the computation is in 16 bits, with a scale a row from that row
+    alone; in fp32 they stay as they are."""
 
     def num_groups(self, in_size: int) -> int:
         """Scales of a row, or of some columns of one."""

@@ -13,6 +13,7 @@ from shared.kernels.activation.reference import act_and_mul
 from shared.kernels.activation.rules import SILU, Activation
 from shared.kernels.experts.reference import check_forward, combine
 from shared.kernels.linear_spec import Kind, LinearSpec
+from shared.kernels.pool_view import encode
 
 INT4_MIDDLE = 8
 """The code of zero, where a 4-bit weight has no zeros of its own."""
@@ -327,10 +328,18 @@ class OpenedLinear:
 
     def forward(self, x: Tensor) -> Tensor:
         """See `Linear`."""
-        out = opened_product(x.float(), self._parts)
+        out = opened_product(rounded_input(x, self.weight.spec), self._parts)
         if self.bias is not None:
             out += self.bias
         return out.to(x.dtype)
+
+
+def rounded_input(x: Tensor, spec: LinearSpec) -> Tensor:
+    """fp32 [num_rows, in_size] that a weight of this form is multiplied with; see `LinearSpec.rounds_input`."""
+    if not spec.rounds_input or x.dtype == torch.float32:
+        return x.float()
+    codes, scales = encode(x, torch.int8)
+    return codes.float() * scales[:, None]
 
 
 def opened_product(x: Tensor, parts: Sequence[QuantizedWeight]) -> Tensor:
@@ -375,7 +384,7 @@ class OpenedExperts:
 def _product(x: Tensor, weight: Weight) -> Tensor:
     if isinstance(weight, Tensor):
         return functional.linear(x, weight)
-    return opened_product(x.float(), weight.parts()).to(x.dtype)
+    return opened_product(rounded_input(x, weight.spec), weight.parts()).to(x.dtype)
 
 
 def make_opened_linear(weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> OpenedLinear:

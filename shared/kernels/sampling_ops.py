@@ -6,6 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from shared.kernels.sampling.history import Penalties, TokenHistory
 from shared.kernels.sampling.rows import SamplingRows
 
 
@@ -26,6 +27,29 @@ class SamplingOps(Protocol):
         Returns:
             [num_rows] int64; -1 for a row with a NaN or +inf, without any finite logit, or with a temperature so low
             that the quotient overflows.
+        """
+        ...
+
+    def penalize(self, logits: Tensor, history: TokenHistory, penalties: Penalties) -> None:
+        """Lower the logits of tokens that their rows' sequences have had; those of all other tokens stay as they are.
+
+        Repetition (CTRL, Keskar et al. 2019) divides positive logits of prompt and output, and multiplies the others.
+        Presence and frequency (OpenAI) are then taken from those of the output: once, and as often as it has them.
+
+        Args:
+            logits: [num_rows, vocab_size] fp32, contiguous, changed in place.
+            history: of the sequences.
+            penalties: of the rows.
+        """
+        ...
+
+    def count_tokens(self, history: TokenHistory, slots: Tensor, tokens: Tensor) -> None:
+        """Add a token each to the output of some sequences.
+
+        Args:
+            history: changed in place.
+            slots: [num_rows] int64, no two equal but those of -1, for rows that are not counted.
+            tokens: [num_rows] int64; -1 where there is none.
         """
         ...
 

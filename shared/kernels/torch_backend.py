@@ -13,6 +13,7 @@ from shared.kernels.lora import reference as lora
 from shared.kernels.quantized import make_opened_experts, make_opened_linear
 from shared.kernels.rmsnorm import reference as rmsnorm
 from shared.kernels.rotary import reference as rotary
+from shared.kernels.sampling import history
 from shared.kernels.sampling import reference as sampling
 
 
@@ -41,5 +42,7 @@ class TorchKernels:
     scatter_blocks = staticmethod(blocks.scatter_blocks)
     block_checksums = staticmethod(blocks.block_checksums)
     sample_tokens = staticmethod(sampling.sample_tokens)
+    penalize = staticmethod(history.penalize)
+    count_tokens = staticmethod(history.count_tokens)
     mask_tokens = staticmethod(sampling.mask_tokens)
     greedy_tokens = staticmethod(sampling.greedy_tokens)

@@ -40,7 +40,7 @@ class MatchStream:
         self._waiting: dict[int, asyncio.Future[kvstore_pb2.MatchAnswer]] = {}
         self._writing = asyncio.Lock()  # gRPC allows one write at a time
         self._broken: TandemError | None = None
-        self._kept: list[bytes] = []  # ids of traces that the store is to be told of
+        self._kept: list[bytes] = []  # ids of traces that the store is to keep
         self._keeping: asyncio.Task[None] | None = None
         self._reader = asyncio.create_task(self._read(), name="match stream")
 

@@ -101,10 +101,11 @@ class Decoder:
         if torch.device(device).type == "cpu":
             ask_for_huge_pages()
         config = load_config(folder)
-        chosen = kernels_for(config, device, dtype, kernels, deterministic=deterministic)
+        in_codes = config.quantization is not None or quantization != AS_STORED
+        chosen = kernels_for(config, device, dtype, kernels, deterministic=deterministic, in_codes=in_codes)
         with Checkpoint.of(folder) as checkpoint:
             plan = WeightPlan.make(checkpoint, config, quantization)
-            check_specs(plan.specs, chosen)
+            check_specs(plan.specs, chosen, device)
             parameters = DecoderParameters.allocate(config, dtype, device, specs=plan.specs)
             fill_weights(checkpoint, plan.sources, parameters.checkpoint_views(config), on_progress)
         decoder = cls(config, parameters, chosen)

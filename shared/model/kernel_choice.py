@@ -23,13 +23,17 @@ def kernels_for(
     wanted: str = AUTO,
     *,
     deterministic: bool = False,
+    in_codes: bool = False,
 ) -> Kernels:
     """As `choose_kernels`; where `auto` gives kernels that do not attend to the latents which a model keeps, torch's.
+
+    `in_codes`: whether weights are in fewer bits. Then `deterministic` spans processors: integer sums are exact, and
+    all else is computed in the way that they have in common.
 
     Raises:
         ConfigError: as `choose_kernels` and `check_kernels`.
     """
-    kernels = choose_kernels(device, dtype, wanted, deterministic=deterministic)
+    kernels = choose_kernels(device, dtype, wanted, deterministic=deterministic, alike=in_codes)
     if wanted == AUTO and not deterministic and config.latent is not None and not kernels.serves_latents:
         _log.warning("kernels %r do not attend to latents: torch's ops serve %s", kernels.name, config.architecture)
         kernels = choose_kernels(device, dtype, _TORCH)
@@ -57,15 +61,20 @@ def check_kernels(config: ModelConfig, kernels: Kernels) -> None:
         )
 
 
-def check_specs(specs: Specs, kernels: Kernels) -> None:
+def check_specs(specs: Specs, kernels: Kernels, device: torch.device | str) -> None:
     """Raises ConfigError where these kernels cannot serve weights in fewer bits: `deterministic`."""
-    if specs and kernels.is_deterministic:
-        name, spec = next(iter(specs.items()))
-        raise ConfigError(
-            f"deterministic does not serve weights in fewer bits yet, as {name} in {spec.kind}: take a plain "
-            "checkpoint",
-            field="deterministic",
-        )
+    if not kernels.is_deterministic:
+        return
+    on_cpu = torch.device(device).type == "cpu"
+    for name, spec in specs.items():
+        if not on_cpu or spec.kind == "fp8" or spec.index_groups:
+            where = "on a CPU " if on_cpu else f"on {torch.device(device).type} "
+            order = " with ordered columns" if spec.index_groups else ""
+            raise ConfigError(
+                f"deterministic {where}does not serve {name} in {spec.kind}{order}: take a plain checkpoint"
+                + (", or one in int8 or int4" if on_cpu else ""),
+                field="deterministic",
+            )
 
 
 def stacks(config: ModelConfig) -> bool:

@@ -31,6 +31,9 @@ MIN_STEPS = 8
 FEWEST_BETWEEN_FITS = 6
 MOST_BETWEEN_FITS = 256
 """Steps after which the coefficients are computed anew: at first, or after a step of a new kind, the fewest."""
+BETWEEN_FITS_S = 0.2
+"""Of steps between two fits, once SETTLED_STEPS were seen: a fit takes a millisecond or two, as a tiny model's step."""
+SETTLED_STEPS = 500
 HALF_LIFE = 2000
 """Steps in which a kind that is not seen any more loses half of its weight …"""
 LEAST_WEIGHT = 0.05
@@ -75,6 +78,7 @@ class StepTimeFit:
         self._fitted = self._times = prior
         self._balance: float | None = None
         self._next_fit = MIN_STEPS
+        self._unfitted_s = 0.0
         self._followed = 0
         self._newest: deque[tuple[StepWork, float]] = deque(maxlen=PACE_STEPS)
 
@@ -83,6 +87,7 @@ class StepTimeFit:
         if work.num_tokens == 0 or not 0 < seconds < math.inf:
             return
         self.num_steps += 1
+        self._unfitted_s += seconds
         key = _kind_of(work)
         kind = self._kinds.pop(key, None)
         if kind is None:
@@ -99,7 +104,9 @@ class StepTimeFit:
     def times(self) -> StepTimes | None:
         """The coefficients by all that was seen; the prior, or None, before MIN_STEPS. Computed where they are asked
         for, if enough steps have come since."""
-        is_due = self.num_steps >= self._next_fit
+        is_due = self.num_steps >= self._next_fit and (
+            self.num_steps < SETTLED_STEPS or self._unfitted_s >= BETWEEN_FITS_S
+        )
         if is_due:
             self._fit()
         if is_due or self.num_steps >= self._followed + PACE_INTERVAL:
@@ -115,7 +122,7 @@ class StepTimeFit:
             self._times = _scaled(self._fitted, statistics.median(paces or [1.0]))
 
     def _fit(self) -> None:
-        self.num_fitted = self.num_steps
+        self.num_fitted, self._unfitted_s = self.num_steps, 0.0
         self._next_fit = self.num_steps + min(MOST_BETWEEN_FITS, max(FEWEST_BETWEEN_FITS, self.num_steps // 2))
         medians = [kind.median() for kind in self._kinds.values()]
         weights = [

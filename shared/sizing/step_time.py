@@ -54,6 +54,11 @@ def chunk_pairs(num_tokens: int, num_before: int) -> int:
     return num_tokens * num_before + num_tokens * (num_tokens + 1) // 2
 
 
+BATCH_GAIN = 2.0
+"""Times a step of one answer, what a batch may take where even that one misses the target: all are late there, and a
+batch of one would serve the fewest of them."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepTimes:
     """The coefficients, in seconds unless they say otherwise. None is negative."""
@@ -99,6 +104,12 @@ class StepTimes:
     def decode_step_s(self, batch: int, num_kv_tokens: int) -> float:
         """Time of one token for each of `batch` sequences."""
         return self.step_s(StepWork(batch, num_kv_tokens))
+
+    def most_step_s(self, target_s: float, num_context_tokens: float) -> float:
+        """The longest that a step of answers may take where `target_s` is wanted between two tokens: that, or where one
+        answer alone, with that context, takes longer, BATCH_GAIN times its step."""
+        alone_s = self.decode_step_s(1, round(num_context_tokens))
+        return target_s if alone_s <= target_s else BATCH_GAIN * alone_s
 
     def prompt_s(self, num_tokens: int) -> float:
         """Time of a prompt that is computed alone, in one step."""

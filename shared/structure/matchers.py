@@ -26,6 +26,7 @@ class StructuredRow(NamedTuple):
     newest: int | None  # the last of them; None where there is none
     known: tuple[int, ...]  # all of them from the first on, or none where the state is not older than it may be
     banned_token_ids: tuple[int, ...]  # removed where another token is left
+    bad_sequences: tuple[tuple[int, ...], ...] = ()  # likewise the last token of each, behind the others
 
 
 class Masks(NamedTuple):
@@ -79,7 +80,9 @@ class SequenceMatchers:
             elif not words[index].any():
                 faults[index] = "no token of the vocabulary continues it"
             else:
-                _ban(words[index], rows[index].banned_token_ids)
+                row = rows[index]
+                completing = _completing(row.bad_sequences, self._states[row.sequence_id].tokens)
+                _ban(words[index], (*row.banned_token_ids, *completing))
         for index in faults:
             words[index] = -1
         return Masks(words, faults)
@@ -128,6 +131,11 @@ def _continues(state: _State, row: StructuredRow) -> bool:
     if state.structure != row.structure or not row.num_output_tokens - 1 <= num_tokens <= row.num_output_tokens:
         return False
     return not row.known or state.tokens[: len(row.known)] == list(row.known[:num_tokens])
+
+
+def _completing(bad_sequences: Sequence[tuple[int, ...]], tokens: list[int]) -> list[int]:
+    """Tokens that would complete a bad sequence behind these."""
+    return [bad[-1] for bad in bad_sequences if len(bad) == 1 or tuple(tokens[1 - len(bad) :]) == bad[:-1]]
 
 
 def _ban(words: NDArray[np.int32], token_ids: Sequence[int]) -> None:

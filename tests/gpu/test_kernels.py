@@ -106,6 +106,7 @@ def test_tokens_equal_those_of_the_reference(ties: bool) -> None:
         sampling_checks.check_sampling(32, vocab_size, seed, ties=ties, device="cuda")
     sampling_checks.check_broken_logits(device="cuda")
     sampling_checks.check_banned_tokens_are_never_drawn(device="cuda")
+    sampling_checks.check_triton_penalties(64, 128_256, 1, device="cuda")
 
 
 def test_a_captured_decode_attention_follows_growing_sequences() -> None:

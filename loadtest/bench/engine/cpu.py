@@ -10,9 +10,11 @@ from __future__ import annotations
 import os
 import random
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import torch
@@ -32,6 +34,8 @@ from shared.model.config.moe_config import MoeConfig
 from shared.model.decoder import Decoder
 from shared.model.families.registry import load_config
 
+PENALTIES = {"repetition_penalty": 1.1, "presence_penalty": 0.2}
+"""The first is the default of models whose generation_config.json names one."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 KV_DTYPES = {**DTYPES, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
@@ -85,17 +89,20 @@ def _decode(bench: Bench, step: Step, repeats: int) -> Result:
 
 
 def overheads(folder: Path, batches: list[int], context: int) -> list[Result]:
-    """Of whole engine steps, scheduler and events included."""
-    engine = Ours(Settings(folder, folder, torch.get_num_threads()))
+    """Of whole engine steps, scheduler and events included, of greedy answers and of such with penalties."""
+    engine = Ours(Settings(folder, folder, torch.get_num_threads()), max(batches, default=1))
+    results = []
     try:
-        found = [(batch, step_time(engine, batch, context, 16)) for batch in batches]
+        for batch in batches:
+            for way, sampling in (("", {}), (", penalties", PENALTIES)):
+                step = step_time(engine, batch, context, 16, sampling)
+                if step is not None:
+                    name = f"decode {batch} at {context}{way}, outside kernels"
+                    results.append(Result(name, 1e3 * step.outside_s, "ms a step"))
+                    results.append(Result(name, 100 * step.overhead, "% of the step"))
     finally:
         engine.close()
-    return [
-        Result(f"decode {batch} at {context}, outside kernels", 100 * step.overhead, "% of the step")
-        for batch, step in found
-        if step is not None
-    ]
+    return results
 
 
 def kv_room(config: ModelConfig, kv_dtype: torch.dtype, folder: Path) -> int:
@@ -115,7 +122,7 @@ def main(
     prefill: Annotated[str, Option(help="prompt lengths")] = "512 2048 8192",
     batch: Annotated[str, Option(help="sequences that decode")] = "1 8 32 64 256",
     context: Annotated[str, Option(help="cached tokens of each of them")] = "256 2048",
-    overhead: Annotated[str, Option(help="batches whose overhead is measured")] = "1 32",
+    overhead: Annotated[str, Option(help="batches whose overhead is measured")] = "1 64 256",
     chunk: Annotated[str, Option(help="chunks of a prompt beside decoding sequences; empty: none")] = "16 64 256 512",
     repeats: Annotated[int, Option()] = 9,
     out: Out = None,
@@ -155,8 +162,10 @@ class StepTime:
     step_s: float
     """Median."""
     overhead: float
-    """Share of the step outside the C++ kernels, median. Torch's few own ops, such as embedding and argmax, count as
-    overhead too, and so does reading the clock at each call."""
+    """Share of the step outside the C++ kernels, median. Torch's few own ops, such as the embedding, count as overhead
+    too, and so does reading the clock at each call."""
+    outside_s: float
+    """The same as a time, median."""
 
 
 class TimedLibrary:
@@ -178,8 +187,11 @@ class TimedLibrary:
         return timed
 
 
-def step_time(engine: Ours, batch: int, context: int, num_steps: int) -> StepTime | None:
-    """None where other kernels than the C++ ones serve: their time cannot be measured from outside."""
+def step_time(
+    engine: Ours, batch: int, context: int, num_steps: int, sampling: Mapping[str, float] = MappingProxyType({})
+) -> StepTime | None:
+    """Of greedy answers with these further settings. None where other kernels than the C++ ones serve: their time
+    cannot be measured from outside."""
     kernels = engine.decoder.kernels
     if not isinstance(kernels, CpuOps):
         return None
@@ -188,10 +200,14 @@ def step_time(engine: Ours, batch: int, context: int, num_steps: int) -> StepTim
     untimed, kernels.library = kernels.library, timed  # type: ignore[assignment]
     try:
         prompts = [random_prompt(context, generator, engine.decoder.config.vocab_size) for _ in range(batch)]
-        steps = engine.decode_steps(prompts, num_steps, lambda: timed.total_s)
+        steps = engine.decode_steps(prompts, num_steps, lambda: timed.total_s, sampling)
     finally:
         kernels.library = untimed
-    return StepTime(median(s for s, _ in steps), median(1 - inside / s for s, inside in steps))
+    return StepTime(
+        median(s for s, _ in steps),
+        median(1 - inside / s for s, inside in steps),
+        median(s - inside for s, inside in steps),
+    )
 
 
 _BUFFER_BYTES = 512 * 1024 * 1024

@@ -5,15 +5,16 @@ from __future__ import annotations
 import itertools
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 
 from loadtest.bench.peers.adapter import MAX_BATCH, MAX_TOKENS, STEP_TOKENS, Settings, spare_steps
 from shared.engine.engine import Engine
 from shared.engine.messages import AddSequence, EngineDied, Event, SequenceFailed, StepOutput
-from shared.engine.runner.runner import Runner
+from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.sampling_params import SamplingParams
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from shared.engine.sequence import EngineSequence, Goal
@@ -39,7 +40,8 @@ class _Step:
 class Ours:
     """See `EngineAdapter`."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, max_batch: int = MAX_BATCH) -> None:
+        """`max_batch`: sequences of up to 512 tokens that it has room for."""
         torch.set_num_threads(settings.num_threads)
         rounded = next((kind for kind in QUANTIZATIONS if kind == settings.form), AS_STORED)
         self.decoder = Decoder.load(
@@ -47,12 +49,13 @@ class Ours:
         )
         config = self.decoder.config
         layout = config.block_layout(BLOCK_SIZE, "bfloat16")
-        num_blocks = MAX_BATCH * 512 // BLOCK_SIZE + MAX_TOKENS // BLOCK_SIZE
-        self._runner = Runner(self.decoder, layout, num_blocks)
+        max_batch = max(max_batch, MAX_BATCH)
+        num_blocks = max_batch * 512 // BLOCK_SIZE + MAX_TOKENS // BLOCK_SIZE
+        self._runner = Runner(self.decoder, layout, num_blocks, RunnerConfig(max_batch))
         self._events: queue.SimpleQueue[_Step | BaseException] = queue.SimpleQueue()
         self._meter: Callable[[], float] = lambda: 0.0
         self._names = (f"s{i}" for i in itertools.count())
-        scheduler = Scheduler(BlockPool(num_blocks, BLOCK_SIZE), SchedulerConfig(MAX_BATCH, STEP_TOKENS))
+        scheduler = Scheduler(BlockPool(num_blocks, BLOCK_SIZE), SchedulerConfig(max_batch, STEP_TOKENS))
         self._engine = Engine(scheduler, self._runner, self._on_event)
         self._engine.start()
 
@@ -72,16 +75,21 @@ class Ours:
         return [seconds for seconds, _ in self.decode_steps(prompts, num_steps, lambda: 0.0)]
 
     def decode_steps(
-        self, prompts: list[list[int]], num_steps: int, meter: Callable[[], float]
+        self,
+        prompts: list[list[int]],
+        num_steps: int,
+        meter: Callable[[], float],
+        sampling: Mapping[str, float] = MappingProxyType({}),
     ) -> list[tuple[float, float]]:
-        """Seconds of each step, and the increase of the meter, which is read in the engine's thread.
+        """Seconds of each step, and the increase of the meter, which is read in the engine's thread; `sampling`:
+        settings of the answers, which are greedy.
 
         A few more steps are computed than requested, because the prefills may end in different steps.
         """
         self._meter = meter
         spare = spare_steps(prompts)
         for prompt in prompts:
-            self._add(prompt, num_steps + spare + 1)
+            self._add(prompt, num_steps + spare + 1, sampling)
         left = len(prompts) * (num_steps + spare + 1)
         full = []
         while left > 0:
@@ -106,8 +114,8 @@ class Ours:
         """Ends the engine's thread."""
         self._engine.close()
 
-    def _add(self, prompt: list[int], num_tokens: int) -> None:
-        sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens, seed=0)
+    def _add(self, prompt: list[int], num_tokens: int, further: Mapping[str, float] = MappingProxyType({})) -> None:
+        sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens, seed=0, **further)  # type: ignore[arg-type]
         self._engine.submit(
             AddSequence(
                 EngineSequence(

@@ -13,10 +13,10 @@ from loadtest.rig.command_line import Option, Out, choice, names
 from loadtest.rig.models import SHAPES, checkpoint
 from loadtest.rig.results import Report
 
-_FP8 = "fp8"
-FORMS = (INT8, INT4, _FP8)
-_OURS_ALONE = (_FP8,)
-"""Forms that no peer has on a CPU."""
+_FP8, _W8A8 = "fp8", "w8a8"
+FORMS = (INT8, INT4, _FP8, _W8A8)
+_OF_PEERS = {INT8: INT8, INT4: INT4, _W8A8: INT8}
+"""Our form → what peers are measured in; they round activations as they choose. None has fp8 on a CPU."""
 
 
 def main(
@@ -27,7 +27,7 @@ def main(
     plain: Annotated[bool, Option(help="measure our weights in 16 bits too")] = True,
     out: Out = None,
 ) -> None:
-    """Compare int8, int4 and fp8 with our plain weights, and with peers of as many bits, in turns; a form at a time."""
+    """Compare int8, int4, fp8 and w8a8 with our plain weights, and with peers of as many bits, in turns, by form."""
     choice(model, "model", SHAPES)
     wanted = names(forms, "forms", FORMS)
     beside = names(peers, "peers", PEERS_IN_FEWER_BITS)
@@ -36,7 +36,7 @@ def main(
     report, reasons = Report(out), dict[str, str]()
     for form in wanted:
         engines = [(OURS, form), *([(OURS, PLAIN)] if plain else [])]
-        engines += [] if form in _OURS_ALONE else [(peer, form) for peer in beside]
+        engines += [(peer, _OF_PEERS[form]) for peer in beside if form in _OF_PEERS]
         results, refused = asyncio.run(compare(model, folder, engines, how.cases(f", {form}"), how))
         report.add(results)
         reasons |= refused

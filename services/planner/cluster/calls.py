@@ -20,7 +20,7 @@ _MERGE_PATCH = "application/merge-patch+json"
 
 
 class Conflict(Exception):
-    """409: somebody else changed the object, or made it, in between."""
+    """409: another client changed the object, or made it, in between."""
 
 
 class Absent(ClusterUnavailable):

@@ -77,7 +77,7 @@ def _epoch_s(text: str | None) -> float:
 
 
 def _number(text: str | None) -> float | None:
-    """An annotation that somebody else has spoilt counts as drained long ago."""
+    """An annotation that another client has spoilt counts as drained long ago."""
     if text is None:
         return None
     try:

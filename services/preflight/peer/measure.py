@@ -102,7 +102,7 @@ async def _skew(peer: str, line: Line) -> Finding:
         there = (await line.ask(op="time")).get("time")
         after = time.time()
         if not isinstance(there, int | float):
-            raise TransferFailed("the other side told no time")
+            raise TransferFailed("the other side sent no time")
         error_s = (after - before) / 2
         if best is None or error_s < best[1]:
             best = there - (before + after) / 2, error_s

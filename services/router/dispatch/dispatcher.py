@@ -72,7 +72,7 @@ class Dispatcher:
         self._serials = itertools.count(1)
         self._is_draining = False
         self._drained = asyncio.Event()
-        """Set once it drains and either no request is left or nobody waits for the rest."""
+        """Set once it drains and either no request is left or the rest is not waited for."""
 
     # --- Core
 

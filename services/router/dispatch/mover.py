@@ -11,7 +11,7 @@ from services.router.dispatch.active_request import ActiveRequest
 from services.router.dispatch.answer_move import PREPARING
 from services.router.dispatch.record import RequestEvent, RequestState
 from services.router.placement.move_settings import MoveSettings
-from services.router.placement.moves import Desk, MoveCause, MovePolicy, RunningAnswer
+from services.router.placement.moves import Desk, MoveCause, MoveLimits, MovePolicy, RunningAnswer
 from services.router.workers.fleet import Fleet
 from services.router.workers.link import WorkerLink
 from shared.sizing.step_time import StepWork
@@ -39,7 +39,7 @@ class Mover:
         self._settings = settings
         self._running = running
         self._move = move
-        self._policy = MovePolicy(settings.limits, tpot_target_s, rescue=settings.rescue)
+        self._policy = MovePolicy(MoveLimits(), tpot_target_s, rescue=settings.rescue)
         self._looked_at = -math.inf
         self._again: asyncio.TimerHandle | None = None
         self.vacated: Set[str] = frozenset()

@@ -246,7 +246,7 @@ class WaitingRoom:
         fleet, layout = self._fleet, self._fleet.layout
         if layout is None:
             return None
-        wanted = self._wanted(active, layout.block_size, estimate.item.deadline_s)
+        wanted = self._wanted(active, layout.block_size, self._due_s(active, estimate.item))
         choice = self._choose(wanted)
         if choice is None:
             self._note_blocked(wanted)
@@ -285,6 +285,13 @@ class WaitingRoom:
     def _note_blocked(self, wanted: PlacementRequest) -> None:
         if self.blocked.is_due(wanted.now_s):
             self.blocked.hold(blocker(wanted, self._fleet.decode_pool), wanted.now_s)
+
+    def _due_s(self, active: ActiveRequest, item: QueueEntry) -> float:
+        """When the first token is due: by the deadline, or where nothing is refused by one, by the target by which
+        pairs are chosen."""
+        if math.isinf(item.deadline_s) and self._config.mode == "auto" and not active.produced:
+            return item.arrived_s + self._placement.ttft_target_s
+        return item.deadline_s
 
     def _wanted(self, active: ActiveRequest, block_size: int, deadline_s: float) -> PlacementRequest:
         """What placement has to know of a request now."""

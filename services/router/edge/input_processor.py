@@ -84,7 +84,7 @@ class ModelNames:
     name: str
     """In replies and in `/v1/models`."""
     aliases: tuple[str, ...] = ()
-    """Further names that are let in."""
+    """Further names that are accepted."""
     beside: tuple[str, ...] = ()
     """Other models' names, for messages."""
     adapters: NamesAdapters | None = None

@@ -44,7 +44,7 @@ class LimitSettings(SettingGroup):
     tokens_per_minute: int = Field(default=0, ge=0, le=10_000_000_000)
     """Likewise, tokens of prompts and answers; 0 = no limit. A request that runs is never cut off for it."""
 
-    # Those that nobody has to set.
+    # Those that need no setting.
 
     max_chars_per_token: ClassVar[int] = 16
     """A text longer than this times the served context is refused before it is tokenized. Characters; where the

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from operator import itemgetter
 from typing import NamedTuple
 
 
@@ -40,7 +42,7 @@ class Thresholds:
 
 
 class Candidate(NamedTuple):
-    """One eligible worker; a tuple, because a decision in a large fleet makes 64 of them."""
+    """One eligible worker."""
 
     name: str
     score: float
@@ -51,6 +53,27 @@ class Candidate(NamedTuple):
     num_free_blocks: int
     num_requests: int
     num_hit_tokens: int
+
+
+@dataclass(slots=True, eq=False)
+class Ranking:
+    """The candidates of a choice, best first, made where they are read: few choices are ever explained."""
+
+    scorers: Sequence[str]
+    scores: Sequence[float]
+    """Of each worker."""
+    parts: Sequence[tuple[float, ...]]
+    """Of each worker, one for each scorer."""
+    workers: Sequence[tuple[str, int, int, int]]
+    """Name, queued tokens, free blocks, requests, at the time of the choice."""
+    hits: Mapping[str, int]
+    """Tokens by worker."""
+
+    def __iter__(self) -> Iterator[Candidate]:
+        ranked = sorted(zip(self.scores, self.parts, self.workers, strict=True), key=itemgetter(0), reverse=True)
+        for score, parts, (name, num_queued_tokens, num_free_blocks, num_requests) in ranked:
+            named, num_hits = tuple(zip(self.scorers, parts, strict=True)), self.hits.get(name, 0)
+            yield Candidate(name, score, named, num_queued_tokens, num_free_blocks, num_requests, num_hits)
 
 
 class Pair(NamedTuple):
@@ -78,9 +101,9 @@ class Choice:
     route: Route = field(default=Route.HAND_OFF, compare=False)
     predicted_ttft_s: float | None = field(default=None, compare=False)
     """Seconds from now to the first token; None before enough prompts were seen."""
-    decodes: tuple[Candidate, ...] = field(default=(), compare=False)
+    decodes: Iterable[Candidate] = field(default=(), compare=False)
     """The eligible decode workers considered, best first."""
-    prefills: tuple[Candidate, ...] = field(default=(), compare=False)
+    prefills: Iterable[Candidate] = field(default=(), compare=False)
     pairs: tuple[Pair, ...] = field(default=(), compare=False)
     """Where pairs are compared: the best few, the one taken first."""
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pydantic import Field
-
-from services.router.placement.moves import MoveLimits
 from shared.settings.group import SettingGroup
 
 
@@ -16,12 +13,3 @@ class MoveSettings(SettingGroup):
     """The answers of a worker that drains or is removed continue on others; else it finishes them itself."""
     rescue: bool = True
     """An answer leaves a worker that misses `targets.tpot_s` where another one is predicted to hold it."""
-    per_worker: int = Field(default=2, ge=1, le=64)
-    """Moves at once from a worker and to it."""
-    per_router: int = Field(default=8, ge=1, le=1024)
-    """Moves at once."""
-
-    @property
-    def limits(self) -> MoveLimits:
-        """What `MovePolicy` takes."""
-        return MoveLimits(self.per_worker, self.per_router)

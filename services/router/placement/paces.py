@@ -2,7 +2,8 @@
 between the tokens of an answer.
 
 Beside running answers a worker bounds its steps by the target for TPOT (`shared/engine/scheduler/pacing.py`), so a
-prompt goes there in chunks of what is left of each step; without answers it goes in the largest that the worker takes.
+prompt goes there in chunks of what is left of each step, and in larger ones while its answers are ahead of the target;
+without answers it goes in the largest that the worker takes.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 from typing import NamedTuple
 
 from services.router.placement.views import Work, WorkerView
-from shared.engine.scheduler.pacing import AIM, LEAST_CHUNK
+from shared.engine.scheduler.pacing import AIM, GAP_TARGETS, LEAST_CHUNK
 from shared.sizing.step_time import StepTimes, StepWork
 
 DEFAULT_BUDGET = 2048
@@ -59,9 +60,8 @@ def pace_of(
     decode_s = step_s(0.0) if num_answers else 0.0
     chunk = min(num_tokens, max(1.0, budget - num_answers))
     if num_answers and target_s < math.inf:
-        chunk = max(
-            min(chunk, LEAST_CHUNK), min(chunk, _largest(times, own_s, num_answers, attention_s, AIM * target_s))
-        )
+        limit_s = AIM * target_s if decode_s <= target_s else GAP_TARGETS * decode_s  # late whatever comes
+        chunk = max(min(chunk, LEAST_CHUNK), min(chunk, _largest(times, own_s, num_answers, attention_s, limit_s)))
     return Pace(chunk, step_s(chunk), decode_s)
 
 
@@ -90,17 +90,23 @@ def ttft_s(
     """Seconds from now until the worker, whose steps take `times`, has computed its queue and then `own`, beside its
     answers and as many new ones. It reports between steps: what has passed since is a part of the next one, done."""
     num_tokens, pairs = view.num_queued_tokens + own.tokens, view.num_queued_pairs + own.pairs
-    pace = pace_of(
-        times,
-        view.num_decoding + num_new_answers,
-        view.num_context_tokens + context_tokens,
-        pairs / num_tokens,
-        target_s,
-        view.max_step_tokens or DEFAULT_BUDGET,
-        num_tokens,
-    )
+    num_answers = view.num_decoding + num_new_answers
+
+    def at(within_s: float) -> Pace:
+        context, budget = view.num_context_tokens + context_tokens, view.max_step_tokens or DEFAULT_BUDGET
+        return pace_of(times, num_answers, context, pairs / num_tokens, within_s, budget, num_tokens)
+
+    pace = at(target_s)
     queue_s = view.num_queued_tokens / pace.tokens_a_second
     done_s = min(max(0.0, now_s - view.reported_s), pace.step_s, queue_s)
+    slack_s = view.least_slack_s or 0.0
+    if view.num_decoding and slack_s > 0 and pace.decode_s <= target_s < math.inf:
+        burst = at(GAP_TARGETS / AIM * target_s)
+        spent_s = burst.step_s - AIM * target_s
+        in_burst = burst.chunk_tokens * slack_s / spent_s if spent_s > 0 else math.inf
+        if num_tokens <= in_burst:
+            return burst.seconds(num_tokens) - done_s
+        return in_burst / burst.tokens_a_second + (num_tokens - in_burst) / pace.tokens_a_second - done_s
     return pace.seconds(num_tokens) - done_s
 
 

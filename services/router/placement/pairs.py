@@ -53,6 +53,8 @@ QUEUED_PROMPTS = 1.25
 """… or mean prompts that its queue may be long, where that is more."""
 SAMPLE = 64
 """Workers whose queues tell how long a request waits."""
+MEAN_RATE = 0.02
+"""By which the newest looks at workers change their mean rate: a wait is longer than the batch of this moment lasts."""
 NO_SLACK_S = 1.0
 """What a TTFT is compared with where the request has no deadline. Seconds."""
 
@@ -69,6 +71,8 @@ class PairPolicy:
         self._demand = demand
         self._random = random.Random(0)
         self._budget = DEFAULT_BUDGET
+        self._mean_rate = 0.0
+        """Of the workers, tokens of prompts a second."""
         self.typical: StepTimes | None = None
         """What steps take where a worker has not measured any; None before one has."""
 
@@ -101,6 +105,9 @@ class PairPolicy:
         if not sample:
             return 0.0
         rates = [prompt_rate(view, view.times or self.typical, self._tpot_s) for view in sample]
+        now = sum(rates) / len(rates)
+        self._mean_rate += MEAN_RATE * (now - self._mean_rate) if self._mean_rate else now
+        rates = [max(rate, self._mean_rate) for rate in rates]
         waits = [(view.num_queued_tokens / rate, rate) for view, rate in zip(sample, rates, strict=True)]
         return filled_level(num_tokens_ahead * len(sample) / len(pool), waits)
 
@@ -128,7 +135,7 @@ class PairPolicy:
         target_s, typical = self._tpot_s, self.typical
         assert typical is not None, "see `look`"
         steps = [(view, tpot_s(view, view.times or typical, 1, request.num_tokens)) for view in decodes]
-        roomy = [(v, s) for v, s in steps if s <= TPOT_SHARE * target_s or not v.num_decoding]
+        roomy = [(v, s) for v, s in steps if not v.num_decoding or s <= TPOT_SHARE * self._most_step_s(v, request)]
         roomy.sort(key=lambda entry: self._decode_score(entry[0], entry[1], preferred))
         if not roomy:
             return ()
@@ -155,6 +162,13 @@ class PairPolicy:
         if found and self._may_wait(found[0], request):
             return ()
         return tuple(found)
+
+    def _most_step_s(self, view: WorkerView, request: PlacementRequest) -> float:
+        """That the worker may take with such an answer besides."""
+        times = view.times or self.typical
+        assert times is not None, "see `look`"
+        context = (view.num_context_tokens + request.num_tokens) / (view.num_decoding + 1)
+        return times.most_step_s(self._tpot_s, context)
 
     def _may_wait(self, best: Pair, request: PlacementRequest) -> bool:
         """Whether the request is better off at the router than with the best pair that there is now: this one is far,

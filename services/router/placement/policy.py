@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import repeat
-from operator import itemgetter, mul
+from operator import mul
 from typing import TYPE_CHECKING, get_args
 
-from services.router.placement.decision import Candidate, Choice, Route, Thresholds
+from services.router.placement.decision import Candidate, Choice, Ranking, Route, Thresholds
 from services.router.placement.filters import Filter, can_hold, candidates, has_queue_room
 from services.router.placement.pairs import PairPolicy
 from services.router.placement.prediction import TtftPredictor
@@ -61,7 +61,7 @@ class Placement:
         self.predictor = predictor or TtftPredictor()
         """Learnt prefill times; attempts report their first tokens to it."""
         self.split = SplitController(config.tpot_target_s, config.ttft_target_s)
-        """Which workers of both roles decode; it hears of arrivals and ends."""
+        """Which workers of both roles decode; it counts arrivals and ends."""
         self.pairs = PairPolicy(config.tpot_target_s, self.predictor, self.split.demand)
         """Which two of these serve a request."""
         self._sessions = SessionTable(config.max_sessions)
@@ -76,6 +76,11 @@ class Placement:
             ]
             for stage in get_args(Stage)
         }
+
+    @property
+    def ttft_target_s(self) -> float:
+        """See `PlacementConfig`."""
+        return self._config.ttft_target_s
 
     def choose_by(self, mode: Mode, request: PlacementRequest, decodes: Pool, prefills: Pool) -> Choice | None:
         """None if no worker can start the request now."""
@@ -101,7 +106,7 @@ class Placement:
 
     def choose_pair(self, request: PlacementRequest, decodes: Pool, prefills: Pool) -> Choice | None:
         """The same, where workers have both roles: for this request any two of them, or one for both parts."""
-        self.split.gap_s = self.predictor.gap_s
+        self.split.gap_s, self.split.hand_off_s = self.predictor.gap_s, self.predictor.hand_off_s
         preferred = self.split.decodes(decodes, request.block_size, request.now_s)
         self.pairs.look(prefills, preferred)
         if self.pairs.typical is None:  # nothing can be predicted yet
@@ -212,7 +217,7 @@ class Placement:
 
     def _pick(
         self, stage: Stage, views: Sequence[WorkerView], context: ScoringContext
-    ) -> tuple[WorkerView | None, tuple[Candidate, ...]]:
+    ) -> tuple[WorkerView | None, Iterable[Candidate]]:
         """The best by weighted mean; ties go to this router's shard first, then at random."""
         if not views:
             return None, ()
@@ -231,19 +236,5 @@ class Placement:
         chosen = self._random.choice(equals if alone else [view for view in equals if view.in_shard] or equals)
         if not self._config.explain:
             return chosen, ()
-        hits = context.request.hits.local
-        ranked = sorted(zip(scores, views, parts, strict=True), key=itemgetter(0), reverse=True)
-        return chosen, tuple(
-            [
-                Candidate(
-                    view.name,
-                    value,
-                    tuple(zip(names, part, strict=True)),
-                    view.num_queued_tokens,
-                    view.num_free_blocks,
-                    view.num_requests,
-                    hits.get(view.name, 0),
-                )
-                for value, view, part in ranked[: self._config.max_candidates]
-            ]
-        )
+        seen = [(view.name, view.num_queued_tokens, view.num_free_blocks, view.num_requests) for view in views]
+        return chosen, Ranking(names, scores, parts, seen, context.request.hits.local)

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from services.router.placement.paces import DEFAULT_BUDGET, Pace, pace_of
 from services.router.placement.views import Work, WorkerView
+from shared.engine.scheduler.pacing import AIM, GAP_TARGETS
 from shared.sizing.step_time import StepTimes
 
 INTERVAL_S = 1.0
@@ -39,7 +40,8 @@ MOST_SPLITS = 40
 FULL = 0.9
 """Share of a worker's blocks that answers may hold by the forecast."""
 TTFT_SHARE = 0.5
-"""Of its target, what the chunks of a mean prompt may take beside answers; else only others compute prompts."""
+"""Of its target, what the chunks of a mean prompt may take beside answers that are ahead of theirs; else only others
+compute prompts."""
 
 
 class Demand:
@@ -132,7 +134,9 @@ class SplitController:
         self._ttft_s = ttft_target_s
         self.gap_s = 0.0
         """From a first token that was computed elsewhere to the second one, seconds: what a hand-off takes of the
-        target for TPOT."""
+        target for TPOT …"""
+        self.hand_off_s = 0.0
+        """… and its messages, of the target for TTFT."""
         self._next_s = -math.inf
         self._left: dict[str, float] = {}  # when workers stopped being among those that decode
         self.split = Split(frozenset(), math.inf)
@@ -181,7 +185,7 @@ class SplitController:
         now = sum(view.name in self.split.decodes for view in known)
         size = len(known)
         found = {count: self._headroom(kinds, count, answers, tokens_s) for count in _counts(size, now)}
-        return {count: room if count == size else room * self._left_by_gap for count, room in found.items()}
+        return {count: room if count == size else room * self._left_by_hand_off for count, room in found.items()}
 
     def _decide(self, views: Sequence[WorkerView], block_size: int, now_s: float) -> Split:
         everyone = Split(frozenset(view.name for view in views), math.inf)
@@ -203,9 +207,11 @@ class SplitController:
         return Split(frozenset(names[:best] + unknown), headroom[best])
 
     @property
-    def _left_by_gap(self) -> float:
-        """The share of the target for TPOT that is left to the steps of an answer that was handed over."""
-        return max(0.0, 1.0 - self.gap_s / self.demand.num_gaps / self._tpot_s)
+    def _left_by_hand_off(self) -> float:
+        """The share of both targets that is left to the steps of a request that is handed over."""
+        of_answer = 1.0 - self.gap_s / self.demand.num_gaps / self._tpot_s
+        of_prompt = 1.0 - self.hand_off_s / self._ttft_s if self.hand_off_s else 1.0
+        return max(0.0, of_answer) * max(0.0, of_prompt)
 
     def _kinds(self, views: Sequence[WorkerView], block_size: int) -> list[Kind]:
         """In the order in which they are to decode: first those that lose the least prompts by it."""
@@ -253,15 +259,17 @@ class SplitController:
         for kind, num, _ in shares:
             if not num:
                 continue
-            pace = self._pace(kind, load * kind.most_answers, prompt)
-            if pace.seconds(prompt.tokens) <= TTFT_SHARE * self._ttft_s and pace.step_s <= self._tpot_s:
+            num_answers = load * kind.most_answers
+            pace = self._pace(kind, num_answers, prompt, self._tpot_s)
+            burst = self._pace(kind, num_answers, prompt, GAP_TARGETS / AIM * self._tpot_s)
+            if burst.seconds(prompt.tokens) <= TTFT_SHARE * self._ttft_s and pace.step_s <= self._tpot_s:
                 total += num * pace.tokens_a_second
         return total
 
-    def _pace(self, kind: Kind, num_answers: float, prompt: Work) -> Pace:
+    def _pace(self, kind: Kind, num_answers: float, prompt: Work, within_s: float) -> Pace:
         context = num_answers * self.demand.context_len
         return pace_of(
-            kind.times, num_answers, context, prompt.pairs / prompt.tokens, self._tpot_s, kind.budget, kind.budget
+            kind.times, num_answers, context, prompt.pairs / prompt.tokens, within_s, kind.budget, kind.budget
         )
 
 

@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
+from typing import NamedTuple
 
 from shared.sizing.step_time import StepTimes
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """Tokens pass through the projections; in attention each token meets all before it. Pairs grow with the square of
     the length: 40,000 tokens in one prompt take much longer than in forty."""
 
@@ -25,12 +25,6 @@ class Work:
     def of(cls, num_uncached: int, num_cached: int) -> Work:
         """The work of a prompt whose first `num_cached` tokens are cached."""
         return cls(num_uncached, num_uncached * (num_cached + num_uncached / 2))
-
-    def __add__(self, other: Work) -> Work:
-        return Work(self.tokens + other.tokens, self.pairs + other.pairs)
-
-    def __sub__(self, other: Work) -> Work:
-        return Work(self.tokens - other.tokens, self.pairs - other.pairs)
 
 
 NO_WORK = Work()

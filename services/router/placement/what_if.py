@@ -57,7 +57,7 @@ class Targets:
 
 
 def headrooms(views: Sequence[WorkerView], mix: Mix, targets: Targets, block_size: int) -> dict[int, float]:
-    """How many times the mix the workers could serve, by how many of them decode; empty where nothing can be told."""
+    """How many times the mix the workers could serve, by how many of them decode; empty where nothing is known."""
     controller = SplitController(targets.tpot_s, targets.ttft_s, SteadyDemand(mix))
     return controller.headrooms([replace(view, num_decoding=0) for view in views], block_size, 0.0)
 

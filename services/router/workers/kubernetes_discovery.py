@@ -78,7 +78,7 @@ class KubernetesDiscovery:
 
     @property
     def workers(self) -> tuple[DiscoveredWorker, ...]:
-        """Those whose Pods were ready when the API server last told us."""
+        """Those whose Pods were ready by the API server's last report."""
         return self._workers
 
     @property

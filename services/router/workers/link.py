@@ -92,7 +92,7 @@ class WorkerLink:
         self._router_incarnation = router_incarnation
         self._on_lost = on_lost
         self._num_sessions = 0
-        self._waits_for: set[str] = set()  # workers that a Cancel told it to wait for
+        self._waits_for: set[str] = set()  # workers that it waits for, by a Cancel
         self._router_name = router_name
         self._check = check
         self._on_change = on_change

@@ -13,16 +13,18 @@ from shared.model.decoder import Decoder
 
 POOL_SHARE = 0.92
 """The pool's share of the memory that weights and the largest step leave on a GPU."""
+_PARAMS = SamplingParams(temperature=1.0, top_p=0.9, seed=0, max_tokens=1, repetition_penalty=1.1)
 
 
 def largest_step(max_num_seqs: int, max_num_batched_tokens: int, max_seq_len: int, block_size: int) -> StepPlan:
-    """A step at both limits: `max_num_seqs` sequences, each with logits to sample from, and all tokens of a step."""
+    """A step at both limits: `max_num_seqs` sequences, each with logits to sample from and penalties, whose memory is
+    taken by the first; and all tokens of a step."""
     num_seqs = min(max_num_seqs, max_num_batched_tokens)
     left, items, next_block = max_num_batched_tokens, [], 0
     for index in range(num_seqs):
         count = min(max_seq_len, left - (num_seqs - index - 1))
         num_blocks = -(-count // block_size)
-        spec = SampleSpec(SamplingParams(temperature=1.0, top_p=0.9, seed=0, max_tokens=1), count)
+        spec = SampleSpec(_PARAMS, count, prompt_token_ids=(0,))
         blocks = tuple(range(next_block, next_block + num_blocks))
         items.append(PlannedSequence(f"profile{index}", (0,) * count, 0, blocks, count, spec))
         next_block += num_blocks
@@ -48,7 +50,7 @@ def measure_budget(
     plan = largest_step(max_num_seqs, max_num_batched_tokens, max_seq_len, layout.block_size)
     num_blocks = sum(len(item.block_ids) for item in plan.sequences)
     with torch.inference_mode(), torch.cuda.device(decoder.device):
-        runner = Runner(decoder, layout, num_blocks, RunnerConfig(static_decode=False))
+        runner = Runner(decoder, layout, num_blocks, RunnerConfig(max_num_seqs, static_decode=False))
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         if follows:

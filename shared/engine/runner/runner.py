@@ -23,11 +23,9 @@ from shared.engine.runner.sampler import (
     ALL_CANDIDATES,
     PendingStep,
     PendingTargets,
+    Sampler,
     TopLogprobs,
-    is_plain,
     num_candidates,
-    resample,
-    sample,
     split,
 )
 from shared.engine.runner.static_decode import StaticDecode
@@ -124,12 +122,13 @@ class Runner:
         self._probe = NumericsProbe(decoder.kernels) if config.debug_numerics else None
         self._decoder = self._probe.attach(decoder) if self._probe else decoder
         self.link = self._link = link = link or DeviceLink(decoder.device)
-        # Which experts were chosen is read on the host, what no graph can hold.
-        is_capturable = decoder.config.moe is None or not self._link.is_async
+        # Which experts were chosen is read on the host by all kernels but Triton's, what no graph can hold.
+        of_triton = decoder.kernels.name.startswith("triton")
+        is_capturable = decoder.config.moe is None or of_triton or not self._link.is_async
         is_static = config.static_decode
         if is_static is None:
             # The other backends read lengths on the host: a graph of theirs would keep the lengths of its capture.
-            is_static = self._link.is_async and decoder.kernels.name.startswith("triton")
+            is_static = self._link.is_async and of_triton
         may_pad = is_capturable and not config.debug_numerics and not decoder.is_split
         is_static = is_static and may_pad
         most_tokens = min(config.piecewise_tokens, config.max_num_batched_tokens) if may_pad else 0
@@ -159,6 +158,7 @@ class Runner:
             self._static = StaticDecode(self._decoder, self.pool, config.max_num_seqs, max_seq_len, self._link, graphs)
             self._sampled = self._static.sampled
         self._adapters = AdapterSlots(self._decoder.kernels, decoder.device)
+        self._sampler = Sampler(decoder.kernels, link, config.max_num_seqs)
         self._masks = None if structures is None else StructureMasks(structures, link)
         self._last: PendingStep | None = None
 
@@ -225,7 +225,7 @@ class Runner:
         self._link.bind_thread()
         items = plan.sequences
         specs = [item.sample for item in items if item.sample is not None]
-        send, ops = self._link.send, self._decoder.kernels
+        names = [item.sequence_id for item in items if item.sample is not None]
         self._copy(plan)
         if self._announce is not None:
             self._announce(plan)
@@ -239,14 +239,13 @@ class Runner:
         if self._static is not None and not has_adapters and self._static.takes(plan):
             logits, tokens = self._static.run(plan)
             row_masks = None if masks is None else masks.row_masks()
-            rows = [row for row, spec in enumerate(specs) if not is_plain(spec)]
-            resample(tokens, logits, specs, rows, ops, send, row_masks)
+            self._sampler.resample(tokens, logits, names, specs, row_masks)
         else:
             logits, targets = split(self.forward(items), items, self._link)
             row_masks = None if masks is None else masks.row_masks()
-            tokens = sample(logits, specs, ops, send, row_masks)
+            tokens = self._sampler.sample(logits, names, specs, row_masks)
             self._remember(tokens)
-        logprobs = TopLogprobs.of(logits, tokens, specs, send)
+        logprobs = TopLogprobs.of(logits, tokens, specs, self._link.send)
         faults = {} if row_masks is None else row_masks.faults
         self._last = PendingStep(
             tokens, logprobs, specs, self._link, self._source_of(items), faults, targets, self._check

@@ -1,13 +1,13 @@
 """From logits to tokens: chosen on their device, fetched to the host, with the log-probabilities that are asked for.
 
-Each row depends on its own logits and (seed, position) alone.
+Each row depends on its own logits, its sequence's tokens and (seed, position) alone.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import torch
@@ -15,6 +15,9 @@ from torch import Tensor
 
 from shared.engine.plan import NoToken, PlannedSequence, SampledToken, SampleSpec, StepResult
 from shared.engine.runner.device_link import DeviceLink
+from shared.engine.runner.histories import SequenceHistories, is_given
+from shared.engine.sampling_params import SamplingParams
+from shared.kernels.sampling.history import Penalties
 from shared.kernels.sampling.rows import SamplingRows
 from shared.kernels.sampling_ops import SamplingOps
 
@@ -63,95 +66,223 @@ def is_plain(spec: SampleSpec) -> bool:
     return not spec.banned_token_ids and not params.changes_logits and params.structured_output is None
 
 
-def _takes_argmax(spec: SampleSpec) -> bool:
-    """True where the row's token is the likeliest of the logits as they are, among those that its structure allows."""
-    params = spec.params
-    is_masked = params.structured_output is not None  # by a mask that leaves out what is banned
-    return params.is_greedy and not params.has_penalties and not params.logit_bias and (is_masked or is_plain(spec))
+class Sampler:
+    """Chooses the tokens of one runner's steps.
 
-
-def sample(
-    logits: Tensor, specs: Sequence[SampleSpec], ops: SamplingOps, send: Send, masks: RowMasks | None = None
-) -> Tensor:
-    """One token a row: [num_rows] int64 on the logits' device, -1 where nothing can be chosen.
-
-    logits: [num_rows, vocab_size] float32, left unchanged; specs: as many as rows; masks: of the structured rows.
+    What it needs of the settings is on the device from step to step, as long as the same sequences are sampled for with
+    the same settings.
     """
-    assert logits.dim() == 2, f"logits {tuple(logits.shape)}"
-    assert logits.dtype == torch.float32, f"logits are {logits.dtype}"
-    assert logits.shape[0] == len(specs), f"{logits.shape[0]} rows for {len(specs)} specs"
-    chosen = {row: row for row, spec in enumerate(specs) if _takes_argmax(spec)}
-    tokens = ops.greedy_tokens(logits, *_masks_of(chosen, masks, send))
-    if len(chosen) < len(specs):
-        resample(tokens, logits, specs, [row for row in range(len(specs)) if row not in chosen], ops, send, masks)
-    return tokens
 
+    def __init__(self, ops: SamplingOps, link: DeviceLink, max_num_seqs: int) -> None:
+        """Most sequences of a step."""
+        self._ops = ops
+        self._link = link
+        self._histories = SequenceHistories(max_num_seqs, link)
+        self._rows: _Rows | None = None  # of the step before
+        self._kinds: tuple[list[tuple[SamplingParams, tuple[int, ...]]], list[int]] = [], []
 
-def resample(
-    tokens: Tensor,
-    logits: Tensor,
-    specs: Sequence[SampleSpec],
-    rows: Sequence[int],
-    ops: SamplingOps,
-    send: Send,
-    masks: RowMasks | None = None,
-) -> None:
-    """Choose again for some rows, in place, as their specs say in full.
+    def sample(
+        self, logits: Tensor, names: Sequence[str], specs: Sequence[SampleSpec], masks: RowMasks | None = None
+    ) -> Tensor:
+        """One token a row: [num_rows] int64 on the logits' device, -1 where nothing can be chosen.
 
-    tokens: [num_rows] int64, -1 where a row's numbers broke; logits: [num_rows, vocab_size] float32, left unchanged;
-    masks: of rows among these. The order is vLLM's: banned tokens and penalties, structure, temperature, min-p, top-k,
-    top-p.
-    """
-    if not rows:
-        return
-    # The likeliest tokens need no sort, which is how torch samples.
-    for greedy in (True, False):
-        group = [row for row in rows if specs[row].params.is_greedy is greedy]
-        if not group:
-            continue
-        index = send(torch.tensor(group))
-        chosen_specs = [specs[row] for row in group]
-        is_whole = len(group) == logits.shape[0] and all(is_plain(spec) for spec in chosen_specs)
-        part = logits if is_whole else logits.index_select(0, index)
-        for row, spec in zip(part, chosen_specs, strict=True):
-            if not is_plain(spec):
-                _modify(row, spec, send)
-        words, places = _masks_of({row: place for place, row in enumerate(group)}, masks, send)
-        if greedy:
-            chosen = ops.greedy_tokens(part, words, places)
+        logits: [num_rows, vocab_size] float32, changed unless a row asks for log-probabilities; names, specs: the
+        sequences' ids and specs, as many as rows; masks: of the structured rows. The order is vLLM's: penalties, biases
+        and banned tokens, structure, temperature, min-p, top-k, top-p.
+        """
+        assert logits.dim() == 2, f"logits {tuple(logits.shape)}"
+        assert logits.dtype == torch.float32, f"logits are {logits.dtype}"
+        assert logits.shape[0] == len(specs), f"{logits.shape[0]} rows for {len(specs)} specs"
+        return self._choose(logits, self._rows_of(names, specs, logits.shape[1]), specs, masks, None)
+
+    def resample(
+        self,
+        tokens: Tensor,
+        logits: Tensor,
+        names: Sequence[str],
+        specs: Sequence[SampleSpec],
+        masks: RowMasks | None = None,
+    ) -> None:
+        """Choose again, in place, for the rows whose logits are not sampled from as they are; the other arguments are
+        those of `sample`. tokens: [num_rows] int64, of the logits as they are."""
+        chosen = self._not_plain(specs)
+        if not chosen:
+            return
+        if len(chosen) == len(specs):
+            tokens.copy_(self._choose(logits, self._rows_of(names, specs, logits.shape[1]), specs, masks, tokens))
+            return
+        parts, part_specs = [names[at] for at in chosen], [specs[at] for at in chosen]
+        rows = self._rows_of(parts, part_specs, logits.shape[1])
+        if rows.places is None or rows.chosen != chosen:
+            rows.chosen, rows.places = chosen, self._link.send(torch.tensor(chosen))
+        if masks is not None:  # they are of these rows alone
+            place = {row: at for at, row in enumerate(chosen)}
+            masks = RowMasks([place[row] for row in masks.rows], masks.words, masks.faults)
+        part, before = logits.index_select(0, rows.places), tokens.index_select(0, rows.places)
+        tokens.index_copy_(0, rows.places, self._choose(part, rows, part_specs, masks, before))
+
+    def _not_plain(self, specs: Sequence[SampleSpec]) -> list[int]:
+        kinds = [(spec.params, spec.banned_token_ids) for spec in specs]
+        if kinds != self._kinds[0]:
+            self._kinds = kinds, [at for at, spec in enumerate(specs) if not is_plain(spec)]
+        return self._kinds[1]
+
+    def _rows_of(self, names: Sequence[str], specs: Sequence[SampleSpec], vocab_size: int) -> _Rows:
+        """Those of the step before, where they are of the same sequences and settings."""
+        key = [(name, spec.params, spec.banned_token_ids) for name, spec in zip(names, specs, strict=True)]
+        if self._rows is None or self._rows.key != key or any(map(is_given, specs)):
+            self._rows = _Rows(key, specs, self._histories, vocab_size, self._link)
+        return self._rows
+
+    def _choose(
+        self,
+        logits: Tensor,
+        rows: _Rows,
+        specs: Sequence[SampleSpec],
+        masks: RowMasks | None,
+        sound: Tensor | None,
+    ) -> Tensor:
+        """[num_rows] int64. sound: [num_rows] int64, below 0 where a row's numbers broke, if that is known already."""
+        ops = self._ops
+        if rows.changes and rows.asks_logprobs:
+            logits = logits.clone()
+        if rows.penalties is not None:
+            ops.penalize(logits, self._histories.tokens(logits.shape[1]), rows.penalties)
+        if rows.edits is not None:
+            logits.view(-1).index_add_(0, *rows.edits)
+        if rows.rules is not None:
+            rows.rules.apply(logits, self._histories)
+        words = places = None
+        if masks is not None and masks.rows:
+            words, places = masks.words, self._link.send(torch.tensor(masks.rows))
+        if rows.ways is None:
+            tokens = ops.greedy_tokens(logits, words, places)
         else:
-            if words is not None and places is not None:
-                ops.mask_tokens(part, words, places)
-            chosen = ops.sample_tokens(part, sampling_rows(chosen_specs, send))
-        # A NaN is a fault also where it was a token that is not allowed.
-        tokens.index_copy_(0, index, torch.where(tokens.index_select(0, index) < 0, -1, chosen))
+            positions = self._link.send(torch.tensor([spec.position for spec in specs]))
+            ways = replace(rows.ways, positions=positions)
+            if words is None or places is None:
+                tokens = ops.sample_tokens(logits, ways)
+            else:
+                # A NaN is a fault also where it was a token that is not allowed.
+                sound = ops.greedy_tokens(logits) if sound is None else sound
+                ops.mask_tokens(logits, words, places)
+                tokens = torch.where(sound < 0, -1, ops.sample_tokens(logits, ways))
+        if rows.penalties is not None:
+            ops.count_tokens(self._histories.tokens(logits.shape[1]), rows.penalties.slots, tokens)
+        if rows.rules is not None:
+            rows.rules.follow(tokens, self._histories)
+        return tokens
 
 
-def _masks_of(
-    places: Mapping[int, int], masks: RowMasks | None, send: Send
-) -> tuple[Tensor, Tensor] | tuple[None, None]:
-    """The masks of some rows, as the ops take them: their words, and their rows' places; None where none of these rows
-    has one. `places` by row."""
-    pairs = [] if masks is None else [(places[row], at) for at, row in enumerate(masks.rows) if row in places]
-    if masks is None or not pairs:
-        return None, None
-    rows, at = (list(column) for column in zip(*pairs, strict=True))
-    words = masks.words if len(at) == len(masks.rows) else masks.words.index_select(0, send(torch.tensor(at)))
-    return words, send(torch.tensor(rows))
+class _Rows:
+    """What the rows of a step's logits have of their settings, on the device."""
+
+    def __init__(
+        self,
+        key: list[tuple[str, SamplingParams, tuple[int, ...]]],
+        specs: Sequence[SampleSpec],
+        histories: SequenceHistories,
+        vocab_size: int,
+        link: DeviceLink,
+    ) -> None:
+        """`key`: what all of it follows from, with the slots that the sequences have had since the step before."""
+        self.key = key
+        self.chosen: list[int] = []
+        self.places: Tensor | None = None  # [num_rows] int64, those of `chosen`
+        params = [spec.params for spec in specs]
+        self.asks_logprobs = any(p.logprobs is not None for p in params)
+        self.ways: SamplingRows | None = None  # but for the positions; None: all rows are greedy
+        if not all(p.is_greedy for p in params):
+            ways = SamplingRows.from_lists(
+                [0.0 if p.is_greedy else p.temperature for p in params],
+                [p.top_k for p in params],
+                [p.top_p for p in params],
+                [p.min_p for p in params],
+                [p.seed or 0 for p in params],
+                [0] * len(params),
+            )
+            self.ways = SamplingRows(*(link.send(part) for part in vars(ways).values()))
+        followed = [at for at, p in enumerate(params) if p.has_penalties]
+        found = histories.place([key[at][0] for at in followed], [specs[at] for at in followed], vocab_size)
+        slots = dict(zip(followed, found, strict=True))
+        self.penalties = _penalties(params, slots, link)
+        self.edits = _edits(specs, vocab_size, link)
+        self.rules = _Rules.of(params, slots, vocab_size, link)
+        is_structured = any(p.structured_output is not None for p in params)
+        self.changes = bool(self.penalties or self.edits or self.rules) or (is_structured and self.ways is not None)
 
 
-def sampling_rows(specs: Sequence[SampleSpec], send: Send) -> SamplingRows:
-    """The specs as the sampling ops take them."""
-    params = [spec.params for spec in specs]
-    rows = SamplingRows.from_lists(
-        [0.0 if p.is_greedy else p.temperature for p in params],
-        [p.top_k for p in params],
-        [p.top_p for p in params],
-        [p.min_p for p in params],
-        [p.seed or 0 for p in params],
-        [spec.position for spec in specs],
-    )
-    return SamplingRows(*(send(tensor) for tensor in vars(rows).values()))
+def _penalties(params: Sequence[SamplingParams], slots: Mapping[int, int], link: DeviceLink) -> Penalties | None:
+    if not any(params[at].counts_tokens for at in slots):
+        return None
+    rows = [slots[at] if p.counts_tokens else -1 for at, p in enumerate(params)]
+    factors = ([getattr(p, f"{name}_penalty") for p in params] for name in ("repetition", "presence", "frequency"))
+    return Penalties(link.send(torch.tensor(rows)), *(link.send(torch.tensor(f, dtype=torch.float32)) for f in factors))
+
+
+def _edits(specs: Sequence[SampleSpec], vocab_size: int, link: DeviceLink) -> tuple[Tensor, Tensor] | None:
+    """(places in the flat logits [n] int64, what is added there [n] fp32): biases, and -inf where a token is banned."""
+    places: list[int] = []
+    added: list[float] = []
+    for row, spec in enumerate(specs):
+        params, begin = spec.params, row * vocab_size
+        for token_id, bias in params.logit_bias:
+            places.append(begin + token_id)
+            added.append(bias)
+        if params.structured_output is not None:
+            continue  # its mask leaves out what is banned
+        for token_id in (*spec.banned_token_ids, *(bad[0] for bad in params.bad_sequences if len(bad) == 1)):
+            places.append(begin + token_id)
+            added.append(-math.inf)
+    if not places:
+        return None
+    return link.send(torch.tensor(places)), link.send(torch.tensor(added, dtype=torch.float32))
+
+
+@dataclass(frozen=True, eq=False)
+class _Rules:
+    """Bad sequences of several tokens: the last of each is banned where an output ends with those before it."""
+
+    rows: Tensor  # [num_followed] int64, rows whose newest tokens are kept
+    slots: Tensor  # [num_followed] int64, theirs
+    rule_slots: Tensor  # [num_rules] int64
+    beginnings: Tensor  # [num_rules, longest] int64, -1 in front of the shorter ones
+    places: Tensor  # [num_rules] int64 in the flat logits, of the last tokens
+
+    @classmethod
+    def of(
+        cls, params: Sequence[SamplingParams], slots: Mapping[int, int], vocab_size: int, link: DeviceLink
+    ) -> _Rules | None:
+        """None where no row has any."""
+        rules = [
+            (at, bad)
+            for at in slots
+            if params[at].structured_output is None
+            for bad in params[at].bad_sequences
+            if len(bad) > 1
+        ]
+        if not rules:
+            return None
+        longest = max(len(bad) for _, bad in rules) - 1
+        rows = sorted({at for at, _ in rules})
+        columns = (
+            rows,
+            [slots[at] for at in rows],
+            [slots[at] for at, _ in rules],
+            [[-1] * (longest + 1 - len(bad)) + list(bad[:-1]) for _, bad in rules],
+            [at * vocab_size + bad[-1] for at, bad in rules],
+        )
+        return cls(*(link.send(torch.tensor(column)) for column in columns))
+
+    def apply(self, logits: Tensor, histories: SequenceHistories) -> None:
+        """Bans what would complete one."""
+        found = histories.matches(self.rule_slots, self.beginnings)
+        # Several rules may end with one token, so what is written must not depend on which comes last.
+        logits.view(-1).index_add_(0, self.places, torch.where(found, -math.inf, 0.0))
+
+    def follow(self, tokens: Tensor, histories: SequenceHistories) -> None:
+        """The outputs go on with `tokens` [num_rows]."""
+        histories.follow_tails(self.slots, tokens.index_select(0, self.rows))
 
 
 def describe(
@@ -181,29 +312,6 @@ def describe(
         else:
             result.append(SampledToken(token, logprob, tuple(zip(ids[:asked], values[:asked], strict=True))))
     return tuple(result)
-
-
-def _modify(row: Tensor, spec: SampleSpec, send: Send) -> None:
-    """Changes row [vocab_size] in place. Repetition (CTRL, Keskar et al. 2019) counts prompt and output, presence and
-    frequency (OpenAI) the output alone. A bias is added behind them; what is banned stays banned."""
-    params = spec.params
-    if params.repetition_penalty != 1.0:
-        seen = send(torch.tensor(sorted({*spec.prompt_token_ids, *spec.output_token_ids})))
-        values = row.index_select(0, seen)
-        penalty = params.repetition_penalty
-        row.index_copy_(0, seen, torch.where(values > 0, values / penalty, values * penalty))
-    if spec.output_token_ids and (params.presence_penalty != 0.0 or params.frequency_penalty != 0.0):
-        counted = Counter(spec.output_token_ids)
-        counts = torch.tensor(list(counted.values()), dtype=row.dtype)
-        penalties = params.presence_penalty + params.frequency_penalty * counts
-        row.index_add_(0, send(torch.tensor(list(counted))), send(penalties), alpha=-1)
-    if params.logit_bias:
-        token_ids, biases = zip(*params.logit_bias, strict=True)
-        row.index_add_(0, send(torch.tensor(token_ids)), send(torch.tensor(biases, dtype=row.dtype)))
-    if params.structured_output is None:  # whose mask leaves them out
-        banned = [*spec.banned_token_ids, *params.bad_token_ids(spec.output_token_ids)]
-        if banned:
-            row.index_fill_(0, send(torch.tensor(banned)), float("-inf"))
 
 
 def num_candidates(items: Sequence[PlannedSequence]) -> int:

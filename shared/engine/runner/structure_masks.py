@@ -79,5 +79,6 @@ def _row(item: PlannedSequence, before: Sequence[int]) -> StructuredRow:
         num_output_tokens,
         newest if num_output_tokens else None,
         sample.output_token_ids,
-        (*sample.banned_token_ids, *sample.params.bad_token_ids(sample.output_token_ids)),
+        sample.banned_token_ids,
+        sample.params.bad_sequences,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from shared.engine.plan import PlannedSequence, SampleSpec, StepPlan
 from shared.engine.sampling_params import SamplingParams
 
-_SAMPLED = SamplingParams(temperature=0.8, top_p=0.9, seed=0, max_tokens=1, logprobs=1)
+_SAMPLED = SamplingParams(temperature=0.8, top_p=0.9, seed=0, max_tokens=1, logprobs=1, repetition_penalty=1.1)
 _GREEDY = SamplingParams(temperature=0.0, seed=0, max_tokens=1)
 
 
@@ -25,4 +25,4 @@ def warm_up_plans(max_tokens: int, block_size: int, num_blocks: int) -> list[Ste
 
 
 def _share(name: str, count: int, blocks: range, params: SamplingParams) -> PlannedSequence:
-    return PlannedSequence(name, (0,) * count, 0, tuple(blocks), count, SampleSpec(params, count))
+    return PlannedSequence(name, (0,) * count, 0, tuple(blocks), count, SampleSpec(params, count, (0,)))

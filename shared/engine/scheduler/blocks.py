@@ -175,7 +175,7 @@ SMALL_BATCH = 8
 
 
 class BatchLimit:
-    """Bounds a decode batch so that its steps are predicted to take at most the target."""
+    """Bounds a decode batch so that its steps are predicted to take at most the target (see `most_step_s`)."""
 
     def __init__(self, target_s: float, fit: StepTimeFit) -> None:
         """`target_s`: seconds between two tokens of a sequence; 0 = no bound. `fit` learns from every step."""
@@ -202,10 +202,9 @@ class BatchLimit:
             return num_seqs == 2
         if self._fit.num_fitted >= self._newer[1]:
             self._largest = max(self._largest, self._newer[0])
-        return (
-            num_seqs <= max(SMALL_BATCH, 2 * self._largest)
-            and times.decode_step_s(num_seqs, num_context_tokens) <= self.target_s
-        )
+        return num_seqs <= max(SMALL_BATCH, 2 * self._largest) and times.decode_step_s(
+            num_seqs, num_context_tokens
+        ) <= times.most_step_s(self.target_s, num_context_tokens / num_seqs)
 
 
 class OutputLengths:

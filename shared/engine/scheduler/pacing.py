@@ -1,10 +1,13 @@
 """How long the next step may take beside running answers. Pure policy, part of the scheduler.
 
-An answer is due a token every `AIM` · `tpot_target_s` from its first one on. Steps that are quicker put it ahead of
+An answer is due a token in a share of `tpot_target_s` from its first one on. Steps that are quicker put it ahead of
 that: it has slack, which a later step may spend for a larger chunk of a prompt. It may also owe some, in steps to come:
-a part of what its tokens that are expected still will earn in steps without chunks. A step spends a part of the least
-of both sums, so that several in a row can, and takes no longer than the greatest gap between two tokens of an answer.
-An answer that misses its target whatever comes bounds steps by that gap alone.
+a part of what its tokens that are expected still will earn if steps go on as they have been. A step spends a part of
+the least of both sums, so that several in a row can, and takes no longer than the greatest gap between two tokens of an
+answer. An answer that misses its target whatever comes bounds steps by that gap alone.
+
+The share is `AIM`, and less on a machine whose steps are too uneven for it: it falls while more than `LATE_SHARE` of
+the answers miss the target.
 """
 
 from __future__ import annotations
@@ -20,11 +23,18 @@ from shared.sizing.step_fit import StepTimeFit
 from shared.sizing.step_time import StepTimes, StepWork
 
 AIM = 0.95
-"""Of the target, what is aimed at: clients measure from the first token, wherever that was computed, and steps are
-predicted with errors. An answer kept at the target itself would miss it as often as not."""
-BORROWED = 0.2
-"""Of what the rest of an answer can earn, what it may owe meanwhile. Without any each new answer would stop the chunks;
-with all of it, and gaps of six targets, most answers missed their target."""
+"""Of the target, the most that is aimed at: clients measure from the first token, wherever that was computed, and steps
+are predicted with errors. An answer kept at the target itself would miss it as often as not."""
+LEAST_AIM = 0.5
+"""The least: chunks that became ever smaller would make prompts late in place of answers."""
+LATE_SHARE = 0.1
+"""Of the answers, those that may miss the target before less is aimed at."""
+AIM_STEP = 0.03
+"""What is aimed at less after an answer that was late, in shares of the target."""
+BORROWED = 0.8
+"""Of what the rest of an answer can earn, what it may owe meanwhile. Without any each new answer stops the chunks."""
+MEAN_STEPS = 64
+"""Steps over which the mean is taken by which answers earn."""
 LENGTH_QUANTILE = 0.25
 """Of the answers that became longer, where the rest of one is expected to end: if it ends sooner, it misses …"""
 FIRST_LENGTH = 24
@@ -35,7 +45,7 @@ LEAST_SHARE = 0.5
 """Of the target, what a step may take beside answers that are late: quicker steps let them catch up, and chunks that
 became ever smaller would not."""
 GAP_TARGETS = 3.0
-"""The greatest gap where none is set, in targets."""
+"""The greatest gap where none is set, in targets, or in steps without chunks where these take longer."""
 LEAST_CHUNK = 16
 """Tokens that one prompt of each step may compute whatever the answers bear: no prompt stands still."""
 
@@ -48,23 +58,48 @@ class Pacing:
         `fit` steps are predicted; without one any chunk has room."""
         self._fit = fit or StepTimeFit()
         self._lengths = OutputLengths(LENGTH_QUANTILE, FIRST_LENGTH)
+        self._mean_s = 0.0
+        """Of the newest steps with answers, chunks included."""
+        self._newest = StepWork()
+        """The newest step's answers."""
         self.set_target(tpot_target_s, greatest_gap_s)
 
     def set_target(self, tpot_target_s: float, greatest_gap_s: float = 0.0) -> None:
         """Other targets, from the next step on."""
         self.tpot_target_s = tpot_target_s
-        self._due_s = AIM * tpot_target_s
+        self.aim = AIM
+        self._is_gap_set = greatest_gap_s > 0
         self.greatest_gap_s = max(tpot_target_s, greatest_gap_s) if greatest_gap_s else GAP_TARGETS * tpot_target_s
+
+    @property
+    def _due_s(self) -> float:
+        """Between two tokens."""
+        return self.aim * self.tpot_target_s
+
+    def measured(self, work: StepWork, step_s: float) -> None:
+        """A step has run."""
+        if work.num_sequences:
+            self._newest = StepWork(work.num_sequences, work.num_context_tokens)
+            self._mean_s += (step_s - self._mean_s) / MEAN_STEPS if self._mean_s else step_s
 
     def began(self, sequence: EngineSequence, now_s: float) -> None:
         """An answer has its first token here, or continues after it had lost its blocks: it is in time from now on."""
         sequence.paced_from_s = now_s
         sequence.num_unpaced_tokens = sequence.num_output_tokens
 
-    def ended(self, sequence: EngineSequence) -> None:
-        """Learns how long answers become."""
-        if sequence.goal is Goal.COMPLETION and sequence.num_output_tokens:
-            self._lengths.observe(sequence.num_output_tokens)
+    def ended(self, sequence: EngineSequence, now_s: float) -> None:
+        """Learns how long answers become, and whether too many are late that could have been in time."""
+        if sequence.goal is not Goal.COMPLETION or not sequence.num_output_tokens:
+            return
+        self._lengths.observe(sequence.num_output_tokens)
+        num_paced = _num_paced(sequence, 0)
+        if self.tpot_target_s == 0 or sequence.paced_from_s is None or num_paced < 1:
+            return
+        if self._decode_s(self._newest) > self.tpot_target_s:
+            return  # no chunk made it late
+        is_late = now_s - sequence.paced_from_s > num_paced * self.tpot_target_s
+        change = LATE_SHARE - 1 if is_late else LATE_SHARE
+        self.aim = max(LEAST_AIM, min(AIM, self.aim + AIM_STEP * change))
 
     def slack_s(self, sequence: EngineSequence, at_s: float, num_more: int = 0) -> float:
         """How far an answer is ahead of what is due at that time, with `num_more` tokens besides those it has."""
@@ -99,7 +134,7 @@ class Pacing:
         for sequence in answers:
             if not is_answer(sequence):
                 continue
-            bounded_by = self.greatest_gap_s
+            bounded_by = self.greatest_gap_s if self._is_gap_set else max(self.greatest_gap_s, GAP_TARGETS * decode_s)
             in_flight = sequence.num_in_flight_samples
             slack = self.slack_s(sequence, begin_s, in_flight)
             if slack >= least:
@@ -116,8 +151,9 @@ class Pacing:
         return times.step_s(decoding) if times is not None else 0.0
 
     def _credit_s(self, num_left: int, decode_s: float) -> float:
-        """What an answer may owe that is expected to have this many tokens more."""
-        return BORROWED * num_left * max(0.0, self._due_s - decode_s)
+        """What an answer may owe that is expected to have this many tokens more, in steps as the newest ones were;
+        `decode_s` before there were any."""
+        return BORROWED * num_left * max(0.0, self._due_s - (self._mean_s or decode_s))
 
     def _num_left(self, sequence: EngineSequence, in_flight: int) -> int:
         """Tokens that are expected behind the next one."""

@@ -8,9 +8,9 @@ batch then still keeps the target of time a step.
 Out of blocks, the youngest running sequence gives its blocks back and waits. They are copied to host memory while that
 has room, and only those come back that did not survive in the pool; without room the sequence is computed again.
 
-A step may be planned while the one before still runs. Then every sequence is assumed to continue, but those with
-penalties, which sit out a step until their newest token is known. If one turns out to have ended, what the later step
-computes for it is thrown away, and its blocks are given back only when no step in flight writes to them any more.
+A step may be planned while the one before still runs. Then every sequence is assumed to continue. If one turns out to
+have ended, what the later step computes for it is thrown away, and its blocks are given back only when no step in
+flight writes to them any more.
 """
 
 from __future__ import annotations
@@ -147,8 +147,8 @@ class Scheduler:
         decodes: list[EngineSequence] = []
         prompts: list[EngineSequence] = []
         for sequence in self.sequences.running:
-            if sequence.num_in_flight_samples and (sequence.has_penalties or sequence.ends_in_flight):
-                continue  # it ends, or its next step depends on the token that is not known yet
+            if sequence.ends_in_flight:
+                continue
             num_unplanned = sequence.num_unplanned_tokens
             if num_unplanned == 1:
                 decodes.append(sequence)
@@ -175,7 +175,7 @@ class Scheduler:
         if plan.is_empty:
             return StepOutput()
         if step_s is not None:
-            self._measured(plan, step_s)
+            self.measured(step_work(plan), step_s, is_clean=not plan.copies)
         sequences = self._in_flight.complete(plan)
         tokens: list[NewToken] = []
         blocks: list[OutgoingBlock] = []
@@ -214,11 +214,12 @@ class Scheduler:
                 self._retire(sequence)
         return StepOutput(tuple(tokens), tuple(blocks))
 
-    def _measured(self, plan: StepPlan, step_s: float) -> None:
-        work = step_work(plan)
-        if not plan.copies:
+    def measured(self, work: StepWork, step_s: float, *, is_clean: bool = True) -> None:
+        """Learns from a step that has run; one that is not clean did more than this work."""
+        if is_clean:
             self.step_fit.observe(work, step_s)
         self._batch_limit.measured(work)
+        self._pacing.measured(work, step_s)
 
     def take_started(self) -> list[tuple[str, int]]:
         """(sequence id, cached tokens) of those that since the last call got their first turn, or found more."""
@@ -382,7 +383,7 @@ class Scheduler:
 
     def _retire(self, sequence: EngineSequence) -> None:
         self.sequences.end(sequence)
-        self._pacing.ended(sequence)
+        self._pacing.ended(sequence, self._clock())
         computed = sequence.num_computed_tokens // self.pool.block_size
         if computed > sequence.num_arrived_blocks:
             hashes = tuple(sequence.block_hashes[:computed])

@@ -254,12 +254,13 @@ class StepsInFlight:
         banned = sequence.banned_token_ids()
         prompt: tuple[int, ...] = ()
         output: tuple[int, ...] = ()
-        if sequence.has_penalties:
-            prompt = tuple(sequence.token_ids[: sequence.num_prompt_tokens])
-        is_forgotten = self._num_plans + 1 - sequence.sampled_in_plan > STRUCTURE_MEMORY_PLANS
+        age = self._num_plans + 1 - sequence.sampled_in_plan
         never_sampled = sequence.sampled_in_plan == 0
+        is_new = sequence.has_penalties and (never_sampled or age > 1)
+        if is_new:
+            prompt = tuple(sequence.token_ids[: sequence.num_prompt_tokens])
         is_structured = sequence.sampling.structured_output is not None
-        if sequence.has_penalties or (is_structured and (is_forgotten or never_sampled)):
+        if is_new or (is_structured and (never_sampled or age > STRUCTURE_MEMORY_PLANS)):
             output = tuple(sequence.token_ids[sequence.num_prompt_tokens :])
         return SampleSpec(sequence.sampling, position, prompt, output, banned)
 

@@ -11,10 +11,12 @@ from shared.collectives.interface import Collectives
 from shared.errors import ConfigError
 from shared.kernels.backend import Linear
 from shared.kernels.cpu.build import AUTO, CannotBuild, choose
+from shared.kernels.cpu.coded import CodedLinear, coded_linear
 from shared.kernels.cpu.launch import CpuOps, load
 from shared.kernels.cpu.layer_stack import CpuLayerStack
-from shared.kernels.cpu.linear import DTYPES, PaddedLinear, fits_panels
+from shared.kernels.cpu.linear import DTYPES, LANES, PANEL, PaddedLinear, fits_panels
 from shared.kernels.layer_stack import LayerSizes, LayerWeights
+from shared.kernels.quantized import QuantizedWeight
 from shared.kernels.torch_backend import TorchKernels
 
 
@@ -25,9 +27,9 @@ class CpuKernels(CpuOps):
     scatter_blocks = staticmethod(TorchKernels.scatter_blocks)
     block_checksums = staticmethod(TorchKernels.block_checksums)
 
-    def __init__(self, isa: str = AUTO, *, deterministic: bool = False) -> None:
+    def __init__(self, isa: str = AUTO, *, deterministic: bool = False, alike: bool = False) -> None:
         """Loads the library of an instruction set; `refusal` has made sure that it exists."""
-        chosen, path = choose(isa, deterministic=deterministic)
+        chosen, path = choose(isa, deterministic=deterministic, alike=alike)
         self.isa = chosen.name
         super().__init__(load(path))
 
@@ -40,15 +42,29 @@ class CpuKernels(CpuOps):
 class DeterministicCpuKernels(CpuKernels):
     """`Kernels` in which a sequence's results depend on that sequence alone, to the bit.
 
-    With AVX2 and with AVX-512 they are the same; with AVX512-BF16 or AMX others. No op is left to torch, whose order of
-    sums follows the number of rows.
+    With AVX2 and with AVX-512 they are the same; with AVX512-BF16 or AMX others, which `alike` leaves out: AMX then
+    serves only products of whole numbers. No op is left to torch, whose order of sums follows the number of rows.
     """
 
     is_deterministic = True
 
-    def __init__(self, isa: str = AUTO) -> None:
+    def __init__(self, isa: str = AUTO, *, alike: bool = False) -> None:
         """`isa`: a name without the suffix of the deterministic build."""
-        super().__init__(isa, deterministic=True)
+        super().__init__(isa, deterministic=True, alike=alike)
+
+    def make_quantized_linear(self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> Linear:
+        """See `DecoderOps`. Raises ConfigError for a form or size that would be left to torch."""
+        shape = tuple(weight.shape)
+        made = coded_linear(lambda: self.library, weight, bias, dtype)
+        if not isinstance(made, CodedLinear):
+            raise ConfigError(
+                f"deterministic serves weights in codes of int8 and int4, rows in multiples of {PANEL}, groups of "
+                f"multiples of {LANES} adjacent columns: here is one of {weight.spec.kind}, {shape[0]} rows and "
+                f"{shape[1]} columns",
+                field="deterministic",
+                limit=PANEL,
+            )
+        return made
 
     def make_linear(self, weight: Tensor, bias: Tensor | None, *, own: bool) -> Linear:
         """See `DecoderOps`. A weight that does not fit vectors is padded with zeros."""
@@ -74,14 +90,16 @@ class DeterministicCpuKernels(CpuKernels):
         return stack
 
 
-def refusal(device: torch.device, dtype: torch.dtype, isa: str = AUTO, *, deterministic: bool = False) -> str | None:
+def refusal(
+    device: torch.device, dtype: torch.dtype, isa: str = AUTO, *, deterministic: bool = False, alike: bool = False
+) -> str | None:
     """Why these kernels cannot serve a device and dtype, or None. Compiles them where they are not yet."""
     if device.type != "cpu":
         return f"device {device} is not the CPU"
     if dtype not in DTYPES:
         return f"they compute in {' and '.join(str(d).removeprefix('torch.') for d in DTYPES)}, not in {dtype}"
     try:
-        choose(isa, deterministic=deterministic)
+        choose(isa, deterministic=deterministic, alike=alike)
     except CannotBuild as error:
         return str(error)
     return None

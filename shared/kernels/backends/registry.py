@@ -44,27 +44,33 @@ def backends() -> tuple[Backend, ...]:
     )
 
 
-def deterministic_backends() -> tuple[Backend, ...]:
-    """Backends in which a sequence's results depend on that sequence alone, to the bit; in the same order."""
-    refusal = partial(cpu_backend.refusal, deterministic=True)
+def deterministic_backends(*, alike: bool = False) -> tuple[Backend, ...]:
+    """Backends in which a sequence's results depend on that sequence alone, to the bit; in the same order. `alike`: as
+    for `DeterministicCpuKernels`."""
+    refusal = partial(cpu_backend.refusal, deterministic=True, alike=alike)
     return (
         Backend("triton", ("cuda",), _triton_refusal, _load_deterministic_triton),
-        Backend("cpu", ("cpu",), refusal, cpu_backend.DeterministicCpuKernels),
+        Backend("cpu", ("cpu",), refusal, partial(cpu_backend.DeterministicCpuKernels, alike=alike)),
     )
 
 
 def choose_kernels(
-    device: torch.device | str, dtype: torch.dtype, wanted: str = AUTO, *, deterministic: bool = False
+    device: torch.device | str,
+    dtype: torch.dtype,
+    wanted: str = AUTO,
+    *,
+    deterministic: bool = False,
+    alike: bool = False,
 ) -> Kernels:
     """The backend named `wanted` (`cpu:avx2`: of one instruction set), or with `auto` the first that takes the device.
 
-    What `auto` passes over is logged. `deterministic`: among `deterministic_backends`.
+    What `auto` passes over is logged. `deterministic`: among `deterministic_backends`, with `alike`.
 
     Raises:
         ConfigError: `wanted` is unknown or refuses this device or dtype; the message gives its reason.
     """
     device = torch.device(device)
-    candidates = deterministic_backends() if deterministic else backends()
+    candidates = deterministic_backends(alike=alike) if deterministic else backends()
     if wanted != AUTO:
         named = (*candidates, *_of_one_instruction_set(wanted, deterministic=deterministic))
         by_name = {backend.name: backend for backend in named}

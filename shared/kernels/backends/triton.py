@@ -15,6 +15,7 @@ from shared.kernels.matmul.launch import make_rowwise_linear
 from shared.kernels.quantized import make_opened_experts, make_opened_linear
 from shared.kernels.rmsnorm import launch as rmsnorm
 from shared.kernels.rotary import launch as rotary
+from shared.kernels.sampling import history_launch as history
 from shared.kernels.sampling import launch as sampling
 from shared.kernels.sampling import mask_launch as masking
 
@@ -44,6 +45,8 @@ class TritonKernels:
     scatter_blocks = staticmethod(blocks.scatter_blocks)
     block_checksums = staticmethod(blocks.block_checksums)
     sample_tokens = staticmethod(sampling.sample_tokens)
+    penalize = staticmethod(history.penalize)
+    count_tokens = staticmethod(history.count_tokens)
     mask_tokens = staticmethod(masking.mask_tokens)
     greedy_tokens = staticmethod(masking.greedy_tokens)
 

@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from shared.kernels.cpu import isa as isas
-from shared.kernels.cpu.isa import BUILT, InstructionSet
+from shared.kernels.cpu.isa import ALIKE, BUILT, InstructionSet
 
 SOURCE = Path(__file__).parent / "source"
 PREBUILT = Path(__file__).parent / "prebuilt"
@@ -41,7 +41,7 @@ FLAGS = (
 COMPILE_TIMEOUT_S = 300
 CHECK_TIMEOUT_S = 120
 AUTO = "auto"
-AUTO_ORDER = BUILT
+AUTO_ORDER = tuple(isa for isa in BUILT if isa != isas.AMX_INT8)
 """Instruction sets that `auto` tries, in this order."""
 
 
@@ -62,10 +62,11 @@ def library(isa: InstructionSet) -> Path:
     return path
 
 
-def choose(wanted: str = AUTO, *, deterministic: bool = False) -> tuple[InstructionSet, Path]:
+def choose(wanted: str = AUTO, *, deterministic: bool = False, alike: bool = False) -> tuple[InstructionSet, Path]:
     """The instruction set `wanted`, or the fastest that this machine can run and build, and its library.
 
-    `deterministic`: in its build of that name; `wanted` is a name without the suffix.
+    `deterministic`: in its build of that name; `wanted` is a name without the suffix. `alike`: `auto` takes one of
+    `isa.ALIKE`.
 
     Raises:
         CannotBuild: there is none; for `auto` the reason is that of the last one tried, which needs the least.
@@ -78,7 +79,7 @@ def choose(wanted: str = AUTO, *, deterministic: bool = False) -> tuple[Instruct
         isa = isa.deterministic if deterministic else isa
         return isa, library(isa)
     reason = CannotBuild(f"there are no kernels for {platform.machine()}")
-    for plain in AUTO_ORDER:
+    for plain in ALIKE if alike else AUTO_ORDER:
         isa = plain.deterministic if deterministic else plain
         try:
             path = library(isa)

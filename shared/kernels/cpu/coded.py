@@ -59,34 +59,51 @@ class CodedLinear(PackedLinear):
         """Lays out a weight without an index, which satisfies `fits_codes`, and frees it."""
         bits, group = _BITS[weight.spec.kind], _group(weight)
         num_panels, has_zeros = weight.out_size // PANEL, weight.zeros is not None
+        rounds = weight.spec.rounds_input and dtype != torch.float32
+        lay_out = _rounded_panels if rounds else _panels
         head = 4 * PANEL + (2 * PANEL if has_zeros else 0)
         stride = weight.in_size // group * (head + group * PANEL * bits // 8)
         panels = torch.empty((num_panels, stride), dtype=torch.uint8)
         for first in range(0, num_panels, _PACKED_PANELS):
             last = min(first + _PACKED_PANELS, num_panels)
-            panels[first:last] = _panels(weight.rows(first * PANEL, last * PANEL), bits, group)
+            panels[first:last] = lay_out(weight.rows(first * PANEL, last * PANEL), bits, group)
         weight.free()
-        return cls(library, panels, bias, weight.in_size, dtype, bits + 16 * has_zeros + 256 * group)
+        return cls(library, panels, bias, weight.in_size, dtype, bits + 16 * has_zeros + 32 * rounds + 256 * group)
+
+
+def _by_group(values: Tensor) -> Tensor:
+    """[rows, groups] to bytes [num_panels, groups, bytes]."""
+    return values.view(-1, PANEL, values.shape[1]).transpose(1, 2).contiguous().view(torch.uint8)
+
+
+def _rounded_panels(weight: QuantizedWeight, bits: int, group: int) -> Tensor:
+    """uint8 [num_panels, bytes]: see source/rounded.h."""
+    num_groups = weight.in_size // group
+    codes = unpack_nibbles(weight.codes) if bits == 4 else weight.codes.view(torch.uint8) ^ 128
+    # A row's number is [half of the panel][row of it], a column's [group][4 k][k of these].
+    ordered = codes.view(-1, 2, 16, num_groups, group // 4, 4).permute(0, 3, 4, 1, 2, 5).flatten(4)
+    if bits == 4:
+        ordered = ordered[..., 0, :] | ordered[..., 1, :] << 4
+    parts = [_by_group(weight.scales)]
+    if weight.zeros is not None:
+        zeros = _by_group((weight.zeros + (0 if bits == 4 else 128)).to(torch.uint8))
+        parts += [zeros, torch.zeros_like(zeros)]
+    return torch.cat([*parts, ordered.flatten(2)], dim=2).flatten(1)
 
 
 def _panels(weight: QuantizedWeight, bits: int, group: int) -> Tensor:
     """uint8 [num_panels, bytes]: see source/codes.h."""
     num_groups = weight.in_size // group
-
-    def by_group(values: Tensor) -> Tensor:
-        """[rows, groups] to bytes [num_panels, groups, bytes]."""
-        return values.view(-1, PANEL, num_groups).transpose(1, 2).contiguous().view(torch.uint8)
-
     codes = unpack_nibbles(weight.codes) if bits == 4 else weight.codes.view(torch.uint8)
     # A row's number is [half of the panel][run of 4][row of it], a column's [group][4 k][half of these][k of a pair].
     split = codes.view(-1, 2, 4, 4, num_groups, group // 4, 2, 2)
     ordered = split.permute(0, 4, 5, 6, 2, 1, 3, 7).flatten(4)  # [panels, groups, k / 4, 2, 64]
     if bits == 4:
         ordered = ordered[..., 0, :] | ordered[..., 1, :] << 4
-    parts = [by_group(weight.scales)]
+    parts = [_by_group(weight.scales)]
     if weight.zeros is not None:
         middle = INT4_MIDDLE if bits == 4 else 0
-        parts.append(by_group((middle - weight.zeros).to(torch.bfloat16)))
+        parts.append(_by_group((middle - weight.zeros).to(torch.bfloat16)))
     return torch.cat([*parts, ordered.flatten(2)], dim=2).flatten(1)
 
 

@@ -42,22 +42,36 @@ class InstructionSet:
         return [need for need in self.needs if need not in features]
 
 
+_VNNI = (*_AVX512, "avx512_vnni")
+_TILES = ("-mamx-tile", "-mamx-bf16", "-mamx-int8", "-DTANDEM_TILES")
 AVX2 = InstructionSet("avx2", _AVX2, (_V3,))
 AVX512 = InstructionSet("avx512", _AVX512, (_V4,))
+AVX512_VNNI = InstructionSet("avx512-vnni", _VNNI, (_V4, "-mavx512vnni"))
 AVX512_BF16 = InstructionSet(
     "avx512-bf16",
-    (*_AVX512, "avx512_bf16", "avx512vbmi"),
-    (_V4, "-mavx512bf16", "-mavx512vbmi", "-DTANDEM_PAIRS"),
+    (*_VNNI, "avx512_bf16", "avx512vbmi"),
+    (_V4, "-mavx512vnni", "-mavx512bf16", "-mavx512vbmi", "-DTANDEM_PAIRS"),
     is_checked=True,
 )
-"""Of the processors with AVX512-BF16, Cooper Lake alone lacks VBMI; it takes AVX512."""
+"""Of the processors with AVX512-BF16, Cooper Lake alone lacks VBMI; it takes AVX512-VNNI."""
 AMX = InstructionSet(
-    "amx", (*_AVX512, "amx_tile", "amx_bf16"), (_V4, "-mamx-tile", "-mamx-bf16", "-DTANDEM_AMX"), is_checked=True
+    "amx",
+    (*_VNNI, "avx512vbmi", "amx_tile", "amx_bf16", "amx_int8"),
+    (_V4, "-mavx512vnni", "-mavx512vbmi", *_TILES, "-DTANDEM_AMX"),
+    is_checked=True,
 )
+AMX_INT8 = InstructionSet(
+    "amx-int8", (*_VNNI, "amx_tile", "amx_bf16", "amx_int8"), (_V4, "-mavx512vnni", *_TILES), is_checked=True
+)
+"""AMX for products of whole numbers alone; all else is computed as with AVX512."""
 NEON = InstructionSet("neon", (), ("-march=armv8-a",), is_checked=True, machines=_ARM)
 """Part of aarch64 itself. Widens bf16 as AVX2 does: the instructions for bf16 that some processors have stay unused."""
-BUILT = tuple(isa for isa in (AMX, AVX512_BF16, AVX512, AVX2, NEON) if platform.machine() in isa.machines)
+BUILT = tuple(
+    isa for isa in (AMX, AVX512_BF16, AMX_INT8, AVX512_VNNI, AVX512, AVX2, NEON) if platform.machine() in isa.machines
+)
 """All that processors of this machine's kind run, the fastest first; empty where there are no kernels for the kind."""
+ALIKE = tuple(isa for isa in BUILT if isa not in (AMX, AVX512_BF16))
+"""Those of which deterministic builds compute the same bits, sums of whole numbers apart, which are exact."""
 
 
 def emulated(features: frozenset[str]) -> tuple[InstructionSet, ...]:
@@ -66,8 +80,13 @@ def emulated(features: frozenset[str]) -> tuple[InstructionSet, ...]:
         return ()
     base = next((isa for isa in (AVX512, NEON) if isa in BUILT and not isa.missing(features)), BUILT[-1])
     pairs = replace(base, name="avx512-bf16-emulated", flags=(*base.flags, "-DTANDEM_PAIRS"), is_checked=False)
-    tiles = (*base.flags, "-DTANDEM_AMX", "-DTANDEM_EMULATED_TILES")
-    return pairs, replace(base, name="amx-emulated", flags=tiles, is_checked=True)
+    whole_tiles = (*base.flags, "-DTANDEM_TILES", "-DTANDEM_EMULATED_TILES")
+    tiles = (*whole_tiles, "-DTANDEM_AMX")
+    return (
+        pairs,
+        replace(base, name="amx-emulated", flags=tiles, is_checked=True),
+        replace(base, name="amx-int8-emulated", flags=whole_tiles, is_checked=True),
+    )
 
 
 def named(name: str, features: frozenset[str]) -> InstructionSet | None:

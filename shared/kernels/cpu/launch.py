@@ -39,6 +39,7 @@ from shared.kernels.quantized import OpenedExperts, OpenedLinear, QuantizedWeigh
 from shared.kernels.rmsnorm import reference as rmsnorm
 from shared.kernels.rotary import reference as rotary
 from shared.kernels.sampling import reference as sampling
+from shared.kernels.sampling.history import Penalties, TokenHistory, check_count_tokens, check_penalize
 from shared.kernels.sampling.reference import check_greedy_tokens, check_mask_tokens
 from shared.kernels.sampling.rows import SamplingRows
 
@@ -69,6 +70,8 @@ def load(path: Path) -> ctypes.CDLL:
     library.tandem_rotate_and_write_latent.argtypes = [p, p, p, p, p, p, p, p, c_float, p, p, c_int, c_int]
     library.tandem_paged_attention.argtypes = [p, p, p, p, p, p, c_float, c_float, p, p, c_int]
     library.tandem_mask_tokens.argtypes = [p, p, p, n, n, n]
+    library.tandem_penalize.argtypes = [p, p, p, p, p, p, p, n, n, n]
+    library.tandem_count_tokens.argtypes = [p, p, p, p, n, n, n]
     library.tandem_greedy_tokens.argtypes = [p, p, p, p, n, n, n, n]
     library.tandem_sample_tokens.argtypes = [p, p, p, p, p, p, p, p, n, n]
     library.tandem_add_lora.argtypes = [p, p, p, p, p, p, c_int]
@@ -76,7 +79,7 @@ def load(path: Path) -> ctypes.CDLL:
     for name in (
         "pack_linear", "plan_compression", "compress", "linear", "rms_norm", "act_and_mul", "rotate_and_write",
         "experts", "choose_experts", "batched_linear", "rotate_and_write_latent", "paged_attention", "mask_tokens",
-        "greedy_tokens", "sample_tokens", "add_lora",
+        "greedy_tokens", "sample_tokens", "add_lora", "penalize", "count_tokens",
     ):  # fmt: skip
         getattr(library, f"tandem_{name}").restype = None
     return library
@@ -333,6 +336,23 @@ class CpuOps:
         self.library.tandem_mask_tokens(
             logits.data_ptr(), masks.data_ptr(), rows.data_ptr(), masks.shape[0], logits.shape[1], masks.shape[1]
         )
+
+    def penalize(self, logits: Tensor, history: TokenHistory, penalties: Penalties) -> None:
+        """See `SamplingOps`. Of tokens that were not seen only the bits are read."""
+        check_penalize(logits, history, penalties)
+        self.library.tandem_penalize(
+            logits.data_ptr(), history.seen.data_ptr(), history.counts.data_ptr(), penalties.slots.data_ptr(),
+            penalties.repetition.data_ptr(), penalties.presence.data_ptr(), penalties.frequency.data_ptr(),
+            *logits.shape, history.seen.shape[1],
+        )  # fmt: skip
+
+    def count_tokens(self, history: TokenHistory, slots: Tensor, tokens: Tensor) -> None:
+        """See `SamplingOps`."""
+        check_count_tokens(history, slots, tokens)
+        self.library.tandem_count_tokens(
+            history.seen.data_ptr(), history.counts.data_ptr(), slots.data_ptr(), tokens.data_ptr(),
+            slots.shape[0], history.counts.shape[1], history.seen.shape[1],
+        )  # fmt: skip
 
     def greedy_tokens(self, logits: Tensor, masks: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
         """See `SamplingOps`. The logits are read once, also where they are masked."""

@@ -1,4 +1,4 @@
-"""Holds a library's bf16 products and attention to torch's: `python -m shared.kernels.cpu.self_check LIBRARY`.
+"""Holds a library's products and attention in bf16 to torch's: `python -m shared.kernels.cpu.self_check LIBRARY`.
 
 Kernels for instructions that few processors have are compiled on every machine and run on few. Before such a library is
 used for the first time, it has to pass this in a process of its own, so that neither wrong numbers nor an illegal
@@ -14,14 +14,24 @@ import torch
 from torch import Tensor
 
 from shared.kernels.batch import AttentionBatch
+from shared.kernels.cpu.coded import coded_linear
 from shared.kernels.cpu.launch import CpuOps, load
+from shared.kernels.linear_spec import Kind, LinearSpec
 from shared.kernels.pool_view import PoolView
+from shared.kernels.quantized import OpenedLinear, rounded
 from shared.kernels.torch_backend import TorchKernels
 
 ROWS = (1, 8, 40, 130)
 """One row, a few, and enough for each kind of tiling."""
 SIZES = ((96, 160, 0), (64, 512, 0), (64, 512, 12))
 """(out_size, in_size, spread) of the products: weights of many powers of two do not fit in 12 bits."""
+_KINDS: tuple[tuple[Kind, int], ...] = (("int8", 0), ("int4", 128))
+FORMS = tuple(
+    LinearSpec(kind, group, has_zeros=kind == "int4", rounds_input=rounds)
+    for kind, group in _KINDS
+    for rounds in (False, True)
+)
+"""Of weights in codes."""
 TOLERANCE = 0.02
 """Largest difference, as a share of the largest expected number: bf16 rounds to 0.4 %."""
 
@@ -36,6 +46,14 @@ def main() -> None:
         for rows in ROWS:
             x = torch.randn(rows, in_size).bfloat16()
             _compare(f"a product of {rows} rows", linear.forward(x), x.float() @ weight.float().T)
+    for spec in FORMS:
+        weight = torch.randn(96, 512)
+        opened = OpenedLinear(rounded(weight, spec), None, torch.bfloat16)
+        coded = coded_linear(lambda: ops.library, rounded(weight, spec), None, torch.bfloat16)
+        assert coded is not None, f"{spec} is not read"
+        for rows in ROWS:
+            x = torch.randn(rows, 512).bfloat16()
+            _compare(f"a product of {rows} rows in {spec.kind}", coded.forward(x), opened.forward(x))
     _check_attention(ops)
 
 

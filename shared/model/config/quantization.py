@@ -5,16 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 from shared.errors import ModelLoadError
 from shared.kernels.linear_spec import Kind
 from shared.model.config.json_fields import JsonFields
 
-Method = Literal["compressed-tensors", "awq", "gptq", "fp8"]
-METHODS: tuple[Method, ...] = ("compressed-tensors", "awq", "gptq", "fp8")
+Method = Literal["compressed-tensors", "awq", "gptq", "fp8", "mxfp4", "bitsandbytes"]
+METHODS: tuple[Method, ...] = get_args(Method)
 FIELD = "quantization_config"
-STACKED = "its experts lie in one tensor, which is served in 16 or 32 bits only"
+STACKED = "its experts lie in one tensor, which is read plain or in mxfp4 and kept in 16 or 32 bits"
+STACKED_METHOD: Method = "mxfp4"
 _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 _STRATEGIES = ("tensor", "channel", "group", "block")
 _ALL_LINEAR = "Linear"
@@ -30,6 +31,7 @@ class WeightScheme:
     has_zeros: bool = False
     is_ordered: bool = False  # whether an index says which columns form a group
     block_rows: int = 0  # rows that share a scale too; 0 = each row has its own, or all have one
+    rounds_input: bool = False  # as in LinearSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,10 @@ class QuantizationConfig:
                 return _gptq(own)
             case "fp8":
                 return _fp8(own)
+            case "mxfp4":
+                return cls("mxfp4", ())  # of experts alone; what is not converted is stored plain
+            case "bitsandbytes":
+                return _bitsandbytes(own)
         raise own.fault("quant_method", f"{method!r} is not supported; supported: {', '.join(METHODS)}")
 
     def scheme_of(self, module: str) -> WeightScheme | None:
@@ -127,7 +133,9 @@ def _compressed_tensors(fields: JsonFields) -> QuantizationConfig:
         weights = group.child("weights")
         if weights is None:
             raise group.fault("weights", "is missing")
-        schemes.append((targets, _compressed_scheme(weights)))
+        scheme = _compressed_scheme(weights)
+        rounds = scheme.kind != "fp8" and _rounds_input(group.child("input_activations"))
+        schemes.append((targets, replace(scheme, rounds_input=rounds)))
     ignored = tuple(fields.optional_text_list("ignore") or ())
     _check_patterns(fields, "ignore", ignored)
     return QuantizationConfig("compressed-tensors", tuple(schemes), ignored)
@@ -162,6 +170,16 @@ def _compressed_scheme(fields: JsonFields) -> WeightScheme:
         is_ordered=order == "group",
         block_rows=block_rows,
     )
+
+
+def _rounds_input(fields: JsonFields | None) -> bool:
+    """Whether activations are rounded to int8 as they come, a scale a token. What is rounded in another way is computed
+    in 16 or 32 bits."""
+    if fields is None:
+        return False
+    form = (fields.text("type", default="int"), fields.integer("num_bits", default=8), fields.text("strategy", "token"))
+    is_symmetric, is_dynamic = fields.boolean("symmetric", default=True), fields.boolean("dynamic", default=False)
+    return form == ("int", 8, "token") and is_symmetric and is_dynamic
 
 
 def _block(fields: JsonFields, name: str) -> tuple[int, int]:
@@ -218,3 +236,13 @@ def _fp8(fields: JsonFields) -> QuantizationConfig:
     )
     scheme = WeightScheme("fp8", block[1], block_rows=block[0])
     return QuantizationConfig("fp8", (((_ALL_LINEAR,), scheme),), ignored)
+
+
+def _bitsandbytes(fields: JsonFields) -> QuantizationConfig:
+    if not fields.boolean("load_in_4bit", default=False):
+        raise fields.fault("load_in_4bit", "must be true: other weights of bitsandbytes are not supported")
+    kind = fields.text("bnb_4bit_quant_type", default="fp4")
+    if kind not in ("nf4", "fp4"):
+        raise fields.fault("bnb_4bit_quant_type", f"{kind!r} is not supported; supported: nf4, fp4")
+    ignored = tuple(fields.optional_text_list("llm_int8_skip_modules") or ())
+    return QuantizationConfig("bitsandbytes", (((_ALL_LINEAR,), WeightScheme("int4", 0)),), ignored)

@@ -10,7 +10,7 @@ from pathlib import Path
 from shared.model.config.folder import CONFIG_FILE, check_model_folder
 from shared.model.config.json_fields import JsonFields, read_json_object
 from shared.model.config.model_config import ModelConfig
-from shared.model.config.quantization import FIELD, STACKED, QuantizationConfig
+from shared.model.config.quantization import FIELD, STACKED, STACKED_METHOD, QuantizationConfig
 from shared.model.families import deepseek, gemma, glm, gpt_oss, llama, mistral, olmo, phi, qwen
 
 _log = logging.getLogger(__name__)
@@ -96,8 +96,11 @@ def _describe(fields: JsonFields) -> ModelConfig:
         architecture = by_type[model_type]
     model = FAMILIES[architecture].describe(fields)
     quantization = QuantizationConfig.parse(fields)
-    if quantization is not None and model.has_stacked_experts:
-        raise fields.fault(FIELD, f"is not supported for {architecture}: {STACKED}")
+    is_stacked_method = quantization is not None and quantization.method == STACKED_METHOD
+    if quantization is not None and model.has_stacked_experts and not is_stacked_method:
+        raise fields.fault(FIELD, f"{quantization.method} is not supported for {architecture}: {STACKED}")
+    if is_stacked_method and not model.has_stacked_experts:
+        raise fields.fault(FIELD, f"{STACKED_METHOD} is not supported for {architecture}: its experts are not stacked")
     return replace(model, quantization=quantization)
 
 

@@ -8,6 +8,7 @@ from itertools import accumulate
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from shared.kernels.backend import DecoderOps
 from shared.kernels.batch import AttentionBatch
@@ -170,40 +171,49 @@ class Parts:
 
 
 def split_by_length(batch: AttentionBatch, least: int) -> Parts:
-    """Queries of at least `least` tokens apart from the others."""
+    """Queries of at least `least` tokens apart from the others. Only sizes are read on the host: the device is given
+    nothing, and not waited for."""
     ends = list(accumulate(batch.query_lens))
     long: list[Chunk] = []
     short: list[int] = []
-    rows: list[int] = []
     for seq, (count, end) in enumerate(zip(batch.query_lens, ends, strict=True)):
         if count >= least:
             long.append(_chunk(batch, seq, slice(end - count, end)))
         else:
             short.append(seq)
-            rows.extend(range(end - count, end))
-    short_rows = torch.tensor(rows, dtype=torch.int64, device=batch.slots.device)
-    return Parts(_subset(batch, short, short_rows) if short else None, short_rows, tuple(long))
+    counts = batch.query_start.diff()
+    is_long = (counts >= least).to(torch.int8)
+    of_token = is_long.repeat_interleave(counts, output_size=batch.num_tokens)
+    rows = torch.argsort(of_token, stable=True)[: sum(batch.query_lens[seq] for seq in short)]
+    chosen = torch.argsort(is_long, stable=True)[: len(short)]
+    return Parts(_subset(batch, short, chosen, rows) if short else None, rows, tuple(long))
 
 
 def _chunk(batch: AttentionBatch, seq: int, rows: slice) -> Chunk:
     query_len, kv_len = batch.query_lens[seq], batch.kv_lens[seq]
     num_blocks = -(-kv_len // batch.block_size)
-    own = AttentionBatch.from_lists(
-        [query_len], [kv_len], [range(num_blocks)], batch.block_size, batch.block_tables.device
+    table = batch.block_tables[seq, :num_blocks]
+    own = AttentionBatch(
+        query_start=batch.query_start[seq : seq + 2] - batch.query_start[seq],
+        seq_lens=batch.seq_lens[seq : seq + 1],
+        block_tables=torch.arange(num_blocks, dtype=torch.int32, device=table.device)[None],
+        slots=torch.arange(kv_len - query_len, kv_len, device=table.device),
+        query_lens=(query_len,),
+        kv_lens=(kv_len,),
+        block_size=batch.block_size,
     )
-    return Chunk(rows, batch.block_tables[seq, :num_blocks].long(), own)
+    return Chunk(rows, table.long(), own)
 
 
-def _subset(batch: AttentionBatch, seqs: Sequence[int], rows: Tensor) -> AttentionBatch:
-    device = rows.device
-    chosen = torch.tensor(seqs, device=device)
-    query_lens = tuple(batch.query_lens[seq] for seq in seqs)
+def _subset(batch: AttentionBatch, seqs: Sequence[int], chosen: Tensor, rows: Tensor) -> AttentionBatch:
+    """The sequences `seqs`, which `chosen` [len(seqs)] names on the device, and their `rows` of the step's tokens."""
+    counts = batch.query_start.diff()[chosen]
     return AttentionBatch(
-        query_start=torch.tensor([0, *accumulate(query_lens)], dtype=torch.int32, device=device),
+        query_start=functional.pad(counts.cumsum(0), (1, 0)).to(torch.int32),
         seq_lens=batch.seq_lens[chosen],
         block_tables=batch.block_tables[chosen],
         slots=batch.slots[rows],
-        query_lens=query_lens,
+        query_lens=tuple(batch.query_lens[seq] for seq in seqs),
         kv_lens=tuple(batch.kv_lens[seq] for seq in seqs),
         block_size=batch.block_size,
     )

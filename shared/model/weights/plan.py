@@ -18,8 +18,9 @@ from shared.model.weights.checkpoint import Checkpoint
 from shared.model.weights.schemes import MAKERS
 from shared.model.weights.sources import TIED_NAME, TIED_SOURCE, WeightSource, match_sources
 
-Quantization = Literal["auto", "int8", "int4", "fp8"]
-"""auto: as the checkpoint has its weights; else the kind that plain ones are rounded to while they are read."""
+Quantization = Literal["auto", "int8", "int4", "fp8", "w8a8"]
+"""auto: as the checkpoint has its weights; else the kind that plain ones are rounded to while they are read. w8a8:
+int8, and activations too where the computation is in 16 bits."""
 AS_STORED: Quantization = "auto"
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 _GROUPS = (128, 64, 32, 16)
@@ -66,7 +67,7 @@ class WeightPlan:
     @property
     def kinds(self) -> str:
         """Of weights in fewer bits, such as `int4+int8`; empty where there are none."""
-        return "+".join(sorted({spec.kind for spec in self.specs.values()}))
+        return "+".join(sorted({_named(spec) for spec in self.specs.values()}))
 
     def weight_bytes(self, element_bytes: int) -> int:
         """Bytes of all tensors, plain numbers of `element_bytes` each; of a tied output projection that is rounded
@@ -80,9 +81,16 @@ class WeightPlan:
         return total
 
 
-def rounding_specs(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], kind: Kind) -> dict[str, LinearSpec]:
+def _named(spec: LinearSpec) -> str:
+    return f"w{4 if spec.kind == 'int4' else 8}a8" if spec.rounds_input else spec.kind
+
+
+def rounding_specs(
+    config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], kind: Kind | Literal["w8a8"]
+) -> dict[str, LinearSpec]:
     """The forms that plain projections are rounded to: int8 and fp8 with a scale a row, int4 with one a group. The
-    output projection has 8 bits at least: its errors are the answer's."""
+    output projection has 8 bits at least, and what it is multiplied with is not rounded: its errors are the answer's.
+    """
     routers = () if config.moe is None else (f".{config.moe.prefix}.{config.moe.router}.weight",)
     # Rounding would change the routers' choice; the latents' projections are used in both directions.
     kept_plain = (*routers, ".kv_b_proj.weight")
@@ -92,11 +100,13 @@ def rounding_specs(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], k
             continue
         if not name.endswith(kept_plain) and (spec := _rounding(kind, shape[1])) is not None:
             specs[name] = spec
-    head = _rounding("int8" if kind == "int4" else kind, config.hidden_size)
+    head = _rounding("fp8" if kind == "fp8" else "int8", config.hidden_size)
     return specs if head is None else {**specs, TIED_NAME: head}
 
 
-def _rounding(kind: Kind, in_size: int) -> LinearSpec | None:
+def _rounding(kind: Kind | Literal["w8a8"], in_size: int) -> LinearSpec | None:
+    if kind == "w8a8":
+        return LinearSpec("int8", 0, rounds_input=True)
     if kind != "int4":
         return LinearSpec(kind, 0)
     group = next((group for group in _GROUPS if in_size % group == 0), None)

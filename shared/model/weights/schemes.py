@@ -12,10 +12,11 @@ from torch import Tensor
 from shared.errors import ModelLoadError
 from shared.kernels.linear_spec import Kind, LinearSpec
 from shared.kernels.quantized import INT4_MIDDLE, Piece, unpack_nibbles
-from shared.model.config.quantization import QuantizationConfig, WeightScheme
+from shared.model.config.quantization import STACKED_METHOD, QuantizationConfig, WeightScheme
 from shared.model.weights.checkpoint import Checkpoint
+from shared.model.weights.opened import bits4_source, mxfp4_source
 from shared.model.weights.safetensors_files import DENSE, TensorEntry
-from shared.model.weights.sources import SourceMaker, check_entry, check_scales, needed
+from shared.model.weights.sources import Makers, check_entry, check_scales, needed
 
 _PIECE_ELEMENTS = 1 << 22
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -48,7 +49,7 @@ class _Stored:
         """See `WeightSource`."""
         scheme = self.scheme
         groups = num_groups(scheme, self.shape[1]) if self._index_name else 0
-        return LinearSpec(scheme.kind, scheme.group, self._zeros_name is not None, groups)
+        return LinearSpec(scheme.kind, scheme.group, self._zeros_name is not None, groups, scheme.rounds_input)
 
     @property
     def _index_name(self) -> str | None:
@@ -276,9 +277,14 @@ def column_source(
     return ColumnSource(module, shape, scheme, tuple(names), config.zeros_offset, is_awq=is_awq)
 
 
-MAKERS: Mapping[str, SourceMaker] = {
-    "compressed-tensors": row_source,
-    "fp8": row_source,
-    "awq": column_source,
-    "gptq": column_source,
-}
+MAKERS = Makers(
+    {
+        "compressed-tensors": row_source,
+        "fp8": row_source,
+        "awq": column_source,
+        "gptq": column_source,
+        "bitsandbytes": bits4_source,
+    },
+    STACKED_METHOD,
+    mxfp4_source,
+)

@@ -81,10 +81,21 @@ SourceMaker = Callable[
 """Called with a module's name, the weight's shape, its scheme, all of the configuration and all entries."""
 
 
+@dataclass(frozen=True)
+class Makers:
+    """The makers of sources that are not plain."""
+
+    by_method: Mapping[str, SourceMaker]
+    """Of projections, by the method of quantization."""
+    stacked_method: str
+    stacked: Callable[[str, tuple[int, ...], Mapping[str, TensorEntry]], WeightSource]
+    """Of a tensor of all experts of a layer in that method, by its plain name and shape."""
+
+
 def match_sources(
     checkpoint: Checkpoint,
     shapes: Mapping[str, Sequence[int]],
-    makers: Mapping[str, SourceMaker],
+    makers: Makers,
     quantization: QuantizationConfig | None = None,
     unused: tuple[str, ...] = (),
 ) -> dict[str, WeightSource]:
@@ -93,7 +104,7 @@ def match_sources(
     Args:
         checkpoint: what there is.
         shapes: what is needed, and of which shapes.
-        makers: by the method of quantization.
+        makers: of sources in fewer bits.
         quantization: as in the model's configuration.
         unused: how the names of tensors begin that may be there and are not read.
 
@@ -109,6 +120,8 @@ def match_sources(
         module, _, kind = name.rpartition(".")
         if kind == "weight" and len(shape) == 2 and _is_packed(module, entries):
             sources[name] = _quantized(module, (shape[0], shape[1]), makers, quantization, entries)
+        elif f"{name}_blocks" in entries:
+            sources[name] = _stacked(name, tuple(shape), makers, quantization, entries)
         elif name in entries:
             _check_plain(entries[name], tuple(shape))
             sources[name] = PlainSource(name)
@@ -139,7 +152,7 @@ def _is_packed(module: str, entries: Mapping[str, TensorEntry]) -> bool:
 def _quantized(
     module: str,
     shape: tuple[int, int],
-    makers: Mapping[str, SourceMaker],
+    makers: Makers,
     quantization: QuantizationConfig | None,
     entries: Mapping[str, TensorEntry],
 ) -> WeightSource:
@@ -154,7 +167,23 @@ def _quantized(
             tensor=name,
             field=FIELD,
         )
-    return makers[quantization.method](module, shape, scheme, quantization, entries)
+    return makers.by_method[quantization.method](module, shape, scheme, quantization, entries)
+
+
+def _stacked(
+    name: str,
+    shape: tuple[int, ...],
+    makers: Makers,
+    quantization: QuantizationConfig | None,
+    entries: Mapping[str, TensorEntry],
+) -> WeightSource:
+    if quantization is None or quantization.method != makers.stacked_method:
+        raise ModelLoadError(
+            f"{name} is stored in blocks, but {FIELD} in config.json is not of {makers.stacked_method}",
+            tensor=f"{name}_blocks",
+            field=FIELD,
+        )
+    return makers.stacked(name, shape, entries)
 
 
 def _may_be_left(name: str, packed: set[str], unused: tuple[str, ...]) -> bool:

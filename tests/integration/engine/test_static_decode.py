@@ -14,7 +14,13 @@ WAYS = [
     {},
     {"temperature": 0.9, "top_p": 0.9, "seed": 12, "logprobs": 2},
     {"min_tokens": 4, "stop_token_ids": (9, 30, 31), "logprobs": 0},
-    {"temperature": 0.7, "repetition_penalty": 1.3, "seed": 5},
+    {
+        "temperature": 0.7,
+        "repetition_penalty": 1.3,
+        "frequency_penalty": 0.4,
+        "bad_sequences": ((9, 30), (7,)),
+        "seed": 5,
+    },
     {"temperature": 1.1, "top_k": 7, "min_p": 0.02, "seed": 2**63 + 1},
 ]
 """One a prompt: greedy and sampled rows, some that the static step cannot finish alone."""

@@ -83,7 +83,8 @@ async def test_all_systems_get_the_same_requests_in_turns(start_fake: StartFake,
     fleet, file = ScriptedFleet(servers), WindowFile(tmp_path / "w.jsonl")
     study = file.begin({})
     await conductor(DESIGN, study, file, fleet).run(HOUR_S)
-    there = ["2-collocated-chunk-128", "auto-ttft-60000-tpot-30000", "1P+1D-chunk-128", "2-collocated-chunk-128"]
+    names = ("2-collocated-chunk-128", "auto-ttft-60000-tpot-30000", "1P+1D-chunk-128", "2-collocated-chunk-128")
+    there = [f"{name}-within-60000" for name in names]
     assert fleet.order == ["2-collocated-chunk-128", *there, *there, *there[::-1], *there[::-1]]
     # 2 rounds of 6 requests at 2 loads; the collocated system has two turns and is calibrated with.
     sent = {
@@ -121,7 +122,8 @@ async def test_a_kept_study_measures_what_is_missing(start_fake: StartFake, tmp_
     kept = list(study.windows)
     fleet = ScriptedFleet(scripted(start_fake))
     await conductor(replace(short, rounds=2), study, file, fleet).run(HOUR_S)
-    there = ["2-collocated-chunk-128", "auto-ttft-60000-tpot-30000", "1P+1D-chunk-128", "2-collocated-chunk-128"]
+    names = ("2-collocated-chunk-128", "auto-ttft-60000-tpot-30000", "1P+1D-chunk-128", "2-collocated-chunk-128")
+    there = [f"{name}-within-60000" for name in names]
     assert fleet.order == [*there[2:], *there[::-1]]
     assert study.windows[: len(kept)] == kept
     assert file.resume({}).windows == study.windows

@@ -10,7 +10,7 @@ import pytest
 from services.router.dispatch.record import MoveNote, RequestState
 from services.router.dispatch.request import Resume
 from services.router.placement.move_settings import MoveSettings
-from services.router.placement.moves import MoveCause
+from services.router.placement.moves import MoveCause, MoveLimits
 from shared.errors import DeadlineExceeded, TakenOver
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 from tests.integration.router.router_under_test import PROMPT, STOP, Router, decode_worker, read
@@ -161,9 +161,8 @@ async def test_many_answers_of_a_drained_worker_move_a_few_at_once(pair):
     left = set(names[old.name])
     while left:
         first = await new.expect(worker_pb2.Reserve)
-        assert router.dispatcher._mover._settings.per_worker == 2
         moving = [each for each in answers if each.state in (RequestState.COPYING, RequestState.CLOSING_UP)]
-        assert len(moving) <= 2
+        assert len(moving) <= MoveLimits().per_worker
         await new.step(first.request_id, 51)
         left.remove((await old.expect(types_pb2.Cancel)).request_id)
     await asyncio.gather(*(running.aclose() for running in answers))

@@ -28,7 +28,7 @@ PROMPT = [7 + (i * 37) % 190 for i in range(53)]
 
 def settings(model: Path, *flags: str) -> WorkerSettings:
     always = ("--name", "d0", "--bind", "127.0.0.1:0", "--model", str(model), "--dtype", "fp32", "--num-threads", "2")
-    split = ("--tp", "2", "--ep", "2", "--num-kv-blocks", "64", "--max-num-batched-tokens", "64")
+    split = ("--tp", "2", "--ep", "2", "--num-kv-blocks", "64", "--max-num-seqs", "8", "--max-num-batched-tokens", "64")
     return load_settings(WorkerSettings, [*always, *split, *flags])
 
 

@@ -41,7 +41,9 @@ CASES = [(how, flags) for how in (signal.SIGSTOP, signal.SIGKILL) for flags in S
 def settings(*flags: str) -> WorkerSettings:
     always = ("--name", "d0", "--bind", "127.0.0.1:0", "--model", "models/demo", "--dtype", "fp32")
     sizes = ("--num-threads", "2", "--num-kv-blocks", "200", "--max-model-len", "1024")
-    return load_settings(WorkerSettings, [*always, *sizes, "--max-num-batched-tokens", "64", *flags])
+    return load_settings(
+        WorkerSettings, [*always, *sizes, "--max-num-batched-tokens", "64", "--max-num-seqs", "8", *flags]
+    )
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def group_settings(*flags: str) -> WorkerSettings:
         WorkerSettings,
         [
             *("--name", "d0", "--bind", "127.0.0.1:0", "--model", "models/demo", "--dtype", "fp32", "--tp", "2"),
-            *("--num-threads", "2", "--num-kv-blocks", "64"),
+            *("--num-threads", "2", "--num-kv-blocks", "64", "--max-num-seqs", "8"),
             *flags,
         ],
     )

@@ -17,6 +17,7 @@ import torch
 from shared.kernels.activation.rules import GELU, SILU, Activation
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.pool_view import KV_DTYPES
+from shared.kernels.sampling.history import Penalties, TokenHistory
 from shared.kernels.sampling.rows import SamplingRows
 
 from .attention_case import pool_of_nan
@@ -262,5 +263,8 @@ def compile_the_rest(dtype: torch.dtype, arch: str = "sm_90") -> list[Compiled]:
         rows = SamplingRows.from_lists([1.0], [0], [1.0], [0.0], [1], [2])
         kernels.sample_tokens(torch.zeros(1, 128_256), rows)
         kernels.mask_tokens(torch.zeros(1, 128_256), torch.zeros(1, 4008, dtype=torch.int32), torch.tensor([0]))
+        history, slot, factor = TokenHistory.empty(2, 128_256, "cpu"), torch.tensor([0]), torch.ones(1)
+        kernels.penalize(torch.zeros(1, 128_256), history, Penalties(slot, factor, factor, factor))
+        kernels.count_tokens(history, slot, slot)
 
     return collect(calls, TARGETS[arch])

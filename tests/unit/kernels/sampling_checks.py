@@ -6,10 +6,12 @@ Only functions that are called in the right process import triton.
 from __future__ import annotations
 
 import math
+import random
 from typing import Any
 
 import torch
 
+from shared.kernels.sampling.history import Penalties, TokenHistory
 from shared.kernels.sampling.rows import SamplingRows
 from shared.kernels.torch_backend import TorchKernels
 
@@ -120,3 +122,41 @@ def _likeliest(logits: list[float], words: list[int] | None) -> int:
 
 def check_triton_likeliest(vocab_size: int, seed: int, device: str = "cpu") -> None:
     check_likeliest(vocab_size, seed, triton_kernels(), device)
+
+
+def check_penalties(num_rows: int, vocab_size: int, seed: int, kernels: Any, device: str = "cpu") -> None:
+    """Tokens are counted one by one, and then penalised as the formula says, to the bit, over slots that held other
+    sequences before; a row without a slot stays as it is."""
+    choose, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    history = TokenHistory.empty(num_rows + 2, vocab_size, device)
+    history.counts.random_(0, 99)  # of sequences that were there before
+    slots = choose.sample(range(num_rows + 2), num_rows)
+    slots[0] = -1
+    outputs: list[list[int]] = [[] for _ in range(num_rows)]
+    for _ in range(40):
+        tokens = [choose.choice([-1, 0, 31, 32, vocab_size - 1, choose.randrange(vocab_size)]) for _ in outputs]
+        rows = torch.tensor(slots, device=device), torch.tensor(tokens, device=device)
+        kernels.count_tokens(history, *rows)
+        for output, token in zip(outputs, tokens, strict=True):
+            output += [token] if token >= 0 else []
+    factors = [
+        torch.tensor([choose.choice(some) for _ in outputs])
+        for some in ([1.0, 1.3, 0.7], [0.0, 0.5, -1.1], [0.0, 0.3, -0.7])
+    ]
+    logits = torch.randn(num_rows, vocab_size, generator=generator)
+    logits[:, 1] = float("nan")
+    expected = logits.clone()
+    for row in range(1, num_rows):
+        repetition, presence, frequency = (part[row] for part in factors)
+        for token in set(outputs[row]):
+            value = expected[row, token]
+            value = value / repetition if value > 0 else value * repetition
+            expected[row, token] = value - (presence + frequency * outputs[row].count(token))
+    logits = logits.to(device)
+    penalties = Penalties(torch.tensor(slots, device=device), *(part.to(device) for part in factors))
+    kernels.penalize(logits, history, penalties)
+    assert torch.equal(logits.cpu().nan_to_num(7.0), expected.nan_to_num(7.0))
+
+
+def check_triton_penalties(num_rows: int, vocab_size: int, seed: int, device: str = "cpu") -> None:
+    check_penalties(num_rows, vocab_size, seed, triton_kernels(), device)

@@ -17,7 +17,7 @@ from shared.kernels.torch_backend import TorchKernels
 from .attention_case import LAYER, AttentionCase
 from .cpu_case import DTYPES, close, random
 from .isas import EACH_ISA, needs_library
-from .sampling_checks import check_likeliest, check_masks
+from .sampling_checks import check_likeliest, check_masks, check_penalties
 
 REFERENCE = TorchKernels()
 
@@ -170,6 +170,13 @@ def test_threads_do_not_change_a_result(cpu):
     finally:
         torch.set_num_threads(before)
     assert torch.equal(*results)
+
+
+@needs_library
+@pytest.mark.parametrize(("num_rows", "vocab_size"), [(1, 64), (5, 100), (9, 3001)])
+def test_penalties(cpu, num_rows, vocab_size):
+    check_penalties(num_rows, vocab_size, vocab_size, cpu)
+    check_penalties(num_rows, vocab_size, vocab_size, REFERENCE)
 
 
 @needs_library

@@ -12,7 +12,7 @@ import torch
 from shared.errors import ConfigError
 from shared.kernels.backends.registry import choose_kernels
 from shared.kernels.cpu import build, isa, self_check
-from shared.kernels.cpu.isa import AVX2, AVX512, BUILT
+from shared.kernels.cpu.isa import AVX2, AVX512_BF16, BUILT
 from shared.kernels.cpu.multilinear import fastest_sum
 
 from .isas import ISAS, every_isa, needs_library
@@ -74,10 +74,10 @@ def test_an_instruction_set_can_be_named(isa):
 
 @on_x86
 def test_one_that_the_processor_lacks_is_refused_by_what_is_missing(monkeypatch):
-    pretend(monkeypatch, *AVX512.needs, "amx_tile")
+    pretend(monkeypatch, *AVX512_BF16.needs, "amx_tile", "amx_int8")
     with pytest.raises(ConfigError, match=r"'cpu:amx' cannot serve this worker: the processor lacks amx_bf16$"):
         choose_kernels("cpu", torch.float32, "cpu:amx")
-    with pytest.raises(ConfigError, match="there are kernels for amx, avx512-bf16, avx512, avx2, not for 'sse9'"):
+    with pytest.raises(ConfigError, match=r"kernels for amx, avx512-bf16, amx-int8, .*, avx512, avx2, not for 'sse9'"):
         choose_kernels("cpu", torch.float32, "cpu:sse9")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,10 +11,17 @@ from shared.kernels.backends.cpu import CpuKernels
 from shared.kernels.cpu.coded import CodedLinear, OrderedLinear
 from shared.kernels.cpu.experts import PackedExperts
 from shared.kernels.linear_spec import LinearSpec
-from shared.kernels.quantized import OpenedExperts, OpenedLinear, QuantizedWeight, quantize_rows, rounded
+from shared.kernels.quantized import (
+    OpenedExperts,
+    OpenedLinear,
+    QuantizedWeight,
+    quantize_rows,
+    rounded,
+    rounded_input,
+)
 
 from .cpu_case import DTYPES, close, random
-from .isas import EACH_ISA, needs_library
+from .isas import EACH_ISA, SUMS, needs_library
 
 pytestmark = needs_library
 
@@ -24,6 +33,15 @@ FORMS = {
     "int4 rows with zeros": (LinearSpec("int4", 0, has_zeros=True), 32, 1040),
 }
 """Name → form, rows, columns."""
+ROUNDED_FORMS = {
+    "int8 rows": (LinearSpec("int8", 0, rounds_input=True), 96, 2128),
+    "int8 rows of whole tiles": (LinearSpec("int8", 0, rounds_input=True), 160, 4224),
+    "int8 groups": (LinearSpec("int8", 32, rounds_input=True), 64, 128),
+    "int4 groups": (LinearSpec("int4", 128, rounds_input=True), 64, 1024),
+    "int4 with zeros": (LinearSpec("int4", 16, has_zeros=True, rounds_input=True), 96, 688),
+    "int4 of whole tiles with zeros": (LinearSpec("int4", 64, has_zeros=True, rounds_input=True), 192, 512),
+}
+"""Likewise, of weights whose rows of x are rounded too."""
 
 
 @pytest.fixture(scope="module", params=EACH_ISA)
@@ -42,8 +60,67 @@ def test_codes_give_the_products_of_the_opened_weight_and_rows_do_not_depend_on_
     x = random(80, in_size, dtype=dtype, seed=1)
     found = linear.forward(x)
     close(found, (x.double() @ opened.double().t() + bias.double()).to(dtype))
+    has_tiles = SUMS[cpu.isa] == "tiles" and dtype == torch.bfloat16  # for more rows than 5
+    for first, last in ((0, 1), (3, 5), (7, 20), (0, 36), (11, 60)):
+        some = linear.forward(x[first:last].contiguous())
+        if has_tiles and last - first <= 5:
+            close(some, found[first:last])
+        else:
+            assert some.equal(found[first:last])
+
+
+@pytest.mark.parametrize("form", ROUNDED_FORMS)
+def test_rounded_rows_give_exact_sums_of_products(cpu, form):
+    spec, out_size, in_size = ROUNDED_FORMS[form]
+    weight = rounded(random(out_size, in_size, dtype=torch.float32), spec)
+    expected = OpenedLinear(weight, random(out_size, dtype=torch.bfloat16, seed=2), torch.bfloat16)
+    opened, bias = weight.dense().double(), expected.bias
+    x = random(600, in_size, dtype=torch.bfloat16, seed=1)
+    x[4] = 0
+    x[5] *= 1e30
+    wide = rounded_input(x, spec).double() @ opened.t()
+    linear = cpu.make_quantized_linear(weight, bias, torch.bfloat16)
+    assert isinstance(linear, CodedLinear)
+    assert linear.form & 32
+    found = linear.forward(x)
+    close(found[:5], (wide[:5] + bias.double()).bfloat16())
+    close(found[6:], (wide[6:] + bias.double()).bfloat16())
+    torch.testing.assert_close(found[5].float(), wide[5].bfloat16().float())
     for first, last in ((0, 1), (3, 5), (7, 20), (0, 36), (11, 60)):
         assert linear.forward(x[first:last].contiguous()).equal(found[first:last])
+
+
+def test_the_largest_codes_do_not_saturate(cpu):
+    spec = LinearSpec("int8", 0, rounds_input=True)
+    weight = QuantizedWeight.allocate(spec, (32, 4096), "cpu")
+    weight.codes.fill_(-128)
+    weight.codes[1::2] = 127
+    weight.scales.fill_(1.0)
+    x = torch.full((8, 4096), 127.0).bfloat16()
+    x[1] *= -1
+    expected = x.double() @ weight.codes.double().t()
+    found = cpu.make_quantized_linear(weight, None, torch.bfloat16).forward(x)
+    assert found.equal(expected.bfloat16())
+
+
+@pytest.mark.parametrize("damage", [float("nan"), float("inf"), -float("inf")])
+def test_a_row_that_is_no_number_gives_none_and_harms_no_other(cpu, damage):
+    weight = rounded(random(32, 128, dtype=torch.float32), LinearSpec("int8", 0, rounds_input=True))
+    linear = cpu.make_quantized_linear(weight, None, torch.bfloat16)
+    x = random(9, 128, dtype=torch.bfloat16, seed=1)
+    expected = linear.forward(x)
+    x[3, 77] = damage
+    found = linear.forward(x)
+    assert bool(found[3].isnan().all())
+    others = [row for row in range(9) if row != 3]
+    assert found[others].equal(expected[others])
+
+
+def test_rows_in_fp32_are_not_rounded(cpu):
+    spec = LinearSpec("int8", 0, rounds_input=True)
+    weight = rounded(random(32, 128, dtype=torch.float32), spec)
+    opened, x = weight.dense(), random(9, 128, dtype=torch.float32, seed=1)
+    close(cpu.make_quantized_linear(weight, None, torch.float32).forward(x), x @ opened.t())
 
 
 def test_int8_codes_with_zeros_of_all_values(cpu):
@@ -73,9 +150,10 @@ def test_ordered_columns(cpu):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rounds_input", [False, True])
 @pytest.mark.parametrize("form", ["int8 groups", "int4 with zeros"])
-def test_experts(cpu, dtype, form):
-    spec = FORMS[form][0]
+def test_experts(cpu, dtype, form, rounds_input):
+    spec = replace(FORMS[form][0], rounds_input=rounds_input)
     gate_up, down = (
         QuantizedWeight.allocate(spec, (3, rows, columns), "cpu") for rows, columns in ((128, 96), (96, 64))
     )

@@ -143,6 +143,11 @@ def test_banned_tokens_are_never_drawn(interpreted: Run) -> None:
     interpreted(sampling_checks.check_banned_tokens_are_never_drawn)
 
 
+@pytest.mark.parametrize(("num_rows", "vocab_size"), [(1, 64), (5, 100), (3, 3001)])
+def test_penalties_are_what_the_formula_says(interpreted: Run, num_rows: int, vocab_size: int) -> None:
+    interpreted(sampling_checks.check_triton_penalties, num_rows, vocab_size, vocab_size)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("num_rows", "vocab_size", "num_masks"), [(4, 100, 3), (1, 1, 1), (2, 5000, 2), (3, 64, 0)])
 def test_masks_leave_the_allowed_tokens(interpreted: Run, num_rows: int, vocab_size: int, num_masks: int) -> None:

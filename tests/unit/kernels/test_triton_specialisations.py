@@ -7,6 +7,7 @@ import torch
 
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.pool_view import PoolView
+from shared.kernels.sampling.history import Penalties, TokenHistory
 from shared.kernels.sampling.rows import SamplingRows
 
 from .comparing import triton_kernels
@@ -44,6 +45,10 @@ def run_step(query_lens: list[int], kv_lens: list[int], table_width: int, shift:
     )
     masks = torch.zeros(rows, -(-VOCAB // 32) + shift, dtype=torch.int32)
     kernels.mask_tokens(torch.zeros(rows, VOCAB), masks, torch.arange(rows + shift)[shift:] - shift)
+    slots, factor = torch.arange(rows + shift)[shift:] - shift, torch.ones(rows + shift)[shift:]
+    history = TokenHistory.empty(rows, VOCAB, "cpu")
+    kernels.penalize(torch.zeros(rows, VOCAB), history, Penalties(slots, factor, factor, factor))
+    kernels.count_tokens(history, slots, slots)
     ids = torch.zeros(rows + shift, dtype=torch.int64)[shift:]
     kernels.scatter_blocks(kernels.gather_blocks(pool, ids), pool, ids)
     kernels.block_checksums(pool, ids)
@@ -82,6 +87,8 @@ def test_a_serving_mix_needs_few_kernels(compiled_afresh: Run) -> None:
         "collect_range": 1,
         "choose_tokens": 1,
         "mask_rows": 1,
+        "penalize_rows": 1,
+        "count_chosen": 1,
     }
 
 

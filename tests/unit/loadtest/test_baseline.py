@@ -88,7 +88,9 @@ def test_only_a_system_that_knows_the_targets_tells_its_router(tmp_path: Path) -
     command = told._commands.router(workers, "127.0.0.1:1")
     assert {"--targets.ttft-s=0.25", "--targets.tpot-s=0.03"} < set(command)
     fixed = make_cluster(Candidate(disaggregated(1, 2), 128), hardware, tmp_path)
-    assert not any("targets" in part for part in fixed._commands.router(workers, "127.0.0.1:1"))
+    assert not any("target" in part for part in fixed._commands.router(workers, "127.0.0.1:1"))
+    bounded = make_cluster(Candidate(disaggregated(1, 2), 128, refused_by_s=0.25), hardware, tmp_path)
+    assert "--admission.ttft-target-s=0.25" in bounded._commands.router(workers, "127.0.0.1:1")
 
 
 def test_the_second_turn_of_a_system_is_at_the_other_end_of_its_round_and_rounds_turn_around() -> None:

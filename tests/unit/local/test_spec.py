@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from services.kvstore.settings import KVStoreSettings
+from services.local import devices
 from services.local.commands import TandemCommands, WorkerPlan, command_line, plan_workers
 from services.local.model_pools import ModelPools
-from services.local.spec import ClusterSpec
+from services.local.spec import ClusterOptions, ClusterSpec
 from services.router.settings import RouterSettings
 from services.worker.settings import WorkerSettings
 from shared.config import load_settings
@@ -169,6 +170,38 @@ def test_one_gpu_is_divided_among_all_workers_without_passing_its_share() -> Non
     for item in flags:
         given = ["--name", "w", "--model", "m", "--device", item["--device"], "--gpu-memory", item["--gpu-memory"]]
         assert load_settings(WorkerSettings, given).device == "cuda:0"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "built", "processes", "device"),
+    [
+        (["nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"], "2.11.0+cu130", (4, 1), "cuda:0,1"),
+        (["nvidia0", "nvidia1"], "2.11.0", (1, 1), "cuda:0"),
+        (["nvidia0"], "2.13.0+cpu", (2, 1), "cpu"),
+        (["nvidia0"], "2.11.0", (4, 2), "cpu"),
+        (["nvidiactl", "tty0"], "2.11.0", (2, 1), "cpu"),
+    ],
+)
+def test_auto_takes_the_gpus_that_torch_can_use_and_that_suffice_for_a_worker(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    nodes: list[str],
+    built: str,
+    processes: tuple[int, int],
+    device: str,
+) -> None:
+    monkeypatch.setattr(devices, "version", lambda _name: built)
+    for name in nodes:
+        (tmp_path / name).touch()
+    assert devices.found_device(*processes, tmp_path) == device
+
+
+def test_a_cluster_of_auto_starts_on_what_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr("services.local.spec.found_device", lambda *asks: asked.append(asks) or "cuda:0,1")
+    assert ClusterSpec(model=Path("m"), num_prefill=2, tp=2, device="auto").devices == ("cuda:0", "cuda:1")
+    assert set(asked) == {(6, 2)}  # two prefill workers and one decode worker of two processes each
+    assert ClusterOptions().device == "auto"
 
 
 def test_workers_on_the_cpu_are_told_no_share() -> None:

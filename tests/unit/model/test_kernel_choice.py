@@ -19,6 +19,7 @@ from shared.model.config.model_config import ModelConfig
 from shared.model.decoder import Decoder
 from shared.model.families.registry import parse_config
 from shared.model.kernel_choice import check_kernels, kernels_for
+from shared.model.weights.plan import AS_STORED, Quantization
 from tests.unit.kernels.isas import ISAS, SUMS, needs_library
 
 from .test_decoder import FAMILIES
@@ -101,8 +102,14 @@ def test_a_deterministic_worker_refuses_before_it_reads_the_weights(tmp_path: Pa
 DEMO = Path(__file__).parents[3] / "models" / "demo"
 
 
-def digest(dtype: torch.dtype, kernels: str = "auto", *, deterministic: bool = True) -> str:
-    decoder = Decoder.load(DEMO, dtype, "cpu", kernels=kernels, deterministic=deterministic)
+def digest(
+    dtype: torch.dtype,
+    kernels: str = "auto",
+    *,
+    deterministic: bool = True,
+    quantization: Quantization = AS_STORED,
+) -> str:
+    decoder = Decoder.load(DEMO, dtype, "cpu", kernels=kernels, deterministic=deterministic, quantization=quantization)
     return arithmetic_digest(decoder, decoder.config.block_layout(16, str(dtype).removeprefix("torch.")))
 
 
@@ -114,6 +121,32 @@ def test_instruction_sets_with_the_same_sums_have_the_same_digest() -> None:
         alike = SUMS[isa] == SUMS[other]
         if not alike or SUMS[isa] == "fma":
             assert (found[isa] == found[other]) == alike, f"{isa} beside {other}"
+
+
+@needs_library
+@pytest.mark.skipif("avx2" not in ISAS, reason="needs two instruction sets")
+def test_weights_in_codes_have_the_digest_of_the_least_processor() -> None:
+    assert digest(torch.bfloat16, quantization="w8a8") == digest(torch.bfloat16, "cpu:avx2", quantization="w8a8")
+
+
+@pytest.mark.slow
+@needs_library
+@pytest.mark.parametrize("quantization", ["w8a8", "int8", "int4"])
+def test_weights_in_codes_have_one_digest_on_all_processors(quantization) -> None:
+    isas = [isa for isa in ISAS if SUMS[isa] == "fma"]
+    found = {isa: digest(torch.bfloat16, f"cpu:{isa}", quantization=quantization) for isa in isas}
+    assert len(set(found.values())) == 1, found
+
+
+@needs_library
+@pytest.mark.parametrize(("quantization", "words"), [("fp8", "in fp8"), ("int8", "40 columns")])
+def test_deterministic_refuses_codes_that_torch_would_open(tmp_path: Path, quantization, words) -> None:
+    write_random_checkpoint(
+        tmp_path, hidden_size=64, intermediate_size=64 if quantization == "fp8" else 40, num_heads=2, head_dim=32
+    )
+    with pytest.raises(ConfigError, match=words) as caught:
+        Decoder.load(tmp_path, torch.bfloat16, "cpu", deterministic=True, quantization=quantization)
+    assert caught.value.field == "deterministic"
 
 
 @needs_library

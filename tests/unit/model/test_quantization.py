@@ -25,10 +25,12 @@ from shared.model.weights.checkpoint import Checkpoint
 from shared.model.weights.loader import fingerprint
 from shared.model.weights.plan import WeightPlan
 from shared.model.weights.tensor_reader import TensorReader
-from tests.quantized_checkpoints import STORAGES, write_quantized
+from tests.integration.engine.families import write_family
+from tests.quantized_checkpoints import STORAGES, write_mxfp4, write_quantized
 from tests.unit.model.paged_run import prompt_logits
 
 MODULE = "model.layers.0.self_attn.q_proj"
+EXPERTS = "model.layers.0.mlp.experts"
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5]
 
 
@@ -56,6 +58,18 @@ def damaged(folder: Path, to: Path, change: Callable[[dict[str, Tensor], dict[st
     (to / "config.json").write_text(json.dumps(config))
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, to / "model.safetensors")
     return to
+
+
+STATE = "weight.quant_state.bitsandbytes__nf4"
+
+
+def state(**changes: Any) -> Tensor:
+    """Of bitsandbytes, for `MODULE`."""
+    fields = {
+        "quant_type": "nf4", "blocksize": 64, "dtype": "float32", "shape": [64, 64],
+        "nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": 0.0,
+    }  # fmt: skip
+    return torch.tensor(list(json.dumps({**fields, **changes}).encode()), dtype=torch.uint8)
 
 
 def _scheme(config: dict[str, Any]) -> dict[str, Any]:
@@ -119,6 +133,28 @@ BAD: dict[str, tuple[str, Callable[[dict[str, Tensor], dict[str, Any]], object],
     "a bias that the family has not": (
         "gptq", lambda t, _: t[f"{MODULE}.bias"].fill_(1), f"{MODULE}.bias", "is not zero",
     ),
+    "no state": (
+        "nf4", lambda t, _: t.pop(f"{MODULE}.{STATE}"), f"{MODULE}.weight", "quant_state.bitsandbytes__nf4 is missing",
+    ),
+    "a state that is no JSON": ("nf4", lambda t, _: t[f"{MODULE}.{STATE}"].zero_(), STATE, "is no JSON"),
+    "blocks of another size": (
+        "nf4", lambda t, _: t.update({f"{MODULE}.{STATE}": state(blocksize=128)}), ".absmax", "64 numbers, not the 32",
+    ),
+    "a state of another shape": (
+        "nf4", lambda t, _: t.update({f"{MODULE}.{STATE}": state(shape=[64, 65])}), STATE, r"shape \[64, 65\]",
+    ),
+    "another type of 4 bits": (
+        "nf4", lambda t, _: t.update({f"{MODULE}.{STATE}": state(quant_type="nf5")}), STATE, "expected one of nf4, fp4",
+    ),
+    "no scales of scales": (
+        "nf4", lambda t, _: t.pop(f"{MODULE}.weight.nested_absmax"), ".absmax", "is stored as U8",
+    ),
+    "a table that is no number": (
+        "fp4", lambda t, _: t[f"{MODULE}.weight.quant_map"].fill_(float("nan")), ".quant_map", "no number",
+    ),
+    "a largest number that is none": (
+        "fp4", lambda t, _: t[f"{MODULE}.weight.absmax"][1].fill_(float("inf")), ".absmax", "inf",
+    ),
     "a tensor of no use": (
         "gptq", lambda t, _: t.update({f"{MODULE}.more": torch.ones(2)}), f"{MODULE}.more", "is not expected",
     ),
@@ -145,7 +181,10 @@ def test_a_damaged_checkpoint_is_refused_by_tensor_before_weights_are_read(tmp_p
     ("storage", "change", "field"),
     [
         ("int4 groups", {"format": "nvfp4-pack-quantized"}, "format"),
-        ("int4 groups", {"quant_method": "bitsandbytes"}, "quant_method"),
+        ("int4 groups", {"quant_method": "hqq"}, "quant_method"),
+        ("nf4", {"load_in_4bit": False}, "load_in_4bit"),
+        ("nf4", {"bnb_4bit_quant_type": "int4"}, "bnb_4bit_quant_type"),
+        ("nf4", {"quant_method": "mxfp4"}, "quantization_config"),
         ("int4 groups", {"config_groups": None}, "config_groups"),
         ("int4 groups", {"ignore": ["re:("]}, "ignore"),
         ("gptq", {"bits": 3}, "bits"),
@@ -162,8 +201,104 @@ def test_an_unknown_scheme_is_refused_by_field(tmp_path, folders, storage, chang
     assert str(caught.value.field).endswith(field)
 
 
+@pytest.mark.parametrize(
+    ("change", "rounds"),
+    [
+        ({}, True),
+        ({"dynamic": False}, False),
+        ({"strategy": "tensor"}, False),
+        ({"symmetric": False}, False),
+        ({"num_bits": 4}, False),
+        ({"type": "float"}, False),
+    ],
+)
+def test_activations_are_rounded_where_the_checkpoint_says_a_scale_a_token(tmp_path, folders, change, rounds):
+    def changed(_: object, config: dict[str, Any]) -> None:
+        config["config_groups"]["group_0"]["input_activations"].update(change)
+
+    folder = damaged(folders("w8a8"), tmp_path / "model", changed)
+    with Checkpoint.of(folder) as checkpoint:
+        plan = WeightPlan.make(checkpoint, load_config(folder))
+    assert {spec.rounds_input for spec in plan.specs.values()} == {rounds}
+    assert plan.kinds == ("w8a8" if rounds else "int8")
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_w8a8_in_16_bits_is_what_rounded_rows_give_and_in_32_bits_they_are_not_rounded(tmp_path, folders, stored):
+    folder = folders("w8a8") if stored else tmp_path
+    rounding = "auto" if stored else "w8a8"
+    if not stored:
+        write_random_checkpoint(tmp_path, hidden_size=64, num_heads=4, head_dim=16)
+
+    def logits(kernels: str, dtype: torch.dtype, quantization: str) -> Tensor:
+        decoder = Decoder.load(folder, dtype, "cpu", kernels=kernels, quantization=quantization)
+        return prompt_logits(decoder, PROMPT, 4).float()
+
+    exact = logits("torch", torch.float32, rounding)
+    if not stored:
+        assert exact.equal(logits("torch", torch.float32, "int8"))
+    ours, expected = (logits(kernels, torch.bfloat16, rounding) for kernels in ("auto", "torch"))
+    assert (ours - expected).abs().max() < 0.03 * expected.abs().max()
+    assert (ours - exact).abs().max() > 0
+
+
+MXFP4: dict[str, tuple[Callable[[dict[str, Tensor], dict[str, Any]], object], str, str]] = {
+    "no scales": (lambda t, _: t.pop(f"{EXPERTS}.down_proj_scales"), "down_proj_scales", "has no scales"),
+    "a scale that is no number": (
+        lambda t, _: t[f"{EXPERTS}.down_proj_scales"][1, 2].fill_(255), "down_proj_scales", "no number",
+    ),
+    "another shape": (
+        lambda t, _: t.update({f"{EXPERTS}.down_proj_blocks": torch.zeros(5, 32, 1, 15, dtype=torch.uint8)}),
+        "down_proj_blocks", r"has shape \[5, 32, 1, 15\]",
+    ),
+    "another dtype": (
+        lambda t, _: t.update({f"{EXPERTS}.down_proj_scales": torch.ones(5, 32, 1)}), "down_proj_scales", "as F32",
+    ),
+    "another method": (
+        lambda _, c: c.update(quant_method="fp8"), "", "fp8 is not supported for GptOssForCausalLM",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("problem", MXFP4)
+def test_damaged_experts_in_mxfp4_are_refused_by_tensor(tmp_path, problem):
+    change, tensor, words = MXFP4[problem]
+    source = write_family(tmp_path / "source", "gpt-oss", hidden_size=32, intermediate_size=32)
+    write_mxfp4(source, tmp_path / "whole", tmp_path / "opened")
+    Decoder.load(tmp_path / "whole", torch.float32, "cpu", kernels="torch")
+    folder = damaged(tmp_path / "whole", tmp_path / "model", change)
+    with pytest.raises(ModelLoadError, match=words) as caught:
+        Decoder.load(folder, torch.float32, "cpu", kernels="torch")
+    assert str(caught.value.details.get("tensor", "")).endswith(tensor)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_state_of_bitsandbytes_is_read_or_refused_by_name(folders, seed, monkeypatch):
+    chooser = random.Random(seed)
+    values = [None, 0, -1, 1, 64, 1 << 70, 0.5, float("nan"), "", "nf4", True, [], [64, 64], [64, 64.0], {}]
+    tensors = load_file(folders("nf4") / "model.safetensors")
+    refused = 0
+    with Checkpoint.of(folders("nf4")) as checkpoint:
+        source = WeightPlan.make(checkpoint, load_config(folders("nf4"))).sources[f"{MODULE}.weight"]
+        good = bytes(tensors[f"{MODULE}.{STATE}"].tolist())
+        for _ in range(300):
+            fields = json.loads(good)
+            for name in chooser.sample(sorted(fields), chooser.randrange(3)):
+                fields[name] = chooser.choice(values)
+            raw = bytearray(json.dumps(fields).encode())
+            for _ in range(chooser.choice([0, 0, 1, 3])):
+                raw[chooser.randrange(len(raw))] = chooser.randrange(256)
+            changed = {**tensors, f"{MODULE}.{STATE}": torch.tensor(list(raw), dtype=torch.uint8)}
+            monkeypatch.setattr(checkpoint, "whole", changed.__getitem__)
+            try:
+                source.check(checkpoint)
+            except ModelLoadError:
+                refused += 1
+    assert 20 < refused < 300
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("storage", ["int4 ordered", "fp8 blocks", "gptq ordered", "awq"])
+@pytest.mark.parametrize("storage", ["int4 ordered", "fp8 blocks", "gptq ordered", "awq", "w8a8"])
 def test_any_configuration_is_read_or_refused_by_name(folders, storage):
     chooser = random.Random(storage)
     config = json.loads((folders(storage) / "config.json").read_text())
@@ -185,11 +320,11 @@ def test_any_configuration_is_read_or_refused_by_name(folders, storage):
     assert 100 < refused < 2000
 
 
-@pytest.mark.parametrize("kind", ["int8", "int4", "fp8"])
+@pytest.mark.parametrize("kind", ["int8", "int4", "fp8", "w8a8"])
 def test_rounding_a_plain_checkpoint_gives_what_its_rounded_weights_give(tmp_path, kind):
     write_random_checkpoint(tmp_path, hidden_size=64, num_heads=4, head_dim=16, tie=True)
     rounding = Decoder.load(tmp_path, torch.float32, "cpu", kernels="torch", quantization=kind)
-    assert rounding.quantization == ("int4+int8" if kind == "int4" else kind)
+    assert rounding.quantization == {"int4": "int4+int8", "w8a8": "int8+w8a8"}.get(kind, kind)
     plain = Decoder.load(tmp_path, torch.float32, "cpu", kernels="torch")
     assert rounding.projection_bytes < plain.projection_bytes * (0.3 if kind == "int4" else 0.31)
     with Checkpoint.of(tmp_path) as checkpoint:
@@ -208,16 +343,15 @@ def test_rounding_a_plain_checkpoint_gives_what_its_rounded_weights_give(tmp_pat
     torch.testing.assert_close(prompt_logits(rounding, PROMPT, 4), expected, rtol=1e-3, atol=1e-3)
 
 
-def test_experts_in_one_tensor_are_neither_rounded_nor_read_in_fewer_bits(tmp_path):
+def test_experts_in_one_tensor_are_not_rounded_nor_read_in_codes_of_linear_layers(tmp_path):
     experts = {"num_local_experts": 3, "num_experts_per_tok": 2, "sliding_window": 8}
     write_random_checkpoint(tmp_path, "GptOssForCausalLM", num_layers=1, extra_config=experts)
     with pytest.raises(ConfigError, match="GptOssForCausalLM: its experts lie in one tensor") as caught:
         Decoder.load(tmp_path, torch.float32, "cpu", quantization="int8")
     assert caught.value.field == "quantization"
     content = json.loads((tmp_path / "config.json").read_text())
-    for quantization, words in ((STORAGES["awq"].config, "lie in one tensor"), ({"quant_method": "mxfp4"}, "'mxfp4'")):
-        with pytest.raises(ModelLoadError, match=words):
-            parse_config({**content, "quantization_config": quantization})
+    with pytest.raises(ModelLoadError, match="lie in one tensor"):
+        parse_config({**content, "quantization_config": STORAGES["awq"].config})
 
 
 def test_a_checkpoint_with_images_names_layers_as_its_tensors(tmp_path, folders):
@@ -253,8 +387,8 @@ def test_a_quantized_checkpoint_is_not_rounded_again(folders):
 def test_fingerprints_tell_storages_and_roundings_apart(tmp_path, folders):
     found = {fingerprint(folders(name), "float32") for name in ("int4 groups", "awq", "gptq", "w8a8")}
     write_random_checkpoint(tmp_path)
-    found |= {fingerprint(tmp_path, "float32", kind) for kind in ("auto", "int8", "int4", "fp8")}
-    assert len(found) == 8
+    found |= {fingerprint(tmp_path, "float32", kind) for kind in ("auto", "int8", "int4", "fp8", "w8a8")}
+    assert len(found) == 9
 
 
 def test_a_rank_whose_columns_split_a_group_is_refused_with_both_numbers(tmp_path):

@@ -196,10 +196,15 @@ def test_prompts_on_a_gpu_are_cut_into_larger_chunks_where_no_answers_run() -> N
     def chunk(roles: Roles, *flags: str) -> int:
         return settings(*flags).for_roles(roles).max_num_batched_tokens
 
-    assert chunk(PREFILL, "--device", "cuda:1") == 8192
+    assert chunk(PREFILL, "--device", "cuda:1") == 2048
     assert chunk(PREFILL) == chunk(DECODE) == chunk(DECODE, "--device", "cuda") == 512
     assert chunk(BOTH, "--device", "cuda") == 512
     assert chunk(PREFILL, "--device", "cuda", "--max-num-batched-tokens", "640") == 640
+
+
+def test_a_gpu_decodes_more_sequences_at_once() -> None:
+    for flags, expected in (((), 64), (("--device", "cuda"), 256), (("--device", "cuda", "--max-num-seqs", "9"), 9)):
+        assert settings(*flags).for_roles(DECODE).max_num_seqs == expected
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ _SCHEME = "bearer "
 
 
 class ApiKeys:
-    """The keys that are let in; with none, everyone is."""
+    """The accepted keys; with none, every call is accepted."""
 
     def __init__(
         self, keys: Sequence[str], tenants: Mapping[str, Sequence[str]] | None = None, admin_keys: Sequence[str] = ()
@@ -52,7 +52,7 @@ class ApiKeys:
     def account(self, authorization: str | None, tenant: str) -> str:
         """Whose requests and tokens are counted together: a key's that speaks for no tenant, else the tenant's.
 
-        For an `authorization` that `check` let in; `tenant` is the request's.
+        For an `authorization` that `check` accepted; `tenant` is the request's.
         """
         if (self._keys or self._admin_keys) and not self.check(authorization):
             return f"key {_offered(authorization)}"

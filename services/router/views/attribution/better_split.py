@@ -77,7 +77,7 @@ def mix_of(judged: Sequence[tuple[RequestRecord, Verdict]], window_s: float, now
 
 
 def judge_split(fleet: UsedFleet, mix: Mix, targets: Targets) -> SplitVerdict | None:
-    """None where nothing can be told: steps are not known, or no target for TPOT is set."""
+    """None where nothing is known: steps are not known, or no target for TPOT is set."""
     workers = _one_kind(fleet) if fleet.mode == "disaggregated" else list(fleet.decodes)
     if not all(view.times is not None for view in workers):
         return None

@@ -106,19 +106,22 @@ def latent_attention(
 
 
 def by_token(batch: AttentionBatch) -> AttentionBatch:
-    """The same tokens, each a sequence of its own that ends with it."""
+    """The same tokens, each a sequence of its own that ends with it. The host gives the device nothing, and does not
+    wait for it."""
     if max(batch.query_lens) == 1:
         return batch
-    device = batch.seq_lens.device
-    counts = torch.tensor(batch.query_lens, device=device)
+    num_tokens, counts = batch.num_tokens, batch.query_start.diff()
+    rows = torch.arange(num_tokens + 1, dtype=torch.int32, device=counts.device)
+    # A token ends as far before its sequence as its row lies before the sequence's last.
+    behind = (batch.query_start[1:] - 1).repeat_interleave(counts, output_size=num_tokens) - rows[:-1]
     pairs = zip(batch.query_lens, batch.kv_lens, strict=True)
-    lens = [kv_len - query_len + at for query_len, kv_len in pairs for at in range(1, query_len + 1)]
+    lens = tuple(kv_len - query_len + at for query_len, kv_len in pairs for at in range(1, query_len + 1))
     return AttentionBatch(
-        query_start=torch.arange(batch.num_tokens + 1, dtype=torch.int32, device=device),
-        seq_lens=torch.tensor(lens, dtype=torch.int32, device=device),
-        block_tables=batch.block_tables.repeat_interleave(counts, dim=0, output_size=batch.num_tokens),
+        query_start=rows,
+        seq_lens=batch.seq_lens.repeat_interleave(counts, output_size=num_tokens) - behind,
+        block_tables=batch.block_tables.repeat_interleave(counts, dim=0, output_size=num_tokens),
         slots=batch.slots,
-        query_lens=(1,) * batch.num_tokens,
-        kv_lens=tuple(lens),
+        query_lens=(1,) * num_tokens,
+        kv_lens=lens,
         block_size=batch.block_size,
     )

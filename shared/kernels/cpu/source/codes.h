@@ -11,16 +11,23 @@
 
 #include "direct.h"
 
-// What a packed weight is made of, as one number: bits + 16 has_zeros + 256 group; 0: of panels.h.
+// What a packed weight is made of, as one number: bits + 16 has_zeros + 32 rounds_rows + 256 group; 0: of panels.h.
+// rounds_rows: rows are rounded to codes too, and multiplied as rounded.h says.
 struct Form {
-  int64_t bits, has_zeros, group;
+  int64_t bits, has_zeros, rounds_rows, group;
 
-  explicit Form(int64_t form) : bits(form & 15), has_zeros(form >> 4 & 1), group(form >> 8) {}
+  explicit Form(int64_t form) : bits(form & 15), has_zeros(form >> 4 & 1), rounds_rows(form >> 5 & 1), group(form >> 8) {}
   int64_t head_bytes() const { return 4 * kColumns + (has_zeros ? 2 * kColumns : 0); }
   int64_t codes_bytes(int64_t k) const { return k * kColumns * bits / 8; }
-  int64_t spans() const { return (group + kSpan - 1) / kSpan; }
+  int64_t spans(int64_t most = kSpan) const { return (group + most - 1) / most; }  // of a group
 
   static constexpr int64_t kSpan = 512;  // k whose products are added up before they are scaled
+  static constexpr int64_t kLongSpan = 2048;  // likewise, of sums that cost more to be taken over
+};
+
+struct Span {  // k [k, k + depth), of one group
+  int64_t number, k, depth;
+  const std::byte* head;  // of a panel's group
 };
 
 struct Opened {  // two k of 16 outputs
@@ -123,11 +130,9 @@ struct Codes4 {
   Group group(int64_t k) const { return {codes + k * kColumns / 2, upper, lower}; }
 };
 
-#ifdef TANDEM_PAIRS
 inline Words pair_of(const Opened& x) {  // exact: codes have fewer bits than bf16
   return either(shift_right<16>(as_words(x.even)), both(as_words(x.odd), all_words(0xffff0000)));
 }
-#endif
 
 // Products of R rows, laid out for T, and a span's codes.
 template <typename T, int R, typename Codes>
@@ -178,27 +183,28 @@ struct OpenedSpan {
 
 // sums[span] of a row of x, in one order.
 template <typename T>
-void sum_spans(const T* x, int64_t k_size, const Form& form, float* sums, int64_t step) {
+void sum_spans(const T* x, int64_t k_size, const Form& form, float* sums, int64_t step, int64_t most = Form::kSpan) {
   for (int64_t g = 0; g < k_size; g += form.group)
-    for (int64_t s = 0; s < form.group; s += Form::kSpan, sums += step) {
+    for (int64_t s = 0; s < form.group; s += most, sums += step) {
       Floats sum = zeros();
-      for (int64_t i = s; i < std::min(s + Form::kSpan, form.group); i += 16) sum = sum + load16(x + g + i);
+      for (int64_t i = s; i < std::min(s + most, form.group); i += 16) sum = sum + load16(x + g + i);
       *sums = sum_of(sum);
     }
 }
 
-// c[R][32] += scales times part, which counts in `unit`, and offsets, scaled, times the rows' sums where there are offsets.
-template <int R>
-void add_scaled(const float* part, float unit, const std::byte* head, const Form& form, const float* sums, float* c) {
+// c[rows][32] += scales times part, which counts in `unit`, and offsets, scaled, times sums(row) where there are offsets.
+template <typename Sums>
+void add_scaled(
+    const float* part, float unit, const std::byte* head, const Form& form, int rows, const Sums& sums, float* c) {
 #pragma GCC unroll 2
   for (int v = 0; v < 2; v++) {
     const Floats scale = load((const float*)head + 16 * v), of_part = scale * all(unit);
     Floats offset = zeros();
     if (form.has_zeros) offset = scale * load16((const bf16*)(head + 4 * kColumns) + 16 * v);
-    for (int r = 0; r < R; r++) {
+    for (int r = 0; r < rows; r++) {
       float* out = c + r * kColumns + 16 * v;
       Floats sum = plus_product(load(out), load(part + r * kColumns + 16 * v), of_part);
-      if (form.has_zeros) sum = plus_product(sum, all(sums[r]), offset);
+      if (form.has_zeros) sum = plus_product(sum, all(sums(r)), offset);
       store(out, sum);
     }
   }
@@ -236,7 +242,9 @@ void coded_panels(const Product<T>& job, int64_t low, int64_t high, int64_t firs
             else
               coded_tile<T, r.value>(a, codes, depth, t == low ? Ahead{kAhead, 1, 1} : Ahead{0, 0, 0}, part);
             const float* sums = job.sums + tiles.first(t) * spans + span * r.value;
-            add_scaled<r.value>(part, Codes::kUnit, head, form, sums, c + (tiles.first(t) - top) * kColumns);
+            add_scaled(
+                part, Codes::kUnit, head, form, r.value, [&](int row) { return sums[row]; },
+                c + (tiles.first(t) - top) * kColumns);
           });
         at += form.codes_bytes(depth);
       }

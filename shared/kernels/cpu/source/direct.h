@@ -26,8 +26,6 @@ void direct_tile(const float* a, const float* w, int64_t k, const Ahead&, float*
 }
 
 #ifdef TANDEM_PAIRS
-inline Words pair_of(Words pairs) { return pairs; }
-
 template <int R, typename Panel>
 void pair_tile(const float* a, const Panel& panel, int64_t k, const Ahead& ahead, float* c) {
   Floats sums[R][2];

@@ -20,7 +20,7 @@ template <typename T>
 void multiply_parts(
     const std::vector<Operands<T>>& operands, const T* weights, const Packed& packed, float* scratch, int64_t k,
     int64_t n) {
-  std::vector<Multiplication<T>> parts;
+  std::vector<AnyProduct<T>> parts;
   std::vector<int64_t> lay_ends, ends;  // tasks of the parts up to each
   int64_t lay_tasks = 0, tasks = 0;
   for (size_t i = 0; i < operands.size(); i++) {
@@ -37,8 +37,8 @@ void multiply_parts(
       body(parts[part], part ? task - until[part - 1] : task);
     });
   };
-  run(lay_tasks, lay_ends, [](const Multiplication<T>& part, int64_t task) { part.lay(task); });
-  run(tasks, ends, [](const Multiplication<T>& part, int64_t task) { part.run(task); });
+  run(lay_tasks, lay_ends, [](const AnyProduct<T>& part, int64_t task) { part.lay(task); });
+  run(tasks, ends, [](const AnyProduct<T>& part, int64_t task) { part.run(task); });
 }
 
 // Part i: rows [starts[i], starts[i + 1]) of x [.., k] and y [.., n].

@@ -137,6 +137,19 @@ inline Words shift_halves_right(Words x) {
   return halves([&](int i) { return vshrq_n_u16(vreinterpretq_u16_u32(x.at[i]), N); });
 }
 
+template <int N>
+inline Words shift_halves_right_signed(Words x) {
+  return halves([&](int i) { return vreinterpretq_u16_s16(vshrq_n_s16(vreinterpretq_s16_u32(x.at[i]), N)); });
+}
+inline Words times(Words a, Words b) { return four<Words>([&](int i) { return a.at[i] * b.at[i]; }); }
+inline Words products_of_halves(Words a, Words b) {
+  return four<Words>([&](int i) {
+    const int16x8_t x = vreinterpretq_s16_u32(a.at[i]), y = vreinterpretq_s16_u32(b.at[i]);
+    const int32x4_t low = vmull_s16(vget_low_s16(x), vget_low_s16(y));
+    return vreinterpretq_u32_s32(vpaddq_s32(low, vmull_high_s16(x, y)));
+  });
+}
+
 template <typename F>
 [[gnu::always_inline]] inline Words bytes(const F& f) {
   return four<Words>([&](int i) { return vreinterpretq_u32_u8(f(i)); });

@@ -121,8 +121,15 @@ template <int N>
 inline Words shift_halves_left(Words x) { return {_mm256_slli_epi16(x.low, N), _mm256_slli_epi16(x.high, N)}; }
 template <int N>
 inline Words shift_halves_right(Words x) { return {_mm256_srli_epi16(x.low, N), _mm256_srli_epi16(x.high, N)}; }
+template <int N>
+inline Words shift_halves_right_signed(Words x) { return {_mm256_srai_epi16(x.low, N), _mm256_srai_epi16(x.high, N)}; }
+// Not of bytes: vpmaddubsw's sums of two products end at 16 bits.
+inline Words products_of_halves(Words a, Words b) {
+  return {_mm256_madd_epi16(a.low, b.low), _mm256_madd_epi16(a.high, b.high)};
+}
 
 inline Words all_bytes(uint8_t x) { return {_mm256_set1_epi8(char(x)), _mm256_set1_epi8(char(x))}; }
+inline Words times(Words a, Words b) { return {_mm256_mullo_epi32(a.low, b.low), _mm256_mullo_epi32(a.high, b.high)}; }
 inline Words repeated(const void* p) {
   const __m256i run = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)p));
   return {run, run};

@@ -60,9 +60,13 @@ template <int N>
 inline Words shift_halves_left(Words x) { return _mm512_slli_epi16(x, N); }  // of 16 bits
 template <int N>
 inline Words shift_halves_right(Words x) { return _mm512_srli_epi16(x, N); }
+template <int N>
+inline Words shift_halves_right_signed(Words x) { return _mm512_srai_epi16(x, N); }
+inline Words products_of_halves(Words a, Words b) { return _mm512_madd_epi16(a, b); }  // signed, two a word added
 
 // Of 64 bytes, in runs of 16.
 inline Words all_bytes(uint8_t x) { return _mm512_set1_epi8(char(x)); }
+inline Words times(Words a, Words b) { return _mm512_mullo_epi32(a, b); }
 inline Words repeated(const void* p) { return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)p)); }
 inline Words looked_up(Words table, Words places) { return _mm512_shuffle_epi8(table, places); }
 #if defined(__AVX512VBMI__)
@@ -78,6 +82,11 @@ inline Words looked_up(const ByteTable& table, Words places) {
   const Words high = _mm512_permutex2var_epi8(table.parts[2], places, table.parts[3]);
   return _mm512_mask_mov_epi8(low, _mm512_movepi8_mask(places), high);
 }
+#endif
+#if defined(__AVX512VNNI__)
+#define TANDEM_BYTE_PRODUCTS
+// c + the products of four unsigned bytes a word and four signed ones, exact.
+inline Words plus_products_of_bytes(Words c, Words a, Words b) { return _mm512_dpbusd_epi32(c, a, b); }
 #endif
 inline Words lower_zipped(Words a, Words b) { return _mm512_unpacklo_epi8(a, b); }
 inline Words upper_zipped(Words a, Words b) { return _mm512_unpackhi_epi8(a, b); }

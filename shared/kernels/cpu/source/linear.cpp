@@ -11,7 +11,7 @@ namespace {
 template <typename T>
 void linear(
     const T* x, const T* weight, Packed packed, const T* bias, T* y, float* scratch, int64_t m, int64_t k, int64_t n) {
-  const Multiplication<T> all({x, k, y, n, m}, weight, packed, bias, scratch, k, n);
+  const AnyProduct<T> all({x, k, y, n, m}, weight, packed, bias, scratch, k, n);
   parallel_for(all.lay_tasks(), [&](int64_t task) { all.lay(task); });
   parallel_for(all.tasks(), [&](int64_t task) { all.run(task); });
 }

@@ -4,13 +4,13 @@
 
 #include "ops.h"
 #include "simd.h"
-#ifdef TANDEM_AMX
+#ifdef TANDEM_TILES
 #include "tiles.h"
 #endif
 
 // The reason why this library cannot run, or null. Requests the permissions that it needs, such as AMX, once a process.
 extern "C" const char* tandem_refusal() {
-#ifdef TANDEM_AMX
+#ifdef TANDEM_TILES
   if (!may_use_tiles()) return "the operating system does not permit AMX's tiles";
 #endif
   return nullptr;

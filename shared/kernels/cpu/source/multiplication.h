@@ -2,42 +2,26 @@
 // x, then, all of them done, those that multiply.
 #pragma once
 
+#include <variant>
+
 #include "blocked.h"
+#include "coded_product.h"
 #include "codes.h"
 #include "direct.h"
-#ifdef TANDEM_AMX
-#include "tiled.h"
+#include "rounded.h"
+#ifdef TANDEM_TILES
+#include "tiled_codes.h"
 #endif
 
 // The most rows for which weights are widened as they are used; fp32 weights need no widening.
 constexpr int64_t kDirectRows = 36, kDirectWideRows = kVectors == 32 ? kDirectRows : 2;
 constexpr int64_t kTaskWork = 1 << 20;  // products of a task of few rows, so that tasks are neither tiny nor few
-// Bytes of laid out rows that are multiplied with all panels before the next rows are: they stay in a cache that other
-// processes share. Each panel is then read from memory once for these rows, which costs little beside their products.
-constexpr int64_t kStayingBytes = 2 << 20;
-
-inline int64_t tasks_of(int64_t count, int64_t grain) { return (count + grain - 1) / grain; }
-
-// The `task`-th `grain` of `count` iterations: body(first, last).
-template <typename F>
-void run_range(int64_t task, int64_t count, int64_t grain, F&& body) {
-  body(task * grain, std::min(count, (task + 1) * grain));
-}
-
 template <typename T>
 int64_t Product<T>::num_spans() const { return form ? k_size / Form(form).group * Form(form).spans() : 0; }
 
 // A packed weight: bytes from one compressed panel to the next, 0 for plain panels; and the form of codes, or 0.
 struct Packed {
   int64_t panel_stride, form;
-};
-
-template <typename T>
-struct Operands {  // x and y: m rows, one every `step`
-  const T* x;
-  int64_t x_step;
-  T* y;
-  int64_t y_step, m;
 };
 
 // Lays out a tile of x, and with zeros sums its rows.
@@ -151,3 +135,56 @@ class Multiplication<bf16> {
   int64_t panels_, grain_;
 };
 #endif
+
+// Any product, by what suits its weight and number of rows; its parts are those of Multiplication.
+template <typename T>
+class AnyProduct {
+ public:
+  AnyProduct(
+      const Operands<T>& o, const T* weight, Packed packed, const T* bias, float* scratch, int64_t k, int64_t n)
+      : of_(made(o, weight, packed, bias, scratch, k, n)) {}
+
+  int64_t lay_tasks() const { return visit([](const auto& of) { return of.lay_tasks(); }); }
+  void lay(int64_t task) const { visit([&](const auto& of) { of.lay(task); }); }
+  int64_t tasks() const { return visit([](const auto& of) { return of.tasks(); }); }
+  void run(int64_t task) const { visit([&](const auto& of) { of.run(task); }); }
+
+ private:
+  using Vectors = CodedProduct<T, RoundedVectors<T>>;
+#ifdef TANDEM_AMX
+  template <typename Codes>
+  using Opened = CodedProduct<bf16, OpenedTiles<Codes>>;
+  using Of = std::variant<
+      Multiplication<T>, Vectors, CodedProduct<T, RoundedTiles<T>>, Opened<Codes8Of<bf16>>, Opened<Codes4>>;
+#elif defined(TANDEM_TILES)
+  using Of = std::variant<Multiplication<T>, Vectors, CodedProduct<T, RoundedTiles<T>>>;
+#else
+  using Of = std::variant<Multiplication<T>, Vectors>;
+#endif
+
+  template <typename F>
+  auto visit(F&& f) const { return std::visit(f, of_); }
+
+  static Of made(
+      const Operands<T>& o, const T* weight, Packed packed, const T* bias, float* scratch, int64_t k, int64_t n) {
+    const Form form(packed.form);
+    auto coded = [&]<typename Product>(std::in_place_type_t<Product> type, int64_t work) {
+      return Of(type, o, (const std::byte*)weight, packed.panel_stride, form, bias, scratch, k, n, work);
+    };
+#ifdef TANDEM_TILES
+    if (packed.form && RoundedTiles<T>::fits(form) && o.m > kVectorRows)
+      return coded(std::in_place_type<CodedProduct<T, RoundedTiles<T>>>, kTiledTaskWork);
+#endif
+    if (form.rounds_rows) return coded(std::in_place_type<Vectors>, kTaskWork);
+#ifdef TANDEM_AMX
+    if constexpr (sizeof(T) == 2)
+      if (!kDeterministic && packed.form && OpenedTiles<Codes4>::fits(form) && o.m > kVectorRows) {
+        if (form.bits == 8) return coded(std::in_place_type<Opened<Codes8Of<bf16>>>, kTiledTaskWork);
+        return coded(std::in_place_type<Opened<Codes4>>, kTiledTaskWork);
+      }
+#endif
+    return Of(std::in_place_type<Multiplication<T>>, o, weight, packed, bias, scratch, k, n);
+  }
+
+  Of of_;
+};

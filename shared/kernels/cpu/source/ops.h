@@ -51,6 +51,12 @@ void tandem_paged_attention(
 void tandem_mask_tokens(
     float* logits, const uint32_t* masks, const int64_t* rows, int64_t num_masks, int64_t vocab_size,
     int64_t num_words);
+void tandem_penalize(
+    float* logits, const uint32_t* seen, const int32_t* counts, const int64_t* slots, const float* repetitions,
+    const float* presences, const float* frequencies, int64_t num_rows, int64_t vocab_size, int64_t num_words);
+void tandem_count_tokens(
+    uint32_t* seen, int32_t* counts, const int64_t* slots, const int64_t* tokens, int64_t num_rows, int64_t vocab_size,
+    int64_t num_words);
 void tandem_greedy_tokens(
     const float* logits, const uint32_t* masks, const int64_t* rows, int64_t* out, int64_t num_rows, int64_t num_masks,
     int64_t vocab_size, int64_t num_words);

@@ -18,6 +18,8 @@ struct Pairs {
   Words low, high;
 };
 
+inline Words pair_of(Words pairs) { return pairs; }
+
 constexpr int64_t kGroupK = 4;  // k of a group: a line of lower bytes for each half, then one of both halves' places
 constexpr int64_t kAhead = 4096;  // bytes prefetched ahead of the stream of weights, by functions always inlined:
 // GCC takes one that only prefetches for one without effect, and leaves its calls out

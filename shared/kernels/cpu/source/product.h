@@ -8,6 +8,18 @@
 
 constexpr int64_t kTaskPanels = 4;  // of a task of many rows
 
+// Bytes of laid out rows that are multiplied with all panels before the next rows are: they stay in a cache that other
+// processes share. Each panel is then read from memory once for these rows, which costs little beside their products.
+constexpr int64_t kStayingBytes = 2 << 20;
+
+inline int64_t tasks_of(int64_t count, int64_t grain) { return (count + grain - 1) / grain; }
+
+// The `task`-th `grain` of `count` iterations: body(first, last).
+template <typename F>
+void run_range(int64_t task, int64_t count, int64_t grain, F&& body) {
+  body(task * grain, std::min(count, (task + 1) * grain));
+}
+
 // The words of 32 bits that a row of x consists of, once laid out for the products.
 template <typename T>
 struct Laid {
@@ -59,6 +71,14 @@ void add_rares(const Panel& panel, const float* a, int64_t k, float* c) {
     for (int r = 0; r < R; r++) c[r * kColumns + output] += laid<R>(a, j, r) * weight;
   });
 }
+
+template <typename T>
+struct Operands {  // x and y: m rows, one every `step`
+  const T* x;
+  int64_t x_step;
+  T* y;
+  int64_t y_step, m;
+};
 
 template <typename T>
 struct Product {

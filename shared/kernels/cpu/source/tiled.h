@@ -13,6 +13,7 @@ constexpr int64_t kVectorRows = 5;   // the most rows for which vectors are as f
 constexpr int64_t kTileRows = 16;
 constexpr int64_t kStep = 32;        // k of a tile
 constexpr int64_t kPiece = kStep * kColumns;
+constexpr int64_t kRowBytes = 64;    // of a tile
 constexpr int64_t kTiledTaskWork = 1 << 22;  // products of a task of few rows
 constexpr int64_t kOpenBytes = 768 << 10;  // of panels that rows are multiplied with: two threads may share 2 MiB
 
@@ -111,66 +112,81 @@ void with_pieces(const TiledProduct& job, int64_t p, Out out, F&& f) {
     f(PlainPieces<Out>(PlainPanel{job.weight + p * kColumns * job.k_size}, job.k_size, out));
 }
 
-// Row tiles `t` and `t + 1`, if there is one, times a panel, to y. `piece(step)`: of the panel.
-template <typename F>
-void multiply_rows(const TiledProduct& job, TwoByTwo& tiles, int64_t t, int64_t p, F&& piece) {
-  alignas(64) float c[2 * kTileRows * kColumns];
-  const int64_t steps = job.steps();
-  const int first = job.rows_of(t), second = t + 1 < job.row_tiles() ? job.rows_of(t + 1) : 0;
-  const bf16* a = job.tile(t);
+// c[first + second][32] = one or two row tiles, of `first` and `second` rows, times `steps` pieces: a and b are laid out
+// as [step][row][64 bytes], `piece(step)` are 16 rows of 128 bytes. IsBytes: sums of whole numbers.
+template <bool IsBytes, typename F>
+void tile_products(
+    TwoByTwo& tiles, const std::byte* a, int first, const std::byte* b, int second, int64_t steps, F&& piece, void* c) {
+#define TANDEM_ADD(sums, rows, columns)                          \
+  if constexpr (IsBytes) TILE_DOT_BYTES(sums, rows, columns); \
+  else TILE_DOT(sums, rows, columns)
   tiles.shape(first, second ? second : first);
   TILE_ZERO(0);
   TILE_ZERO(1);
   TILE_ZERO(2);
   TILE_ZERO(3);
   if (second) {
-    const bf16* b = job.tile(t + 1);
-    for (int64_t s = 0; s < steps; s++, a += first * kStep, b += second * kStep) {
-      const bf16* w = piece(s);
+    for (int64_t s = 0; s < steps; s++, a += first * kRowBytes, b += second * kRowBytes) {
+      const std::byte* w = piece(s);
       TILE_LOAD(6, w, 128);
       TILE_LOAD(4, a, 64);
-      TILE_DOT(0, 4, 6);
-      TILE_LOAD(7, w + 32, 128);
-      TILE_DOT(1, 4, 7);
+      TANDEM_ADD(0, 4, 6);
+      TILE_LOAD(7, w + 64, 128);
+      TANDEM_ADD(1, 4, 7);
       TILE_LOAD(5, b, 64);
-      TILE_DOT(2, 5, 6);
-      TILE_DOT(3, 5, 7);
+      TANDEM_ADD(2, 5, 6);
+      TANDEM_ADD(3, 5, 7);
     }
-  } else if (kDeterministic) {  // one sum, as where there are more rows
-    for (int64_t s = 0; s < steps; s++, a += first * kStep) {
-      const bf16* w = piece(s);
+  } else if (kDeterministic && !IsBytes) {  // one sum, as where there are more rows
+    for (int64_t s = 0; s < steps; s++, a += first * kRowBytes) {
+      const std::byte* w = piece(s);
       TILE_LOAD(4, a, 64);
       TILE_LOAD(6, w, 128);
-      TILE_DOT(0, 4, 6);
-      TILE_LOAD(7, w + 32, 128);
-      TILE_DOT(1, 4, 7);
+      TANDEM_ADD(0, 4, 6);
+      TILE_LOAD(7, w + 64, 128);
+      TANDEM_ADD(1, 4, 7);
     }
   } else {  // two sums, of even and odd steps, so that enough products are under way
     for (int64_t s = 0; s < steps; s += 2) {
-      const bf16* w = piece(s);
+      const std::byte* w = piece(s);
       TILE_LOAD(4, a, 64);
       TILE_LOAD(6, w, 128);
-      TILE_DOT(0, 4, 6);
-      TILE_LOAD(7, w + 32, 128);
-      TILE_DOT(1, 4, 7);
-      a += first * kStep;
+      TANDEM_ADD(0, 4, 6);
+      TILE_LOAD(7, w + 64, 128);
+      TANDEM_ADD(1, 4, 7);
+      a += first * kRowBytes;
       if (s + 1 == steps) break;
       w = piece(s + 1);
       TILE_LOAD(5, a, 64);
       TILE_LOAD(6, w, 128);
-      TILE_DOT(2, 5, 6);
-      TILE_LOAD(7, w + 32, 128);
-      TILE_DOT(3, 5, 7);
-      a += first * kStep;
+      TANDEM_ADD(2, 5, 6);
+      TILE_LOAD(7, w + 64, 128);
+      TANDEM_ADD(3, 5, 7);
+      a += first * kRowBytes;
     }
   }
-  float* lower = c + first * kColumns;
-  TILE_STORE(0, c, 128);
-  TILE_STORE(1, c + 16, 128);
+#undef TANDEM_ADD
+  std::byte *upper = (std::byte*)c, *lower = upper + first * 128;
+  TILE_STORE(0, upper, 128);
+  TILE_STORE(1, upper + 64, 128);
   TILE_STORE(2, lower, 128);
-  TILE_STORE(3, lower + 16, 128);
-  if (!second && !kDeterministic)
-    for (int64_t i = 0; i < first * kColumns; i += 16) store(c + i, load(c + i) + load(lower + i));
+  TILE_STORE(3, lower + 64, 128);
+  if (second || (kDeterministic && !IsBytes)) return;
+  for (int64_t i = 0; i < first * kColumns; i += 16)
+    if constexpr (IsBytes)
+      store_words((int32_t*)c + i, plus(load_words((int32_t*)c + i), load_words((int32_t*)lower + i)));
+    else
+      store((float*)c + i, load((float*)c + i) + load((float*)lower + i));
+}
+
+// Row tiles `t` and `t + 1`, if there is one, times a panel, to y. `piece(step)`: of the panel.
+template <typename F>
+void multiply_rows(const TiledProduct& job, TwoByTwo& tiles, int64_t t, int64_t p, F&& piece) {
+  alignas(64) float c[2 * kTileRows * kColumns];
+  const int first = job.rows_of(t), second = t + 1 < job.row_tiles() ? job.rows_of(t + 1) : 0;
+  tile_products<false>(
+      tiles, (const std::byte*)job.tile(t), first, (const std::byte*)job.tile(t + 1), second, job.steps(),
+      [&](int64_t step) { return (const std::byte*)piece(step); }, c);
   finish(
       c, first + second, job.bias ? job.bias + p * kColumns : nullptr,
       job.y + t * kTileRows * job.y_step + p * kColumns, job.y_step);

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from random import Random
 
 import pytest
 import torch
 
 from shared.engine.plan import NoToken, SampledToken, SampleSpec
-from shared.engine.runner import sampler
 from shared.engine.runner.device_link import DeviceLink
-from shared.engine.runner.sampler import PendingStep
+from shared.engine.runner.sampler import PendingStep, Sampler, TopLogprobs
 from shared.engine.sampling_params import SamplingParams
 from shared.kernels.torch_backend import TorchKernels
 
@@ -20,8 +20,8 @@ from shared.kernels.torch_backend import TorchKernels
 def sample(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> tuple[SampledToken | NoToken, ...]:
     """As a step of the runner does it, on the CPU."""
     link = DeviceLink(torch.device("cpu"))
-    tokens = sampler.sample(logits, specs, TorchKernels(), link.send)
-    logprobs = sampler.TopLogprobs.of(logits, tokens, specs, link.send)
+    tokens = Sampler(TorchKernels(), link, len(specs)).sample(logits, [f"s{i}" for i in range(len(specs))], specs)
+    logprobs = TopLogprobs.of(logits, tokens, specs, link.send)
     return PendingStep(tokens, logprobs, specs, link, lambda row: f"row {row}").result().sampled
 
 
@@ -44,8 +44,14 @@ def test_greedy_takes_the_likeliest():
 
 def test_greedy_rows_without_a_structure_bring_nothing_to_the_device():
     sent = []
-    tokens = sampler.sample(logits(0.1, 0.6, 0.3), [spec(temperature=0)], TorchKernels(), lambda t: sent.append(t) or t)
-    assert tokens.tolist() == [1]
+
+    class Link(DeviceLink):
+        def send(self, host: torch.Tensor) -> torch.Tensor:
+            sent.append(host)
+            return host
+
+    sampling = Sampler(TorchKernels(), Link(torch.device("cpu")), 1)
+    assert sampling.sample(logits(0.1, 0.6, 0.3), ["a"], [spec(temperature=0)]).tolist() == [1]
     assert not sent
 
 
@@ -143,3 +149,55 @@ def test_a_bias_is_added_and_does_not_bring_back_what_is_banned():
 def test_the_last_token_of_a_bad_sequence_is_not_chosen_behind_the_others(bad, output, expected):
     constrained = spec(output=output, temperature=0, bad_sequences=bad)
     assert sample(logits(0.5, 0.3, 0.2), [constrained])[0].token_id == expected
+
+
+FOLLOWED = [
+    {"repetition_penalty": 1.4, "temperature": 0.0},
+    {"presence_penalty": 0.8, "frequency_penalty": 0.3},
+    {"bad_sequences": ((1, 2), (2, 2, 3), (4,)), "temperature": 0.0},
+    {"repetition_penalty": 0.8, "bad_sequences": ((0, 1, 2, 0), (3, 1)), "logit_bias": ((2, 1.0),), "logprobs": 1},
+    {"temperature": 0.0},
+    {"temperature": 1.2, "top_k": 3},
+]
+
+
+@pytest.mark.parametrize("is_static", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_tokens_that_are_followed_count_as_if_they_were_given_anew(seed: int, is_static: bool) -> None:
+    """Sequences come, go and sit out steps; each token is what a sampler chooses that is told the whole history."""
+    choose, generator = Random(seed), torch.Generator().manual_seed(seed)
+    kernels, link = TorchKernels(), DeviceLink(torch.device("cpu"))
+    followed, num_made = Sampler(kernels, link, 6), 0
+    live: dict[str, tuple[SamplingParams, list[int], list[int]]] = {}
+    before: set[str] = set()
+    for _ in range(40):
+        while len(live) < 6 and choose.random() < 0.7:
+            params = SamplingParams(**{"seed": num_made, **choose.choice(FOLLOWED)})
+            live[f"s{num_made}"] = params, [choose.randrange(5) for _ in range(3)], []
+            num_made += 1
+        names = [name for name in live if choose.random() < 0.85]
+        rows = torch.randn(len(names), 5, generator=generator)
+        told, whole = [], []
+        for name in names:
+            params, prompt, output = live[name]
+            position = len(prompt) + len(output)
+            whole.append(SampleSpec(params, position, tuple(prompt), tuple(output)))
+            is_known = name in before or not params.has_penalties
+            told.append(SampleSpec(params, position) if is_known else whole[-1])
+        anew = Sampler(kernels, link, 6).sample(rows.clone(), names, whole)
+        if is_static:
+            params_of = [(s, s.params) for s in whole]
+            plain = [
+                SampleSpec(SamplingParams(temperature=p.temperature, top_k=p.top_k, seed=p.seed), s.position)
+                for s, p in params_of
+            ]
+            tokens = Sampler(kernels, link, 6).sample(rows.clone(), names, plain)
+            followed.resample(tokens, rows, names, told)
+        else:
+            tokens = followed.sample(rows, names, told)
+        assert tokens.tolist() == anew.tolist()
+        before = set(names)
+        for name, token in zip(names, tokens.tolist(), strict=True):
+            live[name][2].append(token)
+            if choose.random() < 0.1:
+                del live[name]

@@ -11,7 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.engine.plan import SampledToken, StepPlan, StepResult, step_work
-from shared.engine.scheduler.pacing import AIM, BORROWED, FIRST_LENGTH, GAP_TARGETS, LEAST_CHUNK, Pacing, StepRoom
+from shared.engine.scheduler.pacing import (
+    AIM,
+    BORROWED,
+    FIRST_LENGTH,
+    GAP_TARGETS,
+    LATE_SHARE,
+    LEAST_AIM,
+    LEAST_CHUNK,
+    Pacing,
+    StepRoom,
+)  # fmt: skip
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from shared.engine.sequence import EngineSequence
 from shared.kv.pool import BlockPool
@@ -174,18 +184,48 @@ def test_an_answer_that_owes_slows_chunks_to_half_of_the_target_and_no_further()
 def test_what_an_answer_will_earn_lets_a_new_one_bear_a_larger_chunk():
     pacing, item = Pacing(0.010), sequence("a", [2, 3], max_tokens=1000)
     pacing.began(item, 100.0)
-    without, within = (pacing.step_limit_s([item], 100.0, decode_s) for decode_s in (0.010, 0.004))
+    without, within = (pacing.step_limit_s([item], 100.0, decode_s) for decode_s in (0.010, 0.009))
     assert without == pytest.approx(AIM * 0.010)
-    assert within == pytest.approx(AIM * 0.010 + BORROWED * (FIRST_LENGTH - 1) * (AIM * 0.010 - 0.004) / 2)
+    assert within == pytest.approx(AIM * 0.010 + BORROWED * (FIRST_LENGTH - 1) * (AIM * 0.010 - 0.009) / 2)
     for _ in range(40):
-        pacing.ended(ended(400))
-    assert pacing.step_limit_s([item], 100.0, 0.004) == pytest.approx(GAP_TARGETS * 0.010), "answers are long here"
+        pacing.ended(ended(400), 0.0)
+    assert pacing.step_limit_s([item], 100.0, 0.009) == pytest.approx(GAP_TARGETS * 0.010), "answers are long here"
+
+
+def test_answers_owe_nothing_where_steps_have_long_taken_all_that_is_due():
+    pacing, item = Pacing(0.010), sequence("a", [2, 3], max_tokens=1000)
+    pacing.began(item, 100.0)
+    for _ in range(400):
+        pacing.measured(StepWork(4, 400, 100, 5000, 1), 0.010)
+    assert pacing.step_limit_s([item], 100.0, 0.004) == pytest.approx(AIM * 0.010)
+    for _ in range(400):
+        pacing.measured(StepWork(4, 400), 0.004)
+    assert pacing.step_limit_s([item], 100.0, 0.004) > 2 * AIM * 0.010
+
+
+@pytest.mark.parametrize("step_s", [0.004, 0.011])
+def test_less_is_aimed_at_while_answers_are_late_unless_no_chunk_is_the_reason(step_s):
+    fit = StepTimeFit(StepTimes(step_s, 0.0, 0.0, 0.0, 0.0, 0.0))
+    pacing = Pacing(0.010, fit=fit)
+    pacing.measured(StepWork(1, 100), step_s)
+    for _ in range(200):
+        late = ended(11)
+        pacing.began(late, 0.0)
+        late.num_unpaced_tokens = 1
+        pacing.ended(late, 10 * 0.0101)
+    assert pacing.aim == (LEAST_AIM if step_s < 0.010 else AIM)
+    for number in range(2000):
+        item = ended(11)
+        pacing.began(item, 0.0)
+        item.num_unpaced_tokens = 1
+        pacing.ended(item, 10 * (0.0101 if number % 20 == 0 else 0.009))
+    assert pacing.aim > 0.9, f"a share of {LATE_SHARE} may be late"
 
 
 def test_an_answer_that_misses_its_target_whatever_comes_stops_no_prompt():
     pacing, item = Pacing(0.010), sequence("a", [2, 3], max_tokens=41)
     for _ in range(40):
-        pacing.ended(ended(41))
+        pacing.ended(ended(41), 0.0)
     pacing.began(item, 0.0)
     item.token_ids += [5] * 31
     can_earn_s = 10 * (0.010 - 0.006)  # in the ten tokens that are left, by steps without chunks
@@ -193,7 +233,9 @@ def test_an_answer_that_misses_its_target_whatever_comes_stops_no_prompt():
         pacing.step_limit_s([item], 31 * 0.010 + share * can_earn_s, decode_s)
         for share, decode_s in ((0.99, 0.006), (1.01, 0.006), (0.01, 0.020), (-0.01, 0.020))
     ]
-    assert limits == pytest.approx([0.005, GAP_TARGETS * 0.010, GAP_TARGETS * 0.010, 0.005])
+    assert limits == pytest.approx([0.005, GAP_TARGETS * 0.010, GAP_TARGETS * 0.020, 0.005])
+    pacing.set_target(0.010, 0.025)
+    assert pacing.step_limit_s([item], 10.0, 0.020) == 0.025, "a gap that is set holds"
 
 
 def ended(num_tokens: int) -> EngineSequence:

@@ -101,14 +101,41 @@ def test_nobody_is_preempted_while_a_step_runs():
     s.check_integrity()
 
 
-@pytest.mark.parametrize("penalty", [{"repetition_penalty": 1.2}, {"presence_penalty": 0.5}])
-def test_penalties_wait_for_the_token_that_they_count(penalty):
+@pytest.mark.parametrize("penalty", [{"repetition_penalty": 1.2}, {"bad_sequences": ((3, 4),)}])
+def test_a_sequence_with_penalties_runs_ahead_and_its_tokens_are_given_once(penalty):
     s = scheduler()
     s.add(sequence("a", [2, 3], **penalty))
-    plan = s.schedule()
-    assert s.schedule().sequences == ()
-    s.apply(plan, result(plan, 7))
-    assert s.schedule().sequences[0].sample.output_token_ids == (7,)
+    plans = [s.schedule(), s.schedule()]
+    s.apply(plans[0], result(plans[0], 7))
+    plans.append(s.schedule())
+    items = [plan.sequences[0] for plan in plans]
+    assert [item.pending for item in items] == [None, 0, 0]
+    given = [(item.sample.prompt_token_ids, item.sample.output_token_ids) for item in items]
+    assert given == [((2, 3), ()), ((), ()), ((), ())]
+
+
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_tokens_are_given_anew_behind_a_plan_that_did_not_sample(is_ahead):
+    s = scheduler(num_blocks=3)
+    sequences = [sequence(name, [ord(name)] * 3, max_tokens=6, repetition_penalty=1.2) for name in ("a", "b")]
+    for each in sequences:
+        s.add(each)
+    known = {each.sequence_id: each.token_ids for each in sequences}
+    before, num_anew, flying = set(), 0, []
+    while s.has_work or flying:
+        plan = s.schedule()
+        sampled = {item.sequence_id: item for item in plan.sequences if item.sample is not None}
+        for name, item in sampled.items():
+            given = [*item.sample.prompt_token_ids, *item.sample.output_token_ids]
+            assert given == ([] if name in before else known[name])
+            num_anew += bool(item.sample.output_token_ids)
+        if not plan.is_empty:
+            before = set(sampled)
+            flying.append(plan)
+        if flying and (plan.is_empty or len(flying) > is_ahead):
+            s.apply(flying[0], result(flying.pop(0), 50 + num_anew))
+    assert s.counters.num_preemptions > 0
+    assert num_anew > 0
 
 
 def test_ends_are_banned_until_min_tokens_counting_those_under_way():

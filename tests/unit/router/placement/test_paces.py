@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from services.router.placement.paces import pace_of, tpot_s, ttft_s
 from services.router.placement.views import Work
-from shared.engine.scheduler.pacing import AIM, LEAST_CHUNK
+from shared.engine.scheduler.pacing import AIM, GAP_TARGETS, LEAST_CHUNK
 from shared.sizing.step_time import StepTimes, StepWork
 from tests.unit.router.placement.builders import view
 
@@ -34,7 +34,8 @@ def test_beside_answers_a_chunk_is_the_largest_whose_step_takes_the_target(times
     assert LEAST_CHUNK <= pace.chunk_tokens <= 8192 - batch
     assert pace.decode_s == pytest.approx(step(0))
     if pace.chunk_tokens > LEAST_CHUNK:
-        assert step(int(pace.chunk_tokens)) <= AIM * target_s * (1 + 1e-9)
+        limit_s = AIM * target_s if step(0) <= target_s else GAP_TARGETS * step(0)
+        assert step(int(pace.chunk_tokens)) <= limit_s * (1 + 1e-9)
     if pace.chunk_tokens < 8192 - batch:
         assert step(int(pace.chunk_tokens) + 1) >= AIM * target_s * (1 - 1e-9)
 
@@ -64,6 +65,18 @@ def test_answers_that_run_there_lengthen_it():
     busy = view(num_decoding=32, num_context_tokens=32 * 500)
     prompt = Work.of(2000, 0)
     assert ttft_s(busy, TIMES, prompt, 0.01, 0.0) > 1.3 * ttft_s(view(), TIMES, prompt, 0.01, 0.0)
+
+
+def test_slack_that_answers_have_earned_is_spent_first():
+    busy = {"num_decoding": 32, "num_context_tokens": 32 * 500, "max_step_tokens": 2048}
+    prompt = Work.of(1000, 0)
+    none, some, plenty = (
+        ttft_s(view(least_slack_s=slack_s, **busy), TIMES, prompt, 0.01, 0.0) for slack_s in (0.0, 0.005, 1.0)
+    )
+    assert none > some > plenty
+    in_one_step = TIMES.step_s(StepWork(32, 32 * 500).with_chunk(1000, 0))
+    assert in_one_step < GAP_TARGETS * 0.01
+    assert plenty == pytest.approx(in_one_step, rel=0.05)
 
 
 def test_a_step_is_predicted_with_the_answer_that_would_join():

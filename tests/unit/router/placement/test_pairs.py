@@ -177,7 +177,8 @@ def test_a_pair_never_breaks_a_limit(states, num_tokens, slack_s, target_s):
     pairs = chosen(*views, request=request, target_s=target_s)
     for pair in pairs:
         decode = by_name[pair.decode]
-        assert pair.tpot_s <= target_s or not decode.num_decoding
+        context = (decode.num_context_tokens + num_tokens) / (decode.num_decoding + 1)
+        assert pair.tpot_s <= TIMES.most_step_s(target_s, context) or not decode.num_decoding
         assert request.num_missing_blocks(decode.name) + decode.num_requests <= decode.num_free_blocks
         assert 0 <= pair.in_time <= 1
         assert pair.prefill in by_name

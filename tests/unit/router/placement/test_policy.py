@@ -141,11 +141,11 @@ def test_every_choice_can_be_explained():
     chosen = choose([view("d0"), view("d1")], [view("p0"), view("p1", num_queued_tokens=500)], prompt(p0=32, d1=16))
     assert {c.name for c in chosen.decodes} == {"d0", "d1"}
     assert [c.name for c in chosen.prefills] == ["p0", "p1"]
-    best = chosen.prefills[0]
+    best = next(iter(chosen.prefills))
     assert dict(best.parts).keys() == {"queue", "prefix"}
     assert best.score == sum(value for _, value in best.parts) / 2
     assert best.num_hit_tokens == 32
-    assert choose([view("d0")], [view("p0")], explain=False).prefills == ()
+    assert list(choose([view("d0")], [view("p0")], explain=False).prefills) == []
 
 
 def test_a_large_fleet_is_sampled_but_its_holders_are_seen():
@@ -154,7 +154,7 @@ def test_a_large_fleet_is_sampled_but_its_holders_are_seen():
     placement = Placement(PlacementConfig(max_candidates=16))
     chosen = placement.choose(prompt(640, p321=624), decodes, prefills, collocated=False)
     assert chosen.prefill == "p321"
-    assert len(chosen.decodes) <= 16
+    assert len(list(chosen.decodes)) <= 16
     counts = Counter(placement.choose(prompt(), decodes, prefills, collocated=False).prefill for _ in range(300))
     assert len(counts) > 150
 

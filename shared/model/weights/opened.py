@@ -1,0 +1,224 @@
+"""Sources of weights that are opened to plain numbers as they are read: MXFP4's experts, and bitsandbytes' 4 bits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from shared.errors import ModelLoadError
+from shared.kernels.quantized import unpack_nibbles
+from shared.model.config.quantization import QuantizationConfig, WeightScheme
+from shared.model.weights.checkpoint import Checkpoint
+from shared.model.weights.safetensors_files import DENSE, TensorEntry
+from shared.model.weights.sources import check_entry, check_scales, needed
+
+_MX_BLOCK = 32
+"""Columns that share a scale: OCP Microscaling Formats 1.0."""
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_E8M0_BIAS, _E8M0_NAN = 127, 255
+_STEP_ELEMENTS = 1 << 22
+"""Weights that are opened at a time."""
+_STATE = "weight.quant_state.bitsandbytes__"
+_STATE_BYTES = 1 << 16
+_TYPES = ("nf4", "fp4")
+
+
+@dataclass(frozen=True)
+class Mxfp4Experts:
+    """All experts' weights of a layer, inputs first: [num_experts, in_size, out_size].
+
+    Stored are codes of four bits, blocks [num_experts, out_size, in_size / 32, 16], two codes a byte, the first in the
+    lower half, and scales [num_experts, out_size, in_size / 32], powers of two.
+    """
+
+    blocks: str
+    scales: str
+    spec: None = None
+
+    @property
+    def name(self) -> str:
+        """See `WeightSource`."""
+        return self.blocks
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """See `WeightSource`."""
+        return self.blocks, self.scales
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        """See `WeightSource`."""
+        for _, scales in checkpoint.rows(self.scales, 0, checkpoint.entries[self.scales].shape[0]):
+            if bool((scales == _E8M0_NAN).any()):
+                raise ModelLoadError(f"{self.scales} has scales that are no number: damaged", tensor=self.scales)
+
+    def pieces(self, checkpoint: Checkpoint, begin: int, end: int) -> Iterator[tuple[int, Tensor]]:
+        """See `WeightSource`; an expert at a time."""
+        table = torch.tensor([*_E2M1, *(-value for value in _E2M1)])
+        for expert in range(begin, end):
+            blocks = torch.cat([rows.clone() for _, rows in checkpoint.rows(self.blocks, expert, expert + 1)])[0]
+            scales = torch.cat([rows.clone() for _, rows in checkpoint.rows(self.scales, expert, expert + 1)])[0]
+            codes = unpack_nibbles(blocks)  # [out_size, groups, 32]
+            opened = torch.ldexp(table[codes.int()], scales.int()[..., None] - _E8M0_BIAS)
+            yield expert, opened.flatten(1).T[None]
+
+
+def mxfp4_source(name: str, shape: tuple[int, ...], entries: Mapping[str, TensorEntry]) -> Mxfp4Experts:
+    """The reader of one of gpt-oss's stacked weights. Raises ModelLoadError."""
+    experts, in_size, out_size = shape
+    if in_size % _MX_BLOCK:
+        raise ModelLoadError(
+            f"{name} has {in_size} inputs, which blocks of {_MX_BLOCK} do not divide", tensor=name, limit=_MX_BLOCK
+        )
+    blocks, scales = f"{name}_blocks", f"{name}_scales"
+    groups = in_size // _MX_BLOCK
+    check_entry(entries[blocks], (experts, out_size, groups, _MX_BLOCK // 2), ("U8",))
+    check_entry(needed(entries, scales, f"{blocks} has no scales"), (experts, out_size, groups), ("U8",))
+    return Mxfp4Experts(blocks, scales)
+
+
+@dataclass(frozen=True)
+class Bits4Source:
+    """A weight [out_size, in_size] as bitsandbytes stores NF4 and FP4.
+
+    Codes lie row after row, two a byte, the first in the upper half; each stands for one of 16 numbers of a table,
+    times the largest number of its block, which runs over rows. Those may be rounded to 8 bits themselves, with a table
+    and scales of their own.
+    """
+
+    module: str
+    shape: tuple[int, int]
+    state: str
+    names: tuple[str, ...]  # codes first
+    spec: None = None
+
+    @property
+    def name(self) -> str:
+        """See `WeightSource`."""
+        return self.names[0]
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        """See `WeightSource`."""
+        self._peaks(checkpoint)
+        self._table(checkpoint)
+
+    def pieces(self, checkpoint: Checkpoint, begin: int, end: int) -> Iterator[tuple[int, Tensor]]:
+        """See `WeightSource`."""
+        peaks, block = self._peaks(checkpoint)
+        table = self._table(checkpoint)
+        in_size = self.shape[1]
+        packed = checkpoint.whole(self.name).flatten()
+        step = max(1, _STEP_ELEMENTS // in_size)
+        for first in range(begin, end, step):
+            last = min(first + step, end)
+            own = packed[first * in_size // 2 : last * in_size // 2]
+            codes = torch.stack((own >> 4, own & 15), dim=1).flatten()
+            places = torch.arange(first * in_size, last * in_size) // block
+            yield first, (table[codes.int()] * peaks[places]).view(-1, in_size)
+
+    def _table(self, checkpoint: Checkpoint) -> Tensor:
+        name = f"{self.module}.weight.quant_map"
+        table = checkpoint.whole(name).float()
+        if not bool(table.isfinite().all()):
+            raise ModelLoadError(f"{name} has entries that are no number: the checkpoint is damaged", tensor=name)
+        return table
+
+    def _peaks(self, checkpoint: Checkpoint) -> tuple[Tensor, int]:
+        """(the largest number of each block, fp32, numbers of a block). Raises ModelLoadError."""
+        state = self._state(checkpoint)
+        block = self._size(state, "blocksize", 1 << 20)
+        weight = f"{self.module}.weight"
+        count = -(-prod(self.shape) // block)
+        peaks_name = f"{weight}.absmax"
+        peaks = checkpoint.whole(peaks_name).flatten()
+        if peaks.numel() != count:
+            raise ModelLoadError(
+                f"{peaks_name} has {peaks.numel()} numbers, not the {count} of blocks of {block}", tensor=peaks_name
+            )
+        if f"{weight}.nested_absmax" not in self.names:
+            if peaks.dtype == torch.uint8:
+                raise ModelLoadError(f"{weight}.nested_absmax is missing: {peaks_name} is rounded", tensor=peaks_name)
+            _check_finite(peaks_name, peaks.float())
+            return peaks.float(), block
+        outer = self._size(state, "nested_blocksize", 1 << 20)
+        offset = state.get("nested_offset", 0.0)
+        if not isinstance(offset, int | float):
+            raise self._fault("nested_offset", offset)
+        nested_name = f"{weight}.nested_absmax"
+        nested = checkpoint.whole(nested_name).float().flatten()
+        if nested.numel() != -(-count // outer):
+            raise ModelLoadError(
+                f"{nested_name} has {nested.numel()} numbers, not the {-(-count // outer)} of blocks of {outer}",
+                tensor=nested_name,
+            )
+        table = checkpoint.whole(f"{weight}.nested_quant_map").float()
+        found = table[peaks.int()] * nested[torch.arange(count) // outer] + float(offset)
+        _check_finite(nested_name, found)
+        return found, block
+
+    def _state(self, checkpoint: Checkpoint) -> dict[str, object]:
+        try:
+            state = json.loads(bytes(checkpoint.whole(self.state).tolist()))
+        except ValueError as error:
+            raise ModelLoadError(f"{self.state} is no JSON: {error}", tensor=self.state) from error
+        if not isinstance(state, dict):
+            raise ModelLoadError(f"{self.state} is no JSON object", tensor=self.state)
+        if state.get("quant_type") not in _TYPES:
+            raise self._fault("quant_type", state.get("quant_type"))
+        if state.get("shape") != list(self.shape):
+            raise self._fault("shape", state.get("shape"))
+        return state
+
+    def _size(self, state: Mapping[str, object], field: str, most: int) -> int:
+        value = state.get(field)
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+            raise self._fault(field, value)
+        return value
+
+    def _fault(self, field: str, value: object) -> ModelLoadError:
+        expected = {"quant_type": f"one of {', '.join(_TYPES)}", "shape": str(list(self.shape))}.get(field, "a size")
+        return ModelLoadError(
+            f"{self.state} has {field} {value!r}, expected {expected}", tensor=self.state, field=field
+        )
+
+
+def _check_finite(name: str, values: Tensor) -> None:
+    """A block of zeros has 0, which no scale may be."""
+    check_scales(name, torch.where(values == 0, 1.0, values))
+
+
+def bits4_source(
+    module: str,
+    shape: tuple[int, int],
+    _scheme: WeightScheme,
+    _config: QuantizationConfig,
+    entries: Mapping[str, TensorEntry],
+) -> Bits4Source:
+    """The reader of bitsandbytes' checkpoints in 4 bits. Raises ModelLoadError."""
+    weight = f"{module}.weight"
+    if shape[1] % 2:
+        raise ModelLoadError(f"{weight} has an odd number of 4-bit columns, {shape[1]}", tensor=weight)
+    codes = needed(entries, weight, "its quant_state is there")
+    check_entry(codes, (prod(shape) // 2, 1), ("U8",))
+    state = next((name for kind in _TYPES if (name := f"{module}.{_STATE}{kind}") in entries), None)
+    if state is None:
+        raise ModelLoadError(f"{module}.{_STATE}{_TYPES[0]} is missing from the checkpoint", tensor=weight, count=1)
+    if entries[state].num_bytes > _STATE_BYTES:
+        raise ModelLoadError(f"{state} has {entries[state].num_bytes} bytes", tensor=state, limit=_STATE_BYTES)
+    check_entry(entries[state], None, ("U8",))
+    peaks = needed(entries, f"{weight}.absmax", f"{weight} has no scales")
+    check_entry(needed(entries, f"{weight}.quant_map", f"{weight} has no table"), (16,), DENSE)
+    names = [weight, peaks.name, f"{weight}.quant_map", state]
+    if f"{weight}.nested_absmax" in entries:
+        check_entry(peaks, None, ("U8",))
+        check_entry(entries[f"{weight}.nested_absmax"], None, DENSE)
+        table = needed(entries, f"{weight}.nested_quant_map", f"{peaks.name} has no table")
+        check_entry(table, (256,), DENSE)
+        names += [f"{weight}.nested_absmax", table.name]
+    else:
+        check_entry(peaks, None, DENSE)
+    return Bits4Source(module, shape, state, tuple(names))

@@ -1,0 +1,140 @@
+"""What steps ask of a GPU, and that no decode step makes host and device wait for each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.integration.engine.families import EXPERTS, FAMILIES, OTHERS, write_family
+
+from . import on_meta
+from .conftest import Run
+from .on_meta import MODELS, HostMeeting, MetaLink, Noted, Steps, plan
+
+WAYS = (["greedy"], ["seeded"], ["penalties"], ["bias"], ["structure"], list(on_meta.WAYS))
+LAUNCHES_OF_A_LAYER = {"llama": 9, "qwen3-moe": 31, "deepseek-v3": 80}
+"""Most that a decoding layer may have in a graph."""
+
+
+def decode(name: str) -> dict[str, tuple[Noted, Noted]]:
+    """By way, two steps that follow each other: the second is launched while the first runs."""
+    steps = Steps(on_meta.model(name, 2))
+    found = {}
+    for ways in WAYS:
+        first = steps.run(plan(ways, 20, first=True))
+        found["+".join(ways)] = first, steps.run(plan(ways, 21, pending=True))
+    return found
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_decode_step_meets_the_host_nowhere_and_sends_little(compiled: Run, name: str) -> None:
+    for ways, (first, ahead) in compiled(decode, name).items():
+        assert first.fetches == ahead.fetches == 1, ways
+        # A mask follows from the token of the step before, which the host waits for while the device computes.
+        assert (first.waits, ahead.waits) == (0, 1 if "structure" in ways else 0), ways
+
+
+def settled(num_of_each: int) -> dict[str, tuple[int, int]]:
+    """By way, what a step of so many sequences launches and sends beside its graph, when the one before was alike."""
+    steps = Steps(on_meta.model("llama", 2))
+    found = {}
+    for ways in WAYS:
+        steps.run(plan(ways * num_of_each, 20, first=True))
+        noted = steps.run(plan(ways * num_of_each, 21, pending=True))
+        found["+".join(ways)] = noted.num_launches, noted.sends
+    return found
+
+
+def test_what_changes_logits_costs_the_same_for_one_sequence_and_for_many(compiled: Run) -> None:
+    one, many = compiled(settled, 1), compiled(settled, 4)
+    assert one == many
+    assert one == {
+        "greedy": (0, 1),
+        "seeded": (0, 1),
+        "penalties": (7, 2),
+        "bias": (20, 1),
+        "structure": (10, 4),
+        "greedy+seeded+penalties+bias+structure": (24, 4),
+    }
+
+
+def layer_launches(name: str) -> int:
+    """Launches that one more layer adds to the graph of the largest batch."""
+    two, three = (Steps(on_meta.model(name, layers)).captured[0].total() for layers in (2, 3))
+    return three - two
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_layer_in_a_graph_is_few_launches(compiled: Run, name: str) -> None:
+    assert compiled(layer_launches, name) <= LAUNCHES_OF_A_LAYER[name]
+
+
+def prompts(name: str) -> list[Noted]:
+    """A short chunk, a long one, one beside answers, and two long ones: all in steps of their own."""
+    steps = Steps(on_meta.model(name, 3), max_num_batched_tokens=2048)
+    plans = [plan(["greedy"], 0, chunk=30), plan(["seeded"], 0, chunk=400)]
+    plans += [plan(["greedy", "seeded"], 30, chunk=20), plan(["penalties", "greedy"], 30, chunk=400)]
+    return [steps.run(each) for each in plans]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_prompt_meets_the_host_nowhere(compiled: Run, name: str) -> None:
+    assert all(noted.fetches == 1 and noted.waits == 0 for noted in compiled(prompts, name))
+
+
+def family_steps(folder: Path) -> int:
+    """Decodes by a graph, and a prompt beside an answer; the number of graphs."""
+    steps = Steps(on_meta.load_config(folder))
+    for ways in (["greedy", "seeded"], ["penalties", "bias"]):
+        steps.run(plan(ways, 20, first=True))
+        steps.run(plan(ways, 21, pending=True))
+        steps.run(plan(ways, 22, chunk=40))
+    return len(steps.captured)
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *EXPERTS, *OTHERS])
+def test_every_family_decodes_in_graphs_without_meeting_the_host(compiled: Run, tmp_path: Path, family: str) -> None:
+    assert compiled(family_steps, write_family(tmp_path, family)) == 6  # of 1, 2, 4, 8, 16 and 20 sequences
+
+
+def meetings() -> list[str]:
+    """Those of these that the watch lets pass."""
+    steps = Steps(on_meta.model("llama", 1), static_decode=False)
+    there = torch.zeros(4, dtype=torch.int64, device="meta")
+    here = torch.zeros(4, dtype=torch.int64)
+    ways = {
+        "item": lambda: there[0].item(),
+        "tolist": lambda: there.tolist(),
+        "bool": lambda: bool(there.sum() > 0),
+        "nonzero": lambda: there.nonzero(),
+        "mask": lambda: there[there > 0],
+        "repeat": lambda: there.repeat_interleave(there),
+        "to the host": lambda: there.cpu(),
+        "to the host, not waiting": lambda: there.to("cpu", non_blocking=True),
+        "to the device": lambda: here.to("meta"),
+        "into the device": lambda: there.copy_(here),
+        "numbers": lambda: torch.tensor([1, 2], device="meta"),
+        "index": lambda: there[here],
+        "list": lambda: there[[0, 1]],
+        "both": lambda: there + here,
+        "captured copy": lambda: steps.capture(lambda: there.copy_(here, non_blocking=True)),
+        "captured work of the host": lambda: steps.capture(lambda: here + 1),
+    }
+    passed = []
+    for name, meet in ways.items():
+        with steps.watched():
+            try:
+                meet()
+            except (HostMeeting, RuntimeError, NotImplementedError):
+                continue
+        passed.append(name)
+    with steps.watched():
+        link = MetaLink(steps.noted)
+        link.fetch(link.send(here))  # what is meant to pass
+    return passed
+
+
+def test_the_watch_sees_every_way_to_meet(compiled: Run) -> None:
+    assert compiled(meetings) == []

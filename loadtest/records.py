@@ -38,6 +38,7 @@ class TtftSplit:
     placement_ms: float = 0.0
     reserve_ms: float = 0.0
     prefix_fetch_ms: float = 0.0
+    adapter_ms: float = 0.0
     prefill_queue_ms: float = 0.0
     prefill_compute_ms: float = 0.0
     return_ms: float = 0.0

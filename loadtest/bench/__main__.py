@@ -14,6 +14,7 @@ def _benchmark(module: str, text: str) -> Command:
 
 BENCHMARKS = {
     "engine": _benchmark("engine.cpu", "Prefill and decode steps on this processor, with its limits."),
+    "lora": _benchmark("engine.lora", "Steps with adapters beside those of the base model alone, in turns."),
     "step-times": _benchmark("engine.mixed", "Steps that decode and compute a chunk at once, beside their model."),
     "engine-cuda": _benchmark("engine.cuda", "Prefill and decode steps on a GPU, with its limits."),
     "gpu-limits": _benchmark("kernels.limits", "A GPU's properties, copy and matrix rates."),

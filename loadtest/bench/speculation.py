@@ -35,6 +35,7 @@ from shared.engine.speculation.drafter import Drafter
 from shared.engine.speculation.grammar import GrammarDrafter
 from shared.engine.speculation.ngram import NgramDrafter
 from shared.engine.speculation.speculator import Speculator
+from shared.kernels.lora.step import PackedAdapter
 from shared.kv.pool import BlockPool
 from shared.model.decoder import Decoder
 from shared.model.text.tokenizer import Tokenizer
@@ -179,6 +180,10 @@ class GivenAnswers:
     def checksums(self, block_ids: list[int]) -> list[int]:
         """See `StepRunner`."""
         return self._runner.checksums(block_ids)
+
+    def place_adapter(self, slot: int, adapter: PackedAdapter | None) -> None:
+        """See `StepRunner`."""
+        self._runner.place_adapter(slot, adapter)
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """See `StepRunner`."""

@@ -22,6 +22,7 @@ def split_parts(split: types_pb2.TtftSplit) -> list[tuple[str, float]]:
         ("placement", split.placement_ms),
         ("reserve", split.reserve_ms),
         ("prefix fetch", split.prefix_fetch_ms),
+        ("adapter", split.adapter_ms),
         ("prefill queue", split.prefill_queue_ms),
         ("prefill", split.prefill_compute_ms),
         ("return", split.return_ms),

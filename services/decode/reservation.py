@@ -133,6 +133,8 @@ class DecodeRequest(WorkerRequest):
     reservation: Reservation | None = None
     receiving: asyncio.Task[tuple[Arrival | None, bool]] | None = None
     """Runs the reservation, until it ends."""
+    joining: asyncio.Task[None] | None = None
+    """Waits for its adapter, the blocks being here."""
     first_token: int | None = None
     """Set when it joined."""
     joined_at: float = 0.0

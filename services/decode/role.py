@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from services.decode.reservation import Arrival, DecodeRequest, Reservation
 from services.worker.session import Session
@@ -89,6 +90,7 @@ class DecodeRole:
         )
         try:
             sequence = self._worker.build_sequence(sequence_id, reserve, Goal.COMPLETION)
+            item.adapter = self._worker.hold_adapter(reserve)
         except TandemError as error:
             self._send_failed(item, error)
             return
@@ -247,15 +249,33 @@ class DecodeRole:
         self._host.engine.blocks.store(buffers)
         item.joined_at = time.perf_counter()
         item.first_token = arrived.first_token
-        self._host.engine.submit(
-            JoinSequence(
-                sequence_id,
-                arrived.first_token,
-                receiver.checksums,
-                frozenset(receiver.damaged),
-                receiver.num_damaged,
-            )
+        join = JoinSequence(
+            sequence_id,
+            arrived.first_token,
+            receiver.checksums,
+            frozenset(receiver.damaged),
+            receiver.num_damaged,
         )
+        if arrived.finished or item.has_adapter:
+            self._join(item, join)
+        else:
+            item.joining = asyncio.create_task(self._join_with_adapter(item, join))
+
+    def _join(self, item: DecodeRequest, join: JoinSequence) -> None:
+        slot = 0 if item.adapter is None else item.adapter.slot
+        self._host.engine.submit(replace(join, adapter=slot) if slot else join)
+
+    async def _join_with_adapter(self, item: DecodeRequest, join: JoinSequence) -> None:
+        """The blocks are here, the adapter is still to come."""
+        assert item.adapter is not None
+        try:
+            await item.adapter.ready()
+        except TandemError as error:
+            if self.requests.get(join.sequence_id) is item:
+                self.fail(join.sequence_id, error)
+            return
+        if self.requests.get(join.sequence_id) is item:
+            self._join(item, join)
 
     def _free_lost(self, sequence_id: str, buffers: Sequence[tuple[int, BlockMemory]]) -> None:
         """Their silent sender cannot write to them any more."""
@@ -303,6 +323,7 @@ class DecodeRole:
         if item is not None:
             item.fetch.stop()
             item.end_trace(error)
+            item.release_adapter()
         self._worker.note_idle()
         return item
 

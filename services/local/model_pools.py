@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from shared.errors import ConfigError
 from shared.identity import WorkerRole
-from shared.settings.common import AliasSettings, EngineSettings, ModeSettings
+from shared.settings.common import AdapterSettings, AliasSettings, EngineSettings, ModeSettings
 from shared.settings.group import CheckedGroup
 
 MAX_WORKERS = 64
@@ -21,7 +21,7 @@ def _prefill_by_mode(values: Mapping[str, object]) -> int:
     return 0 if values.get("mode") == "collocated" else 1
 
 
-class PoolOptions(ModeSettings, EngineSettings, CheckedGroup):
+class PoolOptions(ModeSettings, EngineSettings, AdapterSettings, CheckedGroup):
     """What each model of a cluster has for itself; raises ConfigError naming the setting that is wrong."""
 
     num_prefill: int = Field(default_factory=_prefill_by_mode, validation_alias="prefill")

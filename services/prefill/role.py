@@ -115,6 +115,7 @@ class PrefillRole:
             sequence = self._worker.build_sequence(
                 sequence_id, submit, Goal.FIRST_TOKEN, needed, submit.transfer_address
             )
+            item.adapter = self._worker.hold_adapter(submit)
         except TandemError as error:
             self.fail(sequence_id, error)
             return
@@ -184,6 +185,7 @@ class PrefillRole:
             item.end_trace(error)
             item.fetch.stop()
             self._host.engine.submit(AbortSequence(sequence_id))
+            item.release_adapter()
             self._close(sequence_id, item.shipment.abort())
 
     # --- engine events
@@ -201,6 +203,7 @@ class PrefillRole:
                 self._on_outgoing(blocks)
                 for token in tokens:
                     if (item := self.requests.pop(token.sequence_id, None)) is not None:  # else cancelled meanwhile
+                        item.release_adapter()
                         self._on_first_token(item, token)
 
     def _on_outgoing(self, blocks: Sequence[OutgoingBlock]) -> None:

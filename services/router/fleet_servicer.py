@@ -10,13 +10,14 @@ from typing import Any
 import grpc.aio
 
 from services.router.edge.grpc.unary_call import answer_admin
+from services.router.edge.input_processor import ModelNames, check_adapter_name
 from services.router.edge.settings import EdgeSettings
 from services.router.edge.tenants.auth import ApiKeys
 from services.router.views.status import worker_status
 from services.router.workers.fleet import Fleet
 from services.router.workers.link import WorkerLink
 from shared.errors import DeadlineExceeded, InvalidRequest, NotFound, TandemError
-from shared.rpc.pb.tandem.v1 import fleet_pb2, fleet_pb2_grpc
+from shared.rpc.pb.tandem.v1 import fleet_pb2, fleet_pb2_grpc, types_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -31,9 +32,11 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class FleetServicer(fleet_pb2_grpc.FleetServiceServicer):
     """Drains workers for an administrator, and takes that back. Every call needs an admin API key."""
 
-    def __init__(self, fleets: Sequence[Fleet], settings: EdgeSettings) -> None:
-        """`fleets`: each model's workers, names unique over all of them. Does not close them."""
+    def __init__(self, fleets: Sequence[Fleet], settings: EdgeSettings, names: Sequence[ModelNames] = ()) -> None:
+        """`fleets`: each model's workers, names unique over all of them. Does not close them. `names`: of each
+        model."""
         self._fleets = fleets
+        self._names = names
         self._keys = ApiKeys.of(settings)
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -51,6 +54,36 @@ class FleetServicer(fleet_pb2_grpc.FleetServiceServicer):
     ) -> fleet_pb2.DrainedWorkers:
         """The workers take requests again; returns once they report that."""
         return await answer_admin(self._keys, lambda asked: self._set(asked, draining=False), request, context)
+
+    async def LoadAdapter(  # noqa: N802
+        self, request: fleet_pb2.LoadAdapterRequest, context: Context
+    ) -> fleet_pb2.LoadedAdapter:
+        """Every connected worker of the model has the adapter, and then it has the name."""
+        return await answer_admin(self._keys, self._load_adapter, request, context)
+
+    async def UnloadAdapter(  # noqa: N802
+        self, request: fleet_pb2.UnloadAdapterRequest, context: Context
+    ) -> fleet_pb2.UnloadedAdapter:
+        """The name is unknown from then on."""
+        return await answer_admin(self._keys, self._unload_adapter, request, context)
+
+    async def _load_adapter(self, request: fleet_pb2.LoadAdapterRequest) -> fleet_pb2.LoadedAdapter:
+        names = self._model(request.model)
+        check_adapter_name(request.name)
+        names.check_free(request.name)
+        adapter, workers = await names.known_adapters.load(request.name, request.folder)
+        found = types_pb2.Adapter(name=adapter.name, digest=adapter.digest, rank=adapter.rank)
+        return fleet_pb2.LoadedAdapter(adapter=found, workers=workers)
+
+    async def _unload_adapter(self, request: fleet_pb2.UnloadAdapterRequest) -> fleet_pb2.UnloadedAdapter:
+        workers = await self._model(request.model).known_adapters.unload(request.name)
+        return fleet_pb2.UnloadedAdapter(workers=workers)
+
+    def _model(self, name: str) -> ModelNames:
+        found = next((names for names in self._names if not name or names.include(name)), None)
+        if found is None:
+            raise NotFound(f"there is no model {name!r}", field="model", value=name)
+        return found
 
     async def _set(self, request: fleet_pb2.DrainWorkersRequest, *, draining: bool) -> fleet_pb2.DrainedWorkers:
         links = self._named(list(request.workers))

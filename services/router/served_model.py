@@ -102,7 +102,7 @@ class ServedModel:
             settings.edge,
             structures,
             defaults,
-            names=ModelNames(self.name, settings.aliases, beside),
+            names=ModelNames(self.name, settings.aliases, beside, self.fleet.adapters),
             rates=around.rates,
             ledger=self.metrics,
             traces=around.traces,

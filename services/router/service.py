@@ -131,7 +131,9 @@ class RouterService:
             self._credentials,
             self._token,
         )
-        fleet = FleetServicer([model.fleet for model in self._models], edge)
+        fleet = FleetServicer(
+            [model.fleet for model in self._models], edge, [model.edge.names for model in self._models]
+        )
 
         def register(server: grpc.aio.Server) -> None:
             for servicer in (inference, cache, fleet):

@@ -6,6 +6,7 @@ import logging
 import time
 from dataclasses import dataclass, field
 
+from services.worker.adapters.pool import AdapterLease
 from services.worker.blocks.prefix_fetch.fetch import Fetch
 from services.worker.session import Session
 from shared.engine.messages import FirstScheduled, NewToken
@@ -120,6 +121,18 @@ class WorkerRequest:
     scheduled_at: float = 0.0
     num_cached_tokens: int = 0
     """Prompt tokens found in the pool when it was scheduled."""
+    adapter: AdapterLease | None = None
+    """Hold on its adapter; None for the base model."""
+
+    @property
+    def has_adapter(self) -> bool:
+        """Whether what it computes with is there."""
+        return self.adapter is None or self.adapter.slot > 0
+
+    def release_adapter(self) -> None:
+        """Nothing of it computes here any more."""
+        if self.adapter is not None:
+            self.adapter.release()
 
     def scheduled(self, first: FirstScheduled) -> None:
         """Its first turn in the engine, or a later one that found more of the prompt in the pool."""
@@ -146,5 +159,7 @@ class WorkerRequest:
         message.num_fetched_tokens = min(self.fetch.num_tokens, self.num_cached_tokens)
         message.num_peer_tokens = min(self.fetch.num_peer_tokens, message.num_fetched_tokens)
         message.prefix_fetch_ms = self.fetch.waited_ms
+        if self.adapter is not None:
+            message.adapter_ms = max(0.0, self.adapter.waited_s * 1e3 - self.fetch.waited_ms)  # both began at once
         message.prefill_queue_ms = (self.scheduled_at - self.queued_at) * 1e3
         message.prefill_compute_ms = computing_s * 1e3

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import grpc.aio
 
+from services.worker.adapters.start import start_adapters
 from services.worker.blocks.connector import KVConnector
 from services.worker.group.meeting.member import Member, start_member
 from services.worker.host import EngineHost
@@ -69,6 +70,7 @@ class WorkerService:
             host.model.decoder.expert_tokens,
             host.model.layout,
             host.guesses,
+            worker.adapters,
         )
         self._metrics.observe(METRICS, sources)
         if settings.vllm_metrics:
@@ -120,6 +122,8 @@ class WorkerService:
             self._watch.cancel()
         self._worker.load.close()
         await self._connector.close()
+        if self._worker.adapters is not None:
+            await self._worker.adapters.close()
         if self._publisher is not None:
             await self._publisher.close()
         if self._store is not None:
@@ -165,6 +169,11 @@ async def start_worker(settings: WorkerSettings, makers: RoleMakers) -> WorkerSe
     roles: Roles = frozenset(makers)
     host = EngineHost(settings.for_roles(roles))
     await host.start(progress_event)
+    try:
+        adapters = await start_adapters(host)
+    except BaseException:
+        await host.close()
+        raise
     store, publisher = None, None
     if index_address:
         store = KVStoreClient(index_address, credentials=credentials)
@@ -176,7 +185,7 @@ async def start_worker(settings: WorkerSettings, makers: RoleMakers) -> WorkerSe
     tracer = Tracer.of(settings.traces, service_name(roles), settings.name)
     if tracer is not None:
         tracer.start()
-    worker = Worker(host, publisher, connector, makers, tracer)
+    worker = Worker(host, publisher, connector, makers, tracer, adapters)
     host.listen(worker.on_event)
     guard = FleetGuard(token_of(host.fleet_key))
     service = WorkerService(host, worker, store, publisher, connector, guard, tracer)

@@ -17,7 +17,8 @@ from shared.identity import Roles, WorkerRole
 from shared.kv.encryption_modes import NO_ENCRYPTION
 from shared.model.ranks.shard import Degrees
 from shared.rpc.fleet_settings import FleetSettings
-from shared.settings.common import AnswerSettings, Degree, EncryptionSettings, EngineSettings
+from shared.settings.common import AdapterSettings, AnswerSettings, Degree, EncryptionSettings, EngineSettings
+from shared.settings.named_folders import parse_adapters
 from shared.telemetry.settings import MetricsPageSettings, SpanSettings, VllmMetricsSettings
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class WorkerSettings(
     VllmMetricsSettings,
     SpanSettings,
     EngineSettings,
+    AdapterSettings,
     AnswerSettings,
 ):
     """One engine process. The environment prefix is TANDEM_WORKER_, whatever its roles."""
@@ -197,6 +199,22 @@ class WorkerSettings(
                     raise ValueError(f"cannot be above 1 with {name} {found}")
         return value
 
+    @field_validator("tp", "pp")
+    @classmethod
+    def _check_adapters(cls, value: int, info: ValidationInfo) -> int:
+        if value > 1 and (info.data.get("adapters") or info.data.get("adapter_folders")):
+            raise ValueError("cannot be above 1 with adapters yet: a worker that serves some is one process")
+        return value
+
+    @field_validator("adapters")
+    @classmethod
+    def _check_named(cls, value: str) -> str:
+        try:
+            parse_adapters(value)
+        except ConfigError as error:
+            raise ValueError(error.message) from error
+        return value
+
     @field_validator("ep")
     @classmethod
     def _check_expert_degree(cls, value: int, info: ValidationInfo) -> int:
@@ -273,6 +291,11 @@ class WorkerSettings(
         if value == "shared" and _is_gpu(device := info.data.get("device", "cpu")):
             raise ValueError(f"cannot be shared with device {device}: each GPU has its own memory")
         return value
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether requests may ask for adapters."""
+        return bool(self.adapters or self.adapter_folders)
 
     @property
     def degrees(self) -> Degrees:

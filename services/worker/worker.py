@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
+from services.worker.adapters.pool import AdapterLease, AdapterPool, KnownAdapter
 from services.worker.attempt import AttemptTrace, WorkerRequest, attempt_log, begin_trace, is_of
 from services.worker.blocks.connector import KVConnector
 from services.worker.blocks.prefix_fetch.fetch import Fetch, PrefixHint
@@ -29,7 +30,16 @@ from shared.engine.messages import (
     SetTargets,
 )
 from shared.engine.sequence import EngineSequence, Goal
-from shared.errors import InvalidRequest, Overloaded, PromptTooLong, TakenOver, TandemError
+from shared.errors import (
+    ConfigError,
+    Internal,
+    InvalidRequest,
+    ModelLoadError,
+    Overloaded,
+    PromptTooLong,
+    TakenOver,
+    TandemError,
+)
 from shared.identity import Roles, WorkerRole, roles_text
 from shared.kv.fleet_key import encryption_of
 from shared.kv_index.publisher import IndexPublisher
@@ -88,9 +98,10 @@ class Worker:
         connector: KVConnector,
         roles: RoleMakers,
         spans: SpanSink | None = None,
+        adapters: AdapterPool | None = None,
     ) -> None:
         """`roles`: what makes each of its roles. `spans` takes those of requests that come with a trace; None: nothing
-        is recorded."""
+        is recorded. `adapters`: those that requests may ask for; None: none."""
         self.host = host
         self.spans = spans
         self.connector = connector
@@ -108,6 +119,10 @@ class Worker:
         self.shipments = ShipmentCounters()
         """Of the prefill role."""
         connector.nodes.on_change = self.load.flush
+        self.adapters = adapters
+        self._adapters_due = False  # in the next report
+        if adapters is not None:
+            adapters.on_change = self._on_adapters
         self.roles: Roles = frozenset(roles)
         self._roles = {role: make(self) for role, make in roles.items()}
 
@@ -164,6 +179,8 @@ class Worker:
                 self.drain()
             case "undrain":
                 self.undrain()
+            case "load_adapter" | "unload_adapter":
+                self._keep(self._change_adapter(session, body))
             case "take_over":
                 self._take_over(session, body)
             case _:
@@ -219,6 +236,7 @@ class Worker:
             tp=host.settings.tp,
             pp=host.settings.pp,
             ep=host.settings.ep,
+            adapters=None if self.adapters is None else adapters_to_proto(self.adapters),
         )
 
     def on_open(self, session: Session) -> None:
@@ -265,6 +283,9 @@ class Worker:
             load.routers.extend(sorted(routers))
         steps = self.host.engine.steps
         load.num_steps, load.busy_s = steps.num_steps, steps.busy_s
+        if self._adapters_due and self.adapters is not None:
+            self._adapters_due = False
+            load.adapters.CopyFrom(adapters_to_proto(self.adapters))
         load.roles.extend(roles_to_proto(self.roles))
         report = worker_pb2.Events(events=[worker_pb2.Event(load=load)]).SerializeToString()
         for session in self.sessions:
@@ -292,23 +313,96 @@ class Worker:
             return role.requests.get(sequence.sequence_id) is item
 
         if not self.connector.fetches.may_bring(hint):
-            if on_start():
-                self.host.engine.submit(AddSequence(sequence))
+            if item.has_adapter:
+                self._add(sequence, item, on_start)
+            else:
+                self._keep(self._add_with_adapter(sequence, item, role, on_start))
             return
-        task = asyncio.create_task(self._add_behind_prefix(sequence, hint, item.fetch, on_start))
+        self._keep(self._add_behind_prefix(sequence, hint, item, role, on_start))
+
+    def _add(self, sequence: EngineSequence, item: WorkerRequest, on_start: Callable[[], bool]) -> None:
+        if on_start():
+            sequence.adapter = 0 if item.adapter is None else item.adapter.slot
+            self.host.engine.submit(AddSequence(sequence))
+        else:
+            item.fetch.stop()
+
+    def _keep(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
         self._holding.add(task)
         task.add_done_callback(self._holding.discard)
 
     async def _add_behind_prefix(
-        self, sequence: EngineSequence, hint: PrefixHint, fetch: Fetch, on_start: Callable[[], bool]
+        self,
+        sequence: EngineSequence,
+        hint: PrefixHint,
+        item: WorkerRequest,
+        role: Role,
+        on_start: Callable[[], bool],
     ) -> None:
         try:
-            await self.connector.fetches.hold(sequence, hint, fetch)
+            await self.connector.fetches.hold(sequence, hint, item.fetch)
         finally:  # a bug in there must not cost the request
-            if on_start():
-                self.host.engine.submit(AddSequence(sequence))
+            if item.has_adapter:
+                self._add(sequence, item, on_start)
             else:
-                fetch.stop()
+                await self._add_with_adapter(sequence, item, role, on_start)
+
+    async def _add_with_adapter(
+        self, sequence: EngineSequence, item: WorkerRequest, role: Role, on_start: Callable[[], bool]
+    ) -> None:
+        """Until its adapter is there a request holds no place and no blocks: the engine does not know it."""
+        assert item.adapter is not None
+        try:
+            await item.adapter.ready()
+        except TandemError as error:
+            item.fetch.stop()
+            if role.requests.get(sequence.sequence_id) is item:
+                role.fail(sequence.sequence_id, error)
+            return
+        self._add(sequence, item, on_start)
+
+    # --- adapters
+
+    def hold_adapter(self, command: Submit | Reserve) -> AdapterLease | None:
+        """A request's hold on the adapter that it names, which begins to load where it is not there; None for none.
+        Raises Overloaded where this worker does not know it."""
+        if not command.adapter:
+            return None
+        if self.adapters is None:
+            raise Overloaded(f"worker {self.host.settings.name} has no adapters", field="adapter")
+        return self.adapters.hold(command.adapter)
+
+    def _on_adapters(self) -> None:
+        self._adapters_due = True
+        self.load.flush()
+
+    async def _change_adapter(
+        self, session: Session, command: worker_pb2.LoadAdapter | worker_pb2.UnloadAdapter
+    ) -> None:
+        answer = worker_pb2.AdapterChanged(call=command.call)
+        try:
+            if self.adapters is None:
+                raise InvalidRequest(f"worker {self.host.settings.name} takes no adapters", field="lora_path")
+            if isinstance(command, worker_pb2.UnloadAdapter):
+                if command.digest:
+                    self.adapters.unstage(command.digest)
+                else:
+                    self.adapters.remove(command.name)
+            else:
+                known = (
+                    self.adapters.name(command.name, command.digest)
+                    if command.digest
+                    else await self.adapters.stage(self.adapters.allowed(command.folder))
+                )
+                answer.adapter.CopyFrom(adapter_to_proto(command.name, known, self.adapters.resident))
+        except Exception as error:
+            known_error = error if isinstance(error, TandemError) else Internal(f"{type(error).__name__}: {error}")
+            if isinstance(error, ModelLoadError | ConfigError):  # what the caller named cannot be served
+                known_error = InvalidRequest(error.message, **{**error.details, "field": "lora_path"})
+            logger.warning("adapter %r of router %s: %s", command.name, session.router_name, error)
+            answer.error.CopyFrom(to_proto(known_error))
+        session.send(adapter_changed=answer)
 
     def report_prompt(self, item: WorkerRequest, message: types_pb2.SequenceTokens, computing_s: float) -> None:
         """A prompt has been computed here in `computing_s` seconds: writes what its first token's message says of it,
@@ -380,7 +474,7 @@ class Worker:
             token_ids=token_ids,
             num_prompt_tokens=num_prompt_tokens,
             sampling=params,
-            hash_root=model.roots.of(command.salt, num_prompt_tokens),
+            hash_root=model.roots.of(command.salt, num_prompt_tokens, command.adapter),
             goal=goal,
             max_tokens_total=max(total, len(token_ids) + 1),
             eos_token_ids=frozenset(model.decoder.config.eos_token_ids),
@@ -400,6 +494,23 @@ class Worker:
 
 RoleMakers = Mapping[WorkerRole, Callable[[Worker], Role]]
 """What makes each role of a worker."""
+
+
+def adapter_to_proto(name: str, known: KnownAdapter, resident: Collection[str]) -> types_pb2.Adapter:
+    """An adapter as routers get it; `resident`: digests of those in slots."""
+    return types_pb2.Adapter(
+        name=name,
+        digest=known.digest,
+        rank=known.rank,
+        num_bytes=known.num_bytes,
+        resident=known.digest in resident,
+    )
+
+
+def adapters_to_proto(pool: AdapterPool) -> types_pb2.AdapterList:
+    """All that have names."""
+    resident = pool.resident
+    return types_pb2.AdapterList(adapters=[adapter_to_proto(name, known, resident) for name, known in pool.known()])
 
 
 def _check_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:

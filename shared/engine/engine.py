@@ -32,6 +32,7 @@ from shared.engine.messages import (
     FlushCache,
     HoldBlocks,
     JoinSequence,
+    PlaceAdapter,
     PoolChanged,
     PrepareFetch,
     ReleaseBlocks,
@@ -47,6 +48,7 @@ from shared.engine.runner.block_access import BlockAccess
 from shared.engine.scheduler.scheduler import Scheduler
 from shared.engine.step_counters import StepCounters
 from shared.errors import Internal, PromptTooLong, TandemError
+from shared.kernels.lora.step import PackedAdapter
 from shared.kv.pool import OutgoingBlock
 
 logger = logging.getLogger(__name__)
@@ -78,6 +80,9 @@ class StepRunner(Protocol):
 
     def checksums(self, block_ids: list[int]) -> list[int]:
         """Checksums of these blocks as they are now; no step in flight may write to them."""
+
+    def place_adapter(self, slot: int, adapter: PackedAdapter | None) -> None:
+        """Fills or empties a slot of adapters; no sequence uses it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +243,8 @@ class Engine:
                 self._emit(BlocksAdopted(key, self._exchange.adopt(key, checksums, num_damaged)))
             case EndFetch(key, lost):
                 self._exchange.end(key, lost)
+            case PlaceAdapter(slot, adapter):
+                self._runner.place_adapter(slot, adapter)
             case SetTargets(tpot_target_s):
                 self._scheduler.set_tpot_target(tpot_target_s)
             case FlushCache(key):
@@ -282,6 +289,7 @@ class Engine:
         sequence = self._scheduler.sequences.get(command.sequence_id)
         if sequence is None:
             return  # cancelled meanwhile
+        sequence.adapter = command.adapter or sequence.adapter
         bad = command.damaged
         if bad is None:
             indexes = sorted(command.checksums)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shared.engine.finish_reason import FinishReason
 from shared.engine.plan import SampledToken
@@ -12,6 +12,9 @@ from shared.engine.sequence import EngineSequence
 from shared.errors import TandemError
 from shared.kv.pool import OutgoingBlock
 from shared.sizing.step_time import StepTimes, StepWork
+
+if TYPE_CHECKING:  # the scheduler, which imports no torch, reads this too
+    from shared.kernels.lora.step import PackedAdapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,8 @@ class JoinSequence:
     """Indexes of the blocks that were found damaged where they arrived; None: to be checked by the engine."""
     num_damaged: int = 0
     """Blocks that arrived damaged, those included that were sent again."""
+    adapter: int = 0
+    """Slot of its adapter, which may have come while the blocks did; 0: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +131,15 @@ class SetTargets:
     tpot_target_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class PlaceAdapter:
+    """Fill a slot of adapters, or empty it. Sequences that are added behind it may use the slot; those that used what
+    it held have ended. No answer."""
+
+    slot: int
+    adapter: PackedAdapter | None
+
+
 Command = (
     AddSequence
     | ReserveSequence
@@ -139,6 +153,7 @@ Command = (
     | EndFetch
     | FlushCache
     | SetTargets
+    | PlaceAdapter
 )
 
 

@@ -52,6 +52,7 @@ class PlannedSequence(NamedTuple):
     targets: tuple[int, ...] = ()  # prompt tokens behind the first ones of these, whose log-probabilities are asked for
     num_alternatives: int = 0  # likeliest tokens beside each target
     num_pooled: int = 0  # last tokens of these whose hidden states are summed
+    adapter: int = 0  # slot of its adapter on the worker, from 1; 0 = none
 
     @property
     def end(self) -> int:

@@ -1,8 +1,8 @@
 """What a backend computes: each op's contract, defined once for all of them.
 
-A consumer takes the protocol that it needs; a backend offers all three: `DecoderOps` here, `BlockOps` and `SamplingOps`
-in modules of their own. Every op asserts the shapes, dtypes and strides given there, and works on the device of its
-arguments without waiting for it.
+A consumer takes the protocol that it needs; a backend offers all four: `DecoderOps` here, `LoraOps`, `BlockOps` and
+`SamplingOps` in modules of their own. Every op asserts the shapes, dtypes and strides given there, and works on the
+device of its arguments without waiting for it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from shared.kernels.activation.rules import SILU, Activation
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.block_ops import BlockOps
 from shared.kernels.experts.rules import Routing
+from shared.kernels.lora.step import LoraOps
 from shared.kernels.pool_view import PoolView
 from shared.kernels.quantized import QuantizedWeight, Weight
 from shared.kernels.sampling_ops import SamplingOps
@@ -24,9 +25,8 @@ from shared.kernels.sampling_ops import SamplingOps
 class Linear(Protocol):
     """`x weight^T + bias`, summed in fp32. It owns its weight, in whatever layout its kind multiplies by.
 
-    Backends make their own kinds, and callers ask none of them which it is. An adapter would hold another `Linear`
-    and add to what that gives; weights in fewer bits are kinds of their own. Calls from several threads at once are
-    safe.
+    Backends make their own kinds, and callers ask none of them which it is; weights in fewer bits are kinds of their
+    own. What adapters add is `LoraOps`' part. Calls from several threads at once are safe.
     """
 
     @property
@@ -324,7 +324,7 @@ class DecoderOps(Protocol):
         ...
 
 
-class Kernels(DecoderOps, BlockOps, SamplingOps, Protocol):
+class Kernels(DecoderOps, LoraOps, BlockOps, SamplingOps, Protocol):
     """A backend whole."""
 
     @property

@@ -12,6 +12,7 @@ from shared.collectives.interface import Collectives
 from shared.kernels.activation.rules import SILU, Activation
 from shared.kernels.backend import Linear
 from shared.kernels.batch import AttentionBatch
+from shared.kernels.lora.step import StepLoras
 from shared.kernels.pool_view import PoolView
 
 
@@ -66,7 +67,14 @@ class LayerStack(Protocol):
     """All layers of one decoder."""
 
     def run(
-        self, x: Tensor, cos: Tensor, sin: Tensor, pool: PoolView, batch: AttentionBatch, logit_rows: Tensor
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        pool: PoolView,
+        batch: AttentionBatch,
+        logit_rows: Tensor,
+        loras: StepLoras | None = None,
     ) -> Tensor:
         """The output of the decoder's layers for a step, the last norm included.
 
@@ -77,6 +85,7 @@ class LayerStack(Protocol):
             pool: as for `rotate_and_write`.
             batch: the step's sequences.
             logit_rows: [num_logits] int64, the tokens whose output is wanted.
+            loras: what adapters add; None where no token has one.
 
         Returns:
             [num_logits, hidden_size], x's dtype.

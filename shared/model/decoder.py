@@ -15,7 +15,10 @@ from shared.kernels.backends.registry import AUTO
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.cpu.torch_threads import in_this_thread
 from shared.kernels.layer_stack import LayerSizes, LayerStack, StacksLayers
+from shared.kernels.lora.step import PROJECTIONS, PackedAdapter, StepLoras
 from shared.kernels.pool_view import PoolView
+from shared.model.adapters.adapter import MAX_BYTES, Adapter, read_adapter
+from shared.model.adapters.config import MAX_RANK
 from shared.model.config.model_config import ModelConfig
 from shared.model.families.registry import load_config
 from shared.model.kernel_choice import check_kernels, check_specs, kernels_for, stacks
@@ -118,6 +121,7 @@ class Decoder:
         logit_rows: Tensor,
         rope_lengths: Tensor | None = None,
         num_candidates: int = 0,
+        loras: StepLoras | None = None,
     ) -> Tensor:
         """Compute one step: write the K and V of all its tokens, return the logits of some.
 
@@ -130,11 +134,13 @@ class Decoder:
             rope_lengths: [num_tokens] int64, required if `rotary.needs_lengths`.
             num_candidates: number of highest logits of each row that are needed, the others may be -inf; 0 = all. A
                 vocabulary that is split over ranks is then not gathered.
+            loras: what adapters add, of `pack_adapter`; None where no token has one.
 
         Returns:
             [num_logits, vocab_size] fp32, computed in the model's dtype.
         """
-        return self.logits(self.hidden(token_ids, positions, pool, batch, logit_rows, rope_lengths), num_candidates)
+        normed = self.hidden(token_ids, positions, pool, batch, logit_rows, rope_lengths, loras)
+        return self.logits(normed, num_candidates)
 
     def hidden(
         self,
@@ -144,6 +150,7 @@ class Decoder:
         batch: AttentionBatch,
         rows: Tensor,
         rope_lengths: Tensor | None = None,
+        loras: StepLoras | None = None,
     ) -> Tensor:
         """As `forward`, but for the last layer's output behind the final norm: [len(rows), hidden_size] in the model's
         dtype."""
@@ -151,8 +158,8 @@ class Decoder:
         assert rows.dim() == 1
         embedded, cos, sin = self.embed(token_ids, positions, rope_lengths)
         if self._stack is not None and batch.num_tokens:
-            return self._stack.run(embedded, cos, sin, pool, batch, rows)
-        return self.pieces.run(embedded, cos, sin, pool, batch, rows)
+            return self._stack.run(embedded, cos, sin, pool, batch, rows, loras)
+        return self.pieces.run(embedded, cos, sin, pool, batch, rows, loras)
 
     def embed(self, token_ids: Tensor, positions: Tensor, rope_lengths: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """The first layer's inputs: the tokens' rows [num_tokens, hidden_size], and their angles' cosines and sines
@@ -167,6 +174,20 @@ class Decoder:
         logits = self._modules.lm_head.forward(normed)
         with in_this_thread(logits, logits.numel()):
             return scaled_logits(logits.float(), self.config)
+
+    def read_adapter(self, folder: Path, *, max_rank: int = MAX_RANK, max_bytes: int = MAX_BYTES) -> Adapter:
+        """As `shared.model.adapters.adapter.read_adapter`, for this model. From any thread."""
+        return read_adapter(folder, self.config, max_rank=max_rank, max_bytes=max_bytes)
+
+    def pack_adapter(self, adapter: Adapter) -> PackedAdapter:
+        """An adapter that was read for this model, laid out for its kernels on its device. From any thread."""
+        assert len(adapter.layers) == len(self._modules.layers), "an adapter of another model"
+        layers = self._modules.layers
+        in_sizes = {
+            name: next((linear.in_size for layer in layers if (linear := getattr(layer, name)) is not None), 0)
+            for name in PROJECTIONS
+        }
+        return PackedAdapter.of(adapter.layers, in_sizes, self.kernels, self._modules.embedding)
 
     @property
     def first_norm(self) -> Tensor | None:

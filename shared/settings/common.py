@@ -44,6 +44,24 @@ class EngineSettings(SettingGroup):
     """Longest sequence in tokens; 0 = the model's own limit. At most what the pool holds."""
 
 
+class AdapterSettings(SettingGroup):
+    """LoRA adapters that requests may ask for by name: of workers, and of each model of a local cluster."""
+
+    adapters: str = ""
+    """Adapters that a worker serves from its start on: name=folder, separated by spaces, folders as PEFT saves them.
+    All workers of a model need the same ones."""
+    adapter_folders: str = ""
+    """Folders, separated by spaces, in which further adapters may lie that an administrator loads while the worker
+    runs; nothing outside is opened. Empty = none can be loaded."""
+    adapter_slots: int = Field(default=16, ge=1, le=4096)
+    """Most adapters that are ready to compute with at once. Of more, those that no request uses make room; a request
+    whose adapter is still to come waits, and holds no place."""
+    adapter_bytes: int = Field(default=1 << 30, ge=1)
+    """Memory that these may take. Bytes."""
+    adapter_max_rank: int = Field(default=256, ge=1, le=256)
+    """Highest rank of an adapter that is taken."""
+
+
 class AnswerSettings(SettingGroup):
     """How answers come about on every worker: of workers, and of a local cluster."""
 

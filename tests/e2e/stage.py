@@ -71,8 +71,8 @@ class Lookup(PrefixLookup):
     peers: frozenset[str] | None = frozenset()
     """None: all of them."""
 
-    async def hits(self, token_ids, salt, num_prompt_tokens, traceparent=""):
-        hits = await super().hits(token_ids, salt, num_prompt_tokens, traceparent)
+    async def hits(self, token_ids, salt, num_prompt_tokens, traceparent="", adapter=""):
+        hits = await super().hits(token_ids, salt, num_prompt_tokens, traceparent, adapter)
         named = tuple(peer for peer in hits.peers if self.peers is None or peer.name in self.peers)
         return replace(hits, peers=named)
 

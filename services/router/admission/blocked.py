@@ -19,7 +19,8 @@ class Cause(Enum):
     KV_ROOM = "kv_room"
     """No free KV blocks: waiting for some, or preempted for want of them."""
     TRANSFER = "transfer"
-    """KV blocks on their way, as far as nothing else went on meanwhile: a prefix fetched, a hand-off's exposed part."""
+    """KV blocks on their way, as far as nothing else went on meanwhile: a prefix fetched, a hand-off's exposed part;
+    and an adapter that is read."""
     QUEUEING = "queueing"
     """The router's queue where no worker lacks room: behind other requests by its order or weights, or no worker was
     there."""

@@ -267,6 +267,7 @@ class ActiveRequest:
         """Notes what the workers say with the first token of the request's life."""
         record = self.record
         record.prefix_fetch_ms = tokens.prefix_fetch_ms
+        record.adapter_ms = tokens.adapter_ms
         record.prefill_queue_ms = tokens.prefill_queue_ms
         record.prefill_compute_ms = tokens.prefill_compute_ms
         record.num_cached_tokens = min(tokens.num_cached_tokens, self.request.num_prompt_tokens)

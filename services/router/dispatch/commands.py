@@ -44,6 +44,7 @@ class AttemptCommands:
             peers=self._peers(prefill),
             notes=reserved.reassignable,
             priority=min(0, self._request.priority),
+            adapter=self._request.adapter,
         )
 
     def go_on(self, name: str) -> worker_pb2.Reserve:
@@ -72,6 +73,7 @@ class AttemptCommands:
             num_stored_blocks=num_stored_blocks,
             peers=peers,
             priority=min(0, self._request.priority),
+            adapter=self._request.adapter,
         )
 
     def _peers(self, name: str) -> list[types_pb2.PrefixHolder]:

@@ -51,16 +51,20 @@ class PrefixLookup:
         if self._client is not None:
             active.note(RequestEvent.MATCHING)
             traceparent = active.record.traceparent() if request.is_traced else ""
-        return await self.hits(active.token_ids, request.chain_salt, request.num_prompt_tokens, traceparent)
+        return await self.hits(
+            active.token_ids, request.chain_salt, request.num_prompt_tokens, traceparent, request.adapter
+        )
 
-    async def hits(self, token_ids: list[int], salt: str, num_prompt_tokens: int, traceparent: str = "") -> PrefixHits:
+    async def hits(
+        self, token_ids: list[int], salt: str, num_prompt_tokens: int, traceparent: str = "", adapter: str = ""
+    ) -> PrefixHits:
         """How many of these tokens have their KV where, from the first on; `num_prompt_tokens` of them are the
-        client's prompt. `traceparent`: of the span that asks. Never raises."""
+        client's prompt. `traceparent`: of the span that asks; `adapter`: digest of the request's. Never raises."""
         layout = self._fleet.layout
         if self._client is None or layout is None:
             return UNKNOWN_HITS
         groups = layout.groups
-        root = self._fleet.hash_root(salt, num_prompt_tokens)
+        root = self._fleet.hash_root(salt, num_prompt_tokens, adapter)
         hashes = chain(root, token_ids, layout.block_size, groups.size)
         if not hashes:
             return NO_HITS

@@ -240,6 +240,7 @@ class RequestRecord:
     # Milliseconds by the workers' own clocks, 0 where not known: of the reservation, of the first token, of the last.
     reserve_on_worker_ms: float = 0.0
     prefix_fetch_ms: float = 0.0
+    adapter_ms: float = 0.0
     prefill_queue_ms: float = 0.0
     prefill_compute_ms: float = 0.0
     first_decode_step_ms: float = 0.0

@@ -54,6 +54,8 @@ class Request:
     ttft_timeout_s: float = 0.0  # seconds from arrival to the first token; 0 = the router's target
     resume: Resume | None = None  # set: the answer continues behind these tokens, and takes over a running id
     text: TextOptions = PLAIN_TEXT
+    adapter: str = ""  # digest of the adapter that is added to the model; empty: none
+    adapter_name: str = ""  # what it was asked for by
 
     @property
     def chain_salt(self) -> str:

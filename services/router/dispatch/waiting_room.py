@@ -315,6 +315,7 @@ class WaitingRoom:
             now_s=now_s,
             excluded=frozenset(active.failed_workers),
             cut=self._pairs.avoided(now_s),
+            adapter=request.adapter,
         )
 
     def _choose_successor(

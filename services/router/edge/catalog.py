@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from services.router.edge.input_processor import InputProcessor
+from services.router.placement.views import NamedAdapter
 
 
 class Catalog:
@@ -23,12 +24,25 @@ class Catalog:
         return self.models[0]
 
     def find(self, name: str) -> InputProcessor:
-        """The model of this name or alias; the first for no name, and for an unknown one, which it refuses."""
-        return self._by_name.get(name, self.first)
+        """The model of this name or alias, or of an adapter of this name; the first for no name, and for an unknown
+        one, which it refuses."""
+        found = self._by_name.get(name)
+        if found is None:
+            found = next((model for model in self.models if model.names.adapter(name) is not None), self.first)
+        return found
 
     def entries(self) -> list[tuple[str, InputProcessor]]:
         """(name, model) of every name, aliases behind their model's own."""
         return list(self._by_name.items())
+
+    def adapters(self) -> list[tuple[NamedAdapter, InputProcessor]]:
+        """(adapter, its model) of all that clients may ask for by name."""
+        return [
+            (adapter, model)
+            for model in self.models
+            if model.names.adapters is not None
+            for adapter in model.names.adapters.all()
+        ]
 
     def not_ready_reasons(self) -> dict[str, str]:
         """By model: empty where a prompt can be served now, else what is missing."""

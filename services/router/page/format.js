@@ -41,6 +41,7 @@ export const PARTS = {
   placement_ms: ["placement", "s6"],
   reserve_ms: ["reserve", "s7"],
   prefix_fetch_ms: ["prefix fetch", "s3"],
+  adapter_ms: ["adapter", "s2"],
   prefill_queue_ms: ["prefill queue", "s1"],
   prefill_compute_ms: ["prefill", "s0"],
   return_ms: ["return", "s5"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import islice
 
 from services.router.placement.views import PlacementRequest, Pool, WorkerView
@@ -60,9 +60,17 @@ def candidates(
 
     Half of `limit` goes to the longest prefix holders and to `favourite`, the rest is sampled. If none of them fits,
     the first fitting worker of the whole pool is taken: a request never waits while some worker has room. Workers that
-    the request excludes do not fit, unless the pool has no others.
+    the request excludes do not fit, unless the pool has no others. Those that do not know its adapter never fit.
     """
-    if request.excluded and any(view.name not in request.excluded for view in pool):
+    others: Iterable[WorkerView] = pool
+    if request.adapter:
+        fits_base = fits
+        others = [view for view in pool if request.adapter in view.adapters]
+
+        def fits(view: WorkerView, request: PlacementRequest) -> bool:
+            return request.adapter in view.adapters and fits_base(view, request)
+
+    if request.excluded and any(view.name not in request.excluded for view in others):
         allowed, fits_allowed = request.excluded, fits
 
         def fits(view: WorkerView, request: PlacementRequest) -> bool:

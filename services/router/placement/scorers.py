@@ -147,6 +147,11 @@ def nearness(view: WorkerView, context: ScoringContext) -> float:
     return shared / longest
 
 
+def adapter_residency(view: WorkerView, context: ScoringContext) -> float:
+    """1 where the request's adapter is ready to compute with, else 0."""
+    return 1.0 if view.adapters.get(context.request.adapter, False) else 0.0
+
+
 SCORERS: tuple[Scorer, ...] = (
     Scorer(
         setting="decode_load",
@@ -208,6 +213,15 @@ SCORERS: tuple[Scorer, ...] = (
         doc="Prefill worker: served the conversation's last turn.",
         score=stickiness,
         applies=_has_last,
+    ),
+    Scorer(
+        setting="adapter",
+        name="adapter",
+        stages=("prefill", "decode", "collocated"),
+        default_weight=0.5,
+        doc="Any worker: has the request's adapter ready, which need not be loaded.",
+        score=adapter_residency,
+        applies=lambda context: bool(context.request.adapter),
     ),
 )
 """All scorers, in the order in which explanations show them."""

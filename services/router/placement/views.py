@@ -108,6 +108,8 @@ class WorkerView:
     """When its newest report came; infinite: none has. Seconds."""
     least_slack_s: float | None = None
     """Seconds that the running answer nearest to missing its target is ahead of it; None without any, or a target."""
+    adapters: Mapping[str, bool] = field(default_factory=dict)
+    """Digests of the adapters that it knows → whether it has them ready to compute with."""
 
     @property
     def queued(self) -> Work:
@@ -193,6 +195,15 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
+class NamedAdapter:
+    """An adapter that clients may ask for."""
+
+    name: str
+    digest: str
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
 class PrefixPeer:
     """A worker from which others can fetch a prompt's first blocks."""
 
@@ -252,6 +263,8 @@ class PlacementRequest:
     """The current time, on the clock of `WorkerView.exclusive_since_s`."""
     excluded: frozenset[str] = frozenset()
     """Workers that already failed this request: not chosen while their pool has others."""
+    adapter: str = ""
+    """Digest of its adapter; empty: the base model."""
     cut: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """By decode worker: prefill workers whose blocks do not reach it; see `CutPairs`."""
     num_blocks: int = field(init=False)

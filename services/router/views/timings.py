@@ -33,6 +33,7 @@ class TtftSplit(NamedTuple):
     placement_ms: float = 0.0
     reserve_ms: float = 0.0
     prefix_fetch_ms: float = 0.0
+    adapter_ms: float = 0.0
     prefill_queue_ms: float = 0.0
     prefill_compute_ms: float = 0.0
     return_ms: float = 0.0
@@ -127,12 +128,13 @@ def _split(record: RequestRecord) -> TtftSplit:
             break
     if not first:
         return NO_SPLIT
-    on_worker_ms = record.prefix_fetch_ms + record.prefill_queue_ms + record.prefill_compute_ms
+    on_worker_ms = record.prefix_fetch_ms + record.adapter_ms + record.prefill_queue_ms + record.prefill_compute_ms
     return TtftSplit(
         queue_ms=(placed - matched) * 1e3,
         placement_ms=(matched - arrived) * 1e3,
         reserve_ms=(reserved - placed) * 1e3,
         prefix_fetch_ms=record.prefix_fetch_ms,
+        adapter_ms=record.adapter_ms,
         prefill_queue_ms=record.prefill_queue_ms,
         prefill_compute_ms=record.prefill_compute_ms,
         return_ms=max(0.0, (first - reserved) * 1e3 - on_worker_ms),

@@ -13,6 +13,7 @@ from functools import partial
 import grpc
 
 from services.router.placement.views import Pool
+from services.router.workers.adapters import AdapterDirectory
 from services.router.workers.discovery import DiscoveredWorker, Discovery
 from services.router.workers.link import WorkerLink
 from services.router.workers.liveness import LivenessLimits
@@ -70,6 +71,8 @@ class Fleet:
         """A worker with both roles has one link, which is in both."""
         self.retiring: list[WorkerLink] = []
         """Workers that the discovery names no more and that still have requests of this router."""
+        self.adapters = AdapterDirectory(lambda: self.links)
+        """What the names of adapters mean."""
         self._router_name = router_name
         self._tpot_target_s = tpot_target_s
         self._discovery = discovery
@@ -95,6 +98,7 @@ class Fleet:
     async def close(self) -> None:
         """Ends all sessions; workers free what this router held. Twice is fine."""
         await self._discovery.close()
+        await self.adapters.close()
         for task in list(self._tasks):
             task.cancel()
         for task in list(self._tasks):
@@ -178,10 +182,10 @@ class Fleet:
             async with asyncio.timeout(limit_s):
                 await asyncio.gather(*(link.heard() for link in self.links))
 
-    def hash_root(self, salt: str, num_prompt_tokens: int) -> bytes:
-        """Root of the block hash chain of a prompt; needs a worker to have connected once."""
+    def hash_root(self, salt: str, num_prompt_tokens: int, adapter: str = "") -> bytes:
+        """Root of the block hash chain of a prompt, of an adapter's digest; needs a worker to have connected once."""
         assert self._roots is not None
-        return self._roots.of(salt, num_prompt_tokens)
+        return self._roots.of(salt, num_prompt_tokens, adapter)
 
     def take_over(self, request_id: str, tenant: str) -> None:
         """A client continues the request on this router: other routers' attempts at it are ended on the workers."""
@@ -198,6 +202,7 @@ class Fleet:
             self._misfits.discard(link.name)
             self._named_until |= dict.fromkeys(link.roles, time.monotonic())
             self.retiring.append(link)
+            self.adapters.forget(link.name)
             link.retire()
         known = self.prefills.keys() | self.decodes.keys()
         new = [worker for worker in view.values() if worker.name not in known]
@@ -220,6 +225,7 @@ class Fleet:
             credentials=self._credentials,
             token=self._token,
             tpot_target_s=self._tpot_target_s,
+            on_adapters=self.adapters.report,
         )
         for role in worker.roles:
             self._links_of(role)[worker.name] = link

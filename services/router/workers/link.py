@@ -71,11 +71,13 @@ class WorkerLink:
         credentials: grpc.ChannelCredentials | None = None,
         token: str = "",
         tpot_target_s: float = 0.0,
+        on_adapters: Callable[[WorkerLink, types_pb2.AdapterList], None] | None = None,
     ) -> None:
         """`check` raises ModelMismatch for a worker that does not fit the fleet; `on_change` is called whenever the
         worker can do more or less than before. `pools` are the placement's, by role. `on_lost` is called after a
         session ended unasked. `token`: `FleetKey.token()`, which a worker wants before it drains.
-        `tpot_target_s`: what the worker bounds its steps by; 0 = nothing."""
+        `tpot_target_s`: what the worker bounds its steps by; 0 = nothing. `on_adapters` gets the worker's adapters
+        whenever they have changed."""
         self.worker = worker
         self.name = worker.name
         self.roles = worker.roles
@@ -97,6 +99,9 @@ class WorkerLink:
         self._connection = Connection(worker.address, credentials)
         self._metadata = fleet_metadata(token)
         self._tpot_target_s = tpot_target_s
+        self._on_adapters = on_adapters
+        self._calls: dict[int, asyncio.Future[types_pb2.Adapter]] = {}  # changes of adapters that are not answered
+        self._num_calls = 0
         self._receivers: dict[str, Receiver] = {}
         self._drained = asyncio.Event()
         self._kept_traces: deque[bytes] = deque(maxlen=MAX_KEPT_TRACES)
@@ -203,6 +208,34 @@ class WorkerLink:
             self.send(undrain=types_pb2.Undrain())
         else:
             self.send(drain=types_pb2.Drain())
+
+    async def change_adapter(
+        self, *, load: worker_pb2.LoadAdapter | None = None, unload: worker_pb2.UnloadAdapter | None = None
+    ) -> types_pb2.Adapter:
+        """Carries one of both out on the worker, whatever call they name; raises what that answers, or WorkerLost."""
+        self._num_calls += 1
+        call = self._num_calls
+        answer: asyncio.Future[types_pb2.Adapter] = asyncio.get_running_loop().create_future()
+        if load is not None:
+            self.send(
+                load_adapter=worker_pb2.LoadAdapter(call=call, name=load.name, folder=load.folder, digest=load.digest)
+            )
+        elif unload is not None:
+            self.send(unload_adapter=worker_pb2.UnloadAdapter(call=call, name=unload.name, digest=unload.digest))
+        self._calls[call] = answer
+        try:
+            return await answer
+        finally:
+            self._calls.pop(call, None)
+
+    def _on_adapter_changed(self, changed: worker_pb2.AdapterChanged) -> None:
+        answer = self._calls.get(changed.call)
+        if answer is None or answer.done():
+            return
+        if changed.HasField("error"):
+            answer.set_exception(from_proto(changed.error))
+        else:
+            answer.set_result(changed.adapter)
 
     async def heard(self) -> None:
         """Returns once the worker was heard from anew, or is lost; at once where it sends no heartbeats."""
@@ -342,6 +375,8 @@ class WorkerLink:
                 self._deliver(event.failed.request_id, from_proto(event.failed.error))
             case "load":
                 self._on_load(event.load)
+            case "adapter_changed":
+                self._on_adapter_changed(event.adapter_changed)
             case "heartbeat":
                 if self._stream is not None:
                     self._stream.take_beat(event.heartbeat)
@@ -358,6 +393,8 @@ class WorkerLink:
             self.name, self._limits, self._next_heartbeat, self._on_event, self._judge, heartbeats=welcome.heartbeats
         )
         self._standing.begin(welcome, stream.suspicion)
+        if welcome.HasField("adapters"):
+            self._take_adapters(welcome.adapters)
         self._on_change()
         return stream
 
@@ -376,14 +413,24 @@ class WorkerLink:
         receivers, self._receivers = self._receivers, {}
         for receive in receivers.values():
             receive((WorkerDied if died else WorkerLost)(f"worker {self.name} was lost: {reason}"))
+        for answer in self._calls.values():
+            if not answer.done():
+                answer.set_exception(WorkerLost(f"worker {self.name} was lost: {reason}"))
         if was is not None:
             if self._on_lost is not None and not self._drained.is_set():
                 self._on_lost(types_pb2.PeerLost(name=self.name, transfer_address=was.transfer_address))
             self._on_change()
 
     def _on_load(self, load: types_pb2.Load) -> None:
+        if load.HasField("adapters"):
+            self._take_adapters(load.adapters)
         self._standing.report(load)
         self._on_change()
+
+    def _take_adapters(self, adapters: types_pb2.AdapterList) -> None:
+        self._standing.has_adapters(adapters)
+        if self._on_adapters is not None:
+            self._on_adapters(self, adapters)
 
     def _deliver(self, request_id: str, message: Message | TandemError) -> None:
         receive = self._receivers.get(request_id)

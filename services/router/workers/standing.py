@@ -110,6 +110,11 @@ class Standing:
             num_context_tokens=load.num_context_tokens + load.num_promised_tokens,
         )
 
+    def has_adapters(self, adapters: types_pb2.AdapterList) -> None:
+        """All adapters that the worker knows now."""
+        if self._ledger is not None:
+            self._ledger.view.adapters = {item.digest: item.resident for item in adapters.adapters}
+
     def commit(self, request_id: str, work: Work, num_blocks: int, num_answer_tokens: int) -> None:
         """A request was placed there: placement counts its work, its blocks and its answer from now on."""
         if self._ledger is not None:

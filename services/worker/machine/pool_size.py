@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 import psutil
@@ -37,6 +37,8 @@ class PoolNeed:
     """Of the memory that is free, for a pool that lies in the host's."""
     held_bytes: int
     """Of one block on all ranks of a host together, some of which may hold the same."""
+    adapter_bytes: int = 0
+    """Memory that is kept for adapters."""
 
     def to_json(self) -> bytes:
         """For `parse`."""
@@ -51,9 +53,10 @@ class PoolNeed:
         """What this rank, or the only process, has for blocks of `layout`, its own slices. On a GPU all ranks run the
         largest step together: `follows` as for `measure_budget`. Blocking. Raises ConfigError, RankLost."""
         if decoder.device.type == "cpu":
-            free = psutil.virtual_memory().available * layout.block_bytes // self.held_bytes
+            available = max(0, psutil.virtual_memory().available - self.adapter_bytes)
+            free = available * layout.block_bytes // self.held_bytes
             return MemoryBudget(free, step_bytes=0, share=self.host_share)
-        return measure_budget(
+        found = measure_budget(
             decoder,
             layout,
             self.max_num_seqs,
@@ -62,6 +65,7 @@ class PoolNeed:
             self.gpu_memory,
             follows=follows,
         )
+        return replace(found, free_bytes=max(0, found.free_bytes - self.adapter_bytes))
 
 
 def pool_need(settings: WorkerSettings, layout: BlockLayout, max_len: int, held_bytes: int) -> PoolNeed:
@@ -75,6 +79,7 @@ def pool_need(settings: WorkerSettings, layout: BlockLayout, max_len: int, held_
         settings.gpu_memory,
         1.0 if settings.num_kv_blocks else AUTO_POOL_MEMORY_SHARE,
         held_bytes,
+        settings.adapter_bytes if settings.has_adapters else 0,
     )
 
 

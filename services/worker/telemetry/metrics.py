@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from services.worker.adapters.pool import AdapterPool
 from services.worker.telemetry.load import LoadReporter, ShipmentCounters
 from shared.engine.speculation.speculator import GuessCounters
 from shared.engine.step_counters import STEP_BUCKETS_S, StepCounters
@@ -26,6 +27,8 @@ class WorkerSources:
     """See `Decoder.expert_tokens`."""
     layout: BlockLayout
     guesses: GuessCounters
+    adapters: AdapterPool | None = None
+    """None: the worker takes none."""
 
     @property
     def load(self) -> types_pb2.Load:
@@ -67,6 +70,27 @@ METRICS: tuple[Observed[WorkerSources], ...] = (
     Observed(
         gauge("tandem_worker_draining", "1 while the worker takes no new work because it is ending, else 0."),
         lambda worker: worker.load.draining,
+    ),
+    # Adapters
+    Observed(
+        gauge(
+            "tandem_adapters", "Adapters ready to compute with: those that requests use now, and the others.", "state"
+        ),
+        lambda worker: {} if worker.adapters is None else worker.adapters.num_ready(),
+    ),
+    Observed(
+        counter("tandem_adapter_loads_total", "Adapters read into a slot for requests that waited."),
+        lambda worker: 0 if worker.adapters is None else worker.adapters.num_loads,
+    ),
+    Observed(
+        counter(
+            "tandem_adapter_load_seconds_total", "Time of those, from the first request's wait to the slot, seconds."
+        ),
+        lambda worker: 0.0 if worker.adapters is None else worker.adapters.load_s,
+    ),
+    Observed(
+        counter("tandem_adapters_evicted_total", "Adapters that left their slot for another one."),
+        lambda worker: 0 if worker.adapters is None else worker.adapters.num_evicted,
     ),
     # Steps
     Observed(

@@ -53,6 +53,7 @@ class _Sequence(NamedTuple):
     pending: int | None
     targets: tuple[int, ...]
     num_alternatives: int
+    adapter: int
 
 
 class _Plan(NamedTuple):
@@ -98,6 +99,7 @@ class PlanEncoder:
             item.pending,
             item.targets,
             item.num_alternatives,
+            item.adapter,
         )
 
 
@@ -147,6 +149,7 @@ class PlanDecoder:
             item.pending,
             item.targets,
             item.num_alternatives,
+            item.adapter,
         )
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from shared.engine.plan import PlannedSequence, StepPlan, StepResult
+from shared.engine.runner.adapter_slots import AdapterSlots
 from shared.engine.runner.block_access import BlockAccess, BlockSums, DeviceBlocks, DirectBlocks, StagedBlocks
 from shared.engine.runner.cuda_graphs import CudaGraphs
 from shared.engine.runner.device_link import DeviceLink
@@ -32,6 +33,7 @@ from shared.engine.runner.static_decode import StaticDecode
 from shared.engine.runner.structure_masks import StructureMasks
 from shared.engine.runner.warm_up import warm_up_plans
 from shared.kernels.backend import Kernels
+from shared.kernels.lora.step import PackedAdapter
 from shared.kernels.pool_view import PoolView
 from shared.kv.layout import BlockLayout
 from shared.model.decoder import Decoder
@@ -160,6 +162,7 @@ class Runner:
                 self._decoder, self.pool, config.max_num_seqs, max_seq_len, self._link, graphs, num_groups
             )
             self._sampled = self._static.sampled
+        self._adapters = AdapterSlots(self._decoder.kernels, decoder.device)
         self._sampler = Sampler(decoder.kernels, link, config.max_num_seqs)
         self._masks = None if structures is None else StructureMasks(structures, link)
         self._last: PendingStep | None = None
@@ -239,7 +242,8 @@ class Runner:
             self._last = PendingStep(nothing, None, (), self._link, _unknown, check=self._check)
             return self._last
         is_pooling = any(item.num_pooled for item in items)
-        if self._static is not None and not is_pooling and self._static.takes(plan):
+        has_adapters = any(item.adapter for item in items)  # graphs compute the base model's rows alone
+        if self._static is not None and not is_pooling and not has_adapters and self._static.takes(plan):
             logits, tokens = self._static.run(plan)
             row_masks = None if masks is None else masks.row_masks()
             self._sampler.resample(tokens, logits, names, specs, row_masks)
@@ -277,6 +281,10 @@ class Runner:
         last = self._last
         return last.tokens if last is not None else tuple
 
+    def place_adapter(self, slot: int, adapter: PackedAdapter | None) -> None:
+        """See `AdapterSlots.place`; the adapter is one of this runner's decoder."""
+        self._adapters.place(slot, adapter)
+
     def checksums(self, block_ids: list[int]) -> list[int]:
         """Checksums of these blocks as they are now; no step in flight may write to them."""
         return self._checksums(block_ids)
@@ -286,8 +294,8 @@ class Runner:
         rank calls it for the same sequences, and the leader gets the logits."""
         if self._decoder.num_stages > 1:
             return self._forward_staged(items)
-        inputs = self._filled(items)
-        if self._pieces is not None and self._pieces.takes(inputs.batch.num_tokens):
+        inputs, loras = self._filled(items), self._adapters.loras(items)
+        if self._pieces is not None and loras is None and self._pieces.takes(inputs.batch.num_tokens):
             return self._pieces.run(inputs)
         return self._decoder.forward(
             inputs.token_ids,
@@ -297,6 +305,7 @@ class Runner:
             inputs.logit_rows,
             inputs.rope_lengths,
             num_candidates(items) if self._decoder.is_split else ALL_CANDIDATES,
+            loras,
         )
 
     def _forward_pooling(self, items: tuple[PlannedSequence, ...]) -> tuple[Tensor, Tensor]:
@@ -321,6 +330,7 @@ class Runner:
             inputs.batch,
             send(torch.tensor(rows, dtype=torch.int64)),
             inputs.rope_lengths,
+            self._adapters.loras(items),
         )
         sums = [
             hidden.index_select(0, send(torch.tensor([place[row] for row in part]))).float().sum(dim=0)
@@ -331,8 +341,11 @@ class Runner:
 
     def _forward_staged(self, items: tuple[PlannedSequence, ...]) -> Tensor:
         assert isinstance(self._decoder, RankDecoder)
-        filled = [self._filled(part) for part in micro_batches(items, self._decoder.num_stages)]
-        parts = [MicroBatch(x.token_ids, x.positions, x.batch, x.logit_rows, x.rope_lengths) for x in filled]
+        split_items = micro_batches(items, self._decoder.num_stages)
+        filled = [(self._filled(part), self._adapters.loras(part)) for part in split_items]
+        parts = [
+            MicroBatch(x.token_ids, x.positions, x.batch, x.logit_rows, x.rope_lengths, loras) for x, loras in filled
+        ]
         return self._decoder.forward_parts(parts, self.pool, num_candidates(items))
 
     def _filled(self, items: tuple[PlannedSequence, ...]) -> StepInputs:

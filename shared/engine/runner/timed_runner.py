@@ -13,6 +13,7 @@ from typing import Protocol
 
 from shared.engine.plan import NoToken, SampledToken, SampleSpec, StepPlan, StepResult, step_work
 from shared.engine.runner.block_access import BlockAccess
+from shared.kernels.lora.step import PackedAdapter
 from shared.sizing.step_time import StepTimes
 
 
@@ -73,6 +74,9 @@ class TimedRunner:
     def checksums(self, block_ids: list[int]) -> list[int]:
         """See `StepRunner`."""
         return self._pool.checksums(block_ids)
+
+    def place_adapter(self, slot: int, adapter: PackedAdapter | None) -> None:
+        """See `StepRunner`; nothing is computed, so nothing is added to it."""
 
     def launch(self, plan: StepPlan) -> _TimedStep:
         """See `StepRunner`. Copies of blocks take no time."""

@@ -255,6 +255,7 @@ class StepsInFlight:
             self._steps[-1].rows[sequence.sequence_id] if is_pending else None,
             *sequence.targets(start, count),
             sequence.num_to_pool(start, count) if sequence.sampling.pooling else 0,
+            sequence.adapter,
         )
 
     @staticmethod

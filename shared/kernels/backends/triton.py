@@ -10,6 +10,7 @@ from shared.kernels.experts import reference as experts
 from shared.kernels.experts import routing
 from shared.kernels.latent import reference as latent
 from shared.kernels.linear import make_plain_linear
+from shared.kernels.lora import launch as lora
 from shared.kernels.matmul.launch import make_rowwise_linear
 from shared.kernels.quantized import make_opened_experts, make_opened_linear
 from shared.kernels.rmsnorm import launch as rmsnorm
@@ -38,6 +39,8 @@ class TritonKernels:
     rotate_and_write_latent = staticmethod(latent.rotate_and_write_latent)
     paged_attention = staticmethod(paged.paged_attention)
     act_and_mul = staticmethod(activation.act_and_mul)
+    make_lora = staticmethod(lora.make_lora)
+    add_lora = staticmethod(lora.add_lora)
     gather_blocks = staticmethod(blocks.gather_blocks)
     scatter_blocks = staticmethod(blocks.scatter_blocks)
     block_checksums = staticmethod(blocks.block_checksums)

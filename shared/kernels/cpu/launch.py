@@ -23,12 +23,17 @@ from shared.kernels.cpu.coded import coded_linear
 from shared.kernels.cpu.experts import PackedBatchedLinear, PackedExperts, choose_experts, coded_experts
 from shared.kernels.cpu.layer_stack import CpuLayerStack
 from shared.kernels.cpu.linear import LANES, WideLinear, fits_panels, is_bf16, pack
+from shared.kernels.cpu.lora import CpuLora, add_lora, fits_lora
 from shared.kernels.cpu.pool import CPool
 from shared.kernels.cpu.torch_threads import in_this_thread
 from shared.kernels.experts.rules import Routing
 from shared.kernels.latent import reference as latents
 from shared.kernels.layer_stack import LayerSizes, LayerWeights
 from shared.kernels.linear import PlainLinear
+from shared.kernels.lora import reference as loras_reference
+from shared.kernels.lora.parts import LoraPart
+from shared.kernels.lora.rows import LoraRows
+from shared.kernels.lora.step import Lora
 from shared.kernels.pool_view import PoolView
 from shared.kernels.quantized import OpenedExperts, OpenedLinear, QuantizedWeight, Weight
 from shared.kernels.rmsnorm import reference as rmsnorm
@@ -69,11 +74,12 @@ def load(path: Path) -> ctypes.CDLL:
     library.tandem_count_tokens.argtypes = [p, p, p, p, n, n, n]
     library.tandem_greedy_tokens.argtypes = [p, p, p, p, n, n, n, n]
     library.tandem_sample_tokens.argtypes = [p, p, p, p, p, p, p, p, n, n]
-    library.tandem_layers.argtypes = [p, p, p, p, c_float, c_float, c_float, p]
+    library.tandem_add_lora.argtypes = [p, p, p, p, p, p, c_int]
+    library.tandem_layers.argtypes = [p, p, p, p, p, c_float, c_float, c_float, p]
     for name in (
         "pack_linear", "plan_compression", "compress", "linear", "rms_norm", "act_and_mul", "rotate_and_write",
         "experts", "choose_experts", "batched_linear", "rotate_and_write_latent", "paged_attention", "mask_tokens",
-        "greedy_tokens", "sample_tokens", "penalize", "count_tokens",
+        "greedy_tokens", "sample_tokens", "add_lora", "penalize", "count_tokens",
     ):  # fmt: skip
         getattr(library, f"tandem_{name}").restype = None
     return library
@@ -133,6 +139,20 @@ class CpuOps:
     def make_batched_linear(self, weight: Tensor, *, own: bool) -> PackedBatchedLinear:
         """See `DecoderOps`."""
         return PackedBatchedLinear(lambda: self.library, weight, own=own)
+
+    def make_lora(self, parts: Sequence[LoraPart], in_size: int, like: Tensor) -> Lora:
+        """See `LoraOps`. Sizes that do not fit vectors are left to torch."""
+        if fits_lora(parts, in_size):
+            return CpuLora(parts, in_size, like)
+        return loras_reference.make_plain_lora(parts, in_size, like)
+
+    def add_lora(self, out: Tensor, x: Tensor, loras: Sequence[Lora | None], rows: LoraRows) -> None:
+        """See `LoraOps`."""
+        loras_reference.check_add_lora(out, x, loras, rows)
+        packed = [lora for lora in loras if lora is None or isinstance(lora, CpuLora)]
+        if len(packed) < len(loras):  # then the sizes of none fit
+            return loras_reference.add_lora(out, x, loras, rows)
+        return add_lora(self.library, out, x, packed, rows)
 
     def stack_layers(
         self, layers: Sequence[LayerWeights], last_norm: Tensor, sizes: LayerSizes, group: Collectives | None = None

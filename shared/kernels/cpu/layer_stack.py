@@ -5,8 +5,11 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from ctypes import Structure, c_int64, c_void_p
+from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from shared.collectives.cpu_group import CpuGroup
@@ -14,8 +17,10 @@ from shared.collectives.interface import Collectives
 from shared.kernels.activation.rules import GATES
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.cpu.linear import LANES, Library, PackedLinear, is_bf16, scratch_floats
+from shared.kernels.cpu.lora import CpuLora, CpuRows, sum_floats
 from shared.kernels.cpu.pool import CPool
 from shared.kernels.layer_stack import LayerSizes, LayerWeights
+from shared.kernels.lora.step import PackedAdapter, StepLoras
 from shared.kernels.pool_view import PoolView, assert_kv_dtype
 
 _PROJECTIONS = ("qkv", "o", "gate_up", "down")
@@ -61,6 +66,35 @@ class _Group(Structure):
     _fields_ = [("tables", c_void_p), ("slots", c_void_p)]
 
 
+class _StepLoras(Structure):
+    _fields_ = [
+        ("loras", c_void_p),
+        ("count", c_int64),
+        ("rows", c_void_p),
+        ("kept", c_void_p),
+        ("sums", c_void_p),
+        ("most_ranks", c_int64),
+    ]
+
+
+class _Additions:
+    """The memory of what adapters add in one step."""
+
+    def __init__(
+        self, loras: StepLoras, addresses: Sequence[NDArray[np.uint64]], most_ranks: int, most_in: int
+    ) -> None:
+        self._table = np.ascontiguousarray(np.stack(addresses, axis=-1))  # [num_layers * 4, additions]
+        self._sums = torch.empty(sum_floats(loras.rows.num_rows, most_in, most_ranks), dtype=torch.float32)
+        self.struct = _StepLoras(
+            self._table.ctypes.data,
+            len(addresses),
+            CpuRows.of(loras.rows).address,
+            CpuRows.of(loras.kept).address,
+            self._sums.data_ptr(),
+            most_ranks,
+        )
+
+
 class CpuLayerStack:
     """See `LayerStack`. Safe for calls from several threads at once."""
 
@@ -104,13 +138,21 @@ class CpuLayerStack:
             found = tuple(linear.in_size for linear in linears)
             expected = (self._hidden, sizes.num_heads * sizes.head_dim, self._hidden, self._inner)
             assert found == expected, f"projections of {found} columns, not {expected}"
+        self._addresses: WeakKeyDictionary[PackedAdapter, tuple[NDArray[np.uint64], int]] = WeakKeyDictionary()
         self._layers, self._grouped = (
             (_Layer * len(layers))(*map(_layer, layers, projections, sizes.windows, sizes.encodings, places))
             for places in ([(0, index) for index in range(len(layers))], sizes.places)
         )
 
     def run(
-        self, x: Tensor, cos: Tensor, sin: Tensor, pool: PoolView, batch: AttentionBatch, logit_rows: Tensor
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        pool: PoolView,
+        batch: AttentionBatch,
+        logit_rows: Tensor,
+        loras: StepLoras | None = None,
     ) -> Tensor:
         """See `LayerStack`."""
         sizes, num_tokens = self._sizes, x.shape[0]
@@ -159,11 +201,13 @@ class CpuLayerStack:
             is_bf16=is_bf16(x),
             gate=GATES.index(sizes.activation.gate),
         )
+        additions = None if loras is None or not loras.rows.num_rows else self._additions(loras)
         failed = self._library().tandem_layers(
             ctypes.byref(layers),
             self._last_norm.data_ptr(),
             ctypes.byref(step),
             ctypes.byref(memory),
+            None if additions is None else ctypes.byref(additions.struct),
             sizes.eps,
             sizes.scale,
             sizes.softcap or 0.0,
@@ -172,6 +216,23 @@ class CpuLayerStack:
         if self._group is not None:
             self._group.check(failed)
         return normed[: logit_rows.shape[0]]
+
+    def _additions(self, loras: StepLoras) -> _Additions:
+        found = []
+        for adapter in loras.adapters:
+            if adapter not in self._addresses:
+                self._addresses[adapter] = _addresses(adapter)
+            found.append(self._addresses[adapter])
+        most_in = max(self._hidden, self._inner, self._sizes.num_heads * self._sizes.head_dim)
+        return _Additions(loras, [addresses for addresses, _ in found], max(ranks for _, ranks in found), most_in)
+
+
+def _addresses(adapter: PackedAdapter) -> tuple[NDArray[np.uint64], int]:
+    """(where the C++ kernels read each addition, 0 for none [num_layers * 4]; the most ranks of one)."""
+    found = [lora for lora in adapter.loras if lora is None or isinstance(lora, CpuLora)]
+    assert len(found) == len(adapter.loras), "an adapter of another backend"
+    addresses = np.array([0 if lora is None else lora.address for lora in found], dtype=np.uint64)
+    return addresses, max((lora.ranks for lora in found if lora is not None), default=0)
 
 
 def _packed_projections(layer: LayerWeights) -> tuple[PackedLinear, ...] | None:

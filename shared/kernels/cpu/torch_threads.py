@@ -56,3 +56,12 @@ def _set_mkl_threads() -> Callable[[int], int]:
     the process's. Does nothing where torch has no MKL."""
     function = getattr(_functions(), "MKL_Set_Num_Threads_Local", None)
     return function or (lambda _: 0)
+
+
+def keep_to_one_thread() -> None:
+    """The calling thread's torch ops take no further threads from now on, however much they compute: for work beside
+    the engine's."""
+    functions = _functions()
+    if functions is not None:
+        functions.omp_set_num_threads(1)
+        _set_mkl_threads()(1)

@@ -87,10 +87,10 @@ def _adapter(folder: Path) -> str:
     named = f"a {kind} adapter" if kind else "an adapter"
     if not (folder / CONFIG_FILE).is_file():
         of = f" of {base}" if base else ""
-        return f"{folder} is {named}{of}, not a model: adapters are not supported; merge it into its base model"
+        return f"{folder} is {named}{of}, not a model: serve its base model, with this folder among its `adapters`"
     return (
-        f"{folder} has {named} beside the model ({ADAPTER_FILE}), and adapters are not supported: merge it into the "
-        f"model, or move {ADAPTER_FILE} away to serve the base model without it"
+        f"{folder} has {named} beside the model ({ADAPTER_FILE}): merge it into the model, or move it to a folder of "
+        "its own, which `adapters` then names"
     )
 
 

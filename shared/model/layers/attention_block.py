@@ -7,9 +7,10 @@ from torch import Tensor
 
 from shared.kernels.backend import DecoderOps
 from shared.kernels.batch import AttentionBatch
+from shared.kernels.lora.step import StepLoras
 from shared.kernels.pool_view import PoolView
 from shared.model.config.model_config import ModelConfig
-from shared.model.layers.modules import LayerModules
+from shared.model.layers.modules import LayerModules, project
 
 
 class AttentionBlock:
@@ -29,7 +30,9 @@ class AttentionBlock:
         self._norms_heads = config.qk_norm == "head"
         self._sizes = [config.num_heads * config.head_dim] + [config.num_kv_heads * config.head_dim] * 2
 
-    def place(self, x: Tensor, cos: Tensor, sin: Tensor, pool: PoolView, slots: Tensor) -> Tensor:
+    def place(
+        self, x: Tensor, cos: Tensor, sin: Tensor, pool: PoolView, slots: Tensor, loras: StepLoras | None = None
+    ) -> Tensor:
         """Write this step's K and V into `pool` and return the query, ready to attend.
 
         Args:
@@ -38,12 +41,13 @@ class AttentionBlock:
             sin: [num_encodings, num_tokens, head_dim].
             pool: of two planes, changed in place.
             slots: [num_tokens] int64, or of KV groups [num_groups, num_tokens]: `AttentionBatch.group_slots`.
+            loras: what adapters add.
 
         Returns:
             [num_tokens, num_heads, head_dim].
         """
         config, layer = self._config, self._layer
-        qkv = layer.qkv.forward(x)
+        qkv = project(layer.qkv, x, loras, self._index, "qkv")
         parts = list(torch.split(qkv, self._sizes, dim=-1))
         if config.qk_norm == "whole":
             assert layer.q_norm is not None
@@ -81,6 +85,6 @@ class AttentionBlock:
             sinks=self._layer.sinks,
         )
 
-    def project(self, attended: Tensor) -> Tensor:
+    def project(self, attended: Tensor, loras: StepLoras | None = None) -> Tensor:
         """[num_tokens, num_heads * head_dim] to [num_tokens, hidden_size]."""
-        return self._layer.o.forward(attended)
+        return project(self._layer.o, attended, loras, self._index, "o")

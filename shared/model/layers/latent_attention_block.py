@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from shared.kernels.backend import DecoderOps
 from shared.kernels.batch import AttentionBatch
+from shared.kernels.lora.step import StepLoras
 from shared.kernels.pool_view import PoolView
 from shared.model.config.latent_config import LatentConfig
 from shared.model.config.model_config import ModelConfig
@@ -51,7 +52,9 @@ class LatentAttentionBlock:
         self._least_expanded = least_expanded(config.latent)
         self._padded_dim = -(-max(config.latent.query_dim, config.latent.value_dim) // HEAD_DIM_STEP) * HEAD_DIM_STEP
 
-    def place(self, x: Tensor, cos: Tensor, sin: Tensor, pool: PoolView, slots: Tensor) -> Tensor:
+    def place(
+        self, x: Tensor, cos: Tensor, sin: Tensor, pool: PoolView, slots: Tensor, loras: StepLoras | None = None
+    ) -> Tensor:
         """Write this step's latents into `pool` and return the query.
 
         Args:
@@ -66,6 +69,7 @@ class LatentAttentionBlock:
         """
         sizes, layer = self._sizes, self._layer
         query_size = layer.qkv.out_size - sizes.cached_dim
+        assert loras is None, "no adapter adds to projections of latents"
         query, latent = torch.split(layer.qkv.forward(x), [query_size, sizes.cached_dim], dim=-1)
         if self._modules.q is not None:
             assert layer.q_norm is not None
@@ -97,7 +101,7 @@ class LatentAttentionBlock:
             output[chunk.rows] = self._expanded(query[chunk.rows], pool, chunk)
         return output
 
-    def project(self, attended: Tensor) -> Tensor:
+    def project(self, attended: Tensor, loras: StepLoras | None = None) -> Tensor:  # noqa: ARG002  # none adds here
         """[num_tokens, num_heads * value_dim] to [num_tokens, hidden_size]."""
         return self._layer.o.forward(attended)
 

@@ -11,25 +11,27 @@ from torch.nn import functional
 from shared.kernels.activation.rules import Activation
 from shared.kernels.backend import DecoderOps
 from shared.kernels.cpu.torch_threads import in_this_thread
+from shared.kernels.lora.step import StepLoras
 from shared.model.config.model_config import ModelConfig
 from shared.model.config.moe_config import MoeConfig
-from shared.model.layers.modules import ExpertModules, LayerModules
+from shared.model.layers.modules import ExpertModules, LayerModules, project
 from shared.model.layers.parameters import BIAS_COLUMNS
 
 
 class FeedForward(Protocol):
     """The block of a layer behind its attention."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[num_tokens, hidden_size] to the same shape; a row's result follows from that row alone."""
+    def forward(self, x: Tensor, loras: StepLoras | None = None) -> Tensor:
+        """[num_tokens, hidden_size] to the same shape; a row's result follows from that row and its adapter alone."""
         ...
 
 
 class Mlp:
     """`down` of the activated `gate` and `up` of x."""
 
-    def __init__(self, layer: LayerModules, activation: Activation, kernels: DecoderOps) -> None:
-        """Keeps references to its arguments."""
+    def __init__(self, layer: LayerModules, index: int, activation: Activation, kernels: DecoderOps) -> None:
+        """Keeps references to its arguments; `index` is the layer's number, from 0."""
+        self._index = index
         self._activation = activation
         assert layer.gate_up is not None
         assert layer.down is not None
@@ -37,9 +39,10 @@ class Mlp:
         self._down = layer.down
         self._kernels = kernels
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, loras: StepLoras | None = None) -> Tensor:
         """[num_tokens, hidden_size] to the same shape."""
-        return self._down.forward(self._kernels.act_and_mul(self._gate_up.forward(x), self._activation))
+        gate_up = project(self._gate_up, x, loras, self._index, "gate_up")
+        return project(self._down, self._kernels.act_and_mul(gate_up, self._activation), loras, self._index, "down")
 
 
 class MixtureOfExperts:
@@ -64,7 +67,7 @@ class MixtureOfExperts:
         ranks' too; counted on the CPU alone."""
         return self._num_chosen.view(self._num_experts, -1)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, loras: StepLoras | None = None) -> Tensor:  # noqa: ARG002  # none adds to experts
         """[num_tokens, hidden_size] to the same shape."""
         modules = self._modules
         logits = modules.router.forward(x.float() if self._fp32_router else x)
@@ -100,9 +103,9 @@ class MixtureOfExperts:
             return (out.float() + shares @ down_bias.float()).to(x.dtype)
 
 
-def feed_forward(layer: LayerModules, config: ModelConfig, kernels: DecoderOps) -> FeedForward:
-    """The feed-forward block for a layer: dense, or with experts."""
-    dense = None if layer.gate_up is None else Mlp(layer, config.activation, kernels)
+def feed_forward(layer: LayerModules, index: int, config: ModelConfig, kernels: DecoderOps) -> FeedForward:
+    """The feed-forward block for a layer, the `index`-th: dense, or with experts."""
+    dense = None if layer.gate_up is None else Mlp(layer, index, config.activation, kernels)
     if layer.experts is None:
         assert dense is not None
         return dense

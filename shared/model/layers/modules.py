@@ -10,6 +10,7 @@ from torch import Tensor
 
 from shared.collectives.interface import Collectives
 from shared.kernels.backend import BatchedLinear, DecoderOps, Experts, Linear
+from shared.kernels.lora.step import Projection, StepLoras
 from shared.kernels.quantized import QuantizedWeight, Weight, rounded
 from shared.model.config.latent_config import LatentConfig
 from shared.model.config.model_config import ModelConfig
@@ -226,9 +227,25 @@ class SummedLinear:
 
     def forward(self, x: Tensor) -> Tensor:
         """See `Linear`."""
-        out = self.part.forward(x)
+        return self.sum_up(self.part.forward(x))
+
+    def sum_up(self, out: Tensor) -> Tensor:
+        """The sum of what the ranks' parts gave, in place."""
         self._group.all_reduce(out)
         return out
+
+
+def project(linear: Linear, x: Tensor, loras: StepLoras | None, layer: int, projection: Projection) -> Tensor:
+    """What a projection gives, with what adapters add to it. Over ranks these are parts of the same sum."""
+    if loras is None:
+        return linear.forward(x)
+    if not isinstance(linear, SummedLinear):
+        out = linear.forward(x)
+        loras.add(out, x, layer, projection)
+        return out
+    out = linear.part.forward(x)
+    loras.add(out, x, layer, projection)
+    return linear.sum_up(out)
 
 
 def add_up(modules: DecoderModules, group: Collectives) -> DecoderModules:

@@ -142,7 +142,7 @@ def unused_tensors(config: ModelConfig) -> tuple[str, ...]:
     return (*(f"model.layers.{layer}." for layer in layers), *_OF_IMAGES)
 
 
-def _qkv_rows(config: ModelConfig) -> dict[str, int]:
+def qkv_rows(config: ModelConfig) -> dict[str, int]:
     """Checkpoint name → rows, of the projections that are fused as `qkv`."""
     latent = config.latent
     if latent is None:
@@ -158,8 +158,8 @@ def _qkv_rows(config: ModelConfig) -> dict[str, int]:
     return {"self_attn.q_a_proj": latent.q_rank, "self_attn.kv_a_proj_with_mqa": latent.cached_dim}
 
 
-def _gate_up_rows(config: ModelConfig, mlp: str, inner: int) -> dict[str, int]:
-    """As `_qkv_rows`, of a dense block of that name."""
+def gate_up_rows(config: ModelConfig, mlp: str, inner: int) -> dict[str, int]:
+    """As `qkv_rows`, of a dense block of that name."""
     if config.names.gate_up is not None:
         return {f"{mlp}.{config.names.gate_up}": 2 * inner}
     return {f"{mlp}.gate_proj": inner, f"{mlp}.up_proj": inner}
@@ -206,7 +206,7 @@ class _Allocator:
 
 def _allocate_layer(config: ModelConfig, index: int, new: _Allocator, experts: Sequence[int] | None) -> LayerParameters:
     hidden, prefix = config.hidden_size, f"model.layers.{index}."
-    names, qkv_rows = config.names, _qkv_rows(config)
+    names, qkv_parts = config.names, qkv_rows(config)
     moe = config.moe if config.has_experts(index) else None
     inner = config.intermediate_size if moe is None else moe.shared_size
     mlp = _dense_name(config, has_experts=moe is not None)
@@ -224,8 +224,8 @@ def _allocate_layer(config: ModelConfig, index: int, new: _Allocator, experts: S
         attention_norm=norm(names.attention_norm),
         post_norm=norm(names.post_norm),
         output_norm=norm(names.output_norm),
-        qkv=weight(qkv_rows, hidden),
-        qkv_bias=new.empty(sum(qkv_rows.values())).zero_() if config.qkv_bias else None,  # not every part's is stored
+        qkv=weight(qkv_parts, hidden),
+        qkv_bias=new.empty(sum(qkv_parts.values())).zero_() if config.qkv_bias else None,  # not every part's is stored
         q_norm=q_norm,
         k_norm=k_norm,
         sinks=new.empty(config.num_heads) if config.has_sinks else None,
@@ -233,7 +233,7 @@ def _allocate_layer(config: ModelConfig, index: int, new: _Allocator, experts: S
         o=weight({"self_attn.o_proj": hidden}, config.num_heads * config.value_dim),
         o_bias=new.empty(hidden) if config.o_bias else None,
         experts=None if moe is None else _allocate_experts(moe, hidden, prefix, new, experts),
-        gate_up=weight(_gate_up_rows(config, mlp, inner), hidden) if inner else None,
+        gate_up=weight(gate_up_rows(config, mlp, inner), hidden) if inner else None,
         gate_up_bias=new.empty(2 * inner) if has_bias else None,
         down=weight({f"{mlp}.down_proj": hidden}, inner) if inner else None,
         down_bias=new.empty(hidden) if has_bias else None,
@@ -262,8 +262,8 @@ def _allocate_experts(
     in_size = hidden + BIAS_COLUMNS if moe.has_bias else hidden
     gate, up, down = moe.projections
     of_each = [f"{prefix}{moe.prefix}.experts.{expert}" for expert in local]
-    gate_up_rows = {gate: moe.expert_size, up: moe.expert_size}
-    gate_up_weight = new.weight(gate_up_rows, in_size, [(f"{name}.{gate}", f"{name}.{up}") for name in of_each])
+    rows = {gate: moe.expert_size, up: moe.expert_size}
+    gate_up_weight = new.weight(rows, in_size, [(f"{name}.{gate}", f"{name}.{up}") for name in of_each])
     down_weight = new.weight({down: in_size}, moe.expert_size, [(f"{name}.{down}",) for name in of_each])
     if moe.has_bias:
         assert isinstance(gate_up_weight, Tensor), "experts with biases in fewer bits"
@@ -303,12 +303,12 @@ def _layer_views(config: ModelConfig, layer: LayerParameters) -> dict[str, Weigh
             parts = _parts(fused, list(rows.values()))
             views.update({f"{name}.{kind}": part for name, part in zip(rows, parts, strict=True)})
 
-    split(layer.qkv, "weight", _qkv_rows(config))
-    split(layer.qkv_bias, "bias", _qkv_rows(config))
+    split(layer.qkv, "weight", qkv_rows(config))
+    split(layer.qkv_bias, "bias", qkv_rows(config))
     if layer.gate_up is not None:
-        gate_up_rows = _gate_up_rows(config, mlp, layer.gate_up.shape[0] // 2)
-        split(layer.gate_up, "weight", gate_up_rows)
-        split(layer.gate_up_bias, "bias", gate_up_rows)
+        both = gate_up_rows(config, mlp, layer.gate_up.shape[0] // 2)
+        split(layer.gate_up, "weight", both)
+        split(layer.gate_up_bias, "bias", both)
     if layer.latent is not None:
         views |= {"self_attn.q_b_proj.weight": layer.latent.q, "self_attn.kv_b_proj.weight": layer.latent.kv}
         views.pop("self_attn.q_proj.bias", None)  # zero: no checkpoint has one

@@ -13,6 +13,7 @@ from torch import Tensor
 from shared.kernels.backend import DecoderOps
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.cpu.torch_threads import in_this_thread
+from shared.kernels.lora.step import StepLoras
 from shared.kernels.pool_view import PoolView
 from shared.model.config.model_config import ModelConfig
 from shared.model.layers.attention_block import AttentionBlock
@@ -35,7 +36,7 @@ class DecoderPieces:
         self._attention = [
             _attention(config, index, layer, kernels, places[index]) for index, layer in enumerate(modules.layers)
         ]
-        self._mlp = [feed_forward(layer, config, kernels) for layer in modules.layers]
+        self._mlp = [feed_forward(layer, index, config, kernels) for index, layer in enumerate(modules.layers)]
         self._drops_rows = True
 
     @property
@@ -56,7 +57,9 @@ class DecoderPieces:
         other._drops_rows = False
         return other
 
-    def first(self, x: Tensor, cos: Tensor, sin: Tensor, pool: PoolView, slots: Tensor) -> Tensor:
+    def first(
+        self, x: Tensor, cos: Tensor, sin: Tensor, pool: PoolView, slots: Tensor, loras: StepLoras | None = None
+    ) -> Tensor:
         """Up to the first attention: writes the first layer's K and V and returns its query.
 
         Args:
@@ -65,19 +68,28 @@ class DecoderPieces:
             sin: [num_encodings, num_tokens, rotary_dim].
             pool: changed in place.
             slots: [num_tokens] int64, or of KV groups [num_groups, num_tokens]: `AttentionBatch.group_slots`.
+            loras: what adapters add; None where no token has one.
 
         Returns:
             [num_tokens, num_heads, head_dim].
         """
         normed = self._kernels.rms_norm(x, self._modules.layers[0].input_norm, self._eps)
-        return self._attention[0].place(normed, cos, sin, pool, slots)
+        return self._attention[0].place(normed, cos, sin, pool, slots, loras)
 
     def attend(self, layer: int, query: Tensor, pool: PoolView, batch: AttentionBatch) -> Tensor:
         """A layer's attention: [num_tokens, num_heads, head_dim] to [num_tokens, num_heads * value_dim]."""
         return self._attention[layer].attend(query, pool, batch)
 
     def between(
-        self, layer: int, residual: Tensor, attended: Tensor, cos: Tensor, sin: Tensor, pool: PoolView, slots: Tensor
+        self,
+        layer: int,
+        residual: Tensor,
+        attended: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        pool: PoolView,
+        slots: Tensor,
+        loras: StepLoras | None = None,
     ) -> tuple[Tensor, Tensor]:
         """From a layer's attention up to that of the layer after it, whose K and V it writes.
 
@@ -89,60 +101,86 @@ class DecoderPieces:
             sin: likewise.
             pool: likewise.
             slots: likewise.
+            loras: likewise.
 
         Returns:
             (query of the next layer [num_tokens, num_heads, head_dim], residual [num_tokens, hidden_size]).
         """
-        projected = self._attention[layer].project(attended)
-        normed, residual = self._finish(layer, projected, residual)
-        return self._attention[layer + 1].place(normed, cos, sin, pool, slots), residual
+        projected = self._attention[layer].project(attended, loras)
+        normed, residual = self._finish(layer, projected, residual, loras)
+        return self._attention[layer + 1].place(normed, cos, sin, pool, slots, loras), residual
 
-    def last(self, residual: Tensor, attended: Tensor, logit_rows: Tensor) -> Tensor:
+    def last(self, residual: Tensor, attended: Tensor, logit_rows: Tensor, loras: StepLoras | None = None) -> Tensor:
         """From the last attention on: [num_logits, hidden_size] of the wanted rows, normed. The last layer's
         feed-forward block is computed for them alone."""
         drops_rows = self._drops_rows and logit_rows.shape[0] < attended.shape[0]
         layer = self.num_layers - 1
-        projected = self._attention[layer].project(attended)
+        projected = self._attention[layer].project(attended, loras)
         if drops_rows:
+            loras = None if loras is None else loras.of_kept()
             projected, residual = projected.index_select(0, logit_rows), residual.index_select(0, logit_rows)
             if not logit_rows.shape[0]:
                 return projected  # what comes now has an effect on nothing
-        normed, _ = self._finish(layer, projected, residual)
+        normed, _ = self._finish(layer, projected, residual, loras)
         if drops_rows:
             return normed
         with in_this_thread(normed, normed.numel()):
             return normed[logit_rows]
 
     def run(
-        self, residual: Tensor, cos: Tensor, sin: Tensor, pool: PoolView, batch: AttentionBatch, logit_rows: Tensor
+        self,
+        residual: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        pool: PoolView,
+        batch: AttentionBatch,
+        logit_rows: Tensor,
+        loras: StepLoras | None = None,
     ) -> Tensor:
         """As `LayerStack.run`."""
-        attended, residual = self._to_last_attention(residual, cos, sin, pool, batch)
-        return self.last(residual, attended, logit_rows)
+        attended, residual = self._to_last_attention(residual, cos, sin, pool, batch, loras)
+        return self.last(residual, attended, logit_rows, loras)
 
-    def residual(self, residual: Tensor, cos: Tensor, sin: Tensor, pool: PoolView, batch: AttentionBatch) -> Tensor:
+    def residual(
+        self,
+        residual: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        pool: PoolView,
+        batch: AttentionBatch,
+        loras: StepLoras | None = None,
+    ) -> Tensor:
         """[num_tokens, hidden_size] behind the last layer, not normed: what another stage's layers begin with."""
-        attended, residual = self._to_last_attention(residual, cos, sin, pool, batch)
-        return self._finish(self.num_layers - 1, self._attention[-1].project(attended), residual)[1]
+        attended, residual = self._to_last_attention(residual, cos, sin, pool, batch, loras)
+        projected = self._attention[-1].project(attended, loras)
+        return self._finish(self.num_layers - 1, projected, residual, loras)[1]
 
     def _to_last_attention(
-        self, residual: Tensor, cos: Tensor, sin: Tensor, pool: PoolView, batch: AttentionBatch
+        self,
+        residual: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        pool: PoolView,
+        batch: AttentionBatch,
+        loras: StepLoras | None,
     ) -> tuple[Tensor, Tensor]:
         """(what the last layer's attention gives, the residual stream before it)."""
         slots = batch.group_slots
-        query = self.first(residual, cos, sin, pool, slots)
+        query = self.first(residual, cos, sin, pool, slots, loras)
         for layer in range(self.num_layers - 1):
             attended = self.attend(layer, query, pool, batch)
-            query, residual = self.between(layer, residual, attended, cos, sin, pool, slots)
+            query, residual = self.between(layer, residual, attended, cos, sin, pool, slots, loras)
         return self.attend(self.num_layers - 1, query, pool, batch), residual
 
-    def _finish(self, layer: int, projected: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    def _finish(
+        self, layer: int, projected: Tensor, residual: Tensor, loras: StepLoras | None
+    ) -> tuple[Tensor, Tensor]:
         """A layer behind its attention block: (what the next layer reads, normed; the residual stream)."""
         layers = self._modules.layers
         next_norm = layers[layer + 1].input_norm if layer + 1 < self.num_layers else self._modules.norm
         own = layers[layer]
         normed, residual = self._add(projected, own.attention_norm, residual, own.post_norm)
-        return self._add(self._mlp[layer].forward(normed), own.output_norm, residual, next_norm)
+        return self._add(self._mlp[layer].forward(normed, loras), own.output_norm, residual, next_norm)
 
     def _add(self, x: Tensor, norm: Tensor | None, residual: Tensor, next_norm: Tensor | None) -> tuple[Tensor, Tensor]:
         """(what is read next, normed; the residual stream with x, itself normed where there is a `norm`)."""

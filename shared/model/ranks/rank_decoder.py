@@ -15,13 +15,17 @@ from shared.kernels.backend import Kernels
 from shared.kernels.backends.registry import choose_kernels
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.cpu.torch_threads import in_this_thread
+from shared.kernels.lora.step import StepLoras
 from shared.kernels.pool_view import PoolView
 from shared.kv.layout import BlockLayout
+from shared.model.adapters.adapter import MAX_BYTES, Adapter, read_adapter
+from shared.model.adapters.config import MAX_RANK
 from shared.model.decoder import Decoder
 from shared.model.families.registry import load_config
 from shared.model.layers.expert_copies import slot_owners
 from shared.model.layers.expert_placement import Placement
 from shared.model.layers.parameters import DecoderParameters
+from shared.model.ranks.adapter_part import ShardOfAdapter
 from shared.model.ranks.shard import Degrees, Shard
 from shared.model.ranks.shard_weights import allocate_shard, load_shard
 from shared.model.ranks.split_vocabulary import SplitVocabulary
@@ -38,6 +42,7 @@ class MicroBatch(NamedTuple):
     batch: AttentionBatch
     logit_rows: Tensor  # [num_logits] int64
     rope_lengths: Tensor | None  # [num_tokens] int64
+    loras: StepLoras | None = None
 
 
 class RankDecoder(Decoder):
@@ -103,9 +108,10 @@ class RankDecoder(Decoder):
         logit_rows: Tensor,
         rope_lengths: Tensor | None = None,
         num_candidates: int = 0,
+        loras: StepLoras | None = None,
     ) -> Tensor:
-        """See `Decoder`. Raises RankLost."""
-        whole = MicroBatch(token_ids, positions, batch, logit_rows, rope_lengths)
+        """See `Decoder`; `loras` are of this rank's slices. Raises RankLost."""
+        whole = MicroBatch(token_ids, positions, batch, logit_rows, rope_lengths, loras)
         return self.forward_parts((whole,), pool, num_candidates)
 
     def forward_parts(self, parts: Sequence[MicroBatch], pool: PoolView, num_candidates: int = 0) -> Tensor:
@@ -117,6 +123,10 @@ class RankDecoder(Decoder):
         pool = self._own(pool)
         normed = [self._through(part, pool) for part in parts]
         return self._vocabulary.logits(torch.cat(normed), num_candidates)
+
+    def read_adapter(self, folder: Path, *, max_rank: int = MAX_RANK, max_bytes: int = MAX_BYTES) -> Adapter:
+        """See `Decoder`: this rank's part."""
+        return read_adapter(folder, self.config, ShardOfAdapter(self._shard), max_rank=max_rank, max_bytes=max_bytes)
 
     def expert_tokens(self) -> list[int]:
         """See `Decoder`: of this stage's layers and ranks. A choice counts for each rank with a part of the copy that
@@ -156,19 +166,18 @@ class RankDecoder(Decoder):
         with in_this_thread(x, x.numel()):
             cos, sin = self.rotary.cos_sin(part.positions, part.rope_lengths)
         if links.ahead is None:
-            return self._layers(x, cos, sin, pool, batch, part.logit_rows)
-        links.ahead.broadcast(self._residual(x, cos, sin, pool, batch))
+            return self._layers(x, cos, sin, pool, part)
+        links.ahead.broadcast(self._residual(x, cos, sin, pool, part))
         return x[part.logit_rows]  # of no meaning but its shape
 
-    def _layers(
-        self, x: Tensor, cos: Tensor, sin: Tensor, pool: PoolView, batch: AttentionBatch, rows: Tensor
-    ) -> Tensor:
-        run = self._stack.run if self._stack is not None and batch.num_tokens else self.pieces.run
-        return run(x, cos, sin, pool, batch, rows)
+    def _layers(self, x: Tensor, cos: Tensor, sin: Tensor, pool: PoolView, part: MicroBatch) -> Tensor:
+        run = self._stack.run if self._stack is not None and part.batch.num_tokens else self.pieces.run
+        return run(x, cos, sin, pool, part.batch, part.logit_rows, part.loras)
 
-    def _residual(self, x: Tensor, cos: Tensor, sin: Tensor, pool: PoolView, batch: AttentionBatch) -> Tensor:
+    def _residual(self, x: Tensor, cos: Tensor, sin: Tensor, pool: PoolView, part: MicroBatch) -> Tensor:
         """[num_tokens, hidden_size] behind this stage's last layer."""
         if self._stack is not None:
-            self._stack.run(x, cos, sin, pool, batch, torch.arange(batch.num_tokens, device=x.device))
+            rows = torch.arange(part.batch.num_tokens, device=x.device)
+            self._stack.run(x, cos, sin, pool, part.batch, rows, part.loras)
             return x  # the residual stream is kept there
-        return self.pieces.residual(x, cos, sin, pool, batch)
+        return self.pieces.residual(x, cos, sin, pool, part.batch, part.loras)

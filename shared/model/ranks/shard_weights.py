@@ -70,7 +70,7 @@ def load_shard(
     Raises ConfigError where a rank's columns split a group of a weight in fewer bits, ModelLoadError as `fill_weights`.
     """
     targets = _targets(shard, parameters)
-    parts = {name: _part(shard, name, plan.shapes[name]) for name in targets}
+    parts = {name: part_of(shard, name, plan.shapes[name]) for name in targets}
     for name, part in parts.items():
         _check_columns(shard, plan, name, part)
     fill_weights(checkpoint, plan.sources, targets, on_progress, parts)
@@ -116,7 +116,8 @@ def _is_tied_head(shard: Shard) -> bool:
     return shard.config.tie_word_embeddings and shard.is_last
 
 
-def _part(shard: Shard, name: str, shape: tuple[int, ...]) -> Part:
+def part_of(shard: Shard, name: str, shape: tuple[int, ...]) -> Part:
+    """What a rank holds of a checkpoint's tensor of this name and shape."""
     config = shard.config
     heads, size = shard.heads, config.head_dim
     module, _, kind = name.rpartition(".")

@@ -14,6 +14,7 @@ from shared.engine.messages import (
     AddSequence,
     EngineDied,
     JoinSequence,
+    PlaceAdapter,
     ReleaseBlocks,
     ReserveSequence,
     SequenceFailed,
@@ -102,6 +103,11 @@ class EngineRun:
             if isinstance(event, kinds):
                 return event
 
+    def place(self, slot: int, folder: Path) -> None:
+        """Puts an adapter into a slot."""
+        packed = self.decoder.pack_adapter(self.decoder.read_adapter(folder))
+        self.engine.submit(PlaceAdapter(slot, packed))
+
     def generate(self, *prompts, max_tokens=64, **sampling) -> list[list[int]]:
         """Output tokens of prompts that run together."""
         sequences = [self.sequence(prompt, max_tokens, **sampling) for prompt in prompts]
@@ -122,14 +128,18 @@ class EngineRun:
         return [outputs[name] for name in names]
 
 
-def hand_off(prefill: EngineRun, decode: EngineRun, prompt, max_tokens=64, corrupt=None, **sampling) -> list[int]:
+def hand_off(
+    prefill: EngineRun, decode: EngineRun, prompt, max_tokens=64, corrupt=None, slots=(0, 0), **sampling
+) -> list[int]:
     """One prompt over both engines, its blocks copied from pool to pool; returns its output tokens. `corrupt`: which of
-    the blocks, in their order, arrives damaged."""
+    the blocks, in their order, arrives damaged. `slots`: of its adapter on either."""
     receiving = decode.sequence(prompt, max_tokens, **sampling)
+    receiving.adapter = slots[1]
     decode.engine.submit(ReserveSequence(receiving))
     reserved = decode.next(SequenceReserved)
     targets = dict(reserved.needed)
     sending = prefill.sequence(prompt, max_tokens, Goal.FIRST_TOKEN, frozenset(targets), **sampling)
+    sending.adapter = slots[0]
     prefill.engine.submit(AddSequence(sending))
     buffers = {index: decode.engine.blocks.incoming(block_id) for index, block_id in reserved.needed}
     checksums, first = {}, None

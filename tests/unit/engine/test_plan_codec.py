@@ -57,7 +57,17 @@ params = st.builds(
 )
 specs = st.builds(SampleSpec, params, ints, lists, lists, lists)
 sequences = st.builds(
-    PlannedSequence, names, lists, ints, lists, ints, st.none() | specs, st.none() | ints, lists, st.integers(0, 20)
+    PlannedSequence,
+    names,
+    lists,
+    ints,
+    lists,
+    ints,
+    st.none() | specs,
+    st.none() | ints,
+    lists,
+    st.integers(0, 20),
+    ints,
 )
 copies = st.builds(BlockCopy, ints, ints, st.booleans())
 plans = st.builds(StepPlan, st.lists(sequences, max_size=4).map(tuple), st.lists(copies, max_size=3).map(tuple))

@@ -225,12 +225,20 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         return self._request_info(request.request_id)
 
     async def _list_models(self, _request: inference_pb2.ListModelsRequest) -> inference_pb2.ListModelsResponse:
-        return inference_pb2.ListModelsResponse(
-            models=[
-                inference_pb2.Model(id=name, max_model_len=model.core.max_prompt_tokens())
-                for name, model in self._catalog.entries()
-            ]
-        )
+        models = [
+            inference_pb2.Model(id=name, max_model_len=model.core.max_prompt_tokens())
+            for name, model in self._catalog.entries()
+        ]
+        adapters = [
+            inference_pb2.Model(
+                id=adapter.name,
+                max_model_len=model.core.max_prompt_tokens(),
+                parent=model.model_name,
+                adapter=adapter.digest,
+            )
+            for adapter, model in self._catalog.adapters()
+        ]
+        return inference_pb2.ListModelsResponse(models=models + adapters)
 
     async def _tokenize(self, request: inference_pb2.TokenizeRequest) -> inference_pb2.TokenizeResponse:
         processor = self._input_processor

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.router.edge.access import CLIENT_LEFT, NOTE, STATUS, Access
 from services.router.edge.catalog import Catalog
+from services.router.edge.http.adapters import Adapters
 from services.router.edge.http.anthropic.endpoint import Messages
 from services.router.edge.http.batches.endpoints import Batches
 from services.router.edge.http.batches.files import FileStore
@@ -43,6 +44,7 @@ from shared.records.records import Bounds, MemoryRecords, Records
 PATHS = (
     *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"),
     *("/v1/conversations", "/v1/files", "/v1/batches", "/v1/embeddings", "/v1/score", "/v1/rerank"),
+    *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
     *("/tokenize", "/detokenize", "/v1/models", "/version", "/", "/docs", "/openapi.json"),
     *("/healthz", "/health", "/ping", "/readyz", "/metrics", "/status"),
 )
@@ -165,6 +167,7 @@ def build_app(
     tokens = Tokenization(input_processor, keys, settings, messages)
     pages = Pages(catalog or Catalog([input_processor]), keys, metrics, view)
     live = LivePages(keys, view)
+    adapters = Adapters(input_processor, keys)
     return Starlette(
         routes=[
             *(
@@ -183,6 +186,8 @@ def build_app(
             Route("/tokenize", tokens.tokenize, methods=["POST"]),
             Route("/detokenize", tokens.detokenize, methods=["POST"]),
             Route("/tokenizer_info", tokens.info),
+            Route("/v1/load_lora_adapter", adapters.load, methods=["POST"]),
+            Route("/v1/unload_lora_adapter", adapters.unload, methods=["POST"]),
             Route("/v1/models", pages.models),
             Route("/v1/models/", pages.models),
             Route("/v1/models/{model:path}", pages.model),

@@ -32,7 +32,7 @@ def before_first_token(record: RequestRecord, split: TtftSplit) -> Parts:
     parts = queue_parts(record, split.queue_ms / 1e3)
     reserving = min(record.reserve_on_worker_ms, split.reserve_ms) / 1e3
     _add(parts, Cause.DECODE_STEP, reserving)
-    _add(parts, Cause.TRANSFER, split.prefix_fetch_ms / 1e3)
+    _add(parts, Cause.TRANSFER, (split.prefix_fetch_ms + split.adapter_ms) / 1e3)
     _add(parts, Cause.PREFILL_COMPUTE, (split.prefill_queue_ms + split.prefill_compute_ms) / 1e3)
     # What no worker saw. Earlier attempts lie between arrival and the last look-up: those that failed, or that a worker
     # refused for want of room.

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "group.h"
+#include "lora.h"
 #include "ops.h"
 
 struct Linear {  // as tandem_linear takes it
@@ -47,6 +48,15 @@ struct Memory {  // of one step
   const int64_t* rows;
 };
 
+// Low-rank additions to the projections, for the rows that have one.
+struct StepLoras {
+  const Lora* const* loras;  // [layers][qkv, o, gate_up, down][additions]
+  int64_t count;             // additions
+  const LoraRows *rows, *kept;  // of all tokens, and of those whose output is wanted
+  float* sums;
+  int64_t most_ranks;
+};
+
 namespace {
 
 // The tokens whose output is wanted, as a batch of one token a sequence.
@@ -75,10 +85,11 @@ void keep_rows(std::byte* x, int64_t row_bytes, const int64_t* rows, int64_t cou
 
 // Layers as in shared/model/decoder.py. `normed` begins with the last norm of the wanted rows' residual stream
 // afterwards. Where at most one row a sequence is wanted, the last layer only writes the other tokens' keys and values.
-// With a `group`, o and down give each member a part of a sum. Returns 0, or 1 + the member that is gone.
+// With a `group`, o and down give each member a part of a sum. `loras`: null where no token has an addition. Returns 0,
+// or 1 + the member that is gone.
 extern "C" int tandem_layers(
-    const Layer* layers, const void* last_norm, const Sizes* sizes, const Memory* memory, float eps, float scale,
-    float softcap, Group* group) {
+    const Layer* layers, const void* last_norm, const Sizes* sizes, const Memory* memory, const StepLoras* loras, float eps,
+    float scale, float softcap, Group* group) {
   const Sizes& s = *sizes;
   const Memory& m = *memory;
   const int is_bf16 = int(s.is_bf16);
@@ -86,8 +97,11 @@ extern "C" int tandem_layers(
   const int64_t qkv_size = s.q_size() + 2 * s.kv_size(), strides[3] = {qkv_size, qkv_size, qkv_size};
   int64_t tokens = s.tokens;
   std::vector<std::byte> copy;
-  auto linear = [&](const void* x, const Linear& w, void* y, int64_t in, int64_t out) {
+  const LoraRows* lora_rows = loras ? loras->rows : nullptr;
+  auto linear = [&](const void* x, const Linear& w, void* y, int64_t in, int64_t out, int64_t place) {
     tandem_linear(x, w.panels, w.panel_stride, w.form, w.bias, y, m.scratch, tokens, in, out, is_bf16);
+    if (lora_rows && lora_rows->num_rows)
+      add_lora(x, y, in, out, loras->loras + place * loras->count, *lora_rows, loras->sums, loras->most_ranks, is_bf16);
   };
   auto add_up = [&] { return group ? all_reduce(*group, m.out, tokens * s.hidden, is_bf16) : 0; };
   auto add_norm = [&](const void* own, const void* weight) {
@@ -103,7 +117,7 @@ extern "C" int tandem_layers(
   for (int64_t i = 0; i < s.num_layers; i++) {
     const Layer& layer = layers[i];
     const bool is_last = i + 1 == s.num_layers;
-    linear(m.normed, layer.qkv, m.qkv, s.hidden, qkv_size);
+    linear(m.normed, layer.qkv, m.qkv, s.hidden, qkv_size, 4 * i);
     const std::byte *key = m.qkv + s.q_size() * s.element(), *value = key + s.kv_size() * s.element();
     const int64_t placing[] = {tokens, s.heads, layer.row};
     const KVGroup& kept = m.groups[layer.group];
@@ -117,16 +131,17 @@ extern "C" int tandem_layers(
       keep_rows(m.placed, s.q_size() * s.element(), m.rows, s.num_rows, copy);
       keep_rows(m.residual, s.hidden * s.element(), m.rows, s.num_rows, copy);
       tokens = s.num_rows;
+      if (loras) lora_rows = loras->kept;
       attend(i, tokens, ends.tables.data(), ends.query_start.data(), ends.seq_lens.data());
     } else {
       attend(i, s.num_seqs, kept.tables, m.query_start, m.seq_lens);
     }
-    linear(m.attended, layer.o, m.out, s.q_size(), s.hidden);
+    linear(m.attended, layer.o, m.out, s.q_size(), s.hidden, 4 * i + 1);
     if (const int failed = add_up()) return failed;
     add_norm(layer.attention_norm, layer.post_norm);
-    linear(m.normed, layer.gate_up, m.gate_up, s.hidden, 2 * s.inner);
+    linear(m.normed, layer.gate_up, m.gate_up, s.hidden, 2 * s.inner, 4 * i + 2);
     tandem_act_and_mul(m.gate_up, m.activated, tokens, s.inner, int(s.gate), 0.0f, 0.0f, is_bf16);
-    linear(m.activated, layer.down, m.out, s.inner, s.hidden);
+    linear(m.activated, layer.down, m.out, s.inner, s.hidden, 4 * i + 3);
     if (const int failed = add_up()) return failed;
     add_norm(layer.output_norm, is_last ? last_norm : layers[i + 1].input_norm);
   }

@@ -64,13 +64,18 @@ void tandem_sample_tokens(
     const float* logits, const float* temperatures, const int32_t* top_ks, const double* top_ps, const float* min_ps,
     const uint64_t* seeds, const uint64_t* positions, int64_t* out, int64_t num_rows, int64_t vocab_size);
 void tandem_multilinear(const uint64_t* words, const uint64_t* keys, int64_t n, uint64_t* out);
+struct Lora;
+struct LoraRows;
+void tandem_add_lora(
+    const void* x, void* y, const int64_t* sizes, const Lora* const* loras, const LoraRows* rows, float* sums, int is_bf16);
+struct StepLoras;
 struct Layer;
 struct Sizes;
 struct Memory;
 struct Group;
 int tandem_layers(
-    const Layer* layers, const void* last_norm, const Sizes* sizes, const Memory* memory, float eps, float scale,
-    float softcap, Group* group);
+    const Layer* layers, const void* last_norm, const Sizes* sizes, const Memory* memory, const StepLoras* loras, float eps,
+    float scale, float softcap, Group* group);
 int64_t tandem_group_bytes(int64_t size, int64_t slot_bytes);
 Group* tandem_group_join(
     int descriptor, int64_t rank, int64_t size, const int64_t* names, int64_t slot_bytes, int64_t single_bytes,

@@ -96,11 +96,12 @@ async def test_an_end_that_overtakes_its_woken_reader_waits_too(active: ActiveRe
 
 async def test_the_record_follows_the_request(active: ActiveRequest) -> None:
     first = types_pb2.SequenceTokens(
-        prefix_fetch_ms=100, prefill_queue_ms=200, prefill_compute_ms=300,
+        prefix_fetch_ms=100, adapter_ms=50, prefill_queue_ms=200, prefill_compute_ms=300,
         num_cached_tokens=9, num_fetched_tokens=7, num_peer_tokens=5,
     )  # fmt: skip
     active.on_first_token(first)
     record = active.record
+    assert record.adapter_ms == 50
     assert (record.prefix_fetch_ms, record.prefill_queue_ms, record.prefill_compute_ms) == (100, 200, 300)
     assert (record.num_cached_tokens, record.num_fetched_tokens, record.num_peer_tokens) == (2, 7, 5)  # of 2 at most
     active.emit(tokens(5, 6))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
+
 import pytest
 
-from services.router.placement.filters import GUEST_AFTER_S, can_hold, has_queue_room
+from services.router.placement.filters import GUEST_AFTER_S, can_hold, candidates, has_queue_room
 from services.router.placement.views import PlacementRequest, PrefixHits
-from tests.unit.router.placement.builders import prompt, view
+from tests.unit.router.placement.builders import pool, prompt, view
 
 
 @pytest.mark.parametrize(("num_requests", "holds"), [(7, True), (8, False), (9, False)])
@@ -47,3 +50,15 @@ def test_a_worker_of_another_router_counts_as_ones_own_once_it_was_left_alone_fo
     other = view("w", num_queued_tokens=50, in_shard=False, exclusive_since_s=10.0)
     for now_s, room in ((10.0 + GUEST_AFTER_S, True), (9.99 + GUEST_AFTER_S, False)):
         assert has_queue_room(other, PlacementRequest(64, 16, now_s=now_s), 100) is room
+
+
+def test_only_workers_that_know_the_adapter_are_considered_also_where_they_failed_the_request() -> None:
+    known, other = view("known", adapters={"A": True}), view("other", adapters={"B": True})
+    workers = pool(known, other, *(view(f"w{number}") for number in range(50)))
+    for limit in (4, 100):
+        for excluded in (frozenset[str](), frozenset({"known"})):
+            request = replace(prompt(64), adapter="A", excluded=excluded)
+            found = candidates(workers, can_hold, request, "", limit, random.Random(1))
+            assert [item.name for item in found] == ["known"]
+        assert not candidates(workers, can_hold, replace(prompt(64), adapter="C"), "", limit, random.Random(1))
+        assert len(candidates(workers, can_hold, prompt(64), "", limit, random.Random(1))) >= 4

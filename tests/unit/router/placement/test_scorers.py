@@ -11,6 +11,7 @@ from services.router.placement.scorers import (
     ScoringContext,
     SessionTable,
     TierWeights,
+    adapter_residency,
     decode_load,
     nearness,
     prefill_load,
@@ -35,6 +36,15 @@ def test_tokens_count_by_where_their_kv_lies():
     assert prefix_hit(view("w"), request, tiers) == pytest.approx((20 + 0.5 * 40 + 0.25 * 20) / 100)
     assert prefix_hit(view("other"), request, tiers) == pytest.approx((60 + 0.25 * 20) / 100)
     assert prefix_hit(view("none"), request, tiers) == pytest.approx((0.5 * 60 + 0.25 * 20) / 100)
+
+
+def test_a_worker_that_has_the_adapter_ready_is_better_than_one_that_has_to_load_it():
+    context = ScoringContext(PlacementRequest(100, 16, adapter="A"))
+    ready, known = view(adapters={"A": True, "B": False}), view(adapters={"A": False})
+    assert [adapter_residency(each, context) for each in (ready, known, view())] == [1.0, 0.0, 0.0]
+    (scorer,) = [each for each in SCORERS if each.name == "adapter"]
+    assert scorer.applies(context)
+    assert not scorer.applies(ScoringContext(prompt(100)))
 
 
 def test_hits_shorter_than_the_least_that_counts_are_none():

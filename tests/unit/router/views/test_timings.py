@@ -29,11 +29,12 @@ def record(*entries: tuple[E, S, float], **fields: object) -> RequestRecord:
 
 def test_the_time_to_the_first_token_is_split_without_a_gap():
     made = record(*HAND_OFF, (E.JOINED, S.DECODING, 13.0), prefix_fetch_ms=100, prefill_queue_ms=200)
+    made.adapter_ms = 50
     made.prefill_compute_ms, made.first_decode_step_ms = 300, 40
     split = ttft_split(made)
     assert (split.placement_ms, split.queue_ms, split.reserve_ms) == (125, 250, 500)
     assert (split.prefix_fetch_ms, split.prefill_queue_ms, split.prefill_compute_ms) == (100, 200, 300)
-    assert (split.return_ms, split.ttft_ms, ttft_s(made)) == (1400, 2875, 2.875)
+    assert (split.adapter_ms, split.return_ms, split.ttft_ms, ttft_s(made)) == (50, 1350, 2875, 2.875)
     assert sum(split.parts_ms.values()) == split.ttft_ms
     assert (split.first_decode_step_ms, split.ship_exposed_ms) == (40, 85)
 

@@ -50,7 +50,7 @@ class MessageWriter:
 
     def __init__(self, call: ParsedMessages, plan: Sequence[Request], request_id: str) -> None:
         self._id = f"msg_{request_id}"
-        self._model = call.dialect.model_name
+        self._model = plan[0].adapter_name or call.dialect.model_name
         self._num_prompt_tokens = plan[0].num_prompt_tokens
         (self._answer,) = call.dialect.answers(plan, call.tools)
         self._blocks = BlockEvents()

@@ -66,7 +66,8 @@ class ChatStream:
         self._plan = plan
         self._answers = answers
         self._totals = Totals(plan, len(plan))
-        self._envelope = Envelope(f"chatcmpl-{request_id}", "chat.completion.chunk", dialect.model_name)
+        name = plan[0].adapter_name or dialect.model_name
+        self._envelope = Envelope(f"chatcmpl-{request_id}", "chat.completion.chunk", name)
         self._suffixes = ChunkSuffix(plan, include_usage=request.include_usage, continuous=request.continuous_usage)
         self._detailed = bool(request.return_token_ids) or bool(request.logprobs)
         self._begun = [False] * len(plan)
@@ -185,7 +186,7 @@ class ChatBody:
             "id": self._id,
             "object": "chat.completion",
             "created": int(time.time()),
-            "model": self._dialect.model_name,
+            "model": self._plan[0].adapter_name or self._dialect.model_name,
             "choices": [self._choice(index) for index in range(len(self._plan))],
             "usage": self._totals.usage(),
             **self._totals.extension(),

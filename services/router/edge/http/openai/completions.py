@@ -156,7 +156,7 @@ class CompletionStream:
         self._echoes = dialect.echoes(request, plan)
         self._logprobs = dialect.logprobs(request, plan)
         self._totals = Totals(plan, request.n or 1)
-        self._envelope = Envelope(f"cmpl-{request_id}", _KIND, dialect.model_name)
+        self._envelope = Envelope(f"cmpl-{request_id}", _KIND, plan[0].adapter_name or dialect.model_name)
         self._suffixes = ChunkSuffix(plan, include_usage=request.include_usage, continuous=request.continuous_usage)
         self._detailed = bool(request.return_token_ids) or bool(self._logprobs)
         self._begun = [False] * len(plan)
@@ -209,7 +209,7 @@ class CompletionBody:
         self._dialect = dialect
         self._request = request
         self._plan = plan
-        self._model_name = dialect.model_name
+        self._model_name = plan[0].adapter_name or dialect.model_name
         self._id = f"cmpl-{request_id}"
         self._texts = [[echo] for echo in dialect.echoes(request, plan)]
         self._logprobs = dialect.logprobs(request, plan)

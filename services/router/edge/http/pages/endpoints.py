@@ -16,6 +16,7 @@ from services.router.edge.http.pages.docs_page import docs_page
 from services.router.edge.http.pages.openapi import openapi_document
 from services.router.edge.input_processor import InputProcessor
 from services.router.edge.tenants.auth import ApiKeys, credentials
+from services.router.placement.views import NamedAdapter
 from services.router.views.cluster_view import ClusterView
 from shared.errors import InvalidRequest, NotFound, TandemError
 
@@ -45,6 +46,7 @@ class Pages:
         """`GET /v1/models`."""
         self._keys.check(credentials(request.headers))
         data = [self._model(name, model) for name, model in self._catalog.entries()]
+        data += [self._adapter(adapter, model) for adapter, model in self._catalog.adapters()]
         return JSONResponse({"object": "list", "data": data})
 
     async def model(self, request: Request) -> Response:
@@ -53,7 +55,8 @@ class Pages:
         name = request.path_params["model"]
         model = self._catalog.find(name)
         model.check_model(name)
-        return JSONResponse(self._model(name, model))
+        adapter = model.names.adapter(name)
+        return JSONResponse(self._model(name, model) if adapter is None else self._adapter(adapter, model))
 
     async def version(self, _: Request) -> Response:
         """`GET /version`."""
@@ -86,6 +89,10 @@ class Pages:
         """Prometheus text."""
         self._keys.check(credentials(request.headers))
         return Response(self._metrics(), headers={"content-type": _METRICS_TYPE})
+
+    def _adapter(self, adapter: NamedAdapter, model: InputProcessor) -> dict[str, object]:
+        entry = self._model(adapter.name, model)
+        return {**entry, "root": adapter.digest, "parent": model.model_name}
 
     def _model(self, name: str, model: InputProcessor) -> dict[str, object]:
         entry: dict[str, object] = {

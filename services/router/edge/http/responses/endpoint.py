@@ -157,6 +157,7 @@ class ResponseWriter:
     def __init__(self, call: ParsedResponse, plan: Sequence[Request], request_id: str) -> None:
         self._call = call
         self._id = response_id_of(request_id)
+        self._model = plan[0].adapter_name or call.dialect.model_name
         self._created_at = int(time.time())
         (self._answer,) = call.dialect.answers(plan, call.tools)
         self._items = OutputItems()
@@ -233,7 +234,7 @@ class ResponseWriter:
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "instructions": request.instructions,
             "max_output_tokens": request.max_output_tokens,
-            "model": self._call.dialect.model_name,
+            "model": self._model,
             "output": self._items.items,
             "parallel_tool_calls": request.parallel_tool_calls is not False,
             "previous_response_id": request.previous_response_id,

@@ -42,6 +42,7 @@ def test_without_targets_nothing_is_late():
         ({"prefill_compute_ms": 900.0}, Cause.PREFILL_COMPUTE),
         ({"prefill_queue_ms": 900.0}, Cause.PREFILL_COMPUTE),
         ({"prefix_fetch_ms": 900.0}, Cause.TRANSFER),
+        ({"adapter_ms": 900.0}, Cause.TRANSFER),
         ({"placement_ms": 900.0}, Cause.ROUTER),
         ({}, Cause.ROUTER),
         ({"reserve_ms": 900.0}, Cause.ROUTER),
@@ -128,13 +129,13 @@ CASES = st.fixed_dictionaries(
         "delivered_at": SECONDS.map(lambda later: 100.0 + later),
         **dict.fromkeys(
             ["decode_ms", "preempted_ms", "reserve_on_worker_ms", "queue_ms", "placement_ms", "reserve_ms",
-             "prefix_fetch_ms", "prefill_queue_ms", "prefill_compute_ms", "ship_exposed_ms"],
+             "prefix_fetch_ms", "adapter_ms", "prefill_queue_ms", "prefill_compute_ms", "ship_exposed_ms"],
             MILLISECONDS,
         ),
     }
 )  # fmt: skip
 _IN_ROUTER = ("queue_ms", "placement_ms", "reserve_ms")
-_ON_WORKER = ("prefix_fetch_ms", "prefill_queue_ms", "prefill_compute_ms")
+_ON_WORKER = ("prefix_fetch_ms", "adapter_ms", "prefill_queue_ms", "prefill_compute_ms")
 
 
 @given(CASES, MILLISECONDS)

@@ -1,0 +1,116 @@
+"""`python -m loadtest.bench lora`: steps with adapters beside the same steps of the base model alone, in turns.
+
+Both run in each round, in an order that turns, so that a machine whose speed drifts drifts for both; a case's figure is
+the median over the rounds of base time / time with adapters. One case has an adapter in every eighth row: what that
+leaves to the base's rows.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Annotated
+
+import torch
+
+from loadtest.bench.engine.cpu import DTYPES, Bench
+from loadtest.bench.engine.cuda import Step
+from loadtest.rig.command_line import Option, Out, choice
+from loadtest.rig.models import SHAPES, checkpoint
+from loadtest.rig.results import Report, Result, machine
+from shared.engine.plan import StepPlan
+from shared.model.adapters.random_adapter import write_random_adapter
+
+NUM_ADAPTERS = 8
+
+
+@dataclass(frozen=True)
+class Case:
+    """A step, and the slots of its sequences' adapters in turns; 0: the base model."""
+
+    name: str
+    step: Step
+    slots: tuple[int, ...]
+    goal: float
+    """The least that base time / time with adapters should be."""
+
+    def plan(self, base: StepPlan) -> StepPlan:
+        """`base` with the adapters."""
+        return StepPlan(
+            tuple(
+                item._replace(adapter=self.slots[index % len(self.slots)]) for index, item in enumerate(base.sequences)
+            )
+        )
+
+
+def cases(context: int) -> list[Case]:
+    """All of them."""
+    every = tuple(range(1, NUM_ADAPTERS + 1))
+    found = [Case(f"decode {batch}, one adapter", Step(batch, context, 1), (1,), 0.95) for batch in (1, 8, 32)]
+    return [
+        *found,
+        Case(f"decode 32, {NUM_ADAPTERS} adapters", Step(32, context, 1), every, 0.85),
+        Case("decode 32, an adapter in every eighth row", Step(32, context, 1), (1, *(0,) * 7), 0.97),
+        Case("prompt of 512, one adapter", Step(1, 0, 512), (1,), 0.95),
+    ]
+
+
+def measure(bench: Bench, case: Case, rounds: int) -> list[Result]:
+    """Milliseconds of both, medians, and the median of their quotients."""
+    base = case.step.plan(bench.decoder.config.vocab_size)
+    plans = (base, case.plan(base))
+    taken: tuple[list[float], list[float]] = ([], [])
+    for number in range(rounds + 1):
+        for which in (0, 1) if number % 2 else (1, 0):
+            begun = time.perf_counter()
+            bench.runner.execute(plans[which])
+            taken[which].append(time.perf_counter() - begun)
+    alone, beside = (seconds[1:] for seconds in taken)  # the first round warms up
+    ratio = median(a / b for a, b in zip(alone, beside, strict=True))
+    return [
+        Result(f"{case.name}: base", 1e3 * median(alone), "ms"),
+        Result(f"{case.name}: with adapters", 1e3 * median(beside), "ms"),
+        Result(f"{case.name}: base / with adapters", ratio, "x", case.goal, ratio / case.goal),
+    ]
+
+
+def load(bench: Bench, folder: Path, rank: int, dtype: torch.dtype) -> tuple[float, int]:
+    """Fills the slots; (seconds from disk to a slot of the last one, its bytes)."""
+    seconds, num_bytes = 0.0, 0
+    for slot in range(1, NUM_ADAPTERS + 1):
+        path = write_random_adapter(folder / str(slot), bench.decoder.config, rank, seed=slot, dtype=dtype)
+        begun = time.perf_counter()
+        packed = bench.decoder.pack_adapter(bench.decoder.read_adapter(path))
+        bench.runner.place_adapter(slot, packed)
+        seconds, num_bytes = time.perf_counter() - begun, packed.nbytes
+    return seconds, num_bytes
+
+
+def main(
+    model: Annotated[str, Option(help=f"a model folder, or a shape: {', '.join(SHAPES)}")] = "1b",
+    dtype: Annotated[str, Option(help=" or ".join(DTYPES))] = "bf16",
+    rank: Annotated[int, Option()] = 16,
+    context: Annotated[int, Option(help="cached tokens of each sequence that decodes")] = 256,
+    rounds: Annotated[int, Option()] = 15,
+    out: Out = None,
+) -> None:
+    """Measure steps with adapters of all seven projections beside the base model's steps on this processor."""
+    torch_dtype = DTYPES[choice(dtype, "dtype", DTYPES)]
+    chosen = cases(context)
+    folder = checkpoint(model) if model in SHAPES else Path(model)
+    bench = Bench(folder, torch_dtype, "auto", max(case.step.num_kv_tokens for case in chosen))
+    report = Report(out)
+    with tempfile.TemporaryDirectory() as adapters, torch.inference_mode():
+        seconds, num_bytes = load(bench, Path(adapters), rank, torch_dtype)
+        report.add(
+            [
+                Result("adapter, from disk to its slot", 1e3 * seconds, "ms"),
+                Result("adapter, in its slot", num_bytes / 1e6, "MB"),
+            ]
+        )
+        report.add([result for case in chosen for result in measure(bench, case, rounds)])
+    print(f"{model} in {dtype}, rank {rank}, kernels {bench.decoder.kernels.name}, on {machine()}\n")
+    report.print()

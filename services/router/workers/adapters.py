@@ -1,0 +1,173 @@
+"""The adapters of one model over its workers: what names mean, and how a name gets another meaning."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from services.router.placement.views import NamedAdapter
+from shared.errors import Internal, InvalidRequest, NotFound, TandemError, WorkerLost
+from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
+from shared.tasks import end_task
+
+logger = logging.getLogger(__name__)
+
+
+class AdapterWorker(Protocol):
+    """The link to a worker, as far as adapters go."""
+
+    name: str
+
+    @property
+    def connected(self) -> bool:
+        """Whether a session is there."""
+        ...
+
+    async def change_adapter(
+        self, *, load: worker_pb2.LoadAdapter | None = None, unload: worker_pb2.UnloadAdapter | None = None
+    ) -> types_pb2.Adapter:
+        """Carries one of both out on the worker; raises what that answers, or WorkerLost."""
+        ...
+
+
+class AdapterDirectory:
+    """A name means one digest at a time, the same for every request of this router.
+
+    Workers report what they have. A name keeps its meaning while any worker has it so; else it takes the one that most
+    have. What an administrator loads through this router it also brings to workers that connect later. Runs on the
+    event loop.
+    """
+
+    def __init__(self, workers: Callable[[], Iterable[AdapterWorker]]) -> None:
+        """`workers`: the links that there are, connected or not."""
+        self._workers = workers
+        self._reported: dict[str, dict[str, NamedAdapter]] = {}  # by worker, then by name
+        self._named: dict[str, NamedAdapter] = {}
+        self._loaded: dict[str, tuple[str, str]] = {}  # name -> (folder, digest), of those that were loaded here
+        self._changing = asyncio.Lock()
+        self._bringing: set[asyncio.Task[None]] = set()
+
+    def find(self, name: str) -> NamedAdapter | None:
+        """What a name means now; None for an unknown one."""
+        return self._named.get(name)
+
+    def all(self) -> list[NamedAdapter]:
+        """By name."""
+        return [self._named[name] for name in sorted(self._named)]
+
+    def report(self, worker: AdapterWorker, adapters: types_pb2.AdapterList) -> None:
+        """A worker's adapters, all of them."""
+        found = {item.name: NamedAdapter(item.name, item.digest, item.rank) for item in adapters.adapters if item.name}
+        self._reported[worker.name] = found
+        self._settle()
+        for name, (folder, digest) in self._loaded.items():
+            if name not in found or found[name].digest != digest:
+                task = asyncio.create_task(self._bring(worker, name, folder, digest))
+                self._bringing.add(task)
+                task.add_done_callback(self._bringing.discard)
+
+    def forget(self, worker: str) -> None:
+        """The worker is gone for good."""
+        if self._reported.pop(worker, None) is not None:
+            self._settle()
+
+    async def load(self, name: str, folder: str) -> tuple[NamedAdapter, list[str]]:
+        """Brings an adapter to every connected worker, then gives it the name: requests that come when this has
+        returned get it. Returns it, and the workers that have it. Raises what a worker refuses it with, WorkerLost
+        without any worker; the name means then what it meant."""
+        async with self._changing:
+            workers = self._connected()
+            command = worker_pb2.LoadAdapter(name=name, folder=folder)
+            answers = await asyncio.gather(
+                *(worker.change_adapter(load=command) for worker in workers), return_exceptions=True
+            )
+            refused = next((answer for answer in answers if isinstance(answer, BaseException)), None)
+            read = {
+                worker.name: answer
+                for worker, answer in zip(workers, answers, strict=True)
+                if not isinstance(answer, BaseException)
+            }
+            digests = {answer.digest for answer in read.values()}
+            if refused is None and len(digests) > 1:
+                refused = InvalidRequest(
+                    f"lora_path holds different adapters on workers {', '.join(read)}", field="lora_path"
+                )
+            if refused is not None:
+                undo = [
+                    worker.change_adapter(unload=worker_pb2.UnloadAdapter(digest=read[worker.name].digest))
+                    for worker in workers
+                    if worker.name in read
+                ]
+                await asyncio.gather(*undo, return_exceptions=True)
+                raise refused if isinstance(refused, TandemError) else Internal(f"{type(refused).__name__}: {refused}")
+            adapter = next(iter(read.values()))
+            self._loaded[name] = (folder, adapter.digest)
+            named = self._named[name] = NamedAdapter(name, adapter.digest, adapter.rank)  # workers know the digest
+            command = worker_pb2.LoadAdapter(name=name, digest=adapter.digest)
+            await self._on_all(workers, [worker.change_adapter(load=command) for worker in workers])
+            logger.info("adapter %r is %s", name, adapter.digest)
+            return named, [worker.name for worker in workers]
+
+    async def unload(self, name: str) -> list[str]:
+        """The name is unknown at once; running requests keep their adapter. Returns the workers that had it. Raises
+        NotFound."""
+        async with self._changing:
+            if name not in self._named:
+                raise NotFound(f"there is no adapter {name!r}", field="lora_name", value=name)
+            had = [worker for worker in self._connected() if name in self._reported.get(worker.name, {})]
+            self._loaded.pop(name, None)
+            del self._named[name]
+            for reported in self._reported.values():
+                reported.pop(name, None)
+            command = worker_pb2.UnloadAdapter(name=name)
+            await self._on_all(had, [worker.change_adapter(unload=command) for worker in had])
+            logger.info("adapter %r is unloaded", name)
+            return [worker.name for worker in had]
+
+    async def close(self) -> None:
+        """Ends what is under way."""
+        for task in list(self._bringing):
+            await end_task(task)
+
+    async def _on_all(self, workers: Sequence[AdapterWorker], calls: Sequence[object]) -> None:
+        """One that is lost meanwhile reports anew when it comes back."""
+        answers = await asyncio.gather(*calls, return_exceptions=True)  # type: ignore[call-overload]
+        for worker, answer in zip(workers, answers, strict=True):
+            if isinstance(answer, BaseException):
+                logger.warning("worker %s: %s", worker.name, answer)
+
+    async def _bring(self, worker: AdapterWorker, name: str, folder: str, digest: str) -> None:
+        try:
+            found = await worker.change_adapter(load=worker_pb2.LoadAdapter(name=name, folder=folder))
+            if self._loaded.get(name) != (folder, digest) or found.digest != digest:
+                await worker.change_adapter(unload=worker_pb2.UnloadAdapter(digest=found.digest))
+                return
+            await worker.change_adapter(load=worker_pb2.LoadAdapter(name=name, digest=digest))
+        except TandemError as error:
+            logger.warning("adapter %r cannot be brought to worker %s: %s", name, worker.name, error)
+
+    def _connected(self) -> list[AdapterWorker]:
+        found = [worker for worker in self._workers() if worker.connected]
+        if not found:
+            raise WorkerLost("no worker is connected", retry_after_s=1.0)
+        return found
+
+    def _settle(self) -> None:
+        meanings: dict[str, Counter[NamedAdapter]] = {}
+        for reported in self._reported.values():
+            for name, adapter in reported.items():
+                meanings.setdefault(name, Counter())[adapter] += 1
+        before = self._named
+        self._named = {
+            name: before[name] if name in before and before[name] in found else _most(found)
+            for name, found in meanings.items()
+        }
+        for name in self._loaded.keys() & before.keys():
+            self._named.setdefault(name, before[name])
+
+
+def _most(found: Counter[NamedAdapter]) -> NamedAdapter:
+    return max(found, key=lambda adapter: (found[adapter], adapter.digest))

@@ -1,0 +1,329 @@
+"""A worker's adapters on its event loop: those it knows by name, and the loads that bring them into slots."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from services.worker.adapters.slots import Room, SlotTable
+from shared.errors import Internal, InvalidRequest, ModelLoadError, NotFound, Overloaded, TandemError
+from shared.kernels.cpu.torch_threads import keep_to_one_thread
+from shared.kernels.lora.step import PackedAdapter
+from shared.tasks import end_task
+
+logger = logging.getLogger(__name__)
+
+MAX_NAMES = 4096
+"""Most names of adapters on a worker."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedAdapter:
+    """An adapter that was read and laid out for the worker's kernels."""
+
+    digest: str
+    rank: int
+    packed: PackedAdapter
+
+
+class ReadAdapter(Protocol):
+    """Reads a folder and lays it out, in a thread of the pool's. Raises ModelLoadError."""
+
+    def __call__(self, folder: Path) -> LoadedAdapter: ...
+
+
+@dataclass(frozen=True, slots=True)
+class KnownAdapter:
+    """What a worker knows of an adapter, wherever its tensors are."""
+
+    digest: str
+    folder: Path
+    rank: int
+    num_bytes: int
+
+
+@dataclass(slots=True, eq=False)
+class AdapterLease:
+    """A request's hold on its adapter: while it is not released, the adapter stays once it is there."""
+
+    digest: str
+    slot: int = 0
+    """0 until the adapter is there."""
+    waited_s: float = 0.0
+    """From the request for it until the adapter was there."""
+    since: float = field(default_factory=time.perf_counter)
+    _ready: asyncio.Future[None] | None = None
+    _on_release: list[Callable[[], None]] = field(default_factory=list)
+
+    async def ready(self) -> int:
+        """The slot, once the adapter is there. Raises what its load failed with."""
+        if self._ready is not None:
+            await asyncio.shield(self._ready)
+        return self.slot
+
+    def release(self) -> None:
+        """The request uses it no more, or will not; twice is fine."""
+        while self._on_release:
+            self._on_release.pop()()
+
+
+class AdapterPool:
+    """Runs on the event loop. Folders are read, and tensors laid out, one adapter at a time in a thread of its own
+    beside the engine's steps; the engine thread is only handed what is ready."""
+
+    def __init__(
+        self,
+        read: ReadAdapter,
+        place: Callable[[int, PackedAdapter | None], None],
+        slots: SlotTable,
+        roots: tuple[Path, ...] = (),
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`place` hands a slot's new content, or None, to the engine, in order with the sequences that use it.
+        `roots`: folders from which `add` reads what is asked for later. `on_change`: what is known or resident has
+        changed."""
+        self._read = read
+        self._place = place
+        self._slots = slots
+        self._roots = tuple(root.resolve() for root in roots)
+        self.on_change = on_change
+        self._thread = ThreadPoolExecutor(1, "adapters", initializer=keep_to_one_thread)
+        self._known: dict[str, KnownAdapter] = {}
+        self.names: dict[str, str] = {}
+        """Name → digest."""
+        self._staged: Counter[str] = Counter()  # times that one was read and has no name yet
+        self._unloaded: set[str] = set()  # of these, none stays that no request uses
+        self._waiting: dict[str, list[AdapterLease]] = {}
+        self._loads: dict[str, asyncio.Task[None]] = {}
+        self._turn = asyncio.Lock()  # of the load that waits for room, in the order of requests
+        self._freed = asyncio.Event()
+        self.num_loads = 0
+        self.load_s = 0.0
+        """Of all loads since start, from a request for one to its slot."""
+
+    def num_ready(self) -> dict[str, int]:
+        """Adapters in slots, by whether a request uses them."""
+        resident = self._slots.resident
+        num_used = sum(self._slots.num_pins(digest) > 0 for digest in resident)
+        return {"used": num_used, "unused": len(resident) - num_used}
+
+    @property
+    def num_evicted(self) -> int:
+        """Adapters that made room for others since start."""
+        return self._slots.num_evicted
+
+    @property
+    def resident(self) -> frozenset[str]:
+        """Digests of those whose requests can start at once."""
+        return self._slots.resident
+
+    def known(self) -> list[tuple[str, KnownAdapter]]:
+        """(name, adapter) by name; an empty name for those that have none yet, or none any more."""
+        named = [(name, self._known[digest]) for name, digest in sorted(self.names.items())]
+        used = set(self.names.values())
+        return named + [("", known) for digest, known in self._known.items() if digest not in used]
+
+    def allowed(self, folder: str) -> Path:
+        """A folder that a client named, if it lies in one of the roots, links followed. Nothing is opened. Raises
+        InvalidRequest (`lora_path`)."""
+        if not self._roots:
+            raise InvalidRequest(
+                "adapters cannot be loaded into this worker: its adapter_folders is empty", field="lora_path"
+            )
+        try:
+            found = Path(folder).resolve()
+        except (OSError, ValueError, RuntimeError) as error:
+            raise InvalidRequest(f"lora_path is no path: {error}", field="lora_path") from None
+        if not Path(folder).is_absolute() or not any(found.is_relative_to(root) for root in self._roots):
+            raise InvalidRequest(
+                "lora_path must be an absolute path in one of the worker's adapter_folders", field="lora_path"
+            )
+        return found
+
+    async def add(self, name: str, folder: Path) -> KnownAdapter:
+        """Reads an adapter and gives it a name, which from then on means it and no other; it is brought into a slot
+        where there is room. Raises ModelLoadError, ConfigError, Overloaded."""
+        known = await self.stage(folder)
+        self.name(name, known.digest)
+        return known
+
+    async def stage(self, folder: Path) -> KnownAdapter:
+        """Reads an adapter, which then can be used by its digest, until `name` or `unstage`; it is brought into a slot
+        where there is room. Raises ModelLoadError, ConfigError."""
+        loaded = await self._run(folder)
+        known = KnownAdapter(loaded.digest, folder, loaded.rank, loaded.packed.nbytes)
+        if not self._is_there(known.digest) and (room := self._slots.make_room(known.digest, known.num_bytes)):
+            self._fill(room.emptied, room.slot, loaded)
+        self._known[known.digest] = known
+        self._unloaded.discard(known.digest)
+        self._staged[known.digest] += 1
+        logger.info("adapter %s: rank %d, %d bytes", known.digest, known.rank, known.num_bytes)
+        self.on_change()
+        return known
+
+    def unstage(self, digest: str) -> None:
+        """What was staged gets no name."""
+        if self._staged[digest] > 0:
+            self._staged[digest] -= 1
+        self._unloaded.add(digest)
+        self._forget_unused(digest)
+
+    def name(self, name: str, digest: str) -> KnownAdapter:
+        """Gives a staged adapter a name, which from then on means it and no other. Raises NotFound, Overloaded."""
+        if digest not in self._known or not self._staged[digest]:
+            raise NotFound(f"no adapter {digest} was read", field="digest", value=digest)
+        if name not in self.names and len(self.names) >= MAX_NAMES:
+            raise Overloaded(f"this worker has {MAX_NAMES} adapters", field="lora_name", limit=MAX_NAMES)
+        before, self.names[name] = self.names.get(name), digest
+        self._staged[digest] -= 1
+        self._forget_unused(before)
+        logger.info("adapter %r is %s", name, digest)
+        self.on_change()
+        return self._known[digest]
+
+    def remove(self, name: str) -> None:
+        """The name means nothing any more; running requests keep their adapter. Raises NotFound."""
+        if name not in self.names:
+            raise NotFound(f"there is no adapter {name!r}", field="lora_name", value=name)
+        digest = self.names.pop(name)
+        self._unloaded.add(digest)
+        self._forget_unused(digest)
+        logger.info("adapter %r is removed", name)
+        self.on_change()
+
+    def hold(self, digest: str) -> AdapterLease:
+        """A request's hold on an adapter; its load begins now where it is not there. Raises Overloaded where this
+        worker does not know it, which another may."""
+        slot = self._slots.pin(digest)
+        if slot is not None:
+            return AdapterLease(digest, slot, _on_release=[lambda: self._unpin(digest)])
+        if digest not in self._known:
+            raise Overloaded(f"adapter {digest} is not known to this worker", field="adapter", value=digest)
+        lease = AdapterLease(digest, _ready=asyncio.get_running_loop().create_future())
+        waiting = self._waiting.setdefault(digest, [])
+        waiting.append(lease)
+        lease._on_release.append(lambda: self._leave(lease))
+        if digest not in self._loads:
+            self._loads[digest] = asyncio.create_task(self._bring(self._known[digest]), name=f"adapter-{digest}")
+        return lease
+
+    async def close(self) -> None:
+        """Ends the loads. Twice is fine."""
+        for task in list(self._loads.values()):
+            await end_task(task)
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    # --- inside
+
+    async def _run(self, folder: Path) -> LoadedAdapter:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._read, folder)
+
+    async def _bring(self, known: KnownAdapter) -> None:
+        """Brings an adapter into a slot for those that wait for it; returns when none waits."""
+        digest, begun = known.digest, time.perf_counter()
+        try:
+            room = await self._room(known)
+            if room is None:
+                return
+            await self._load(known, room)
+            self.num_loads += 1
+            self.load_s += time.perf_counter() - begun
+            for lease in self._waiting.pop(digest, []):
+                slot = self._slots.pin(digest)
+                assert slot is not None
+                lease.slot, lease.waited_s = slot, time.perf_counter() - lease.since
+                lease._on_release[:] = [lambda: self._unpin(digest)]
+                assert lease._ready is not None
+                lease._ready.set_result(None)
+        except Exception as error:
+            failure = error if isinstance(error, TandemError) else Internal(f"{type(error).__name__}: {error}")
+            logger.warning("adapter %s cannot be loaded: %s", digest, error, exc_info=failure is not error)
+            for lease in self._waiting.pop(digest, []):
+                assert lease._ready is not None
+                lease._on_release.clear()
+                lease._ready.set_exception(failure)
+                lease._ready.exception()  # a request that left meanwhile does not look
+        finally:  # together with what was decided last: a request that comes now begins another load
+            del self._loads[digest]
+            self._forget_unused(digest)
+        self.on_change()
+
+    async def _room(self, known: KnownAdapter) -> Room | None:
+        """Waits its turn, and for room; None where no request waits for the adapter any more."""
+        async with self._turn:
+            while known.digest in self._waiting:
+                room = self._slots.make_room(known.digest, known.num_bytes)
+                if room is not None:
+                    return room
+                self._freed.clear()
+                await self._freed.wait()
+        return None
+
+    async def _load(self, known: KnownAdapter, room: Room) -> None:
+        self._empty(room.emptied)
+        try:
+            loaded = await self._run(known.folder)
+            if loaded.digest != known.digest:
+                raise ModelLoadError(
+                    f"{known.folder} holds another adapter than when it was named: load it again",
+                    field="adapter",
+                    value=known.digest,
+                )
+        except BaseException:
+            self._slots.drop(known.digest)
+            self._freed.set()
+            raise
+        self._fill((), room.slot, loaded)
+
+    def _fill(self, emptied: tuple[tuple[str, int], ...], slot: int, loaded: LoadedAdapter) -> None:
+        self._empty(emptied)
+        self._place(slot, loaded.packed)
+        self._slots.filled(loaded.digest)
+
+    def _empty(self, emptied: tuple[tuple[str, int], ...]) -> None:
+        for digest, slot in emptied:
+            self._place(slot, None)
+            self._forget_unused(digest)
+
+    def _is_there(self, digest: str) -> bool:
+        return digest in self._slots.resident or digest in self._loads
+
+    def _leave(self, lease: AdapterLease) -> None:
+        waiting = self._waiting.get(lease.digest, [])
+        if lease in waiting:
+            waiting.remove(lease)
+        if lease._ready is not None and not lease._ready.done():
+            lease._ready.set_result(None)
+        if not waiting:
+            self._waiting.pop(lease.digest, None)
+            self._freed.set()
+
+    def _unpin(self, digest: str) -> None:
+        self._slots.unpin(digest)
+        # Not at once: what ends the request's sequence in the engine may be queued behind this call.
+        asyncio.get_running_loop().call_soon(self._after_unpin, digest)
+
+    def _after_unpin(self, digest: str) -> None:
+        self._forget_unused(digest)
+        self._freed.set()
+
+    def _forget_unused(self, digest: str | None) -> None:
+        """Drops what no name means and no request uses: at once where it was unloaded; what a name meant before stays
+        while it lies in a slot, as requests for it may still be on their way."""
+        if digest is None or self._staged[digest] or digest in self.names.values():
+            return
+        if digest in self._loads or digest in self._waiting:
+            return
+        if digest in self._unloaded and digest in self._slots.resident and not self._slots.num_pins(digest):
+            self._place(self._slots.drop(digest), None)
+            self._freed.set()
+        if digest not in self._slots.resident:
+            self._known.pop(digest, None)
+            self._unloaded.discard(digest)

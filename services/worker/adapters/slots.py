@@ -1,0 +1,110 @@
+"""Which adapters lie in a worker's slots. Pure policy: plain numbers, no tensors."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from shared.errors import ConfigError
+
+
+@dataclass(slots=True)
+class _Held:
+    slot: int
+    num_bytes: int
+    is_loading: bool
+    num_pins: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """A slot that is set aside for an adapter, and the slots that were emptied for it."""
+
+    slot: int
+    emptied: tuple[tuple[str, int], ...]
+    """(digest, slot) of each."""
+
+
+class SlotTable:
+    """Slots from 1 on, under a budget of bytes. An adapter that no request pins stays until its room is needed, then
+    the one that was used least recently goes first; one that is pinned, or is being loaded, stays."""
+
+    def __init__(self, num_slots: int, budget_bytes: int) -> None:
+        self._free = list(range(num_slots, 0, -1))
+        self._budget_bytes = budget_bytes
+        self._held: OrderedDict[str, _Held] = OrderedDict()  # by digest, the least recently used first
+        self.num_evicted = 0
+
+    @property
+    def used_bytes(self) -> int:
+        """Of all adapters in slots, those that are being loaded among them."""
+        return sum(held.num_bytes for held in self._held.values())
+
+    @property
+    def resident(self) -> frozenset[str]:
+        """Digests of those that can be used now."""
+        return frozenset(digest for digest, held in self._held.items() if not held.is_loading)
+
+    def num_pins(self, digest: str) -> int:
+        """Requests that use it."""
+        held = self._held.get(digest)
+        return 0 if held is None else held.num_pins
+
+    def pin(self, digest: str) -> int | None:
+        """Its slot, for one more request; None where it is not there, or not yet."""
+        held = self._held.get(digest)
+        if held is None or held.is_loading:
+            return None
+        held.num_pins += 1
+        self._held.move_to_end(digest)
+        return held.slot
+
+    def unpin(self, digest: str) -> None:
+        """One request less."""
+        held = self._held[digest]
+        assert held.num_pins > 0, f"{digest} is not pinned"
+        held.num_pins -= 1
+
+    def make_room(self, digest: str, num_bytes: int) -> Room | None:
+        """Sets a slot aside for an adapter that is not there; None, and nothing changes, while those that are pinned
+        leave no room. Raises ConfigError (`adapter_bytes`) for one that never fits."""
+        assert digest not in self._held, f"{digest} is there"
+        if num_bytes > self._budget_bytes:
+            raise ConfigError(
+                f"an adapter takes {num_bytes} bytes, the worker keeps {self._budget_bytes} bytes of adapters in all",
+                field="adapter_bytes",
+                value=num_bytes,
+                limit=self._budget_bytes,
+            )
+        free_bytes, free_slots = self._budget_bytes - self.used_bytes, len(self._free)
+        leaving: list[str] = []
+        for other, held in self._held.items():
+            if free_slots and free_bytes >= num_bytes:
+                break
+            if not held.num_pins and not held.is_loading:
+                leaving.append(other)
+                free_bytes, free_slots = free_bytes + held.num_bytes, free_slots + 1
+        if not free_slots or free_bytes < num_bytes:
+            return None
+        emptied = tuple((other, self.drop(other)) for other in leaving)
+        self.num_evicted += len(emptied)
+        slot = self._free.pop()
+        self._held[digest] = _Held(slot, num_bytes, is_loading=True)
+        return Room(slot, emptied)
+
+    def filled(self, digest: str) -> None:
+        """What `make_room` set a slot aside for is there."""
+        self._held[digest].is_loading = False
+
+    def drop(self, digest: str) -> int:
+        """Takes one out that no request uses, loaded or not; returns its slot, which is free."""
+        held = self._held.pop(digest)
+        assert not held.num_pins, f"{digest} is pinned"
+        self._free.append(held.slot)
+        return held.slot
+
+    def check(self) -> None:
+        """Asserts that every slot is either free or some adapter's, and that they keep to the budget."""
+        used = [held.slot for held in self._held.values()]
+        assert len({*used, *self._free}) == len(used) + len(self._free), "a slot is there twice"
+        assert self.used_bytes <= self._budget_bytes, "more bytes than the budget"

@@ -1,0 +1,38 @@
+"""A worker's adapters as its settings describe them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from services.worker.adapters.pool import AdapterPool, LoadedAdapter
+from services.worker.adapters.slots import SlotTable
+from services.worker.host import EngineHost
+from shared.engine.messages import PlaceAdapter
+from shared.settings.named_folders import parse_adapters, parse_folders
+
+
+async def start_adapters(host: EngineHost) -> AdapterPool | None:
+    """The pool, with the adapters that are served from the start on; None where the settings ask for none. Raises
+    ModelLoadError, ConfigError."""
+    settings = host.settings
+    if not settings.has_adapters:
+        return None
+    decoder = host.model.decoder
+
+    def read(folder: Path) -> LoadedAdapter:
+        adapter = decoder.read_adapter(folder, max_rank=settings.adapter_max_rank, max_bytes=settings.adapter_bytes)
+        return LoadedAdapter(adapter.digest, adapter.rank, decoder.pack_adapter(adapter))
+
+    pool = AdapterPool(
+        read,
+        lambda slot, packed: host.engine.submit(PlaceAdapter(slot, packed)),
+        SlotTable(settings.adapter_slots, settings.adapter_bytes),
+        parse_folders(settings.adapter_folders),
+    )
+    try:
+        for name, folder in parse_adapters(settings.adapters).items():
+            await pool.add(name, folder)
+    except BaseException:
+        await pool.close()
+        raise
+    return pool

@@ -1,0 +1,1 @@
+"""Low-rank additions to a decoder's projections, each row of a step its own."""

@@ -1,0 +1,1 @@
+"""LoRA adapters: reading what PEFT writes, and what a decoder computes with."""

@@ -1,0 +1,231 @@
+"""An adapter of one model: read from a folder that PEFT wrote, checked whole, cut for one rank of several."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from shared.errors import ModelLoadError
+from shared.kernels.lora.parts import LoraPart
+from shared.kernels.lora.step import Projection
+from shared.model.adapters.config import MAX_RANK, AdapterConfig
+from shared.model.adapters.targets import Target, adapter_targets
+from shared.model.config.model_config import ModelConfig
+from shared.model.layers.rope import rotary_order
+from shared.model.weights.checkpoint import Checkpoint
+from shared.model.weights.safetensors_files import DENSE, TensorEntry, read_header, text_name
+
+WEIGHTS_FILE = "adapter_model.safetensors"
+MAX_BYTES = 4 << 30
+"""The largest file of weights that is read."""
+_PREFIX = "base_model.model."
+_A, _B = ".lora_A.weight", ".lora_B.weight"
+
+
+@dataclass(frozen=True, eq=False)
+class Adapter:
+    """Low-rank additions to a decoder's projections, or to one rank's part of them."""
+
+    digest: str
+    """32 hexadecimal digits of all tensors and the configuration: the adapter's identity, whatever its name. The same
+    for every rank."""
+    rank: int
+    """The highest of its parts."""
+    layers: tuple[Mapping[Projection, tuple[LoraPart, ...]], ...]
+    """For each of the decoder's layers, the parts of those projections that it adds to, in the order of outputs."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of its tensors."""
+        parts = (part for layer in self.layers for found in layer.values() for part in found)
+        return sum(part.a.nbytes + part.b.nbytes for part in parts)
+
+
+class AdapterPart(Protocol):
+    """One rank's part of every adapter of a model."""
+
+    @property
+    def local_config(self) -> ModelConfig:
+        """A model of this rank's sizes, its layers counted from 0."""
+        ...
+
+    @property
+    def first_layer(self) -> int:
+        """The first of them in the whole model."""
+        ...
+
+    def cut(self, module: str, target: Target, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """Of a module's a [rank, in_size] and b [num_outputs, rank], this rank's columns and rows."""
+        ...
+
+
+def read_adapter(
+    folder: Path,
+    config: ModelConfig,
+    part: AdapterPart | None = None,
+    *,
+    max_rank: int = MAX_RANK,
+    max_bytes: int = MAX_BYTES,
+) -> Adapter:
+    """Reads an adapter whole; nothing of it is used before all of it is known to fit.
+
+    Args:
+        folder: holds `adapter_config.json` and `adapter_model.safetensors`.
+        config: of the whole model that it was trained for.
+        part: what a rank has of it; None: all.
+        max_rank: the highest rank that is taken, at most MAX_RANK.
+        max_bytes: the largest file that is taken.
+
+    Raises:
+        ModelLoadError: what is missing, damaged, too large, or not served, with its `field`, `tensor` or `file`.
+    """
+    settings = AdapterConfig.read(folder)
+    with _open(folder, max_bytes) as checkpoint:
+        pairs = _pairs(settings, checkpoint, config, max_rank)
+        tensors, digest = _read_all(settings, checkpoint)
+    own = config if part is None else part.local_config
+    parts: list[dict[Projection, list[LoraPart]]] = [{} for _ in range(own.num_layers)]
+    first, targets = 0 if part is None else part.first_layer, adapter_targets(own)
+    order = rotary_order(config)
+    for module, target in pairs.items():
+        local = _moved(module, -first)
+        if local not in targets:  # another stage's
+            continue
+        a, b = tensors[module + _A], tensors[module + _B]
+        if part is not None:
+            a, b = part.cut(module, target, a, b)
+        place = targets[local]
+        if order is not None and target.projection == "qkv":
+            b = _ordered(b, place.begin, order, own)
+        found = parts[place.layer].setdefault(target.projection, [])
+        found.append(LoraPart(a, b, settings.scale_of(module), place.begin))
+    layers = tuple(
+        {projection: tuple(sorted(found, key=lambda part: part.begin)) for projection, found in layer.items()}
+        for layer in parts
+    )
+    return Adapter(digest, max(tensors[module + _A].shape[0] for module in pairs), layers)
+
+
+def _open(folder: Path, max_bytes: int) -> Checkpoint:
+    path = folder / WEIGHTS_FILE
+    if not path.is_file():
+        pickled = (
+            " (adapter_model.bin is pickled, which is not loaded)" if (folder / "adapter_model.bin").exists() else ""
+        )
+        raise ModelLoadError(f"{WEIGHTS_FILE} is missing from {folder}{pickled}", file=WEIGHTS_FILE)
+    num_bytes = path.stat().st_size
+    if num_bytes > max_bytes:
+        raise ModelLoadError(
+            f"{path} has {num_bytes} bytes, the most that are read are {max_bytes}", file=WEIGHTS_FILE, limit=max_bytes
+        )
+    return Checkpoint([read_header(path)])
+
+
+def _read_all(settings: AdapterConfig, checkpoint: Checkpoint) -> tuple[dict[str, Tensor], str]:
+    """Tensors by their names without PEFT's prefix, and the digest of all there is."""
+    digest = blake2b(settings.content, digest_size=16)
+    found: dict[str, Tensor] = {}
+    for name in sorted(checkpoint.entries):
+        entry, tensor = checkpoint.entries[name], checkpoint.whole(name)
+        if not bool(torch.isfinite(tensor.flatten()).all()):
+            raise _refused(name, "holds NaN or infinite numbers")
+        header = f"{name}\0{entry.dtype}\0{entry.shape}\0".encode()
+        digest.update(len(header).to_bytes(8, "little") + header)
+        digest.update(tensor.view(torch.uint8).numpy().data if tensor.numel() else b"")
+        found[_plain(name)] = tensor
+    return found, digest.hexdigest()
+
+
+def _pairs(settings: AdapterConfig, checkpoint: Checkpoint, config: ModelConfig, max_rank: int) -> dict[str, Target]:
+    """Module → where it lies; every tensor is one of a pair that fits. Raises ModelLoadError."""
+    if config.latent is not None:
+        raise ModelLoadError(f"adapters of {config.architecture}, whose attention is over latents, are not supported")
+    targets, found = adapter_targets(config), {}
+    for name, entry in checkpoint.entries.items():
+        module = _module(name)
+        if module not in targets:
+            raise _refused(name, f"adds to {module}, {_why_no_target(module, config)}")
+        if not settings.names(module):
+            raise _refused(name, f"adds to {module}, which target_modules of the configuration does not name")
+        found[module] = targets[module]
+        if entry.dtype not in DENSE:
+            raise _refused(name, f"is stored as {entry.dtype}, expected one of {', '.join(DENSE)}")
+    if not found:
+        raise ModelLoadError(f"{WEIGHTS_FILE} holds no tensors", file=WEIGHTS_FILE)
+    by_name = {_plain(name): entry for name, entry in checkpoint.entries.items()}
+    if len(by_name) < len(checkpoint.entries):
+        raise ModelLoadError(f"{WEIGHTS_FILE} holds a tensor twice, with and without {_PREFIX}", file=WEIGHTS_FILE)
+    for module, target in found.items():
+        _check_pair(settings, by_name, module, target, max_rank)
+    return found
+
+
+def _check_pair(
+    settings: AdapterConfig, entries: Mapping[str, TensorEntry], module: str, target: Target, max_rank: int
+) -> None:
+    rank = settings.rank_of(module)
+    if rank > max_rank:
+        raise ModelLoadError(
+            f"the adapter's rank is {rank} for {module}, the highest that is taken is {max_rank}",
+            field="r",
+            value=rank,
+            limit=max_rank,
+        )
+    for end, shape in ((_A, (rank, target.in_size)), (_B, (target.num_outputs, rank))):
+        entry = entries.get(module + end)
+        if entry is None:
+            raise _refused(module + end, "is missing, and its other half is there")
+        if entry.shape != shape:
+            raise _refused(
+                entry.name, f"has shape {list(entry.shape)}, and the model and rank {rank} make it {list(shape)}"
+            )
+
+
+def _why_no_target(module: str, config: ModelConfig) -> str:
+    leaf = module.rpartition(".")[2]
+    if ".experts" in module or leaf in ("gate", "router", "shared_experts") or (config.moe and ".mlp." in module):
+        return "and adapters of experts and routers are not supported"
+    if leaf in ("embed_tokens", "lm_head"):
+        return "and adapters of embeddings and of the output projection are not supported"
+    return f"which {config.architecture} of {config.num_layers} layers does not have, or no adapter can change"
+
+
+def _plain(name: str) -> str:
+    return text_name(name.removeprefix(_PREFIX))
+
+
+def _module(name: str) -> str:
+    plain = _plain(name)
+    for end in (_A, _B):
+        if plain.endswith(end):
+            return plain.removesuffix(end)
+    raise _refused(name, "is no half of a low-rank pair (lora_A.weight, lora_B.weight)")
+
+
+def _moved(module: str, by: int) -> str:
+    head, number, rest = _numbered(module)
+    return f"{head}{int(number) + by}.{rest}"
+
+
+def _numbered(module: str) -> tuple[str, str, str]:
+    number, _, rest = module.removeprefix("model.layers.").partition(".")
+    return "model.layers.", number, rest
+
+
+def _ordered(b: Tensor, begin: int, order: Tensor, config: ModelConfig) -> Tensor:
+    """Rows of queries and keys in the order in which the kernels rotate them."""
+    num_placed = (config.num_heads + config.num_kv_heads) * config.head_dim - begin
+    if num_placed <= 0:
+        return b
+    placed = b[:num_placed].view(-1, config.head_dim, b.shape[1])[:, order]
+    return torch.cat((placed.flatten(0, 1), b[num_placed:]))
+
+
+def _refused(tensor: str, problem: str) -> ModelLoadError:
+    return ModelLoadError(f"{tensor} {problem}", tensor=tensor, file=WEIGHTS_FILE)

@@ -1,0 +1,161 @@
+"""An adapter's configuration, PEFT's `adapter_config.json`: what is not served is refused by name."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from shared.errors import ModelLoadError
+from shared.model.config.folder import ADAPTER_FILE
+from shared.model.config.json_fields import JsonFields, read_json_object
+
+T = TypeVar("T")
+MAX_RANK = 256
+"""The highest rank that is served."""
+_MAX_CONFIG_BYTES = 1 << 20
+_MOST_ALPHA = 1e6
+_PLAIN_KEY = re.compile(r"\^?[\w.]+\$?")
+_REFUSED = {
+    "use_dora": "weights that are normalised (DoRA) are not supported",
+    "use_qalora": "QALoRA is not supported",
+    "use_bdlora": "BD-LoRA is not supported",
+    "lora_bias": "biases of an adapter are not supported",
+    "fan_in_fan_out": "transposed weights are not supported",
+    "modules_to_save": "whole modules beside the low-rank ones are not supported: merge the adapter into its model",
+    "trainable_token_indices": "embeddings of tokens are not supported: merge the adapter into its model",
+    "layer_replication": "replicated layers are not supported",
+    "target_parameters": "experts and other bare parameters are not supported",
+    "alora_invocation_tokens": "adapters that begin in the middle of a text (aLoRA) are not supported",
+    "arrow_config": "Arrow is not supported",
+}
+"""Fields that must be absent, null, false or empty → why."""
+_CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+"""How ways to begin training start that change the base model's weights too."""
+
+
+@dataclass(frozen=True)
+class AdapterConfig:
+    """What of the configuration the computation depends on."""
+
+    rank: int
+    alpha: float
+    is_rank_stabilised: bool
+    target_modules: tuple[str, ...] | None
+    """Ends of modules' names; None: the tensors alone say which."""
+    ranks: Mapping[str, int]
+    """Ends of modules' names → their rank, where it differs."""
+    alphas: Mapping[str, float]
+    content: bytes
+    """The whole configuration in one spelling."""
+
+    @classmethod
+    def read(cls, folder: Path) -> AdapterConfig:
+        """Raises ModelLoadError, whose `field` is that of the file."""
+        path = folder / ADAPTER_FILE
+        try:
+            if path.stat().st_size > _MAX_CONFIG_BYTES:
+                raise ModelLoadError(f"{path} has more than {_MAX_CONFIG_BYTES} bytes", file=ADAPTER_FILE)
+        except FileNotFoundError:
+            raise ModelLoadError(
+                f"{ADAPTER_FILE} is missing from {folder}: an adapter is a folder as PEFT saves it", file=ADAPTER_FILE
+            ) from None
+        except (OSError, ValueError) as error:
+            raise ModelLoadError(f"{path} cannot be read: {error}", file=ADAPTER_FILE) from error
+        try:
+            values = read_json_object(path)
+            content = json.dumps(values, sort_keys=True).encode()
+        except (RecursionError, ValueError) as error:
+            raise ModelLoadError(f"{path} cannot be read as JSON: {error}", file=ADAPTER_FILE) from error
+        fields = JsonFields(values, ADAPTER_FILE)
+        _refuse(fields, values)
+        rank, alpha = fields.integer("r", default=8), fields.number("lora_alpha", default=8.0)
+        ranks = {key: _rank(fields, f"rank_pattern.{key}", value) for key, value in _pattern(fields, "rank_pattern")}
+        alphas = {
+            key: _alpha(fields, f"alpha_pattern.{key}", value) for key, value in _pattern(fields, "alpha_pattern")
+        }
+        return cls(
+            _rank(fields, "r", rank),
+            _alpha(fields, "lora_alpha", alpha),
+            fields.boolean("use_rslora", default=False),
+            _target_modules(fields, values),
+            ranks,
+            alphas,
+            content,
+        )
+
+    def rank_of(self, module: str) -> int:
+        """The rank of a module's addition."""
+        return _of(self.ranks, module, self.rank)
+
+    def scale_of(self, module: str) -> float:
+        """The factor on a module's addition."""
+        rank = self.rank_of(module)
+        return _of(self.alphas, module, self.alpha) / (math.sqrt(rank) if self.is_rank_stabilised else rank)
+
+    def names(self, module: str) -> bool:
+        """Whether `target_modules` names this module."""
+        return self.target_modules is None or any(_ends(module, target) for target in self.target_modules)
+
+
+def _of(pattern: Mapping[str, T], module: str, default: T) -> T:
+    return next(
+        (value for key, value in pattern.items() if _ends(module, key.removeprefix("^").removesuffix("$"))), default
+    )
+
+
+def _ends(module: str, end: str) -> bool:
+    return module == end or module.endswith(f".{end}")
+
+
+def _refuse(fields: JsonFields, values: Mapping[str, object]) -> None:
+    kind = fields.text("peft_type", default="LORA")
+    if kind != "LORA":
+        raise fields.fault("peft_type", f"is {kind}, and only LORA is supported")
+    for name, why in _REFUSED.items():
+        if values.get(name):
+            raise fields.fault(name, f"is set: {why}")
+    if fields.text("bias", default="none") != "none":
+        raise fields.fault("bias", f"is {values['bias']!r}: biases that were trained are not supported")
+    begun = values.get("init_lora_weights")
+    if isinstance(begun, str) and begun.lower().startswith(_CHANGES_BASE):
+        raise fields.fault(
+            "init_lora_weights",
+            f"is {begun!r}, which changes the base model's weights too: save the adapter converted to a plain LoRA",
+        )
+
+
+def _target_modules(fields: JsonFields, values: Mapping[str, object]) -> tuple[str, ...] | None:
+    """A text is a pattern, or PEFT's word for all linear layers."""
+    if isinstance(values.get("target_modules"), str):
+        return None
+    found = fields.optional_text_list("target_modules")
+    return None if found is None else tuple(found)
+
+
+def _pattern(fields: JsonFields, name: str) -> list[tuple[str, object]]:
+    child = fields.child(name)
+    if child is None:
+        return []
+    for key in child.names:
+        if not _PLAIN_KEY.fullmatch(key):
+            raise fields.fault(f"{name}.{key}", "is a pattern; only ends of modules' names are supported")
+    return [(key, child._values[key]) for key in child.names]
+
+
+def _rank(fields: JsonFields, name: str, value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise fields.fault(name, f"must be an integer of at least 1, found {value!r}")
+    if value > MAX_RANK:
+        raise fields.fault(name, f"is {value}, the highest rank that is served is {MAX_RANK}")
+    return value
+
+
+def _alpha(fields: JsonFields, name: str, value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= _MOST_ALPHA:
+        raise fields.fault(name, f"must be a number above 0 and at most {_MOST_ALPHA:.0f}, found {value!r}")
+    return float(value)

@@ -1,0 +1,78 @@
+"""Low-rank additions of a backend beside the reference's, and a row beside others beside that row alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from shared.kernels.lora.parts import LoraPart
+from shared.kernels.lora.reference import add_lora, make_plain_lora
+from shared.kernels.lora.rows import LoraRows
+
+from .comparing import TOLERANCES, random_tensor, triton_kernels
+
+if TYPE_CHECKING:
+    from shared.kernels.lora.step import LoraOps
+
+FUSED = ((0, 64), (64, 32), (96, 32))
+"""(begin, outputs) of the parts of a projection of 128 outputs."""
+
+
+def parts_of(
+    seed: int,
+    ranks: Sequence[int],
+    in_size: int,
+    dtype: torch.dtype,
+    device: str,
+    spans: Sequence[tuple[int, int]] = FUSED,
+) -> list[LoraPart]:
+    """A rank of 0: that part has no addition."""
+    found = []
+    for place, (rank, (begin, outputs)) in enumerate(zip(ranks, spans, strict=True)):
+        if rank:
+            a = random_tensor(rank, in_size, dtype=dtype, device=device, seed=10 * seed + place) / in_size**0.5
+            b = random_tensor(outputs, rank, dtype=dtype, device=device, seed=10 * seed + place + 1) / rank**0.5
+            found.append(LoraPart(a, b, 0.5 + seed, begin))
+    return found
+
+
+def check_loras(
+    ops: LoraOps, num_rows: int, in_size: int, dtype: torch.dtype, device: str = "cpu", *, exact: bool = False
+) -> None:
+    """Additions of several ranks and targets, one that leaves the projection alone, and rows of none. `exact`: a
+    row has the same bits alone."""
+    x = random_tensor(num_rows, in_size, dtype=dtype, device=device)
+    out = random_tensor(num_rows, 128, dtype=dtype, device=device, seed=5)
+    ranks = [(8, 8, 8), (1, 0, 17), (0, 0, 0), (0, 40, 0), (256, 16, 3)]
+    draw = random.Random(num_rows)
+    of_rows = [draw.choice([-1, 0, 1, 2, 3, 4, 4]) for _ in range(num_rows)]
+    rows = LoraRows.of(of_rows, len(ranks), device)
+    parts = [parts_of(seed, of_each, in_size, dtype, device) for seed, of_each in enumerate(ranks)]
+    made = [ops.make_lora(of_each, in_size, x) if of_each else None for of_each in parts]
+    expected, found = out.clone(), out.clone()
+    add_lora(expected, x, [make_plain_lora(of_each, in_size, x) if of_each else None for of_each in parts], rows)
+    ops.add_lora(found, x, made, rows)
+    tolerance = 4 * TOLERANCES[dtype]
+    torch.testing.assert_close(found.cpu().double(), expected.cpu().double(), rtol=tolerance, atol=tolerance)
+    untouched = [row for row, addition in enumerate(of_rows) if addition in (-1, 2)]
+    assert torch.equal(found[untouched], out[untouched])
+    assert not torch.equal(found, out) or num_rows == len(untouched)
+    for row in range(num_rows) if exact else ():
+        alone = out[row : row + 1].clone()
+        ops.add_lora(alone, x[row : row + 1], made, LoraRows.of([of_rows[row]], len(ranks), device))
+        assert torch.equal(alone[0], found[row]), f"row {row}"
+
+
+def check_triton_loras(num_rows: int, in_size: int, dtype: torch.dtype, device: str = "cpu") -> None:
+    """Of the process that Triton runs in."""
+    check_loras(triton_kernels(), num_rows, in_size, dtype, device, exact=device == "cpu")
+
+
+def rows_of(additions: Sequence[int], count: int) -> tuple[Tensor, tuple[int, ...], list[tuple[int, int, int]]]:
+    """Order, starts and tiles."""
+    rows = LoraRows.of(additions, count)
+    return rows.order, rows.starts, rows.tiles(2)

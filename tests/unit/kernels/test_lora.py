@@ -1,0 +1,49 @@
+"""Low-rank additions by every backend: the reference's numbers, and bits that batch mates do not change."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from shared.kernels.backends.cpu import CpuKernels
+from shared.kernels.torch_backend import TorchKernels
+
+from . import lora_checks
+from .conftest import Run
+from .isas import every_isa, needs_library
+
+
+def test_rows_are_sorted_by_addition_and_cut_into_tiles_of_one_addition() -> None:
+    order, starts, tiles = lora_checks.rows_of([1, -1, 0, 1, 1, -1, 3], 4)
+    assert order.tolist() == [2, 0, 3, 4, 6]
+    assert starts == (0, 1, 4, 4, 5)
+    assert tiles == [(0, 0, 1), (1, 1, 3), (1, 3, 4), (3, 4, 5)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@needs_library
+@every_isa
+@pytest.mark.parametrize(("num_rows", "in_size"), [(1, 512), (3, 48), (19, 1056), (70, 2048)])
+def test_the_cpu_kernels_add_what_the_reference_adds(isa: str, dtype: torch.dtype, num_rows: int, in_size: int) -> None:
+    lora_checks.check_loras(CpuKernels(isa), num_rows, in_size, dtype, exact=True)
+
+
+@needs_library
+def test_sizes_of_no_whole_vectors_are_left_to_torch() -> None:
+    lora_checks.check_loras(CpuKernels(), 9, 41, torch.float32)
+
+
+@needs_library
+def test_a_step_without_such_rows_changes_nothing() -> None:
+    for kernels in (CpuKernels(), TorchKernels()):
+        out = torch.ones(3, 128)
+        x = torch.ones(3, 64)
+        made = kernels.make_lora(lora_checks.parts_of(0, (4, 4, 4), 64, torch.float32, "cpu"), 64, x)
+        kernels.add_lora(out, x, [made], lora_checks.LoraRows.of([-1, -1, -1], 1))
+        assert torch.equal(out, torch.ones(3, 128))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("num_rows", "in_size"), [(1, 64), (23, 200)])
+def test_triton_adds_what_the_reference_adds(interpreted: Run, dtype: torch.dtype, num_rows: int, in_size: int) -> None:
+    interpreted(lora_checks.check_triton_loras, num_rows, in_size, dtype)

@@ -1,0 +1,93 @@
+"""The oracle of adapters: transformers' model with `scale * B A` added to its weights, as PEFT merges them."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from shared.kernels.batch import AttentionBatch
+from shared.kernels.lora.rows import LoraRows
+from shared.kernels.lora.step import PackedAdapter, StepLoras
+from shared.kernels.pool_view import PoolView
+from shared.model.decoder import Decoder
+
+BLOCK_SIZE = 4
+
+
+@torch.no_grad()
+def merged(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    """A copy of the model with the adapter's additions in its weights; read with safetensors and json alone."""
+    fields = json.loads((folder / "adapter_config.json").read_text())
+    tensors = load_file(folder / "adapter_model.safetensors")
+    found = copy.deepcopy(model)
+    weights = dict(found.named_parameters())
+    for name in tensors:
+        if not name.endswith(".lora_A.weight"):
+            continue
+        module = name.removesuffix(".lora_A.weight")
+        plain = module.removeprefix("base_model.model.")
+        leaf = plain.rpartition(".")[2]
+        rank = fields.get("rank_pattern", {}).get(leaf, fields["r"])
+        alpha = fields.get("alpha_pattern", {}).get(leaf, fields["lora_alpha"])
+        scale = alpha / (math.sqrt(rank) if fields.get("use_rslora") else rank)
+        weights[f"{plain}.weight"] += scale * (tensors[f"{module}.lora_B.weight"].float() @ tensors[name].float())
+    return found
+
+
+class MixedBatch:
+    """Sequences of one decoder that step together, each with its adapter or none."""
+
+    def __init__(self, decoder: Decoder, adapters: Sequence[PackedAdapter | None], max_tokens: int) -> None:
+        num_blocks = -(-max_tokens // BLOCK_SIZE)
+        layout = decoder.config.block_layout(BLOCK_SIZE, str(decoder.dtype).removeprefix("torch."))
+        shape = layout.shape(num_blocks * len(adapters))
+        self.pool = PoolView.of(torch.full(shape, 255, dtype=torch.uint8), layout)
+        self.decoder = decoder
+        self.tables = [list(range(i * num_blocks, (i + 1) * num_blocks)) for i in range(len(adapters))]
+        self.distinct = tuple(dict.fromkeys(adapter for adapter in adapters if adapter is not None))
+        self.slots = [-1 if adapter is None else self.distinct.index(adapter) for adapter in adapters]
+        self.lengths = [0] * len(adapters)
+
+    def step(self, tokens: Sequence[Sequence[int]], *, all_rows: bool = True, rope_length: int = 0) -> Tensor:
+        """Feeds each sequence its next tokens: the logits of all of them, or of each sequence's last one.
+        `rope_length`: of the prompt whose chunks these are."""
+        counts = [len(part) for part in tokens]
+        self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
+        pairs = list(zip(counts, self.lengths, strict=True))
+        ends = torch.tensor(counts).cumsum(0) - 1
+        rows = torch.arange(sum(counts)) if all_rows else ends
+        of_rows = [slot for slot, count in zip(self.slots, counts, strict=True) for _ in range(count)]
+        loras = StepLoras(
+            self.distinct,
+            LoraRows.of(of_rows, len(self.distinct)),
+            LoraRows.of([of_rows[row] for row in rows.tolist()], len(self.distinct)),
+            self.decoder.kernels,
+        )
+        positions = torch.cat([torch.arange(length - count, length) for count, length in pairs])
+        lengths = torch.tensor([max(length, rope_length) for count, length in pairs for _ in range(count)])
+        return self.decoder.forward(
+            torch.tensor([token for part in tokens for token in part]),
+            positions,
+            self.pool,
+            AttentionBatch.from_lists(counts, self.lengths, self.tables, BLOCK_SIZE),
+            rows,
+            lengths if self.decoder.rotary.needs_lengths else None,
+            loras=loras if self.distinct else None,
+        )
+
+    def greedy(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
+        """Each sequence's continuation."""
+        found = [[int(token)] for token in self.step(prompts, all_rows=False).argmax(-1)]
+        while len(found[0]) < num_tokens:
+            chosen = self.step([tokens[-1:] for tokens in found], all_rows=False).argmax(-1)
+            for tokens, token in zip(found, chosen, strict=True):
+                tokens.append(int(token))
+        return found

@@ -1,0 +1,223 @@
+"""Adapter folders: what is read, how it is named, and what is refused, by name and reason."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from shared.errors import ModelLoadError
+from shared.model.adapters.adapter import read_adapter
+from shared.model.adapters.random_adapter import write_random_adapter
+from shared.model.config.model_config import ModelConfig
+from shared.model.families.registry import parse_config
+
+FIELDS: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 256,
+    "rope_theta": 10000.0,
+    "torch_dtype": "float32",
+}
+CONFIG = parse_config(FIELDS)
+DEEPSEEK: dict[str, Any] = {
+    **FIELDS,
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "num_key_value_heads": 6,
+    "kv_lora_rank": 12,
+    "q_lora_rank": None,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 6,
+    "v_head_dim": 10,
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "first_k_dense_replace": 1,
+}
+QKV = "base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight"
+
+
+def rewrite(folder: Path, tensors: Callable[[dict[str, torch.Tensor]], None] = lambda _: None, **fields: Any) -> None:
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+    found = load_file(folder / "adapter_model.safetensors")
+    tensors(found)
+    save_file({name: tensor.contiguous() for name, tensor in found.items()}, folder / "adapter_model.safetensors")
+
+
+def rename(old: str, new: str) -> Callable[[dict[str, torch.Tensor]], None]:
+    def apply(tensors: dict[str, torch.Tensor]) -> None:
+        for name in list(tensors):
+            tensors[name.replace(old, new)] = tensors.pop(name)
+
+    return apply
+
+
+def test_parts_of_fused_projections_lie_behind_each_other_with_scale_and_rank(tmp_path: Path) -> None:
+    write_random_adapter(tmp_path, CONFIG, rank=4, rank_pattern={"v_proj": 9}, alpha_pattern={"v_proj": 3})
+    adapter = read_adapter(tmp_path, CONFIG)
+    assert adapter.rank == 9
+    found = {name: [(p.begin, *p.b.shape, p.scale) for p in parts] for name, parts in adapter.layers[1].items()}
+    assert found == {
+        "qkv": [(0, 48, 4, 2.0), (48, 16, 4, 2.0), (64, 16, 9, pytest.approx(1 / 3))],
+        "o": [(0, 48, 4, 2.0)],
+        "gate_up": [(0, 40, 4, 2.0), (40, 40, 4, 2.0)],
+        "down": [(0, 48, 4, 2.0)],
+    }
+
+
+def test_the_identity_follows_every_tensor_and_the_configuration_and_no_name_or_path(tmp_path: Path) -> None:
+    def digest(name: str, **given: Any) -> str:
+        return read_adapter(write_random_adapter(tmp_path / name, CONFIG, **given), CONFIG).digest
+
+    first = digest("a")
+    assert digest("another name") == first
+    others = [
+        digest("seed", seed=1),
+        digest("rank", rank=8),
+        digest("alpha", lora_alpha=31),
+        digest("rs", use_rslora=True),
+    ]
+    write_random_adapter(tmp_path / "one", CONFIG)
+
+    def flip(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[QKV][0, 0] += 1e-3
+
+    rewrite(tmp_path / "one", flip)
+    others.append(read_adapter(tmp_path / "one", CONFIG).digest)
+    half = read_adapter(write_random_adapter(tmp_path / "half", CONFIG, dtype=torch.bfloat16), CONFIG)
+    assert len({first, half.digest, *others}) == 7
+    assert len(first) == 32
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"peft_type": "IA3"}, "peft_type"),
+        ({"use_dora": True}, "DoRA"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"trainable_token_indices": [3]}, "trainable_token_indices"),
+        ({"bias": "all"}, "bias"),
+        ({"lora_bias": True}, "lora_bias"),
+        ({"fan_in_fan_out": True}, "fan_in_fan_out"),
+        ({"layer_replication": [[0, 1]]}, "layer_replication"),
+        ({"target_parameters": ["experts.gate_up_proj"]}, "target_parameters"),
+        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights"),
+        ({"r": 257}, "256"),
+        ({"r": "16"}, "r must be an integer"),
+        ({"lora_alpha": 0}, "lora_alpha"),
+        ({"rank_pattern": {".*q": 3}}, "rank_pattern"),
+        ({"target_modules": ["k_proj"]}, "target_modules"),
+        ({"r": 5}, "shape"),
+    ],
+)
+def test_a_configuration_that_is_not_served_is_refused_by_its_field(
+    tmp_path: Path, fields: dict[str, Any], named: str
+) -> None:
+    write_random_adapter(tmp_path, CONFIG)
+    rewrite(tmp_path, **fields)
+    with pytest.raises(ModelLoadError, match=named):
+        read_adapter(tmp_path, CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (rename("layers.1.", "layers.7."), "layers.7.*does not have"),
+        (rename("lora_A.weight", "lora_A.other"), "no half"),
+        (rename("q_proj.lora_B", "z_proj.lora_B"), "z_proj"),
+        (rename("self_attn.q_proj", "embed_tokens"), "embed_tokens"),
+        (lambda tensors: tensors.pop(QKV), "missing"),
+        (lambda tensors: tensors.update({QKV: torch.zeros(16, 47)}), r"\[16, 47\].*\[16, 48\]"),
+        (lambda tensors: tensors.update({QKV: torch.zeros(16, 48, dtype=torch.int32)}), "I32"),
+        (lambda tensors: tensors[QKV].fill_(float("nan")), "NaN"),
+        (lambda tensors: tensors.clear(), "no tensors"),
+        (lambda tensors: tensors.update({QKV.removeprefix("base_model.model."): torch.zeros(16, 48)}), "twice"),
+        (lambda tensors: tensors.update({"base_model.model.lm_head.weight": torch.zeros(97, 48)}), "lm_head"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused_by_name(tmp_path: Path, change: Any, named: str) -> None:
+    write_random_adapter(tmp_path, CONFIG)
+    rewrite(tmp_path, change)
+    with pytest.raises(ModelLoadError, match=named):
+        read_adapter(tmp_path, CONFIG)
+
+
+def test_experts_and_latents_are_refused_by_name(tmp_path: Path) -> None:
+    mixtral = parse_config(
+        {**FIELDS, "architectures": ["MixtralForCausalLM"], "num_local_experts": 2, "num_experts_per_tok": 1}
+    )
+    write_random_adapter(tmp_path, CONFIG, targets=["q_proj", "gate_proj"])
+    rewrite(tmp_path, rename("mlp.gate_proj", "block_sparse_moe.experts.0.w1"), target_modules=["q_proj", "w1"])
+    with pytest.raises(ModelLoadError, match="experts"):
+        read_adapter(tmp_path, mixtral)
+    with pytest.raises(ModelLoadError, match="latents"):
+        read_adapter(tmp_path, parse_config(DEEPSEEK))
+
+
+def test_limits_of_rank_and_bytes_are_named(tmp_path: Path) -> None:
+    write_random_adapter(tmp_path, CONFIG, rank=16)
+    with pytest.raises(ModelLoadError, match=r"rank is 16 .* taken is 8"):
+        read_adapter(tmp_path, CONFIG, max_rank=8)
+    with pytest.raises(ModelLoadError, match="1000"):
+        read_adapter(tmp_path, CONFIG, max_bytes=1000)
+
+
+def test_a_folder_without_its_files_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"adapter_config\.json is missing"):
+        read_adapter(tmp_path / "nowhere", CONFIG)
+    write_random_adapter(tmp_path, CONFIG)
+    (tmp_path / "adapter_model.safetensors").rename(tmp_path / "adapter_model.bin")
+    with pytest.raises(ModelLoadError, match="pickled"):
+        read_adapter(tmp_path, CONFIG)
+
+
+def mutate(data: bytes, draw: random.Random) -> bytes:
+    found = bytearray(data)
+    for _ in range(draw.randint(1, 4)):
+        at = draw.randrange(len(found))
+        match draw.randrange(4):
+            case 0:
+                found[at] = draw.randrange(256)
+            case 1:
+                del found[at : at + draw.randint(1, 40)]
+            case 2:
+                found[at:at] = found[at : at + draw.randint(1, 40)] or b"0"
+            case _:
+                found[at:at] = draw.choice([b"[" * 3000, b"-1", b"1e999", b'"', b"null", b"{}", b"9" * 5000])
+        if not found:
+            return b""
+    return bytes(found)
+
+
+@pytest.mark.parametrize("count", [600, pytest.param(100_000, marks=pytest.mark.slow)])
+def test_a_mutated_adapter_is_read_or_refused_with_a_typed_error(tmp_path: Path, count: int) -> None:
+    config: ModelConfig = CONFIG
+    write_random_adapter(tmp_path, config, rank=1, targets=["q_proj", "down_proj"])
+    draw, num_refused = random.Random(5), 0
+    files = {name: (tmp_path / name).read_bytes() for name in ("adapter_config.json", "adapter_model.safetensors")}
+    header = int.from_bytes(files["adapter_model.safetensors"][:8], "little") + 8
+    for _ in range(count):
+        name = draw.choice(list(files))
+        data = files[name]
+        end = len(data) if name.endswith("json") else header
+        (tmp_path / name).write_bytes(mutate(data[:end], draw) + data[end:])
+        try:
+            read_adapter(tmp_path, config)
+        except ModelLoadError:
+            num_refused += 1
+        (tmp_path / name).write_bytes(data)
+    assert num_refused > count / 2

@@ -1,0 +1,142 @@
+"""What the names of adapters mean over all workers, while they are loaded, reloaded and lost."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from services.router.workers.adapters import AdapterDirectory
+from shared.errors import InvalidRequest, NotFound, WorkerLost
+from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
+from tests.waiting import until
+
+
+class FakeWorker:
+    """Reads folders as the test says, and reports as a worker does."""
+
+    def __init__(self, name: str, folders: dict[str, str]) -> None:
+        self.name = name
+        self.connected = True
+        self.folders = folders  # -> digest
+        self.staged: list[str] = []
+        self.names: dict[str, str] = {}
+        self.directory: AdapterDirectory
+        self.refuses = False
+        self.gate: asyncio.Event | None = None
+
+    async def change_adapter(
+        self, *, load: worker_pb2.LoadAdapter | None = None, unload: worker_pb2.UnloadAdapter | None = None
+    ) -> types_pb2.Adapter:
+        await asyncio.sleep(0)
+        if self.gate is not None:
+            await self.gate.wait()
+        if unload is not None:
+            if unload.digest:
+                self.staged.remove(unload.digest)
+            else:
+                del self.names[unload.name]
+            self.report()
+            return types_pb2.Adapter()
+        assert load is not None
+        if load.digest:
+            self.staged.remove(load.digest)
+            self.names[load.name] = load.digest
+            self.report()
+            return types_pb2.Adapter(name=load.name, digest=load.digest, rank=4)
+        if self.refuses or load.folder not in self.folders:
+            raise InvalidRequest("it does not fit", field="lora_path")
+        self.staged.append(self.folders[load.folder])
+        return types_pb2.Adapter(digest=self.folders[load.folder], rank=4)
+
+    def report(self) -> None:
+        named = [types_pb2.Adapter(name=name, digest=digest, rank=4) for name, digest in self.names.items()]
+        self.directory.report(self, types_pb2.AdapterList(adapters=named))
+
+
+def fleet(count: int = 2) -> tuple[AdapterDirectory, list[FakeWorker]]:
+    workers = [FakeWorker(f"w{number}", {"/a": "A", "/a2": "A2"}) for number in range(count)]
+    directory = AdapterDirectory(lambda: workers)
+    for worker in workers:
+        worker.directory = directory
+    return directory, workers
+
+
+def digest(directory: AdapterDirectory, name: str = "a") -> str | None:
+    found = directory.find(name)
+    return None if found is None else found.digest
+
+
+async def test_a_reload_means_the_new_adapter_once_every_worker_has_it_and_not_before() -> None:
+    directory, workers = fleet()
+    adapter, names = await directory.load("a", "/a")
+    assert (adapter.digest, names) == ("A", ["w0", "w1"])
+    workers[1].gate = asyncio.Event()
+    task = asyncio.create_task(directory.load("a", "/a2"))
+    await until(lambda: workers[0].staged == ["A2"])
+    assert digest(directory) == "A"
+    workers[1].gate.set()
+    await task
+    assert digest(directory) == "A2"
+    assert [worker.names for worker in workers] == [{"a": "A2"}] * 2
+    assert all(not worker.staged for worker in workers)
+
+
+async def test_where_one_worker_refuses_nothing_changes_on_any() -> None:
+    directory, workers = fleet()
+    await directory.load("a", "/a")
+    workers[1].refuses = True
+    with pytest.raises(InvalidRequest, match="does not fit"):
+        await directory.load("a", "/a2")
+    assert digest(directory) == "A"
+    assert all(not worker.staged and worker.names == {"a": "A"} for worker in workers)
+
+
+async def test_different_content_on_two_hosts_is_refused() -> None:
+    directory, workers = fleet()
+    workers[1].folders = {"/a": "B"}
+    with pytest.raises(InvalidRequest, match="different adapters"):
+        await directory.load("a", "/a")
+    assert digest(directory) is None
+    assert all(not worker.staged for worker in workers)
+
+
+async def test_a_worker_that_comes_back_without_it_gets_what_was_loaded() -> None:
+    directory, workers = fleet()
+    await directory.load("a", "/a")
+    workers[1].names.clear()
+    workers[1].report()
+    await until(lambda: workers[1].names == {"a": "A"})
+    assert digest(directory) == "A"
+    await directory.close()
+
+
+async def test_an_unloaded_name_is_unknown_at_once_and_no_worker_gets_it_again() -> None:
+    directory, workers = fleet()
+    await directory.load("a", "/a")
+    assert await directory.unload("a") == ["w0", "w1"]
+    assert digest(directory) is None
+    workers[0].report()
+    assert digest(directory) is None
+    with pytest.raises(NotFound):
+        await directory.unload("a")
+
+
+async def test_without_workers_nothing_can_be_loaded() -> None:
+    directory, _ = fleet(0)
+    with pytest.raises(WorkerLost):
+        await directory.load("a", "/a")
+
+
+def test_a_name_keeps_its_meaning_until_no_worker_has_it_so() -> None:
+    directory, workers = fleet(3)
+    for worker, content in zip(workers, ("A", "A", "A"), strict=True):
+        worker.names["a"] = content
+        worker.report()
+    for worker in workers[:2]:  # another router reloads
+        worker.names["a"] = "A2"
+        worker.report()
+        assert digest(directory) == "A"
+    directory.forget("w2")
+    assert digest(directory) == "A2"
+    assert [adapter.name for adapter in directory.all()] == ["a"]

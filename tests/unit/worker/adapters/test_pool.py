@@ -1,0 +1,201 @@
+"""A worker's adapters: loads beside its steps, requests that wait for theirs, names that change their meaning."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from services.worker.adapters.pool import AdapterPool, LoadedAdapter
+from services.worker.adapters.slots import SlotTable
+from shared.errors import InvalidRequest, ModelLoadError, NotFound, Overloaded
+from tests.waiting import DEADLINE_S, until
+
+
+class Rig:
+    """A pool whose folders are what the test says; a read of a folder in `held` waits until it is taken out."""
+
+    def __init__(self, num_slots: int, root: Path) -> None:
+        self.contents: dict[str, str] = {}  # folder name -> digest
+        self.gates: dict[str, threading.Event] = {}
+        self.reads: list[str] = []
+        self.placed: dict[int, str | None] = {}
+        self.pool = AdapterPool(self.read, self.place, SlotTable(num_slots, 100), (root,))
+
+    def read(self, folder: Path) -> LoadedAdapter:
+        self.reads.append(folder.name)
+        if (gate := self.gates.get(folder.name)) is not None:
+            assert gate.wait(DEADLINE_S)
+        digest = self.contents[folder.name]
+        if digest == "broken":
+            raise ModelLoadError(f"{folder.name} is damaged")
+        packed: Any = SimpleNamespace(nbytes=1, digest=digest)
+        return LoadedAdapter(digest, 4, packed)
+
+    def place(self, slot: int, packed: Any) -> None:
+        self.placed[slot] = None if packed is None else packed.digest
+
+    async def add(self, name: str, digest: str) -> None:
+        self.contents[name] = digest
+        await self.pool.add(name, Path("/adapters") / name)
+
+
+@asynccontextmanager
+async def rig(num_slots: int = 2, root: Path = Path("/adapters")) -> AsyncIterator[Rig]:
+    made = Rig(num_slots, root)
+    try:
+        yield made
+    finally:
+        for gate in made.gates.values():
+            gate.set()
+        await made.pool.close()
+
+
+async def test_a_resident_adapter_is_held_at_once_and_another_one_takes_its_slot_when_it_is_released() -> None:
+    async with rig(num_slots=1) as r:
+        await r.add("a", "A")
+        await r.add("b", "B")
+        assert r.placed == {1: "B"}, "nothing was used: the newest stays"
+        lease = r.pool.hold("B")
+        assert lease.slot == 1
+        waiting = r.pool.hold("A")
+        assert waiting.slot == 0
+        task = asyncio.create_task(waiting.ready())
+        await until(lambda: "A" in r.pool._loads)
+        assert r.reads == ["a", "b"], "there is no room: nothing is read yet"
+        lease.release()
+        lease.release()
+        async with asyncio.timeout(DEADLINE_S):
+            assert await task == 1
+        assert r.placed == {1: "A"}
+        assert r.pool.resident == {"A"}
+        assert waiting.waited_s > 0
+
+
+async def test_a_request_that_leaves_while_it_waits_wakes_up_and_takes_nothing() -> None:
+    async with rig(num_slots=1) as r:
+        await r.add("a", "A")
+        await r.add("b", "B")
+        held = r.pool.hold("B")
+        gone, stays = r.pool.hold("A"), r.pool.hold("A")
+        task = asyncio.create_task(gone.ready())
+        await asyncio.sleep(0)
+        gone.release()
+        async with asyncio.timeout(DEADLINE_S):
+            assert await task == 0
+        held.release()
+        async with asyncio.timeout(DEADLINE_S):
+            assert await stays.ready() == 1
+        stays.release()
+        assert r.pool._slots.num_pins("A") == 0
+
+
+async def test_where_all_that_waited_have_left_no_load_begins_and_the_next_request_begins_one() -> None:
+    async with rig(num_slots=1) as r:
+        await r.add("a", "A")
+        await r.add("b", "B")
+        held, gone = r.pool.hold("B"), r.pool.hold("A")
+        await asyncio.sleep(0)
+        gone.release()
+        await until(lambda: not r.pool._loads)
+        again = r.pool.hold("A")
+        held.release()
+        async with asyncio.timeout(DEADLINE_S):
+            assert await again.ready() == 1
+        assert r.reads == ["a", "b", "a"]
+
+
+async def test_the_event_loop_runs_while_a_folder_is_read_and_others_with_theirs_there_pass() -> None:
+    async with rig(num_slots=2) as r:
+        await r.add("a", "A")
+        await r.add("b", "B")
+        await r.add("c", "C")  # takes the place of a
+        r.gates["a"] = threading.Event()
+        waiting = r.pool.hold("A")
+        await until(lambda: r.reads[-1] == "a")
+        for _ in range(20):
+            lease = r.pool.hold("C")
+            assert lease.slot
+            lease.release()
+            await asyncio.sleep(0)
+        assert waiting.slot == 0
+        r.gates["a"].set()
+        async with asyncio.timeout(DEADLINE_S):
+            assert await waiting.ready()
+
+
+async def test_a_load_that_fails_fails_those_that_wait_and_gives_its_slot_back() -> None:
+    async with rig(num_slots=1) as r:
+        await r.add("a", "A")
+        await r.add("b", "B")
+        for content, match in (("broken", "damaged"), ("other", "another adapter")):
+            r.contents["a"] = content
+            lease = r.pool.hold("A")
+            with pytest.raises(ModelLoadError, match=match):
+                await lease.ready()
+            lease.release()
+        r.contents["a"] = "A"
+        assert await r.pool.hold("A").ready() == 1
+        with pytest.raises(Overloaded, match="not known"):
+            r.pool.hold("C")
+
+
+async def test_a_name_with_a_new_meaning_leaves_the_old_adapter_to_those_that_have_it() -> None:
+    async with rig() as r:
+        await r.add("a", "A")
+        running = r.pool.hold("A")
+        await r.add("a", "A2")
+        assert r.pool.names == {"a": "A2"}
+        late = r.pool.hold("A")  # was placed before the change
+        assert late.slot == running.slot
+        assert {(name, known.digest) for name, known in r.pool.known()} == {("a", "A2"), ("", "A")}
+        running.release()
+        late.release()
+
+
+async def test_an_unloaded_adapter_leaves_its_slot_when_the_last_request_ends() -> None:
+    async with rig() as r:
+        await r.add("a", "A")
+        running = r.pool.hold("A")
+        r.pool.remove("a")
+        assert r.placed == {1: "A"}
+        with pytest.raises(NotFound):
+            r.pool.remove("a")
+        running.release()
+        await until(lambda: r.placed == {1: None})
+        assert r.pool.known() == []
+        with pytest.raises(Overloaded):
+            r.pool.hold("A")
+
+
+async def test_what_was_read_has_no_name_until_it_gets_one() -> None:
+    async with rig() as r:
+        r.contents |= {"x": "X", "y": "Y"}
+        known = await r.pool.stage(Path("/adapters/x"))
+        assert r.pool.known() == [("", known)]
+        assert r.pool.name("n", "X") == known
+        with pytest.raises(NotFound):
+            r.pool.name("m", "X")
+        await r.pool.stage(Path("/adapters/y"))
+        r.pool.unstage("Y")
+        assert [name for name, _ in r.pool.known()] == ["n"]
+
+
+async def test_only_folders_in_the_roots_are_allowed_links_followed(tmp_path: Path) -> None:
+    root = tmp_path / "allowed"
+    (root / "a").mkdir(parents=True)
+    (tmp_path / "secret").mkdir()
+    (root / "link").symlink_to(tmp_path / "secret")
+    async with rig(root=root) as r:
+        assert r.pool.allowed(str(root / "a")) == root / "a"
+        outside = [tmp_path / "secret", root / ".." / "secret", root / "link", "a", "", "\0", "/", f"{root}x"]
+        for folder in outside:
+            with pytest.raises(InvalidRequest, match="lora_path"):
+                r.pool.allowed(str(folder))
+    assert r.reads == []

@@ -1,0 +1,92 @@
+"""Slots of adapters: what is used stays, the least recently used goes first, and the budget holds."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from services.worker.adapters.slots import SlotTable
+from shared.errors import ConfigError
+
+
+def load(table: SlotTable, digest: str, num_bytes: int = 1) -> int:
+    room = table.make_room(digest, num_bytes)
+    assert room is not None
+    table.filled(digest)
+    return room.slot
+
+
+def test_the_least_recently_used_makes_room_and_a_pinned_one_never_does() -> None:
+    table = SlotTable(3, 100)
+    slots = {name: load(table, name) for name in "abc"}
+    assert sorted(slots.values()) == [1, 2, 3]
+    assert table.pin("a") == slots["a"]
+    table.unpin("a")  # used last
+    assert table.pin("b") == slots["b"]
+    room = table.make_room("d", 1)
+    assert room is not None
+    assert room.emptied == (("c", slots["c"]),)
+    assert room.slot == slots["c"]
+    assert table.pin("d") is None, "it is not there yet"
+    room = table.make_room("e", 1)
+    assert room is not None
+    assert [digest for digest, _ in room.emptied] == ["a"]
+    assert table.make_room("f", 1) is None, "one is pinned, two are being loaded"
+    table.unpin("b")
+    room = table.make_room("f", 1)
+    assert room is not None
+    assert [digest for digest, _ in room.emptied] == ["b"]
+
+
+def test_bytes_make_room_as_slots_do_and_what_never_fits_is_refused_by_the_setting() -> None:
+    table = SlotTable(8, 10)
+    for name in "abc":
+        load(table, name, 3)
+    room = table.make_room("d", 6)
+    assert room is not None
+    assert [digest for digest, _ in room.emptied] == ["a", "b"]
+    with pytest.raises(ConfigError, match=r"11 bytes.*10 bytes"):
+        table.make_room("e", 11)
+    table.check()
+
+
+def test_where_too_little_would_be_freed_nothing_is() -> None:
+    table = SlotTable(8, 10)
+    load(table, "a", 5)
+    load(table, "b", 5)
+    table.pin("b")
+    assert table.make_room("c", 6) is None
+    assert table.resident == {"a", "b"}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_uses_never_lose_a_pinned_adapter_nor_a_slot(seed: int) -> None:
+    draw = random.Random(seed)
+    table = SlotTable(4, 12)
+    sizes = {f"a{number}": draw.randint(1, 6) for number in range(9)}
+    pins: dict[str, int] = {}
+    loading: set[str] = set()
+    for _ in range(3000):
+        name = draw.choice(list(sizes))
+        match draw.randrange(5):
+            case 0 | 1:
+                slot = table.pin(name)
+                assert (slot is not None) == (name in table.resident)
+                if slot is not None:
+                    pins[name] = pins.get(name, 0) + 1
+            case 2 if pins.get(name):
+                table.unpin(name)
+                pins[name] -= 1
+            case 3 if name not in table.resident and name not in loading:
+                if (room := table.make_room(name, sizes[name])) is not None:
+                    assert all(not pins.get(gone) for gone, _ in room.emptied)
+                    loading.add(name)
+            case 4 if name in loading:
+                loading.discard(name)
+                table.filled(name) if draw.random() < 0.8 else table.drop(name)
+        table.check()
+        assert {name for name, count in pins.items() if count} <= table.resident
+        assert {name: count for name, count in pins.items() if count} == {
+            name: table.num_pins(name) for name in pins if table.num_pins(name)
+        }

@@ -280,6 +280,9 @@ class WaitingRoom:
             self._fleet.heard,
             self._pairs,
         )
+        active.log.debug(
+            "request %s: prefill on %s, decode on %s", active.wire_id, (prefill or decode).name, decode.name
+        )
         attempt.open(wanted.work((prefill or decode).name), wanted.num_missing_blocks(decode.name))
         return attempt
 

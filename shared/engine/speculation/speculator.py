@@ -23,13 +23,17 @@ PLAIN_EVERY = 256
 """Steps of which one has no guesses at least, so that its time is known."""
 
 
+DRAFTERS = ("ngram", "grammar")
+"""Methods that guess."""
+
+
 @dataclass(slots=True)
 class GuessCounters:
-    """Sums since start, by method. The engine thread adds; any thread may read."""
+    """Sums since start, by method, of all that there are. The engine thread adds; any thread may read."""
 
-    num_guesses: dict[str, int] = field(default_factory=dict)
+    num_guesses: dict[str, int] = field(default_factory=lambda: dict.fromkeys(DRAFTERS, 0))
     """Guesses that were computed."""
-    num_accepted: dict[str, int] = field(default_factory=dict)
+    num_accepted: dict[str, int] = field(default_factory=lambda: dict.fromkeys(DRAFTERS, 0))
     """Of these, those that became tokens."""
 
 
@@ -44,9 +48,7 @@ class Speculator:
         self._costs = RowCosts()
         self._methods: dict[str, str] = {}  # of the guesses that are computed now, by sequence
         self._num_guessing = 0  # steps with guesses, since the last one without
-        self.counters = GuessCounters(
-            {drafter.method: 0 for drafter in drafters}, {drafter.method: 0 for drafter in drafters}
-        )
+        self.counters = GuessCounters()
 
     def propose(
         self, sequences: Sequence[EngineSequence], most_rows: int, plain_s: float = 0.0, limit_s: float = math.inf
@@ -77,8 +79,9 @@ class Speculator:
         """A sequence's guesses were computed, and the first ones were right."""
         method = self._methods.get(sequence_id)
         if method is not None:
-            self.counters.num_guesses[method] += num_guesses
-            self.counters.num_accepted[method] += num_accepted
+            counters = self.counters
+            counters.num_guesses[method] = counters.num_guesses.get(method, 0) + num_guesses
+            counters.num_accepted[method] = counters.num_accepted.get(method, 0) + num_accepted
 
     def measured(self, num_sequences: int, num_guesses: int, plain_s: float, step_s: float) -> None:
         """A decode step has ended; `plain_s` is predicted of it without its guesses."""

@@ -84,7 +84,7 @@ async def test_an_absent_tokenizer(tmp_path, model):
         ("TANDEM_ROUTER_QUEUE_LIMIT", "0", "queue_limit", "greater than or equal to 1"),
         ("TANDEM_ROUTER_QEUE_LIMIT", "3", "TANDEM_ROUTER_QEUE_LIMIT", "did you mean TANDEM_ROUTER_QUEUE_LIMIT"),
         ("TANDEM_ROUTER_LABELS", "decode-7=a", "labels", "there is no worker 'decode-7'"),
-        ("TANDEM_WORKER_MAX_NUM_SEQS", "0", "max_num_seqs", "greater than or equal to 1"),
+        ("TANDEM_WORKER_MAX_NUM_SEQS", "-1", "max_num_seqs", "greater than or equal to 0"),
         ("TANDEM_KVSTORE_REDIS_TIMEOUT", "1", "TANDEM_KVSTORE_REDIS_TIMEOUT", "TANDEM_KVSTORE_REDIS_TIMEOUT_S"),
     ],
 )

@@ -50,6 +50,11 @@ class Speculator:
         self._num_guessing = 0  # steps with guesses, since the last one without
         self.counters = GuessCounters()
 
+    @property
+    def methods(self) -> frozenset[str]:
+        """Of the drafters that it asks."""
+        return frozenset(drafter.method for drafter in self._drafters)
+
     def propose(
         self, sequences: Sequence[EngineSequence], most_rows: int, plain_s: float = 0.0, limit_s: float = math.inf
     ) -> Mapping[str, tuple[int, ...]]:

@@ -87,6 +87,7 @@ WORKS: dict[str, Any] = {
     "stop": ["x"],
     "stop_sequences": ["x"],
     "stop_token_ids": [7],
+    "speculation": "off",
     "store": True,
     "stream": True,
     "stream_options": ({"include_usage": True}, {"stream": True}),

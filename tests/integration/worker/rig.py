@@ -25,6 +25,7 @@ from shared.engine.messages import (
     ReleaseHeld,
 )
 from shared.kv.fleet_key import FleetKey, seal_of, token_of
+from shared.kv.groups import KVGroups
 from shared.kv.hashing import chain
 from shared.kv.local import LocalPlane, LocalTransfer
 from shared.kv.pool import BlockPool, OutgoingBlock
@@ -95,7 +96,7 @@ class Worker:
     ) -> None:
         self.engine = Engine()
         self.transfer = LocalTransfer(plane)
-        layout = SimpleNamespace(block_size=BLOCK_SIZE, block_bytes=BLOCK_BYTES)
+        layout = SimpleNamespace(block_size=BLOCK_SIZE, block_bytes=BLOCK_BYTES, groups=KVGroups(BLOCK_SIZE))
         host = SimpleNamespace(
             fleet_key=key,
             seal=lambda purpose, ticket: seal_of(key, purpose, ticket, BLOCK_BYTES),

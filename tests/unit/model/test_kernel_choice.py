@@ -139,7 +139,7 @@ def test_weights_in_codes_have_one_digest_on_all_processors(quantization) -> Non
 
 
 @needs_library
-@pytest.mark.parametrize(("quantization", "words"), [("fp8", "in fp8"), ("int8", "40 columns")])
+@pytest.mark.parametrize(("quantization", "words"), [("fp8", "in fp8"), ("int8", "here is one of int8")])
 def test_deterministic_refuses_codes_that_torch_would_open(tmp_path: Path, quantization, words) -> None:
     write_random_checkpoint(
         tmp_path, hidden_size=64, intermediate_size=64 if quantization == "fp8" else 40, num_heads=2, head_dim=32

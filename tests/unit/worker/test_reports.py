@@ -16,6 +16,7 @@ from services.worker.telemetry.load import REFRESH_S, ResidentMemory
 from services.worker.worker import Worker
 from shared.engine.messages import Command, SetTargets
 from shared.identity import WorkerRole
+from shared.kv.groups import KVGroups
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 
 
@@ -35,6 +36,7 @@ def prefill_worker(tpot_target_ms: float = -1.0, submit: Callable[[Command], Non
         transfer=SimpleNamespace(counters=SimpleNamespace(bytes_sent=0, bytes_received=0)),
         engine=SimpleNamespace(steps=SimpleNamespace(num_steps=0, busy_s=0.0), submit=submit),
         settings=SimpleNamespace(tpot_target_ms=tpot_target_ms),
+        model=SimpleNamespace(layout=SimpleNamespace(groups=KVGroups(16))),
     )
     connector = SimpleNamespace(
         nodes=SimpleNamespace(silent=[], on_change=None),

@@ -22,6 +22,7 @@ from services.router.placement.policy import Placement, PlacementConfig
 from services.router.placement.views import Pool
 from services.router.workers.discovery import StaticDiscovery
 from services.router.workers.fleet import Fleet
+from services.router.workers.liveness import LivenessLimits
 from shared.block_service.store_client import StoreClient
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import StoreUnavailable
@@ -89,6 +90,8 @@ class Stage:
             StaticDiscovery.of(workers["decode" if mode == "auto" else "prefill"], workers["decode"]),
             self._on_change,
             collocated=mode == "collocated",
+            # A worker on a busy machine is not lost; one that is killed ends its stream at once.
+            limits=LivenessLimits(give_up_after_s=60.0),
         )
         self.index = KVStoreClient(commands.kvstore_address, match_timeout_s=5.0)
         self.store = StoreClient(commands.kvstore_address, look_up_timeout_s=5.0)

@@ -21,7 +21,7 @@ from shared.model.adapters.adapter import MAX_BYTES, Adapter, read_adapter
 from shared.model.adapters.config import MAX_RANK
 from shared.model.config.model_config import ModelConfig
 from shared.model.families.registry import load_config
-from shared.model.kernel_choice import check_kernels, check_specs, kernels_for, stacks
+from shared.model.kernel_choice import check_deterministic, check_kernels, check_specs, kernels_for, stacks
 from shared.model.layers.modules import DecoderModules, add_up
 from shared.model.layers.parameters import DecoderParameters
 from shared.model.layers.pieces import DecoderPieces
@@ -101,10 +101,12 @@ class Decoder:
         if torch.device(device).type == "cpu":
             ask_for_huge_pages()
         config = load_config(folder)
-        in_codes = config.quantization is not None or quantization != AS_STORED
-        chosen = kernels_for(config, device, dtype, kernels, deterministic=deterministic, in_codes=in_codes)
+        if deterministic:
+            check_deterministic(config)
         with Checkpoint.of(folder) as checkpoint:
             plan = WeightPlan.make(checkpoint, config, quantization)
+            in_codes = bool(plan.specs)
+            chosen = kernels_for(config, device, dtype, kernels, deterministic=deterministic, in_codes=in_codes)
             check_specs(plan.specs, chosen, device)
             parameters = DecoderParameters.allocate(config, dtype, device, specs=plan.specs)
             fill_weights(checkpoint, plan.sources, parameters.checkpoint_views(config), on_progress)

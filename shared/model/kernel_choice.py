@@ -27,8 +27,8 @@ def kernels_for(
 ) -> Kernels:
     """As `choose_kernels`; where `auto` gives kernels that do not attend to the latents which a model keeps, torch's.
 
-    `in_codes`: whether weights are in fewer bits. Then `deterministic` spans processors: integer sums are exact, and
-    all else is computed in the way that they have in common.
+    `in_codes`: whether weights are kept in fewer bits. Then `deterministic` spans processors: integer sums are exact,
+    and all else is computed in the way that they have in common.
 
     Raises:
         ConfigError: as `choose_kernels` and `check_kernels`.
@@ -43,21 +43,27 @@ def kernels_for(
 
 def check_kernels(config: ModelConfig, kernels: Kernels) -> None:
     """Raises ConfigError where these kernels cannot serve this architecture: `deterministic` or `kernels`."""
-    if kernels.is_deterministic and (config.moe is not None or config.latent is not None):
+    if kernels.is_deterministic:
+        check_deterministic(config)
+    if config.latent is not None and not kernels.serves_latents:
+        raise ConfigError(
+            f"kernels {kernels.name!r} do not attend to latents, which {config.architecture} keeps: take {_TORCH}",
+            field="kernels",
+        )
+
+
+def check_deterministic(config: ModelConfig) -> None:
+    """Raises ConfigError (`deterministic`) where no kernels serve this architecture in that mode."""
+    if config.moe is not None or config.latent is not None:
         raise ConfigError(
             f"deterministic does not serve {config.architecture}: the products of experts and latents round by how "
             "many tokens a step has",
             field="deterministic",
         )
-    if kernels.is_deterministic and not stacks(config):
+    if not stacks(config):
         raise ConfigError(
             f"deterministic does not serve {config.architecture}: what lies between its products is left to torch",
             field="deterministic",
-        )
-    if config.latent is not None and not kernels.serves_latents:
-        raise ConfigError(
-            f"kernels {kernels.name!r} do not attend to latents, which {config.architecture} keeps: take {_TORCH}",
-            field="kernels",
         )
 
 

@@ -18,8 +18,10 @@ from shared.model.checkpoints import write_random_checkpoint
 from shared.model.config.model_config import ModelConfig
 from shared.model.decoder import Decoder
 from shared.model.families.registry import parse_config
+from shared.model.gguf.folder import gguf_folder
 from shared.model.kernel_choice import check_kernels, kernels_for
 from shared.model.weights.plan import AS_STORED, Quantization
+from tests.gguf_files import write_model
 from tests.unit.kernels.isas import ISAS, SUMS, needs_library
 
 from .test_decoder import FAMILIES
@@ -108,8 +110,11 @@ def digest(
     *,
     deterministic: bool = True,
     quantization: Quantization = AS_STORED,
+    folder: Path = DEMO,
 ) -> str:
-    decoder = Decoder.load(DEMO, dtype, "cpu", kernels=kernels, deterministic=deterministic, quantization=quantization)
+    decoder = Decoder.load(
+        folder, dtype, "cpu", kernels=kernels, deterministic=deterministic, quantization=quantization
+    )
     return arithmetic_digest(decoder, decoder.config.block_layout(16, str(dtype).removeprefix("torch.")))
 
 
@@ -127,6 +132,16 @@ def test_instruction_sets_with_the_same_sums_have_the_same_digest() -> None:
 @pytest.mark.skipif("avx2" not in ISAS, reason="needs two instruction sets")
 def test_weights_in_codes_have_the_digest_of_the_least_processor() -> None:
     assert digest(torch.bfloat16, quantization="w8a8") == digest(torch.bfloat16, "cpu:avx2", quantization="w8a8")
+
+
+@needs_library
+@pytest.mark.skipif("avx2" not in ISAS, reason="needs two instruction sets")
+def test_a_gguf_file_partly_in_codes_has_the_digest_of_the_least_processor(tmp_path: Path) -> None:
+    write_random_checkpoint(tmp_path / "source", hidden_size=64, intermediate_size=64, num_heads=2, head_dim=32)
+    write_model(tmp_path / "source", ("Q8_0", "F32"), tmp_path / "small.gguf", tmp_path / "opened")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    folder = gguf_folder(tmp_path / "small.gguf", tmp_path / "cache")
+    assert digest(torch.bfloat16, folder=folder) == digest(torch.bfloat16, "cpu:avx2", folder=folder)
 
 
 @pytest.mark.slow

@@ -56,6 +56,14 @@ class WeightPlan:
                 field="quantization",
                 value=quantization,
             )
+        coded = next((source for source in sources.values() if source.spec is not None), None)
+        if coded is not None:
+            raise ConfigError(
+                f"quantization is {quantization}, but {coded.name} is stored in fewer bits already: take auto, or a "
+                "checkpoint in 16 or 32 bits",
+                field="quantization",
+                value=quantization,
+            )
         if config.has_stacked_experts:
             raise ConfigError(
                 f"quantization is {quantization}, which is not supported for {config.architecture}: {STACKED}",

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from services.cli.up import find_model
-from shared.errors import ModelLoadError
+from shared.errors import ConfigError, ModelLoadError
 from shared.model.checkpoints import write_random_checkpoint
 from shared.model.decoder import Decoder
 from shared.model.families.registry import load_config
@@ -19,6 +19,7 @@ from shared.model.gguf.folder import gguf_folder
 from shared.model.gguf.header import read_gguf
 from shared.model.text.tokenizer import Tokenizer
 from shared.model.weights.loader import fingerprint
+from shared.model.weights.plan import AS_STORED, QUANTIZATIONS
 from tests.gguf_files import write_model
 
 DEMO = Path(__file__).parents[3] / "models" / "demo"
@@ -133,3 +134,13 @@ def test_blocks_whose_scales_are_no_numbers_are_refused_by_tensor(tmp_path, sour
     with pytest.raises(ModelLoadError, match="no number") as caught:
         Decoder.load(gguf_folder(path, tmp_path / "cache"), torch.float32, "cpu", kernels="torch")
     assert caught.value.details["tensor"] == "model.layers.0.self_attn.v_proj.weight"
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+@pytest.mark.parametrize("quantization", [each for each in QUANTIZATIONS if each != AS_STORED])
+def test_codes_are_not_rounded_again(tmp_path, source, kind, quantization):
+    write_model(source, (kind,), tmp_path / "small.gguf", tmp_path / "opened", **vocabulary())
+    folder = gguf_folder(tmp_path / "small.gguf", tmp_path / "cache")
+    with pytest.raises(ConfigError, match=r"weight is stored in fewer bits already: take auto") as caught:
+        Decoder.load(folder, torch.float32, "cpu", quantization=quantization)
+    assert caught.value.field == "quantization"

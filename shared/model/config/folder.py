@@ -13,7 +13,7 @@ ADAPTER_FILE = "adapter_config.json"
 GGUF_FILE = "model.gguf"
 """In the folder that is made for a GGUF file."""
 
-_GGUF_MAGIC = b"GGUF"
+GGUF_MAGIC = b"GGUF"
 _POINTER_START = b"version https://git-lfs.github.com/spec/"
 _MAX_POINTER_BYTES = 1024  # the format's own limit
 _WANTED = "a model is a folder in Hugging Face layout: config.json, tokenizer.json and safetensors files"
@@ -69,7 +69,7 @@ def is_gguf(path: Path) -> bool:
     """Whether the file is one of llama.cpp's format."""
     try:
         with path.open("rb") as file:
-            return file.read(len(_GGUF_MAGIC)) == _GGUF_MAGIC
+            return file.read(len(GGUF_MAGIC)) == GGUF_MAGIC
     except OSError:
         return False
 

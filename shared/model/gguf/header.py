@@ -9,13 +9,14 @@ import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from shared.errors import ModelLoadError
+from shared.model.config.folder import GGUF_MAGIC
 from shared.model.gguf.blocks import TYPES
 
 Value = int | float | bool | str | list["Value"]
 
-_MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _MOST_BYTES = 256 << 20
 """Of a header; vocabularies are its largest part."""
@@ -54,13 +55,16 @@ def read_gguf(path: Path) -> GgufHeader:
             type that is not read (`tensor`).
     """
     try:
-        num_bytes = path.stat().st_size
         with path.open("rb") as file:
-            content = file.read(_MOST_BYTES)
+            return _read(path, file)
     except OSError as error:
         raise ModelLoadError(f"{path} cannot be read: {error}", file=path.name) from error
-    cursor = _Cursor(path, content)
-    if cursor.take(4) != _MAGIC:
+
+
+def _read(path: Path, file: BinaryIO) -> GgufHeader:
+    num_bytes = path.stat().st_size
+    cursor = _Cursor(path, file, min(num_bytes, _MOST_BYTES))
+    if cursor.take(4) != GGUF_MAGIC:
         raise cursor.fault("it does not begin with GGUF")
     version = cursor.number("I")
     if version not in _VERSIONS:
@@ -83,7 +87,8 @@ def read_gguf(path: Path) -> GgufHeader:
     tensors = tuple(_placed(path, info, start, num_bytes) for info in infos)
     if len({tensor.name for tensor in tensors}) != len(tensors):
         raise cursor.fault("a tensor is stored twice")
-    return GgufHeader(path, content[:header_bytes], num_bytes, metadata, tensors)
+    file.seek(0)
+    return GgufHeader(path, file.read(header_bytes), num_bytes, metadata, tensors)
 
 
 def _placed(path: Path, info: tuple[str, tuple[int, ...], int, int], start: int, file_bytes: int) -> GgufTensor:
@@ -115,19 +120,22 @@ def _placed(path: Path, info: tuple[str, tuple[int, ...], int, int], start: int,
 class _Cursor:
     """Reads a header from its begin to its end."""
 
-    def __init__(self, path: Path, content: bytes) -> None:
+    def __init__(self, path: Path, file: BinaryIO, most_bytes: int) -> None:
+        """`file`: at its begin, of which `most_bytes` may be read."""
         self.place = 0
         self._path = path
-        self._content = content
+        self._file = file
+        self._most_bytes = most_bytes
 
     def fault(self, problem: str) -> ModelLoadError:
         return ModelLoadError(f"{self._path} is corrupt or truncated: {problem}", file=self._path.name)
 
     def take(self, count: int) -> bytes:
-        if count > len(self._content) - self.place:
+        content = self._file.read(count) if count <= self._most_bytes - self.place else b""
+        if len(content) < count:
             raise self.fault(f"its header is cut off, or longer than {_MOST_BYTES >> 20} MiB")
         self.place += count
-        return self._content[self.place - count : self.place]
+        return content
 
     def number(self, code: str) -> int:
         return int(struct.unpack(f"<{code}", self.take(struct.calcsize(f"<{code}")))[0])
@@ -166,5 +174,5 @@ class _Cursor:
         return name, shape, self.number("I"), self.number("Q")
 
     def _check_room(self, count: int, size: int) -> None:
-        if count > (len(self._content) - self.place) // size:
+        if count > (self._most_bytes - self.place) // size:
             raise self.fault(f"an array of {count} does not fit in its header")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,6 +11,7 @@ from torch.nn import functional
 
 from shared.kernels.backend import Kernels, Linear
 from shared.kernels.batch import AttentionBatch
+from shared.kernels.lora.step import PROJECTIONS, Projection
 from shared.kernels.pool_view import PoolView
 from shared.model.config.model_config import ModelConfig
 from shared.model.kernel_choice import kernels_for
@@ -25,9 +25,6 @@ from shared.model.weights.loader import Part, fill_weights
 from shared.model.weights.plan import WeightPlan
 from shared.model.weights.sources import TIED_SOURCE
 
-InputName = Literal["qkv", "o", "gate_up", "down"]
-"""As `LayerModules` names the projections that read them."""
-_WATCHED: tuple[InputName, ...] = ("qkv", "o", "gate_up", "down")
 _MOST_ROWS = 256
 """Rows that are kept of an input."""
 _BLOCK_SIZE = 16
@@ -92,7 +89,7 @@ class _Watched:
 
 def layer_inputs(
     checkpoint: Checkpoint, config: ModelConfig, plan: WeightPlan, windows: Sequence[Sequence[int]]
-) -> Iterator[Mapping[InputName, Inputs]]:
+) -> Iterator[Mapping[Projection, Inputs]]:
     """Of each layer in turn, its inputs where the layers before it have their plain weights.
 
     `windows`: token ids that are read each as a sequence of its own.
@@ -111,7 +108,7 @@ def layer_inputs(
         modules = _one_layer(checkpoint, single, plan, layer, kernels)
         watched = {
             name: _Watched(linear, every)
-            for name in _WATCHED
+            for name in PROJECTIONS
             if (linear := getattr(modules.layers[0], name)) is not None
         }
         # `replace` takes any names, which its types do not say of a mapping.

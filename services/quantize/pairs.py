@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from services.quantize.calibration import InputName
+from shared.kernels.lora.step import Projection
 from shared.model.config.model_config import ModelConfig
 
 
@@ -27,7 +27,7 @@ class Rows:
 class Pair:
     """Projections and what gives their input."""
 
-    input: InputName
+    input: Projection
     readers: tuple[str, ...]
     """Modules."""
     giver: str | Rows

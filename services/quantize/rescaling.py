@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from services.quantize.calibration import InputName, Inputs
+from services.quantize.calibration import Inputs
 from services.quantize.pairs import Pair, Rows
 from shared.kernels.linear_spec import LinearSpec
+from shared.kernels.lora.step import Projection
 from shared.kernels.quantized import quantize_rows
 
 _EXPONENTS = tuple(step / 10 for step in range(11))
@@ -94,7 +95,7 @@ Choose = Callable[[Sequence[_Reader], Inputs, Callable[[Tensor], Tensor]], Tenso
 
 
 def rescale(
-    model: Model, pairs: Iterable[Pair], inputs: Mapping[InputName, Inputs], choose: Choose, *, cuts: bool
+    model: Model, pairs: Iterable[Pair], inputs: Mapping[Projection, Inputs], choose: Choose, *, cuts: bool
 ) -> dict[str, Rescaling]:
     """By the tensors' names, of a layer's pairs; a pair of which nothing is rounded stays as it is."""
     found: dict[str, Rescaling] = {}

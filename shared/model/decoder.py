@@ -15,10 +15,10 @@ from shared.kernels.backends.registry import AUTO
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.cpu.torch_threads import in_this_thread
 from shared.kernels.layer_stack import LayerSizes, LayerStack, StacksLayers
+from shared.kernels.lora.parts import MAX_RANK
 from shared.kernels.lora.step import PROJECTIONS, PackedAdapter, StepLoras
 from shared.kernels.pool_view import PoolView
 from shared.model.adapters.adapter import MAX_BYTES, Adapter, read_adapter
-from shared.model.adapters.config import MAX_RANK
 from shared.model.config.model_config import ModelConfig
 from shared.model.families.registry import load_config
 from shared.model.kernel_choice import check_deterministic, check_kernels, check_specs, kernels_for, stacks

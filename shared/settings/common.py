@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
+from shared.kernels.lora.parts import MAX_RANK
 from shared.kv.encryption_modes import NO_ENCRYPTION, Encryption
 from shared.model.ranks.shard import MAX_DEGREE
 from shared.settings.group import SettingGroup
@@ -58,7 +59,7 @@ class AdapterSettings(SettingGroup):
     whose adapter is still to come waits, and holds no place."""
     adapter_bytes: int = Field(default=1 << 30, ge=1)
     """Memory that these may take. Bytes."""
-    adapter_max_rank: int = Field(default=256, ge=1, le=256)
+    adapter_max_rank: int = Field(default=MAX_RANK, ge=1, le=MAX_RANK)
     """Highest rank of an adapter that is taken."""
 
 

@@ -20,10 +20,9 @@ from shared.kernels.cpu.linear import LANES, Library, PackedLinear, is_bf16, scr
 from shared.kernels.cpu.lora import CpuLora, CpuRows, sum_floats
 from shared.kernels.cpu.pool import CPool
 from shared.kernels.layer_stack import LayerSizes, LayerWeights
-from shared.kernels.lora.step import PackedAdapter, StepLoras
+from shared.kernels.lora.step import PROJECTIONS, PackedAdapter, StepLoras
 from shared.kernels.pool_view import PoolView, assert_kv_dtype
 
-_PROJECTIONS = ("qkv", "o", "gate_up", "down")
 _NORMS = ("input_norm", "q_norm", "k_norm", "attention_norm", "post_norm", "output_norm")
 
 
@@ -33,7 +32,7 @@ class _Linear(Structure):
 
 class _Layer(Structure):
     _fields_ = [
-        *((name, _Linear) for name in _PROJECTIONS),
+        *((name, _Linear) for name in PROJECTIONS),
         *((name, c_void_p) for name in _NORMS),
         ("window", c_int64),
         ("encoding", c_int64),
@@ -125,7 +124,7 @@ class CpuLayerStack:
         sizes: LayerSizes,
         group: CpuGroup | None = None,
     ) -> None:
-        """`projections`: those of each layer, in the order of `_PROJECTIONS`."""
+        """`projections`: those of each layer, in the order of `PROJECTIONS`."""
         self._library = library
         self._layer_weights = tuple(layers)  # owners of the memory that `_layers` points to
         self._last_norm = last_norm
@@ -236,7 +235,7 @@ def _addresses(adapter: PackedAdapter) -> tuple[NDArray[np.uint64], int]:
 
 
 def _packed_projections(layer: LayerWeights) -> tuple[PackedLinear, ...] | None:
-    linears = tuple(getattr(layer, name) for name in _PROJECTIONS)
+    linears = tuple(getattr(layer, name) for name in PROJECTIONS)
     return linears if all(isinstance(linear, PackedLinear) for linear in linears) else None
 
 

@@ -12,15 +12,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from shared.kernels.cpu.linear import LANES, is_bf16
-from shared.kernels.lora.parts import LoraPart
+from shared.kernels.lora.parts import MAX_RANK, MOST_PARTS, LoraPart
 from shared.kernels.lora.reference import check_parts
 from shared.kernels.lora.rows import LoraRows
 
-MOST_PARTS = 3
 CHUNK = 512
 """Inputs whose products are one sum, as in source/lora.h."""
-LONGEST_RANK = 256
-"""Of a part, as in source/lora.cpp."""
 
 
 class _Part(Structure):
@@ -57,7 +54,6 @@ class CpuLora:
             found.parts[place] = _Part(b.data_ptr(), part.begin, b.shape[1], first, a.shape[0], part.scale)
             first += a.shape[0]
         self._struct = found
-        self.in_size = in_size
 
     @property
     def nbytes(self) -> int:
@@ -78,7 +74,7 @@ def fits_lora(parts: Sequence[LoraPart], in_size: int) -> bool:
 def _padded(part: LoraPart, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """(a [rank, in_size], b [rank, outputs]) of a rank of whole vectors."""
     more = -part.a.shape[0] % LANES
-    assert part.a.shape[0] <= LONGEST_RANK, f"rank {part.a.shape[0]}"
+    assert part.a.shape[0] <= MAX_RANK, f"rank {part.a.shape[0]}"
     a = functional.pad(part.a.to(dtype), (0, 0, 0, more))
     return a, functional.pad(part.b.to(dtype).t(), (0, 0, 0, more)).contiguous()
 

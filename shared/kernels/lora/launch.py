@@ -9,12 +9,11 @@ from torch import Tensor
 
 from shared.kernels.device import next_power_of_2
 from shared.kernels.lora.jit import expand_tiles, shrink_tiles
-from shared.kernels.lora.parts import LoraPart
+from shared.kernels.lora.parts import MOST_PARTS, LoraPart
 from shared.kernels.lora.reference import check_add_lora, check_parts
 from shared.kernels.lora.rows import LoraRows
 from shared.kernels.lora.step import Lora
 
-MOST_PARTS = 3
 META = 3 + 5 * MOST_PARTS
 ROWS = 16
 """Of a tile: the fewest that a product takes."""
@@ -30,7 +29,7 @@ class TritonLora:
     """See `Lora`: a of all parts [ranks, in_size], and of each part b [outputs, rank]."""
 
     def __init__(self, parts: Sequence[LoraPart], in_size: int, like: Tensor) -> None:
-        """At most three parts."""
+        """At most MOST_PARTS parts."""
         check_parts(parts, in_size)
         assert len(parts) <= MOST_PARTS, f"{len(parts)} parts"
         self.a = torch.cat([part.a.to(like) for part in parts]).contiguous()

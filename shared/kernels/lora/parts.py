@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:  # settings, which import no torch, read the limits
+    from torch import Tensor
+
+MOST_PARTS = 3
+"""Parts of one projection at most: queries, keys and values. In cpu/source/lora.h too."""
+MAX_RANK = 256
+"""The highest rank of a part. In cpu/source/lora.cpp too."""
 
 
 @dataclass(frozen=True, eq=False)

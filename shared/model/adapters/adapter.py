@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from shared.errors import ModelLoadError
-from shared.kernels.lora.parts import LoraPart
+from shared.kernels.lora.parts import MAX_RANK, LoraPart
 from shared.kernels.lora.step import Projection
-from shared.model.adapters.config import MAX_RANK, AdapterConfig
+from shared.model.adapters.config import AdapterConfig
 from shared.model.adapters.targets import Target, adapter_targets
 from shared.model.config.model_config import ModelConfig
 from shared.model.layers.rope import rotary_order

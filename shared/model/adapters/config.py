@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from shared.errors import ModelLoadError
+from shared.kernels.lora.parts import MAX_RANK
 from shared.model.config.folder import ADAPTER_FILE
 from shared.model.config.json_fields import JsonFields, read_json_object
 
 T = TypeVar("T")
-MAX_RANK = 256
-"""The highest rank that is served."""
 _MAX_CONFIG_BYTES = 1 << 20
 _MOST_ALPHA = 1e6
 _PLAIN_KEY = re.compile(r"\^?[\w.]+\$?")

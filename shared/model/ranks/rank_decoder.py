@@ -15,11 +15,11 @@ from shared.kernels.backend import Kernels
 from shared.kernels.backends.registry import choose_kernels
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.cpu.torch_threads import in_this_thread
+from shared.kernels.lora.parts import MAX_RANK
 from shared.kernels.lora.step import StepLoras
 from shared.kernels.pool_view import PoolView
 from shared.kv.layout import BlockLayout
 from shared.model.adapters.adapter import MAX_BYTES, Adapter, read_adapter
-from shared.model.adapters.config import MAX_RANK
 from shared.model.decoder import Decoder
 from shared.model.families.registry import load_config
 from shared.model.layers.expert_copies import slot_owners

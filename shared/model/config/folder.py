@@ -12,8 +12,9 @@ TOKENIZER_FILE = "tokenizer.json"
 ADAPTER_FILE = "adapter_config.json"
 GGUF_FILE = "model.gguf"
 """In the folder that is made for a GGUF file."""
-
 GGUF_MAGIC = b"GGUF"
+"""What a GGUF file begins with."""
+
 _POINTER_START = b"version https://git-lfs.github.com/spec/"
 _MAX_POINTER_BYTES = 1024  # the format's own limit
 _WANTED = "a model is a folder in Hugging Face layout: config.json, tokenizer.json and safetensors files"

@@ -14,9 +14,7 @@ from shared.kernels.quantized import Piece
 from shared.model.gguf.blocks import BLOCKS
 from shared.model.weights.checkpoint import Checkpoint
 from shared.model.weights.safetensors_files import TensorEntry
-from shared.model.weights.sources import check_entry
-
-_STEP_ELEMENTS = 1 << 22
+from shared.model.weights.sources import PIECE_ELEMENTS, check_entry
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ class GgufSource:
         places = torch.arange(out_size)
         if self.entry.paired_heads:
             places = places.view(self.entry.paired_heads, -1, 2).transpose(1, 2).flatten()
-        step = max(1, _STEP_ELEMENTS // in_size)
+        step = max(1, PIECE_ELEMENTS // in_size)
         for first in range(begin, end, step):
             own = rows[places[first : min(first + step, end)]]
             if kind is None or kind.open is None:

@@ -15,14 +15,12 @@ from shared.kernels.quantized import unpack_nibbles
 from shared.model.config.quantization import QuantizationConfig, WeightScheme
 from shared.model.weights.checkpoint import Checkpoint
 from shared.model.weights.safetensors_files import DENSE, TensorEntry
-from shared.model.weights.sources import check_entry, check_scales, needed
+from shared.model.weights.sources import PIECE_ELEMENTS, check_entry, check_scales, needed
 
 _MX_BLOCK = 32
 """Columns that share a scale: OCP Microscaling Formats 1.0."""
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _E8M0_BIAS, _E8M0_NAN = 127, 255
-_STEP_ELEMENTS = 1 << 22
-"""Weights that are opened at a time."""
 _STATE = "weight.quant_state.bitsandbytes__"
 _STATE_BYTES = 1 << 16
 _TYPES = ("nf4", "fp4")
@@ -112,7 +110,7 @@ class Bits4Source:
         table = self._table(checkpoint)
         in_size = self.shape[1]
         packed = checkpoint.whole(self.name).flatten()
-        step = max(1, _STEP_ELEMENTS // in_size)
+        step = max(1, PIECE_ELEMENTS // in_size)
         for first in range(begin, end, step):
             last = min(first + step, end)
             own = packed[first * in_size // 2 : last * in_size // 2]

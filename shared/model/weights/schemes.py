@@ -17,9 +17,8 @@ from shared.model.weights.checkpoint import Checkpoint
 from shared.model.weights.gguf_source import gguf_source
 from shared.model.weights.opened import bits4_source, mxfp4_source
 from shared.model.weights.safetensors_files import DENSE, TensorEntry
-from shared.model.weights.sources import Makers, check_entry, check_scales, needed
+from shared.model.weights.sources import PIECE_ELEMENTS, Makers, check_entry, check_scales, needed
 
-_PIECE_ELEMENTS = 1 << 22
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Nibble of a word that has each of eight neighbours."""
 _INT8_MIDDLE = 128
@@ -148,7 +147,7 @@ class ColumnSource(_Stored):
         words = checkpoint.whole(self.name)
         scales = checkpoint.whole(f"{self.module}.scales").float().T
         index, zeros = self._index(checkpoint), self._zeros(checkpoint)
-        step = max(8, _PIECE_ELEMENTS // self.shape[1] // 8 * 8)
+        step = max(8, PIECE_ELEMENTS // self.shape[1] // 8 * 8)
         for first in range(begin, end, step):
             last = min(first + step, end)
             codes = _signed(self._codes(words, first, last), self.kind)

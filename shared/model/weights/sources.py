@@ -18,6 +18,8 @@ from shared.model.weights.safetensors_files import DENSE, TensorEntry, text_name
 
 TIED_NAME = "lm_head.weight"
 TIED_SOURCE = "model.embed_tokens.weight"
+PIECE_ELEMENTS = 1 << 22
+"""Weights that a source opens or unpacks at a time, in whole rows."""
 _NAMES_SHOWN = 3
 _CALIBRATED = (".input_scale", ".input_zero_point", ".input_global_scale", ".k_scale", ".v_scale")
 """Ends of the names of tensors that quantize activations or the cache: these are computed as they are."""

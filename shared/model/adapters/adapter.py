@@ -24,8 +24,11 @@ from shared.model.weights.safetensors_files import DENSE, TensorEntry, read_head
 WEIGHTS_FILE = "adapter_model.safetensors"
 MAX_BYTES = 4 << 30
 """The largest file of weights that is read."""
-_PREFIX = "base_model.model."
-_A, _B = ".lora_A.weight", ".lora_B.weight"
+PREFIX = "base_model.model."
+"""Before the names of modules, as PEFT writes them."""
+LORA_A, LORA_B = ".lora_A.weight", ".lora_B.weight"
+"""Behind the name of a module."""
+_LAYERS = "model.layers."
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,10 +97,10 @@ def read_adapter(
     first, targets = 0 if part is None else part.first_layer, adapter_targets(own)
     order = rotary_order(config)
     for module, target in pairs.items():
-        local = _moved(module, -first)
+        local = _counted_from(module, first)
         if local not in targets:  # another stage's
             continue
-        a, b = tensors[module + _A], tensors[module + _B]
+        a, b = tensors[module + LORA_A], tensors[module + LORA_B]
         if part is not None:
             a, b = part.cut(module, target, a, b)
         place = targets[local]
@@ -109,7 +112,7 @@ def read_adapter(
         {projection: tuple(sorted(found, key=lambda part: part.begin)) for projection, found in layer.items()}
         for layer in parts
     )
-    return Adapter(digest, max(tensors[module + _A].shape[0] for module in pairs), layers)
+    return Adapter(digest, max(tensors[module + LORA_A].shape[0] for module in pairs), layers)
 
 
 def _open(folder: Path, max_bytes: int) -> Checkpoint:
@@ -160,7 +163,7 @@ def _pairs(settings: AdapterConfig, checkpoint: Checkpoint, config: ModelConfig,
         raise ModelLoadError(f"{WEIGHTS_FILE} holds no tensors", file=WEIGHTS_FILE)
     by_name = {_plain(name): entry for name, entry in checkpoint.entries.items()}
     if len(by_name) < len(checkpoint.entries):
-        raise ModelLoadError(f"{WEIGHTS_FILE} holds a tensor twice, with and without {_PREFIX}", file=WEIGHTS_FILE)
+        raise ModelLoadError(f"{WEIGHTS_FILE} holds a tensor twice, with and without {PREFIX}", file=WEIGHTS_FILE)
     for module, target in found.items():
         _check_pair(settings, by_name, module, target, max_rank)
     return found
@@ -177,7 +180,7 @@ def _check_pair(
             value=rank,
             limit=max_rank,
         )
-    for end, shape in ((_A, (rank, target.in_size)), (_B, (target.num_outputs, rank))):
+    for end, shape in ((LORA_A, (rank, target.in_size)), (LORA_B, (target.num_outputs, rank))):
         entry = entries.get(module + end)
         if entry is None:
             raise _refused(module + end, "is missing, and its other half is there")
@@ -197,25 +200,21 @@ def _why_no_target(module: str, config: ModelConfig) -> str:
 
 
 def _plain(name: str) -> str:
-    return text_name(name.removeprefix(_PREFIX))
+    return text_name(name.removeprefix(PREFIX))
 
 
 def _module(name: str) -> str:
     plain = _plain(name)
-    for end in (_A, _B):
+    for end in (LORA_A, LORA_B):
         if plain.endswith(end):
             return plain.removesuffix(end)
     raise _refused(name, "is no half of a low-rank pair (lora_A.weight, lora_B.weight)")
 
 
-def _moved(module: str, by: int) -> str:
-    head, number, rest = _numbered(module)
-    return f"{head}{int(number) + by}.{rest}"
-
-
-def _numbered(module: str) -> tuple[str, str, str]:
-    number, _, rest = module.removeprefix("model.layers.").partition(".")
-    return "model.layers.", number, rest
+def _counted_from(module: str, first: int) -> str:
+    """The name of a layer's module where layers are counted from `first`."""
+    number, _, rest = module.removeprefix(_LAYERS).partition(".")
+    return f"{_LAYERS}{int(number) - first}.{rest}"
 
 
 def _ordered(b: Tensor, begin: int, order: Tensor, config: ModelConfig) -> Tensor:

@@ -65,26 +65,18 @@ class AdapterConfig:
             ) from None
         except (OSError, ValueError) as error:
             raise ModelLoadError(f"{path} cannot be read: {error}", file=ADAPTER_FILE) from error
-        try:
-            values = read_json_object(path)
-            content = json.dumps(values, sort_keys=True).encode()
-        except (RecursionError, ValueError) as error:
-            raise ModelLoadError(f"{path} cannot be read as JSON: {error}", file=ADAPTER_FILE) from error
+        values = read_json_object(path)
         fields = JsonFields(values, ADAPTER_FILE)
-        _refuse(fields, values)
-        rank, alpha = fields.integer("r", default=8), fields.number("lora_alpha", default=8.0)
-        ranks = {key: _rank(fields, f"rank_pattern.{key}", value) for key, value in _pattern(fields, "rank_pattern")}
-        alphas = {
-            key: _alpha(fields, f"alpha_pattern.{key}", value) for key, value in _pattern(fields, "alpha_pattern")
-        }
+        _refuse(fields)
+        ranks, alphas = _pattern(fields, "rank_pattern"), _pattern(fields, "alpha_pattern")
         return cls(
-            _rank(fields, "r", rank),
-            _alpha(fields, "lora_alpha", alpha),
-            fields.boolean("use_rslora", default=False),
-            _target_modules(fields, values),
-            ranks,
-            alphas,
-            content,
+            rank=fields.integer("r", default=8, maximum=MAX_RANK),
+            alpha=fields.number("lora_alpha", default=8.0, maximum=_MOST_ALPHA),
+            is_rank_stabilised=fields.boolean("use_rslora", default=False),
+            target_modules=_target_modules(fields),
+            ranks={key: ranks.integer(key, maximum=MAX_RANK) for key in ranks.names},
+            alphas={key: alphas.number(key, maximum=_MOST_ALPHA) for key in alphas.names},
+            content=json.dumps(values, sort_keys=True).encode(),
         )
 
     def rank_of(self, module: str) -> int:
@@ -111,16 +103,17 @@ def _ends(module: str, end: str) -> bool:
     return module == end or module.endswith(f".{end}")
 
 
-def _refuse(fields: JsonFields, values: Mapping[str, object]) -> None:
+def _refuse(fields: JsonFields) -> None:
     kind = fields.text("peft_type", default="LORA")
     if kind != "LORA":
         raise fields.fault("peft_type", f"is {kind}, and only LORA is supported")
     for name, why in _REFUSED.items():
-        if values.get(name):
+        if fields.raw(name):
             raise fields.fault(name, f"is set: {why}")
-    if fields.text("bias", default="none") != "none":
-        raise fields.fault("bias", f"is {values['bias']!r}: biases that were trained are not supported")
-    begun = values.get("init_lora_weights")
+    bias = fields.text("bias", default="none")
+    if bias != "none":
+        raise fields.fault("bias", f"is {bias!r}: biases that were trained are not supported")
+    begun = fields.raw("init_lora_weights")
     if isinstance(begun, str) and begun.lower().startswith(_CHANGES_BASE):
         raise fields.fault(
             "init_lora_weights",
@@ -128,33 +121,20 @@ def _refuse(fields: JsonFields, values: Mapping[str, object]) -> None:
         )
 
 
-def _target_modules(fields: JsonFields, values: Mapping[str, object]) -> tuple[str, ...] | None:
+def _target_modules(fields: JsonFields) -> tuple[str, ...] | None:
     """A text is a pattern, or PEFT's word for all linear layers."""
-    if isinstance(values.get("target_modules"), str):
+    if isinstance(fields.raw("target_modules"), str):
         return None
     found = fields.optional_text_list("target_modules")
     return None if found is None else tuple(found)
 
 
-def _pattern(fields: JsonFields, name: str) -> list[tuple[str, object]]:
+def _pattern(fields: JsonFields, name: str) -> JsonFields:
+    """The fields of a pattern, whose names are ends of modules' names."""
     child = fields.child(name)
     if child is None:
-        return []
+        return JsonFields({}, ADAPTER_FILE)
     for key in child.names:
         if not _PLAIN_KEY.fullmatch(key):
-            raise fields.fault(f"{name}.{key}", "is a pattern; only ends of modules' names are supported")
-    return [(key, child._values[key]) for key in child.names]
-
-
-def _rank(fields: JsonFields, name: str, value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise fields.fault(name, f"must be an integer of at least 1, found {value!r}")
-    if value > MAX_RANK:
-        raise fields.fault(name, f"is {value}, the highest rank that is served is {MAX_RANK}")
-    return value
-
-
-def _alpha(fields: JsonFields, name: str, value: object) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= _MOST_ALPHA:
-        raise fields.fault(name, f"must be a number above 0 and at most {_MOST_ALPHA:.0f}, found {value!r}")
-    return float(value)
+            raise child.fault(key, "is a pattern; only ends of modules' names are supported")
+    return child

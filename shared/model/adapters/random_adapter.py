@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from shared.model.adapters.adapter import WEIGHTS_FILE
+from shared.model.adapters.adapter import LORA_A, LORA_B, PREFIX, WEIGHTS_FILE
 from shared.model.adapters.targets import adapter_targets
 from shared.model.config.folder import ADAPTER_FILE
 from shared.model.config.model_config import ModelConfig
@@ -52,11 +52,10 @@ def write_random_adapter(
             continue
         own = pattern.get(leaf, rank)
         a = torch.randn(own, target.in_size, generator=generator) * target.in_size**-0.5
-        b = (
-            torch.randn(target.num_outputs, own, generator=generator) * own**-0.5 * strength / 2
-        )  # scale is alpha / r = 2
-        tensors[f"base_model.model.{module}.lora_A.weight"] = a.to(dtype)
-        tensors[f"base_model.model.{module}.lora_B.weight"] = b.to(dtype)
+        b = torch.randn(target.num_outputs, own, generator=generator) * own**-0.5
+        b *= strength / 2  # scale is alpha / r = 2
+        tensors[PREFIX + module + LORA_A] = a.to(dtype)
+        tensors[PREFIX + module + LORA_B] = b.to(dtype)
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / WEIGHTS_FILE)
     written = {

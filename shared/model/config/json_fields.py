@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from shared.errors import ModelLoadError
 from shared.model.config.folder import check_is_content
 
+_MOST = sys.float_info.max
+
 
 def read_json_object(path: Path) -> dict[str, object]:
     """Read a JSON object.
 
     Raises:
-        ModelLoadError: the file is missing, not JSON, or not an object; `file` names it.
+        ModelLoadError: the file is missing, not JSON, too deep, or not an object; `file` names it.
     """
     check_is_content(path)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelLoadError(f"{path.name} is missing from the model folder {path.parent}", file=path.name) from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path} cannot be read as JSON: {error}", file=path.name) from error
     if not isinstance(value, dict):
         raise ModelLoadError(f"{path} holds {type(value).__name__}, expected a JSON object", file=path.name)
@@ -55,26 +58,34 @@ class JsonFields:
         field = f"{self._prefix}{name}"
         return ModelLoadError(f"{self._source}: {field} {problem}", field=field, file=self._source)
 
-    def integer(self, name: str, default: int | None = None, minimum: int = 1) -> int:
-        """An integer of at least `minimum`."""
+    def raw(self, name: str) -> object:
+        """What the file has, of any type; None where absent."""
+        return self._values.get(name)
+
+    def integer(self, name: str, default: int | None = None, minimum: int = 1, maximum: int | None = None) -> int:
+        """An integer of at least `minimum`, and of at most `maximum` where there is one."""
         value = self._get(name, default)
         if not isinstance(value, int) or isinstance(value, bool):
             raise self.fault(name, f"must be an integer, found {value!r}")
         if value < minimum:
             raise self.fault(name, f"must be at least {minimum}, found {value}")
+        if maximum is not None and value > maximum:
+            raise self.fault(name, f"must be at most {maximum}, found {value}")
         return value
 
     def optional_integer(self, name: str, minimum: int = 1) -> int | None:
         """An integer of at least `minimum`, or None where absent or null."""
         return self.integer(name, minimum=minimum) if self.has(name) else None
 
-    def number(self, name: str, default: float | None = None) -> float:
-        """A finite number above zero."""
+    def number(self, name: str, default: float | None = None, maximum: float = _MOST) -> float:
+        """A finite number above zero, of at most `maximum`."""
         value = self._get(name, default)
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise self.fault(name, f"must be a number, found {value!r}")
-        if not 0 < value < float("inf"):
+        if not 0 < value <= _MOST:
             raise self.fault(name, f"must be a finite number above zero, found {value}")
+        if value > maximum:
+            raise self.fault(name, f"must be at most {maximum:.15g}, found {value}")
         return float(value)
 
     def optional_number(self, name: str) -> float | None:
@@ -127,9 +138,7 @@ class JsonFields:
     def numbers(self, name: str) -> tuple[float, ...]:
         """A list of finite numbers above zero."""
         value = self._get(name, None)
-        if not isinstance(value, list) or not all(
-            type(item) in (int, float) and 0 < item < float("inf") for item in value
-        ):
+        if not isinstance(value, list) or not all(type(item) in (int, float) and 0 < item <= _MOST for item in value):
             raise self.fault(name, f"must be a list of finite numbers above zero, found {value!r}")
         return tuple(float(item) for item in value)
 

@@ -128,6 +128,7 @@ def test_end_tokens_of_both_files_are_joined(tmp_path: Path) -> None:
         ({"head_dim": 9}, "head_dim", "even"),
         ({"rms_norm_eps": 0}, "rms_norm_eps", "above zero"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps", "must be a number"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps", "must be a finite number"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings", "true or false"),
         ({"eos_token_id": [1, "x"]}, "eos_token_id", "token id"),
         ({"dtype": "float8"}, "dtype", "supported: float32"),
@@ -185,9 +186,10 @@ def test_missing_folder_and_broken_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"config\.json is missing") as caught:
         load_config(tmp_path)
     assert caught.value.details["file"] == "config.json"
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ModelLoadError, match="cannot be read as JSON"):
-        load_config(tmp_path)
+    for broken in ("{", '{"x":' + "[" * 100_000, '{"x":' + "9" * 10_000 + "}"):
+        (tmp_path / "config.json").write_text(broken)
+        with pytest.raises(ModelLoadError, match="cannot be read as JSON"):
+            load_config(tmp_path)
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ModelLoadError, match="expected a JSON object"):
         load_config(tmp_path)

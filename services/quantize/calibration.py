@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from shared.kernels.backend import Kernels, Linear
 from shared.kernels.batch import AttentionBatch
+from shared.kernels.layer_stack import LayerInputs
 from shared.kernels.lora.step import PROJECTIONS, Projection
 from shared.kernels.pool_view import PoolView
 from shared.model.config.model_config import ModelConfig
@@ -142,5 +143,4 @@ def _forward(pieces: DecoderPieces, rotary: Rotary, single: ModelConfig, stream:
     layout = single.block_layout(_BLOCK_SIZE, "float32")
     pool = PoolView.of(torch.zeros(layout.shape(num_blocks), dtype=torch.uint8), layout)
     lengths = torch.full((count,), count) if rotary.needs_lengths else None
-    cos, sin = rotary.cos_sin(torch.arange(count), lengths)
-    return pieces.residual(stream, cos, sin, pool, batch)
+    return pieces.residual(LayerInputs(stream, *rotary.cos_sin(torch.arange(count), lengths), pool, batch))

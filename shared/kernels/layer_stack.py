@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -63,29 +63,27 @@ class LayerSizes:
     """Of the feed-forward blocks, one without bounds."""
 
 
+class LayerInputs(NamedTuple):
+    """What the layers of a decoder read in one step."""
+
+    x: Tensor  # [num_tokens, hidden_size], the embedded tokens, or what the layers before these gave
+    cos: Tensor  # [num_encodings, num_tokens, rotary_dim], each as for `rotate_and_write`
+    sin: Tensor  # as cos
+    pool: PoolView  # changed in place
+    batch: AttentionBatch  # the step's sequences
+    loras: StepLoras | None = None  # what adapters add; None where no token has one
+
+
 class LayerStack(Protocol):
     """All layers of one decoder."""
 
-    def run(
-        self,
-        x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        pool: PoolView,
-        batch: AttentionBatch,
-        logit_rows: Tensor,
-        loras: StepLoras | None = None,
-    ) -> Tensor:
+    def run(self, inputs: LayerInputs, logit_rows: Tensor) -> Tensor:
         """The output of the decoder's layers for a step, the last norm included.
 
         Args:
-            x: [num_tokens, hidden_size], the embedded tokens, at least one; used up.
-            cos: [num_encodings, num_tokens, head_dim], each as for `rotate_and_write`.
-            sin: [num_encodings, num_tokens, head_dim].
-            pool: as for `rotate_and_write`.
-            batch: the step's sequences.
+            inputs: of at least one token. Its x is used up: where all tokens are wanted, it is the residual stream
+                behind the last layer then.
             logit_rows: [num_logits] int64, the tokens whose output is wanted.
-            loras: what adapters add; None where no token has one.
 
         Returns:
             [num_logits, hidden_size], x's dtype.

@@ -14,7 +14,7 @@ from shared.kernels.backend import Kernels
 from shared.kernels.backends.registry import AUTO
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.cpu.torch_threads import in_this_thread
-from shared.kernels.layer_stack import LayerSizes, LayerStack, StacksLayers
+from shared.kernels.layer_stack import LayerInputs, LayerSizes, LayerStack, StacksLayers
 from shared.kernels.lora.parts import MAX_RANK
 from shared.kernels.lora.step import PROJECTIONS, PackedAdapter, StepLoras
 from shared.kernels.pool_view import PoolView
@@ -158,10 +158,12 @@ class Decoder:
         dtype."""
         assert token_ids.shape == positions.shape == (batch.num_tokens,)
         assert rows.dim() == 1
-        embedded, cos, sin = self.embed(token_ids, positions, rope_lengths)
-        if self._stack is not None and batch.num_tokens:
-            return self._stack.run(embedded, cos, sin, pool, batch, rows, loras)
-        return self.pieces.run(embedded, cos, sin, pool, batch, rows, loras)
+        return self._run(LayerInputs(*self.embed(token_ids, positions, rope_lengths), pool, batch, loras), rows)
+
+    def _run(self, inputs: LayerInputs, rows: Tensor) -> Tensor:
+        """As `LayerStack.run`, by one call for all layers where there is a stack."""
+        layers = self._stack if self._stack is not None and inputs.batch.num_tokens else self.pieces
+        return layers.run(inputs, rows)
 
     def embed(self, token_ids: Tensor, positions: Tensor, rope_lengths: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """The first layer's inputs: the tokens' rows [num_tokens, hidden_size], and their angles' cosines and sines

@@ -15,13 +15,12 @@ from torch import Tensor
 from shared.collectives.cpu_group import CpuGroup
 from shared.collectives.interface import Collectives
 from shared.kernels.activation.rules import GATES
-from shared.kernels.batch import AttentionBatch
 from shared.kernels.cpu.linear import LANES, Library, PackedLinear, is_bf16, scratch_floats
 from shared.kernels.cpu.lora import CpuLora, CpuRows, sum_floats
 from shared.kernels.cpu.pool import CPool
-from shared.kernels.layer_stack import LayerSizes, LayerWeights
+from shared.kernels.layer_stack import LayerInputs, LayerSizes, LayerWeights
 from shared.kernels.lora.step import PROJECTIONS, PackedAdapter, StepLoras
-from shared.kernels.pool_view import PoolView, assert_kv_dtype
+from shared.kernels.pool_view import assert_kv_dtype
 
 _NORMS = ("input_norm", "q_norm", "k_norm", "attention_norm", "post_norm", "output_norm")
 
@@ -143,17 +142,9 @@ class CpuLayerStack:
             for places in ([(0, index) for index in range(len(layers))], sizes.places)
         )
 
-    def run(
-        self,
-        x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        pool: PoolView,
-        batch: AttentionBatch,
-        logit_rows: Tensor,
-        loras: StepLoras | None = None,
-    ) -> Tensor:
+    def run(self, inputs: LayerInputs, logit_rows: Tensor) -> Tensor:
         """See `LayerStack`."""
+        x, cos, sin, pool, batch, loras = inputs
         sizes, num_tokens = self._sizes, x.shape[0]
         groups = batch.groups or (batch,)
         layers = self._grouped if batch.groups else self._layers

@@ -13,6 +13,7 @@ from torch import Tensor
 from shared.kernels.backend import DecoderOps
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.cpu.torch_threads import in_this_thread
+from shared.kernels.layer_stack import LayerInputs
 from shared.kernels.lora.step import StepLoras
 from shared.kernels.pool_view import PoolView
 from shared.model.config.model_config import ModelConfig
@@ -127,44 +128,20 @@ class DecoderPieces:
         with in_this_thread(normed, normed.numel()):
             return normed[logit_rows]
 
-    def run(
-        self,
-        residual: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        pool: PoolView,
-        batch: AttentionBatch,
-        logit_rows: Tensor,
-        loras: StepLoras | None = None,
-    ) -> Tensor:
-        """As `LayerStack.run`."""
-        attended, residual = self._to_last_attention(residual, cos, sin, pool, batch, loras)
-        return self.last(residual, attended, logit_rows, loras)
+    def run(self, inputs: LayerInputs, logit_rows: Tensor) -> Tensor:
+        """As `LayerStack.run`, also for no token."""
+        attended, residual = self._to_last_attention(inputs)
+        return self.last(residual, attended, logit_rows, inputs.loras)
 
-    def residual(
-        self,
-        residual: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        pool: PoolView,
-        batch: AttentionBatch,
-        loras: StepLoras | None = None,
-    ) -> Tensor:
+    def residual(self, inputs: LayerInputs) -> Tensor:
         """[num_tokens, hidden_size] behind the last layer, not normed: what another stage's layers begin with."""
-        attended, residual = self._to_last_attention(residual, cos, sin, pool, batch, loras)
-        projected = self._attention[-1].project(attended, loras)
-        return self._finish(self.num_layers - 1, projected, residual, loras)[1]
+        attended, residual = self._to_last_attention(inputs)
+        projected = self._attention[-1].project(attended, inputs.loras)
+        return self._finish(self.num_layers - 1, projected, residual, inputs.loras)[1]
 
-    def _to_last_attention(
-        self,
-        residual: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        pool: PoolView,
-        batch: AttentionBatch,
-        loras: StepLoras | None,
-    ) -> tuple[Tensor, Tensor]:
+    def _to_last_attention(self, inputs: LayerInputs) -> tuple[Tensor, Tensor]:
         """(what the last layer's attention gives, the residual stream before it)."""
+        residual, cos, sin, pool, batch, loras = inputs
         slots = batch.group_slots
         query = self.first(residual, cos, sin, pool, slots, loras)
         for layer in range(self.num_layers - 1):

@@ -15,6 +15,7 @@ from shared.kernels.backend import Kernels
 from shared.kernels.backends.registry import choose_kernels
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.cpu.torch_threads import in_this_thread
+from shared.kernels.layer_stack import LayerInputs
 from shared.kernels.lora.parts import MAX_RANK
 from shared.kernels.lora.step import StepLoras
 from shared.kernels.pool_view import PoolView
@@ -165,19 +166,15 @@ class RankDecoder(Decoder):
             links.behind.broadcast(x)
         with in_this_thread(x, x.numel()):
             cos, sin = self.rotary.cos_sin(part.positions, part.rope_lengths)
+        inputs = LayerInputs(x, cos, sin, pool, batch, part.loras)
         if links.ahead is None:
-            return self._layers(x, cos, sin, pool, part)
-        links.ahead.broadcast(self._residual(x, cos, sin, pool, part))
+            return self._run(inputs, part.logit_rows)
+        links.ahead.broadcast(self._residual(inputs))
         return x[part.logit_rows]  # of no meaning but its shape
 
-    def _layers(self, x: Tensor, cos: Tensor, sin: Tensor, pool: PoolView, part: MicroBatch) -> Tensor:
-        run = self._stack.run if self._stack is not None and part.batch.num_tokens else self.pieces.run
-        return run(x, cos, sin, pool, part.batch, part.logit_rows, part.loras)
-
-    def _residual(self, x: Tensor, cos: Tensor, sin: Tensor, pool: PoolView, part: MicroBatch) -> Tensor:
+    def _residual(self, inputs: LayerInputs) -> Tensor:
         """[num_tokens, hidden_size] behind this stage's last layer."""
-        if self._stack is not None:
-            rows = torch.arange(part.batch.num_tokens, device=x.device)
-            self._stack.run(x, cos, sin, pool, part.batch, rows, part.loras)
-            return x  # the residual stream is kept there
-        return self.pieces.residual(x, cos, sin, pool, part.batch, part.loras)
+        if self._stack is None:
+            return self.pieces.residual(inputs)
+        self._stack.run(inputs, torch.arange(inputs.batch.num_tokens, device=inputs.x.device))
+        return inputs.x  # the residual stream is kept there

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +125,19 @@ def test_damaged_headers_raise_nothing_untyped(tmp_path, source):
         except ModelLoadError:
             refused += 1
     assert 300 < refused < 3000
+
+
+def test_no_more_of_a_file_than_its_header_is_read(tmp_path, source):
+    path = write(source, tmp_path, **vocabulary())
+    os.truncate(path, 1 << 30)  # sparse
+    tracemalloc.start()
+    try:
+        header = read_gguf(path)
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert header.num_bytes == 1 << 30
+    assert most_bytes < 32 << 20
 
 
 def test_blocks_whose_scales_are_no_numbers_are_refused_by_tensor(tmp_path, source):

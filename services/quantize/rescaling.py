@@ -92,6 +92,7 @@ class Model:
 
 
 Choose = Callable[[Sequence[_Reader], Inputs, Callable[[Tensor], Tensor]], Tensor]
+"""From the readers of an input, that input, and what makes those factors alike that must be: fp32 [in_size]."""
 
 
 def rescale(

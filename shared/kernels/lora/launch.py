@@ -15,12 +15,15 @@ from shared.kernels.lora.rows import LoraRows
 from shared.kernels.lora.step import Lora
 
 META = 3 + 5 * MOST_PARTS
+"""Numbers that describe an addition, as in `jit`."""
 ROWS = 16
 """Of a tile: the fewest that a product takes."""
 SPLITS = 8
 """Programs that share the inputs of a tile of rows; fixed, so that sums have one order."""
 DEPTH = 64
+"""Inputs that a program multiplies at a time."""
 COLUMNS = 64
+"""Outputs of a program."""
 MOST_RANKS = 64
 """Ranks of a program."""
 

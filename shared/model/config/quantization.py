@@ -13,9 +13,13 @@ from shared.model.config.json_fields import JsonFields
 
 Method = Literal["compressed-tensors", "awq", "gptq", "fp8", "mxfp4", "bitsandbytes"]
 METHODS: tuple[Method, ...] = get_args(Method)
+"""Ways to store weights in fewer bits, by the names that checkpoints give them."""
 FIELD = "quantization_config"
+"""Of config.json."""
 STACKED = "its experts lie in one tensor, which is read plain or in mxfp4 and kept in 16 or 32 bits"
+"""Why an architecture takes no other storage, for messages."""
 STACKED_METHOD: Method = "mxfp4"
+"""The one of experts that lie in one tensor."""
 _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 _STRATEGIES = ("tensor", "channel", "group", "block")
 _ALL_LINEAR = "Linear"

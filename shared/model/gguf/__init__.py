@@ -1,0 +1,1 @@
+"""GGUF files: read as they are, and shown as model folders."""

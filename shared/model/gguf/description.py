@@ -10,6 +10,7 @@ from shared.errors import ModelLoadError
 from shared.model.gguf.header import GgufHeader, Value
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+"""`general.architecture` → its name in Hugging Face layout."""
 _TOP = {"token_embd": "model.embed_tokens", "output": "lm_head", "output_norm": "model.norm"}
 _OF_LAYER = {
     "attn_norm": "input_layernorm",

@@ -63,6 +63,7 @@ class LatentAttentionBlock:
             sin: [1, num_tokens, rope_dim].
             pool: of one plane with one head of kv_rank + rope_dim, changed in place.
             slots: [num_tokens] int64, see `AttentionBatch`.
+            loras: None: no adapter adds to projections of latents.
 
         Returns:
             [num_tokens, num_heads, nope_dim + rope_dim].

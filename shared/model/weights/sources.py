@@ -18,6 +18,7 @@ from shared.model.weights.safetensors_files import DENSE, TensorEntry, text_name
 
 TIED_NAME = "lm_head.weight"
 TIED_SOURCE = "model.embed_tokens.weight"
+"""The output projection, and the embedding that a tied one is."""
 PIECE_ELEMENTS = 1 << 22
 """Weights that a source opens or unpacks at a time, in whole rows."""
 _NAMES_SHOWN = 3

@@ -27,7 +27,7 @@ from services.router.edge.scheduling import scheduling_hints
 from services.router.edge.settings import EdgeSettings
 from services.router.edge.tenants.auth import CALLER, ApiKeys, Caller, credentials
 from services.router.edge.tenants.rate_limits import Account, chain_salt
-from shared.errors import InvalidRequest
+from shared.errors import InvalidRequest, brief
 from shared.tasks import end_task
 
 Vectors = NDArray[np.float32]
@@ -147,9 +147,13 @@ class _Call:
         truncate_to: int | None,
         add_special_tokens: bool = True,
     ) -> Embedded:
-        """Raises ModelNotFound, InvalidRequest naming the field, PromptTooLong, and what the cluster says."""
+        """Raises ModelNotFound, InvalidRequest naming the field (`model`: an adapter's), PromptTooLong, and what the
+        cluster says."""
         processor, settings = self._pooling._input_processor, self._pooling._settings
         processor.check_model(model or "")
+        if processor.names.adapter(model or "") is not None:
+            value = brief(model or "", 100)
+            raise InvalidRequest(f"the adapter {value!r} embeds nothing, its base does", field="model", value=value)
         pooling = processor.pooling.check()
         if not 0 < len(inputs) <= MAX_INPUTS:
             raise InvalidRequest(

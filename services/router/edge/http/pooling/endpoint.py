@@ -23,9 +23,8 @@ from services.router.edge.http.endpoint import Reply, ended_by_disconnect
 from services.router.edge.http.errors import OpenAIErrors
 from services.router.edge.http.pooling.schemas import MAX_INPUTS, parse_embedding, parse_rerank, parse_score
 from services.router.edge.input_processor import InputProcessor, TextPrompt, TokensPrompt, checked_request_id
-from services.router.edge.scheduling import scheduling_hints
 from services.router.edge.settings import EdgeSettings
-from services.router.edge.tenants.auth import CALLER, ApiKeys, Caller, credentials
+from services.router.edge.tenants.auth import CALLER, ApiKeys, identified
 from services.router.edge.tenants.rate_limits import Account, chain_salt
 from shared.errors import InvalidRequest, brief
 from shared.tasks import end_task
@@ -122,13 +121,7 @@ class _Call:
         self._pooling = pooling
         self._request = request
         self.request_id = checked_request_id(request.headers.get("x-request-id", ""))
-        keys, caller = pooling._keys, request.scope.get(CALLER)
-        if isinstance(caller, Caller):
-            hints, whose = scheduling_hints(request.headers, caller.tenant), caller.account
-        else:
-            key = credentials(request.headers)
-            hints = scheduling_hints(request.headers, keys.check(key))
-            whose = keys.account(key, hints.tenant)
+        hints, whose = identified(request.headers, pooling._keys, request.scope.get(CALLER))
         self._tenant = hints.tenant
         self._account: Account = pooling._input_processor.rates.begin(whose, hints.tenant)
 

@@ -40,6 +40,7 @@ async def test_embeddings_of_one_and_of_several_texts(edge: Edge) -> None:
     assert [request.pooling for request in edge.core.pooled] == ["last"] * 5
     assert len({request.request_id for request in edge.core.pooled}) == 5
     raw = await edge.client.post("/v1/embeddings", json={"input": "ab", "encoding_format": "base64"})
+    assert raw.text == json.dumps(raw.json())
     found = np.frombuffer(base64.b64decode(raw.json()["data"][0]["embedding"]), dtype="<f4")
     assert found.tolist() == pytest.approx(one.data[0].embedding)
 

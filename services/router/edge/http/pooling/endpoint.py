@@ -39,6 +39,11 @@ class Embedded:
         self.vectors = vectors  # [num_inputs, hidden_size]
         self.num_tokens = num_tokens
 
+    @property
+    def usage(self) -> dict[str, int]:
+        """OpenAI's `usage`."""
+        return {"prompt_tokens": self.num_tokens, "total_tokens": self.num_tokens}
+
 
 class Pooling:
     """Handlers of one model. A call's texts are read at the same time, each once."""
@@ -70,11 +75,9 @@ class Pooling:
                 raise InvalidRequest(f"dimensions must be at most {limit}", field="dimensions", limit=limit)
             vectors = self._normalized(vectors[:, : asked.dimensions])
         as_text = asked.encoding_format == "base64"
-        data = [
-            {"object": "embedding", "index": i, "embedding": _base64(vector) if as_text else vector.tolist()}
-            for i, vector in enumerate(vectors)
-        ]
-        return _json(call, {"object": "list", "data": data, "model": self._input_processor.model_name}, found)
+        data = await asyncio.to_thread(_listed, vectors, as_text=as_text)
+        about = {"model": self._input_processor.model_name, "usage": found.usage}
+        return _response(call, f'{{"object": "list", "data": [{data}], {json.dumps(about)[1:]}')
 
     async def score(self, request: Request) -> Response:
         """`POST /v1/score`: cosines of pairs."""
@@ -204,7 +207,18 @@ def _base64(vector: Vectors) -> str:
     return base64.b64encode(vector.astype("<f4").tobytes()).decode()
 
 
+def _listed(vectors: Vectors, *, as_text: bool) -> str:
+    """OpenAI's `embedding` objects, as many as there are vectors. One dump a vector: the thread that writes millions of
+    numbers gives way to the event loop between two."""
+    return ", ".join(
+        json.dumps({"object": "embedding", "index": i, "embedding": _base64(vector) if as_text else vector.tolist()})
+        for i, vector in enumerate(vectors)
+    )
+
+
 def _json(call: _Call, body: dict[str, object], found: Embedded) -> Response:
-    usage = {"prompt_tokens": found.num_tokens, "total_tokens": found.num_tokens}
-    content = json.dumps({**body, "usage": usage})
+    return _response(call, json.dumps({**body, "usage": found.usage}))
+
+
+def _response(call: _Call, content: str) -> Response:
     return Response(content, media_type="application/json", headers={"x-request-id": call.request_id})

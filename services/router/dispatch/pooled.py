@@ -60,13 +60,13 @@ class PooledCalls:
 
     async def _tried(self, request: PoolRequest) -> Pooled:
         failed: set[str] = set()
-        for is_last in (*[False] * (MAX_ATTEMPTS - 1), True):
+        for num_left in reversed(range(MAX_ATTEMPTS)):
             link, is_prefill = self._choose(failed)
             try:
                 return await self._call(request, link, is_prefill=is_prefill)
             except TandemError as error:
                 failed.add(link.name)
-                if not error.retryable or is_last:
+                if not error.retryable or not num_left:
                     raise
         raise AssertionError("the last attempt returns or raises")
 

@@ -1,4 +1,4 @@
-"""Limits of a GPU: a large copy or sum, a large matrix product; by themselves with `python -m loadtest.bench gpu-limits`."""
+"""Limits of a GPU: a large copy or sum, a large matrix product; alone with `python -m loadtest.bench gpu-limits`."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class Batches:
                 raise InvalidRequest("file is empty", field="file")
             stored = await files.keep(tenant, data, form.filename, purpose, ttl_s)
         except BaseException:
-            data.unlink(missing_ok=True)
+            files.drop(data)
             raise
         return JSONResponse(stored.body)
 
@@ -218,7 +218,7 @@ class _Form:
                 raise InvalidRequest("file is missing", field="file")
         except BaseException:
             if written is not None:
-                written[0].unlink(missing_ok=True)
+                files.drop(written[0])
             raise
         return written
 

@@ -59,6 +59,8 @@ class FileStore:
         self._settings = settings
         self._clock = clock
         self._files: dict[str, StoredFile] = {}
+        self._arriving: dict[Path, tuple[str, int]] = {}
+        """Tenant and counted bytes of the uploads that are no files yet."""
         self._lock: BinaryIO | None = None
         self.in_use: Callable[[str], bool] = lambda _: False
         """Whether a file may not be deleted now."""
@@ -110,19 +112,22 @@ class FileStore:
         found = [file for file in self._files.values() if file.tenant == tenant and file.expires_at > now]
         return sorted(found, key=lambda file: (file.created_at, file.id))
 
-    def check_room(self, tenant: str, num_bytes: int = 0) -> None:
-        """Raises QuotaExceeded where a tenant's files would pass their bound, Overloaded where all would."""
-        own = sum(file.counted_bytes for file in self._files.values() if file.tenant == tenant)
-        if own + num_bytes > self._settings.tenant_bytes:
+    def check_room(self, tenant: str) -> None:
+        """Raises QuotaExceeded where a tenant's files, uploads under way among them, pass their bound, Overloaded where
+        all do."""
+        held = [(file.tenant, file.counted_bytes) for file in self._files.values()]
+        held += self._arriving.values()
+        if sum(num_bytes for owner, num_bytes in held if owner == tenant) > self._settings.tenant_bytes:
             limit = self._settings.tenant_bytes
             raise QuotaExceeded(f"file: the tenant's files have more than {limit} bytes", field="file", limit=limit)
-        if sum(file.counted_bytes for file in self._files.values()) + num_bytes > self._settings.max_bytes:
+        if sum(num_bytes for _, num_bytes in held) > self._settings.max_bytes:
             limit = self._settings.max_bytes
             raise Overloaded(f"file: all files have more than {limit} bytes", field="file", limit=limit)
 
     async def write(self, tenant: str, pieces: AsyncIterator[bytes]) -> tuple[Path, int]:
-        """Takes an upload; its data, which `keep` makes a file, and their length. Raises what `check_room` does, and
-        BodyTooLargeError."""
+        """Takes an upload; its data, which `keep` makes a file or `drop` forgets, and their length. Raises what
+        `check_room` does, and BodyTooLargeError."""
+        await self.sweep()
         path = self._data / f"{uuid.uuid4().hex}.part"
         num_bytes = 0
         try:
@@ -134,15 +139,24 @@ class FileStore:
                         raise BodyTooLargeError(self._settings.max_file_bytes)
                     waiting += piece
                     if len(waiting) >= WRITE_BYTES:
-                        self.check_room(tenant, max(LEAST_BYTES, num_bytes))
+                        self._arrives(path, tenant, num_bytes)
                         await asyncio.to_thread(out.write, bytes(waiting))
                         waiting.clear()
-                self.check_room(tenant, max(LEAST_BYTES, num_bytes))
+                self._arrives(path, tenant, num_bytes)
                 await asyncio.to_thread(out.write, bytes(waiting))
         except BaseException:
-            path.unlink(missing_ok=True)
+            self.drop(path)
             raise
         return path, num_bytes
+
+    def _arrives(self, path: Path, tenant: str, num_bytes: int) -> None:
+        self._arriving[path] = (tenant, max(LEAST_BYTES, num_bytes))
+        self.check_room(tenant)
+
+    def drop(self, data: Path) -> None:
+        """Forgets an upload that `keep` did not make a file."""
+        self._arriving.pop(data, None)
+        data.unlink(missing_ok=True)
 
     async def keep(
         self, tenant: str, data: Path, filename: str, purpose: str, ttl_s: float | None = None, file_id: str = ""
@@ -161,6 +175,7 @@ class FileStore:
         )
         await asyncio.to_thread(self._keep, stored, data)
         self._files[stored.id] = stored
+        self._arriving.pop(data, None)
         return stored
 
     def _keep(self, stored: StoredFile, data: Path) -> None:
@@ -184,7 +199,8 @@ class FileStore:
                 await self._remove(file_id)
 
     async def _remove(self, file_id: str) -> None:
-        del self._files[file_id]
+        if self._files.pop(file_id, None) is None:
+            return  # another call removes it
 
         def remove() -> None:
             (self._data / f"{file_id}.json").unlink(missing_ok=True)

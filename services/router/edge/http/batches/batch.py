@@ -160,13 +160,12 @@ class Batch:
     @property
     def body(self) -> dict[str, object]:
         """OpenAI's `batch` object."""
-        if self.answers is not None:
-            self._counts = (self.answers.num_ok, len(self.answers) - self.answers.num_ok)
+        self._count()
         return self.state.body(*self._counts)
 
     def write(self, state: BatchState) -> None:
-        """The next state, on disk before anyone sees it."""
-        _ = self.body
+        """The next state, written to disk before `state` changes."""
+        self._count()
         self._folder.mkdir(parents=True, exist_ok=True)
         write_whole(self._folder / "state.json", {**asdict(state), "counts": self._counts})
         self.state = state
@@ -226,7 +225,7 @@ class Batch:
 
     def close(self) -> None:
         """Closes its files; twice is fine."""
-        _ = self.body
+        self._count()
         if self.answers is not None:
             self.answers.close()
             self.answers = None
@@ -240,6 +239,12 @@ class Batch:
         """Forgets the batch."""
         self.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _count(self) -> None:
+        """Keeps how many lines are answered, which is asked for when the answers are closed too."""
+        answers = self.answers  # another thread may close them meanwhile
+        if answers is not None:
+            self._counts = (answers.num_ok, len(answers) - answers.num_ok)
 
 
 def _fault(line: bytes, endpoint: str, known: set[str]) -> tuple[str, str, str | None] | None:

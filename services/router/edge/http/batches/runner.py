@@ -9,8 +9,8 @@ import logging
 import random
 import time
 import uuid
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from services.router.edge.scheduling import BATCH_PRIORITY
 from services.router.edge.settings import BatchSettings
 from services.router.edge.tenants.auth import Caller
 from shared.errors import NotFound, Overloaded, TandemError, brief
-from shared.tasks import end_task
+from shared.tasks import end_task, unbroken
 
 logger = logging.getLogger(__name__)
 LOOK_S = 0.05
@@ -43,8 +43,8 @@ class Idleness:
 
 
 class BatchRunner:
-    """All batches of a router. A batch that has not ended when the router does goes on at its next start; each line of
-    its input is answered once."""
+    """All batches of a router. A batch that has not ended when the router does is resumed at the router's next start;
+    each line of its input is answered once."""
 
     def __init__(
         self, files: FileStore, settings: BatchSettings, idleness: Idleness, clock: Callable[[], float] = time.time
@@ -58,12 +58,11 @@ class BatchRunner:
         self._batches: dict[str, Batch] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._num_running = 0
-        self._turn = asyncio.Lock()
         self._disk = asyncio.Lock()
         files.in_use = self._reads
 
     def start(self, app: ASGIApp) -> None:
-        """Goes on with what had not ended. `app` serves the lines. Raises ConfigError."""
+        """Resumes batches that had not ended. `app` serves the lines. Raises ConfigError."""
         self._app = app
         self._files.open()
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -111,14 +110,19 @@ class BatchRunner:
     async def cancel(self, tenant: str, batch_id: str) -> Batch:
         """Lines that have not been answered get an error. Raises NotFound; one that has ended stays as it is."""
         batch = self.get(tenant, batch_id)
-        if batch.state.status in ("validating", "in_progress"):
-            task = self._tasks.get(batch_id)
-            async with self._disk:
-                await asyncio.to_thread(batch.write, batch.state.at("cancelling", self._now()))
-            if task is not None:
-                await end_task(task)
-            self._begin(batch)
+        await unbroken(self._cancel(batch))
         return batch
+
+    async def _cancel(self, batch: Batch) -> None:
+        async with self._disk:
+            if batch.state.status not in ("validating", "in_progress"):
+                return  # another call cancels it, or it has its answers
+            await asyncio.to_thread(batch.write, batch.state.at("cancelling", self._now()))
+        task = self._tasks.get(batch.state.id)
+        if task is not None:
+            await end_task(task)
+        if not batch.state.is_ended:
+            self._begin(batch)
 
     @property
     def _folder(self) -> Path:
@@ -156,10 +160,6 @@ class BatchRunner:
     async def _run(self, batch: Batch) -> None:
         try:
             await self._to_the_end(batch)
-        except asyncio.CancelledError:
-            async with self._disk:  # no thread writes meanwhile, and later ones find it closed
-                batch.close()
-            raise
         except Exception as error:
             logger.exception("batch %s failed", batch.state.id)
             failed = {
@@ -168,26 +168,26 @@ class BatchRunner:
                 "param": None,
                 "line": None,
             }
-            await asyncio.to_thread(batch.write, batch.state.at("failed", self._now(), errors=(failed,)))
+            await self._move(batch, "failed", errors=(failed,))
+        finally:
             batch.close()
 
     async def _to_the_end(self, batch: Batch) -> None:
         state = batch.state
-        try:
-            self._files.get(state.tenant, state.input_file_id)
-        except NotFound:
+        data, settings = self._files.path(state.input_file_id), self._settings
+        # Its time may be over: it is there all the same while it is in use.
+        if not await asyncio.to_thread(data.is_file):
             gone = {"code": "missing_file", "message": "the input file is gone", "param": "input_file_id", "line": None}
             await self._move(batch, "failed", errors=(gone,))
             return
-        data, settings = self._files.path(state.input_file_id), self._settings
-        errors = await asyncio.to_thread(batch.open, data, settings.max_line_bytes, settings.max_lines)
+        errors = await unbroken(asyncio.to_thread(batch.open, data, settings.max_line_bytes, settings.max_lines))
         if errors:
             await self._move(batch, "failed", errors=tuple(errors))
             return
         if state.status == "validating":
             await self._move(batch, "in_progress", total=batch.num_lines)
         elif state.status == "cancelling":
-            await asyncio.to_thread(batch.write, replace(state, total=batch.num_lines))
+            await self._move(batch, "cancelling", total=batch.num_lines)
         if batch.state.status == "in_progress":
             await self._answer_all(batch, data)
         if batch.state.status == "cancelling":
@@ -204,13 +204,16 @@ class BatchRunner:
             await self._finish(batch, "expired" if is_late else "completed")
 
     async def _answer_all(self, batch: Batch, data: Path) -> None:
-        """Answers what is open, until the batch's time is over."""
+        """Answers what is open, until the batch's time is over. Raises what kept a line from its answer."""
         assert batch.answers is not None
         running: set[asyncio.Task[None]] = set()
+        errors: list[BaseException] = []
 
         def ended(task: asyncio.Task[None]) -> None:
             running.discard(task)
             self._num_running -= 1
+            if not task.cancelled() and (error := task.exception()) is not None:
+                errors.append(error)
 
         left = max(0.0, batch.state.expires_at - self._clock())
         try:
@@ -219,29 +222,37 @@ class BatchRunner:
                     if number in batch.answers:
                         continue
                     line = await asyncio.to_thread(batch.line, data, number)
-                    await self._until_idle(batch.state.tenant, str(line["body"].get("model") or ""))
+                    await self._until_idle(batch.state.tenant, str(line["body"].get("model") or ""), errors)
+                    if errors:
+                        break
                     self._num_running += 1
                     task = asyncio.create_task(self._answer(batch, number, line))
                     running.add(task)
                     task.add_done_callback(ended)
-                while running:
-                    await asyncio.wait(running)
+                while running and not errors:
+                    await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
         except TimeoutError:
             pass
         finally:
             for task in list(running):
-                await end_task(task)
+                try:
+                    await end_task(task)
+                except Exception as error:
+                    errors.append(error)
+        if errors:
+            raise errors[0]
 
-    async def _until_idle(self, tenant: str, model: str) -> None:
-        """Returns when one more line may start; one batch after the other looks."""
+    async def _until_idle(self, tenant: str, model: str, errors: Sequence[BaseException]) -> None:
+        """Returns when one more line may start, or there are errors. The caller counts the line before it waits for
+        anything."""
 
         def may_start() -> bool:
             has_room = self._num_running < self._settings.max_parallel and self._idleness.room(model) > 0
             return has_room and not self._is_full(tenant)
 
-        async with self._turn:
-            while not may_start():  # noqa: ASYNC110 - a worker's state has no event
-                await asyncio.sleep(self._idleness.look_s)
+        while not errors and not may_start():  # a worker's state has no event
+            await asyncio.sleep(self._idleness.look_s)
+            await self._files.sweep()
 
     def _is_full(self, tenant: str) -> bool:
         """Whether there is no room for answers."""
@@ -287,12 +298,12 @@ class BatchRunner:
         answers = batch.answers
         assert answers is not None
         line = {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": custom_id, **what}
-        # Shielded: a thread that writes is not to be left behind by a batch that is stopped.
-        await asyncio.shield(self._write(lambda: answers.add(number, line, ok=ok)))
 
-    async def _write(self, work: Callable[[], None]) -> None:
-        async with self._disk:
-            await asyncio.to_thread(work)
+        async def write() -> None:
+            async with self._disk:
+                await asyncio.to_thread(answers.add, number, line, ok=ok)
+
+        await unbroken(write())
 
     async def _finish(self, batch: Batch, status: str) -> None:
         """Makes the answers two files, by ids that are known before: a death meanwhile is made good."""
@@ -302,15 +313,16 @@ class BatchRunner:
             await self._move(batch, stage, ends_as=status, **ids)
         state, names = batch.state, {}
         for ok, name in ((True, "output_file_id"), (False, "error_file_id")):
-            part = await asyncio.to_thread(batch.collect, ok=ok)
+            part = await unbroken(asyncio.to_thread(batch.collect, ok=ok))
             names[name] = ""
             if part is not None:
                 names[name] = str(getattr(state, name))
                 filename = f"{state.id}_{'output' if ok else 'error'}.jsonl"
-                await self._files.keep(state.tenant, part, filename, "batch_output", file_id=names[name])
+                kept = self._files.keep(state.tenant, part, filename, "batch_output", file_id=names[name])
+                await unbroken(kept)
         await self._move(batch, state.ends_as, **names)
-        await asyncio.to_thread(batch.drop_answers)
+        await unbroken(asyncio.to_thread(batch.drop_answers))
 
     async def _move(self, batch: Batch, status: str, **changes: Any) -> None:
         async with self._disk:
-            await asyncio.to_thread(batch.write, batch.state.at(status, self._now(), **changes))
+            await unbroken(asyncio.to_thread(batch.write, batch.state.at(status, self._now(), **changes)))

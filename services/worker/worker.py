@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -35,6 +36,7 @@ from shared.errors import (
     Internal,
     InvalidRequest,
     ModelLoadError,
+    NotFound,
     Overloaded,
     PromptTooLong,
     TakenOver,
@@ -121,6 +123,7 @@ class Worker:
         connector.nodes.on_change = self.load.flush
         self.adapters = adapters
         self._adapters_due = False  # in the next report
+        self._staged: dict[Session, Counter[str]] = {}  # adapters that a router had read and did not name yet
         if adapters is not None:
             adapters.on_change = self._on_adapters
         self.roles: Roles = frozenset(roles)
@@ -249,6 +252,9 @@ class Worker:
         """The router is gone: everything it holds is freed."""
         self.sessions.discard(session)
         self._follow_targets()
+        for digest in self._staged.pop(session, Counter()).elements():
+            assert self.adapters is not None
+            self.adapters.unstage(digest)
         for role in self._roles.values():
             for sequence_id in [key for key, item in role.requests.items() if item.session is session]:
                 role.abandon(sequence_id)
@@ -385,16 +391,13 @@ class Worker:
             if self.adapters is None:
                 raise InvalidRequest(f"worker {self.host.settings.name} takes no adapters", field="lora_path")
             if isinstance(command, worker_pb2.UnloadAdapter):
-                if command.digest:
-                    self.adapters.unstage(command.digest)
-                else:
+                if not command.digest:
                     self.adapters.remove(command.name)
+                elif self._has_staged(session, command.digest):
+                    self._staged[session][command.digest] -= 1
+                    self.adapters.unstage(command.digest)
             else:
-                known = (
-                    self.adapters.name(command.name, command.digest)
-                    if command.digest
-                    else await self.adapters.stage(self.adapters.allowed(command.folder))
-                )
+                known = await self._load_adapter(session, command, self.adapters)
                 answer.adapter.CopyFrom(adapter_to_proto(command.name, known, self.adapters.resident))
         except Exception as error:
             known_error = error if isinstance(error, TandemError) else Internal(f"{type(error).__name__}: {error}")
@@ -403,6 +406,26 @@ class Worker:
             logger.warning("adapter %r of router %s: %s", command.name, session.router_name, error)
             answer.error.CopyFrom(to_proto(known_error))
         session.send(adapter_changed=answer)
+
+    async def _load_adapter(self, session: Session, command: worker_pb2.LoadAdapter, pool: AdapterPool) -> KnownAdapter:
+        """Reads an adapter for a session, or names what was read for it; what has no name when the session ends is
+        given up."""
+        if command.digest:
+            if not self._has_staged(session, command.digest):
+                raise NotFound(f"no adapter {command.digest} was read", field="digest", value=command.digest)
+            known = pool.name(command.name, command.digest)
+            self._staged[session][command.digest] -= 1
+            return known
+        # Not on the event loop: to follow links on a network mount may take as long as it likes.
+        known = await pool.stage(await asyncio.to_thread(pool.allowed, command.folder))
+        if session in self.sessions:
+            self._staged.setdefault(session, Counter())[known.digest] += 1
+        else:
+            pool.unstage(known.digest)
+        return known
+
+    def _has_staged(self, session: Session, digest: str) -> bool:
+        return session in self._staged and self._staged[session][digest] > 0
 
     def report_prompt(self, item: WorkerRequest, message: types_pb2.SequenceTokens, computing_s: float) -> None:
         """A prompt has been computed here in `computing_s` seconds: writes what its first token's message says of it,

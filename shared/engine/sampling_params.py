@@ -24,7 +24,9 @@ GREEDY_BELOW = 1e-5
 MOST_GUESSES = 15
 """Of one sequence in one step."""
 AUTO, OFF = "auto", "off"
-METHODS = (AUTO, OFF, "ngram", "grammar")
+DRAFTERS = ("ngram", "grammar")
+"""Methods that guess."""
+METHODS = (AUTO, OFF, *DRAFTERS)
 
 
 @dataclass(frozen=True, slots=True)

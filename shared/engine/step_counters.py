@@ -53,8 +53,8 @@ class StepCounters:
         num_guesses: int = 0,
         bursts: Iterable[int] = (),
     ) -> None:
-        """Counts one step. `num_guesses` of the computed tokens were guessed; `bursts`: the answers that got more than
-        one token, each by its number."""
+        """Counts one step. `num_guesses` of the computed tokens were guessed; `bursts`: for each answer that got
+        more than one token, how many."""
         num_decoding = num_computed_tokens - num_prefill_tokens - num_guesses
         self.num_prefill_tokens += num_prefill_tokens
         num_bursts = 0

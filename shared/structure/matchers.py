@@ -94,20 +94,19 @@ class SequenceMatchers:
             if index not in faults:
                 self._look_ahead(state, index, words, faults)
         for index, token_ids in enumerate(banned):
+            row, count = owners[index]
             if index in faults:
                 words[index] = -1
+            elif not row.bad_sequences or row.sequence_id not in self._states:
+                _ban(words[index], token_ids)
             else:
-                row, count = owners[index]
-                completing: list[int] = []
-                if row.bad_sequences and row.sequence_id in self._states:
-                    tokens = [*self._states[row.sequence_id].tokens, *row.guesses[:count]]
-                    completing = _completing(row.bad_sequences, tokens)
-                _ban(words[index], (*token_ids, *completing))
+                tokens = [*self._states[row.sequence_id].tokens, *row.guesses[:count]]
+                _ban(words[index], (*token_ids, *_completing(row.bad_sequences, tokens)))
         return Masks(words, faults)
 
     def _look_ahead(self, state: _State, index: int, words: NDArray[np.int32], faults: dict[int, str]) -> None:
-        """The masks behind the guesses, in the rows behind `index`, as far as the structure allows them; the state is
-        then what it was."""
+        """The masks behind the guesses, in the rows behind `index`, as far as the structure allows them. Afterwards the
+        state is as before."""
         taken, matcher = 0, state.matcher
         for place, guess in enumerate(state.guesses, index + 1):
             # One that has stopped takes nothing but the answer's end, and does not count that as a token.

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from shared.model.adapters.random_adapter import write_random_adapter
 from shared.model.families.registry import load_config
 from shared.rpc.pb.tandem.v1 import fleet_pb2, fleet_pb2_grpc, inference_pb2
-from tests.e2e.running import DEMO, Running, running
+from tests.e2e.running import DEMO, PatientCommands, Running, running
 from tests.unit.model.adapters.merged import merged
 from tests.unit.model.paged_run import load_oracle, oracle_greedy
 from tests.waiting import DEADLINE_S, until
@@ -26,6 +26,14 @@ PROMPT = [20 + (i * 37) % 2000 for i in range(70)]
 NUM_TOKENS = 32
 FIELDS: dict[str, Any] = {"max_tokens": NUM_TOKENS, "ignore_eos": True}
 TWO_POOLS: dict[str, Any] = {"num_prefill": 2, "num_decode": 2, "restart": True}
+
+
+class Holding(PatientCommands):
+    """Armed workers stand still with work: prefill workers before their next step, decode workers within answers."""
+
+    def worker(self, plan, kvstore):
+        spared = "@8" if plan.name.startswith("decode") else ""
+        return [*super().worker(plan, kvstore), "--failpoints", f"engine.step=hang{spared}"]
 
 
 class Adapters:
@@ -67,7 +75,7 @@ def given(adapters: Adapters, names: Sequence[str] = ("a", "b"), **more: Any) ->
 async def cluster(tmp_path_factory: pytest.TempPathFactory, adapters: Adapters) -> AsyncIterator[Running]:
     """Two pools of two workers that have fewer slots than there are adapters."""
     shape = {**TWO_POOLS, **given(adapters, adapter_slots=2)}
-    async with running(tmp_path_factory.mktemp("cluster"), **shape) as started:
+    async with running(tmp_path_factory.mktemp("cluster"), kind=Holding, **shape) as started:
         yield started
 
 
@@ -153,6 +161,10 @@ async def test_what_is_not_allowed_or_does_not_fit_is_refused_and_changes_nothin
         assert response.status_code == 400
         assert message in response.json()["error"]["message"]
         assert response.json()["error"]["param"] == "lora_path"
+    for path in ("load", "unload"):
+        body = {"lora_name": "a b", "lora_path": str(adapters.folder / "a")}
+        response = await cluster.http.post(f"/v1/{path}_lora_adapter", json=body)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "lora_name")
     fleet = fleet_pb2_grpc.FleetServiceStub(cluster.channel)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await fleet.LoadAdapter(
@@ -169,16 +181,19 @@ async def test_a_worker_that_is_killed_costs_no_token_and_comes_back_with_what_w
     path = adapters.write(f"late-{kind}", 21, folder=f"late-{kind}")
     await load(cluster, f"late-{kind}", path)
     await cluster.idle()
+    busy, other = f"{kind}-0", f"{kind}-1"
+    fleet = fleet_pb2_grpc.FleetServiceStub(cluster.channel)
+    await fleet.Drain(fleet_pb2.DrainWorkersRequest(workers=[other]), timeout=DEADLINE_S)
+    await cluster.arm(busy)
     names = [f"late-{kind}", "a", "", "b"] * 2
     tasks = [asyncio.create_task(ask(cluster, name)) for name in names]
-    busy = await cluster.busy(kind)
+    assert await cluster.busy(kind) == busy
+    await fleet.Undrain(fleet_pb2.DrainWorkersRequest(workers=[other]), timeout=DEADLINE_S)
     cluster.signal(busy)
     found = await asyncio.gather(*tasks)
     assert list(found) == [adapters.expected[name] for name in names]
     await cluster.restarted(busy)
     await cluster.healthy()
-    (other,) = {f"{kind}-0", f"{kind}-1"} - {busy}
-    fleet = fleet_pb2_grpc.FleetServiceStub(cluster.channel)
     await fleet.Drain(fleet_pb2.DrainWorkersRequest(workers=[other]), timeout=DEADLINE_S)
 
     async def answered() -> bool:

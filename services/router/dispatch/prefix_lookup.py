@@ -70,10 +70,7 @@ class PrefixLookup:
             return NO_HITS
         begun = time.perf_counter()
         try:
-            if groups.is_plain:
-                match = await self._client.match(hashes, traceparent)
-            else:
-                match = await self._client.match(hashes, traceparent, scattered=True)
+            match = await self._client.match(hashes, traceparent, scattered=not groups.is_plain)
         except StoreUnavailable as error:
             self.num_errors += 1
             if self.available:

@@ -60,7 +60,7 @@ def pace_of(
     decode_s = step_s(0.0) if num_answers else 0.0
     chunk = min(num_tokens, max(1.0, budget - num_answers))
     if num_answers and target_s < math.inf:
-        limit_s = AIM * target_s if decode_s <= target_s else GAP_TARGETS * decode_s  # late whatever comes
+        limit_s = AIM * target_s if decode_s <= target_s else GAP_TARGETS * decode_s  # late even without prompts
         chunk = max(min(chunk, LEAST_CHUNK), min(chunk, _largest(times, own_s, num_answers, attention_s, limit_s)))
     return Pace(chunk, step_s(chunk), decode_s)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Protocol
 
 from services.router.placement.views import NamedAdapter
@@ -48,7 +48,7 @@ class AdapterDirectory:
         self._named: dict[str, NamedAdapter] = {}
         self._loaded: dict[str, tuple[str, str]] = {}  # name -> (folder, digest), of those that were loaded here
         self._changing = asyncio.Lock()
-        self._bringing: set[asyncio.Task[None]] = set()
+        self._bringing: dict[tuple[str, str, str], asyncio.Task[None]] = {}  # by worker, name and digest
 
     def find(self, name: str) -> NamedAdapter | None:
         """What a name means now; None for an unknown one."""
@@ -64,10 +64,9 @@ class AdapterDirectory:
         self._reported[worker.name] = found
         self._settle()
         for name, (folder, digest) in self._loaded.items():
-            if name not in found or found[name].digest != digest:
-                task = asyncio.create_task(self._bring(worker, name, folder, digest))
-                self._bringing.add(task)
-                task.add_done_callback(self._bringing.discard)
+            key = (worker.name, name, digest)
+            if (name not in found or found[name].digest != digest) and key not in self._bringing:
+                self._bringing[key] = asyncio.create_task(self._bring(worker, name, folder, digest))
 
     def forget(self, worker: str) -> None:
         """The worker is gone for good."""
@@ -129,12 +128,12 @@ class AdapterDirectory:
 
     async def close(self) -> None:
         """Ends what is under way."""
-        for task in list(self._bringing):
+        for task in list(self._bringing.values()):
             await end_task(task)
 
-    async def _on_all(self, workers: Sequence[AdapterWorker], calls: Sequence[object]) -> None:
+    async def _on_all(self, workers: Sequence[AdapterWorker], calls: Sequence[Awaitable[object]]) -> None:
         """One that is lost meanwhile reports anew when it comes back."""
-        answers = await asyncio.gather(*calls, return_exceptions=True)  # type: ignore[call-overload]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
         for worker, answer in zip(workers, answers, strict=True):
             if isinstance(answer, BaseException):
                 logger.warning("worker %s: %s", worker.name, answer)
@@ -148,6 +147,8 @@ class AdapterDirectory:
             await worker.change_adapter(load=worker_pb2.LoadAdapter(name=name, digest=digest))
         except TandemError as error:
             logger.warning("adapter %r cannot be brought to worker %s: %s", name, worker.name, error)
+        finally:
+            self._bringing.pop((worker.name, name, digest), None)
 
     def _connected(self) -> list[AdapterWorker]:
         found = [worker for worker in self._workers() if worker.connected]

@@ -149,7 +149,7 @@ class PlanDecoder:
             item.pending,
             item.targets,
             item.num_alternatives,
-            item.adapter,
+            adapter=item.adapter,
         )
 
 

@@ -205,7 +205,8 @@ class Runner:
             self._static.start()
 
     def _warm_up(self) -> None:
-        plans = warm_up_plans(self._config.max_num_batched_tokens, self.layout.groups, self._num_blocks)
+        config = self._config
+        plans = warm_up_plans(config.max_num_batched_tokens, config.max_num_seqs, self.layout.groups, self._num_blocks)
         for plan in plans:
             self.execute(plan)
         if self._masks is not None:

@@ -10,8 +10,9 @@ _SAMPLED = SamplingParams(temperature=0.8, top_p=0.9, seed=0, max_tokens=1, logp
 _GREEDY = SamplingParams(temperature=0.0, seed=0, max_tokens=1)
 
 
-def warm_up_plans(max_tokens: int, groups: KVGroups, num_blocks: int) -> list[StepPlan]:
-    """Prompts alone and beside a decoding sequence, as short and as long as a step allows, over the pool's blocks.
+def warm_up_plans(max_tokens: int, max_num_seqs: int, groups: KVGroups, num_blocks: int) -> list[StepPlan]:
+    """Prompts alone, and beside a decoding sequence where a step may have two, as short and as long as a step allows,
+    over the pool's blocks.
 
     Attention kernels choose their sizes by the longest chunk of a step, and by nothing else that changes from step to
     step. Decode-only steps are not among them: their graphs are captured.
@@ -22,7 +23,9 @@ def warm_up_plans(max_tokens: int, groups: KVGroups, num_blocks: int) -> list[St
     for chunk in sorted({min(2, longest), longest}):
         for params in (_GREEDY, _SAMPLED):
             prompt = _share("prompt", chunk, range(size, size + size * -(-chunk // groups.block_size)), params)
-            plans += [StepPlan((prompt,)), StepPlan((_share("decode", 1, range(size), params), prompt))]
+            plans.append(StepPlan((prompt,)))
+            if max_num_seqs > 1:
+                plans.append(StepPlan((_share("decode", 1, range(size), params), prompt)))
     return plans
 
 

@@ -4,7 +4,7 @@ An answer is due a token in a share of `tpot_target_s` from its first one on. St
 that: it has slack, which a later step may spend for a larger chunk of a prompt. It may also owe some, in steps to come:
 a part of what its tokens that are expected still will earn if steps go on as they have been. A step spends a part of
 the least of both sums, so that several in a row can, and takes no longer than the greatest gap between two tokens of an
-answer. An answer that misses its target whatever comes bounds steps by that gap alone.
+answer. An answer that would miss its target even without prompts beside it bounds steps by that gap alone.
 
 The share is `AIM`, and less on a machine whose steps are too uneven for it: it falls while more than `LATE_SHARE` of
 the answers miss the target.

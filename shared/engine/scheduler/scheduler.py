@@ -14,14 +14,15 @@ A step that only decodes may also compute guesses of what its answers go on with
 that are right are tokens of the same step. The KV of the others lies behind all computed tokens, and is written over.
 
 A step may be planned while the one before still runs. Then every sequence is assumed to continue, but those with
-guesses, which sit out a step until their newest token is known. If one turns out to have ended, what the later step
-computes for it is thrown away, and its blocks are given back only when no step in flight writes to them any more.
+guesses, which sit out a step until their newest token is known; guesses are made only while no step is in flight. If
+one turns out to have ended, what the later step computes for it is thrown away, and its blocks are given back only when
+no step in flight writes to them any more.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from shared.engine.messages import NewToken, SequenceEnded, SequenceFailed, StepOutput
 from shared.engine.plan import NoToken, PlannedSequence, SampledToken, StepPlan, StepResult, step_work
@@ -240,18 +241,18 @@ class Scheduler:
         far as none ends it."""
         num_before = len(sequence.token_ids)
         finish_reason, failed = None, None
+        if sequence.sampling.pooling and isinstance(chosen[0], SampledToken):
+            found = sequence.pooled_bytes
+            if found is None:
+                lost = Overloaded("the prompt gave its blocks back before it was pooled", field="pooling")
+                self._failed.append(SequenceFailed(item.sequence_id, lost))
+                self._retire(sequence)
+                return
+            chosen = (chosen[0]._replace(pooled=found),)
         for token in chosen[: item.num_kept(chosen)] if item.guesses else chosen:
             if isinstance(token, NoToken):
                 failed = token
                 break
-            if sequence.sampling.pooling:
-                found = sequence.pooled_bytes
-                if found is None:
-                    lost = Overloaded("the prompt gave its blocks back before it was pooled", field="pooling")
-                    self._failed.append(SequenceFailed(item.sequence_id, lost))
-                    self._retire(sequence)
-                    return
-                token = token._replace(pooled=found)
             sequence.token_ids.append(token.token_id)
             finish_reason = sequence.finish_reason()
             preempted_s = sequence.preempted_s if finish_reason is not None else 0.0
@@ -282,18 +283,19 @@ class Scheduler:
             self._retire(sequence)
 
     def measured(self, work: StepWork, step_s: float, *, is_clean: bool = True) -> None:
-        """Learns from a step without guesses that has run; one that is not clean did more than this work."""
+        """Learns from a step that has run; one that is not clean, with copies or guesses, did more than this work."""
         if is_clean:
             self.step_fit.observe(work, step_s)
-        self._batch_limit.measured(work)
+            self._batch_limit.measured(work)
         self._pacing.measured(work, step_s)
 
     def _learn(self, plan: StepPlan, step_s: float) -> None:
-        num_guesses = plan.num_guesses
-        self.measured(step_work(plan), step_s, is_clean=not plan.copies and not num_guesses)
-        if self._speculator is not None and not plan.copies and all(item.is_decode for item in plan.sequences):
-            plain = StepWork(len(plan.sequences), sum([item.start + 1 for item in plan.sequences]))
-            self._speculator.measured(plain.num_sequences, num_guesses, self._predicted_s(plain), step_s)
+        num_guesses, speculator = plan.num_guesses, self._speculator
+        only_decodes = speculator is not None and all(item.is_decode for item in plan.sequences)
+        work = _plain(plan.sequences) if only_decodes else step_work(plan)
+        self.measured(work, step_s, is_clean=not plan.copies and not num_guesses)
+        if only_decodes and speculator is not None and not plan.copies:
+            speculator.measured(work.num_sequences, num_guesses, self._predicted_s(work), step_s)
 
     def _predicted_s(self, work: StepWork) -> float:
         """Of a step; 0 where nothing is known."""
@@ -458,11 +460,11 @@ class Scheduler:
     ) -> None:
         """Adds guesses to the shares of a step that only decodes, as far as there are blocks for them that no sequence
         will miss."""
-        plain = StepWork(len(planned), sum([item.end for item in planned.values()]))
         sequences = [self.sequences[name] for name, item in planned.items() if item.is_decode]
         # The runner counts what it has sampled for penalties, what is not kept too.
         sequences = [s for s in sequences if s.goal is Goal.COMPLETION and not s.has_penalties]
-        guessed = speculator.propose(sequences, budget, self._predicted_s(plain), room.limit_s)
+        plain_s = self._predicted_s(_plain(planned.values()))
+        guessed = speculator.propose(sequences, budget, plain_s, room.limit_s)
         size, block_size = self.groups.size, self.pool.block_size
         spare = size * len(self.sequences.running)
         for sequence_id, guesses in guessed.items():
@@ -523,3 +525,8 @@ class Scheduler:
         """Gives back a finished sequence's blocks once no step in flight writes to them: a receive might, next."""
         if sequence.num_in_flight_tokens == 0:
             self._tables.free(sequence)
+
+
+def _plain(items: Collection[PlannedSequence]) -> StepWork:
+    """Of a step that only decodes, without its guesses."""
+    return StepWork(len(items), sum([item.start + 1 for item in items]))

@@ -46,7 +46,7 @@ class BlockTables:
         return cached + [WANTED] * (num_blocks - len(cached))
 
     def arriving(self, sequence: EngineSequence) -> None:
-        """`before_arrival` has become the sequence's table: counts its holes, of which there are none here."""
+        """Called once `before_arrival` is the sequence's table; nothing to do here."""
 
     def take_found(self, sequence: EngineSequence) -> int:
         """Takes prompt blocks that others have sealed meanwhile, directly behind the computed ones; returns how many
@@ -285,7 +285,7 @@ def held_of(block_ids: Iterable[int]) -> list[int]:
 class HostSwap:
     """Slots of one block each. A sequence is moved out whole or not at all: it is then recomputed."""
 
-    def __init__(self, pool: BlockPool, num_slots: int, num_groups: int = 1) -> None:
+    def __init__(self, pool: BlockPool, num_slots: int, num_groups: int) -> None:
         """`num_slots` 0: nothing is ever moved out. `num_groups`: of KV."""
         self._pool = pool
         self._num_groups = num_groups
@@ -322,15 +322,18 @@ class HostSwap:
 
     def move_in(self, sequence: EngineSequence) -> int:
         """Brings a sequence's KV back behind the prefix that `block_ids` holds, into blocks that it allocates; the
-        slots are free then. Returns how many of its tokens are computed.
-
-        Raises OutOfBlocks where the pool has too few blocks.
+        slots are free then. Returns how many of its tokens are computed. Where the pool has too few blocks, as windows
+        may need what is behind the prefix and behind what was moved out at once, these are the prefix's alone.
         """
         held = len(sequence.block_ids)
         computed = max(held // self._num_groups * self._pool.block_size, sequence.num_host_tokens)
         slots = sequence.host_slots[held:]
         if slots:
-            fresh = iter(self._pool.allocate(len(held_of(slots))))
+            try:
+                fresh = iter(self._pool.allocate(len(held_of(slots))))
+            except OutOfBlocks:
+                self.drop(sequence)
+                return held // self._num_groups * self._pool.block_size
             block_ids = [NO_BLOCK if slot == NO_BLOCK else next(fresh) for slot in slots]
             sequence.block_ids += block_ids
             pairs = zip(block_ids, slots, strict=True)

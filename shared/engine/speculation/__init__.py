@@ -1,1 +1,1 @@
-"""Guesses of what an answer goes on with, several tokens a step: pure policy, no tensors."""
+"""Guesses of an answer's next tokens, several a step: pure policy, no tensors."""

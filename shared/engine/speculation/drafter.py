@@ -27,7 +27,7 @@ class Drafter(Protocol):
 
     def propose(self, sequence: EngineSequence, most: int) -> Draft:
         """At most `most` guesses for a sequence without steps in flight. Learns from the tokens that came since the
-        last call, whether it had guessed them aloud or not. Takes a few microseconds."""
+        last call, whether or not it had proposed them. Takes a few microseconds."""
         ...
 
     def forget(self, sequence_id: str) -> None:

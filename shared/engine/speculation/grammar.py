@@ -1,4 +1,4 @@
-"""Guesses that a structured answer goes on with what its structure leaves no choice about, such as the name of the next
+"""Guesses the tokens of a structured answer that its structure leaves no choice about, such as the name of the next
 property.
 
 The structure forces bytes, and a model may write them in other tokens than the usual ones: so these are guesses too, of

@@ -1,4 +1,4 @@
-"""Guesses that an answer goes on as its own text, or its prompt, did before: after the same few tokens.
+"""Guesses that an answer repeats its own text or its prompt: what followed the same few tokens before.
 
 The newest place where the last LONG tokens stood before is looked up in a hash table, and where there is none that of
 the last SHORT. From there the answer is followed: as long as each of its tokens is the one that stood there, the match
@@ -112,7 +112,7 @@ class _Follower:
             self._take(index)
 
     def guesses(self, most: int) -> Draft:
-        """What stood behind the place that is followed; where that ends, at the end itself, it goes on as it began."""
+        """The tokens behind the earlier place; where they reach the sequence's end, they repeat from that place on."""
         token_ids, at, chance = self.token_ids, self.at, 1.0
         period = len(token_ids) - at
         found: list[int] = []

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shared.engine.sampling_params import Speculation
+from shared.engine.sampling_params import DRAFTERS, Speculation
 from shared.engine.sequence import EngineSequence
 from shared.engine.speculation.drafter import Draft, Drafter
 from shared.engine.speculation.row_costs import RowCosts
@@ -21,10 +21,6 @@ LEAST_GAIN = 1.03
 """Of a step's tokens a second, from which on guesses are worth their rows: less is within what is known of both."""
 PLAIN_EVERY = 256
 """Steps of which one has no guesses at least, so that its time is known."""
-
-
-DRAFTERS = ("ngram", "grammar")
-"""Methods that guess."""
 
 
 @dataclass(slots=True)

@@ -42,7 +42,7 @@ def check_model_folder(folder: Path) -> None:
     if (folder / CONFIG_FILE).is_file():
         return
     if found := sorted(folder.glob("*.gguf")):
-        raise _error(folder, f"{folder} holds a GGUF file ({found[0].name}), which is not supported; {_WANTED}")
+        raise _error(folder, f"{folder} holds {_gguf(found[0])}")
     raise _error(folder, f"{CONFIG_FILE} is missing from the model folder {folder}", file=CONFIG_FILE)
 
 
@@ -76,10 +76,15 @@ def is_gguf(path: Path) -> bool:
 
 def other_weights(folder: Path) -> str:
     """What a folder without safetensors files has instead, as the end of a sentence; empty where nothing is known."""
-    for pattern, what in (("*.gguf", "GGUF, which is not supported"), ("*.bin", "pickled, which is not loaded")):
-        if found := sorted(folder.glob(pattern)):
-            return f"; {found[0].name} is {what}: publish the weights as safetensors"
+    if found := sorted(folder.glob("*.gguf")):
+        return f"; there is {_gguf(found[0])}"
+    if found := sorted(folder.glob("*.bin")):
+        return f"; {found[0].name} is pickled, which is not loaded: publish the weights as safetensors"
     return ""
+
+
+def _gguf(path: Path) -> str:
+    return f"a GGUF file, {path.name}: serve the file itself (`tandem up --model {path}`)"
 
 
 def _adapter(folder: Path) -> str:

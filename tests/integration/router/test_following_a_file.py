@@ -298,7 +298,7 @@ async def test_a_worker_that_encrypts_blocks_in_another_way_is_not_used(tmp_path
 async def test_a_removed_worker_is_no_peer_and_no_hit(tmp_path):
     prefill, decode, other = prefill_worker(), decode_worker("d0"), decode_worker("d1")
 
-    async def match(hashes, _traceparent=""):
+    async def match(hashes, _traceparent="", *, scattered):
         holders = tuple(Holder(name, 1, WorkerRole.DECODE, Tier.DEVICE) for name in ("d0", "d1"))
         return PrefixMatch((holders,) * len(hashes))
 

@@ -132,6 +132,7 @@ PLAN = StepPlan(
     (
         PlannedSequence("a", (1, 2, 3), 4, (5, 6), 7, ()),
         PlannedSequence("bü", (0,), 9, (8,), 4, (SampleSpec(SamplingParams(stop=("x",)), 10, (1,), (2,), (3,)),), 0),
+        PlannedSequence("l", (6,), 9, (8,), 4, (SampleSpec(PARAMS[1], 10),), adapter=3),
         PlannedSequence("g", (4, 5), 9, (8,), 4, (SampleSpec(PARAMS[0], 10), SampleSpec(PARAMS[0], 11, (), (7,)))),
     ),
     (BlockCopy(1, 2, to_host=True),),

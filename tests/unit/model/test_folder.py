@@ -63,17 +63,19 @@ def test_a_gguf_file(tmp_path, load):
 
 def test_a_folder_of_gguf_files(tmp_path):
     (tmp_path / "model-q4.gguf").write_bytes(b"GGUF\x03\0\0\0")
-    with pytest.raises(ModelLoadError, match=r"holds a GGUF file \(model-q4.gguf\), which is not supported"):
+    serve = re.escape(f"serve the file itself (`tandem up --model {tmp_path / 'model-q4.gguf'}`)")
+    with pytest.raises(ModelLoadError, match=f"holds a GGUF file, model-q4.gguf: {serve}"):
         check_model_folder(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("name", "what"), [("m.gguf", "GGUF, which is not supported"), ("pytorch_model.bin", "pickled")]
+    ("name", "what"),
+    [("m.gguf", "there is a GGUF file, m.gguf: serve the file"), ("pytorch_model.bin", "pytorch_model.bin is pickled")],
 )
 def test_weights_of_another_format_are_named(folder, name, what):
     (folder / "model.safetensors").unlink()
     (folder / name).write_bytes(b"GGUF")
-    with pytest.raises(ModelLoadError, match=f"has neither model.safetensors .*; {name} is {what}"):
+    with pytest.raises(ModelLoadError, match=f"has neither model.safetensors .*; {what}"):
         checkpoint_files(folder)
 
 

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import psutil
 
 from services.prefill.role import PrefillRole
+from services.worker.adapters.pool import AdapterPool
 from services.worker.session import Session
 from services.worker.telemetry.load import REFRESH_S, ResidentMemory
 from services.worker.worker import Worker
@@ -30,7 +31,11 @@ async def newest(session: Session) -> worker_pb2.Event:
     return worker_pb2.Events.FromString(envelope).events[-1]
 
 
-def prefill_worker(tpot_target_ms: float = -1.0, submit: Callable[[Command], None] = lambda _: None) -> Worker:
+def prefill_worker(
+    tpot_target_ms: float = -1.0,
+    submit: Callable[[Command], None] = lambda _: None,
+    adapters: AdapterPool | None = None,
+) -> Worker:
     """A worker without an engine: its reports are what it is asked for. `submit` takes commands to the engine."""
     host = SimpleNamespace(
         transfer=SimpleNamespace(counters=SimpleNamespace(bytes_sent=0, bytes_received=0)),
@@ -43,7 +48,8 @@ def prefill_worker(tpot_target_ms: float = -1.0, submit: Callable[[Command], Non
         server=SimpleNamespace(num_given=0),
         fetches=SimpleNamespace(num_tokens=lambda _: 0, num_bad_blocks=0),
     )
-    return Worker(host, None, connector, {WorkerRole.PREFILL: PrefillRole})  # type: ignore[arg-type]
+    roles = {WorkerRole.PREFILL: PrefillRole}
+    return Worker(host, None, connector, roles, adapters=adapters)  # type: ignore[arg-type]
 
 
 async def test_every_router_hears_who_else_is_connected_and_a_single_one_hears_of_nobody() -> None:

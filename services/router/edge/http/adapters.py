@@ -2,39 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, StringConstraints
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from services.router.edge.http.bodies import STRICT, M, parse_body, read_body
-from services.router.edge.input_processor import InputProcessor
+from services.router.edge.http.bodies import STRICT, parse_body, read_body
+from services.router.edge.input_processor import InputProcessor, check_adapter_name
 from services.router.edge.tenants.auth import ApiKeys, credentials
 
 MAX_BODY_BYTES = 64 * 1024
 
-AdapterName = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^[\x21-\x7e]+$")]
-"""As a model's name."""
+
+class AdapterRequest(BaseModel):
+    """The body of `POST /v1/unload_lora_adapter`, and what both bodies have."""
+
+    model_config = STRICT
+
+    lora_name: str
+    model: str | None = None
 
 
-class LoadAdapterRequest(BaseModel):
+class LoadAdapterRequest(AdapterRequest):
     """The body of `POST /v1/load_lora_adapter`."""
 
-    model_config = STRICT
-
-    lora_name: AdapterName
     lora_path: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
-    model: str | None = None
 
 
-class UnloadAdapterRequest(BaseModel):
-    """The body of `POST /v1/unload_lora_adapter`."""
-
-    model_config = STRICT
-
-    lora_name: AdapterName
-    model: str | None = None
+A = TypeVar("A", bound=AdapterRequest)
 
 
 class Adapters:
@@ -45,7 +41,7 @@ class Adapters:
         self._keys = keys
 
     async def load(self, request: Request) -> Response:
-        """Answered when every connected worker has it: what comes then is answered by it."""
+        """Answers once every connected worker has the adapter; requests that arrive after that use it."""
         asked = await self._body(request, LoadAdapterRequest)
         self._input_processor.names.check_free(asked.lora_name)
         await self._input_processor.names.known_adapters.load(asked.lora_name, asked.lora_path)
@@ -53,12 +49,13 @@ class Adapters:
 
     async def unload(self, request: Request) -> Response:
         """Answered when the name is unknown; running requests end as they began."""
-        asked = await self._body(request, UnloadAdapterRequest)
+        asked = await self._body(request, AdapterRequest)
         await self._input_processor.names.known_adapters.unload(asked.lora_name)
         return PlainTextResponse(f"Success: LoRA adapter '{asked.lora_name}' removed successfully.")
 
-    async def _body(self, request: Request, kind: type[M]) -> M:
+    async def _body(self, request: Request, kind: type[A]) -> A:
         self._keys.check_admin(credentials(request.headers))
         asked = parse_body(kind, await read_body(request.receive, request.headers, MAX_BODY_BYTES))
-        self._input_processor.check_model(getattr(asked, "model", None) or "")
+        check_adapter_name(asked.lora_name)
+        self._input_processor.check_model(asked.model or "")
         return asked

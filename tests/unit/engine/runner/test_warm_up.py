@@ -74,9 +74,14 @@ def test_sums_of_16_bit_products_are_taken_in_fp32_from_the_start_on(decoder: De
     assert not torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction
 
 
+def test_no_step_has_more_sequences_than_a_batch(decoder: Decoder) -> None:
+    runner, _ = started(decoder, RunnerConfig(1, warm_up=True))
+    assert not runner.kv_blocks.any()
+
+
 @pytest.mark.parametrize(("max_tokens", "num_blocks"), [(16, 2), (8192, 3), (100, 700)])
 def test_steps_stay_within_the_pool_and_the_budget_of_tokens(max_tokens: int, num_blocks: int) -> None:
-    for plan in warm_up_plans(max_tokens, KVGroups(16), num_blocks):
+    for plan in warm_up_plans(max_tokens, 4, KVGroups(16), num_blocks):
         assert plan.num_tokens <= max_tokens
         used = [block_id for item in plan.sequences for block_id in item.block_ids]
         assert len(set(used)) == len(used)

@@ -26,7 +26,7 @@ def lookup(held: dict[str, int]) -> PrefixLookup:
         model_fingerprint="m",
     )
 
-    async def match(hashes, _traceparent=""):
+    async def match(hashes, _traceparent="", *, scattered):
         blocks = [
             tuple(Holder(name, 1, WorkerRole.DECODE, Tier.DEVICE) for name in held if held[name] > index)
             for index in range(len(hashes))

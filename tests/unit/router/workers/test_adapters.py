@@ -9,7 +9,7 @@ import pytest
 from services.router.workers.adapters import AdapterDirectory
 from shared.errors import InvalidRequest, NotFound, WorkerLost
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
-from tests.waiting import until
+from tests.waiting import DEADLINE_S, until
 
 
 class FakeWorker:
@@ -20,6 +20,7 @@ class FakeWorker:
         self.connected = True
         self.folders = folders  # -> digest
         self.staged: list[str] = []
+        self.reads: list[str] = []
         self.names: dict[str, str] = {}
         self.directory: AdapterDirectory
         self.refuses = False
@@ -46,7 +47,9 @@ class FakeWorker:
             return types_pb2.Adapter(name=load.name, digest=load.digest, rank=4)
         if self.refuses or load.folder not in self.folders:
             raise InvalidRequest("it does not fit", field="lora_path")
+        self.reads.append(load.folder)
         self.staged.append(self.folders[load.folder])
+        self.report()
         return types_pb2.Adapter(digest=self.folders[load.folder], rank=4)
 
     def report(self) -> None:
@@ -76,7 +79,8 @@ async def test_a_reload_means_the_new_adapter_once_every_worker_has_it_and_not_b
     await until(lambda: workers[0].staged == ["A2"])
     assert digest(directory) == "A"
     workers[1].gate.set()
-    await task
+    async with asyncio.timeout(DEADLINE_S):
+        await task
     assert digest(directory) == "A2"
     assert [worker.names for worker in workers] == [{"a": "A2"}] * 2
     assert all(not worker.staged for worker in workers)
@@ -108,6 +112,22 @@ async def test_a_worker_that_comes_back_without_it_gets_what_was_loaded() -> Non
     workers[1].report()
     await until(lambda: workers[1].names == {"a": "A"})
     assert digest(directory) == "A"
+    await directory.close()
+
+
+async def test_reports_while_adapters_are_brought_to_a_worker_have_none_read_again() -> None:
+    directory, workers = fleet()
+    names = [f"a{number}" for number in range(6)]
+    for worker in workers:
+        worker.folders = {f"/{name}": name for name in names}
+    for name in names:
+        await directory.load(name, f"/{name}")
+    workers[1].names.clear()
+    workers[1].reads.clear()
+    workers[1].report()
+    await until(lambda: len(workers[1].names) == len(names) and not directory._bringing)
+    assert sorted(workers[1].reads) == [f"/{name}" for name in names]
+    assert not workers[1].staged
     await directory.close()
 
 

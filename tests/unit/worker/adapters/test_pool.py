@@ -138,10 +138,12 @@ async def test_a_load_that_fails_fails_those_that_wait_and_gives_its_slot_back()
             r.contents["a"] = content
             lease = r.pool.hold("A")
             with pytest.raises(ModelLoadError, match=match):
-                await lease.ready()
+                async with asyncio.timeout(DEADLINE_S):
+                    await lease.ready()
             lease.release()
         r.contents["a"] = "A"
-        assert await r.pool.hold("A").ready() == 1
+        async with asyncio.timeout(DEADLINE_S):
+            assert await r.pool.hold("A").ready() == 1
         with pytest.raises(Overloaded, match="not known"):
             r.pool.hold("C")
 

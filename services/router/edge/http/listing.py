@@ -1,4 +1,4 @@
-"""What the handlers of kept things share: whose they are, and pages of them."""
+"""Tenant, order and pages of what lists over HTTP show: files, batches, items of responses and conversations."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ T = TypeVar("T")
 
 
 def tenant_of(request: Request, keys: ApiKeys) -> str:
-    """Whose things the request is about; raises Unauthenticated, and InvalidRequest for a header."""
+    """The tenant whose things the request is about. Raises Unauthenticated, and InvalidRequest for a header."""
     return scheduling_hints(request.headers, keys.check(credentials(request.headers))).tenant
 
 
 def in_order(request: Request, items: Sequence[T]) -> list[T]:
-    """`items`, the oldest first, in the query's `order`: the newest first by default. Raises InvalidRequest."""
+    """`items`, given oldest first, in the query's `order`, by default newest first. Raises InvalidRequest (`order`)."""
     order = request.query_params.get("order", "desc")
     if order not in ("asc", "desc"):
         raise InvalidRequest("order must be asc or desc", field="order")
@@ -36,8 +36,9 @@ def page(
     default: int = 20,
     no_id: str | None = None,
 ) -> dict[str, object]:
-    """A page of ordered items as the query asks for it: `limit`, at most `most` and without one `default`, and `after`
-    an id. `no_id` stands for the ids of an empty page. Raises InvalidRequest."""
+    """The page of ordered items that the query asks for: `limit` items, behind the one of id `after`. `most` bounds
+    `limit`, `default` is its default, and `no_id` is what an empty page has for ids. Raises InvalidRequest naming the
+    parameter."""
     limit = request.query_params.get("limit", str(default))
     if not (limit.isascii() and limit.isdecimal()) or not 1 <= int(limit[:8]) <= most:
         raise InvalidRequest(f"limit must be from 1 to {most}", field="limit", limit=most)

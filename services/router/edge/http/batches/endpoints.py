@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 from starlette.requests import Request
@@ -26,13 +27,13 @@ from services.router.edge.tenants.auth import ApiKeys, credentials
 from shared.errors import InvalidRequest, NotFound, brief
 
 WINDOW_S = 86_400
-"""The one completion window there is: 24h."""
+"""The only completion window, 24h. Seconds."""
 MAX_FILES_PAGE = 10_000
 MAX_FILENAME_LEN = 256
 PURPOSES = ("batch", "user_data")
 LEAST_TTL_S, MOST_TTL_S = 3600, 2_592_000
 BATCH_FIELDS: Mapping[str, tuple[object, ...]] = {"output_expires_after": ()}
-"""Fields that are refused."""
+"""Fields of OpenAI's API that are refused unless they have one of these values."""
 
 
 class BatchRequest(BaseModel):
@@ -75,7 +76,7 @@ class Batches:
     # Files
 
     async def upload(self, request: Request) -> Response:
-        """`POST /v1/files`: a form with `purpose`, `file` and perhaps `expires_after`."""
+        """`POST /v1/files`: a form with `purpose`, `file` and optionally `expires_after`."""
         tenant, files = tenant_of(request, self._keys), self._file_store()
         length = request.headers.get("content-length", "")
         limit = self._settings.batch.max_file_bytes
@@ -89,7 +90,7 @@ class Batches:
                 raise InvalidRequest("file is empty", field="file")
             stored = await files.keep(tenant, data, form.filename, purpose, ttl_s)
         except BaseException:
-            files.drop(data)
+            await files.drop(data)
             raise
         return JSONResponse(stored.body)
 
@@ -173,16 +174,16 @@ def _unserved() -> NotFound:
 
 
 class _Form:
-    """An upload's form: fields may stand before the file and behind it."""
+    """An upload's form. Fields may come before the file and after it."""
 
     def __init__(self, found: AsyncIterator[Part]) -> None:
         self._parts = found
         self._fields: dict[str, str] = {}
         self.filename = ""
 
-    async def file_data(self, files: FileStore, tenant: str) -> tuple[Any, int]:
-        """Reads the whole form. Raises InvalidRequest naming the field."""
-        written: tuple[Any, int] | None = None
+    async def file_data(self, files: FileStore, tenant: str) -> tuple[Path, int]:
+        """Reads the whole form; what `FileStore.write` returns of its file. Raises InvalidRequest naming the field."""
+        written: tuple[Path, int] | None = None
         part = await anext(self._parts, None)
         try:
             while part is not None:
@@ -201,7 +202,7 @@ class _Form:
                 raise InvalidRequest("file is missing", field="file")
         except BaseException:
             if written is not None:
-                files.drop(written[0])
+                await files.drop(written[0])
             raise
         return written
 
@@ -227,7 +228,7 @@ class _Form:
 
 
 class _FileParts:
-    """The pieces of the file that has begun; afterwards `next` is the part behind it."""
+    """The pieces of a file whose `FileBegins` was read; at their end `next` is the part that follows."""
 
     def __init__(self, found: AsyncIterator[Part]) -> None:
         self._parts = found

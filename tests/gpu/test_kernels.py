@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,15 @@ from shared.kernels.pool_view import PoolView
 from shared.kernels.torch_backend import TorchKernels
 from shared.model.checkpoints import write_random_checkpoint
 from shared.model.decoder import Decoder
-from tests.unit.kernels import attention_checks, block_checks, comparing, decoder_checks, sampling_checks
+from tests.unit.kernels import (
+    attention_checks,
+    block_checks,
+    comparing,
+    decoder_checks,
+    deterministic_checks,
+    lora_checks,
+    sampling_checks,
+)
 from tests.unit.kernels.attention_case import LAYER, AttentionCase
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -61,6 +70,61 @@ def test_long_sequences_cut_into_parts_equal_the_reference(parts_per_multiproces
         dtype=dtype,
         device="cuda",
     )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scoring", [{"softcap": 5.0}, {"has_sinks": True}, {"has_sinks": True, "window": 40}], ids=str)
+def test_scores_are_capped_and_meet_sinks(scoring: dict[str, Any], dtype: torch.dtype) -> None:
+    attention_checks.check_attention(
+        MIXED, heads=(8, 2), head_dim=64, block_size=16, dtype=dtype, device="cuda", **scoring
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kv_dtype", [torch.int8, torch.float8_e4m3fn])
+def test_attention_reads_codes(kv_dtype: torch.dtype, dtype: torch.dtype) -> None:
+    attention_checks.check_attention(
+        MIXED, heads=(8, 2), head_dim=128, block_size=16, dtype=dtype, kv_dtype=kv_dtype, device="cuda"
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("num_heads", "dim"), [(16, 96), (21, 32), (128, 576)])
+def test_attention_to_latents_follows_the_formula(num_heads: int, dim: int, dtype: torch.dtype) -> None:
+    plan = [(1, 40), (3, 3), (1, 700), (70, 170)]
+    attention_checks.check_latents(plan, num_heads=num_heads, dim=dim, dtype=dtype, device="cuda")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("num_tokens", "num_experts", "top_k", "sizes"),
+    [(1, 4, 1, (48, 40)), (33, 16, 3, (130, 70)), (90, 8, 2, (512, 256)), (700, 64, 6, (1024, 128))],
+)
+def test_experts_equal_the_reference(
+    num_tokens: int, num_experts: int, top_k: int, sizes: tuple[int, int], dtype: torch.dtype
+) -> None:
+    decoder_checks.check_experts(num_tokens, num_experts, top_k, sizes=sizes, dtype=dtype, device="cuda")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("num_rows", "in_size"), [(1, 64), (23, 200), (70, 4096)])
+def test_low_rank_additions_equal_the_reference(num_rows: int, in_size: int, dtype: torch.dtype) -> None:
+    lora_checks.check_triton_loras(num_rows, in_size, dtype, "cuda")
+
+
+def test_masks_leave_the_allowed_tokens() -> None:
+    sampling_checks.check_triton_masks(4, 5000, 3, 5000, device="cuda")
+    for vocab_size in (1, 33, 128_256):
+        sampling_checks.check_triton_likeliest(vocab_size, 1, device="cuda")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_deterministic_ops_give_a_row_the_same_bits_among_others(dtype: torch.dtype) -> None:
+    deterministic_checks.check_product(4096, 512, dtype, device="cuda")
+    for window in (None, 50):
+        deterministic_checks.check_attention(
+            [0, 1, 17, 130, 131, 400], window, dtype, device="cuda", heads=(8, 2), head_dim=128
+        )
 
 
 def test_lengths_come_from_the_device() -> None:

@@ -24,6 +24,8 @@ from services.local.spec import DEMO_MODEL
 
 PROMPT = "Once upon a time there was a small kitchen where " * 12
 NUM_TOKENS = 48
+_MOST_OF_A_LOG = 4000
+"""Characters of each log that are printed where there is no answer."""
 
 
 async def answer(device: str, worker_flags: tuple[str, ...], model: Path, scratch: Path) -> tuple[str, float, float]:
@@ -33,10 +35,15 @@ async def answer(device: str, worker_flags: tuple[str, ...], model: Path, scratc
         Extras(worker_flags), model=model, device=device, mode="disaggregated", num_prefill=1, num_decode=1,
         state_dir=scratch,
     )  # fmt: skip
-    async with made as cluster:
-        ready = time.perf_counter()
-        text = await asyncio.to_thread(_complete, cluster.http)
-        return text, ready - begin, time.perf_counter() - ready
+    try:
+        async with made as cluster:
+            ready = time.perf_counter()
+            text = await asyncio.to_thread(_complete, cluster.http)
+            return text, ready - begin, time.perf_counter() - ready
+    except Exception:
+        for log in sorted(made.spec.log_dir.glob("*.log")):  # they go with the cluster's folder
+            print(f"== {log.name}", log.read_text(errors="replace")[-_MOST_OF_A_LOG:], sep="\n", flush=True)
+        raise
 
 
 def _complete(address: str) -> str:

@@ -4,10 +4,11 @@ All keys share a slot, so that one script changes a record and the sums that bou
 
     tandem:{records}:values       hash: member -> stamp (16 bytes) + value; a member is tenant + NUL + key
     tandem:{records}:ends         sorted set: member, by the time in seconds at which it is forgotten
+    tandem:{records}:uses         sorted set: member, by its last use: a number above those of the uses before it
     tandem:{records}:used         hash: tenant -> bytes of its records; the empty field: of all
-    tandem:{records}:of:TENANT    sorted set: the tenant's members, as in `ends`
+    tandem:{records}:of:TENANT    sorted set: the tenant's members, as in `uses`
 
-What was used longest ago ends first, as long as all have one life time: so the one that ends first makes room.
+Room is made by the order of last use and not of the ends: the lease of a response that runs ends soon and is used now.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ SERVICE_NAME = "tandem.v1.RecordService"
 MAX_TTL_S = 400 * 86_400.0
 """Longest life of a record, seconds."""
 _PREFIX = b"tandem:{records}:"
-_KEYS = (_PREFIX + b"values", _PREFIX + b"ends", _PREFIX + b"used")
+_KEYS = tuple(_PREFIX + name for name in (b"values", b"ends", b"uses", b"used"))
 _SLOT = slot_of(b"records")
 _PURGED_AT_ONCE = 64
 Context = grpc.aio.ServicerContext[Any, Any]
 T = TypeVar("T")
 
 _COMMON = """
-local VALUES, ENDS, USED = unpack(KEYS)
+local VALUES, ENDS, USES, USED = unpack(KEYS)
 local tenant = ARGV[1]
 local now = tonumber(redis.call('TIME')[1])
 
@@ -47,6 +48,7 @@ local function drop(member)
   local size = redis.call('HSTRLEN', VALUES, member) + #member - #owner - 1
   redis.call('HDEL', VALUES, member)
   redis.call('ZREM', ENDS, member)
+  redis.call('ZREM', USES, member)
   redis.call('ZREM', of(owner), member)
   redis.call('HINCRBY', USED, '', -size)
   if redis.call('HINCRBY', USED, owner, -size) == 0 then redis.call('HDEL', USED, owner) end
@@ -60,8 +62,10 @@ local function alive(member)
 end
 
 local function keep(member, ends)
+  local use = tonumber(redis.call('ZRANGE', USES, -1, -1, 'WITHSCORES')[2] or '0') + 1
   redis.call('ZADD', ENDS, ends, member)
-  redis.call('ZADD', of(tenant), ends, member)
+  redis.call('ZADD', USES, use, member)
+  redis.call('ZADD', of(tenant), use, member)
 end
 
 local function used(name) return tonumber(redis.call('HGET', USED, name) or '0') end
@@ -97,7 +101,7 @@ while used(tenant) + size > tenant_limit do
   drop(oldest)
 end
 while used('') + size > total_limit do
-  local oldest = redis.call('ZRANGE', ENDS, 0, 0)[1]
+  local oldest = redis.call('ZRANGE', USES, 0, 0)[1]
   if not oldest then break end
   drop(oldest)
 end
@@ -116,7 +120,7 @@ return 1
 """
 
 _COUNT = """
-return redis.call('EXISTS', VALUES, ENDS, USED) + math.max(0, redis.call('HLEN', USED) - 1)
+return redis.call('EXISTS', VALUES, ENDS, USES, USED) + math.max(0, redis.call('HLEN', USED) - 1)
 """
 
 GET = LuaScript(_COMMON + _GET)

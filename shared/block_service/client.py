@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import grpc.aio
 
-from shared.errors import DeadlineExceeded, StoreUnavailable, TandemError, WorkerLost
+from shared.errors import StoreUnavailable
 from shared.kv_index.holders import Tier, join_hashes
 from shared.rpc.connection import Connection
-from shared.rpc.errors import from_rpc_error
+from shared.rpc.errors import from_store_error
 from shared.rpc.fleet_identity import fleet_metadata
 from shared.rpc.pb.tandem.v1 import kvstore_pb2, kvstore_pb2_grpc
 
@@ -61,7 +61,7 @@ class BlockClient:
         try:
             held = (await stub.LookUp(request, timeout=self._look_up_timeout_s)).held
         except grpc.aio.AioRpcError as error:
-            raise self.translate(error) from error
+            raise from_store_error(error, self.address) from error
         if 8 * len(held) < len(hashes):
             raise StoreUnavailable(f"{self.address} answered for fewer blocks than requested")
         return [bool(held[index >> 3] >> (index & 7) & 1) for index in range(len(hashes))]
@@ -94,7 +94,7 @@ class BlockClient:
                     )
                 ]
         except grpc.aio.AioRpcError as error:
-            raise self.translate(error) from error
+            raise from_store_error(error, self.address) from error
         finally:
             call.cancel()
 
@@ -104,7 +104,7 @@ class BlockClient:
         try:
             return await stub.Flush(kvstore_pb2.FlushRequest(tenant=tenant), timeout=timeout_s, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
-            raise self.translate(error) from error
+            raise from_store_error(error, self.address) from error
 
     async def close(self) -> None:
         """Ends the connection; idempotent."""
@@ -116,10 +116,3 @@ class BlockClient:
         if self._closed:
             raise StoreUnavailable(f"the client of {self.address} is closed")
         return self._connection.channel()
-
-    def translate(self, error: grpc.aio.AioRpcError) -> TandemError:
-        """The typed error of a failed call."""
-        typed = from_rpc_error(error, self.address)
-        if isinstance(typed, WorkerLost | DeadlineExceeded):
-            return StoreUnavailable(typed.message, address=self.address)
-        return typed

@@ -11,6 +11,7 @@ import grpc.aio
 from shared.block_service.client import BlockClient
 from shared.errors import StoreUnavailable
 from shared.kv_index.holders import join_hashes
+from shared.rpc.errors import from_store_error
 from shared.rpc.pb.tandem.v1 import kvstore_pb2, kvstore_pb2_grpc
 
 OFFER_TIMEOUT_S = 2.0
@@ -65,4 +66,4 @@ class StoreClient(BlockClient):
         try:
             return await call(stub)
         except grpc.aio.AioRpcError as error:
-            raise self.translate(error) from error
+            raise from_store_error(error, self.address) from error

@@ -12,12 +12,12 @@ from typing import TypeVar
 
 import grpc.aio
 
-from shared.errors import DeadlineExceeded, StoreUnavailable, TandemError, WorkerLost
+from shared.errors import StoreUnavailable, TandemError
 from shared.identity import WorkerIdentity
 from shared.kv_index.holders import EventStamp, Holder, PrefixMatch, Tier, join_hashes
 from shared.rpc.connection import Connection
 from shared.rpc.convert import role_from_proto, role_to_proto
-from shared.rpc.errors import from_proto, from_rpc_error
+from shared.rpc.errors import from_proto, from_store_error
 from shared.rpc.pb.tandem.v1 import kvstore_pb2, kvstore_pb2_grpc, types_pb2
 
 Stream = grpc.aio.StreamStreamCall[kvstore_pb2.MatchCall, kvstore_pb2.MatchAnswer]
@@ -294,11 +294,7 @@ class KVStoreClient:
         return self._stub
 
     def _translate(self, error: grpc.aio.AioRpcError) -> TandemError:
-        """The typed error that the store sent; StoreUnavailable if it sent none."""
-        typed = from_rpc_error(error, f"KV store {self.address}")
-        if isinstance(typed, WorkerLost | DeadlineExceeded):
-            return StoreUnavailable(typed.message, address=self.address)
-        return typed
+        return from_store_error(error, self.address, f"KV store {self.address}")
 
 
 def _worker_id(worker: WorkerIdentity) -> types_pb2.WorkerId:

@@ -9,10 +9,9 @@ from typing import TypeVar
 import grpc
 import grpc.aio
 
-from shared.errors import DeadlineExceeded, StoreUnavailable, TandemError, WorkerLost
 from shared.records.records import ALWAYS, STAMP_BYTES, Record, Unless, check_record
 from shared.rpc.connection import Connection
-from shared.rpc.errors import from_rpc_error
+from shared.rpc.errors import from_store_error
 from shared.rpc.pb.tandem.v1 import kvstore_pb2, kvstore_pb2_grpc
 
 TIMEOUT_S = 5.0
@@ -68,10 +67,4 @@ class KVStoreRecords:
         try:
             return await call(kvstore_pb2_grpc.RecordServiceStub(self._connection.channel()))
         except grpc.aio.AioRpcError as error:
-            raise self._translated(error) from error
-
-    def _translated(self, error: grpc.aio.AioRpcError) -> TandemError:
-        typed = from_rpc_error(error, f"KV store {self._address}")
-        if isinstance(typed, WorkerLost | DeadlineExceeded):
-            return StoreUnavailable(typed.message, address=self._address)
-        return typed
+            raise from_store_error(error, self._address, f"KV store {self._address}") from error

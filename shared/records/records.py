@@ -115,7 +115,6 @@ class MemoryRecords:
     async def put(self, tenant: str, key: str, value: bytes, ttl_s: float, unless: Unless = ALWAYS) -> bytes | None:
         """See `Records`."""
         check_record(tenant, (key,), value, self._bounds)
-        self._purge()
         place = (tenant, key)
         found = self._get(place, 0.0)
         if (found is not None and unless.exists) or (
@@ -138,7 +137,7 @@ class MemoryRecords:
 
     @property
     def num_bytes(self) -> int:
-        """Of all that is kept."""
+        """Of all that is kept, with what has ended and took no one's place yet."""
         return self._total
 
     def _get(self, place: tuple[str, str], ttl_s: float) -> Record | None:
@@ -170,10 +169,14 @@ class MemoryRecords:
             self._drop(place)
 
     def _make_room(self, tenant: str, num_bytes: int) -> None:
-        while self._used.get(tenant, 0) + num_bytes > self._bounds.tenant_bytes:
+        in_tenant, in_all = self._bounds.tenant_bytes - num_bytes, self._bounds.total_bytes - num_bytes
+        if self._used.get(tenant, 0) <= in_tenant and self._total <= in_all:
+            return
+        self._purge()
+        while self._used.get(tenant, 0) > in_tenant:
             oldest = next((place for place in self._kept if place[0] == tenant), None)
             if oldest is None:
                 break
             self._drop(oldest)
-        while self._total + num_bytes > self._bounds.total_bytes and self._kept:
+        while self._total > in_all and self._kept:
             self._drop(next(iter(self._kept)))

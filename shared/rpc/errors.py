@@ -12,7 +12,16 @@ import grpc.aio
 from google.protobuf import duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 
-from shared.errors import DeadlineExceeded, Internal, Overloaded, TandemError, WorkerLost, brief_bytes, error_classes
+from shared.errors import (
+    DeadlineExceeded,
+    Internal,
+    Overloaded,
+    StoreUnavailable,
+    TandemError,
+    WorkerLost,
+    brief_bytes,
+    error_classes,
+)
 from shared.rpc.pb.tandem.v1 import types_pb2
 
 logger = logging.getLogger(__name__)
@@ -132,3 +141,12 @@ def from_rpc_error(error: grpc.aio.AioRpcError, peer: str) -> TandemError:
     if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlineExceeded(f"{peer} did not answer in time")
     return WorkerLost(f"{peer}: {error.code().name}: {error.details()}")
+
+
+def from_store_error(error: grpc.aio.AioRpcError, address: str, peer: str = "") -> TandemError:
+    """What a failed call to a KV store or to a holder of blocks means: its typed error, StoreUnavailable where it sent
+    none. `peer`: what messages call it, if not by its address."""
+    typed = from_rpc_error(error, peer or address)
+    if isinstance(typed, WorkerLost | DeadlineExceeded):
+        return StoreUnavailable(typed.message, address=address)
+    return typed

@@ -140,6 +140,12 @@ class Running:
 
         return max(pool(await self.until(pool)), key=lambda w: w.num_requests).worker.name
 
+    @property
+    def kvstore_address(self) -> str:
+        """From the router's own command line."""
+        arguments = Path(f"/proc/{self.pid('router')}/cmdline").read_bytes().split(b"\0")
+        return arguments[arguments.index(b"--kvstore") + 1].decode()
+
     def signal(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
         """To the process of that name."""
         os.kill(self.pid(name), number)

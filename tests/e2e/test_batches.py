@@ -7,11 +7,18 @@ import json
 import openai
 import pytest
 
-from tests.e2e.running import running
+from tests.e2e.running import PatientCommands, running
 from tests.waiting import DEADLINE_S, until
 
 pytestmark = pytest.mark.slow
 NUM_LINES = 60
+
+
+class FewAtOnce(PatientCommands):
+    """A router that answers two lines at once: most are open when it is killed."""
+
+    def router(self, *arguments, **named):
+        return [*super().router(*arguments, **named), "--edge.batch.max-parallel", "2"]
 
 
 def line(number: int) -> str:
@@ -20,7 +27,7 @@ def line(number: int) -> str:
 
 
 async def test_a_killed_router_loses_no_line_and_answers_none_twice(tmp_path):
-    async with running(tmp_path, num_prefill=1, num_decode=1, restart=True) as cluster:
+    async with running(tmp_path, kind=FewAtOnce, num_prefill=1, num_decode=1, restart=True) as cluster:
 
         async def asked(call):
             """What the call returns; None while the router is not there."""

@@ -91,7 +91,7 @@ async def test_the_index_knows_the_blocks(cluster: Running):
     hashes = chain(root, prompt, BLOCK_SIZE)
     log = (cluster.cluster.spec.log_dir / "kvstore.log").read_text()
     assert "rror" not in log
-    client = KVStoreClient(kvstore_address(cluster), match_timeout_s=5.0)
+    client = KVStoreClient(cluster.kvstore_address, match_timeout_s=5.0)
     try:
 
         async def known() -> bool:
@@ -102,12 +102,6 @@ async def test_the_index_knows_the_blocks(cluster: Running):
         await until(known)
     finally:
         await client.close()
-
-
-def kvstore_address(cluster: Running) -> str:
-    """From the router's own command line."""
-    arguments = Path(f"/proc/{cluster.cluster.children['router'].pid}/cmdline").read_bytes().split(b"\0")
-    return arguments[arguments.index(b"--kvstore") + 1].decode()
 
 
 async def test_greedy_tokens_are_those_of_transformers_also_from_the_cache(cluster: Running):

@@ -159,4 +159,4 @@ def test_swapped_blocks_are_sent_and_checked_behind_late_copies(folder: Path) ->
     assert runner.checksums([2]) == expected
     torch.cuda._sleep(2_000_000_000)
     runner.launch(StepPlan((), (BlockCopy(3, 0, to_host=True), BlockCopy(4, 0, to_host=False))))
-    assert bytes(runner.blocks.outgoing(4)) == before[3].view(torch.uint8).numpy().tobytes()
+    assert bytes(runner.blocks.outgoing([4])[0]) == before[3].view(torch.uint8).numpy().tobytes()

@@ -62,7 +62,7 @@ def test_ranks_on_gpus_give_the_tokens_of_one_process(
         run.pool.clear_cache()
         run.engine.blocks.store(arrived)
         for block, (block_id, _) in zip(blocks, arrived, strict=True):
-            assert bytes(run.engine.blocks.outgoing(block_id)) == block.numpy().tobytes()
+            assert bytes(run.engine.blocks.outgoing([block_id])[0]) == block.numpy().tobytes()
         sums = BlockChecksum(run.layout.block_bytes // 8)
         assert run.runner.checksums([5, 0, 2]) == sums.checksum_blocks(blocks, range(3))
     prompts = [PROMPT[k:] for k in range(4)]

@@ -85,7 +85,7 @@ async def _send(side: Side, receiver: Connection, num_blocks: int) -> None:
 def run_sender(receiver: Connection, device: str, layout: BlockLayout, num_blocks: int) -> None:
     """The other process; ends with the connection."""
     side = Side(torch.device(device), layout, num_blocks)
-    side.pool.normal_(generator=torch.Generator(side.pool.device).manual_seed(1))
+    side.pool.random_(generator=torch.Generator(side.pool.device).manual_seed(1))
     asyncio.run(_send(side, receiver, num_blocks))
 
 

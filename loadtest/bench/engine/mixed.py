@@ -185,14 +185,15 @@ def _errors(
     return [abs(times.step_s(works[index]) / seconds[index] - 1) for index in unseen]
 
 
-def measure(decoder: Decoder, steps: Sequence[MixedStep], rounds: int) -> list[float]:
-    """Least seconds of each step, by a runner with a pool of its own."""
+def measure(decoder: Decoder, steps: Sequence[MixedStep], rounds: int, pieces: int = 0) -> list[float]:
+    """Least seconds of each step, by a runner with a pool of its own. `pieces`: longest step that runs in captured
+    pieces."""
     config = decoder.config
     layout = config.block_layout(BLOCK_SIZE, str(decoder.dtype).removeprefix("torch."))
     most = max(step.num_tokens for step in steps)
     longest = max(max(step.start + 1, step.before + step.chunk) for step in steps)
     batch = max(step.num_decodes + bool(step.chunk) for step in steps)
-    settings = RunnerConfig(batch, longest, most)
+    settings = RunnerConfig(batch, longest, most, piecewise_tokens=pieces)
     runner = Runner(decoder, layout, max(step.num_blocks for step in steps), settings)
     runner.pool.rows.normal_()
     runner.start()
@@ -208,6 +209,7 @@ def main(
     context: Annotated[str, Option(help="cached tokens of each of them, in turns")] = "512 1024 256",
     chunk: Annotated[str, Option(help="tokens of a prompt beside them")] = "16 32 64 128 256 512 1024",
     rounds: Annotated[int, Option(help="runs of each step")] = 7,
+    piecewise_tokens: Annotated[int, Option(help="longest step that runs in captured pieces; 0 = none")] = 0,
     out: Out = None,
 ) -> None:
     """Measure mixed steps beside their parts, and how well the model of step times predicts them."""
@@ -217,7 +219,7 @@ def main(
     if threads:
         torch.set_num_threads(threads)
     with torch.inference_mode():
-        seconds = measure(_decoder(model, device), steps, rounds)
+        seconds = measure(_decoder(model, device), steps, rounds, piecewise_tokens)
     written = Report(out)
     written.add(report(steps, seconds))
     print(f"{model if device == 'cpu' else '8B shape'} in bf16 on {machine()}, load {os.getloadavg()[0]:.1f}\n")

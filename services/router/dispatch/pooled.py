@@ -60,14 +60,15 @@ class PooledCalls:
 
     async def _tried(self, request: PoolRequest) -> Pooled:
         failed: set[str] = set()
-        while True:
+        for num_left in reversed(range(MAX_ATTEMPTS)):
             link, is_prefill = self._choose(failed)
             try:
                 return await self._call(request, link, is_prefill=is_prefill)
             except TandemError as error:
                 failed.add(link.name)
-                if not error.retryable or len(failed) >= MAX_ATTEMPTS:
+                if not error.retryable or not num_left:
                     raise
+        raise AssertionError("the last attempt returns or raises")
 
     def _choose(self, failed: set[str]) -> tuple[WorkerLink, bool]:
         """The worker, and whether it prefills."""

@@ -150,6 +150,22 @@ async def test_what_was_used_longest_ago_makes_room_within_the_tenant_and_for_al
     assert None not in await records.get("b", ["k", "l"])
 
 
+async def test_what_ends_soon_and_was_used_last_does_not_make_room(records: Records) -> None:
+    value = bytes(30_000)
+    await records.put("a", "lease", b"1", TTL_S / 10)
+    await records.put("a", "k0", value, TTL_S)
+    assert await records.get("a", ["lease"], TTL_S / 10) != [None]
+    await records.put("a", "k1", value, TTL_S)
+    await records.put("a", "k2", value, TTL_S)
+    found = await records.get("a", ["lease", "k0", "k1", "k2"])
+    assert [record is not None for record in found] == [True, False, True, True]
+    await records.get("a", ["lease"], TTL_S / 10)
+    await records.put("b", "k", value, TTL_S)
+    await records.put("b", "l", value, TTL_S)  # more than all may take: k1 goes
+    found = await records.get("a", ["lease", "k1", "k2"])
+    assert [record is not None for record in found] == [True, False, True]
+
+
 async def test_a_record_ends_when_its_time_is_over(records: Records) -> None:
     await records.put("a", "short", b"x", 1.0)
     await records.put("a", "touched", b"x", 1.0)

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from services.router.dispatch.request import FinishReason, Request
+from services.router.dispatch.pooled import MAX_ATTEMPTS, PooledCalls
+from services.router.dispatch.request import FinishReason, PoolRequest, Request
 from services.router.placement.decision import Thresholds
 from services.router.views.explanation import explanation
 from services.router.views.timings import ttft_split
@@ -25,6 +26,7 @@ from tests.integration.router.router_under_test import (
 )
 from tests.integration.router.scripted_worker import ScriptedWorker
 from tests.unit.router.reading import deltas
+from tests.waiting import DEADLINE_S
 
 
 async def test_a_request_goes_reserve_submit_first_token_steps():
@@ -381,3 +383,17 @@ async def test_a_retry_leaves_the_workers_that_failed_although_they_hold_the_ses
         again = await to_submit(other_prefill, decodes["d1" if first == "d0" else "d0"])
         await other_prefill.first_token(again.request_id, 50, finish=STOP)
         assert await read(running) == [50]
+
+
+async def test_a_prompt_to_pool_is_tried_three_times_also_on_the_only_worker():
+    prefill = prefill_worker()
+    async with Router([prefill], [decode_worker()]) as router:
+        calls = PooledCalls(router.fleet)
+        call = asyncio.create_task(calls.pool(PoolRequest("p", PROMPT, "last", "default", "", DEADLINE_S)))
+        for _ in range(MAX_ATTEMPTS):
+            submit = await prefill.expect(worker_pb2.Submit)
+            await prefill.failed(submit.request_id, to_proto(Overloaded("full", retry_after_s=1.0)))
+        with pytest.raises(Overloaded):
+            await call
+        assert prefill.commands.empty()
+        await calls.idle()

@@ -19,6 +19,7 @@ from services.router.edge.catalog import Catalog
 from services.router.edge.grpc.servicer import SERVICE_NAME, InferenceServicer, server_options
 from services.router.edge.http.app import Kept, build_app
 from services.router.edge.http.server.http_server import HttpServer
+from services.router.edge.input_processor import ModelNames
 from services.router.edge.settings import EdgeSettings
 from shared.model.text.tokenizer import Tokenizer
 from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc
@@ -120,8 +121,10 @@ async def start_edge(edge_tokenizer: Tokenizer) -> AsyncIterator[StartEdge]:
             tokenizer = edge_tokenizer
             core = ScriptedCore(script)
             records = settings.pop("records", None)
+            adapters = settings.pop("adapters", None)
             options = EdgeSettings(**settings)  # type: ignore[arg-type]
             input_processor = make_input_processor(core, tokenizer, options)
+            input_processor.names = ModelNames(MODEL, adapters=adapters)  # type: ignore[arg-type]
             view = FixedView(cluster_status())
             kept = Kept.of(options, Catalog([input_processor]), records)  # type: ignore[arg-type]
             app = build_app(input_processor, options, lambda: b"tandem_up 1\n", view, kept=kept)

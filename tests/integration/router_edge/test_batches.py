@@ -211,12 +211,11 @@ async def test_a_line_that_found_no_room_is_tried_again(edge: Edge) -> None:
 async def test_nothing_starts_while_the_fleet_has_no_idle_room(edge: Edge) -> None:
     edge.core.room = 0
     batch = await begun(edge.openai, jsonl([line(i) for i in range(3)]))
-
-    async def in_progress() -> bool:
-        return (await edge.openai.batches.retrieve(batch.id)).status == "in_progress"
-
-    await until(in_progress)
+    await until(lambda: edge.core.num_looks)
+    assert (await edge.openai.batches.retrieve(batch.id)).status == "in_progress"
     await edge.openai.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "now"}])
+    looks = edge.core.num_looks
+    await until(lambda: edge.core.num_looks > looks + 1)
     assert [request.priority for request in edge.core.requests] == [0]
     edge.core.room = 1
     assert (await ended(edge.openai, batch)).status == "completed"

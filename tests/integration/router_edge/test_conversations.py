@@ -18,6 +18,7 @@ from services.router.dispatch.request import FinishReason
 from services.router.edge.http.responses.background import Background
 from services.router.edge.http.responses.shelf import LEASE_S, KeptResponse, Shelf
 from services.router.edge.settings import KeptSettings
+from shared.errors import InvalidRequest
 from shared.records.client import KVStoreRecords
 from shared.records.records import Bounds, MemoryRecords, Records
 from tests.integration.router_edge.conftest import Edge, StartEdge
@@ -217,6 +218,32 @@ async def test_too_many_in_the_background_are_refused(start_edge: StartEdge) -> 
     await edge.closed()
     with pytest.raises(openai.NotFoundError):
         await edge.openai.responses.retrieve(first.id)
+
+
+async def test_a_response_that_cannot_be_kept_leaves_no_lease() -> None:
+    shelf = Shelf(MemoryRecords(Bounds(1 << 12, 1 << 12)), KeptSettings())
+    background = Background(shelf, 1)
+    computed = asyncio.Event()
+
+    async def compute(_: bytes) -> None:
+        computed.set()
+
+    body: dict[str, Any] = {"id": "resp_1", "status": "in_progress", "background": True, "output": ["x" * (1 << 12)]}
+    with pytest.raises(InvalidRequest):
+        await background.begin("a", KeptResponse(body, []), compute)
+    assert not await shelf.is_leased("a", "resp_1")
+    await background.begin("a", KeptResponse({**body, "output": []}, []), compute)
+    await asyncio.wait_for(computed.wait(), DEADLINE_S)
+    await background.close()
+
+
+async def test_a_burst_in_the_background_keeps_to_the_limit(
+    start_edge: StartEdge, redis_records: Sequence[Records]
+) -> None:
+    edge = await start_edge(lambda _: [asyncio.Event()], kept={"max_background": 2}, records=redis_records[0])
+    ask: Ask = {"model": "acme/tiny", "input": "hi", "background": True}
+    answers = await asyncio.gather(*(edge.client.post(PATH, json=ask) for _ in range(8)))
+    assert sorted(answer.status_code for answer in answers) == [200] * 2 + [429] * 6
 
 
 async def test_where_nothing_is_kept_what_needs_it_is_refused_by_name(start_edge: StartEdge) -> None:

@@ -17,6 +17,7 @@ from services.router.edge.text.pooling import PoolingConfig
 from shared.errors import InvalidRequest, ModelLoadError, Overloaded
 from tests.integration.router_edge.conftest import Edge, StartEdge
 from tests.unit.router.edge.scripted_core import MODEL
+from tests.unit.router.workers.test_adapters import fleet
 from tests.waiting import DEADLINE_S
 
 
@@ -39,6 +40,7 @@ async def test_embeddings_of_one_and_of_several_texts(edge: Edge) -> None:
     assert [request.pooling for request in edge.core.pooled] == ["last"] * 5
     assert len({request.request_id for request in edge.core.pooled}) == 5
     raw = await edge.client.post("/v1/embeddings", json={"input": "ab", "encoding_format": "base64"})
+    assert raw.text == json.dumps(raw.json())
     found = np.frombuffer(base64.b64decode(raw.json()["data"][0]["embedding"]), dtype="<f4")
     assert found.tolist() == pytest.approx(one.data[0].embedding)
 
@@ -129,6 +131,22 @@ async def test_a_model_that_embeds_nothing_is_refused_by_name(start_edge: StartE
         answer = await edge.client.post(path, json=body)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "model")
         assert "1_Pooling/config.json" in answer.json()["error"]["message"]
+
+
+async def test_an_adapters_name_is_refused_for_no_vector_is_its_own(start_edge: StartEdge) -> None:
+    adapters, (worker,) = fleet(1)
+    worker.names["legal"] = "A"
+    worker.report()
+    edge = await start_edge(pooling="last", adapters=adapters)
+    for path, body in (
+        ("/v1/embeddings", {"input": "x"}),
+        ("/v1/score", {"text_1": "a", "text_2": "b"}),
+        ("/v1/rerank", {"query": "a", "documents": ["b"]}),
+    ):
+        for name in ("legal", f"{MODEL}:legal"):
+            answer = await edge.client.post(path, json={**body, "model": name})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "model")
+        assert (await edge.client.post(path, json={**body, "model": MODEL})).status_code == 200
 
 
 async def test_an_error_of_the_cluster_is_the_clients_own(edge: Edge) -> None:

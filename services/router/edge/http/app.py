@@ -129,12 +129,12 @@ class Kept:
         return cls(shelf, background, files, BatchRunner(files, settings.batch, idleness))
 
     def start(self, app: ASGIApp) -> None:
-        """Goes on with batches, whose requests `app` serves. Raises ConfigError."""
+        """Resumes batches that had not ended; `app` serves their requests. Raises ConfigError."""
         if self.runner is not None:
             self.runner.start(app)
 
     async def close(self) -> None:
-        """Stops what runs for absent clients; batches go on at the next start."""
+        """Stops what runs for absent clients; batches are resumed at the router's next start."""
         if self.runner is not None:
             await self.runner.close()
         await self.background.close()

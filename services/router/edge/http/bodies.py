@@ -4,6 +4,7 @@ field."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -45,16 +46,23 @@ async def read_body(receive: Receive, headers: Headers, max_bytes: int) -> bytes
         raise BodyTooLargeError(max_bytes)
     parts: list[bytes] = []
     num_bytes = 0
+    async for piece in pieces(receive):
+        parts.append(piece)
+        num_bytes += len(piece)
+        if num_bytes > max_bytes:
+            raise BodyTooLargeError(max_bytes)
+    return b"".join(parts)
+
+
+async def pieces(receive: Receive) -> AsyncIterator[bytes]:
+    """The body as it arrives; raises Cancelled when the client left."""
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise Cancelled("the client went away")
-        parts.append(message.get("body", b""))
-        num_bytes += len(parts[-1])
-        if num_bytes > max_bytes:
-            raise BodyTooLargeError(max_bytes)
+        yield message.get("body", b"")
         if not message.get("more_body", False):
-            return b"".join(parts)
+            return
 
 
 async def check_json_size(body: bytes, limits: LimitSettings, context_len: int) -> None:

@@ -21,9 +21,8 @@ from services.router.edge.http.errors import ErrorShape, as_tandem_error, error_
 from services.router.edge.input_processor import CallInfo, InputProcessor, Prompt, PromptOptions, checked_request_id
 from services.router.edge.output_stream import OutputDelta, OutputStream
 from services.router.edge.request_ledger import CallEntry
-from services.router.edge.scheduling import scheduling_hints
 from services.router.edge.settings import EdgeSettings
-from services.router.edge.tenants.auth import CALLER, ApiKeys, Caller, credentials
+from services.router.edge.tenants.auth import CALLER, ApiKeys, Caller, identified
 from services.router.edge.tenants.rate_limits import Account
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import Cancelled, InvalidRequest, TandemError, WorkerLost
@@ -244,12 +243,7 @@ class InferenceEndpoint:
         """Lets the request in, and serves it until its end or the client's leaving. `caller`: it comes from within."""
         note = entry.note
         reply.request_id = note.request_id = checked_request_id(headers.get("x-request-id", ""))
-        if caller is None:
-            key = credentials(headers)
-            hints = scheduling_hints(headers, self._keys.check(key))
-            whose = self._keys.account(key, hints.tenant)
-        else:
-            hints, whose = scheduling_hints(headers, caller.tenant), caller.account
+        hints, whose = identified(headers, self._keys, caller)
         note.tenant = hints.tenant
         account = self._input_processor.rates.begin(whose, hints.tenant)
         body = await read_body(receive, headers, self._settings.max_body_bytes)

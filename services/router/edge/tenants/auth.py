@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from services.router.edge.key_digest import key_digest
+from services.router.edge.scheduling import SchedulingHints, scheduling_hints
 from services.router.edge.settings import EdgeSettings
 from shared.errors import ConfigError, Unauthenticated
 
@@ -91,6 +92,16 @@ def _offered(authorization: str | None) -> str:
     if authorization[: len(_SCHEME)].lower() != _SCHEME:
         raise Unauthenticated("the authorization must be `Bearer KEY`", field="authorization")
     return key_digest(authorization[len(_SCHEME) :].strip(), plain=True)
+
+
+def identified(headers: Mapping[str, str], keys: ApiKeys, caller: Caller | None) -> tuple[SchedulingHints, str]:
+    """A call's hints, and whose rates it counts against; `caller`: it comes from within the router. Raises
+    Unauthenticated, and InvalidRequest naming a header."""
+    if caller is not None:
+        return scheduling_hints(headers, caller.tenant), caller.account
+    key = credentials(headers)
+    hints = scheduling_hints(headers, keys.check(key))
+    return hints, keys.account(key, hints.tenant)
 
 
 def credentials(headers: Mapping[str, str]) -> str | None:

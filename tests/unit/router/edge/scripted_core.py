@@ -117,6 +117,8 @@ class ScriptedCore:
         self.limit = 100
         self.reason = ""
         self.room = 8
+        self.num_looks = 0
+        """Calls of `idle_room` so far."""
         self.pooled: list[PoolRequest] = []
         self.running: list[ScriptedRequest] = []
         self.submitted = asyncio.Event()
@@ -141,6 +143,7 @@ class ScriptedCore:
         return Pooled(vector.tobytes(), 0)
 
     def idle_room(self) -> int:
+        self.num_looks += 1
         return self.room
 
     def not_ready_reason(self) -> str:

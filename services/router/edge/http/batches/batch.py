@@ -14,19 +14,19 @@ from services.router.edge.http.batches.files import write_whole
 from shared.errors import brief
 
 MAX_ERRORS = 100
-"""Of the input, that are told."""
+"""Most errors of an input file that a batch lists."""
 MAX_CUSTOM_ID_LEN = 256
 ENDED = ("completed", "failed", "expired", "cancelled")
 
 
 @dataclass(frozen=True, slots=True)
 class BatchState:
-    """What is known of a batch. Times in seconds since 1970, None while it has not come to that."""
+    """A batch's state as it is kept on disk. Times in seconds since 1970."""
 
     id: str
     tenant: str
     account: str
-    """On whose account its lines count."""
+    """Account whose rate limits its lines count towards."""
     endpoint: str
     input_file_id: str
     completion_window: str
@@ -37,20 +37,20 @@ class BatchState:
     errors: tuple[Mapping[str, object], ...] = ()
     total: int = 0
     output_file_id: str = ""
-    """Of the file that is or will be written, and so is the next."""
+    """Set before the file is written; empty for none. The same holds for `error_file_id`."""
     error_file_id: str = ""
     ends_as: str = ""
-    """The status behind the present one, once its files are to be written."""
+    """The last status, known once the batch's files are to be written."""
     times: Mapping[str, int] = field(default_factory=dict)
-    """By the name of the `…_at` member."""
+    """When each status began, by the name of the `…_at` member."""
 
     @property
     def is_ended(self) -> bool:
-        """Whether nothing is to be done any more."""
+        """Whether the status is one of ENDED, after which it stays."""
         return self.status in ENDED
 
     def at(self, status: str, now: int, **changes: Any) -> BatchState:
-        """The next state."""
+        """The state with another status, which begins `now`."""
         return replace(self, status=status, times={f"{status}_at": now, **self.times}, **changes)
 
     def body(self, num_completed: int, num_failed: int) -> dict[str, object]:
@@ -87,12 +87,12 @@ class Answers:
     write; what a death cut off is dropped when the file is opened again. Not thread-safe."""
 
     def __init__(self, path: Path) -> None:
-        """Opens the file and reads what it has."""
+        """Opens the file, or makes it, and reads the answers in it."""
         self._places: dict[int, _Place] = {}
         self._file: BinaryIO = path.open("a+b", buffering=0)
         self._end = 0
         self.num_ok = 0
-        """Of those, answers without an error."""
+        """Number of answers without an error."""
         self._file.seek(0)
         with path.open("rb") as lines:
             for line in lines:
@@ -109,7 +109,7 @@ class Answers:
         return number in self._places
 
     def add(self, number: int, line: Mapping[str, object], *, ok: bool) -> None:
-        """Writes the one answer of a line; nothing once it is closed: the line is answered later then."""
+        """Writes the one answer of a line; nothing after `close`: the line is answered when the batch is resumed."""
         if self._file.closed:
             return
         assert number not in self._places, f"line {number} is answered already"
@@ -137,19 +137,19 @@ class Answers:
 
 
 class Batch:
-    """A batch that runs, or has ended; all methods but the properties do I/O."""
+    """One batch and its folder. All methods do I/O, the properties none. Not thread-safe, except `body`."""
 
     def __init__(self, folder: Path, state: BatchState) -> None:
         self.state = state
         self._folder = folder
         self._offsets = array("Q")
         self.answers: Answers | None = None
-        """Those of a batch that runs."""
+        """Open while the batch runs."""
         self._counts = (0, 0)
 
     @classmethod
     def read(cls, folder: Path) -> Batch:
-        """One that was begun earlier."""
+        """A batch from its folder."""
         content = json.loads((folder / "state.json").read_text())
         counts = tuple(content.pop("counts"))
         content["errors"] = tuple(content["errors"])
@@ -160,19 +160,18 @@ class Batch:
     @property
     def body(self) -> dict[str, object]:
         """OpenAI's `batch` object."""
-        if self.answers is not None:
-            self._counts = (self.answers.num_ok, len(self.answers) - self.answers.num_ok)
+        self._count()
         return self.state.body(*self._counts)
 
     def write(self, state: BatchState) -> None:
-        """The next state, on disk before anyone sees it."""
-        _ = self.body
+        """The next state, written to disk before `state` changes."""
+        self._count()
         self._folder.mkdir(parents=True, exist_ok=True)
         write_whole(self._folder / "state.json", {**asdict(state), "counts": self._counts})
         self.state = state
 
     def open(self, data: Path, max_line_bytes: int, max_lines: int) -> list[dict[str, object]]:
-        """Finds the lines of its input, and opens the answers; what is wrong with the input, at most MAX_ERRORS."""
+        """Finds the lines of the input. Returns at most MAX_ERRORS errors; opens the answers if there are none."""
         errors: list[dict[str, object]] = []
         known: set[str] = set()
         offsets, offset = array("Q"), 0
@@ -204,7 +203,7 @@ class Batch:
 
     @property
     def num_lines(self) -> int:
-        """Of the input, once it is open."""
+        """Lines of the input; valid after `open`."""
         return len(self._offsets) - 1
 
     def line(self, data: Path, number: int) -> dict[str, Any]:
@@ -215,7 +214,7 @@ class Batch:
         return found
 
     def collect(self, *, ok: bool) -> Path | None:
-        """A file with the answers of one kind, None where there are none."""
+        """Writes the answers with or without an error to a file; None where there are none."""
         assert self.answers is not None
         path, num_lines = self._folder / ("output.part" if ok else "errors.part"), 0
         with path.open("wb") as out:
@@ -226,20 +225,26 @@ class Batch:
 
     def close(self) -> None:
         """Closes its files; twice is fine."""
-        _ = self.body
+        self._count()
         if self.answers is not None:
             self.answers.close()
             self.answers = None
 
     def drop_answers(self) -> None:
-        """They are in the batch's files now."""
+        """Removes the answers, once the batch's two files have them."""
         self.close()
         (self._folder / "answers.jsonl").unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """Forgets the batch."""
+        """Removes the batch's folder."""
         self.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _count(self) -> None:
+        """Notes the numbers of answers, which are wanted after the answers are closed too."""
+        answers = self.answers  # another thread may close them meanwhile
+        if answers is not None:
+            self._counts = (answers.num_ok, len(answers) - answers.num_ok)
 
 
 def _fault(line: bytes, endpoint: str, known: set[str]) -> tuple[str, str, str | None] | None:

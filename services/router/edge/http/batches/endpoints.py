@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 from starlette.requests import Request
@@ -17,23 +18,22 @@ from services.router.edge.http.batches.files import FileStore
 from services.router.edge.http.batches.multipart import Field as FormField
 from services.router.edge.http.batches.multipart import FileBegins, FileData, Part, parts
 from services.router.edge.http.batches.runner import BatchRunner
-from services.router.edge.http.bodies import STRICT, BodyTooLargeError, check_json_size, parse_body, read_body
+from services.router.edge.http.bodies import STRICT, BodyTooLargeError, check_json_size, parse_body, pieces, read_body
+from services.router.edge.http.listing import in_order, page, tenant_of
 from services.router.edge.http.openai.schemas import MAX_METADATA
 from services.router.edge.http.openai.unsupported import refuse_extra
-from services.router.edge.scheduling import scheduling_hints
 from services.router.edge.settings import EdgeSettings
 from services.router.edge.tenants.auth import ApiKeys, credentials
-from shared.errors import Cancelled, InvalidRequest, NotFound, brief
+from shared.errors import InvalidRequest, NotFound, brief
 
 WINDOW_S = 86_400
-"""The one completion window there is: 24h."""
-MAX_PAGE = 100
+"""The only completion window, 24h. Seconds."""
 MAX_FILES_PAGE = 10_000
 MAX_FILENAME_LEN = 256
 PURPOSES = ("batch", "user_data")
 LEAST_TTL_S, MOST_TTL_S = 3600, 2_592_000
 BATCH_FIELDS: Mapping[str, tuple[object, ...]] = {"output_expires_after": ()}
-"""Fields that are refused."""
+"""Fields of OpenAI's API that are refused unless they have one of these values."""
 
 
 class BatchRequest(BaseModel):
@@ -76,13 +76,13 @@ class Batches:
     # Files
 
     async def upload(self, request: Request) -> Response:
-        """`POST /v1/files`: a form with `purpose`, `file` and perhaps `expires_after`."""
-        tenant, files = self._tenant(request), self._file_store()
+        """`POST /v1/files`: a form with `purpose`, `file` and optionally `expires_after`."""
+        tenant, files = tenant_of(request, self._keys), self._file_store()
         length = request.headers.get("content-length", "")
         limit = self._settings.batch.max_file_bytes
         if length.isdecimal() and int(length) > limit + (1 << 16):
             raise BodyTooLargeError(limit)
-        form = _Form(parts(request.headers.get("content-type", ""), _pieces(request)))
+        form = _Form(parts(request.headers.get("content-type", ""), pieces(request.receive)))
         data, num_bytes = await form.file_data(files, tenant)
         try:
             purpose, ttl_s = form.purpose(), form.ttl_s()
@@ -90,34 +90,32 @@ class Batches:
                 raise InvalidRequest("file is empty", field="file")
             stored = await files.keep(tenant, data, form.filename, purpose, ttl_s)
         except BaseException:
-            data.unlink(missing_ok=True)
+            await files.drop(data)
             raise
         return JSONResponse(stored.body)
 
     async def files(self, request: Request) -> Response:
         """`GET /v1/files`, as pages."""
-        found = self._file_store().of(self._tenant(request))
+        found = self._file_store().of(tenant_of(request, self._keys))
         purpose = request.query_params.get("purpose")
         bodies = [file.body for file in found if purpose in (None, file.purpose)]
-        if _order(request) == "desc":
-            bodies.reverse()
-        return JSONResponse(_page(request, bodies, MAX_FILES_PAGE, MAX_FILES_PAGE))
+        return JSONResponse(page(request, in_order(request, bodies), most=MAX_FILES_PAGE, default=MAX_FILES_PAGE))
 
     async def file(self, request: Request) -> Response:
         """`GET /v1/files/{id}`."""
-        tenant = self._tenant(request)
+        tenant = tenant_of(request, self._keys)
         return JSONResponse(self._file_store().get(tenant, request.path_params["file_id"]).body)
 
     async def content(self, request: Request) -> Response:
         """`GET /v1/files/{id}/content`."""
-        tenant, files = self._tenant(request), self._file_store()
+        tenant, files = tenant_of(request, self._keys), self._file_store()
         found = files.get(tenant, request.path_params["file_id"])
         return FileResponse(files.path(found.id), media_type="application/octet-stream")
 
     async def delete(self, request: Request) -> Response:
         """`DELETE /v1/files/{id}`."""
         file_id = request.path_params["file_id"]
-        tenant = self._tenant(request)
+        tenant = tenant_of(request, self._keys)
         await self._file_store().delete(tenant, file_id)
         return JSONResponse({"id": file_id, "object": "file", "deleted": True})
 
@@ -125,7 +123,7 @@ class Batches:
 
     async def create(self, request: Request) -> Response:
         """`POST /v1/batches`."""
-        tenant, runner = self._tenant(request), self._batch_runner()
+        tenant, runner = tenant_of(request, self._keys), self._batch_runner()
         body = await read_body(request.receive, request.headers, self._settings.max_body_bytes)
         await check_json_size(body, self._settings.limits, 0)
         asked = parse_body(BatchRequest, body)
@@ -147,21 +145,18 @@ class Batches:
 
     async def batches(self, request: Request) -> Response:
         """`GET /v1/batches`, the newest first, as pages."""
-        found = self._batch_runner().of(self._tenant(request))
-        return JSONResponse(_page(request, [batch.body for batch in found], MAX_PAGE, 20))
+        found = self._batch_runner().of(tenant_of(request, self._keys))
+        return JSONResponse(page(request, [batch.body for batch in found]))
 
     async def batch(self, request: Request) -> Response:
         """`GET /v1/batches/{id}`."""
-        tenant = self._tenant(request)
+        tenant = tenant_of(request, self._keys)
         return JSONResponse(self._batch_runner().get(tenant, request.path_params["batch_id"]).body)
 
     async def cancel(self, request: Request) -> Response:
         """`POST /v1/batches/{id}/cancel`."""
-        tenant = self._tenant(request)
+        tenant = tenant_of(request, self._keys)
         return JSONResponse((await self._batch_runner().cancel(tenant, request.path_params["batch_id"])).body)
-
-    def _tenant(self, request: Request) -> str:
-        return scheduling_hints(request.headers, self._keys.check(credentials(request.headers))).tenant
 
     def _file_store(self) -> FileStore:
         if self._files is None:
@@ -178,28 +173,17 @@ def _unserved() -> NotFound:
     return NotFound("files and batches are not served here: edge.batch.folder is not set", field="edge.batch.folder")
 
 
-async def _pieces(request: Request) -> AsyncIterator[bytes]:
-    """The body as it arrives."""
-    while True:
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            raise Cancelled("the client went away")
-        yield message.get("body", b"")
-        if not message.get("more_body", False):
-            return
-
-
 class _Form:
-    """An upload's form: fields may stand before the file and behind it."""
+    """An upload's form. Fields may come before the file and after it."""
 
     def __init__(self, found: AsyncIterator[Part]) -> None:
         self._parts = found
         self._fields: dict[str, str] = {}
         self.filename = ""
 
-    async def file_data(self, files: FileStore, tenant: str) -> tuple[Any, int]:
-        """Reads the whole form. Raises InvalidRequest naming the field."""
-        written: tuple[Any, int] | None = None
+    async def file_data(self, files: FileStore, tenant: str) -> tuple[Path, int]:
+        """Reads the whole form; what `FileStore.write` returns of its file. Raises InvalidRequest naming the field."""
+        written: tuple[Path, int] | None = None
         part = await anext(self._parts, None)
         try:
             while part is not None:
@@ -218,7 +202,7 @@ class _Form:
                 raise InvalidRequest("file is missing", field="file")
         except BaseException:
             if written is not None:
-                written[0].unlink(missing_ok=True)
+                await files.drop(written[0])
             raise
         return written
 
@@ -244,7 +228,7 @@ class _Form:
 
 
 class _FileParts:
-    """The pieces of the file that has begun; afterwards `next` is the part behind it."""
+    """The pieces of a file whose `FileBegins` was read; at their end `next` is the part that follows."""
 
     def __init__(self, found: AsyncIterator[Part]) -> None:
         self._parts = found
@@ -259,31 +243,3 @@ class _FileParts:
             return part.data
         self.next = part
         raise StopAsyncIteration
-
-
-def _order(request: Request) -> str:
-    order = request.query_params.get("order", "desc")
-    if order not in ("asc", "desc"):
-        raise InvalidRequest("order must be asc or desc", field="order")
-    return order
-
-
-def _page(request: Request, bodies: Sequence[dict[str, object]], most: int, default: int) -> dict[str, object]:
-    """A page of what is there: `limit`, `after` an id."""
-    limit = request.query_params.get("limit", str(default))
-    if not (limit.isascii() and limit.isdecimal()) or not 1 <= int(limit[:8]) <= most:
-        raise InvalidRequest(f"limit must be from 1 to {most}", field="limit", limit=most)
-    after = request.query_params.get("after")
-    if after is not None:
-        place = next((i for i, body in enumerate(bodies) if body["id"] == after), None)
-        if place is None:
-            raise InvalidRequest(f"after: there is no {brief(after, 100)!r} in this list", field="after")
-        bodies = bodies[place + 1 :]
-    data = list(bodies[: int(limit)])
-    return {
-        "object": "list",
-        "data": data,
-        "first_id": data[0]["id"] if data else None,
-        "last_id": data[-1]["id"] if data else None,
-        "has_more": len(bodies) > len(data),
-    }

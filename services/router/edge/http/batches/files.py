@@ -17,11 +17,12 @@ from typing import BinaryIO
 from services.router.edge.http.bodies import BodyTooLargeError
 from services.router.edge.settings import BatchSettings
 from shared.errors import ConfigError, InvalidRequest, NotFound, Overloaded, QuotaExceeded, brief
+from shared.tasks import unbroken
 
 LEAST_BYTES = 4096
-"""What a file counts at least: the number of files is bounded too."""
+"""A shorter file counts as this long, so that the number of files is bounded too."""
 WRITE_BYTES = 1 << 20
-"""Written at once."""
+"""An upload is written in pieces of at least this length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +46,13 @@ class StoredFile:
 
     @property
     def counted_bytes(self) -> int:
-        """What it takes of the bounds."""
+        """What the file counts towards the bounds, bytes."""
         return max(LEAST_BYTES, self.bytes)
 
 
 class FileStore:
-    """One process has a folder at a time. Calls of other tenants find nothing; all I/O is done by threads."""
+    """The files of one folder, which one process at a time may use. A tenant finds only files of its own. Threads do
+    all I/O, except that of `open`."""
 
     def __init__(self, settings: BatchSettings, clock: Callable[[], float] = time.time) -> None:
         """`clock` gives seconds since 1970. No I/O before `open`."""
@@ -59,6 +61,8 @@ class FileStore:
         self._settings = settings
         self._clock = clock
         self._files: dict[str, StoredFile] = {}
+        self._arriving: dict[Path, tuple[str, int]] = {}
+        """Tenant and counted bytes of uploads that `keep` has not made files yet, by path."""
         self._lock: BinaryIO | None = None
         self.in_use: Callable[[str], bool] = lambda _: False
         """Whether a file may not be deleted now."""
@@ -84,7 +88,7 @@ class FileStore:
                 path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Lets another process have the folder; twice is fine."""
+        """Unlocks the folder; twice is fine."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -94,35 +98,38 @@ class FileStore:
         return self.folder / "files"
 
     def path(self, file_id: str) -> Path:
-        """Where its data are."""
+        """Path of the file's data."""
         return self._data / f"{file_id}.data"
 
     def get(self, tenant: str, file_id: str, field: str = "file_id") -> StoredFile:
-        """Raises NotFound (`field`)."""
+        """A tenant's file that has not expired. Raises NotFound (`field`)."""
         found = self._files.get(file_id)
         if found is None or found.tenant != tenant or found.expires_at <= self._clock():
             raise NotFound(f"there is no file {brief(file_id, 100)!r}", field=field, value=brief(file_id, 100))
         return found
 
     def of(self, tenant: str) -> list[StoredFile]:
-        """All of a tenant, oldest first."""
+        """A tenant's files that have not expired, oldest first."""
         now = self._clock()
         found = [file for file in self._files.values() if file.tenant == tenant and file.expires_at > now]
         return sorted(found, key=lambda file: (file.created_at, file.id))
 
-    def check_room(self, tenant: str, num_bytes: int = 0) -> None:
-        """Raises QuotaExceeded where a tenant's files would pass their bound, Overloaded where all would."""
-        own = sum(file.counted_bytes for file in self._files.values() if file.tenant == tenant)
-        if own + num_bytes > self._settings.tenant_bytes:
+    def check_room(self, tenant: str) -> None:
+        """Raises QuotaExceeded where the tenant's files and uploads are longer than `tenant_bytes`, Overloaded where
+        those of all tenants are longer than `max_bytes`."""
+        held = [(file.tenant, file.counted_bytes) for file in self._files.values()]
+        held += self._arriving.values()
+        if sum(num_bytes for owner, num_bytes in held if owner == tenant) > self._settings.tenant_bytes:
             limit = self._settings.tenant_bytes
             raise QuotaExceeded(f"file: the tenant's files have more than {limit} bytes", field="file", limit=limit)
-        if sum(file.counted_bytes for file in self._files.values()) + num_bytes > self._settings.max_bytes:
+        if sum(num_bytes for _, num_bytes in held) > self._settings.max_bytes:
             limit = self._settings.max_bytes
             raise Overloaded(f"file: all files have more than {limit} bytes", field="file", limit=limit)
 
     async def write(self, tenant: str, pieces: AsyncIterator[bytes]) -> tuple[Path, int]:
-        """Takes an upload; its data, which `keep` makes a file, and their length. Raises what `check_room` does, and
-        BodyTooLargeError."""
+        """Writes an upload; the path of its data, for `keep` or `drop`, and their length in bytes. Raises what
+        `check_room` raises, and BodyTooLargeError."""
+        await self.sweep()
         path = self._data / f"{uuid.uuid4().hex}.part"
         num_bytes = 0
         try:
@@ -134,21 +141,30 @@ class FileStore:
                         raise BodyTooLargeError(self._settings.max_file_bytes)
                     waiting += piece
                     if len(waiting) >= WRITE_BYTES:
-                        self.check_room(tenant, max(LEAST_BYTES, num_bytes))
+                        self._arrives(path, tenant, num_bytes)
                         await asyncio.to_thread(out.write, bytes(waiting))
                         waiting.clear()
-                self.check_room(tenant, max(LEAST_BYTES, num_bytes))
+                self._arrives(path, tenant, num_bytes)
                 await asyncio.to_thread(out.write, bytes(waiting))
         except BaseException:
-            path.unlink(missing_ok=True)
+            await self.drop(path)
             raise
         return path, num_bytes
+
+    def _arrives(self, path: Path, tenant: str, num_bytes: int) -> None:
+        self._arriving[path] = (tenant, max(LEAST_BYTES, num_bytes))
+        self.check_room(tenant)
+
+    async def drop(self, data: Path) -> None:
+        """Removes an upload that `keep` has not made a file."""
+        await unbroken(asyncio.to_thread(data.unlink, missing_ok=True))
+        self._arriving.pop(data, None)
 
     async def keep(
         self, tenant: str, data: Path, filename: str, purpose: str, ttl_s: float | None = None, file_id: str = ""
     ) -> StoredFile:
-        """Makes `data`, which lies in the folder, a file; `ttl_s` seconds, else the settings'. A file of the same id is
-        replaced."""
+        """Makes `data`, a path in the folder, a file that expires after `ttl_s` seconds, by default the settings'. It
+        replaces a file of the same id. A cancelled call keeps the file all the same, or raises before it begins to."""
         now = int(self._clock())
         stored = StoredFile(
             file_id or new_file_id(),
@@ -159,8 +175,13 @@ class FileStore:
             now,
             now + int(self._settings.ttl_s if ttl_s is None else ttl_s),
         )
-        await asyncio.to_thread(self._keep, stored, data)
-        self._files[stored.id] = stored
+
+        async def note() -> None:
+            await asyncio.to_thread(self._keep, stored, data)
+            self._files[stored.id] = stored
+            self._arriving.pop(data, None)
+
+        await unbroken(note())
         return stored
 
     def _keep(self, stored: StoredFile, data: Path) -> None:
@@ -177,14 +198,15 @@ class FileStore:
         await self._remove(file_id)
 
     async def sweep(self) -> None:
-        """Removes those whose time is over."""
+        """Removes expired files that are not in use."""
         now = self._clock()
         for file_id in [file.id for file in self._files.values() if file.expires_at <= now]:
             if not self.in_use(file_id):
                 await self._remove(file_id)
 
     async def _remove(self, file_id: str) -> None:
-        del self._files[file_id]
+        if self._files.pop(file_id, None) is None:
+            return  # another call is removing it
 
         def remove() -> None:
             (self._data / f"{file_id}.json").unlink(missing_ok=True)
@@ -194,19 +216,19 @@ class FileStore:
 
 
 def new_file_id() -> str:
-    """For a file that is to be kept."""
+    """A new id, which no file has."""
     return f"file-{uuid.uuid4().hex}"
 
 
 def write_whole(path: Path, content: object) -> None:
-    """JSON that is there whole or not at all, also after a loss of power."""
+    """Writes `content` as JSON: after a crash or a loss of power the file has all of it, or what it had before."""
     part = path.with_name(path.name + ".part")
     with part.open("wb") as out:
         out.write(json.dumps(content).encode())
         out.flush()
         os.fsync(out.fileno())
     part.replace(path)
-    with contextlib.suppress(OSError):  # not every file system knows it
+    with contextlib.suppress(OSError):  # not every file system can sync a folder
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)

@@ -1,4 +1,4 @@
-"""Runs batches: their lines are posted to the router's own application as far as the fleet is idle."""
+"""Runs batches: posts their lines to the router's own application while the fleet is idle."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import logging
 import random
 import time
 import uuid
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,14 @@ from services.router.edge.scheduling import BATCH_PRIORITY
 from services.router.edge.settings import BatchSettings
 from services.router.edge.tenants.auth import Caller
 from shared.errors import NotFound, Overloaded, TandemError, brief
-from shared.tasks import end_task
+from shared.tasks import end_task, unbroken
 
 logger = logging.getLogger(__name__)
 LOOK_S = 0.05
-"""Between two looks for idle workers."""
+"""Time between two checks for idle workers. Seconds."""
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.25, 15.0
 AGAIN = (429, 499, 503)
-"""Statuses of a line that is tried again: the cluster had no room, or lost what it had."""
+"""Statuses after which a line is tried again: the cluster had no room, or lost the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,8 @@ class Idleness:
 
 
 class BatchRunner:
-    """All batches of a router. A batch that has not ended when the router does goes on at its next start; each line of
-    its input is answered once."""
+    """All batches of a router. A batch that has not ended when the router does is resumed at the router's next start;
+    each line of its input is answered once."""
 
     def __init__(
         self, files: FileStore, settings: BatchSettings, idleness: Idleness, clock: Callable[[], float] = time.time
@@ -58,12 +58,11 @@ class BatchRunner:
         self._batches: dict[str, Batch] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._num_running = 0
-        self._turn = asyncio.Lock()
         self._disk = asyncio.Lock()
         files.in_use = self._reads
 
     def start(self, app: ASGIApp) -> None:
-        """Goes on with what had not ended. `app` serves the lines. Raises ConfigError."""
+        """Resumes batches that had not ended. `app` serves the lines. Raises ConfigError."""
         self._app = app
         self._files.open()
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -76,7 +75,7 @@ class BatchRunner:
                 self._begin(batch)
 
     async def close(self) -> None:
-        """Stops; twice is fine."""
+        """Ends the tasks of all batches and unlocks the folder; twice is fine."""
         for task in list(self._tasks.values()):
             await end_task(task)
         for batch in self._batches.values():
@@ -84,41 +83,56 @@ class BatchRunner:
         self._files.close()
 
     async def create(self, state: BatchState) -> Batch:
-        """Begins a batch. Raises NotFound (`input_file_id`), and Overloaded where too many run."""
-        self._files.get(state.tenant, state.input_file_id, "input_file_id")
+        """Begins a batch; a cancelled call begins it too, or raises before. Raises NotFound (`input_file_id`), and
+        Overloaded where `max_batches` run."""
         await self._sweep()
+        self._files.get(state.tenant, state.input_file_id, "input_file_id")
         limit = self._settings.max_batches
-        if len(self._tasks) >= limit:
+        if sum(not batch.state.is_ended for batch in self._batches.values()) >= limit:
             raise Overloaded(f"{limit} batches run already", field="batches", limit=limit)
         batch = Batch(self._folder / state.id, state)
-        await asyncio.to_thread(batch.write, state)
-        self._batches[state.id] = batch
-        self._begin(batch)
+        self._batches[state.id] = batch  # from now on the input may not be deleted
+        await unbroken(self._create(batch))
         return batch
 
+    async def _create(self, batch: Batch) -> None:
+        try:
+            async with self._disk:
+                await asyncio.to_thread(batch.write, batch.state)
+        except BaseException:
+            del self._batches[batch.state.id]
+            raise
+        self._begin(batch)
+
     def get(self, tenant: str, batch_id: str) -> Batch:
-        """Raises NotFound."""
+        """A tenant's batch. Raises NotFound (`batch_id`)."""
         batch = self._batches.get(batch_id)
         if batch is None or batch.state.tenant != tenant:
             raise NotFound(f"there is no batch {brief(batch_id, 100)!r}", field="batch_id")
         return batch
 
     def of(self, tenant: str) -> list[Batch]:
-        """All of a tenant, newest first."""
+        """A tenant's batches, newest first."""
         found = [batch for batch in self._batches.values() if batch.state.tenant == tenant]
         return sorted(found, key=lambda batch: (batch.state.created_at, batch.state.id), reverse=True)
 
     async def cancel(self, tenant: str, batch_id: str) -> Batch:
-        """Lines that have not been answered get an error. Raises NotFound; one that has ended stays as it is."""
+        """Cancels a batch: its lines without an answer get an error. One that is ending or has ended stays as it is.
+        Raises NotFound (`batch_id`)."""
         batch = self.get(tenant, batch_id)
-        if batch.state.status in ("validating", "in_progress"):
-            task = self._tasks.get(batch_id)
-            async with self._disk:
-                await asyncio.to_thread(batch.write, batch.state.at("cancelling", self._now()))
-            if task is not None:
-                await end_task(task)
-            self._begin(batch)
+        await unbroken(self._cancel(batch))
         return batch
+
+    async def _cancel(self, batch: Batch) -> None:
+        async with self._disk:
+            if batch.state.status not in ("validating", "in_progress"):
+                return  # it is being cancelled already, or all its lines are answered
+            await asyncio.to_thread(batch.write, batch.state.at("cancelling", self._now()))
+        task = self._tasks.get(batch.state.id)
+        if task is not None:
+            await end_task(task)
+        if not batch.state.is_ended:
+            self._begin(batch)
 
     @property
     def _folder(self) -> Path:
@@ -133,7 +147,7 @@ class BatchRunner:
         )
 
     async def _sweep(self) -> None:
-        """Forgets files and batches whose time is over."""
+        """Removes expired files and batches."""
         await self._files.sweep()
         oldest = self._clock() - self._settings.ttl_s
         for batch in [b for b in self._batches.values() if b.state.is_ended and b.state.created_at < oldest]:
@@ -156,10 +170,6 @@ class BatchRunner:
     async def _run(self, batch: Batch) -> None:
         try:
             await self._to_the_end(batch)
-        except asyncio.CancelledError:
-            async with self._disk:  # no thread writes meanwhile, and later ones find it closed
-                batch.close()
-            raise
         except Exception as error:
             logger.exception("batch %s failed", batch.state.id)
             failed = {
@@ -168,26 +178,26 @@ class BatchRunner:
                 "param": None,
                 "line": None,
             }
-            await asyncio.to_thread(batch.write, batch.state.at("failed", self._now(), errors=(failed,)))
+            await self._move(batch, "failed", errors=(failed,))
+        finally:
             batch.close()
 
     async def _to_the_end(self, batch: Batch) -> None:
         state = batch.state
-        try:
-            self._files.get(state.tenant, state.input_file_id)
-        except NotFound:
+        data, settings = self._files.path(state.input_file_id), self._settings
+        # A file in use may have expired: it is removed only after the batch has ended.
+        if not await asyncio.to_thread(data.is_file):
             gone = {"code": "missing_file", "message": "the input file is gone", "param": "input_file_id", "line": None}
             await self._move(batch, "failed", errors=(gone,))
             return
-        data, settings = self._files.path(state.input_file_id), self._settings
-        errors = await asyncio.to_thread(batch.open, data, settings.max_line_bytes, settings.max_lines)
+        errors = await unbroken(asyncio.to_thread(batch.open, data, settings.max_line_bytes, settings.max_lines))
         if errors:
             await self._move(batch, "failed", errors=tuple(errors))
             return
         if state.status == "validating":
             await self._move(batch, "in_progress", total=batch.num_lines)
         elif state.status == "cancelling":
-            await asyncio.to_thread(batch.write, replace(state, total=batch.num_lines))
+            await self._move(batch, "cancelling", total=batch.num_lines)
         if batch.state.status == "in_progress":
             await self._answer_all(batch, data)
         if batch.state.status == "cancelling":
@@ -204,47 +214,58 @@ class BatchRunner:
             await self._finish(batch, "expired" if is_late else "completed")
 
     async def _answer_all(self, batch: Batch, data: Path) -> None:
-        """Answers what is open, until the batch's time is over."""
+        """Answers the lines without an answer, until the batch expires. Raises the first error that is the router's own
+        and no line's answer."""
         assert batch.answers is not None
         running: set[asyncio.Task[None]] = set()
+        errors: list[BaseException] = []
 
         def ended(task: asyncio.Task[None]) -> None:
             running.discard(task)
             self._num_running -= 1
+            if not task.cancelled() and (error := task.exception()) is not None:
+                errors.append(error)
 
         left = max(0.0, batch.state.expires_at - self._clock())
         try:
-            async with asyncio.timeout(left):
+            async with asyncio.timeout(left) as limit:
                 for number in range(batch.num_lines):
                     if number in batch.answers:
                         continue
                     line = await asyncio.to_thread(batch.line, data, number)
-                    await self._until_idle(batch.state.tenant, str(line["body"].get("model") or ""))
+                    await self._until_idle(batch.state.tenant, str(line["body"].get("model") or ""), errors)
+                    if errors:
+                        break
                     self._num_running += 1
                     task = asyncio.create_task(self._answer(batch, number, line))
                     running.add(task)
                     task.add_done_callback(ended)
-                while running:
-                    await asyncio.wait(running)
+                while running and not errors:
+                    await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
         except TimeoutError:
-            pass
+            if not limit.expired():  # the file system's
+                raise
         finally:
-            for task in list(running):
-                await end_task(task)
+            await unbroken(_end_all(running))
+        if errors:
+            raise errors[0]
+        if not limit.expired() and len(batch.answers) < batch.num_lines:
+            raise RuntimeError("a line ended without an answer")
 
-    async def _until_idle(self, tenant: str, model: str) -> None:
-        """Returns when one more line may start; one batch after the other looks."""
+    async def _until_idle(self, tenant: str, model: str, errors: Sequence[BaseException]) -> None:
+        """Returns when one more line may start, or there are errors. The caller must count the line in `_num_running`
+        before its next await, or another batch takes the same room."""
 
         def may_start() -> bool:
             has_room = self._num_running < self._settings.max_parallel and self._idleness.room(model) > 0
             return has_room and not self._is_full(tenant)
 
-        async with self._turn:
-            while not may_start():  # noqa: ASYNC110 - a worker's state has no event
-                await asyncio.sleep(self._idleness.look_s)
+        while not errors and not may_start():  # no event says that workers are idle
+            await asyncio.sleep(self._idleness.look_s)
+            await self._files.sweep()
 
     def _is_full(self, tenant: str) -> bool:
-        """Whether there is no room for answers."""
+        """Whether the bounds on files leave no room for the tenant's answers."""
         with contextlib.suppress(TandemError):
             self._files.check_room(tenant)
             return False
@@ -262,7 +283,7 @@ class BatchRunner:
         await self._add(batch, number, line["custom_id"], what, ok=answer.status == 200)
 
     async def _tried(self, state: BatchState, body: dict[str, Any]) -> Answer:
-        """The answer to a line, after as many tries as its status asks for."""
+        """The first answer to a line whose status is not in `AGAIN`."""
         assert self._app is not None
         caller, wait_s = Caller(state.tenant, state.account), FIRST_RETRY_S
         raw, headers = json.dumps(body).encode(), {"x-tenant": state.tenant, "x-priority": str(BATCH_PRIORITY)}
@@ -275,7 +296,7 @@ class BatchRunner:
             await asyncio.sleep(max(float(told) if told.isdecimal() else 0.0, wait_s) * random.uniform(0.5, 1.0))
 
     async def _give_up(self, batch: Batch, data: Path, code: str, message: str) -> None:
-        """The lines without an answer get this error."""
+        """Gives the lines without an answer this error."""
         assert batch.answers is not None
         for number in range(batch.num_lines):
             if number not in batch.answers:
@@ -287,30 +308,36 @@ class BatchRunner:
         answers = batch.answers
         assert answers is not None
         line = {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": custom_id, **what}
-        # Shielded: a thread that writes is not to be left behind by a batch that is stopped.
-        await asyncio.shield(self._write(lambda: answers.add(number, line, ok=ok)))
 
-    async def _write(self, work: Callable[[], None]) -> None:
-        async with self._disk:
-            await asyncio.to_thread(work)
+        async def write() -> None:
+            async with self._disk:
+                await asyncio.to_thread(answers.add, number, line, ok=ok)
+
+        await unbroken(write())
 
     async def _finish(self, batch: Batch, status: str) -> None:
-        """Makes the answers two files, by ids that are known before: a death meanwhile is made good."""
+        """Makes the answers two files. Their ids are on disk first: a router that was killed meanwhile makes the same
+        files when it starts again."""
         if not batch.state.ends_as:
             stage = "cancelling" if status == "cancelled" else "finalizing"
             ids = {"output_file_id": new_file_id(), "error_file_id": new_file_id()}
             await self._move(batch, stage, ends_as=status, **ids)
         state, names = batch.state, {}
         for ok, name in ((True, "output_file_id"), (False, "error_file_id")):
-            part = await asyncio.to_thread(batch.collect, ok=ok)
+            part = await unbroken(asyncio.to_thread(batch.collect, ok=ok))
             names[name] = ""
             if part is not None:
                 names[name] = str(getattr(state, name))
                 filename = f"{state.id}_{'output' if ok else 'error'}.jsonl"
                 await self._files.keep(state.tenant, part, filename, "batch_output", file_id=names[name])
         await self._move(batch, state.ends_as, **names)
-        await asyncio.to_thread(batch.drop_answers)
+        await unbroken(asyncio.to_thread(batch.drop_answers))
 
     async def _move(self, batch: Batch, status: str, **changes: Any) -> None:
         async with self._disk:
-            await asyncio.to_thread(batch.write, batch.state.at(status, self._now(), **changes))
+            await unbroken(asyncio.to_thread(batch.write, batch.state.at(status, self._now(), **changes)))
+
+
+async def _end_all(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Cancels all tasks and returns when they have ended; an error stays in its task."""
+    await asyncio.gather(*(end_task(task) for task in tasks), return_exceptions=True)

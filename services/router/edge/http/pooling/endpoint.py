@@ -23,11 +23,10 @@ from services.router.edge.http.endpoint import Reply, ended_by_disconnect
 from services.router.edge.http.errors import OpenAIErrors
 from services.router.edge.http.pooling.schemas import MAX_INPUTS, parse_embedding, parse_rerank, parse_score
 from services.router.edge.input_processor import InputProcessor, TextPrompt, TokensPrompt, checked_request_id
-from services.router.edge.scheduling import scheduling_hints
 from services.router.edge.settings import EdgeSettings
-from services.router.edge.tenants.auth import CALLER, ApiKeys, Caller, credentials
+from services.router.edge.tenants.auth import CALLER, ApiKeys, identified
 from services.router.edge.tenants.rate_limits import Account, chain_salt
-from shared.errors import InvalidRequest
+from shared.errors import InvalidRequest, brief
 from shared.tasks import end_task
 
 Vectors = NDArray[np.float32]
@@ -39,6 +38,11 @@ class Embedded:
     def __init__(self, vectors: Vectors, num_tokens: int) -> None:
         self.vectors = vectors  # [num_inputs, hidden_size]
         self.num_tokens = num_tokens
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """OpenAI's `usage`."""
+        return {"prompt_tokens": self.num_tokens, "total_tokens": self.num_tokens}
 
 
 class Pooling:
@@ -71,11 +75,9 @@ class Pooling:
                 raise InvalidRequest(f"dimensions must be at most {limit}", field="dimensions", limit=limit)
             vectors = self._normalized(vectors[:, : asked.dimensions])
         as_text = asked.encoding_format == "base64"
-        data = [
-            {"object": "embedding", "index": i, "embedding": _base64(vector) if as_text else vector.tolist()}
-            for i, vector in enumerate(vectors)
-        ]
-        return _json(call, {"object": "list", "data": data, "model": self._input_processor.model_name}, found)
+        data = await asyncio.to_thread(_listed, vectors, as_text=as_text)
+        about = {"model": self._input_processor.model_name, "usage": found.usage}
+        return _response(call, f'{{"object": "list", "data": [{data}], {json.dumps(about)[1:]}')
 
     async def score(self, request: Request) -> Response:
         """`POST /v1/score`: cosines of pairs."""
@@ -122,13 +124,7 @@ class _Call:
         self._pooling = pooling
         self._request = request
         self.request_id = checked_request_id(request.headers.get("x-request-id", ""))
-        keys, caller = pooling._keys, request.scope.get(CALLER)
-        if isinstance(caller, Caller):
-            hints, whose = scheduling_hints(request.headers, caller.tenant), caller.account
-        else:
-            key = credentials(request.headers)
-            hints = scheduling_hints(request.headers, keys.check(key))
-            whose = keys.account(key, hints.tenant)
+        hints, whose = identified(request.headers, pooling._keys, request.scope.get(CALLER))
         self._tenant = hints.tenant
         self._account: Account = pooling._input_processor.rates.begin(whose, hints.tenant)
 
@@ -147,9 +143,13 @@ class _Call:
         truncate_to: int | None,
         add_special_tokens: bool = True,
     ) -> Embedded:
-        """Raises ModelNotFound, InvalidRequest naming the field, PromptTooLong, and what the cluster says."""
+        """Raises ModelNotFound, InvalidRequest naming the field (`model`: an adapter's), PromptTooLong, and what the
+        cluster says."""
         processor, settings = self._pooling._input_processor, self._pooling._settings
         processor.check_model(model or "")
+        if processor.names.adapter(model or "") is not None:
+            value = brief(model or "", 100)
+            raise InvalidRequest(f"the adapter {value!r} embeds nothing, its base does", field="model", value=value)
         pooling = processor.pooling.check()
         if not 0 < len(inputs) <= MAX_INPUTS:
             raise InvalidRequest(
@@ -207,7 +207,18 @@ def _base64(vector: Vectors) -> str:
     return base64.b64encode(vector.astype("<f4").tobytes()).decode()
 
 
+def _listed(vectors: Vectors, *, as_text: bool) -> str:
+    """OpenAI's `embedding` objects, as many as there are vectors. One dump a vector: the thread that writes millions of
+    numbers gives way to the event loop between two."""
+    return ", ".join(
+        json.dumps({"object": "embedding", "index": i, "embedding": _base64(vector) if as_text else vector.tolist()})
+        for i, vector in enumerate(vectors)
+    )
+
+
 def _json(call: _Call, body: dict[str, object], found: Embedded) -> Response:
-    usage = {"prompt_tokens": found.num_tokens, "total_tokens": found.num_tokens}
-    content = json.dumps({**body, "usage": usage})
+    return _response(call, json.dumps({**body, "usage": found.usage}))
+
+
+def _response(call: _Call, content: str) -> Response:
     return Response(content, media_type="application/json", headers={"x-request-id": call.request_id})

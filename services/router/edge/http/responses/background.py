@@ -29,24 +29,28 @@ class Background:
         self._max_running = max_running
         self._renew_s = renew_s
         self._running: dict[tuple[str, str], asyncio.Task[None]] = {}  # by tenant and response
+        self._beginning: set[tuple[str, str]] = set()
         self._closing = False
 
     async def begin(self, tenant: str, begun: KeptResponse, compute: Callable[[bytes], Awaitable[None]]) -> None:
         """Keeps a response that has begun, and computes it: `compute` is given the record's stamp, and keeps the
         response that has ended in its place. Raises Overloaded where too many run, RequestRunning where this one
         does."""
-        if len(self._running) >= self._max_running:
+        if len(self._running) + len(self._beginning) >= self._max_running:
             limit = self._max_running
             raise Overloaded(f"{limit} responses run in the background", field="background", limit=limit)
         place = (tenant, begun.id)
-        if place in self._running or not await self._shelf.lease(tenant, begun.id):
-            raise RequestRunning(f"response {begun.id!r} is running already", field="request_id")
-        stamp = await self._shelf.keep(tenant, begun)
-        assert stamp is not None
-        task = asyncio.create_task(
-            self._run(tenant, replace(begun, stamp=stamp), compute), name=f"background {begun.id}"
-        )
-        self._running[place] = task
+        if place in self._running or place in self._beginning:
+            raise _already(begun)
+        self._beginning.add(place)
+        try:
+            stamp = await self._kept(tenant, begun)
+            task = asyncio.create_task(
+                self._run(tenant, replace(begun, stamp=stamp), compute), name=f"background {begun.id}"
+            )
+            self._running[place] = task
+        finally:
+            self._beginning.discard(place)
         task.add_done_callback(lambda _: self._running.pop(place, None))
 
     async def look(self, tenant: str, response_id: str) -> KeptResponse:
@@ -83,6 +87,19 @@ class Background:
         for task in list(self._running.values()):
             await end_task(task)
 
+    async def _kept(self, tenant: str, begun: KeptResponse) -> bytes:
+        """Takes the lease and keeps the response; its stamp. Leaves no lease where it raises."""
+        if not await self._shelf.lease(tenant, begun.id):
+            raise _already(begun)
+        try:
+            stamp = await self._shelf.keep(tenant, begun)
+        except BaseException:
+            with contextlib.suppress(StoreUnavailable):  # it ends by itself
+                await self._shelf.release(tenant, begun.id)
+            raise
+        assert stamp is not None
+        return stamp
+
     async def _run(self, tenant: str, begun: KeptResponse, compute: Callable[[bytes], Awaitable[None]]) -> None:
         this = asyncio.current_task()
         assert this is not None
@@ -113,6 +130,10 @@ class Background:
                 if not await self._shelf.renew(tenant, response_id):
                     task.cancel()
                     return
+
+
+def _already(begun: KeptResponse) -> RequestRunning:
+    return RequestRunning(f"response {begun.id!r} is running already", field="request_id")
 
 
 def failed(response: KeptResponse, error: TandemError) -> KeptResponse:

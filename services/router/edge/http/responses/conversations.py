@@ -11,13 +11,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from services.router.edge.http.bodies import STRICT, check_json_size, parse_body, read_body
+from services.router.edge.http.listing import in_order, page, tenant_of
 from services.router.edge.http.openai.schemas import MAX_METADATA
 from services.router.edge.http.openai.unsupported import refuse_extra
 from services.router.edge.http.responses.inner import item_messages
 from services.router.edge.http.responses.items import kept_items
 from services.router.edge.http.responses.schemas import InputItem
 from services.router.edge.http.responses.shelf import Conversation, Item, Shelf
-from services.router.edge.http.responses.stored import page, tenant_of
 from services.router.edge.settings import EdgeSettings
 from services.router.edge.tenants.auth import ApiKeys
 from shared.errors import NotFound, brief
@@ -103,7 +103,8 @@ class Conversations:
 
     async def items(self, request: Request) -> Response:
         """`GET /v1/conversations/{id}/items`, as pages."""
-        return JSONResponse(page(request, (await self._found(request)).items))
+        items = (await self._found(request)).items
+        return JSONResponse(page(request, in_order(request, items), no_id=""))
 
     async def add(self, request: Request) -> Response:
         """`POST /v1/conversations/{id}/items`."""

@@ -41,12 +41,15 @@ class Responses:
 
     def parse(self, body: bytes) -> ParsedResponse:
         """Raises InvalidRequest naming the field."""
-        request = parse_response(body)
-        return ParsedResponse.of(self._chat.parsed(chat_request(request)), original=request)
+        return self._parsed(parse_response(body), ())
 
-    async def continued(self, parsed: ParsedResponse, shelf: Shelf, tenant: str) -> ParsedResponse:
+    def _parsed(self, request: ResponseRequest, earlier: Sequence[Item]) -> ParsedResponse:
+        read = [InputItem.model_validate(item) for item in earlier]
+        return ParsedResponse.of(self._chat.parsed(chat_request(request, read)), original=request)
+
+    async def continued(self, body: bytes, shelf: Shelf, tenant: str) -> ParsedResponse:
         """The request behind what it refers to. Raises NotFound, and InvalidRequest naming the field."""
-        request, earlier, chain = parsed.original, list[Item](), tuple[str, ...]()
+        request, earlier, chain = parse_response(body), list[Item](), tuple[str, ...]()
         for field in ("background", "store", "previous_response_id", "conversation"):
             if getattr(request, field):
                 shelf.check_keeps(field)
@@ -54,9 +57,7 @@ class Responses:
             earlier, chain = await shelf.before(tenant, request.previous_response_id, "previous_response_id")
         elif request.conversation_id is not None:
             earlier = list((await shelf.conversation(tenant, request.conversation_id, "conversation")).items)
-        if earlier:
-            read = [InputItem.model_validate(item) for item in earlier]
-            parsed = ParsedResponse.of(self._chat.parsed(chat_request(request, read)), original=request)
+        parsed = self._parsed(request, earlier)
         return replace(parsed, is_kept=shelf.keeps and request.store is not False, tenant=tenant, chain=chain)
 
 
@@ -102,7 +103,7 @@ class ResponsesEndpoint(InferenceEndpoint):
 
     async def _parsed(self, body: bytes, tenant: str) -> ParsedRequest:
         """See `InferenceEndpoint`."""
-        return await self._responses.continued(self._responses.parse(body), self._shelf, tenant)
+        return await self._responses.continued(body, self._shelf, tenant)
 
     async def _serve(
         self, parsed: ParsedRequest, info: CallInfo, reply: Reply, account: Account, entry: CallEntry
@@ -131,10 +132,12 @@ class ResponsesEndpoint(InferenceEndpoint):
         """See `InferenceEndpoint`."""
         assert isinstance(parsed, ParsedResponse)
         assert isinstance(writer, ResponseWriter)
+        conversation = parsed.original.conversation_id
+        if not parsed.is_kept and conversation is None:
+            return
         kept = writer.kept(writer.status)
         if parsed.is_kept and await self._shelf.keep(parsed.tenant, kept, parsed.unless) is None:
             raise Cancelled(f"response {kept.id} was cancelled")
-        conversation = parsed.original.conversation_id
         if conversation is not None:
             added = [*kept.input, *kept.body["output"]]
             await self._shelf.change(
@@ -143,7 +146,7 @@ class ResponsesEndpoint(InferenceEndpoint):
 
 
 async def _nowhere(_: Message) -> None:
-    """ASGI's `send` where nobody reads."""
+    """ASGI's `send` of a response that is computed in the background: drops the messages."""
 
 
 def response_id_of(request_id: str) -> str:

@@ -130,7 +130,7 @@ class Shelf:
     # Leases of responses that are computed in the background
 
     async def lease(self, tenant: str, response_id: str) -> bool:
-        """False where somebody holds it."""
+        """False where another call or router holds the lease."""
         return await self._records.put(tenant, f"run:{response_id}", b"1", LEASE_S, Unless(exists=True)) is not None
 
     async def renew(self, tenant: str, response_id: str) -> bool:
@@ -169,8 +169,8 @@ class Shelf:
         change: Callable[[Conversation], Conversation],
         field: str = "conversation_id",
     ) -> Conversation:
-        """The conversation after `change`, which is called again where another writer came first. Raises NotFound
-        (`field`), Overloaded where too many change it at once."""
+        """The conversation after `change`, which is called again where another writer has changed it meanwhile. Raises
+        NotFound (`field`), Overloaded where too many change it at once."""
         for _ in range(_ATTEMPTS):
             before = await self.conversation(tenant, conversation_id, field)
             after = change(before)

@@ -65,7 +65,7 @@ def gate_up_tiles(
         inside = (k < hidden)[None, :]
         a = tl.load(x_rows + k[None, :], mask=real_rows & inside, other=0.0)
         g = tl.load(gates + k[None, :], mask=real_columns & inside, other=0.0)
-        u = tl.load(gates + inner.to(tl.int64) * hidden + k[None, :], mask=real_columns & inside, other=0.0)
+        u = tl.load(gates + tl.cast(inner, tl.int64) * hidden + k[None, :], mask=real_columns & inside, other=0.0)
         gate = tl.dot(a, tl.trans(g), gate, input_precision="ieee")
         up = tl.dot(a, tl.trans(u), up, input_precision="ieee")
     dtype = output.dtype.element_ty

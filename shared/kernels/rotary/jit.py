@@ -141,7 +141,7 @@ def rotate_and_write_heads(
                 first, second = normalise_halves(first, second, k_norm, eps, HEAD_DIM, HALF, dtype)
             first, second = rotate_halves(first, second, cosines, sines, dtype)
             of_head = head_elements(pool, BLOCK_SIZE, HEAD_DIM)
-            to_values = num_kv_heads.to(tl.int64) * of_head  # of one layer
+            to_values = tl.cast(num_kv_heads, tl.int64) * of_head  # of one layer
             start = slot // BLOCK_SIZE * block_stride + layer * 2 * to_values
             write_halves(
                 pool, pool_scales, start, slot % BLOCK_SIZE, heads, num_kv_heads, rounded_once(first, pool, dtype),

@@ -239,6 +239,24 @@ def compile_experts(dtype: torch.dtype, arch: str = "sm_90") -> list[Compiled]:
     return collect(calls, TARGETS[arch])
 
 
+def compile_single_heads(dtype: torch.dtype, arch: str = "sm_90") -> list[Compiled]:
+    """What a rank with one KV head launches: the compiler takes an argument of 1 for a constant."""
+
+    def calls() -> None:
+        kernels = triton_kernels()
+        key, angles = torch.zeros(8, 1, 128, dtype=dtype), torch.zeros(8, 128, dtype=dtype)
+        for num_heads, kv_dtype in product((1, 4), KV_DTYPES[dtype]):
+            query, pool = torch.zeros(8, num_heads, 128, dtype=dtype), pool_of_nan((2, 2, 2, 1, 16, 128), kv_dtype)
+            kernels.rotate_and_write(
+                query, key, key, angles, angles, pool, 1, torch.arange(8), q_norm=None, k_norm=None, eps=1e-6
+            )
+            for query_lens in ([1] * 8, [8]):
+                batch = AttentionBatch.from_lists(query_lens, [8] * len(query_lens), [[0]] * len(query_lens), 16)
+                kernels.paged_attention(query, pool, 1, batch, scale=0.1, window=None)
+
+    return collect(calls, TARGETS[arch])
+
+
 def compile_the_rest(dtype: torch.dtype, arch: str = "sm_90") -> list[Compiled]:
     """Every other kernel, at the sizes of an 8B model."""
 

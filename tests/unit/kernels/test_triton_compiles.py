@@ -157,6 +157,11 @@ def test_attention_with_bounds_of_scores_and_sinks_compiles_and_fits(
     assert_attention_fits(kernels, arch)
 
 
+def test_a_rank_with_one_kv_head_is_served(compiled: Run) -> None:
+    kernels = compiled(compiling.compile_single_heads, torch.bfloat16)
+    assert {"rotate_and_write_heads", "decode_parts", "prefill_tiles"} <= {kernel.name for kernel in kernels}
+
+
 @pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_the_other_kernels_compile_without_spills(compiled: Run, dtype: torch.dtype, arch: str) -> None:

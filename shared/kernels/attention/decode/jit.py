@@ -99,7 +99,7 @@ def decode_parts(
     q = tl.load(query + places, mask=real, other=0.0)
 
     of_head = head_elements(pool, BLOCK_SIZE, HEAD_DIM)
-    to_values = num_kv_heads.to(tl.int64) * of_head  # of one layer
+    to_values = tl.cast(num_kv_heads, tl.int64) * of_head  # of one layer
     run = layer * 2 * to_values + kv_head * of_head
     keys = pool + run
     table = block_tables + seq.to(tl.int64) * table_stride

@@ -113,7 +113,7 @@ def prefill_tiles(
     last_position = tl.minimum(first_position + TOKENS, kv_len) - 1
 
     of_head = head_elements(pool, BLOCK_SIZE, HEAD_DIM)
-    to_values = num_kv_heads.to(tl.int64) * of_head  # of one layer
+    to_values = tl.cast(num_kv_heads, tl.int64) * of_head  # of one layer
     run = layer * 2 * to_values + kv_head * of_head
     table = block_tables + seq.to(tl.int64) * table_stride
     accumulator = tl.zeros([ROWS, DIMS], tl.float32)

@@ -42,7 +42,7 @@ def pairs_of(config: ModelConfig, layer: int) -> Iterator[Pair]:
     q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     fused = names.qkv is not None
     qkv = (f"{prefix}{names.qkv}",) if fused else tuple(f"{prefix}self_attn.{name}_proj" for name in "qkv")
-    if names.input_norm is not None:
+    if names.input_norm is not None and not config.is_parallel:  # else two projections read it
         yield Pair("qkv", qkv, f"{prefix}{names.input_norm}.weight")
     first = q_size + kv_size if fused else 0
     heads = config.num_heads // config.num_kv_heads

@@ -171,7 +171,7 @@ class DecoderOps(Protocol):
         """
         ...
 
-    def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float, *, is_centered: bool = False) -> Tensor:
         """`weight * (x / rms(x))`, the mean taken in fp32, the quotient rounded to x's dtype before the weight.
 
         That order of rounding is the one the checkpoints of the Llama family were trained and published with
@@ -181,13 +181,16 @@ class DecoderOps(Protocol):
             x: [..., size].
             weight: [size], x's dtype; None: nothing is normalised.
             eps: added to the mean square.
+            is_centered: whether the mean is taken from x first, in fp32: a layer norm without bias.
 
         Returns:
             [..., size], x's dtype.
         """
         ...
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, *, is_centered: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """Add a layer's output to the residual stream and normalise the sum.
 
         Args:
@@ -195,6 +198,7 @@ class DecoderOps(Protocol):
             residual: [num_tokens, size], x's dtype.
             weight: [size], x's dtype; None: nothing is normalised.
             eps: added to the mean square.
+            is_centered: as for `rms_norm`.
 
         Returns:
             (normed, new_residual), both [num_tokens, size]; neither argument is changed.

@@ -32,7 +32,7 @@ class LayerWeights(Protocol):
     @property
     def o(self) -> Linear: ...
     @property
-    def post_norm(self) -> Tensor | None: ...
+    def post_norm(self) -> Tensor | None: ...  # None: the feed-forward block reads what attention reads
     @property
     def output_norm(self) -> Tensor | None: ...
     @property
@@ -61,6 +61,8 @@ class LayerSizes:
     """As for `paged_attention`."""
     activation: Activation = SILU
     """Of the feed-forward blocks, one without bounds."""
+    is_centered: bool = False
+    """Of the layers' norms, as for `rms_norm`."""
 
 
 class LayerInputs(NamedTuple):

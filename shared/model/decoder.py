@@ -234,4 +234,5 @@ def _sizes(config: ModelConfig) -> LayerSizes:
         places=config.layer_places,
         softcap=config.softcap,
         activation=config.activation,
+        is_centered=config.is_centered,
     )

@@ -64,7 +64,7 @@ def load(path: Path) -> ctypes.CDLL:
     library.tandem_experts.argtypes = [p, p, p, p, p, p, p, p, p, p, c_float, c_float, c_int]
     library.tandem_choose_experts.argtypes = [p, p, p, p, p, c_float, c_int]
     library.tandem_batched_linear.argtypes = [p, p, n, p, p, p, n, n, n, n, c_int]
-    library.tandem_rms_norm.argtypes = [p, p, p, p, p, n, n, c_float, c_int]
+    library.tandem_rms_norm.argtypes = [p, p, p, p, p, n, n, c_float, c_int, c_int]
     library.tandem_act_and_mul.argtypes = [p, p, n, n, c_int, c_float, c_float, c_int]
     library.tandem_rotate_and_write.argtypes = [p, p, p, p, p, p, p, p, p, p, c_float, p, p, c_int]
     library.tandem_rotate_and_write_latent.argtypes = [p, p, p, p, p, p, p, p, c_float, p, p, c_int, c_int]
@@ -160,35 +160,44 @@ class CpuOps:
         """See `StacksLayers`; `group` as in `CpuLayerStack.build`."""
         return CpuLayerStack.build(lambda: self.library, layers, last_norm, sizes, group)
 
-    def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float, *, is_centered: bool = False) -> Tensor:
         """See `DecoderOps`."""
         if weight is None or x.shape[-1] % LANES or not x.is_contiguous():
-            return rmsnorm.rms_norm(x, weight, eps)
+            return rmsnorm.rms_norm(x, weight, eps, is_centered=is_centered)
         out = torch.empty_like(x)
-        self._norm(x, None, weight, out, None, eps)
+        self._norm(x, None, weight, out, None, eps, is_centered)
         return out
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, *, is_centered: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """See `DecoderOps`."""
         assert x.shape == residual.shape, f"{tuple(x.shape)} and {tuple(residual.shape)}"
         if weight is None:
             with in_this_thread(x, x.numel()):
                 return rmsnorm.add_rms_norm(x, residual, None, eps)
         if x.shape[-1] % LANES or not x.is_contiguous() or not residual.is_contiguous():
-            return rmsnorm.add_rms_norm(x, residual, weight, eps)
+            return rmsnorm.add_rms_norm(x, residual, weight, eps, is_centered=is_centered)
         out, total = torch.empty_like(x), torch.empty_like(x)
-        self._norm(x, residual, weight, out, total, eps)
+        self._norm(x, residual, weight, out, total, eps, is_centered)
         return out, total
 
     def _norm(
-        self, x: Tensor, residual: Tensor | None, weight: Tensor, out: Tensor, total: Tensor | None, eps: float
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        weight: Tensor,
+        out: Tensor,
+        total: Tensor | None,
+        eps: float,
+        is_centered: bool,
     ) -> None:
         size = x.shape[-1]
         assert weight.shape == (size,), f"weight {tuple(weight.shape)} for rows of {size}"
         assert weight.dtype == x.dtype, f"weight {weight.dtype} for {x.dtype}"
         rows = x.numel() // size
         pointers = (x.data_ptr(), _pointer(residual), weight.data_ptr(), out.data_ptr(), _pointer(total))
-        self.library.tandem_rms_norm(*pointers, rows, size, eps, is_bf16(x))
+        self.library.tandem_rms_norm(*pointers, rows, size, eps, is_centered, is_bf16(x))
 
     def act_and_mul(self, gate_up: Tensor, activation: Activation = SILU) -> Tensor:
         """See `DecoderOps`."""

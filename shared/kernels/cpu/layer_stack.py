@@ -45,7 +45,7 @@ class _Sizes(Structure):
         (name, c_int64)
         for name in (
             "num_layers", "hidden", "heads", "kv_heads", "dim", "inner",
-            "tokens", "num_seqs", "max_blocks", "num_rows", "is_bf16", "gate",
+            "tokens", "num_seqs", "max_blocks", "num_rows", "is_bf16", "gate", "is_centered",
         )
     ]  # fmt: skip
 
@@ -190,6 +190,7 @@ class CpuLayerStack:
             num_rows=logit_rows.shape[0],
             is_bf16=is_bf16(x),
             gate=GATES.index(sizes.activation.gate),
+            is_centered=sizes.is_centered,
         )
         additions = None if loras is None or not loras.rows.num_rows else self._additions(loras)
         failed = self._library().tandem_layers(

@@ -64,8 +64,24 @@ def layer_kinds(fields: JsonFields, num_layers: int, full_every: int | None = No
     return tuple(kinds)
 
 
+def layers_with_positions(fields: JsonFields, num_layers: int) -> tuple[bool, ...]:
+    """Which layers encode positions: those of 1 in `no_rope_layers`, or else all but every
+    `no_rope_layer_interval`-th, by default every fourth.
+
+    Raises:
+        ModelLoadError: fewer numbers than layers.
+    """
+    found = fields.indices("no_rope_layers")
+    if not found:
+        every = fields.integer("no_rope_layer_interval", default=4)
+        return tuple((layer + 1) % every != 0 for layer in range(num_layers))
+    if len(found) < num_layers:
+        raise fields.fault("no_rope_layers", f"must have {num_layers} numbers, found {len(found)}")
+    return tuple(number != 0 for number in found[:num_layers])
+
+
 def windowed_layers(
-    fields: JsonFields, kinds: Sequence[str], window: int | None, ropes: Mapping[str, RopeConfig] | RopeConfig
+    fields: JsonFields, kinds: Sequence[str], window: int | None, ropes: Mapping[str, RopeConfig | None] | RopeConfig
 ) -> tuple[LayerConfig, ...]:
     """Layers of these kinds, the sliding ones with `window`; `ropes`: of all, or of each kind.
 

@@ -50,6 +50,8 @@ class ModelConfig:
     residual_scale: float = 1.0  # of what attention and feed-forward block give
     logit_scale: float = 1.0
     logit_softcap: float | None = None  # as `softcap`, after `logit_scale`
+    is_centered: bool = False  # whether the layers' norms take the mean from what they read: layer norms without bias
+    is_parallel: bool = False  # whether the feed-forward block reads what attention reads, behind the same norm
     names: TensorNames = PLAIN_NAMES
     moe: MoeConfig | None = None  # None: every layer is dense
     latent: LatentConfig | None = None  # None: attention over the keys and values of heads

@@ -11,7 +11,7 @@ from shared.model.config.folder import CONFIG_FILE, check_model_folder
 from shared.model.config.json_fields import JsonFields, read_json_object
 from shared.model.config.model_config import ModelConfig
 from shared.model.config.quantization import FIELD, STACKED, STACKED_METHOD, QuantizationConfig
-from shared.model.families import deepseek, gemma, glm, gpt_oss, llama, mistral, olmo, phi, qwen
+from shared.model.families import cohere, deepseek, gemma, glm, gpt_oss, llama, mistral, olmo, phi, qwen, smollm
 
 _log = logging.getLogger(__name__)
 
@@ -31,6 +31,7 @@ FAMILIES = {
     "Qwen3ForCausalLM": Family("qwen3", qwen.qwen3),
     "MixtralForCausalLM": Family("mixtral", mistral.mixtral),
     "Qwen3MoeForCausalLM": Family("qwen3_moe", qwen.qwen3_moe),
+    "Cohere2ForCausalLM": Family("cohere2", cohere.cohere2),
     "DeepseekV2ForCausalLM": Family("deepseek_v2", deepseek.deepseek_v2),
     "DeepseekV3ForCausalLM": Family("deepseek_v3", deepseek.deepseek_v3),
     "Gemma2ForCausalLM": Family("gemma2", gemma.gemma2),
@@ -43,6 +44,7 @@ FAMILIES = {
     "Olmo2ForCausalLM": Family("olmo2", olmo.olmo2),
     "Olmo3ForCausalLM": Family("olmo3", olmo.olmo3),
     "Phi3ForCausalLM": Family("phi3", phi.phi3),
+    "SmolLM3ForCausalLM": Family("smollm3", smollm.smollm3),
 }
 """By architecture."""
 

@@ -70,6 +70,8 @@ OTHERS: dict[str, tuple[str, dict[str, object]]] = {
         {"embedding_multiplier": 2.0, "residual_multiplier": 0.5, "attention_multiplier": 0.4, "logits_scaling": 2.0},
     ),
     "ministral": ("MinistralForCausalLM", TURNS),
+    "smollm3": ("SmolLM3ForCausalLM", {"no_rope_layers": [0, 1, 0, 1]}),
+    "cohere2": ("Cohere2ForCausalLM", {**TURNS, "logit_scale": 0.5, "layer_norm_eps": 1e-5}),
     "olmo2": ("Olmo2ForCausalLM", {}),
     "olmo3": ("Olmo3ForCausalLM", {**TURNS, "rope_parameters": OWN_ROPES}),
     "phi3": (

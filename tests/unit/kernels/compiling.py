@@ -263,8 +263,9 @@ def compile_the_rest(dtype: torch.dtype, arch: str = "sm_90") -> list[Compiled]:
     def calls() -> None:
         kernels = triton_kernels()
         x, weight = torch.zeros(64, 4096, dtype=dtype), torch.zeros(4096, dtype=dtype)
-        kernels.rms_norm(x, weight, 1e-5)
-        kernels.add_rms_norm(x, x, weight, 1e-5)
+        for is_centered in (False, True):
+            kernels.rms_norm(x, weight, 1e-5, is_centered=is_centered)
+            kernels.add_rms_norm(x, x, weight, 1e-5, is_centered=is_centered)
         for activation in (SILU, GELU, Activation("clamped", alpha=1.702, limit=7.0)):
             kernels.act_and_mul(torch.zeros(64, 28672, dtype=dtype), activation)
         query, key = torch.zeros(8, 32, 128, dtype=dtype), torch.zeros(8, 8, 128, dtype=dtype)

@@ -143,6 +143,9 @@ def test_add_rms_norm_returns_norm_and_sum_and_keeps_its_arguments(dtype: torch.
     normed, total = add_rms_norm(x, residual, weight, 1e-6)
     assert torch.equal(total, residual + x)
     assert torch.equal(normed, rms_norm(total, weight, 1e-6))
+    centered = torch.nn.functional.layer_norm(total.float(), weight.shape, weight.float(), eps=1e-6)
+    close = {"atol": 2e-2, "rtol": 2e-2} if x.dtype != torch.float32 else {}
+    torch.testing.assert_close(rms_norm(total, weight, 1e-6, is_centered=True).float(), centered, **close)
     assert torch.equal(x, kept[0])
     assert torch.equal(residual, kept[1])
 

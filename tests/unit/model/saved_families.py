@@ -81,6 +81,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gemma2": ("gemma2", {"sliding_window": 3, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 4.0}),
     "gemma3": ("gemma3_text", {"sliding_window": 7, "layer_types": TURNS, "query_pre_attn_scalar": 20}),
+    "smollm3": ("smollm3", {"no_rope_layers": [0, 1, 1], "use_sliding_window": True, "sliding_window": 3}),
+    "cohere2": ("cohere2", {"sliding_window": 3, "layer_types": TURNS, "logit_scale": 0.5, "attention_bias": True}),
     "gpt-oss": (
         "gpt_oss",
         {"sliding_window": 3, "num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": YARN},

@@ -34,7 +34,7 @@ void tandem_batched_linear(
     int64_t m, int64_t k, int64_t n, int is_bf16);
 void tandem_rms_norm(
     const void* x, const void* residual, const void* weight, void* y, void* sum, int64_t rows, int64_t size, float eps,
-    int is_bf16);
+    int is_centered, int is_bf16);
 void tandem_act_and_mul(
     const void* gate_up, void* y, int64_t rows, int64_t size, int gate, float alpha, float limit, int is_bf16);
 void tandem_rotate_and_write(

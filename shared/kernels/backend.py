@@ -291,6 +291,7 @@ class DecoderOps(Protocol):
         window: int | None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        is_chunked: bool = False,
     ) -> Tensor:
         """Attend from each token of the step to its own sequence's keys up to itself.
 
@@ -309,6 +310,7 @@ class DecoderOps(Protocol):
             softcap: c, by which a score becomes c · tanh(score / c), or None.
             sinks: [num_heads] fp32, contiguous, a score of each head that takes its share of the weights and adds
                 nothing (Xiao et al. 2023, arXiv:2309.17453), or None. Neither is there for a pool of one plane.
+            is_chunked: whether `window` counts from its multiples: a query at p sees `p - p % window <= j <= p`.
 
         Returns:
             [num_tokens, num_heads * head_dim], query's dtype.

@@ -52,9 +52,14 @@ class LayerSizes:
     scale: float
     """Factor on query · key."""
     windows: tuple[int | None, ...]
-    """Sliding window of each layer in tokens."""
+    """Window of each layer in tokens."""
+    are_chunked: tuple[bool, ...]
+    """Of each layer, as for `paged_attention`."""
     encodings: tuple[int, ...]
     """Which of the encodings of positions each layer has."""
+    temperatures: tuple[int | None, ...]
+    """The encoding whose cosines multiply a layer's queries, or None."""
+    num_encodings: int
     places: tuple[tuple[int, int], ...]
     """(KV group, place among its layers) of each layer, for pools of KV groups."""
     softcap: float | None = None

@@ -313,17 +313,19 @@ class CpuOps:
         window: int | None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        is_chunked: bool = False,
     ) -> Tensor:
         """See `DecoderOps`."""
         num_tokens, num_heads, head_dim = query.shape
         if head_dim % LANES:
             return attention.paged_attention(
-                query, pool, layer, batch, scale=scale, window=window, softcap=softcap, sinks=sinks
-            )
-        check_paged_attention(query, pool, layer, batch, window, softcap, sinks, part=True)
+                query, pool, layer, batch, scale=scale, window=window, softcap=softcap, sinks=sinks,
+                is_chunked=is_chunked,
+            )  # fmt: skip
+        check_paged_attention(query, pool, layer, batch, window, softcap, sinks, part=True, is_chunked=is_chunked)
         assert query.is_contiguous(), "the query is strided"
         out = torch.empty((num_tokens, num_heads * head_dim), dtype=query.dtype)
-        sizes = (c_int64 * 5)(batch.num_seqs, num_heads, layer, batch.block_tables.shape[1], window or 0)
+        sizes = (c_int64 * 6)(batch.num_seqs, num_heads, layer, batch.block_tables.shape[1], window or 0, is_chunked)
         self.library.tandem_paged_attention(
             query.data_ptr(),
             ctypes.byref(CPool.of(pool)),

@@ -11,7 +11,7 @@ from shared.model.config.folder import CONFIG_FILE, check_model_folder
 from shared.model.config.json_fields import JsonFields, read_json_object
 from shared.model.config.model_config import ModelConfig
 from shared.model.config.quantization import FIELD, STACKED, STACKED_METHOD, QuantizationConfig
-from shared.model.families import cohere, deepseek, gemma, glm, gpt_oss, llama, mistral, olmo, phi, qwen, smollm
+from shared.model.families import cohere, deepseek, gemma, glm, gpt_oss, llama, llama4, mistral, olmo, phi, qwen, smollm
 
 _log = logging.getLogger(__name__)
 
@@ -26,6 +26,7 @@ class Family:
 
 FAMILIES = {
     "LlamaForCausalLM": Family("llama", llama.llama),
+    "Llama4ForCausalLM": Family("llama4_text", llama4.llama4),
     "MistralForCausalLM": Family("mistral", mistral.mistral),
     "Qwen2ForCausalLM": Family("qwen2", qwen.qwen2),
     "Qwen3ForCausalLM": Family("qwen3", qwen.qwen3),

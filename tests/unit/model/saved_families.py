@@ -35,6 +35,7 @@ LATENT = {
     "first_k_dense_replace": 1,
 }
 TURNS = ["sliding_attention", "full_attention", "sliding_attention"]
+LLAMA4 = {"intermediate_size_mlp": 24, "attention_chunk_size": 5}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 500.0}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {"attention_bias": True, "mlp_bias": True}),
@@ -82,6 +83,19 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": ("gemma2", {"sliding_window": 3, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 4.0}),
     "gemma3": ("gemma3_text", {"sliding_window": 7, "layer_types": TURNS, "query_pre_attn_scalar": 20}),
     "smollm3": ("smollm3", {"no_rope_layers": [0, 1, 1], "use_sliding_window": True, "sliding_window": 3}),
+    "llama4": (
+        "llama4_text",
+        {
+            **LLAMA4,
+            "no_rope_layers": [1, 0, 1],
+            "moe_layers": [0, 1],
+            "floor_scale": 6,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+        },
+    ),
+    "llama4-one-expert": ("llama4_text", {**LLAMA4, "num_local_experts": 1, "attention_chunk_size": 1}),
+    "llama4-dense": ("llama4_text", {**LLAMA4, "moe_layers": [], "use_qk_norm": False, "attention_chunk_size": 33}),
     "cohere2": ("cohere2", {"sliding_window": 3, "layer_types": TURNS, "logit_scale": 0.5, "attention_bias": True}),
     "gpt-oss": (
         "gpt_oss",

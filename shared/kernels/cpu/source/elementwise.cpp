@@ -219,6 +219,20 @@ extern "C" void tandem_rms_norm(
   is_bf16 ? run(bf16{}) : run(float{});
 }
 
+// query [tokens, heads, dim], changed in place, times factors [tokens, dim]; dim a multiple of 16.
+extern "C" void tandem_temper(
+    void* query, const void* factors, int64_t tokens, int64_t heads, int64_t dim, int is_bf16) {
+  auto run = [&](auto element) {
+    using T = decltype(element);
+    for_rows(tokens, heads * dim, [&](int64_t t) {
+      T* x = (T*)query + t * heads * dim;
+      const T* factor = (const T*)factors + t * dim;
+      for (int64_t i = 0; i < heads * dim; i += 16) store16(x + i, load16(x + i) * load16(factor + i % dim));
+    });
+  };
+  is_bf16 ? run(bf16{}) : run(float{});
+}
+
 // gate_up [rows, 2 size], y [rows, size]; size a multiple of 16; gate as in Gate.
 extern "C" void tandem_act_and_mul(
     const void* gate_up, void* y, int64_t rows, int64_t size, int gate, float alpha, float limit, int is_bf16) {

@@ -18,7 +18,8 @@ struct Linear {  // as tandem_linear takes it
 struct Layer {
   Linear qkv, o, gate_up, down;
   const void *input_norm, *q_norm, *k_norm, *attention_norm, *post_norm, *output_norm;  // or null, but for the first
-  int64_t window;    // 0 = none
+  int64_t window, is_chunked;  // of tandem_paged_attention
+  int64_t temperature;         // the encoding whose cosines multiply the queries, or -1
   int64_t encoding;  // of positions
   int64_t group, row;  // of KV, and the layer's place in the group's blocks
 };
@@ -110,7 +111,7 @@ extern "C" int tandem_layers(
     tandem_rms_norm(m.out, m.residual, weight, m.normed, m.residual, tokens, s.hidden, eps, is_centered, is_bf16);
   };
   auto attend = [&](int64_t i, int64_t num_seqs, const int32_t* tables, const int32_t* query_start, const int32_t* seq_lens) {
-    const int64_t attending[] = {num_seqs, s.heads, layers[i].row, s.max_blocks, layers[i].window};
+    const int64_t attending[] = {num_seqs, s.heads, layers[i].row, s.max_blocks, layers[i].window, layers[i].is_chunked};
     tandem_paged_attention(
         m.placed, m.pool, tables, query_start, seq_lens, m.attended, scale, softcap, nullptr, attending, is_bf16);
   };
@@ -126,6 +127,8 @@ extern "C" int tandem_layers(
         m.qkv, key, value, strides, m.cos + layer.encoding * angles, m.sin + layer.encoding * angles, m.pool,
         kept.slots,
         layer.q_norm, layer.k_norm, eps, m.placed, placing, is_bf16);
+    if (layer.temperature >= 0)
+      tandem_temper(m.placed, m.cos + layer.temperature * angles, tokens, s.heads, s.dim, is_bf16);
     if (is_last && s.num_rows < tokens && s.num_rows <= s.num_seqs) {
       if (s.num_rows == 0) return 0;
       const Ends ends(s, m, kept.tables);

@@ -41,6 +41,7 @@ void tandem_rotate_and_write(
     const void* query, const void* key, const void* value, const int64_t* strides, const void* cos, const void* sin,
     const PoolView* pool, const int64_t* slots, const void* q_norm, const void* k_norm, float eps, void* out,
     const int64_t* sizes, int is_bf16);
+void tandem_temper(void* query, const void* factors, int64_t tokens, int64_t heads, int64_t dim, int is_bf16);
 void tandem_rotate_and_write_latent(
     const void* query, const void* latent, const int64_t* strides, const void* cos, const void* sin,
     const PoolView* pool, const int64_t* slots, const void* norm, float eps, void* out, const int64_t* sizes,

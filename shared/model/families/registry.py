@@ -30,6 +30,7 @@ FAMILIES = {
     "MistralForCausalLM": Family("mistral", mistral.mistral),
     "Qwen2ForCausalLM": Family("qwen2", qwen.qwen2),
     "Qwen3ForCausalLM": Family("qwen3", qwen.qwen3),
+    "Ministral3ForCausalLM": Family("ministral3", mistral.ministral3),
     "MixtralForCausalLM": Family("mixtral", mistral.mixtral),
     "Qwen3MoeForCausalLM": Family("qwen3_moe", qwen.qwen3_moe),
     "Cohere2ForCausalLM": Family("cohere2", cohere.cohere2),
@@ -49,15 +50,23 @@ FAMILIES = {
 }
 """By architecture."""
 
-WITH_IMAGES = ("Gemma3ForConditionalGeneration", "LlavaForConditionalGeneration", "Mistral3ForConditionalGeneration")
+WITH_IMAGES = (
+    "Cohere2VisionForConditionalGeneration",
+    "Gemma3ForConditionalGeneration",
+    "Llama4ForConditionalGeneration",
+    "LlavaForConditionalGeneration",
+    "Mistral3ForConditionalGeneration",
+)
 """Architectures whose text part, of one of the families, is served."""
 
 ARCHITECTURES = (*FAMILIES, *WITH_IMAGES)
 """All that are served."""
 
 _GENERATION_FILE = "generation_config.json"
-_OF_WHOLE = ("dtype", "torch_dtype", "eos_token_id", "tie_word_embeddings", "quantization_config", "compression_config")
+_OF_WHOLE = ("dtype", "torch_dtype", "eos_token_id", "quantization_config", "compression_config")
 """Fields that may stand beside `text_config`, and count where it has none of that name."""
+_FIRST_OF_WHOLE = ("tie_word_embeddings",)
+"""Likewise, and count also where it has one: transformers 5 writes a text part's default beside what it has saved."""
 
 
 def load_config(folder: Path) -> ModelConfig:
@@ -90,7 +99,7 @@ def _describe(fields: JsonFields) -> ModelConfig:
         text = fields.child("text_config")
         if text is None:
             raise fields.fault("text_config", "is missing")
-        fields = text.with_defaults(fields, _OF_WHOLE)
+        fields = text.with_defaults(fields, _OF_WHOLE).replaced_by(fields, _FIRST_OF_WHOLE)
         by_type = {family.model_type: name for name, family in FAMILIES.items()}
         model_type = fields.text("model_type")
         if model_type not in by_type:

@@ -22,7 +22,9 @@ Specs = Mapping[str, LinearSpec]
 """Checkpoint tensor name → form of a projection in fewer bits."""
 NO_SPECS: Specs = {}
 
-_OF_IMAGES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+_OF_IMAGES = (
+    "vision_tower.", "vision_model.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.",
+)  # fmt: skip
 """How the names of tensors begin that read images, in a checkpoint whose text part is served."""
 
 

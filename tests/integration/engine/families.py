@@ -83,6 +83,19 @@ OTHERS: dict[str, tuple[str, dict[str, object]]] = {
         {"embedding_multiplier": 2.0, "residual_multiplier": 0.5, "attention_multiplier": 0.4, "logits_scaling": 2.0},
     ),
     "ministral": ("MinistralForCausalLM", TURNS),
+    "ministral3": (
+        "Ministral3ForCausalLM",
+        {
+            "sliding_window": 11,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 200.0,
+                "factor": 16.0,
+                "original_max_position_embeddings": 32,
+                "llama_4_scaling_beta": 0.5,
+            },
+        },
+    ),
     "smollm3": ("SmolLM3ForCausalLM", {"no_rope_layer_interval": 2}),
     "cohere2": ("Cohere2ForCausalLM", {**TURNS, "logit_scale": 0.5, "layer_norm_eps": 1e-5}),
     "olmo2": ("Olmo2ForCausalLM", {}),

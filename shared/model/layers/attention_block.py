@@ -56,7 +56,7 @@ class AttentionBlock:
             assert layer.q_norm is not None
             assert layer.k_norm is not None
             for part, norm in enumerate((layer.q_norm, layer.k_norm)):
-                parts[part] = self._kernels.rms_norm(parts[part].contiguous(), norm, config.rms_norm_eps)
+                parts[part] = self._norm_whole(parts[part].contiguous(), norm)
         # each [num_tokens, num_heads or num_kv_heads, head_dim]
         query, key, value = (part.view(x.shape[0], -1, config.head_dim) for part in parts)
         placed = self._kernels.rotate_and_write(
@@ -76,6 +76,18 @@ class AttentionBlock:
             with in_this_thread(placed, placed.numel()):
                 placed *= cos[self._temperature][:, None]
         return placed
+
+    def _norm_whole(self, x: Tensor, norm: Tensor) -> Tensor:
+        """[num_tokens, heads of this rank * head_dim] to the same, over the heads of all ranks."""
+        group, eps = self._layer.group, self._config.rms_norm_eps
+        if group is None:
+            return self._kernels.rms_norm(x, norm, eps)
+        with in_this_thread(x, x.numel()):
+            squares = x.float().square().sum(-1, keepdim=True)
+            group.all_reduce(squares)
+            # Where several ranks hold a KV head, it counts on each of them, like every other.
+            scale = torch.rsqrt(squares / (x.shape[1] * group.size) + eps)
+            return (x.float() * scale).to(x.dtype) * norm
 
     def attend(self, query: Tensor, pool: PoolView, batch: AttentionBatch) -> Tensor:
         """[num_tokens, num_heads, head_dim] to [num_tokens, num_heads * head_dim], over the K and V that `place`

@@ -64,6 +64,7 @@ class LayerModules:
     experts: ExpertModules | None
     gate_up: Linear | None  # hidden_size to 2 * intermediate_size; None where no token passes it
     down: Linear | None  # intermediate_size to hidden_size
+    group: Collectives | None = None  # ranks that have some of the heads each; None: all heads are here
 
     @property
     def projections(self) -> tuple[Linear | BatchedLinear | Experts, ...]:
@@ -261,8 +262,8 @@ def add_up(modules: DecoderModules, group: Collectives) -> DecoderModules:
 
 
 def _summed(layer: LayerModules, group: Collectives) -> LayerModules:
-    o = SummedLinear(layer.o, group)
+    layer = replace(layer, o=SummedLinear(layer.o, group), group=group)
     if layer.experts is not None:  # `down`, if there is one, is the shared experts': a part of the same sum
-        return replace(layer, o=o, experts=replace(layer.experts, group=group))
+        return replace(layer, experts=replace(layer.experts, group=group))
     assert layer.down is not None, "a layer without a feed-forward block"
-    return replace(layer, o=o, down=SummedLinear(layer.down, group))
+    return replace(layer, down=SummedLinear(layer.down, group))

@@ -128,6 +128,10 @@ def part_of(shard: Shard, name: str, shape: tuple[int, ...]) -> Part:
     match module.rpartition(".")[2]:
         case "q_proj" | "q_b_proj":
             return _of([q])
+        case "q_norm" if config.qk_norm == "whole":
+            return _of([q])
+        case "k_norm" if config.qk_norm == "whole":
+            return _of([kv])
         case "k_proj" | "v_proj":
             return _of([kv])
         case "qkv_proj":

@@ -86,7 +86,6 @@ OTHERS: dict[str, tuple[str, dict[str, object]]] = {
     "ministral3": (
         "Ministral3ForCausalLM",
         {
-            "sliding_window": 11,
             "rope_parameters": {
                 "rope_type": "yarn",
                 "rope_theta": 200.0,

@@ -98,6 +98,19 @@ def test_paged_attention(cpu, dtype, window, plan, heads, head_dim):
 
 @needs_library
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [1, 9, 64, 100])
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS.keys())
+def test_attention_in_chunks(cpu, dtype, window, plan):
+    case = AttentionCase(plan, (6, 2), 64, block_size=16, dtype=dtype)
+    view = {"window": window, "is_chunked": True}
+    close(
+        cpu.paged_attention(case.query, case.pool, LAYER, case.batch, scale=0.3, **view),
+        case.expected(**view).to(dtype),
+    )
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS.keys())
 @pytest.mark.parametrize(("heads", "head_dim"), [((21, 3), 64), ((11, 1), 48)])
 @pytest.mark.parametrize(("softcap", "has_sinks", "window"), [(1.5, False, None), (None, True, 1), (0.7, True, 70)])

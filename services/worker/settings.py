@@ -80,8 +80,7 @@ class WorkerSettings(
     Workers that share a GPU need shares that add up to less than 1."""
     gpu_direct: bool = False
     """Whether UCX sends and receives blocks straight from and into the GPU's memory, not by way of host memory. Only on
-    cuda, with a UCX that has CUDA transports, and without a fleet_key, whose tags are made on the host. It has not run
-    yet."""
+    cuda, with a UCX that has CUDA transports, and without a fleet_key, whose tags are made on the host."""
     kernels: str = "auto"
     """Backend of the model's ops: triton (CUDA), cpu (C++), torch, or auto: the first that this machine
     supports."""

@@ -39,11 +39,11 @@ class Way:
     has_fleet_key: bool = True
 
     def cluster(self, device: str, model: Path, state_dir: Path, **spec: Any) -> LocalCluster:
-        """Of a prefill and a decode worker, both on the device; not started. `spec`: see `local_cluster`."""
-        return local_cluster(
-            Extras(self.worker_flags), model=model, device=device, mode="disaggregated", num_prefill=1, num_decode=1,
-            state_dir=state_dir, has_fleet_key=self.has_fleet_key, **spec,
-        )  # fmt: skip
+        """Not started; of a prefill and a decode worker, both on the device, unless `spec` says otherwise: see
+        `local_cluster`."""
+        fields = {"mode": "disaggregated", "num_prefill": 1, "num_decode": 1, "has_fleet_key": self.has_fleet_key}
+        extras = Extras(self.worker_flags)
+        return local_cluster(extras, model=model, device=device, state_dir=state_dir, **{**fields, **spec})
 
 
 IN_MEMORY, STAGED = Way("in memory"), Way("staged")
@@ -54,11 +54,6 @@ DIRECT = Way("direct", ("--gpu-direct", "true"), has_fleet_key=False)
 def ways(device: str) -> tuple[Way, ...]:
     """Those that the device has."""
     return (IN_MEMORY,) if device == "cpu" else (STAGED, DIRECT)
-
-
-def chosen_device(device: str) -> str:
-    """`device`, or where it is empty the GPU where torch sees one."""
-    return device or ("cuda:0" if torch.cuda.is_available() else "cpu")
 
 
 async def answer(device: str, way: Way, model: Path, scratch: Path) -> tuple[str, float, float]:
@@ -98,7 +93,7 @@ def main(
     out: Out = None,
 ) -> None:
     """Ask a cluster of two workers for an answer. Fails where the ways of hand-off give different ones."""
-    chosen = chosen_device(device)
+    chosen = device or ("cuda:0" if torch.cuda.is_available() else "cpu")
     report, texts = Report(out), {}
     for way in ways(chosen):
         with tempfile.TemporaryDirectory(prefix="tandem-smoke-") as scratch:

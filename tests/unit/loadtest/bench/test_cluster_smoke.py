@@ -20,7 +20,7 @@ def settings_of(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> list[
     """As its workers read them, from their flags and their environment."""
     for name, value in cluster._environment.items():
         monkeypatch.setenv(name, value)
-    plans = plan_workers(cluster.spec, [CoreShare((), 1)] * 2)
+    plans = plan_workers(cluster.spec, [CoreShare((), 1)] * cluster.spec.num_processes)
     commands = [cluster._commands.worker(plan, "127.0.0.1:1") for plan in plans]
     return [load_settings(WorkerSettings, command[command.index("--name") :]) for command in commands]
 

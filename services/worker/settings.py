@@ -86,7 +86,7 @@ class WorkerSettings(
     supports."""
     piecewise_tokens: int = Field(default=-1, ge=-1, le=8192)
     """Longest step of prompts, or of prompts and answers, that runs as CUDA graphs between its attention calls; 0 =
-    none. For 512 tokens, 20 graphs a layer are captured at the start. Only on cuda, and by one process. -1 = 512 there,
+    none. For 512 tokens, 24 graphs a layer are captured at the start. Only on cuda, and by one process. -1 = 512 there,
     none elsewhere."""
     cpu_isa: Literal["auto", "avx2", "avx512", "avx512-bf16", "amx", "amx-emulated", "neon", "torch"] = Field(
         default="auto", validation_alias=AliasChoices("cpu_isa", "TANDEM_WORKER_CPU_ISA", "TANDEM_CPU_ISA")

@@ -46,7 +46,7 @@ class Way:
         return local_cluster(extras, model=model, device=device, state_dir=state_dir, **{**fields, **spec})
 
 
-IN_MEMORY, STAGED = Way("in memory"), Way("staged")
+IN_MEMORY, STAGED = Way("in-memory"), Way("staged")
 DIRECT = Way("direct", ("--gpu-direct", "true"), has_fleet_key=False)
 """By device pointers: a fleet key's tags are made of bytes in host memory."""
 

@@ -79,10 +79,10 @@ def test_clusters_at_once_answer_from_drawn_weights(
     flags = ["--shape", "3b", "--prompt-tokens", "64", "--prompts", "2", "--at-once", "2", "--scratch", str(tmp_path)]
     call(main, ["--device", "cpu", *flags, "--out", str(out)])
     found = {result["name"]: result["value"] for result in json.loads(out.read_text())["results"]}
-    assert {"weights written", "collocated and in memory, ready", "collocated, TTFT", "in memory, TTFT"} <= set(found)
-    assert found["in memory, hand-off exposed"] >= 0
+    assert {"weights written", "collocated and in-memory, ready", "collocated, TTFT", "in-memory, TTFT"} <= set(found)
+    assert found["in-memory, hand-off exposed"] >= 0
     assert (tmp_path / "3b" / "config.json").exists()
-    assert "in memory: 2 of 2 answers are those of collocated" in capsys.readouterr().out
+    assert "in-memory: 2 of 2 answers are those of collocated" in capsys.readouterr().out
 
 
 def test_the_ways_of_a_gpu_are_by_host_memory_and_by_pointer() -> None:

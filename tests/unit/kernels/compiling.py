@@ -197,6 +197,7 @@ def compile_attention(
     arch: str = "sm_90",
     softcap: float | None = None,
     has_sinks: bool = False,
+    is_chunked: bool = False,
 ) -> list[Compiled]:
     """Decode attention with its merge, then prefill attention with long chunks and with short ones."""
 
@@ -209,7 +210,7 @@ def compile_attention(
             pool = pool_of_nan((1, 2, 2, 2, block_size, head_dim), kv_dtype or dtype)
             sinks = torch.zeros(2 * group) if has_sinks else None
             triton_kernels().paged_attention(
-                query, pool, 1, batch, scale=0.1, window=window, softcap=softcap, sinks=sinks
+                query, pool, 1, batch, scale=0.1, window=window, softcap=softcap, sinks=sinks, is_chunked=is_chunked
             )
 
     return collect(calls, TARGETS[arch])

@@ -51,12 +51,14 @@ def all_cases(device: torch.device) -> Iterator[Case]:
 
 
 def tuning_cases(device: torch.device) -> Iterator[Case]:
-    """Both attention kernels over the sizes that they could be compiled for."""
+    """Both attention kernels, and sampling, over the sizes that they could be compiled for."""
     from shared.kernels.attention.bench_batch import pool_memory
     from shared.kernels.attention.decode import bench as decode
     from shared.kernels.attention.prefill import bench as prefill
+    from shared.kernels.sampling import bench as sampling
 
     memory = pool_memory(device)
+    yield from sampling.tuning_cases(device)
     yield from decode.tuning_cases(device, memory)
     yield from prefill.tuning_cases(device, memory)
 
@@ -96,7 +98,7 @@ def measure_each(cases: Iterable[Case], limits: Limits, clock: Clock, report: Re
 
 def main(
     only: Annotated[str, Option("ops whose name contains this")] = "",
-    tune: Annotated[bool, Option("attention over its possible tile sizes instead")] = False,
+    tune: Annotated[bool, Option("attention and sampling over their possible sizes instead")] = False,
     out: Out = None,
 ) -> None:
     """Measure the Triton kernels beside the limits of this GPU."""

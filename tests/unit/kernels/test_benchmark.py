@@ -65,6 +65,7 @@ def run_small_cases() -> list[str]:
         *activation.cases(device, [(2, 32)]),
         *blocks.cases(device, 3, (2, 8)),
         *sampling.cases(device, [(2, 50)]),
+        *list(sampling.tuning_cases(device, [(2, 50)]))[len(sampling.SIZES) : len(sampling.SIZES) + 2],
         *experts.cases(device, [(3, 32, 16, 4, 2)]),
         *latent.cases(device, [((20, 5), 3, 48)]),
     ]

@@ -130,7 +130,14 @@ def test_tokens_equal_those_of_the_reference(
 def test_many_tokens_equal_those_of_the_reference(interpreted: Run, seed: int) -> None:
     for vocab_size, ties in ((300, False), (300, True), (2049, seed % 2 == 0)):
         interpreted(sampling_checks.check_sampling, 24, vocab_size, 100 + seed, ties=ties)
-        interpreted(sampling_checks.check_split_sampling, 8, vocab_size, 200 + seed, ties=ties, capacity=32 << seed % 4)
+        sizes = {"capacity": 32 << seed % 4, "refine_over": (0, 20, 10_000)[seed % 3]}
+        interpreted(sampling_checks.check_split_sampling, 8, vocab_size, 200 + seed, ties=ties, **sizes)
+
+
+@pytest.mark.slow
+def test_flat_rows_are_drawn_from_narrowed_ranges(interpreted: Run) -> None:
+    sizes = {"split": 512, "refine_over": 64, "capacity": 1024, "tile": 256}
+    interpreted(sampling_checks.check_flat_sampling, 5000, sizes)
 
 
 @pytest.mark.slow

@@ -168,8 +168,10 @@ def test_blocks_are_copied_and_checked_bit_for_bit(dtype: torch.dtype) -> None:
 def test_tokens_equal_those_of_the_reference(ties: bool) -> None:
     for seed, vocab_size in enumerate((1, 100, 2048, 32_000, 128_256)):
         sampling_checks.check_sampling(32, vocab_size, seed, ties=ties, device="cuda")
-        sampling_checks.check_flat_sampling(vocab_size + 99, {}, device="cuda")
-        sampling_checks.check_flat_sampling(vocab_size + 99, {"refine_over": 0, "capacity": 64}, device="cuda")
+        for spread in (0.1, 1.0, 3.0):
+            sampling_checks.check_flat_sampling(vocab_size + 99, spread, {}, device="cuda")
+            sizes = {"refine_over": 0, "capacity": 64}
+            sampling_checks.check_flat_sampling(vocab_size + 99, spread, sizes, device="cuda")
     sampling_checks.check_broken_logits(device="cuda")
     sampling_checks.check_banned_tokens_are_never_drawn(device="cuda")
     sampling_checks.check_triton_penalties(64, 128_256, 1, device="cuda")

@@ -49,16 +49,15 @@ def check_split_sampling(
     assert tokens.tolist() == TorchKernels().sample_tokens(case.logits, case.rows).tolist()
 
 
-def check_flat_sampling(vocab_size: int, sizes: dict[str, int], device: str = "cpu") -> None:
+def check_flat_sampling(vocab_size: int, spread: float, sizes: dict[str, int], device: str = "cpu") -> None:
     """Rows so flat that thousands of tokens can be drawn, by temperature alone and cut by top-p or by top-k alone."""
     from shared.kernels.sampling.launch import SamplingSizes, sample_tokens
 
-    flatness, cuts = [0.1, 1.0, 3.0], [(0, 1.0), (0, 0.95), (0, 0.3), (vocab_size // 20, 1.0), (vocab_size // 20, 0.9)]
-    num_rows = len(flatness) * len(cuts)
+    cuts = [(0, 1.0), (0, 0.95), (0, 0.3), (vocab_size // 20, 1.0), (vocab_size // 20, 0.9)]
+    num_rows = len(cuts)
     numbers = torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(1))
-    scales = torch.tensor(flatness).repeat_interleave(len(cuts))
-    logits = (numbers * scales[:, None]).bfloat16().float().to(device)  # many equal, no two nearly so
-    top_ks, top_ps = zip(*(cuts * len(flatness)), strict=True)
+    logits = (numbers * spread).bfloat16().float().to(device)  # many equal, no two nearly so
+    top_ks, top_ps = zip(*cuts, strict=True)
     rows = SamplingRows.from_lists(
         [1.0] * num_rows, top_ks, top_ps, [0.0] * num_rows, range(num_rows), range(num_rows), device
     )  # fmt: skip

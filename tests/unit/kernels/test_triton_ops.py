@@ -135,9 +135,10 @@ def test_many_tokens_equal_those_of_the_reference(interpreted: Run, seed: int) -
 
 
 @pytest.mark.slow
-def test_flat_rows_are_drawn_from_narrowed_ranges(interpreted: Run) -> None:
-    sizes = {"split": 512, "refine_over": 64, "capacity": 1024, "tile": 256}
-    interpreted(sampling_checks.check_flat_sampling, 5000, sizes)
+@pytest.mark.parametrize("spread", [0.1, 1.0, 3.0])
+def test_flat_rows_are_drawn_from_narrowed_ranges(interpreted: Run, spread: float) -> None:
+    sizes = {"split": 512, "refine_over": 64, "capacity": 1024, "tile": 512}
+    interpreted(sampling_checks.check_flat_sampling, 2000, spread, sizes)
 
 
 @pytest.mark.slow

@@ -7,8 +7,8 @@ from shared.kernels.attention import paged, uniform
 from shared.kernels.blocks import launch as blocks
 from shared.kernels.experts import launch as grouped
 from shared.kernels.experts import reference as experts
-from shared.kernels.experts import routing
-from shared.kernels.latent import reference as latent
+from shared.kernels.experts import routing_launch as routing
+from shared.kernels.latent import launch as latent
 from shared.kernels.linear import make_plain_linear
 from shared.kernels.lora import launch as lora
 from shared.kernels.matmul.launch import make_rowwise_linear

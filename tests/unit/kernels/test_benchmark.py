@@ -66,7 +66,11 @@ def run_small_cases() -> list[str]:
         *blocks.cases(device, 3, (2, 8)),
         *sampling.cases(device, [(2, 50)]),
         *experts.cases(device, [(3, 32, 16, 4, 2)]),
+        *experts.tuning_cases(
+            device, [(3, 32, 16, 4, 2)], [(9, 32, 16, 4, 2)], (experts.FEW_CONFIGS[:1], experts.MANY_CONFIGS[:1])
+        ),
         *latent.cases(device, [((20, 5), 3, 48)]),
+        *latent.tuning_cases(device, [((20, 5), 3, 48)]),
     ]
     assert next(iter(prefill.tuning_cases(torch.device("meta")))).num_flops == 4 * 32 * 128 * 8192 * 8193 // 2
     for case in cases:

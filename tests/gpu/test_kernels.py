@@ -21,6 +21,7 @@ from shared.model.decoder import Decoder
 from tests.unit.kernels import (
     attention_checks,
     block_checks,
+    coded_checks,
     comparing,
     decoder_checks,
     deterministic_checks,
@@ -104,6 +105,30 @@ def test_experts_equal_the_reference(
     num_tokens: int, num_experts: int, top_k: int, sizes: tuple[int, int], dtype: torch.dtype
 ) -> None:
     decoder_checks.check_experts(num_tokens, num_experts, top_k, sizes=sizes, dtype=dtype, device="cuda")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("form", coded_checks.FORMS)
+def test_products_with_codes_equal_those_of_the_opened_weight(form: str, dtype: torch.dtype) -> None:
+    for num_rows, out_size, in_size in ((1, 8, 128), (3, 70, 200), (16, 4096, 4096), (32, 300, 900), (64, 1000, 1152)):
+        coded_checks.check_product(form, num_rows, out_size, in_size, dtype=dtype, device="cuda")
+    for num_rows in (100, 300):
+        coded_checks.check_product(form, num_rows, 1032, 2048, dtype=dtype, device="cuda", bias=num_rows == 100)
+    if "rounded" not in form:
+        coded_checks.check_the_opened_weight(form, dtype, "cuda")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_codes_in_any_order_many_rows_and_rows_that_are_no_numbers(dtype: torch.dtype) -> None:
+    coded_checks.check_orders(dtype, "cuda")
+    coded_checks.check_many_rows("int4 groups with zeros", "cuda", dtype)
+    if dtype != torch.float32:
+        coded_checks.check_rows_that_are_no_numbers(dtype, "cuda")
+
+
+@pytest.mark.parametrize("form", ["int4 groups with zeros", "int8 rows, rounded rows", "fp8 blocks"])
+def test_captured_products_with_codes_follow_their_input(form: str) -> None:
+    coded_checks.check_capture(form)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

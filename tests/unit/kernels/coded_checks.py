@@ -155,7 +155,7 @@ def assert_close(found: Tensor, expected: Tensor, *, rounds_weight: bool = False
     """Rounded once, but for fp32 sums: to the dtype; where the weight is rounded too, sums differ by as much again."""
     unit = TOLERANCES[torch.float32] if found.dtype == torch.float32 else torch.finfo(found.dtype).eps
     size = float(expected.square().mean().sqrt())
-    most = unit * size * (0.05 if found.dtype != torch.float32 else 1)  # of sums that cancel
+    most = unit * size * (0.1 if found.dtype != torch.float32 else 1)  # of sums that cancel
     if rounds_weight and found.dtype != torch.float32:
         most = unit * size * 2
     torch.testing.assert_close(found.double(), expected, rtol=unit, atol=most)

@@ -6,6 +6,7 @@ conversions would take longer than reading the codes does.
 """
 
 # mypy: disable-error-code="import-untyped, import-not-found, no-untyped-def, no-untyped-call, untyped-decorator"
+# mypy: allow-redefinition
 # ruff: noqa: N803  # compile-time arguments are upper case
 
 import triton

@@ -81,8 +81,8 @@ def test_every_case_runs(interpreted: Run) -> None:
     assert set(interpreted(run_small_cases)) == {
         "decode attention", "prefill attention", "torch sdpa", "rms norm", "add + rms norm", "rotate + write",
         "head norm + rotate + write", "silu · mul", "gather blocks", "scatter blocks", "block checksums", "sampling",
-        "sampling by sort", "mask", "experts", "attention to latents", "coded, 16 bits by cuBLAS", "coded, int4", "coded, int8", "coded, w8a8",
-        "coded, fp8", "coded, fp8 in blocks",
+        "sampling by sort", "mask", "experts", "attention to latents",
+        "coded, 16 bits by cuBLAS", "coded, int4", "coded, int8", "coded, w8a8", "coded, fp8", "coded, fp8 in blocks",
     }  # fmt: skip
 
 

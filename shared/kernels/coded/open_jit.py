@@ -6,7 +6,6 @@ conversions would take longer than reading the codes does.
 """
 
 # mypy: disable-error-code="import-untyped, import-not-found, no-untyped-def, no-untyped-call, untyped-decorator"
-# mypy: allow-redefinition
 # ruff: noqa: N803  # compile-time arguments are upper case
 
 import triton
@@ -73,10 +72,10 @@ FLOATS_FP16 = _texts(_FLOAT, 8, 0, **_FLOAT_FP16)
 
 
 @triton.jit
-def opened_part(words, zeros, dtype: tl.constexpr, KIND: tl.constexpr, PART: tl.constexpr, PTX: tl.constexpr):
-    """[COLUMNS, WORDS] of `dtype`: the code of one part in each word, the zero of int4 taken off.
+def opened_codes(words, zeros, dtype: tl.constexpr, KIND: tl.constexpr, PART: tl.constexpr, PTX: tl.constexpr):
+    """[COLUMNS, WORDS] of `dtype`: the code of one part in each word, minus its zero.
 
-    words: [COLUMNS, WORDS] uint16; zeros: [COLUMNS] of `dtype`.
+    words: [COLUMNS, WORDS] uint16; zeros: [COLUMNS] of `dtype`, or None but for int4.
     """
     if not PTX:
         if KIND == "int4":
@@ -89,26 +88,21 @@ def opened_part(words, zeros, dtype: tl.constexpr, KIND: tl.constexpr, PART: tl.
     elif dtype == tl.bfloat16:
         if KIND == "int4":
             less = (-128.0 - zeros.to(tl.float32)).to(dtype)[:, None]
-            text: tl.constexpr = NIBBLES_BF16[PART]
-            found = tl.inline_asm_elementwise(text, "=r,r,r", [words, less], dtype=tl.bfloat16, is_pure=True, pack=2)
+            nibble: tl.constexpr = NIBBLES_BF16[PART]
+            found = tl.inline_asm_elementwise(nibble, "=r,r,r", [words, less], dtype=tl.bfloat16, is_pure=True, pack=2)
         else:
-            text: tl.constexpr = FLOATS_BF16[PART] if KIND == "fp8" else BYTES_BF16[PART]
-            found = tl.inline_asm_elementwise(text, "=r,r", [words], dtype=tl.bfloat16, is_pure=True, pack=2)
+            byte: tl.constexpr = FLOATS_BF16[PART] if KIND == "fp8" else BYTES_BF16[PART]
+            found = tl.inline_asm_elementwise(byte, "=r,r", [words], dtype=tl.bfloat16, is_pure=True, pack=2)
     else:
         if KIND == "int4":
             less = (-1024.0 - zeros.to(tl.float32)).to(dtype)[:, None]
-            text: tl.constexpr = NIBBLES_FP16[PART]
-            found = tl.inline_asm_elementwise(text, "=r,r,r", [words, less], dtype=tl.float16, is_pure=True, pack=2)
+            half_nibble: tl.constexpr = NIBBLES_FP16[PART]
+            found = tl.inline_asm_elementwise(
+                half_nibble, "=r,r,r", [words, less], dtype=tl.float16, is_pure=True, pack=2
+            )
         else:
-            text: tl.constexpr = FLOATS_FP16[PART] if KIND == "fp8" else BYTES_FP16[PART]
-            found = tl.inline_asm_elementwise(text, "=r,r", [words], dtype=tl.float16, is_pure=True, pack=2)
-    return found
-
-
-@triton.jit
-def opened_codes(words, zeros, dtype: tl.constexpr, KIND: tl.constexpr, PART: tl.constexpr, PTX: tl.constexpr):
-    """As `opened_part`; `zeros` may be None but for int4, and are taken off whatever the kind."""
-    found = opened_part(words, zeros, dtype, KIND, PART, PTX)
+            half_byte: tl.constexpr = FLOATS_FP16[PART] if KIND == "fp8" else BYTES_FP16[PART]
+            found = tl.inline_asm_elementwise(half_byte, "=r,r", [words], dtype=tl.float16, is_pure=True, pack=2)
     if KIND == "int8" and zeros is not None:
         found = (found.to(tl.float32) - zeros.to(tl.float32)[:, None]).to(dtype)
     return found

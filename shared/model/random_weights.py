@@ -11,7 +11,7 @@ from shared.kernels.backends.registry import AUTO, choose_kernels
 from shared.kernels.quantized import QuantizedWeight, quantize_rows
 from shared.model.config.model_config import ModelConfig
 from shared.model.decoder import Decoder
-from shared.model.layers.parameters import NO_SPECS, DecoderParameters
+from shared.model.layers.parameters import NO_SPECS, DecoderParameters, Specs
 from shared.model.weights.plan import AS_STORED, Quantization, rounding_specs
 
 _BEHIND = 3.0  # of norms of what a layer's parts give
@@ -67,11 +67,7 @@ def random_decoder(
     device or dtype.
     """
     chosen = choose_kernels(device, dtype, kernels)
-    specs = NO_SPECS
-    if quantization != "auto":
-        views = DecoderParameters.allocate(config, dtype, "meta").checkpoint_views(config)
-        specs = rounding_specs(config, {name: tuple(view.shape) for name, view in views.items()}, quantization)
-    parameters = DecoderParameters.allocate(config, dtype, device, specs=specs)
+    parameters = DecoderParameters.allocate(config, dtype, device, specs=specs_of(config, quantization))
     generator = torch.Generator(device).manual_seed(seed)
     for name, view in parameters.checkpoint_views(config).items():
         mean, std = mean_and_std(name, view.shape, config)
@@ -80,6 +76,14 @@ def random_decoder(
         else:
             _fill(view, mean, std, generator)
     return Decoder(config, parameters, chosen)
+
+
+def specs_of(config: ModelConfig, quantization: Quantization) -> Specs:
+    """The forms of a plain model's projections that are rounded."""
+    if quantization == "auto":
+        return NO_SPECS
+    views = DecoderParameters.allocate(config, torch.float32, "meta").checkpoint_views(config)
+    return rounding_specs(config, {name: tuple(view.shape) for name, view in views.items()}, quantization)
 
 
 def _fill(weight: QuantizedWeight, mean: float, std: float, generator: torch.Generator) -> None:

@@ -161,7 +161,7 @@ bench-engine: setup  ## prefill and decode beside the limits of the hardware: MO
 bench-kernels: setup  ## the Triton kernels beside the limits of a GPU, which it needs: ONLY=op OUT=file
 	$(BIN)/python -m loadtest.bench kernels $(KERNEL_FLAGS) $(ARGS)
 
-gpu-check:  ## all that a first half hour on a GPU should tell, with a Python that has torch where there is no .venv; another call with the same OUT continues: OUT=file MINUTES=9.5 ONLY="engine mixed" PYTHON=path
+gpu-check:  ## all that first minutes on a GPU should tell, with a Python that has torch where there is no .venv; another call with the same OUT continues: OUT=file MINUTES=9.5 ONLY="engine mixed" PYTHON=path
 	$(TORCH_PYTHON) -m loadtest.bench.gpu_check --out "$(or $(OUT),out/gpu-check.json)" $(if $(MINUTES),--minutes $(MINUTES)) $(if $(ONLY),--only $(ONLY)) $(ARGS)
 
 gpu-kit: setup  ## what such a machine lacks to run a whole cluster without network, into out/gpu-kit.tar.xz, from where gpu-check takes it: FOR=3.12 (its Python)

@@ -20,6 +20,7 @@ BENCHMARKS = {
     "gpu-limits": _benchmark("kernels.limits", "A GPU's properties, copy and matrix rates."),
     "gpu-trace": _benchmark("engine.gpu_trace", "The kernels of a decode step and a prompt on a GPU."),
     "gpu-direct": _benchmark("engine.gpu_direct", "Blocks between two processes' pools on a GPU by device pointers."),
+    "gpu-handoff": _benchmark("handoff", "What a long prompt's request waits for its hand-off, two workers on a GPU."),
     "cluster-smoke": _benchmark("cluster_smoke", "A whole cluster on this machine, two workers, gives one answer."),
     "piecewise": _benchmark("engine.piecewise", "Prompts and mixed steps on a GPU, eager and in captured pieces."),
     "staging": _benchmark("engine.staging", "Blocks between a GPU's pool and host memory."),

@@ -91,6 +91,14 @@ SERVED: dict[str, Shape] = {
 """Llamas with heads of 64 whose compute dominates the Python around it. `b` has 78 million parameters; `s` has 36
 million, for machines without fast 16-bit arithmetic; `xs` has 14 million, for machines without a whole free core."""
 
+_OF_8B = {"hidden_size": 4096, "intermediate_size": 14336, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128}
+ON_GPU: dict[str, Shape] = {
+    "8b": {**_OF_8B, "num_layers": 32},
+    "8b-half": {**_OF_8B, "num_layers": 16},
+    "3b": {**_OF_8B, "hidden_size": 3072, "intermediate_size": 8192, "num_heads": 24, "num_layers": 28},
+}
+"""Llama-3-8B, half of its layers, and Llama-3.2-3B, all with another model's vocabulary."""
+
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 
 _MOST_BYTES = 1 << 30  # of a file: what is generated at once
@@ -104,9 +112,10 @@ def checkpoint(name: str) -> Path:
     return folder
 
 
-def write_model(folder: Path, shape: Shape, tokenizer_of: Path) -> Path:
+def write_model(folder: Path, shape: Shape, tokenizer_of: Path, *, max_len: int = 8192, device: str = "cpu") -> Path:
     """Makes the folder of a model that can be served, unless it exists, and returns it. Its vocabulary is that of the
-    model `tokenizer_of`. Raises ConfigError (`tokenizer`) if that is none."""
+    model `tokenizer_of`. `max_len`: its longest sequence, tokens; `device`: as for `write_random_checkpoint`. Raises
+    ConfigError (`tokenizer`) if `tokenizer_of` is none."""
 
     try:
         vocab_size = load_config(tokenizer_of).vocab_size
@@ -116,8 +125,9 @@ def write_model(folder: Path, shape: Shape, tokenizer_of: Path) -> Path:
         folder,
         {"head_dim": 64, **shape, "vocab_size": vocab_size},
         tokenizer_of,
-        max_position_embeddings=8192,
+        max_position_embeddings=max_len,
         tie=True,
+        device=device,
     )
     return folder
 

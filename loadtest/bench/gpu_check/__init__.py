@@ -1,1 +1,1 @@
-"""What a first hour on a GPU should tell: `make gpu-check`."""
+"""What first minutes on a GPU should tell: `make gpu-check`."""

@@ -1,8 +1,8 @@
-"""`make gpu-check OUT=file`: everything that a first hour on a GPU should tell, one step after the other.
+"""`make gpu-check OUT=file`: everything that first minutes on a GPU should tell, one step after the other.
 
 A GPU may be at hand for minutes, so a call ends within its `--minutes`. A further call with the same `--out` runs the
-steps that are left, also after one was killed. Each step is a process of its own with a limit; the limits add up to
-half an hour. Needs torch alone: a step whose packages, programs or GPU are absent is skipped by name. What
+steps that are left, also after one was killed. Each step is a process of its own with a limit; two calls of 9.5
+minutes hold all limits. Needs torch alone: a step whose packages, programs or GPU are absent is skipped by name. What
 `make gpu-kit` packed is used where it lies in `out/`.
 """
 
@@ -124,11 +124,11 @@ def check(planned: Sequence[CheckStep], record: CheckRecord, minutes: float) -> 
 
 def main(
     out: Annotated[Path, Option("the report, JSON, from which a further call continues; a step's files lie beside it")],
-    minutes: Annotated[float, Option("of this call; a step whose limit no longer fits is left for the next")] = 30.0,
+    minutes: Annotated[float, Option("of this call; a step whose limit no longer fits is left for the next")] = 20.0,
     only: Annotated[str, Option("these steps")] = "",
     fresh: Annotated[bool, Option("forget what the report has of these steps")] = False,
 ) -> int:
-    """Runs every step that a first hour on a GPU should have. Status 0: each passed or was skipped; 1: one did not; 3:
+    """Runs every step that first minutes on a GPU should have. Status 0: each passed or was skipped; 1: one did not; 3:
     none failed, and some are left for a further call."""
     begin = time.monotonic()
     kit.use()

@@ -25,8 +25,8 @@ from tests.unit.local.processes import wait_for_end
 from tests.waiting import until
 
 NO_GPU = {"gpu": None}
-ALL_MINUTES, CALL_MINUTES, MOST_FILES = 30, 9.5, 6
-"""A machine's time, a command's, and the files that it may bring back."""
+CALL_MINUTES, MOST_CALLS, MOST_FILES = 9.5, 2, 6
+"""A command's time, how many commands a machine is there for, and the files that it may bring back."""
 
 
 def python(name: str, code: str, minutes: float = 1.0, **needs: Any) -> CheckStep:
@@ -152,7 +152,6 @@ def test_what_is_no_report_is_refused_and_kept(out: Path) -> None:
 
 def test_the_steps_keep_to_a_machines_time_and_name_what_exists(tmp_path: Path) -> None:
     planned = steps(tmp_path / "check.json")
-    assert sum(step.minutes for step in planned) <= ALL_MINUTES
     assert all(0 < step.minutes <= CALL_MINUTES / 2 for step in planned)
     assert len({step.name for step in planned}) == len(planned)
     for step in planned:
@@ -165,9 +164,7 @@ def test_the_steps_keep_to_a_machines_time_and_name_what_exists(tmp_path: Path) 
     assert len({*named, "check.json", "check-step.log"}) <= MOST_FILES
 
 
-def test_calls_of_ten_minutes_are_enough_for_all_steps_at_their_limits(
-    out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_calls_are_enough_for_all_steps_at_their_limits(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
 
     def take_the_whole_limit(step: CheckStep, record: CheckRecord) -> Any:
@@ -185,7 +182,7 @@ def test_calls_of_ten_minutes_are_enough_for_all_steps_at_their_limits(
         left = check(steps(out), CheckRecord(out, {"gpu": "one"}) if not out.exists() else CheckRecord.load(out), 9.5)
         num_calls += 1
         assert now[0] - begin <= 60 * CALL_MINUTES
-    assert num_calls <= 4
+    assert num_calls <= MOST_CALLS
     assert len(report(out)) == len(steps(out))
 
 

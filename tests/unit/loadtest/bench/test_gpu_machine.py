@@ -55,7 +55,12 @@ def test_every_step_gets_as_far_as_the_gpu_with_that_machines_packages(tmp_path:
     out = tmp_path / "check.json"
     record = CheckRecord(out, look())
     assert record.machine["gpu"] is None
-    elsewhere = ("tuning", "sanitizer", "cluster")  # other flags of what another step runs too; packages of the kit
+    elsewhere = (
+        "tuning",
+        "sanitizer",
+        "cluster",
+        "handoff",
+    )  # other flags of what another step runs too; packages of the kit
     planned = [step for step in steps(out) if step.name not in elsewhere]
     needs_no_gpu = [step.name for step in planned if not step.gpu]
     # As if there were one, and no program but Python.

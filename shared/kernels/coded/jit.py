@@ -84,7 +84,7 @@ def multiply_codes(
         for step in tl.range(begin, end, num_stages=STAGES):
             code = tl.load(codes + places_of(columns, step, steps, DEPTH, 1))
             numbers = load_x(x_rows, rows < num_rows, step * DEPTH + tl.arange(0, DEPTH), in_size, IS_WHOLE)
-            total = tl.dot(code, tl.trans(numbers), total)
+            total = tl.dot(code, tl.trans(numbers), total, out_dtype=tl.int32)
     else:
         PARTS: tl.constexpr = 4 if KIND == "int4" else 2
         WIDTH: tl.constexpr = DEPTH // PARTS  # columns of a part

@@ -110,10 +110,9 @@ def test_experts_equal_the_reference(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("form", coded_checks.FORMS)
 def test_products_with_codes_equal_those_of_the_opened_weight(form: str, dtype: torch.dtype) -> None:
-    for num_rows, out_size, in_size in ((1, 8, 128), (3, 70, 200), (16, 4096, 4096), (32, 300, 900), (64, 1000, 1152)):
+    for num_rows, out_size, in_size in ((3, 70, 200), (16, 4096, 4096), (64, 1000, 1152), (100, 1032, 2048)):
         coded_checks.check_product(form, num_rows, out_size, in_size, dtype=dtype, device="cuda")
-    for num_rows in (100, 300):
-        coded_checks.check_product(form, num_rows, 1032, 2048, dtype=dtype, device="cuda", bias=num_rows == 100)
+    coded_checks.check_product(form, 300, 1032, 2048, dtype=dtype, device="cuda", bias=False)
     if "rounded" not in form:
         coded_checks.check_the_opened_weight(form, dtype, "cuda")
 

@@ -37,7 +37,6 @@ def all_cases(device: torch.device) -> Iterator[Case]:
     from shared.kernels.attention.latent import bench as latent
     from shared.kernels.attention.prefill import bench as prefill
     from shared.kernels.blocks import bench as blocks
-    from shared.kernels.coded import bench as coded
     from shared.kernels.experts import bench as experts
     from shared.kernels.matmul import bench as matmul
     from shared.kernels.rmsnorm import bench as rmsnorm
@@ -47,21 +46,19 @@ def all_cases(device: torch.device) -> Iterator[Case]:
     memory = pool_memory(device)
     for attention in (decode, prefill):
         yield from attention.cases(device, memory=memory)
-    for module in (rmsnorm, rotary, activation, blocks, sampling, matmul, coded, experts, latent):
+    for module in (rmsnorm, rotary, activation, blocks, sampling, matmul, experts, latent):
         yield from module.cases(device)
 
 
 def tuning_cases(device: torch.device) -> Iterator[Case]:
-    """Both attention kernels and products of codes over the sizes that they could be compiled for."""
+    """Both attention kernels over the sizes that they could be compiled for."""
     from shared.kernels.attention.bench_batch import pool_memory
     from shared.kernels.attention.decode import bench as decode
     from shared.kernels.attention.prefill import bench as prefill
-    from shared.kernels.coded import bench as coded
 
     memory = pool_memory(device)
     yield from decode.tuning_cases(device, memory)
     yield from prefill.tuning_cases(device, memory)
-    yield from coded.tuning_cases(device)
 
 
 _HEADS = "32/8 heads of 128"
@@ -99,12 +96,17 @@ def measure_each(cases: Iterable[Case], limits: Limits, clock: Clock, report: Re
 
 def main(
     only: Annotated[str, Option("ops whose name contains this")] = "",
-    tune: Annotated[bool, Option("attention and products of codes over possible tile sizes instead")] = False,
+    tune: Annotated[bool, Option("attention over its possible tile sizes instead")] = False,
+    codes: Annotated[bool, Option("products with weights in codes instead; with --tune over tile sizes")] = False,
     out: Out = None,
 ) -> None:
     """Measure the Triton kernels beside the limits of this GPU."""
     device = cuda_device("the kernel benchmark")
     chosen = tuning_cases if tune else all_cases
+    if codes:
+        from shared.kernels.coded import bench as coded
+
+        chosen = coded.tuning_cases if tune else coded.cases
     limits = measure_limits(graph_clock, device)
     report = Report(out)
     report.add(limit_results(limits))

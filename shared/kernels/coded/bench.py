@@ -87,14 +87,14 @@ def tuning_cases(device: torch.device) -> Iterator[Case]:
 
 def _configs() -> Iterator[tuple[int, CodedConfig]]:
     for columns, num_warps, num_stages, programs in (
-        (64, 4, 4, 6), (128, 4, 4, 3), (128, 4, 4, 6), (128, 4, 4, 10), (128, 4, 6, 6), (128, 8, 4, 4), (256, 8, 4, 3),
+        (64, 4, 4, 6), (128, 4, 4, 3), (128, 4, 4, 6), (128, 4, 4, 12), (128, 4, 6, 6), (128, 8, 4, 4), (256, 8, 4, 3),
     ):  # fmt: skip
         yield 1, CodedConfig(16, columns, num_warps, num_stages, programs)
     for columns, num_warps, num_stages, programs in (
         (64, 4, 3, 4), (128, 8, 3, 2), (128, 8, 3, 4), (128, 8, 4, 2), (256, 8, 3, 2),
     ):  # fmt: skip
         yield 64, CodedConfig(64, columns, num_warps, num_stages, programs)
-    for config in (CodedConfig(64, 128, 8, 3, 2), CodedConfig(128, 128, 8, 3, 1), CodedConfig(64, 256, 8, 3, 1)):
+    for config in (CodedConfig(128, 128, 8, 3, 1), CodedConfig(64, 256, 8, 3, 1)):
         yield 256, config
 
 

@@ -43,7 +43,7 @@ def finished(sums, scales, columns, rows, row_scales, bias, num_rows, out_size, 
     return found
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_splits", "steps_a_split", "parts", "tickets"])
+@triton.jit(do_not_specialize=["num_rows", "steps", "num_splits", "steps_a_split", "tickets"])
 def multiply_codes(
     x,  # [num_rows, in_size]; int8 where the weight's codes are multiplied as they are
     codes,  # uint16 as above, or int8 [padded out_size, in_size]
@@ -139,7 +139,7 @@ def multiply_codes(
             tl.store(output + places, found.to(output.dtype.element_ty), mask=real)
 
 
-@triton.jit(do_not_specialize=["first_row"])
+@triton.jit(do_not_specialize=["first_row", "steps"])
 def open_rows(
     codes,  # uint16 as above
     scales,

@@ -21,6 +21,7 @@ from shared.model.decoder import Decoder
 from tests.unit.kernels import (
     attention_checks,
     block_checks,
+    coded_checks,
     comparing,
     decoder_checks,
     deterministic_checks,
@@ -168,6 +169,29 @@ def test_captured_experts_follow_the_choice() -> None:
             torch.cuda.synchronize()
             expected = TorchKernels.make_experts(gate_up, experts.down, 0, own=False).forward(x, ids, weights)
             comparing.assert_near(output, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("form", coded_checks.FORMS)
+def test_products_with_codes_equal_those_of_the_opened_weight(form: str, dtype: torch.dtype) -> None:
+    for num_rows, out_size, in_size in ((3, 70, 200), (16, 4096, 4096), (64, 1000, 1152), (100, 1032, 2048)):
+        coded_checks.check_product(form, num_rows, out_size, in_size, dtype=dtype, device="cuda")
+    coded_checks.check_product(form, 300, 1032, 2048, dtype=dtype, device="cuda", bias=False)
+    if "rounded" not in form:
+        coded_checks.check_the_opened_weight(form, dtype, "cuda")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_codes_in_any_order_many_rows_and_rows_that_are_no_numbers(dtype: torch.dtype) -> None:
+    coded_checks.check_orders(dtype, "cuda")
+    coded_checks.check_many_rows("int4 groups with zeros", "cuda", dtype)
+    if dtype != torch.float32:
+        coded_checks.check_rows_that_are_no_numbers(dtype, "cuda")
+
+
+@pytest.mark.parametrize("form", ["int4 groups with zeros", "int8 rows, rounded rows", "fp8 blocks"])
+def test_captured_products_with_codes_follow_their_input(form: str) -> None:
+    coded_checks.check_capture(form)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

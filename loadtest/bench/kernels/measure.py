@@ -104,6 +104,7 @@ def measure_each(cases: Iterable[Case], limits: Limits, clock: Clock, report: Re
 def main(
     only: Annotated[str, Option("ops whose name contains this")] = "",
     tune: Annotated[bool, Option("possible tile sizes of attention, experts and latents instead")] = False,
+    codes: Annotated[bool, Option("products with weights in codes instead; with --tune over tile sizes")] = False,
     out: Out = None,
 ) -> None:
     """Measure the Triton kernels beside the limits of this GPU."""
@@ -112,7 +113,12 @@ def main(
     report = Report(out)
     report.add(limit_results(limits))
     report.print()
-    chosen = tuning_cases(device, only) if tune else all_cases(device)
+    if codes:
+        from shared.kernels.coded import bench as coded
+
+        chosen = coded.tuning_cases(device) if tune else coded.cases(device)
+    else:
+        chosen = tuning_cases(device, only) if tune else all_cases(device)
     cases = (case for case in chosen if only in case.op)
     failed = measure_each(cases, limits, graph_clock, report)
     print("\n".join(["", *verdicts(GOALS, report.results), *(f"failed: {name}" for name in failed)]), flush=True)

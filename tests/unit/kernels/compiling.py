@@ -21,6 +21,7 @@ from shared.kernels.sampling.history import Penalties, TokenHistory
 from shared.kernels.sampling.rows import SamplingRows
 
 from .attention_case import pool_of_nan
+from .coded_checks import FORMS, random_weight
 from .comparing import triton_kernels
 from .routing_case import FAMILIES
 
@@ -299,5 +300,21 @@ def compile_the_rest(dtype: torch.dtype, arch: str = "sm_90") -> list[Compiled]:
         history, slot, factor = TokenHistory.empty(2, 128_256, "cpu"), torch.tensor([0]), torch.ones(1)
         kernels.penalize(torch.zeros(1, 128_256), history, Penalties(slot, factor, factor, factor))
         kernels.count_tokens(history, slot, slot)
+
+    return collect(calls, TARGETS[arch])
+
+
+def compile_coded(form: str, dtype: torch.dtype, arch: str = "sm_90") -> list[Compiled]:
+    """Products with a weight in codes for every number of rows, and its opening."""
+    from shared.kernels.coded import launch
+
+    def calls() -> None:
+        weight = random_weight(FORMS[form], 512, 2048, "cpu")
+        linear = triton_kernels().make_quantized_linear(weight, torch.zeros(512, dtype=dtype), dtype)
+        assert isinstance(linear, launch.CodedLinear)
+        for num_rows in (1, 32, 64):
+            linear.forward(torch.zeros(num_rows, 2048, dtype=dtype))
+        if linear.weight.kind != "whole":
+            launch.open_weight(linear.weight, 0, 512, dtype)
 
     return collect(calls, TARGETS[arch])

@@ -167,7 +167,8 @@ class DecoderOps(Protocol):
         Args:
             weight: [out_size, in_size].
             bias: [out_size] of `dtype`, or None; the layer keeps it.
-            dtype: of x and the result. Codes are not rounded to it: products are of `scale * (code - zero)`.
+            dtype: of x and the result. Products are of `scale * (code - zero)`, which only GPUs round to it, for many
+                rows.
         """
         ...
 

@@ -8,11 +8,14 @@ from collections.abc import Sequence
 import torch
 
 from shared.kernels.backends.registry import AUTO, choose_kernels
+from shared.kernels.quantized import QuantizedWeight, quantize_rows
 from shared.model.config.model_config import ModelConfig
 from shared.model.decoder import Decoder
-from shared.model.layers.parameters import DecoderParameters
+from shared.model.layers.parameters import NO_SPECS, DecoderParameters, Specs
+from shared.model.weights.plan import AS_STORED, Quantization, rounding_specs
 
 _BEHIND = 3.0  # of norms of what a layer's parts give
+_ROUNDED_ROWS = 2048  # at a time, where weights are rounded
 _LOGIT_STD = 4.0  # large enough that rounding does not change the greedy choice
 
 
@@ -51,17 +54,41 @@ def mean_and_std(name: str, shape: Sequence[int], config: ModelConfig) -> tuple[
 
 
 def random_decoder(
-    config: ModelConfig, dtype: torch.dtype, device: torch.device | str, seed: int = 0, kernels: str = AUTO
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    seed: int = 0,
+    kernels: str = AUTO,
+    quantization: Quantization = AS_STORED,
 ) -> Decoder:
     """A decoder whose weights are generated on its device: 8B parameters in a second on a GPU, without a file.
 
-    Raises ConfigError if the kernels cannot serve this device or dtype.
+    `quantization`: what they are rounded to, some rows at a time. Raises ConfigError if the kernels cannot serve this
+    device or dtype.
     """
     chosen = choose_kernels(device, dtype, kernels)
-    parameters = DecoderParameters.allocate(config, dtype, device)
+    parameters = DecoderParameters.allocate(config, dtype, device, specs=specs_of(config, quantization))
     generator = torch.Generator(device).manual_seed(seed)
     for name, view in parameters.checkpoint_views(config).items():
         mean, std = mean_and_std(name, view.shape, config)
-        assert isinstance(view, torch.Tensor)
-        view.normal_(mean, std, generator=generator)
+        if isinstance(view, torch.Tensor):
+            view.normal_(mean, std, generator=generator)
+        else:
+            _fill(view, mean, std, generator)
     return Decoder(config, parameters, chosen)
+
+
+def specs_of(config: ModelConfig, quantization: Quantization) -> Specs:
+    """The forms of a plain model's projections that are rounded."""
+    if quantization == "auto":
+        return NO_SPECS
+    views = DecoderParameters.allocate(config, torch.float32, "meta").checkpoint_views(config)
+    return rounding_specs(config, {name: tuple(view.shape) for name, view in views.items()}, quantization)
+
+
+def _fill(weight: QuantizedWeight, mean: float, std: float, generator: torch.Generator) -> None:
+    assert len(weight.shape) == 2, f"random weights of shape {tuple(weight.shape)} are not rounded"
+    for first in range(0, weight.out_size, _ROUNDED_ROWS):
+        count = min(_ROUNDED_ROWS, weight.out_size - first)
+        rows = torch.empty((count, weight.in_size), device=weight.device).normal_(mean, std, generator=generator)
+        weight.fill(first, quantize_rows(rows, weight.spec))

@@ -21,6 +21,7 @@ from shared.model.decoder import Decoder
 from tests.unit.kernels import (
     attention_checks,
     block_checks,
+    coded_checks,
     comparing,
     decoder_checks,
     deterministic_checks,
@@ -28,6 +29,7 @@ from tests.unit.kernels import (
     sampling_checks,
 )
 from tests.unit.kernels.attention_case import LAYER, AttentionCase
+from tests.unit.kernels.routing_case import FAMILIES, ROUTINGS
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 MIXED = [(1, 1), (9, 9), (1, 37), (40, 170), (2, 2), (1, 16), (1, 1500), (300, 700)]
@@ -110,6 +112,92 @@ def test_experts_equal_the_reference(
     decoder_checks.check_experts(num_tokens, num_experts, top_k, sizes=sizes, dtype=dtype, device="cuda")
 
 
+@pytest.mark.parametrize("part", [(0, 64), (5, 6), (20, 64)])
+@pytest.mark.parametrize("sizes", [(512, 256), (136, 72)])
+def test_many_rows_go_through_torchs_grouped_product(sizes: tuple[int, int], part: tuple[int, int]) -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("it may wait for the device elsewhere")
+    decoder_checks.check_torchs_product(900, 64, 6, sizes=sizes, part=part, device="cuda")
+    decoder_checks.check_experts(2000, 20, 4, sizes=sizes, dtype=torch.bfloat16, device="cuda")
+
+
+def test_every_tiling_of_experts_equals_the_reference() -> None:
+    from shared.kernels.experts.bench import FEW_CONFIGS, MANY_CONFIGS
+
+    large = torch.cuda.get_device_capability() == (9, 0)
+    for config in (*FEW_CONFIGS, *MANY_CONFIGS) if large else FEW_CONFIGS[:1]:
+        decoder_checks.check_every_tiling(config, device="cuda")
+
+
+@pytest.mark.parametrize(("num_tokens", "num_experts", "top_k"), [(1, 128, 8), (500, 128, 8), (300, 20, 4)])
+def test_both_ways_to_sort_pairs_agree(num_tokens: int, num_experts: int, top_k: int) -> None:
+    for first_expert in (0, 3):
+        decoder_checks.check_sorted_pairs(num_tokens, num_experts, top_k, first_expert, device="cuda")
+
+
+@pytest.mark.parametrize("name", [*ROUTINGS, *FAMILIES])
+def test_experts_are_chosen_as_the_reference_chooses(name: str) -> None:
+    decoder_checks.check_choices((name,), device="cuda")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("is_interleaved", [True, False])
+@pytest.mark.parametrize(("num_heads", "dims"), [(3, (48, 20, 32)), (128, (512, 128, 64))])
+def test_latents_are_placed_as_by_torch(
+    num_heads: int, dims: tuple[int, int, int], is_interleaved: bool, dtype: torch.dtype
+) -> None:
+    decoder_checks.check_placed_latents(
+        num_tokens=70, num_heads=num_heads, dims=dims, is_interleaved=is_interleaved, dtype=dtype, device="cuda"
+    )
+
+
+def test_captured_experts_follow_the_choice() -> None:
+    from shared.kernels.experts.launch import GroupedExperts
+
+    weight = {"dtype": torch.bfloat16, "device": "cuda"}
+    gate_up = comparing.random_tensor(16, 512, 256, **weight) / 16
+    experts = GroupedExperts(gate_up, comparing.random_tensor(16, 256, 256, **weight) / 16, 0)
+    for num_tokens in (3, 2000):  # tiles; the grouped product of torch where it serves
+        x = comparing.random_tensor(num_tokens, 256, **weight)
+        merits = torch.rand(num_tokens, 16, device="cuda")
+        weights, ids = merits.topk(4)
+        experts.forward(x, ids, weights)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            output = experts.forward(x, ids, weights)
+        for last in (16, 5):  # of the experts that are chosen from
+            for kept, new in zip((weights, ids), merits[:, :last].topk(4), strict=True):
+                kept.copy_(new)
+            graph.replay()
+            torch.cuda.synchronize()
+            expected = TorchKernels.make_experts(gate_up, experts.down, 0, own=False).forward(x, ids, weights)
+            comparing.assert_near(output, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("form", coded_checks.FORMS)
+def test_products_with_codes_equal_those_of_the_opened_weight(form: str, dtype: torch.dtype) -> None:
+    for num_rows, out_size, in_size in ((3, 70, 200), (16, 4096, 4096), (64, 1000, 1152), (100, 1032, 2048)):
+        coded_checks.check_product(form, num_rows, out_size, in_size, dtype=dtype, device="cuda")
+    coded_checks.check_product(form, 300, 1032, 2048, dtype=dtype, device="cuda", bias=False)
+    if "rounded" not in form:
+        coded_checks.check_the_opened_weight(form, dtype, "cuda")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_codes_in_any_order_many_rows_and_rows_that_are_no_numbers(dtype: torch.dtype) -> None:
+    coded_checks.check_orders(dtype, "cuda")
+    coded_checks.check_many_rows("int4 groups with zeros", "cuda", dtype)
+    if dtype != torch.float32:
+        coded_checks.check_rows_that_are_no_numbers(dtype, "cuda")
+
+
+@pytest.mark.parametrize("form", ["int4 groups with zeros", "int8 rows, rounded rows", "fp8 blocks"])
+def test_captured_products_with_codes_follow_their_input(form: str) -> None:
+    coded_checks.check_capture(form)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("num_rows", "in_size"), [(1, 64), (23, 200), (70, 4096)])
 def test_low_rank_additions_equal_the_reference(num_rows: int, in_size: int, dtype: torch.dtype) -> None:
@@ -125,6 +213,9 @@ def test_masks_leave_the_allowed_tokens() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_deterministic_ops_give_a_row_the_same_bits_among_others(dtype: torch.dtype) -> None:
     deterministic_checks.check_product(4096, 512, dtype, device="cuda")
+    if dtype != torch.float32 and torch.cuda.get_device_capability() == (9, 0):
+        deterministic_checks.check_large_tiles(600, 4096, 1100, dtype, device="cuda")
+        deterministic_checks.check_large_tiles(4096, 14_336, 2048, dtype, device="cuda")
     for window in (None, 50):
         deterministic_checks.check_attention(
             [0, 1, 17, 130, 131, 400], window, dtype, device="cuda", heads=(8, 2), head_dim=128
@@ -172,6 +263,10 @@ def test_blocks_are_copied_and_checked_bit_for_bit(dtype: torch.dtype) -> None:
 def test_tokens_equal_those_of_the_reference(ties: bool) -> None:
     for seed, vocab_size in enumerate((1, 100, 2048, 32_000, 128_256)):
         sampling_checks.check_sampling(32, vocab_size, seed, ties=ties, device="cuda")
+        for spread in (0.1, 1.0, 3.0):
+            sampling_checks.check_flat_sampling(vocab_size + 99, spread, {}, device="cuda")
+            sizes = {"refine_over": 0, "capacity": 64}
+            sampling_checks.check_flat_sampling(vocab_size + 99, spread, sizes, device="cuda")
     sampling_checks.check_broken_logits(device="cuda")
     sampling_checks.check_banned_tokens_are_never_drawn(device="cuda")
     sampling_checks.check_triton_penalties(64, 128_256, 1, device="cuda")

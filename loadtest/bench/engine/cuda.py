@@ -24,11 +24,12 @@ from shared.engine.plan import PlannedSequence, SampleSpec, StepPlan
 from shared.engine.runner.profile_run import measure_budget
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.sampling_params import SamplingParams
-from shared.kv.layout import BYTES_PER_ELEMENT
+from shared.errors import ConfigError
 from shared.model.decoder import Decoder
 from shared.model.families.registry import parse_config
 from shared.model.layers.parameters import DecoderParameters
 from shared.model.random_weights import random_decoder
+from shared.model.weights.plan import AS_STORED, QUANTIZATIONS
 
 BLOCK_SIZE = 16
 LLAMA_8B: dict[str, object] = {
@@ -127,6 +128,7 @@ class EngineBench:
             shape.numel() for name, shape in shapes.items() if len(shape) == 2 and "embed" not in name
         )
         """Elements that every token is multiplied by."""
+        self.weight_bytes = decoder.projection_bytes
 
     def measure(self, step: Step, limits: Limits, repeats: int) -> list[Result]:
         """The step's rate beside its limit, and for a decode step what the host took of it."""
@@ -156,11 +158,10 @@ class EngineBench:
         config, num_tokens = self.config, step.batch * step.count
         head = config.vocab_size * config.hidden_size  # needed for each sequence's last token alone
         products = 2 * ((self.num_weights - head) * num_tokens + head * step.batch)
-        weight_bytes = self.num_weights * BYTES_PER_ELEMENT[self.layout.dtype]
         pairs = step.batch * step.count * (step.start + (step.count + 1) / 2)  # of a token with one it sees
         attention = 4 * config.num_layers * config.num_heads * config.head_dim * pairs
         kv_bytes = step.batch * (step.start + step.count) * self.layout.block_bytes / BLOCK_SIZE
-        return limits.least_s(weight_bytes, products) + limits.least_s(kv_bytes, attention)
+        return limits.least_s(self.weight_bytes, products) + limits.least_s(kv_bytes, attention)
 
 
 def fitting(steps: Sequence[Step], num_blocks: int) -> list[Step]:
@@ -193,14 +194,25 @@ def verdicts(steps: Sequence[Step], results: Sequence[Result]) -> list[str]:
     return lines
 
 
-def main(repeats: Annotated[int, Option()] = 30, out: Out = None) -> None:
+def main(
+    repeats: Annotated[int, Option()] = 30,
+    quantization: Annotated[str, Option(f"what weights are rounded to: {', '.join(QUANTIZATIONS)}")] = AS_STORED,
+    out: Out = None,
+) -> None:
     """Measure an 8B-shaped engine's steps on a GPU beside limits measured in the same run."""
+    kind = next((known for known in QUANTIZATIONS if known == quantization), None)
+    if kind is None:
+        known = ", ".join(QUANTIZATIONS)
+        raise ConfigError(
+            f"quantization must be one of {known}, not {quantization!r}", field="quantization", limit=known
+        )
     device = cuda_device("this benchmark", "; without one: make bench-engine")
     report = Report(out)
     with torch.inference_mode():
         limits = measure_limits(graph_clock, device)
         torch.cuda.empty_cache()
-        decoder = random_decoder(parse_config(LLAMA_8B), torch.bfloat16, device)
+        decoder = random_decoder(parse_config(LLAMA_8B), torch.bfloat16, device, quantization=kind)
+        print(f"weights of {decoder.projection_bytes / 1e9:.2f} GB", flush=True)
         steps = fitting(STEPS, room(decoder, STEPS))
         bench = EngineBench(decoder, steps)
         report.add(limit_results(limits))

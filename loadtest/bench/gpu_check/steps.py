@@ -9,7 +9,9 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-PROFILED = ("decode_parts", "prefill_tiles", "find_peaks", "measure_levels", "collect_range", "choose_tokens")
+PROFILED = (
+    "decode_parts", "prefill_tiles", "find_peaks", "measure_levels", "refine_levels", "collect_ranges", "choose_tokens",
+)  # fmt: skip
 """Triton functions that `ncu` looks into: attention and sampling."""
 SANITIZED = "mixed_batches and 128-4-16 or blocks_are_copied or tokens_equal or swapped"
 """Tests that read and write every kind of memory, few enough for a tool that slows them down by far."""

@@ -50,15 +50,25 @@ def all_cases(device: torch.device) -> Iterator[Case]:
         yield from module.cases(device)
 
 
-def tuning_cases(device: torch.device) -> Iterator[Case]:
-    """Both attention kernels over the sizes that they could be compiled for."""
+def tuning_cases(device: torch.device, only: str = "") -> Iterator[Case]:
+    """The sizes that the ops could be compiled for whose names contain `only`; the inputs of others are not made."""
     from shared.kernels.attention.bench_batch import pool_memory
     from shared.kernels.attention.decode import bench as decode
+    from shared.kernels.attention.latent import bench as latent
     from shared.kernels.attention.prefill import bench as prefill
+    from shared.kernels.experts import bench as experts
+    from shared.kernels.sampling import bench as sampling
 
-    memory = pool_memory(device)
-    yield from decode.tuning_cases(device, memory)
-    yield from prefill.tuning_cases(device, memory)
+    if only in "sampling":
+        yield from sampling.tuning_cases(device)
+    if only in "experts":
+        yield from experts.tuning_cases(device)
+    if only in "attention to latents":
+        yield from latent.tuning_cases(device)
+    if only in "decode attention" or only in "prefill attention":
+        memory = pool_memory(device)
+        for module in (decode, prefill):
+            yield from module.tuning_cases(device, memory)
 
 
 _HEADS = "32/8 heads of 128"
@@ -96,17 +106,23 @@ def measure_each(cases: Iterable[Case], limits: Limits, clock: Clock, report: Re
 
 def main(
     only: Annotated[str, Option("ops whose name contains this")] = "",
-    tune: Annotated[bool, Option("attention over its possible tile sizes instead")] = False,
+    tune: Annotated[bool, Option("possible sizes of attention, experts, latents and sampling instead")] = False,
+    codes: Annotated[bool, Option("products with weights in codes instead; with --tune over tile sizes")] = False,
     out: Out = None,
 ) -> None:
     """Measure the Triton kernels beside the limits of this GPU."""
     device = cuda_device("the kernel benchmark")
-    chosen = tuning_cases if tune else all_cases
     limits = measure_limits(graph_clock, device)
     report = Report(out)
     report.add(limit_results(limits))
     report.print()
-    cases = (case for case in chosen(device) if only in case.op)
+    if codes:
+        from shared.kernels.coded import bench as coded
+
+        chosen = coded.tuning_cases(device) if tune else coded.cases(device)
+    else:
+        chosen = tuning_cases(device, only) if tune else all_cases(device)
+    cases = (case for case in chosen if only in case.op)
     failed = measure_each(cases, limits, graph_clock, report)
     print("\n".join(["", *verdicts(GOALS, report.results), *(f"failed: {name}" for name in failed)]), flush=True)
     if failed:

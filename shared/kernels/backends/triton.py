@@ -5,10 +5,11 @@ from __future__ import annotations
 from shared.kernels.activation import launch as activation
 from shared.kernels.attention import paged, uniform
 from shared.kernels.blocks import launch as blocks
+from shared.kernels.coded.launch import make_coded_linear
 from shared.kernels.experts import launch as grouped
 from shared.kernels.experts import reference as experts
-from shared.kernels.experts import routing
-from shared.kernels.latent import reference as latent
+from shared.kernels.experts import routing_launch as routing
+from shared.kernels.latent import launch as latent
 from shared.kernels.linear import make_plain_linear
 from shared.kernels.lora import launch as lora
 from shared.kernels.matmul.launch import make_rowwise_linear
@@ -31,7 +32,7 @@ class TritonKernels:
     make_experts = staticmethod(grouped.make_grouped_experts)
     choose_experts = staticmethod(routing.choose_experts)
     make_batched_linear = staticmethod(experts.make_plain_batched_linear)
-    make_quantized_linear = staticmethod(make_opened_linear)
+    make_quantized_linear = staticmethod(make_coded_linear)
     make_quantized_experts = staticmethod(make_opened_experts)
     rms_norm = staticmethod(rmsnorm.rms_norm)
     add_rms_norm = staticmethod(rmsnorm.add_rms_norm)
@@ -63,4 +64,5 @@ class DeterministicTritonKernels(TritonKernels):
     is_deterministic = True
     serves_latents = False
     make_linear = staticmethod(make_rowwise_linear)
+    make_quantized_linear = staticmethod(make_opened_linear)
     paged_attention = staticmethod(uniform.paged_attention)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from shared.kernels.backend import Linear
 from shared.kernels.cpu.linear import DTYPES, LANES, PANEL, Library, PackedLinear
+from shared.kernels.ordered import OrderedLinear, columns_of_group, in_order
 from shared.kernels.quantized import INT4_MIDDLE, QuantizedWeight, unpack_nibbles
 
 _BITS = {"int8": 8, "int4": 4}
@@ -17,7 +18,7 @@ _PACKED_PANELS = 64
 def fits_codes(weight: QuantizedWeight, dtype: torch.dtype) -> bool:
     """Whether the kernels read a weight's form and sizes: codes of integers, whole panels, groups of whole vectors."""
     out_size, in_size = weight.shape[-2:]
-    group = _group(weight)
+    group = columns_of_group(weight)
     return (
         weight.spec.kind in _BITS
         and dtype in DTYPES
@@ -25,13 +26,6 @@ def fits_codes(weight: QuantizedWeight, dtype: torch.dtype) -> bool:
         and group % LANES == 0
         and in_size % group == 0
     )
-
-
-def _group(weight: QuantizedWeight) -> int:
-    """Columns that share a scale."""
-    if weight.spec.index_groups:
-        return weight.spec.group or weight.in_size
-    return min(weight.spec.group or weight.in_size, weight.in_size)
 
 
 class CodedLinear(PackedLinear):
@@ -57,7 +51,7 @@ class CodedLinear(PackedLinear):
     @classmethod
     def pack(cls, library: Library, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> CodedLinear:
         """Lays out a weight without an index, which satisfies `fits_codes`, and frees it."""
-        bits, group = _BITS[weight.spec.kind], _group(weight)
+        bits, group = _BITS[weight.spec.kind], columns_of_group(weight)
         num_panels, has_zeros = weight.out_size // PANEL, weight.zeros is not None
         rounds = weight.spec.rounds_input and dtype != torch.float32
         lay_out = _rounded_panels if rounds else _panels
@@ -107,60 +101,14 @@ def _panels(weight: QuantizedWeight, bits: int, group: int) -> Tensor:
     return torch.cat([*parts, ordered.flatten(2)], dim=2).flatten(1)
 
 
-class OrderedLinear:
-    """See `Linear`: a weight whose columns were put in the order of their groups, and x with them."""
-
-    def __init__(self, inner: CodedLinear, order: Tensor) -> None:
-        """order: [in_size] int64, the column of x that comes at each place."""
-        self.inner = inner
-        self._order = order
-
-    @property
-    def in_size(self) -> int:
-        """See `Linear`."""
-        return self.inner.in_size
-
-    @property
-    def out_size(self) -> int:
-        """See `Linear`."""
-        return self.inner.out_size
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """See `Linear`."""
-        return self.inner.dtype
-
-    @property
-    def nbytes(self) -> int:
-        """See `Linear`."""
-        return self.inner.nbytes + self._order.nbytes
-
-    def forward(self, x: Tensor) -> Tensor:
-        """See `Linear`."""
-        return self.inner.forward(x.index_select(1, self._order))
-
-
 def coded_linear(library: Library, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> Linear | None:
     """None where the kernels do not read this weight. Else it is freed."""
     if not fits_codes(weight, dtype):
         return None
     if weight.index is None:
         return CodedLinear.pack(library, weight, bias, dtype)
-    ordered = _in_order(weight)
+    ordered = in_order(weight)
     if ordered is None:
         return None
     made, order = ordered
     return OrderedLinear(CodedLinear.pack(library, made, bias, dtype), order)
-
-
-def _in_order(weight: QuantizedWeight) -> tuple[QuantizedWeight, Tensor] | None:
-    """A weight with its columns in the order of their groups, and that order; None where its parts have several, or a
-    group does not have as many columns as the others."""
-    assert weight.index is not None
-    index, group = weight.index[0], _group(weight)
-    if not bool((weight.index == index).all()):
-        return None
-    order = index.long().argsort(stable=True)
-    if not index[order].equal(torch.arange(weight.in_size, dtype=torch.int32) // group):
-        return None
-    return weight.with_columns(order), order

@@ -52,7 +52,7 @@ def check_choose_experts(logits: Tensor, bias: Tensor | None, routing: Routing) 
 
 def _within_groups(merits: Tensor, routing: Routing) -> Tensor:
     """[num_tokens, num_experts] with -inf for the experts of groups that a token does not choose from."""
-    grouped = merits.view(merits.shape[0], routing.num_groups, -1)
+    grouped = merits.view(merits.shape[0], routing.num_groups, routing.num_experts // routing.num_groups)
     group_merits = _best(grouped, routing.group_score)[0].sum(-1)
     chosen = _best(group_merits, routing.top_groups)[1]
     banned = torch.ones_like(group_merits, dtype=torch.bool).scatter_(1, chosen, False)

@@ -11,7 +11,7 @@ from torch.nn import functional
 from shared.kernels.bench_case import Case
 from shared.kernels.matmul.launch import multiply
 
-SHAPES = ((1, 4096, 28_672), (64, 4096, 28_672), (4096, 4096, 28_672))
+SHAPES = ((1, 4096, 28_672), (64, 4096, 28_672), (256, 4096, 28_672), (4096, 4096, 28_672), (4096, 4096, 4096))
 
 
 def cases(device: torch.device, shapes: Sequence[tuple[int, int, int]] = SHAPES) -> Iterator[Case]:

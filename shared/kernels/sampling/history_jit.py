@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["vocab_size", "num_words"])
+@triton.jit(do_not_specialize=["slots", "repetitions", "presences", "frequencies", "vocab_size", "num_words"])
 def penalize_rows(
     logits,  # [num_rows, vocab_size] fp32
     seen,  # [num_slots, num_words] int32

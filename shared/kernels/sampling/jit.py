@@ -1,8 +1,8 @@
 """The last pass of sampling in Triton, without a sort: a search over weights finds the token that a sort would lead to.
 
 For any threshold one pass over the tokens gives the mass and the number of those at or above it, which is all that
-top-k, top-p and the draw ask of the sorted row. The passes go over the tokens that `split_jit` listed, a few thousand;
-over the whole row where more could matter. Masses are added up in fp64, as in the reference.
+top-k, top-p and the draw ask of the sorted row. The passes go over the tokens that `split_jit` listed, a few hundred;
+over the whole row where more could matter than a list holds. Masses are added up in fp64, as in the reference.
 """
 
 # mypy: disable-error-code="import-untyped, import-not-found, no-untyped-def, no-untyped-call, untyped-decorator"
@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 
 from shared.kernels.sampling.philox_jit import philox_uniform
-from shared.kernels.sampling.split_jit import LEVELS, at, choose_range, level_thresholds, level_totals
-from shared.kernels.sampling.weights_jit import is_drawn, load_keys, row_peak
+from shared.kernels.sampling.ranges_jit import FIELDS, HAS_CUT, IS_BY_COUNT, SHARES
+from shared.kernels.sampling.weights_jit import load_keys, row_peak
 
 COUNT_AT_LEAST = tl.constexpr(0)
 MASS_AT_LEAST = tl.constexpr(1)
@@ -29,8 +29,9 @@ def at_or_above(
     peak,
     temperature,
     thresholds,  # [WAYS] int32
-    base_mass,  # of tokens above all of the row's, where it is a list
-    base_count,
+    ceiling,  # int32: keys above it are not looked at
+    base_mass,  # fp64: of the tokens above the ceiling
+    base_count,  # int32: their number
     WAYS: tl.constexpr,
     TILE: tl.constexpr,
 ):
@@ -39,7 +40,7 @@ def at_or_above(
     counts = tl.zeros([WAYS, TILE], tl.int32)
     for start in range(0, size, TILE):
         weights, keys = load_keys(row, start, size, peak, temperature, TILE)
-        inside = keys[None, :] >= thresholds[:, None]
+        inside = tl.where(keys > ceiling, -1, keys)[None, :] >= thresholds[:, None]
         masses += tl.where(inside, weights.to(tl.float64)[None, :], 0.0)
         counts += inside.to(tl.int32)
     return tl.sum(masses, 1) + base_mass, tl.sum(counts, 1) + base_count
@@ -70,7 +71,8 @@ def search(
     size,
     peak,
     temperature,
-    base_mass,  # fp64: of tokens above all of the row's, where it is a list
+    ceiling,  # int32: no key above it is in the range
+    base_mass,  # fp64: of the tokens above it
     base_count,  # int32: their number
     low,  # int32: a threshold that reaches the goal
     mass,  # fp64: of the tokens at or above low
@@ -92,7 +94,7 @@ def search(
         step = (high - low) // WAYS + 1
         thresholds = low + tl.arange(0, WAYS) * step
         masses, counts = at_or_above(
-            row, size, peak, temperature, thresholds, base_mass, base_count, WAYS, TILE
+            row, size, peak, temperature, thresholds, ceiling, base_mass, base_count, WAYS, TILE
         )  # fmt: skip
         if KIND == COUNT_AT_LEAST:
             reaches = counts.to(tl.float64) >= goal
@@ -138,16 +140,20 @@ def in_range(row, start, size, peak, temperature, low, high, TILE: tl.constexpr)
 
 @triton.jit
 def drawn(
-    row,  # [size] fp32 logits of the range, or of the whole vocabulary
+    row,  # [size] fp32 logits of the ranges, or of the whole vocabulary
     size,
     peak,
     temperature,
-    base_mass,
-    base_count,
-    low,  # int32: the range's lowest key
-    high,  # int32: its highest
-    mass_above,  # fp64: of the tokens above it
-    count_above,  # int32: their number
+    cut_low,  # int32: the lowest key of the range that has top-k's and top-p's cuts
+    cut_high,  # int32: its highest
+    cut_mass,  # fp64: of the tokens above it
+    cut_count,  # int32: their number
+    draw_low,  # likewise of the range that has the draw
+    draw_high,
+    draw_mass,
+    draw_count,
+    has_cut,  # whether either cuts
+    by_count,  # whether top-k cuts
     kept_mass,  # fp64: of the tokens that min-p keeps
     kept_count,  # int32: their number
     top_k,
@@ -158,35 +164,46 @@ def drawn(
 ):
     """The place in `row` of the token at `point` of the mass that min-p, top-k and top-p leave, tokens in order of
     falling weight."""
-    floor = low + tl.arange(0, WAYS) * 0
-    masses, counts = at_or_above(row, size, peak, temperature, floor, base_mass, base_count, WAYS, TILE)
-    mass, count = entry(masses, 0, WAYS), entry(counts, 0, WAYS)
+    ways = tl.arange(0, WAYS)
     # What is left is everything above some weight and the first `ties` tokens of just that one; how many tokens come
     # before these says which weight is meant.
     before, ties = kept_count * 0 - 1, kept_count
-    if (top_k > 0) & (top_k < kept_count):
-        low, mass, count, _, mass_before, before = search(
-            row, size, peak, temperature, base_mass, base_count, low, mass, count, high, mass_above, count_above,
-            top_k.to(tl.float64), COUNT_AT_LEAST, WAYS, TILE,
+    least = draw_low
+    if has_cut:
+        masses, counts = at_or_above(
+            row, size, peak, temperature, cut_low + ways * 0, cut_high, cut_mass, cut_count, WAYS, TILE
         )  # fmt: skip
-        ties = top_k - before
-        kept_mass = mass_before + (mass - mass_before) * ties.to(tl.float64) / (count - before).to(tl.float64)
-    if top_p < 1.0:
-        goal = top_p * kept_mass
-        low, mass, count, _, mass_before, count_before = search(
-            row, size, peak, temperature, base_mass, base_count, low, mass, count, high, mass_above, count_above,
-            goal, MASS_AT_LEAST, WAYS, TILE,
-        )  # fmt: skip
-        each = (mass - mass_before) / (count - count_before).to(tl.float64)
-        # All that have less than the goal before them: the one that crosses it is still in.
-        wanted = tl.ceil((goal - mass_before) / each).to(tl.int32)
-        most = tl.where(count_before == before, ties, count - count_before)
-        before, ties = count_before, tl.minimum(tl.maximum(wanted, 1), most)
-        kept_mass = mass_before + each * ties.to(tl.float64)
+        low, mass, count = cut_low, entry(masses, 0, WAYS), entry(counts, 0, WAYS)
+        if by_count:
+            low, mass, count, _, mass_before, before = search(
+                row, size, peak, temperature, cut_high, cut_mass, cut_count, low, mass, count, cut_high, cut_mass,
+                cut_count, top_k.to(tl.float64), COUNT_AT_LEAST, WAYS, TILE,
+            )  # fmt: skip
+            ties = top_k - before
+            kept_mass = mass_before + (mass - mass_before) * ties.to(tl.float64) / (count - before).to(tl.float64)
+        if top_p < 1.0:
+            goal = top_p * kept_mass
+            low, mass, count, _, mass_before, count_before = search(
+                row, size, peak, temperature, cut_high, cut_mass, cut_count, low, mass, count, cut_high, cut_mass,
+                cut_count, goal, MASS_AT_LEAST, WAYS, TILE,
+            )  # fmt: skip
+            each = (mass - mass_before) / (count - count_before).to(tl.float64)
+            # All that have less than the goal before them: the one that crosses it is still in.
+            wanted = tl.ceil((goal - mass_before) / each).to(tl.int32)
+            most = tl.where(count_before == before, ties, count - count_before)
+            before, ties = count_before, tl.minimum(tl.maximum(wanted, 1), most)
+            kept_mass = mass_before + each * ties.to(tl.float64)
+        least = tl.maximum(low, draw_low)
+    masses, counts = at_or_above(
+        row, size, peak, temperature, tl.where(ways == 0, draw_low, least), draw_high, draw_mass, draw_count, WAYS, TILE
+    )  # fmt: skip
+    # Nothing below the cut, unless rounding put it above the range.
+    way = (entry(counts, 1, WAYS) > draw_count).to(tl.int32)
     goal = point * kept_mass
     low, mass, count, high, mass_above, count_above = search(
-        row, size, peak, temperature, base_mass, base_count, low, mass, count, high, mass_above, count_above,
-        goal, MASS_OVER, WAYS, TILE,
+        row, size, peak, temperature, draw_high, draw_mass, draw_count, tl.where(way == 1, least, draw_low),
+        entry(masses, way, WAYS), entry(counts, way, WAYS), draw_high, draw_mass, draw_count, goal, MASS_OVER, WAYS,
+        TILE,
     )  # fmt: skip
     each = (mass - mass_above) / (count - count_above).to(tl.float64)
     rank = tl.floor((goal - mass_above) / each).to(tl.int32)
@@ -199,8 +216,8 @@ def drawn(
     # `logits` too: it and `listed` meet in one pointer, and Triton 3.6's compiler for AMD fails where it knows more of
     # the one than of the other (triton-lang/triton issue 9859). What it infers of one pointer is lost there anyway.
     do_not_specialize=[
-        "logits", "peaks", "peak_tokens", "temperatures", "top_ks", "top_ps", "min_ps", "seeds", "positions",
-        "level_masses", "level_counts", "listed", "listed_tokens", "tokens", "num_splits",
+        "logits", "peaks", "peak_tokens", "temperatures", "top_ks", "top_ps", "seeds", "positions", "fields", "shares",
+        "listed", "listed_tokens", "tokens", "num_splits",
     ]
 )  # fmt: skip
 def choose_tokens(
@@ -210,11 +227,10 @@ def choose_tokens(
     temperatures,  # [num_rows] fp32
     top_ks,  # [num_rows] int32
     top_ps,  # [num_rows] fp64
-    min_ps,  # [num_rows] fp32
     seeds,  # [num_rows] int64
     positions,  # [num_rows] int64
-    level_masses,  # [num_rows, LEVELS, num_splits] int64
-    level_counts,  # [num_rows, LEVELS, num_splits] int32
+    fields,  # [num_rows, FIELDS] int32
+    shares,  # [num_rows, SHARES] fp64
     listed,  # [num_rows, CAPACITY] fp32
     listed_tokens,  # [num_rows, CAPACITY] int32
     tokens,  # [num_rows] int64
@@ -229,13 +245,11 @@ def choose_tokens(
     row = tl.program_id(0)
     peak, token = row_peak(peaks, peak_tokens, row, num_splits, SPLITS)
     temperature = tl.load(temperatures + row)
-    if is_drawn(peak, token, temperature):
-        thresholds = level_thresholds(tl.load(min_ps + row))
-        masses, counts, _ = level_totals(level_masses, level_counts, row, num_splits, SPLITS)
+    mine, masses = fields + row * FIELDS, shares + row * SHARES
+    kind = tl.load(mine)
+    if kind != 0:
         point = philox_uniform(tl.load(seeds + row), tl.load(positions + row))
-        top_k, top_p = tl.load(top_ks + row), tl.load(top_ps + row)
-        level, low, high, mass_above, count_above = choose_range(masses, counts, thresholds, top_k, top_p, point)
-        num_listed = at(counts, level) - count_above
+        num_listed = tl.load(mine + 1)
         is_listed = num_listed <= CAPACITY
         offset = row.to(tl.int64)
         place = drawn(
@@ -243,21 +257,25 @@ def choose_tokens(
             tl.where(is_listed, num_listed, vocab_size),
             peak,
             temperature,
-            tl.where(is_listed, mass_above, 0.0),
-            tl.where(is_listed, count_above, 0),
-            low,
-            high,
-            mass_above,
-            count_above,
-            at(masses, LEVELS - 1),
-            at(counts, LEVELS - 1),
-            top_k,
-            top_p,
+            tl.load(mine + 3),
+            tl.load(mine + 4),
+            tl.load(masses + 2),
+            tl.load(mine + 5),
+            tl.load(mine + 6),
+            tl.load(mine + 7),
+            tl.load(masses + 3),
+            tl.load(mine + 8),
+            (kind & HAS_CUT) != 0,
+            (kind & IS_BY_COUNT) != 0,
+            tl.load(masses + 1),
+            tl.load(mine + 2),
+            tl.load(top_ks + row),
+            tl.load(top_ps + row),
             point,
             WAYS,
             TILE,
         )
         token = tl.where(is_listed, tl.load(listed_tokens + offset * CAPACITY + place, mask=is_listed, other=0), place)
-    elif tl.load(temperatures + row) > 0.0:
+    elif temperature > 0.0:
         token = -1  # broken, or a temperature so low that the quotient overflows
     tl.store(tokens + row, token.to(tl.int64))

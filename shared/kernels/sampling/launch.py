@@ -9,20 +9,33 @@ from torch import Tensor
 
 from shared.kernels.device import next_power_of_2
 from shared.kernels.sampling.jit import choose_tokens
+from shared.kernels.sampling.ranges_jit import FIELDS, SHARES, TOTALS, place_ranges
 from shared.kernels.sampling.reference import check_sample_tokens
 from shared.kernels.sampling.rows import SamplingRows
-from shared.kernels.sampling.split_jit import LEVELS, collect_range, find_peaks, measure_levels
+from shared.kernels.sampling.split_jit import (
+    LONGEST_SPLIT,
+    collect_ranges,
+    find_peaks,
+    measure_levels,
+    refine_levels,
+)
 
 
 @dataclass(frozen=True)
 class SamplingSizes:
     """Sizes of the parts of a row, in tokens."""
 
-    split: int = 4096  # of one program, a multiple of `split_tile`
-    split_tile: int = 512  # at once, in the passes over splits
-    capacity: int = 4096  # that a row's list can hold
-    tile: int = 2048  # at once, in the search
-    ways: int = 4  # parts that a pass of the search cuts the range of weights into
+    split: int = 2048  # of one program, which holds them in registers: a power of 2, at most LONGEST_SPLIT
+    split_warps: int = 4  # of that program
+    refine_over: int = 1024  # that a row's ranges may have without a second pass over thresholds
+    capacity: int = 16_384  # that a row's list can hold
+    tile: int = 1024  # at once, in the search
+    search_warps: int = 8
+    ways: int = 4  # parts that a pass of the search cuts the range of weights into, at least 2
+
+    def __post_init__(self) -> None:
+        assert self.split <= LONGEST_SPLIT.value
+        assert self.ways >= 2
 
 
 def sample_tokens(logits: Tensor, rows: SamplingRows, sizes: SamplingSizes = SamplingSizes()) -> Tensor:
@@ -41,26 +54,37 @@ def sample_tokens(logits: Tensor, rows: SamplingRows, sizes: SamplingSizes = Sam
     num_splits = -(-vocab_size // sizes.split)
     peaks = torch.empty((num_rows, num_splits), dtype=torch.float32, device=device)
     peak_tokens = torch.empty((num_rows, num_splits), dtype=torch.int32, device=device)
-    level_masses = torch.empty((num_rows, LEVELS.value, num_splits), dtype=torch.int64, device=device)
-    level_counts = torch.empty((num_rows, LEVELS.value, num_splits), dtype=torch.int32, device=device)
+    totals = torch.empty((num_rows, TOTALS.value, num_splits), dtype=torch.int64, device=device)
+    fields = torch.empty((num_rows, FIELDS.value), dtype=torch.int32, device=device)
+    shares = torch.empty((num_rows, SHARES.value), dtype=torch.float64, device=device)
+    firsts = torch.empty((num_rows, num_splits), dtype=torch.int32, device=device)
     listed = torch.empty((num_rows, sizes.capacity), dtype=torch.float32, device=device)
     listed_tokens = torch.empty((num_rows, sizes.capacity), dtype=torch.int32, device=device)
     ways = (rows.temperatures, rows.top_ks, rows.top_ps, rows.min_ps, rows.seeds, rows.positions)
-    grid, cut = (num_splits, num_rows), {"SPLIT": sizes.split, "TILE": sizes.split_tile}
-    options = {"num_warps": 4, "enable_fp_fusion": False}
-    splits = next_power_of_2(num_splits)
-    find_peaks[grid](logits, peaks, peak_tokens, vocab_size, num_splits, **cut, **options)
+    grid, splits = (num_splits, num_rows), next_power_of_2(num_splits)
+    options = {"SPLIT": sizes.split, "num_warps": sizes.split_warps, "enable_fp_fusion": False}
+
+    def place(*, refined: bool) -> None:
+        place_ranges[(num_rows,)](
+            peaks, peak_tokens, *ways, totals, fields, shares, firsts, num_splits, sizes.refine_over,
+            REFINED=refined, SPLITS=splits, num_warps=1, enable_fp_fusion=False,
+        )  # fmt: skip
+
+    find_peaks[grid](logits, peaks, peak_tokens, vocab_size, num_splits, **options)
     measure_levels[grid](
-        logits, peaks, peak_tokens, rows.temperatures, rows.min_ps, level_masses, level_counts,
-        vocab_size, num_splits, SPLITS=splits, **cut, **options,
+        logits, peaks, peak_tokens, rows.temperatures, rows.min_ps, totals, vocab_size, num_splits,
+        SPLITS=splits, **options,
     )  # fmt: skip
-    collect_range[grid](
-        logits, peaks, peak_tokens, *ways, level_masses, level_counts, listed, listed_tokens,
-        vocab_size, num_splits, CAPACITY=sizes.capacity, SPLITS=splits, **cut, **options,
+    place(refined=False)
+    refine_levels[grid](logits, rows.temperatures, fields, shares, totals, vocab_size, num_splits, **options)
+    place(refined=True)
+    collect_ranges[grid](
+        logits, rows.temperatures, fields, shares, firsts, listed, listed_tokens, vocab_size, num_splits,
+        CAPACITY=sizes.capacity, **options,
     )  # fmt: skip
     choose_tokens[(num_rows,)](
-        logits, peaks, peak_tokens, *ways, level_masses, level_counts, listed, listed_tokens, tokens,
-        vocab_size, num_splits, CAPACITY=sizes.capacity, SPLITS=splits, WAYS=sizes.ways, TILE=sizes.tile,
-        num_warps=16, enable_fp_fusion=False,
+        logits, peaks, peak_tokens, rows.temperatures, rows.top_ks, rows.top_ps, rows.seeds, rows.positions, fields,
+        shares, listed, listed_tokens, tokens, vocab_size, num_splits, CAPACITY=sizes.capacity, SPLITS=splits,
+        WAYS=sizes.ways, TILE=sizes.tile, num_warps=sizes.search_warps, enable_fp_fusion=False,
     )  # fmt: skip
     return tokens

@@ -167,18 +167,19 @@ def check_latents(
     num_heads: int,
     dim: int,
     tile: int | None = None,
+    heads: int = 16,
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
     kv_dtype: torch.dtype | None = None,
 ) -> None:
-    """Rows that are key and value; with `tile`, cut into parts of one tile each."""
+    """Rows that are key and value; with `tile`, cut into parts of one tile each, for so many heads a program."""
     from shared.kernels.attention.decode.splits import DecodeConfig
-    from shared.kernels.attention.latent.launch import latent_attention
+    from shared.kernels.attention.latent.launch import LatentConfig, latent_attention
 
     case = AttentionCase(
         plan, (num_heads, 1), dim, block_size=16, dtype=dtype, device=device, kv_dtype=kv_dtype, num_planes=1
     )
-    config = None if tile is None else DecodeConfig(tile, 1, 8, num_warps=4, num_stages=2)
+    config = None if tile is None else LatentConfig(heads, DecodeConfig(tile, 1, 8, num_warps=4, num_stages=2))
     scale = scale_of(case)
     found = latent_attention(case.query, case.pool, LAYER, case.batch, scale=scale, config=config)
     assert_near(found, exact_attention(case, None))

@@ -21,7 +21,9 @@ from shared.kernels.sampling.history import Penalties, TokenHistory
 from shared.kernels.sampling.rows import SamplingRows
 
 from .attention_case import pool_of_nan
+from .coded_checks import FORMS, random_weight
 from .comparing import triton_kernels
+from .routing_case import FAMILIES
 
 
 @dataclass(frozen=True)
@@ -228,14 +230,18 @@ def compile_latents(num_heads: int, dtype: torch.dtype, arch: str = "sm_90") -> 
 
 
 def compile_experts(dtype: torch.dtype, arch: str = "sm_90") -> list[Compiled]:
-    """Both tilings of the grouped products, at the sizes of Qwen3-30B-A3B."""
+    """All tilings of the grouped products, at the sizes of Qwen3-30B-A3B."""
+    from shared.kernels.experts.launch import MANY_ROWS
 
     def calls() -> None:
         gate_up, down = torch.zeros(128, 2 * 768, 2048, dtype=dtype), torch.zeros(128, 2048, 768, dtype=dtype)
         experts = triton_kernels().make_experts(gate_up, down, 0, own=False)
         for num_tokens in (8, 1024):
             ids = torch.arange(8).expand(num_tokens, 8).contiguous()
-            experts.forward(torch.zeros(num_tokens, 2048, dtype=dtype), ids, torch.zeros(num_tokens, 8))
+            inputs = torch.zeros(num_tokens, 2048, dtype=dtype), ids, torch.zeros(num_tokens, 8)
+            experts.forward(*inputs)
+        if arch == "sm_90" and dtype != torch.float32:
+            experts.by_tiles(*inputs, MANY_ROWS)
 
     return collect(calls, TARGETS[arch])
 
@@ -277,6 +283,16 @@ def compile_the_rest(dtype: torch.dtype, arch: str = "sm_90") -> list[Compiled]:
             kernels.rotate_and_write(
                 query, key, key, angles, angles, view, 1, slots, q_norm=norm, k_norm=norm, eps=1e-6
             )
+        heads, latent = torch.zeros(8, 128, 192, dtype=dtype), torch.zeros(8, 576, dtype=dtype)
+        for is_interleaved, kv_dtype in product((True, False), {dtype, torch.bfloat16} & {*KV_DTYPES[dtype]}):
+            kernels.rotate_and_write_latent(
+                heads, latent, angles[:, :64].contiguous(), angles[:, :64].contiguous(),
+                pool_of_nan((2, 2, 1, 1, 16, 576), kv_dtype), 1, slots, norm=torch.zeros(512, dtype=dtype), eps=1e-6,
+                is_interleaved=is_interleaved,
+            )  # fmt: skip
+        for routing in (FAMILIES["qwen3-moe"], FAMILIES["deepseek-v3"]):
+            bias = torch.zeros(routing.num_experts) if routing.has_bias else None
+            kernels.choose_experts(torch.zeros(8, routing.num_experts, dtype=dtype), bias, routing)
         ids = torch.tensor([0, 1])
         kernels.scatter_blocks(kernels.gather_blocks(pool, ids), pool, ids)
         kernels.block_checksums(pool, ids)
@@ -286,5 +302,21 @@ def compile_the_rest(dtype: torch.dtype, arch: str = "sm_90") -> list[Compiled]:
         history, slot, factor = TokenHistory.empty(2, 128_256, "cpu"), torch.tensor([0]), torch.ones(1)
         kernels.penalize(torch.zeros(1, 128_256), history, Penalties(slot, factor, factor, factor))
         kernels.count_tokens(history, slot, slot)
+
+    return collect(calls, TARGETS[arch])
+
+
+def compile_coded(form: str, dtype: torch.dtype, arch: str = "sm_90") -> list[Compiled]:
+    """Products with a weight in codes for every number of rows, and its opening."""
+    from shared.kernels.coded import launch
+
+    def calls() -> None:
+        weight = random_weight(FORMS[form], 512, 2048, "cpu")
+        linear = triton_kernels().make_quantized_linear(weight, torch.zeros(512, dtype=dtype), dtype)
+        assert isinstance(linear, launch.CodedLinear)
+        for num_rows in (1, 32, 64):
+            linear.forward(torch.zeros(num_rows, 2048, dtype=dtype))
+        if linear.weight.kind != "whole":
+            launch.open_weight(linear.weight, 0, 512, dtype)
 
     return collect(calls, TARGETS[arch])

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from shared.kernels.activation.rules import SILU, Activation
+from shared.kernels.experts.rules import Routing
 from shared.kernels.pool_view import PoolView
 from shared.kernels.torch_backend import TorchKernels
 
@@ -62,6 +63,95 @@ def check_experts(
     activation: Activation = SILU,
 ) -> None:
     """`sizes`: hidden and of an expert; `part`: the range of experts there is, all by default."""
+    weights, inputs = _experts_case(num_tokens, num_experts, top_k, sizes, part, device, dtype)
+    made = {"own": False, "activation": activation}
+    found = triton_kernels().make_experts(*weights, **made).forward(*inputs)
+    assert found.dtype == dtype
+    assert_near(found, TorchKernels.make_experts(*weights, **made).forward(*inputs))
+
+
+def check_torchs_product(
+    num_tokens: int,
+    num_experts: int,
+    top_k: int,
+    *,
+    sizes: tuple[int, int],
+    part: tuple[int, int],
+    device: str = "cpu",
+) -> None:
+    """The way that many rows go, in bf16: as above, with experts that no token chose."""
+    weights, inputs = _experts_case(num_tokens, num_experts, top_k, sizes, part, device, torch.bfloat16)
+    found = triton_kernels().make_experts(*weights, own=False).by_torch(*inputs)
+    assert_near(found, TorchKernels.make_experts(*weights, own=False).forward(*inputs))
+
+
+def check_every_tiling(config: object, *, device: str) -> None:
+    """Tiles of an `ExpertsConfig` over sizes that fill none, in bf16."""
+    weights, inputs = _experts_case(700, 6, 2, (520, 328), (1, 6), device, torch.bfloat16)
+    found = triton_kernels().make_experts(*weights, own=False).by_tiles(*inputs, config)
+    assert_near(found, TorchKernels.make_experts(*weights, own=False).forward(*inputs))
+
+
+def check_sorted_pairs(
+    num_tokens: int, num_experts: int, top_k: int, first_expert: int, *, device: str = "cpu"
+) -> None:
+    """One launch sorts as torch's ops do; some ids lie before the range, some past it, -1 nowhere."""
+    from unittest.mock import patch
+
+    from shared.kernels.experts import launch
+
+    merits = random_tensor(num_tokens, num_experts + 4, dtype=torch.float32, device=device)
+    ids = merits.argsort(1)[:, :top_k].contiguous() - 1
+    found = launch.sort_pairs(ids, first_expert, num_experts, 16)
+    with patch.object(launch, "COMPARED_PAIRS", 0):
+        expected = launch.sort_pairs(ids, first_expert, num_experts, 16)
+    assert found.most_tiles == expected.most_tiles >= int(found.tile_ends[-1])
+    for name in ("local_ids", "order", "row_ends", "tile_ends"):
+        assert torch.equal(getattr(found, name), getattr(expected, name)), name
+
+
+def check_choice(routing: Routing, logits: Tensor, bias: Tensor | None) -> None:
+    """The same ids, and nearly the same weights, for both dtypes of logits."""
+    for dtype in (torch.float32, torch.bfloat16):
+        ids, weights = triton_kernels().choose_experts(logits.to(dtype), bias, routing)
+        expected_ids, expected = TorchKernels.choose_experts(logits.to(dtype), bias, routing)
+        assert torch.equal(ids, expected_ids)
+        torch.testing.assert_close(weights, expected, rtol=2e-6, atol=1e-7, equal_nan=True)
+
+
+def check_choices(names: tuple[str, ...], *, device: str = "cpu") -> None:
+    """Distinct logits, equal ones (the first is chosen), both zeros, infinite ones and NaN, by named routings."""
+    from .routing_case import FAMILIES, ROUTINGS
+
+    for name in names:
+        routing = (ROUTINGS | FAMILIES)[name]
+        size = routing.num_experts
+        bias = random_tensor(size, dtype=torch.float32, device=device, seed=1) / 8 if routing.has_bias else None
+        logits = random_tensor(37, size, dtype=torch.float32, device=device)
+        check_choice(routing, logits, bias)
+        ties = torch.zeros(4, size, device=device)
+        ties[1, ::2] = -0.0
+        ties[2, size // 2 :] = 1.0
+        ties[3] = float("-inf")
+        ties[3, 0] = 0.0
+        check_choice(routing, ties, None if bias is None else torch.zeros_like(bias))
+        odd = logits[:3].clone()
+        odd[0, size - 1] = odd[1, size // 2] = float("nan")
+        odd[2, 3] = float("inf")
+        check_choice(routing, odd, bias)
+        check_choice(routing, logits[:0], bias)
+
+
+def _experts_case(
+    num_tokens: int,
+    num_experts: int,
+    top_k: int,
+    sizes: tuple[int, int],
+    part: tuple[int, int] | None,
+    device: str,
+    dtype: torch.dtype,
+) -> tuple[tuple[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor]]:
+    """((gate_up, down, first expert), (x, ids, weights))."""
     hidden, inner = sizes
     first, last = part or (0, num_experts)
     gate_up = random_tensor(last - first, 2 * inner, hidden, dtype=dtype, device=device) / hidden**0.5
@@ -72,10 +162,7 @@ def check_experts(
         0, 6, num_experts, device=device
     )
     weights, ids = merits.softmax(-1).topk(top_k)
-    made = {"own": False, "activation": activation}
-    found = triton_kernels().make_experts(gate_up, down, first, **made).forward(x, ids, weights)
-    assert found.dtype == dtype
-    assert_near(found, TorchKernels.make_experts(gate_up, down, first, **made).forward(x, ids, weights))
+    return (gate_up, down, first), (x, ids, weights)
 
 
 def check_rotate_and_write(
@@ -127,6 +214,41 @@ def taken_out(pool: PoolView, slots: Tensor) -> list[Tensor]:
         found.append(pool.scales[places])
         pool.scales.view(torch.int32)[places] = -1
     return found
+
+
+def check_placed_latents(
+    *,
+    num_tokens: int,
+    num_heads: int,
+    dims: tuple[int, int, int],
+    is_interleaved: bool,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    kv_dtype: torch.dtype | None = None,
+) -> None:
+    """`dims`: rank, of a query that is not rotated, rotated. Strided inputs; every second token pads a batch, and the
+    pool keeps all other slots to the bit."""
+    rank, nope, rope = dims
+    wide = random_tensor(num_tokens, num_heads * (nope + rope) + rank + rope, dtype=dtype, device=device)
+    query, latent = wide.split([num_heads * (nope + rope), rank + rope], dim=-1)
+    angles = 6 * torch.rand(num_tokens, rope // 2, generator=torch.Generator().manual_seed(0)).repeat(1, 2)
+    cos, sin = angles.cos().to(device, dtype), angles.sin().to(device, dtype)
+    norm = random_tensor(rank, dtype=dtype, device=device, seed=1)
+    order = torch.randperm(16 * (num_tokens + 2), generator=torch.Generator().manual_seed(1))
+    slots = order[:num_tokens].to(device)
+    pools = [pool_of_nan((num_tokens + 2, 3, 1, 1, 16, rank + rope), kv_dtype or dtype, device) for _ in range(2)]
+    made = {"norm": norm, "eps": 1e-6, "is_interleaved": is_interleaved}
+    padded = torch.where(torch.arange(num_tokens, device=device) % 2 == 0, slots, -1)
+    placed = [
+        kernels.rotate_and_write_latent(query.unflatten(1, (num_heads, -1)), latent, cos, sin, pool, 1, where, **made)
+        for kernels, pool, where in zip((triton_kernels(), TorchKernels()), pools, (padded, slots), strict=True)
+    ]
+    assert placed[0].is_contiguous()
+    assert_near(placed[0], placed[1])
+    found, expected = (pool.rows[:, :, 0, 0].transpose(1, 2).flatten(0, 1) for pool in pools)
+    assert_near(found[slots[::2], 1], expected[slots[::2], 1])
+    found[slots[::2], 1] = float("nan")
+    assert bool(found.isnan().all())
 
 
 def check_negative_slots_are_not_written(device: str = "cpu") -> None:

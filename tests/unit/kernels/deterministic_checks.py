@@ -44,6 +44,20 @@ def check_product(in_size: int, out_size: int, dtype: torch.dtype, *, device: st
             assert linear.forward(x[rows].contiguous()).equal(whole[rows]), f"{count} rows from {first} on"
 
 
+def check_large_tiles(num_rows: int, in_size: int, out_size: int, dtype: torch.dtype, *, device: str = "cpu") -> None:
+    """Tiles for many rows and those for few give the same bits, with and without a bias."""
+    from shared.kernels.matmul.launch import HALF, MANY, multiply
+
+    weight = random_tensor(out_size, in_size, dtype=dtype, device=device, seed=1)
+    x, bias = (random_tensor(*shape, dtype=dtype, device=device) for shape in ((num_rows, in_size), (out_size,)))
+    for added in (None, bias):
+        found = multiply(x, weight, added, MANY)
+        assert found.equal(multiply(x, weight, added, HALF))
+        assert found[-1:].equal(multiply(x[-1:].contiguous(), weight, added, HALF))
+    scale = in_size**0.5
+    assert_near(found / scale, (x.double() @ weight.double().t() + bias.double()).to(dtype) / scale)
+
+
 def check_attention(
     cuts: list[int], window: int | None, dtype: torch.dtype, *, device: str = "cpu", **shape: Any
 ) -> None:
@@ -110,7 +124,7 @@ def compile_all(dtype: torch.dtype, arch: str) -> list[Compiled]:
             pool = pool_of_nan((1, 2, 2, 2, BLOCK_SIZE, 128), dtype)
             kernels().paged_attention(query, pool, 1, batch, scale=0.1, window=None)
         linear = kernels().make_linear(torch.zeros(4096, 4096, dtype=dtype), None, own=True)
-        for rows in (1, 64, 600):
+        for rows in (1, 64, 600, 4096):
             linear.forward(torch.zeros(rows, 4096, dtype=dtype))
 
     return collect(calls, TARGETS[arch])

@@ -29,7 +29,9 @@ from shared.model.config.model_config import ModelConfig
 from shared.model.decoder import Decoder
 from shared.model.families.registry import load_config, parse_config
 from shared.model.layers.parameters import DecoderParameters
+from shared.model.random_weights import specs_of
 from shared.model.text.tokenizer import Tokenizer
+from shared.model.weights.plan import AS_STORED, Quantization
 from shared.structure.compiler import StructureCompiler
 from shared.structure.structured_output import StructuredOutput, StructureKind
 
@@ -221,11 +223,13 @@ class _Graph:
 class Steps:
     """A runner of one model on meta tensors, ready for steps."""
 
-    def __init__(self, described: ModelConfig, **config: Any) -> None:
+    def __init__(self, described: ModelConfig, quantization: Quantization = AS_STORED, **config: Any) -> None:
         self.noted = Noted()
         self.captured: list[Counter[str]] = []
         self._watch = _Watch(self.noted)
-        parameters = DecoderParameters.allocate(described, torch.bfloat16, META)
+        parameters = DecoderParameters.allocate(
+            described, torch.bfloat16, META, specs=specs_of(described, quantization)
+        )
         decoder = Decoder(described, parameters, triton_kernels())
         ends = load_config(DEMO).eos_token_ids
         structures = StructureCompiler(lambda: Tokenizer.load(DEMO), ends, described.vocab_size)

@@ -16,7 +16,7 @@ from shared.kernels.sampling.rows import SamplingRows
 from shared.kernels.torch_backend import TorchKernels
 
 from .comparing import triton_kernels
-from .sampling_case import SamplingCase, broken_rows
+from .sampling_case import SamplingCase, broken_rows, is_drawn_within_rounding
 
 
 def check_uniform(pairs: list[tuple[int, int]], device: str = "cpu") -> list[float]:
@@ -38,15 +38,33 @@ def check_sampling(num_rows: int, vocab_size: int, seed: int, *, ties: bool, dev
 
 
 def check_split_sampling(
-    num_rows: int, vocab_size: int, seed: int, *, ties: bool, capacity: int, device: str = "cpu"
+    num_rows: int, vocab_size: int, seed: int, *, ties: bool, capacity: int, refine_over: int, device: str = "cpu"
 ) -> None:
-    """Rows of many splits; a small `capacity` makes ranges that do not fit the list."""
+    """Rows of many splits; a small `refine_over` narrows most ranges, a small `capacity` overflows with some."""
     from shared.kernels.sampling.launch import SamplingSizes, sample_tokens
 
     case = SamplingCase(num_rows, vocab_size, seed, ties, device)
-    sizes = SamplingSizes(split=64, split_tile=32, capacity=capacity, tile=128)
+    sizes = SamplingSizes(split=64, refine_over=refine_over, capacity=capacity, tile=128)
     tokens = sample_tokens(case.logits, case.rows, sizes)
     assert tokens.tolist() == TorchKernels().sample_tokens(case.logits, case.rows).tolist()
+
+
+def check_flat_sampling(vocab_size: int, spread: float, sizes: dict[str, int], device: str = "cpu") -> None:
+    """Rows so flat that thousands of tokens can be drawn, by temperature alone and cut by top-p or by top-k alone."""
+    from shared.kernels.sampling.launch import SamplingSizes, sample_tokens
+
+    cuts = [(0, 1.0), (0, 0.95), (0, 0.3), (vocab_size // 20, 1.0), (vocab_size // 20, 0.9)]
+    num_rows = len(cuts)
+    numbers = torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(1))
+    logits = (numbers * spread).bfloat16().float().to(device)  # many equal, no two nearly so
+    top_ks, top_ps = zip(*cuts, strict=True)
+    rows = SamplingRows.from_lists(
+        [1.0] * num_rows, top_ks, top_ps, [0.0] * num_rows, range(num_rows), range(num_rows), device
+    )  # fmt: skip
+    found = sample_tokens(logits, rows, SamplingSizes(**sizes)).tolist()
+    for row, expected in enumerate(TorchKernels().sample_tokens(logits, rows).tolist()):
+        is_near = found[row] == expected or is_drawn_within_rounding(logits[row], rows, row, found[row])
+        assert is_near, f"row {row}: {found[row]}, not {expected}"
 
 
 def check_broken_logits(kernels: Any = None, device: str = "cpu") -> None:

@@ -49,6 +49,7 @@ def run_small_cases() -> list[str]:
     from shared.kernels.attention.latent import bench as latent
     from shared.kernels.attention.prefill import bench as prefill
     from shared.kernels.blocks import bench as blocks
+    from shared.kernels.coded import bench as coded
     from shared.kernels.experts import bench as experts
     from shared.kernels.rmsnorm import bench as rmsnorm
     from shared.kernels.rotary import bench as rotary
@@ -65,8 +66,14 @@ def run_small_cases() -> list[str]:
         *activation.cases(device, [(2, 32)]),
         *blocks.cases(device, 3, (2, 8)),
         *sampling.cases(device, [(2, 50)]),
+        *list(sampling.tuning_cases(device, [(2, 50)]))[len(sampling.SIZES) : len(sampling.SIZES) + 2],
         *experts.cases(device, [(3, 32, 16, 4, 2)]),
+        *experts.tuning_cases(
+            device, [(3, 32, 16, 4, 2)], [(9, 32, 16, 4, 2)], (experts.FEW_CONFIGS[:1], experts.MANY_CONFIGS[:1])
+        ),
         *latent.cases(device, [((20, 5), 3, 48)]),
+        *latent.tuning_cases(device, [((20, 5), 3, 48)]),
+        *coded.cases(device, (1, 300), ((128, 64),)),
     ]
     assert next(iter(prefill.tuning_cases(torch.device("meta")))).num_flops == 4 * 32 * 128 * 8192 * 8193 // 2
     for case in cases:
@@ -80,6 +87,7 @@ def test_every_case_runs(interpreted: Run) -> None:
         "decode attention", "prefill attention", "torch sdpa", "rms norm", "add + rms norm", "rotate + write",
         "head norm + rotate + write", "silu · mul", "gather blocks", "scatter blocks", "block checksums", "sampling",
         "sampling by sort", "mask", "experts", "attention to latents",
+        "coded, 16 bits by cuBLAS", "coded, int4", "coded, int8", "coded, w8a8", "coded, fp8", "coded, fp8 in blocks",
     }  # fmt: skip
 
 

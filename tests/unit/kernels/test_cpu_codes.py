@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from shared.kernels.backends.cpu import CpuKernels
-from shared.kernels.cpu.coded import CodedLinear, OrderedLinear
+from shared.kernels.cpu.coded import CodedLinear
 from shared.kernels.cpu.experts import PackedExperts
 from shared.kernels.linear_spec import LinearSpec
+from shared.kernels.ordered import OrderedLinear
 from shared.kernels.quantized import (
     OpenedExperts,
     OpenedLinear,

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from shared.model.weights.plan import Quantization
 from tests.integration.engine.families import EXPERTS, FAMILIES, OTHERS, write_family
 
 from . import on_meta
@@ -14,7 +15,7 @@ from .conftest import Run
 from .on_meta import MODELS, HostMeeting, MetaLink, Noted, Steps, plan
 
 WAYS = (["greedy"], ["seeded"], ["penalties"], ["bias"], ["structure"], list(on_meta.WAYS))
-LAUNCHES_OF_A_LAYER = {"llama": 9, "qwen3-moe": 25, "deepseek-v3": 74}
+LAUNCHES_OF_A_LAYER = {"llama": 9, "qwen3-moe": 12, "deepseek-v3": 26}
 """Most that a decoding layer may have in a graph."""
 
 
@@ -69,6 +70,23 @@ def layer_launches(name: str) -> int:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_layer_in_a_graph_is_few_launches(compiled: Run, name: str) -> None:
     assert compiled(layer_launches, name) <= LAUNCHES_OF_A_LAYER[name]
+
+
+def steps_in_codes(quantization: Quantization) -> tuple[int, list[Noted]]:
+    """Launches that one more layer of weights in codes adds to a graph; a decode step by a graph, and long prompts."""
+    two, three = (Steps(on_meta.model("llama", layers), quantization) for layers in (2, 3))
+    two.run(plan(["greedy"], 20, first=True))
+    found = [two.run(plan(["greedy"], 21, pending=True)), two.run(plan(["greedy"], 0, chunk=400))]
+    return three.captured[0].total() - two.captured[0].total(), found
+
+
+@pytest.mark.parametrize(("quantization", "more"), [("int4", 0), ("int8", 0), ("fp8", 0), ("w8a8", 4)])
+def test_weights_in_codes_meet_the_host_nowhere_and_take_no_more_launches(
+    compiled: Run, quantization: Quantization, more: int
+) -> None:
+    of_layer, noted = compiled(steps_in_codes, quantization)
+    assert of_layer <= LAUNCHES_OF_A_LAYER["llama"] + more
+    assert all(each.fetches == 1 and each.waits == 0 for each in noted)
 
 
 def prompts(name: str) -> list[Noted]:

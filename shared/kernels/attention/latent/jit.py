@@ -15,13 +15,12 @@ from shared.kernels.attention.decode.schedule_jit import BEGIN, END, FIRST_SLOT,
 from shared.kernels.attention.jit import load_rows, slot_offsets
 
 
-@triton.jit(do_not_specialize=["block_tables", "items", "tickets", "part_means", "part_peaks", "layer", "table_stride"])
+@triton.jit(do_not_specialize=["block_tables", "items", "part_means", "part_peaks", "layer", "table_stride"])
 def latent_parts(
     query,  # [num_tokens, NUM_HEADS, DIM]
     pool,  # [num_blocks, num_layers, 1, 1, BLOCK_SIZE * DIM]
     block_tables,  # [num_seqs, table_stride] int32
     items,  # [num_slots, WIDTH] int32, see plan_jit
-    tickets,  # [num_seqs, groups of heads] int32, all 0 before and after
     output,  # [num_tokens, NUM_HEADS, DIM]
     part_means,  # [num_slots, NUM_HEADS, DIM] fp32, of the sequences with several parts
     part_peaks,  # [num_slots, NUM_HEADS] fp32, base-2 log of the softmax's denominator
@@ -36,8 +35,6 @@ def latent_parts(
     FIRST: tl.constexpr,  # elements of a row's first piece, a power of two
     REST: tl.constexpr,  # of the second, at least as many as there are; likewise
     TILE: tl.constexpr,
-    DIMS: tl.constexpr,  # a power of two, at least DIM
-    CHUNK: tl.constexpr,
 ):
     """Grid (groups of ROWS heads, num_slots): one part of one sequence for some heads."""
     group, slot = tl.program_id(0), tl.program_id(1)
@@ -51,11 +48,15 @@ def latent_parts(
 
     heads = group * ROWS + tl.arange(0, ROWS)
     first, rest = tl.arange(0, FIRST), tl.arange(0, REST)
-    real, real_rest = (heads < NUM_HEADS)[:, None], (heads < NUM_HEADS)[:, None] & (rest < DIM - FIRST)[None, :]
-    places = ((token.to(tl.int64) * NUM_HEADS + heads) * DIM)[:, None] + first[None, :]
-    places_rest = ((token.to(tl.int64) * NUM_HEADS + heads) * DIM + FIRST)[:, None] + rest[None, :]
-    q = tl.load(query + places, mask=real, other=0.0)
-    q_rest = tl.load(query + places_rest, mask=real_rest, other=0.0)
+    # Masks that the compiler sees to be full are none: 128 sums a thread leave few registers for others.
+    real = tl.full([ROWS], 1, tl.int1) if NUM_HEADS % ROWS == 0 else heads < NUM_HEADS
+    is_rest = tl.full([REST], 1, tl.int1) if DIM - FIRST == REST else rest < DIM - FIRST
+    real, real_rest, real_heads = real[:, None], real[:, None] & is_rest[None, :], real
+    places = (heads * DIM)[:, None] + first[None, :]
+    places_rest = (heads * DIM + FIRST)[:, None] + rest[None, :]
+    token_start = token.to(tl.int64) * NUM_HEADS * DIM
+    q = tl.load(query + token_start + places, mask=real, other=0.0)
+    q_rest = tl.load(query + token_start + places_rest, mask=real_rest, other=0.0)
 
     rows = pool + layer.to(tl.int64) * BLOCK_SIZE * DIM
     table = block_tables + seq.to(tl.int64) * table_stride
@@ -86,20 +87,37 @@ def latent_parts(
     total_or_one = tl.where(total > 0.0, total, 1.0)[:, None]
     mean, mean_rest = sums / total_or_one, sums_rest / total_or_one
     if num_parts == 1:
-        tl.store(output + places, mean.to(output.dtype.element_ty), mask=real)
-        tl.store(output + places_rest, mean_rest.to(output.dtype.element_ty), mask=real_rest)
+        tl.store(output + token_start + places, mean.to(output.dtype.element_ty), mask=real)
+        tl.store(output + token_start + places_rest, mean_rest.to(output.dtype.element_ty), mask=real_rest)
     else:
-        slot_heads = slot.to(tl.int64) * NUM_HEADS + heads
-        tl.store(part_means + slot_heads[:, None] * DIM + first[None, :], mean, mask=real)
-        tl.store(part_means + slot_heads[:, None] * DIM + (FIRST + rest)[None, :], mean_rest, mask=real_rest)
-        tl.store(part_peaks + slot_heads, peak + tl.log2(total), mask=heads < NUM_HEADS)
-        # The barrier orders all threads' stores before the ticket's release; the last ticket's program acquires them.
-        tl.debug_barrier()
-        ticket = tickets + seq * tl.num_programs(0) + group
-        if tl.atomic_add(ticket, 1, sem="acq_rel") == num_parts - 1:
-            tl.store(ticket, 0)
-            first_slot = tl.load(item + FIRST_SLOT)
-            for head in range(group * ROWS, min(group * ROWS + ROWS, NUM_HEADS)):
-                merge_parts(
-                    part_means, part_peaks, output, token, head, NUM_HEADS, first_slot, num_parts, DIM, DIMS, CHUNK
-                )
+        slot_heads = slot.to(tl.int64) * NUM_HEADS
+        tl.store(part_means + slot_heads * DIM + places, mean, mask=real)
+        tl.store(part_means + slot_heads * DIM + places_rest, mean_rest, mask=real_rest)
+        tl.store(part_peaks + slot_heads + heads, peak + tl.log2(total), mask=real_heads)
+
+
+@triton.jit(do_not_specialize=["items", "part_means", "part_peaks"])
+def merge_latents(
+    items,  # as above
+    part_means,
+    part_peaks,
+    output,
+    NUM_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    HEADS: tl.constexpr,  # of a program
+    DIMS: tl.constexpr,  # a power of two, at least DIM
+    CHUNK: tl.constexpr,
+):
+    """Grid (num_slots, ceil(NUM_HEADS / HEADS)): joins the parts of one sequence, where its first slot is, for some
+    heads."""
+    slot = tl.program_id(0)
+    item = items + slot * WIDTH
+    if tl.load(item + SEQ) < 0:
+        return
+    num_parts = tl.load(item + NUM_PARTS)
+    if num_parts == 1 or tl.load(item + FIRST_SLOT) != slot:
+        return
+    token = tl.load(item + TOKEN)
+    first = tl.program_id(1) * HEADS
+    for head in range(first, min(first + HEADS, NUM_HEADS)):
+        merge_parts(part_means, part_peaks, output, token, head, NUM_HEADS, slot, num_parts, DIM, DIMS, CHUNK)

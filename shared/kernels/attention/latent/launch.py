@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,20 +13,36 @@ from shared.kernels.attention.contract import check_paged_attention
 from shared.kernels.attention.decode.launch import MERGE_CHUNK
 from shared.kernels.attention.decode.schedule import plan_decode
 from shared.kernels.attention.decode.splits import DecodeConfig
-from shared.kernels.attention.latent.jit import latent_parts
+from shared.kernels.attention.latent.jit import latent_parts, merge_latents
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.device import DeviceLimits, next_power_of_2
 from shared.kernels.pool_view import PoolView
 
-HEADS = 16
-"""Query heads of a program: the rows of one matrix tile, and sums that its registers hold."""
+MERGED_HEADS = 4
+"""Heads that a program joins the parts of, one after the other. A program that attends has too many for it."""
 
 
-def latent_config(dim: int, element_bytes: int, limits: DeviceLimits) -> DecodeConfig:
-    """Tiles of about 36 KiB, at a row of 576 elements in 16 bits 32 tokens; two lie in shared memory where they fit."""
+@dataclass(frozen=True)
+class LatentConfig:
+    """Sizes that a launch is compiled for."""
+
+    heads: int  # query heads of a program, which read the rows once
+    decode: DecodeConfig
+
+
+def latent_config(num_heads: int, dim: int, element_bytes: int, limits: DeviceLimits) -> LatentConfig:
+    """Tiles of about 36 KiB, at a row of 576 elements in 16 bits 32 tokens; two lie in shared memory where they fit.
+
+    On compute capability 9.0 two warpgroups multiply for 64 heads, where there are more than half as many: each has
+    half of a row's values, 256 sums of 64 heads in 128 registers a thread.
+    """
     tile = max(16, 1 << ((36 * 1024 // (dim * element_bytes)).bit_length() - 1))
+    many = 64
+    fits = 3 * many * dim * element_bytes <= limits.shared_bytes - 4 * 1024  # queries, and two tiles of as many rows
+    if limits.arch == "sm_90" and element_bytes == 2 and num_heads > many // 2 and fits:
+        return LatentConfig(many, DecodeConfig(many, 256 // many, 2, num_warps=8, num_stages=2))
     num_stages = 2 if 2 * tile * dim * element_bytes <= limits.shared_bytes - 24 * 1024 else 1
-    return DecodeConfig(tile, max(1, 256 // tile), parts_per_multiprocessor=4, num_warps=4, num_stages=num_stages)
+    return LatentConfig(16, DecodeConfig(tile, max(1, 256 // tile), 4, num_warps=4, num_stages=num_stages))
 
 
 def suits(query: Tensor, pool: PoolView) -> bool:
@@ -40,7 +57,7 @@ def latent_attention(
     batch: AttentionBatch,
     *,
     scale: float,
-    config: DecodeConfig | None = None,
+    config: LatentConfig | None = None,
 ) -> Tensor:
     """`DecoderOps.paged_attention` over a pool of one plane with one head, without a window.
 
@@ -69,11 +86,11 @@ def latent_attention(
     if num_tokens == 0:
         return output.flatten(1)
     tokens = batch.remember("a sequence a token", lambda: by_token(batch))
-    config = config or latent_config(dim, query.element_size(), devices.device_limits(query.device))
-    groups = -(-num_heads // HEADS)
+    config = config or latent_config(num_heads, dim, query.element_size(), devices.device_limits(query.device))
+    groups = -(-num_heads // config.heads)
     plan = tokens.remember(
         ("latents", num_heads, dim, query.dtype, config),
-        lambda: plan_decode(tokens, (num_heads, groups, dim), None, query.dtype, config),
+        lambda: plan_decode(tokens, (num_heads, groups, dim), None, query.dtype, config.decode),
     )
     first = 1 << (dim.bit_length() - 1)
     first = first // 2 if first == dim else first
@@ -82,7 +99,6 @@ def latent_attention(
         elements,
         tokens.block_tables,
         plan.items,
-        plan.tickets,
         output,
         plan.part_means,
         plan.part_peaks,
@@ -93,15 +109,26 @@ def latent_attention(
         NUM_HEADS=num_heads,
         DIM=dim,
         BLOCK_SIZE=batch.block_size,
-        ROWS=HEADS,
+        ROWS=config.heads,
         FIRST=first,
         REST=next_power_of_2(max(16, dim - first)),
-        TILE=config.tile,
-        DIMS=next_power_of_2(dim),
-        CHUNK=MERGE_CHUNK,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
+        TILE=config.decode.tile,
+        num_warps=config.decode.num_warps,
+        num_stages=config.decode.num_stages,
     )
+    if len(plan.part_means):
+        merge_latents[(plan.num_slots, -(-num_heads // MERGED_HEADS))](
+            plan.items,
+            plan.part_means,
+            plan.part_peaks,
+            output,
+            NUM_HEADS=num_heads,
+            DIM=dim,
+            HEADS=MERGED_HEADS,
+            DIMS=next_power_of_2(dim),
+            CHUNK=MERGE_CHUNK,
+            num_warps=4,
+        )
     return output.flatten(1)
 
 

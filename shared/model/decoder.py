@@ -187,8 +187,10 @@ class Decoder:
         """An adapter that was read for this model, laid out for its kernels on its device. From any thread."""
         assert len(adapter.layers) == len(self._modules.layers), "an adapter of another model"
         layers = self._modules.layers
+        # Shared experts have sizes of their own, and no adapter adds to them.
+        dense = [layer for layer in layers if layer.experts is None] or layers[:1]
         in_sizes = {
-            name: next((linear.in_size for layer in layers if (linear := getattr(layer, name)) is not None), 0)
+            name: next((linear.in_size for layer in dense if (linear := getattr(layer, name)) is not None), 0)
             for name in PROJECTIONS
         }
         return PackedAdapter.of(adapter.layers, in_sizes, self.kernels, self._modules.embedding)

@@ -54,7 +54,7 @@ def test_many_shapes_give_the_tokens_of_transformers(shape: Shape, data: st.Data
         for there, here in pairwise([*runs, Degrees()]):
             for each in (there, here):
                 runs[each].pool.clear_cache()
-            if there != here:
+            if there != here and runs[there].layout == runs[here].layout:
                 assert agree(hand_off(runs[there], runs[here], prompt)), (there, here)
 
 

@@ -274,3 +274,47 @@ def test_wrong_fields_of_experts_and_latents_are_named(
     with pytest.raises(ModelLoadError, match=words) as caught:
         _parse_moe(family, **fields)
     assert caught.value.field == field
+
+
+LLAMA4 = {
+    "architectures": ["Llama4ForCausalLM"],
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 16,
+    "intermediate_size_mlp": 48,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "no_rope_layers": [],
+    "interleave_moe_layer_step": 2,
+    "attn_temperature_tuning": 4,
+    "attention_chunk_size": 8192,
+}
+
+
+def test_llama_4_is_read_as_it_was_published() -> None:
+    config = parse_config(LLAMA4)
+    assert [layer.window for layer in config.layers] == [8192, 8192, 8192, None] * 2
+    assert [layer.is_chunked for layer in config.layers] == [True, True, True, False] * 2
+    assert [layer.rope is None for layer in config.layers] == [False, False, False, True] * 2
+    assert [layer.temperature is None for layer in config.layers] == [True, True, True, False] * 2
+    assert [layer.has_experts for layer in config.layers] == [False, True] * 4
+    assert (config.intermediate_size, config.moe and config.moe.expert_size) == (48, 16)
+    assert parse_config({**LLAMA4, "attn_temperature_tuning": False}).temperatures == ()
+    assert parse_config({**LLAMA4, "moe_layers": []}).moe is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        ({"no_rope_layers": [1, 0]}, "no_rope_layers"),
+        ({"attention_chunk_size": None}, "attention_chunk_size"),
+        ({"layer_types": ["sliding_attention"] * 8}, "layer_types"),
+        ({"num_local_experts": 2, "num_experts_per_tok": 3}, "num_experts_per_tok"),
+    ],
+)
+def test_what_is_wrong_of_llama_4_is_named(wrong: dict[str, object], field: str) -> None:
+    with pytest.raises(ModelLoadError) as caught:
+        parse_config({**LLAMA4, **wrong})
+    assert caught.value.field == field

@@ -83,6 +83,9 @@ def test_every_form_of_adapter_is_as_merged(tmp_path: Path, form: str, kernels: 
         "glm4",
         "gemma3",
         "gpt-oss",
+        "cohere2",
+        "llama4",
+        "smollm3",
     ],
 )
 def test_every_family_is_as_merged(tmp_path: Path, name: str) -> None:

@@ -69,7 +69,10 @@ def train(model: Llama, teacher: Llama, rows: Rows, steps: int) -> None:
     """Bring the model's probabilities near to the teacher's, in place."""
     optimizer = Optimizer(model, steps)
     num_long, long_row = round(steps * LONG_SHARE), model.shape.max_position
-    short, long = rows.batches(TOKENS_PER_STEP // SHORT_ROW, SHORT_ROW), rows.batches(TOKENS_PER_STEP // long_row, long_row)
+    short, long = (
+        rows.batches(TOKENS_PER_STEP // SHORT_ROW, SHORT_ROW),
+        rows.batches(TOKENS_PER_STEP // long_row, long_row),
+    )
     started = time.monotonic()
     for done in range(1, steps + 1):
         ids = next(long if done > steps - num_long else short)[:, :-1]

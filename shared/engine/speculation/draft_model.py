@@ -125,18 +125,19 @@ class DraftModel:
         return sequence.num_tokens < self._most_tokens and (held is None or not held.is_broken)
 
     def mean_chance(self, sequence: EngineSequence) -> float:
-        """That a guess is right where those before it are, before it is made. Learns from the tokens that came."""
+        """That a guess is right where those before it are, before it is made."""
         held = self._held.get(sequence.sequence_id)
-        greedy = sequence.sampling.is_greedy
-        if held is None:
-            return self._means[greedy].chance(0)
-        self._follow(held)
-        return held.means.chance(0, self._means[greedy].chance(0))
+        mean = self._means[sequence.sampling.is_greedy].chance(0)
+        return mean if held is None else held.means.chance(0, mean)
 
     def is_ready(self, sequence: EngineSequence) -> bool:
-        """Whether a round may begin with this sequence: all but its newest tokens have KV."""
+        """Whether a round may begin with this sequence: all but its newest tokens have KV. Learns from those that
+        came."""
         held = self._held.get(sequence.sequence_id)
-        return held is not None and sequence.num_tokens - held.num_valid <= FEW_TOKENS
+        if held is None:
+            return False
+        self._follow(held)
+        return sequence.num_tokens - held.num_valid <= FEW_TOKENS
 
     def begin(self, sequence: EngineSequence, most: int) -> Drafted:
         """Before the rounds of a sequence that is ready; `most`: guesses."""

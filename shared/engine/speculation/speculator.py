@@ -43,6 +43,8 @@ class GuessCounters:
     """Guesses that were computed."""
     num_accepted: dict[str, int] = field(default_factory=lambda: dict.fromkeys(DRAFTERS, 0))
     """Of these, those that became tokens."""
+    drafting_s: float = 0.0
+    """What a draft model took. Seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,26 @@ class _Step:
             if rate > least * best_rate:
                 best, best_rate, least = count, rate, 1.0
         return best, best_rate
+
+    def is_worth_a_round(
+        self,
+        chances: Sequence[float],
+        gain: float,
+        num_rows: int,
+        drafting_s: float,
+        round_s: float,
+        least_rate: float,
+    ) -> bool:
+        """Whether one round more, for `num_rows` guesses of which `gain` are expected to be right, brings more tokens
+        for its time than the step with `chances` does, and than `least_rate`, as `best` has it."""
+        count, rate = self.best(chances, drafting_s)
+        rows = count + num_rows
+        if rows >= len(self.factors):
+            return False
+        if self.plain_s * self.factors[rows] + drafting_s + round_s > self.limit_s:
+            return False
+        longer = self.factors[rows] - self.factors[count] + round_s / self.plain_s
+        return gain > max(rate, least_rate) * longer
 
 
 class Speculator:
@@ -144,7 +166,9 @@ class Speculator:
 
     def take_drafting_s(self) -> float:
         """Seconds that a draft model took since the last call."""
-        return self._model.take_s() if self._model is not None else 0.0
+        drafting_s = self._model.take_s() if self._model is not None else 0.0
+        self.counters.drafting_s += drafting_s
+        return drafting_s
 
     def lost(self, sequence_id: str) -> None:
         """The sequence gave its blocks back, and waits."""
@@ -211,6 +235,7 @@ class Speculator:
             self._num_unasked += 1
             return model.total_s - begun_s
         self._num_unasked = 0
+        _, least_rate = step.best(_falling(list(drafts.values())))
         rounds = [model.begin(sequence, self._most(sequence)) for sequence in chosen]
         others = [draft for name, draft in drafts.items() if name not in {item.sequence_id for item in chosen}]
         running = rounds
@@ -223,9 +248,10 @@ class Speculator:
             ]
             if running and self._fixed is None:
                 round_s = model.round_s([item.sequence for item in running], step.plain_s)
-                found = [*others, *(item.draft for item in rounds)]
+                chances = _falling([*others, *(item.draft for item in rounds)])
                 gain = sum([item.next_chance for item in running])
-                if not _is_worth_a_round(step, found, gain, len(running), model.total_s - begun_s, round_s):
+                drafting_s = model.total_s - begun_s
+                if not step.is_worth_a_round(chances, gain, len(running), drafting_s, round_s, least_rate):
                     break
         for item in rounds:
             name, draft = item.sequence.sequence_id, item.draft
@@ -298,19 +324,6 @@ class Speculator:
             elif best:
                 break
         return best
-
-
-def _is_worth_a_round(
-    step: _Step, drafts: Sequence[Draft], gain: float, num_rows: int, drafting_s: float, round_s: float
-) -> bool:
-    """Whether one round more, for `num_rows` guesses of which `gain` are expected to be right, brings more tokens for
-    its time than the step does without."""
-    count, rate = step.best(_falling(drafts), drafting_s)
-    last = len(step.factors) - 1
-    if count + num_rows > last or step.plain_s * step.factors[count + num_rows] + drafting_s + round_s > step.limit_s:
-        return False
-    longer = step.factors[count + num_rows] - step.factors[count] + round_s / step.plain_s
-    return gain > rate * longer
 
 
 def _falling(drafts: Sequence[Draft]) -> list[float]:

@@ -255,6 +255,7 @@ class Bench:
         self.speculators: dict[str, Speculator | None] = {OFF: None, AUTO: Speculator(drafters)}
         self.speculators |= {str(count): Speculator([NgramDrafter()], count) for count in fixed}
         if draft is not None:
+            beside: list[Drafter]
             for way, beside in ((DRAFT, [NgramDrafter(), GrammarDrafter(structures.prepare)]), (DRAFT_ALONE, [])):
                 model = paired_draft(draft, DEMO_DRAFT, DEMO, num_blocks, BLOCK_SIZE, MAX_BATCH)
                 self.speculators[way] = Speculator(beside, model=model)

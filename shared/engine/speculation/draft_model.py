@@ -246,14 +246,14 @@ class DraftModel:
         end = sequence.num_tokens + count
         if not self._grow(held, end):
             return None
+        start, tokens = held.num_valid, sequence.token_ids[held.num_valid :]
         if count:
-            start, tokens = end - 1, (draft.token_ids[-1],)
+            start, tokens = end - 1, draft.token_ids[-1:]
         else:
-            start, tokens = held.num_valid, tuple(sequence.token_ids[held.num_valid :])
             held.written = []
         spec = SampleSpec(held.sampling, end, banned_token_ids=sequence.banned_token_ids(count))
         return PlannedSequence(
-            sequence.sequence_id, tokens, start, held.table, sequence.num_prompt_tokens, samples=(spec,)
+            sequence.sequence_id, tuple(tokens), start, held.table, sequence.num_prompt_tokens, samples=(spec,)
         )
 
     def _take(self, draft: Drafted, held: _Held, found: SampledToken) -> None:

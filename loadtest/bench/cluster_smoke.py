@@ -12,14 +12,16 @@ import sys
 import tempfile
 import time
 import urllib.request
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 
 from loadtest.rig.cluster import Extras, local_cluster
 from loadtest.rig.command_line import Option, Out
 from loadtest.rig.results import Report, Result
+from services.local.cluster import LocalCluster
 from services.local.spec import DEMO_MODEL
 
 PROMPT = "Once upon a time there was a small kitchen where " * 12
@@ -28,22 +30,55 @@ _MOST_OF_A_LOG = 4000
 """Characters of each log that are printed where there is no answer."""
 
 
-async def answer(device: str, worker_flags: tuple[str, ...], model: Path, scratch: Path) -> tuple[str, float, float]:
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How blocks pass from one worker to the other."""
+
+    name: str
+    worker_flags: tuple[str, ...] = ()
+    has_fleet_key: bool = True
+
+    def cluster(self, device: str, model: Path, state_dir: Path, **spec: Any) -> LocalCluster:
+        """Of a prefill and a decode worker, both on the device; not started. `spec`: see `local_cluster`."""
+        return local_cluster(
+            Extras(self.worker_flags), model=model, device=device, mode="disaggregated", num_prefill=1, num_decode=1,
+            state_dir=state_dir, has_fleet_key=self.has_fleet_key, **spec,
+        )  # fmt: skip
+
+
+IN_MEMORY, STAGED = Way("in memory"), Way("staged")
+DIRECT = Way("direct", ("--gpu-direct", "true"), has_fleet_key=False)
+"""By device pointers: a fleet key's tags are made of bytes in host memory."""
+
+
+def ways(device: str) -> tuple[Way, ...]:
+    """Those that the device has."""
+    return (IN_MEMORY,) if device == "cpu" else (STAGED, DIRECT)
+
+
+def chosen_device(device: str) -> str:
+    """`device`, or where it is empty the GPU where torch sees one."""
+    return device or ("cuda:0" if torch.cuda.is_available() else "cpu")
+
+
+async def answer(device: str, way: Way, model: Path, scratch: Path) -> tuple[str, float, float]:
     """(text, seconds until the cluster was ready, seconds of the answer)."""
     begin = time.perf_counter()
-    made = local_cluster(
-        Extras(worker_flags), model=model, device=device, mode="disaggregated", num_prefill=1, num_decode=1,
-        state_dir=scratch,
-    )  # fmt: skip
+    made = way.cluster(device, model, scratch)
     try:
         async with made as cluster:
             ready = time.perf_counter()
             text = await asyncio.to_thread(_complete, cluster.http)
             return text, ready - begin, time.perf_counter() - ready
     except Exception:
-        for log in sorted(made.spec.log_dir.glob("*.log")):  # they go with the cluster's folder
-            print(f"== {log.name}", log.read_text(errors="replace")[-_MOST_OF_A_LOG:], sep="\n", flush=True)
+        print_logs(made)
         raise
+
+
+def print_logs(cluster: LocalCluster) -> None:
+    """The ends of its processes' logs, which go with the cluster's folder."""
+    for log in sorted(cluster.spec.log_dir.glob("*.log")):
+        print(f"== {log.name}", log.read_text(errors="replace")[-_MOST_OF_A_LOG:], sep="\n", flush=True)
 
 
 def _complete(address: str) -> str:
@@ -63,15 +98,16 @@ def main(
     out: Out = None,
 ) -> None:
     """Ask a cluster of two workers for an answer. Fails where the ways of hand-off give different ones."""
-    chosen = device or ("cuda:0" if torch.cuda.is_available() else "cpu")
-    ways = {"staged": (), "direct": ("--gpu-direct", "true")} if chosen != "cpu" else {"in memory": ()}
+    chosen = chosen_device(device)
     report, texts = Report(out), {}
-    for way, flags in ways.items():
+    for way in ways(chosen):
         with tempfile.TemporaryDirectory(prefix="tandem-smoke-") as scratch:
-            text, ready_s, answer_s = asyncio.run(answer(chosen, tuple(flags), model, Path(scratch)))
-        texts[way] = text
-        report.add([Result(f"{way}, ready", ready_s, "s"), Result(f"{way}, {NUM_TOKENS} tokens", answer_s, "s")])
-        print(f"{way}: {text!r}", flush=True)
+            text, ready_s, answer_s = asyncio.run(answer(chosen, way, model, Path(scratch)))
+        texts[way.name] = text
+        report.add(
+            [Result(f"{way.name}, ready", ready_s, "s"), Result(f"{way.name}, {NUM_TOKENS} tokens", answer_s, "s")]
+        )
+        print(f"{way.name}: {text!r}", flush=True)
     report.print()
     if len(set(texts.values())) != 1 or not all(texts.values()):
         sys.exit(f"answers differ or are empty: {texts}")

@@ -52,7 +52,7 @@ class Report:
 
 
 def machine() -> str:
-    """The processor, torch's version and its number of threads."""
+    """The GPU where torch sees one, the processor, torch's version and its number of threads."""
     import torch  # imported here: the load generator's commands use this module and start faster without torch
 
     name = platform.processor() or platform.machine()
@@ -61,7 +61,8 @@ def machine() -> str:
         name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
     except OSError:
         pass
-    return f"{name}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    gpu = f"{torch.cuda.get_device_name()}, " if torch.cuda.is_available() else ""
+    return f"{gpu}{name}, {torch.get_num_threads()} threads, torch {torch.__version__}"
 
 
 def commit() -> str:

@@ -350,7 +350,7 @@ def _start_runner(
         settings.max_num_seqs,
         model.max_model_len,
         settings.max_num_batched_tokens,
-        piecewise_tokens=settings.piecewise_tokens,
+        piecewise_tokens=None if settings.piecewise_tokens < 0 else settings.piecewise_tokens,
         device_transfer=settings.gpu_direct,
         num_host_blocks=model.num_host_blocks,
         debug_numerics=settings.debug_numerics,

@@ -33,6 +33,8 @@ MAX_EVENTS = 65_536
 """Events that may wait for a router to read them; then its session is ended. A step is one event."""
 MAX_GAP_S = 0.5
 """Most that one look adds: a process that was itself stopped for a while does not blame its engine. Seconds."""
+LATE_S = 1.0
+"""A heartbeat that much late is logged: it says whether a worker that was given up had stood still itself."""
 logger = logging.getLogger(__name__)
 HELLO_TIMEOUT_S = 10.0
 """For a stream's first command."""
@@ -277,8 +279,12 @@ class SessionServer:
         interval_s = session.hello.heartbeat_ms / 1e3
         while interval_s and not session.over.is_set():
             session.send(heartbeat=self._look())
+            begin = time.monotonic()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(session.over.wait(), interval_s)
+            late_s = time.monotonic() - begin - interval_s
+            if late_s > LATE_S:
+                logger.warning("the event loop stood still for %.1f s: routers heard nothing of this worker", late_s)
             session.silent_s += interval_s
             if session.hello.give_up_ms and session.silent_s * 1e3 > session.hello.give_up_ms:
                 session.end(f"the router was silent for {session.silent_s:.1f} s")

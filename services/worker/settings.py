@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
@@ -34,8 +34,13 @@ GPU_SEQUENCES = 256
 
 TIMED = "timed:"
 
-_OF_ONE_PROCESS = {"gpu_direct": False, "piecewise_tokens": 0, "deterministic": False, "debug_numerics": False}
-"""What a worker of several processes cannot have, and its value without."""
+_OF_ONE_PROCESS: Mapping[str, Collection[object]] = {
+    "gpu_direct": (False,),
+    "piecewise_tokens": (-1, 0),
+    "deterministic": (False,),
+    "debug_numerics": (False,),
+}
+"""What a worker of several processes cannot have, and its values without."""
 
 
 class WorkerSettings(
@@ -75,14 +80,14 @@ class WorkerSettings(
     Workers that share a GPU need shares that add up to less than 1."""
     gpu_direct: bool = False
     """Whether UCX sends and receives blocks straight from and into the GPU's memory, not by way of host memory. Only on
-    cuda, with a UCX that has CUDA transports, and without a fleet_key, whose tags are made on the host. It has not run
-    yet."""
+    cuda, with a UCX that has CUDA transports, and without a fleet_key, whose tags are made on the host."""
     kernels: str = "auto"
     """Backend of the model's ops: triton (CUDA), cpu (C++), torch, or auto: the first that this machine
     supports."""
-    piecewise_tokens: int = Field(default=0, ge=0, le=8192)
+    piecewise_tokens: int = Field(default=-1, ge=-1, le=8192)
     """Longest step of prompts, or of prompts and answers, that runs as CUDA graphs between its attention calls; 0 =
-    none. For 512 tokens, 20 graphs a layer are captured at the start. Only on cuda; it has not run yet."""
+    none. For 512 tokens, 24 graphs a layer are captured at the start. Only on cuda, and by one process. -1 = 512 there,
+    none elsewhere."""
     cpu_isa: Literal["auto", "avx2", "avx512", "avx512-bf16", "amx", "amx-emulated", "neon", "torch"] = Field(
         default="auto", validation_alias=AliasChoices("cpu_isa", "TANDEM_WORKER_CPU_ISA", "TANDEM_CPU_ISA")
     )
@@ -177,7 +182,7 @@ class WorkerSettings(
     @field_validator("piecewise_tokens", "gpu_direct")
     @classmethod
     def _check_on_gpu(cls, value: int, info: ValidationInfo) -> int:
-        if value and not _is_gpu(device := info.data.get("device", "cuda")):
+        if value > 0 and not _is_gpu(device := info.data.get("device", "cuda")):
             raise ValueError(f"needs a GPU: device is {device}")
         return value
 
@@ -194,8 +199,8 @@ class WorkerSettings(
         if value > 1:
             if (device := info.data.get("device", "cpu")).startswith(TIMED):
                 raise ValueError(f"cannot be above 1 with device {device}")
-            for name, only in _OF_ONE_PROCESS.items():
-                if (found := info.data.get(name, only)) != only:
+            for name, without in _OF_ONE_PROCESS.items():
+                if name in info.data and (found := info.data[name]) not in without:
                     raise ValueError(f"cannot be above 1 with {name} {found}")
         return value
 

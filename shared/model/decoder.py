@@ -103,7 +103,7 @@ class Decoder:
         config = load_config(folder)
         if deterministic:
             check_deterministic(config)
-        with Checkpoint.of(folder) as checkpoint:
+        with Checkpoint.of(folder, ahead=torch.device(device).type == "cuda") as checkpoint:
             plan = WeightPlan.make(checkpoint, config, quantization)
             in_codes = bool(plan.specs)
             chosen = kernels_for(config, device, dtype, kernels, deterministic=deterministic, in_codes=in_codes)

@@ -1,4 +1,5 @@
-"""`python -m tests.e2e.patient services.decode …`: that worker, but it waits longer for what it asks of others once.
+"""`python -m tests.e2e.patient services.decode …`: that worker, but it waits longer for what it asks of others once,
+and for answers to pings.
 
 On a busy machine an answer may take longer than a prefix is worth: the worker then rightly computes it, and a test that
 counts fetched tokens would fail.
@@ -8,12 +9,31 @@ from __future__ import annotations
 
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from unittest.mock import patch
 
 from shared.block_service import client, store_client
+from shared.rpc import server
 
 PATIENCE_S = 2.0
 """Eight times what a worker waits otherwise."""
+
+
+PING_TIMEOUT_MS = 60_000
+
+
+@contextmanager
+def patient_pings() -> Iterator[None]:
+    """Within, no connection of this process breaks because the other side's machine is busy."""
+
+    def waiting(options: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
+        return tuple((name, PING_TIMEOUT_MS if name.endswith("timeout_ms") else value) for name, value in options)
+
+    with patch.multiple(
+        server, CHANNEL_OPTIONS=waiting(server.CHANNEL_OPTIONS), SERVER_OPTIONS=waiting(server.SERVER_OPTIONS)
+    ):
+        yield
 
 
 def patient(command: Sequence[str]) -> list[str]:
@@ -27,4 +47,5 @@ if __name__ == "__main__":
     defaults["look_up_timeout_s"] = PATIENCE_S
     store_client.OFFER_TIMEOUT_S *= 8
     del sys.argv[0]
-    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    with patient_pings():
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -29,6 +29,7 @@ from shared.errors import StoreUnavailable
 from shared.identity import WorkerRole
 from shared.kv.hashing import chain
 from shared.kv_index.client import KVStoreClient
+from tests.e2e.patient import patient_pings
 from tests.e2e.running import BLOCK_SIZE, DEMO, PatientCommands
 from tests.unit.router.reading import deltas
 from tests.waiting import DEADLINE_S, until
@@ -198,13 +199,14 @@ async def staged(
         **{"model": DEMO, "num_kv_blocks": 256, "dtype": "fp32", "prefix_fetch": "always", **spec},
     )  # fmt: skip
     commands = kind(wanted)
-    async with LocalCluster(wanted, commands=commands) as cluster:
-        stage = Stage(cluster, commands, placement or Chosen(PlacementConfig()))
-        await stage.start()
-        try:
-            yield stage
-        finally:
-            await stage.close()
+    with patient_pings():
+        async with LocalCluster(wanted, commands=commands) as cluster:
+            stage = Stage(cluster, commands, placement or Chosen(PlacementConfig()))
+            await stage.start()
+            try:
+                yield stage
+            finally:
+                await stage.close()
 
 
 def prompt(num_tokens: int, seed: int = 37) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,9 +33,14 @@ def tokens_of_the_cpu(folder: Path) -> list[list[int]]:
 
 
 def check_the_gpu(folder: Path) -> None:
-    """Decode steps in graphs where the family can, and eager ones."""
+    """All steps in graphs as a worker has them, decode steps alone, and none."""
     expected = tokens_of_the_cpu(folder)
-    for config in (RunnerConfig(max_num_seqs=4, max_seq_len=128), RunnerConfig(max_num_seqs=4, static_decode=False)):
+    graphs = RunnerConfig(max_num_seqs=4, max_seq_len=128)
+    for config in (
+        replace(graphs, piecewise_tokens=None, max_num_batched_tokens=24),
+        graphs,
+        replace(graphs, static_decode=False),
+    ):
         with closing(EngineRun(folder, device="cuda", config=config)) as run:
             assert run.decoder.kernels.name == "triton"
             assert run.generate(PROMPT, SHORT, max_tokens=NUM_TOKENS) == expected

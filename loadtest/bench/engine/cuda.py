@@ -117,7 +117,8 @@ class EngineBench:
         longest = max(step.num_blocks for step in steps) * BLOCK_SIZE
         batch = max(step.batch for step in steps)
         most_tokens = max(step.batch * step.count for step in steps)
-        self.runner = Runner(decoder, self.layout, num_blocks, RunnerConfig(batch, longest, most_tokens))
+        settings = RunnerConfig(batch, longest, most_tokens, piecewise_tokens=None)  # as a worker has it
+        self.runner = Runner(decoder, self.layout, num_blocks, settings)
         self.runner.pool.rows.normal_()
         self.runner.start()
         views = DecoderParameters.allocate(config, decoder.dtype, "meta").checkpoint_views(config)

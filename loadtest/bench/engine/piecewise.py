@@ -61,10 +61,10 @@ class Pair:
         for piecewise in (0, most):
             settings = RunnerConfig(max_num_batched_tokens=most, static_decode=False, piecewise_tokens=piecewise)
             runner = Runner(decoder, layout, num_blocks, settings)
-            free, begin = torch.cuda.mem_get_info()[0], time.perf_counter()
+            free, begin = _free_bytes(decoder.device), time.perf_counter()
             runner.start()
             self.start_s.append(time.perf_counter() - begin)
-            self.start_bytes.append(free - torch.cuda.mem_get_info()[0])
+            self.start_bytes.append(free - _free_bytes(decoder.device))
             self.runners.append(runner)
         # Not drawn for each: pools of different sizes, one has a block for padding, would get different numbers.
         eager, pieces = self.runners
@@ -89,6 +89,11 @@ class Pair:
             Result(f"{label(step)}, eager / in pieces", eager / pieces, "x"),
             Result(f"{label(step)}, same tokens", num_same, "", len(plan.sequences), num_same / len(plan.sequences)),
         ]
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Of the device's memory, what torch keeps for reuse not included; 0 for the host's, of which others take too."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
 
 
 def count_same(one: StepResult, other: StepResult) -> int:

@@ -64,16 +64,18 @@ def capture_sizes(most: int) -> tuple[int, ...]:
 
 
 def token_sizes(most: int) -> tuple[int, ...]:
-    """Rising token counts up to `most`, itself the last: steps of 8 to 64, then four to each doubling.
+    """Rising token counts up to `most`, itself the last: steps of 8 to 64, then four to each doubling, and eight beyond
+    256.
 
-    From 32 on a step is padded by a quarter at most. Padding of prompts costs time, unlike that of few rows; more sizes
-    would cost more memory and a longer start.
+    From 32 on a step is padded by a quarter at most, which costs little while reading the weights takes longer than the
+    products. Where these bind padding costs time: by an eighth at most there. More sizes would cost more memory and a
+    longer start.
     """
     assert most >= 1
     sizes, size = [], 8
     while size < most:
         sizes.append(size)
-        size += max(8, (1 << size.bit_length()) // 8)
+        size += max(8, (1 << size.bit_length()) // (8 if size < 256 else 16))
     return (*sizes, most)
 
 

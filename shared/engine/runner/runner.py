@@ -61,6 +61,8 @@ class WholeBlocks(BlockAccess, Protocol):
         ...
 
 
+PIECEWISE_TOKENS = 512
+"""Up to here steps in pieces save launches; longer ones compute for longer than Python takes to launch them."""
 OpenSlices = Callable[[Tensor, DeviceLink, HostArena | None], WholeBlocks]
 """Opens the access to whole blocks, given a runner's own pool, its link and its arena."""
 
@@ -79,9 +81,9 @@ class RunnerConfig:
     """Run prompt and mixed steps at the start, so that their kernels are compiled then; None = on CUDA."""
     static_decode: bool | None = None
     """Decode over static buffers, padded to the capture sizes; None = where Triton's kernels run on CUDA, as graphs."""
-    piecewise_tokens: int = 0
-    """Longest step of prompts, or mixed, whose pieces between attention calls are captured as graphs; 0 = none. Off
-    CUDA they run eagerly, padded all the same."""
+    piecewise_tokens: int | None = 0
+    """Longest step of prompts, or mixed, whose pieces between attention calls are captured as graphs; 0 = none, None =
+    `PIECEWISE_TOKENS` where Triton's kernels run on CUDA. Off CUDA they run eagerly, padded all the same."""
     staged_transfer: bool | None = None
     """Blocks are sent and received through buffers in host memory; None = where the pool is on a GPU."""
     device_transfer: bool = False
@@ -126,13 +128,15 @@ class Runner:
         # Which experts were chosen is read on the host by all kernels but Triton's, what no graph can hold.
         of_triton = decoder.kernels.name.startswith("triton")
         is_capturable = decoder.config.moe is None or of_triton or not self._link.is_async
-        is_static = config.static_decode
-        if is_static is None:
-            # The other backends read lengths on the host: a graph of theirs would keep the lengths of its capture.
-            is_static = self._link.is_async and of_triton
+        # The other backends read lengths on the host: a graph of theirs would keep the lengths of its capture.
+        has_graphs = self._link.is_async and of_triton
+        is_static = has_graphs if config.static_decode is None else config.static_decode
         may_pad = is_capturable and not config.debug_numerics and not decoder.is_split
         is_static = is_static and may_pad
-        most_tokens = min(config.piecewise_tokens, config.max_num_batched_tokens) if may_pad else 0
+        in_pieces = config.piecewise_tokens
+        if in_pieces is None:
+            in_pieces = PIECEWISE_TOKENS if has_graphs else 0
+        most_tokens = min(in_pieces, config.max_num_batched_tokens) if may_pad else 0
         is_padded = is_static or most_tokens > 0
         assert pool is None or not is_padded, "a shared pool has no block for padding"
         self._num_blocks = num_blocks

@@ -54,8 +54,8 @@ class TritonKernels:
 class DeterministicTritonKernels(TritonKernels):
     """`Kernels` in which a sequence's results depend on that sequence alone, to the bit.
 
-    The ops that it shares with `TritonKernels` compute row by row at sizes that follow from the row's length. Compiled,
-    never run yet: a worker compares a prompt with its tokens one by one before it serves.
+    The ops that it shares with `TritonKernels` compute row by row at sizes that follow from the row's length. A worker
+    compares a prompt with its tokens one by one before it serves.
     """
 
     name = "triton-deterministic"

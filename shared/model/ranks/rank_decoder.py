@@ -92,7 +92,7 @@ class RankDecoder(Decoder):
         config = load_config(folder)
         degrees.check(config)
         shard = Shard(config, degrees, links.everyone.rank, placement)
-        with Checkpoint.of(folder) as checkpoint:
+        with Checkpoint.of(folder, ahead=torch.device(device).type == "cuda") as checkpoint:
             plan = WeightPlan.make(checkpoint, config, quantization)
             parameters = allocate_shard(shard, dtype, device, plan.specs)
             load_shard(checkpoint, shard, plan, parameters, on_progress)

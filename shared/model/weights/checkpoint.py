@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shared.errors import ModelLoadError
 from shared.model.weights.safetensors_files import SafetensorsFile, TensorEntry, checkpoint_files
-from shared.model.weights.tensor_reader import TensorReader
+from shared.model.weights.tensor_reader import ReadAhead, TensorReader
 
 
 class Checkpoint:
@@ -20,8 +20,10 @@ class Checkpoint:
     Reading raises ModelLoadError where a file cannot be read or ends early.
     """
 
-    def __init__(self, files: list[SafetensorsFile]) -> None:
-        """Opens nothing yet. Raises ModelLoadError for a tensor that is stored twice."""
+    def __init__(self, files: list[SafetensorsFile], *, ahead: bool = False) -> None:
+        """Opens nothing yet. `ahead`: see `ReadAhead`. Raises ModelLoadError for a tensor that is stored twice."""
+        self._is_ahead = ahead
+        self._ahead: ReadAhead | None = None
         self._readers: dict[SafetensorsFile, TensorReader] = {}
         self._stack = ExitStack()
         self._files: dict[str, SafetensorsFile] = {}
@@ -34,11 +36,13 @@ class Checkpoint:
                 self._files[entry.name] = file
 
     @classmethod
-    def of(cls, folder: Path) -> Checkpoint:
+    def of(cls, folder: Path, *, ahead: bool = False) -> Checkpoint:
         """A model folder's. Raises ModelLoadError, as `checkpoint_files`."""
-        return cls(checkpoint_files(folder))
+        return cls(checkpoint_files(folder), ahead=ahead)
 
     def __enter__(self) -> Self:
+        if self._is_ahead:
+            self._ahead = self._stack.enter_context(ReadAhead())
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -64,5 +68,5 @@ class Checkpoint:
     def _reader(self, name: str) -> TensorReader:
         file = self._files[name]
         if file not in self._readers:
-            self._readers[file] = self._stack.enter_context(TensorReader(file))
+            self._readers[file] = self._stack.enter_context(TensorReader(file, self._ahead))
         return self._readers[file]

@@ -24,7 +24,7 @@ from shared.collectives.rank_links import Ways
 from shared.kernels.cpu.build import choose
 from shared.kernels.cpu.launch import load
 from shared.kernels.backends.registry import choose_kernels
-from shared.model.config.model_config import ModelConfig
+from shared.model.families.registry import load_config
 from shared.model.decoder import Decoder
 from shared.model.weights.loader import ask_for_huge_pages
 from shared.model.layers.parameters import DecoderParameters

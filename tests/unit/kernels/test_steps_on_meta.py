@@ -99,6 +99,28 @@ def test_every_family_decodes_in_graphs_without_meeting_the_host(compiled: Run, 
     assert compiled(family_steps, write_family(tmp_path, family)) == 6  # of 1, 2, 4, 8, 16 and 20 sequences
 
 
+def mixed_steps(folder: Path) -> dict[str, tuple[int, int]]:
+    """By way, the number of graphs, and what a prompt beside an answer launches outside of them."""
+    found = {}
+    for way, settings in (("eager", {}), ("as a worker", {"piecewise_tokens": None, "max_num_batched_tokens": 64})):
+        steps = Steps(on_meta.load_config(folder), **settings)
+        steps.run(plan(["greedy", "seeded"], 20, first=True))
+        found[way] = len(steps.captured), steps.run(plan(["greedy", "seeded"], 22, chunk=40)).num_launches
+    return found
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *EXPERTS, *OTHERS])
+def test_every_family_runs_mixed_steps_in_pieces_without_meeting_the_host(
+    compiled: Run, tmp_path: Path, family: str
+) -> None:
+    folder = write_family(tmp_path, family)
+    found = compiled(mixed_steps, folder)
+    num_layers = on_meta.load_config(folder).num_layers
+    assert found["eager"][0] == 6
+    assert found["as a worker"][0] == 6 + 8 * num_layers  # 8, 16, … 64 tokens
+    assert found["as a worker"][1] < found["eager"][1]
+
+
 def meetings() -> list[str]:
     """Those of these that the watch lets pass."""
     steps = Steps(on_meta.model("llama", 1), static_decode=False)

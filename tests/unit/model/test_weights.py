@@ -21,6 +21,7 @@ from shared.model.families.registry import load_config
 from shared.model.layers.parameters import DecoderParameters
 from shared.model.ranks.shard import Degrees, Shard
 from shared.model.ranks.shard_weights import allocate_shard, load_shard
+from shared.model.weights import tensor_reader
 from shared.model.weights.checkpoint import Checkpoint
 from shared.model.weights.loader import fingerprint, load_weights
 from shared.model.weights.plan import WeightPlan
@@ -50,6 +51,31 @@ def sharded(tmp_path: Path) -> Path:
     write_random_checkpoint(tmp_path, max_shard_bytes=20_000)
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
     return tmp_path
+
+
+def test_pieces_read_ahead_are_those_of_the_files(sharded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many pieces a tensor, tensors of several files in turns, and one that is left in the middle."""
+    monkeypatch.setattr(tensor_reader, "PIECE_BYTES", 300)
+    with Checkpoint.of(sharded) as plain, Checkpoint.of(sharded, ahead=True) as ahead:
+        for name, entry in plain.entries.items():
+            num_rows = entry.shape[0]
+            left = ahead.rows(name, 0, num_rows)
+            next(left)
+            for begin, end in ((0, num_rows), (num_rows // 3, num_rows), (0, 0)):
+                expected = [(first, piece.clone()) for first, piece in plain.rows(name, begin, end)]
+                found = [(first, piece.clone()) for first, piece in ahead.rows(name, begin, end)]
+                assert [first for first, _ in found] == [first for first, _ in expected]
+                assert all(a.equal(b) for (_, a), (_, b) in zip(found, expected, strict=True))
+            assert ahead.whole(name).equal(plain.whole(name))
+
+
+def test_a_file_that_ends_early_is_told_also_where_it_is_read_ahead(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    with Checkpoint.of(folder, ahead=True) as checkpoint:
+        name = max(checkpoint.entries, key=lambda name: checkpoint.entries[name].begin)
+        os.truncate(path, path.stat().st_size - 4)
+        with pytest.raises(ModelLoadError, match="truncated"):
+            list(checkpoint.rows(name, 0, checkpoint.entries[name].shape[0]))
 
 
 def test_shards_hold_the_same_model_as_one_file(sharded: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

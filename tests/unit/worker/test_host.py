@@ -107,6 +107,7 @@ def test_a_device_is_the_cpu_or_a_gpu(device: str) -> None:
         ("piecewise_tokens", "256"),  # on the CPU
         ("gpu_direct", "true"),  # likewise
         ("piecewise_tokens", "8193"),
+        ("piecewise_tokens", "-2"),
         ("max_num_batched_tokens", "8"),
         ("max_num_batched_tokens", "-1"),
         ("host_swap_bytes", "-2"),
@@ -186,6 +187,13 @@ def test_a_group_needs_as_many_gpus_as_ranks(monkeypatch: pytest.MonkeyPatch) ->
 def test_what_a_group_cannot_have_is_refused_by_name(flags: tuple[str, ...], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         settings(*flags)
+
+
+@pytest.mark.parametrize("value", ["-1", "0"])
+def test_steps_in_pieces_by_default_leave_groups_and_cpus_as_they_are(value: str) -> None:
+    assert settings().piecewise_tokens == -1
+    assert settings("--piecewise-tokens", value, "--device", "cuda", "--tp", "2").degrees.tensor == 2
+    assert settings("--piecewise-tokens", value).piecewise_tokens == int(value)
 
 
 def test_a_group_shares_memory_on_a_cpu_and_has_pools_of_its_own_on_gpus() -> None:

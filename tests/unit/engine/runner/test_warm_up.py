@@ -66,6 +66,11 @@ def test_on_the_cpu_nothing_is_run_unless_asked_for(decoder: Decoder) -> None:
     assert kernels.query_lens == set()
 
 
+def test_on_the_cpu_no_step_is_in_pieces_unless_asked_for(decoder: Decoder) -> None:
+    assert started(decoder, RunnerConfig(4, piecewise_tokens=None))[0]._pieces is None
+    assert started(decoder, RunnerConfig(4, piecewise_tokens=16))[0]._pieces is not None
+
+
 def test_sums_of_16_bit_products_are_taken_in_fp32_from_the_start_on(decoder: Decoder) -> None:
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = True

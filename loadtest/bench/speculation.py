@@ -255,8 +255,10 @@ class Bench:
         self.speculators: dict[str, Speculator | None] = {OFF: None, AUTO: Speculator(drafters)}
         self.speculators |= {str(count): Speculator([NgramDrafter()], count) for count in fixed}
         if draft is not None:
-            beside: list[Drafter]
-            for way, beside in ((DRAFT, [NgramDrafter(), GrammarDrafter(structures.prepare)]), (DRAFT_ALONE, [])):
+            for way in (DRAFT, DRAFT_ALONE):
+                beside: list[Drafter] = []
+                if way == DRAFT:
+                    beside = [NgramDrafter(), GrammarDrafter(structures.prepare)]
                 model = paired_draft(draft, DEMO_DRAFT, DEMO, num_blocks, BLOCK_SIZE, MAX_BATCH)
                 self.speculators[way] = Speculator(beside, model=model)
         self._engines = {way: self._engine(num_blocks, speculator) for way, speculator in self.speculators.items()}

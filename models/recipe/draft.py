@@ -34,7 +34,7 @@ REPORT_EVERY = 25
 
 
 def main(
-    steps: Annotated[int, typer.Option(help=f"optimizer steps of {TOKENS_PER_STEP} tokens")] = 700,
+    steps: Annotated[int, typer.Option(help=f"optimizer steps of {TOKENS_PER_STEP} tokens")] = 500,
     threads: Annotated[int, typer.Option(help="CPU threads")] = 1,
     seed: Annotated[int, typer.Option()] = 21,
     target: Annotated[Path, typer.Option(help="the model that it guesses for")] = ROOT / "models" / "demo",

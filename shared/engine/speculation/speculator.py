@@ -314,6 +314,9 @@ class Speculator:
         round_s = model.round_s(chosen, step.plain_s)
         chances = [(model.mean_chance(sequence), _most_guesses(sequence)) for sequence in chosen]
         _, rate = step.best(_falling(list((drafts or {}).values())))
+        # No later round brings more than the first one, and each costs as much.
+        if sum([chance for chance, _ in chances]) * step.plain_s <= rate * round_s:
+            return 0
         rows = [chance for draft in others for chance in draft.chances]
         best, best_rate = 0, LEAST_GAIN * rate
         for depth in range(1, max(most for _, most in chances) + 1):

@@ -87,6 +87,15 @@ def test_a_draft_that_is_the_target_is_always_right(start, plain):
         assert run.engine.steps.num_steps < LENGTH / 2
 
 
+def test_the_demo_models_draft_is_right_far_more_often_than_by_chance(start):
+    prompts = [Tokenizer.load(DEMO).encode(text) for text in ("And God said,", "The king went up to the house of")]
+    for way in ({}, {"temperature": 0.8, "seed": 5}):
+        run = start(draft(DEMO.with_name("demo-draft")), 2)
+        assert run.generate(*prompts, max_tokens=120, **way) == start().generate(*prompts, max_tokens=120, **way)
+        num_guesses, num_accepted = accepted(run)
+        assert num_accepted > 0.1 * num_guesses > 0
+
+
 @pytest.mark.parametrize("options", [{}, {"num_blocks": 24}, {"num_blocks": 24, "num_host_blocks": 100}])
 def test_a_draft_changes_nothing_for_a_batch(start, plain, options):
     run = start(draft(), **options)

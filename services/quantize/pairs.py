@@ -42,7 +42,7 @@ def pairs_of(config: ModelConfig, layer: int) -> Iterator[Pair]:
     q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     fused = names.qkv is not None
     qkv = (f"{prefix}{names.qkv}",) if fused else tuple(f"{prefix}self_attn.{name}_proj" for name in "qkv")
-    if names.input_norm is not None:
+    if names.input_norm is not None and not config.is_parallel:  # else two projections read it
         yield Pair("qkv", qkv, f"{prefix}{names.input_norm}.weight")
     first = q_size + kv_size if fused else 0
     heads = config.num_heads // config.num_kv_heads
@@ -52,9 +52,11 @@ def pairs_of(config: ModelConfig, layer: int) -> Iterator[Pair]:
         return
     inner, fused = config.intermediate_size, names.gate_up is not None
     gate_up = (
-        (f"{prefix}mlp.{names.gate_up}",) if fused else tuple(f"{prefix}mlp.{name}_proj" for name in ("gate", "up"))
+        (f"{prefix}{names.mlp}.{names.gate_up}",)
+        if fused
+        else tuple(f"{prefix}{names.mlp}.{name}_proj" for name in ("gate", "up"))
     )
     if names.post_norm is not None:
         yield Pair("gate_up", gate_up, f"{prefix}{names.post_norm}.weight")
     first = inner if fused else 0
-    yield Pair("down", (f"{prefix}mlp.down_proj",), Rows(gate_up[-1], first, inner, first + inner))
+    yield Pair("down", (f"{prefix}{names.mlp}.down_proj",), Rows(gate_up[-1], first, inner, first + inner))

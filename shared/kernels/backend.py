@@ -172,7 +172,7 @@ class DecoderOps(Protocol):
         """
         ...
 
-    def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float, *, is_centered: bool = False) -> Tensor:
         """`weight * (x / rms(x))`, the mean taken in fp32, the quotient rounded to x's dtype before the weight.
 
         That order of rounding is the one the checkpoints of the Llama family were trained and published with
@@ -182,13 +182,16 @@ class DecoderOps(Protocol):
             x: [..., size].
             weight: [size], x's dtype; None: nothing is normalised.
             eps: added to the mean square.
+            is_centered: whether the mean is taken from x first, in fp32: a layer norm without bias.
 
         Returns:
             [..., size], x's dtype.
         """
         ...
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, *, is_centered: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """Add a layer's output to the residual stream and normalise the sum.
 
         Args:
@@ -196,6 +199,7 @@ class DecoderOps(Protocol):
             residual: [num_tokens, size], x's dtype.
             weight: [size], x's dtype; None: nothing is normalised.
             eps: added to the mean square.
+            is_centered: as for `rms_norm`.
 
         Returns:
             (normed, new_residual), both [num_tokens, size]; neither argument is changed.
@@ -288,6 +292,7 @@ class DecoderOps(Protocol):
         window: int | None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        is_chunked: bool = False,
     ) -> Tensor:
         """Attend from each token of the step to its own sequence's keys up to itself.
 
@@ -306,6 +311,7 @@ class DecoderOps(Protocol):
             softcap: c, by which a score becomes c · tanh(score / c), or None.
             sinks: [num_heads] fp32, contiguous, a score of each head that takes its share of the weights and adds
                 nothing (Xiao et al. 2023, arXiv:2309.17453), or None. Neither is there for a pool of one plane.
+            is_chunked: whether `window` counts from its multiples: a query at p sees `p - p % window <= j <= p`.
 
         Returns:
             [num_tokens, num_heads * head_dim], query's dtype.

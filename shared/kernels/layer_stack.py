@@ -32,7 +32,7 @@ class LayerWeights(Protocol):
     @property
     def o(self) -> Linear: ...
     @property
-    def post_norm(self) -> Tensor | None: ...
+    def post_norm(self) -> Tensor | None: ...  # None: the feed-forward block reads what attention reads
     @property
     def output_norm(self) -> Tensor | None: ...
     @property
@@ -52,15 +52,22 @@ class LayerSizes:
     scale: float
     """Factor on query · key."""
     windows: tuple[int | None, ...]
-    """Sliding window of each layer in tokens."""
+    """Window of each layer in tokens."""
+    are_chunked: tuple[bool, ...]
+    """Of each layer, as for `paged_attention`."""
     encodings: tuple[int, ...]
     """Which of the encodings of positions each layer has."""
+    temperatures: tuple[int | None, ...]
+    """The encoding whose cosines multiply a layer's queries, or None."""
+    num_encodings: int
     places: tuple[tuple[int, int], ...]
     """(KV group, place among its layers) of each layer, for pools of KV groups."""
     softcap: float | None = None
     """As for `paged_attention`."""
     activation: Activation = SILU
     """Of the feed-forward blocks, one without bounds."""
+    is_centered: bool = False
+    """Of the layers' norms, as for `rms_norm`."""
 
 
 class LayerInputs(NamedTuple):

@@ -230,8 +230,12 @@ def _sizes(config: ModelConfig) -> LayerSizes:
         config.rms_norm_eps,
         config.attention_scale,
         windows=tuple(layer.window for layer in config.layers),
+        are_chunked=tuple(layer.is_chunked for layer in config.layers),
         encodings=tuple(config.ropes.index(layer.rope) for layer in config.layers),
+        temperatures=tuple(map(config.temperature_encoding, range(config.num_layers))),
+        num_encodings=len(config.ropes) + len(config.temperatures),
         places=config.layer_places,
         softcap=config.softcap,
         activation=config.activation,
+        is_centered=config.is_centered,
     )

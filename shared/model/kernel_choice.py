@@ -84,13 +84,13 @@ def check_specs(specs: Specs, kernels: Kernels, device: torch.device | str) -> N
 
 
 def stacks(config: ModelConfig) -> bool:
-    """Whether one call can compute the layers: dense ones with a norm before each part."""
+    """Whether one call can compute the layers: dense ones with a norm before each part, or one before both."""
     names = config.names
     return (
         config.moe is None
         and config.latent is None
         and names.input_norm is not None
-        and names.post_norm is not None
+        and (config.is_parallel or names.post_norm is not None)
         and config.qk_norm != "whole"
         and config.activation.gate != "clamped"
         and not config.has_sinks

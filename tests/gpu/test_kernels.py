@@ -75,7 +75,11 @@ def test_long_sequences_cut_into_parts_equal_the_reference(parts_per_multiproces
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("scoring", [{"softcap": 5.0}, {"has_sinks": True}, {"has_sinks": True, "window": 40}], ids=str)
+@pytest.mark.parametrize(
+    "scoring",
+    [{"softcap": 5.0}, {"has_sinks": True}, {"has_sinks": True, "window": 40}, {"is_chunked": True, "window": 40}],
+    ids=str,
+)
 def test_scores_are_capped_and_meet_sinks(scoring: dict[str, Any], dtype: torch.dtype) -> None:
     attention_checks.check_attention(
         MIXED, heads=(8, 2), head_dim=64, block_size=16, dtype=dtype, device="cuda", **scoring

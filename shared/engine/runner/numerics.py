@@ -38,18 +38,20 @@ class NumericsProbe:
         """All other ops are the kernels' own."""
         return getattr(self._kernels, name)
 
-    def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float, *, is_centered: bool = False) -> Tensor:
         """The first norm of a step, where x is the embedding, or one within a block."""
         if weight is self._first_norm:
             self._finite = []
             self._look("embedding", x)
-        return self._kernels.rms_norm(x, weight, eps)
+        return self._kernels.rms_norm(x, weight, eps, is_centered=is_centered)
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, *, is_centered: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """x is the output of a layer's attention, then of its feed-forward block."""
         layer, block = divmod(len(self._finite) - 1, 2)
         self._look(f"layer {layer} {'feed-forward' if block else 'attention'}", x)
-        return self._kernels.add_rms_norm(x, residual, weight, eps)
+        return self._kernels.add_rms_norm(x, residual, weight, eps, is_centered=is_centered)
 
     def last_step(self) -> StepNumerics:
         """The numerics of the last step."""

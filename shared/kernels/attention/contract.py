@@ -19,6 +19,7 @@ def check_paged_attention(
     sinks: Tensor | None = None,
     *,
     part: bool = False,
+    is_chunked: bool = False,
 ) -> None:
     """Assert the shapes, dtypes and strides that `DecoderOps.paged_attention` promises. `part`: `pool` may be some
     heads and layers of one."""
@@ -31,6 +32,7 @@ def check_paged_attention(
     assert pool.block_size == batch.block_size
     assert pool.head_dim == head_dim
     assert window is None or window >= 1
+    assert window is not None or not is_chunked
     assert softcap is None or softcap > 0
     assert sinks is None or (sinks.shape == (num_heads,) and sinks.dtype == torch.float32 and sinks.is_contiguous())
     assert pool.num_planes == 2 or (softcap is None and sinks is None)

@@ -42,6 +42,15 @@ def load_rows(base, offsets, positions, kv_len, HEAD_DIM: tl.constexpr, DIMS: tl
 
 
 @triton.jit
+def first_seen(positions, WINDOW: tl.constexpr, CHUNKED: tl.constexpr):
+    """The first position that a query at each position sees: of its window, or of its chunk of WINDOW tokens."""
+    first = tl.maximum(positions - WINDOW + 1, 0)
+    if CHUNKED:
+        first = tl.maximum(positions, 0) // WINDOW * WINDOW
+    return first
+
+
+@triton.jit
 def capped(scores, CAP: tl.constexpr):
     """CAP · tanh(score / CAP), fp32; the scores themselves where CAP is 0."""
     if CAP > 0:

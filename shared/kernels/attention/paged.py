@@ -24,6 +24,7 @@ def paged_attention(
     window: int | None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    is_chunked: bool = False,
 ) -> Tensor:
     """`DecoderOps.paged_attention`, on the device, without waiting for it. Latents of no real model's size are left to
     torch."""
@@ -33,7 +34,13 @@ def paged_attention(
         return latent_attention(query, pool, layer, batch, scale=scale)
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if batch.remember("has decodes", lambda: 1 in batch.query_lens):
-        decode_attention(query, pool, layer, batch, output, scale=scale, window=window, softcap=softcap, sinks=sinks)
+        decode_attention(
+            query, pool, layer, batch, output, scale=scale, window=window, softcap=softcap, sinks=sinks,
+            is_chunked=is_chunked,
+        )  # fmt: skip
     if longest_chunk(batch):
-        prefill_attention(query, pool, layer, batch, output, scale=scale, window=window, softcap=softcap, sinks=sinks)
+        prefill_attention(
+            query, pool, layer, batch, output, scale=scale, window=window, softcap=softcap, sinks=sinks,
+            is_chunked=is_chunked,
+        )  # fmt: skip
     return output.flatten(1)

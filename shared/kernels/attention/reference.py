@@ -26,24 +26,39 @@ def paged_attention(
     window: int | None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    is_chunked: bool = False,
 ) -> Tensor:
     """`DecoderOps.paged_attention`.
 
     Sequences with one query token run together, in groups of similar KV length; longer queries run one
     sequence at a time.
     """
-    check_paged_attention(query, pool, layer, batch, window, softcap, sinks, part=True)
-    scoring = Scoring(scale, softcap, sinks)
+    check_paged_attention(query, pool, layer, batch, window, softcap, sinks, part=True, is_chunked=is_chunked)
+    scoring, view = Scoring(scale, softcap, sinks), View(window, is_chunked)
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     start = 0
     for index, query_len in enumerate(batch.query_lens):
         if query_len > 1:
             rows = slice(start, start + query_len)
-            output[rows] = _attend_chunk(query[rows], pool, layer, batch, index, scoring, window)
+            output[rows] = _attend_chunk(query[rows], pool, layer, batch, index, scoring, view)
         start += query_len
-    for group in decode_groups(batch, window):
+    for group in decode_groups(batch, view):
         output[group.token_rows] = _attend_decodes(query[group.token_rows], pool, layer, group, scoring)
     return output.flatten(1)
+
+
+@dataclass(frozen=True)
+class View:
+    """Which keys a query sees, of those up to itself."""
+
+    window: int | None = None  # tokens, None for all
+    is_chunked: bool = False  # whether `window` counts from multiples of it, not back from the query
+
+    def first_seen(self, position: int) -> int:
+        """The first position that a query sees."""
+        if self.window is None:
+            return 0
+        return position - position % self.window if self.is_chunked else max(0, position - self.window + 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,12 +121,12 @@ def _attend_chunk(
     batch: AttentionBatch,
     index: int,  # row of the batch
     scoring: Scoring,
-    window: int | None,
+    view: View,
 ) -> Tensor:  # [query_len, num_heads, head_dim]
     query_len, num_heads, head_dim = query.shape
     num_kv_heads, kv_len = pool.num_kv_heads, batch.kv_lens[index]
     group = num_heads // num_kv_heads
-    first, last = visible_blocks(kv_len - query_len, kv_len, batch.block_size, window)
+    first, last = visible_blocks(kv_len - query_len, kv_len, batch.block_size, view)
     keys, values = _gather(pool, layer, batch.block_tables[index, first:last].long(), query.dtype)
     base = first * batch.block_size  # position of keys[:, 0]
 
@@ -121,14 +136,15 @@ def _attend_chunk(
         tile_len = tile_end - tile_start
         begin = kv_len - query_len + tile_start  # position of the tile's first token
         end = begin + tile_len
-        seen_from = 0 if window is None else max(0, begin - window + 1)
+        seen_from = view.first_seen(begin)
         seen = slice(seen_from - base, end - base)
 
         positions = torch.arange(begin, end, device=query.device)[:, None]
         key_positions = torch.arange(seen_from, end, device=query.device)[None, :]
         visible = key_positions <= positions
-        if window is not None:
-            visible &= key_positions > positions - window
+        if view.window is not None:
+            begins = positions - (positions % view.window if view.is_chunked else view.window - 1)
+            visible &= key_positions >= begins
         # The group joins the query length: K and V are read once for all query heads that share them.
         folded = query[tile_start:tile_end].view(tile_len, num_kv_heads, group, head_dim).permute(1, 2, 0, 3)
         attended = scoring.attend(
@@ -173,21 +189,20 @@ class DecodeGroup:
     used_lens: tuple[int, ...]  # num_seqs, slots from the first gathered one on that have been written
 
 
-def visible_blocks(first_query: int, kv_len: int, block_size: int, window: int | None) -> tuple[int, int]:
+def visible_blocks(first_query: int, kv_len: int, block_size: int, view: View) -> tuple[int, int]:
     """Range of table columns that the queries at positions `first_query .. kv_len - 1` can see."""
-    first_key = 0 if window is None else max(0, first_query - window + 1)
-    return first_key // block_size, -(-kv_len // block_size)
+    return view.first_seen(first_query) // block_size, -(-kv_len // block_size)
 
 
-def decode_groups(batch: AttentionBatch, window: int | None) -> list[DecodeGroup]:
+def decode_groups(batch: AttentionBatch, view: View) -> list[DecodeGroup]:
     """The sequences whose query is one token, in groups in which padding at most doubles the keys read.
 
-    Built once a batch for each `window`, a sliding one in tokens or None.
+    Built once a batch for each `view`.
     """
-    return batch.remember(("groups", window), lambda: _build(batch, window))
+    return batch.remember(("groups", view), lambda: _build(batch, view))
 
 
-def _build(batch: AttentionBatch, window: int | None) -> list[DecodeGroup]:
+def _build(batch: AttentionBatch, view: View) -> list[DecodeGroup]:
     kv_lens, block_tables, block_size = batch.kv_lens, batch.block_tables, batch.block_size
     members: dict[int, list[int]] = defaultdict(list)
     starts: list[int] = []
@@ -196,22 +211,23 @@ def _build(batch: AttentionBatch, window: int | None) -> list[DecodeGroup]:
         starts.append(start)
         start += query_len
         if query_len == 1:
-            first, last = visible_blocks(kv_len - 1, kv_len, block_size, window)
+            first, last = visible_blocks(kv_len - 1, kv_len, block_size, view)
             members[(last - first - 1).bit_length()].append(index)
 
     def build(indices: list[int]) -> DecodeGroup:
         device = block_tables.device
         lens = [kv_lens[index] for index in indices]
-        ranges = [visible_blocks(kv_len - 1, kv_len, block_size, window) for kv_len in lens]
+        ranges = [visible_blocks(kv_len - 1, kv_len, block_size, view) for kv_len in lens]
         width = max(last - first for first, last in ranges)
         columns = [[min(first + step, last - 1) for step in range(width)] for first, last in ranges]
         rows = torch.tensor(indices, device=device)[:, None]
         used_lens = [kv_len - first * block_size for kv_len, (first, _) in zip(lens, ranges, strict=True)]
         ends = torch.tensor(used_lens, device=device)[:, None]
         slots = torch.arange(width * block_size, device=device)
-        visible = slots < ends
-        if window is not None:
-            visible &= slots >= ends - window
+        seen_from = [
+            view.first_seen(kv_len - 1) - first * block_size for kv_len, (first, _) in zip(lens, ranges, strict=True)
+        ]
+        visible = (slots < ends) & (slots >= torch.tensor(seen_from, device=device)[:, None])
         return DecodeGroup(
             token_rows=torch.tensor([starts[index] for index in indices], device=device),
             block_ids=block_tables[rows, torch.tensor(columns, device=device)].long(),

@@ -26,6 +26,7 @@ def paged_attention(
     window: int | None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    is_chunked: bool = False,
 ) -> Tensor:
     """`DecoderOps.paged_attention`, on the device, without waiting for it."""
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
@@ -33,6 +34,6 @@ def paged_attention(
     config = prefill_config(query.shape[2], query.element_size(), 1, devices.device_limits(query.device))
     prefill_attention(
         query, pool, layer, batch, output, scale=scale, window=window, softcap=softcap, sinks=sinks,
-        config=config, uniform=True,
+        is_chunked=is_chunked, config=config, uniform=True,
     )  # fmt: skip
     return output.flatten(1)

@@ -64,7 +64,7 @@ def load(path: Path) -> ctypes.CDLL:
     library.tandem_experts.argtypes = [p, p, p, p, p, p, p, p, p, p, c_float, c_float, c_int]
     library.tandem_choose_experts.argtypes = [p, p, p, p, p, c_float, c_int]
     library.tandem_batched_linear.argtypes = [p, p, n, p, p, p, n, n, n, n, c_int]
-    library.tandem_rms_norm.argtypes = [p, p, p, p, p, n, n, c_float, c_int]
+    library.tandem_rms_norm.argtypes = [p, p, p, p, p, n, n, c_float, c_int, c_int]
     library.tandem_act_and_mul.argtypes = [p, p, n, n, c_int, c_float, c_float, c_int]
     library.tandem_rotate_and_write.argtypes = [p, p, p, p, p, p, p, p, p, p, c_float, p, p, c_int]
     library.tandem_rotate_and_write_latent.argtypes = [p, p, p, p, p, p, p, p, c_float, p, p, c_int, c_int]
@@ -160,35 +160,44 @@ class CpuOps:
         """See `StacksLayers`; `group` as in `CpuLayerStack.build`."""
         return CpuLayerStack.build(lambda: self.library, layers, last_norm, sizes, group)
 
-    def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float, *, is_centered: bool = False) -> Tensor:
         """See `DecoderOps`."""
         if weight is None or x.shape[-1] % LANES or not x.is_contiguous():
-            return rmsnorm.rms_norm(x, weight, eps)
+            return rmsnorm.rms_norm(x, weight, eps, is_centered=is_centered)
         out = torch.empty_like(x)
-        self._norm(x, None, weight, out, None, eps)
+        self._norm(x, None, weight, out, None, eps, is_centered)
         return out
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, *, is_centered: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """See `DecoderOps`."""
         assert x.shape == residual.shape, f"{tuple(x.shape)} and {tuple(residual.shape)}"
         if weight is None:
             with in_this_thread(x, x.numel()):
                 return rmsnorm.add_rms_norm(x, residual, None, eps)
         if x.shape[-1] % LANES or not x.is_contiguous() or not residual.is_contiguous():
-            return rmsnorm.add_rms_norm(x, residual, weight, eps)
+            return rmsnorm.add_rms_norm(x, residual, weight, eps, is_centered=is_centered)
         out, total = torch.empty_like(x), torch.empty_like(x)
-        self._norm(x, residual, weight, out, total, eps)
+        self._norm(x, residual, weight, out, total, eps, is_centered)
         return out, total
 
     def _norm(
-        self, x: Tensor, residual: Tensor | None, weight: Tensor, out: Tensor, total: Tensor | None, eps: float
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        weight: Tensor,
+        out: Tensor,
+        total: Tensor | None,
+        eps: float,
+        is_centered: bool,
     ) -> None:
         size = x.shape[-1]
         assert weight.shape == (size,), f"weight {tuple(weight.shape)} for rows of {size}"
         assert weight.dtype == x.dtype, f"weight {weight.dtype} for {x.dtype}"
         rows = x.numel() // size
         pointers = (x.data_ptr(), _pointer(residual), weight.data_ptr(), out.data_ptr(), _pointer(total))
-        self.library.tandem_rms_norm(*pointers, rows, size, eps, is_bf16(x))
+        self.library.tandem_rms_norm(*pointers, rows, size, eps, is_centered, is_bf16(x))
 
     def act_and_mul(self, gate_up: Tensor, activation: Activation = SILU) -> Tensor:
         """See `DecoderOps`."""
@@ -304,17 +313,19 @@ class CpuOps:
         window: int | None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        is_chunked: bool = False,
     ) -> Tensor:
         """See `DecoderOps`."""
         num_tokens, num_heads, head_dim = query.shape
         if head_dim % LANES:
             return attention.paged_attention(
-                query, pool, layer, batch, scale=scale, window=window, softcap=softcap, sinks=sinks
-            )
-        check_paged_attention(query, pool, layer, batch, window, softcap, sinks, part=True)
+                query, pool, layer, batch, scale=scale, window=window, softcap=softcap, sinks=sinks,
+                is_chunked=is_chunked,
+            )  # fmt: skip
+        check_paged_attention(query, pool, layer, batch, window, softcap, sinks, part=True, is_chunked=is_chunked)
         assert query.is_contiguous(), "the query is strided"
         out = torch.empty((num_tokens, num_heads * head_dim), dtype=query.dtype)
-        sizes = (c_int64 * 5)(batch.num_seqs, num_heads, layer, batch.block_tables.shape[1], window or 0)
+        sizes = (c_int64 * 6)(batch.num_seqs, num_heads, layer, batch.block_tables.shape[1], window or 0, is_chunked)
         self.library.tandem_paged_attention(
             query.data_ptr(),
             ctypes.byref(CPool.of(pool)),

@@ -34,6 +34,8 @@ class _Layer(Structure):
         *((name, _Linear) for name in PROJECTIONS),
         *((name, c_void_p) for name in _NORMS),
         ("window", c_int64),
+        ("is_chunked", c_int64),
+        ("temperature", c_int64),
         ("encoding", c_int64),
         ("group", c_int64),
         ("row", c_int64),
@@ -45,7 +47,7 @@ class _Sizes(Structure):
         (name, c_int64)
         for name in (
             "num_layers", "hidden", "heads", "kv_heads", "dim", "inner",
-            "tokens", "num_seqs", "max_blocks", "num_rows", "is_bf16", "gate",
+            "tokens", "num_seqs", "max_blocks", "num_rows", "is_bf16", "gate", "is_centered",
         )
     ]  # fmt: skip
 
@@ -138,7 +140,12 @@ class CpuLayerStack:
             assert found == expected, f"projections of {found} columns, not {expected}"
         self._addresses: WeakKeyDictionary[PackedAdapter, tuple[NDArray[np.uint64], int]] = WeakKeyDictionary()
         self._layers, self._grouped = (
-            (_Layer * len(layers))(*map(_layer, layers, projections, sizes.windows, sizes.encodings, places))
+            (_Layer * len(layers))(
+                *(
+                    _layer(*of_layer, sizes, index)
+                    for index, of_layer in enumerate(zip(layers, projections, places, strict=True))
+                )
+            )
             for places in ([(0, index) for index in range(len(layers))], sizes.places)
         )
 
@@ -153,7 +160,7 @@ class CpuLayerStack:
         found = (pool.num_layers, pool.num_planes, pool.num_kv_heads, pool.block_size, pool.head_dim)
         places = [tensor for part in groups for tensor in (part.block_tables, part.slots)]
         assert x.shape == (batch.num_tokens, self._hidden)
-        assert cos.shape == sin.shape == (1 + max(sizes.encodings), num_tokens, sizes.head_dim)
+        assert cos.shape == sin.shape == (sizes.num_encodings, num_tokens, sizes.head_dim)
         assert found == shape, f"blocks of {found}, not {shape}"
         assert x.dtype == cos.dtype == sin.dtype == self._dtype
         assert_kv_dtype(self._dtype, pool.dtype)
@@ -190,6 +197,7 @@ class CpuLayerStack:
             num_rows=logit_rows.shape[0],
             is_bf16=is_bf16(x),
             gate=GATES.index(sizes.activation.gate),
+            is_centered=sizes.is_centered,
         )
         additions = None if loras is None or not loras.rows.num_rows else self._additions(loras)
         failed = self._library().tandem_layers(
@@ -233,16 +241,25 @@ def _packed_projections(layer: LayerWeights) -> tuple[PackedLinear, ...] | None:
 def _layer(
     layer: LayerWeights,
     projections: Sequence[PackedLinear],
-    window: int | None,
-    encoding: int,
     place: tuple[int, int],
+    sizes: LayerSizes,
+    index: int,
 ) -> _Layer:
     linears = (
         _Linear(linear.panels.data_ptr(), linear.panel_stride, linear.form, _pointer(linear.bias))
         for linear in projections
     )
     norms = (_pointer(getattr(layer, name)) for name in _NORMS)
-    return _Layer(*linears, *norms, window or 0, encoding, *place)
+    temperature = sizes.temperatures[index]
+    return _Layer(
+        *linears,
+        *norms,
+        sizes.windows[index] or 0,
+        sizes.are_chunked[index],
+        -1 if temperature is None else temperature,
+        sizes.encodings[index],
+        *place,
+    )
 
 
 def _pointer(tensor: Tensor | None) -> int | None:

@@ -27,6 +27,7 @@ def rms_norm_rows(
     size,
     eps,
     ADDS: tl.constexpr,
+    CENTERED: tl.constexpr,  # a row's mean is taken from it first
     ROWS: tl.constexpr,
     SIZE: tl.constexpr,
 ):
@@ -40,5 +41,7 @@ def rms_norm_rows(
     if ADDS:
         values = rounded(values + tl.load(residual + places, mask=real, other=0.0).to(tl.float32), dtype)
         tl.store(new_residual + places, values.to(dtype), mask=real)
+    if CENTERED:
+        values = tl.where(real, values - (tl.sum(values, 1) / size)[:, None], 0.0)
     scales = tl.load(weight + columns, mask=columns < size, other=0.0).to(tl.float32)
     tl.store(normed + places, normalise(values, scales, size, eps, dtype).to(dtype), mask=real)

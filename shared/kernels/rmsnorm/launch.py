@@ -13,17 +13,19 @@ MAX_SIZE = 65536  # elements of a row that a program's registers hold
 PROGRAM_ELEMENTS = 2048  # short rows share a program up to this many
 
 
-def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float, *, is_centered: bool = False) -> Tensor:
     """`DecoderOps.rms_norm`, for rows of at most `MAX_SIZE`."""
     check_rms_norm(x, weight)
     if weight is None:
         return x
     normed = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    _launch(x, None, weight, normed, None, eps)
+    _launch(x, None, weight, normed, None, eps, is_centered)
     return normed
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, *, is_centered: bool = False
+) -> tuple[Tensor, Tensor]:
     """`DecoderOps.add_rms_norm`, for rows of at most `MAX_SIZE`."""
     check_add_rms_norm(x, residual, weight)
     assert residual.is_contiguous()
@@ -31,7 +33,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float)
         total = x + residual
         return total, total
     normed, new_residual = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
-    _launch(x, residual, weight, normed, new_residual, eps)
+    _launch(x, residual, weight, normed, new_residual, eps, is_centered)
     return normed, new_residual
 
 
@@ -42,6 +44,7 @@ def _launch(
     normed: Tensor,
     new_residual: Tensor | None,
     eps: float,
+    is_centered: bool,
 ) -> None:
     size = weight.shape[0]
     assert x.is_contiguous()
@@ -62,6 +65,7 @@ def _launch(
         size,
         eps,
         ADDS=residual is not None,
+        CENTERED=is_centered,
         ROWS=rows,
         SIZE=padded,
         num_warps=min(16, max(4, padded // 1024)),

@@ -192,7 +192,11 @@ def _check_pair(
 
 def _why_no_target(module: str, config: ModelConfig) -> str:
     leaf = module.rpartition(".")[2]
-    if ".experts" in module or leaf in ("gate", "router", "shared_experts") or (config.moe and ".mlp." in module):
+    if (
+        ".experts" in module
+        or leaf in ("gate", "router", "shared_experts")
+        or (config.moe and f".{config.names.mlp}." in module)
+    ):
         return "and adapters of experts and routers are not supported"
     if leaf in ("embed_tokens", "lm_head"):
         return "and adapters of embeddings and of the output projection are not supported"

@@ -35,8 +35,8 @@ def adapter_targets(config: ModelConfig) -> dict[str, Target]:
         ]
         if not config.has_experts(layer):
             fused += [
-                ("gate_up", gate_up_rows(config, "mlp", inner), hidden),
-                ("down", {"mlp.down_proj": hidden}, inner),
+                ("gate_up", gate_up_rows(config, config.names.mlp, inner), hidden),
+                ("down", {f"{config.names.mlp}.down_proj": hidden}, inner),
             ]
         for projection, rows, in_size in fused:
             begin = 0

@@ -156,6 +156,11 @@ class JsonFields:
         taken = {name: other._values[name] for name in names if not self.has(name) and other.has(name)}
         return JsonFields({**self._values, **taken}, self._source, self._prefix)
 
+    def replaced_by(self, other: JsonFields, names: Sequence[str]) -> JsonFields:
+        """These fields, but `other`'s of these names where it has them."""
+        taken = {name: other._values[name] for name in names if other.has(name)}
+        return JsonFields({**self._values, **taken}, self._source, self._prefix)
+
     def with_values(self, values: Mapping[str, object]) -> JsonFields:
         """These fields, and `values` where they are absent here, not null."""
         return JsonFields({**values, **self._values}, self._source, self._prefix)

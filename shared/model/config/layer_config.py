@@ -9,10 +9,21 @@ from typing import Literal
 from shared.model.config.json_fields import JsonFields
 from shared.model.config.rope_config import RopeConfig
 
-QkNorm = Literal["none", "head", "whole"]
-"""RMS norm of queries and keys: none, of each head, or over all heads of a token together."""
+QkNorm = Literal["none", "head", "plain", "whole"]
+"""RMS norm of queries and keys: none, of each head, likewise without weights and only in layers that encode positions,
+or over all heads of a token together."""
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+
+
+@dataclass(frozen=True)
+class Temperature:
+    """A factor on a token's queries that grows with its position p (Nakanishi 2025, arXiv:2501.19399):
+    1 + `strength` · log(1 + ⌊(p + `shift`) / `length`⌋)."""
+
+    strength: float
+    length: int  # tokens
+    shift: int = 0  # tokens
 
 
 @dataclass(frozen=True)
@@ -21,6 +32,8 @@ class LayerConfig:
 
     rope: RopeConfig | None  # None: positions are not encoded
     window: int | None = None  # tokens that it sees, None for all
+    is_chunked: bool = False  # whether `window` counts from its multiples, not back from the token
+    temperature: Temperature | None = None  # None: 1
     has_experts: bool = False  # in place of a dense feed-forward block
 
 
@@ -33,6 +46,7 @@ class TensorNames:
     post_norm: str | None = "post_attention_layernorm"  # before the feed-forward block
     output_norm: str | None = None  # of what the feed-forward block gives, before it is added
     qkv: str | None = None  # of one projection for all three; None: they are apart
+    mlp: str = "mlp"  # the dense feed-forward block
     gate_up: str | None = None  # of one projection for both; None: they are apart
 
 
@@ -45,8 +59,10 @@ AROUND = TensorNames(
 """Norms before and after both parts of a layer."""
 
 
-def layer_kinds(fields: JsonFields, num_layers: int, full_every: int | None = None) -> tuple[str, ...]:
-    """FULL or SLIDING for each layer: `layer_types`, or else every `sliding_window_pattern`-th layer is FULL, by
+def layer_kinds(
+    fields: JsonFields, num_layers: int, full_every: int | None = None, other: str = SLIDING
+) -> tuple[str, ...]:
+    """FULL or `other` for each layer: `layer_types`, or else every `sliding_window_pattern`-th layer is FULL, by
     default every `full_every`-th; without that, all are.
 
     Raises:
@@ -55,17 +71,33 @@ def layer_kinds(fields: JsonFields, num_layers: int, full_every: int | None = No
     kinds = fields.optional_text_list("layer_types")
     if kinds is None:
         every = full_every and fields.integer("sliding_window_pattern", default=full_every)
-        return tuple(SLIDING if every and (layer + 1) % every else FULL for layer in range(num_layers))
+        return tuple(other if every and (layer + 1) % every else FULL for layer in range(num_layers))
     if len(kinds) != num_layers:
         raise fields.fault("layer_types", f"must name {num_layers} layers, found {len(kinds)}")
-    unknown = sorted(set(kinds) - {FULL, SLIDING})
+    unknown = sorted(set(kinds) - {FULL, other})
     if unknown:
         raise fields.fault("layer_types", f"{', '.join(unknown)} is not supported")
     return tuple(kinds)
 
 
+def layers_with_positions(fields: JsonFields, num_layers: int) -> tuple[bool, ...]:
+    """Which layers encode positions: those of 1 in `no_rope_layers`, or else all but every
+    `no_rope_layer_interval`-th, by default every fourth.
+
+    Raises:
+        ModelLoadError: fewer numbers than layers.
+    """
+    found = fields.indices("no_rope_layers")
+    if not found:
+        every = fields.integer("no_rope_layer_interval", default=4)
+        return tuple((layer + 1) % every != 0 for layer in range(num_layers))
+    if len(found) < num_layers:
+        raise fields.fault("no_rope_layers", f"must have {num_layers} numbers, found {len(found)}")
+    return tuple(number != 0 for number in found[:num_layers])
+
+
 def windowed_layers(
-    fields: JsonFields, kinds: Sequence[str], window: int | None, ropes: Mapping[str, RopeConfig] | RopeConfig
+    fields: JsonFields, kinds: Sequence[str], window: int | None, ropes: Mapping[str, RopeConfig | None] | RopeConfig
 ) -> tuple[LayerConfig, ...]:
     """Layers of these kinds, the sliding ones with `window`; `ropes`: of all, or of each kind.
 

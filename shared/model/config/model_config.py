@@ -8,7 +8,7 @@ from shared.kernels.activation.rules import SILU, Activation
 from shared.kv.groups import group_layers
 from shared.kv.layout import BlockLayout, KVFormat
 from shared.model.config.latent_config import LatentConfig
-from shared.model.config.layer_config import PLAIN_NAMES, LayerConfig, QkNorm, TensorNames
+from shared.model.config.layer_config import PLAIN_NAMES, LayerConfig, QkNorm, Temperature, TensorNames
 from shared.model.config.moe_config import MoeConfig
 from shared.model.config.quantization import QuantizationConfig
 from shared.model.config.rope_config import RopeConfig
@@ -50,6 +50,8 @@ class ModelConfig:
     residual_scale: float = 1.0  # of what attention and feed-forward block give
     logit_scale: float = 1.0
     logit_softcap: float | None = None  # as `softcap`, after `logit_scale`
+    is_centered: bool = False  # whether the layers' norms take the mean from what they read: layer norms without bias
+    is_parallel: bool = False  # whether the feed-forward block reads what attention reads, behind the same norm
     names: TensorNames = PLAIN_NAMES
     moe: MoeConfig | None = None  # None: every layer is dense
     latent: LatentConfig | None = None  # None: attention over the keys and values of heads
@@ -64,12 +66,23 @@ class ModelConfig:
     @property
     def has_stacked_experts(self) -> bool:
         """Whether all experts of a layer lie in one tensor."""
-        return self.moe is not None and self.moe.is_stacked
+        return self.moe is not None and self.moe.stacked is not None
 
     @property
     def ropes(self) -> tuple[RopeConfig | None, ...]:
         """The encodings of positions that layers have, each once, in the order of the layers."""
         return tuple(dict.fromkeys(layer.rope for layer in self.layers))
+
+    @property
+    def temperatures(self) -> tuple[Temperature, ...]:
+        """Those that layers have, each once, in the order of the layers."""
+        return tuple(dict.fromkeys(layer.temperature for layer in self.layers if layer.temperature is not None))
+
+    def temperature_encoding(self, layer: int) -> int | None:
+        """Which of a step's encodings has the factors of a layer's temperature as its cosines: they follow those of
+        `ropes`."""
+        temperature = self.layers[layer].temperature
+        return None if temperature is None else len(self.ropes) + self.temperatures.index(temperature)
 
     @property
     def rotary_dim(self) -> int:

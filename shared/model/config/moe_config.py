@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from shared.kernels.experts.rules import Routing
 from shared.model.config.json_fields import JsonFields
+
+Stacking = Literal["turns", "halves"]
+"""How the rows of gate and up lie in one tensor: by turns, or all of gate first."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +27,8 @@ class MoeConfig:
     projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")  # names there of gate, up and down
     router: str = "gate"
     shared: str = "shared_experts"
-    is_stacked: bool = False  # whether all experts' weights lie in one tensor, gate and up in turns, inputs first
+    stacked: Stacking | None = None  # of one tensor of all experts' weights, inputs first; None: they are apart
+    scales_inputs: bool = False  # whether a token's weight multiplies what an expert reads, not what it gives
     has_bias: bool = False  # of the router and of each projection
 
 

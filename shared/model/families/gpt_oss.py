@@ -31,5 +31,5 @@ def gpt_oss(fields: JsonFields) -> ModelConfig:
         qkv_bias=has_bias,
         o_bias=has_bias,
         has_sinks=True,
-        moe=MoeConfig(routing, fields.integer("intermediate_size"), router="router", is_stacked=True, has_bias=True),
+        moe=MoeConfig(routing, fields.integer("intermediate_size"), router="router", stacked="turns", has_bias=True),
     )

@@ -11,7 +11,7 @@ from shared.model.config.folder import CONFIG_FILE, check_model_folder
 from shared.model.config.json_fields import JsonFields, read_json_object
 from shared.model.config.model_config import ModelConfig
 from shared.model.config.quantization import FIELD, STACKED, STACKED_METHOD, QuantizationConfig
-from shared.model.families import deepseek, gemma, glm, gpt_oss, llama, mistral, olmo, phi, qwen
+from shared.model.families import cohere, deepseek, gemma, glm, gpt_oss, llama, llama4, mistral, olmo, phi, qwen, smollm
 
 _log = logging.getLogger(__name__)
 
@@ -26,11 +26,14 @@ class Family:
 
 FAMILIES = {
     "LlamaForCausalLM": Family("llama", llama.llama),
+    "Llama4ForCausalLM": Family("llama4_text", llama4.llama4),
     "MistralForCausalLM": Family("mistral", mistral.mistral),
     "Qwen2ForCausalLM": Family("qwen2", qwen.qwen2),
     "Qwen3ForCausalLM": Family("qwen3", qwen.qwen3),
+    "Ministral3ForCausalLM": Family("ministral3", mistral.ministral3),
     "MixtralForCausalLM": Family("mixtral", mistral.mixtral),
     "Qwen3MoeForCausalLM": Family("qwen3_moe", qwen.qwen3_moe),
+    "Cohere2ForCausalLM": Family("cohere2", cohere.cohere2),
     "DeepseekV2ForCausalLM": Family("deepseek_v2", deepseek.deepseek_v2),
     "DeepseekV3ForCausalLM": Family("deepseek_v3", deepseek.deepseek_v3),
     "Gemma2ForCausalLM": Family("gemma2", gemma.gemma2),
@@ -43,18 +46,27 @@ FAMILIES = {
     "Olmo2ForCausalLM": Family("olmo2", olmo.olmo2),
     "Olmo3ForCausalLM": Family("olmo3", olmo.olmo3),
     "Phi3ForCausalLM": Family("phi3", phi.phi3),
+    "SmolLM3ForCausalLM": Family("smollm3", smollm.smollm3),
 }
 """By architecture."""
 
-WITH_IMAGES = ("Gemma3ForConditionalGeneration", "LlavaForConditionalGeneration", "Mistral3ForConditionalGeneration")
+WITH_IMAGES = (
+    "Cohere2VisionForConditionalGeneration",
+    "Gemma3ForConditionalGeneration",
+    "Llama4ForConditionalGeneration",
+    "LlavaForConditionalGeneration",
+    "Mistral3ForConditionalGeneration",
+)
 """Architectures whose text part, of one of the families, is served."""
 
 ARCHITECTURES = (*FAMILIES, *WITH_IMAGES)
 """All that are served."""
 
 _GENERATION_FILE = "generation_config.json"
-_OF_WHOLE = ("dtype", "torch_dtype", "eos_token_id", "tie_word_embeddings", "quantization_config", "compression_config")
+_OF_WHOLE = ("dtype", "torch_dtype", "eos_token_id", "quantization_config", "compression_config")
 """Fields that may stand beside `text_config`, and count where it has none of that name."""
+_FIRST_OF_WHOLE = ("tie_word_embeddings",)
+"""Likewise, and count also where it has one: transformers 5 writes a text part's default beside what it has saved."""
 
 
 def load_config(folder: Path) -> ModelConfig:
@@ -87,7 +99,7 @@ def _describe(fields: JsonFields) -> ModelConfig:
         text = fields.child("text_config")
         if text is None:
             raise fields.fault("text_config", "is missing")
-        fields = text.with_defaults(fields, _OF_WHOLE)
+        fields = text.with_defaults(fields, _OF_WHOLE).replaced_by(fields, _FIRST_OF_WHOLE)
         by_type = {family.model_type: name for name, family in FAMILIES.items()}
         model_type = fields.text("model_type")
         if model_type not in by_type:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from shared.kernels.backend import DecoderOps
 from shared.kernels.batch import AttentionBatch
+from shared.kernels.cpu.torch_threads import in_this_thread
 from shared.kernels.lora.step import StepLoras
 from shared.kernels.pool_view import PoolView
 from shared.model.config.model_config import ModelConfig
@@ -27,7 +28,9 @@ class AttentionBlock:
         self._layer = layer
         self._rope = config.ropes.index(config.layers[index].rope)
         self._window = config.layers[index].window
-        self._norms_heads = config.qk_norm == "head"
+        self._is_chunked = config.layers[index].is_chunked
+        self._temperature = config.temperature_encoding(index)
+        self._norms_heads = config.qk_norm in ("head", "plain")
         self._sizes = [config.num_heads * config.head_dim] + [config.num_kv_heads * config.head_dim] * 2
 
     def place(
@@ -53,10 +56,10 @@ class AttentionBlock:
             assert layer.q_norm is not None
             assert layer.k_norm is not None
             for part, norm in enumerate((layer.q_norm, layer.k_norm)):
-                parts[part] = self._kernels.rms_norm(parts[part].contiguous(), norm, config.rms_norm_eps)
+                parts[part] = self._norm_whole(parts[part].contiguous(), norm)
         # each [num_tokens, num_heads or num_kv_heads, head_dim]
         query, key, value = (part.view(x.shape[0], -1, config.head_dim) for part in parts)
-        return self._kernels.rotate_and_write(
+        placed = self._kernels.rotate_and_write(
             query,
             key,
             value,
@@ -69,6 +72,22 @@ class AttentionBlock:
             k_norm=layer.k_norm if self._norms_heads else None,
             eps=config.rms_norm_eps,
         )
+        if self._temperature is not None:
+            with in_this_thread(placed, placed.numel()):
+                placed *= cos[self._temperature][:, None]
+        return placed
+
+    def _norm_whole(self, x: Tensor, norm: Tensor) -> Tensor:
+        """[num_tokens, heads of this rank * head_dim] to the same, over the heads of all ranks."""
+        group, eps = self._layer.group, self._config.rms_norm_eps
+        if group is None:
+            return self._kernels.rms_norm(x, norm, eps)
+        with in_this_thread(x, x.numel()):
+            squares = x.float().square().sum(-1, keepdim=True)
+            group.all_reduce(squares)
+            # Where several ranks hold a KV head, it counts on each of them, like every other.
+            scale = torch.rsqrt(squares / (x.shape[1] * group.size) + eps)
+            return (x.float() * scale).to(x.dtype) * norm
 
     def attend(self, query: Tensor, pool: PoolView, batch: AttentionBatch) -> Tensor:
         """[num_tokens, num_heads, head_dim] to [num_tokens, num_heads * head_dim], over the K and V that `place`
@@ -83,6 +102,7 @@ class AttentionBlock:
             window=self._window,
             softcap=config.softcap,
             sinks=self._layer.sinks,
+            is_chunked=self._is_chunked,
         )
 
     def project(self, attended: Tensor, loras: StepLoras | None = None) -> Tensor:

@@ -52,6 +52,7 @@ class MixtureOfExperts:
         """Keeps references to its arguments."""
         self._routing = moe.routing
         self._fp32_router = moe.fp32_router
+        self._scales_inputs = moe.scales_inputs
         self._modules = modules
         self._shared = shared
         self._kernels = kernels
@@ -89,6 +90,8 @@ class MixtureOfExperts:
     def _chosen(self, x: Tensor, local_ids: Tensor, weights: Tensor) -> Tensor:
         """What the chosen experts give; with biases, an input of 1 adds those of gate and up."""
         experts, down_bias = self._modules.experts, self._modules.down_bias
+        if self._scales_inputs:
+            return self._of_scaled(x, local_ids, weights)
         if down_bias is None:
             return experts.forward(x, local_ids, weights)
         with in_this_thread(x, x.numel()):
@@ -101,6 +104,19 @@ class MixtureOfExperts:
             shares = weights.new_zeros((x.shape[0], down_bias.shape[0]))
             shares.scatter_add_(1, torch.where(is_local, local_ids - first, 0), torch.where(is_local, weights, 0.0))
             return (out.float() + shares @ down_bias.float()).to(x.dtype)
+
+    def _of_scaled(self, x: Tensor, local_ids: Tensor, weights: Tensor) -> Tensor:
+        """Each choice by itself: what an expert reads follows from its weight, which is then 1."""
+        total = None
+        for choice in range(weights.shape[1]):
+            chosen = slice(choice, choice + 1)
+            with in_this_thread(x, x.numel()):
+                scaled = x * weights[:, chosen].to(x.dtype)
+            ones = torch.ones_like(weights[:, chosen])
+            out = self._modules.experts.forward(scaled, local_ids[:, chosen].contiguous(), ones)
+            total = out if total is None else total + out
+        assert total is not None
+        return total
 
 
 def feed_forward(layer: LayerModules, index: int, config: ModelConfig, kernels: DecoderOps) -> FeedForward:

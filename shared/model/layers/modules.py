@@ -64,6 +64,7 @@ class LayerModules:
     experts: ExpertModules | None
     gate_up: Linear | None  # hidden_size to 2 * intermediate_size; None where no token passes it
     down: Linear | None  # intermediate_size to hidden_size
+    group: Collectives | None = None  # ranks that have some of the heads each; None: all heads are here
 
     @property
     def projections(self) -> tuple[Linear | BatchedLinear | Experts, ...]:
@@ -97,7 +98,9 @@ class DecoderModules:
             head = rounded(parameters.embedding, parameters.head_spec)
         return cls(
             embedding=parameters.embedding,
-            layers=tuple(_build_layer(layer, ops, config, dtype) for layer in parameters.layers),
+            layers=tuple(
+                _build_layer(layer, ops, config, dtype, index) for index, layer in enumerate(parameters.layers)
+            ),
             norm=_offset(parameters.norm, config),
             lm_head=_linear(ops, head, None, dtype, own=not is_tied),
         )
@@ -121,7 +124,9 @@ def _linear(ops: DecoderOps, weight: Weight, bias: Tensor | None, dtype: torch.d
     return ops.make_linear(weight, bias, own=own)
 
 
-def _build_layer(layer: LayerParameters, ops: DecoderOps, config: ModelConfig, dtype: torch.dtype) -> LayerModules:
+def _build_layer(
+    layer: LayerParameters, ops: DecoderOps, config: ModelConfig, dtype: torch.dtype, index: int
+) -> LayerModules:
     def linear(weight: Weight | None, bias: Tensor | None) -> Linear | None:
         return None if weight is None else _linear(ops, weight, bias, dtype)
 
@@ -135,6 +140,8 @@ def _build_layer(layer: LayerParameters, ops: DecoderOps, config: ModelConfig, d
                 by_head = rows[:num_placed].view(-1, config.head_dim, *rows.shape[1:])
                 by_head.copy_(by_head[:, order])
         q_norm, k_norm = (None if norm is None else norm[order] for norm in (q_norm, k_norm))
+    if config.qk_norm == "plain" and config.layers[index].rope is not None:
+        q_norm = k_norm = torch.ones(config.head_dim, dtype=dtype, device=layer.qkv.device)
     return LayerModules(
         input_norm=_offset(layer.input_norm, config),
         attention_norm=_offset(layer.attention_norm, config),
@@ -183,7 +190,7 @@ def _build_experts(
     if isinstance(gate_up, QuantizedWeight) or isinstance(down, QuantizedWeight):
         experts = ops.make_quantized_experts(gate_up, down, first, dtype, activation)
     else:
-        if config.moe.is_stacked:
+        if config.moe.stacked == "turns":
             for rows in gate_up:  # of gate and up in turns
                 rows.copy_(rows.view(-1, 2, rows.shape[1]).transpose(0, 1).reshape(rows.shape))
         experts = ops.make_experts(gate_up, down, first, own=True, activation=activation)
@@ -255,8 +262,8 @@ def add_up(modules: DecoderModules, group: Collectives) -> DecoderModules:
 
 
 def _summed(layer: LayerModules, group: Collectives) -> LayerModules:
-    o = SummedLinear(layer.o, group)
+    layer = replace(layer, o=SummedLinear(layer.o, group), group=group)
     if layer.experts is not None:  # `down`, if there is one, is the shared experts': a part of the same sum
-        return replace(layer, o=o, experts=replace(layer.experts, group=group))
+        return replace(layer, experts=replace(layer.experts, group=group))
     assert layer.down is not None, "a layer without a feed-forward block"
-    return replace(layer, o=o, down=SummedLinear(layer.down, group))
+    return replace(layer, down=SummedLinear(layer.down, group))

@@ -22,7 +22,9 @@ Specs = Mapping[str, LinearSpec]
 """Checkpoint tensor name → form of a projection in fewer bits."""
 NO_SPECS: Specs = {}
 
-_OF_IMAGES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+_OF_IMAGES = (
+    "vision_tower.", "vision_model.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.",
+)  # fmt: skip
 """How the names of tensors begin that read images, in a checkpoint whose text part is served."""
 
 
@@ -167,7 +169,7 @@ def gate_up_rows(config: ModelConfig, mlp: str, inner: int) -> dict[str, int]:
 
 def _dense_name(config: ModelConfig, *, has_experts: bool) -> str:
     """Of what each token passes in a layer: the only block, or the shared experts."""
-    return f"{config.moe.prefix}.{config.moe.shared}" if has_experts and config.moe is not None else "mlp"
+    return f"{config.moe.prefix}.{config.moe.shared}" if has_experts and config.moe is not None else config.names.mlp
 
 
 def _norm_sizes(config: ModelConfig) -> tuple[int | None, int | None]:
@@ -325,7 +327,7 @@ def _expert_views(moe: MoeConfig, experts: ExpertParameters, hidden: int) -> dic
         f"{moe.prefix}.{moe.router}.bias": experts.logit_bias,
         f"{moe.prefix}.{moe.router}.e_score_correction_bias": experts.router_bias,
     }
-    if moe.is_stacked:
+    if moe.stacked is not None:
         prefix = f"{moe.prefix}.experts"
         assert isinstance(experts.gate_up, Tensor), "stacked experts in fewer bits"
         assert isinstance(experts.down, Tensor), "stacked experts in fewer bits"

@@ -32,6 +32,8 @@ class DecoderPieces:
         self._modules = modules
         self._kernels = kernels
         self._eps = config.rms_norm_eps
+        self._is_centered = config.is_centered
+        self._is_parallel = config.is_parallel
         self._residual_scale = config.residual_scale
         places = config.layer_places
         self._attention = [
@@ -74,7 +76,7 @@ class DecoderPieces:
         Returns:
             [num_tokens, num_heads, head_dim].
         """
-        normed = self._kernels.rms_norm(x, self._modules.layers[0].input_norm, self._eps)
+        normed = self._norm(x, self._modules.layers[0].input_norm)
         return self._attention[0].place(normed, cos, sin, pool, slots, loras)
 
     def attend(self, layer: int, query: Tensor, pool: PoolView, batch: AttentionBatch) -> Tensor:
@@ -156,17 +158,24 @@ class DecoderPieces:
         layers = self._modules.layers
         next_norm = layers[layer + 1].input_norm if layer + 1 < self.num_layers else self._modules.norm
         own = layers[layer]
+        if self._is_parallel:
+            normed = self._norm(residual, own.input_norm)  # computed again: a step is cut where attention comes
+            _, residual = self._add(projected, own.attention_norm, residual, None)
+            return self._add(self._mlp[layer].forward(normed, loras), own.output_norm, residual, next_norm)
         normed, residual = self._add(projected, own.attention_norm, residual, own.post_norm)
         return self._add(self._mlp[layer].forward(normed, loras), own.output_norm, residual, next_norm)
 
     def _add(self, x: Tensor, norm: Tensor | None, residual: Tensor, next_norm: Tensor | None) -> tuple[Tensor, Tensor]:
         """(what is read next, normed; the residual stream with x, itself normed where there is a `norm`)."""
         if norm is not None:
-            x = self._kernels.rms_norm(x, norm, self._eps)
+            x = self._norm(x, norm)
         if self._residual_scale != 1.0:
             with in_this_thread(x, x.numel()):
                 x = x * self._residual_scale
-        return self._kernels.add_rms_norm(x, residual, next_norm, self._eps)
+        return self._kernels.add_rms_norm(x, residual, next_norm, self._eps, is_centered=self._is_centered)
+
+    def _norm(self, x: Tensor, norm: Tensor | None) -> Tensor:
+        return self._kernels.rms_norm(x, norm, self._eps, is_centered=self._is_centered)
 
 
 def _attention(

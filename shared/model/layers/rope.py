@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from shared.model.config.layer_config import Temperature
 from shared.model.config.model_config import ModelConfig, RopeConfig
 
 
@@ -22,7 +23,10 @@ class Rotary:
 
     def __init__(self, config: ModelConfig, device: torch.device | str, dtype: torch.dtype) -> None:
         """Compute the frequencies; `dtype` is that of the returned cosines and sines."""
-        self._encodings = [_Encoding(rope, config.rotary_dim, device) for rope in config.ropes]
+        self._encodings: list[_Encoding | _Factors] = [
+            *(_Encoding(rope, config.rotary_dim, device) for rope in config.ropes),
+            *(_Factors(temperature, config.rotary_dim) for temperature in config.temperatures),
+        ]
         self._dtype = dtype
 
     @property
@@ -45,7 +49,8 @@ class Rotary:
 
         Returns:
             (cos, sin), both [num_encodings, num_tokens, rotary_dim] in the model's dtype, computed in fp32, both halves
-            equal; the encodings in the order of `ModelConfig.ropes`.
+            equal; the encodings in the order of `ModelConfig.ropes`, behind them the factors of
+            `ModelConfig.temperatures` as cosines.
         """
         assert positions.dim() == 1
         if self.needs_lengths:
@@ -99,6 +104,23 @@ class _Encoding:
         stretch = rope.factor * lengths.clamp(min=trained) / trained - (rope.factor - 1)
         bases = rope.theta * stretch ** (dim / (dim - 2))
         return 1.0 / bases[:, None] ** self._exponents
+
+
+class _Factors:
+    """The factors of a temperature as an encoding: rotated by it, a query is multiplied."""
+
+    needs_lengths = False
+
+    def __init__(self, temperature: Temperature, rotary_dim: int) -> None:
+        self._temperature = temperature
+        self._dim = rotary_dim
+
+    def cos_sin(self, positions: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+        """See `_Encoding`."""
+        found = self._temperature
+        periods = ((positions + found.shift).float() / found.length).floor()
+        factors = (1 + found.strength * torch.log1p(periods))[:, None].expand(-1, self._dim)
+        return factors, torch.zeros_like(factors)
 
 
 def rotary_order(config: ModelConfig) -> Tensor | None:

@@ -56,14 +56,6 @@ class Degrees:
                 value=self.num_ranks,
                 limit=MAX_DEGREE,
             )
-        if self.tensor > 1 and config.qk_norm == "whole":
-            raise ConfigError(
-                f"tp is {self.tensor}, but {config.architecture} normalises the queries of all heads together: 1 is "
-                "the only degree",
-                field="tp",
-                value=self.tensor,
-                limit=1,
-            )
         heads, kv_heads, layers = config.num_heads, config.num_kv_heads, config.num_layers
         if heads % self.tensor:
             raise ConfigError(

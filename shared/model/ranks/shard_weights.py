@@ -128,6 +128,10 @@ def part_of(shard: Shard, name: str, shape: tuple[int, ...]) -> Part:
     match module.rpartition(".")[2]:
         case "q_proj" | "q_b_proj":
             return _of([q])
+        case "q_norm" if config.qk_norm == "whole":
+            return _of([q])
+        case "k_norm" if config.qk_norm == "whole":
+            return _of([kv])
         case "k_proj" | "v_proj":
             return _of([kv])
         case "qkv_proj":
@@ -155,14 +159,18 @@ def part_of(shard: Shard, name: str, shape: tuple[int, ...]) -> Part:
 
 
 def _stacked(shard: Shard, name: str, kind: str) -> Part:
-    """Of a tensor of all experts of a layer, in which gate and up lie in turns."""
+    """Of a tensor of all experts of a layer."""
+    moe = shard.config.moe
+    assert moe is not None
     assert shard.experts is not None
     layer = int(name.removeprefix(_LAYERS).partition(".")[0]) - shard.layers.begin
     rows = [Span(expert, expert + 1) for expert in shard.experts[layer]]
     inner = shard.expert_inner
     match kind:
         case "gate_up_proj":
-            return _of(rows, None, _times(inner, 2))
+            if moe.stacked == "turns":
+                return _of(rows, None, [_times(inner, 2)])
+            return _of(rows, None, [inner, _moved(inner, moe.expert_size)])
         case "gate_up_proj_bias":
             return _of(rows, _times(inner, 2))
         case "down_proj":
@@ -174,7 +182,8 @@ def _inner(shard: Shard, module: str) -> Span:
     """A rank's columns of the block that a projection belongs to."""
     if ".experts." in module:
         return shard.expert_inner
-    return shard.shared_inner if ".shared_experts." in module else shard.inner
+    moe = shard.config.moe
+    return shard.shared_inner if moe is not None and f".{moe.shared}." in module else shard.inner
 
 
 def _times(span: Span, size: int) -> Span:
@@ -185,6 +194,9 @@ def _moved(span: Span, by: int) -> Span:
     return Span(span.begin + by, span.end + by)
 
 
-def _of(rows: Sequence[Span], columns: Span | None = None, depths: Span | None = None) -> Part:
-    ends = [None if span is None else (span.begin, span.end) for span in (columns, depths)]
-    return Part([(span.begin, span.end) for span in rows], *ends)
+def _of(rows: Sequence[Span], columns: Span | None = None, depths: Sequence[Span] = ()) -> Part:
+    return Part(
+        [(span.begin, span.end) for span in rows],
+        None if columns is None else (columns.begin, columns.end),
+        [(span.begin, span.end) for span in depths],
+    )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from shared.errors import ModelLoadError
@@ -60,11 +61,11 @@ def load_weights(
 
 @dataclass(frozen=True)
 class Part:
-    """What a rank holds of a tensor: some rows, one behind the other, and (begin, end) of the other dimensions."""
+    """What a rank holds of a tensor: rows, one behind the other, and parts of the other dimensions: (begin, end)."""
 
-    rows: Sequence[tuple[int, int]]  # (begin, end) each
+    rows: Sequence[tuple[int, int]]
     columns: tuple[int, int] | None = None  # of the second dimension, None for all
-    depths: tuple[int, int] | None = None  # of the third one
+    depths: Sequence[tuple[int, int]] = ()  # of the third one, one behind the other; none for all
 
 
 def fill_weights(
@@ -109,9 +110,10 @@ def _put(target: Weight, first: int, piece: Tensor | Piece, part: Part) -> None:
     if isinstance(piece, Piece):
         piece = (piece if part.columns is None else piece.columns(*part.columns)).dense()
     else:
-        for dim, span in ((1, part.columns), (2, part.depths)):
-            if span is not None:
-                piece = piece.narrow(dim, span[0], span[1] - span[0])
+        if part.columns is not None:
+            piece = piece[:, slice(*part.columns)]
+        if part.depths:
+            piece = torch.cat([piece[:, :, slice(*depth)] for depth in part.depths], dim=2)
     target[first : first + len(piece)].copy_(piece)
 
 

@@ -65,11 +65,38 @@ OTHERS: dict[str, tuple[str, dict[str, object]]] = {
             "num_nextn_predict_layers": 0,
         },
     ),
+    "llama4": (
+        "Llama4ForCausalLM",
+        {
+            "intermediate_size_mlp": 96,
+            "intermediate_size": 32,
+            "attention_chunk_size": 11,
+            "interleave_moe_layer_step": 2,
+            "no_rope_layer_interval": 2,
+            "floor_scale": 16,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 1,
+        },
+    ),
     "granite": (
         "GraniteForCausalLM",
         {"embedding_multiplier": 2.0, "residual_multiplier": 0.5, "attention_multiplier": 0.4, "logits_scaling": 2.0},
     ),
     "ministral": ("MinistralForCausalLM", TURNS),
+    "ministral3": (
+        "Ministral3ForCausalLM",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 200.0,
+                "factor": 16.0,
+                "original_max_position_embeddings": 32,
+                "llama_4_scaling_beta": 0.5,
+            },
+        },
+    ),
+    "smollm3": ("SmolLM3ForCausalLM", {"no_rope_layer_interval": 2}),
+    "cohere2": ("Cohere2ForCausalLM", {**TURNS, "logit_scale": 0.5, "layer_norm_eps": 1e-5}),
     "olmo2": ("Olmo2ForCausalLM", {}),
     "olmo3": ("Olmo3ForCausalLM", {**TURNS, "rope_parameters": OWN_ROPES}),
     "phi3": (

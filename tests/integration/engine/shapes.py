@@ -136,7 +136,11 @@ def _others(draw: DrawFn) -> Shape:
         kinds = st.sampled_from(["sliding_attention", "full_attention"])
         extra["layer_types"] = draw(st.lists(kinds, min_size=layers, max_size=layers))
         extra["sliding_window"] = draw(_any(2, 3, 16, 17, 40))  # transformers keeps too much of a window of one
-    if name == "gpt-oss":
+    if name == "llama4":
+        extra |= {"attention_chunk_size": draw(_any(2, 3, 16, 17, 40)), "use_qk_norm": draw(st.booleans())}
+    if name == "cohere2":  # the fields say no size of a head
+        sizes["hidden_size"] = sizes["num_heads"] * sizes["head_dim"]
+    if name in ("gpt-oss", "llama4"):
         num_experts = draw(_any(1, 2, 3, 5))
         extra |= {"num_local_experts": num_experts, "num_experts_per_tok": draw(st.integers(1, min(2, num_experts)))}
     if name == "glm4-moe":

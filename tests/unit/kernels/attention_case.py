@@ -83,6 +83,7 @@ class AttentionCase:
         scale: float = 0.3,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        is_chunked: bool = False,
     ) -> Tensor:
         """The formula in float64: [num_tokens, num_heads * head_dim], on the CPU."""
         chunks = []
@@ -93,7 +94,8 @@ class AttentionCase:
             positions = torch.arange(kv_len - query_len, kv_len)[:, None]
             seen = torch.arange(kv_len) <= positions
             if window is not None:
-                seen &= torch.arange(kv_len) > positions - window
+                begins = positions // window * window if is_chunked else positions - window + 1
+                seen &= torch.arange(kv_len) >= begins
             scores = torch.einsum("qhd,khd->hqk", query, key) * scale
             if softcap is not None:
                 scores = softcap * torch.tanh(scores / softcap)

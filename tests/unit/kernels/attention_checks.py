@@ -50,13 +50,14 @@ def check_attention(
     window: int | None = None,
     softcap: float | None = None,
     has_sinks: bool = False,
+    is_chunked: bool = False,
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
     **shape: Any,
 ) -> None:
     """A mix of chunks and single tokens; `shape` are `AttentionCase`'s sizes."""
     case = AttentionCase(plan, dtype=dtype, device=device, **shape)
-    scoring = {"softcap": softcap, "sinks": case.sinks if has_sinks else None}
+    scoring = {"softcap": softcap, "sinks": case.sinks if has_sinks else None, "is_chunked": is_chunked}
     output = triton_kernels().paged_attention(
         case.query, case.pool, LAYER, case.batch, scale=scale_of(case), window=window, **scoring
     )
@@ -72,6 +73,7 @@ def check_split_decode(
     parts_per_multiprocessor: int = 8,
     window: int | None = None,
     has_sinks: bool = False,
+    is_chunked: bool = False,
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
     **shape: Any,
@@ -86,9 +88,9 @@ def check_split_decode(
     sinks = case.sinks if has_sinks else None
     decode_attention(
         case.query, case.pool, LAYER, case.batch, output, scale=scale_of(case), window=window, sinks=sinks,
-        config=config,
+        is_chunked=is_chunked, config=config,
     )  # fmt: skip
-    assert_near(output.flatten(1), exact_attention(case, window, sinks=sinks))
+    assert_near(output.flatten(1), exact_attention(case, window, sinks=sinks, is_chunked=is_chunked))
 
 
 def check_lengths_come_from_the_device(device: str = "cpu") -> None:
@@ -112,8 +114,8 @@ def check_layers_share_a_plan(device: str = "cpu") -> None:
 
     planned: list[schedule.DecodePlan] = []
 
-    def plan_and_note(*args: Any) -> schedule.DecodePlan:
-        planned.append(schedule.plan_decode(*args))
+    def plan_and_note(*args: Any, **view: Any) -> schedule.DecodePlan:
+        planned.append(schedule.plan_decode(*args, **view))
         return planned[-1]
 
     case = AttentionCase([(1, 900), (1, 30), (5, 40)], block_size=16, head_dim=16, device=device)
@@ -135,7 +137,14 @@ def check_layers_share_a_plan(device: str = "cpu") -> None:
 
 
 def check_prefill_tiles(
-    plan: list[tuple[int, int]], *, rows: int, tile: int, window: int | None, device: str = "cpu", **shape: Any
+    plan: list[tuple[int, int]],
+    *,
+    rows: int,
+    tile: int,
+    window: int | None,
+    is_chunked: bool = False,
+    device: str = "cpu",
+    **shape: Any,
 ) -> None:
     """Chunks with chosen tiles, single tokens left alone."""
     from shared.kernels.attention.prefill.configs import PrefillConfig
@@ -145,10 +154,10 @@ def check_prefill_tiles(
     output = torch.full_like(case.query, float("nan"))
     prefill_attention(
         case.query, case.pool, LAYER, case.batch, output, scale=scale_of(case), window=window,
-        config=PrefillConfig(rows, tile, num_warps=4, num_stages=2),
+        is_chunked=is_chunked, config=PrefillConfig(rows, tile, num_warps=4, num_stages=2),
     )  # fmt: skip
     long = torch.tensor([query_len > 1 for query_len, _ in plan for _ in range(query_len)], device=device)
-    assert_near(output[long].flatten(1), exact_attention(case, window)[long.cpu()])
+    assert_near(output[long].flatten(1), exact_attention(case, window, is_chunked=is_chunked)[long.cpu()])
     assert bool(output[~long].isnan().all())
 
 

@@ -199,6 +199,7 @@ def compile_attention(
     arch: str = "sm_90",
     softcap: float | None = None,
     has_sinks: bool = False,
+    is_chunked: bool = False,
 ) -> list[Compiled]:
     """Decode attention with its merge, then prefill attention with long chunks and with short ones."""
 
@@ -211,7 +212,7 @@ def compile_attention(
             pool = pool_of_nan((1, 2, 2, 2, block_size, head_dim), kv_dtype or dtype)
             sinks = torch.zeros(2 * group) if has_sinks else None
             triton_kernels().paged_attention(
-                query, pool, 1, batch, scale=0.1, window=window, softcap=softcap, sinks=sinks
+                query, pool, 1, batch, scale=0.1, window=window, softcap=softcap, sinks=sinks, is_chunked=is_chunked
             )
 
     return collect(calls, TARGETS[arch])
@@ -269,8 +270,9 @@ def compile_the_rest(dtype: torch.dtype, arch: str = "sm_90") -> list[Compiled]:
     def calls() -> None:
         kernels = triton_kernels()
         x, weight = torch.zeros(64, 4096, dtype=dtype), torch.zeros(4096, dtype=dtype)
-        kernels.rms_norm(x, weight, 1e-5)
-        kernels.add_rms_norm(x, x, weight, 1e-5)
+        for is_centered in (False, True):
+            kernels.rms_norm(x, weight, 1e-5, is_centered=is_centered)
+            kernels.add_rms_norm(x, x, weight, 1e-5, is_centered=is_centered)
         for activation in (SILU, GELU, Activation("clamped", alpha=1.702, limit=7.0)):
             kernels.act_and_mul(torch.zeros(64, 28672, dtype=dtype), activation)
         query, key = torch.zeros(8, 32, 128, dtype=dtype), torch.zeros(8, 8, 128, dtype=dtype)

@@ -20,7 +20,12 @@ def check_rms_norm(shape: tuple[int, ...], *, device: str = "cpu", dtype: torch.
     kernels, reference = triton_kernels(), TorchKernels()
     x = random_tensor(*shape, dtype=dtype, device=device) * 3
     weight = random_tensor(shape[-1], dtype=dtype, device=device)
-    assert_near(kernels.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
+    for is_centered in (False, True):
+        shifted = x + 2 * is_centered
+        assert_near(
+            kernels.rms_norm(shifted, weight, 1e-5, is_centered=is_centered),
+            reference.rms_norm(shifted, weight, 1e-5, is_centered=is_centered),
+        )
     if len(shape) == 2:
         residual = random_tensor(*shape, dtype=dtype, device=device, seed=1)
         kept = x.clone(), residual.clone()

@@ -33,11 +33,14 @@ def cpu(request: pytest.FixtureRequest) -> cpu_backend.CpuKernels:
 def test_norms_and_silu(cpu, dtype, rows, size):
     x, residual = random(rows, size, dtype=dtype), random(rows, size, dtype=dtype, seed=1)
     weight = random(size, dtype=dtype, seed=2)
-    close(cpu.rms_norm(x, weight, 1e-5), REFERENCE.rms_norm(x, weight, 1e-5))
-    for found, expected in zip(
-        cpu.add_rms_norm(x, residual, weight, 1e-5), REFERENCE.add_rms_norm(x, residual, weight, 1e-5), strict=True
-    ):
-        close(found, expected)
+    for centered in ({}, {"is_centered": True}):
+        close(cpu.rms_norm(x + 1, weight, 1e-5, **centered), REFERENCE.rms_norm(x + 1, weight, 1e-5, **centered))
+        for found, expected in zip(
+            cpu.add_rms_norm(x, residual, weight, 1e-5, **centered),
+            REFERENCE.add_rms_norm(x, residual, weight, 1e-5, **centered),
+            strict=True,
+        ):
+            close(found, expected)
     gate_up = 8 * random(rows, 2 * size, dtype=dtype, seed=3)
     for activation in (SILU, GELU, Activation("clamped", alpha=1.702, limit=3.0)):
         close(cpu.act_and_mul(gate_up, activation), REFERENCE.act_and_mul(gate_up, activation))
@@ -91,6 +94,19 @@ def test_paged_attention(cpu, dtype, window, plan, heads, head_dim):
     case = AttentionCase(plan, heads, head_dim, block_size=16, dtype=dtype)
     found = cpu.paged_attention(case.query, case.pool, LAYER, case.batch, scale=0.3, window=window)
     close(found, case.expected(window).to(dtype))
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [1, 9, 64, 100])
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS.keys())
+def test_attention_in_chunks(cpu, dtype, window, plan):
+    case = AttentionCase(plan, (6, 2), 64, block_size=16, dtype=dtype)
+    view = {"window": window, "is_chunked": True}
+    close(
+        cpu.paged_attention(case.query, case.pool, LAYER, case.batch, scale=0.3, **view),
+        case.expected(**view).to(dtype),
+    )
 
 
 @needs_library

@@ -49,6 +49,14 @@ def test_bounds_of_scores_and_sinks_follow_the_formula(
     torch.testing.assert_close(found, case.expected(window, **scoring).float(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("window", [1, 3, 4, 6, 100])
+def test_chunks_begin_at_their_multiples(window: int) -> None:
+    case = AttentionCase([(1, 9), (5, 5), (3, 11), (1, 1), (1, 12), (7, 13)], (6, 2))
+    view: dict[str, Any] = {"window": window, "is_chunked": True}
+    found = paged_attention(case.query, case.pool, LAYER, case.batch, scale=0.3, **view)
+    torch.testing.assert_close(found, case.expected(**view).float(), rtol=1e-5, atol=1e-5)
+
+
 plans = st.lists(
     st.integers(1, 40).flatmap(lambda kv: st.tuples(st.sampled_from([1, 1, kv, (kv + 1) // 2]), st.just(kv))),
     min_size=1,
@@ -143,6 +151,9 @@ def test_add_rms_norm_returns_norm_and_sum_and_keeps_its_arguments(dtype: torch.
     normed, total = add_rms_norm(x, residual, weight, 1e-6)
     assert torch.equal(total, residual + x)
     assert torch.equal(normed, rms_norm(total, weight, 1e-6))
+    centered = torch.nn.functional.layer_norm(total.float(), weight.shape, weight.float(), eps=1e-6)
+    close = {"atol": 2e-2, "rtol": 2e-2} if x.dtype != torch.float32 else {}
+    torch.testing.assert_close(rms_norm(total, weight, 1e-6, is_centered=True).float(), centered, **close)
     assert torch.equal(x, kept[0])
     assert torch.equal(residual, kept[1])
 

@@ -120,6 +120,14 @@ def test_tiles_on_every_side_of_the_window_equal_the_reference(
     )
 
 
+@pytest.mark.parametrize("window", [1, 7, 16, 30])
+def test_chunks_equal_the_formula(interpreted: Run, window: int) -> None:
+    sizes = {"window": window, "is_chunked": True, "heads": (3, 1), "head_dim": 16, "block_size": 8}
+    interpreted(checks.check_prefill_tiles, [(1, 20), (23, 61), (5, 5)], rows=16, tile=16, **sizes)
+    interpreted(checks.check_split_decode, [150, 33, 1, 60], tile=16, **sizes)
+    interpreted(checks.check_attention, [(1, 61), (23, 61), (1, 1)], **sizes)
+
+
 def test_the_layers_of_a_step_share_one_plan(interpreted: Run) -> None:
     interpreted(checks.check_layers_share_a_plan)
 

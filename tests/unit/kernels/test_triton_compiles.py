@@ -148,8 +148,8 @@ def test_attention_over_narrow_kv_compiles_and_fits(compiled: Run) -> None:
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "gfx942"])
 @pytest.mark.parametrize(
     ("head_dim", "group", "scoring"),
-    [(64, 8, {"has_sinks": True}), (256, 2, {"softcap": 50.0})],
-    ids=["sinks", "softcap"],
+    [(64, 8, {"has_sinks": True}), (256, 2, {"softcap": 50.0}), (128, 5, {"is_chunked": True})],
+    ids=["sinks", "softcap", "chunks"],
 )
 def test_attention_with_bounds_of_scores_and_sinks_compiles_and_fits(
     compiled: Run, head_dim: int, group: int, scoring: dict[str, Any], arch: str

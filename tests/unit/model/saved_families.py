@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
 SIZES: dict[str, Any] = {
     "vocab_size": 97,
@@ -35,6 +35,7 @@ LATENT = {
     "first_k_dense_replace": 1,
 }
 TURNS = ["sliding_attention", "full_attention", "sliding_attention"]
+LLAMA4 = {"intermediate_size_mlp": 24, "attention_chunk_size": 5}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 500.0}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {"attention_bias": True, "mlp_bias": True}),
@@ -50,6 +51,19 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.3, "logits_scaling": 2.0},
     ),
     "ministral": ("ministral", {"sliding_window": 1, "layer_types": TURNS}),
+    "ministral3": (
+        "ministral3",
+        {
+            "rope_parameters": {
+                **YARN,
+                "original_max_position_embeddings": 16,
+                "factor": 16.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.5,
+            }
+        },
+    ),
     "olmo2": ("olmo2", {}),
     "olmo3": ("olmo3", {"sliding_window": 3, "layer_types": TURNS}),
     "phi3": ("phi3", {"num_key_value_heads": 3}),
@@ -81,6 +95,21 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gemma2": ("gemma2", {"sliding_window": 3, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 4.0}),
     "gemma3": ("gemma3_text", {"sliding_window": 7, "layer_types": TURNS, "query_pre_attn_scalar": 20}),
+    "smollm3": ("smollm3", {"no_rope_layers": [0, 1, 1], "use_sliding_window": True, "sliding_window": 3}),
+    "llama4": (
+        "llama4_text",
+        {
+            **LLAMA4,
+            "no_rope_layers": [1, 0, 1],
+            "moe_layers": [0, 1],
+            "floor_scale": 6,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+        },
+    ),
+    "llama4-one-expert": ("llama4_text", {**LLAMA4, "num_local_experts": 1, "attention_chunk_size": 1}),
+    "llama4-dense": ("llama4_text", {**LLAMA4, "moe_layers": [], "use_qk_norm": False, "attention_chunk_size": 33}),
+    "cohere2": ("cohere2", {"sliding_window": 3, "layer_types": TURNS, "logit_scale": 0.5, "attention_bias": True}),
     "gpt-oss": (
         "gpt_oss",
         {"sliding_window": 3, "num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": YARN},
@@ -91,6 +120,27 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 """Name → model type and fields beside SIZES."""
+IMAGES: dict[str, Any] = {
+    "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
+    "patch_size": 14,
+}  # fmt: skip
+WITH_IMAGES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "cohere2_vision": ("cohere2", {"model_type": "siglip_vision_model"}, {"alignment_intermediate_size": 32}),
+    "gemma3": ("gemma3", {"model_type": "siglip_vision_model"}, {"mm_tokens_per_image": 4}),
+    "llama4": (
+        "llama4",
+        {
+            "model_type": "llama4_vision_model",
+            "vision_output_dim": 16,
+            "projector_input_dim": 16,
+            "projector_output_dim": 16,
+        },
+        {},
+    ),
+    "llava": ("llama", {"model_type": "clip_vision_model", "projection_dim": 16}, {}),
+    "mistral3": ("ministral3", {"model_type": "pixtral", "head_dim": 8}, {}),
+}
+"""Model type → the family of its text, fields of what reads images, and of the whole."""
 
 
 def save(folder: Path, name: str, max_shard_size: str = "1GB", **more: Any) -> PreTrainedModel:
@@ -99,16 +149,34 @@ def save(folder: Path, name: str, max_shard_size: str = "1GB", **more: Any) -> P
     config = AutoConfig.for_model(model_type, **{**SIZES, **own, **more})
     torch.manual_seed(len(name))
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
-    with torch.no_grad():
-        for key, weight in model.named_parameters():
-            spread = 2.0 * weight.shape[-1] ** -0.5
-            if weight.dim() < 2:
-                spread = 0.3
-            elif "embed" in key and not config.tie_word_embeddings:
-                spread = 1.0
-            weight.normal_(1.0 if "norm" in key else 0.0, spread)
-        for buffer_name, buffer in model.named_buffers():
-            if buffer_name.endswith("e_score_correction_bias"):
-                buffer.normal_(0.0, 0.1)
+    _fill(model)
     model.eval().save_pretrained(folder, max_shard_size=max_shard_size)
     return model
+
+
+def save_with_images(folder: Path, name: str) -> PreTrainedModel:
+    """Saves one of WITH_IMAGES with random weights and returns it."""
+    text, vision, own = WITH_IMAGES[name]
+    model_type, fields = FAMILIES[text]
+    # Beside images, transformers 5.23 leaves out the scale of Cohere's logits.
+    text_config = {**SIZES, **fields, "model_type": model_type, **({"logit_scale": 1.0} if text == "cohere2" else {})}
+    config = AutoConfig.for_model(name, text_config=text_config, vision_config={**IMAGES, **vision}, **own)
+    torch.manual_seed(len(name))
+    model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager", dtype=torch.float32)
+    _fill(model)
+    model.eval().save_pretrained(folder)
+    return model
+
+
+@torch.no_grad()
+def _fill(model: PreTrainedModel) -> None:
+    for key, weight in model.named_parameters():
+        spread = 2.0 * weight.shape[-1] ** -0.5
+        if weight.dim() < 2:
+            spread = 0.3
+        elif "embed" in key and not model.config.tie_word_embeddings:
+            spread = 1.0
+        weight.normal_(1.0 if "norm" in key else 0.0, spread)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.normal_(0.0, 0.1)

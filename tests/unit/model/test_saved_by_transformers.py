@@ -17,7 +17,7 @@ from shared.model.decoder import Decoder
 from shared.model.families.registry import ARCHITECTURES, load_config, parse_config
 
 from .paged_run import greedy, oracle_logits, prompt_logits
-from .saved_families import FAMILIES, save
+from .saved_families import FAMILIES, WITH_IMAGES, save, save_with_images
 
 PROMPT = random.Random(1).choices(range(3, 97), k=37)
 NUM_TOKENS = 64
@@ -114,6 +114,15 @@ def test_the_text_part_of_a_model_that_reads_images_is_served(
     save_file({**text, "vision_tower.patches.weight": torch.zeros(3)}, path)
     _assert_same(tmp_path, model, 4)
     assert f"{architecture}: its text part is served, images are not" in caplog.text
+
+
+@pytest.mark.parametrize("name", WITH_IMAGES)
+def test_the_text_part_of_a_model_with_images_as_saved_is_the_same_model(tmp_path: Path, name: str) -> None:
+    model = save_with_images(tmp_path, name)
+    decoder = Decoder.load(tmp_path, torch.float32, "cpu")
+    expected = oracle_logits(model, PROMPT)
+    found = prompt_logits(decoder, PROMPT, len(PROMPT))
+    assert (found - expected).abs().max() < TOLERANCE * expected.abs().max()
 
 
 def test_what_is_not_served_is_refused_by_name_with_the_list_of_what_is() -> None:

@@ -12,7 +12,15 @@ import triton
 import triton.language as tl
 
 from shared.kernels.attention.decode.schedule_jit import BEGIN, END, FIRST_SLOT, KV_LEN, NUM_PARTS, SEQ, TOKEN, WIDTH
-from shared.kernels.attention.jit import absorb, begun_with_sinks, capped, load_rows, normalised, slot_offsets
+from shared.kernels.attention.jit import (
+    absorb,
+    begun_with_sinks,
+    capped,
+    first_seen,
+    load_rows,
+    normalised,
+    slot_offsets,
+)
 from shared.kernels.kv_codes_jit import head_elements, load_scales, opened
 
 
@@ -75,6 +83,7 @@ def decode_parts(
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr,
     CAP: tl.constexpr,  # bound of a score to powers of 2, 0 for none
     ROWS: tl.constexpr,
     DIMS: tl.constexpr,
@@ -128,7 +137,7 @@ def decode_parts(
         scores = capped(scores, CAP)
         seen = positions < kv_len
         if WINDOW > 0:
-            seen &= positions >= kv_len - WINDOW
+            seen &= positions >= first_seen(kv_len - 1, WINDOW, CHUNKED)
         scores = tl.where(seen[None, :], scores, float("-inf"))
         if scales is not None:
             accumulator, peak, total = absorb(accumulator, peak, total, scores, v, v_scales)

@@ -28,6 +28,7 @@ def decode_attention(
     window: int | None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    is_chunked: bool = False,
     config: DecodeConfig | None = None,
 ) -> None:
     """Fill the rows of `output` whose sequences have one query token; leave the others.
@@ -47,9 +48,10 @@ def decode_attention(
         window: sliding window in tokens, or None.
         softcap: as for `DecoderOps.paged_attention`, or None.
         sinks: likewise.
+        is_chunked: likewise.
         config: sizes to use instead of `decode_config`'s.
     """
-    check_paged_attention(query, pool, layer, batch, window, softcap, sinks)
+    check_paged_attention(query, pool, layer, batch, window, softcap, sinks, is_chunked=is_chunked)
     assert query.is_contiguous()
     assert output.is_contiguous()
     assert output.shape == query.shape
@@ -62,7 +64,8 @@ def decode_attention(
     _, num_heads, head_dim = query.shape
     heads = (num_heads, pool.num_kv_heads, head_dim)
     plan = batch.remember(
-        ("decode", heads, window, query.dtype, config), lambda: plan_decode(batch, heads, window, query.dtype, config)
+        ("decode", heads, window, is_chunked, query.dtype, config),
+        lambda: plan_decode(batch, heads, window, query.dtype, config, is_chunked=is_chunked),
     )
     config = plan.config
     group = num_heads // pool.num_kv_heads
@@ -85,6 +88,7 @@ def decode_attention(
         HEAD_DIM=head_dim,
         BLOCK_SIZE=pool.block_size,
         WINDOW=window or 0,
+        CHUNKED=is_chunked,
         CAP=(softcap or 0.0) * math.log2(math.e),
         ROWS=next_power_of_2(max(group, 16)),
         DIMS=next_power_of_2(max(head_dim, 16)),

@@ -38,6 +38,8 @@ def plan_decode(
     window: int | None,
     dtype: torch.dtype,
     config: DecodeConfig | None = None,
+    *,
+    is_chunked: bool = False,
 ) -> DecodePlan:
     """Work out the schedule on the device, from the lengths that it has there.
 
@@ -47,6 +49,7 @@ def plan_decode(
         window: sliding window in tokens, or None.
         dtype: of the query.
         config: sizes to compile for instead of `decode_config`'s.
+        is_chunked: as for `DecoderOps.paged_attention`.
     """
     num_heads, num_kv_heads, head_dim = heads
     device = batch.seq_lens.device
@@ -67,6 +70,7 @@ def plan_decode(
         TILE=config.tile,
         MIN_TILES=config.min_tiles,
         WINDOW=window or 0,
+        CHUNKED=is_chunked,
         SEQS=SEQS,
         ITEMS=ITEMS,
         num_warps=4,

@@ -10,6 +10,8 @@ sequences grow: the schedule is captured with it.
 import triton
 import triton.language as tl
 
+from shared.kernels.attention.jit import first_seen
+
 # Columns of a work item, int32.
 SEQ = tl.constexpr(0)  # row of the block tables; -1 = no work
 TOKEN = tl.constexpr(1)  # row of the query
@@ -22,11 +24,11 @@ WIDTH = tl.constexpr(8)
 
 
 @triton.jit
-def tiles_seen(query_len, kv_len, TILE: tl.constexpr, WINDOW: tl.constexpr):
+def tiles_seen(query_len, kv_len, TILE: tl.constexpr, WINDOW: tl.constexpr, CHUNKED: tl.constexpr):
     """(tiles that a single-token query sees, the first of them); 0 tiles for other queries. Scalars or vectors."""
     first = kv_len * 0
     if WINDOW > 0:
-        first = tl.maximum(kv_len - WINDOW, 0) // TILE
+        first = first_seen(kv_len - 1, WINDOW, CHUNKED) // TILE
     return tl.where(query_len == 1, (kv_len + TILE - 1) // TILE - first, 0), first
 
 
@@ -63,6 +65,7 @@ def plan_decode_items(
     TILE: tl.constexpr,
     MIN_TILES: tl.constexpr,
     WINDOW: tl.constexpr,  # 0 where there is none
+    CHUNKED: tl.constexpr,
     SEQS: tl.constexpr,  # sequences read at once
     ITEMS: tl.constexpr,  # items written at once
 ):
@@ -71,20 +74,20 @@ def plan_decode_items(
     total = num_seqs * 0
     for start in range(0, num_seqs, SEQS):
         _, query_lens, kv_lens = lengths(query_start, seq_lens, start, num_seqs, SEQS)
-        tiles, _ = tiles_seen(query_lens, kv_lens, TILE, WINDOW)
+        tiles, _ = tiles_seen(query_lens, kv_lens, TILE, WINDOW, CHUNKED)
         total += tl.sum(tiles, 0)
     longest = tl.maximum((total + num_items - 1) // num_items, MIN_TILES)
     first_slot = num_seqs * 0
     for start in range(0, seq, SEQS):
         rows, query_lens, kv_lens = lengths(query_start, seq_lens, start, num_seqs, SEQS)
-        tiles, _ = tiles_seen(query_lens, kv_lens, TILE, WINDOW)
+        tiles, _ = tiles_seen(query_lens, kv_lens, TILE, WINDOW, CHUNKED)
         parts, _ = cut(query_lens, tiles, longest)
         first_slot += tl.sum(tl.where(rows < seq, parts, 0), 0)
 
     token = tl.load(query_start + seq)
     query_len = tl.load(query_start + seq + 1) - token
     kv_len = tl.load(seq_lens + seq)
-    tiles, first = tiles_seen(query_len, kv_len, TILE, WINDOW)
+    tiles, first = tiles_seen(query_len, kv_len, TILE, WINDOW, CHUNKED)
     num_parts, part_tiles = cut(query_len, tiles, longest)
     for start in range(0, num_parts, ITEMS):
         part = start + tl.arange(0, ITEMS)

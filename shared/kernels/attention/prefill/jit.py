@@ -10,7 +10,15 @@ rows, so short chunks still fill it and the causal edge is finer than the tile.
 import triton
 import triton.language as tl
 
-from shared.kernels.attention.jit import absorb, begun_with_sinks, capped, load_rows, normalised, slot_offsets
+from shared.kernels.attention.jit import (
+    absorb,
+    begun_with_sinks,
+    capped,
+    first_seen,
+    load_rows,
+    normalised,
+    slot_offsets,
+)
 from shared.kernels.attention.prefill.schedule_jit import FIRST_TOKEN, KV_LEN, QUERY_LEN, SEQ, TILE_INDEX, WIDTH
 from shared.kernels.kv_codes_jit import head_elements, load_scales, opened
 
@@ -38,6 +46,7 @@ def attend_tiles(
     DIMS: tl.constexpr,
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr,
     WHOLE: tl.constexpr,  # every key of these tiles is seen by every query
 ):
     """Absorb the keys from begin to end into (accumulator, peak, total)."""
@@ -61,7 +70,7 @@ def attend_tiles(
             # Positions past kv_len are hidden too, though a padding row would come after them.
             seen = (positions[None, :] <= query_positions[:, None]) & (positions < kv_len)[None, :]
             if WINDOW > 0:
-                seen &= positions[None, :] > query_positions[:, None] - WINDOW
+                seen &= positions[None, :] >= first_seen(query_positions, WINDOW, CHUNKED)[:, None]
             scores = tl.where(seen, scores, float("-inf"))
         if scales is not None:
             accumulator, peak, total = absorb(accumulator, peak, total, scores, v, v_scales)
@@ -87,6 +96,7 @@ def prefill_tiles(
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr,
     CAP: tl.constexpr,
     ROWS: tl.constexpr,
     DIMS: tl.constexpr,
@@ -126,25 +136,26 @@ def prefill_tiles(
     begin = kv_len * 0
     whole_end = (first_position + 1) // TILE * TILE
     if WINDOW > 0:
-        begin = tl.maximum(first_position - WINDOW + 1, 0) // TILE * TILE
+        begin = first_seen(first_position, WINDOW, CHUNKED) // TILE * TILE
     if UNIFORM:
         whole_end = begin
     elif WINDOW > 0:
-        whole_begin = (tl.maximum(last_position - WINDOW + 1, 0) + TILE - 1) // TILE * TILE
+        whole_begin = (first_seen(last_position, WINDOW, CHUNKED) + TILE - 1) // TILE * TILE
         edge_end = tl.minimum(whole_begin, last_position + 1)
         accumulator, peak, total = attend_tiles(
             accumulator, peak, total, q, query_positions, pool, scales, run, to_values, table, begin, edge_end, kv_len,
-            block_stride, log2_scale, CAP, HEAD_DIM, BLOCK_SIZE, DIMS, TILE, WINDOW, False,
+            block_stride, log2_scale, CAP, HEAD_DIM, BLOCK_SIZE, DIMS, TILE, WINDOW, CHUNKED, False,
         )  # fmt: skip
         begin = whole_begin
         whole_end = tl.maximum(whole_end, whole_begin)
     if not UNIFORM:
         accumulator, peak, total = attend_tiles(
             accumulator, peak, total, q, query_positions, pool, scales, run, to_values, table, begin, whole_end,
-            kv_len, block_stride, log2_scale, CAP, HEAD_DIM, BLOCK_SIZE, DIMS, TILE, WINDOW, True,
+            kv_len, block_stride, log2_scale, CAP, HEAD_DIM, BLOCK_SIZE, DIMS, TILE, WINDOW, CHUNKED, True,
         )  # fmt: skip
     accumulator, peak, total = attend_tiles(
         accumulator, peak, total, q, query_positions, pool, scales, run, to_values, table, whole_end,
-        last_position + 1, kv_len, block_stride, log2_scale, CAP, HEAD_DIM, BLOCK_SIZE, DIMS, TILE, WINDOW, False,
+        last_position + 1, kv_len, block_stride, log2_scale, CAP, HEAD_DIM, BLOCK_SIZE, DIMS, TILE, WINDOW, CHUNKED,
+        False,
     )  # fmt: skip
     tl.store(output + places, normalised(accumulator, total).to(output.dtype.element_ty), mask=real)

@@ -27,6 +27,7 @@ def prefill_attention(
     window: int | None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    is_chunked: bool = False,
     config: PrefillConfig | None = None,
     uniform: bool = False,
 ) -> None:
@@ -42,11 +43,12 @@ def prefill_attention(
         window: sliding window in tokens, or None.
         softcap: as for `DecoderOps.paged_attention`, or None.
         sinks: likewise.
+        is_chunked: likewise.
         config: sizes to use instead of `prefill_config`'s.
         uniform: fill all rows, in arithmetic that does not depend on where a chunk begins or ends: every tile of keys
             goes through the same code. A row whose length on the device is 0 gets zeros.
     """
-    check_paged_attention(query, pool, layer, batch, window, softcap, sinks)
+    check_paged_attention(query, pool, layer, batch, window, softcap, sinks, is_chunked=is_chunked)
     assert query.is_contiguous()
     assert output.is_contiguous()
     assert output.shape == query.shape
@@ -86,6 +88,7 @@ def prefill_attention(
         HEAD_DIM=head_dim,
         BLOCK_SIZE=pool.block_size,
         WINDOW=window or 0,
+        CHUNKED=is_chunked,
         CAP=(softcap or 0.0) * math.log2(math.e),
         ROWS=rows,
         DIMS=next_power_of_2(max(head_dim, 16)),

@@ -146,7 +146,7 @@ void attend_tile(const Shape& s, int64_t first, int64_t block, const Scratch& sc
     store(scratch.scores + i, capped(load(scratch.scores + i), s.cap()));
   for (int64_t half = 0; half < kColumns; half += 16) {
     const Words high = minus(load_words(positions + half), all_words(uint32_t(first)));
-    const Words low = s.window > 0 ? minus(high, all_words(uint32_t(s.window - 1))) : no_words();
+    const Words low = s.first_seen(positions + half, first);
     auto softmax = masked ? softmax_lanes<true> : softmax_lanes<false>;
     float *best = scratch.best + lane + half, *total = scratch.total + lane + half;
     softmax(scratch.scores + half, low, high, best, total, sums + half, dim);

@@ -117,7 +117,7 @@ void attend_pair_block(const Pool<KV>& pool, int64_t first, int64_t count, int64
   }
   for (int64_t half = 0; half < kColumns; half += 16) {
     const Words high = minus(load_words(positions + half), all_words(uint32_t(first)));
-    const Words low = s.window > 0 ? minus(high, all_words(uint32_t(s.window - 1))) : no_words();
+    const Words low = s.first_seen(positions + half, first);
     auto softmax = masked ? softmax_pairs<true, kIsCode<KV>> : softmax_pairs<false, kIsCode<KV>>;
     softmax(
         scratch.scores + half, scratch.value_scales, scratch.weights + half, from, to, scale, low, high,

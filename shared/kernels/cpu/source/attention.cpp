@@ -94,13 +94,13 @@ void paged_attention(
 }  // namespace
 
 // query, out [tokens, heads, dim]; tables, query_start, seq_lens as in shared/kernels/batch.py; dim a multiple of 16.
-// sizes: num_seqs, heads, layer, max_blocks, window (0 = none). softcap: 0 = none; sinks [heads] or null. The pool may be
+// sizes: num_seqs, heads, layer, max_blocks, window (0 = none), is_chunked. softcap: 0 = none; sinks [heads] or null. The pool may be
 // in fp32 only beside a query in fp32.
 extern "C" void tandem_paged_attention(
     const void* query, const PoolView* pool, const int32_t* tables, const int32_t* query_start, const int32_t* seq_lens,
     void* out, float scale, float softcap, const float* sinks, const int64_t* sizes, int is_bf16) {
   const Shape s{sizes[0], sizes[1], pool->kv_heads, pool->dim, pool->block_size, sizes[2], sizes[3], sizes[4],
-                scale, softcap, sinks};
+                sizes[5], scale, softcap, sinks};
   auto run = [&](auto element) {
     using T = decltype(element);
     with_dtype<T>(*pool, [&](auto* stored) {

@@ -22,19 +22,28 @@ void for_rows(int64_t rows, int64_t size, const F& body) {
 }
 
 template <typename T>
+Floats mean_of(const T* x, int64_t size) {
+  Floats sums = zeros();
+  for (int64_t i = 0; i < size; i += 16) sums = sums + load16(x + i);
+  return all(sum_of(sums) / float(size));
+}
+
+template <bool Centered = false, typename T>
 void norm_row(const T* x, const T* weight, T* y, int64_t size, float eps) {
+  const Floats mean = Centered ? mean_of(x, size) : zeros();
+  auto read = [&](int64_t i) { return Centered ? load16(x + i) - mean : load16(x + i); };
   Floats squares = zeros();
   for (int64_t i = 0; i < size; i += 16) {
-    const Floats v = load16(x + i);
+    const Floats v = read(i);
     squares = plus_product(squares, v, v);
   }
   const Floats scale = all(1.0f / std::sqrt(sum_of(squares) / float(size) + eps));
-  for (int64_t i = 0; i < size; i += 16)
-    store16(y + i, rounded_as(y, load16(x + i) * scale) * load16(weight + i));
+  for (int64_t i = 0; i < size; i += 16) store16(y + i, rounded_as(y, read(i) * scale) * load16(weight + i));
 }
 
 template <typename T>
-void rms_norm(const T* x, const T* residual, const T* weight, T* y, T* sum, int64_t rows, int64_t size, float eps) {
+void rms_norm(
+    const T* x, const T* residual, const T* weight, T* y, T* sum, int64_t rows, int64_t size, float eps, bool is_centered) {
   for_rows(rows, size, [&](int64_t r) {
     const T* row = x + r * size;
     if (residual) {
@@ -42,7 +51,8 @@ void rms_norm(const T* x, const T* residual, const T* weight, T* y, T* sum, int6
         store16(sum + r * size + i, load16(row + i) + load16(residual + r * size + i));
       row = sum + r * size;
     }
-    norm_row(row, weight, y + r * size, size, eps);
+    if (!weight) return;
+    (is_centered ? norm_row<true, T> : norm_row<false, T>)(row, weight, y + r * size, size, eps);
   });
 }
 
@@ -197,14 +207,30 @@ extern "C" void tandem_rotate_and_write_latent(
   is_bf16 ? run(bf16{}) : run(float{});
 }
 
-// x, y, residual, sum [rows, size], weight [size]; residual and sum may be null together; size a multiple of 16.
+// x, y, residual, sum [rows, size], weight [size]; residual and sum may be null together, and beside them weight and y;
+// size a multiple of 16.
 extern "C" void tandem_rms_norm(
     const void* x, const void* residual, const void* weight, void* y, void* sum, int64_t rows, int64_t size, float eps,
-    int is_bf16) {
-  if (is_bf16)
-    rms_norm((const bf16*)x, (const bf16*)residual, (const bf16*)weight, (bf16*)y, (bf16*)sum, rows, size, eps);
-  else
-    rms_norm((const float*)x, (const float*)residual, (const float*)weight, (float*)y, (float*)sum, rows, size, eps);
+    int is_centered, int is_bf16) {
+  auto run = [&](auto element) {
+    using T = decltype(element);
+    rms_norm((const T*)x, (const T*)residual, (const T*)weight, (T*)y, (T*)sum, rows, size, eps, is_centered);
+  };
+  is_bf16 ? run(bf16{}) : run(float{});
+}
+
+// query [tokens, heads, dim], changed in place, times factors [tokens, dim]; dim a multiple of 16.
+extern "C" void tandem_temper(
+    void* query, const void* factors, int64_t tokens, int64_t heads, int64_t dim, int is_bf16) {
+  auto run = [&](auto element) {
+    using T = decltype(element);
+    for_rows(tokens, heads * dim, [&](int64_t t) {
+      T* x = (T*)query + t * heads * dim;
+      const T* factor = (const T*)factors + t * dim;
+      for (int64_t i = 0; i < heads * dim; i += 16) store16(x + i, load16(x + i) * load16(factor + i % dim));
+    });
+  };
+  is_bf16 ? run(bf16{}) : run(float{});
 }
 
 // gate_up [rows, 2 size], y [rows, size]; size a multiple of 16; gate as in Gate.

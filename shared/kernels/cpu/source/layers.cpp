@@ -17,8 +17,9 @@ struct Linear {  // as tandem_linear takes it
 
 struct Layer {
   Linear qkv, o, gate_up, down;
-  const void *input_norm, *q_norm, *k_norm, *attention_norm, *post_norm, *output_norm;  // or null, but for two of them
-  int64_t window;    // 0 = none
+  const void *input_norm, *q_norm, *k_norm, *attention_norm, *post_norm, *output_norm;  // or null, but for the first
+  int64_t window, is_chunked;  // of tandem_paged_attention
+  int64_t temperature;         // the encoding whose cosines multiply the queries, or -1
   int64_t encoding;  // of positions
   int64_t group, row;  // of KV, and the layer's place in the group's blocks
 };
@@ -35,6 +36,7 @@ struct Sizes {
   int64_t kv_size() const { return kv_heads * dim; }
   int64_t is_bf16;
   int64_t gate;  // of tandem_act_and_mul
+  int64_t is_centered;  // of tandem_rms_norm
 };
 
 struct Memory {  // of one step
@@ -83,7 +85,7 @@ void keep_rows(std::byte* x, int64_t row_bytes, const int64_t* rows, int64_t cou
 
 }  // namespace
 
-// Layers as in shared/model/decoder.py. `normed` begins with the last norm of the wanted rows' residual stream
+// Layers as in shared/model/decoder.py; without `post_norm` the feed-forward block reads what attention reads. `normed` begins with the last norm of the wanted rows' residual stream
 // afterwards. Where at most one row a sequence is wanted, the last layer only writes the other tokens' keys and values.
 // With a `group`, o and down give each member a part of a sum. `loras`: null where no token has an addition. Returns 0,
 // or 1 + the member that is gone.
@@ -92,7 +94,7 @@ extern "C" int tandem_layers(
     float scale, float softcap, Group* group) {
   const Sizes& s = *sizes;
   const Memory& m = *memory;
-  const int is_bf16 = int(s.is_bf16);
+  const int is_bf16 = int(s.is_bf16), is_centered = int(s.is_centered);
   const int64_t angles = s.tokens * s.dim * s.element();
   const int64_t qkv_size = s.q_size() + 2 * s.kv_size(), strides[3] = {qkv_size, qkv_size, qkv_size};
   int64_t tokens = s.tokens;
@@ -105,15 +107,15 @@ extern "C" int tandem_layers(
   };
   auto add_up = [&] { return group ? all_reduce(*group, m.out, tokens * s.hidden, is_bf16) : 0; };
   auto add_norm = [&](const void* own, const void* weight) {
-    if (own) tandem_rms_norm(m.out, nullptr, own, m.out, nullptr, tokens, s.hidden, eps, is_bf16);
-    tandem_rms_norm(m.out, m.residual, weight, m.normed, m.residual, tokens, s.hidden, eps, is_bf16);
+    if (own) tandem_rms_norm(m.out, nullptr, own, m.out, nullptr, tokens, s.hidden, eps, is_centered, is_bf16);
+    tandem_rms_norm(m.out, m.residual, weight, m.normed, m.residual, tokens, s.hidden, eps, is_centered, is_bf16);
   };
   auto attend = [&](int64_t i, int64_t num_seqs, const int32_t* tables, const int32_t* query_start, const int32_t* seq_lens) {
-    const int64_t attending[] = {num_seqs, s.heads, layers[i].row, s.max_blocks, layers[i].window};
+    const int64_t attending[] = {num_seqs, s.heads, layers[i].row, s.max_blocks, layers[i].window, layers[i].is_chunked};
     tandem_paged_attention(
         m.placed, m.pool, tables, query_start, seq_lens, m.attended, scale, softcap, nullptr, attending, is_bf16);
   };
-  tandem_rms_norm(m.residual, nullptr, layers[0].input_norm, m.normed, nullptr, tokens, s.hidden, eps, is_bf16);
+  tandem_rms_norm(m.residual, nullptr, layers[0].input_norm, m.normed, nullptr, tokens, s.hidden, eps, is_centered, is_bf16);
   for (int64_t i = 0; i < s.num_layers; i++) {
     const Layer& layer = layers[i];
     const bool is_last = i + 1 == s.num_layers;
@@ -125,11 +127,14 @@ extern "C" int tandem_layers(
         m.qkv, key, value, strides, m.cos + layer.encoding * angles, m.sin + layer.encoding * angles, m.pool,
         kept.slots,
         layer.q_norm, layer.k_norm, eps, m.placed, placing, is_bf16);
+    if (layer.temperature >= 0)
+      tandem_temper(m.placed, m.cos + layer.temperature * angles, tokens, s.heads, s.dim, is_bf16);
     if (is_last && s.num_rows < tokens && s.num_rows <= s.num_seqs) {
       if (s.num_rows == 0) return 0;
       const Ends ends(s, m, kept.tables);
       keep_rows(m.placed, s.q_size() * s.element(), m.rows, s.num_rows, copy);
       keep_rows(m.residual, s.hidden * s.element(), m.rows, s.num_rows, copy);
+      if (!layer.post_norm) keep_rows(m.normed, s.hidden * s.element(), m.rows, s.num_rows, copy);
       tokens = s.num_rows;
       if (loras) lora_rows = loras->kept;
       attend(i, tokens, ends.tables.data(), ends.query_start.data(), ends.seq_lens.data());

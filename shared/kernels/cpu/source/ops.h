@@ -34,13 +34,14 @@ void tandem_batched_linear(
     int64_t m, int64_t k, int64_t n, int is_bf16);
 void tandem_rms_norm(
     const void* x, const void* residual, const void* weight, void* y, void* sum, int64_t rows, int64_t size, float eps,
-    int is_bf16);
+    int is_centered, int is_bf16);
 void tandem_act_and_mul(
     const void* gate_up, void* y, int64_t rows, int64_t size, int gate, float alpha, float limit, int is_bf16);
 void tandem_rotate_and_write(
     const void* query, const void* key, const void* value, const int64_t* strides, const void* cos, const void* sin,
     const PoolView* pool, const int64_t* slots, const void* q_norm, const void* k_norm, float eps, void* out,
     const int64_t* sizes, int is_bf16);
+void tandem_temper(void* query, const void* factors, int64_t tokens, int64_t heads, int64_t dim, int is_bf16);
 void tandem_rotate_and_write_latent(
     const void* query, const void* latent, const int64_t* strides, const void* cos, const void* sin,
     const PoolView* pool, const int64_t* slots, const void* norm, float eps, void* out, const int64_t* sizes,

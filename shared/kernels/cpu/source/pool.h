@@ -5,7 +5,7 @@
 #include "simd.h"
 
 struct Shape {
-  int64_t num_seqs, heads, kv_heads, dim, block_size, layer, max_blocks, window;
+  int64_t num_seqs, heads, kv_heads, dim, block_size, layer, max_blocks, window, is_chunked;
   float scale;
   float softcap;       // 0 = none
   const float* sinks;  // [heads], or null
@@ -15,7 +15,18 @@ struct Shape {
   float cap() const { return softcap * 1.44269504f; }  // of a score, both to powers of 2
   float first_best(int64_t head, float none) const { return sinks ? sinks[head] * 1.44269504f : none; }
   float first_total() const { return sinks ? 1.0f : 0.0f; }
-  int64_t first_seen(int64_t position) const { return window > 0 && position >= window ? position - window + 1 : 0; }
+  int64_t first_seen(int64_t position) const {
+    if (is_chunked) return position / window * window;
+    return window > 0 && position >= window ? position - window + 1 : 0;
+  }
+  // What 16 queries see first, counted from `first`; below zero anything may stand for zero.
+  Words first_seen(const int32_t* positions, int64_t first) const {
+    if (window == 0) return no_words();
+    if (!is_chunked) return minus(load_words(positions), all_words(uint32_t(first + window - 1)));
+    int32_t found[16];
+    for (int i = 0; i < 16; i++) found[i] = int32_t(first_seen(positions[i]) - first);
+    return load_words(found);
+  }
 };
 
 // A score bounded by ± cap.

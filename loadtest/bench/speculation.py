@@ -1,7 +1,8 @@
 """`python -m loadtest.bench speculation`: answers with guesses beside the same answers without, in turns.
 
 The weights are random, so a text is given as the answer: every step is computed in full, and each token that it chose
-is replaced by the text's. So steps take what they take, and guesses are right as often as in real texts.
+is replaced by the text's. So steps take what they take, and guesses are right as often as in real texts. A draft model
+likewise computes with random weights, and guesses what the demo model's draft guesses of the demo model's answers.
 """
 
 from __future__ import annotations
@@ -12,15 +13,16 @@ import queue
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Annotated
 
 import torch
 
+from loadtest.bench.draft_pair import answer_of, paired_draft
 from loadtest.bench.peers.ours import BLOCK_SIZE
-from loadtest.rig.command_line import Option, Out, choice, integers, names
+from loadtest.rig.command_line import Option, Out, integers, names
 from loadtest.rig.models import DEMO, SHAPES, checkpoint
 from loadtest.rig.results import Report, Result, machine
 from shared.engine.engine import Engine, LaunchedStep
@@ -45,6 +47,8 @@ from shared.structure.structured_output import StructuredOutput, StructureKind
 STEP_TOKENS = 512
 MAX_BATCH = 64
 OFF, AUTO = "off", "auto"
+DRAFT, DRAFT_ALONE = "auto and draft", "draft alone"
+DEMO_DRAFT = DEMO.with_name("demo-draft")
 PEOPLE = {
     "type": "array",
     "items": {
@@ -66,8 +70,11 @@ class Text:
     """A prompt and what is answered to it."""
 
     prompt: str
-    answer: str
+    answer: str = ""
     structure: StructuredOutput | None = None
+    temperature: float = 0.0
+    is_own: bool = False
+    """Whether the answer is the demo model's own, to the prompt."""
 
 
 def chat(number: int) -> Text:
@@ -154,9 +161,29 @@ def record(number: int) -> Text:
     return Text("What was counted? Answer in JSON.", json.dumps(found), structure)
 
 
-CASES = {"edit": edit, "quotes": quotes, "chat": chat, "json": people, "record": record}
-GOALS = {"edit": 2.0, "quotes": 2.0, "chat": 0.98, "json": 1.5, "record": 1.5}
-"""Of the ratio of one stream."""
+def greedy(number: int) -> Text:
+    """The beginning of a text, and what the demo model goes on with."""
+    return Text(_paragraphs()[7 * number % len(_paragraphs())][:160], is_own=True)
+
+
+def sampled(number: int) -> Text:
+    """Likewise, as it is sampled."""
+    return Text(greedy(number).prompt, temperature=0.8, is_own=True)
+
+
+CASES = {
+    "edit": edit,
+    "quotes": quotes,
+    "chat": chat,
+    "json": people,
+    "record": record,
+    "greedy": greedy,
+    "sampled": sampled,
+}
+OF_DRAFTS = ("greedy", "sampled")
+"""Cases in which a draft model guesses too."""
+GOALS = {"edit": 2.0, "quotes": 2.0, "chat": 0.98, "json": 1.5, "record": 1.5, "greedy": 1.5, "sampled": 1.5}
+"""Of the ratio of one stream, with a draft model where there is one."""
 
 
 class GivenAnswers:
@@ -209,8 +236,9 @@ class _Given:
 class Bench:
     """One model, and an engine for each way to guess; one computes at a time."""
 
-    def __init__(self, folder: Path, num_threads: int, fixed: Sequence[int]) -> None:
-        """`fixed`: numbers of guesses that are computed whatever they cost, each a way of its own."""
+    def __init__(self, folder: Path, num_threads: int, fixed: Sequence[int], draft: Path | None) -> None:
+        """`fixed`: numbers of guesses that are computed whatever they cost, each a way of its own. `draft`: what a
+        draft model computes."""
         torch.set_num_threads(num_threads or torch.get_num_threads())
         decoder = Decoder.load(folder, torch.bfloat16, "cpu")
         self.tokenizer = Tokenizer.load(DEMO)
@@ -222,9 +250,17 @@ class Bench:
         self._eos = frozenset(decoder.config.eos_token_ids)
         self._events: queue.SimpleQueue[tuple[float, Event]] = queue.SimpleQueue()
         self._names = (f"s{i}" for i in itertools.count())
+        self._own_answers: dict[tuple[int, ...], list[int]] = {}
         drafters: list[Drafter] = [NgramDrafter(), GrammarDrafter(structures.prepare)]
         self.speculators: dict[str, Speculator | None] = {OFF: None, AUTO: Speculator(drafters)}
         self.speculators |= {str(count): Speculator([NgramDrafter()], count) for count in fixed}
+        if draft is not None:
+            for way in (DRAFT, DRAFT_ALONE):
+                beside: list[Drafter] = []
+                if way == DRAFT:
+                    beside = [NgramDrafter(), GrammarDrafter(structures.prepare)]
+                model = paired_draft(draft, DEMO_DRAFT, DEMO, num_blocks, BLOCK_SIZE, MAX_BATCH)
+                self.speculators[way] = Speculator(beside, model=model)
         self._engines = {way: self._engine(num_blocks, speculator) for way, speculator in self.speculators.items()}
 
     def _engine(self, num_blocks: int, speculator: Speculator | None) -> Engine:
@@ -264,11 +300,22 @@ class Bench:
 
     def _add(self, way: str, text: Text, num_tokens: int) -> str:
         prompt = self.tokenizer.encode(text.prompt)
-        name, answer = next(self._names), self.tokenizer.encode(text.answer, add_special_tokens=False)[:num_tokens]
-        self._runner.answers[name] = answer
-        sampling = SamplingParams(
-            temperature=0.0, max_tokens=len(answer), seed=0, ignore_eos=True, structured_output=text.structure
+        name, sampling = (
+            next(self._names),
+            SamplingParams(
+                temperature=text.temperature,
+                max_tokens=num_tokens,
+                seed=0,
+                ignore_eos=True,
+                structured_output=text.structure,
+            ),
         )
+        if text.is_own:
+            answer = self._own_answer(prompt, num_tokens, sampling)
+        else:
+            answer = self.tokenizer.encode(text.answer, add_special_tokens=False)[:num_tokens]
+        sampling = replace(sampling, max_tokens=len(answer))
+        self._runner.answers[name] = answer
         # The pools of all engines are the same memory: no prefix of an earlier answer may be found.
         root = name.encode().rjust(16)
         sequence = EngineSequence(
@@ -277,11 +324,17 @@ class Bench:
         self._engines[way].submit(AddSequence(sequence))
         return name
 
+    def _own_answer(self, prompt: list[int], num_tokens: int, sampling: SamplingParams) -> list[int]:
+        key = (*prompt, -num_tokens, -int(sampling.temperature * 100))
+        if key not in self._own_answers:
+            self._own_answers[key] = answer_of(DEMO, prompt, num_tokens, sampling, BLOCK_SIZE)
+        return self._own_answers[key]
+
 
 def measure(bench: Bench, case: str, batch: int, num_tokens: int, pairs: int) -> Iterator[Result]:
     """The rate of each way over that without guesses, median of pairs in turns; what was guessed in it."""
     texts = [CASES[case](number) for number in range(batch)]
-    ways = list(bench.speculators)
+    ways = [way for way in bench.speculators if case in OF_DRAFTS or way not in (DRAFT, DRAFT_ALONE)]
     for way in ways:  # what they learn is known
         bench.seconds(way, texts, num_tokens)
     before = {way: _counts(bench, way) for way in ways}
@@ -316,6 +369,9 @@ def main(
     model: Annotated[str, Option(help=f"a model folder, or a shape: {', '.join(SHAPES)}")] = "1b",
     case: Annotated[str, Option(help=f"kinds of answers: {', '.join(CASES)}")] = " ".join(CASES),
     batch: Annotated[str, Option(help="answers that run together")] = "1 8",
+    draft: Annotated[
+        str, Option(help="a folder, or a shape as of MODEL, of what a draft model computes; empty: none")
+    ] = "",
     fixed: Annotated[str, Option(help="numbers of guesses that are made whatever they cost; empty: none")] = "",
     tokens: Annotated[int, Option(help="of each answer")] = 256,
     pairs: Annotated[int, Option(help="runs of each way")] = 5,
@@ -323,9 +379,9 @@ def main(
     out: Out = None,
 ) -> None:
     """Measure answers with guesses beside the same without: copied text, prose and JSON, alone and in batches."""
-    folder = checkpoint(choice(model, "model", SHAPES)) if model in SHAPES else Path(model)
+    folder, of_draft = (checkpoint(name) if name in SHAPES else Path(name) for name in (model, draft or model))
     report = Report(out)
-    bench = Bench(folder, threads, integers(fixed, "fixed"))
+    bench = Bench(folder, threads, integers(fixed, "fixed"), of_draft if draft else None)
     try:
         for name in names(case, "case", CASES):
             for count in integers(batch, "batch"):
@@ -336,5 +392,6 @@ def main(
     report.print()
     ratios = {result.name: result.ratio for result in report.results if result.ratio is not None}
     for name, goal in GOALS.items():
-        if (ratio := ratios.get(f"{name} 1, {AUTO}")) is not None:
+        way = DRAFT if name in OF_DRAFTS else AUTO
+        if (ratio := ratios.get(f"{name} 1, {way}")) is not None:
             print(f"{'met' if ratio >= goal else 'missed'}: {name}: {ratio:.2f}, the goal is {goal:g}")

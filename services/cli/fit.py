@@ -97,6 +97,9 @@ def fit(
             "default: not known, both ends are tried.",
         ),
     ] = None,
+    draft: Annotated[
+        str, typer.Option("--draft", help="Draft model of workers that decode: a folder or a name, as MODEL.")
+    ] = "",
     steps: Annotated[
         Path | None,
         typer.Option(
@@ -148,6 +151,7 @@ def fit(
         measured=None if steps is None else measured(steps, "steps"),
         prefill_price=_price(prefill_price if prefill_price is not None else price, "prefill-price"),
         decode_price=_price(decode_price if decode_price is not None else price, "decode-price"),
+        draft=_draft(draft, shape) if draft else None,
     )
     load = _load(context, concurrency, prompt, output, ttft, tpot, rate)
     if degrees:
@@ -216,6 +220,23 @@ def _shape(model: str) -> ModelShape:
             if layer.window is not None and layer.window < config.max_position_embeddings
         ),
     )
+
+
+def _draft(draft: str, model: ModelShape) -> ModelShape:
+    """As `_shape`. Raises ConfigError (`draft`) where the vocabularies differ."""
+    try:
+        found = _shape(draft)
+    except ConfigError as error:
+        raise ConfigError(f"--draft: {error.message}", field="draft", value=draft) from error
+    own, wanted = (round(each.embedding_params / each.hidden) for each in (found, model))
+    if own != wanted:
+        raise ConfigError(
+            f"--draft: {draft} has a vocabulary of {own} tokens, the model has {wanted}",
+            field="draft",
+            value=own,
+            limit=wanted,
+        )
+    return found
 
 
 def _experts(config: ModelConfig) -> ExpertShape | None:

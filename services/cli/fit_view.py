@@ -91,6 +91,12 @@ def show(console: Console, fit: Fit, name: str) -> None:
         f"by memory alone: {fit.floor} × {hardware.decode_name}, {fit.floor_mha} if every attention head had its "
         "own KV (2 · L · H)",
     ]
+    if hardware.draft is not None:
+        draft = hardware.draft
+        lines.append(
+            f"draft model: {draft.weight_bytes / GB:.3g} GB and {draft.kv_bytes_per_token / 1024:.3g} KiB a token on "
+            "each worker that decodes; its guesses shorten no time here"
+        )
     for line in lines:
         console.print(line, markup=False)
     console.print()

@@ -31,6 +31,7 @@ from services.worker.settings import WorkerSettings
 from shared.engine.engine import Engine, StepRunner
 from shared.engine.group.own_slices import SliceForm
 from shared.engine.messages import EngineDied, Event
+from shared.engine.runner.draft import check_draft, draft_layout, load_draft, open_draft
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.runner.timed_runner import TimedRunner
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
@@ -70,6 +71,15 @@ TIMED_ANSWER = " No model has computed this answer."
 
 
 @dataclass(frozen=True, slots=True)
+class LoadedDraft:
+    """A loaded draft model, whose pool has room for as many tokens as the model's."""
+
+    decoder: Decoder
+    layout: BlockLayout
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A loaded checkpoint and the sizes that follow from it."""
 
@@ -82,6 +92,7 @@ class LoadedModel:
     name: str
     texts_digest: str
     """As `shared.model.text.texts_digest` of its folder."""
+    draft: LoadedDraft | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -167,7 +178,7 @@ class EngineHost:
             lambda: Tokenizer.load(self.settings.model), checkpoint.eos_token_ids, checkpoint.vocab_size
         )
         runner = await asyncio.to_thread(_start_runner, self.settings, self.model, self.structures, self._group)
-        speculator = open_speculator(self.settings, runner, self.structures)
+        speculator = open_speculator(self.settings, runner, self.structures, self.model.draft)
         self.guesses = speculator.counters if speculator is not None else GuessCounters()
         scheduler = Scheduler(pool, config, groups=self.model.layout.groups, speculator=speculator)
         self.engine = Engine(scheduler, runner, emit)
@@ -203,6 +214,8 @@ def load_model(
     config = load_config(settings.model)
     check_device(settings.devices[0])
     backend = choose_backend(settings)
+    if settings.draft:
+        check_draft(Path(settings.draft), config.vocab_size)
     dtype = choose_dtype(settings.dtype, config, settings.devices[0], backend) if group is None else group.dtype
     kv_dtype = choose_kv_dtype(settings.kv_dtype, dtype, has_latents=config.latent is not None)
     grouped = settings.degrees.has_kv_groups
@@ -239,7 +252,13 @@ def load_model(
     held_bytes = layout.block_bytes
     if group is not None and group.has_own_pools:
         held_bytes = group.held_bytes(SliceForm(layout, block_slices(config, group.degrees)))
-    need = pool_need(settings, layout, wanted_len, held_bytes)
+    draft = None
+    if settings.draft:
+        draft_dtype = choose_dtype(settings.dtype, load_config(Path(settings.draft)), backend=backend)
+        draft = load_draft(Path(settings.draft), draft_dtype, config.vocab_size, backend)
+    own = draft_layout(draft, settings.block_size) if draft is not None else None
+    draft_bytes = -(-own.block_bytes // layout.groups.size) if own is not None else 0
+    need = pool_need(settings, layout, wanted_len, held_bytes + draft_bytes)
     num_blocks = _choose_num_blocks(settings, decoder, layout, need, group)
     return LoadedModel(
         decoder=decoder,
@@ -256,6 +275,7 @@ def load_model(
         ),
         name=Path(settings.model).resolve().name,
         texts_digest=texts_digest(settings.model),
+        draft=None if draft is None or own is None else LoadedDraft(draft, own, num_blocks // layout.groups.size),
     )
 
 
@@ -277,9 +297,12 @@ def scheduler_config(settings: WorkerSettings, num_host_blocks: int) -> Schedule
     )
 
 
-def open_speculator(settings: WorkerSettings, runner: StepRunner, structures: StructureCompiler) -> Speculator | None:
+def open_speculator(
+    settings: WorkerSettings, runner: StepRunner, structures: StructureCompiler, draft: LoadedDraft | None = None
+) -> Speculator | None:
     """What guesses, as the settings say; None where nothing does. On a device that is given its next step while one
-    runs, nothing is guessed: what a guess follows is not known yet."""
+    runs, nothing is guessed: what a guess follows is not known yet. Raises ConfigError where the draft's pool does not
+    fit."""
     if settings.speculation == "off":
         return None
     if settings.is_on_gpu or runner.is_async:
@@ -288,7 +311,13 @@ def open_speculator(settings: WorkerSettings, runner: StepRunner, structures: St
     drafters: list[Drafter] = [NgramDrafter()]
     if settings.speculation == "auto":
         drafters.append(GrammarDrafter(structures.prepare))
-    return Speculator(drafters)
+    model = None
+    if draft is not None:
+        model = open_draft(draft.decoder, draft.layout, draft.num_blocks, settings.max_num_seqs)
+        logger.info(
+            "draft model %s guesses: %d blocks of %d bytes", settings.draft, draft.num_blocks, draft.layout.block_bytes
+        )
+    return Speculator(drafters, model=model)
 
 
 def _choose_num_blocks(

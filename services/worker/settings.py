@@ -351,14 +351,21 @@ class WorkerSettings(
         """The file of a timed device; None for one that computes."""
         return Path(self.device.removeprefix(TIMED)) if self.device.startswith(TIMED) else None
 
+    @property
+    def may_guess(self) -> bool:
+        """Whether its device lets it guess what answers go on with."""
+        return not self.is_on_gpu and self.step_times is None
+
     def for_roles(self, roles: Roles) -> Self:
-        """The same settings, with the defaults that depend on the roles filled in."""
+        """The same settings, with the defaults that depend on the roles filled in, and no draft model where nothing
+        would ask it."""
         # Chunks delay the tokens of running answers; a worker that only prefills has none.
         chunk = GPU_PREFILL_CHUNK if self.is_on_gpu and WorkerRole.DECODE not in roles else CHUNK
         num_seqs = GPU_SEQUENCES if self.is_on_gpu else SEQUENCES
         filled = {
             "max_num_batched_tokens": self.max_num_batched_tokens or chunk,
             "max_num_seqs": self.max_num_seqs or num_seqs,
+            "draft": self.draft if WorkerRole.DECODE in roles and self.may_guess else "",
         }
         return self.model_copy(update=filled)
 

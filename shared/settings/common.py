@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, ValidationInfo, field_validator
 
 from shared.kernels.lora.parts import MAX_RANK
 from shared.kv.encryption_modes import NO_ENCRYPTION, Encryption
@@ -74,11 +74,22 @@ class AnswerSettings(SettingGroup):
     speculation: SpeculationMode = "off"
     """Which sources guess what running answers go on with, so that one step computes several tokens; answers are the
     same with any. ngram: what followed the same tokens before, in the prompt or in the answer. auto: that, and what a
-    structure leaves no choice about. No more is guessed than makes tokens come faster. Not on GPUs, nor by prefill
-    workers. A request's `speculation` narrows it."""
+    structure leaves no choice about, and what a draft model gives where there is one. No more is guessed than makes
+    tokens come faster. Not on GPUs, nor by prefill workers. A request's `speculation` narrows it."""
+    draft: str = ""
+    """Folder of a draft model: a second, much smaller model of the same vocabulary, whose guesses are used with
+    speculation auto. Each worker that decodes on a CPU loads it, with a KV pool of its own beside the model's; prefill
+    workers and GPUs do not. Empty = none."""
     prefix_fetch: PrefixFetch = "auto"
     """auto: a prompt waits briefly for a prefix from peers or store nodes, and is computed while the rest arrives.
     always: it waits until the prefix is here. never: prefixes are not fetched."""
+
+    @field_validator("draft")
+    @classmethod
+    def _check_draft(cls, value: str, info: ValidationInfo) -> str:
+        if value and (speculation := info.data.get("speculation", "auto")) != "auto":
+            raise ValueError(f"needs speculation auto, which is {speculation}: nothing else asks a draft model")
+        return value
 
 
 class EncryptionSettings(SettingGroup):

@@ -68,6 +68,8 @@ class Hardware:
     known, and taken as 1."""
     measured: StepTimes | None = None
     """Step times of a worker of one GPU, of either kind; None = by arithmetic, as those of several GPUs always are."""
+    draft: ModelShape | None = None
+    """A draft model that each worker that decodes has in 16 bit on one of its GPUs, with the KV of as many tokens."""
     prefill_price: float | None = None
     """For one GPU and hour, in any currency."""
     decode_price: float | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from dataclasses import replace
 
 from shared.errors import ConfigError
 from shared.sizing.devices import GpuShape
@@ -23,7 +24,7 @@ def prefill_pool(model: ModelShape, load: Load, hardware: Hardware) -> PoolFit:
     gpu, name = hardware.prefill_gpu, hardware.prefill_name
     fits: list[PoolFit] = []
     fastest_s = math.inf
-    for room in rooms(model, gpu, name, load.context, hardware):
+    for room in rooms(model, gpu, name, load.context, replace(hardware, draft=None)):
         alone_s = _times(model, gpu, room, hardware).prompt_s(load.prompt_len)
         fastest_s = min(fastest_s, alone_s)
         if alone_s > load.ttft_s:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.running import Running, running
+from tests.e2e.running import DEMO, Running, running
 
 COPIED = [20 + (i * 37) % 900 for i in range(60)]
 PROMPTS: list[object] = ["And God said, let the waters", [*COPIED, *COPIED], "In the beginning"]
@@ -33,12 +33,17 @@ async def answers(cluster: Running, **fields: object) -> list[object]:
     ]
 
 
+async def figures(cluster: Running, worker: str, name: str) -> float:
+    """The sum over all labels of one of a worker's metrics."""
+    page = (await cluster.http.get(f"http://{cluster.cluster.metrics[worker]}/metrics")).text
+    lines = [line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#")]
+    return sum(float(value) for key, value in lines if key.partition("{")[0] == name)
+
+
 async def counted(cluster: Running) -> list[float]:
     """Tokens that the decode worker has guessed, and those of them that were right."""
-    page = (await cluster.http.get(f"http://{cluster.cluster.metrics['decode-0']}/metrics")).text
-    lines = dict(line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))
-    names = (f"tandem_engine_{kind}_tokens_total{{" for kind in ("guessed", "accepted"))
-    return [sum(float(value) for key, value in lines.items() if key.startswith(name)) for name in names]
+    names = (f"tandem_engine_{kind}_tokens_total" for kind in ("guessed", "accepted"))
+    return [await figures(cluster, "decode-0", name) for name in names]
 
 
 @pytest.mark.parametrize("mode", ["disaggregated", "collocated"])
@@ -55,4 +60,15 @@ async def test_guesses_change_no_answer(tmp_path: Path, mode: str) -> None:
         assert await answers(cluster, speculation={"method": "ngram", "max": 2}) == expected
         refused = await cluster.http.post("/v1/completions", json={"prompt": "a", "speculation": {"max": 16}})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "speculation.max")
+        await cluster.idle()
+
+
+async def test_a_draft_model_changes_no_answer_and_prefill_workers_have_none(tmp_path: Path) -> None:
+    async with running(tmp_path / "off", dtype="fp32") as cluster:
+        expected = await answers(cluster)
+    async with running(tmp_path / "auto", dtype="fp32", speculation="auto", draft=str(DEMO)) as cluster:
+        assert await answers(cluster) == expected
+        assert await answers(cluster, speculation={"method": "draft", "max": 3}) == expected
+        assert await figures(cluster, "decode-0", "tandem_engine_draft_seconds_total") > 0
+        assert await figures(cluster, "prefill-0", "tandem_engine_draft_seconds_total") == 0
         await cluster.idle()

@@ -165,6 +165,10 @@ METRICS: tuple[Observed[WorkerSources], ...] = (
         lambda worker: worker.guesses.num_accepted,
     ),
     Observed(
+        counter("tandem_engine_draft_seconds_total", "Time in which a draft model guessed, and computed its prompts."),
+        lambda worker: worker.guesses.drafting_s,
+    ),
+    Observed(
         counter(
             "tandem_engine_preemptions_total", "Sequences whose blocks were taken for others; they were queued again."
         ),

@@ -282,20 +282,22 @@ class Scheduler:
             self._admission.ended(sequence)
             self._retire(sequence)
 
-    def measured(self, work: StepWork, step_s: float, *, is_clean: bool = True) -> None:
-        """Learns from a step that has run; one that is not clean, with copies or guesses, did more than this work."""
+    def measured(self, work: StepWork, step_s: float, drafting_s: float = 0.0, *, is_clean: bool = True) -> None:
+        """Learns from a step that has run, of which a draft model had `drafting_s`; one that is not clean, with copies
+        or guesses, did more than this work."""
         if is_clean:
-            self.step_fit.observe(work, step_s)
+            self.step_fit.observe(work, step_s - drafting_s)
             self._batch_limit.measured(work)
         self._pacing.measured(work, step_s)
 
     def _learn(self, plan: StepPlan, step_s: float) -> None:
         num_guesses, speculator = plan.num_guesses, self._speculator
+        drafting_s = speculator.take_drafting_s() if speculator is not None else 0.0
         only_decodes = speculator is not None and all(item.is_decode for item in plan.sequences)
         work = _plain(plan.sequences) if only_decodes else step_work(plan)
-        self.measured(work, step_s, is_clean=not plan.copies and not num_guesses)
+        self.measured(work, step_s, drafting_s, is_clean=not plan.copies and not num_guesses)
         if only_decodes and speculator is not None and not plan.copies:
-            speculator.measured(work.num_sequences, num_guesses, self._predicted_s(work), step_s)
+            speculator.measured(work.num_sequences, num_guesses, self._predicted_s(work), step_s - drafting_s)
 
     def _predicted_s(self, work: StepWork) -> float:
         """Of a step; 0 where nothing is known."""
@@ -497,6 +499,8 @@ class Scheduler:
         sequence.preempted_at = self._clock()
         sequence.paced_from_s = None
         self.sequences.preempt(sequence)
+        if self._speculator is not None:
+            self._speculator.lost(sequence.sequence_id)
 
     def _ship(self, sequence: EngineSequence, end_block: int) -> list[OutgoingBlock]:
         due = self._tables.ship(sequence, end_block)

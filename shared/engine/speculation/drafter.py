@@ -16,6 +16,8 @@ class Draft(NamedTuple):
 
 
 NO_DRAFT = Draft()
+LEAST_CHANCE = 0.08
+"""Of a guess that is proposed."""
 
 
 class Drafter(Protocol):

@@ -11,12 +11,12 @@ O(1) a token: two look-ups and two entries. The tables have 16 to 32 bytes for e
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
 
 import numpy as np
 
 from shared.engine.sequence import EngineSequence
-from shared.engine.speculation.drafter import NO_DRAFT, Draft
+from shared.engine.speculation.drafter import LEAST_CHANCE, NO_DRAFT, Draft
+from shared.engine.speculation.record import Record
 
 LONG, SHORT = 6, 3
 """Tokens of a match that is looked for."""
@@ -24,8 +24,6 @@ MOST_MATCHED = 32
 """Tokens of a match that are counted."""
 MANY_TOKENS = 64
 """Above, tokens are taken in all at once."""
-LEAST_CHANCE = 0.08
-"""Of a guess that is proposed."""
 
 _FACTORS = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F, 0x165667B1, 0xD3A2646D)  # of xxHash, all odd
 _BITS = 32
@@ -48,7 +46,7 @@ class NgramDrafter:
     method = "ngram"
 
     def __init__(self) -> None:
-        self._all = _Record(_FIRST_CHANCES, _FIRST_WEIGHT, _KEPT_BY_ALL)
+        self._all = Record(_FIRST_CHANCES, _FIRST_WEIGHT, _KEPT_BY_ALL)
         self._followers: dict[str, _Follower] = {}
 
     def propose(self, sequence: EngineSequence, most: int) -> Draft:
@@ -64,38 +62,16 @@ class NgramDrafter:
         self._followers.pop(sequence_id, None)
 
 
-class _Record:
-    """How often guesses were right, by the class of their match."""
-
-    __slots__ = ("_first", "_kept", "_weight", "right", "seen")
-
-    def __init__(self, first: Sequence[float], weight: float, kept: float) -> None:
-        self._first = first
-        self._weight = weight
-        self._kept = kept
-        self.right = [0.0] * len(_FIRST_CHANCES)
-        self.seen = [0.0] * len(_FIRST_CHANCES)
-
-    def add(self, of_class: int, right: bool) -> None:
-        self.right[of_class] = self._kept * self.right[of_class] + right
-        self.seen[of_class] = self._kept * self.seen[of_class] + 1.0
-
-    def chance(self, of_class: int, first: float | None = None) -> float:
-        """Of one guess; `first`: what is known of it besides."""
-        known = self._first[of_class] if first is None else first
-        return (self.right[of_class] + self._weight * known) / (self.seen[of_class] + self._weight)
-
-
 class _Follower:
     """One sequence's text, and the earlier place in it that its end repeats."""
 
-    def __init__(self, token_ids: list[int], of_all: _Record) -> None:
+    def __init__(self, token_ids: list[int], of_all: Record) -> None:
         """`token_ids`: the sequence's own list, which grows."""
         self.token_ids = token_ids
         self.at = 0  # index of the token that is guessed to come next; 0: none
         self._matched = 0  # tokens before it that are those at the end
         self._all = of_all
-        self._own = _Record(_FIRST_CHANCES, _OWN_WEIGHT, _KEPT)
+        self._own = Record(_FIRST_CHANCES, _OWN_WEIGHT, _KEPT)
         self._tables: list[array[int]] = []
         self._bits = 0
         self._num_seen = 0

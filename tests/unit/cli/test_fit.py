@@ -89,6 +89,8 @@ def test_codes_of_kv_are_counted_with_their_scales_and_asked_of_the_chart(tandem
         (["8b", "--memory-share", "1.5"], "--memory-share: must be from 0.1 to 1, got 1.5"),
         (["405b", "--gpu", "H100"], "812 GB of bf16 weights do not fit 8 × H100"),
         (["8b", "--values", "/nowhere/values.yaml"], "--values: cannot write /nowhere/values.yaml"),
+        (["8b", "--draft", "mixtral-8x7b"], "has a vocabulary of 32000 tokens, the model has 128256"),
+        (["8b", "--draft", "/nowhere"], "--draft: /nowhere is neither"),
         ([], "name a model"),
     ],
 )
@@ -115,3 +117,14 @@ def test_a_device_in_numbers_serves_as_a_gpu(tandem: RunTandem):
     done = tandem("fit", str(DEMO), "--gpu", device, "--context", "512", "--tpot", "100ms", "--json")
     assert done.status == 0, done.err
     assert {pool["gpu"] for pool in json.loads(done.out)["pools"]} == {"device"}
+
+
+def test_a_draft_takes_memory_of_workers_that_decode_alone(tandem: RunTandem):
+    arguments = ("fit", "70b", "--gpu", "H200", "--max-tensor", "2", "--json")
+    (prefill, decode), (same, less) = (
+        json.loads(tandem(*arguments, *more).out)["pools"] for more in ((), ("--draft", "8b"))
+    )
+    assert same == prefill
+    assert less["weight_bytes"] - decode["weight_bytes"] == pytest.approx(16e9, rel=0.01)
+    assert less["kv_bytes_per_token"] - decode["kv_bytes_per_token"] == 128 * 1024
+    assert less["kv_tokens"] < decode["kv_tokens"]

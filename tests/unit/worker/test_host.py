@@ -280,3 +280,27 @@ def test_what_guesses_is_what_the_settings_say_and_nothing_does_on_a_gpu(flags, 
     structures = StructureCompiler(lambda: None, [1])
     speculator = open_speculator(settings(*flags), SimpleNamespace(is_async=is_async), structures)
     assert (speculator and speculator.methods) == methods
+
+
+@pytest.mark.parametrize(
+    ("flags", "roles", "is_loaded"),
+    [
+        ((), DECODE, True),
+        ((), BOTH, True),
+        ((), PREFILL, False),
+        (("--device", "cuda"), DECODE, False),
+        (("--device", "timed:steps.json"), DECODE, False),
+    ],
+)
+def test_a_draft_model_is_loaded_where_something_may_ask_it(
+    flags: tuple[str, ...], roles: Roles, is_loaded: bool
+) -> None:
+    found = settings("--speculation", "auto", "--draft", "models/demo-draft", *flags).for_roles(roles)
+    assert found.draft == ("models/demo-draft" if is_loaded else "")
+
+
+@pytest.mark.parametrize("speculation", ["off", "ngram"])
+def test_a_draft_model_that_nothing_asks_is_refused(speculation: str) -> None:
+    with pytest.raises(ConfigError, match=f"needs speculation auto, which is {speculation}") as refused:
+        settings("--speculation", speculation, "--draft", "models/demo-draft")
+    assert refused.value.field == "draft"

@@ -40,7 +40,7 @@ def latent_config(num_heads: int, dim: int, element_bytes: int, limits: DeviceLi
     many = 64
     fits = 3 * many * dim * element_bytes <= limits.shared_bytes - 4 * 1024  # queries, and two tiles of as many rows
     if limits.arch == "sm_90" and element_bytes == 2 and num_heads > many // 2 and fits:
-        return LatentConfig(many, DecodeConfig(many, 256 // many, 2, num_warps=8, num_stages=2))
+        return LatentConfig(many, DecodeConfig(many, 256 // many, 1, num_warps=8, num_stages=2))
     num_stages = 2 if 2 * tile * dim * element_bytes <= limits.shared_bytes - 24 * 1024 else 1
     return LatentConfig(16, DecodeConfig(tile, max(1, 256 // tile), 4, num_warps=4, num_stages=num_stages))
 

@@ -107,8 +107,8 @@ def test_the_drafter_that_expects_more_is_taken_and_counted():
     assert speculator.propose([item], 64) == {"0.9": (7, 7)}
     speculator.verified("0.9", 2, 1)
     assert speculator.methods == {"worse", "better"}
-    assert speculator.counters.num_guesses == {"ngram": 0, "grammar": 0, "better": 2}
-    assert speculator.counters.num_accepted == {"ngram": 0, "grammar": 0, "better": 1}
+    assert speculator.counters.num_guesses == {"ngram": 0, "grammar": 0, "draft": 0, "better": 2}
+    assert speculator.counters.num_accepted == {"ngram": 0, "grammar": 0, "draft": 0, "better": 1}
 
 
 def test_a_busy_moment_is_forgotten():

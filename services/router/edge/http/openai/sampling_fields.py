@@ -228,7 +228,7 @@ class SpeculationFields(BaseModel):
 
     model_config = STRICT
 
-    method: Literal["auto", "off", "ngram", "grammar"] = "auto"
+    method: Literal["auto", "off", "ngram", "grammar", "draft"] = "auto"
     """auto: all that the decode worker is set to; else the only drafter that may guess."""
     max: int | None = None
     """Most tokens that one step guesses."""

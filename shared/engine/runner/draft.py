@@ -1,0 +1,49 @@
+"""A draft model ready to guess: a second decoder on the CPU, and a runner over a KV pool of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from shared.engine.runner.runner import Runner, RunnerConfig
+from shared.engine.speculation.draft_model import DraftModel
+from shared.errors import ConfigError
+from shared.kernels.backends.registry import AUTO
+from shared.kv.layout import BlockLayout
+from shared.kv.pool import BlockPool
+from shared.model.decoder import Decoder
+from shared.model.families.registry import load_config
+
+
+def load_draft(folder: Path, dtype: torch.dtype, vocab_size: int, kernels: str = AUTO) -> Decoder:
+    """Reads a draft for a target of that vocabulary. Raises ConfigError (`draft`) where the two differ, before weights
+    are read; else as `Decoder.load`."""
+    check_draft(folder, vocab_size)
+    return Decoder.load(folder, dtype, "cpu", kernels=kernels)
+
+
+def check_draft(folder: Path, vocab_size: int) -> None:
+    """Raises ConfigError (`draft`) where the model in that folder has another vocabulary, and ModelLoadError where it
+    is none that can be served."""
+    own = load_config(folder).vocab_size
+    if own != vocab_size:
+        raise ConfigError(
+            f"draft {folder} has a vocabulary of {own} tokens, the model has {vocab_size}: its guesses would be of "
+            f"other tokens",
+            field="draft",
+            value=own,
+            limit=vocab_size,
+        )
+
+
+def draft_layout(decoder: Decoder, block_size: int) -> BlockLayout:
+    """Of its KV, in its own dtype."""
+    return decoder.config.block_layout(block_size, str(decoder.dtype).removeprefix("torch."))
+
+
+def open_draft(decoder: Decoder, layout: BlockLayout, num_blocks: int, max_num_seqs: int) -> DraftModel:
+    """Allocates its pool. Raises ConfigError where that does not fit. `max_num_seqs`: of a round."""
+    runner = Runner(decoder, layout, num_blocks, RunnerConfig(max_num_seqs=max_num_seqs))
+    pool = BlockPool(num_blocks, layout.block_size)
+    return DraftModel(runner, pool, decoder.config.max_position_embeddings)

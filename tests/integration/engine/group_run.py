@@ -61,11 +61,13 @@ class GroupRun(EngineRun):
         speculator: Speculator | None = None,
         **policy,
     ) -> None:
-        """`own_pools`: each rank has its slices of blocks alone, else they share one pool. With several `hosts`, ranks
-        of one have messages' memory in common, all others TCP alone. `devices`: of each rank, none = the CPU."""
+        """`num_blocks`: of each KV group. `own_pools`: each rank has its slices of blocks alone, else they share one
+        pool. With several `hosts`, ranks of one have messages' memory in common, all others TCP alone. `devices`: of
+        each rank, none = the CPU."""
         self.places = [torch.device(name) for name in devices or ["cpu"] * degrees.num_ranks]
         kv_dtype, model = kv_dtype or str(dtype).removeprefix("torch."), load_config(folder)
-        self.layout = model.block_layout(BLOCK_SIZE, kv_dtype)
+        self.layout = model.block_layout(BLOCK_SIZE, kv_dtype, grouped=degrees.has_kv_groups)
+        num_blocks *= self.layout.groups.size
         config = RunnerConfig(max_num_seqs=MAX_NUM_SEQS, num_host_blocks=policy.get("num_host_blocks", 0))
         form = SliceForm(self.layout, block_slices(model, degrees))
         sending = senders(model, degrees) if own_pools else ()
@@ -98,7 +100,10 @@ class GroupRun(EngineRun):
             self.announcer = PlanAnnouncer(self.links.everyone)
             self.pool = BlockPool(num_blocks, BLOCK_SIZE)
             self.scheduler = Scheduler(
-                self.pool, SchedulerConfig(MAX_NUM_SEQS, max_num_batched_tokens, **policy), speculator=speculator
+                self.pool,
+                SchedulerConfig(MAX_NUM_SEQS, max_num_batched_tokens, **policy),
+                groups=self.layout.groups,
+                speculator=speculator,
             )
             own = self.decoder.own_layout(BLOCK_SIZE, kv_dtype) if own_pools else self.layout
             slices = partial(SlicedBlocks, form, self.links) if own_pools else None

@@ -231,17 +231,13 @@ def compile_latents(num_heads: int, dtype: torch.dtype, arch: str = "sm_90") -> 
 
 def compile_experts(dtype: torch.dtype, arch: str = "sm_90") -> list[Compiled]:
     """All tilings of the grouped products, at the sizes of Qwen3-30B-A3B."""
-    from shared.kernels.experts.launch import MANY_ROWS
 
     def calls() -> None:
         gate_up, down = torch.zeros(128, 2 * 768, 2048, dtype=dtype), torch.zeros(128, 2048, 768, dtype=dtype)
         experts = triton_kernels().make_experts(gate_up, down, 0, own=False)
-        for num_tokens in (8, 1024):
+        for num_tokens in (8, 512, 2048):
             ids = torch.arange(8).expand(num_tokens, 8).contiguous()
-            inputs = torch.zeros(num_tokens, 2048, dtype=dtype), ids, torch.zeros(num_tokens, 8)
-            experts.forward(*inputs)
-        if arch == "sm_90" and dtype != torch.float32:
-            experts.by_tiles(*inputs, MANY_ROWS)
+            experts.forward(torch.zeros(num_tokens, 2048, dtype=dtype), ids, torch.zeros(num_tokens, 8))
 
     return collect(calls, TARGETS[arch])
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import signal
 import time
 import uuid
@@ -87,20 +86,21 @@ async def undisturbed(stage: Stage, num: int, max_tokens: int) -> list[tuple[lis
 
 
 async def keep_moving(stage: Stage, answer: Answer, counts: Counter[str], at_most: int) -> None:
-    """Moves an answer to and fro while it runs."""
-    active = answer.active
-    for number in itertools.count(1):
+    """Moves an answer to and fro while it runs; a busy machine's worker that is suspected just then takes none."""
+    active, num_begun = answer.active, 0
+    while num_begun < at_most:
         produced = len(active.produced)
         await stage.until(
             lambda seen=produced: (
                 active.state.ended or (active.state is RequestState.DECODING and len(active.produced) > seen)
             )
         )
-        if active.state.ended or number > at_most:
-            return
-        counts["begun"] += stage.dispatcher.move(
+        if active.state.ended:
+            break
+        num_begun += stage.dispatcher.move(
             active.request.request_id, OTHER[active.record.decode_worker], MoveCause.RESCUE
         )
+    counts["begun"] += num_begun
 
 
 async def moved_under_load(stage: Stage, num: int, max_tokens: int, moves_each: int) -> Counter[str]:

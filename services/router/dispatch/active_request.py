@@ -193,6 +193,11 @@ class ActiveRequest:
         """Failures since the last token."""
         return self._num_failures if len(self.produced) == self._num_charged else 0
 
+    @property
+    def is_suspect(self) -> bool:
+        """Whether a worker died with it, and another death now would quarantine it."""
+        return self.deaths.is_near(len(self.produced))
+
     def charge(self, suspects: Iterable[str]) -> None:
         """Counts a failure that these workers may have caused."""
         if len(self.produced) > self._num_charged:

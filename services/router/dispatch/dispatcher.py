@@ -64,9 +64,9 @@ class Dispatcher:
         self._fleet = fleet
         self._config = config
         self._observer = observer
-        self._room = WaitingRoom(fleet, placement, lookup, config)
-        self._coalescer = WriteCoalescer()
         self._active: dict[str, ActiveRequest] = {}
+        self._room = WaitingRoom(fleet, placement, lookup, config, self._active.values)
+        self._coalescer = WriteCoalescer()
         self._attempts: dict[ActiveRequest, Attempt] = {}
         self._mover = Mover(fleet, moves or MoveSettings(), tpot_target_s, self._active.values, self.move)
         self._quarantine = Quarantine()
@@ -185,7 +185,7 @@ class Dispatcher:
         attempt = self._attempts.get(active)
         if attempt is None or active.state is not RequestState.DECODING or attempt.decode is link:
             return False
-        if active.deaths.is_near(len(active.produced)):
+        if active.is_suspect:
             return False
         active.log.debug("request %s moves from %s to %s", active.wire_id, attempt.decode.name, worker_name)
         attempt.move(link, cause, layout.block_size)

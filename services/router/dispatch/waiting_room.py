@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from services.router.admission.blocked import BlockedClock, between, blocker
@@ -60,7 +61,10 @@ class WaitingRoom:
         placement: Placement,
         lookup: PrefixLookup,
         config: DispatchConfig,
+        everyone: Callable[[], Iterable[ActiveRequest]] = tuple,
     ) -> None:
+        """`everyone()`: the requests that have not ended, wherever they are."""
+        self._everyone = everyone
         self._fleet = fleet
         self._placement = placement
         self._lookup = lookup
@@ -316,10 +320,18 @@ class WaitingRoom:
             session=f"{request.tenant}/{request.session}" if request.session else "",
             slack_s=deadline_s - now_s,
             now_s=now_s,
-            excluded=frozenset(active.failed_workers),
+            excluded=frozenset(active.failed_workers) | self._beside_suspects(active),
             cut=self._pairs.avoided(now_s),
             adapter=request.adapter,
         )
+
+    def _beside_suspects(self, active: ActiveRequest) -> frozenset[str]:
+        """For a request that was present at a worker's death, the workers of others that were: whichever of them is the
+        cause would end the next worker too, and both would seem to have."""
+        if not active.is_suspect:
+            return frozenset()
+        others = (other.record for other in self._everyone() if other is not active and other.is_suspect)
+        return frozenset(name for record in others for name in (record.prefill_worker, record.decode_worker) if name)
 
     def _choose_successor(
         self, active: ActiveRequest, decode: str, lost: str, error: TandemError, held: bool

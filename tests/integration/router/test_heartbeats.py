@@ -120,6 +120,30 @@ async def test_a_connection_that_breaks_while_the_router_was_stopped_is_no_death
         await running.aclose()
 
 
+async def test_answers_that_were_at_a_death_go_to_workers_of_their_own():
+    """One of them may be the cause: beside each other both would seem to be."""
+    prefill, first, *others = prefill_worker(), *(BeatingWorker(f"d{number}") for number in range(3))
+    async with Router([prefill], [first, *others], limits=LivenessLimits(DEADLINE_S, DEADLINE_S)) as router:
+        loads = [router.fleet.decodes[worker.name] for worker in others]
+        for worker in others:
+            await worker.report(num_free_blocks=0, num_total_blocks=100)  # both begin on the first
+        await router.until(lambda: not any(link.load.num_free_blocks for link in loads))
+        running = [router.submit(name) for name in ("a", "b")]
+        for answer in running:
+            submit = await to_submit(prefill, first)
+            await prefill.first_token(submit.request_id, 50)
+            await first.step(submit.request_id, 51)
+            await router.until(lambda answer=answer: len(answer.produced) == 2)
+        for worker, num_free_blocks in zip(others, (100, 60), strict=True):  # more room than both need
+            await worker.report(num_free_blocks=num_free_blocks, num_total_blocks=100)
+        await router.until(lambda: all(link.load.num_free_blocks for link in loads))
+        await first.stop()
+        places = [(await worker.expect(worker_pb2.Reserve)).request_id.partition("#")[0] for worker in others]
+        assert sorted(places) == ["a", "b"]
+        for answer in running:
+            await answer.aclose()
+
+
 async def test_every_session_has_an_epoch_of_its_own():
     prefill, decode = prefill_worker(), BeatingWorker()
     async with Router([prefill], [decode]) as router:

@@ -162,12 +162,12 @@ def record(number: int) -> Text:
 
 
 def greedy(number: int) -> Text:
-    """The beginning of a text, and what the demo model goes on with."""
+    """The beginning of a paragraph as the prompt; the answer is what the demo model writes, greedy."""
     return Text(_paragraphs()[7 * number % len(_paragraphs())][:160], is_own=True)
 
 
 def sampled(number: int) -> Text:
-    """Likewise, as it is sampled."""
+    """The same prompt; the answer is what the demo model writes, sampled."""
     return Text(greedy(number).prompt, temperature=0.8, is_own=True)
 
 

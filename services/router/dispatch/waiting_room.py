@@ -61,7 +61,7 @@ class WaitingRoom:
         placement: Placement,
         lookup: PrefixLookup,
         config: DispatchConfig,
-        everyone: Callable[[], Iterable[ActiveRequest]] = tuple,
+        everyone: Callable[[], Iterable[ActiveRequest]],
     ) -> None:
         """`everyone()`: the requests that have not ended, wherever they are."""
         self._everyone = everyone

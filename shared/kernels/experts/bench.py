@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from shared.kernels.bench_case import Case
-from shared.kernels.experts.launch import MANY_ROWS, ExpertsConfig, GroupedExperts, ProductConfig
+from shared.kernels.experts.launch import FEW_ROWS, MANY_ROWS, ExpertsConfig, GroupedExperts, ProductConfig
 
 Shape = tuple[int, int, int, int, int]
 """(num_tokens, hidden_size, intermediate size, experts, experts of a token)."""
@@ -36,7 +36,7 @@ _BEFORE = ProductConfig(64, 64, 4, 3)
 FEW_CONFIGS = (
     ExpertsConfig(16, 1, _BEFORE, _BEFORE),
     ExpertsConfig(16, 1, ProductConfig(64, 64, 4, 5), ProductConfig(64, 64, 4, 5)),
-    ExpertsConfig(16, 1, ProductConfig(32, 128, 4, 4), ProductConfig(64, 128, 4, 4)),
+    FEW_ROWS,
     ExpertsConfig(16, 1, ProductConfig(16, 256, 4, 3), ProductConfig(32, 256, 4, 3)),
 )
 MANY_CONFIGS = (

@@ -172,7 +172,8 @@ def check_latents(
     dtype: torch.dtype = torch.float32,
     kv_dtype: torch.dtype | None = None,
 ) -> None:
-    """Rows that are key and value; with `tile`, cut into parts of one tile each, for so many heads a program."""
+    """Rows that are key and value. With `tile`, sequences are cut into parts of one tile each, and a program serves
+    `heads` query heads."""
     from shared.kernels.attention.decode.splits import DecodeConfig
     from shared.kernels.attention.latent.launch import LatentConfig, latent_attention
 

@@ -16,7 +16,7 @@ BLOCK = 4
 
 
 def swapped(pool: BlockPool, swap: HostSwap, num_blocks: int) -> EngineSequence:
-    """A sequence of so many whole blocks, which lie in host memory."""
+    """A sequence whose `num_blocks` whole blocks were moved to host memory."""
     found = sequence("a", list(range(2, 2 + BLOCK * num_blocks)))
     found.block_ids = pool.allocate(num_blocks)
     found.num_computed_tokens = BLOCK * num_blocks

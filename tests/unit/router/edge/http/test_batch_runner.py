@@ -52,7 +52,7 @@ class Bench:
         await send({"type": "http.response.body", "body": b"{}"})
 
     async def begin(self, num_lines: int, model: str = "m", name: str = "batch_1") -> Batch:
-        """A batch of so many lines, whose input lives an hour."""
+        """A batch of `num_lines` chat requests, whose input file expires in an hour."""
         lines = [
             {"custom_id": f"c{i}", "method": "POST", "url": CHAT, "body": {"model": model}} for i in range(num_lines)
         ]

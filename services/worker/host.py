@@ -252,12 +252,8 @@ def load_model(
     held_bytes = layout.block_bytes
     if group is not None and group.has_own_pools:
         held_bytes = group.held_bytes(SliceForm(layout, block_slices(config, group.degrees)))
-    draft = None
-    if settings.draft:
-        draft_dtype = choose_dtype(settings.dtype, load_config(Path(settings.draft)), backend=backend)
-        draft = load_draft(Path(settings.draft), draft_dtype, config.vocab_size, backend)
-    own = draft_layout(draft, settings.block_size) if draft is not None else None
-    draft_bytes = -(-own.block_bytes // layout.groups.size) if own is not None else 0
+    draft = _read_draft(settings, config.vocab_size, backend) if settings.draft else None
+    draft_bytes = -(-draft[1].block_bytes // layout.groups.size) if draft is not None else 0
     need = pool_need(settings, layout, wanted_len, held_bytes + draft_bytes)
     num_blocks = _choose_num_blocks(settings, decoder, layout, need, group)
     return LoadedModel(
@@ -275,7 +271,7 @@ def load_model(
         ),
         name=Path(settings.model).resolve().name,
         texts_digest=texts_digest(settings.model),
-        draft=None if draft is None or own is None else LoadedDraft(draft, own, num_blocks // layout.groups.size),
+        draft=None if draft is None else LoadedDraft(*draft, num_blocks // layout.groups.size),
     )
 
 
@@ -295,6 +291,14 @@ def scheduler_config(settings: WorkerSettings, num_host_blocks: int) -> Schedule
         max_overtaken_s=settings.max_overtaken_ms / 1e3,
         max_unsent_share=MAX_UNSENT_SHARE,
     )
+
+
+def _read_draft(settings: WorkerSettings, vocab_size: int, backend: str) -> tuple[Decoder, BlockLayout]:
+    """The draft model and the layout of its KV; see `load_draft`."""
+    folder = Path(settings.draft)
+    dtype = choose_dtype(settings.dtype, load_config(folder), backend=backend)
+    decoder = load_draft(folder, dtype, vocab_size, backend)
+    return decoder, draft_layout(decoder, settings.block_size)
 
 
 def open_speculator(

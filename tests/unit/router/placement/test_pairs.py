@@ -183,3 +183,32 @@ def test_a_pair_never_breaks_a_limit(states, num_tokens, slack_s, target_s):
         assert 0 <= pair.in_time <= 1
         assert pair.prefill in by_name
     assert len({(pair.decode, pair.prefill) for pair in pairs}) == len(pairs)
+
+
+def waits_for(*views, displaced=None, is_pure=False, slack_s=1.0, preferred=("a",)):
+    policy = PairPolicy(TARGET_S, TtftPredictor(), Demand())
+    policy.look(views, preferred)
+    request = replace(prompt(500), slack_s=slack_s)
+    return policy.choose(request, views, views, preferred, displaced or {}, is_pure)
+
+
+def test_a_request_waits_for_a_worker_that_is_to_decode_where_another_would_lose_more():
+    full = worker("a", answers=60)
+    full.num_context_tokens = 200_000
+    assert waits_for(full, worker("b"), displaced={"b": 0.5})[0].decode == "b"
+    assert waits_for(full, worker("b"), displaced={"b": 20.0}) == ()
+    assert waits_for(full, worker("b"), displaced={"b": 20.0}, slack_s=math.inf)[0].decode == "b"
+
+
+def test_an_answer_does_not_go_where_it_is_quicker_but_displaces_prompts():
+    views = worker("a", answers=60), worker("b")
+    views[0].num_context_tokens = 95_000
+    assert waits_for(*views, displaced={"b": 0.0}, slack_s=100.0)[0].decode == "b"
+    assert waits_for(*views, displaced={"b": 0.9}, slack_s=100.0)[0].decode == "a"
+
+
+def test_in_a_pure_split_prompts_go_beside_no_answers():
+    busy, queued = worker("a", answers=8), worker("b", queued=2000)
+    assert {pair.prefill for pair in waits_for(busy, queued)} == {"a", "b"}
+    assert {pair.prefill for pair in waits_for(busy, queued, is_pure=True)} == {"b"}
+    assert "a" in {pair.prefill for pair in waits_for(worker("a"), queued, is_pure=True)}

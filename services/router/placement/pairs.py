@@ -35,6 +35,10 @@ ALIKE = 0.05
 """Shares of requests in time that differ by less are equal."""
 HAND_OFF = 0.05
 """In score: a hand-off takes messages, and blocks on the network."""
+HAND_OFF_GAIN = 0.2
+"""In shares of requests in time: what a hand-off must give more than one worker for both parts, where every worker is
+to do both. It takes processor time at three processes that nothing here predicts, and predictions of both are less
+exact than that. Where a split is worth it, that was weighed when it was chosen."""
 BESIDE = 0.1
 """In score: a prompt beside answers takes of what they have earned."""
 AGAINST = 0.3
@@ -174,6 +178,8 @@ class PairPolicy:
                 work = request.work(decode.name)
                 wait_s = ttft_s(decode, decode.times or typical, work, target_s, request.now_s, 1, request.num_tokens)
                 found.append(self._pair(request, decode, decode, wait_s, step_s, preferred))
+        if all(view.name in preferred for view in prefills):
+            found = _without_small_gains(found)
         most = max((pair.in_time for pair in found), default=0.0)
         found.sort(key=lambda pair: (pair.in_time < most - ALIKE, pair.score))
         if found and self._may_wait(found[0], request):
@@ -237,3 +243,12 @@ class PairPolicy:
         is_against = view.name in preferred and view.num_decoding > 0
         computed = request.work(view.name).tokens / request.num_tokens
         return used + BESIDE * is_against + COMPUTED * computed + GUEST * (not view.in_shard)
+
+
+def _without_small_gains(pairs: list[Pair]) -> list[Pair]:
+    """Without the hand-offs, where none of them gives HAND_OFF_GAIN more than the best pair that is one worker."""
+    here = [pair for pair in pairs if pair.decode == pair.prefill]
+    if not here:
+        return pairs
+    enough = max(pair.in_time for pair in here) + HAND_OFF_GAIN
+    return pairs if any(pair.in_time > enough for pair in pairs) else here

@@ -203,7 +203,7 @@ class UcxWorker:
         try:
             with ending_silent_connections():
                 self._context = libucxx.UCXContext({})
-                worker = libucxx.UCXWorker(self._context, enable_delayed_submission=False, enable_python_future=True)
+                worker = libucxx.UCXWorker(self._context, enable_delayed_submission=True, enable_python_future=True)
             if self._bind_gpu is not None and self._takes_gpu():
                 self.takes_gpu_memory = True
                 worker.set_progress_thread_start_callback(self._bind_gpu)

@@ -26,6 +26,8 @@ from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 from shared.telemetry.logs import failure_level
 from shared.telemetry.tracing.span import Attributes
 
+NOTED_BYTES = 64 << 20
+"""Of blocks that one note names: those of a longer step are checked while later ones of it travel."""
 MAX_WATCHES = 1024
 """Hand-offs whose receivers wait, and that are watched; the one that reported least recently goes first."""
 
@@ -64,6 +66,7 @@ class PrefillRole:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._host = worker.host
+        self._noted = max(1, NOTED_BYTES // worker.host.model.layout.block_bytes)
         self.requests: dict[str, _Submitted] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._shipments: dict[str, Shipment] = {}  # until the trailer left
@@ -220,7 +223,8 @@ class PrefillRole:
             if item.trace is not None:
                 item.trace.chunk(len(batch))
             if item.notes:
-                item.shipment.add_noted(batch)
+                for begin in range(0, len(batch), self._noted):
+                    item.shipment.add_noted(batch[begin : begin + self._noted])
             else:
                 item.shipment.add(*batch)
 

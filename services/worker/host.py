@@ -170,9 +170,9 @@ class EngineHost:
         self.model = await asyncio.to_thread(
             load_model, self.settings, progress, self._group, lambda error: emit(EngineDied(error))
         )
-        if self.fleet_key is not None:
-            self.fleet_key.use(await asyncio.to_thread(fastest_sum))
         await self.transfer.start()
+        if self.fleet_key is not None and not self.transfer.takes_gpu_memory:  # else the GPU makes the tags
+            self.fleet_key.use(await asyncio.to_thread(fastest_sum))
         pool = BlockPool(self.model.num_blocks, self.model.layout.block_size)
         checkpoint = self.model.decoder.config
         config = scheduler_config(self.settings, self.model.num_host_blocks)

@@ -505,6 +505,7 @@ class Worker:
             receiver=receiver,
             tenant=command.tenant,
             priority=min(0, command.priority),
+            retain_s=command.retain_s,
         )
 
     def _prepare(self, structure: StructuredOutput) -> None:

@@ -330,6 +330,7 @@ class InputProcessor:
             trace=info.trace.context,
             is_traced=info.trace.is_recorded,
             priority=info.scheduling.priority,
+            retain_s=info.scheduling.retain_s,
             session=info.scheduling.session,
             ttft_timeout_s=info.scheduling.ttft_timeout_s,
             text=options.text,

@@ -128,7 +128,9 @@ def test_hot_experts_with_copies_give_the_tokens_of_transformers(tmp_path: Path)
     assert len(placement) == num_layers
     with closing(GroupRun(folder, degrees, placement=placement)) as run:
         assert run.generate(PROMPT, max_tokens=NUM_TOKENS)[0] == expected
-        assert run.generate(PROMPT, PROMPT[:20], PROMPT[5:], max_tokens=NUM_TOKENS)[0] == expected, "behind its prefix, beside others"
+        assert run.generate(PROMPT, PROMPT[:20], PROMPT[5:], max_tokens=NUM_TOKENS)[0] == expected, (
+            "behind its prefix, beside others"
+        )
         assert sum(run.decoder.expert_tokens()) == sum(sum(counts) for counts in run.decoder.expert_counts().values())
 
 

@@ -214,8 +214,7 @@ class PrefillRole:
         for sequence_id, batch in outgoing.items():
             item = self.requests.get(sequence_id)
             if item is None:  # cancelled while the step ran
-                for block in batch:
-                    self._release(block)
+                self._release(batch)
                 continue
             item.shipping_since = item.shipping_since or time.perf_counter()
             if item.trace is not None:
@@ -249,8 +248,11 @@ class PrefillRole:
         now = time.perf_counter()
         self._worker.shipments.ended(now - (item.shipping_since or begun), now - begun, failed=failed)
 
-    def _release(self, block: OutgoingBlock) -> None:
-        self._host.engine.submit(ReleaseBlocks((block.block_id,), block.receiver))
+    def _release(self, blocks: Sequence[OutgoingBlock]) -> None:
+        """Of one sequence, and so for one receiver."""
+        if blocks:
+            block_ids = tuple(block.block_id for block in blocks)
+            self._host.engine.submit(ReleaseBlocks(block_ids, blocks[0].receiver))
 
     def _close(self, sequence_id: str, ending: Coroutine[None, None, None]) -> None:
         """Runs the end of a shipment; the shipment is known until it is over."""

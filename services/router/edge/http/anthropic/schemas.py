@@ -26,7 +26,7 @@ Blocks = Annotated[list["Block"], Field(fail_fast=True)]
 
 
 class CacheControl(BaseModel):
-    """How long the prompt is kept after each use. Prefixes are always cached, whole, so where it stands is no matter."""
+    """How long the prompt is kept after each use. Prefixes are always cached, and whole: its place does not matter."""
 
     model_config = STRICT
 

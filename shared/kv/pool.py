@@ -11,8 +11,8 @@ recently released. `allocate` takes from the head, so no cached block is lost wh
 
 A cached block that is to be *retained* for a time after its last use is in the list of that time instead, from the
 least to the most recently released, and so by the end of its time. `allocate` takes blank blocks, then those whose time
-has passed, then cached ones, and retained ones last. At most half of the pool is retained: of more, the least recently
-released is cached as others are.
+has passed, then cached ones, and retained ones last. At most MOST_RETAINED of the pool are retained: of more, the
+least recently released is cached as others are.
 
 The lists are intrusive, two arrays of neighbours and a sentinel each, because removing a block from the middle must be
 O(1), which a deque cannot do.
@@ -27,6 +27,9 @@ from dataclasses import dataclass
 
 RETENTIONS_S = (300.0, 3600.0, 86_400.0)
 """For how long a block may be retained: 5 minutes, an hour, a day, as clients ask for. Seconds."""
+
+MOST_RETAINED = 75
+"""Of a pool's blocks, so that nobody can fill it. Percent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,7 @@ class BlockPool:
         self._num_free = num_blocks
         self._retentions: dict[int, int] = {}  # of blocks to be retained: the place in RETENTIONS_S
         self._ends: dict[int, float] = {}  # of those that are: when their time ends
+        self._most_retained = num_blocks * MOST_RETAINED // 100
         self._clock = clock
         # Insertion-ordered sets of the changes since the last drain.
         self._newly_findable: dict[bytes, None] = {}
@@ -277,7 +281,7 @@ class BlockPool:
     def check_integrity(self) -> None:
         """Check all invariants; raises AssertionError naming the violated one. O(num_blocks)."""
         retained = [self._listed(self._num_blocks + 1 + place) for place in range(len(RETENTIONS_S))]
-        assert sum(map(len, retained)) == len(self._ends) <= self._num_blocks // 2, "no more than half is retained"
+        assert sum(map(len, retained)) == len(self._ends) <= self._most_retained, "no more is retained than may be"
         for place, block_ids in enumerate(retained):
             ends = [self._ends[block_id] for block_id in block_ids]
             assert ends == sorted(ends), "retained blocks are in the order in which their time ends"
@@ -336,7 +340,7 @@ class BlockPool:
         cached as others are."""
         place = self._retentions[block_id]
         sentinel = self._num_blocks + 1 + place
-        if len(self._ends) >= self._num_blocks // 2:
+        if len(self._ends) >= self._most_retained:
             spare = self._next[sentinel]
             if spare == sentinel:
                 spare = block_id

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from shared.kv.pool import RETENTIONS_S, BlockPool, OutOfBlocks
+from shared.kv.pool import MOST_RETAINED, RETENTIONS_S, BlockPool, OutOfBlocks
 
 NUM_BLOCKS = 6
 
@@ -190,9 +190,9 @@ def test_what_is_retained_goes_last_and_first_once_its_time_has_passed() -> None
 
 
 def test_a_longer_retention_replaces_a_shorter_one_and_what_lost_its_own_is_as_others() -> None:
-    pool = BlockPool(6, 16, clock=lambda: 0.0)
+    pool = BlockPool(5, 16, clock=lambda: 0.0)
     a, b, c, d = (sealed_sequence(pool, name)[0] for name in (1, 2, 3, 4))
-    rest = pool.allocate(2)
+    rest = pool.allocate(1)
     for block_id, retain_s in ((a, 3600.0), (a, 300.0), (b, 300.0), (c, 300.0), (d, 300.0)):
         pool.acquire([block_id])
         pool.release([block_id], retain_s)
@@ -283,13 +283,13 @@ class PoolMachine(RuleBasedStateMachine):
                 self.cached.append(block_id)
 
     def retain(self, block_id: int) -> None:
-        """At most half of the blocks: the one of its kind that was released first is then cached as others are."""
+        """At most MOST_RETAINED: the one of its kind that was released first is then cached as others are."""
         place = self.retentions[block_id]
         self.num_released += 1
         alike = [item for item in sorted(self.retained) if self.retentions[item[2]] == place]
         alike.append((self.now + RETENTIONS_S[place], self.num_released, block_id))
         self.retained.append(alike[-1])
-        if len(self.retained) > NUM_BLOCKS // 2:
+        if len(self.retained) > NUM_BLOCKS * MOST_RETAINED // 100:
             self.retained.remove(alike[0])
             del self.retentions[alike[0][2]]
             self.cached.append(alike[0][2])

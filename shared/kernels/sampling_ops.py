@@ -18,8 +18,8 @@ class SamplingOps(Protocol):
 
         Of equally likely tokens those with lower ids are kept first. The tokens that remain race: each has an
         exponentially distributed time, a function of (seed, position, token id) alone, and the one with the highest
-        quotient of probability and time is chosen, of equal ones the lowest id. So it is chosen as often as it is likely,
-        and two models whose probabilities are near choose alike. Temperature 0 takes the likeliest token.
+        quotient of probability and time is chosen, of equal ones the lowest id. So each is chosen as often as it is
+        likely, and two models whose probabilities are near choose alike. Temperature 0 takes the likeliest token.
 
         Args:
             logits: [num_rows, vocab_size] fp32, contiguous, penalties already applied, -inf where banned.

@@ -152,7 +152,7 @@ def test_what_a_leader_sends_is_what_one_process_computes(handed: tuple[list[int
         generator = torch.Generator().manual_seed(3)
         blocks = torch.randint(0, 256, (5, run.layout.block_bytes), dtype=torch.uint8, generator=generator)
         access, sums = run.engine.blocks, BlockChecksum(run.layout.block_bytes // 8)
-        arrived = [(block_id, access.incoming(block_id)) for block_id in (3, 0, 7, 5, 1)]
+        arrived = list(zip((3, 0, 7, 5, 1), access.incoming((3, 0, 7, 5, 1)), strict=True))
         for block, (_, memory) in zip(blocks, arrived, strict=True):
             memory[:] = block.numpy().tobytes()
         run.pool.clear_cache()

@@ -20,6 +20,7 @@ class Resume:
     token_ids: tuple[int, ...] = ()
     num_chars: int | None = None  # of the text that came with them; None: all that they make certain
     finish_reason: FinishReason | None = None  # set: it has all, nothing is to be computed
+    sampler_version: int = 0  # that the tokens were sampled with; 0: the first
 
 
 @dataclass(frozen=True, slots=True)

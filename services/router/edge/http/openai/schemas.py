@@ -240,12 +240,13 @@ class ResumedChoice(BaseModel):
     token_ids: TokenIdList = Field(default_factory=list)
     num_chars: int | None = Field(default=None, ge=0)
     seed: int | None = Field(default=None, ge=0, lt=2**64)
+    sampler_version: int = Field(default=0, ge=0)
     finish_reason: Literal["stop", "length"] | None = None
 
     def resumed(self) -> Resume:
         """As the core's value object."""
         ended = None if self.finish_reason is None else FinishReason(self.finish_reason)
-        return Resume(tuple(self.token_ids), self.num_chars, ended)
+        return Resume(tuple(self.token_ids), self.num_chars, ended, self.sampler_version)
 
 
 class ResumeBody(BaseModel):

@@ -1,0 +1,214 @@
+"""A layer that mixes tokens by a state: projections, short convolution, gated delta rule, gated norm.
+
+A sequence's state lies in blocks of the pool (`KVGroups.is_state`): as many layers' in one as it has room for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from shared.kernels.batch import AttentionBatch
+from shared.kernels.cpu.torch_threads import in_this_thread
+from shared.kernels.delta.reference import convolve, delta_chunk, delta_step, gated_norm, normalised
+from shared.kernels.lora.step import StepLoras
+from shared.kernels.pool_view import PoolView
+from shared.kv.groups import KVGroups
+from shared.model.config.delta_config import STATE_ELEMENT_BYTES
+from shared.model.config.model_config import ModelConfig
+from shared.model.layers.modules import LayerModules
+
+
+@dataclass(frozen=True, slots=True)
+class _Ones:
+    """The sequences of a step that compute one token: all at once."""
+
+    rows: Tensor | None  # [num_ones] int64, their tokens in the step; None: all
+    reads: Tensor  # [num_ones] int64, blocks of the states before the token
+    writes: Tensor  # [num_ones] int64, and behind it
+    is_first: Tensor | None  # [num_ones, 1] bool, where there is no state before; None: nowhere
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """A sequence that computes several tokens."""
+
+    begin: int  # its first token in the step
+    ends: tuple[int, ...]  # of its tokens, counted from `begin`, behind which the state is written; the last is all
+    read: Tensor | None  # [1] int64, block of the state before; None: there is none
+    writes: tuple[Tensor, ...]  # [1] int64 each, a block for each of `ends`
+
+
+@dataclass(frozen=True, slots=True)
+class _StateSteps:
+    """What a step does with the states of one group."""
+
+    ones: _Ones | None
+    chunks: tuple[_Chunk, ...]
+
+    @classmethod
+    def of(cls, batch: AttentionBatch) -> _StateSteps:
+        """`batch`: of the group. Nothing here waits for the device: block ids stay on it."""
+        groups, size, tables = KVGroups(batch.block_size), batch.block_size, batch.block_tables
+        ones: list[int] = []
+        rows: list[int] = []
+        chunks: list[_Chunk] = []
+        row = 0
+        for seq, (count, end) in enumerate(zip(batch.query_lens, batch.kv_lens, strict=True)):
+            if count == 1:
+                ones.append(seq)
+                rows.append(row)
+            else:
+                start = end - count
+                written = groups.written_states(start, end)
+                chunks.append(
+                    _Chunk(
+                        row,
+                        tuple((block + 1) * size - start for block in written[:-1]) + (count,),
+                        tables[seq, (start - 1) // size].long()[None] if start else None,
+                        tuple(tables[seq, block].long()[None] for block in written),
+                    )
+                )
+            row += count
+        if not ones:
+            return cls(None, tuple(chunks))
+        lengths, is_all = batch.seq_lens.long(), not chunks
+        if not is_all:
+            picked = torch.tensor(ones).to(tables.device, non_blocking=True)
+            lengths, tables = lengths[picked], tables[picked]
+        has_first = any(batch.kv_lens[seq] == 1 for seq in ones)
+        found = _Ones(
+            None if is_all else torch.tensor(rows).to(tables.device, non_blocking=True),
+            _at(tables, torch.div((lengths - 2).clamp(min=0), size, rounding_mode="floor")),
+            _at(tables, torch.div(lengths - 1, size, rounding_mode="floor")),
+            (lengths == 1)[:, None] if has_first else None,
+        )
+        return cls(found, tuple(chunks))
+
+
+class DeltaBlock:
+    """Linear attention by the gated delta rule, in place of an attention block."""
+
+    def __init__(self, config: ModelConfig, layer: LayerModules, place: tuple[int, int]) -> None:
+        """Keeps references to its arguments; `place` is one of `layer_places`."""
+        assert config.delta is not None
+        assert layer.delta is not None
+        self._delta = config.delta
+        self._modules = layer.delta
+        self._layer = layer
+        self._eps = config.rms_norm_eps
+        self._first_group, self._number = place
+        self._sizes = [config.delta.mixed_size, config.delta.value_size]
+
+    def place(
+        self,
+        x: Tensor,
+        cos: Tensor,  # noqa: ARG002  # positions are not encoded
+        sin: Tensor,  # noqa: ARG002
+        pool: PoolView,  # noqa: ARG002
+        slots: Tensor,  # noqa: ARG002
+        loras: StepLoras | None = None,
+    ) -> Tensor:
+        """[num_tokens, hidden_size], normalised, to the projections [num_tokens, mixed_size + value_size +
+        2 * num_value_heads]: queries, keys, values, gates, rates, decays. The other arguments as for
+        `AttentionBlock.place`; adapters add to no such layer."""
+        assert loras is None, "adapters of layers with a state"
+        wide, narrow = self._layer.qkv.forward(x), self._modules.rates.forward(x)
+        with in_this_thread(x, wide.numel()):
+            return torch.cat((wide, narrow), -1)
+
+    def attend(self, query: Tensor, pool: PoolView, batch: AttentionBatch) -> Tensor:
+        """What `place` gave to [num_tokens, value_size], gated and normed. Reads and writes the sequences' states."""
+        assert batch.groups, "states lie in KV groups"
+        delta = self._delta
+        memory = pool.memory.view(pool.num_blocks, -1)
+        group, row = divmod(self._number, memory.shape[1] // delta.state_bytes)
+        of_group = batch.groups[self._first_group + group]
+        begin = row * delta.state_bytes
+        # [num_blocks, state_elements] fp32, strided
+        states = memory[:, begin : begin + delta.state_elements * STATE_ELEMENT_BYTES].view(torch.float32)
+        steps = of_group.remember("states", lambda: _StateSteps.of(of_group))
+        mixed, gates, rates = query.split([*self._sizes, 2 * delta.num_value_heads], -1)
+        found = query.new_empty(query.shape[0], delta.num_value_heads, delta.value_dim)
+        if steps.ones is not None:
+            ones = steps.ones
+            with in_this_thread(query, ones.reads.shape[0] * delta.state_elements):
+                if ones.rows is None:
+                    found = self._one_each(mixed, rates, states, ones)
+                else:
+                    one_each = self._one_each(mixed[ones.rows], rates[ones.rows], states, ones)
+                    found.index_copy_(0, ones.rows, one_each)
+        for chunk in steps.chunks:
+            part = slice(chunk.begin, chunk.begin + chunk.ends[-1])
+            with in_this_thread(query, chunk.ends[-1] * delta.mixed_size):
+                found[part] = self._several(mixed[part], rates[part], states, chunk)
+        with in_this_thread(query, found.numel()):
+            return gated_norm(found, self._modules.norm, gates.reshape(found.shape), self._eps).flatten(1)
+
+    def project(self, attended: Tensor, loras: StepLoras | None = None) -> Tensor:
+        """[num_tokens, value_size] to [num_tokens, hidden_size]."""
+        assert loras is None, "adapters of layers with a state"
+        return self._layer.o.forward(attended)
+
+    def _one_each(self, mixed: Tensor, rates: Tensor, states: Tensor, ones: _Ones) -> Tensor:
+        """[num_ones, num_value_heads, value_dim] of the model's dtype."""
+        delta = self._delta
+        before = states.index_select(0, ones.reads)
+        if ones.is_first is not None:
+            before.masked_fill_(ones.is_first, 0.0)
+        matrices, tails = before.split((delta.matrix_elements, delta.state_elements - delta.matrix_elements), -1)
+        inputs = torch.cat((tails.unflatten(-1, (delta.mixed_size, delta.kernel_size - 1)), mixed.float()[..., None]), -1)
+        query, key, value = self._parts(convolve(inputs, self._modules.conv)[..., 0], mixed.dtype)
+        matrices = matrices.unflatten(-1, (delta.num_value_heads, delta.key_dim, delta.value_dim))
+        found, matrices = delta_step(query, key, value, *self._gates(rates), matrices)
+        states.index_copy_(0, ones.writes, torch.cat((matrices.flatten(1), inputs[..., 1:].flatten(1)), -1))
+        return found.to(mixed.dtype)
+
+    def _several(self, mixed: Tensor, rates: Tensor, states: Tensor, chunk: _Chunk) -> Tensor:
+        """[num_tokens, num_value_heads, value_dim] of the model's dtype, of one sequence."""
+        delta = self._delta
+        before = (
+            mixed.new_zeros((1, delta.state_elements), dtype=torch.float32)
+            if chunk.read is None
+            else states.index_select(0, chunk.read)
+        )
+        matrix, tail = before.split((delta.matrix_elements, delta.state_elements - delta.matrix_elements), -1)
+        num_before = delta.kernel_size - 1
+        inputs = torch.cat((tail.view(delta.mixed_size, num_before), mixed.float().T), -1)  # [channels, tokens]
+        parts = (*self._parts(convolve(inputs[None], self._modules.conv)[0].T, mixed.dtype), *self._gates(rates))
+        matrix = matrix.view(delta.num_value_heads, delta.key_dim, delta.value_dim)
+        found, begin = [], 0
+        for end, block in zip(chunk.ends, chunk.writes, strict=True):
+            out, matrix = delta_chunk(*(part[begin:end] for part in parts), matrix)
+            found.append(out)
+            last = inputs[:, end : end + num_before]  # of the tokens up to `end`
+            states.index_copy_(0, block, torch.cat((matrix.flatten(), last.flatten()))[None])
+            begin = end
+        return torch.cat(found).to(mixed.dtype)
+
+    def _parts(self, convolved: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        """[num_tokens, mixed_size] fp32, rounded to the model's dtype before and behind its activation, to query, key
+        and value [num_tokens, num_value_heads, dim] fp32; queries and keys normalised."""
+        delta = self._delta
+        active = functional.silu(convolved.to(dtype)).float()
+        query, key, value = active.split((delta.key_size, delta.key_size, delta.value_size), -1)
+        query, key = (part.unflatten(-1, (delta.num_key_heads, delta.key_dim)) for part in (query, key))
+        query, key = normalised(query, delta.key_dim**-0.5), normalised(key)
+        times = delta.num_value_heads // delta.num_key_heads
+        if times > 1:
+            query, key = query.repeat_interleave(times, dim=1), key.repeat_interleave(times, dim=1)
+        return query, key, value.unflatten(-1, (delta.num_value_heads, delta.value_dim))
+
+    def _gates(self, rates: Tensor) -> tuple[Tensor, Tensor]:
+        """[num_tokens, 2 * num_value_heads] to (log decay, rate), [num_tokens, num_value_heads] fp32 each."""
+        rate, decay = rates.chunk(2, -1)
+        log_decay = self._modules.decay * functional.softplus(decay.float() + self._modules.decay_bias)
+        return log_decay, rate.sigmoid().float()
+
+
+def _at(tables: Tensor, columns: Tensor) -> Tensor:
+    """[num_seqs] int64: of each table [num_seqs, max_blocks] the block in that column."""
+    return tables.gather(1, columns[:, None])[:, 0].long()

@@ -249,9 +249,7 @@ class GroupedTables(BlockTables):
         places: Iterable[int] = range(first * size, end * size)
         if self._groups.num_states:
             written = self._groups.written_states(start, sequence.num_computed_tokens)
-            places = [
-                place for place in places if not self._groups.is_state(place % size) or place // size in written
-            ]
+            places = [place for place in places if not self._groups.is_state(place % size) or place // size in written]
         self._seal_places(sequence, places)
 
     def ship(self, sequence: EngineSequence, end_block: int) -> list[OutgoingBlock]:

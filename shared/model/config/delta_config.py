@@ -22,7 +22,9 @@ class DeltaConfig:
     key_dim: int  # of a head
     value_dim: int  # of a head
     kernel_size: int  # tokens that the convolution sees, the newest among them
-    is_by_head: bool  # whether a checkpoint has the projections' rows by key head, in two tensors; else by part, in four
+    is_by_head: (
+        bool  # whether a checkpoint has the projections' rows by key head, in two tensors; else by part, in four
+    )
 
     @property
     def key_size(self) -> int:

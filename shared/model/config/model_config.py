@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from shared.errors import ConfigError
 from shared.kernels.activation.rules import SILU, Activation
-from shared.kv.groups import MAX_GROUPS, STATE_WINDOW, group_layers
+from shared.kv.groups import STATE_WINDOW, group_layers
 from shared.kv.layout import BlockLayout, KVFormat
 from shared.model.config.delta_config import DeltaConfig
 from shared.model.config.latent_config import LatentConfig
@@ -143,7 +142,7 @@ class ModelConfig:
     @property
     def layer_places(self) -> tuple[tuple[int, int], ...]:
         """(KV group, place among its layers) of each layer; of those with a state (the first group of states, place
-        among all of them): how many are in a group follows from the blocks' bytes."""
+        among all of them), since how many blocks they take follows from the blocks' bytes."""
         groups = (*self.kv_groups, self.state_layers)
         places = {layer: (group, row) for group, layers in enumerate(groups) for row, layer in enumerate(layers)}
         return tuple(places[layer] for layer in range(self.num_layers))
@@ -156,11 +155,7 @@ class ModelConfig:
 
     def block_layout(self, block_size: int, kv_dtype: str, *, grouped: bool = False) -> BlockLayout:
         """Blocks of `block_size` tokens of this model's KV, kept in `kv_dtype`, a key of `BYTES_PER_ELEMENT`: of all
-        layers, or `grouped`, of those of one KV group each, as always where layers have states.
-
-        Raises:
-            ConfigError: a block is too small for states; `block_size`, with the smallest that does.
-        """
+        layers, or `grouped`, of those of one KV group each, as always where layers have states."""
         kv_format = (
             KVFormat(kv_dtype, self.num_kv_heads, self.head_dim)
             if self.latent is None
@@ -179,20 +174,7 @@ class ModelConfig:
         return layout if self.delta is None else self._with_states(layout, self.delta)
 
     def _with_states(self, layout: BlockLayout, delta: DeltaConfig) -> BlockLayout:
-        """With the groups of states behind those of attention, as many states in each as a block has room for."""
-        num_layers, most_groups = len(self.state_layers), MAX_GROUPS - len(layout.windows)
-        num_groups = -(-num_layers // max(1, layout.block_bytes // delta.state_bytes))
-        if layout.block_bytes < delta.state_bytes or num_groups > most_groups:
-            of_block = -(-num_layers // most_groups) * delta.state_bytes
-            least = -(-of_block * layout.block_size // layout.block_bytes)
-            raise ConfigError(
-                f"block_size is {layout.block_size}, whose blocks of {layout.block_bytes} bytes are too small for the "
-                f"states of {self.architecture}, {num_layers} of {delta.state_bytes} bytes in at most {most_groups} "
-                f"blocks: take at least {least}",
-                field="block_size",
-                value=layout.block_size,
-                limit=least,
-            )
-        return replace(
-            layout, windows=(*layout.windows, *[STATE_WINDOW] * num_groups), num_states=num_groups
-        )
+        """With the groups of states behind those of attention: a block of each has a part of all layers' states, which
+        lie behind each other."""
+        num_groups = -(-len(self.state_layers) * delta.state_bytes // layout.block_bytes)
+        return replace(layout, windows=(*layout.windows, *[STATE_WINDOW] * num_groups), num_states=num_groups)

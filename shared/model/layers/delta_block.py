@@ -1,10 +1,12 @@
 """A layer that mixes tokens by a state: projections, short convolution, gated delta rule, gated norm.
 
-A sequence's state lies in blocks of the pool (`KVGroups.is_state`): as many layers' in one as it has room for.
+A sequence's states, of all such layers behind each other, lie in a block of each group of states (`KVGroups.is_state`):
+a layer's may begin in one and end in another.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +19,6 @@ from shared.kernels.delta.reference import convolve, delta_chunk, delta_step, ga
 from shared.kernels.lora.step import StepLoras
 from shared.kernels.pool_view import PoolView
 from shared.kv.groups import KVGroups
-from shared.model.config.delta_config import STATE_ELEMENT_BYTES
 from shared.model.config.model_config import ModelConfig
 from shared.model.layers.modules import LayerModules
 
@@ -27,8 +28,8 @@ class _Ones:
     """The sequences of a step that compute one token: all at once."""
 
     rows: Tensor | None  # [num_ones] int64, their tokens in the step; None: all
-    reads: Tensor  # [num_ones] int64, blocks of the states before the token
-    writes: Tensor  # [num_ones] int64, and behind it
+    reads: Tensor  # [num_states, num_ones] int64, blocks of the state before the token
+    writes: Tensor  # [num_states, num_ones] int64, and behind it
     is_first: Tensor | None  # [num_ones, 1] bool, where there is no state before; None: nowhere
 
 
@@ -38,21 +39,23 @@ class _Chunk:
 
     begin: int  # its first token in the step
     ends: tuple[int, ...]  # of its tokens, counted from `begin`, behind which the state is written; the last is all
-    read: Tensor | None  # [1] int64, block of the state before; None: there is none
-    writes: tuple[Tensor, ...]  # [1] int64 each, a block for each of `ends`
+    read: Tensor | None  # [num_states, 1] int64, blocks of the state before; None: there is none
+    writes: tuple[Tensor, ...]  # [num_states, 1] int64 each, blocks for each of `ends`
 
 
 @dataclass(frozen=True, slots=True)
 class _StateSteps:
-    """What a step does with the states of one group."""
+    """What a step does with states; `num_states` as `KVGroups` has it."""
 
     ones: _Ones | None
     chunks: tuple[_Chunk, ...]
 
     @classmethod
-    def of(cls, batch: AttentionBatch) -> _StateSteps:
-        """`batch`: of the group. Nothing here waits for the device: block ids stay on it."""
-        groups, size, tables = KVGroups(batch.block_size), batch.block_size, batch.block_tables
+    def of(cls, batches: Sequence[AttentionBatch]) -> _StateSteps:
+        """`batches`: of the groups of states. Nothing here waits for the device: block ids stay on it."""
+        batch, groups = batches[0], KVGroups(batches[0].block_size)
+        size = groups.block_size
+        tables = torch.stack([each.block_tables for each in batches]).long()  # [num_states, num_seqs, max_blocks]
         ones: list[int] = []
         rows: list[int] = []
         chunks: list[_Chunk] = []
@@ -67,9 +70,9 @@ class _StateSteps:
                 chunks.append(
                     _Chunk(
                         row,
-                        tuple((block + 1) * size - start for block in written[:-1]) + (count,),
-                        tables[seq, (start - 1) // size].long()[None] if start else None,
-                        tuple(tables[seq, block].long()[None] for block in written),
+                        (*((block + 1) * size - start for block in written[:-1]), count),
+                        tables[:, seq, (start - 1) // size, None] if start else None,
+                        tuple(tables[:, seq, block, None] for block in written),
                     )
                 )
             row += count
@@ -78,7 +81,7 @@ class _StateSteps:
         lengths, is_all = batch.seq_lens.long(), not chunks
         if not is_all:
             picked = torch.tensor(ones).to(tables.device, non_blocking=True)
-            lengths, tables = lengths[picked], tables[picked]
+            lengths, tables = lengths[picked], tables[:, picked]
         has_first = any(batch.kv_lens[seq] == 1 for seq in ones)
         found = _Ones(
             None if is_all else torch.tensor(rows).to(tables.device, non_blocking=True),
@@ -87,6 +90,31 @@ class _StateSteps:
             (lengths == 1)[:, None] if has_first else None,
         )
         return cls(found, tuple(chunks))
+
+
+class _States:
+    """One layer's part of the states in a pool."""
+
+    def __init__(self, pool: PoolView, begin: int, count: int) -> None:
+        """`begin`: the layer's first number among those of all layers with a state; `count`: how many it has."""
+        words = pool.memory.view(pool.num_blocks, -1).view(torch.float32)
+        size = words.shape[1]
+        self._parts: list[tuple[int, Tensor]] = []  # (group of states, [num_blocks, …] its part there)
+        for group in range(begin // size, -(-(begin + count) // size)):
+            first = group * size
+            self._parts.append((group, words[:, max(0, begin - first) : begin + count - first]))
+
+    def read(self, blocks: Tensor) -> Tensor:
+        """Blocks [num_states, num_seqs] to a copy of the states [num_seqs, state_elements]."""
+        found = [part.index_select(0, blocks[group]) for group, part in self._parts]
+        return torch.cat(found, -1) if len(found) > 1 else found[0]
+
+    def write(self, blocks: Tensor, states: Tensor) -> None:
+        """The inverse of `read`."""
+        for (group, part), values in zip(
+            self._parts, states.split([p.shape[1] for _, p in self._parts], -1), strict=True
+        ):
+            part.index_copy_(0, blocks[group], values)
 
 
 class DeltaBlock:
@@ -123,14 +151,9 @@ class DeltaBlock:
     def attend(self, query: Tensor, pool: PoolView, batch: AttentionBatch) -> Tensor:
         """What `place` gave to [num_tokens, value_size], gated and normed. Reads and writes the sequences' states."""
         assert batch.groups, "states lie in KV groups"
-        delta = self._delta
-        memory = pool.memory.view(pool.num_blocks, -1)
-        group, row = divmod(self._number, memory.shape[1] // delta.state_bytes)
-        of_group = batch.groups[self._first_group + group]
-        begin = row * delta.state_bytes
-        # [num_blocks, state_elements] fp32, strided
-        states = memory[:, begin : begin + delta.state_elements * STATE_ELEMENT_BYTES].view(torch.float32)
-        steps = of_group.remember("states", lambda: _StateSteps.of(of_group))
+        delta, batches = self._delta, batch.groups[self._first_group :]
+        steps = batches[0].remember("states", lambda: _StateSteps.of(batches))
+        states = _States(pool, self._number * delta.state_elements, delta.state_elements)
         mixed, gates, rates = query.split([*self._sizes, 2 * delta.num_value_heads], -1)
         found = query.new_empty(query.shape[0], delta.num_value_heads, delta.value_dim)
         if steps.ones is not None:
@@ -153,27 +176,29 @@ class DeltaBlock:
         assert loras is None, "adapters of layers with a state"
         return self._layer.o.forward(attended)
 
-    def _one_each(self, mixed: Tensor, rates: Tensor, states: Tensor, ones: _Ones) -> Tensor:
+    def _one_each(self, mixed: Tensor, rates: Tensor, states: _States, ones: _Ones) -> Tensor:
         """[num_ones, num_value_heads, value_dim] of the model's dtype."""
         delta = self._delta
-        before = states.index_select(0, ones.reads)
+        before = states.read(ones.reads)
         if ones.is_first is not None:
             before.masked_fill_(ones.is_first, 0.0)
         matrices, tails = before.split((delta.matrix_elements, delta.state_elements - delta.matrix_elements), -1)
-        inputs = torch.cat((tails.unflatten(-1, (delta.mixed_size, delta.kernel_size - 1)), mixed.float()[..., None]), -1)
+        inputs = torch.cat(
+            (tails.unflatten(-1, (delta.mixed_size, delta.kernel_size - 1)), mixed.float()[..., None]), -1
+        )
         query, key, value = self._parts(convolve(inputs, self._modules.conv)[..., 0], mixed.dtype)
         matrices = matrices.unflatten(-1, (delta.num_value_heads, delta.key_dim, delta.value_dim))
         found, matrices = delta_step(query, key, value, *self._gates(rates), matrices)
-        states.index_copy_(0, ones.writes, torch.cat((matrices.flatten(1), inputs[..., 1:].flatten(1)), -1))
+        states.write(ones.writes, torch.cat((matrices.flatten(1), inputs[..., 1:].flatten(1)), -1))
         return found.to(mixed.dtype)
 
-    def _several(self, mixed: Tensor, rates: Tensor, states: Tensor, chunk: _Chunk) -> Tensor:
+    def _several(self, mixed: Tensor, rates: Tensor, states: _States, chunk: _Chunk) -> Tensor:
         """[num_tokens, num_value_heads, value_dim] of the model's dtype, of one sequence."""
         delta = self._delta
         before = (
             mixed.new_zeros((1, delta.state_elements), dtype=torch.float32)
             if chunk.read is None
-            else states.index_select(0, chunk.read)
+            else states.read(chunk.read)
         )
         matrix, tail = before.split((delta.matrix_elements, delta.state_elements - delta.matrix_elements), -1)
         num_before = delta.kernel_size - 1
@@ -181,11 +206,11 @@ class DeltaBlock:
         parts = (*self._parts(convolve(inputs[None], self._modules.conv)[0].T, mixed.dtype), *self._gates(rates))
         matrix = matrix.view(delta.num_value_heads, delta.key_dim, delta.value_dim)
         found, begin = [], 0
-        for end, block in zip(chunk.ends, chunk.writes, strict=True):
+        for end, blocks in zip(chunk.ends, chunk.writes, strict=True):
             out, matrix = delta_chunk(*(part[begin:end] for part in parts), matrix)
             found.append(out)
             last = inputs[:, end : end + num_before]  # of the tokens up to `end`
-            states.index_copy_(0, block, torch.cat((matrix.flatten(), last.flatten()))[None])
+            states.write(blocks, torch.cat((matrix.flatten(), last.flatten()))[None])
             begin = end
         return torch.cat(found).to(mixed.dtype)
 
@@ -210,5 +235,5 @@ class DeltaBlock:
 
 
 def _at(tables: Tensor, columns: Tensor) -> Tensor:
-    """[num_seqs] int64: of each table [num_seqs, max_blocks] the block in that column."""
-    return tables.gather(1, columns[:, None])[:, 0].long()
+    """Of each sequence's tables [num_states, num_seqs, max_blocks] the blocks in its column: [num_states, num_seqs]."""
+    return tables.gather(2, columns[None, :, None].expand(tables.shape[0], -1, 1))[..., 0]

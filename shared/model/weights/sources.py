@@ -224,9 +224,7 @@ def _stacked(
     return makers.stacked(name, shape, entries)
 
 
-def _one_of_stacked(
-    name: str, shape: tuple[int, ...], entries: Mapping[str, TensorEntry]
-) -> OneOfStacked | None:
+def _one_of_stacked(name: str, shape: tuple[int, ...], entries: Mapping[str, TensorEntry]) -> OneOfStacked | None:
     """An expert's projection where all experts of a layer are in one tensor, as Qwen publishes them: [num_experts,
     2 * expert_size, hidden_size], gate first, and [num_experts, hidden_size, expert_size]."""
     found = _OF_EXPERT.fullmatch(name)

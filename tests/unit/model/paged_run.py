@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from shared.errors import ConfigError
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.pool_view import PoolView
 from shared.model.decoder import Decoder
@@ -25,12 +24,8 @@ class PagedSequence:
     def __init__(self, decoder: Decoder, max_tokens: int, kv_dtype: torch.dtype | None = None) -> None:
         self.decoder = decoder
         kv_name = str(kv_dtype or decoder.dtype).removeprefix("torch.")
-        try:
-            layout = decoder.config.block_layout(BLOCK_SIZE, kv_name)
-        except ConfigError as error:  # states need larger blocks
-            layout = decoder.config.block_layout(int(error.details["limit"]) + 1 & ~1, kv_name)
-        self.block_size = layout.block_size
-        num_blocks = -(-max_tokens // self.block_size) + 3
+        layout = decoder.config.block_layout(BLOCK_SIZE, kv_name)
+        num_blocks = -(-max_tokens // BLOCK_SIZE) + 3
         self.num_groups = layout.groups.size
         num_blocks *= self.num_groups
         # Numbers of all bits set are NaN, and so are scales.
@@ -43,7 +38,7 @@ class PagedSequence:
         start, self.kv_len = self.kv_len, self.kv_len + len(token_ids)
         first, *later = (
             AttentionBatch.from_lists(
-                [len(token_ids)], [self.kv_len], [self.table[group :: self.num_groups]], self.block_size
+                [len(token_ids)], [self.kv_len], [self.table[group :: self.num_groups]], BLOCK_SIZE
             )
             for group in range(self.num_groups)
         )

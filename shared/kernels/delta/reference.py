@@ -93,7 +93,7 @@ def delta_chunk(
     system = (weighted @ key.mT) * between
     known = torch.cat((value * rate[..., None], weighted * since.exp()[..., None]), -1)
     solved = torch.linalg.solve_triangular(system, known, upper=False, unitriangular=True)
-    own, reads = solved.split((value.shape[-1], key.shape[-1]), -1)
+    own, reads = torch.split(solved, [value.shape[-1], key.shape[-1]], -1)
     within = (query @ key.mT) * between
     asked = query * since.exp()[..., None]
     kept = (key * (since[..., -1:] - since).exp()[..., None]).mT

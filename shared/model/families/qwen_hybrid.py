@@ -46,8 +46,13 @@ def _num_experts(fields: JsonFields) -> str:
 def _moe(fields: JsonFields, *, is_normalised: bool) -> MoeConfig:
     num_experts = fields.integer(_num_experts(fields))
     routing = Routing(num_experts, chosen_experts(fields, num_experts), "softmax", is_normalised)
-    sizes = [fields.integer(f"{kind}_intermediate_size", default=512) for kind in ("moe", "shared_expert")]
-    return MoeConfig(routing, *sizes, shared="shared_expert", shared_gate="shared_expert_gate")
+    return MoeConfig(
+        routing,
+        fields.integer("moe_intermediate_size", default=512),
+        fields.integer("shared_expert_intermediate_size", default=512),
+        shared="shared_expert",
+        shared_gate="shared_expert_gate",
+    )
 
 
 def _hybrid(

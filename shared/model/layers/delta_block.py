@@ -111,9 +111,8 @@ class _States:
 
     def write(self, blocks: Tensor, states: Tensor) -> None:
         """The inverse of `read`."""
-        for (group, part), values in zip(
-            self._parts, states.split([p.shape[1] for _, p in self._parts], -1), strict=True
-        ):
+        sizes = [part.shape[1] for _, part in self._parts]
+        for (group, part), values in zip(self._parts, torch.split(states, sizes, -1), strict=True):
             part.index_copy_(0, blocks[group], values)
 
 
@@ -130,6 +129,8 @@ class DeltaBlock:
         self._eps = config.rms_norm_eps
         self._first_group, self._number = place
         self._sizes = [config.delta.mixed_size, config.delta.value_size]
+        matrix = config.delta.matrix_elements
+        self._state_sizes = [matrix, config.delta.state_elements - matrix]
 
     def place(
         self,
@@ -154,7 +155,7 @@ class DeltaBlock:
         delta, batches = self._delta, batch.groups[self._first_group :]
         steps = batches[0].remember("states", lambda: _StateSteps.of(batches))
         states = _States(pool, self._number * delta.state_elements, delta.state_elements)
-        mixed, gates, rates = query.split([*self._sizes, 2 * delta.num_value_heads], -1)
+        mixed, gates, rates = torch.split(query, [*self._sizes, 2 * delta.num_value_heads], -1)
         found = query.new_empty(query.shape[0], delta.num_value_heads, delta.value_dim)
         if steps.ones is not None:
             ones = steps.ones
@@ -182,12 +183,12 @@ class DeltaBlock:
         before = states.read(ones.reads)
         if ones.is_first is not None:
             before.masked_fill_(ones.is_first, 0.0)
-        matrices, tails = before.split((delta.matrix_elements, delta.state_elements - delta.matrix_elements), -1)
+        matrices, tails = torch.split(before, self._state_sizes, -1)
         inputs = torch.cat(
-            (tails.unflatten(-1, (delta.mixed_size, delta.kernel_size - 1)), mixed.float()[..., None]), -1
+            (tails.view(mixed.shape[0], delta.mixed_size, delta.kernel_size - 1), mixed.float()[..., None]), -1
         )
         query, key, value = self._parts(convolve(inputs, self._modules.conv)[..., 0], mixed.dtype)
-        matrices = matrices.unflatten(-1, (delta.num_value_heads, delta.key_dim, delta.value_dim))
+        matrices = matrices.view(-1, delta.num_value_heads, delta.key_dim, delta.value_dim)
         found, matrices = delta_step(query, key, value, *self._gates(rates), matrices)
         states.write(ones.writes, torch.cat((matrices.flatten(1), inputs[..., 1:].flatten(1)), -1))
         return found.to(mixed.dtype)
@@ -200,14 +201,15 @@ class DeltaBlock:
             if chunk.read is None
             else states.read(chunk.read)
         )
-        matrix, tail = before.split((delta.matrix_elements, delta.state_elements - delta.matrix_elements), -1)
+        matrix, tail = torch.split(before, self._state_sizes, -1)
         num_before = delta.kernel_size - 1
         inputs = torch.cat((tail.view(delta.mixed_size, num_before), mixed.float().T), -1)  # [channels, tokens]
         parts = (*self._parts(convolve(inputs[None], self._modules.conv)[0].T, mixed.dtype), *self._gates(rates))
         matrix = matrix.view(delta.num_value_heads, delta.key_dim, delta.value_dim)
         found, begin = [], 0
         for end, blocks in zip(chunk.ends, chunk.writes, strict=True):
-            out, matrix = delta_chunk(*(part[begin:end] for part in parts), matrix)
+            query, key, value, log_decay, rate = (part[begin:end] for part in parts)
+            out, matrix = delta_chunk(query, key, value, log_decay, rate, matrix)
             found.append(out)
             last = inputs[:, end : end + num_before]  # of the tokens up to `end`
             states.write(blocks, torch.cat((matrix.flatten(), last.flatten()))[None])
@@ -219,13 +221,13 @@ class DeltaBlock:
         and value [num_tokens, num_value_heads, dim] fp32; queries and keys normalised."""
         delta = self._delta
         active = functional.silu(convolved.to(dtype)).float()
-        query, key, value = active.split((delta.key_size, delta.key_size, delta.value_size), -1)
-        query, key = (part.unflatten(-1, (delta.num_key_heads, delta.key_dim)) for part in (query, key))
+        query, key, value = torch.split(active, [delta.key_size, delta.key_size, delta.value_size], -1)
+        query, key = (part.view(-1, delta.num_key_heads, delta.key_dim) for part in (query, key))
         query, key = normalised(query, delta.key_dim**-0.5), normalised(key)
         times = delta.num_value_heads // delta.num_key_heads
         if times > 1:
             query, key = query.repeat_interleave(times, dim=1), key.repeat_interleave(times, dim=1)
-        return query, key, value.unflatten(-1, (delta.num_value_heads, delta.value_dim))
+        return query, key, value.view(-1, delta.num_value_heads, delta.value_dim)
 
     def _gates(self, rates: Tensor) -> tuple[Tensor, Tensor]:
         """[num_tokens, 2 * num_value_heads] to (log decay, rate), [num_tokens, num_value_heads] fp32 each."""

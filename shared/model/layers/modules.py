@@ -222,7 +222,7 @@ def _sort_by_part(qkv: Weight, rates: Tensor, delta: DeltaConfig) -> None:
 
     def order(sizes: list[int]) -> Tensor:
         by_head = torch.arange(delta.num_key_heads * sum(sizes), device="cpu").view(delta.num_key_heads, -1)
-        return torch.cat([part.flatten() for part in by_head.split(sizes, 1)])
+        return torch.cat([part.flatten() for part in torch.split(by_head, sizes, 1)])
 
     of_values = times * delta.value_dim
     for rows in qkv.by_row if isinstance(qkv, QuantizedWeight) else [qkv]:

@@ -284,12 +284,12 @@ def _allocate_layer(config: ModelConfig, index: int, new: _Allocator, experts: S
 
 
 def _allocate_delta(delta: DeltaConfig, hidden: int, new: _Allocator) -> DeltaParameters:
-    heads, of_decay = delta.num_value_heads, {"dtype": torch.float32, "device": new.device}
+    heads = delta.num_value_heads
     return DeltaParameters(
         rates=new.empty(2 * heads, hidden),
         conv=new.empty(delta.mixed_size, 1, delta.kernel_size),
-        log_decay=torch.empty(heads, **of_decay),
-        decay_bias=torch.empty(heads, **of_decay),
+        log_decay=torch.empty(heads, dtype=torch.float32, device=new.device),
+        decay_bias=torch.empty(heads, dtype=torch.float32, device=new.device),
         norm=new.empty(delta.value_dim),
     )
 

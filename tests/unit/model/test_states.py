@@ -17,7 +17,7 @@ from shared.model.layers.parameters import DecoderParameters
 from shared.model.ranks.shard import Degrees
 from shared.model.weights.plan import rounding_specs
 from shared.rpc.convert import layout_from_proto, layout_to_proto
-from tests.integration.engine.families import write_family
+from tests.integration.engine.families import STATES, write_family
 
 from .paged_run import prompt_logits
 
@@ -132,9 +132,10 @@ def test_experts_in_one_tensor_are_the_same_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_projections_in_fewer_bits_change_little(tmp_path: Path, quantization: Any) -> None:
-    folder = write_family(tmp_path / "model", "qwen3-next")
+    dense = {**STATES["qwen3-next"][1], "num_experts": 0}  # a router's choice would change
+    folder = write_family(tmp_path / "model", "qwen3-next", extra_config=dense)
     prompt = [3 + i * 7 % 200 for i in range(21)]
     plain = prompt_logits(Decoder.load(folder, torch.float32, "cpu"), prompt, 8)
     rounded = Decoder.load(folder, torch.float32, "cpu", quantization=quantization)
-    error = (prompt_logits(rounded, prompt, 8) - plain).norm() / plain.norm()
-    assert 0 < error < (0.1 if quantization == "int8" else 0.6)
+    errors = (prompt_logits(rounded, prompt, 8) - plain).norm(dim=1) / plain.norm(dim=1)
+    assert 0 < errors.median() < (0.08 if quantization == "int8" else 0.6)

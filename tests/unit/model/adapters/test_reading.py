@@ -172,7 +172,9 @@ def test_experts_latents_and_states_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="latents"):
         read_adapter(tmp_path, parse_config(DEEPSEEK))
     with pytest.raises(ModelLoadError, match="adapters of Qwen3_5ForCausalLM, whose layers have states"):
-        read_adapter(tmp_path, parse_config({**FIELDS, "architectures": ["Qwen3_5ForCausalLM"]}))
+        read_adapter(
+            tmp_path, parse_config({**FIELDS, "architectures": ["Qwen3_5ForCausalLM"], "full_attention_interval": 2})
+        )
 
 
 def test_limits_of_rank_and_bytes_are_named(tmp_path: Path) -> None:

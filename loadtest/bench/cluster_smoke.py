@@ -36,19 +36,18 @@ class Way:
 
     name: str
     worker_flags: tuple[str, ...] = ()
-    has_fleet_key: bool = True
 
     def cluster(self, device: str, model: Path, state_dir: Path, **spec: Any) -> LocalCluster:
         """Not started; of a prefill and a decode worker, both on the device, unless `spec` says otherwise: see
         `local_cluster`."""
-        fields = {"mode": "disaggregated", "num_prefill": 1, "num_decode": 1, "has_fleet_key": self.has_fleet_key}
+        fields = {"mode": "disaggregated", "num_prefill": 1, "num_decode": 1}
         extras = Extras(self.worker_flags)
         return local_cluster(extras, model=model, device=device, state_dir=state_dir, **{**fields, **spec})
 
 
-IN_MEMORY, STAGED = Way("in-memory"), Way("staged")
-DIRECT = Way("direct", ("--gpu-direct", "true"), has_fleet_key=False)
-"""By device pointers: a fleet key's tags are made of bytes in host memory."""
+IN_MEMORY, STAGED = Way("in-memory"), Way("staged", ("--gpu-direct", "false"))
+DIRECT = Way("direct", ("--gpu-direct", "true"))
+"""By device pointers, which is the default where UCX has them."""
 
 
 def ways(device: str) -> tuple[Way, ...]:

@@ -19,7 +19,7 @@ from typing import Annotated
 
 import torch
 
-from loadtest.bench.cluster_smoke import DIRECT, IN_MEMORY, STAGED, Way, print_logs
+from loadtest.bench.cluster_smoke import DIRECT, IN_MEMORY, STAGED, print_logs
 from loadtest.bench.cluster_smoke import ways as ways_of
 from loadtest.bench.kernels.limits import cuda_device
 from loadtest.clients.base import Call, Client
@@ -37,9 +37,7 @@ GOAL_PERCENT = 5.0
 """Of a prompt's TTFT, what may be exposed of the hand-off of 8,192 tokens."""
 MAX_TOKENS = 4
 COLLOCATED = "collocated"
-OPEN = Way("open", has_fleet_key=False)
-"""By way of host memory without tags."""
-WAYS = {way.name: way for way in (IN_MEMORY, STAGED, DIRECT, OPEN)}
+WAYS = {way.name: way for way in (IN_MEMORY, STAGED, DIRECT)}
 _MEMORY = 0.9
 """Of a GPU, for all workers together."""
 _LEAN = ("--max-num-seqs", "8", "--host-swap-bytes", "0")

@@ -151,15 +151,20 @@ class DecodeRole:
         item = self.requests.get(reserved.sequence_id)
         if item is None:
             return  # cancelled meanwhile: its AbortSequence is queued behind the reservation
-        memory = self._host.engine.blocks.incoming
+        places = dict(reserved.needed)  # block ids by index
         try:
-            buffers = [(block_id, memory(block_id)) for _, block_id in reserved.needed]
+            memory = self._host.engine.blocks.incoming(list(places.values()))
         except TransferFailed as error:
             self._forget(reserved.sequence_id, error)
             self._host.engine.submit(AbortSequence(reserved.sequence_id))
             self._send_failed(item, error)
             return
-        arriving = {index: buffer for (index, _), (_, buffer) in zip(reserved.needed, buffers, strict=True)}
+        buffers = list(zip(places.values(), memory, strict=True))
+        arriving = dict(zip(places, memory, strict=True))
+
+        def store(indexes: Sequence[int]) -> None:
+            self._host.engine.blocks.store([(places[index], arriving[index]) for index in indexes])
+
         reserve_ms = (time.perf_counter() - item.queued_at) * 1e3
 
         def answer(reserved: worker_pb2.Reserved) -> None:
@@ -169,7 +174,14 @@ class DecodeRole:
         item.reservation = Reservation(
             item.request_id,
             reserved.num_cached_tokens,
-            HandoffReceiver(self._host.transfer, self._arrival_check, arriving, item.num_tokens, self._host.fleet_key),
+            HandoffReceiver(
+                self._host.transfer,
+                self._arrival_check,
+                arriving,
+                item.num_tokens,
+                self._host.fleet_key,
+                store if self._host.engine.blocks.waits_for_copies else None,
+            ),
             answer,
             HANDOFF_TIMEOUT_S,
         )
@@ -246,7 +258,8 @@ class DecodeRole:
         receiver = item.reservation.receiver
         if receiver.num_damaged:
             item.log.warning("request %s: %d blocks arrived damaged", item.request_id, receiver.num_damaged)
-        self._host.engine.blocks.store(buffers)
+        if not self._host.engine.blocks.waits_for_copies:  # else they are in the pool since each was checked
+            self._host.engine.blocks.store(buffers)
         item.joined_at = time.perf_counter()
         item.first_token = arrived.first_token
         join = JoinSequence(

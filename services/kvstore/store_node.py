@@ -223,7 +223,7 @@ class StoreNode:
         await self.open(block_bytes)
         shipment = Shipment(
             self._transfer, address, ticket, len(hashes), self._memory,
-            lambda block: self._staging.give_back(block.block_id),
+            lambda blocks: self._give_back([block.block_id for block in blocks]),
             TRANSFER_TIMEOUT_S, seal_of(self._fleet_key, Purpose.FETCH, ticket, block_bytes),
         )  # fmt: skip
         async with shipment:
@@ -319,7 +319,7 @@ class StoreNode:
             name, slot, tiers = blocks[place]
             memory = self._staging.memory(slot)
             try:
-                if seal is not None and not seal.open_block(place, memory, announced.tag):
+                if seal is not None and not seal.open_blocks([(place, memory, announced.tag)])[0]:
                     raise ValueError("not sealed for this offer")
                 self._tiers.put(name, memory, announced.checksum, tiers, tenant)
             except ValueError:

@@ -84,7 +84,7 @@ class LocalCluster:
         self._stores: dict[str, str] = {}
         self._parts: dict[str, ServicePart] = {}
         self._places: Places = places if places is not None else ThisHost()
-        self._environment = cluster_environment(loopback=self._places.on_loopback, has_key=spec.has_fleet_key)
+        self._environment = cluster_environment(loopback=self._places.on_loopback)
         self._changes: asyncio.Queue[Change] = asyncio.Queue()
         self._supervisor = Supervisor(self._on_change, restart=spec.restart, hang_timeout_s=spec.hang_timeout_s)
         self._stopping: asyncio.Task[None] | None = None
@@ -314,12 +314,12 @@ def _ignore(name: str, progress: Progress) -> None:
     """Drops the progress."""
 
 
-def cluster_environment(*, loopback: bool, has_key: bool = True) -> Mapping[str, str]:
-    """For every process of one cluster, also where it is started again: a fleet key of its own, where it `has_key`,
-    and, where all are on `loopback`, UCX there alone, since no other host needs to reach it. Unlike flags, an
-    environment shows to its own user alone."""
+def cluster_environment(*, loopback: bool) -> Mapping[str, str]:
+    """For every process of one cluster, also where it is started again: a fleet key of its own and, where all are on
+    `loopback`, UCX there alone, since no other host needs to reach it. Unlike flags, an environment shows to its own
+    user alone."""
     key = secrets.token_hex(KEY_BYTES)
-    keys = {f"TANDEM_{service}_FLEET_KEY": key for service in ("WORKER", "KVSTORE", "ROUTER")} if has_key else {}
+    keys = {f"TANDEM_{service}_FLEET_KEY": key for service in ("WORKER", "KVSTORE", "ROUTER")}
     return {**keys, "UCX_NET_DEVICES": "lo"} if loopback else keys
 
 

@@ -102,9 +102,6 @@ class ClusterSpec(ClusterOptions, AliasSettings):
     """As of the options; code that starts a cluster says so where it wants GPUs."""
     restart: bool = False
     """As of the options; code that starts a cluster looks after its processes itself."""
-    has_fleet_key: bool = True
-    """Whether its processes share a secret that is drawn at the start. Without it any process of this machine may send
-    blocks to its workers; the setting gpu_direct needs that."""
     hang_timeout_s: float = Field(default=30.0, gt=0)
     """A process that answered probes and has not for this long hangs; a shorter stall is only a pause. Seconds."""
     start_timeout_s: float = Field(default=600.0, gt=0)

@@ -26,6 +26,8 @@ from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 from shared.telemetry.logs import failure_level
 from shared.telemetry.tracing.span import Attributes
 
+NOTED_BYTES = 64 << 20
+"""Of blocks that one note names: those of a longer step are checked while later ones of it travel."""
 MAX_WATCHES = 1024
 """Hand-offs whose receivers wait, and that are watched; the one that reported least recently goes first."""
 
@@ -64,6 +66,7 @@ class PrefillRole:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._host = worker.host
+        self._noted = max(1, NOTED_BYTES // worker.host.model.layout.block_bytes)
         self.requests: dict[str, _Submitted] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._shipments: dict[str, Shipment] = {}  # until the trailer left
@@ -214,14 +217,14 @@ class PrefillRole:
         for sequence_id, batch in outgoing.items():
             item = self.requests.get(sequence_id)
             if item is None:  # cancelled while the step ran
-                for block in batch:
-                    self._release(block)
+                self._release(batch)
                 continue
             item.shipping_since = item.shipping_since or time.perf_counter()
             if item.trace is not None:
                 item.trace.chunk(len(batch))
             if item.notes:
-                item.shipment.add_noted(batch)
+                for begin in range(0, len(batch), self._noted):
+                    item.shipment.add_noted(batch[begin : begin + self._noted])
             else:
                 item.shipment.add(*batch)
 
@@ -249,8 +252,11 @@ class PrefillRole:
         now = time.perf_counter()
         self._worker.shipments.ended(now - (item.shipping_since or begun), now - begun, failed=failed)
 
-    def _release(self, block: OutgoingBlock) -> None:
-        self._host.engine.submit(ReleaseBlocks((block.block_id,), block.receiver))
+    def _release(self, blocks: Sequence[OutgoingBlock]) -> None:
+        """Of one sequence, and so for one receiver."""
+        if blocks:
+            block_ids = tuple(block.block_id for block in blocks)
+            self._host.engine.submit(ReleaseBlocks(block_ids, blocks[0].receiver))
 
     def _close(self, sequence_id: str, ending: Coroutine[None, None, None]) -> None:
         """Runs the end of a shipment; the shipment is known until it is over."""

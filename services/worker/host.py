@@ -110,7 +110,9 @@ class EngineHost:
         self.incarnation = secrets.randbits(64)
         self.fleet_key = FleetKey.of(settings.fleet_key.get_secret_value(), settings.block_encryption)
         """None where the transfer plane is open to all."""
-        self.transfer: KVTransfer = UcxTransfer(fleet_key=self.fleet_key, bind_gpu=_gpu_binding(settings))
+        self.transfer: KVTransfer = UcxTransfer(
+            fleet_key=self.fleet_key, bind_gpu=_gpu_binding(settings), needs_gpu=settings.gpu_direct is True
+        )
         self.engine: Engine
         self.model: LoadedModel
         self.guesses: GuessCounters
@@ -168,16 +170,20 @@ class EngineHost:
         self.model = await asyncio.to_thread(
             load_model, self.settings, progress, self._group, lambda error: emit(EngineDied(error))
         )
-        if self.fleet_key is not None:
-            self.fleet_key.use(await asyncio.to_thread(fastest_sum))
         await self.transfer.start()
+        if self.fleet_key is not None and not self.transfer.takes_gpu_memory:  # else the GPU makes the tags
+            self.fleet_key.use(await asyncio.to_thread(fastest_sum))
         pool = BlockPool(self.model.num_blocks, self.model.layout.block_size)
         checkpoint = self.model.decoder.config
         config = scheduler_config(self.settings, self.model.num_host_blocks)
         self.structures = StructureCompiler(
             lambda: Tokenizer.load(self.settings.model), checkpoint.eos_token_ids, checkpoint.vocab_size
         )
-        runner = await asyncio.to_thread(_start_runner, self.settings, self.model, self.structures, self._group)
+        device_transfer = self.transfer.takes_gpu_memory
+        logger.info("blocks are sent from %s memory", "the GPU's" if device_transfer else "host")
+        runner = await asyncio.to_thread(
+            _start_runner, self.settings, self.model, self.structures, self._group, device_transfer=device_transfer
+        )
         speculator = open_speculator(self.settings, runner, self.structures, self.model.draft)
         self.guesses = speculator.counters if speculator is not None else GuessCounters()
         scheduler = Scheduler(pool, config, groups=self.model.layout.groups, speculator=speculator)
@@ -358,14 +364,19 @@ def _choose_num_blocks(
 
 
 def _gpu_binding(settings: WorkerSettings) -> Callable[[], None] | None:
-    """What a thread that moves the GPU's blocks must call first; None where none does."""
-    if not settings.gpu_direct:
+    """What a thread that moves the GPU's blocks must call first; None where blocks leave by way of host memory."""
+    if not settings.sends_from_gpu:
         return None
     return partial(torch.cuda.set_device, torch.device(settings.devices[0]).index or 0)
 
 
 def _start_runner(
-    settings: WorkerSettings, model: LoadedModel, structures: StructureCompiler, group: RankGroup | None = None
+    settings: WorkerSettings,
+    model: LoadedModel,
+    structures: StructureCompiler,
+    group: RankGroup | None = None,
+    *,
+    device_transfer: bool,
 ) -> StepRunner:
     """The runner, ready for its first step. Blocking. Raises ConfigError, RankLost, and as `self_test`."""
     config = RunnerConfig(
@@ -373,7 +384,7 @@ def _start_runner(
         model.max_model_len,
         settings.max_num_batched_tokens,
         piecewise_tokens=None if settings.piecewise_tokens < 0 else settings.piecewise_tokens,
-        device_transfer=settings.gpu_direct,
+        device_transfer=device_transfer,
         num_host_blocks=model.num_host_blocks,
         debug_numerics=settings.debug_numerics,
     )

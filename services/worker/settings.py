@@ -35,7 +35,7 @@ GPU_SEQUENCES = 256
 TIMED = "timed:"
 
 _OF_ONE_PROCESS: Mapping[str, Collection[object]] = {
-    "gpu_direct": (False,),
+    "gpu_direct": (False, "auto"),
     "piecewise_tokens": (-1, 0),
     "deterministic": (False,),
     "debug_numerics": (False,),
@@ -78,9 +78,10 @@ class WorkerSettings(
     gpu_memory: float = Field(default=0.9, gt=0, le=1)
     """Share of the GPU's memory that this worker takes, of the whole and not of what is free: weights, steps and pool.
     Workers that share a GPU need shares that add up to less than 1."""
-    gpu_direct: bool = False
-    """Whether UCX sends and receives blocks straight from and into the GPU's memory, not by way of host memory. Only on
-    cuda, with a UCX that has CUDA transports, and without a fleet_key, whose tags are made on the host."""
+    gpu_direct: bool | Literal["auto"] = "auto"
+    """Whether UCX sends and receives blocks straight from and into the GPU's memory, not by way of host memory; the GPU
+    then also checks them and makes their tags. Only on cuda, by one process, with a UCX that has CUDA transports, and
+    without block_encryption, which is done on the host. auto: where all of that is so."""
     kernels: str = "auto"
     """Backend of the model's ops: triton (CUDA), cpu (C++), torch, or auto: the first that this machine
     supports."""
@@ -181,16 +182,18 @@ class WorkerSettings(
 
     @field_validator("piecewise_tokens", "gpu_direct")
     @classmethod
-    def _check_on_gpu(cls, value: int, info: ValidationInfo) -> int:
-        if value > 0 and not _is_gpu(device := info.data.get("device", "cuda")):
+    def _check_on_gpu(cls, value: int | str, info: ValidationInfo) -> int | str:
+        is_wanted = value != "auto" and int(value) > 0
+        if is_wanted and not _is_gpu(device := info.data.get("device", "cuda")):
             raise ValueError(f"needs a GPU: device is {device}")
         return value
 
     @field_validator("gpu_direct")
     @classmethod
-    def _check_direct(cls, value: bool, info: ValidationInfo) -> bool:
-        if value and info.data.get("fleet_key"):
-            raise ValueError("cannot be used with a fleet_key, whose tags are made on the host")
+    def _check_direct(cls, value: bool | str, info: ValidationInfo) -> bool | str:
+        encryption = info.data.get("block_encryption", NO_ENCRYPTION)
+        if value is True and encryption != NO_ENCRYPTION:
+            raise ValueError(f"cannot be used with block_encryption {encryption}, which is done on the host")
         return value
 
     @field_validator("tp", "pp")
@@ -345,6 +348,13 @@ class WorkerSettings(
     def is_on_gpu(self) -> bool:
         """Whether the engine runs on a GPU."""
         return _is_gpu(self.device)
+
+    @property
+    def sends_from_gpu(self) -> bool:
+        """Whether blocks are to leave straight from a GPU's memory, where UCX can."""
+        if self.gpu_direct != "auto":
+            return self.gpu_direct
+        return _is_gpu(self.device) and self.tp * self.pp == 1 and self.block_encryption == NO_ENCRYPTION
 
     @property
     def step_times(self) -> Path | None:

@@ -43,3 +43,16 @@ class BlockOps(Protocol):
             [n] int64 with the bits of the unsigned checksum.
         """
         ...
+
+    def block_key_sums(self, pool: Tensor, block_ids: Tensor, keys: Tensor) -> Tensor:
+        """The exact sum of `shared.kv.multilinear` over each of some blocks: Σ words_i · keys_i of 64-bit words.
+
+        Args:
+            pool: [num_blocks, …], contiguous, a block a multiple of 8 bytes.
+            block_ids: [n] int64, contiguous, each below num_blocks.
+            keys: [words of a block] int64 with the bits of the unsigned keys.
+
+        Returns:
+            [n, 4] int64, none negative: a sum is that of its parts p times 2^(32 p).
+        """
+        ...

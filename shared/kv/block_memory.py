@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from shared.tasks import unbroken
 
 AT_ONCE_BYTES = 64 << 10
 """Up to this many bytes are read on the loop, within some 50 µs: a thread would take longer to wake."""
+PART_BYTES = 16 << 20
+"""What a thread reads in two milliseconds, far longer than it takes to wake."""
+MOST_PARTS = 4
 T = TypeVar("T")
+Item = TypeVar("Item")
+Words = npt.NDArray[np.uint64]
+
+
+class DeviceSums(Protocol):
+    """Sums over blocks of one pool on a GPU as they are then, by the GPU; for any thread, which waits for them."""
+
+    def of(self, block_ids: Sequence[int]) -> list[int]:
+        """Checksums, in [0, 2^64)."""
+        ...
+
+    def by_keys(self, block_ids: Sequence[int], keys: Words) -> list[int]:
+        """`multilinear.ExactSum` of each block's words and the keys, [words of a block]."""
+        ...
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -21,10 +42,9 @@ class DeviceBytes:
     pointer: int
     nbytes: int
     """Of the block, one after another."""
-    checksum: Callable[[], int]
-    """Of the bytes as they are then, by the device; may block."""
-    owner: object
-    """What keeps the memory allocated."""
+    block_id: int
+    sums: DeviceSums
+    """Of its pool, which they keep allocated."""
 
     @property
     def __cuda_array_interface__(self) -> dict[str, object]:
@@ -48,12 +68,47 @@ def host_bytes(memory: BlockMemory) -> memoryview:
     return memory
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceBlockIds:
+    """Blocks of one pool on a GPU."""
+
+    sums: DeviceSums
+    block_ids: list[int]
+
+
+def on_device(blocks: Sequence[BlockMemory]) -> DeviceBlockIds | None:
+    """The blocks by their ids where they lie on a GPU, all in one pool; None for blocks in host memory, or none."""
+    placed = [block for block in blocks if isinstance(block, DeviceBytes)]
+    if not placed:
+        return None
+    assert len(placed) == len(blocks), "blocks on a GPU and on the host at once"
+    assert all(block.sums is placed[0].sums for block in placed), "blocks of several pools at once"
+    return DeviceBlockIds(placed[0].sums, [block.block_id for block in placed])
+
+
 async def beside_loop(num_bytes: int, work: Callable[[], T]) -> T:
     """Returns the result of `work`, which reads `num_bytes`. It runs to its end even where the caller is cancelled, and
     the cancel is raised only then: until then the bytes stay in use."""
     if num_bytes <= AT_ONCE_BYTES:
         return work()
     return await unbroken(asyncio.to_thread(work))
+
+
+async def each_beside_loop(items: Sequence[Item], num_bytes: int, work: Callable[[Sequence[Item]], list[T]]) -> list[T]:
+    """As `beside_loop`, of work over items of equal sizes that gives a result for each: several threads share many
+    bytes, at most half as many as there are processors."""
+    parts = min(MOST_PARTS, len(os.sched_getaffinity(0)) // 2, num_bytes // PART_BYTES)
+    if parts < 2:
+        return await beside_loop(num_bytes, lambda: work(items))
+    size = -(-len(items) // parts)
+
+    async def share() -> list[T]:
+        starts = range(0, len(items), size)
+        tasks = [asyncio.create_task(asyncio.to_thread(work, items[start : start + size])) for start in starts]
+        await asyncio.wait(tasks)  # all: until then the bytes stay in use
+        return [result for task in tasks for result in task.result()]
+
+    return await unbroken(share())
 
 
 class LeavingBlocks(Protocol):

@@ -21,7 +21,7 @@ from functools import lru_cache
 from typing import Any
 
 from shared.errors import ConfigError
-from shared.kv.block_memory import host_bytes
+from shared.kv.block_memory import BlockMemory, host_bytes
 from shared.kv.encryption_modes import Encryption
 from shared.kv.seal import MAC_BYTES, Purpose, SealedBlock, forged_message
 
@@ -99,9 +99,9 @@ class EncryptingSeal:
     def __repr__(self) -> str:
         return "EncryptingSeal()"
 
-    def close_blocks(self, blocks: Sequence[tuple[int, memoryview]]) -> list[SealedBlock]:
-        """See `Seal`; each block's `wire` is a buffer of its own."""
-        return [self._close_block(index, memory) for index, memory in blocks]
+    def close_blocks(self, blocks: Sequence[tuple[int, BlockMemory]]) -> list[SealedBlock]:
+        """See `Seal`, for blocks in host memory; each block's `wire` is a buffer of its own."""
+        return [self._close_block(index, host_bytes(memory)) for index, memory in blocks]
 
     def give_back(self, block: SealedBlock) -> None:
         """See `Seal`."""
@@ -109,8 +109,11 @@ class EncryptingSeal:
         assert isinstance(buffer, bytearray)
         self._cipher.spare.give_back(buffer)
 
-    def open_block(self, index: int, memory: memoryview, tag: bytes) -> bool:
-        """See `Seal`."""
+    def open_blocks(self, blocks: Sequence[tuple[int, BlockMemory, bytes]]) -> list[bool]:
+        """See `Seal`, for blocks in host memory."""
+        return [self._open_block(index, host_bytes(memory), tag) for index, memory, tag in blocks]
+
+    def _open_block(self, index: int, memory: memoryview, tag: bytes) -> bool:
         if len(tag) != self.tag_bytes:
             return False
         num_bytes = memory.nbytes

@@ -123,6 +123,7 @@ class LocalTransfer:
     def __init__(self, plane: LocalPlane) -> None:
         self.counters = TransferCounters()
         self.address = b""
+        self.takes_gpu_memory = False
         self._plane = plane
         self._open = False
         self._incoming: dict[int, _Incoming] = {}
@@ -149,17 +150,32 @@ class LocalTransfer:
 
     async def send(self, address: bytes, ticket: int, index: int, memory: BlockMemory) -> None:
         """See `KVTransfer`."""
+        await self.send_blocks(address, ticket, [(index, memory)], lambda: None)
+
+    async def send_blocks(
+        self, address: bytes, ticket: int, blocks: Sequence[tuple[int, BlockMemory]], on_taken: Callable[[], None]
+    ) -> None:
+        """See `KVTransfer`."""
         self._check_open()
         target = self._plane.at(address)
-        message = _Message(address, memory, asyncio.get_running_loop().create_future())
-        self._sends.add(message)
-        try:
+        messages = [_Message(address, memory, asyncio.get_running_loop().create_future()) for _, memory in blocks]
+        self._sends.update(messages)
+        for (index, _), message in zip(blocks, messages, strict=True):
             target._untaken.setdefault((ticket, index), []).append(message)
             target._match(ticket, index)
-            await message.taken
-        finally:
-            self._sends.discard(message)
-        self.counters.sent(index, memory.nbytes)
+        failed: TransferFailed | None = None
+        for (index, memory), message in zip(blocks, messages, strict=True):
+            try:
+                await message.taken
+            except TransferFailed as error:
+                failed = failed or error
+            else:
+                self.counters.sent(index, memory.nbytes)
+                on_taken()
+            finally:
+                self._sends.discard(message)
+        if failed is not None:
+            raise failed
 
     async def cancel(self, ticket: int) -> None:
         """See `KVTransfer`."""

@@ -9,12 +9,12 @@ keyed BLAKE2b, of which alone others see the result.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-Words = npt.NDArray[np.uint64]
+from shared.kv.block_memory import BlockMemory, Words, host_bytes, on_device
+
 ExactSum = Callable[[Words, Words], int]
 """Σ a_i · b_i over two arrays of one length, as an exact integer."""
 
@@ -48,8 +48,13 @@ class MultilinearHash:
         self._keys: Words = np.frombuffer(hashlib.shake_256(key).digest(block_bytes), np.dtype("<u8"))
         self._total = total
 
-    def of(self, block: memoryview) -> bytes:
-        """16 bytes."""
-        words = np.frombuffer(block, np.dtype("<u8"))
+    def of(self, blocks: Sequence[BlockMemory]) -> list[bytes]:
+        """16 bytes of each block; of blocks on a GPU by the GPU, all at once."""
+        held = on_device(blocks)
+        totals = map(self._sum, blocks) if held is None else held.sums.by_keys(held.block_ids, self._keys)
+        return [(total % _PRIME).to_bytes(16, "little") for total in totals]
+
+    def _sum(self, block: BlockMemory) -> int:
+        words = np.frombuffer(host_bytes(block), np.dtype("<u8"))
         assert len(words) == len(self._keys), f"a block of {8 * len(words)} bytes, not {8 * len(self._keys)}"
-        return (self._total(words, self._keys) % _PRIME).to_bytes(16, "little")
+        return self._total(words, self._keys)

@@ -43,7 +43,7 @@ class Seal(Protocol):
     tag_bytes: int
     """Of each block's tag; a message grows by as much."""
 
-    def close_blocks(self, blocks: Sequence[tuple[int, memoryview]]) -> list[SealedBlock]:
+    def close_blocks(self, blocks: Sequence[tuple[int, BlockMemory]]) -> list[SealedBlock]:
         """Seals (block index, its bytes), which stay as they are; reads every byte, so call it where that may take its
         time."""
         ...
@@ -52,10 +52,10 @@ class Seal(Protocol):
         """Frees the block's `wire`, which is not read any more."""
         ...
 
-    def open_block(self, index: int, memory: memoryview, tag: bytes) -> bool:
-        """Makes of what arrived the block that was sealed, in place; only once.
+    def open_blocks(self, blocks: Sequence[tuple[int, BlockMemory, bytes]]) -> list[bool]:
+        """Makes of what arrived, (block index, bytes, tag), the blocks that were sealed, in place; each only once.
 
-        False where it is not a block of this ticket and index, with this tag; then nothing is known of the memory's
+        False where one is not a block of this ticket and index, with this tag; then nothing is known of the memory's
         content.
         """
         ...
@@ -85,16 +85,24 @@ class TagSeal:
     def __repr__(self) -> str:
         return "TagSeal()"
 
-    def close_blocks(self, blocks: Sequence[tuple[int, memoryview]]) -> list[SealedBlock]:
+    def close_blocks(self, blocks: Sequence[tuple[int, BlockMemory]]) -> list[SealedBlock]:
         """See `Seal`; nothing is copied."""
-        return [SealedBlock(memory, self._tag(b"B", index, self._hash.of(memory))) for index, memory in blocks]
+        hashes = self._hash.of([memory for _, memory in blocks])
+        return [
+            SealedBlock(memory, self._tag(b"B", index, found))
+            for (index, memory), found in zip(blocks, hashes, strict=True)
+        ]
 
     def give_back(self, block: SealedBlock) -> None:
         """See `Seal`; nothing was taken."""
 
-    def open_block(self, index: int, memory: memoryview, tag: bytes) -> bool:
+    def open_blocks(self, blocks: Sequence[tuple[int, BlockMemory, bytes]]) -> list[bool]:
         """See `Seal`; changes nothing."""
-        return hmac.compare_digest(self._tag(b"B", index, self._hash.of(memory)), tag)
+        hashes = self._hash.of([memory for _, memory, _ in blocks])
+        return [
+            hmac.compare_digest(self._tag(b"B", index, found), tag)
+            for (index, _, tag), found in zip(blocks, hashes, strict=True)
+        ]
 
     def close_message(self, number: int, body: bytes) -> bytes:
         """See `Seal`."""

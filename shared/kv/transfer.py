@@ -8,7 +8,7 @@ it is the right to write.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -94,6 +94,8 @@ class KVTransfer(Protocol):
     counters: TransferCounters
     address: bytes
     """Opaque address for peers to send to. Set by `start`."""
+    takes_gpu_memory: bool
+    """Whether blocks may lie in the memory of this process's GPU. Set by `start`."""
 
     async def start(self) -> None:
         """Opens the plane. Raises TransferFailed if it is not available on this machine."""
@@ -112,6 +114,13 @@ class KVTransfer(Protocol):
         Waits as long as the receiver lives and has not taken the message. Raises TransferFailed when the peer is
         dropped or unreachable. Must not be cancelled: then it would be unknown whether the memory is still read.
         """
+        ...
+
+    async def send_blocks(
+        self, address: bytes, ticket: int, blocks: Sequence[tuple[int, BlockMemory]], on_taken: Callable[[], None]
+    ) -> None:
+        """Sends several (block index, memory) at once, for less than so many `send`; `on_taken` is called as each was
+        taken. Returns, or raises TransferFailed, when the memory of all may be reused."""
         ...
 
     async def cancel(self, ticket: int) -> None:

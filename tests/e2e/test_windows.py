@@ -12,8 +12,8 @@ import pytest
 
 from shared.model.checkpoints import write_random_checkpoint
 from shared.model.families.registry import load_config
-from tests.e2e.running import BLOCK_SIZE, DEMO
-from tests.e2e.stage import HOST_BYTES, Recording, Stage, prompt, staged
+from tests.e2e.running import BLOCK_SIZE, DEMO, PatientCommands
+from tests.e2e.stage import HOST_BYTES, Stage, prompt, staged
 from tests.integration.engine.families import OWN_ROPES, STATES
 from tests.integration.engine.test_greedy_against_transformers import transformers_greedy
 
@@ -75,7 +75,7 @@ async def test_handed_over_stored_and_cached_prefixes_give_the_tokens_of_transfo
         assert await stage.num_bad() == 0
 
 
-class Holding(Recording):
+class Holding(PatientCommands):
     """prefill-0 can be told to stand still in its next hand-off."""
 
     def worker(self, plan, kvstore):
@@ -83,7 +83,8 @@ class Holding(Recording):
         return [*command, "--failpoints", "ucx.send=hang@6"] if plan.name == "prefill-0" else command
 
 
-@pytest.mark.parametrize("family", FAMILIES_IN_TURN)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
 async def test_a_killed_sender_and_a_killed_decode_worker_cost_no_token(tmp_path: Path, family: str):
     model = write_model(tmp_path / "model", family)
     expected = transformers_greedy(model, TOKENS, 250)

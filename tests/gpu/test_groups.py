@@ -56,7 +56,7 @@ def test_ranks_on_gpus_give_the_tokens_of_one_process(
         with closing(EngineRun(folder)) as on_cpu:
             assert hand_off(on_cpu, run, PROMPT[::-1]) == hand_off(run, on_cpu, PROMPT[::-1])
         blocks = torch.randint(0, 256, (3, run.layout.block_bytes), dtype=torch.uint8)
-        arrived = [(block_id, run.engine.blocks.incoming(block_id)) for block_id in (5, 0, 2)]
+        arrived = list(zip((5, 0, 2), run.engine.blocks.incoming((5, 0, 2)), strict=True))
         for block, (_, memory) in zip(blocks, arrived, strict=True):
             memory[:] = block.numpy().tobytes()
         run.pool.clear_cache()

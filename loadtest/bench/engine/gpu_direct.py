@@ -54,14 +54,15 @@ async def receive(side: Side, sender: Connection, num_blocks: int, repeats: int)
             sums: list[int] = await asyncio.to_thread(sender.recv)
             for _ in range(repeats + 1):
                 side.pool.zero_()
-                memory = [(index, side.blocks.incoming(index)) for index in range(num_blocks)]
+                memory = list(enumerate(side.blocks.incoming(range(num_blocks))))
                 ticket, begin = new_ticket(), time.perf_counter()
                 incoming = side.transfer.expect(ticket, memory, TRAILER_BYTES)
                 sender.send((side.transfer.address, ticket))
                 await incoming.blocks(range(num_blocks))
                 seconds.append(time.perf_counter() - begin)
                 await side.transfer.cancel(ticket)
-                damaged = sum(block.checksum() != total for (_, block), total in zip(memory, sums, strict=True))
+                found = side.sums.of(range(num_blocks))
+                damaged = sum(ours != theirs for ours, theirs in zip(found, sums, strict=True))
                 if damaged:
                     raise TransferFailed(f"{damaged} of {num_blocks} blocks arrived damaged")
             sender.send(None)
@@ -77,7 +78,7 @@ async def _send(side: Side, receiver: Connection, num_blocks: int) -> None:
         while (asked := await asyncio.to_thread(receiver.recv)) is not None:
             address, ticket = asked
             blocks = [(index, memory) for index, memory in enumerate(side.blocks.outgoing(range(num_blocks)))]
-            await asyncio.gather(*(side.transfer.send(address, ticket, *block) for block in blocks))
+            await side.transfer.send_blocks(address, ticket, blocks, lambda: None)
     finally:
         await side.transfer.close()
 

@@ -32,7 +32,7 @@ def rates(device: torch.device, layout: BlockLayout, num_blocks: int, repeats: i
         for first in range(0, num_blocks, CHUNK_BLOCKS):
             staged.outgoing(range(first, min(first + CHUNK_BLOCKS, num_blocks)))
         out_s.append(time.perf_counter() - begin)
-        arrived = [(block_id, staged.incoming(block_id)) for block_id in range(num_blocks)]
+        arrived = list(enumerate(staged.incoming(range(num_blocks))))
         begin = time.perf_counter()
         staged.store(arrived)
         in_s.append(time.perf_counter() - begin)

@@ -154,9 +154,9 @@ class BlockServer:
         self._num_free += count
         self._given_back.set()
 
-    def _release(self, block: OutgoingBlock) -> None:
-        self._host.engine.submit(ReleaseHeld((block.block_id,)))
-        self._give_back(1)
+    def _release(self, blocks: Sequence[OutgoingBlock]) -> None:
+        self._host.engine.submit(ReleaseHeld(tuple(block.block_id for block in blocks)))
+        self._give_back(len(blocks))
 
 
 class StoreOffloader:
@@ -234,7 +234,7 @@ class StoreOffloader:
             wanted.ticket,
             len(wanted.indexes),
             partial(leaving, self._host.engine.blocks),
-            lambda block: self._host.engine.submit(ReleaseHeld((block.block_id,))),
+            lambda blocks: self._host.engine.submit(ReleaseHeld(tuple(block.block_id for block in blocks))),
             SEND_TIMEOUT_S,
             self._host.seal(Purpose.OFFER, wanted.ticket),
         )

@@ -57,9 +57,9 @@ class SlicedBlocks:
                 self._form.read(rows[0], block, rank)
         return memory
 
-    def incoming(self, block_id: int) -> memoryview:  # noqa: ARG002
+    def incoming(self, block_ids: Sequence[int]) -> list[BlockMemory]:
         """See `BlockAccess`; any slot serves."""
-        return self._ring.take()
+        return [self._ring.take() for _ in block_ids]
 
     def store(self, arrived: Sequence[tuple[int, BlockMemory]]) -> None:
         """See `BlockAccess`; as many blocks at once as a message holds."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from functools import partial
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +15,7 @@ from shared.engine.runner.device_link import DeviceLink
 from shared.engine.runner.pool_memory import free_bytes
 from shared.errors import TransferFailed
 from shared.kernels.block_ops import BlockOps
-from shared.kv.block_memory import BlockMemory, DeviceBytes, host_bytes
+from shared.kv.block_memory import BlockMemory, DeviceBytes, Words, host_bytes
 from shared.kv.checksum import BlockChecksum
 from shared.kv.layout import BlockLayout
 
@@ -79,16 +79,29 @@ class BlockSums:
         self._link = link
         self._aside = link.side_stream()
         self._on_host = None if kv_blocks.is_cuda else BlockChecksum(layout.block_bytes // 8, kv_blocks.device)
+        self._keys: tuple[Words, Tensor] | None = None  # and where they lie on the device
 
-    def of(self, block_ids: list[int]) -> list[int]:
+    def of(self, block_ids: Sequence[int]) -> list[int]:
         """Checksums of these blocks as they are now, behind the copies that were queued; no step in flight may write
         to them. Waits for the device."""
+        self._link.bind_thread()
         with self._aside.entered():
             if self._on_host is not None:
                 return self._on_host.checksum_blocks(self._kv_blocks, block_ids)
-            ids = self._link.send(torch.tensor(block_ids, dtype=torch.int64))
-            sums = self._kernels.block_checksums(self._kv_blocks, ids)
+            sums = self._kernels.block_checksums(self._kv_blocks, self._ids(block_ids))
             return [value % (1 << 64) for value in sums.tolist()]
+
+    def by_keys(self, block_ids: Sequence[int], keys: Words) -> list[int]:
+        """See `DeviceSums`; likewise."""
+        self._link.bind_thread()
+        with self._aside.entered():
+            if self._keys is None or self._keys[0] is not keys:
+                self._keys = keys, torch.from_numpy(keys.view(np.int64).copy()).to(self._kv_blocks.device)
+            parts = self._kernels.block_key_sums(self._kv_blocks, self._ids(block_ids), self._keys[1]).tolist()
+        return [sum(part << 32 * place for place, part in enumerate(row)) for row in parts]
+
+    def _ids(self, block_ids: Sequence[int]) -> Tensor:
+        return self._link.send(torch.tensor(block_ids, dtype=torch.int64))
 
 
 class BlockAccess(Protocol):
@@ -97,7 +110,8 @@ class BlockAccess(Protocol):
 
     @property
     def waits_for_copies(self) -> bool:
-        """True where `outgoing` waits for a GPU, and may be called from any thread: the event loop's should not."""
+        """True where `outgoing` and `store` wait for a GPU, and may be called from any thread: the event loop's should
+        not."""
         ...
 
     def outgoing(self, block_ids: Sequence[int]) -> list[BlockMemory]:
@@ -107,8 +121,8 @@ class BlockAccess(Protocol):
         """
         ...
 
-    def incoming(self, block_id: int) -> BlockMemory:
-        """Memory for a block that will arrive. Keep it until no sender can write to it any more.
+    def incoming(self, block_ids: Sequence[int]) -> list[BlockMemory]:
+        """Memory for each of these blocks, which will arrive. Keep it until no sender can write to it any more.
 
         Raises TransferFailed where there is none.
         """
@@ -131,9 +145,9 @@ class DirectBlocks:
         """See `BlockAccess`."""
         return [_bytes_of(self._kv_blocks[block_id]) for block_id in block_ids]
 
-    def incoming(self, block_id: int) -> memoryview:
+    def incoming(self, block_ids: Sequence[int]) -> list[BlockMemory]:
         """See `BlockAccess`."""
-        return _bytes_of(self._kv_blocks[block_id])
+        return self.outgoing(block_ids)
 
     def store(self, arrived: Sequence[tuple[int, BlockMemory]]) -> None:
         """Nothing to do: `incoming` gave the pool's own memory."""
@@ -155,34 +169,25 @@ class DeviceBlocks:
         self._link = link
         self._sums = sums
         self._aside = link.side_stream()
+        self._begin = kv_blocks.data_ptr()
+        self._block_bytes = kv_blocks[0].numel() * kv_blocks.element_size()
 
     def outgoing(self, block_ids: Sequence[int]) -> list[BlockMemory]:
-        """See `BlockAccess`."""
-        return list(self._bytes_of(block_ids))
-
-    def incoming(self, block_id: int) -> DeviceBytes:
-        """See `BlockAccess`."""
-        return self._bytes_of((block_id,))[0]
-
-    def store(self, arrived: Sequence[tuple[int, BlockMemory]]) -> None:
-        """Nothing to do: `incoming` gave the pool's own memory."""
-
-    def _bytes_of(self, block_ids: Sequence[int]) -> list[DeviceBytes]:
-        """Waits until no queued copy reads or writes the blocks any more."""
+        """See `BlockAccess`. Waits until no queued copy reads or writes the blocks any more."""
         with self._aside.entered():
             pass
         self._aside.synchronize()
-        places = [(block_id, self._kv_blocks[block_id]) for block_id in block_ids]
         return [
-            DeviceBytes(
-                block.data_ptr(), block.numel() * block.element_size(), partial(self._checksum, name), self._kv_blocks
-            )
-            for name, block in places
+            DeviceBytes(self._begin + block_id * self._block_bytes, self._block_bytes, block_id, self._sums)
+            for block_id in block_ids
         ]
 
-    def _checksum(self, block_id: int) -> int:
-        self._link.bind_thread()  # arrivals are checked on threads of their own
-        return self._sums.of([block_id])[0]
+    def incoming(self, block_ids: Sequence[int]) -> list[BlockMemory]:
+        """See `BlockAccess`; as `outgoing`."""
+        return self.outgoing(block_ids)
+
+    def store(self, arrived: Sequence[tuple[int, BlockMemory]]) -> None:
+        """Nothing to do: `incoming` gave the pool's own memory."""
 
 
 class StagedBlocks:
@@ -215,12 +220,13 @@ class StagedBlocks:
         self._aside.synchronize()
         return list(memory)
 
-    def incoming(self, block_id: int) -> memoryview:  # noqa: ARG002
+    def incoming(self, block_ids: Sequence[int]) -> list[BlockMemory]:
         """See `BlockAccess`; any slot serves."""
-        return self._ring.take()
+        return [self._ring.take() for _ in block_ids]
 
     def store(self, arrived: Sequence[tuple[int, BlockMemory]]) -> None:
         """See `BlockAccess`; all copies are queued before any is waited for."""
+        self._link.bind_thread()
         with self._aside.entered():
             for block_id, memory in arrived:
                 block = self._kv_blocks[block_id]

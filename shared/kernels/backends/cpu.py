@@ -26,6 +26,7 @@ class CpuKernels(CpuOps):
     gather_blocks = staticmethod(TorchKernels.gather_blocks)
     scatter_blocks = staticmethod(TorchKernels.scatter_blocks)
     block_checksums = staticmethod(TorchKernels.block_checksums)
+    block_key_sums = staticmethod(TorchKernels.block_key_sums)
 
     def __init__(self, isa: str = AUTO, *, deterministic: bool = False, alike: bool = False) -> None:
         """Loads the library of an instruction set; `refusal` has made sure that it exists."""

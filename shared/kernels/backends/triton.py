@@ -45,6 +45,7 @@ class TritonKernels:
     gather_blocks = staticmethod(blocks.gather_blocks)
     scatter_blocks = staticmethod(blocks.scatter_blocks)
     block_checksums = staticmethod(blocks.block_checksums)
+    block_key_sums = staticmethod(blocks.block_key_sums)
     sample_tokens = staticmethod(sampling.sample_tokens)
     penalize = staticmethod(history.penalize)
     count_tokens = staticmethod(history.count_tokens)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shared.kernels.blocks.jit import checksum_stretches, copy_blocks
-from shared.kernels.blocks.reference import check_blocks, check_scatter_blocks
+from shared.kernels.blocks.jit import checksum_stretches, copy_blocks, key_sum_stretches
+from shared.kernels.blocks.reference import check_blocks, check_key_sums, check_scatter_blocks
 from shared.kv.checksum import as_words
 
 COPY_TILE = 2048  # words of a program: 16 KiB
 CHECKSUM_TILE = 512  # words a block at once
 CHECKSUM_STRETCH = 8192  # words a block of a program: 64 KiB
 CHECKSUM_BLOCKS = 4  # blocks of a program
+KEY_SUM_TILE = 256  # words a block at once; four sums of each stay in registers
 
 
 def gather_blocks(pool: Tensor, block_ids: Tensor) -> Tensor:
@@ -46,6 +47,30 @@ def block_checksums(pool: Tensor, block_ids: Tensor) -> Tensor:
             num_words,
             BLOCKS=CHECKSUM_BLOCKS,
             TILE=CHECKSUM_TILE,
+            STRETCH=CHECKSUM_STRETCH,
+            num_warps=4,
+            enable_fp_fusion=False,
+        )
+    return sums.sum(dim=1)
+
+
+def block_key_sums(pool: Tensor, block_ids: Tensor, keys: Tensor) -> Tensor:
+    """`BlockOps.block_key_sums`."""
+    check_key_sums(pool, block_ids, keys)
+    words = as_words(pool)
+    num_blocks, num_words = block_ids.shape[0], words.shape[1]
+    num_stretches = -(-num_words // CHECKSUM_STRETCH)
+    sums = torch.empty((num_blocks, num_stretches, 4), dtype=torch.int64, device=pool.device)
+    if num_blocks:
+        key_sum_stretches[(num_stretches, -(-num_blocks // CHECKSUM_BLOCKS))](
+            words,
+            block_ids,
+            keys,
+            sums,
+            num_blocks,
+            num_words,
+            BLOCKS=CHECKSUM_BLOCKS,
+            TILE=KEY_SUM_TILE,
             STRETCH=CHECKSUM_STRETCH,
             num_warps=4,
             enable_fp_fusion=False,

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from shared.kv.checksum import as_words
 from shared.kv.checksum_weights import checksum_weights
+from shared.kv.multilinear import exact_sum
 
 
 def check_blocks(pool: Tensor, block_ids: Tensor) -> None:
@@ -29,6 +30,15 @@ def check_scatter_blocks(blocks: Tensor, pool: Tensor, block_ids: Tensor) -> Non
     assert blocks.shape == (block_ids.shape[0], *pool.shape[1:])
 
 
+def check_key_sums(pool: Tensor, block_ids: Tensor, keys: Tensor) -> None:
+    """Assert what `BlockOps.block_key_sums` asks of its arguments."""
+    check_blocks(pool, block_ids)
+    assert block_ids.is_contiguous()
+    assert keys.dtype == torch.int64
+    assert keys.shape == (pool[:1].nbytes // 8,)
+    assert keys.device == pool.device
+
+
 def gather_blocks(pool: Tensor, block_ids: Tensor) -> Tensor:
     """`BlockOps.gather_blocks`."""
     check_blocks(pool, block_ids)
@@ -47,3 +57,12 @@ def block_checksums(pool: Tensor, block_ids: Tensor) -> Tensor:
     words = as_words(pool)
     weights = torch.from_numpy(checksum_weights(words.shape[1]).view(np.int64)).to(pool.device)
     return (words.index_select(0, block_ids) * weights).sum(dim=1)
+
+
+def block_key_sums(pool: Tensor, block_ids: Tensor, keys: Tensor) -> Tensor:
+    """`BlockOps.block_key_sums`."""
+    check_key_sums(pool, block_ids, keys)
+    words = as_words(pool).index_select(0, block_ids).cpu().numpy().view(np.uint64)
+    totals = [exact_sum(row, keys.cpu().numpy().view(np.uint64)) for row in words]
+    parts = [[total >> 32 * part & 0xFFFFFFFF for part in range(3)] + [total >> 96] for total in totals]
+    return torch.tensor(parts, dtype=torch.int64, device=pool.device).view(len(totals), 4)

@@ -14,7 +14,7 @@ from enum import Enum
 import numpy as np
 
 from shared.errors import TransferFailed
-from shared.kv.block_memory import BlockMemory, DeviceBytes, beside_loop, host_bytes
+from shared.kv.block_memory import BlockMemory, beside_loop, each_beside_loop, host_bytes, on_device
 from shared.kv.checksum_weights import checksum_weights, weighted_sum
 from shared.kv.fleet_key import FleetKey
 from shared.kv.handoff.shipment import decode_trailer, trailer_bytes
@@ -53,20 +53,31 @@ class ArrivalCheck:
 
         Nothing else may write to the bytes meanwhile. Runs to its end, also where the caller is cancelled.
         """
-        return await beside_loop(len(blocks) * self.block_bytes, lambda: self._check(blocks, seal))
+        num_bytes = len(blocks) * self.block_bytes
+        if on_device([memory for _, memory, _ in blocks]):
+            return await beside_loop(num_bytes, lambda: self._check(blocks, seal))
+        # One by one: a processor's cache holds a block, which is read twice.
+        return await each_beside_loop(blocks, num_bytes, lambda part: [self._check([it], seal)[0] for it in part])
 
     def checksum(self, block: BlockMemory) -> int:
         """In [0, 2^64). Of a block on a GPU by the GPU."""
-        if isinstance(block, DeviceBytes):
-            return block.checksum()
-        return weighted_sum(np.frombuffer(block, np.dtype("<u8")), self._weights)
+        return self._checksums([block])[0]
 
     def _check(self, blocks: Sequence[tuple[int, BlockMemory, Announced]], seal: Seal | None) -> list[bool]:
+        opened = [True] * len(blocks)
+        if seal is not None:
+            opened = seal.open_blocks([(index, memory, announced.tag) for index, memory, announced in blocks])
+        sums = self._checksums([memory for _, memory, _ in blocks])
         return [
-            (seal is None or seal.open_block(index, host_bytes(memory), announced.tag))
-            and self.checksum(memory) == announced.checksum
-            for index, memory, announced in blocks
+            is_ours and total == announced.checksum
+            for is_ours, total, (_, _, announced) in zip(opened, sums, blocks, strict=True)
         ]
+
+    def _checksums(self, blocks: Sequence[BlockMemory]) -> list[int]:
+        held = on_device(blocks)
+        if held is not None:
+            return held.sums.of(held.block_ids)
+        return [weighted_sum(np.frombuffer(host_bytes(block), np.dtype("<u8")), self._weights) for block in blocks]
 
 
 class MemoryLost(TransferFailed):
@@ -167,6 +178,8 @@ class HandoffReceiver:
     """That the sender must have computed."""
     fleet_key: FleetKey | None = None
     """With one, notes, blocks and trailer must be sealed for their ticket."""
+    store: Callable[[Sequence[int]], None] | None = None
+    """Moves blocks, by index, out of their buffers, in a thread, as soon as each was found undamaged."""
     checksums: dict[int, int] = field(default_factory=dict)
     """Of the blocks that are here, undamaged, by index: nothing writes to them any more."""
     damaged: set[int] = field(default_factory=set)
@@ -369,7 +382,11 @@ class HandoffReceiver:
 
     async def _check(self, new: Sequence[int]) -> None:
         arrived = [(index, self.buffers[index], self._announced[index]) for index in new]
-        for index, sound in zip(new, await self.check.sound(arrived, self._seal), strict=True):
+        found = await self.check.sound(arrived, self._seal)
+        if (store := self.store) is not None:
+            good = [index for index, sound in zip(new, found, strict=True) if sound]
+            await beside_loop(len(good) * self.check.block_bytes, lambda: store(good))
+        for index, sound in zip(new, found, strict=True):
             if sound:
                 self.checksums[index] = self._announced[index].checksum
             else:

@@ -18,7 +18,7 @@ from typing import Self
 from google.protobuf.message import DecodeError
 
 from shared.errors import TransferFailed
-from shared.kv.block_memory import BlockMemory, beside_loop, host_bytes
+from shared.kv.block_memory import BlockMemory, beside_loop, each_beside_loop, on_device
 from shared.kv.pool import OutgoingBlock
 from shared.kv.seal import Seal, SealedBlock
 from shared.kv.transfer import TRAILER_INDEX, KVTransfer
@@ -98,11 +98,11 @@ class Shipment:
         ticket: int,
         num_needed: int,
         memory: Callable[[Sequence[int]], Awaitable[Sequence[BlockMemory]]],
-        release: Callable[[OutgoingBlock], None],
+        release: Callable[[Sequence[OutgoingBlock]], None],
         timeout_s: float,
         seal: Seal | None = None,
     ) -> None:
-        """`memory(block_ids)` gives the bytes of each, `release(block)` gives the sender's reference back. A receiver
+        """`memory(block_ids)` gives the bytes of each, `release(blocks)` gives the sender's references back. A receiver
         that takes nothing for `timeout_s` after the last chunk is given up. `seal` protects blocks, notes and the
         trailer."""
         self._transfer = transfer
@@ -204,48 +204,55 @@ class Shipment:
             sealed = await self._close_blocks(blocks)
         except Exception as error:
             self._error = _as_failure(error)
-            for block in blocks:
-                self._release(block)
+            self._release(blocks)
             if tags is not None and not tags.done():
                 tags.set_exception(self._error)
                 tags.exception()  # the owner of the blocks may not read it
             return
-        sends = [asyncio.create_task(self._send(*pair)) for pair in zip(blocks, sealed, strict=True)]
         made = [item.tag for item in sealed]
+        noting: asyncio.Task[None] | None = None
         if tags is None:
             self._unnoted += zip(blocks, made, strict=True)
             if self._noting is None or self._noting.done():
                 self._noting = asyncio.create_task(self._send_notes())
-            sends.append(self._noting)
+            noting = self._noting
         else:
             self._tags.update((block.index, tag) for block, tag in zip(blocks, made, strict=True) if tag)
             if not tags.done():
                 tags.set_result(made)
-        if sends:
-            await asyncio.wait(sends)
+        await self._send(blocks, sealed)
+        if noting is not None:
+            await asyncio.wait((noting,))
 
     async def _close_blocks(self, blocks: Sequence[OutgoingBlock]) -> list[SealedBlock]:
         memory = await self._memory([block.block_id for block in blocks])
         seal = self._seal
         if seal is None:
             return [SealedBlock(place) for place in memory]
-        pairs = [(block.index, host_bytes(place)) for block, place in zip(blocks, memory, strict=True)]
-        return await beside_loop(sum(place.nbytes for place in memory), lambda: seal.close_blocks(pairs))
+        pairs = [(block.index, place) for block, place in zip(blocks, memory, strict=True)]
+        num_bytes = sum(place.nbytes for place in memory)
+        if on_device(memory):
+            return await beside_loop(num_bytes, lambda: seal.close_blocks(pairs))
+        return await each_beside_loop(pairs, num_bytes, seal.close_blocks)
 
-    async def _send(self, block: OutgoingBlock, sealed: SealedBlock) -> None:
+    async def _send(self, blocks: Sequence[OutgoingBlock], sealed: Sequence[SealedBlock]) -> None:
         try:
             if self._dropped:
                 raise TransferFailed("the peer is gone")
-            if self._error is None:
-                self.num_posted += 1
-                await self._transfer.send(self.address, self._ticket, block.index, sealed.wire)
-                self.num_taken += 1
+            if self._error is None and blocks:
+                self.num_posted += len(blocks)
+                leaving = [(block.index, item.wire) for block, item in zip(blocks, sealed, strict=True)]
+                await self._transfer.send_blocks(self.address, self._ticket, leaving, self._count_taken)
                 if self._seal is not None:
-                    self._seal.give_back(sealed)
+                    for item in sealed:
+                        self._seal.give_back(item)
         except Exception as error:
             self._error = self._error or _as_failure(error)
         finally:
-            self._release(block)
+            self._release(blocks)
+
+    def _count_taken(self) -> None:
+        self.num_taken += 1
 
     async def _send_notes(self) -> None:
         """One after the other, each with all that has begun to leave by then."""

@@ -17,6 +17,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from shared import failpoints
@@ -66,11 +67,14 @@ class Peer:
             self.drop("no endpoint")
             raise
 
-    async def send(self, tag: int, memory: BlockMemory) -> None:
-        """Returns when the memory may be reused. Raises TransferFailed."""
-        request = self._worker.send(self._endpoint, tag, memory, self._sends.discard)
-        self._sends.add(request)
-        await request.wait()
+    def send(self, tag: int, memory: BlockMemory, on_end: Callable[[Request], None]) -> None:
+        """Posts a send; `on_end` is called on the loop when the memory may be reused. Raises TransferFailed."""
+
+        def ended(request: Request) -> None:
+            self._sends.discard(request)
+            on_end(request)
+
+        self._sends.add(self._worker.send(self._endpoint, tag, memory, ended))
 
     def drop(self, reason: str) -> None:
         """Fails the sends in flight; idempotent."""
@@ -257,19 +261,23 @@ class UcxTransfer:
         cancel_timeout_s: float = 5.0,
         fleet_key: FleetKey | None = None,
         bind_gpu: Callable[[], None] | None = None,
+        *,
+        needs_gpu: bool = True,
     ) -> None:
         """`host_id`: 16 bytes; peers with the same id are processes that this one can watch. None: detected. With a
         `fleet_key` it sends to addresses alone that the fleet has signed.
 
         `bind_gpu`: where blocks are sent from a GPU's memory or received there, makes that GPU the calling thread's
-        current one. `cancel_timeout_s`: how long `cancel` waits for a sender that is silent in the middle of a message.
+        current one; `needs_gpu`: a UCX that cannot is refused. `cancel_timeout_s`: how long `cancel` waits for a sender
+        that is silent in the middle of a message.
         """
         self.counters = TransferCounters()
         self.address = b""
+        self.takes_gpu_memory = False
         self._host_id = host_id
         self._fleet_key = fleet_key
         self._cancel_timeout_s = cancel_timeout_s
-        self._worker = UcxWorker(bind_gpu)
+        self._worker = UcxWorker(bind_gpu, needs_gpu=needs_gpu)
         self._late = LateSenders(self._worker)
         self._peers: dict[bytes, Peer] = {}
         self._incoming: dict[int, UcxIncoming] = {}
@@ -280,6 +288,7 @@ class UcxTransfer:
         """See `KVTransfer`."""
         self._host_id = self._host_id or this_host()
         worker = self._worker.start()
+        self.takes_gpu_memory = self._worker.takes_gpu_memory
         self.address = PeerAddress(self._host_id, os.getpid(), process_started(os.getpid()), worker).encode(
             self._fleet_key
         )
@@ -295,19 +304,47 @@ class UcxTransfer:
 
     async def send(self, address: bytes, ticket: int, index: int, memory: BlockMemory) -> None:
         """See `KVTransfer`."""
+        await self.send_blocks(address, ticket, [(index, memory)], lambda: None)
+
+    async def send_blocks(
+        self, address: bytes, ticket: int, blocks: Sequence[tuple[int, BlockMemory]], on_taken: Callable[[], None]
+    ) -> None:
+        """See `KVTransfer`."""
         self._check_open()
-        if failpoints.armed:
-            await failpoints.strike_async(failpoints.UCX_SEND)
         peer, begun = self._peer(address), time.perf_counter()
-        try:
-            await peer.send(tag(ticket, index), memory)
-        except TransferFailed:
-            self.counters.num_failed_sends += index != TRAILER_INDEX
+        all_ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        num_left = len(blocks)
+        failed: Exception | None = None
+
+        def ended(index: int, request: Request) -> None:
+            nonlocal num_left, failed
+            num_left -= 1
+            if request.error is None:
+                self.counters.sent(index, request.num_bytes, time.perf_counter() - begun)
+                on_taken()
+            else:
+                failed = failed or TransferFailed(request.error)
+                self.counters.num_failed_sends += index != TRAILER_INDEX
+            if not num_left and not all_ended.done():
+                all_ended.set_result(None)
+
+        for place, (index, memory) in enumerate(blocks):
+            try:
+                if failpoints.armed:
+                    await failpoints.strike_async(failpoints.UCX_SEND)
+                peer.send(tag(ticket, index), memory, partial(ended, index))
+            except (TransferFailed, failpoints.Injected) as error:  # those before are on their way
+                failed = failed or error
+                self.counters.num_failed_sends += index != TRAILER_INDEX
+                num_left -= len(blocks) - place
+                break
+        if num_left:
+            await all_ended
+        if failed is not None:
             # An endpoint that failed once stays failed; the next send gets a new one.
             if self._peers.get(address) is peer:
                 self._forget(address, "another send to the peer failed")
-            raise
-        self.counters.sent(index, memory.nbytes, time.perf_counter() - begun)
+            raise failed
 
     async def cancel(self, ticket: int) -> None:
         """See `KVTransfer`. Raises TransferFailed with `details["memory_lost"]` if a sender fell silent in the

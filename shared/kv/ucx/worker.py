@@ -174,9 +174,12 @@ class UcxWorker:
     So messages travel by TCP, and the data of long ones by CMA.
     """
 
-    def __init__(self, bind_gpu: Callable[[], None] | None = None) -> None:
-        """`bind_gpu` makes a GPU the calling thread's current one; None = blocks lie in host memory."""
+    def __init__(self, bind_gpu: Callable[[], None] | None = None, *, needs_gpu: bool = True) -> None:
+        """`bind_gpu` makes a GPU the calling thread's current one; None = blocks lie in host memory. `needs_gpu`: a UCX
+        without CUDA transports is refused, not used for blocks in host memory."""
         self._bind_gpu = bind_gpu
+        self._needs_gpu = needs_gpu
+        self.takes_gpu_memory = False
         self._api: Any = None
         self._array: Any = None
         self._context: Any = None
@@ -200,9 +203,9 @@ class UcxWorker:
         try:
             with ending_silent_connections():
                 self._context = libucxx.UCXContext({})
-                worker = libucxx.UCXWorker(self._context, enable_delayed_submission=False, enable_python_future=True)
-            if self._bind_gpu is not None:
-                self._check_takes_gpu()
+                worker = libucxx.UCXWorker(self._context, enable_delayed_submission=True, enable_python_future=True)
+            if self._bind_gpu is not None and self._takes_gpu():
+                self.takes_gpu_memory = True
                 worker.set_progress_thread_start_callback(self._bind_gpu)
             worker.start_progress_thread(polling_mode=False, epoll_timeout=1)
             address: bytes = worker.address.tobytes()
@@ -293,12 +296,14 @@ class UcxWorker:
         if self._worker is not None:
             self._worker.run_request_notifier()
 
-    def _check_takes_gpu(self) -> None:
-        if not self._context.cuda_support:
+    def _takes_gpu(self) -> bool:
+        has_cuda = bool(self._context.cuda_support)
+        if not has_cuda and self._needs_gpu:
             raise ConfigError(
                 "gpu_direct needs a UCX with CUDA transports: this one has none, or UCX_TLS leaves them out",
                 field="gpu_direct",
             )
+        return has_cuda
 
     def _drain(self, worker: Any) -> list[Request]:
         """Takes unexpected messages, a few bytes of each.

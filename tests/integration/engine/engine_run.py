@@ -141,7 +141,8 @@ def hand_off(
     sending = prefill.sequence(prompt, max_tokens, Goal.FIRST_TOKEN, frozenset(targets), **sampling)
     sending.adapter = slots[0]
     prefill.engine.submit(AddSequence(sending))
-    buffers = {index: decode.engine.blocks.incoming(block_id) for index, block_id in reserved.needed}
+    memory = decode.engine.blocks.incoming([block_id for _, block_id in reserved.needed])
+    buffers = {index: buffer for (index, _), buffer in zip(reserved.needed, memory, strict=True)}
     checksums, first = {}, None
     while first is None:
         stepped = prefill.next(StepOutput)

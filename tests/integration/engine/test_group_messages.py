@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from itertools import product
@@ -93,12 +93,13 @@ async def hand_off(prefill: EngineRun, decode: EngineRun, sender: KVTransfer, re
     receiving = decode.sequence(PROMPT, MAX_TOKENS)
     decode.engine.submit(ReserveSequence(receiving))
     reserved = await asyncio.to_thread(decode.next, SequenceReserved)
-    buffers = {index: decode.engine.blocks.incoming(block_id) for index, block_id in reserved.needed}
+    memory = decode.engine.blocks.incoming([block_id for _, block_id in reserved.needed])
+    buffers = {index: buffer for (index, _), buffer in zip(reserved.needed, memory, strict=True)}
     arriving = HandoffReceiver(receiver, ArrivalCheck(decode.layout.block_bytes), buffers, len(PROMPT))
     ticket, needed = arriving.open()
 
-    def release(block: OutgoingBlock) -> None:
-        prefill.engine.submit(ReleaseBlocks((block.block_id,)))
+    def release(blocks: Sequence[OutgoingBlock]) -> None:
+        prefill.engine.submit(ReleaseBlocks(tuple(block.block_id for block in blocks)))
 
     outgoing = partial(leaving, prefill.engine.blocks)
     shipment = Shipment(sender, receiver.address, ticket, len(needed), outgoing, release, DEADLINE_S)

@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import uvloop
@@ -162,8 +162,15 @@ class _Damaging:
         self._swapped = dict(zip(swapped, reversed(swapped), strict=True))
 
     async def send(self, address: bytes, ticket: int, index: int, memory: memoryview) -> None:
-        place = self._swapped.get(index, index)
-        await self._transfer.send(address, ticket, place, _flipped(memory, index in self._damaged))
+        await self._transfer.send(address, ticket, index, memory)
+
+    async def send_blocks(
+        self, address: bytes, ticket: int, blocks: Sequence[tuple[int, memoryview]], on_taken: Callable[[], None]
+    ) -> None:
+        changed = [
+            (self._swapped.get(index, index), _flipped(memory, index in self._damaged)) for index, memory in blocks
+        ]
+        await self._transfer.send_blocks(address, ticket, changed, on_taken)
 
     def drop_peer(self, address: bytes) -> None:
         self._transfer.drop_peer(address)

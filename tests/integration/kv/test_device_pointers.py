@@ -14,8 +14,10 @@ import torch
 from shared.engine.runner.block_access import BlockSums, DeviceBlocks
 from shared.engine.runner.device_link import DeviceLink
 from shared.kernels.torch_backend import TorchKernels
+from shared.kv.fleet_key import FleetKey
 from shared.kv.handoff.receive_handoff import Announced, ArrivalCheck
 from shared.kv.layout import BlockLayout, KVFormat
+from shared.kv.seal import Purpose
 from shared.kv.transfer import TRAILER_INDEX, new_ticket
 from shared.kv.ucx import UcxTransfer
 
@@ -37,19 +39,21 @@ class Side:
         self.transfer = UcxTransfer(bind_gpu=lambda: self.bound.append(threading.current_thread().name))
 
 
-async def test_blocks_arrive_by_pointer_and_a_damaged_one_is_found() -> None:
+async def test_blocks_arrive_by_pointer_and_a_damaged_or_forged_one_is_found() -> None:
     shape = LAYOUT.shape(4)
     sender, receiver = Side(torch.randint(256, shape, dtype=torch.uint8)), Side(torch.zeros(shape, dtype=torch.uint8))
+    key, other = (FleetKey(secret * 16) for secret in (b"k", b"o"))
     async with asyncio.timeout(DEADLINE_S):
         for side in (sender, receiver):
             await side.transfer.start()
         try:
             ticket, moves = new_ticket(), {0: (3, 1), 1: (0, 2), 2: (2, 0)}  # index -> block there, block here
-            arriving = {index: receiver.blocks.incoming(to) for index, (_, to) in moves.items()}
+            arriving = dict(zip(moves, receiver.blocks.incoming([to for _, to in moves.values()]), strict=True))
+            leaving = {index: sender.blocks.outgoing([block_id])[0] for index, (block_id, _) in moves.items()}
             incoming = receiver.transfer.expect(ticket, list(arriving.items()), 8)
             sends = [
-                sender.transfer.send(receiver.transfer.address, ticket, index, sender.blocks.outgoing([block_id])[0])
-                for index, (block_id, _) in moves.items()
+                sender.transfer.send(receiver.transfer.address, ticket, index, memory)
+                for index, memory in leaving.items()
             ]
             trailer = memoryview(bytearray(b"that all"))
             await asyncio.gather(
@@ -65,10 +69,21 @@ async def test_blocks_arrive_by_pointer_and_a_damaged_one_is_found() -> None:
     for block_id, to in moves.values():
         assert torch.equal(receiver.pool[to], sender.pool[block_id])
     assert not receiver.pool[3].any()
+
+    seals = [maker.seal(Purpose.HANDOFF, ticket, LAYOUT.block_bytes) for maker in (key, other)]
+    tags = [[closed.tag for closed in seal.close_blocks(list(leaving.items()))] for seal in seals]
+    on_host = [(index, memoryview(sender.pool[block_id].numpy()).cast("B")) for index, (block_id, _) in moves.items()]
+    assert tags[0] == [closed.tag for closed in seals[0].close_blocks(on_host)]
     receiver.pool[0, 0, 0, 0, 0] += 1
     sums = sender.sums.of([block_id for block_id, _ in moves.values()])
-    announced = [(index, arriving[index], Announced(total)) for index, total in zip(moves, sums, strict=True)]
-    assert await ArrivalCheck(LAYOUT.block_bytes).sound(announced) == [True, True, False]
+    for seal, sealed_by, sound in (
+        (None, 0, [True, True, False]), (seals[0], 0, [True, True, False]), (seals[0], 1, [False] * 3),
+    ):  # fmt: skip
+        announced = [
+            (index, arriving[index], Announced(total, tag))
+            for index, total, tag in zip(moves, sums, tags[sealed_by], strict=True)
+        ]
+        assert await ArrivalCheck(LAYOUT.block_bytes).sound(announced, seal) == sound
     for side in (sender, receiver):
         assert len(side.bound) == 1  # in UCX's own thread
         assert side.bound != [threading.current_thread().name]
@@ -80,6 +95,10 @@ from shared.errors import ConfigError
 from shared.kv.ucx import UcxTransfer
 
 async def start():
+    transfer = UcxTransfer(bind_gpu=lambda: None, needs_gpu=False)
+    await transfer.start()
+    print(transfer.takes_gpu_memory)
+    await transfer.close()
     try:
         await UcxTransfer(bind_gpu=lambda: None).start()
     except ConfigError as error:
@@ -89,9 +108,9 @@ asyncio.run(start())
 """
 
 
-def test_a_ucx_without_cuda_transports_is_refused() -> None:
+def test_a_ucx_without_cuda_transports_is_refused_where_it_is_needed() -> None:
     done = subprocess.run(
         [sys.executable, "-c", REFUSED],
         capture_output=True, text=True, timeout=DEADLINE_S, check=True, env=os.environ | {"UCX_TLS": "tcp,sm,self"},
     )  # fmt: skip
-    assert done.stdout.strip() == "gpu_direct", done.stderr
+    assert done.stdout.split() == ["False", "gpu_direct"], done.stderr

@@ -84,7 +84,7 @@ async def test_what_crosses_is_cipher_text_alone(sides: Encrypted) -> None:
     assert not any(checksum.to_bytes(8, "little") in crossed for checksum in said.checksums)
     assert decode_trailer(trailer, seal, 1).first_token == FIRST_TOKEN
     for index, tag in zip(said.block_indexes, said.block_tags, strict=True):
-        assert seal.open_block(index, memoryview(memory.blocks[index]), tag)
+        assert all(seal.open_blocks([(index, memoryview(memory.blocks[index]), tag)]))
     assert memory.holding(ticket) == ALL
 
 

@@ -221,8 +221,9 @@ async def test_in_a_fleet_with_a_key_blocks_are_kept_and_given_sealed_for_their_
             await incoming.blocks([block.index for block in sent])
             for block in sent:
                 assert (memory[block.index] == BLOCKS[block.index]) == (encryption == "none")
-                assert not seal.open_block(block.index + 1, memoryview(bytearray(memory[block.index])), block.tag)
-                assert seal.open_block(block.index, memory[block.index], block.tag)
+                copy = memoryview(bytearray(memory[block.index]))
+                assert seal.open_blocks([(block.index + 1, copy, block.tag)]) == [False]
+                assert seal.open_blocks([(block.index, memory[block.index], block.tag)]) == [True]
         assert decode_trailer(await incoming.trailer(), seal).block_indexes
         await r.near.cancel(ticket)
         assert [index for index, block in enumerate(memory) if block == BLOCKS[index]] == held

@@ -49,7 +49,7 @@ class Engine:
         self.exchange = BlockExchange(self.pool, self._checksums)
         self.emit = lambda _event: None
         self.blocks = SimpleNamespace(
-            incoming=self._bytes,
+            incoming=lambda block_ids: list(map(self._bytes, block_ids)),
             waits_for_copies=False,
             outgoing=lambda block_ids: [self._bytes(block_id) for block_id in block_ids],
             store=lambda _arrived: None,

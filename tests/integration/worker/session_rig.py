@@ -57,7 +57,7 @@ class Runner:
         memory = np.zeros((NUM_BLOCKS, LAYOUT.block_bytes), np.uint8)
         view = lambda block_id: memoryview(memory[block_id])  # noqa: E731
         self.blocks = SimpleNamespace(
-            incoming=view,
+            incoming=lambda block_ids: list(map(view, block_ids)),
             waits_for_copies=False,
             outgoing=lambda block_ids: list(map(view, block_ids)),
             store=lambda _: None,

@@ -10,11 +10,33 @@ from services.worker.blocks import connector
 from shared.block_service.client import BlockClient
 from shared.errors import ModelMismatch, StoreUnavailable, TransferFailed
 from shared.kv.fleet_key import FleetKey
+from shared.kv.transfer import TRAILER_INDEX
 from tests.integration.worker.rig import BLOCK_BYTES, BLOCK_SIZE, prompt, workers
 from tests.waiting import until
 
 SILENT_S = 10.0
 """Longer than anybody waits for a send."""
+
+
+def send_by(monkeypatch, transfer, send):
+    """Each block that the transfer sends passes through `send(pass_on, index, memory)`, which may pass it on."""
+    send_blocks = transfer.send_blocks
+
+    async def one_by_one(address, ticket, blocks, on_taken):
+        async def pass_on(index, memory):
+            await send_blocks(address, ticket, [(index, memory)], on_taken)
+
+        for index, memory in blocks:
+            if index == TRAILER_INDEX:
+                await pass_on(index, memory)
+            else:
+                await send(pass_on, index, memory)
+
+    monkeypatch.setattr(transfer, "send_blocks", one_by_one)
+
+
+async def stay_silent(*_):
+    await asyncio.sleep(SILENT_S)
 
 
 async def test_a_prefix_comes_from_all_peers_that_hold_it_at_once():
@@ -73,14 +95,14 @@ async def test_a_peer_that_fails_in_the_middle_costs_its_own_blocks_alone(monkey
         await b.has(names)
         sent = 0
 
-        async def break_off(address, ticket, index, memory, send=a.transfer.send):
+        async def break_off(pass_on, index, memory):
             nonlocal sent
             sent += 1
             if sent > 5:
                 raise TransferFailed("the cable was cut")
-            await send(address, ticket, index, memory)
+            await pass_on(index, memory)
 
-        monkeypatch.setattr(a.transfer, "send", break_off)
+        send_by(monkeypatch, a.transfer, break_off)
         # The last run is b's alone; of the first one a has the turn.
         await c.fetch(tokens, [(a, 16), (b, 32)])
         found = c.found(names)
@@ -108,7 +130,7 @@ async def test_a_peer_that_falls_silent_is_given_up(monkeypatch, mode, limit):
     async with workers(2, mode=mode) as (a, b):
         monkeypatch.setattr(f"services.worker.blocks.prefix_fetch.fetch_policy.{limit}", 0.2)
         await a.has(names)
-        monkeypatch.setattr(a.transfer, "send", lambda *_: asyncio.sleep(SILENT_S))
+        send_by(monkeypatch, a.transfer, stay_silent)
         await b.fetch(tokens, [(a, 10)])
         assert b.found(names) == []
         assert b.connector.fetches.num_failed == 1
@@ -122,7 +144,7 @@ async def test_blocks_that_a_silent_peer_may_write_to_are_free_once_it_cannot(mo
         monkeypatch.setattr("services.worker.blocks.prefix_fetch.fetch_policy.TIMEOUT_S", 3.0)
         await a.has(names[:16])
         await b.has(names)
-        monkeypatch.setattr(a.transfer, "send", lambda *_: asyncio.sleep(SILENT_S))
+        send_by(monkeypatch, a.transfer, stay_silent)
         safe, expect, cancel = asyncio.Event(), c.transfer.expect, c.transfer.cancel
         closed = 0
 
@@ -157,14 +179,13 @@ async def test_a_fetch_that_is_given_up_leaves_no_block_held_on_either_side(monk
     async with workers(2, mode="auto") as (a, b):
         await a.has(names)
         holding = asyncio.Event()
-        slow = a.transfer.send
 
-        async def send(address, ticket, index, memory):
+        async def wait_and_send(pass_on, index, memory):
             holding.set()
             await asyncio.sleep(0.05)
-            await slow(address, ticket, index, memory)
+            await pass_on(index, memory)
 
-        monkeypatch.setattr(a.transfer, "send", send)
+        send_by(monkeypatch, a.transfer, wait_and_send)
         asking = asyncio.create_task(b.fetch(tokens, [(a, 40)]))
         await holding.wait()
         asking.cancel()
@@ -181,14 +202,13 @@ async def test_blocks_held_for_others_are_bounded_in_number(monkeypatch):
     async with workers(3) as (a, b, c):
         await a.has(names)
         most = 0
-        send = a.transfer.send
 
-        async def count(*args):
+        async def count(pass_on, index, memory):
             nonlocal most
             most = max(most, a.engine.pool.num_used)
-            await send(*args)
+            await pass_on(index, memory)
 
-        monkeypatch.setattr(a.transfer, "send", count)
+        send_by(monkeypatch, a.transfer, count)
         await asyncio.gather(*(worker.fetch(tokens, [(a, 30)]) for worker in (b, c)))
         assert b.found(names) == c.found(names) == list(range(30))
         assert 0 < most <= 6
@@ -238,16 +258,16 @@ async def test_in_a_fleet_with_a_key_a_forged_block_of_a_peer_is_dropped_though_
     tokens, names = prompt(20)
     async with workers(2, key=key) as (a, b):
         await a.has(names)
-        send, crossed = a.transfer.send, []
+        crossed = []
 
-        async def forge(address, ticket, index, memory):
+        async def forge(pass_on, index, memory):
             changed = bytearray(memory)
             if index == 3:
                 changed[7], changed[8] = changed[8], changed[7]  # the checksum of these tests is their sum
             crossed.append(bytes(changed))
-            await send(address, ticket, index, memoryview(changed))
+            await pass_on(index, memoryview(changed))
 
-        monkeypatch.setattr(a.transfer, "send", forge)
+        send_by(monkeypatch, a.transfer, forge)
         fetch = await b.fetch(tokens, [(a, 20)])
         assert b.found(names) == [i for i in range(20) if i != 3]
         assert b.engine.exchange.num_bad_blocks == 1

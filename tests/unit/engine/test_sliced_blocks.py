@@ -99,7 +99,7 @@ def test_a_command_waits_for_the_copies_of_the_plans_before_it(sides: tuple[Slic
 def test_blocks_are_stored_on_every_rank_when_the_leader_goes_on(sides: tuple[SlicedBlocks, Side, Side]) -> None:
     blocks, leader, follower = sides
     for _ in range(20):
-        arrived = [(block_id, blocks.incoming(block_id)) for block_id in (4, 0)]
+        arrived = list(zip((4, 0), blocks.incoming((4, 0)), strict=True))
         for _, memory in arrived:
             read(memory).random_()
         blocks.store(arrived)

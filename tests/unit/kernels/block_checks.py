@@ -1,9 +1,10 @@
-"""Triton's block copies and checksum against torch and the host's checksum, on any device."""
+"""Triton's block copies, checksum and sum by keys against torch and the host, on any device."""
 
 from __future__ import annotations
 
 import torch
 
+from shared.kernels.backend import Kernels
 from shared.kernels.torch_backend import TorchKernels
 from shared.kv.checksum import BlockChecksum
 
@@ -28,8 +29,20 @@ def check_blocks(
     host = BlockChecksum(pool[:1].nbytes // 8).checksum_blocks(pool.cpu(), block_ids)
     assert [value % 2**64 for value in checksums.tolist()] == host
     assert torch.equal(TorchKernels().block_checksums(pool, ids), checksums)
+    assert _key_sums(kernels, pool, ids) == _key_sums(TorchKernels(), pool, ids)
     if len(set(block_ids)) == len(block_ids):
         target, expected = torch.zeros_like(pool), torch.zeros_like(pool)
         kernels.scatter_blocks(gathered, target, ids)
         expected[ids] = gathered
         assert torch.equal(target, expected)
+
+
+def _key_sums(kernels: Kernels, pool: torch.Tensor, ids: torch.Tensor) -> list[int]:
+    """With keys of all ones too, whose products are the largest."""
+    num_words = pool[:1].nbytes // 8
+    drawn = torch.randint(-(2**63), 2**63 - 1, (num_words,), generator=torch.Generator().manual_seed(num_words))
+    found = []
+    for keys in (drawn, torch.full_like(drawn, -1)):
+        parts = kernels.block_key_sums(pool, ids, keys.to(pool.device)).tolist()
+        found += [sum(part << 32 * place for place, part in enumerate(row)) for row in parts]
+    return found

@@ -292,6 +292,7 @@ def compile_the_rest(dtype: torch.dtype, arch: str = "sm_90") -> list[Compiled]:
         ids = torch.tensor([0, 1])
         kernels.scatter_blocks(kernels.gather_blocks(pool, ids), pool, ids)
         kernels.block_checksums(pool, ids)
+        kernels.block_key_sums(pool, ids, torch.zeros(pool[:1].nbytes // 8, dtype=torch.int64))
         rows = SamplingRows.from_lists([1.0], [0], [1.0], [0.0], [1], [2])
         kernels.sample_tokens(torch.zeros(1, 128_256), rows)
         kernels.mask_tokens(torch.zeros(1, 128_256), torch.zeros(1, 4008, dtype=torch.int32), torch.tensor([0]))

@@ -52,6 +52,7 @@ def run_step(query_lens: list[int], kv_lens: list[int], table_width: int, shift:
     ids = torch.zeros(rows + shift, dtype=torch.int64)[shift:]
     kernels.scatter_blocks(kernels.gather_blocks(pool, ids), pool, ids)
     kernels.block_checksums(pool, ids)
+    kernels.block_key_sums(pool, ids, torch.zeros(pool[:1].nbytes // 8, dtype=torch.int64))
 
 
 def count_over_a_serving_mix() -> dict[str, int]:
@@ -82,6 +83,7 @@ def test_a_serving_mix_needs_few_kernels(compiled_afresh: Run) -> None:
         "act_and_mul_tiles": 1,
         "copy_blocks": 2,  # gathering and scattering
         "checksum_stretches": 1,
+        "key_sum_stretches": 1,
         "find_peaks": 1,
         "measure_levels": 1,
         "place_ranges": 2,  # after the first pass over thresholds, and after the second

@@ -49,10 +49,10 @@ def test_the_largest_sum_does_not_overflow():
 
 def test_every_bit_of_a_block_changes_its_hash():
     hashing, memory = MultilinearHash(b"key", BLOCK_BYTES), block()
-    seen = {hashing.of(memoryview(memory))}
+    seen = {*hashing.of([memoryview(memory)])}
     for bit in range(8 * BLOCK_BYTES):
         memory[bit // 8] ^= 1 << bit % 8
-        seen.add(hashing.of(memoryview(memory)))
+        seen.update(hashing.of([memoryview(memory)]))
         memory[bit // 8] ^= 1 << bit % 8
     assert len(seen) == 8 * BLOCK_BYTES + 1
 

@@ -119,10 +119,18 @@ def test_a_wrong_setting_is_named(field: str, value: str) -> None:
     assert caught.value.field == field
 
 
-def test_blocks_leave_a_gpu_directly_without_a_key_alone() -> None:
-    assert settings("--device", "cuda", "--gpu-direct", "true").gpu_direct
-    with pytest.raises(ConfigError, match="fleet_key") as caught:
-        settings("--device", "cuda", "--gpu-direct", "true", "--fleet-key", 16 * "k")
+def test_blocks_leave_a_gpu_directly_unless_the_host_encrypts_them_or_ranks_share_them() -> None:
+    key = ("--fleet-key", 16 * "k")
+    encrypted = (*key, "--block-encryption", "aes-gcm")
+    for flags in (("--device", "cuda"), ("--device", "cuda", *key), ("--device", "cuda", "--gpu-direct", "true", *key)):
+        assert settings(*flags).sends_from_gpu
+    for flags in (
+        (), ("--device", "cuda", "--gpu-direct", "false"), ("--device", "cuda", *encrypted),
+        ("--device", "cuda", "--tp", "2"),
+    ):  # fmt: skip
+        assert not settings(*flags).sends_from_gpu
+    with pytest.raises(ConfigError, match="block_encryption") as caught:
+        settings("--device", "cuda", "--gpu-direct", "true", *encrypted)
     assert caught.value.field == "gpu_direct"
 
 

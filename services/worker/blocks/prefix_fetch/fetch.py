@@ -27,7 +27,7 @@ from shared.block_service.store_nodes import StoreNodes
 from shared.engine.messages import BlocksAdopted, EndFetch
 from shared.engine.sequence import EngineSequence
 from shared.errors import StoreUnavailable, TandemError
-from shared.kv.block_memory import BlockMemory, beside_loop, host_bytes
+from shared.kv.block_memory import BlockMemory, beside_loop
 from shared.kv.handoff.receive_handoff import LostMemory, MemoryLost, end_receives
 from shared.kv.handoff.shipment import trailer_bytes
 from shared.kv.hashing import extend_chain
@@ -250,7 +250,8 @@ class PrefixFetch:
         num_bytes = 0
         span_id = new_span_id()
         try:
-            buffers += [(block_id, access.incoming(block_id)) for _, block_id in part.blocks]
+            block_ids = [block_id for _, block_id in part.blocks]
+            buffers += zip(block_ids, access.incoming(block_ids), strict=True)
             memory = [(number, buffer) for number, (_, buffer) in enumerate(buffers)]
             incoming = transfer.expect(ticket, memory, trailer_bytes(len(buffers), seal))
             async with asyncio.timeout(self.policy.timeout_s):
@@ -339,12 +340,6 @@ async def _opened(
     """Those of the blocks that have arrived as they were sealed; the engine compares their checksums."""
     if seal is None:
         return sent
-    memory = [buffers[block.index][1] for block in sent]
-    return await beside_loop(
-        sum(place.nbytes for place in memory),
-        lambda: [
-            block
-            for block, place in zip(sent, memory, strict=True)
-            if seal.open_block(block.index, host_bytes(place), block.tag)
-        ],
-    )
+    arrived = [(block.index, buffers[block.index][1], block.tag) for block in sent]
+    opened = await beside_loop(sum(place.nbytes for _, place, _ in arrived), lambda: seal.open_blocks(arrived))
+    return [block for block, is_ours in zip(sent, opened, strict=True) if is_ours]

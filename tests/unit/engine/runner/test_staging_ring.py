@@ -49,7 +49,7 @@ def test_held_memory_is_nobody_elses_and_beyond_the_ring_there_is_more(pool: tor
 def test_what_arrives_is_stored_and_slots_serve_again(pool: torch.Tensor) -> None:
     staged = StagedBlocks(pool, DeviceLink(pool.device), num_slots=2)
     for round_number in range(3):
-        arriving = [(block_id, staged.incoming(block_id)) for block_id in (4, 1)]
+        arriving = list(zip((4, 1), staged.incoming((4, 1)), strict=True))
         for block_id, memory in arriving:
             memory[:] = bytes([16 * round_number + block_id]) * memory.nbytes
         staged.store(arriving)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -29,6 +29,8 @@ TICKET = 5
 DEADLINE_S = 300.0
 NOW_S = 0.01  # a time-out that is meant to pass
 NUM_TOKENS, BLOCK_BYTES = 48, 8
+
+Blocks = Sequence[tuple[int, memoryview]]
 
 
 class Pair:
@@ -63,7 +65,7 @@ class Pair:
             self.ticket,
             num_needed,
             self.memory,
-            lambda block: self.released.append(block.block_id),
+            lambda blocks: self.released.extend(block.block_id for block in blocks),
             timeout_s,
             seal=None if self.key is None else self.key.seal(Purpose.HANDOFF, self.ticket, BLOCK_BYTES),
         )
@@ -108,13 +110,13 @@ async def test_every_block_arrives_at_its_index_with_its_checksum(finished: bool
 async def test_a_hand_off_has_one_trailer_and_it_is_the_last_message(monkeypatch: pytest.MonkeyPatch) -> None:
     async with Pair() as pair:
         indexes: list[int] = []
-        send = pair.sender.send
+        send = pair.sender.send_blocks
 
-        async def noting(address: bytes, ticket: int, index: int, memory: memoryview) -> None:
-            indexes.append(index)
-            await send(address, ticket, index, memory)
+        async def noting(address: bytes, ticket: int, blocks: Blocks, on_taken: Callable[[], None]) -> None:
+            indexes.extend(index for index, _ in blocks)
+            await send(address, ticket, blocks, on_taken)
 
-        monkeypatch.setattr(pair.sender, "send", noting)
+        monkeypatch.setattr(pair.sender, "send_blocks", noting)
         receiving = pair.received(0)
         async with pair.shipment(1) as shipment:
             shipment.add(pair.block(0, 3))

@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.bench.cluster_smoke import DIRECT, STAGED, Way, ways
+from loadtest.bench.cluster_smoke import DIRECT, Way, ways
 from services.local.cluster import LocalCluster
 from services.local.commands import plan_workers
 from services.local.spec import DEMO_MODEL
 from services.worker.settings import WorkerSettings
 from shared.config import load_settings
 from shared.cores.core_choice import CoreShare
-from shared.errors import ConfigError
 
 
 def settings_of(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> list[WorkerSettings]:
@@ -33,11 +32,6 @@ def test_both_workers_of_each_way_accept_their_settings(
     assert {prefill.name, decode.name} == {"prefill-0", "decode-0"}
     for worker in (prefill, decode):
         assert worker.device == "cuda:0"
-        assert worker.gpu_direct == (way is DIRECT)
-        assert bool(worker.fleet_key.get_secret_value()) == (way is STAGED)
+        assert worker.sends_from_gpu == (way is DIRECT)
+        assert worker.fleet_key.get_secret_value()
     assert prefill.gpu_memory + decode.gpu_memory <= 1
-
-
-def test_a_key_would_be_refused_with_device_pointers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="cannot be used with a fleet_key"):
-        settings_of(Way("direct", DIRECT.worker_flags).cluster("cuda:0", DEMO_MODEL, tmp_path), monkeypatch)

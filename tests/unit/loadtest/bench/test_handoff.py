@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.bench import handoff
-from loadtest.bench.handoff import COLLOCATED, DIRECT, OPEN, STAGED, WAYS, Figures, cluster_of, main, results
+from loadtest.bench.handoff import COLLOCATED, DIRECT, STAGED, WAYS, Figures, cluster_of, main, results
 from loadtest.records import Reply, TtftSplit
 from loadtest.rig.command_line import call
 from services.local.spec import DEMO_MODEL
@@ -55,8 +55,8 @@ def test_workers_of_each_way_accept_their_settings(name: str, tmp_path: Path, mo
     assert sum(worker.gpu_memory for worker in workers) == pytest.approx(0.45)
     for worker in workers:
         assert (worker.max_num_seqs, worker.max_model_len) == (8, 516)
-        assert worker.gpu_direct == (name == DIRECT.name)
-        assert bool(worker.fleet_key.get_secret_value()) == (name not in (DIRECT.name, OPEN.name))
+        assert worker.sends_from_gpu == (name != STAGED.name)
+        assert worker.fleet_key.get_secret_value()
 
 
 def test_a_gpu_that_is_not_there_and_no_cluster_at_once_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,9 +26,10 @@ def convolve(inputs: Tensor, weight: Tensor) -> Tensor:
         [batch, channels, num_tokens].
     """
     num_tokens = inputs.shape[2] - weight.shape[1] + 1
-    if num_tokens == 1:
-        return (inputs * weight).sum(-1, keepdim=True)
-    return functional.conv1d(inputs, weight[:, None], groups=weight.shape[0])
+    found = inputs[..., :num_tokens] * weight[:, :1]
+    for tap in range(1, weight.shape[1]):
+        found.addcmul_(inputs[..., tap : tap + num_tokens], weight[:, tap, None])
+    return found
 
 
 def normalised(x: Tensor, scale: float = 1.0) -> Tensor:

@@ -25,9 +25,8 @@ from shared.model.layers.modules import LayerModules
 
 @dataclass(frozen=True, slots=True)
 class _Ones:
-    """The sequences of a step that compute one token: all at once."""
+    """The first sequences of a step, which compute one token each: all at once."""
 
-    rows: Tensor | None  # [num_ones] int64, their tokens in the step; None: all
     reads: Tensor  # [num_states, num_ones] int64, blocks of the state before the token
     writes: Tensor  # [num_states, num_ones] int64, and behind it
     is_first: Tensor | None  # [num_ones, 1] bool, where there is no state before; None: nowhere
@@ -35,7 +34,7 @@ class _Ones:
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """A sequence that computes several tokens."""
+    """Another sequence."""
 
     begin: int  # its first token in the step
     ends: tuple[int, ...]  # of its tokens, counted from `begin`, behind which the state is written; the last is all
@@ -52,39 +51,30 @@ class _StateSteps:
 
     @classmethod
     def of(cls, batches: Sequence[AttentionBatch]) -> _StateSteps:
-        """`batches`: of the groups of states. Nothing here waits for the device: block ids stay on it."""
+        """`batches`: of the groups of states. Nothing here meets the device: block ids stay on it."""
         batch, groups = batches[0], KVGroups(batches[0].block_size)
-        size = groups.block_size
+        size, counts = groups.block_size, batch.query_lens
         tables = torch.stack([each.block_tables for each in batches]).long()  # [num_states, num_seqs, max_blocks]
-        ones: list[int] = []
-        rows: list[int] = []
-        chunks: list[_Chunk] = []
-        row = 0
-        for seq, (count, end) in enumerate(zip(batch.query_lens, batch.kv_lens, strict=True)):
-            if count == 1:
-                ones.append(seq)
-                rows.append(row)
-            else:
-                start = end - count
-                written = groups.written_states(start, end)
-                chunks.append(
-                    _Chunk(
-                        row,
-                        (*((block + 1) * size - start for block in written[:-1]), count),
-                        tables[:, seq, (start - 1) // size, None] if start else None,
-                        tuple(tables[:, seq, block, None] for block in written),
-                    )
+        num_ones = next((seq for seq, count in enumerate(counts) if count > 1), len(counts))
+        row, chunks = num_ones, list[_Chunk]()
+        for seq in range(num_ones, len(counts)):
+            end = batch.kv_lens[seq]
+            start = end - counts[seq]
+            written = groups.written_states(start, end)
+            chunks.append(
+                _Chunk(
+                    row,
+                    (*((block + 1) * size - start for block in written[:-1]), counts[seq]),
+                    tables[:, seq, (start - 1) // size, None] if start else None,
+                    tuple(tables[:, seq, block, None] for block in written),
                 )
-            row += count
-        if not ones:
+            )
+            row += counts[seq]
+        if not num_ones:
             return cls(None, tuple(chunks))
-        lengths, is_all = batch.seq_lens.long(), not chunks
-        if not is_all:
-            picked = torch.tensor(ones).to(tables.device, non_blocking=True)
-            lengths, tables = lengths[picked], tables[:, picked]
-        has_first = any(batch.kv_lens[seq] == 1 for seq in ones)
+        lengths, tables = batch.seq_lens[:num_ones].long(), tables[:, :num_ones]
+        has_first = 1 in batch.kv_lens[:num_ones]
         found = _Ones(
-            None if is_all else torch.tensor(rows).to(tables.device, non_blocking=True),
             _at(tables, torch.div((lengths - 2).clamp(min=0), size, rounding_mode="floor")),
             _at(tables, torch.div(lengths - 1, size, rounding_mode="floor")),
             (lengths == 1)[:, None] if has_first else None,
@@ -158,13 +148,9 @@ class DeltaBlock:
         mixed, gates, rates = torch.split(query, [*self._sizes, 2 * delta.num_value_heads], -1)
         found = query.new_empty(query.shape[0], delta.num_value_heads, delta.value_dim)
         if steps.ones is not None:
-            ones = steps.ones
-            with in_this_thread(query, ones.reads.shape[0] * delta.state_elements):
-                if ones.rows is None:
-                    found = self._one_each(mixed, rates, states, ones)
-                else:
-                    one_each = self._one_each(mixed[ones.rows], rates[ones.rows], states, ones)
-                    found.index_copy_(0, ones.rows, one_each)
+            num_ones = steps.ones.reads.shape[1]
+            with in_this_thread(query, num_ones * delta.state_elements):
+                found[:num_ones] = self._one_each(mixed[:num_ones], rates[:num_ones], states, steps.ones)
         for chunk in steps.chunks:
             part = slice(chunk.begin, chunk.begin + chunk.ends[-1])
             with in_this_thread(query, chunk.ends[-1] * delta.mixed_size):

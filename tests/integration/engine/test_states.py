@@ -107,10 +107,11 @@ def test_preemption_changes_no_token(tmp_path, num_host_blocks):
 def test_a_prefix_without_its_state_is_no_hit(tmp_path):
     """Another conversation that shares the first blocks begins behind the last one whose state is still cached."""
     folder = checkpoint(tmp_path / "model", "every fourth layer attends")
-    with EngineRun(folder) as run:
+    with EngineRun(folder, max_num_batched_tokens=64) as run:
         prompt = [*PROMPT[:64], 3, 4, 5]
         expected = transformers_greedy(folder, prompt, 16)
-        run.generate(PROMPT[:32], PROMPT[:64], max_tokens=1)
+        for length in (32, 64):
+            run.generate(PROMPT[:length], max_tokens=1)
         before = run.scheduler.counters.num_prefix_hit_tokens
         sequence = run.sequence(prompt, 16)
         groups = run.scheduler.groups

@@ -297,7 +297,9 @@ class Scheduler:
         work = _plain(plan.sequences) if only_decodes else step_work(plan)
         self.measured(work, step_s, drafting_s, is_clean=not plan.copies and not num_guesses)
         if only_decodes and speculator is not None and not plan.copies:
-            speculator.measured(work.num_sequences, num_guesses, self._predicted_s(work), step_s - drafting_s)
+            speculator.measured(
+                work.num_sequences, num_guesses, self._predicted_s(work), step_s - drafting_s, drafting_s
+            )
 
     def _predicted_s(self, work: StepWork) -> float:
         """Of a step; 0 where nothing is known."""

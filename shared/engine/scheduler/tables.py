@@ -126,7 +126,8 @@ class BlockTables:
 
     def free(self, sequence: EngineSequence) -> None:
         """Gives the sequence's references back."""
-        self._pool.release(held_of(sequence.block_ids) if sequence.num_holes else sequence.block_ids)
+        held = held_of(sequence.block_ids) if sequence.num_holes else sequence.block_ids
+        self._pool.release(held, sequence.retain_s)
         sequence.block_ids = []
         sequence.block_table = ()
 

@@ -6,6 +6,10 @@ and as many are taken as give the most tokens a second; often none is.
 A draft model's guesses take time before the step, too. It is asked where, by how often its guesses were right so far,
 the step's tokens then come faster all the same; and for one guess more as long as that brings more tokens for its time
 than the step does without.
+
+What is expected is then held to what comes of it: where steps with guesses bring fewer tokens for all the time that
+they take than steps without (`gain`), there are none for a while. The draft model's guesses and all others are held to
+that apart.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from shared.engine.sampling_params import DRAFTERS, MOST_GUESSES
 from shared.engine.sequence import EngineSequence
 from shared.engine.speculation.draft_model import DraftModel
 from shared.engine.speculation.drafter import LEAST_CHANCE, NO_DRAFT, Draft, Drafter
+from shared.engine.speculation.gain import Gain
 from shared.engine.speculation.row_costs import RowCosts
 
 MOST_ROWS = 64
@@ -109,6 +114,11 @@ class Speculator:
         self._model = model
         self._costs = RowCosts()
         self._methods: dict[str, str] = {}  # of the guesses that are computed now, by sequence
+        self._gains: dict[tuple[bool, int], Gain] = {}  # by whether they are of the model's guesses, and size of batch
+        self._trial: tuple[Gain, bool] | None = None  # that the present step is part of, and whether with guesses
+        self._num_right = 0  # guesses of the present step
+        self._ratio = 0.0  # what it took over what was predicted of it without guesses; 0: not known
+        self._num_sequences = 0  # of it
         self._num_guessing = 0  # steps with guesses, since the last one without
         self._num_unasked = 0  # steps in which the model could have been asked and was not, since it was
         self.counters = GuessCounters()
@@ -124,9 +134,11 @@ class Speculator:
     ) -> Mapping[str, tuple[int, ...]]:
         """Guesses by sequence, for those that have some, up to `most_rows` in all. Without guesses the step takes
         `plain_s`, with them, and with what a draft model takes for them, it may take `limit_s`."""
+        self._close_step(len(sequences))
         drafts: dict[str, Draft] = {}
         self._methods.clear()
-        for sequence in sequences:
+        gain = self._gain(len(sequences), of_model=False)
+        for sequence in sequences if gain is None or not gain.is_resting else ():
             draft = self._draft(sequence)
             if draft.token_ids:
                 drafts[sequence.sequence_id] = draft
@@ -148,6 +160,10 @@ class Speculator:
                 for (name, draft), count in zip(drafts.items(), counts, strict=True)
                 if count
             }
+            if found and gain is not None and self._trial is None:
+                self._trial = gain, gain.allows
+                if not gain.allows:
+                    found = {}
         self._num_guessing = self._num_guessing + 1 if found else 0
         return found
 
@@ -158,11 +174,16 @@ class Speculator:
             counters = self.counters
             counters.num_guesses[method] = counters.num_guesses.get(method, 0) + num_guesses
             counters.num_accepted[method] = counters.num_accepted.get(method, 0) + num_accepted
+        self._num_right += num_accepted
 
-    def measured(self, num_sequences: int, num_guesses: int, plain_s: float, step_s: float) -> None:
-        """A decode step has ended; `plain_s` is predicted of it without its guesses."""
+    def measured(
+        self, num_sequences: int, num_guesses: int, plain_s: float, step_s: float, drafting_s: float = 0.0
+    ) -> None:
+        """A decode step has ended; `plain_s` is predicted of it without its guesses. `drafting_s`: what a draft model
+        took for it, which `step_s` leaves out."""
         if plain_s > 0:
             self._costs.measured(num_sequences, num_guesses, step_s / plain_s)
+            self._ratio = (step_s + drafting_s) / plain_s
 
     def take_drafting_s(self) -> float:
         """Seconds that a draft model took since the last call."""
@@ -180,6 +201,22 @@ class Speculator:
         for drafter in self._drafters:
             drafter.forget(sequence_id)
         self.lost(sequence_id)
+
+    def _gain(self, num_sequences: int, *, of_model: bool) -> Gain | None:
+        """What is known of guesses in batches of about this size; None where they are made whatever they cost."""
+        if self._fixed is not None:
+            return None
+        return self._gains.setdefault((of_model, num_sequences.bit_length()), Gain())
+
+    def _close_step(self, num_sequences: int) -> None:
+        """The step before is over, and all is known of it."""
+        if self._trial is not None and self._ratio > 0:
+            gain, with_guesses = self._trial
+            gain.measured(with_guesses, self._ratio, 1.0 + self._num_right / self._num_sequences)
+        for of_model in (False, True):
+            if (gain_of_size := self._gains.get((of_model, self._num_sequences.bit_length()))) is not None:
+                gain_of_size.passed()
+        self._trial, self._num_right, self._ratio, self._num_sequences = None, 0, 0.0, num_sequences
 
     def _draft(self, sequence: EngineSequence) -> Draft:
         """The best of all drafters: that whose guesses are expected to give the most tokens."""
@@ -228,9 +265,19 @@ class Speculator:
         ]
         if not asked or (step.plain_s <= 0 and self._fixed is None):
             return 0.0
+        gain = self._gain(len(sequences), of_model=True)
+        if gain is not None and gain.is_resting:
+            return 0.0
         begun_s = model.total_s
         self._catch_up(model, asked, step)
-        chosen = self._choose(model, [sequence for sequence in asked if model.is_ready(sequence)], drafts, step)
+        ready = [sequence for sequence in asked if model.is_ready(sequence)]
+        chosen = self._choose(model, ready, drafts, step)
+        if chosen and gain is not None:
+            self._trial = gain, gain.allows
+            if not gain.allows:
+                return model.total_s - begun_s
+        if not chosen and gain is not None and self._num_unasked >= PROBE_EVERY:
+            chosen = ready[:1]
         if not chosen:
             self._num_unasked += 1
             return model.total_s - begun_s
@@ -299,7 +346,7 @@ class Speculator:
         others = [draft for name, draft in drafts.items() if name not in names]
         if chosen and self._depth(model, chosen, others, step, drafts) > 0:
             return chosen
-        return ready[:1] if self._num_unasked >= PROBE_EVERY else []
+        return []
 
     def _depth(
         self,

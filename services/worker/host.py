@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -345,7 +346,7 @@ def open_speculator(
         logger.info(
             "draft model %s guesses: %d blocks of %d bytes", settings.draft, draft.num_blocks, draft.layout.block_bytes
         )
-    return Speculator(drafters, model=model)
+    return Speculator(drafters, model=model, processor_clock=time.thread_time)
 
 
 def _choose_num_blocks(

@@ -174,7 +174,7 @@ async def test_what_is_not_allowed_or_does_not_fit_is_refused_and_changes_nothin
     assert await ask(cluster, "a") == adapters.expected["a"]
 
 
-@pytest.mark.parametrize("kind", ["decode", "prefill"])
+@pytest.mark.parametrize("kind", ["decode", pytest.param("prefill", marks=pytest.mark.slow)])
 async def test_a_worker_that_is_killed_costs_no_token_and_comes_back_with_what_was_loaded(
     cluster: Running, adapters: Adapters, kind: str
 ) -> None:

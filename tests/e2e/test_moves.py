@@ -209,6 +209,7 @@ async def struck(stage: Stage, striker: Striker, event: RequestEvent, *, target:
     return moved.record
 
 
+@pytest.mark.slow
 async def test_a_worker_that_dies_as_an_answer_moves_costs_no_token(tmp_path):
     async with staged(tmp_path, num_decode=3) as stage:
         striker = Striker(stage)

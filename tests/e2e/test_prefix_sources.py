@@ -139,6 +139,7 @@ async def test_six_turns_on_changing_workers_compute_their_new_tokens_alone(tmp_
             tokens = [*tokens, *answer, *prompt(21, seed=41 + turn)]
 
 
+@pytest.mark.slow
 async def test_flipped_bits_on_disk_are_computed_again_and_nothing_else(tmp_path):
     folder = tmp_path / "blocks"
     spec = {"num_prefill": 2, "store_disk_folder": folder, "store_disk_bytes": HOST_BYTES}

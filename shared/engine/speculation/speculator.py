@@ -7,22 +7,22 @@ A draft model's guesses take time before the step, too. It is asked where, by ho
 the step's tokens then come faster all the same; and for one guess more as long as that brings more tokens for its time
 than the step does without.
 
-What is expected is then held to what comes of it: where steps with guesses bring fewer tokens for all the time that
-they take than steps without (`gain`), there are none for a while. The draft model's guesses and all others are held to
+What is expected is then held to what comes of it: where steps that ask drafters bring fewer tokens for all the time
+that they take than steps that do not (`gain`), none is asked for a while. The draft model and all others are held to
 that apart.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shared.engine.sampling_params import DRAFTERS, MOST_GUESSES
 from shared.engine.sequence import EngineSequence
 from shared.engine.speculation.draft_model import DraftModel
 from shared.engine.speculation.drafter import LEAST_CHANCE, NO_DRAFT, Draft, Drafter
-from shared.engine.speculation.gain import Gain
+from shared.engine.speculation.gain import Gains
 from shared.engine.speculation.row_costs import RowCosts
 
 MOST_ROWS = 64
@@ -105,20 +105,30 @@ class Speculator:
     """Part of the scheduler. Not thread-safe."""
 
     def __init__(
-        self, drafters: Sequence[Drafter], num_guesses: int | None = None, model: DraftModel | None = None
+        self,
+        drafters: Sequence[Drafter],
+        num_guesses: int | None = None,
+        model: DraftModel | None = None,
+        processor_clock: Callable[[], float] | None = None,
     ) -> None:
         """`num_guesses`: for each sequence as many as its drafter has, up to this number, whatever they cost; None = as
-        many as gain time. `model`: asked besides."""
+        many as gain time. `model`: asked besides. `processor_clock`: the calling thread's processor time in seconds,
+        which says more than a step's time of what guessing gains, where steps are computed by processors that others
+        use, too; None: what steps took."""
         self._drafters = drafters
         self._fixed = num_guesses
         self._model = model
         self._costs = RowCosts()
         self._methods: dict[str, str] = {}  # of the guesses that are computed now, by sequence
-        self._gains: dict[tuple[bool, int], Gain] = {}  # by whether they are of the model's guesses, and size of batch
-        self._trial: tuple[Gain, bool] | None = None  # that the present step is part of, and whether with guesses
-        self._num_right = 0  # guesses of the present step
-        self._ratio = 0.0  # what it took over what was predicted of it without guesses; 0: not known
+        self._gains: dict[int, Gains] = {}  # by the size of a batch
+        self._of_step: Gains | None = None  # of the present step
+        self.is_resting = False
+        """Whether none is asked for the present step: then nothing is learned from it."""
         self._num_sequences = 0  # of it
+        self._num_right = 0  # of its guesses
+        self._clock = processor_clock
+        self._begun_s = 0.0  # on that clock
+        self._took_s = 0.0  # 0: not known
         self._num_guessing = 0  # steps with guesses, since the last one without
         self._num_unasked = 0  # steps in which the model could have been asked and was not, since it was
         self.counters = GuessCounters()
@@ -134,36 +144,28 @@ class Speculator:
     ) -> Mapping[str, tuple[int, ...]]:
         """Guesses by sequence, for those that have some, up to `most_rows` in all. Without guesses the step takes
         `plain_s`, with them, and with what a draft model takes for them, it may take `limit_s`."""
-        self._close_step(len(sequences))
-        drafts: dict[str, Draft] = {}
         self._methods.clear()
-        gain = self._gain(len(sequences), of_model=False)
-        for sequence in sequences if gain is None or not gain.is_resting else ():
-            draft = self._draft(sequence)
-            if draft.token_ids:
-                drafts[sequence.sequence_id] = draft
+        gains = self._next_step(len(sequences))
+        drafts = self._drafts(sequences) if gains is None or gains.asks(gains.others) else {}
+        model = self._model if gains is None or gains.asks(gains.model) else None
         is_plain = self._fixed is None and self._num_guessing >= PLAIN_EVERY
         found: dict[str, tuple[int, ...]] = {}
-        if (drafts or self._model is not None) and not is_plain:
+        if (drafts or model is not None) and not is_plain:
             num_guesses = sum([len(draft.token_ids) for draft in drafts.values()])
-            if self._model is not None:
+            if model is not None:
                 num_guesses = len(sequences) * MOST_GUESSES
             most_rows = min(most_rows, MOST_ROWS)
             factors = self._costs.factors(len(sequences), min(most_rows, num_guesses))
             step = _Step(len(sequences), plain_s, limit_s, factors)
             drafting_s = 0.0
-            if self._model is not None:
-                drafting_s = self._ask(self._model, sequences, drafts, step)
+            if model is not None:
+                drafting_s = self._ask(model, sequences, drafts, step)
             counts = self._counts(list(drafts.values()), most_rows, step, drafting_s)
             found = {
                 name: draft.token_ids[:count]
                 for (name, draft), count in zip(drafts.items(), counts, strict=True)
                 if count
             }
-            if found and gain is not None and self._trial is None:
-                self._trial = gain, gain.allows
-                if not gain.allows:
-                    found = {}
         self._num_guessing = self._num_guessing + 1 if found else 0
         return found
 
@@ -183,7 +185,7 @@ class Speculator:
         took for it, which `step_s` leaves out."""
         if plain_s > 0:
             self._costs.measured(num_sequences, num_guesses, step_s / plain_s)
-            self._ratio = (step_s + drafting_s) / plain_s
+            self._took_s = step_s + drafting_s
 
     def take_drafting_s(self) -> float:
         """Seconds that a draft model took since the last call."""
@@ -202,21 +204,47 @@ class Speculator:
             drafter.forget(sequence_id)
         self.lost(sequence_id)
 
-    def _gain(self, num_sequences: int, *, of_model: bool) -> Gain | None:
-        """What is known of guesses in batches of about this size; None where they are made whatever they cost."""
+    def rests(self, num_sequences: int) -> bool:
+        """Begins a step: whether no drafter is to be asked for it, so that there is nothing to `propose`. Nearly all
+        steps end here where guessing loses."""
+        self._end_step()
+        gains = self._gains.get(num_sequences.bit_length())
+        self.is_resting = gains is not None and gains.rests
+        if gains is not None and self.is_resting:
+            gains.ended(0.0, 0)
+        return self.is_resting
+
+    def _end_step(self) -> None:
+        if self._of_step is not None:
+            took_s = self._took_s
+            if took_s > 0 and self._clock is not None:
+                took_s = self._clock() - self._begun_s
+            self._of_step.ended(took_s, self._num_sequences + self._num_right)
+        self._of_step, self._num_right, self._took_s = None, 0, 0.0
+
+    def _next_step(self, num_sequences: int) -> Gains | None:
+        """All is known of the step before. What is known of guesses in batches of about the next one's size; None where
+        they are made whatever they cost."""
         if self._fixed is not None:
             return None
-        return self._gains.setdefault((of_model, num_sequences.bit_length()), Gain())
+        self._end_step()
+        self._num_sequences = num_sequences
+        self._begun_s = self._clock() if self._clock is not None else 0.0
+        size = num_sequences.bit_length()
+        gains = self._gains.get(size)
+        if gains is None and num_sequences:
+            gains = self._gains[size] = Gains(bool(self._drafters), self._model is not None)
+        self._of_step = gains
+        return gains
 
-    def _close_step(self, num_sequences: int) -> None:
-        """The step before is over, and all is known of it."""
-        if self._trial is not None and self._ratio > 0:
-            gain, with_guesses = self._trial
-            gain.measured(with_guesses, self._ratio, 1.0 + self._num_right / self._num_sequences)
-        for of_model in (False, True):
-            if (gain_of_size := self._gains.get((of_model, self._num_sequences.bit_length()))) is not None:
-                gain_of_size.passed()
-        self._trial, self._num_right, self._ratio, self._num_sequences = None, 0, 0.0, num_sequences
+    def _drafts(self, sequences: Sequence[EngineSequence]) -> dict[str, Draft]:
+        """The best of all drafters, for those sequences that have any."""
+        drafts: dict[str, Draft] = {}
+        for sequence in sequences:
+            draft = self._draft(sequence)
+            if draft.token_ids:
+                drafts[sequence.sequence_id] = draft
+        return drafts
 
     def _draft(self, sequence: EngineSequence) -> Draft:
         """The best of all drafters: that whose guesses are expected to give the most tokens."""
@@ -265,19 +293,9 @@ class Speculator:
         ]
         if not asked or (step.plain_s <= 0 and self._fixed is None):
             return 0.0
-        gain = self._gain(len(sequences), of_model=True)
-        if gain is not None and gain.is_resting:
-            return 0.0
         begun_s = model.total_s
         self._catch_up(model, asked, step)
-        ready = [sequence for sequence in asked if model.is_ready(sequence)]
-        chosen = self._choose(model, ready, drafts, step)
-        if chosen and gain is not None:
-            self._trial = gain, gain.allows
-            if not gain.allows:
-                return model.total_s - begun_s
-        if not chosen and gain is not None and self._num_unasked >= PROBE_EVERY:
-            chosen = ready[:1]
+        chosen = self._choose(model, [sequence for sequence in asked if model.is_ready(sequence)], drafts, step)
         if not chosen:
             self._num_unasked += 1
             return model.total_s - begun_s
@@ -346,7 +364,7 @@ class Speculator:
         others = [draft for name, draft in drafts.items() if name not in names]
         if chosen and self._depth(model, chosen, others, step, drafts) > 0:
             return chosen
-        return []
+        return ready[:1] if self._num_unasked >= PROBE_EVERY else []
 
     def _depth(
         self,

@@ -17,7 +17,7 @@ from shared.engine.sequence import Goal, Status
 from shared.engine.speculation.ngram import NgramDrafter
 from shared.engine.speculation.speculator import Speculator
 from shared.errors import Overloaded
-from shared.kv.groups import KVGroups
+from shared.kv.groups import NO_BLOCK, KVGroups
 from shared.kv.pool import BlockPool
 from tests.unit.engine.block_memory import BlockMemory
 from tests.unit.engine.builders import sequence
@@ -72,6 +72,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.now = 0.0
         config = SchedulerConfig(max_seqs, budget, quantile, guess, num_slots, target_s, max_overtaken_s, unsent_share)
         drafter = HostileDrafter() if drafting == "hostile" else NgramDrafter()
+        self.guesses = bool(drafting)
         speculator = Speculator([drafter], num_guesses=MOST_GUESSES) if drafting else None
         self.scheduler = Scheduler(self.pool, config, lambda: self.now, groups=self.groups, speculator=speculator)
         self.memory = BlockMemory(num_blocks, num_slots, groups)
@@ -229,8 +230,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.check_integrity()
         for item in self.live.values():
             if item.status is Status.RUNNING and not item.num_in_flight_tokens:
-                most = self.groups.num_blocks(max(1, len(item.block_ids) // self.groups.size * BLOCK), BLOCK)
-                assert item.num_held_blocks <= most, f"{item.sequence_id} keeps blocks behind its windows"
+                self.check_windows(item)
         for plan, _ in self.flying:
             assert all(map(self.pool.is_writable, written_by(plan, self.groups))), (
                 "a step that runs writes to a block given back"
@@ -239,6 +239,17 @@ class SchedulerMachine(RuleBasedStateMachine):
             if item.status is Status.FINISHED:
                 assert not item.block_ids or item.num_in_flight_tokens > 0
                 del self.live[item.sequence_id]
+
+    def check_windows(self, item) -> None:
+        """No block stays behind what the newest token sees; only guesses that were wrong leave blocks far ahead."""
+        size = self.groups.size
+        for group, window in self.groups.windowed:
+            first = self.groups.first_seen(window, item.num_computed_tokens)
+            behind = item.block_ids[group : first * size : size]
+            assert set(behind) <= {NO_BLOCK}, f"{item.sequence_id} keeps blocks behind its windows"
+        if not self.guesses:
+            most = self.groups.num_blocks(max(1, len(item.block_ids) // size * BLOCK), BLOCK)
+            assert item.num_held_blocks <= most, f"{item.sequence_id} has more blocks than it needs"
 
     def teardown(self):
         if not hasattr(self, "scheduler"):

@@ -149,6 +149,7 @@ def test_looking_at_few_workers_costs_little_goodput(one):
     assert simulate(trace, 7.0, "tandem", setup(16, 16, placement=few)).goodput >= 0.95 * one
 
 
+@pytest.mark.slow
 def test_a_thousand_workers_are_simulated_in_seconds():
     outcome = simulate(head(50), 200.0, "tandem", setup(1000, 1000))
     assert outcome.refused < 0.2
@@ -158,15 +159,15 @@ def test_the_command_prints_its_table_and_writes_its_json(tmp_path, capsys):
     out = tmp_path / "out.json"
     main(
         ["--trace", str(HEAD), "--slice", "0:12", "--prefill", "3", "--decode", "3",
-         "--speedup", "2", "4", "--seed", "7", "--out", str(out)]
+         "--speedup", "2", "--seed", "7", "--out", str(out)]
     )  # fmt: skip
     printed = capsys.readouterr().out
     assert all(policy in printed for policy in (*PEERS, TANDEM))
     written = json.loads(out.read_text())
-    assert len(written["results"]) == 2 * 2 * len((*PEERS, TANDEM))
+    assert len(written["results"]) == 2 * len((*PEERS, TANDEM))
     ours = [row for row in written["results"] if "ratio" in row]
     assert {row["peer"] for row in ours} <= set(POLICIES)
-    assert len(ours) == 4
+    assert len(ours) == 2
 
 
 def test_wrong_arguments_are_named():
@@ -199,7 +200,7 @@ def test_pools_of_unequal_degrees_have_steps_and_room_of_their_own():
     assert prefill.worker.times == step_times(LLAMA_3_70B, H200, Spread(4))
     assert decode.worker.times == step_times(LLAMA_3_70B, H200, Spread(2, 2))
     equal = replace(pair, groups=(prefill, replace(decode, worker=replace(decode.worker, times=prefill.worker.times))))
-    trace = head(200)
+    trace = head(100)
     unequal, same = simulate(trace, 1.0, "tandem", pair), simulate(trace, 1.0, "tandem", equal)
     longer = decode.worker.times.decode_step_s(8, 0) / prefill.worker.times.decode_step_s(8, 0)
     assert longer > 1.5, "two stages read their weights for every part of the batch"

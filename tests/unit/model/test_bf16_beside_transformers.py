@@ -11,7 +11,6 @@ from transformers import AutoModelForCausalLM
 
 from shared.model.checkpoints import write_random_checkpoint
 from shared.model.decoder import Decoder
-
 from tests.integration.engine.families import STATES, write_family
 
 from .paged_run import load_oracle, oracle_logits, prompt_logits

@@ -10,7 +10,7 @@ from typing import Any
 import grpc.aio
 
 from services.router.edge.grpc.unary_call import answer_admin
-from services.router.edge.input_processor import ModelNames, check_adapter_name
+from services.router.edge.model_names import ModelNames, check_adapter_name
 from services.router.edge.settings import EdgeSettings
 from services.router.edge.tenants.auth import ApiKeys
 from services.router.views.status import worker_status

@@ -11,7 +11,8 @@ from services.router.cache.servicer import PrefixReader
 from services.router.configured import discovery_of
 from services.router.dispatch.dispatcher import Dispatcher
 from services.router.dispatch.prefix_lookup import PrefixLookup
-from services.router.edge.input_processor import InputProcessor, ModelNames
+from services.router.edge.input_processor import InputProcessor
+from services.router.edge.model_names import ModelNames
 from services.router.edge.tenants.rate_limits import RateLimits
 from services.router.edge.text.generation_defaults import NO_DEFAULTS, GenerationDefaults
 from services.router.edge.text.pooling import PoolingConfig

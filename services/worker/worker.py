@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any, Protocol
 
-from services.worker.adapters.pool import AdapterLease, AdapterPool, KnownAdapter
+from services.worker.adapters.pool import AdapterLease, AdapterPool
+from services.worker.adapters.router_adapters import RouterAdapters
 from services.worker.attempt import AttemptTrace, WorkerRequest, attempt_log, begin_trace, is_of
 from services.worker.blocks.connector import KVConnector
 from services.worker.blocks.prefix_fetch.fetch import Fetch, PrefixHint
 from services.worker.host import EngineHost
 from services.worker.machine.choices import dtype_name
+from services.worker.sequences import sequence_of
 from services.worker.session import Session
 from services.worker.telemetry.load import LoadReporter, ShipmentCounters
 from shared.engine.messages import (
@@ -32,26 +33,20 @@ from shared.engine.messages import (
 )
 from shared.engine.sequence import EngineSequence, Goal
 from shared.errors import (
-    ConfigError,
-    Internal,
     InvalidRequest,
-    ModelLoadError,
-    NotFound,
     Overloaded,
-    PromptTooLong,
     TakenOver,
     TandemError,
 )
 from shared.identity import Roles, WorkerRole, roles_text
 from shared.kv.fleet_key import encryption_of
 from shared.kv_index.publisher import IndexPublisher
-from shared.rpc.convert import layout_to_proto, roles_to_proto, sampling_from_proto
+from shared.rpc.convert import layout_to_proto, roles_to_proto
 from shared.rpc.errors import to_proto
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 from shared.rpc.pb.tandem.v1.worker_pb2 import Reserve, Submit
 from shared.rpc.protocol import PROTOCOL_VERSION
 from shared.seeds import SAMPLER_VERSION
-from shared.structure.structured_output import StructuredOutput
 from shared.telemetry.logs import RequestLog, failure_level
 from shared.telemetry.tracing.span import SpanSink
 
@@ -123,8 +118,7 @@ class Worker:
         """Of the prefill role."""
         connector.nodes.on_change = self.load.flush
         self.adapters = adapters
-        self._adapters_due = False  # in the next report
-        self._staged: dict[Session, Counter[str]] = {}  # adapters that a router had read and did not name yet
+        self.router_adapters = RouterAdapters(adapters, host.settings.name)
         if adapters is not None:
             adapters.on_change = self._on_adapters
         self.roles: Roles = frozenset(roles)
@@ -184,7 +178,7 @@ class Worker:
             case "undrain":
                 self.undrain()
             case "load_adapter" | "unload_adapter":
-                self._keep(self._change_adapter(session, body))
+                self._keep(self.router_adapters.change(session, body))
             case "take_over":
                 self._take_over(session, body)
             case _:
@@ -241,12 +235,13 @@ class Worker:
             tp=host.settings.tp,
             pp=host.settings.pp,
             ep=host.settings.ep,
-            adapters=None if self.adapters is None else adapters_to_proto(self.adapters),
+            adapters=self.router_adapters.listed(),
         )
 
     def on_open(self, session: Session) -> None:
         """A router is connected: it gets the present load at once, and the other routers its name."""
         self.sessions.add(session)
+        self.router_adapters.opened(session)
         self._follow_targets()
         self.load.flush()
 
@@ -254,9 +249,7 @@ class Worker:
         """The router is gone: everything it holds is freed."""
         self.sessions.discard(session)
         self._follow_targets()
-        for digest in self._staged.pop(session, Counter()).elements():
-            assert self.adapters is not None
-            self.adapters.unstage(digest)
+        self.router_adapters.closed(session)
         for role in self._roles.values():
             for sequence_id in [key for key, item in role.requests.items() if item.session is session]:
                 role.abandon(sequence_id)
@@ -291,9 +284,7 @@ class Worker:
             load.routers.extend(sorted(routers))
         steps = self.host.engine.steps
         load.num_steps, load.busy_s = steps.num_steps, steps.busy_s
-        if self._adapters_due and self.adapters is not None:
-            self._adapters_due = False
-            load.adapters.CopyFrom(adapters_to_proto(self.adapters))
+        self.router_adapters.report(load)
         load.roles.extend(roles_to_proto(self.roles))
         report = worker_pb2.Events(events=[worker_pb2.Event(load=load)]).SerializeToString()
         for session in self.sessions:
@@ -370,64 +361,13 @@ class Worker:
             return
         self._add(sequence, item, on_start)
 
-    # --- adapters
-
     def hold_adapter(self, command: Submit | Reserve) -> AdapterLease | None:
-        """A request's hold on the adapter that it names, which begins to load where it is not there; None for none.
-        Raises Overloaded where this worker does not know it."""
-        if not command.adapter:
-            return None
-        if self.adapters is None:
-            raise Overloaded(f"worker {self.host.settings.name} has no adapters", field="adapter")
-        return self.adapters.hold(command.adapter)
+        """See `RouterAdapters.hold`."""
+        return self.router_adapters.hold(command.adapter)
 
     def _on_adapters(self) -> None:
-        self._adapters_due = True
+        self.router_adapters.are_due = True
         self.load.flush()
-
-    async def _change_adapter(
-        self, session: Session, command: worker_pb2.LoadAdapter | worker_pb2.UnloadAdapter
-    ) -> None:
-        answer = worker_pb2.AdapterChanged(call=command.call)
-        try:
-            if self.adapters is None:
-                raise InvalidRequest(f"worker {self.host.settings.name} takes no adapters", field="lora_path")
-            if isinstance(command, worker_pb2.UnloadAdapter):
-                if not command.digest:
-                    self.adapters.remove(command.name)
-                elif self._has_staged(session, command.digest):
-                    self._staged[session][command.digest] -= 1
-                    self.adapters.unstage(command.digest)
-            else:
-                known = await self._load_adapter(session, command, self.adapters)
-                answer.adapter.CopyFrom(adapter_to_proto(command.name, known, self.adapters.resident))
-        except Exception as error:
-            known_error = error if isinstance(error, TandemError) else Internal(f"{type(error).__name__}: {error}")
-            if isinstance(error, ModelLoadError | ConfigError):  # what the caller named cannot be served
-                known_error = InvalidRequest(error.message, **{**error.details, "field": "lora_path"})
-            logger.warning("adapter %r of router %s: %s", command.name, session.router_name, error)
-            answer.error.CopyFrom(to_proto(known_error))
-        session.send(adapter_changed=answer)
-
-    async def _load_adapter(self, session: Session, command: worker_pb2.LoadAdapter, pool: AdapterPool) -> KnownAdapter:
-        """Reads an adapter for a session, or names what was read for it; what has no name when the session ends is
-        given up."""
-        if command.digest:
-            if not self._has_staged(session, command.digest):
-                raise NotFound(f"no adapter {command.digest} was read", field="digest", value=command.digest)
-            known = pool.name(command.name, command.digest)
-            self._staged[session][command.digest] -= 1
-            return known
-        # Not on the event loop: to follow links on a network mount may take as long as it likes.
-        known = await pool.stage(await asyncio.to_thread(pool.allowed, command.folder))
-        if session in self.sessions:
-            self._staged.setdefault(session, Counter())[known.digest] += 1
-        else:
-            pool.unstage(known.digest)
-        return known
-
-    def _has_staged(self, session: Session, digest: str) -> bool:
-        return session in self._staged and self._staged[session][digest] > 0
 
     def report_prompt(self, item: WorkerRequest, message: types_pb2.SequenceTokens, computing_s: float) -> None:
         """A prompt has been computed here in `computing_s` seconds: writes what its first token's message says of it,
@@ -436,14 +376,6 @@ class Worker:
         if not item.fetch.num_tokens:
             self.connector.fetches.policy.note_compute(item.num_tokens - item.num_cached_tokens, computing_s)
         item.fetch.stop()
-
-    def _check_pools(self) -> None:
-        """Raises InvalidRequest (`sampling.pooling`) where no hidden states come of this worker."""
-        decoder, name = self.host.model.decoder, self.host.settings.name
-        is_split = decoder.is_split or decoder.num_stages > 1
-        if is_split or self.host.settings.step_times is not None:
-            why = "its model is split over processes" if is_split else "its device computes nothing"
-            raise InvalidRequest(f"worker {name} pools no hidden states: {why}", field="sampling.pooling")
 
     def build_sequence(
         self,
@@ -457,91 +389,8 @@ class Worker:
         structures wait to be compiled)."""
         if self.load.draining:
             raise Overloaded(f"worker {self.host.settings.name} is draining")
-        token_ids, num_prompt_tokens = list(command.token_ids), command.num_prompt_tokens
-        model = self.host.model
-        params = sampling_from_proto(command.sampling)
-        if params.max_tokens is None or params.seed is None:
-            field = "seed" if params.seed is None else "max_tokens"
-            raise InvalidRequest(f"a command must carry {field}", field=f"sampling.{field}")
-        if params.pooling:
-            self._check_pools()
-        vocab_size = model.decoder.config.vocab_size
-        # An id that the model has no row for would not fail this request alone: it would end the engine.
-        if not 0 < num_prompt_tokens <= len(token_ids):
-            raise InvalidRequest(
-                f"prompt must hold at least one token, num_prompt_tokens is {num_prompt_tokens} of {len(token_ids)}",
-                field="prompt",
-                limit=1,
-            )
-        _check_ids("prompt", token_ids, vocab_size)
-        _check_ids("stop_token_ids", params.stop_token_ids, vocab_size)
-        _check_ids("logit_bias", [token_id for token_id, _ in params.logit_bias], vocab_size)
-        _check_ids("bad_sequences", [token_id for bad in params.bad_sequences for token_id in bad], vocab_size)
-        groups = model.layout.groups
-        if any(place // groups.size * groups.block_size >= len(token_ids) for place in ship_blocks):
-            raise InvalidRequest(
-                f"needed_blocks names block {max(ship_blocks)} of {len(token_ids)} tokens", field="needed_blocks"
-            )
-        total = num_prompt_tokens + params.max_tokens
-        # A prefill worker holds the tokens it is given; where the answer may grow is the decode worker's to check.
-        held = len(token_ids) if goal is Goal.FIRST_TOKEN else total
-        if held > model.max_model_len:
-            raise PromptTooLong(
-                f"the request takes {held} tokens, the limit of worker {self.host.settings.name} is "
-                f"{model.max_model_len}",
-                field="max_tokens",
-                limit=model.max_model_len,
-            )
-        if params.structured_output is not None:
-            self._prepare(params.structured_output)
-        return EngineSequence(
-            sequence_id=sequence_id,
-            token_ids=token_ids,
-            num_prompt_tokens=num_prompt_tokens,
-            sampling=params,
-            hash_root=model.roots.of(command.salt, num_prompt_tokens, command.adapter),
-            goal=goal,
-            max_tokens_total=max(total, len(token_ids) + 1),
-            eos_token_ids=frozenset(model.decoder.config.eos_token_ids),
-            ship_blocks=ship_blocks,
-            receiver=receiver,
-            tenant=command.tenant,
-            priority=min(0, command.priority),
-        )
-
-    def _prepare(self, structure: StructuredOutput) -> None:
-        """Has a structure compiled while the prompt is computed. Raises InvalidRequest where it is known not to be
-        compiled: no router lets it pass."""
-        compiled = self.host.structures.prepare(structure)
-        if compiled.done():
-            compiled.result()
+        return sequence_of(self.host, sequence_id, command, goal, ship_blocks, receiver)
 
 
 RoleMakers = Mapping[WorkerRole, Callable[[Worker], Role]]
 """What makes each role of a worker."""
-
-
-def adapter_to_proto(name: str, known: KnownAdapter, resident: Collection[str]) -> types_pb2.Adapter:
-    """An adapter as routers get it; `resident`: digests of those in slots."""
-    return types_pb2.Adapter(
-        name=name,
-        digest=known.digest,
-        rank=known.rank,
-        num_bytes=known.num_bytes,
-        resident=known.digest in resident,
-    )
-
-
-def adapters_to_proto(pool: AdapterPool) -> types_pb2.AdapterList:
-    """All that have names."""
-    resident = pool.resident
-    return types_pb2.AdapterList(adapters=[adapter_to_proto(name, known, resident) for name, known in pool.known()])
-
-
-def _check_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:
-    if token_ids and max(token_ids) >= vocab_size:
-        raise InvalidRequest(
-            f"{field} holds token id {max(token_ids)}, the model's are below {vocab_size}",
-            field=field,
-            limit=vocab_size - 1,
-        )

@@ -32,13 +32,8 @@ async def test_a_worker_whose_engine_thread_ends_goes_with_it_and_comes_back(tmp
         await cluster.idle()
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        *(pytest.param(f"{point}=hang:2", marks=pytest.mark.slow) for point in ("engine.step", "ucx.send")),
-        "session.send=hang:2",
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["engine.step=hang:2", "ucx.send=hang:2", "session.send=hang:2"])
 async def test_a_prefill_worker_that_stands_still_is_a_pause(tmp_path, monkeypatch, fault):
     monkeypatch.setenv("TANDEM_WORKER_FAILPOINTS", fault)
     async with running(tmp_path) as cluster:

@@ -174,5 +174,5 @@ async def test_streams_of_a_stopped_router_go_on_at_the_other(cluster):
 
 
 async def test_streams_of_a_killed_router_go_on_at_the_other(tmp_path):
-    async with running(tmp_path, **SHAPE) as own:
+    async with running(tmp_path, num_routers=2, num_kv_blocks=1600) as own:
         await streams_go_on(own, signal.SIGKILL)

@@ -18,8 +18,8 @@ from shared.block_service.store_nodes import RETRY_S
 from shared.identity import WorkerRole
 from shared.kv_index.holders import Tier
 from tests.chaos.faults import PROMPT_LEN, Load, blocks_by_holder, watched
-from tests.e2e.running import BLOCK_SIZE
-from tests.e2e.stage import HOST_BYTES, Recording, Stage, prompt, staged
+from tests.e2e.running import BLOCK_SIZE, PatientCommands
+from tests.e2e.stage import HOST_BYTES, Stage, prompt, staged
 from tests.waiting import DEADLINE_S, until
 
 NUM_BLOCKS = PROMPT_LEN // BLOCK_SIZE
@@ -64,7 +64,7 @@ async def test_a_store_that_stalls_under_load_is_named_and_taken_back(tmp_path):
         await still_works(stage)
 
 
-class LittleStaging(Recording):
+class LittleStaging(PatientCommands):
     """A store node in which one lost transfer would be missed at once."""
 
     def kvstore(self, bind, redis_url):
@@ -93,7 +93,7 @@ async def test_the_index_is_exact_again_after_redis_was_killed_under_load(tmp_pa
         valkey = EmbeddedValkey(Path(folder))
         await valkey.start()
 
-        class OwnRedis(Recording):
+        class OwnRedis(PatientCommands):
             """With an index that the test can kill and start."""
 
             def kvstore(self, bind, redis_url):

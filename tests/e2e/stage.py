@@ -37,12 +37,14 @@ from tests.waiting import DEADLINE_S, until
 HOST_BYTES = 1 << 26
 
 
-class Recording(PatientCommands):
-    """Remembers who was started where."""
+class Headless(LocalCluster):
+    """Starts no router: the test's own is the only one. It remembers where everything is."""
 
-    def router(self, workers, kvstore, stores="", number=0):
-        self.workers, self.kvstore_address = workers, kvstore
-        return super().router(workers, kvstore, stores, number)
+    async def _start_routers(self, kvstore: str) -> None:
+        self.kvstore_address = kvstore
+        self.workers: dict[WorkerRole, dict[str, str]] = {WorkerRole.PREFILL: {}, WorkerRole.DECODE: {}}
+        for plan in self._workers:
+            self.workers[plan.role][plan.name] = plan.address
 
 
 class Chosen(Placement):
@@ -82,10 +84,10 @@ class Lookup(PrefixLookup):
 class Stage:
     """A cluster, and a router within the test, so that the test says where prompts go."""
 
-    def __init__(self, cluster: LocalCluster, commands: Recording, placement: Chosen) -> None:
+    def __init__(self, cluster: Headless, placement: Chosen) -> None:
         self.cluster = cluster
         self.placement = placement
-        mode, workers = cluster.spec.mode, commands.workers
+        mode, workers = cluster.spec.mode, cluster.workers
         self.fleet = Fleet(
             "test",
             StaticDiscovery.of(workers["decode" if mode == "auto" else "prefill"], workers["decode"]),
@@ -94,8 +96,8 @@ class Stage:
             # A worker on a busy machine is not lost; one that is killed ends its stream at once.
             limits=LivenessLimits(give_up_after_s=60.0),
         )
-        self.index = KVStoreClient(commands.kvstore_address, match_timeout_s=5.0)
-        self.store = StoreClient(commands.kvstore_address, look_up_timeout_s=5.0)
+        self.index = KVStoreClient(cluster.kvstore_address, match_timeout_s=5.0)
+        self.store = StoreClient(cluster.kvstore_address, look_up_timeout_s=5.0)
         self.lookup = Lookup(self.index, self.fleet)
         self.dispatcher = Dispatcher(
             self.fleet,
@@ -192,16 +194,15 @@ class Stage:
 
 @contextlib.asynccontextmanager
 async def staged(
-    folder: Path, kind: type[Recording] = Recording, placement: Chosen | None = None, **spec
+    folder: Path, kind: type[PatientCommands] = PatientCommands, placement: Chosen | None = None, **spec
 ) -> AsyncIterator[Stage]:
     wanted = ClusterSpec(
         http="127.0.0.1:0", grpc="127.0.0.1:0", state_dir=folder,
         **{"model": DEMO, "num_kv_blocks": 256, "dtype": "fp32", "prefix_fetch": "always", **spec},
     )  # fmt: skip
-    commands = kind(wanted)
     with patient_pings():
-        async with LocalCluster(wanted, commands=commands) as cluster:
-            stage = Stage(cluster, commands, placement or Chosen(PlacementConfig()))
+        async with Headless(wanted, commands=kind(wanted)) as cluster:
+            stage = Stage(cluster, placement or Chosen(PlacementConfig()))
             await stage.start()
             try:
                 yield stage

@@ -68,7 +68,7 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> Adapters:
 
 def given(adapters: Adapters, names: Sequence[str] = ("a", "b"), **more: Any) -> dict[str, Any]:
     named = " ".join(f"{name}={adapters.folder / name}" for name in names)
-    return {"adapters": named, "adapter_folders": str(adapters.folder), **more}
+    return {"adapters": named, "adapter_folders": str(adapters.folder)} | more
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -174,7 +174,7 @@ async def test_what_is_not_allowed_or_does_not_fit_is_refused_and_changes_nothin
     assert await ask(cluster, "a") == adapters.expected["a"]
 
 
-@pytest.mark.parametrize("kind", ["decode", "prefill"])
+@pytest.mark.parametrize("kind", ["decode", pytest.param("prefill", marks=pytest.mark.slow)])
 async def test_a_worker_that_is_killed_costs_no_token_and_comes_back_with_what_was_loaded(
     cluster: Running, adapters: Adapters, kind: str
 ) -> None:
@@ -204,22 +204,25 @@ async def test_a_worker_that_is_killed_costs_no_token_and_comes_back_with_what_w
     await cluster.idle()
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [{"mode": "auto", "num_prefill": 1, "num_decode": 1}, {"mode": "collocated", "num_prefill": 0}],
-    ids=lambda shape: shape["mode"],
-)
-async def test_other_modes_answer_alike(tmp_path: Path, adapters: Adapters, shape: dict[str, Any]) -> None:
+async def answer_alike(run: Running, adapters: Adapters) -> None:
+    names = ["a", "", "b", "c"] * 2
+    found = await asyncio.gather(*(ask(run, name) for name in names))
+    assert list(found) == [adapters.expected[name] for name in names]
+
+
+@pytest.mark.slow
+async def test_workers_of_both_roles_answer_alike(tmp_path: Path, adapters: Adapters) -> None:
+    shape = {"mode": "auto", "num_prefill": 1, "num_decode": 1}
     async with running(tmp_path, **given(adapters, ("a", "b", "c"), **shape)) as run:
-        names = ["a", "", "b", "c"] * 2
-        found = await asyncio.gather(*(ask(run, name) for name in names))
-        assert list(found) == [adapters.expected[name] for name in names]
+        await answer_alike(run, adapters)
 
 
-async def test_without_allowed_folders_nothing_can_be_loaded(tmp_path: Path, adapters: Adapters) -> None:
-    only = f"a={adapters.folder / 'a'}"
-    async with running(tmp_path, mode="collocated", num_prefill=0, adapters=only) as run:
-        body = {"lora_name": "b", "lora_path": str(adapters.folder / "b")}
+async def test_collocated_workers_answer_alike_and_load_nothing_without_allowed_folders(
+    tmp_path: Path, adapters: Adapters
+) -> None:
+    shape = {"mode": "collocated", "num_prefill": 0, "adapter_folders": ""}
+    async with running(tmp_path, **given(adapters, ("a", "b", "c"), **shape)) as run:
+        body = {"lora_name": "d", "lora_path": str(adapters.folder / "d")}
         response = await run.http.post("/v1/load_lora_adapter", json=body)
         assert (response.status_code, "adapter_folders is empty" in response.text) == (400, True)
-        assert await ask(run, "a") == adapters.expected["a"]
+        await answer_alike(run, adapters)

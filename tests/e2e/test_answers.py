@@ -1,7 +1,8 @@
-"""What a cluster answers does not depend on encryption, or on a device that only takes its time."""
+"""What a cluster answers does not depend on its pools, on encryption, or on a device that only takes its time."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
@@ -47,6 +48,7 @@ NUM_TOKENS = 40
 NUM_PROMPT_BLOCKS = -(-len(PROMPT) // BLOCK_SIZE)
 
 
+@pytest.mark.slow
 async def test_an_answer_has_every_token_and_its_blocks_cross_the_pools(tmp_path):
     times = tmp_path / "times.json"
     times.write_text(json.dumps({"step_times": TIMES}))
@@ -57,3 +59,17 @@ async def test_an_answer_has_every_token_and_its_blocks_cross_the_pools(tmp_path
         await cluster.until(
             lambda status: loads(status)["decode-0"].kv_bytes_received == NUM_PROMPT_BLOCKS * block_bytes(DEMO)
         )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kv_dtype", ["fp32", "bf16", "int8", "fp8"])
+async def test_disaggregated_is_collocated_is_cached(tmp_path, kv_dtype):
+    fields = {"max_tokens": 64, "ignore_eos": True}
+    async with running(tmp_path / "collocated", mode="collocated", num_prefill=0, kv_dtype=kv_dtype) as cluster:
+        expected = await cluster.tokens(prompt(75), **fields)
+    async with running(tmp_path / "two", num_prefill=2, num_decode=2, kv_dtype=kv_dtype) as cluster:
+        results = await asyncio.gather(*(cluster.tokens(prompt(75), **fields) for _ in range(6)))
+        assert results == [expected] * 6
+        response = await cluster.complete(prompt(75), **fields)
+        assert response["choices"][0]["token_ids"] == expected
+        assert response["usage"]["prompt_tokens_details"]["cached_tokens"] == 64

@@ -11,8 +11,8 @@ import pytest
 
 from services.router.dispatch.record import RequestState
 from services.router.workers.liveness import LivenessLimits
-from tests.e2e.running import BLOCK_SIZE, DEMO, block_bytes
-from tests.e2e.stage import Recording, Stage, prompt, staged
+from tests.e2e.running import BLOCK_SIZE, DEMO, PatientCommands, block_bytes
+from tests.e2e.stage import Stage, prompt, staged
 from tests.waiting import until
 
 BLOCK_BYTES = block_bytes(DEMO)
@@ -22,7 +22,7 @@ CHUNK = 4
 NUM_ARRIVED = 2 * CHUNK
 
 
-class Holding(Recording):
+class Holding(PatientCommands):
     """prefill-0 can be told to send two chunks of the next hand-off, and then to stand still."""
 
     hang = "hang"

@@ -124,17 +124,15 @@ async def moved_under_load(stage: Stage, num: int, max_tokens: int, moves_each: 
     return counts
 
 
-async def test_answers_that_move_are_the_answers_that_stay(tmp_path):
-    async with staged(tmp_path, num_decode=2) as stage:
+async def test_answers_that_move_are_the_answers_that_stay_and_a_worker_that_ends_moves_its_own(tmp_path):
+    """The second worker is gone before its answers end."""
+    async with staged(tmp_path, num_decode=2, num_kv_blocks=600) as stage:
         counts = await moved_under_load(stage, num=4, max_tokens=300, moves_each=5)
         assert counts["begun"] == counts["move"] >= 16
         assert counts["switched"] + counts["stayed"] == counts["move"]
         assert counts["switched"] >= 14
         assert sum(stage.load(name).num_blocks_given for name in POOL) > 0, "nothing was fetched from the old worker"
 
-
-async def test_a_worker_that_is_told_to_end_hands_its_answers_on_and_is_gone_before_they_end(tmp_path):
-    async with staged(tmp_path, num_decode=2, num_kv_blocks=600) as stage:
         expected = await undisturbed(stage, 4, 700)
         await stage.idle()
         answers = [Answer(stage, number, 700) for number in range(4)]
@@ -211,6 +209,7 @@ async def struck(stage: Stage, striker: Striker, event: RequestEvent, *, target:
     return moved.record
 
 
+@pytest.mark.slow
 async def test_a_worker_that_dies_as_an_answer_moves_costs_no_token(tmp_path):
     async with staged(tmp_path, num_decode=3) as stage:
         striker = Striker(stage)

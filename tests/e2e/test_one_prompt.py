@@ -314,3 +314,15 @@ async def test_ready_models_health_and_metrics_answer(cluster: Running):
     models = (await cluster.http.get("/v1/models")).json()
     assert [model["id"] for model in models["data"]] == ["demo"]
     assert "gen_ai_server_time_to_first_token" in (await cluster.http.get("/metrics")).text
+
+
+async def test_without_its_only_prefill_worker_the_decode_worker_computes_prompts(cluster: Running):
+    """The last test: the worker stays away. The router knows of the loss before the prompts come."""
+    prompts = [prompt_of(60, salt=40 + n) for n in range(5)]
+    expected = [await cluster.tokens(prompt, max_tokens=20) for prompt in prompts]
+    cluster.signal("prefill-0")
+    lost = await cluster.until(lambda status: not status.ready)
+    assert "no prefill worker is ready" in lost.not_ready_reason
+    assert (await cluster.http.get("/readyz")).status_code == 503
+    found = await asyncio.gather(*(cluster.tokens(prompt, max_tokens=20) for prompt in prompts))
+    assert list(found) == expected

@@ -8,8 +8,8 @@ import pytest
 
 from shared.kv.hashing import chain
 from shared.kv.rendezvous import by_keeper
-from tests.e2e.running import BLOCK_SIZE
-from tests.e2e.stage import HOST_BYTES, Recording, Stage, prompt, staged
+from tests.e2e.running import BLOCK_SIZE, PatientCommands
+from tests.e2e.stage import HOST_BYTES, Stage, prompt, staged
 
 STORES = ("store-0", "store-1", "store-2")
 
@@ -62,7 +62,7 @@ def shares(stage: Stage, tokens: list[int]) -> dict[str, int]:
     return {node: len(kept.get(node, ())) for node in STORES}
 
 
-class OneSlow(Recording):
+class OneSlow(PatientCommands):
     """store-1 sends eight blocks in 2.6 seconds."""
 
     def store_node(self, number, bind, redis_url):
@@ -139,6 +139,7 @@ async def test_six_turns_on_changing_workers_compute_their_new_tokens_alone(tmp_
             tokens = [*tokens, *answer, *prompt(21, seed=41 + turn)]
 
 
+@pytest.mark.slow
 async def test_flipped_bits_on_disk_are_computed_again_and_nothing_else(tmp_path):
     folder = tmp_path / "blocks"
     spec = {"num_prefill": 2, "store_disk_folder": folder, "store_disk_bytes": HOST_BYTES}
@@ -159,6 +160,7 @@ async def test_flipped_bits_on_disk_are_computed_again_and_nothing_else(tmp_path
         await stage.idle()
 
 
+@pytest.mark.slow
 async def test_a_prompt_comes_back_after_every_pool_was_flooded(tmp_path):
     """Collocated: the workers that decode also fetch."""
     spec = {"mode": "collocated", "num_prefill": 0, "num_decode": 2, "num_kv_blocks": 64}

@@ -46,6 +46,22 @@ async def counted(cluster: Running) -> list[float]:
     return [await figures(cluster, "decode-0", name) for name in names]
 
 
+async def test_guesses_of_a_draft_and_of_the_answers_own_text_change_no_answer(tmp_path: Path) -> None:
+    async with running(tmp_path, dtype="fp32", speculation="auto", draft=str(DEMO)) as cluster:
+        expected = await answers(cluster, speculation="off")
+        assert await counted(cluster) == [0, 0]
+        assert await answers(cluster) == expected
+        guessed, right = await counted(cluster)
+        assert 0 < right <= guessed
+        assert await figures(cluster, "decode-0", "tandem_engine_draft_seconds_total") > 0
+        assert await answers(cluster, speculation={"method": "ngram", "max": 2}) == expected
+        assert await figures(cluster, "prefill-0", "tandem_engine_draft_seconds_total") == 0
+        refused = await cluster.http.post("/v1/completions", json={"prompt": "a", "speculation": {"max": 16}})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "speculation.max")
+        await cluster.idle()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["disaggregated", "collocated"])
 async def test_guesses_change_no_answer(tmp_path: Path, mode: str) -> None:
     async with running(tmp_path / "off", mode=mode, dtype="fp32") as cluster:
@@ -63,6 +79,7 @@ async def test_guesses_change_no_answer(tmp_path: Path, mode: str) -> None:
         await cluster.idle()
 
 
+@pytest.mark.slow
 async def test_a_draft_model_changes_no_answer_and_prefill_workers_have_none(tmp_path: Path) -> None:
     async with running(tmp_path / "off", dtype="fp32") as cluster:
         expected = await answers(cluster)

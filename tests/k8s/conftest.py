@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -16,8 +17,9 @@ from tests.waiting import until
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """All that lies here is marked k8s."""
+    here = str(Path(__file__).parent) + os.sep
     for item in items:
-        if item.path.is_relative_to(Path(__file__).parent):
+        if str(item.path).startswith(here):
             item.add_marker(pytest.mark.k8s)
 
 

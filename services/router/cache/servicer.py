@@ -10,7 +10,7 @@ from typing import Any
 import grpc.aio
 
 from services.router.edge.grpc.unary_call import answer_admin
-from services.router.edge.input_processor import ModelNames
+from services.router.edge.model_names import ModelNames
 from services.router.edge.settings import EdgeSettings
 from services.router.edge.tenants.auth import ApiKeys
 from services.router.edge.tenants.rate_limits import chain_salt

@@ -9,11 +9,11 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from services.router.dispatch.request import PLAIN_TEXT, Core, Request, Resume, TextOptions
 from services.router.edge.answer.families import AnswerFormats
 from services.router.edge.answer.reasoning import Thinking
+from services.router.edge.model_names import ModelNames
 from services.router.edge.output_stream import INLINE_TOKENS, OutputStream, output_processor
 from services.router.edge.request_ledger import Ledger, Uncounted
 from services.router.edge.scheduling import SchedulingHints, is_visible_ascii
@@ -30,10 +30,9 @@ from services.router.edge.text.prompt_tokenizer import (
     check_bad_words,
     check_num_tokens,
 )
-from services.router.placement.views import NamedAdapter
 from services.router.views.traces.call_trace import NO_TRACE, CallTrace, CallTraces
 from shared.engine.sampling_params import SamplingParams
-from shared.errors import InvalidRequest, ModelNotFound, NotFound, Overloaded, PromptTooLong, WorkerLost, brief
+from shared.errors import InvalidRequest, Overloaded, PromptTooLong, WorkerLost
 from shared.model.text.chat_template import ChatTemplate
 from shared.model.text.tokenizer import Tokenizer
 from shared.seeds import SAMPLER_VERSION
@@ -51,95 +50,10 @@ __all__ = [
     "checked_request_id",
 ]
 MAX_REQUEST_ID_LEN = 128
-MAX_ADAPTER_NAME_LEN = 256
 NUM_END_TOKENS = 8
 """The end of a prompt, where a template may have begun the model's reasoning, or closed it."""
 DRAWN_SEED_BITS = 53
 """A drawn seed goes to the client, which may keep JSON's numbers as doubles."""
-
-
-class NamesAdapters(Protocol):
-    """What the names of a model's adapters mean."""
-
-    def find(self, name: str) -> NamedAdapter | None:
-        """None for an unknown one."""
-        ...
-
-    def all(self) -> list[NamedAdapter]:
-        """By name."""
-        ...
-
-    async def load(self, name: str, folder: str) -> tuple[NamedAdapter, list[str]]:
-        """Gives a name to what lies in a folder on every worker; returns it and the workers that have it. Raises what
-        one of them refuses it with, and then nothing has changed."""
-        ...
-
-    async def unload(self, name: str) -> list[str]:
-        """Takes a name back; returns the workers that had it. Raises NotFound."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class ModelNames:
-    """What clients call one model."""
-
-    name: str
-    """In replies and in `/v1/models`."""
-    aliases: tuple[str, ...] = ()
-    """Further names that are accepted."""
-    beside: tuple[str, ...] = ()
-    """Other models' names, for messages."""
-    adapters: NamesAdapters | None = None
-    """Adapters of the model; None: there are none."""
-
-    def include(self, model: str) -> bool:
-        """Whether it is one of its names."""
-        return model == self.name or model in self.aliases or self.adapter(model) is not None
-
-    def adapter(self, model: str) -> NamedAdapter | None:
-        """The adapter that is meant by its name, or by the model's name, a colon and its name; None where none is."""
-        if self.adapters is None or not model or model == self.name or model in self.aliases:
-            return None
-        for base in (self.name, *self.aliases):
-            if model.startswith(f"{base}:") and (found := self.adapters.find(model.removeprefix(f"{base}:"))):
-                return found
-        return self.adapters.find(model)
-
-    @property
-    def known_adapters(self) -> NamesAdapters:
-        """Raises NotFound where the model has none."""
-        if self.adapters is None:
-            raise NotFound(f"{self.name} takes no adapters")
-        return self.adapters
-
-    def check_free(self, adapter: str) -> None:
-        """Raises InvalidRequest for the name of an adapter by which clients mean a model, or might."""
-        if adapter in (self.name, *self.aliases, *self.beside) or ":" in adapter:
-            raise InvalidRequest(
-                f"lora_name {adapter!r} is a model's name, or has a colon", field="lora_name", value=adapter
-            )
-
-    def check(self, model: str) -> None:
-        """Passes for its names and for none; raises ModelNotFound (`model`) that says what is served."""
-        if not model or self.include(model):
-            return
-        served = [repr(name) for name in (self.name, *self.beside)]
-        verb = "is" if len(served) == 1 else "are"
-        raise ModelNotFound(
-            f"the model {brief(model, 100)!r} is not served here; {', '.join(served)} {verb}",
-            field="model",
-            value=brief(model, 100),
-        )
-
-
-def check_adapter_name(name: str) -> None:
-    """Raises InvalidRequest (`lora_name`) for what cannot be an adapter's name."""
-    if not 0 < len(name) <= MAX_ADAPTER_NAME_LEN or not is_visible_ascii(name):
-        raise InvalidRequest(
-            f"lora_name must be 1 to {MAX_ADAPTER_NAME_LEN} printable ASCII characters without spaces",
-            field="lora_name",
-            limit=MAX_ADAPTER_NAME_LEN,
-        )
 
 
 class StructureCheck:
@@ -331,6 +245,7 @@ class InputProcessor:
             trace=info.trace.context,
             is_traced=info.trace.is_recorded,
             priority=info.scheduling.priority,
+            retain_s=info.scheduling.retain_s,
             session=info.scheduling.session,
             ttft_timeout_s=info.scheduling.ttft_timeout_s,
             text=options.text,

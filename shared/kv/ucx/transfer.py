@@ -311,11 +311,10 @@ class UcxTransfer:
     ) -> None:
         """See `KVTransfer`."""
         self._check_open()
-        if failpoints.armed:
-            await failpoints.strike_async(failpoints.UCX_SEND)
         peer, begun = self._peer(address), time.perf_counter()
         all_ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        num_left, failed = len(blocks), ""
+        num_left = len(blocks)
+        failed: Exception | None = None
 
         def ended(index: int, request: Request) -> None:
             nonlocal num_left, failed
@@ -324,26 +323,28 @@ class UcxTransfer:
                 self.counters.sent(index, request.num_bytes, time.perf_counter() - begun)
                 on_taken()
             else:
-                failed = failed or request.error
+                failed = failed or TransferFailed(request.error)
                 self.counters.num_failed_sends += index != TRAILER_INDEX
             if not num_left and not all_ended.done():
                 all_ended.set_result(None)
 
         for place, (index, memory) in enumerate(blocks):
             try:
+                if failpoints.armed:
+                    await failpoints.strike_async(failpoints.UCX_SEND)
                 peer.send(tag(ticket, index), memory, partial(ended, index))
-            except TransferFailed as error:
-                failed = failed or error.message
+            except (TransferFailed, failpoints.Injected) as error:  # those before are on their way
+                failed = failed or error
                 self.counters.num_failed_sends += index != TRAILER_INDEX
                 num_left -= len(blocks) - place
                 break
         if num_left:
             await all_ended
-        if failed:
+        if failed is not None:
             # An endpoint that failed once stays failed; the next send gets a new one.
             if self._peers.get(address) is peer:
                 self._forget(address, "another send to the peer failed")
-            raise TransferFailed(failed)
+            raise failed
 
     async def cancel(self, ticket: int) -> None:
         """See `KVTransfer`. Raises TransferFailed with `details["memory_lost"]` if a sender fell silent in the

@@ -29,6 +29,8 @@ from tests.integration.engine.test_speculation import DEMO, LENGTH, PROMPTS, WAY
 
 FREE = [way for way in WAYS if not way.keys() & {"structured_output", "repetition_penalty", "frequency_penalty"}]
 """Ways in which the draft chooses by the same rules as the target."""
+LONG = 48
+"""Output tokens with which the batch outgrows 24 blocks."""
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +77,11 @@ def plain(start):
     return answers(start())
 
 
+@pytest.fixture(scope="module")
+def plain_and_long(start):
+    return answers(start(), length=LONG)
+
+
 def test_a_draft_that_is_the_target_is_always_right(start, plain):
     """With the same logits the shared randomness gives the same token, sampled or not, biased or banned."""
     for way in FREE:
@@ -96,15 +103,18 @@ def test_the_demo_models_draft_is_right_far_more_often_than_by_chance(start):
         assert num_accepted > 0.1 * num_guesses > 0
 
 
-@pytest.mark.parametrize("options", [{}, {"num_blocks": 24}, {"num_blocks": 24, "num_host_blocks": 100}])
-def test_a_draft_changes_nothing_for_a_batch(start, plain, options):
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param({}, marks=pytest.mark.slow), {"num_blocks": 24}, {"num_blocks": 24, "num_host_blocks": 100}],
+)
+def test_a_draft_changes_nothing_for_a_batch(start, plain_and_long, options):
     run = start(draft(), **options)
-    assert_same(answers(run), plain)
+    assert_same(answers(run, length=LONG), plain_and_long)
     assert accepted(run)[1] > 0
     assert (run.scheduler.counters.num_preemptions > 0) == ("num_blocks" in options)
 
 
-@pytest.mark.parametrize("num_blocks", [400, 12, 2])
+@pytest.mark.parametrize("num_blocks", [pytest.param(400, marks=pytest.mark.slow), 12, 2])
 def test_a_draft_without_sense_or_without_blocks_changes_nothing(start, plain, other, num_blocks):
     model = draft(other, num_blocks)
     run = start(model)

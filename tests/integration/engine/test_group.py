@@ -1,4 +1,4 @@
-"""64 greedy tokens, fp32, of a model split over ranks: collocated, from a prefix, handed over between unequal groups,
+"""Greedy tokens, fp32, of a model split over ranks: collocated, from a prefix, handed over between unequal groups,
 always those of transformers."""
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ OF_EXPERTS = (Degrees(2), Degrees(2, expert=2), Degrees(4), Degrees(4, expert=4)
 OF_LATENTS = (Degrees(2), Degrees(4, expert=4), Degrees(1, 2), Degrees(2, 2, expert=2))
 OF_SINKS = (Degrees(2), Degrees(2, expert=2), Degrees(4, expert=2), Degrees(1, 2))
 PROMPT = [7 + (i * 37) % 190 for i in range(53)]
+NUM_TOKENS = 30
+"""The answer fills the block that the prompt ends in, a whole one, and begins a third."""
 DENSE: dict[str, dict[str, Any]] = {
     "llama": {"num_heads": 8, "num_kv_heads": 4, "head_dim": 32, "hidden_size": 64, "intermediate_size": 96},
     "12 heads, 2 KV heads": {
@@ -84,7 +86,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         write_random_checkpoint(folder, "LlamaForCausalLM", vocab_size=211, num_layers=2, **DENSE[name])
     else:
         write_family(folder, name, **sizes)
-    return Model(folder, splits, transformers_greedy(folder, PROMPT))
+    return Model(folder, splits, transformers_greedy(folder, PROMPT, NUM_TOKENS))
 
 
 def run_of(folder: Path, degrees: Degrees, **policy: Any) -> EngineRun:
@@ -103,9 +105,9 @@ def runs(model: Model) -> Iterator[dict[Degrees, EngineRun]]:
 def test_every_split_gives_the_tokens_of_transformers(model: Model, runs: dict[Degrees, EngineRun]) -> None:
     for degrees, run in runs.items():
         run.pool.clear_cache()
-        assert run.generate(PROMPT)[0] == model.expected, degrees
+        assert run.generate(PROMPT, max_tokens=NUM_TOKENS)[0] == model.expected, degrees
         before = run.scheduler.counters.num_prefix_hit_tokens
-        assert run.generate(PROMPT)[0] == model.expected, degrees  # behind its own prefix
+        assert run.generate(PROMPT, max_tokens=NUM_TOKENS)[0] == model.expected, degrees  # behind its own prefix
         assert run.scheduler.counters.num_prefix_hit_tokens - before == 48
 
 
@@ -113,9 +115,9 @@ def test_hot_experts_with_copies_give_the_tokens_of_transformers(tmp_path: Path)
     """Placed by what a group has measured, with prompts and answers in its batches, as a restarted worker is."""
     folder = write_family(tmp_path / "model", "mixtral")
     degrees, num_layers = Degrees(2, expert=2), load_config(folder).num_layers
-    expected = transformers_greedy(folder, PROMPT)
+    expected = transformers_greedy(folder, PROMPT, NUM_TOKENS)
     with closing(GroupRun(folder, degrees)) as run:
-        assert run.generate(PROMPT)[0] == expected
+        assert run.generate(PROMPT, max_tokens=NUM_TOKENS)[0] == expected
         measured = run.decoder.expert_counts()
     skewed = [[8 * counts[0], *counts[1:]] for _, counts in sorted(measured.items())]
     placement = balance(skewed, 2, spare=1)
@@ -125,8 +127,10 @@ def test_hot_experts_with_copies_give_the_tokens_of_transformers(tmp_path: Path)
         assert all(0 in experts for experts in sets), "the hot one is everywhere"
     assert len(placement) == num_layers
     with closing(GroupRun(folder, degrees, placement=placement)) as run:
-        assert run.generate(PROMPT)[0] == expected
-        assert run.generate(PROMPT, PROMPT[:20], PROMPT[5:])[0] == expected, "behind its prefix, beside others"
+        assert run.generate(PROMPT, max_tokens=NUM_TOKENS)[0] == expected
+        assert run.generate(PROMPT, PROMPT[:20], PROMPT[5:], max_tokens=NUM_TOKENS)[0] == expected, (
+            "behind its prefix, beside others"
+        )
         assert sum(run.decoder.expert_tokens()) == sum(sum(counts) for counts in run.decoder.expert_counts().values())
 
 
@@ -160,7 +164,7 @@ def hands_over_whole_blocks(model: Model, runs: dict[Degrees, EngineRun], prefil
         stored(arrived),
     )
     try:
-        assert hand_off(runs[prefill], runs[decode], PROMPT) == model.expected, (prefill, decode)
+        assert hand_off(runs[prefill], runs[decode], PROMPT, NUM_TOKENS) == model.expected, (prefill, decode)
     finally:
         access.store = stored  # type: ignore[method-assign]
     assert taken == [layout.block_bytes] * num_blocks, "one message a block, whatever the degrees"

@@ -1,4 +1,4 @@
-"""64 greedy tokens, fp32, of ranks with pools of their own, on one host and on several, which have TCP alone between
+"""Greedy tokens, fp32, of ranks with pools of their own, on one host and on several, which have TCP alone between
 them: those of transformers, whatever carries sums; and whole blocks at the border, to and from groups that share a
 pool."""
 
@@ -26,6 +26,8 @@ from tests.unit.collectives.in_threads import needs_library
 pytestmark = needs_library
 
 PROMPT = [7 + (i * 37) % 190 for i in range(53)]
+NUM_TOKENS = 30
+"""The answer fills the block that the prompt ends in, a whole one, and begins a third."""
 ONE = Degrees()
 
 
@@ -88,10 +90,10 @@ REST = [
 )
 def test_ranks_with_their_own_pools_give_the_tokens_of_transformers(tmp_path: Path, name: str, kind: Kind) -> None:
     folder = write(tmp_path / "model", name)
-    expected = transformers_greedy(folder, PROMPT)
+    expected = transformers_greedy(folder, PROMPT, NUM_TOKENS)
     with closing(kind.run(folder)) as run:
-        assert run.generate(PROMPT)[0] == expected
-        assert run.generate(PROMPT)[0] == expected, "behind its own prefix"
+        assert run.generate(PROMPT, max_tokens=NUM_TOKENS)[0] == expected
+        assert run.generate(PROMPT, max_tokens=NUM_TOKENS)[0] == expected, "behind its own prefix"
         assert run.scheduler.counters.num_prefix_hit_tokens == 48
         run.pool.check_integrity()
 
@@ -118,7 +120,7 @@ def handed(
     folder = write(tmp_path_factory.mktemp("own") / "model", request.param)
     with ExitStack() as stack:
         runs = {kind: stack.enter_context(closing(kind.run(folder))) for kind in HANDED[request.param]}
-        yield transformers_greedy(folder, PROMPT), runs
+        yield transformers_greedy(folder, PROMPT, NUM_TOKENS), runs
 
 
 @pytest.mark.slow
@@ -130,9 +132,9 @@ def test_blocks_pass_between_groups_that_hold_them_whole_and_in_slices(
     for prefill, decode in permutations(runs.values(), 2):
         prefill.pool.clear_cache()
         decode.pool.clear_cache()
-        assert hand_off(prefill, decode, PROMPT) == expected
+        assert hand_off(prefill, decode, PROMPT, NUM_TOKENS) == expected
         decode.pool.check_integrity()
-        assert decode.generate(PROMPT)[0] == expected, "behind the prefix that arrived"
+        assert decode.generate(PROMPT, max_tokens=NUM_TOKENS)[0] == expected, "behind the prefix that arrived"
 
 
 def test_a_block_damaged_on_its_way_is_computed_again(handed: tuple[list[int], dict[Kind, EngineRun]]) -> None:
@@ -141,7 +143,7 @@ def test_a_block_damaged_on_its_way_is_computed_again(handed: tuple[list[int], d
     for prefill, decode in ((whole, in_slices), (in_slices, whole)):
         prefill.pool.clear_cache()
         decode.pool.clear_cache()
-        assert hand_off(prefill, decode, PROMPT, corrupt=1) == expected
+        assert hand_off(prefill, decode, PROMPT, NUM_TOKENS, corrupt=1) == expected
         decode.pool.check_integrity()
 
 

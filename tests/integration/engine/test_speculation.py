@@ -32,7 +32,7 @@ from tests.integration.engine.group_run import GroupRun
 from tests.unit.engine.speculation.drafters import HostileDrafter, KnowingDrafter
 
 DEMO = Path(__file__).parents[3] / "models" / "demo"
-LENGTH = 48
+LENGTH = 32
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -186,7 +186,7 @@ def test_a_request_says_whether_and_how_far_is_guessed(start, plain, known):
     assert_same(answers(run, off), plain)
     assert accepted(run) == (0, 0)
     assert_same(answers(run, [{**WAYS[0], "speculation": Speculation("auto", 1)}]), plain[:1])
-    assert accepted(run) == (23, 23)  # every second of the 47 tokens that decode steps give
+    assert accepted(run) == (15, 15)  # every second of the 31 tokens that decode steps give
 
 
 def test_a_handed_over_answer_is_the_same(start, plain, known):

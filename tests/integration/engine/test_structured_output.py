@@ -121,7 +121,7 @@ def test_answers_to_a_thousand_schemas_are_valid(run, tokenizer, begin):
     check_schemas(run, tokenizer, range(begin, begin + 40))
 
 
-LENGTH = 70
+LENGTH = 50
 PROMPTS = [[5 + (i * k) % 200 for i in range(9 + 4 * k)] for k in range(1, 6)]
 
 

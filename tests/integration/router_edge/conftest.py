@@ -19,7 +19,7 @@ from services.router.edge.catalog import Catalog
 from services.router.edge.grpc.servicer import SERVICE_NAME, InferenceServicer, server_options
 from services.router.edge.http.app import Kept, build_app
 from services.router.edge.http.server.http_server import HttpServer
-from services.router.edge.input_processor import ModelNames
+from services.router.edge.model_names import ModelNames
 from services.router.edge.settings import EdgeSettings
 from shared.model.text.tokenizer import Tokenizer
 from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc

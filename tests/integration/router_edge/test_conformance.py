@@ -59,6 +59,7 @@ WORKS: dict[str, Any] = {
     "items": [{"role": "user", "content": "hi"}],
     "logit_bias": {"5": 1.5},
     "logprobs": 2,
+    "cache_control": {"type": "ephemeral", "ttl": "1h"},
     "max_completion_tokens": 5,
     "max_output_tokens": 5,
     "max_tokens": 5,

@@ -20,7 +20,8 @@ from services.router.edge.grpc.servicer import SERVICE_NAME, InferenceServicer
 from services.router.edge.http.app import build_models_app
 from services.router.edge.http.model_switch import model_in
 from services.router.edge.http.server.http_server import HttpServer
-from services.router.edge.input_processor import InputProcessor, ModelNames
+from services.router.edge.input_processor import InputProcessor
+from services.router.edge.model_names import ModelNames
 from services.router.edge.settings import EdgeSettings
 from services.router.edge.tenants.rate_limits import RateLimits
 from shared.model.text.chat_template import ChatTemplate

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 import ssl
-import sys
 from pathlib import Path
 
 import grpc
@@ -14,6 +11,7 @@ import httpx
 import pytest
 
 from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc
+from tests.e2e.running import tandem
 from tests.integration.router_edge.conftest import Edge, StartEdge
 from tests.integration.router_edge.test_http import CHAT, COMPLETIONS, completion
 from tests.tls_files import Authority
@@ -119,27 +117,23 @@ async def test_changed_certificates_are_read_again(start_edge: StartEdge, author
         assert [response async for response in stub.Generate(status)]
 
 
-async def tandem(edge: Edge, *arguments: str, **environment: str) -> tuple[int | None, str, str]:
-    """(exit status, stdout, stderr) of a command against the edge."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.cli.main", *arguments, "--target", edge.grpc_address),
-        env=os.environ | environment,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    out, err = await process.communicate()
-    return process.returncode, out.decode(), err.decode()
+async def command(edge: Edge, *arguments: str) -> tuple[int, str, str]:
+    """Exit status, output and errors of a command against the edge."""
+    return await tandem(*arguments, "--target", edge.grpc_address)
 
 
-async def test_flags_and_environment(start_edge: StartEdge, authority: Authority) -> None:
+async def test_flags_and_environment(
+    start_edge: StartEdge, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
     edge = await start_edge(tls=authority.settings("router"))
     edge.says("hello")
     cert, key = authority.issue("operator")
     flags = ["--ca", f"{authority.cert}", "--cert", f"{cert}", "--key", f"{key}"]
-    status, out, err = await tandem(edge, "generate", "hi", "-n", "20", *flags)
+    status, out, err = await command(edge, "generate", "hi", "-n", "20", *flags)
     assert (status, out.strip()) == (0, "hello"), err
-    environment = {"TANDEM_CA": f"{authority.cert}", "TANDEM_CERT": f"{cert}", "TANDEM_KEY": f"{key}"}
-    status, out, err = await tandem(edge, "status", **environment)
+    for name, file in {"TANDEM_CA": authority.cert, "TANDEM_CERT": cert, "TANDEM_KEY": key}.items():
+        monkeypatch.setenv(name, f"{file}")
+    status, out, err = await command(edge, "status")
     assert status == 0, err
     assert "prefix hits" in out
 
@@ -150,17 +144,17 @@ async def test_without_its_authority_or_a_certificate_nothing_is_said(
     edge = await start_edge(tls=authority.settings("router-2"))
     cert, key = authority.issue("operator-2")
     for flags in ([], ["--tls", "--cert", f"{cert}", "--key", f"{key}"], ["--ca", f"{authority.cert}"]):
-        status, _, err = await tandem(edge, "status", *flags)
+        status, _, err = await command(edge, "status", *flags)
         assert status == 1
         assert "nothing listens at" in err
-    status, _, err = await tandem(edge, "status", "--ca", f"{authority.cert}", "--cert", f"{cert}")
+    status, _, err = await command(edge, "status", "--ca", f"{authority.cert}", "--cert", f"{cert}")
     assert (status, "cert and key go together" in err) == (2, True)
 
 
-async def test_the_name_in_the_certificate(start_edge: StartEdge, authority: Authority, tmp_path: Path) -> None:
+async def test_the_name_in_the_certificate(start_edge: StartEdge, authority: Authority) -> None:
     cert, key = authority.issue("pod", "DNS:tandem.svc")
     edge = await start_edge(tls={"cert": f"{cert}", "key": f"{key}"})
     edge.says("hello")
     ca = ["--ca", f"{authority.cert}"]
-    assert (await tandem(edge, "generate", "hi", "-n", "20", *ca, "--server-name", "tandem.svc"))[:2] == (0, "hello\n")
-    assert (await tandem(edge, "status", *ca, "--server-name", "another.svc"))[0] == 1
+    assert (await command(edge, "generate", "hi", "-n", "20", *ca, "--server-name", "tandem.svc"))[:2] == (0, "hello\n")
+    assert (await command(edge, "status", *ca, "--server-name", "another.svc"))[0] == 1

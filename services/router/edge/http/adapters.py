@@ -9,7 +9,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from services.router.edge.http.bodies import STRICT, parse_body, read_body
-from services.router.edge.input_processor import InputProcessor, check_adapter_name
+from services.router.edge.input_processor import InputProcessor
+from services.router.edge.model_names import check_adapter_name
 from services.router.edge.tenants.auth import ApiKeys, credentials
 
 MAX_BODY_BYTES = 64 * 1024

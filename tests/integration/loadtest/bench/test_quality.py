@@ -23,7 +23,7 @@ BOUNDS = {"int8": (0.005, 0.98), "int4": (0.03, 0.85), "fp8": (0.005, 0.95), "kv
 
 @pytest.fixture(scope="module")
 def texts() -> Texts:
-    return texts_of(Tokenizer.load(DEMO), quality.TEXT.read_text(), num_tokens=4096, window=512, num_greedy=16)
+    return texts_of(Tokenizer.load(DEMO), quality.TEXT.read_text(), num_tokens=2048, window=512, num_greedy=16)
 
 
 @pytest.fixture(scope="module")

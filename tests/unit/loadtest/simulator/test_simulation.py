@@ -26,8 +26,8 @@ from tests.unit.loadtest.simulator.setups import HEAD, head, repeated, setup, sp
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_request_ends_once_and_the_same_seed_gives_the_same_run(policy):
-    first = play(head(200), 4.0, policy, setup())
-    again = play(head(200), 4.0, policy, setup())
+    first = play(head(100), 4.0, policy, setup())
+    again = play(head(100), 4.0, policy, setup())
     assert first == again
     for one in first:
         assert one.refused or one.at_s < one.first_token_s <= one.finished_s
@@ -107,9 +107,14 @@ def test_a_fleet_at_three_times_its_capacity_refuses_at_arrival_and_its_queue_do
     assert waits_s[2] <= 1.2 * waits_s[1]  # once the queue has filled up, who comes later does not wait longer
 
 
-def test_several_routers_with_views_a_step_old_place_nearly_as_well_as_one():
+@pytest.fixture(scope="module")
+def one() -> float:
+    """Goodput of 16 workers of each role behind one router that sees all of them."""
+    return simulate(head(), 7.0, "tandem", setup(16, 16)).goodput
+
+
+def test_several_routers_with_views_a_step_old_place_nearly_as_well_as_one(one):
     trace = head()
-    one = simulate(trace, 7.0, "tandem", setup(16, 16)).goodput
     stale = replace(spec(), report_s=0.05)
     four = simulate(trace, 7.0, "tandem", setup(16, 16, worker=stale, num_routers=4)).goodput
     assert four >= 0.97 * one
@@ -131,39 +136,38 @@ def test_eight_routers_with_views_of_a_quarter_second_lose_little_goodput_at_64_
     assert median(shares) >= (0.97 if load < 1.5 else 0.87)
 
 
-def test_a_router_that_gets_all_the_load_uses_the_whole_fleet():
+def test_a_router_that_gets_all_the_load_uses_the_whole_fleet(one):
     """Of four replicas three are idle: their workers are not kept for them."""
     trace = head()
-    one = simulate(trace, 7.0, "tandem", setup(16, 16)).goodput
     uneven = replace(setup(16, 16, num_routers=4), only_router=0)
     assert simulate(trace, 7.0, "tandem", uneven).goodput >= 0.97 * one
 
 
-def test_looking_at_few_workers_costs_little_goodput():
+def test_looking_at_few_workers_costs_little_goodput(one):
     trace = head()
     few = {"max_candidates": 4, "tie_margin": 0.02}
-    all_of_them = simulate(trace, 7.0, "tandem", setup(16, 16)).goodput
-    assert simulate(trace, 7.0, "tandem", setup(16, 16, placement=few)).goodput >= 0.95 * all_of_them
+    assert simulate(trace, 7.0, "tandem", setup(16, 16, placement=few)).goodput >= 0.95 * one
 
 
+@pytest.mark.slow
 def test_a_thousand_workers_are_simulated_in_seconds():
-    outcome = simulate(head(), 200.0, "tandem", setup(1000, 1000))
+    outcome = simulate(head(50), 200.0, "tandem", setup(1000, 1000))
     assert outcome.refused < 0.2
 
 
 def test_the_command_prints_its_table_and_writes_its_json(tmp_path, capsys):
     out = tmp_path / "out.json"
     main(
-        ["--trace", str(HEAD), "--slice", "0:40", "--prefill", "3", "--decode", "3",
-         "--speedup", "2", "4", "--seed", "7", "--out", str(out)]
+        ["--trace", str(HEAD), "--slice", "0:12", "--prefill", "3", "--decode", "3",
+         "--speedup", "2", "--seed", "7", "--out", str(out)]
     )  # fmt: skip
     printed = capsys.readouterr().out
     assert all(policy in printed for policy in (*PEERS, TANDEM))
     written = json.loads(out.read_text())
-    assert len(written["results"]) == 2 * 2 * len((*PEERS, TANDEM))
+    assert len(written["results"]) == 2 * len((*PEERS, TANDEM))
     ours = [row for row in written["results"] if "ratio" in row]
     assert {row["peer"] for row in ours} <= set(POLICIES)
-    assert len(ours) == 4
+    assert len(ours) == 2
 
 
 def test_wrong_arguments_are_named():
@@ -196,7 +200,7 @@ def test_pools_of_unequal_degrees_have_steps_and_room_of_their_own():
     assert prefill.worker.times == step_times(LLAMA_3_70B, H200, Spread(4))
     assert decode.worker.times == step_times(LLAMA_3_70B, H200, Spread(2, 2))
     equal = replace(pair, groups=(prefill, replace(decode, worker=replace(decode.worker, times=prefill.worker.times))))
-    trace = head(200)
+    trace = head(100)
     unequal, same = simulate(trace, 1.0, "tandem", pair), simulate(trace, 1.0, "tandem", equal)
     longer = decode.worker.times.decode_step_s(8, 0) / prefill.worker.times.decode_step_s(8, 0)
     assert longer > 1.5, "two stages read their weights for every part of the batch"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.metadata
 import time
 from collections.abc import Callable, Mapping
@@ -39,8 +40,7 @@ class Pages:
         self._view = view
         self._created = int(time.time())
         self._version = importlib.metadata.version("tandem-llm")
-        self._openapi = openapi_document(catalog.first.model_name, self._version)
-        self._docs = docs_page(self._openapi)
+        self._openapi: bytes | None = None  # until it is asked for
 
     async def models(self, request: Request) -> Response:
         """`GET /v1/models`."""
@@ -64,11 +64,18 @@ class Pages:
 
     async def docs(self, _: Request) -> Response:
         """`GET /docs`."""
-        return Response(self._docs, media_type="text/html")
+        return Response(docs_page(await self._document()), media_type="text/html")
 
     async def openapi(self, _: Request) -> Response:
         """`GET /openapi.json`."""
-        return Response(self._openapi, media_type="application/json")
+        return Response(await self._document(), media_type="application/json")
+
+    async def _document(self) -> bytes:
+        """The OpenAPI document. It takes a tenth of a second to make, in a thread so that running answers do not wait,
+        and most routers are never asked for it."""
+        if self._openapi is None:
+            self._openapi = await asyncio.to_thread(openapi_document, self._catalog.first.model_name, self._version)
+        return self._openapi
 
     async def healthz(self, _: Request) -> Response:
         """The process answers."""

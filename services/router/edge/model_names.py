@@ -1,0 +1,96 @@
+"""What clients call a model and its adapters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from services.router.edge.scheduling import is_visible_ascii
+from services.router.placement.views import NamedAdapter
+from shared.errors import InvalidRequest, ModelNotFound, NotFound, brief
+
+MAX_ADAPTER_NAME_LEN = 256
+
+
+class NamesAdapters(Protocol):
+    """What the names of a model's adapters mean."""
+
+    def find(self, name: str) -> NamedAdapter | None:
+        """None for an unknown one."""
+        ...
+
+    def all(self) -> list[NamedAdapter]:
+        """By name."""
+        ...
+
+    async def load(self, name: str, folder: str) -> tuple[NamedAdapter, list[str]]:
+        """Gives a name to what lies in a folder on every worker; returns it and the workers that have it. Raises what
+        one of them refuses it with, and then nothing has changed."""
+        ...
+
+    async def unload(self, name: str) -> list[str]:
+        """Takes a name back; returns the workers that had it. Raises NotFound."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelNames:
+    """What clients call one model."""
+
+    name: str
+    """In replies and in `/v1/models`."""
+    aliases: tuple[str, ...] = ()
+    """Further names that are accepted."""
+    beside: tuple[str, ...] = ()
+    """Other models' names, for messages."""
+    adapters: NamesAdapters | None = None
+    """Adapters of the model; None: there are none."""
+
+    def include(self, model: str) -> bool:
+        """Whether it is one of its names."""
+        return model == self.name or model in self.aliases or self.adapter(model) is not None
+
+    def adapter(self, model: str) -> NamedAdapter | None:
+        """The adapter that is meant by its name, or by the model's name, a colon and its name; None where none is."""
+        if self.adapters is None or not model or model == self.name or model in self.aliases:
+            return None
+        for base in (self.name, *self.aliases):
+            if model.startswith(f"{base}:") and (found := self.adapters.find(model.removeprefix(f"{base}:"))):
+                return found
+        return self.adapters.find(model)
+
+    @property
+    def known_adapters(self) -> NamesAdapters:
+        """Raises NotFound where the model has none."""
+        if self.adapters is None:
+            raise NotFound(f"{self.name} takes no adapters")
+        return self.adapters
+
+    def check_free(self, adapter: str) -> None:
+        """Raises InvalidRequest for the name of an adapter by which clients mean a model, or might."""
+        if adapter in (self.name, *self.aliases, *self.beside) or ":" in adapter:
+            raise InvalidRequest(
+                f"lora_name {adapter!r} is a model's name, or has a colon", field="lora_name", value=adapter
+            )
+
+    def check(self, model: str) -> None:
+        """Passes for its names and for none; raises ModelNotFound (`model`) that says what is served."""
+        if not model or self.include(model):
+            return
+        served = [repr(name) for name in (self.name, *self.beside)]
+        verb = "is" if len(served) == 1 else "are"
+        raise ModelNotFound(
+            f"the model {brief(model, 100)!r} is not served here; {', '.join(served)} {verb}",
+            field="model",
+            value=brief(model, 100),
+        )
+
+
+def check_adapter_name(name: str) -> None:
+    """Raises InvalidRequest (`lora_name`) for what cannot be an adapter's name."""
+    if not 0 < len(name) <= MAX_ADAPTER_NAME_LEN or not is_visible_ascii(name):
+        raise InvalidRequest(
+            f"lora_name must be 1 to {MAX_ADAPTER_NAME_LEN} printable ASCII characters without spaces",
+            field="lora_name",
+            limit=MAX_ADAPTER_NAME_LEN,
+        )

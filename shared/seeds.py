@@ -1,8 +1,12 @@
-"""Seeds of several answers to one prompt."""
+"""What a request's seed means."""
 
 from __future__ import annotations
 
 from hashlib import blake2b
+
+SAMPLER_VERSION = 2
+"""Of the function from logits, seed and position to a token. With another one an answer cannot go on: its tokens would
+be other ones than those that the seed stands for. 1, which messages do not name, drew by one number a position."""
 
 
 def derived_seed(seed: int, index: int) -> int:

@@ -42,6 +42,7 @@ class Answer:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     seed: int | None = None  # from the first token on: with it the same answer can be had again
     max_tokens: int | None = None  # likewise: the limit that holds
+    sampler_version: int = 0  # likewise: with another one the seed gives another answer
     router: str = ""  # the name of the router that serves it
     num_calls: int = 0  # 1 where nothing broke
     ttft_ms: float = 0.0  # client send → first token at the client
@@ -61,6 +62,7 @@ class Answer:
             logprobs=list(self.logprobs),
             seed=self.seed,
             max_tokens=self.max_tokens,
+            sampler_version=self.sampler_version,
             num_calls=max(1, self.num_calls),
         )
 
@@ -75,7 +77,7 @@ class Answer:
         self.logprobs += logprobs
         if response.HasField("start"):
             self.seed, self.max_tokens = response.start.seed, response.start.max_tokens
-            self.router = response.start.router
+            self.router, self.sampler_version = response.start.router, response.start.sampler_version
         if response.finish_reason:
             self.finish_reason = _FINISH_REASONS.get(response.finish_reason, "stop")
             self.usage, self.split = response.usage, response.ttft

@@ -76,6 +76,7 @@ class Conversation:
             request.CopyFrom(self._request)
             request.resume.token_ids.extend(answer.token_ids)
             request.resume.num_chars = len(answer.text)
+            request.resume.sampler_version = answer.sampler_version
             if answer.seed is not None and answer.max_tokens is not None:
                 request.sampling.seed, request.sampling.max_tokens = answer.seed, answer.max_tokens
         answer.num_calls += 1

@@ -49,6 +49,8 @@ class Options(TypedDict, total=False):
     session: str
     """The turns of one conversation share it."""
     priority: int
+    retention: str
+    """How long the prefix is kept after each use: 5m, 1h or 24h. Default: as long as nothing newer takes its place."""
     ttft_timeout_s: float
     """Rather refused than a first token later than this. Seconds."""
     traceparent: str
@@ -57,7 +59,13 @@ class Options(TypedDict, total=False):
 
 
 _SAMPLING = frozenset(types_pb2.SamplingParams.DESCRIPTOR.fields_by_name)
-_HEADERS = {"tenant": "x-tenant", "session": "x-session-id", "priority": "x-priority", "traceparent": "traceparent"}
+_HEADERS = {
+    "tenant": "x-tenant",
+    "session": "x-session-id",
+    "priority": "x-priority",
+    "retention": "x-cache-retention",
+    "traceparent": "traceparent",
+}
 
 
 def requests_of(

@@ -31,6 +31,7 @@ BENCHMARKS = {
     "speculation": _benchmark("speculation", "Answers with guesses of what comes next, beside the same without."),
     "index": _benchmark("index", "Match, publish and memory of the block index by its size."),
     "prefix": _benchmark("prefix.measure", "Prefix hits of a fleet beside one ideal cache, and TTFT with the store."),
+    "agents": _benchmark("prefix.agents", "What agents find again of their conversations in a pool, retained and not."),
     "router": _benchmark("router.measure", "Latency that a router adds to a request, and its token throughput."),
     "overload": _benchmark("router.overload", "A router at three times its workers' capacity."),
     "parallel": _benchmark("parallel.measure", "Sums over ranks beside gloo, and steps of a group beside one process."),

@@ -33,6 +33,7 @@ from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.sampling_params import SamplingParams
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from shared.engine.sequence import EngineSequence, Goal
+from shared.engine.speculation.draft_model import DraftModel
 from shared.engine.speculation.drafter import Drafter
 from shared.engine.speculation.grammar import GrammarDrafter
 from shared.engine.speculation.ngram import NgramDrafter
@@ -252,7 +253,7 @@ class Bench:
         self._names = (f"s{i}" for i in itertools.count())
         self._own_answers: dict[tuple[int, ...], list[int]] = {}
         drafters: list[Drafter] = [NgramDrafter(), GrammarDrafter(structures.prepare)]
-        self.speculators: dict[str, Speculator | None] = {OFF: None, AUTO: Speculator(drafters)}
+        self.speculators: dict[str, Speculator | None] = {OFF: None, AUTO: _speculator(drafters)}
         self.speculators |= {str(count): Speculator([NgramDrafter()], count) for count in fixed}
         if draft is not None:
             for way in (DRAFT, DRAFT_ALONE):
@@ -260,7 +261,7 @@ class Bench:
                 if way == DRAFT:
                     beside = [NgramDrafter(), GrammarDrafter(structures.prepare)]
                 model = paired_draft(draft, DEMO_DRAFT, DEMO, num_blocks, BLOCK_SIZE, MAX_BATCH)
-                self.speculators[way] = Speculator(beside, model=model)
+                self.speculators[way] = _speculator(beside, model)
         self._engines = {way: self._engine(num_blocks, speculator) for way, speculator in self.speculators.items()}
 
     def _engine(self, num_blocks: int, speculator: Speculator | None) -> Engine:
@@ -329,6 +330,11 @@ class Bench:
         if key not in self._own_answers:
             self._own_answers[key] = answer_of(DEMO, prompt, num_tokens, sampling, BLOCK_SIZE)
         return self._own_answers[key]
+
+
+def _speculator(drafters: Sequence[Drafter], model: DraftModel | None = None) -> Speculator:
+    """As a worker on a CPU has it."""
+    return Speculator(drafters, model=model, processor_clock=time.thread_time)
 
 
 def measure(bench: Bench, case: str, batch: int, num_tokens: int, pairs: int) -> Iterator[Result]:

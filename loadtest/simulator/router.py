@@ -82,8 +82,10 @@ class SimRouter(ABC):
             num_requests=report.num_running + report.num_waiting,
             queued=Work(report.num_queued_tokens, report.num_queued_pairs),
             now_s=self.world.clock.now_s,
-            num_decoding=report.decoding.num_sequences + report.promised.num_sequences,
-            num_context_tokens=report.decoding.num_context_tokens + report.promised.num_context_tokens,
+            num_decoding=report.decoding.num_sequences,
+            num_context_tokens=report.decoding.num_context_tokens,
+            num_promised=report.promised.num_sequences,
+            num_promised_tokens=report.promised.num_context_tokens,
         )
         self.changed()
 

@@ -202,6 +202,12 @@ def _shape(model: str) -> ModelShape:
             f"{model} is neither a model folder nor one of {', '.join(named)}", field="model", value=model
         )
     config = load_config(path.parent if path.is_file() else path)
+    if config.delta is not None:
+        raise ConfigError(
+            f"{model} is of {config.architecture}, whose layers have states, which fit does not count",
+            field="model",
+            value=config.architecture,
+        )
     return decoder(
         layers=config.num_layers,
         hidden=config.hidden_size,

@@ -140,6 +140,12 @@ def _rescalings(
             field="calibrate",
             value=str(wish.text),
         )
+    if config.delta is not None:
+        raise ConfigError(
+            f"a text does not calibrate {config.architecture}, whose layers have states: round it without one",
+            field="calibrate",
+            value=str(wish.text),
+        )
     windows = _windows(Tokenizer.load(source), wish.text, min(_WINDOW, config.max_position_embeddings))
     entries = checkpoint.entries
     model = Model(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -39,7 +40,7 @@ from shared.engine.speculation.drafter import Drafter
 from shared.engine.speculation.grammar import GrammarDrafter
 from shared.engine.speculation.ngram import NgramDrafter
 from shared.engine.speculation.speculator import GuessCounters, Speculator
-from shared.errors import TandemError
+from shared.errors import ConfigError, TandemError
 from shared.fingerprints import deterministic_fingerprint
 from shared.kernels.cpu.multilinear import fastest_sum
 from shared.kv.fleet_key import FleetKey, seal_of
@@ -219,6 +220,7 @@ def load_model(
     """
     config = load_config(settings.model)
     check_device(settings.devices[0])
+    _check_states(settings, config)
     backend = choose_backend(settings)
     if settings.draft:
         check_draft(Path(settings.draft), config.vocab_size)
@@ -281,6 +283,23 @@ def load_model(
     )
 
 
+def _check_states(settings: WorkerSettings, config: ModelConfig) -> None:
+    """Raises ConfigError for a setting that is not served where layers have states."""
+    if config.delta is None:
+        return
+    if settings.speculation != "off":
+        raise ConfigError(
+            f"speculation is {settings.speculation}, and {config.architecture} has layers with states, from which a "
+            "wrong guess cannot be taken back: off is served",
+            field="speculation",
+            value=settings.speculation,
+        )
+    if settings.has_adapters:
+        raise ConfigError(
+            f"adapters of {config.architecture}, whose layers have states, are not supported", field="adapters"
+        )
+
+
 def _chain_roots(model_fingerprint: str, layout: BlockLayout, config: ModelConfig) -> ChainRoots:
     return ChainRoots(model_fingerprint, layout.name, LAYOUT_VERSION, config.prefix_length)
 
@@ -327,7 +346,7 @@ def open_speculator(
         logger.info(
             "draft model %s guesses: %d blocks of %d bytes", settings.draft, draft.num_blocks, draft.layout.block_bytes
         )
-    return Speculator(drafters, model=model)
+    return Speculator(drafters, model=model, processor_clock=time.thread_time)
 
 
 def _choose_num_blocks(

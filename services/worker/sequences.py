@@ -71,6 +71,7 @@ def sequence_of(
         receiver=receiver,
         tenant=command.tenant,
         priority=min(0, command.priority),
+        retain_s=command.retain_s,
     )
 
 

@@ -26,7 +26,14 @@ from shared.rpc.errors import abort
 from shared.rpc.fleet_identity import FleetGuard
 from shared.rpc.outbox import Outbox
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
-from shared.rpc.protocol import OLD_SESSION_SERVICES, PROTOCOL_VERSION, SESSION_SERVICE, other_protocol
+from shared.rpc.protocol import (
+    OLD_SESSION_SERVICES,
+    PROTOCOL_VERSION,
+    SESSION_SERVICE,
+    other_protocol,
+    other_sampler,
+)
+from shared.seeds import SAMPLER_VERSION
 from shared.telemetry.tracing.span import SpanSink
 
 MAX_EVENTS = 65_536
@@ -242,6 +249,8 @@ class SessionServer:
         hello = first.commands[0].hello
         if hello.protocol_version != PROTOCOL_VERSION:
             raise other_protocol(f"router {hello.router_name}", hello.protocol_version, "this worker")
+        if hello.sampler_version != SAMPLER_VERSION:
+            raise other_sampler(f"router {hello.router_name}", hello.sampler_version, "this worker")
         ours = self._worker.welcome().model_fingerprint
         if hello.model_fingerprint and hello.model_fingerprint != ours:
             raise ModelMismatch(f"this worker {difference(ours, hello.model_fingerprint)}", field="model_fingerprint")

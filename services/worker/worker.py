@@ -46,6 +46,7 @@ from shared.rpc.errors import to_proto
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 from shared.rpc.pb.tandem.v1.worker_pb2 import Reserve, Submit
 from shared.rpc.protocol import PROTOCOL_VERSION
+from shared.seeds import SAMPLER_VERSION
 from shared.telemetry.logs import RequestLog, failure_level
 from shared.telemetry.tracing.span import SpanSink
 
@@ -221,6 +222,7 @@ class Worker:
             max_num_seqs=host.settings.max_num_seqs,
             max_num_batched_tokens=host.settings.max_num_batched_tokens,
             protocol_version=PROTOCOL_VERSION,
+            sampler_version=SAMPLER_VERSION,
             model_name=model.name,
             rope_trained_len=model.roots.rope_trained_len,
             kernels=model.decoder.kernels.name,

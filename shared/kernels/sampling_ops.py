@@ -16,9 +16,10 @@ class SamplingOps(Protocol):
     def sample_tokens(self, logits: Tensor, rows: SamplingRows) -> Tensor:
         """One token for each row of logits, by temperature, min-p, top-k and top-p, in this order.
 
-        The tokens that remain are laid side by side in order of falling probability (equal ones by token id),
-        each as long as its probability; the row's random number, a function of (seed, position) alone, points
-        at one. Temperature 0 takes the likeliest token, of equal ones the lowest id.
+        Of equally likely tokens those with lower ids are kept first. The tokens that remain race: each has an
+        exponentially distributed time, a function of (seed, position, token id) alone, and the one with the highest
+        quotient of probability and time is chosen, of equal ones the lowest id. So each is chosen as often as it is
+        likely, and two models whose probabilities are near choose alike. Temperature 0 takes the likeliest token.
 
         Args:
             logits: [num_rows, vocab_size] fp32, contiguous, penalties already applied, -inf where banned.

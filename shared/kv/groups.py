@@ -4,6 +4,10 @@ Blocks of all groups have the same number of bytes and come from one pool: they 
 alike. A sequence's blocks are one list, the groups of its first `block_size` tokens, then those of the next ones: block
 b of group g is at place `b * size + g`. Of a group with a window a sequence holds the blocks that its next token sees;
 what lies behind them is given back, and is NO_BLOCK in its list.
+
+A block of a group of states holds no tokens but what some layers keep of all tokens up to its last one, or up to the
+newest one. What the next token needs is the block in which the token before it lies: so states are kept, handed over
+and looked up like a window of two tokens. A step writes the last two of its blocks alone: see `written_states`.
 """
 
 from __future__ import annotations
@@ -15,6 +19,8 @@ MAX_GROUPS = 16
 """More would cost a step more than blocks behind windows are worth: such a model keeps all layers in one group."""
 MAX_PADDING = 8
 """Of the layers that all groups together have room for, at most one in so many is left empty."""
+STATE_WINDOW = 2
+"""Of a group of states."""
 NO_BLOCK = -1
 """In place of a block's id: the sequence holds none there, and needs none."""
 
@@ -27,6 +33,8 @@ class KVGroups:
     """Tokens a block."""
     windows: tuple[int | None, ...] = (None,)
     """Of each group: tokens that its layers see, None for all."""
+    num_states: int = 0
+    """The last so many groups are of states; the first one never is."""
 
     @property
     def size(self) -> int:
@@ -56,9 +64,22 @@ class KVGroups:
         """Blocks that a sequence of so many tokens holds at most, computed `step_tokens` at once."""
         every = -(-num_tokens // self.block_size)
         held = every * len(self.full)
-        for _, window in self.windowed:
-            held += min(every, -(-(window - 1 + step_tokens) // self.block_size) + 1)
+        for group, window in self.windowed:
+            most = -(-(window - 1 + step_tokens) // self.block_size) + 1
+            if self.is_state(group):
+                most = min(most, 3)  # what a step reads, and two that it writes
+            held += min(every, most)
         return held
+
+    def is_state(self, group: int) -> bool:
+        """Whether a group's blocks hold states."""
+        return group >= self.size - self.num_states
+
+    def written_states(self, start: int, end: int) -> tuple[int, ...]:
+        """Blocks into which the tokens `start` … `end` - 1, computed at once, write states, rising: the last that they
+        fill, for others that go on behind it, and the one of the newest token, for the next step."""
+        last_full, last = end // self.block_size - 1, (end - 1) // self.block_size
+        return (last,) if last_full == last or last_full < start // self.block_size else (last_full, last)
 
     def max_tokens(self, num_blocks: int, step_tokens: int = 1) -> int:
         """Tokens of the longest sequence of whole blocks that so many blocks hold; without a group that keeps

@@ -104,6 +104,8 @@ class BlockLayout:
     format: KVFormat
     windows: tuple[int | None, ...] = (None,)
     """Of each KV group, as `KVGroups` has them."""
+    num_states: int = 0
+    """Of the groups, the last ones, whose blocks hold states, as `KVGroups` has them."""
 
     def __post_init__(self) -> None:
         check_dimension("num_layers", self.num_layers)
@@ -112,6 +114,12 @@ class BlockLayout:
         for window in self.windows:
             if window is not None:
                 check_dimension("windows", window)
+        if not 0 <= self.num_states < len(self.windows):
+            raise InvalidRequest(
+                f"num_states must be from 0 to {len(self.windows) - 1}, not {self.num_states}",
+                field="num_states",
+                limit=len(self.windows) - 1,
+            )
         # The words of a checksum lie in one head, behind whose codes its scales then begin at a multiple of 4 bytes.
         what = "heads" if self.format.has_scales else "blocks"
         num_bytes = self.format.head_bytes(self.block_size) if self.format.has_scales else self.block_bytes
@@ -131,7 +139,7 @@ class BlockLayout:
     @property
     def groups(self) -> KVGroups:
         """What each group keeps."""
-        return KVGroups(self.block_size, self.windows)
+        return KVGroups(self.block_size, self.windows, self.num_states)
 
     @property
     def name(self) -> str:
@@ -139,7 +147,8 @@ class BlockLayout:
         everything."""
         if self.groups.is_plain:
             return self.format.name
-        return f"{self.format.name}-{self.num_layers}x{','.join(str(window or 0) for window in self.windows)}"
+        states = f"s{self.num_states}" if self.num_states else ""
+        return f"{self.format.name}-{self.num_layers}x{','.join(str(window or 0) for window in self.windows)}{states}"
 
     @property
     def block_bytes(self) -> int:
@@ -156,6 +165,7 @@ class BlockLayout:
             f"{self.num_layers} layers x {self.format.describe()}, {self.block_size} tokens a block, "
             f"{self.block_bytes} bytes a block"
             + ("" if self.groups.is_plain else f", windows of {len(self.windows)} groups {self.windows}")
+            + (f", the last {self.num_states} of states" if self.num_states else "")
         )
 
     def ensure_compatible(self, other: BlockLayout) -> None:

@@ -7,16 +7,29 @@ A block is in one of three states:
     blank   num_refs == 0 and nothing worth keeping
 
 Blank and cached blocks are in one free list: first the blank ones, then the cached ones from the least to the most
-recently released. `allocate` takes from the head, so no cached block is lost while a blank one is left. The list is
-intrusive, two arrays of neighbours and a sentinel, because removing a block from its middle must be O(1), which a deque
-cannot do.
+recently released. `allocate` takes from the head, so no cached block is lost while a blank one is left.
+
+A cached block that is to be *retained* for a time after its last use is in the list of that time instead, from the
+least to the most recently released, and so by the end of its time. `allocate` takes blank blocks, then those whose time
+has passed, then cached ones, and retained ones last. At most MOST_RETAINED of the pool are retained: of more, the
+least recently released is cached as others are.
+
+The lists are intrusive, two arrays of neighbours and a sentinel each, because removing a block from the middle must be
+O(1), which a deque cannot do.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+RETENTIONS_S = (300.0, 3600.0, 86_400.0)
+"""For how long a block may be retained: 5 minutes, an hour, a day, as clients ask for. Seconds."""
+
+MOST_RETAINED = 75
+"""Of a pool's blocks, so that nobody can fill it. Percent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +76,8 @@ class BlockPool:
     is a bug of the caller and raises ValueError before anything has changed.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock`: seconds, for what is retained."""
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"num_blocks and block_size must be at least 1, not {num_blocks} and {block_size}")
         self._num_blocks = num_blocks
@@ -72,10 +86,16 @@ class BlockPool:
         self._hashes: list[bytes | None] = [None] * num_blocks  # None: not sealed
         self._checksums: list[int | None] = [None] * num_blocks
         self._findable: dict[bytes, int] = {}  # hash -> the one block that match() returns for it
-        # Free list: neighbours of each free block; index num_blocks is the sentinel before the head.
-        self._next: list[int] = [*range(1, num_blocks + 1), 0]
-        self._prev: list[int] = [num_blocks, *range(num_blocks)]
+        # Neighbours of each free block. Index num_blocks is the sentinel before the free list's head, the later ones
+        # are those of the retained, by place in RETENTIONS_S.
+        sentinels = [num_blocks + 1 + place for place in range(len(RETENTIONS_S))]
+        self._next: list[int] = [*range(1, num_blocks + 1), 0, *sentinels]
+        self._prev: list[int] = [num_blocks, *range(num_blocks), *sentinels]
         self._num_free = num_blocks
+        self._retentions: dict[int, int] = {}  # of blocks to be retained: the place in RETENTIONS_S
+        self._ends: dict[int, float] = {}  # of those that are: when their time ends
+        self._most_retained = num_blocks * MOST_RETAINED // 100
+        self._clock = clock
         # Insertion-ordered sets of the changes since the last drain.
         self._newly_findable: dict[bytes, None] = {}
         self._newly_evicted: dict[bytes, None] = {}
@@ -99,6 +119,11 @@ class BlockPool:
     def num_used(self) -> int:
         """Blocks with at least one reference."""
         return self._num_blocks - self._num_free
+
+    @property
+    def num_retained(self) -> int:
+        """Free blocks that are retained, also those whose time has passed."""
+        return len(self._ends)
 
     @property
     def num_cached(self) -> int:
@@ -138,19 +163,23 @@ class BlockPool:
     def allocate(self, num_blocks: int) -> list[int]:
         """`num_blocks` writable blocks with one reference each, or OutOfBlocks and no change.
 
-        Blank blocks go first, then cached ones, least recently released first; those lose their hash.
+        Blank blocks go first, then retained ones whose time has passed, then cached ones, least recently released
+        first, then retained ones; all but the blank ones lose their hash.
         """
         if num_blocks < 0:
             raise ValueError(f"cannot allocate {num_blocks} blocks")
         if num_blocks > self._num_free:
             raise OutOfBlocks(num_blocks, self._num_free)
-        block_ids = [self._take_head() for _ in range(num_blocks)]
+        block_ids = [self._take() for _ in range(num_blocks)]
         for block_id in block_ids:
             self._num_refs[block_id] = 1
         return block_ids
 
-    def release(self, block_ids: Sequence[int]) -> None:
+    def release(self, block_ids: Sequence[int], retain_s: float = 0.0) -> None:
         """Give back one reference on each block, in the order of a sequence's block table.
+
+        With `retain_s`, findable ones are retained from now on whenever they are not in use, for the longest of
+        RETENTIONS_S up to it, anew after each use.
 
         Findable blocks join the free list's tail, the last block of the sequence first: so later blocks are evicted
         before earlier ones, and the rest of a prefix is still a prefix. Blocks that no lookup can find (not sealed, or
@@ -159,14 +188,20 @@ class BlockPool:
         for block_id, count in Counter(block_ids).items():
             if count > self._num_refs[block_id]:
                 raise ValueError(f"block {block_id} released {count} times with {self._num_refs[block_id]} references")
+        retention = max((place for place, at_least in enumerate(RETENTIONS_S) if retain_s >= at_least), default=-1)
+        now = self._clock() if self._retentions or retention >= 0 else 0.0
         for block_id in reversed(block_ids):
+            if retention > self._retentions.get(block_id, -1) and self._is_findable(block_id):
+                self._retentions[block_id] = retention
             self._num_refs[block_id] -= 1
             if self._num_refs[block_id] > 0:
                 continue
-            if self._is_findable(block_id):
-                self._link_after(self._prev[self._num_blocks], block_id)
-            else:
+            if not self._is_findable(block_id):
                 self._link_after(self._num_blocks, block_id)
+            elif block_id in self._retentions:
+                self._retain(block_id, now)
+            else:
+                self._link_after(self._prev[self._num_blocks], block_id)
 
     def seal(self, block_id: int, block_hash: bytes) -> None:
         """Declare a full block immutable and make it findable under `block_hash`.
@@ -233,6 +268,10 @@ class BlockPool:
 
     def clear_cache(self) -> None:
         """Forget every cached prefix. Used blocks stay sealed, but no lookup finds them any more."""
+        for block_id in list(self._ends):
+            self._unlink(block_id)
+            self._link_after(self._num_blocks, block_id)
+        self._retentions.clear()
         for block_hash, block_id in list(self._findable.items()):
             self._forget(block_hash)
             if self._num_refs[block_id] == 0:
@@ -241,13 +280,21 @@ class BlockPool:
 
     def check_integrity(self) -> None:
         """Check all invariants; raises AssertionError naming the violated one. O(num_blocks)."""
-        free = self._free_list()
+        retained = [self._listed(self._num_blocks + 1 + place) for place in range(len(RETENTIONS_S))]
+        assert sum(map(len, retained)) == len(self._ends) <= self._most_retained, "no more is retained than may be"
+        for place, block_ids in enumerate(retained):
+            ends = [self._ends[block_id] for block_id in block_ids]
+            assert ends == sorted(ends), "retained blocks are in the order in which their time ends"
+            assert all(self._retentions[block_id] == place for block_id in block_ids), "each in the list of its time"
+            assert all(map(self._is_findable, block_ids)), "what is retained can be found"
+        listed = self._listed(self._num_blocks)
+        free = [*listed, *(block_id for block_ids in retained for block_id in block_ids)]
         assert len(free) == self._num_free, "num_free equals the free list's length"
         assert len(set(free)) == len(free), "no block is in the free list twice"
         assert all(refs >= 0 for refs in self._num_refs), "no negative reference count"
         unreferenced = {block_id for block_id, refs in enumerate(self._num_refs) if refs == 0}
         assert set(free) == unreferenced, "exactly the blocks without references are free"
-        findable_flags = [self._is_findable(block_id) for block_id in free]
+        findable_flags = [self._is_findable(block_id) for block_id in listed]
         assert findable_flags == sorted(findable_flags), "blank blocks precede cached ones in the free list"
         for block_hash, block_id in self._findable.items():
             assert self._hashes[block_id] == block_hash, "a findable block holds the hash it is found by"
@@ -270,10 +317,16 @@ class BlockPool:
         else:
             self._newly_evicted[block_hash] = None
 
-    def _take_head(self) -> int:
-        """Unlink the free list's first block and clear its hash and checksum."""
+    def _take(self) -> int:
+        """Unlink the free block that is missed least and clear its hash and checksum."""
         block_id = self._next[self._num_blocks]
+        if self._ends and (block_id == self._num_blocks or self._is_findable(block_id)):
+            heads = [self._next[self._num_blocks + 1 + place] for place in range(len(RETENTIONS_S))]
+            first = min((head for head in heads if head < self._num_blocks), key=self._ends.__getitem__)
+            if block_id == self._num_blocks or self._ends[first] <= self._clock():
+                block_id = first
         self._unlink(block_id)
+        self._retentions.pop(block_id, None)
         block_hash = self._hashes[block_id]
         if block_hash is not None:
             if self._findable.get(block_hash) == block_id:
@@ -282,7 +335,26 @@ class BlockPool:
             self._checksums[block_id] = None
         return block_id
 
+    def _retain(self, block_id: int, now: float) -> None:
+        """Links a findable block that is to be retained; where too many are, the list's least recently released one is
+        cached as others are."""
+        place = self._retentions[block_id]
+        sentinel = self._num_blocks + 1 + place
+        if len(self._ends) >= self._most_retained:
+            spare = self._next[sentinel]
+            if spare == sentinel:
+                spare = block_id
+            else:
+                self._unlink(spare)
+            self._retentions.pop(spare)
+            self._link_after(self._prev[self._num_blocks], spare)
+            if spare == block_id:
+                return
+        self._ends[block_id] = now + RETENTIONS_S[place]
+        self._link_after(self._prev[sentinel], block_id)
+
     def _unlink(self, block_id: int) -> None:
+        self._ends.pop(block_id, None)
         before, after = self._prev[block_id], self._next[block_id]
         self._next[before] = after
         self._prev[after] = before
@@ -296,13 +368,13 @@ class BlockPool:
         self._next[block_id] = after
         self._num_free += 1
 
-    def _free_list(self) -> list[int]:
-        """Free block ids from head to tail, bounded so that a broken link cannot loop."""
+    def _listed(self, sentinel: int) -> list[int]:
+        """Free block ids of one list from head to tail, bounded so that a broken link cannot loop."""
         found: list[int] = []
-        before, block_id = self._num_blocks, self._next[self._num_blocks]
+        before, block_id = sentinel, self._next[sentinel]
         while True:
             assert self._prev[block_id] == before, "free list links agree in both directions"
-            if block_id == self._num_blocks or len(found) > self._num_blocks:
+            if block_id == sentinel or len(found) > self._num_blocks:
                 return found
             found.append(block_id)
             before, block_id = block_id, self._next[block_id]

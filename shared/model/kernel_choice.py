@@ -89,6 +89,8 @@ def stacks(config: ModelConfig) -> bool:
     return (
         config.moe is None
         and config.latent is None
+        and config.delta is None
+        and not config.is_gated
         and names.input_norm is not None
         and (config.is_parallel or names.post_norm is not None)
         and config.qk_norm != "whole"

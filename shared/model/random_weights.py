@@ -29,6 +29,10 @@ def mean_and_std(name: str, shape: Sequence[int], config: ModelConfig) -> tuple[
         return 2.0 - config.norm_offset, 0.1
     if name.endswith("e_score_correction_bias"):
         return 0.0, 0.1
+    if name.endswith("linear_attn.norm.weight"):
+        return 1.0, 0.1
+    if name.endswith(".A_log"):
+        return -1.0, 1.0
     if name.endswith("norm.weight"):
         is_behind = name.split(".")[-2] in (config.names.attention_norm, config.names.output_norm)
         return (_BEHIND if is_behind else 1.0) - config.norm_offset, 0.1
@@ -40,7 +44,7 @@ def mean_and_std(name: str, shape: Sequence[int], config: ModelConfig) -> tuple[
         return 0.0, _LOGIT_STD / math.sqrt(config.hidden_size) / config.logit_scale
     if name == "model.embed_tokens.weight":
         return 0.0, 1.0
-    blocks_out = ("o_proj.weight", "down_proj.weight", "w2.weight", ".down_proj")
+    blocks_out = ("o_proj.weight", "out_proj.weight", "down_proj.weight", "w2.weight", ".down_proj")
     attention_in = (
         "q_proj.weight",
         "k_proj.weight",

@@ -183,6 +183,7 @@ def layout_to_proto(layout: BlockLayout) -> types_pb2.BlockLayout:
         layout_version=LAYOUT_VERSION,
         num_planes=layout.format.num_planes,
         windows=[] if layout.groups.is_plain else [window or 0 for window in layout.windows],
+        num_states=layout.num_states,
     )
 
 
@@ -193,6 +194,7 @@ def layout_from_proto(message: types_pb2.BlockLayout) -> BlockLayout:
         block_size=message.block_size,
         format=KVFormat(message.dtype, message.num_kv_heads, message.head_dim, message.num_planes or 2),
         windows=tuple(window or None for window in message.windows) or (None,),
+        num_states=message.num_states,
     )
 
 

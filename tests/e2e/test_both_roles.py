@@ -12,6 +12,7 @@ from shared.rpc.convert import roles_from_proto
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 from shared.rpc.protocol import PROTOCOL_VERSION
 from shared.rpc.server import channel
+from shared.seeds import SAMPLER_VERSION
 from tests.e2e.stage import prompt, staged
 from tests.waiting import DEADLINE_S
 
@@ -31,7 +32,11 @@ class Session:
     async def __aenter__(self) -> Session:
         self._channel = channel(self._address)
         self._call = worker_pb2_grpc.WorkerServiceStub(self._channel).Session()
-        await self.send(hello=types_pb2.Hello(router_name="by-hand", protocol_version=PROTOCOL_VERSION))
+        await self.send(
+            hello=types_pb2.Hello(
+                router_name="by-hand", protocol_version=PROTOCOL_VERSION, sampler_version=SAMPLER_VERSION
+            )
+        )
         self.welcome = (await self.event("welcome")).welcome
         return self
 

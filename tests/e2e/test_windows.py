@@ -1,5 +1,5 @@
-"""Models with windows through a cluster: the tokens of transformers by every way a prefix can come, and after a worker
-was killed."""
+"""Models with windows, or with states, through a cluster: the tokens of transformers by every way a prefix can come,
+and after a worker was killed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shared.model.checkpoints import write_random_checkpoint
 from shared.model.families.registry import load_config
 from tests.e2e.running import BLOCK_SIZE, DEMO, PatientCommands
 from tests.e2e.stage import HOST_BYTES, Stage, prompt, staged
-from tests.integration.engine.families import OWN_ROPES
+from tests.integration.engine.families import OWN_ROPES, STATES
 from tests.integration.engine.test_greedy_against_transformers import transformers_greedy
 
 NUM_TOKENS = 24
@@ -29,7 +29,9 @@ FAMILIES = {
         "Gemma3ForCausalLM", ["sliding_attention", "sliding_attention", "full_attention"],
         {"query_pre_attn_scalar": 20, "rope_parameters": OWN_ROPES},
     ),
+    "qwen3-next": (STATES["qwen3-next"][0], ["linear_attention", "full_attention"], STATES["qwen3-next"][1]),
 }  # fmt: skip
+FAMILIES_IN_TURN = ["gpt-oss", "qwen3-next", pytest.param("gemma3", marks=pytest.mark.slow)]
 
 
 def write_model(folder: Path, family: str) -> Path:
@@ -47,7 +49,7 @@ def sent_blocks(stage: Stage, model: Path, name: str) -> float:
     return stage.load(name).kv_bytes_sent / layout.block_bytes
 
 
-@pytest.mark.parametrize("family", ["gpt-oss", pytest.param("gemma3", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", FAMILIES_IN_TURN)
 async def test_handed_over_stored_and_cached_prefixes_give_the_tokens_of_transformers(tmp_path: Path, family: str):
     model = write_model(tmp_path / "model", family)
     groups = load_config(model).block_layout(BLOCK_SIZE, "float32", grouped=True).groups

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from shared.rpc.pb.tandem.v1 import kvstore_pb2, types_pb2, worker_pb2
 from shared.rpc.protocol import PROTOCOL_VERSION, SESSION_METHOD
+from shared.seeds import SAMPLER_VERSION
 from tests.fuzz.campaign import REFUSALS, Findings, each, spliced
 from tests.fuzz.proto_messages import raw_messages
 from tests.waiting import DEADLINE_S
@@ -68,7 +69,11 @@ def fuzz_calls(service: Target, methods: Mapping[str, Descriptor], num_cases: in
 def fuzz_sessions(service: Target, role: str, num_cases: int, found: Findings, spared: Collection[str] = ()) -> None:
     """Whole sessions: a hello, some commands, the end. The process must live, and greet the next router. A session that
     the worker leaves open is ended after a while, and counted. Commands named in `spared` are left out."""
-    greeting = worker_pb2.Command(hello=types_pb2.Hello(router_name="a-fuzzer", protocol_version=PROTOCOL_VERSION))
+    greeting = worker_pb2.Command(
+        hello=types_pb2.Hello(
+            router_name="a-fuzzer", protocol_version=PROTOCOL_VERSION, sampler_version=SAMPLER_VERSION
+        )
+    )
     hello = worker_pb2.Commands(commands=[greeting])
     cases = st.lists(raw_messages(worker_pb2.Commands.DESCRIPTOR), max_size=MAX_COMMANDS)
     with grpc.insecure_channel(service.address) as channel:

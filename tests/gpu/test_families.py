@@ -19,7 +19,7 @@ from shared.model.adapters.random_adapter import write_random_adapter
 from shared.model.checkpoints import write_random_checkpoint
 from tests.integration.engine import test_adapters
 from tests.integration.engine.engine_run import EngineRun, hand_off
-from tests.integration.engine.families import EXPERTS, FAMILIES, OTHERS, write_family
+from tests.integration.engine.families import EXPERTS, FAMILIES, OTHERS, STATES, write_family
 from tests.quantized_checkpoints import STORAGES, write_mxfp4, write_quantized
 
 PROMPT = [7 + (i * 37) % 190 for i in range(53)]
@@ -48,7 +48,7 @@ def check_the_gpu(folder: Path) -> None:
             assert run.generate(PROMPT, SHORT, max_tokens=NUM_TOKENS) == expected, "behind its own prefix"
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *EXPERTS, *OTHERS])
+@pytest.mark.parametrize("family", [*FAMILIES, *EXPERTS, *OTHERS, *STATES])
 def test_a_family_gives_the_tokens_of_the_cpu(tmp_path: Path, family: str) -> None:
     check_the_gpu(write_family(tmp_path / "model", family))
 

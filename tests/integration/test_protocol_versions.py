@@ -22,6 +22,7 @@ from shared.rpc.errors import from_rpc_error
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 from shared.rpc.protocol import OLD_SESSION_SERVICES, PROTOCOL_VERSION, SESSION_METHOD, SESSION_SERVICE
 from shared.rpc.server import RpcServer, channel
+from shared.seeds import SAMPLER_VERSION
 from tests.integration.worker.session_rig import Router, serving
 from tests.waiting import until
 
@@ -55,6 +56,17 @@ async def test_a_router_of_protocol_1_is_refused_once_it_has_written():
         assert await slow.code() is grpc.StatusCode.FAILED_PRECONDITION
 
 
+@pytest.mark.parametrize("version", [0, SAMPLER_VERSION + 1])
+async def test_a_router_of_another_sampler_gets_a_typed_error(version):
+    async with serving(BOTH) as worker:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            async with Router(worker, sampler_version=version):
+                pass
+        error = from_rpc_error(refused.value, "worker w")
+        assert (type(error), error.field) == (ModelMismatch, "sampler_version")
+        assert f"sampler version {version or 1}, this worker has {SAMPLER_VERSION}" in error.message
+
+
 async def test_a_router_of_a_later_protocol_gets_a_typed_error():
     async with serving(BOTH) as worker:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -82,19 +94,31 @@ async def other_worker(service: str, welcome: types_pb2.Welcome) -> AsyncIterato
         await server.stop(0.0)
 
 
+PROTOCOL_1 = types_pb2.Welcome(protocol_version=1)
+LATER_PROTOCOL = types_pb2.Welcome(protocol_version=PROTOCOL_VERSION + 1)
+FIRST_SAMPLER = types_pb2.Welcome(protocol_version=PROTOCOL_VERSION)
+LATER_SAMPLER = types_pb2.Welcome(protocol_version=PROTOCOL_VERSION, sampler_version=SAMPLER_VERSION + 1)
+
+
 @pytest.mark.parametrize(
-    ("service", "version"), [(OLD_SESSION_SERVICES[1], 1), (SESSION_SERVICE, PROTOCOL_VERSION + 1)]
+    ("service", "welcome", "found"),
+    [
+        (OLD_SESSION_SERVICES[1], PROTOCOL_1, f"speaks session protocol 1, this router speaks {PROTOCOL_VERSION}"),
+        (SESSION_SERVICE, LATER_PROTOCOL, f"speaks session protocol {PROTOCOL_VERSION + 1}, this router"),
+        (SESSION_SERVICE, FIRST_SAMPLER, f"has sampler version 1, this router has {SAMPLER_VERSION}"),
+        (SESSION_SERVICE, LATER_SAMPLER, f"has sampler version {SAMPLER_VERSION + 1}, this router"),
+    ],
 )
-async def test_a_router_says_that_a_worker_speaks_another_protocol(service, version):
+async def test_a_router_says_that_a_worker_is_of_another_version(service, welcome, found):
     pool = Pool()
-    async with other_worker(service, types_pb2.Welcome(protocol_version=version)) as address:
+    async with other_worker(service, welcome) as address:
         worker = DiscoveredWorker("d0", DECODE, address)
         link = WorkerLink(worker, "router-0", lambda _: None, lambda: None, {WorkerRole.DECODE: pool})
         running = asyncio.create_task(link.run())
         await until(lambda: link.mismatch)
         running.cancel()
         await asyncio.wait({running})
-    assert f"worker d0 speaks session protocol {version}, this router speaks {PROTOCOL_VERSION}" in link.mismatch
+    assert f"worker d0 {found}" in link.mismatch
     assert len(pool) == 0
 
 

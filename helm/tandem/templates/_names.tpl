@@ -92,9 +92,10 @@ dtype={{ include "tandem.poolSetting" (merge (dict "key" "dtype" "name" "dtype")
 ,deterministic={{ include "tandem.poolSetting" (merge (dict "key" "deterministic" "name" "") .) | default "false" -}}
 {{- end }}
 
-{{/* Label of the workers that may be used together, and part of the router's selector: one layout and one model. */}}
+{{/* Label of the workers that may be used together, and part of the router's selector: one layout, one model, and one
+version of the sampler, shared/seeds.py's. */}}
 {{- define "tandem.layoutLabel" -}}
-{{- printf "%s,%s" .Values.model.uri (include "tandem.layout" (dict "root" . "pool" (first .Values.pools))) | sha256sum | trunc 12 -}}
+{{- printf "%s,sampler=2,%s" .Values.model.uri (include "tandem.layout" (dict "root" . "pool" (first .Values.pools))) | sha256sum | trunc 12 -}}
 {{- end }}
 
 {{- define "tandem.workerSelector" -}}

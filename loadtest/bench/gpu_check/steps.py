@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 PROFILED = (
-    "decode_parts", "prefill_tiles", "find_peaks", "measure_levels", "refine_levels", "collect_ranges", "choose_tokens",
+    "decode_parts", "prefill_tiles", "find_peaks", "measure_levels", "refine_levels", "race_and_collect",
+    "choose_tokens",
 )  # fmt: skip
 """Triton functions that `ncu` looks into: attention and sampling."""
 SANITIZED = "mixed_batches and 128-4-16 or blocks_are_copied or tokens_equal or swapped"

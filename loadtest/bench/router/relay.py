@@ -19,6 +19,7 @@ from shared.process import run_process
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2, worker_pb2, worker_pb2_grpc
 from shared.rpc.protocol import PROTOCOL_VERSION
 from shared.rpc.server import RpcServer, channel
+from shared.seeds import SAMPLER_VERSION
 
 SERVICE = "tandem.v1.InferenceService"
 
@@ -77,7 +78,7 @@ class Relay:
 
     async def connect(self, prefills: list[str], decodes: list[str]) -> None:
         """Opens the sessions; returns when all workers have sent their Welcome."""
-        hello = types_pb2.Hello(router_name="relay", protocol_version=PROTOCOL_VERSION)
+        hello = types_pb2.Hello(router_name="relay", protocol_version=PROTOCOL_VERSION, sampler_version=SAMPLER_VERSION)
         for address in prefills:
             call = worker_pb2_grpc.WorkerServiceStub(channel(address)).Session()
             await call.write(command(hello=hello))

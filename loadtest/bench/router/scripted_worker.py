@@ -17,6 +17,7 @@ from shared.kv.layout import LAYOUT_VERSION
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 from shared.rpc.protocol import PROTOCOL_VERSION, SESSION_SERVICE
 from shared.rpc.server import RpcServer
+from shared.seeds import SAMPLER_VERSION
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -115,4 +116,5 @@ class ScriptedWorker(ABC):
             max_model_len=self.max_model_len,
             max_num_seqs=self.max_num_seqs,
             protocol_version=PROTOCOL_VERSION,
+            sampler_version=SAMPLER_VERSION,
         )

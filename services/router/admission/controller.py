@@ -218,10 +218,10 @@ class AdmissionController:
         return max(by_workers_s, self._drain.wait_s(num_ahead, now_s)) if num_ahead else by_workers_s
 
     def _learn(self, estimate: Estimate, waited_s: float) -> None:
-        """Requests close to their deadline weigh most: with time to spare, a few milliseconds may be many times the
-        predicted wait and mean little."""
+        """Requests close to their deadline weigh most, by the square: with time to spare, a few milliseconds may be
+        many times the predicted wait and mean little, and many such would outweigh those that were nearly late."""
         slack_s = estimate.latest_start_s - estimate.entered_s
         if math.isinf(slack_s) or estimate.wait_s <= 0:
             return
         longer_s = max(waited_s, estimate.wait_s * self.calibration.factor)
-        self.calibration.observe(estimate.wait_s, waited_s, min(1.0, longer_s / max(slack_s, 1e-9)))
+        self.calibration.observe(estimate.wait_s, waited_s, min(1.0, longer_s / max(slack_s, 1e-9)) ** 2)

@@ -44,6 +44,7 @@ class AttemptCommands:
             peers=self._peers(prefill),
             notes=reserved.reassignable,
             priority=min(0, self._request.priority),
+            retain_s=self._request.retain_s,
             adapter=self._request.adapter,
         )
 
@@ -73,6 +74,7 @@ class AttemptCommands:
             num_stored_blocks=num_stored_blocks,
             peers=peers,
             priority=min(0, self._request.priority),
+            retain_s=self._request.retain_s,
             adapter=self._request.adapter,
         )
 

@@ -20,6 +20,7 @@ class Resume:
     token_ids: tuple[int, ...] = ()
     num_chars: int | None = None  # of the text that came with them; None: all that they make certain
     finish_reason: FinishReason | None = None  # set: it has all, nothing is to be computed
+    sampler_version: int = 0  # that the tokens were sampled with; 0: the first
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class Request:
     trace: TraceContext | None = None  # of the call that it is a part of: see `Ask`
     is_traced: bool = False  # the router records spans of it
     priority: int = 0  # higher goes first if the queue is ordered by priority
+    retain_s: float = 0.0  # how long workers keep its prefix at least after each use, where there is room for that
     session: str = ""  # the turns of one conversation share it; empty = none
     salt: str = ""  # root of its hash chain: only prompts with the same salt share blocks; empty = the tenant's name
     ttft_timeout_s: float = 0.0  # seconds from arrival to the first token; 0 = the router's target

@@ -35,6 +35,7 @@ from shared.engine.sampling_params import SamplingParams
 from shared.errors import InvalidRequest, Overloaded, PromptTooLong, WorkerLost
 from shared.model.text.chat_template import ChatTemplate
 from shared.model.text.tokenizer import Tokenizer
+from shared.seeds import SAMPLER_VERSION
 from shared.structure.compiler import StructureCompiler
 from shared.structure.structured_output import ReasoningPart, StructuredOutput
 
@@ -244,6 +245,7 @@ class InputProcessor:
             trace=info.trace.context,
             is_traced=info.trace.is_recorded,
             priority=info.scheduling.priority,
+            retain_s=info.scheduling.retain_s,
             session=info.scheduling.session,
             ttft_timeout_s=info.scheduling.ttft_timeout_s,
             text=options.text,
@@ -291,7 +293,8 @@ class InputProcessor:
         """A prepared request whose answer continues behind the tokens that the client has; `seed` is the answer's own.
 
         Raises InvalidRequest naming what of `resume` cannot be: an id outside the vocabulary, more tokens than
-        max_tokens, text that the tokens do not make, a stop string before their end, a sampled answer without a seed.
+        max_tokens, text that the tokens do not make, a stop string before their end, a sampled answer without a
+        seed or of another sampler.
         """
         token_ids, limit = resume.token_ids, request.sampling.max_tokens
         assert limit is not None, "prepared requests have it"
@@ -303,8 +306,17 @@ class InputProcessor:
                 value=len(token_ids),
             )
         self._prompts.check_token_ids("resume.token_ids", token_ids)
-        if seed is None and token_ids and resume.finish_reason is None and not request.sampling.is_greedy:
-            raise InvalidRequest("resume needs the seed of the answer that it continues", field="seed")
+        if token_ids and resume.finish_reason is None and not request.sampling.is_greedy:
+            if seed is None:
+                raise InvalidRequest("resume needs the seed of the answer that it continues", field="seed")
+            if resume.sampler_version != SAMPLER_VERSION:
+                raise InvalidRequest(
+                    f"resume.sampler_version is {resume.sampler_version or 1}, that of this router and its workers is "
+                    f"{SAMPLER_VERSION}: a sampled answer goes on with its own alone; ask for it anew",
+                    field="resume.sampler_version",
+                    limit=SAMPLER_VERSION,
+                    value=resume.sampler_version or 1,
+                )
         if seed is not None:
             request = replace(request, sampling=replace(request.sampling, seed=seed))
         request = replace(request, resume=resume)

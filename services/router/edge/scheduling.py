@@ -4,6 +4,8 @@
                         say so. Default: the tenant that the API key speaks for, else "default"
     x-priority          -100..100, higher first where the queue is ordered by priority. Default 0
     x-session-id        the turns of one conversation share it
+    x-cache-retention   5m, 1h or 24h: how long its prefix is kept after each use, where there is room for that.
+                        Default in-memory: as long as nothing newer takes its place
     x-ttft-timeout-ms   the first token is due so soon; 429 at once where that cannot be. Default: the router's target
 
 A tenant's own API key determines the tenant; without one, a trusted proxy sets `x-tenant` and drops what came from
@@ -24,16 +26,19 @@ TIERS = {"flex": -50, "priority": 50}
 """Priority of OpenAI's `service_tier`; the others are 0."""
 BATCH_PRIORITY = -100
 """Of a batch's requests."""
+RETENTIONS = {"in-memory": 0.0, "in_memory": 0.0, "5m": 300.0, "1h": 3600.0, "24h": 86_400.0}
+"""Seconds of OpenAI's `prompt_cache_retention` and Anthropic's `cache_control.ttl`."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulingHints:
-    """The four, parsed."""
+    """All of them, parsed."""
 
     tenant: str = "default"
     priority: int = 0
     session: str = ""
     ttft_timeout_s: float = 0.0  # 0 = the router's target
+    retain_s: float = 0.0
 
 
 def scheduling_hints(headers: Mapping[str, str], tenant: str = "") -> SchedulingHints:
@@ -47,6 +52,7 @@ def scheduling_hints(headers: Mapping[str, str], tenant: str = "") -> Scheduling
         priority=_priority(headers.get("x-priority", "0")),
         session=_name(headers, "x-session-id"),
         ttft_timeout_s=_timeout_s(headers.get("x-ttft-timeout-ms", "")),
+        retain_s=_retention_s(headers.get("x-cache-retention", "in-memory")),
     )
 
 
@@ -78,6 +84,14 @@ def _priority(text: str) -> int:
             limit=MAX_PRIORITY,
         )
     return value
+
+
+def _retention_s(text: str) -> float:
+    if text not in RETENTIONS:
+        raise InvalidRequest(
+            f"x-cache-retention must be one of {', '.join(RETENTIONS)}, got {text[:32]!r}", field="x-cache-retention"
+        )
+    return RETENTIONS[text]
 
 
 def _timeout_s(text: str) -> float:

@@ -94,14 +94,18 @@ class Ledger:
         now_s: float,
         num_decoding: int = 0,
         num_context_tokens: int = 0,
+        num_promised: int = 0,
+        num_promised_tokens: int = 0,
     ) -> None:
         """The worker's current figures; a worker marked full is considered again. `num_decoding`, and their tokens:
-        answers that run there or are to."""
+        answers that run there; `num_promised`: that are to."""
         view = self.view
         view.reported_s = now_s
         self._free_blocks, self._requests = num_free_blocks, num_requests
         view.num_queued_tokens, view.num_queued_pairs = queued.tokens, queued.pairs
-        view.num_decoding, view.num_context_tokens = num_decoding, num_context_tokens
+        view.num_decoding = num_decoding + num_promised
+        view.num_context_tokens = num_context_tokens + num_promised_tokens
+        view.num_promised, view.num_promised_tokens = num_promised, num_promised_tokens
         if queued.tokens > self._own_tokens:
             view.exclusive_since_s = math.inf
         elif view.exclusive_since_s == math.inf:
@@ -126,6 +130,8 @@ class Ledger:
         if item.num_answer_tokens:
             view.num_decoding += sign
             view.num_context_tokens += sign * item.num_answer_tokens
+            view.num_promised += sign
+            view.num_promised_tokens += sign * item.num_answer_tokens
 
     def _write(self) -> None:
         self.view.num_free_blocks = max(0, self._free_blocks)

@@ -90,17 +90,17 @@ def ttft_s(
     """Seconds from now until the worker, whose steps take `times`, has computed its queue and then `own`, beside its
     answers and as many new ones. It reports between steps: what has passed since is a part of the next one, done."""
     num_tokens, pairs = view.num_queued_tokens + own.tokens, view.num_queued_pairs + own.pairs
-    num_answers = view.num_decoding + num_new_answers
+    beside = _beside(view, num_new_answers, context_tokens)
 
     def at(within_s: float) -> Pace:
-        context, budget = view.num_context_tokens + context_tokens, view.max_step_tokens or DEFAULT_BUDGET
-        return pace_of(times, num_answers, context, pairs / num_tokens, within_s, budget, num_tokens)
+        budget = view.max_step_tokens or DEFAULT_BUDGET
+        return pace_of(times, *beside, pairs / num_tokens, within_s, budget, num_tokens)
 
     pace = at(target_s)
     queue_s = view.num_queued_tokens / pace.tokens_a_second
     done_s = min(max(0.0, now_s - view.reported_s), pace.step_s, queue_s)
     slack_s = view.least_slack_s or 0.0
-    if view.num_decoding and slack_s > 0 and pace.decode_s <= target_s < math.inf:
+    if view.num_decoding > view.num_promised and slack_s > 0 and pace.decode_s <= target_s < math.inf:
         burst = at(GAP_TARGETS / AIM * target_s)
         spent_s = burst.step_s - AIM * target_s
         in_burst = burst.chunk_tokens * slack_s / spent_s if spent_s > 0 else math.inf
@@ -114,11 +114,25 @@ def prompt_rate(view: WorkerView, times: StepTimes, target_s: float) -> float:
     """Tokens of prompts a second that the worker computes of its queue."""
     pairs = view.num_queued_pairs / max(1, view.num_queued_tokens)
     budget = view.max_step_tokens or DEFAULT_BUDGET
-    pace = pace_of(times, view.num_decoding, view.num_context_tokens, pairs, target_s, budget)
+    pace = pace_of(times, *_beside(view), pairs, target_s, budget)
     return pace.tokens_a_second
 
 
-def tpot_s(view: WorkerView, times: StepTimes, num_more: int, num_tokens: float) -> float:
-    """Seconds of a step of the worker's answers and `num_more` with `num_tokens` tokens besides."""
-    batch = view.num_decoding + num_more
-    return times.step_s(StepWork(batch, int(view.num_context_tokens + num_tokens))) if batch else 0.0
+def _beside(view: WorkerView, num_more: int = 0, num_more_tokens: float = 0) -> tuple[float, float]:
+    """(answers, their tokens) beside which the worker computes its queue, in the mean: those that run, and of those
+    that are to, and of `num_more`, half: they begin one after the other."""
+    num_late, late_tokens = view.num_promised + num_more, view.num_promised_tokens + num_more_tokens
+    num_running = view.num_decoding - view.num_promised
+    return num_running + num_late / 2, view.num_context_tokens - view.num_promised_tokens + late_tokens / 2
+
+
+def tpot_s(
+    view: WorkerView, times: StepTimes, num_more: int, num_tokens: float, in_s: float = 0.0, life_s: float = math.inf
+) -> float:
+    """Seconds of a step of the worker's answers and `num_more` with `num_tokens` tokens besides, `in_s` from now, where
+    answers run for `life_s`: of those that run now some have ended, of those that are to some too."""
+    running = max(0.0, 1.0 - in_s / life_s)
+    promised = min(1.0, life_s / in_s) if in_s > 0 else 1.0
+    batch = (view.num_decoding - view.num_promised) * running + view.num_promised * promised + num_more
+    context = (view.num_context_tokens - view.num_promised_tokens) * running + view.num_promised_tokens * promised
+    return times.step_s(StepWork(batch, context + num_tokens)) if batch else 0.0  # type: ignore[arg-type]

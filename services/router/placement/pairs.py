@@ -6,7 +6,7 @@ For the best few of each, every pair has a predicted TTFT (`ttft_s` of the worke
 targets. Of the pairs with the most the one with the least score is taken:
 
     score = TTFT / its slack + TPOT / its target + HAND_OFF where a hand-off is needed
-            + AGAINST for an answer on a worker that is not to decode
+            + AGAINST for an answer on a worker that is not to decode, and COMPUTED · prompts that it displaces there
             + BESIDE for a prompt beside answers on a worker that is
             + COMPUTED · the share of the prompt that is not cached there
             + GUEST for each worker of another router's shard
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from services.router.placement.decision import Pair
 from services.router.placement.paces import DEFAULT_BUDGET, pace_of, prompt_rate, tpot_s, ttft_s
@@ -35,12 +35,19 @@ ALIKE = 0.05
 """Shares of requests in time that differ by less are equal."""
 HAND_OFF = 0.05
 """In score: a hand-off takes messages, and blocks on the network."""
+HAND_OFF_GAIN = 0.2
+"""In shares of requests in time: what a hand-off must give more than one worker for both parts, where every worker is
+to do both. It takes processor time at three processes that nothing here predicts, and predictions of both are less
+exact than that. Where a split is worth it, that was weighed when it was chosen."""
 BESIDE = 0.1
 """In score: a prompt beside answers takes of what they have earned."""
 AGAINST = 0.3
 """In score: the split of the fleet is meant for what follows, not for this request alone."""
 COMPUTED = 0.5
 """In score: what is computed anew takes of all other requests, however much time this one has."""
+MOST_DISPLACED = 1.0
+"""Prompts that an answer may displace where its worker is not to decode, before the request waits for another one: it
+would take more than it gives."""
 FAR = 5.0
 """Times what the prompt takes on an idle worker: a pair by which it takes longer is not taken while a nearer one may
 come in time."""
@@ -73,6 +80,7 @@ class PairPolicy:
         self._budget = DEFAULT_BUDGET
         self._mean_rate = 0.0
         """Of the workers, tokens of prompts a second."""
+        self._displaced: Mapping[str, float] = {}
         self.typical: StepTimes | None = None
         """What steps take where a worker has not measured any; None before one has."""
 
@@ -129,20 +137,33 @@ class PairPolicy:
         decodes: Sequence[WorkerView],
         prefills: Sequence[WorkerView],
         preferred: Collection[str],
+        displaced: Mapping[str, float] | None = None,
+        is_pure: bool = False,
     ) -> tuple[Pair, ...]:
         """The pairs of the best few candidates, the one to take first; empty where no worker is to start the request
-        now. `decodes` can hold it, `prefills` have room in their queues, `preferred` are to decode."""
+        now. `decodes` can hold it, `prefills` have room in their queues, `preferred` are to decode. `displaced` and
+        `is_pure`: see `SplitController`. A request with a deadline waits for a worker that is to do its part where
+        another one would lose more by it than the request is worth."""
         target_s, typical = self._tpot_s, self.typical
         assert typical is not None, "see `look`"
-        steps = [(view, tpot_s(view, view.times or typical, 1, request.num_tokens)) for view in decodes]
-        roomy = [(v, s) for v, s in steps if not v.num_decoding or s <= TPOT_SHARE * self._most_step_s(v, request)]
-        roomy.sort(key=lambda entry: self._decode_score(entry[0], entry[1], preferred))
-        if not roomy:
-            return ()
+        self._displaced = displaced or {}
+        if self._displaced and request.slack_s < math.inf:
+            decodes = [view for view in decodes if self._displaced.get(view.name, 0.0) <= MOST_DISPLACED]
+        if is_pure and request.slack_s < math.inf:
+            prefills = [view for view in prefills if view.name not in preferred or not view.num_decoding]
         waits = [
             (view, ttft_s(view, view.times or typical, request.work(view.name), target_s, request.now_s))
             for view in prefills
         ]
+        joins_s = min((wait_s for _, wait_s in waits), default=0.0)
+        life_s = self._demand.num_gaps * target_s
+        steps = [
+            (view, tpot_s(view, view.times or typical, 1, request.num_tokens, joins_s, life_s)) for view in decodes
+        ]
+        roomy = [(v, s) for v, s in steps if not v.num_decoding or s <= TPOT_SHARE * self._most_step_s(v, request)]
+        roomy.sort(key=lambda entry: self._decode_score(entry[0], entry[1], preferred))
+        if not roomy:
+            return ()
         waits.sort(key=lambda entry: self._prefill_score(entry[0], entry[1], request, preferred))
         names = {view.name for view in prefills}
         found: list[Pair] = []
@@ -157,6 +178,8 @@ class PairPolicy:
                 work = request.work(decode.name)
                 wait_s = ttft_s(decode, decode.times or typical, work, target_s, request.now_s, 1, request.num_tokens)
                 found.append(self._pair(request, decode, decode, wait_s, step_s, preferred))
+        if all(view.name in preferred for view in prefills):
+            found = _without_small_gains(found)
         most = max((pair.in_time for pair in found), default=0.0)
         found.sort(key=lambda pair: (pair.in_time < most - ALIKE, pair.score))
         if found and self._may_wait(found[0], request):
@@ -208,7 +231,9 @@ class PairPolicy:
 
     def _decode_score(self, view: WorkerView, step_s: float, preferred: Collection[str]) -> float:
         used = step_s / self._tpot_s if self._tpot_s < math.inf else view.num_requests / max(1, view.max_num_seqs)
-        return min(used, 10.0) + AGAINST * (view.name not in preferred) + GUEST * (not view.in_shard)
+        if view.name not in preferred:
+            used += AGAINST + COMPUTED * self._displaced.get(view.name, 0.0)
+        return min(used, 10.0) + GUEST * (not view.in_shard)
 
     def _prefill_score(
         self, view: WorkerView, wait_s: float, request: PlacementRequest, preferred: Collection[str]
@@ -218,3 +243,12 @@ class PairPolicy:
         is_against = view.name in preferred and view.num_decoding > 0
         computed = request.work(view.name).tokens / request.num_tokens
         return used + BESIDE * is_against + COMPUTED * computed + GUEST * (not view.in_shard)
+
+
+def _without_small_gains(pairs: list[Pair]) -> list[Pair]:
+    """Without the hand-offs, where none of them gives HAND_OFF_GAIN more than the best pair that is one worker."""
+    here = [pair for pair in pairs if pair.decode == pair.prefill]
+    if not here:
+        return pairs
+    enough = max(pair.in_time for pair in here) + HAND_OFF_GAIN
+    return pairs if any(pair.in_time > enough for pair in pairs) else here

@@ -125,6 +125,8 @@ class Placement:
                 "",
             ),
             preferred,
+            self.split.displaced,
+            self.split.is_pure,
         )
         if not pairs:
             return None

@@ -12,7 +12,8 @@ The decision is a preference: it moves no weight, ends nothing, and no cache is 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -25,6 +26,9 @@ INTERVAL_S = 1.0
 """Between two decisions."""
 WINDOW_S = 10.0
 """Demand is a running mean in which an arrival of this age weighs 1/e."""
+PURE = 0.1
+"""Of the prompts that workers compute which do not decode: where the others could compute fewer beside the answers that
+there are, they compute none."""
 SETTLED_S = 5.0
 """After this time a worker that is not to decode any more loses the answers that it still has. Seconds."""
 FEWEST_ARRIVALS = 8
@@ -131,6 +135,7 @@ class SplitController:
         """Targets of every request; infinite: none. Without one for TPOT every worker does both."""
         self.demand = demand or Demand()
         self._tpot_s = tpot_target_s
+        self._step_s = AIM * tpot_target_s  # of workers that decode, with and without chunks: neither gets the rest
         self._ttft_s = ttft_target_s
         self.gap_s = 0.0
         """From a first token that was computed elsewhere to the second one, seconds: what a hand-off takes of the
@@ -141,6 +146,11 @@ class SplitController:
         self._left: dict[str, float] = {}  # when workers stopped being among those that decode
         self.split = Split(frozenset(), math.inf)
         """The newest decision."""
+        self.displaced: Mapping[str, float] = {}
+        """By worker that is not to decode: requests whose prompts it would compute in the time that it computes fewer
+        for one answer, as far as the fleet is used."""
+        self.is_pure = False
+        """Workers that decode are to compute no prompts beside answers: they could compute hardly any."""
         self.num_flips = 0
         """Changes of a worker's preference."""
         self._names: frozenset[str] = frozenset()
@@ -179,8 +189,8 @@ class SplitController:
         if not any(kind.most_answers >= 1 for kind in kinds):
             return {}  # no worker meets the target even with one answer: nothing to be won by a split
         rate = self.demand.rate(now_s)
-        running = sum(view.num_decoding for view in known)
-        answers = max(rate * self.demand.output_len * self._tpot_s, float(running), 1e-9)
+        running = sum(view.num_decoding - view.num_promised for view in known)
+        answers = max(rate * self.demand.output_len * self._step_s, float(running), 1e-9)
         tokens_s = max(rate * self.demand.prompt.tokens, 1e-9)
         now = sum(view.name in self.split.decodes for view in known)
         size = len(known)
@@ -189,6 +199,7 @@ class SplitController:
 
     def _decide(self, views: Sequence[WorkerView], block_size: int, now_s: float) -> Split:
         everyone = Split(frozenset(view.name for view in views), math.inf)
+        self.displaced, self.is_pure = {}, False
         known = [view for view in views if view.times is not None]
         if not self._can_tell(known) or self.demand.num_arrived < FEWEST_ARRIVALS:
             return everyone
@@ -204,6 +215,12 @@ class SplitController:
             best = now
         names = [name for kind in kinds for name in kind.names]
         unknown = [view.name for view in views if view.times is None]
+        used, rate = min(1.0, 1.0 / max(headroom[best], 1e-9)), self.demand.rate(now_s)
+        shares = _shares(kinds, best)
+        self.is_pure = self._is_pure(shares, rate * min(1.0, headroom[best]))
+        self.displaced = {
+            name: used * self._displaced_by_one(kind) for kind, num, rest in shares if rest for name in kind.names[num:]
+        }
         return Split(frozenset(names[:best] + unknown), headroom[best])
 
     @property
@@ -225,14 +242,26 @@ class SplitController:
     def _kind(self, group: Sequence[WorkerView], block_size: int) -> Kind:
         held = self.split.decodes
         ordered = sorted(group, key=lambda view: (view.name not in held, -view.num_decoding, view.name))
-        typical = sorted(group, key=lambda view: view.times.read_s if view.times else 0.0)[len(group) // 2]
-        times, budget = typical.times, float(typical.max_step_tokens or DEFAULT_BUDGET)
-        assert times is not None
-        prompt = self.demand.prompt
-        alone = pace_of(times, 0, 0, prompt.pairs / prompt.tokens, math.inf, budget, max(prompt.tokens, budget))
-        room = FULL * typical.num_total_blocks * block_size / (self.demand.context_len + self.demand.output_len / 2)
-        most = min(_most_answers(times, self.demand.context_len, self._tpot_s), room, typical.max_num_seqs)
-        return Kind(tuple(view.name for view in ordered), times, alone.tokens_a_second, max(0.0, most), budget)
+        prompt, context_len = self.demand.prompt, self.demand.context_len
+        budget = float(group[0].max_step_tokens or DEFAULT_BUDGET)
+
+        def most_answers(view: WorkerView) -> float:
+            return _most_answers(view.times, context_len, self._step_s) if view.times is not None else 0.0
+
+        def prompt_rate(view: WorkerView) -> float:
+            assert view.times is not None
+            pairs = prompt.pairs / prompt.tokens
+            return pace_of(view.times, 0, 0, pairs, math.inf, budget, max(prompt.tokens, budget)).tokens_a_second
+
+        # What a worker has not done for long it knows badly: those that decode tell of answers, the others of prompts.
+        decoding = [view for view in group if view.name in held] or group
+        others = [view for view in group if view.name not in held] or group
+        typical = sorted(decoding, key=most_answers)[len(decoding) // 2]
+        assert typical.times is not None
+        rate = statistics.median(map(prompt_rate, others))
+        room = FULL * typical.num_total_blocks * block_size / (context_len + self.demand.output_len / 2)
+        most = max(0.0, min(most_answers(typical), room, typical.max_num_seqs))
+        return Kind(tuple(view.name for view in ordered), typical.times, rate, most, budget)
 
     def _headroom(self, kinds: Sequence[Kind], count: int, answers: float, tokens_s: float) -> float:
         """How many times the demand is served where the first `count` workers decode: the largest factor at which
@@ -265,6 +294,19 @@ class SplitController:
             if burst.seconds(prompt.tokens) <= TTFT_SHARE * self._ttft_s and pace.step_s <= self._tpot_s:
                 total += num * pace.tokens_a_second
         return total
+
+    def _is_pure(self, shares: Sequence[tuple[Kind, int, int]], rate: float) -> bool:
+        """Whether prompts beside answers could be hardly any of all at that rate of requests."""
+        pure = sum(rest * kind.prompt_rate for kind, _, rest in shares)
+        room = sum(num * kind.most_answers for kind, num, _ in shares)
+        answers = rate * self.demand.output_len * self._step_s
+        return pure > 0 and self._beside(shares, min(1.0, answers / max(room, 1e-9))) < PURE * pure
+
+    def _displaced_by_one(self, kind: Kind) -> float:
+        """Mean prompts that a worker without answers computes fewer while it has one."""
+        prompt = self.demand.prompt
+        beside = self._pace(kind, 1.0, prompt, self._tpot_s).tokens_a_second
+        return max(0.0, kind.prompt_rate - beside) * self.demand.output_len * self._step_s / prompt.tokens
 
     def _pace(self, kind: Kind, num_answers: float, prompt: Work, within_s: float) -> Pace:
         context = num_answers * self.demand.context_len

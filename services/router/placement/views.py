@@ -100,6 +100,10 @@ class WorkerView:
     """Answers that run there, or will once their prompt is computed or has arrived."""
     num_context_tokens: int = 0
     """Tokens of those."""
+    num_promised: int = 0
+    """Of the answers, those that do not run yet …"""
+    num_promised_tokens: int = 0
+    """… and their tokens."""
     times: StepTimes | None = None
     """What its steps take, as it has learnt; None before it has."""
     max_step_tokens: int = 0

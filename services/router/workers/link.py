@@ -27,7 +27,8 @@ from shared.rpc.convert import roles_from_proto
 from shared.rpc.errors import from_proto
 from shared.rpc.fleet_identity import fleet_metadata
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
-from shared.rpc.protocol import PROTOCOL_VERSION, SESSION_METHOD, other_protocol
+from shared.rpc.protocol import PROTOCOL_VERSION, SESSION_METHOD, other_protocol, other_sampler
+from shared.seeds import SAMPLER_VERSION
 from shared.tasks import end_task
 
 FIRST_BACKOFF_S = 0.05
@@ -312,6 +313,8 @@ class WorkerLink:
                 return
             if welcome.protocol_version != PROTOCOL_VERSION:
                 raise other_protocol(f"worker {self.name}", welcome.protocol_version, "this router")
+            if welcome.sampler_version != SAMPLER_VERSION:
+                raise other_sampler(f"worker {self.name}", welcome.sampler_version, "this router")
             if missing := self.roles - roles_from_proto(welcome.roles):
                 raise ModelMismatch(f"{self.address} is not a {roles_text(missing)} worker")
             self._check(welcome)
@@ -324,6 +327,7 @@ class WorkerLink:
         return types_pb2.Hello(
             router_name=self._router_name,
             protocol_version=PROTOCOL_VERSION,
+            sampler_version=SAMPLER_VERSION,
             router_incarnation=self._router_incarnation,
             session=self._num_sessions,
             heartbeat_ms=round(self._limits.interval_s * 1e3),

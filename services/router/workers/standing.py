@@ -106,8 +106,10 @@ class Standing:
             num_requests=load.num_running + load.num_waiting,
             queued=Work(load.num_queued_tokens, load.num_queued_pairs),
             now_s=time.perf_counter(),
-            num_decoding=load.num_decoding + load.num_promised,
-            num_context_tokens=load.num_context_tokens + load.num_promised_tokens,
+            num_decoding=load.num_decoding,
+            num_context_tokens=load.num_context_tokens,
+            num_promised=load.num_promised,
+            num_promised_tokens=load.num_promised_tokens,
         )
 
     def has_adapters(self, adapters: types_pb2.AdapterList) -> None:

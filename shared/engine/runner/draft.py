@@ -24,9 +24,17 @@ def load_draft(folder: Path, dtype: torch.dtype, vocab_size: int, kernels: str =
 
 
 def check_draft(folder: Path, vocab_size: int) -> None:
-    """Raises ConfigError (`draft`) where the model in that folder has another vocabulary, and ModelLoadError where it
-    is none that can be served."""
-    own = load_config(folder).vocab_size
+    """Raises ConfigError (`draft`) where the model in that folder has another vocabulary, or layers with states, and
+    ModelLoadError where it is none that can be served."""
+    config = load_config(folder)
+    if config.delta is not None:
+        raise ConfigError(
+            f"draft {folder} is of {config.architecture}, whose layers have states: a wrong guess cannot be taken back "
+            "from them",
+            field="draft",
+            value=config.architecture,
+        )
+    own = config.vocab_size
     if own != vocab_size:
         raise ConfigError(
             f"draft {folder} has a vocabulary of {own} tokens, the model has {vocab_size}: its guesses would be of "

@@ -131,7 +131,8 @@ class Runner:
         # The other backends read lengths on the host: a graph of theirs would keep the lengths of its capture.
         has_graphs = self._link.is_async and of_triton
         is_static = has_graphs if config.static_decode is None else config.static_decode
-        may_pad = is_capturable and not config.debug_numerics and not decoder.is_split
+        has_states = decoder.config.delta is not None  # of which padding would need blocks too
+        may_pad = is_capturable and not config.debug_numerics and not decoder.is_split and not has_states
         is_static = is_static and may_pad
         in_pieces = config.piecewise_tokens
         if in_pieces is None:

@@ -293,11 +293,14 @@ class Scheduler:
     def _learn(self, plan: StepPlan, step_s: float) -> None:
         num_guesses, speculator = plan.num_guesses, self._speculator
         drafting_s = speculator.take_drafting_s() if speculator is not None else 0.0
-        only_decodes = speculator is not None and all(item.is_decode for item in plan.sequences)
+        is_asking = speculator is not None and not speculator.is_resting
+        only_decodes = is_asking and all(item.is_decode for item in plan.sequences)
         work = _plain(plan.sequences) if only_decodes else step_work(plan)
         self.measured(work, step_s, drafting_s, is_clean=not plan.copies and not num_guesses)
         if only_decodes and speculator is not None and not plan.copies:
-            speculator.measured(work.num_sequences, num_guesses, self._predicted_s(work), step_s - drafting_s)
+            speculator.measured(
+                work.num_sequences, num_guesses, self._predicted_s(work), step_s - drafting_s, drafting_s
+            )
 
     def _predicted_s(self, work: StepWork) -> float:
         """Of a step; 0 where nothing is known."""
@@ -465,6 +468,8 @@ class Scheduler:
         sequences = [self.sequences[name] for name, item in planned.items() if item.is_decode]
         # The runner counts what it has sampled for penalties, what is not kept too.
         sequences = [s for s in sequences if s.goal is Goal.COMPLETION and not s.has_penalties]
+        if speculator.rests(len(sequences)):
+            return
         plain_s = self._predicted_s(_plain(planned.values()))
         guessed = speculator.propose(sequences, budget, plain_s, room.limit_s)
         size, block_size = self.groups.size, self.pool.block_size

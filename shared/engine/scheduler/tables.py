@@ -92,11 +92,11 @@ class BlockTables:
         first, end = start // block_size, sequence.num_computed_tokens // block_size
         if first == end:
             return  # as in most decode steps
-        self._seal_places(sequence, first, end)
+        self._seal_places(sequence, range(first, end))
 
-    def _seal_places(self, sequence: EngineSequence, first: int, end: int) -> None:
+    def _seal_places(self, sequence: EngineSequence, places: Iterable[int]) -> None:
         hashes = self.hashes(sequence)
-        for index in range(first, end):
+        for index in places:
             if sequence.block_ids[index] != NO_BLOCK and self._pool.hash_of(sequence.block_ids[index]) is None:
                 self._pool.seal(sequence.block_ids[index], hashes[index])
 
@@ -126,7 +126,8 @@ class BlockTables:
 
     def free(self, sequence: EngineSequence) -> None:
         """Gives the sequence's references back."""
-        self._pool.release(held_of(sequence.block_ids) if sequence.num_holes else sequence.block_ids)
+        held = held_of(sequence.block_ids) if sequence.num_holes else sequence.block_ids
+        self._pool.release(held, sequence.retain_s)
         sequence.block_ids = []
         sequence.block_table = ()
 
@@ -212,14 +213,45 @@ class GroupedTables(BlockTables):
     def grow(self, sequence: EngineSequence, count: int) -> bool:
         """See `BlockTables`."""
         num_tokens = sequence.num_planned_tokens + count
-        return self._grow_to(sequence, self._groups.size * -(-num_tokens // self._groups.block_size))
+        num_places = self._groups.size * -(-num_tokens // self._groups.block_size)
+        if not self._groups.num_states:
+            return self._grow_to(sequence, num_places)
+        return self._grow_with_states(sequence, count, num_places)
+
+    def _grow_with_states(self, sequence: EngineSequence, count: int, num_places: int) -> bool:
+        """Of states, only the blocks that these tokens are written to."""
+        groups, block_ids = self._groups, sequence.block_ids
+        size, num_held = groups.size, len(block_ids)
+        start = sequence.num_planned_tokens
+        written = groups.written_states(start, start + count)
+        wanted = [place for place in range(num_held, num_places) if not groups.is_state(place % size)]
+        for block in written:
+            states = range(block * size + size - groups.num_states, (block + 1) * size)
+            wanted += [place for place in states if place >= num_held or block_ids[place] == NO_BLOCK]
+        if not wanted:
+            return True
+        try:
+            fresh = self._pool.allocate(len(wanted))
+        except OutOfBlocks:
+            return False
+        block_ids += [NO_BLOCK] * (num_places - num_held)
+        for place, block_id in zip(wanted, fresh, strict=True):
+            block_ids[place] = block_id
+        sequence.num_holes += max(0, num_places - num_held) - len(wanted)
+        sequence.block_table = ()
+        return True
 
     def seal(self, sequence: EngineSequence, start: int) -> None:
         """See `BlockTables`."""
         block_size, size = self._groups.block_size, self._groups.size
         first, end = start // block_size, sequence.num_computed_tokens // block_size
-        if first < end:
-            self._seal_places(sequence, first * size, end * size)
+        if first == end:
+            return
+        places: Iterable[int] = range(first * size, end * size)
+        if self._groups.num_states:
+            written = self._groups.written_states(start, sequence.num_computed_tokens)
+            places = [place for place in places if not self._groups.is_state(place % size) or place // size in written]
+        self._seal_places(sequence, places)
 
     def ship(self, sequence: EngineSequence, end_block: int) -> list[OutgoingBlock]:
         """See `BlockTables`."""
@@ -257,7 +289,7 @@ class GroupedTables(BlockTables):
 
     def _give_back_before(self, sequence: EngineSequence, num_tokens: int) -> None:
         """Gives back what the token behind the first `num_tokens` does not see."""
-        groups, block_ids, unseen = self._groups, sequence.block_ids, []
+        groups, block_ids, unseen, is_changed = self._groups, sequence.block_ids, list[int](), False
         size = groups.size
         seen_from = sequence.seen_from = sequence.seen_from or [0] * size
         for group, window in groups.windowed:
@@ -266,8 +298,12 @@ class GroupedTables(BlockTables):
                 unseen += held_of(block_ids[before * size + group : first * size : size])
                 block_ids[before * size + group : first * size : size] = [NO_BLOCK] * (first - before)
                 seen_from[group] = first
-        if sequence.num_holes != sum(seen_from):
-            sequence.num_holes = sum(seen_from)
+                is_changed = True
+        if is_changed:
+            # Of states there may be holes that a step in flight has left between the blocks that it writes.
+            states = range(size - groups.num_states, size)
+            between = sum(block_ids[seen_from[group] * size + group :: size].count(NO_BLOCK) for group in states)
+            sequence.num_holes = sum(seen_from) + between
             sequence.block_table = ()
             self._pool.release(unseen)
 

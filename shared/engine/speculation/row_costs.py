@@ -50,25 +50,28 @@ class RowCosts:
 
 
 class _Cell:
-    __slots__ = ("_last", "_ratios")
+    __slots__ = ("_last", "_median", "_ratios")
 
     def __init__(self) -> None:
         self._ratios: deque[float] = deque(maxlen=STEPS_OF_A_CELL)
+        self._median = 0.0  # of them; all of them are asked for in most steps, and one is added
         self._last = 0
 
     def add(self, ratio: float, step: int) -> None:
         self._ratios.append(ratio)
+        self._median = statistics.median(self._ratios)
         self._last = step
 
     def ratio(self, otherwise: float, step: int) -> float:
         """The median, `otherwise` counting as one measurement more; what is old is dropped, one after the other."""
         while self._ratios and step - self._last > OLD:
             self._ratios.popleft()
+            self._median = statistics.median(self._ratios) if self._ratios else 0.0
             self._last += OLD
         if not self._ratios:
             return otherwise
         count = len(self._ratios)
-        return (count * statistics.median(self._ratios) + otherwise) / (count + 1)
+        return (count * self._median + otherwise) / (count + 1)
 
 
 def _cell_of(rows: int) -> int:

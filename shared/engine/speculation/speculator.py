@@ -6,18 +6,23 @@ and as many are taken as give the most tokens a second; often none is.
 A draft model's guesses take time before the step, too. It is asked where, by how often its guesses were right so far,
 the step's tokens then come faster all the same; and for one guess more as long as that brings more tokens for its time
 than the step does without.
+
+What is expected is then held to what comes of it: where steps that ask drafters bring fewer tokens for all the time
+that they take than steps that do not (`gain`), none is asked for a while. The draft model and all others are held to
+that apart.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shared.engine.sampling_params import DRAFTERS, MOST_GUESSES
 from shared.engine.sequence import EngineSequence
 from shared.engine.speculation.draft_model import DraftModel
 from shared.engine.speculation.drafter import LEAST_CHANCE, NO_DRAFT, Draft, Drafter
+from shared.engine.speculation.gain import Gains
 from shared.engine.speculation.row_costs import RowCosts
 
 MOST_ROWS = 64
@@ -100,15 +105,30 @@ class Speculator:
     """Part of the scheduler. Not thread-safe."""
 
     def __init__(
-        self, drafters: Sequence[Drafter], num_guesses: int | None = None, model: DraftModel | None = None
+        self,
+        drafters: Sequence[Drafter],
+        num_guesses: int | None = None,
+        model: DraftModel | None = None,
+        processor_clock: Callable[[], float] | None = None,
     ) -> None:
         """`num_guesses`: for each sequence as many as its drafter has, up to this number, whatever they cost; None = as
-        many as gain time. `model`: asked besides."""
+        many as gain time. `model`: asked besides. `processor_clock`: the calling thread's processor time in seconds,
+        which says more than a step's time of what guessing gains, where steps are computed by processors that others
+        use, too; None: what steps took."""
         self._drafters = drafters
         self._fixed = num_guesses
         self._model = model
         self._costs = RowCosts()
         self._methods: dict[str, str] = {}  # of the guesses that are computed now, by sequence
+        self._gains: dict[int, Gains] = {}  # by the size of a batch
+        self._of_step: Gains | None = None  # of the present step
+        self.is_resting = False
+        """Whether none is asked for the present step: then nothing is learned from it."""
+        self._num_sequences = 0  # of it
+        self._num_right = 0  # of its guesses
+        self._clock = processor_clock
+        self._begun_s = 0.0  # on that clock
+        self._took_s = 0.0  # 0: not known
         self._num_guessing = 0  # steps with guesses, since the last one without
         self._num_unasked = 0  # steps in which the model could have been asked and was not, since it was
         self.counters = GuessCounters()
@@ -124,24 +144,22 @@ class Speculator:
     ) -> Mapping[str, tuple[int, ...]]:
         """Guesses by sequence, for those that have some, up to `most_rows` in all. Without guesses the step takes
         `plain_s`, with them, and with what a draft model takes for them, it may take `limit_s`."""
-        drafts: dict[str, Draft] = {}
         self._methods.clear()
-        for sequence in sequences:
-            draft = self._draft(sequence)
-            if draft.token_ids:
-                drafts[sequence.sequence_id] = draft
+        gains = self._next_step(len(sequences))
+        drafts = self._drafts(sequences) if gains is None or gains.asks(gains.others) else {}
+        model = self._model if gains is None or gains.asks(gains.model) else None
         is_plain = self._fixed is None and self._num_guessing >= PLAIN_EVERY
         found: dict[str, tuple[int, ...]] = {}
-        if (drafts or self._model is not None) and not is_plain:
+        if (drafts or model is not None) and not is_plain:
             num_guesses = sum([len(draft.token_ids) for draft in drafts.values()])
-            if self._model is not None:
+            if model is not None:
                 num_guesses = len(sequences) * MOST_GUESSES
             most_rows = min(most_rows, MOST_ROWS)
             factors = self._costs.factors(len(sequences), min(most_rows, num_guesses))
             step = _Step(len(sequences), plain_s, limit_s, factors)
             drafting_s = 0.0
-            if self._model is not None:
-                drafting_s = self._ask(self._model, sequences, drafts, step)
+            if model is not None:
+                drafting_s = self._ask(model, sequences, drafts, step)
             counts = self._counts(list(drafts.values()), most_rows, step, drafting_s)
             found = {
                 name: draft.token_ids[:count]
@@ -158,11 +176,16 @@ class Speculator:
             counters = self.counters
             counters.num_guesses[method] = counters.num_guesses.get(method, 0) + num_guesses
             counters.num_accepted[method] = counters.num_accepted.get(method, 0) + num_accepted
+        self._num_right += num_accepted
 
-    def measured(self, num_sequences: int, num_guesses: int, plain_s: float, step_s: float) -> None:
-        """A decode step has ended; `plain_s` is predicted of it without its guesses."""
+    def measured(
+        self, num_sequences: int, num_guesses: int, plain_s: float, step_s: float, drafting_s: float = 0.0
+    ) -> None:
+        """A decode step has ended; `plain_s` is predicted of it without its guesses. `drafting_s`: what a draft model
+        took for it, which `step_s` leaves out."""
         if plain_s > 0:
             self._costs.measured(num_sequences, num_guesses, step_s / plain_s)
+            self._took_s = step_s + drafting_s
 
     def take_drafting_s(self) -> float:
         """Seconds that a draft model took since the last call."""
@@ -180,6 +203,48 @@ class Speculator:
         for drafter in self._drafters:
             drafter.forget(sequence_id)
         self.lost(sequence_id)
+
+    def rests(self, num_sequences: int) -> bool:
+        """Begins a step: whether no drafter is to be asked for it, so that there is nothing to `propose`. Nearly all
+        steps end here where guessing loses."""
+        self._end_step()
+        gains = self._gains.get(num_sequences.bit_length())
+        self.is_resting = gains is not None and gains.rests
+        if gains is not None and self.is_resting:
+            gains.ended(0.0, 0)
+        return self.is_resting
+
+    def _end_step(self) -> None:
+        if self._of_step is not None:
+            took_s = self._took_s
+            if took_s > 0 and self._clock is not None:
+                took_s = self._clock() - self._begun_s
+            self._of_step.ended(took_s, self._num_sequences + self._num_right)
+        self._of_step, self._num_right, self._took_s = None, 0, 0.0
+
+    def _next_step(self, num_sequences: int) -> Gains | None:
+        """All is known of the step before. What is known of guesses in batches of about the next one's size; None where
+        they are made whatever they cost."""
+        if self._fixed is not None:
+            return None
+        self._end_step()
+        self._num_sequences = num_sequences
+        self._begun_s = self._clock() if self._clock is not None else 0.0
+        size = num_sequences.bit_length()
+        gains = self._gains.get(size)
+        if gains is None and num_sequences:
+            gains = self._gains[size] = Gains(bool(self._drafters), self._model is not None)
+        self._of_step = gains
+        return gains
+
+    def _drafts(self, sequences: Sequence[EngineSequence]) -> dict[str, Draft]:
+        """The best of all drafters, for those sequences that have any."""
+        drafts: dict[str, Draft] = {}
+        for sequence in sequences:
+            draft = self._draft(sequence)
+            if draft.token_ids:
+                drafts[sequence.sequence_id] = draft
+        return drafts
 
     def _draft(self, sequence: EngineSequence) -> Draft:
         """The best of all drafters: that whose guesses are expected to give the most tokens."""

@@ -380,8 +380,8 @@ class CpuOps:
     def sample_tokens(self, logits: Tensor, rows: SamplingRows) -> Tensor:
         """See `SamplingOps`. Nothing is sorted, and each row is read by one thread.
 
-        Weights are rounded otherwise than the reference's: the tokens are the same unless the random point, or where
-        top-p or min-p ends, lies within that rounding (about 1e-7 of the mass) of a boundary between two.
+        Weights are rounded otherwise than the reference's: the tokens are the same unless the two fastest are as fast
+        within that rounding (about 1e-7), or top-p or min-p ends within it of a boundary between two.
         """
         sampling.check_sample_tokens(logits, rows)
         num_rows, vocab_size = logits.shape

@@ -14,9 +14,9 @@ from shared.kernels.sampling.reference import check_sample_tokens
 from shared.kernels.sampling.rows import SamplingRows
 from shared.kernels.sampling.split_jit import (
     LONGEST_SPLIT,
-    collect_ranges,
     find_peaks,
     measure_levels,
+    race_and_collect,
     refine_levels,
 )
 
@@ -25,7 +25,7 @@ from shared.kernels.sampling.split_jit import (
 class SamplingSizes:
     """Sizes of the parts of a row, in tokens."""
 
-    split: int = 2048  # of one program, which holds them in registers: a power of 2, at most LONGEST_SPLIT
+    split: int = 2048  # of one program, which holds them in registers: a power of 2, 64 to LONGEST_SPLIT
     split_warps: int = 4  # of that program
     refine_over: int = 1024  # that a row's ranges may have without a second pass over thresholds
     capacity: int = 16_384  # that a row's list can hold
@@ -34,7 +34,7 @@ class SamplingSizes:
     ways: int = 4  # parts that a pass of the search cuts the range of weights into, at least 2
 
     def __post_init__(self) -> None:
-        assert self.split <= LONGEST_SPLIT.value
+        assert 64 <= self.split <= LONGEST_SPLIT.value
         assert self.ways >= 2
 
 
@@ -42,8 +42,8 @@ def sample_tokens(logits: Tensor, rows: SamplingRows, sizes: SamplingSizes = Sam
     """`SamplingOps.sample_tokens`.
 
     Weights differ from the reference's probabilities by a factor and by fp32 rounding. So both choose the same token
-    unless the random point falls within that rounding (about 1e-7 of the mass) of a boundary. Greedy rows end with the
-    first pass.
+    unless the two fastest are nearly as fast, or top-p or min-p ends within that rounding (about 1e-7 of the mass) of a
+    boundary. Greedy rows end with the first pass; rows that nothing cuts are read once more.
     """
     check_sample_tokens(logits, rows)
     num_rows, vocab_size = logits.shape
@@ -60,7 +60,9 @@ def sample_tokens(logits: Tensor, rows: SamplingRows, sizes: SamplingSizes = Sam
     firsts = torch.empty((num_rows, num_splits), dtype=torch.int32, device=device)
     listed = torch.empty((num_rows, sizes.capacity), dtype=torch.float32, device=device)
     listed_tokens = torch.empty((num_rows, sizes.capacity), dtype=torch.int32, device=device)
-    ways = (rows.temperatures, rows.top_ks, rows.top_ps, rows.min_ps, rows.seeds, rows.positions)
+    speeds = torch.empty((num_rows, num_splits), dtype=torch.float32, device=device)
+    fastest = torch.empty((num_rows, num_splits), dtype=torch.int32, device=device)
+    ways = (rows.temperatures, rows.top_ks, rows.top_ps, rows.min_ps)
     grid, splits = (num_splits, num_rows), next_power_of_2(num_splits)
     options = {"SPLIT": sizes.split, "num_warps": sizes.split_warps, "enable_fp_fusion": False}
 
@@ -72,19 +74,19 @@ def sample_tokens(logits: Tensor, rows: SamplingRows, sizes: SamplingSizes = Sam
 
     find_peaks[grid](logits, peaks, peak_tokens, vocab_size, num_splits, **options)
     measure_levels[grid](
-        logits, peaks, peak_tokens, rows.temperatures, rows.min_ps, totals, vocab_size, num_splits,
+        logits, peaks, peak_tokens, *ways, totals, vocab_size, num_splits,
         SPLITS=splits, **options,
     )  # fmt: skip
     place(refined=False)
     refine_levels[grid](logits, rows.temperatures, fields, shares, totals, vocab_size, num_splits, **options)
     place(refined=True)
-    collect_ranges[grid](
-        logits, rows.temperatures, fields, shares, firsts, listed, listed_tokens, vocab_size, num_splits,
-        CAPACITY=sizes.capacity, **options,
+    race_and_collect[grid](
+        logits, rows.temperatures, rows.seeds, rows.positions, fields, shares, firsts, listed, listed_tokens, speeds,
+        fastest, vocab_size, num_splits, CAPACITY=sizes.capacity, **options,
     )  # fmt: skip
     choose_tokens[(num_rows,)](
         logits, peaks, peak_tokens, rows.temperatures, rows.top_ks, rows.top_ps, rows.seeds, rows.positions, fields,
-        shares, listed, listed_tokens, tokens, vocab_size, num_splits, CAPACITY=sizes.capacity, SPLITS=splits,
-        WAYS=sizes.ways, TILE=sizes.tile, num_warps=sizes.search_warps, enable_fp_fusion=False,
+        shares, listed, listed_tokens, speeds, fastest, tokens, vocab_size, num_splits, CAPACITY=sizes.capacity,
+        SPLITS=splits, WAYS=sizes.ways, TILE=sizes.tile, num_warps=sizes.search_warps, enable_fp_fusion=False,
     )  # fmt: skip
     return tokens

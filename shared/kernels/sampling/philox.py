@@ -1,10 +1,14 @@
-"""Counter-based random numbers: a function of (seed, position) alone, so any worker can continue any sequence.
+"""Counter-based random numbers: a function of (seed, position, token) alone, so any worker can continue any sequence,
+and two models that choose a token at the same position do so by the same numbers.
 
 Philox 4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011): the seed is the
-key, the position the counter.
+key, position and token are the counter. A counter gives numbers for four tokens, 16 apart, so that vectors of 16 tokens
+have vectors of counters.
 """
 
 from __future__ import annotations
+
+import math
 
 _MASK = 0xFFFFFFFF
 _MULTIPLIER_0 = 0xD2511F53
@@ -32,8 +36,13 @@ def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tupl
     return c0, c1, c2, c3
 
 
-def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) with 53 random bits for the token at `position` of a sequence with this 64-bit seed."""
-    counter = (position & _MASK, (position >> 32) & _MASK, 0, 0)
-    high, low, _, _ = philox4x32(counter, (seed & _MASK, (seed >> 32) & _MASK))
-    return ((high << 21) | (low >> 11)) / float(1 << 53)
+def token_word(seed: int, position: int, token: int) -> int:
+    """The 32 random bits of a token id, for the choice at `position` of a sequence with this 64-bit seed."""
+    counter = (position & _MASK, (position >> 32) & _MASK, (token >> 6) * 16 + token % 16, 0)
+    return philox4x32(counter, (seed & _MASK, (seed >> 32) & _MASK))[token // 16 % 4]
+
+
+def time_of(word: int) -> float:
+    """The exponentially distributed time of a token's 32 random bits, exact to a double's rounding; the kernels compute
+    it in fp32, all of them to the same bits."""
+    return -math.log1p(-((word >> 1) + 0.5) / (1 << 31))

@@ -1,4 +1,4 @@
-"""Which weights can decide each row's choice, from the masses and numbers of tokens at or above a few thresholds."""
+"""Among which weights top-k and top-p end, from the masses and numbers of tokens at or above a few thresholds."""
 
 # mypy: disable-error-code="import-untyped, import-not-found, no-untyped-def, no-untyped-call, untyped-decorator"
 # ruff: noqa: N803  # compile-time arguments are upper case
@@ -6,18 +6,17 @@
 import triton
 import triton.language as tl
 
-from shared.kernels.sampling.philox_jit import philox_uniform
 from shared.kernels.sampling.weights_jit import KEY_OF_ONE, is_drawn, row_peak
 
 LEVELS = tl.constexpr(8)  # thresholds: 2^-3, 2^-6, … 2^-21, and min-p's
 FINE = tl.constexpr(8)  # thresholds within a range that is narrowed
-TOTALS = tl.constexpr(24)  # a row's: of the levels, within the cut's range, within the draw's
+TOTALS = tl.constexpr(16)  # a row's: of the levels, and within the cut's range
 WIDEST = tl.constexpr(3 << 23)  # keys between two thresholds: a factor of 8 in weight
 MASS_UNITS = tl.constexpr(1 << 40)  # of the likeliest token's mass
 COUNT_BITS = tl.constexpr(52)  # from this bit on a total has a number of tokens, below it their mass
 
-FIELDS = tl.constexpr(16)  # a row's: see `place_ranges`
-SHARES = tl.constexpr(4)
+FIELDS = tl.constexpr(8)  # a row's: see `place_ranges`
+SHARES = tl.constexpr(3)
 IS_DRAWN = tl.constexpr(1)
 IS_REFINED = tl.constexpr(2)
 HAS_CUT = tl.constexpr(4)
@@ -77,32 +76,28 @@ def key_below(thresholds, index, otherwise, SIZE: tl.constexpr):
 
 
 @triton.jit
-def number_in_ranges(cut_high, cut_at, cut_above, draw_low, draw_at, draw_above):
-    """Of tokens `in_ranges`, from the numbers of those at or above each range's low end, and above it."""
-    meet = draw_low <= cut_high
-    together = tl.maximum(cut_at, draw_at) - tl.minimum(cut_above, draw_above)
-    return tl.where(meet, together, (cut_at - cut_above) + (draw_at - draw_above))
+def may_cut(top_k, top_p):
+    """Whether a row's settings can leave out tokens that min-p keeps."""
+    return (top_k > 0) | (top_p < 1.0)
 
 
 @triton.jit
-def choose_ranges(
+def choose_range(
     totals,  # [num_rows, TOTALS, num_splits] int64
     row,
     num_splits,
     min_p,
     top_k,
     top_p,
-    point,
     refine_over,
     REFINED: tl.constexpr,  # whether the second pass over the thresholds was made where it had to be
     SPLITS: tl.constexpr,
 ):
-    """Which weights can decide the row's choice: (is_refined, has_cut, by_count, kept mass, kept number, and of the
-    cut's range and of the draw's: low key, high key, mass above, number above; tokens in either [SPLITS]; the highest
-    key of what is to be narrowed of the cut's range).
+    """In which range of keys top-k's and top-p's cuts lie: (is_refined, has_cut, by_count, kept mass, kept number, low
+    key, high key, mass above, number above; its tokens [SPLITS]; the highest key of what is to be narrowed of it).
 
-    Top-p cuts in one range, and leaves a mass between two bounds, which bound the draw. Top-k leaves few tokens, so
-    everything from its range up is one range for both. Without them both are the draw's.
+    Top-p cuts in one range. Top-k leaves few tokens, and top-p may then cut anywhere among them: all from its range up
+    are one range.
     """
     thresholds = level_thresholds(min_p)
     masses, counts, split_counts = load_totals(totals, row, 0, num_splits, True, LEVELS, SPLITS)
@@ -111,61 +106,33 @@ def choose_ranges(
     has_cut = by_count | (top_p < 1.0)
     least = top_p * kept_mass  # that is left; top-k's share is not known, and not asked for
     cut = first_of(tl.where(by_count, counts >= top_k, masses >= least), LEVELS)
-    most = tl.where(has_cut, at(masses, cut, LEVELS), kept_mass)
-    above = first_of(masses > point * least, LEVELS) - 1
-    draw = first_of(masses > point * most, LEVELS)
-    cut, draw = tl.where(has_cut, cut, draw), tl.where(by_count, cut, draw)
-    cut_from = tl.where(has_cut, cut - 1, above)  # the threshold above the cut, whichever kind it is
-    cut_above, draw_above = tl.where(by_count, -1, cut_from), tl.where(by_count, -1, above)
+    above = tl.where(by_count, -1, cut - 1)
 
-    cut_low, cut_high = at(thresholds, cut, LEVELS), key_below(thresholds, cut_above, KEY_OF_ONE, LEVELS)
-    cut_mass, cut_count = at(masses, cut_above, LEVELS), at(counts, cut_above, LEVELS)
-    draw_low, draw_high = at(thresholds, draw, LEVELS), key_below(thresholds, draw_above, KEY_OF_ONE, LEVELS)
-    draw_mass, draw_count = at(masses, draw_above, LEVELS), at(counts, draw_above, LEVELS)
-    cut_ats, cut_aboves = row_at(split_counts, cut, LEVELS), row_at(split_counts, cut_above, LEVELS)
-    draw_ats, draw_aboves = row_at(split_counts, draw, LEVELS), row_at(split_counts, draw_above, LEVELS)
-    listed = number_in_ranges(cut_high, cut_ats, cut_aboves, draw_low, draw_ats, draw_aboves)
+    low, high = at(thresholds, cut, LEVELS), key_below(thresholds, above, KEY_OF_ONE, LEVELS)
+    mass, count = at(masses, above, LEVELS), at(counts, above, LEVELS)
+    split_ats, split_aboves = row_at(split_counts, cut, LEVELS), row_at(split_counts, above, LEVELS)
+    listed = tl.where(has_cut, split_ats - split_aboves, 0)
     is_refined = tl.sum(listed, 0) > refine_over
-    fine_high = key_below(thresholds, cut_from, KEY_OF_ONE, LEVELS)
+    fine_high = key_below(thresholds, cut - 1, KEY_OF_ONE, LEVELS)
     if REFINED:  # noqa: SIM102  # which the compiler decides
         if is_refined:
-            cuts, draws = fine_thresholds(cut_low, fine_high), fine_thresholds(draw_low, draw_high)
-            masses, counts, split_counts = load_totals(totals, row, LEVELS, num_splits, has_cut, FINE, SPLITS)
+            fine = fine_thresholds(low, fine_high)
+            masses, counts, split_counts = load_totals(totals, row, LEVELS, num_splits, True, FINE, SPLITS)
             cut = first_of(tl.where(by_count, counts >= top_k, masses >= least), FINE)
-            most = tl.where(has_cut, at(masses, cut, FINE), kept_mass)
-            cut_low, cut_ats = at(cuts, cut, FINE), row_at(split_counts, cut, FINE)
+            low = at(fine, cut, FINE)
+            split_ats = row_at(split_counts, cut, FINE)
             if (cut > 0) & (by_count == 0):
-                cut_high = key_below(cuts, cut - 1, KEY_OF_ONE, FINE)
-                cut_mass, cut_count = at(masses, cut - 1, FINE), at(counts, cut - 1, FINE)
-                cut_aboves = row_at(split_counts, cut - 1, FINE)
-
-            masses, counts, split_counts = load_totals(
-                totals, row, LEVELS + FINE, num_splits, by_count == 0, FINE, SPLITS
-            )  # fmt: skip
-            above = first_of(masses > point * least, FINE) - 1
-            draw = first_of(masses > point * most, FINE)
-            draw_low, draw_ats = at(draws, draw, FINE), row_at(split_counts, draw, FINE)
-            if above >= 0:
-                draw_high = key_below(draws, above, KEY_OF_ONE, FINE)
-                draw_mass, draw_count = at(masses, above, FINE), at(counts, above, FINE)
-                draw_aboves = row_at(split_counts, above, FINE)
-            if by_count:
-                draw_low, draw_high, draw_mass, draw_count = cut_low, cut_high, cut_mass, cut_count
-                draw_ats, draw_aboves = cut_ats, cut_aboves
-            if has_cut == 0:
-                cut_low, cut_high, cut_mass, cut_count = draw_low, draw_high, draw_mass, draw_count
-                cut_ats, cut_aboves = draw_ats, draw_aboves
-            listed = number_in_ranges(cut_high, cut_ats, cut_aboves, draw_low, draw_ats, draw_aboves)
-    return (
-        is_refined, has_cut, by_count, kept_mass, kept_count, cut_low, cut_high, cut_mass, cut_count,
-        draw_low, draw_high, draw_mass, draw_count, listed, fine_high,
-    )  # fmt: skip
+                high = key_below(fine, cut - 1, KEY_OF_ONE, FINE)
+                mass, count = at(masses, cut - 1, FINE), at(counts, cut - 1, FINE)
+                split_aboves = row_at(split_counts, cut - 1, FINE)
+            listed = split_ats - split_aboves
+    return is_refined, has_cut, by_count, kept_mass, kept_count, low, high, mass, count, listed, fine_high
 
 
 @triton.jit(
     do_not_specialize=[
-        "peaks", "peak_tokens", "temperatures", "top_ks", "top_ps", "min_ps", "seeds", "positions", "totals", "fields",
-        "shares", "firsts", "num_splits", "refine_over",
+        "peaks", "peak_tokens", "temperatures", "top_ks", "top_ps", "min_ps", "totals", "fields", "shares", "firsts",
+        "num_splits", "refine_over",
     ]
 )  # fmt: skip
 def place_ranges(
@@ -175,14 +142,12 @@ def place_ranges(
     top_ks,  # [num_rows] int32
     top_ps,  # [num_rows] fp64
     min_ps,  # [num_rows] fp32
-    seeds,  # [num_rows] int64
-    positions,  # [num_rows] int64
     totals,  # [num_rows, TOTALS, num_splits] int64
     fields,  # [num_rows, FIELDS] int32: 0 of a row that is not drawn, or IS_DRAWN with IS_REFINED, HAS_CUT and
-    # IS_BY_COUNT; tokens in the ranges; tokens kept by min-p; low key, high key and number above of the cut's range;
-    # the same of the draw's; the highest key of what is narrowed of the cut's range
-    shares,  # [num_rows, SHARES] fp64: highest logit; masses kept by min-p, above the cut's range, above the draw's
-    firsts,  # [num_rows, num_splits] int32, tokens of the ranges in the splits before each
+    # IS_BY_COUNT; tokens in the range; tokens kept by min-p; low key, high key and number above of the range; the
+    # highest key of what is narrowed of it; the lowest key of the tokens that are in whatever is found in the range
+    shares,  # [num_rows, SHARES] fp64: highest logit; masses kept by min-p, and above the range
+    firsts,  # [num_rows, num_splits] int32, tokens of the range in the splits before each
     num_splits,
     refine_over,
     REFINED: tl.constexpr,
@@ -198,26 +163,26 @@ def place_ranges(
     if not is_drawn(peak, token, tl.load(temperatures + row)):
         tl.store(mine, 0)
         return
-    point = philox_uniform(tl.load(seeds + row), tl.load(positions + row))
     top_k, top_p, min_p = tl.load(top_ks + row), tl.load(top_ps + row), tl.load(min_ps + row)
-    (
-        is_refined, has_cut, by_count, kept_mass, kept_count, cut_low, cut_high, cut_mass, cut_count,
-        draw_low, draw_high, draw_mass, draw_count, listed, fine_high,
-    ) = choose_ranges(totals, row, num_splits, min_p, top_k, top_p, point, refine_over, REFINED, SPLITS)  # fmt: skip
+    least = tl.maximum(min_p, 0.0).to(tl.int32, bitcast=True)
+    tl.store(shares + row * SHARES, peak.to(tl.float64))
+    if not may_cut(top_k, top_p):
+        tl.store(mine, IS_DRAWN)
+        tl.store(mine + 7, least)
+        return
+    is_refined, has_cut, by_count, kept_mass, kept_count, low, high, mass, count, listed, fine_high = choose_range(
+        totals, row, num_splits, min_p, top_k, top_p, refine_over, REFINED, SPLITS
+    )
     kind = tl.where(is_refined, IS_DRAWN + IS_REFINED, IS_DRAWN)
     tl.store(mine, kind + tl.where(has_cut, HAS_CUT, 0) + tl.where(by_count, IS_BY_COUNT, 0))
     tl.store(mine + 1, tl.sum(listed, 0))
     tl.store(mine + 2, kept_count)
-    tl.store(mine + 3, cut_low)
-    tl.store(mine + 4, cut_high)
-    tl.store(mine + 5, cut_count)
-    tl.store(mine + 6, draw_low)
-    tl.store(mine + 7, draw_high)
-    tl.store(mine + 8, draw_count)
-    tl.store(mine + 9, fine_high)
-    tl.store(shares + row * SHARES, peak.to(tl.float64))
+    tl.store(mine + 3, low)
+    tl.store(mine + 4, high)
+    tl.store(mine + 5, count)
+    tl.store(mine + 6, fine_high)
+    tl.store(mine + 7, tl.where(has_cut, high + 1, least))
     tl.store(shares + row * SHARES + 1, kept_mass)
-    tl.store(shares + row * SHARES + 2, cut_mass)
-    tl.store(shares + row * SHARES + 3, draw_mass)
+    tl.store(shares + row * SHARES + 2, mass)
     splits = tl.arange(0, SPLITS)
     tl.store(firsts + row * num_splits + splits, tl.cumsum(listed, 0) - listed, mask=splits < num_splits)

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from shared.kernels.sampling.rows import SamplingRows
 
-_MASK = np.uint64(0xFFFFFFFF)
-_HALF = np.uint64(32)
 MaskTokens = Callable[[Tensor, Tensor, Tensor], None]
+
+NEAR = 0x25800000
+"""Of 2^31 equally likely numbers, those below stand for a u near to 1, where -log(u) is taken of 1 - u."""
+ROOT_HALF_BITS = 0x3F3504F3
+"""Of the square root of 1/2 in fp32: mantissas lie between it and twice it."""
+LN_2 = 0.6931472
+LOG_COEFFICIENTS = (
+    -0.076285586, 0.12910533, -0.13243358, 0.14180933, -0.1660893, 0.20002013, -0.2500159, 0.33333325, -0.49999988,
+)  # fmt: skip
+"""Of (log(1 + x) - x) / x^2 for mantissas 1 + x, falling powers: least squares with weights made even, so that
+log(1 + x) is off by 2e-7 of itself at most, fp32's rounding included."""
 
 
 def check_sample_tokens(logits: Tensor, rows: SamplingRows) -> None:
@@ -47,10 +54,10 @@ def sample_tokens(logits: Tensor, rows: SamplingRows) -> Tensor:
     # The token that crosses top_p is still in: keep those with less than top_p before them.
     inside = (cumulative - sorted_probabilities.double() < rows.top_ps[:, None] * mass) & (places < kept[:, None])
     kept = torch.where(rows.top_ps < 1.0, inside.sum(dim=-1).clamp(min=1), kept)
-    mass = cumulative.gather(1, kept[:, None] - 1)
-    points = uniform(rows.seeds, rows.positions)[:, None] * mass
-    drawn = torch.minimum((cumulative <= points).sum(dim=-1), kept - 1)
-    tokens = order.gather(1, drawn[:, None])[:, 0]
+    times = race_times(rows.seeds, rows.positions, vocab_size)
+    speeds = torch.where(places < kept[:, None], sorted_probabilities / times.gather(1, order), -1.0)
+    first = speeds == speeds.amax(dim=-1, keepdim=True)
+    tokens = torch.where(first, order, vocab_size).amin(dim=-1)
     peaks = logits.amax(dim=-1)
     likeliest = torch.where(logits == peaks[:, None], places, vocab_size).amin(dim=-1)
     tokens = torch.where(unsorted[:, 0].isnan(), -1, tokens)  # one such probability makes all of them NaN
@@ -58,25 +65,33 @@ def sample_tokens(logits: Tensor, rows: SamplingRows) -> Tensor:
     return torch.where(logits.isnan().any(dim=-1) | peaks.isinf(), -1, tokens)
 
 
-def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
-    """[n] int64 seeds and positions to [n] fp64 in [0, 1): the numbers of `shared.kernels.sampling.philox.uniform`.
+def race_times(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
+    """[n] int64 seeds and positions to [n, vocab_size] fp32: each token's `shared.kernels.sampling.philox.time_of`.
 
-    Philox 4x32-10 (Salmon, Moraes, Dror, Shaw, SC 2011). numpy on the host, where torch would take a hundred times as
-    long over so few numbers; torch on a device, where a copy to the host would wait for it and break a graph's capture.
+    Only products, sums and whole numbers of fp32, in an order that every kernel keeps: the same bits everywhere.
     """
-    if seeds.device.type == "cpu":
-        keys, counters = (column.numpy().view(np.uint64) for column in (seeds, positions))
-        bits = _philox_bits(keys & _MASK, keys >> _HALF, counters & _MASK, counters >> _HALF)
-        return torch.from_numpy(bits.astype(np.float64) / float(1 << 53))
-    return uniform_on_device(seeds, positions)
+    words = _token_words(seeds, positions, vocab_size) >> 1
+    near = words < NEAR
+    parts = (torch.where(near, words, (1 << 31) - 1 - words).float() + 0.5) * 2.0**-31
+    bits = parts.view(torch.int32) - ROOT_HALF_BITS
+    exponents = torch.where(near, 0, bits >> 23).float()
+    mantissas = ((bits & 0x7FFFFF) + ROOT_HALF_BITS).view(torch.float32)
+    rest = torch.where(near, -parts, mantissas - 1.0)
+    sums = torch.full_like(rest, LOG_COEFFICIENTS[0])
+    for coefficient in LOG_COEFFICIENTS[1:]:
+        sums = sums * rest + coefficient
+    return -(exponents * LN_2 + (rest + rest * rest * sums))
 
 
-def uniform_on_device(seeds: Tensor, positions: Tensor) -> Tensor:
-    """`uniform` in torch's operations alone; int64 products wrap, so their bits are those of unsigned ones."""
+def _token_words(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
+    """[n, vocab_size] int64, the 32 random bits of each token. Products of int64 wrap: their bits are those of unsigned
+    ones."""
     mask = (1 << 32) - 1
-    key_0, key_1 = seeds & mask, (seeds >> 32) & mask
-    c_0, c_1 = positions & mask, (positions >> 32) & mask
-    c_2 = c_3 = torch.zeros_like(c_0)
+    num_groups = -(-vocab_size // 64)
+    key_0, key_1 = (seeds & mask)[:, None], ((seeds >> 32) & mask)[:, None]
+    c_2 = torch.arange(num_groups * 16, device=seeds.device).expand(seeds.shape[0], -1)
+    c_0, c_1 = (positions & mask)[:, None].expand_as(c_2), ((positions >> 32) & mask)[:, None].expand_as(c_2)
+    c_3 = torch.zeros_like(c_2)
     for _ in range(10):
         first, second = c_0 * 0xD2511F53, c_2 * 0xCD9E8D57
         c_0, c_1, c_2, c_3 = (
@@ -86,24 +101,8 @@ def uniform_on_device(seeds: Tensor, positions: Tensor) -> Tensor:
             first & mask,
         )
         key_0, key_1 = (key_0 + 0x9E3779B9) & mask, (key_1 + 0xBB67AE85) & mask
-    return ((c_0 << 21) | (c_1 >> 11)).double() * 2.0**-53
-
-
-def _philox_bits(
-    key_0: NDArray[np.uint64], key_1: NDArray[np.uint64], c_0: NDArray[np.uint64], c_1: NDArray[np.uint64]
-) -> NDArray[np.uint64]:
-    """[n] 53 random bits for 32-bit halves of n keys and counters."""
-    c_2 = c_3 = np.zeros_like(c_0)
-    for _ in range(10):
-        first, second = c_0 * np.uint64(0xD2511F53), c_2 * np.uint64(0xCD9E8D57)
-        c_0, c_1, c_2, c_3 = (
-            (second >> _HALF) ^ c_1 ^ key_0,
-            second & _MASK,
-            (first >> _HALF) ^ c_3 ^ key_1,
-            first & _MASK,
-        )
-        key_0, key_1 = (key_0 + np.uint64(0x9E3779B9)) & _MASK, (key_1 + np.uint64(0xBB67AE85)) & _MASK
-    return (c_0 << np.uint64(21)) | (c_1 >> np.uint64(11))
+    words = torch.stack([part.view(-1, num_groups, 16) for part in (c_0, c_1, c_2, c_3)], dim=2)
+    return words.flatten(1)[:, :vocab_size]
 
 
 def check_mask_tokens(logits: Tensor, masks: Tensor, rows: Tensor) -> None:

@@ -149,6 +149,8 @@ def _pairs(settings: AdapterConfig, checkpoint: Checkpoint, config: ModelConfig,
     """Module → where it lies; every tensor is one of a pair that fits. Raises ModelLoadError."""
     if config.latent is not None:
         raise ModelLoadError(f"adapters of {config.architecture}, whose attention is over latents, are not supported")
+    if config.delta is not None:
+        raise ModelLoadError(f"adapters of {config.architecture}, whose layers have states, are not supported")
     targets, found = adapter_targets(config), {}
     for name, entry in checkpoint.entries.items():
         module = _module(name)

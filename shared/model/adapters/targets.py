@@ -22,8 +22,8 @@ class Target:
 
 def adapter_targets(config: ModelConfig) -> dict[str, Target]:
     """Module name, as in a checkpoint of text alone → where it lies. Without attention over latents and experts, which
-    are no targets; empty for a model whose attention is over latents."""
-    if config.latent is not None:
+    are no targets; empty for a model whose attention is over latents, or with layers that have a state."""
+    if config.latent is not None or config.delta is not None:
         return {}
     hidden, heads, inner = config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size
     found: dict[str, Target] = {}

@@ -13,7 +13,7 @@ QkNorm = Literal["none", "head", "plain", "whole"]
 """RMS norm of queries and keys: none, of each head, likewise without weights and only in layers that encode positions,
 or over all heads of a token together."""
 
-FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+FULL, SLIDING, CHUNKED, LINEAR = "full_attention", "sliding_attention", "chunked_attention", "linear_attention"
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class LayerConfig:
     is_chunked: bool = False  # whether `window` counts from its multiples, not back from the token
     temperature: Temperature | None = None  # None: 1
     has_experts: bool = False  # in place of a dense feed-forward block
+    has_state: bool = False  # mixes tokens by the state of `ModelConfig.delta`, not by attention
 
 
 @dataclass(frozen=True)

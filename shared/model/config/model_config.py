@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shared.kernels.activation.rules import SILU, Activation
-from shared.kv.groups import group_layers
+from shared.kv.groups import STATE_WINDOW, group_layers
 from shared.kv.layout import BlockLayout, KVFormat
+from shared.model.config.delta_config import DeltaConfig
 from shared.model.config.latent_config import LatentConfig
 from shared.model.config.layer_config import PLAIN_NAMES, LayerConfig, QkNorm, Temperature, TensorNames
 from shared.model.config.moe_config import MoeConfig
@@ -43,6 +44,7 @@ class ModelConfig:
     query_scale: float | None = None  # factor on query · key; None: 1 / √head_dim
     softcap: float | None = None  # c: scores become c · tanh(score / c)
     has_sinks: bool = False  # whether each head has a score that takes its share of the weights and adds nothing
+    is_gated: bool = False  # whether a head's query comes with a gate, whose sigmoid is a factor on what it attends to
     is_interleaved: bool = False  # whether rotated pairs are (2i, 2i + 1) in the weights, else (i, i + half)
     activation: Activation = SILU
     norm_offset: float = 0.0  # on the norms' weights as they are stored
@@ -55,6 +57,7 @@ class ModelConfig:
     names: TensorNames = PLAIN_NAMES
     moe: MoeConfig | None = None  # None: every layer is dense
     latent: LatentConfig | None = None  # None: attention over the keys and values of heads
+    delta: DeltaConfig | None = None  # of layers with a state; None: there are none
     num_unused_layers: int = 0  # layers of a checkpoint behind the decoder's own, such as those that predict further
     quantization: QuantizationConfig | None = None  # None: the checkpoint's weights are plain numbers
 
@@ -71,7 +74,7 @@ class ModelConfig:
     @property
     def ropes(self) -> tuple[RopeConfig | None, ...]:
         """The encodings of positions that layers have, each once, in the order of the layers."""
-        return tuple(dict.fromkeys(layer.rope for layer in self.layers))
+        return tuple(dict.fromkeys(layer.rope for layer in self.layers if not layer.has_state))
 
     @property
     def temperatures(self) -> tuple[Temperature, ...]:
@@ -124,15 +127,24 @@ class ModelConfig:
 
     @property
     def kv_groups(self) -> tuple[tuple[int, ...], ...]:
-        """Layers by KV group: see `group_layers`. A window as long as the longest text is none."""
-        return group_layers(self._kept)
+        """Layers with attention by KV group: see `group_layers`. A window as long as the longest text is none."""
+        attending = [layer for layer, found in enumerate(self.layers) if not found.has_state]
+        kept = self._kept
+        return tuple(
+            tuple(attending[place] for place in places) for places in group_layers([kept[layer] for layer in attending])
+        )
+
+    @property
+    def state_layers(self) -> tuple[int, ...]:
+        """Layers with a state, rising."""
+        return tuple(index for index, layer in enumerate(self.layers) if layer.has_state)
 
     @property
     def layer_places(self) -> tuple[tuple[int, int], ...]:
-        """(KV group, place among its layers) of each layer."""
-        places = {
-            layer: (group, row) for group, layers in enumerate(self.kv_groups) for row, layer in enumerate(layers)
-        }
+        """(KV group, place among its layers) of each layer; of those with a state (the first group of states, place
+        among all of them), since how many blocks they take follows from the blocks' bytes."""
+        groups = (*self.kv_groups, self.state_layers)
+        places = {layer: (group, row) for group, layers in enumerate(groups) for row, layer in enumerate(layers)}
         return tuple(places[layer] for layer in range(self.num_layers))
 
     @property
@@ -143,19 +155,26 @@ class ModelConfig:
 
     def block_layout(self, block_size: int, kv_dtype: str, *, grouped: bool = False) -> BlockLayout:
         """Blocks of `block_size` tokens of this model's KV, kept in `kv_dtype`, a key of `BYTES_PER_ELEMENT`: of all
-        layers, or `grouped`, of those of one KV group each."""
+        layers, or `grouped`, of those of one KV group each, as always where layers have states."""
         kv_format = (
             KVFormat(kv_dtype, self.num_kv_heads, self.head_dim)
             if self.latent is None
             else KVFormat(kv_dtype, 1, self.latent.cached_dim, num_planes=1)
         )
-        if not grouped:
+        if not grouped and self.delta is None:
             return BlockLayout(self.num_layers, block_size, kv_format)
         groups, kept = self.kv_groups, self._kept
         windows = [{kept[layer] for layer in layers} for layers in groups]
-        return BlockLayout(
+        layout = BlockLayout(
             max(map(len, groups)),
             block_size,
             kv_format,
             tuple(found.pop() if len(found) == 1 else None for found in windows),
         )
+        return layout if self.delta is None else self._with_states(layout, self.delta)
+
+    def _with_states(self, layout: BlockLayout, delta: DeltaConfig) -> BlockLayout:
+        """With the groups of states behind those of attention: a block of each has a part of all layers' states, which
+        lie behind each other."""
+        num_groups = -(-len(self.state_layers) * delta.state_bytes // layout.block_bytes)
+        return replace(layout, windows=(*layout.windows, *[STATE_WINDOW] * num_groups), num_states=num_groups)

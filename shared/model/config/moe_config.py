@@ -27,6 +27,7 @@ class MoeConfig:
     projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")  # names there of gate, up and down
     router: str = "gate"
     shared: str = "shared_experts"
+    shared_gate: str | None = None  # of what weighs the shared ones, by a sigmoid; None: they count in full
     stacked: Stacking | None = None  # of one tensor of all experts' weights, inputs first; None: they are apart
     scales_inputs: bool = False  # whether a token's weight multiplies what an expert reads, not what it gives
     has_bias: bool = False  # of the router and of each projection

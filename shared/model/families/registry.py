@@ -11,7 +11,21 @@ from shared.model.config.folder import CONFIG_FILE, check_model_folder
 from shared.model.config.json_fields import JsonFields, read_json_object
 from shared.model.config.model_config import ModelConfig
 from shared.model.config.quantization import FIELD, STACKED, STACKED_METHOD, QuantizationConfig
-from shared.model.families import cohere, deepseek, gemma, glm, gpt_oss, llama, llama4, mistral, olmo, phi, qwen, smollm
+from shared.model.families import (
+    cohere,
+    deepseek,
+    gemma,
+    glm,
+    gpt_oss,
+    llama,
+    llama4,
+    mistral,
+    olmo,
+    phi,
+    qwen,
+    qwen_hybrid,
+    smollm,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -33,6 +47,9 @@ FAMILIES = {
     "Ministral3ForCausalLM": Family("ministral3", mistral.ministral3),
     "MixtralForCausalLM": Family("mixtral", mistral.mixtral),
     "Qwen3MoeForCausalLM": Family("qwen3_moe", qwen.qwen3_moe),
+    "Qwen3NextForCausalLM": Family("qwen3_next", qwen_hybrid.qwen3_next),
+    "Qwen3_5ForCausalLM": Family("qwen3_5_text", qwen_hybrid.qwen3_5),
+    "Qwen3_5MoeForCausalLM": Family("qwen3_5_moe_text", qwen_hybrid.qwen3_5_moe),
     "Cohere2ForCausalLM": Family("cohere2", cohere.cohere2),
     "DeepseekV2ForCausalLM": Family("deepseek_v2", deepseek.deepseek_v2),
     "DeepseekV3ForCausalLM": Family("deepseek_v3", deepseek.deepseek_v3),
@@ -56,6 +73,8 @@ WITH_IMAGES = (
     "Llama4ForConditionalGeneration",
     "LlavaForConditionalGeneration",
     "Mistral3ForConditionalGeneration",
+    "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForConditionalGeneration",
 )
 """Architectures whose text part, of one of the families, is served."""
 

@@ -31,7 +31,9 @@ class AttentionBlock:
         self._is_chunked = config.layers[index].is_chunked
         self._temperature = config.temperature_encoding(index)
         self._norms_heads = config.qk_norm in ("head", "plain")
-        self._sizes = [config.num_heads * config.head_dim] + [config.num_kv_heads * config.head_dim] * 2
+        self._is_gated = config.is_gated
+        q_size = config.num_heads * config.head_dim * (2 if config.is_gated else 1)
+        self._sizes = [q_size] + [config.num_kv_heads * config.head_dim] * 2
 
     def place(
         self, x: Tensor, cos: Tensor, sin: Tensor, pool: PoolView, slots: Tensor, loras: StepLoras | None = None
@@ -47,7 +49,7 @@ class AttentionBlock:
             loras: what adapters add.
 
         Returns:
-            [num_tokens, num_heads, head_dim].
+            [num_tokens, num_heads, head_dim], or where attention is gated, of 2 * head_dim, the gates behind.
         """
         config, layer = self._config, self._layer
         qkv = project(layer.qkv, x, loras, self._index, "qkv")
@@ -58,6 +60,11 @@ class AttentionBlock:
             for part, norm in enumerate((layer.q_norm, layer.k_norm)):
                 parts[part] = self._norm_whole(parts[part].contiguous(), norm)
         # each [num_tokens, num_heads or num_kv_heads, head_dim]
+        gate = None
+        if self._is_gated:
+            with in_this_thread(parts[0], parts[0].numel()):
+                query, gate = parts[0].view(x.shape[0], -1, 2, config.head_dim).unbind(2)
+                parts[0] = query.flatten(1)
         query, key, value = (part.view(x.shape[0], -1, config.head_dim) for part in parts)
         placed = self._kernels.rotate_and_write(
             query,
@@ -75,6 +82,9 @@ class AttentionBlock:
         if self._temperature is not None:
             with in_this_thread(placed, placed.numel()):
                 placed *= cos[self._temperature][:, None]
+        if gate is not None:
+            with in_this_thread(placed, placed.numel()):
+                return torch.cat((placed, gate), -1)
         return placed
 
     def _norm_whole(self, x: Tensor, norm: Tensor) -> Tensor:
@@ -90,10 +100,12 @@ class AttentionBlock:
             return (x.float() * scale).to(x.dtype) * norm
 
     def attend(self, query: Tensor, pool: PoolView, batch: AttentionBatch) -> Tensor:
-        """[num_tokens, num_heads, head_dim] to [num_tokens, num_heads * head_dim], over the K and V that `place`
-        wrote."""
-        config = self._config
-        return self._kernels.paged_attention(
+        """What `place` gave to [num_tokens, num_heads * head_dim], over the K and V that it wrote."""
+        config, gate = self._config, None
+        if self._is_gated:
+            with in_this_thread(query, query.numel()):
+                query, gate = query[..., : config.head_dim].contiguous(), query[..., config.head_dim :]
+        attended = self._kernels.paged_attention(
             query,
             pool,
             self._row if batch.groups else self._index,
@@ -104,6 +116,10 @@ class AttentionBlock:
             sinks=self._layer.sinks,
             is_chunked=self._is_chunked,
         )
+        if gate is None:
+            return attended
+        with in_this_thread(attended, attended.numel()):
+            return attended * gate.sigmoid().flatten(1)
 
     def project(self, attended: Tensor, loras: StepLoras | None = None) -> Tensor:
         """[num_tokens, num_heads * head_dim] to [num_tokens, hidden_size]."""

@@ -82,6 +82,8 @@ class MixtureOfExperts:
         if self._shared is not None:
             shared = self._shared.forward(x)
             with in_this_thread(x, x.numel()):
+                if modules.shared_gate is not None:
+                    shared = (x @ modules.shared_gate.T).sigmoid() * shared
                 out = out + shared
         if modules.group is not None:  # all ranks have x: nothing is sent to experts, and one sum brings all back
             modules.group.all_reduce(out)

@@ -12,10 +12,17 @@ from shared.collectives.interface import Collectives
 from shared.kernels.backend import BatchedLinear, DecoderOps, Experts, Linear
 from shared.kernels.lora.step import Projection, StepLoras
 from shared.kernels.quantized import QuantizedWeight, Weight, rounded
+from shared.model.config.delta_config import DeltaConfig
 from shared.model.config.latent_config import LatentConfig
 from shared.model.config.model_config import ModelConfig
 from shared.model.layers.expert_copies import ExpertCopies
-from shared.model.layers.parameters import DecoderParameters, ExpertParameters, LatentParameters, LayerParameters
+from shared.model.layers.parameters import (
+    DecoderParameters,
+    DeltaParameters,
+    ExpertParameters,
+    LatentParameters,
+    LayerParameters,
+)
 from shared.model.layers.rope import rotary_order
 
 EXPANDED_HEADS = 8
@@ -33,6 +40,17 @@ class LatentModules:
 
 
 @dataclass(frozen=True)
+class DeltaModules:
+    """A layer with a state, beside its projections."""
+
+    rates: Linear  # hidden_size to 2 * num_value_heads: rates, then decays
+    conv: Tensor  # [mixed_size, kernel_size] fp32
+    decay: Tensor  # [num_value_heads] fp32, below zero
+    decay_bias: Tensor  # [num_value_heads] fp32
+    norm: Tensor  # [value_dim]
+
+
+@dataclass(frozen=True)
 class ExpertModules:
     """A layer's router and experts."""
 
@@ -44,6 +62,7 @@ class ExpertModules:
     )
     first_expert: int = 0  # as `ExpertParameters`
     copies: ExpertCopies | None = None  # None: ids are the router's
+    shared_gate: Tensor | None = None  # [1, hidden_size], as `ExpertParameters`
     group: Collectives | None = None  # ranks whose experts' results, the shared ones' among them, are parts of a sum
 
 
@@ -60,6 +79,7 @@ class LayerModules:
     k_norm: Tensor | None
     sinks: Tensor | None  # [num_heads] fp32
     latent: LatentModules | None
+    delta: DeltaModules | None
     o: Linear  # num_heads * value_dim to hidden_size
     experts: ExpertModules | None
     gate_up: Linear | None  # hidden_size to 2 * intermediate_size; None where no token passes it
@@ -72,6 +92,8 @@ class LayerModules:
         found: list[Linear | BatchedLinear | Experts | None] = [self.qkv, self.o, self.gate_up, self.down]
         if self.latent is not None:
             found += [self.latent.q, self.latent.to_latent, self.latent.to_value]
+        if self.delta is not None:
+            found.append(self.delta.rates)
         if self.experts is not None:
             found += [self.experts.router, self.experts.experts]
         return tuple(projection for projection in found if projection is not None)
@@ -130,14 +152,22 @@ def _build_layer(
     def linear(weight: Weight | None, bias: Tensor | None) -> Linear | None:
         return None if weight is None else _linear(ops, weight, bias, dtype)
 
-    order = rotary_order(config)
+    if layer.delta is not None:
+        assert config.delta is not None
+        _sort_by_part(layer.qkv, layer.delta.rates, config.delta)
+    order = rotary_order(config) if layer.delta is None else None
     q_norm, k_norm = (_offset(norm, config) for norm in (layer.q_norm, layer.k_norm))
     if order is not None:
-        num_placed = (config.num_heads + config.num_kv_heads) * config.head_dim
+        gates = config.num_heads if config.is_gated else 0
+        num_placed = (config.num_heads + gates + config.num_kv_heads) * config.head_dim
         of_weight = layer.qkv.by_row if isinstance(layer.qkv, QuantizedWeight) else [layer.qkv]
         for rows in (*of_weight, layer.qkv_bias):
             if rows is not None:
                 by_head = rows[:num_placed].view(-1, config.head_dim, *rows.shape[1:])
+                if gates:  # behind each query
+                    queries = by_head[: 2 * gates : 2]
+                    queries.copy_(queries[:, order])
+                    by_head = by_head[2 * gates :]
                 by_head.copy_(by_head[:, order])
         q_norm, k_norm = (None if norm is None else norm[order] for norm in (q_norm, k_norm))
     if config.qk_norm == "plain" and config.layers[index].rope is not None:
@@ -154,6 +184,7 @@ def _build_layer(
         latent=None
         if layer.latent is None or config.latent is None
         else _build_latent(layer.latent, config.latent, config.num_heads, ops),
+        delta=None if layer.delta is None else _build_delta(layer.delta, ops),
         o=_linear(ops, layer.o, layer.o_bias, dtype),
         experts=None if layer.experts is None else _build_experts(layer.experts, config, ops, dtype),
         gate_up=linear(layer.gate_up, layer.gate_up_bias),
@@ -171,6 +202,33 @@ def _build_latent(parameters: LatentParameters, latent: LatentConfig, num_heads:
         to_value=ops.make_batched_linear(values.contiguous(), own=True),
         expand=tuple(ops.make_linear(part.flatten(0, 1).clone(), None, own=True) for part in parts),
     )
+
+
+def _build_delta(parameters: DeltaParameters, ops: DecoderOps) -> DeltaModules:
+    return DeltaModules(
+        rates=ops.make_linear(parameters.rates, None, own=True),
+        conv=parameters.conv[:, 0].float(),
+        decay=-parameters.log_decay.exp(),
+        decay_bias=parameters.decay_bias,
+        norm=parameters.norm,
+    )
+
+
+def _sort_by_part(qkv: Weight, rates: Tensor, delta: DeltaConfig) -> None:
+    """Rows that lie by key head in the order of `mixed_size` and the gates, of all heads each; in place."""
+    if not delta.is_by_head:
+        return
+    times = delta.num_value_heads // delta.num_key_heads
+
+    def order(sizes: list[int]) -> Tensor:
+        by_head = torch.arange(delta.num_key_heads * sum(sizes), device="cpu").view(delta.num_key_heads, -1)
+        return torch.cat([part.flatten() for part in torch.split(by_head, sizes, 1)])
+
+    of_values = times * delta.value_dim
+    for rows in qkv.by_row if isinstance(qkv, QuantizedWeight) else [qkv]:
+        if rows is not None:
+            rows.copy_(rows[order([delta.key_dim, delta.key_dim, of_values, of_values])])
+    rates.copy_(rates[order([times, times])])
 
 
 @overload
@@ -201,6 +259,7 @@ def _build_experts(
         down_bias=parameters.down_bias,
         first_expert=first,
         copies=parameters.copies,
+        shared_gate=parameters.shared_gate,
     )
 
 

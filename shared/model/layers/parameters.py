@@ -10,6 +10,7 @@ from torch import Tensor
 
 from shared.kernels.linear_spec import LinearSpec
 from shared.kernels.quantized import QuantizedWeight, Weight
+from shared.model.config.delta_config import DeltaConfig
 from shared.model.config.model_config import ModelConfig
 from shared.model.config.moe_config import MoeConfig
 from shared.model.layers.expert_copies import ExpertCopies
@@ -18,14 +19,18 @@ BIAS_COLUMNS = 32
 """Columns behind an expert's inputs where experts have biases: the first one holds the bias of gate and up, which the
 input 1 there adds, the others keep whole vectors."""
 
+_DELTA_OUT = "linear_attn.out_proj"
 Specs = Mapping[str, LinearSpec]
 """Checkpoint tensor name → form of a projection in fewer bits."""
 NO_SPECS: Specs = {}
 
 _OF_IMAGES = (
     "vision_tower.", "vision_model.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.",
+    "model.visual.", "visual.",
 )  # fmt: skip
 """How the names of tensors begin that read images, in a checkpoint whose text part is served."""
+_OF_GUESSES = "mtp."
+"""Likewise, of Qwen's layers that predict further than the next token."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,18 @@ class LatentParameters:
 
     q: Weight | None  # [num_heads * query_dim, q_rank], None where queries have no latent
     kv: Tensor  # [num_heads * (nope_dim + value_dim), kv_rank]
+
+
+@dataclass(frozen=True)
+class DeltaParameters:
+    """Parameters of a layer with a state, beside its projections; of `2 * num_value_heads` rows the first half are for
+    the rates, the others for the decays. By head, where a checkpoint has them so: see `delta_rows`."""
+
+    rates: Tensor  # [2 * num_value_heads, hidden_size]
+    conv: Tensor  # [mixed_size, 1, kernel_size]
+    log_decay: Tensor  # [num_value_heads] fp32
+    decay_bias: Tensor  # [num_value_heads] fp32
+    norm: Tensor  # [value_dim]
 
 
 @dataclass(frozen=True)
@@ -48,6 +65,7 @@ class ExpertParameters:
     logit_bias: Tensor | None = None  # [num_experts]
     down_bias: Tensor | None = None  # [num_local_experts, hidden_size]
     copies: ExpertCopies | None = None
+    shared_gate: Tensor | None = None  # [1, hidden_size]
 
     @property
     def first_expert(self) -> int:
@@ -60,20 +78,22 @@ class LayerParameters:
     """One layer. Projections that read the same input are fused into one, in the order of their names.
 
     With latent attention `qkv` gives the queries or their latents, the latent, and the key of all heads; `q_norm` and
-    `k_norm` are the latents'. With experts, `gate_up` and `down` are those of the shared ones.
+    `k_norm` are the latents'. With a state it gives queries, keys, values and gates. Where attention is gated, a head's
+    gate lies behind its query. With experts, `gate_up` and `down` are those of the shared ones.
     """
 
     input_norm: Tensor | None  # [hidden_size], as the three norms below; None: nothing is normalised
     attention_norm: Tensor | None
     post_norm: Tensor | None
     output_norm: Tensor | None
-    qkv: Weight  # [qkv_size, hidden_size]; (num_heads + 2 * num_kv_heads) * head_dim without latents
+    qkv: Weight  # [qkv_size, hidden_size]: see `qkv_rows`
     qkv_bias: Tensor | None  # [qkv_size]
     q_norm: Tensor | None  # [head_dim], [num_heads * head_dim] or [q_rank]
     k_norm: Tensor | None  # [head_dim], [num_kv_heads * head_dim] or [kv_rank]
     sinks: Tensor | None  # [num_heads]
     latent: LatentParameters | None
-    o: Weight  # [hidden_size, num_heads * value_dim]
+    delta: DeltaParameters | None
+    o: Weight  # [hidden_size, num_heads * value_dim]; of all values with a state
     o_bias: Tensor | None  # [hidden_size]
     experts: ExpertParameters | None
     gate_up: Weight | None  # [2 * intermediate_size, hidden_size]; None where no token passes it
@@ -141,14 +161,18 @@ def unused_tensors(config: ModelConfig) -> tuple[str, ...]:
     """Prefixes of the names of a checkpoint's tensors that these parameters leave out: layers that predict further than
     the next token, and what reads images."""
     layers = range(config.num_layers, config.num_layers + config.num_unused_layers)
-    return (*(f"model.layers.{layer}." for layer in layers), *_OF_IMAGES)
+    return (*(f"model.layers.{layer}." for layer in layers), *_OF_IMAGES, *((_OF_GUESSES,) if config.delta else ()))
 
 
-def qkv_rows(config: ModelConfig) -> dict[str, int]:
-    """Checkpoint name → rows, of the projections that are fused as `qkv`."""
+def qkv_rows(config: ModelConfig, layer: int | None = None) -> dict[str, int]:
+    """Checkpoint name → rows, of the projections that are fused as `qkv` in a layer; None: in one with attention."""
     latent = config.latent
+    if layer is not None and config.layers[layer].has_state:
+        return delta_rows(config)
     if latent is None:
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        if config.is_gated:
+            return {"self_attn.q_proj": 2 * q_size, "self_attn.k_proj": kv_size, "self_attn.v_proj": kv_size}
         if config.names.qkv is not None:
             return {config.names.qkv: q_size + 2 * kv_size}
         return {"self_attn.q_proj": q_size, "self_attn.k_proj": kv_size, "self_attn.v_proj": kv_size}
@@ -158,6 +182,16 @@ def qkv_rows(config: ModelConfig) -> dict[str, int]:
             "self_attn.kv_a_proj_with_mqa": latent.cached_dim,
         }
     return {"self_attn.q_a_proj": latent.q_rank, "self_attn.kv_a_proj_with_mqa": latent.cached_dim}
+
+
+def delta_rows(config: ModelConfig) -> dict[str, int]:
+    """As `qkv_rows`, of a layer with a state. By head they are the query, the key, the values and their gates of one
+    key head, then those of the next one."""
+    assert config.delta is not None
+    delta = config.delta
+    if delta.is_by_head:
+        return {"linear_attn.in_proj_qkvz": delta.mixed_size + delta.value_size}
+    return {"linear_attn.in_proj_qkv": delta.mixed_size, "linear_attn.in_proj_z": delta.value_size}
 
 
 def gate_up_rows(config: ModelConfig, mlp: str, inner: int) -> dict[str, int]:
@@ -208,7 +242,8 @@ class _Allocator:
 
 def _allocate_layer(config: ModelConfig, index: int, new: _Allocator, experts: Sequence[int] | None) -> LayerParameters:
     hidden, prefix = config.hidden_size, f"model.layers.{index}."
-    names, qkv_parts = config.names, qkv_rows(config)
+    names, qkv_parts = config.names, qkv_rows(config, index)
+    delta = config.delta if config.layers[index].has_state else None
     moe = config.moe if config.has_experts(index) else None
     inner = config.intermediate_size if moe is None else moe.shared_size
     mlp = _dense_name(config, has_experts=moe is not None)
@@ -219,26 +254,43 @@ def _allocate_layer(config: ModelConfig, index: int, new: _Allocator, experts: S
     def norm(name: str | None) -> Tensor | None:
         return None if name is None else new.empty(hidden)
 
-    q_norm, k_norm = (None if size is None else new.empty(size) for size in _norm_sizes(config))
+    sizes = (None, None) if delta is not None else _norm_sizes(config)
+    q_norm, k_norm = (None if size is None else new.empty(size) for size in sizes)
+    o_name, o_size = ("self_attn.o_proj", config.num_heads * config.value_dim)
+    if delta is not None:
+        o_name, o_size = _DELTA_OUT, delta.value_size
     has_bias = config.mlp_bias and inner > 0
+    has_qkv_bias, has_o_bias = config.qkv_bias and delta is None, config.o_bias and delta is None
     return LayerParameters(
         input_norm=norm(names.input_norm),
         attention_norm=norm(names.attention_norm),
         post_norm=norm(names.post_norm),
         output_norm=norm(names.output_norm),
         qkv=weight(qkv_parts, hidden),
-        qkv_bias=new.empty(sum(qkv_parts.values())).zero_() if config.qkv_bias else None,  # not every part's is stored
+        qkv_bias=new.empty(sum(qkv_parts.values())).zero_() if has_qkv_bias else None,  # not every part's is stored
         q_norm=q_norm,
         k_norm=k_norm,
         sinks=new.empty(config.num_heads) if config.has_sinks else None,
         latent=_allocate_latent(config, prefix, new),
-        o=weight({"self_attn.o_proj": hidden}, config.num_heads * config.value_dim),
-        o_bias=new.empty(hidden) if config.o_bias else None,
+        delta=None if delta is None else _allocate_delta(delta, hidden, new),
+        o=weight({o_name: hidden}, o_size),
+        o_bias=new.empty(hidden) if has_o_bias else None,
         experts=None if moe is None else _allocate_experts(moe, hidden, prefix, new, experts),
         gate_up=weight(gate_up_rows(config, mlp, inner), hidden) if inner else None,
         gate_up_bias=new.empty(2 * inner) if has_bias else None,
         down=weight({f"{mlp}.down_proj": hidden}, inner) if inner else None,
         down_bias=new.empty(hidden) if has_bias else None,
+    )
+
+
+def _allocate_delta(delta: DeltaConfig, hidden: int, new: _Allocator) -> DeltaParameters:
+    heads = delta.num_value_heads
+    return DeltaParameters(
+        rates=new.empty(2 * heads, hidden),
+        conv=new.empty(delta.mixed_size, 1, delta.kernel_size),
+        log_decay=torch.empty(heads, dtype=torch.float32, device=new.device),
+        decay_bias=torch.empty(heads, dtype=torch.float32, device=new.device),
+        norm=new.empty(delta.value_dim),
     )
 
 
@@ -280,6 +332,7 @@ def _allocate_experts(
         experts=local,
         logit_bias=torch.empty(num_experts, dtype=router_dtype, device=new.device) if moe.has_bias else None,
         down_bias=new.empty(len(local), hidden) if moe.has_bias else None,
+        shared_gate=None if moe.shared_gate is None else new.empty(1, hidden),
     )
 
 
@@ -294,7 +347,7 @@ def _layer_views(config: ModelConfig, layer: LayerParameters) -> dict[str, Weigh
         f"self_attn.{q_norm}.weight": layer.q_norm,
         f"self_attn.{k_norm}.weight": layer.k_norm,
         "self_attn.sinks": layer.sinks,
-        "self_attn.o_proj.weight": layer.o,
+        f"{'self_attn.o_proj' if layer.delta is None else _DELTA_OUT}.weight": layer.o,
         "self_attn.o_proj.bias": layer.o_bias,
         f"{mlp}.down_proj.weight": layer.down,
         f"{mlp}.down_proj.bias": layer.down_bias,
@@ -305,7 +358,7 @@ def _layer_views(config: ModelConfig, layer: LayerParameters) -> dict[str, Weigh
             parts = _parts(fused, list(rows.values()))
             views.update({f"{name}.{kind}": part for name, part in zip(rows, parts, strict=True)})
 
-    split(layer.qkv, "weight", qkv_rows(config))
+    split(layer.qkv, "weight", qkv_rows(config) if layer.delta is None else delta_rows(config))
     split(layer.qkv_bias, "bias", qkv_rows(config))
     if layer.gate_up is not None:
         both = gate_up_rows(config, mlp, layer.gate_up.shape[0] // 2)
@@ -314,10 +367,26 @@ def _layer_views(config: ModelConfig, layer: LayerParameters) -> dict[str, Weigh
     if layer.latent is not None:
         views |= {"self_attn.q_b_proj.weight": layer.latent.q, "self_attn.kv_b_proj.weight": layer.latent.kv}
         views.pop("self_attn.q_proj.bias", None)  # zero: no checkpoint has one
+    if layer.delta is not None:
+        assert config.delta is not None
+        views |= _delta_views(config.delta, layer.delta)
     if layer.experts is not None:
         assert config.moe is not None
         views |= _expert_views(config.moe, layer.experts, config.hidden_size)
     return {name: view for name, view in views.items() if view is not None}
+
+
+def _delta_views(delta: DeltaConfig, layer: DeltaParameters) -> dict[str, Weight | None]:
+    views: dict[str, Weight | None] = {
+        "linear_attn.conv1d.weight": layer.conv,
+        "linear_attn.A_log": layer.log_decay,
+        "linear_attn.dt_bias": layer.decay_bias,
+        "linear_attn.norm.weight": layer.norm,
+    }
+    if delta.is_by_head:
+        return views | {"linear_attn.in_proj_ba.weight": layer.rates}
+    rate, decay = layer.rates.chunk(2)
+    return views | {"linear_attn.in_proj_b.weight": rate, "linear_attn.in_proj_a.weight": decay}
 
 
 def _expert_views(moe: MoeConfig, experts: ExpertParameters, hidden: int) -> dict[str, Weight | None]:
@@ -326,6 +395,7 @@ def _expert_views(moe: MoeConfig, experts: ExpertParameters, hidden: int) -> dic
         f"{moe.prefix}.{moe.router}.weight": experts.router,
         f"{moe.prefix}.{moe.router}.bias": experts.logit_bias,
         f"{moe.prefix}.{moe.router}.e_score_correction_bias": experts.router_bias,
+        f"{moe.prefix}.{moe.shared_gate}.weight": experts.shared_gate,
     }
     if moe.stacked is not None:
         prefix = f"{moe.prefix}.experts"

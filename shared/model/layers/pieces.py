@@ -18,6 +18,7 @@ from shared.kernels.lora.step import StepLoras
 from shared.kernels.pool_view import PoolView
 from shared.model.config.model_config import ModelConfig
 from shared.model.layers.attention_block import AttentionBlock
+from shared.model.layers.delta_block import DeltaBlock
 from shared.model.layers.latent_attention_block import LatentAttentionBlock
 from shared.model.layers.mlp import MixtureOfExperts, feed_forward
 from shared.model.layers.modules import DecoderModules, LayerModules
@@ -180,7 +181,9 @@ class DecoderPieces:
 
 def _attention(
     config: ModelConfig, index: int, layer: LayerModules, kernels: DecoderOps, place: tuple[int, int]
-) -> AttentionBlock | LatentAttentionBlock:
+) -> AttentionBlock | LatentAttentionBlock | DeltaBlock:
+    if config.layers[index].has_state:
+        return DeltaBlock(config, layer, place)
     if config.latent is None:
         return AttentionBlock(config, index, layer, kernels, place)
     return LatentAttentionBlock(config, index, layer, kernels)

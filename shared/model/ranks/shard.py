@@ -56,6 +56,15 @@ class Degrees:
                 value=self.num_ranks,
                 limit=MAX_DEGREE,
             )
+        if config.delta is not None and self.num_ranks > 1:
+            field = "pp" if self.pipeline > 1 else "tp"
+            raise ConfigError(
+                f"{field} is {self.pipeline if self.pipeline > 1 else self.tensor}, and the states of "
+                f"{config.architecture} are not split over ranks: 1 is the only degree",
+                field=field,
+                value=self.num_ranks,
+                limit=1,
+            )
         heads, kv_heads, layers = config.num_heads, config.num_kv_heads, config.num_layers
         if heads % self.tensor:
             raise ConfigError(

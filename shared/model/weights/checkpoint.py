@@ -65,6 +65,10 @@ class Checkpoint:
         """As `TensorReader.pieces`."""
         return self._reader(name).pieces(self.entries[name], begin, end)
 
+    def rows_as(self, entry: TensorEntry, begin: int, end: int) -> Iterator[tuple[int, Tensor]]:
+        """As `rows`, of one of the entries with another shape of as many bytes."""
+        return self._reader(entry.name).pieces(entry, begin, end)
+
     def _reader(self, name: str) -> TensorReader:
         file = self._files[name]
         if file not in self._readers:

@@ -100,8 +100,11 @@ def rounding_specs(
     output projection has 8 bits at least, and what it is multiplied with is not rounded: its errors are the answer's.
     """
     routers = () if config.moe is None else (f".{config.moe.prefix}.{config.moe.router}.weight",)
-    # Rounding would change the routers' choice; the latents' projections are used in both directions.
-    kept_plain = (*routers, ".kv_b_proj.weight")
+    # Rounding would change the routers' choice; the latents' projections are used in both directions, and those of
+    # rates and decays are small.
+    kept_plain = (*routers, ".kv_b_proj.weight", *(f".in_proj_{end}.weight" for end in ("ba", "b", "a")))
+    if config.moe is not None and config.moe.shared_gate is not None:
+        kept_plain = (*kept_plain, f".{config.moe.shared_gate}.weight")
     specs: dict[str, LinearSpec] = {}
     for name, shape in shapes.items():
         if not name.startswith("model.layers.") or not name.endswith(".weight") or len(shape) != 2:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -22,6 +23,7 @@ TIED_SOURCE = "model.embed_tokens.weight"
 PIECE_ELEMENTS = 1 << 22
 """Weights that a source opens or unpacks at a time, in whole rows."""
 _NAMES_SHOWN = 3
+_OF_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 _CALIBRATED = (".input_scale", ".input_zero_point", ".input_global_scale", ".k_scale", ".v_scale")
 """Ends of the names of tensors that quantize activations or the cache: these are computed as they are."""
 _PACKED_ENDS = (
@@ -78,6 +80,33 @@ class PlainSource:
         return checkpoint.rows(self.name, begin, end)
 
 
+@dataclass(frozen=True)
+class OneOfStacked:
+    """Rows of a tensor of several weights' numbers, of experts say, outputs first."""
+
+    entry: TensorEntry  # [num_rows, in_size], all weights' rows behind each other
+    first: int
+    spec: None = None
+
+    @property
+    def name(self) -> str:
+        """See `WeightSource`."""
+        return self.entry.name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """See `WeightSource`."""
+        return (self.entry.name,)
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        """Nothing to read."""
+
+    def pieces(self, checkpoint: Checkpoint, begin: int, end: int) -> Iterator[tuple[int, Tensor | Piece]]:
+        """See `WeightSource`."""
+        for row, piece in checkpoint.rows_as(self.entry, self.first + begin, self.first + end):
+            yield row - self.first, piece
+
+
 SourceMaker = Callable[
     [str, tuple[int, int], WeightScheme, QuantizationConfig, Mapping[str, TensorEntry]], WeightSource
 ]
@@ -132,6 +161,8 @@ def match_sources(
         elif name in entries:
             _check_plain(entries[name], tuple(shape))
             sources[name] = PlainSource(name)
+        elif (one := _one_of_stacked(name, tuple(shape), entries)) is not None:
+            sources[name] = one
         else:
             missing.append(name)
     _refuse_names("is missing from", missing)
@@ -191,6 +222,23 @@ def _stacked(
             field=FIELD,
         )
     return makers.stacked(name, shape, entries)
+
+
+def _one_of_stacked(name: str, shape: tuple[int, ...], entries: Mapping[str, TensorEntry]) -> OneOfStacked | None:
+    """An expert's projection where all experts of a layer are in one tensor, as Qwen publishes them: [num_experts,
+    2 * expert_size, hidden_size], gate first, and [num_experts, hidden_size, expert_size]."""
+    found = _OF_EXPERT.fullmatch(name)
+    if found is None:
+        return None
+    layer, expert, part = found[1], int(found[2]), found[3]
+    stacked = f"{layer}.{'down_proj' if part == 'down' else 'gate_up_proj'}"
+    if stacked not in entries:
+        return None
+    entry, rows = entries[stacked], shape[0] * (1 if part == "down" else 2)
+    count = entry.shape[0] if entry.shape else 0
+    check_entry(entry, (max(count, expert + 1), rows, shape[1]), DENSE)
+    flat = replace(entry, shape=(count * rows, shape[1]))
+    return OneOfStacked(flat, expert * rows + (shape[0] if part == "up" else 0))
 
 
 def _may_be_left(name: str, packed: set[str], unused: tuple[str, ...]) -> bool:

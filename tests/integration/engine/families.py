@@ -124,10 +124,28 @@ YARN = {
     "mscale_all_dim": 1.0,
 }
 
+DELTA = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "partial_rotary_factor": 0.5,
+}
+HYBRID_EXPERTS = {
+    "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48,
+}  # fmt: skip
+STATES: dict[str, tuple[str, dict[str, object]]] = {
+    "qwen3-next": ("Qwen3NextForCausalLM", {**DELTA, **HYBRID_EXPERTS}),
+    "qwen3.5": ("Qwen3_5ForCausalLM", {**DELTA, "linear_num_key_heads": 4}),
+    "qwen3.5-moe": ("Qwen3_5MoeForCausalLM", {**DELTA, **HYBRID_EXPERTS, "num_experts_per_tok": 1}),
+}
+"""Likewise, of the families with layers that keep a state."""
+
 
 def write_family(folder: Path, family: str, **settings: object) -> Path:
-    """`family`: an architecture of FAMILIES, or a name of EXPERTS or OTHERS."""
-    architecture, extra = {**EXPERTS, **OTHERS}.get(family, (family, None))
+    """`family`: an architecture of FAMILIES, or a name of EXPERTS, OTHERS or STATES."""
+    architecture, extra = {**EXPERTS, **OTHERS, **STATES}.get(family, (family, None))
     if architecture.startswith("Deepseek"):
         settings = {"num_kv_heads": 4, "rope": YARN, **settings}
     write_random_checkpoint(

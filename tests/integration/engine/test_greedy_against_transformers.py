@@ -11,7 +11,7 @@ import torch
 
 from shared.engine.runner.runner import RunnerConfig
 from tests.integration.engine.engine_run import EngineRun, hand_off
-from tests.integration.engine.families import EXPERTS, FAMILIES, OTHERS, write_family
+from tests.integration.engine.families import EXPERTS, FAMILIES, OTHERS, STATES, write_family
 
 DEMO = Path(__file__).parents[3] / "models" / "demo"
 NUM_TOKENS = 64
@@ -40,8 +40,8 @@ def transformers_greedy(
     return output[0, len(prompt) :].tolist()
 
 
-FIRST = ("LlamaForCausalLM", "qwen3-moe", "deepseek-v3", "gpt-oss")
-REST = [name for name in (*FAMILIES, *EXPERTS, *OTHERS, "demo") if name not in FIRST]
+FIRST = ("LlamaForCausalLM", "qwen3-moe", "deepseek-v3", "gpt-oss", "qwen3-next")
+REST = [name for name in (*FAMILIES, *EXPERTS, *OTHERS, *STATES, "demo") if name not in FIRST]
 
 
 @pytest.fixture(params=[*FIRST, *(pytest.param(name, marks=pytest.mark.slow) for name in REST)])

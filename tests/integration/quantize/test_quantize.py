@@ -242,6 +242,12 @@ def test_sources_that_are_not_plain_and_folders_that_exist_are_refused(tmp_path)
     source = write_family(tmp_path / "source", "LlamaForCausalLM", **SIZES)
     write_quantized(source, STORAGES["int4 groups"], tmp_path / "quantized", tmp_path / "opened")
     stacked = write_family(tmp_path / "stacked", "gpt-oss", **SIZES)
+    with pytest.raises(ConfigError, match="Qwen3_5ForCausalLM, whose layers have states: round it without one"):
+        written(
+            write_family(tmp_path / "states", "qwen3.5", tokenizer_from=DEMO, **SIZES),
+            tmp_path / "out",
+            Wish("int4", text=TEXT),
+        )
     before = sorted(tmp_path.iterdir())
     for folder, why in (
         (tmp_path / "quantized", "quantized already"),

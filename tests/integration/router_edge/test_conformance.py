@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from shared.seeds import SAMPLER_VERSION
 from tests.integration.router_edge.conftest import Edge, StartEdge
 
 PAGE = Path(__file__).parents[3] / "docs" / "api.md"
@@ -58,6 +59,7 @@ WORKS: dict[str, Any] = {
     "items": [{"role": "user", "content": "hi"}],
     "logit_bias": {"5": 1.5},
     "logprobs": 2,
+    "cache_control": {"type": "ephemeral", "ttl": "1h"},
     "max_completion_tokens": 5,
     "max_output_tokens": 5,
     "max_tokens": 5,
@@ -76,7 +78,7 @@ WORKS: dict[str, Any] = {
     "repetition_penalty": 1.1,
     "request_id": "mine",
     "response_format": {"type": "json_object"},
-    "resume": ({"choices": [{"token_ids": [70], "seed": 1}]}, {"stream": True}),
+    "resume": ({"choices": [{"token_ids": [70], "seed": 1, "sampler_version": SAMPLER_VERSION}]}, {"stream": True}),
     "return_documents": False,
     "return_token_ids": True,
     "return_token_strs": True,

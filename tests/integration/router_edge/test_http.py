@@ -312,3 +312,25 @@ async def test_stopping_answers_a_request_whose_body_is_still_on_its_way(edge: E
     assert b"worker_lost" in answer
     writer.close()
     await writer.wait_closed()
+
+
+BODIES = {
+    "/v1/completions": {"prompt": "Hi."},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi."}]},
+    "/v1/responses": {"input": "Hi."},
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize(
+    ("header", "field", "retain_s"),
+    [(None, None, 0.0), ("1h", None, 3600.0), ("1h", "24h", 86_400.0), ("24h", "in-memory", 0.0), (None, "5m", 300.0)],
+)
+async def test_a_prefix_is_kept_as_long_as_the_body_says_or_else_the_header(
+    edge: Edge, path: str, header: str | None, field: str | None, retain_s: float
+) -> None:
+    edge.stops_with("Yes.")
+    headers = {} if header is None else {"x-cache-retention": header}
+    fields = {} if field is None else {"prompt_cache_retention": field}
+    assert (await edge.client.post(path, json={**BODIES[path], **fields}, headers=headers)).status_code == 200
+    assert [request.retain_s for request in edge.core.requests] == [retain_s]

@@ -103,6 +103,8 @@ async def test_results_of_tools_come_before_what_the_user_says(edge: Edge) -> No
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"mcp_servers": [{}]}, "mcp_servers is not supported here"),
         ({"stop_sequences": [""]}, "stop_sequences"),
+        ({"cache_control": {"type": "ephemeral", "ttl": "2h"}}, "cache_control.ttl"),
+        ({"cache_control": {"type": "persistent"}}, "cache_control.type"),
     ],
 )
 async def test_what_is_not_served_is_refused_in_anthropics_shape(
@@ -122,3 +124,25 @@ async def test_errors_before_and_within_a_stream_and_the_key_in_anthropics_heade
     answer = await edge.client.post(PATH, json=ASK, headers={"x-api-key": "k"})
     assert (answer.status_code, answer.json()["error"]["type"]) == (429, "rate_limit_error")
     assert "retry-after" in answer.headers
+
+
+KEEP = {"cache_control": {"type": "ephemeral"}}
+KEEP_LONG = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "retain_s"),
+    [
+        ({}, 0.0),
+        (KEEP, 300.0),
+        ({"system": [{"type": "text", "text": "Be brief.", **KEEP}]}, 300.0),
+        ({"tools": [{**TOOL, **KEEP_LONG}], "system": [{"type": "text", "text": "Be brief.", **KEEP}]}, 3600.0),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi.", **KEEP_LONG}]}]}, 3600.0),
+    ],
+)
+async def test_a_prompt_is_kept_as_long_as_the_longest_cache_control_says(
+    edge: Edge, fields: dict[str, Any], retain_s: float
+) -> None:
+    edge.stops_with("Yes.")
+    assert (await edge.client.post(PATH, json={**ASK, **fields})).status_code == 200
+    assert [request.retain_s for request in edge.core.requests] == [retain_s]

@@ -9,6 +9,7 @@ import pytest
 
 from services.router.dispatch.request import FinishReason
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
+from shared.seeds import SAMPLER_VERSION
 from tests.integration.router_edge.conftest import Edge
 from tests.integration.router_edge.test_grpc import failure, text_request
 from tests.integration.router_edge.test_http import CHAT, COMPLETIONS, events
@@ -36,6 +37,7 @@ async def test_a_grpc_answer_begins_with_what_it_takes_to_resume_it(edge: Edge) 
     (request,) = edge.core.requests
     start = responses[0].start
     assert (start.seed, start.max_tokens) == (request.sampling.seed, request.sampling.max_tokens)
+    assert start.sampler_version == SAMPLER_VERSION
     assert 0 < start.timeout_s <= DEADLINE_S + 1  # on the wire it is rounded up, above 100 s to whole seconds
     assert not any(response.HasField("start") for response in responses[1:])
 
@@ -48,7 +50,9 @@ async def test_a_grpc_answer_goes_on_behind_every_cut(edge: Edge) -> None:
     for cut in range(len(whole)):
         had = whole[:cut]
         resume = inference_pb2.Resume(
-            token_ids=[t for r in had for t in r.token_ids], num_chars=len("".join(r.text for r in had))
+            token_ids=[t for r in had for t in r.token_ids],
+            num_chars=len("".join(r.text for r in had)),
+            sampler_version=SAMPLER_VERSION,
         )
         rest = [r async for r in edge.grpc.Generate(text_request(sampling=sampling, resume=resume))]  # type: ignore[arg-type]
         both = (*had, *rest)
@@ -64,7 +68,13 @@ async def test_a_state_that_cannot_be_is_refused_by_name(edge: Edge) -> None:
     resume = inference_pb2.Resume(token_ids=[4])
     code, error = await failure(edge.grpc.Generate(text_request(resume=resume)))  # type: ignore[arg-type]
     assert (code.name, error.field) == ("INVALID_ARGUMENT", "seed")
+    other = text_request(resume=resume, sampling=types_pb2.SamplingParams(**SAMPLING))  # type: ignore[arg-type]
+    code, error = await failure(edge.grpc.Generate(other))
+    assert (code.name, error.field) == ("INVALID_ARGUMENT", "resume.sampler_version")
+    first = {"token_ids": [4], "seed": 5}
     for body, field in (
+        ({"stream": True, "resume": {"choices": [first]}}, "resume.sampler_version"),
+        ({"stream": True, "resume": {"choices": [{**first, "sampler_version": 3}]}}, "resume.sampler_version"),
         ({"resume": {"choices": [{}]}}, "resume"),
         ({"stream": True, "resume": {"choices": [{}, {}]}}, "resume.choices"),
         ({"stream": True, "resume": {"choices": [{"token_ids": [4]}]}}, "seed"),
@@ -77,13 +87,21 @@ async def test_a_state_that_cannot_be_is_refused_by_name(edge: Edge) -> None:
 def choices_of(chunks: list[dict[str, Any]], n: int) -> list[dict[str, Any]]:
     """What a client keeps of each choice."""
     kept: list[dict[str, Any]] = [
-        {"text": "", "token_ids": [], "logprobs": [], "seed": None, "finish_reason": None} for _ in range(n)
+        {
+            "text": "",
+            "token_ids": [],
+            "logprobs": [],
+            "seed": None,
+            "sampler_version": None,
+            "finish_reason": None,
+        }
+        for _ in range(n)
     ]
     for chunk in chunks:
         for choice in chunk["choices"]:
             mine = kept[choice["index"]]
             if start := chunk.get("tandem", {}).get("start"):
-                mine["seed"] = start["seed"]
+                mine["seed"], mine["sampler_version"] = start["seed"], start["sampler_version"]
             mine["text"] += choice["text"] if "text" in choice else choice["delta"].get("content", "")
             mine["token_ids"] += choice.get("token_ids", [])
             if logprobs := choice["logprobs"]:
@@ -97,6 +115,7 @@ def joined(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> list[di
         {
             **{name: a[name] + b[name] for name in ("text", "token_ids", "logprobs")},
             "seed": a["seed"] or b["seed"],
+            "sampler_version": a["sampler_version"] or b["sampler_version"],
             "finish_reason": b["finish_reason"] or a["finish_reason"],
         }
         for a, b in zip(first, second, strict=True)
@@ -123,7 +142,11 @@ async def test_http_answers_go_on_behind_every_cut(edge: Edge, path: str, asked:
             {
                 "token_ids": choice["token_ids"],
                 "num_chars": len(choice["text"]),
-                **{name: choice[name] for name in ("seed", "finish_reason") if choice[name] is not None},
+                **{
+                    name: choice[name]
+                    for name in ("seed", "sampler_version", "finish_reason")
+                    if choice[name] is not None
+                },
             }
             for choice in had
         ]

@@ -33,6 +33,7 @@ from shared.rpc.fleet_identity import FleetGuard
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 from shared.rpc.protocol import PROTOCOL_VERSION
 from shared.rpc.server import RpcServer, channel
+from shared.seeds import SAMPLER_VERSION
 from tests.waiting import DEADLINE_S, until
 
 NUM_BLOCKS = 32
@@ -182,7 +183,12 @@ class Router:
     def __init__(self, worker: Worker, metadata: tuple[tuple[str, str], ...] = (), **hello) -> None:
         self._worker = worker
         self._metadata = metadata
-        self._hello = {"router_name": "r", "protocol_version": PROTOCOL_VERSION, **hello}
+        self._hello = {
+            "router_name": "r",
+            "protocol_version": PROTOCOL_VERSION,
+            "sampler_version": SAMPLER_VERSION,
+            **hello,
+        }
         self._kept: list = []
 
     async def __aenter__(self) -> Router:

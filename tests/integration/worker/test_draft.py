@@ -15,6 +15,7 @@ from shared.errors import ConfigError, ModelLoadError
 from shared.identity import DECODE
 from shared.model.checkpoints import write_random_checkpoint
 from shared.structure.compiler import StructureCompiler
+from tests.integration.engine.families import write_family
 
 DEMO = Path(__file__).parents[3] / "models" / "demo"
 
@@ -34,6 +35,12 @@ def test_a_draft_of_another_vocabulary_is_refused_before_weights_are_read(tmp_pa
     with pytest.raises(ConfigError, match="vocabulary of 300 tokens, the model has 3072") as refused:
         load_model(wanted("--draft", str(tmp_path)), lambda *loaded: progress.append(loaded))
     assert (refused.value.field, progress) == ("draft", [])
+
+
+def test_a_draft_with_states_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Qwen3_5ForCausalLM, whose layers have states") as refused:
+        load("--draft", str(write_family(tmp_path / "draft", "qwen3.5", vocab_size=3072)))
+    assert refused.value.field == "draft"
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:

@@ -52,6 +52,23 @@ def test_processors_that_compute_alike_have_one_identity() -> None:
 
 
 @needs_library
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--speculation", "ngram"),
+        ("--adapters", "a=/nowhere"),
+        ("--adapter-folders", "/nowhere"),
+        ("--deterministic", "True"),
+    ],
+)
+def test_what_is_not_served_beside_states_stops_the_start(tmp_path: Path, flags: tuple[str, str]) -> None:
+    folder = write_family(tmp_path / "model", "qwen3.5")
+    with pytest.raises(ConfigError, match="Qwen3_5ForCausalLM") as refused:
+        loaded("--model", str(folder), *flags)
+    assert refused.value.field in ("speculation", "adapters", "deterministic")
+
+
+@needs_library
 @pytest.mark.parametrize("flags", [("--kernels", "torch"), ("--cpu-isa", "torch"), ("--dtype", "fp16")])
 def test_what_has_no_such_mode_stops_the_start(flags: tuple[str, str]) -> None:
     with pytest.raises(ConfigError, match=r"deterministic|float16"):  # kernels that are named refuse the dtype first

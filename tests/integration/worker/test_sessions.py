@@ -18,6 +18,7 @@ from shared.kv.local import LocalPlane
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 from shared.rpc.protocol import PROTOCOL_VERSION
 from shared.rpc.server import channel
+from shared.seeds import SAMPLER_VERSION
 from tests.integration.worker.session_rig import PROMPT, SAMPLING, Router, said, serving
 from tests.waiting import DEADLINE_S, until
 
@@ -178,7 +179,7 @@ async def test_a_stream_without_a_hello_is_ended(monkeypatch):
 @pytest.mark.parametrize("rest", [[], [b""], [b"\xff"]])
 async def test_a_router_that_says_no_more_finds_its_session_ended(rest):
     """At the worst while the worker writes its first message: gRPC would never end a stream with that cut off."""
-    hello = types_pb2.Hello(router_name="r", protocol_version=PROTOCOL_VERSION)
+    hello = types_pb2.Hello(router_name="r", protocol_version=PROTOCOL_VERSION, sampler_version=SAMPLER_VERSION)
     commands = [said(hello=hello).SerializeToString(), *rest]
 
     def half_close(address: str) -> None:
@@ -195,7 +196,7 @@ async def test_a_router_that_says_no_more_finds_its_session_ended(rest):
 async def test_a_router_that_leaves_while_it_is_written_to_is_no_error(caplog):
     gc.collect()  # what earlier tests left behind says so now
     caplog.clear()
-    hello = types_pb2.Hello(router_name="r", protocol_version=PROTOCOL_VERSION)
+    hello = types_pb2.Hello(router_name="r", protocol_version=PROTOCOL_VERSION, sampler_version=SAMPLER_VERSION)
     async with serving(DECODE) as worker, channel(worker.rpc.address) as link:
         for _ in range(50):
             call = worker_pb2_grpc.WorkerServiceStub(link).Session()
@@ -214,7 +215,7 @@ async def test_a_worker_that_stops_ends_the_writes_of_streams_already_over():
         """A stream that takes nothing."""
 
         def __init__(self):
-            hello = types_pb2.Hello(router_name="r", protocol_version=PROTOCOL_VERSION)
+            hello = types_pb2.Hello(router_name="r", protocol_version=PROTOCOL_VERSION, sampler_version=SAMPLER_VERSION)
             self.commands = [said(hello=hello)]
 
         async def read(self):

@@ -10,6 +10,7 @@ import yaml
 
 from services.cli.fit import count_of, seconds_of
 from shared.errors import ConfigError
+from tests.integration.engine.families import write_family
 from tests.unit.cli.conftest import RunTandem
 
 DEMO = Path(__file__).parents[3] / "models" / "demo"
@@ -98,6 +99,13 @@ def test_refusals_name_the_option_and_exit_with_2(tandem: RunTandem, arguments: 
     done = tandem("fit", *arguments)
     assert done.status == 2
     assert says in done.err
+
+
+def test_a_model_with_states_is_refused_by_name(tandem: RunTandem, tmp_path: Path):
+    write_family(tmp_path, "qwen3-next")
+    done = tandem("fit", str(tmp_path))
+    assert done.status == 2
+    assert "Qwen3NextForCausalLM, whose layers have states, which fit does not count" in done.err
 
 
 def test_degrees_as_json_and_as_a_table(tandem: RunTandem):

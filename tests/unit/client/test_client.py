@@ -184,10 +184,12 @@ def test_several_answers_have_the_ids_and_seeds_that_a_router_gives() -> None:
 
 
 def test_hints_are_metadata() -> None:
-    assert dict(metadata_of({"tenant": "t", "session": "s", "priority": -3, "ttft_timeout_s": 0.5})) == {
+    hints = {"tenant": "t", "session": "s", "priority": -3, "ttft_timeout_s": 0.5, "retention": "1h"}
+    assert dict(metadata_of(hints)) == {  # type: ignore[arg-type]
         "x-tenant": "t",
         "x-session-id": "s",
         "x-priority": "-3",
+        "x-cache-retention": "1h",
         "x-ttft-timeout-ms": "500",
     }
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from shared.engine.plan import StepPlan
+from shared.engine.plan import PlannedSequence, StepPlan
 from shared.engine.sequence import EngineSequence
+from shared.kv.groups import KVGroups
 
 GARBAGE = None
 
@@ -11,11 +12,12 @@ GARBAGE = None
 class BlockMemory:
     """Each position of a block holds (the sequence it was computed for, its position, the KV group, the token), or
     garbage: KV is a function of all tokens up to the position. A token is None where it was not known when the step
-    began."""
+    began. A block of states holds in all its places what a state behind its last position is."""
 
-    def __init__(self, num_blocks: int, num_slots: int, block_size: int, windows: tuple[int | None, ...] = (None,)):
-        self.block_size = block_size
-        self.windows = windows
+    def __init__(self, num_blocks: int, num_slots: int, groups: KVGroups):
+        block_size = self.block_size = groups.block_size
+        self.groups = groups
+        self.windows = groups.windows
         self.blocks = [[GARBAGE] * block_size for _ in range(num_blocks)]
         self.slots = [[GARBAGE] * block_size for _ in range(num_slots)]
 
@@ -27,15 +29,32 @@ class BlockMemory:
             else:
                 self.blocks[copy.block_id] = list(self.slots[copy.host_slot])
         for item in plan.sequences:
+            self._move_states(item, sequences[item.sequence_id])
+        for item in plan.sequences:
             for position in range(item.start, item.end):
-                for group in range(len(self.windows)):
+                for group in range(len(self.windows) - self.groups.num_states):
                     block = self._block(item.block_ids, position, group)
                     token_id = None if item.pending is not None else item.token_ids[position - item.start]
                     block[position % self.block_size] = (sequences[item.sequence_id], position, group, token_id)
         for item in plan.sequences:
             for group, window in enumerate(self.windows):
+                if self.groups.is_state(group):
+                    continue
                 first = 0 if window is None else max(0, item.start - window + 1)
                 self.check(sequences[item.sequence_id], item.block_ids, group, first, item.end, item.start)
+
+    def _move_states(self, item: PlannedSequence, sequence: EngineSequence) -> None:
+        """Reads the state behind the token before a step's first one, and writes those that the step is to write."""
+        for group in filter(self.groups.is_state, range(self.groups.size)):
+            if item.start:
+                self.check(sequence, item.block_ids, group, item.start - 1, item.start, item.start)
+            for block in self.groups.written_states(item.start, item.end):
+                position = min((block + 1) * self.block_size, item.end) - 1
+                token_id = None if item.pending is not None else item.token_ids[position - item.start]
+                state = [(sequence, position, group, token_id)] * self.block_size
+                block_id = item.block_ids[block * self.groups.size + group]
+                assert block_id >= 0, f"{item.sequence_id} writes a state to no block"
+                self.blocks[block_id] = state
 
     def check(self, reader: EngineSequence, block_ids, group: int, first: int, num_tokens: int, num_computed: int):
         """The tokens `first` … `num_tokens` - 1 of a block table are the reader's, those before `num_computed` ones
@@ -60,8 +79,10 @@ class BlockMemory:
         for place in indexes:
             index, group = divmod(place, len(self.windows))
             first = index * self.block_size
+            last = min(first + self.block_size, sequence.num_tokens) - 1
             self.blocks[sequence.block_ids[place]] = [
-                (sequence, first + offset, group, None) if whole else GARBAGE for offset in range(self.block_size)
+                (sequence, last if self.groups.is_state(group) else first + offset, group, None) if whole else GARBAGE
+                for offset in range(self.block_size)
             ]
 
     def _block(self, block_ids, position: int, group: int) -> list:

@@ -14,6 +14,7 @@ import yaml
 
 from services.worker.settings import WorkerSettings
 from shared.config import load_settings
+from shared.seeds import SAMPLER_VERSION
 from tests.unit.helm.charts import Helm, Manifest, Manifests
 
 DEFINITION = Path(__file__).resolve().parents[2] / "k8s" / "leader_worker_set.yaml"
@@ -87,6 +88,12 @@ def test_a_grace_period_has_room_for_what_comes_before_the_end(helm: Helm) -> No
         container = pod["containers"][0]
         (_, before) = container["lifecycle"]["preStop"]["exec"]["command"]
         assert pod["terminationGracePeriodSeconds"] > int(before) + int(flags(container)["drain-timeout-s"])
+
+
+def test_the_layout_label_names_the_version_of_the_sampler() -> None:
+    names = Path(__file__).resolve().parents[3] / "helm" / "tandem" / "templates" / "_names.tpl"
+    label = next(line for line in names.read_text().splitlines() if "sha256sum" in line and "tandem.layout" in line)
+    assert f'"%s,sampler={SAMPLER_VERSION},%s"' in label
 
 
 def test_the_router_selects_the_workers_of_its_own_layout_alone(helm: Helm) -> None:

@@ -285,9 +285,17 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def plan(
-    ways: Sequence[str], start: int, *, chunk: int = 1, pending: bool = False, first: bool = False, **more: Any
+    ways: Sequence[str],
+    start: int,
+    *,
+    chunk: int = 1,
+    pending: bool = False,
+    first: bool = False,
+    num_groups: int = 1,
+    **more: Any,
 ) -> StepPlan:
-    """A sequence for each way, with a chunk of its own length for the last; `first`: the first step that samples."""
+    """A sequence for each way, with a chunk of its own length for the last; `first`: the first step that samples;
+    `num_groups`: of KV."""
     items = []
     for at, way in enumerate(ways):
         count = chunk if at == len(ways) - 1 else 1
@@ -295,7 +303,8 @@ def plan(
         known = tuple(range(3, 3 + start)) if first else ()
         spec = SampleSpec(params, start + count, known, ())
         tokens = (0,) if pending and count == 1 else tuple(range(3, 3 + count))
-        blocks = tuple(range(8 * at, 8 * at + -(-(start + count) // BLOCK_SIZE)))
+        num_blocks = -(-(start + count) // BLOCK_SIZE)
+        blocks = tuple(range(8 * at * num_groups, (8 * at + num_blocks) * num_groups))
         is_pending = at if pending and count == 1 else None
         items.append(PlannedSequence(f"s{at}", tokens, start, blocks, start + count, (spec,), is_pending))
     return StepPlan(tuple(items))

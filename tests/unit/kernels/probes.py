@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from shared.kernels.attention.jit import slot_offsets
-from shared.kernels.sampling.philox_jit import philox_uniform
+from shared.kernels.sampling.philox_jit import times_of_tokens
 
 
 @triton.jit
@@ -20,7 +20,9 @@ def store_offsets(
 
 
 @triton.jit
-def store_uniform(pairs, numbers):
-    """Grid (n,): `philox_uniform` of pairs [n, 2] int64 into numbers [n] fp64."""
+def store_times(triples, times):
+    """Grid (n,): `times_of_tokens` of (seed, position, token) [n, 3] int64 into times [n] fp32."""
     row = tl.program_id(0)
-    tl.store(numbers + row, philox_uniform(tl.load(pairs + 2 * row), tl.load(pairs + 2 * row + 1)))
+    token = tl.load(triples + 3 * row + 2).to(tl.int32) + tl.arange(0, 1)
+    found = times_of_tokens(tl.load(triples + 3 * row), tl.load(triples + 3 * row + 1), token)
+    tl.store(times + row + tl.arange(0, 1), found)

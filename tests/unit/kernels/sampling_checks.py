@@ -12,22 +12,31 @@ from typing import Any
 import torch
 
 from shared.kernels.sampling.history import Penalties, TokenHistory
+from shared.kernels.sampling.reference import race_times
 from shared.kernels.sampling.rows import SamplingRows
 from shared.kernels.torch_backend import TorchKernels
 
 from .comparing import triton_kernels
-from .sampling_case import SamplingCase, broken_rows, is_drawn_within_rounding
+from .sampling_case import SamplingCase, broken_rows, wins_within_rounding
 
 
-def check_uniform(pairs: list[tuple[int, int]], device: str = "cpu") -> list[float]:
-    """The kernel's random numbers of (seed, position) pairs."""
-    from .probes import store_uniform
+def check_times(device: str = "cpu") -> None:
+    """The kernel's times of tokens, to the bit, for seeds and positions of any size."""
+    from .probes import store_times
 
-    signed = [(seed - (1 << 64) if seed >> 63 else seed, position) for seed, position in pairs]
-    inputs = torch.tensor(signed, dtype=torch.int64, device=device)
-    numbers = torch.empty(len(pairs), dtype=torch.float64, device=device)
-    store_uniform[(len(pairs),)](inputs, numbers)
-    return [float(number) for number in numbers]
+    choose = random.Random(0)
+    keys = [(choose.getrandbits(64), choose.getrandbits(40)) for _ in range(6)]
+    keys += [(0, 0), (2**64 - 1, 2**40), (2**63, 1), (2**32, 2**32)]
+    seeds = torch.tensor([seed - (1 << 64) if seed >> 63 else seed for seed, _ in keys])
+    positions = torch.tensor([position for _, position in keys])
+    tokens = torch.tensor([0, 15, 16, 63, 64, 99, 1023])
+    expected = race_times(seeds, positions, 1024)[:, tokens].flatten()
+    triples = torch.stack(
+        [seeds.repeat_interleave(len(tokens)), positions.repeat_interleave(len(tokens)), tokens.repeat(len(keys))], 1
+    ).contiguous()
+    times = torch.empty(len(triples), device=device)
+    store_times[(len(triples),)](triples.to(device), times, enable_fp_fusion=False)
+    assert times.cpu().equal(expected)
 
 
 def check_sampling(num_rows: int, vocab_size: int, seed: int, *, ties: bool, device: str = "cpu") -> None:
@@ -63,7 +72,7 @@ def check_flat_sampling(vocab_size: int, spread: float, sizes: dict[str, int], d
     )  # fmt: skip
     found = sample_tokens(logits, rows, SamplingSizes(**sizes)).tolist()
     for row, expected in enumerate(TorchKernels().sample_tokens(logits, rows).tolist()):
-        is_near = found[row] == expected or is_drawn_within_rounding(logits[row], rows, row, found[row])
+        is_near = found[row] == expected or wins_within_rounding(logits[row], rows, row, found[row])
         assert is_near, f"row {row}: {found[row]}, not {expected}"
 
 

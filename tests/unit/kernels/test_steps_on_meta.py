@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from shared.model.weights.plan import Quantization
-from tests.integration.engine.families import EXPERTS, FAMILIES, OTHERS, write_family
+from tests.integration.engine.families import EXPERTS, FAMILIES, OTHERS, STATES, write_family
 
 from . import on_meta
 from .conftest import Run
@@ -105,16 +105,24 @@ def test_a_prompt_meets_the_host_nowhere(compiled: Run, name: str) -> None:
 def family_steps(folder: Path) -> int:
     """Decodes by a graph, and a prompt beside an answer; the number of graphs."""
     steps = Steps(on_meta.load_config(folder))
+    num_groups = steps.runner.layout.groups.size
     for ways in (["greedy", "seeded"], ["penalties", "bias"]):
-        steps.run(plan(ways, 20, first=True))
-        steps.run(plan(ways, 21, pending=True))
-        steps.run(plan(ways, 22, chunk=40))
+        steps.run(plan(ways, 20, first=True, num_groups=num_groups))
+        steps.run(plan(ways, 21, pending=True, num_groups=num_groups))
+        steps.run(plan(ways, 22, chunk=40, num_groups=num_groups))
     return len(steps.captured)
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *EXPERTS, *OTHERS])
 def test_every_family_decodes_in_graphs_without_meeting_the_host(compiled: Run, tmp_path: Path, family: str) -> None:
     assert compiled(family_steps, write_family(tmp_path, family)) == 6  # of 1, 2, 4, 8, 16 and 20 sequences
+
+
+@pytest.mark.parametrize("family", STATES)
+def test_families_with_states_meet_the_host_nowhere_and_have_no_graphs(
+    compiled: Run, tmp_path: Path, family: str
+) -> None:
+    assert compiled(family_steps, write_family(tmp_path, family)) == 0
 
 
 def mixed_steps(folder: Path) -> dict[str, tuple[int, int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from itertools import product
 from typing import Any
 
 import pytest
@@ -22,16 +23,16 @@ from shared.kernels.experts.rules import Routing
 from shared.kernels.pool_view import PoolView
 from shared.kernels.rmsnorm.reference import add_rms_norm, rms_norm
 from shared.kernels.rotary.reference import rotate, write_kv
-from shared.kernels.sampling.philox import philox4x32
-from shared.kernels.sampling.philox import uniform as engine_uniform
-from shared.kernels.sampling.reference import sample_tokens, uniform, uniform_on_device
+from shared.kernels.sampling import reference
+from shared.kernels.sampling.philox import philox4x32, time_of, token_word
+from shared.kernels.sampling.reference import NEAR, race_times, sample_tokens
 from shared.kernels.sampling.rows import SamplingRows
 from shared.kernels.torch_backend import TorchKernels
 from shared.kv.checksum import BlockChecksum
 
 from .attention_case import LAYER, AttentionCase
 from .routing_case import FAMILIES, ROUTINGS
-from .sampling_case import SamplingCase, broken_rows, is_drawn_within_rounding
+from .sampling_case import SamplingCase, broken_rows, wins_within_rounding
 
 
 def run(case: AttentionCase, window: int | None = None) -> Tensor:
@@ -242,13 +243,13 @@ def test_of_equal_experts_and_groups_the_first_are_chosen(name: str) -> None:
     seed=st.integers(0, 10_000),
     ties=st.booleans(),
 )
-def test_every_row_gives_the_token_at_its_point(num_rows: int, vocab_size: int, seed: int, ties: bool) -> None:
+def test_every_row_gives_the_token_that_wins(num_rows: int, vocab_size: int, seed: int, ties: bool) -> None:
     case = SamplingCase(num_rows, vocab_size, seed, ties)
     for row, token in enumerate(sample_tokens(case.logits, case.rows).tolist()):
         if case.temperatures[row] == 0:
             assert token == int(case.logits[row].argmax())
         else:
-            assert is_drawn_within_rounding(case.logits[row], case.rows, row, token)
+            assert wins_within_rounding(case.logits[row], case.rows, row, token)
 
 
 def test_rows_without_a_choice_give_minus_one() -> None:
@@ -256,12 +257,21 @@ def test_rows_without_a_choice_give_minus_one() -> None:
     assert sample_tokens(logits, rows).tolist() == tokens
 
 
-def test_random_numbers_equal_the_engines() -> None:
+def test_times_of_tokens_are_those_of_the_definition() -> None:
     choose = random.Random(1)
-    pairs = [(choose.getrandbits(64), choose.getrandbits(40)) for _ in range(200)] + [(2**64 - 1, 0)]
-    rows = SamplingRows.from_lists([1.0] * 201, [0] * 201, [1.0] * 201, [0.0] * 201, *zip(*pairs, strict=True))
-    assert uniform(rows.seeds, rows.positions).tolist() == [engine_uniform(*pair) for pair in pairs]
-    assert uniform_on_device(rows.seeds, rows.positions).tolist() == [engine_uniform(*pair) for pair in pairs]
+    keys = [(choose.getrandbits(64), choose.getrandbits(40)) for _ in range(3)] + [(2**64 - 1, 0)]
+    rows = SamplingRows.from_lists([1.0] * 4, [0] * 4, [1.0] * 4, [0.0] * 4, *zip(*keys, strict=True))
+    found = race_times(rows.seeds, rows.positions, 150).tolist()
+    for times, (seed, position) in zip(found, keys, strict=True):
+        expected = [time_of(token_word(seed, position, token)) for token in range(150)]
+        assert times == pytest.approx(expected, rel=3e-7, abs=0.0)
+
+
+def test_times_are_right_at_the_ends_of_their_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [0, 1, 2, 3, 1000, 2**31, 2 * NEAR - 1, 2 * NEAR, 2 * NEAR + 2, 2**32 - 1000, 2**32 - 2, 2**32 - 1]
+    monkeypatch.setattr(reference, "_token_words", lambda *_: torch.tensor([words]))
+    (times,) = race_times(torch.zeros(1), torch.zeros(1), len(words)).tolist()
+    assert times == pytest.approx([time_of(word) for word in words], rel=3e-7, abs=0.0)
 
 
 def test_the_reference_never_waits_for_its_device() -> None:
@@ -287,10 +297,8 @@ def test_known_answers(counter, key, expected):
     assert philox4x32(counter, key) == expected
 
 
-def test_uniform_depends_on_seed_and_position_alone_and_covers_the_unit_interval():
-    values = [engine_uniform(seed, position) for seed in range(40) for position in range(50)]
-    assert all(0.0 <= value < 1.0 for value in values)
-    assert len(set(values)) == len(values)
-    assert engine_uniform(7, 11) == engine_uniform(7, 11)
-    assert abs(sum(values) / len(values) - 0.5) < 0.02
-    assert engine_uniform(2**64 - 1, 3) != engine_uniform(2**32 - 1, 3)
+def test_words_depend_on_seed_position_and_token_alone_and_differ() -> None:
+    keys = list(product((7, 2**32 + 7, 2**63), (0, 11, 2**33), (*range(200), 128_255)))
+    words = {key: token_word(*key) for key in keys}
+    assert len(set(words.values())) == len(keys)
+    assert words[7, 11, 5] == token_word(7, 11, 5)

@@ -19,7 +19,8 @@ pytestmark = pytest.mark.slow
 ATTENTION = {"plan_decode_items", "decode_parts", "plan_prefill_items", "prefill_tiles"}
 THE_REST = {
     "rms_norm_rows", "act_and_mul_tiles", "rotate_and_write_heads", "copy_blocks", "checksum_stretches", "find_peaks",
-    "measure_levels", "refine_levels", "place_ranges", "collect_ranges", "choose_tokens", "mask_rows", "penalize_rows",
+    "measure_levels", "refine_levels", "place_ranges", "race_and_collect", "choose_tokens", "mask_rows",
+    "penalize_rows",
     "count_chosen", "choose_of_token", "place_latents",
 }  # fmt: skip
 MATRIX_INSTRUCTIONS = {

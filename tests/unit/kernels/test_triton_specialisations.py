@@ -88,7 +88,7 @@ def test_a_serving_mix_needs_few_kernels(compiled_afresh: Run) -> None:
         "measure_levels": 1,
         "place_ranges": 2,  # after the first pass over thresholds, and after the second
         "refine_levels": 1,
-        "collect_ranges": 1,
+        "race_and_collect": 1,
         "choose_tokens": 1,
         "mask_rows": 1,
         "penalize_rows": 1,

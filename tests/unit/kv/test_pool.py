@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from shared.kv.pool import BlockPool, OutOfBlocks
+from shared.kv.pool import MOST_RETAINED, RETENTIONS_S, BlockPool, OutOfBlocks
 
 NUM_BLOCKS = 6
 
@@ -161,12 +161,62 @@ def test_a_free_list_that_runs_in_a_circle_is_noticed() -> None:
         pool.check_integrity()
 
 
+def test_what_is_retained_goes_last_and_first_once_its_time_has_passed() -> None:
+    now = 0.0
+    pool = BlockPool(6, 16, clock=lambda: now)
+    a, b, c = (sealed_sequence(pool, name)[0] for name in (1, 2, 3))
+    rest = pool.allocate(3)
+    pool.release([a], 3600.0)
+    pool.release([b], 300.0)
+    pool.release([c])
+    assert pool.num_retained == 2
+    now = 299.0
+    assert pool.allocate(1) == [c]
+    pool.acquire(pool.match([named(2)]))
+    pool.release([b])  # used again: its time begins anew, without a word
+    now = 598.0
+    pool.release([c])
+    for expected in (c, b, a):
+        assert pool.allocate(1) == [expected]
+    pool.release([*rest, a, b, c])
+
+    first, second = (sealed_sequence(pool, name)[0] for name in (4, 5))
+    pool.release([first], 300.0)
+    pool.release([second])
+    now += 300.0
+    rest = pool.allocate(4)
+    assert pool.allocate(2) == [first, second]  # its time has passed
+    pool.check_integrity()
+
+
+def test_a_longer_retention_replaces_a_shorter_one_and_what_lost_its_own_is_as_others() -> None:
+    pool = BlockPool(5, 16, clock=lambda: 0.0)
+    a, b, c, d = (sealed_sequence(pool, name)[0] for name in (1, 2, 3, 4))
+    rest = pool.allocate(1)
+    for block_id, retain_s in ((a, 3600.0), (a, 300.0), (b, 300.0), (c, 300.0), (d, 300.0)):
+        pool.acquire([block_id])
+        pool.release([block_id], retain_s)
+    pool.release([a, b, c, d])
+    assert pool.num_retained == 3
+    # Reversed, as of a sequence: d, c, b and then a, for whose list nothing makes room.
+    assert pool.allocate(4) == [a, d, c, b]
+    pool.release([*rest, a, b, c, d])
+    pool.check_integrity()
+
+
+RETAINED = st.sampled_from([0.0, 299.0, *RETENTIONS_S, 1e6])
+
+
 class PoolMachine(RuleBasedStateMachine):
-    """The model: references by block, hashes by block, and the cached blocks in eviction order."""
+    """The model: references by block, hashes by block, the cached blocks in eviction order, and the retained."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = BlockPool(NUM_BLOCKS, 16)
+        self.now = 0.0
+        self.pool = BlockPool(NUM_BLOCKS, 16, clock=lambda: self.now)
+        self.retentions: dict[int, int] = {}  # of blocks: the place in RETENTIONS_S
+        self.retained: list[tuple[float, int, int]] = []  # (end, order of release, block)
+        self.num_released = 0
         self.refs: dict[int, int] = {}
         self.sealed: dict[int, bytes] = {}
         self.findable: dict[bytes, int] = {}
@@ -180,11 +230,12 @@ class PoolMachine(RuleBasedStateMachine):
             with pytest.raises(OutOfBlocks):
                 self.pool.allocate(count)
             return
-        num_evicted = max(0, count - (num_free - len(self.cached)))
-        evicted, self.cached = self.cached[:num_evicted], self.cached[num_evicted:]
+        num_evicted = max(0, count - (num_free - len(self.cached) - len(self.retained)))
+        evicted = [self.evict() for _ in range(num_evicted)]
         got = self.pool.allocate(count)
         assert got[count - num_evicted :] == evicted
         for block_id in got:
+            self.retentions.pop(block_id, None)
             assert block_id not in self.refs
             block_hash = self.sealed.pop(block_id, None)
             if block_hash is not None and self.findable.get(block_hash) == block_id:
@@ -192,17 +243,60 @@ class PoolMachine(RuleBasedStateMachine):
             self.refs[block_id] = 1
             assert self.pool.is_writable(block_id)
 
+    def evict(self) -> int:
+        """The block that goes next where none is blank."""
+        if self.retained and (not self.cached or min(self.retained)[0] <= self.now):
+            self.retained.remove(first := min(self.retained))
+            return first[2]
+        return self.cached.pop(0)
+
+    @precondition(lambda self: len(self.refs) < NUM_BLOCKS)
+    @rule(name=st.integers(9, 20), retain_s=RETAINED)
+    def serve(self, name: int, retain_s: float) -> None:
+        """As a sequence of one block does; names of its own, so that most are new."""
+        self.allocate(1)
+        block_id = next(reversed(self.refs))
+        self.pool.seal(block_id, named(name))
+        self.sealed[block_id] = named(name)
+        self.findable.setdefault(named(name), block_id)
+        self.give_back([block_id], retain_s)
+
     @precondition(lambda self: self.refs)
-    @rule(data=st.data())
-    def release(self, data: st.DataObject) -> None:
-        chosen = data.draw(st.lists(st.sampled_from(sorted(self.refs)), unique=True, min_size=1))
-        self.pool.release(chosen)
+    @rule(data=st.data(), retain_s=RETAINED)
+    def release(self, data: st.DataObject, retain_s: float) -> None:
+        self.give_back(data.draw(st.lists(st.sampled_from(sorted(self.refs)), unique=True, min_size=1)), retain_s)
+
+    def give_back(self, chosen: list[int], retain_s: float) -> None:
+        self.pool.release(chosen, retain_s)
+        asked = sum(retain_s >= at_least for at_least in RETENTIONS_S) - 1
         for block_id in reversed(chosen):
+            is_findable = self.findable.get(self.sealed.get(block_id, b"")) == block_id
+            if is_findable and asked > self.retentions.get(block_id, -1):
+                self.retentions[block_id] = asked
             self.refs[block_id] -= 1
-            if self.refs[block_id] == 0:
-                del self.refs[block_id]
-                if self.findable.get(self.sealed.get(block_id, b"")) == block_id:
-                    self.cached.append(block_id)
+            if self.refs[block_id]:
+                continue
+            del self.refs[block_id]
+            if is_findable and block_id in self.retentions:
+                self.retain(block_id)
+            elif is_findable:
+                self.cached.append(block_id)
+
+    def retain(self, block_id: int) -> None:
+        """At most MOST_RETAINED: the one of its kind that was released first is then cached as others are."""
+        place = self.retentions[block_id]
+        self.num_released += 1
+        alike = [item for item in sorted(self.retained) if self.retentions[item[2]] == place]
+        alike.append((self.now + RETENTIONS_S[place], self.num_released, block_id))
+        self.retained.append(alike[-1])
+        if len(self.retained) > NUM_BLOCKS * MOST_RETAINED // 100:
+            self.retained.remove(alike[0])
+            del self.retentions[alike[0][2]]
+            self.cached.append(alike[0][2])
+
+    @rule(seconds=st.sampled_from([1.0, 200.0, 4000.0, 90_000.0]))
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
 
     @rule(block_id=st.integers(0, NUM_BLOCKS - 1))
     def release_once_too_often(self, block_id: int) -> None:
@@ -224,7 +318,7 @@ class PoolMachine(RuleBasedStateMachine):
             self.sealed[block_id] = named(name)
             self.findable.setdefault(named(name), block_id)
 
-    @rule(names=st.lists(st.integers(0, 8), max_size=4, unique=True))
+    @rule(names=st.lists(st.integers(0, 20), max_size=4, unique=True))
     def acquire_matched(self, names: list[int]) -> None:
         expected = []
         for name in names:
@@ -237,6 +331,7 @@ class PoolMachine(RuleBasedStateMachine):
         for block_id in found:
             if block_id in self.cached:
                 self.cached.remove(block_id)
+            self.retained = [item for item in self.retained if item[2] != block_id]
             self.refs[block_id] = self.refs.get(block_id, 0) + 1
 
     @rule()
@@ -258,12 +353,15 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.clear_cache()
         self.findable.clear()
         self.cached.clear()
+        self.retentions.clear()
+        self.retained.clear()
 
     @invariant()
     def agrees_with_the_model(self) -> None:
         self.pool.check_integrity()
         assert self.pool.num_used == len(self.refs)
         assert self.pool.num_free == NUM_BLOCKS - len(self.refs)
+        assert self.pool.num_retained == len(self.retained)
         assert set(self.pool.cached_hashes()) == set(self.findable)
         for block_id, count in self.refs.items():
             assert self.pool.is_writable(block_id) == (count == 1 and block_id not in self.sealed)

@@ -22,9 +22,12 @@ class PagedSequence:
     """One sequence with its own pool of shuffled blocks; unwritten slots hold NaN."""
 
     def __init__(self, decoder: Decoder, max_tokens: int, kv_dtype: torch.dtype | None = None) -> None:
-        num_blocks = -(-max_tokens // BLOCK_SIZE) + 3
         self.decoder = decoder
-        layout = decoder.config.block_layout(BLOCK_SIZE, str(kv_dtype or decoder.dtype).removeprefix("torch."))
+        kv_name = str(kv_dtype or decoder.dtype).removeprefix("torch.")
+        layout = decoder.config.block_layout(BLOCK_SIZE, kv_name)
+        num_blocks = -(-max_tokens // BLOCK_SIZE) + 3
+        self.num_groups = layout.groups.size
+        num_blocks *= self.num_groups
         # Numbers of all bits set are NaN, and so are scales.
         self.pool = PoolView.of(torch.full(layout.shape(num_blocks), 255, dtype=torch.uint8), layout)
         self.table = random.Random(0).sample(range(num_blocks), num_blocks)
@@ -33,11 +36,17 @@ class PagedSequence:
     def step(self, token_ids: Sequence[int], rope_length: int) -> Tensor:
         """Feed tokens; returns [len(token_ids), vocab_size] logits."""
         start, self.kv_len = self.kv_len, self.kv_len + len(token_ids)
+        first, *later = (
+            AttentionBatch.from_lists(
+                [len(token_ids)], [self.kv_len], [self.table[group :: self.num_groups]], BLOCK_SIZE
+            )
+            for group in range(self.num_groups)
+        )
         return self.decoder.forward(
             torch.tensor(token_ids),
             torch.arange(start, self.kv_len),
             self.pool,
-            AttentionBatch.from_lists([len(token_ids)], [self.kv_len], [self.table], BLOCK_SIZE),
+            first.with_groups(later) if later else first,
             torch.arange(len(token_ids)),
             torch.full((len(token_ids),), rope_length) if self.decoder.rotary.needs_lengths else None,
         )

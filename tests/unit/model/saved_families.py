@@ -35,6 +35,13 @@ LATENT = {
     "first_k_dense_replace": 1,
 }
 TURNS = ["sliding_attention", "full_attention", "sliding_attention"]
+STATES = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 3,
+    "linear_key_head_dim": 5,
+    "linear_value_head_dim": 7,
+}
 LLAMA4 = {"intermediate_size_mlp": 24, "attention_chunk_size": 5}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 500.0}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -113,6 +120,31 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-oss": (
         "gpt_oss",
         {"sliding_window": 3, "num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": YARN},
+    ),
+    "qwen3-next": (
+        "qwen3_next",
+        {
+            **STATES,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 20,
+            "partial_rotary_factor": 0.5,
+            "decoder_sparse_step": 2,
+        },
+    ),
+    "qwen3.5": ("qwen3_5_text", {**STATES, "linear_num_key_heads": 3, "partial_rotary_factor": 0.5}),
+    "qwen3.5-moe": (
+        "qwen3_5_moe_text",
+        {
+            **STATES,
+            "num_experts": 3,
+            "num_experts_per_tok": 1,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 20,
+            "linear_conv_kernel_dim": 2,
+            "partial_rotary_factor": 0.5,
+        },
     ),
     "gpt-oss-one-expert": (
         "gpt_oss",

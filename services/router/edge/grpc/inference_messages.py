@@ -16,6 +16,7 @@ from shared.engine.sampling_params import MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, 
 from shared.errors import InvalidRequest
 from shared.rpc.convert import finish_reason_to_proto, speculation_from_proto, structure_from_proto
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
+from shared.seeds import SAMPLER_VERSION
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -65,7 +66,11 @@ def prompt_of(request: inference_pb2.GenerateRequest, max_messages: int) -> Prom
 
 def resume_of(message: inference_pb2.Resume) -> Resume:
     """What the client has of the answer."""
-    return Resume(tuple(message.token_ids), message.num_chars if message.HasField("num_chars") else None)
+    return Resume(
+        tuple(message.token_ids),
+        message.num_chars if message.HasField("num_chars") else None,
+        sampler_version=message.sampler_version,
+    )
 
 
 def start_of(request: Request, router_name: str) -> inference_pb2.Start:
@@ -78,6 +83,7 @@ def start_of(request: Request, router_name: str) -> inference_pb2.Start:
         max_tokens=max_tokens,
         timeout_s=request.timeout_s,
         router=router_name,
+        sampler_version=SAMPLER_VERSION,
     )
 
 

@@ -20,6 +20,7 @@ from services.router.edge.output_stream import OutputDelta, OutputFinish, resume
 from services.router.views.timings import tandem_member
 from shared.errors import InvalidRequest
 from shared.model.text.tokenizer import Tokenizer
+from shared.seeds import SAMPLER_VERSION
 
 DONE = b"data: [DONE]\n\n"
 
@@ -121,6 +122,7 @@ def start_member(request: Request) -> dict[str, object]:
             "start": {
                 "request_id": request.request_id,
                 "seed": sampling.seed,
+                "sampler_version": SAMPLER_VERSION,
                 "max_tokens": sampling.max_tokens,
                 "timeout_s": request.timeout_s,
             }

@@ -83,6 +83,7 @@ class ParsedRequest(ABC):
     options: PromptOptions
     session: str  # what calls with one prefix share; empty: the header's, if there is one
     priority: int | None  # vLLM's: lower goes first; None: the header's
+    retain_s: float | None  # None: the header's
     model: str
     cache_salt: str  # empty: none
     request_id: str  # empty: the header's, or drawn
@@ -253,6 +254,8 @@ class InferenceEndpoint:
         note.model = parsed.model or self._input_processor.model_name
         if parsed.priority is not None and caller is None:
             hints = replace(hints, priority=-parsed.priority)
+        if parsed.retain_s is not None:
+            hints = replace(hints, retain_s=parsed.retain_s)
         if parsed.session and not hints.session:
             hints = replace(hints, session=parsed.session)
         info = replace(

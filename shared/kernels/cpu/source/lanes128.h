@@ -110,6 +110,15 @@ inline Floats larger_where(Mask mask, Floats a, Floats b) { return choose(mask, 
 
 inline Words both(Words a, Words b) { return four<Words>([&](int i) { return a.at[i] & b.at[i]; }); }
 inline Words either(Words a, Words b) { return four<Words>([&](int i) { return a.at[i] | b.at[i]; }); }
+inline Words either_alone(Words a, Words b) { return four<Words>([&](int i) { return a.at[i] ^ b.at[i]; }); }
+inline void whole_products(Words a, uint32_t b, Words& low, Words& high) {
+  for (int i = 0; i < 4; i++) {
+    const uint32x4_t first = vreinterpretq_u32_u64(vmull_u32(vget_low_u32(a.at[i]), vdup_n_u32(b)));
+    const uint32x4_t last = vreinterpretq_u32_u64(vmull_u32(vget_high_u32(a.at[i]), vdup_n_u32(b)));
+    low.at[i] = vuzp1q_u32(first, last);
+    high.at[i] = vuzp2q_u32(first, last);
+  }
+}
 inline Words minus(Words a, Words b) { return four<Words>([&](int i) { return a.at[i] - b.at[i]; }); }
 inline Words plus(Words a, Words b) { return four<Words>([&](int i) { return a.at[i] + b.at[i]; }); }
 template <int N>

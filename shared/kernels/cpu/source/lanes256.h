@@ -108,6 +108,17 @@ inline Floats larger_where(Mask mask, Floats a, Floats b) { return choose(mask, 
 
 inline Words both(Words a, Words b) { return {_mm256_and_si256(a.low, b.low), _mm256_and_si256(a.high, b.high)}; }
 inline Words either(Words a, Words b) { return {_mm256_or_si256(a.low, b.low), _mm256_or_si256(a.high, b.high)}; }
+inline Words either_alone(Words a, Words b) { return {_mm256_xor_si256(a.low, b.low), _mm256_xor_si256(a.high, b.high)}; }
+inline void whole_products(__m256i a, __m256i b, __m256i& low, __m256i& high) {
+  const __m256i even = _mm256_mul_epu32(a, b), odd = _mm256_mul_epu32(_mm256_srli_epi64(a, 32), b);
+  low = _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xaa);
+  high = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xaa);
+}
+inline void whole_products(Words a, uint32_t b, Words& low, Words& high) {
+  const Words factor = all_words(b);
+  whole_products(a.low, factor.low, low.low, high.low);
+  whole_products(a.high, factor.high, low.high, high.high);
+}
 inline Words minus(Words a, Words b) { return {_mm256_sub_epi32(a.low, b.low), _mm256_sub_epi32(a.high, b.high)}; }
 inline Words plus(Words a, Words b) { return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)}; }
 template <int N>

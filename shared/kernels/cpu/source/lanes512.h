@@ -47,6 +47,14 @@ inline Floats larger_where(Mask mask, Floats a, Floats b) { return _mm512_mask_m
 
 inline Words both(Words a, Words b) { return _mm512_and_si512(a, b); }
 inline Words either(Words a, Words b) { return _mm512_or_si512(a, b); }
+inline Words either_alone(Words a, Words b) { return _mm512_xor_si512(a, b); }
+// The lower and the upper 32 bits of each word times b.
+inline void whole_products(Words a, uint32_t b, Words& low, Words& high) {
+  const Words factor = all_words(b), even = _mm512_mul_epu32(a, factor);
+  const Words odd = _mm512_mul_epu32(_mm512_srli_epi64(a, 32), factor);
+  low = _mm512_mask_mov_epi32(even, 0xaaaa, _mm512_slli_epi64(odd, 32));
+  high = _mm512_mask_mov_epi32(_mm512_srli_epi64(even, 32), 0xaaaa, odd);
+}
 inline Words minus(Words a, Words b) { return _mm512_sub_epi32(a, b); }
 inline Words plus(Words a, Words b) { return _mm512_add_epi32(a, b); }
 template <int N>

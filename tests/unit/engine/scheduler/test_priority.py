@@ -86,3 +86,31 @@ def test_a_step_in_flight_ends_before_anything_gives_way() -> None:
     assert s.schedule().is_empty
     s.apply(plan, StepResult((SampledToken(9),)))
     assert [item.sequence_id for item in s.schedule().sequences] == ["interactive"]
+
+
+def test_a_prefix_that_is_retained_outlives_those_that_were_used_later() -> None:
+    now = 0.0
+    s = Scheduler(BlockPool(12, 4, clock=lambda: now), SchedulerConfig(2, 32))
+    prompt = [7] * 9
+
+    def serve(name: str, tokens: list[int], retain_s: float = 0.0) -> int:
+        made = sequence(name, tokens, max_tokens=1)
+        made.retain_s = retain_s
+        s.add(made)
+        while s.has_work:
+            step(s)
+        s.check_integrity()
+        return made.num_cached_tokens
+
+    def flood() -> None:
+        for number in range(6):
+            serve(f"flood-{number}", [20 + number] * 9)
+
+    serve("once", prompt, 300.0)
+    for _ in range(3):
+        flood()
+        assert serve("again", prompt) == 8
+        now += 299.0
+    now += 1.0
+    flood()
+    assert serve("late", prompt) == 0

@@ -26,6 +26,11 @@ from tests.unit.engine.speculation.drafters import HostileDrafter
 BLOCK = 4
 BROKEN = 6
 """Stands for a row of logits that nothing can be chosen from."""
+PROMPTS = st.lists(st.integers(2, 3), min_size=1, max_size=30) | st.integers(1, 30).map(lambda count: [2] * count)
+"""Many share a prefix."""
+WINDOWS = [(None,), (None,), (None, 5), (None, 1), (None, None, 3, 9), (6,), (1, 10)]
+STATES = [((None, 2), 1), ((None, 2, 2), 2), ((None, 6, 2), 1)]
+GROUPS = [KVGroups(BLOCK, windows) for windows in WINDOWS] + [KVGroups(BLOCK, *states) for states in STATES]
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -44,7 +49,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_overtaken_s=st.sampled_from([0.0, 5.0, 1e9]),
         unsent_share=st.sampled_from([0.1, 1.0]),
         drafting=st.sampled_from(["", "hostile", "ngram"]),
-        windows=st.sampled_from([(None,), (None,), (None, 5), (None, 1), (None, None, 3, 9), (6,), (1, 10)]),
+        groups=st.sampled_from(GROUPS),
     )
     def start(
         self,
@@ -58,9 +63,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_overtaken_s,
         unsent_share,
         drafting,
-        windows,
+        groups,
     ):
-        self.groups = KVGroups(BLOCK, windows)
+        self.groups = groups
+        drafting = drafting if not groups.num_states else ""
         num_blocks *= self.groups.size
         self.pool = BlockPool(num_blocks, BLOCK)
         self.now = 0.0
@@ -69,7 +75,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.guesses = bool(drafting)
         speculator = Speculator([drafter], num_guesses=MOST_GUESSES) if drafting else None
         self.scheduler = Scheduler(self.pool, config, lambda: self.now, groups=self.groups, speculator=speculator)
-        self.memory = BlockMemory(num_blocks, num_slots, BLOCK, windows)
+        self.memory = BlockMemory(num_blocks, num_slots, groups)
         self.needed: dict[str, list[int]] = {}
         self.all: dict[str, object] = {}
         self.max_tokens_total = self.groups.max_tokens(num_blocks - self.groups.size, budget)
@@ -87,13 +93,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.all[item.sequence_id] = item
         return item
 
-    @rule(tokens=st.lists(st.integers(2, 3), min_size=1, max_size=30), max_tokens=st.integers(1, 12))
+    @rule(tokens=PROMPTS, max_tokens=st.integers(1, 12))
     def add(self, tokens, max_tokens):
         item = self.new(tokens, max_tokens)
         self.scheduler.add(item)
         self.live[item.sequence_id] = item
 
-    @rule(tokens=st.lists(st.integers(2, 3), min_size=1, max_size=30), receiver=st.sampled_from([b"x", b"y"]))
+    @rule(tokens=PROMPTS, receiver=st.sampled_from([b"x", b"y"]))
     def add_prefill(self, tokens, receiver):
         item = self.new(tokens, 4, goal=Goal.FIRST_TOKEN, receiver=receiver)
         seen = self.groups.seen_by_next(item.num_tokens)
@@ -101,7 +107,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.add(item)
         self.live[item.sequence_id] = item
 
-    @rule(target=receiving, tokens=st.lists(st.integers(2, 3), min_size=1, max_size=30))
+    @rule(target=receiving, tokens=PROMPTS)
     def reserve(self, tokens):
         item = self.new(tokens, 6)
         used = self.pool.num_used
@@ -123,7 +129,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert all(self.pool.is_writable(block_id) for block_id in arriving)
         self.memory.receive(item, needed, whole=False)
         for plan, _ in self.flying:
-            assert not arriving & written_by(plan, self.groups.size).keys(), (
+            assert not arriving & written_by(plan, self.groups).keys(), (
                 "a step that runs writes to a block that will be received"
             )
         return item
@@ -163,10 +169,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert item.token_ids
             assert len(item.block_ids) // self.groups.size * BLOCK >= item.end
             self.check_pending(item)
-        written = written_by(plan, self.groups.size)
+        written = written_by(plan, self.groups)
         assert all(map(self.pool.is_writable, written)), "a step writes to a shared or sealed block"
         for before, _ in self.flying:
-            for block_id, name in written_by(before, self.groups.size).items():
+            for block_id, name in written_by(before, self.groups).items():
                 assert written.get(block_id, name) == name, "two sequences write to one block"
         if not plan.is_empty:
             self.flying.append((plan, tokens))
@@ -226,7 +232,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             if item.status is Status.RUNNING and not item.num_in_flight_tokens:
                 self.check_windows(item)
         for plan, _ in self.flying:
-            assert all(map(self.pool.is_writable, written_by(plan, self.groups.size))), (
+            assert all(map(self.pool.is_writable, written_by(plan, self.groups))), (
                 "a step that runs writes to a block given back"
             )
         for item in list(self.live.values()):
@@ -268,11 +274,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.pool.num_used == 0, "a block leaked"
 
 
-def written_by(plan: StepPlan, num_groups: int) -> dict[int, str]:
+def written_by(plan: StepPlan, groups: KVGroups) -> dict[int, str]:
     """Blocks that a step writes to, with whose they are."""
     written: dict[int, str] = {}
     for item in plan.sequences:
-        for index in range(item.start // BLOCK * num_groups, -(-item.end // BLOCK) * num_groups):
+        states = groups.written_states(item.start, item.end)
+        for index in range(item.start // BLOCK * groups.size, -(-item.end // BLOCK) * groups.size):
+            if groups.is_state(index % groups.size) and index // groups.size not in states:
+                continue
             assert item.block_ids[index] not in written, "two sequences write to one block"
             written[item.block_ids[index]] = item.sequence_id
     return written

@@ -8,6 +8,7 @@ import pytest
 
 from shared.engine.sampling_params import MOST_GUESSES, Speculation
 from shared.engine.speculation.drafter import Draft
+from shared.engine.speculation.gain import ARM_STEPS, ARMS, LONGEST_STAY
 from shared.engine.speculation.row_costs import OLD, RowCosts
 from shared.engine.speculation.speculator import PLAIN_EVERY, Speculator
 from shared.errors import InvalidRequest
@@ -118,6 +119,46 @@ def test_a_busy_moment_is_forgotten():
     for _ in range(2 * OLD):
         costs.measured(1, 0, 1.0)
     assert costs.factors(1, 4)[4] < 1.5
+
+
+def answered(speculator, steps, guess_s, num_right=lambda guesses: guesses):
+    """Guesses of each step of one sequence: a step takes 0.1 s, and `guess_s` more with guesses, whatever was known."""
+    item, found = sequence("0.9", [2, 3], max_tokens=9999), []
+    for _ in range(steps):
+        guesses = len(speculator.propose([item], 64, 0.1).get("0.9", ()))
+        found.append(guesses)
+        speculator.measured(1, guesses, 0.1, 0.1 + (guess_s if guesses else 0.0))
+        if guesses:
+            speculator.verified("0.9", guesses, num_right(guesses))
+    return found
+
+
+class Free(RowCosts):
+    """Costs that are never learned: rows are taken to cost nothing."""
+
+    def factors(self, num_sequences, most):
+        return [1.0] * (most + 1)
+
+
+@pytest.mark.parametrize("gains", [True, False])
+def test_guesses_that_are_expected_to_gain_and_lose_are_tried_ever_more_rarely(gains):
+    speculator = Speculator([Sure()])
+    speculator._costs = Free()
+    # All right bring 16 tokens in 0.2 s; with one right of 15, 2 tokens take 0.3 s and 1 token takes 0.1 s.
+    found = answered(speculator, 4000, *((0.1,) if gains else (0.2, lambda _: 1)))
+    guessing = sum(map(bool, found[1000:])) / 3000
+    trial = ARM_STEPS * len(ARMS)
+    assert guessing > 1 - trial / LONGEST_STAY if gains else guessing < trial / LONGEST_STAY
+    if not gains:
+        assert sum(map(bool, found[:200])) >= trial / 2  # at first it is tried soon
+
+
+def test_guesses_come_back_when_they_gain_again():
+    speculator = Speculator([Sure()])
+    speculator._costs = Free()
+    answered(speculator, 500, 0.2, lambda _: 0)
+    found = answered(speculator, 5 * LONGEST_STAY, 0.05)
+    assert sum(map(bool, found[-50:])) >= 50 - 2 * ARM_STEPS - 1  # beside a trial, or the plain step now and then
 
 
 @pytest.mark.parametrize(

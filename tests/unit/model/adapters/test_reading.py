@@ -161,7 +161,7 @@ def test_tensors_that_do_not_fit_are_refused_by_name(tmp_path: Path, change: Any
         read_adapter(tmp_path, CONFIG)
 
 
-def test_experts_and_latents_are_refused_by_name(tmp_path: Path) -> None:
+def test_experts_latents_and_states_are_refused_by_name(tmp_path: Path) -> None:
     mixtral = parse_config(
         {**FIELDS, "architectures": ["MixtralForCausalLM"], "num_local_experts": 2, "num_experts_per_tok": 1}
     )
@@ -171,6 +171,10 @@ def test_experts_and_latents_are_refused_by_name(tmp_path: Path) -> None:
         read_adapter(tmp_path, mixtral)
     with pytest.raises(ModelLoadError, match="latents"):
         read_adapter(tmp_path, parse_config(DEEPSEEK))
+    with pytest.raises(ModelLoadError, match="adapters of Qwen3_5ForCausalLM, whose layers have states"):
+        read_adapter(
+            tmp_path, parse_config({**FIELDS, "architectures": ["Qwen3_5ForCausalLM"], "full_attention_interval": 2})
+        )
 
 
 def test_limits_of_rank_and_bytes_are_named(tmp_path: Path) -> None:

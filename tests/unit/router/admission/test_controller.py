@@ -173,7 +173,7 @@ def test_a_start_teaches_its_wait_with_what_still_waits_at_the_worker():
     at.start(waited(), 4.0, 0.25)  # less than its own time: nothing waits there
     at.start(waited(), 4.0, None)
     assert [each[:2] for each in seen] == [(2.0, 3.25), (2.0, 3.0), (2.0, 3.0)]
-    assert [each[2] for each in seen] == pytest.approx([3.25 / 8.5, 3 / 8.5, 3 / 8.5])
+    assert [each[2] for each in seen] == pytest.approx([(3.25 / 8.5) ** 2, (3 / 8.5) ** 2, (3 / 8.5) ** 2])
 
 
 def test_one_that_is_started_as_it_comes_teaches_nothing():
@@ -184,17 +184,17 @@ def test_one_that_is_started_as_it_comes_teaches_nothing():
     assert at._drain._num_starts == 0
 
 
-def test_a_wait_weighs_as_much_of_its_slack_as_it_took_or_was_expected_to_take():
+def test_a_wait_weighs_by_the_square_of_what_it_took_or_was_expected_to_take_of_its_slack():
     at = gate()
     seen = noted(at)
     at.gave_up(waited(), 1.25)  # the predicted wait was longer
     at.gave_up(waited(deadline_s=2.0), 9.0)  # no more than all of it
     at.gave_up(waited(deadline_s=1.0), 9.0)  # it never had any
     assert [each[1] for each in seen] == [0.25, 8.0, 8.0]
-    assert [each[2] for each in seen] == pytest.approx([2 / 8.5, 1.0, 1.0])
+    assert [each[2] for each in seen] == pytest.approx([(2 / 8.5) ** 2, 1.0, 1.0])
     at.calibration._log = math.log(3.0)
     at.gave_up(waited(), 1.25)
-    assert seen[-1][2] == pytest.approx(6 / 8.5)
+    assert seen[-1][2] == pytest.approx((6 / 8.5) ** 2)
 
 
 def test_without_a_deadline_or_a_predicted_wait_there_is_nothing_to_learn():

@@ -13,6 +13,7 @@ from services.router.edge.output_stream import INLINE_TOKENS, OutputDelta, Outpu
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import InvalidRequest
 from shared.model.text.tokenizer import Tokenizer
+from shared.seeds import SAMPLER_VERSION
 from tests.unit.router.edge.scripted_core import ScriptedCore, Step, make_input_processor, text_steps
 
 PROMPT = (1, 2, 3)
@@ -95,6 +96,18 @@ async def test_a_state_that_cannot_be_names_its_field(tokenizer: Tokenizer, fiel
     assert caught.value.field == field
 
 
+@pytest.mark.parametrize("version", [0, 1, SAMPLER_VERSION + 1])
+async def test_a_sampled_answer_of_another_sampler_is_refused_by_name(tokenizer: Tokenizer, version: int) -> None:
+    processor = make_input_processor(ScriptedCore(lambda request: ()), tokenizer)
+    request = await prepared(processor, temperature=1.0)
+    with pytest.raises(InvalidRequest, match=f"is {version or 1}, that of .* is {SAMPLER_VERSION}") as caught:
+        await processor.resumed(request, Resume((4,), sampler_version=version), 99)
+    assert caught.value.field == "resume.sampler_version"
+    await processor.resumed(request, Resume((), sampler_version=version), 99)  # nothing of it is there yet
+    greedy = await prepared(processor, temperature=0.0)
+    await processor.resumed(greedy, Resume((4,), sampler_version=version), None)
+
+
 async def test_tokens_behind_a_stop_string_are_refused(tokenizer: Tokenizer) -> None:
     processor = make_input_processor(ScriptedCore(lambda request: ()), tokenizer)
     request = await prepared(processor, stop=("b",))
@@ -109,7 +122,7 @@ async def test_the_seed_of_the_answer_replaces_the_drawn_one(tokenizer: Tokenize
     request = await prepared(processor, temperature=1.0)
     assert request.sampling.seed is not None
     assert request.sampling.seed < 2**53
-    assert (await processor.resumed(request, Resume((4,)), 99)).sampling.seed == 99
+    assert (await processor.resumed(request, Resume((4,), sampler_version=SAMPLER_VERSION), 99)).sampling.seed == 99
 
 
 async def test_a_long_resumed_answer_lets_the_loop_serve_others(tokenizer: Tokenizer) -> None:

@@ -83,3 +83,24 @@ def test_a_step_is_predicted_with_the_answer_that_would_join():
     one = view(num_decoding=4, num_context_tokens=400)
     assert tpot_s(one, TIMES, 1, 100) == TIMES.decode_step_s(5, 500)
     assert tpot_s(view(), TIMES, 0, 0) == 0.0
+
+
+def test_answers_that_do_not_run_yet_hinder_prompts_half_and_are_there_when_another_joins():
+    running = {"num_decoding": 32, "num_context_tokens": 32 * 500}
+    prompt = Work.of(4000, 0)
+    alone, half, all_of_them = (
+        ttft_s(one, TIMES, prompt, 0.012, 0.0)
+        for one in (view(), view(**running, num_promised=32, num_promised_tokens=32 * 500), view(**running))
+    )
+    assert alone < half < all_of_them
+    promised = view(**running, num_promised=8, num_promised_tokens=8 * 500)
+    assert tpot_s(promised, TIMES, 1, 500) == TIMES.decode_step_s(33, 33 * 500)
+    assert tpot_s(promised, TIMES, 1, 500, in_s=0.5, life_s=1.0) == TIMES.decode_step_s(21, 21 * 500)
+    assert tpot_s(promised, TIMES, 1, 500, in_s=2.0, life_s=1.0) == TIMES.decode_step_s(5, 5 * 500)
+
+
+@given(st.integers(0, 64), st.integers(0, 64), st.floats(0, 100), st.floats(1e-3, 100))
+def test_a_batch_some_time_from_now_is_no_larger_than_all_that_is_known(running, promised, in_s, life_s):
+    one = view(num_decoding=running + promised, num_context_tokens=100 * (running + promised))
+    one.num_promised, one.num_promised_tokens = promised, 100 * promised
+    assert tpot_s(one, TIMES, 1, 100, in_s, life_s) <= tpot_s(one, TIMES, 1, 100) * (1 + 1e-9)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from services.router.placement.decision import Route
 from services.router.placement.paces import prompt_rate
-from services.router.placement.pairs import QUEUED_STEPS, PairPolicy
+from services.router.placement.pairs import HAND_OFF_GAIN, QUEUED_STEPS, PairPolicy
 from services.router.placement.policy import Placement, PlacementConfig
 from services.router.placement.prediction import MIN_OBSERVATIONS, TtftPredictor
 from services.router.placement.split import Demand
@@ -183,3 +183,61 @@ def test_a_pair_never_breaks_a_limit(states, num_tokens, slack_s, target_s):
         assert 0 <= pair.in_time <= 1
         assert pair.prefill in by_name
     assert len({(pair.decode, pair.prefill) for pair in pairs}) == len(pairs)
+
+
+def waits_for(*views, displaced=None, is_pure=False, slack_s=1.0, preferred=("a",)):
+    policy = PairPolicy(TARGET_S, TtftPredictor(), Demand())
+    policy.look(views, preferred)
+    request = replace(prompt(500), slack_s=slack_s)
+    return policy.choose(request, views, views, preferred, displaced or {}, is_pure)
+
+
+def test_a_request_waits_for_a_worker_that_is_to_decode_where_another_would_lose_more():
+    full = worker("a", answers=60)
+    full.num_context_tokens = 200_000
+    assert waits_for(full, worker("b"), displaced={"b": 0.5})[0].decode == "b"
+    assert waits_for(full, worker("b"), displaced={"b": 20.0}) == ()
+    assert waits_for(full, worker("b"), displaced={"b": 20.0}, slack_s=math.inf)[0].decode == "b"
+
+
+def test_an_answer_does_not_go_where_it_is_quicker_but_displaces_prompts():
+    views = worker("a", answers=60), worker("b")
+    views[0].num_context_tokens = 95_000
+    assert waits_for(*views, displaced={"b": 0.0}, slack_s=100.0)[0].decode == "b"
+    assert waits_for(*views, displaced={"b": 0.9}, slack_s=100.0)[0].decode == "a"
+
+
+def test_in_a_pure_split_prompts_go_beside_no_answers():
+    busy, queued = worker("a", answers=8), worker("b", queued=2000)
+    assert {pair.prefill for pair in waits_for(busy, queued)} == {"a", "b"}
+    assert {pair.prefill for pair in waits_for(busy, queued, is_pure=True)} == {"b"}
+    assert "a" in {pair.prefill for pair in waits_for(worker("a"), queued, is_pure=True)}
+
+
+def test_where_every_worker_does_both_a_hand_off_has_to_give_clearly_more():
+    """It takes processor time that no prediction has."""
+    busy = worker("a", answers=40)
+    busy.num_context_tokens = 105_000  # hardly any room for prompts
+    one = worker("b", answers=44)
+    one.num_context_tokens = 105_000
+    idle = worker("c")
+    views = [busy, one, idle]
+    request = replace(prompt(2000), slack_s=0.3)
+    everyone = chosen(*views, request=request)
+    assert all(pair.decode == pair.prefill for pair in everyone)
+    policy = PairPolicy(TARGET_S, TtftPredictor(), Demand())
+    policy.look(views)
+    names = {view.name for view in views}
+    apart = policy.choose(request, [busy, one], views, names)  # the idle one has no room for an answer
+    assert apart[0].prefill == "c", "most come in time only with it"
+    split = policy.choose(request, views, views, {"a", "b"})
+    assert any(pair.decode != pair.prefill for pair in split), "a split was weighed when it was chosen"
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 4000)), min_size=2, max_size=5), st.floats(0.01, 2.0))
+def test_every_pair_of_workers_that_do_both_is_one_of_them_or_gives_more(loads, slack_s):
+    views = [worker(f"w{n}", answers=answers, queued=queued) for n, (answers, queued) in enumerate(loads)]
+    pairs = chosen(*views, request=replace(prompt(500), slack_s=slack_s))
+    here = [pair.in_time for pair in pairs if pair.decode == pair.prefill]
+    if here and any(pair.decode != pair.prefill for pair in pairs):
+        assert max(pair.in_time for pair in pairs) > max(here) + HAND_OFF_GAIN

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -166,3 +167,49 @@ def test_no_other_split_has_much_more_headroom(prompt, output, rate, size, overl
     tokens_s = controller.demand.rate(20 / rate) * controller.demand.prompt.tokens
     headroom = [controller._headroom(kinds, count, answers, tokens_s) for count in range(1, size + 1)]
     assert headroom[len(chosen) - 1] * max(GAIN, WORTH) * 1.001 >= max(headroom)
+
+
+def decided(prompt: int, output: int, rate: float, views=None) -> SplitController:
+    controller = SplitController(TPOT_S)
+    now_s = told(controller, prompt, output, rate, 0.0)
+    controller.decodes(views or fleet(16), BLOCK, now_s)
+    return controller
+
+
+def test_an_answer_displaces_prompts_where_it_is_not_to_run_and_more_the_more_the_fleet_is_used():
+    little, much = decided(4000, 64, 20.0), decided(4000, 64, 200.0)
+    for controller in (little, much):
+        names = {view.name for view in fleet(16)}
+        assert set(controller.displaced) == names - controller.split.decodes
+        assert controller.displaced
+    assert 0 < max(little.displaced.values()) < min(much.displaced.values())
+    longer = decided(4000, 128, 200.0)
+    assert min(longer.displaced.values()) > max(much.displaced.values())
+
+
+def test_nothing_is_displaced_where_all_do_both():
+    hidden = StepTimes(0.5e-3, 6e-3, 27e-6, 0.0, 50e-9, 1e-9, overlap=1.0)
+    controller = decided(200, 300, 100.0, fleet(16, hidden))
+    assert len(controller.split.decodes) == 16
+    assert not controller.displaced
+    assert not controller.is_pure
+
+
+def test_workers_that_decode_compute_no_prompts_where_these_would_be_hardly_any():
+    assert decided(4000, 64, 200.0).is_pure
+    assert not decided(4000, 64, 20.0).is_pure, "few answers leave room"
+
+
+def test_answers_are_judged_by_workers_that_decode_and_prompts_by_the_others():
+    """What a worker has not done for long it has no good idea of."""
+    views = fleet(16)
+    controller = SplitController(TPOT_S)
+    now_s = told(controller, 4000, 64, 100.0, 0.0)
+    decoding = controller.decodes(views, BLOCK, now_s)
+    assert 0 < len(decoding) < 16
+    expected = controller.headrooms(views, BLOCK, now_s)
+    for one in views:
+        one.times = replace(FAST, attention_s=0.0) if one.name in decoding else replace(FAST, kv_s=0.0)
+    found = controller.headrooms(views, BLOCK, now_s)
+    count = len(decoding)
+    assert found[count] == pytest.approx(expected[count], rel=0.05)

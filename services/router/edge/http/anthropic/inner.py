@@ -44,6 +44,7 @@ def chat_request(request: CountRequest) -> ChatRequest:
     if isinstance(request, MessagesRequest):
         fields["max_tokens"] = request.max_tokens
         fields["stop"] = request.stop_sequences
+        fields["prompt_cache_retention"] = request.retention
         for name in ("stream", "temperature", "top_p", "top_k"):
             fields[name] = getattr(request, name)
     return chat_of(fields)

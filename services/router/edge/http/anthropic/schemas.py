@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field
 
 from services.router.edge.http.bodies import STRICT, StringList, parse_body
 from services.router.edge.http.openai.unsupported import refuse_extra
+from services.router.edge.scheduling import RETENTIONS
 from shared.errors import InvalidRequest
 
 MESSAGES_FIELDS: dict[str, tuple[object, ...]] = {
@@ -24,8 +25,17 @@ MESSAGES_FIELDS: dict[str, tuple[object, ...]] = {
 Blocks = Annotated[list["Block"], Field(fail_fast=True)]
 
 
+class CacheControl(BaseModel):
+    """How long the prompt is kept after each use. Prefixes are always cached, and whole: its place does not matter."""
+
+    model_config = STRICT
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] = "5m"
+
+
 class Block(BaseModel):
-    """A block of content: text, thinking, a call or its result. `cache_control` is a hint: prefixes are always kept."""
+    """A block of content: text, thinking, a call or its result."""
 
     model_config = STRICT
 
@@ -38,7 +48,7 @@ class Block(BaseModel):
     tool_use_id: str | None = None
     content: str | Blocks | None = None
     is_error: bool | None = None
-    cache_control: dict[str, Any] | None = None
+    cache_control: CacheControl | None = None
 
 
 class MessageParam(BaseModel):
@@ -59,6 +69,7 @@ class AnthropicTool(BaseModel):
     type: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
+    cache_control: CacheControl | None = None
 
 
 class AnthropicChoice(BaseModel):
@@ -92,6 +103,16 @@ class CountRequest(BaseModel):
     tools: Annotated[list[AnthropicTool], Field(fail_fast=True)] | None = None
     tool_choice: AnthropicChoice | None = None
     thinking: Thinking | None = None
+    cache_control: CacheControl | None = None
+
+    @property
+    def retention(self) -> str | None:
+        """The longest `ttl` of a `cache_control`, wherever it stands; None without one."""
+        contents = [self.system, *(message.content for message in self.messages)]
+        blocks = [block for content in contents if isinstance(content, list) for block in content]
+        marked = [self, *(self.tools or ()), *blocks, *(part for block in blocks for part in _parts(block))]
+        asked = {item.cache_control.ttl for item in marked if item.cache_control is not None}
+        return max(asked, key=RETENTIONS.__getitem__, default=None)
 
 
 class MessagesRequest(CountRequest):
@@ -104,6 +125,11 @@ class MessagesRequest(CountRequest):
     top_p: float | None = None
     top_k: int | None = None
     metadata: dict[str, Any] | None = None
+
+
+def _parts(block: Block) -> list[Block]:
+    """Of a call's result."""
+    return block.content if isinstance(block.content, list) else []
 
 
 def parse_messages(body: bytes) -> MessagesRequest:

@@ -300,6 +300,7 @@ class Chat:
             options=PromptOptions(request.truncate_prompt_tokens, tuple(request.bad_words or ()), text),
             session=request.session,
             priority=request.asked_priority,
+            retain_s=request.retain_s,
             model=request.model or "",
             cache_salt=request.cache_salt or "",
             request_id=request.request_id or "",

@@ -22,7 +22,7 @@ from services.router.edge.http.openai.unsupported import (
     refuse_extra,
     refuse_unsupported,
 )
-from services.router.edge.scheduling import MAX_PRIORITY, TIERS
+from services.router.edge.scheduling import MAX_PRIORITY, RETENTIONS, TIERS
 from shared.engine.sampling_params import MAX_LOGPROBS
 from shared.errors import InvalidRequest, brief
 from shared.model.text.chat_template import JsonValue
@@ -240,12 +240,13 @@ class ResumedChoice(BaseModel):
     token_ids: TokenIdList = Field(default_factory=list)
     num_chars: int | None = Field(default=None, ge=0)
     seed: int | None = Field(default=None, ge=0, lt=2**64)
+    sampler_version: int = Field(default=0, ge=0)
     finish_reason: Literal["stop", "length"] | None = None
 
     def resumed(self) -> Resume:
         """As the core's value object."""
         ended = None if self.finish_reason is None else FinishReason(self.finish_reason)
-        return Resume(tuple(self.token_ids), self.num_chars, ended)
+        return Resume(tuple(self.token_ids), self.num_chars, ended, self.sampler_version)
 
 
 class ResumeBody(BaseModel):
@@ -254,6 +255,10 @@ class ResumeBody(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     choices: Annotated[list[ResumedChoice], Field(fail_fast=True, min_length=1)]
+
+
+Retention = Literal["in-memory", "in_memory", "5m", "1h", "24h"]
+"""Of a prefix; OpenAI writes the first one both ways, and has no 5m and 1h."""
 
 
 class CommonRequest(SamplingFields):
@@ -273,6 +278,7 @@ class CommonRequest(SamplingFields):
     priority: int | None = Field(default=None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     user: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: Retention | None = None
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
     cache_salt: str | None = Field(default=None, min_length=1)
     resume: ResumeBody | None = None
@@ -282,6 +288,11 @@ class CommonRequest(SamplingFields):
         """By `prompt_cache_key`, whatever that holds: calls with one key are sent where its last one was."""
         key = self.prompt_cache_key
         return f"key-{hashlib.sha256(key.encode(errors='replace')).hexdigest()}" if key else ""
+
+    @property
+    def retain_s(self) -> float | None:
+        """By `prompt_cache_retention`: how long its prefix is kept after each use. Seconds; None: not said."""
+        return None if self.prompt_cache_retention is None else RETENTIONS[self.prompt_cache_retention]
 
     @property
     def asked_priority(self) -> int | None:

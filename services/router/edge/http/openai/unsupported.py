@@ -67,7 +67,6 @@ STREAM_OPTION_FIELDS: Mapping[str, tuple[object, ...]] = {
 HINTS: Mapping[str, str] = {
     "include_obfuscation": "events are not padded",
     "metadata": "a label of the client's; nothing is stored",
-    "prompt_cache_retention": "prefixes are kept as long as there is room",
     "safety_identifier": "nothing is reported about users",
     "store": "answers are not stored, whatever it says",
     "user": "nothing is reported about users",

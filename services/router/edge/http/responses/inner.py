@@ -36,6 +36,7 @@ def chat_request(request: ResponseRequest, earlier: Sequence[InputItem] = ()) ->
         "user",
         "service_tier",
         "prompt_cache_key",
+        "prompt_cache_retention",
     ):
         fields[name] = getattr(request, name)
     choice = request.tool_choice

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from services.router.edge.http.bodies import STRICT, parse_body
-from services.router.edge.http.openai.schemas import MAX_METADATA, ContentPart
+from services.router.edge.http.openai.schemas import MAX_METADATA, ContentPart, Retention
 from services.router.edge.http.openai.unsupported import refuse_extra, refuse_unsupported
 from shared.engine.sampling_params import MAX_LOGPROBS
 from shared.errors import InvalidRequest
@@ -136,6 +136,7 @@ class ResponseRequest(BaseModel):
     conversation: str | ConversationId | None = None
     background: bool | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: Retention | None = None
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
     user: str | None = None
     stream_options: dict[str, Any] | None = None

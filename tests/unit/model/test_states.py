@@ -1,0 +1,141 @@
+"""Layers with a state: what their configuration says, where their states lie, and what is refused beside them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from shared.errors import ConfigError, ModelLoadError
+from shared.kv.groups import STATE_WINDOW
+from shared.model.decoder import Decoder
+from shared.model.families.registry import parse_config
+from shared.model.layers.parameters import DecoderParameters
+from shared.model.ranks.shard import Degrees
+from shared.model.weights.plan import rounding_specs
+from shared.rpc.convert import layout_from_proto, layout_to_proto
+from tests.integration.engine.families import STATES, write_family
+
+from .paged_run import prompt_logits
+
+STATE, FULL = "linear_attention", "full_attention"
+QWEN3_NEXT_80B: dict[str, Any] = {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "vocab_size": 151_936,
+    "hidden_size": 2048,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "max_position_embeddings": 262_144,
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "rope_theta": 1e7,
+    "partial_rotary_factor": 0.25,
+    "torch_dtype": "bfloat16",
+}
+
+
+def test_the_published_fields_are_three_layers_with_a_state_to_one_with_attention() -> None:
+    config = parse_config(QWEN3_NEXT_80B)
+    assert [layer.has_state for layer in config.layers] == [True, True, True, False] * 12
+    assert config.kv_groups == (tuple(range(3, 48, 4)),)
+    assert len(config.state_layers) == 36
+    assert [rope.share for rope in config.ropes] == [0.25]
+    assert config.moe is not None
+    assert (config.moe.shared_size, config.moe.shared, config.moe.routing.is_normalised) == (512, "shared_expert", True)
+    assert config.delta is not None
+    assert config.delta.state_bytes == 4 * (32 * 128 * 128 + 3 * 8192)
+
+
+@pytest.mark.parametrize(("block_size", "num_states"), [(16, 201), (64, 51)])
+def test_states_take_as_many_groups_as_their_bytes_ask_for(block_size: int, num_states: int) -> None:
+    layout = parse_config(QWEN3_NEXT_80B).block_layout(block_size, "bfloat16")
+    assert layout.block_bytes == 12 * 2 * 2 * 256 * 2 * block_size
+    assert (layout.num_states, layout.windows) == (num_states, (None, *[STATE_WINDOW] * num_states))
+    assert (
+        (num_states - 1) * layout.block_bytes < 36 * 4 * (32 * 128 * 128 + 3 * 8192) <= num_states * layout.block_bytes
+    )
+    assert layout_from_proto(layout_to_proto(layout)) == layout
+    assert layout.name != parse_config(QWEN3_NEXT_80B).block_layout(block_size, "float16").name
+
+
+def test_every_fourth_layer_attends_unless_the_file_says_otherwise() -> None:
+    fields = {**QWEN3_NEXT_80B, "num_hidden_layers": 6}
+    assert parse_config({**fields, "full_attention_interval": 3}).state_layers == (0, 1, 3, 4)
+    own = {"layer_types": [FULL, STATE, STATE, STATE, FULL, STATE]}
+    assert parse_config({**fields, **own}).state_layers == (1, 2, 3, 5)
+
+
+@pytest.mark.parametrize(
+    ("own", "field"),
+    [
+        ({"layer_types": [STATE] * 6}, "layer_types"),
+        ({"layer_types": [FULL] * 6}, "layer_types"),
+        ({"layer_types": [STATE, "sliding_attention"] * 3}, "layer_types"),
+        ({"linear_num_key_heads": 3}, "linear_num_value_heads"),
+        ({"linear_key_head_dim": 0}, "linear_key_head_dim"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+    ],
+)
+def test_what_is_no_such_model_is_refused_by_field(own: dict[str, Any], field: str) -> None:
+    with pytest.raises(ModelLoadError) as refused:
+        parse_config({**QWEN3_NEXT_80B, "num_hidden_layers": 6, **own})
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize(("degrees", "field"), [(Degrees(tensor=2), "tp"), (Degrees(pipeline=2), "pp")])
+def test_states_are_not_split_over_ranks(degrees: Degrees, field: str) -> None:
+    with pytest.raises(ConfigError, match="the states of Qwen3NextForCausalLM are not split over ranks") as refused:
+        degrees.check(parse_config(QWEN3_NEXT_80B))
+    assert refused.value.field == field
+
+
+def test_routers_rates_and_gates_are_not_rounded() -> None:
+    config = parse_config({**QWEN3_NEXT_80B, "num_hidden_layers": 4, "num_experts": 2, "num_experts_per_tok": 1})
+    views = DecoderParameters.allocate(config, torch.float32, "meta").checkpoint_views(config)
+    specs = rounding_specs(config, {name: tuple(view.shape) for name, view in views.items()}, "int8")
+    of_first = {name.removeprefix("model.layers.0.") for name in specs if name.startswith("model.layers.0.")}
+    assert of_first == {
+        "linear_attn.in_proj_qkvz.weight",
+        "linear_attn.out_proj.weight",
+        *(f"mlp.experts.{expert}.{part}_proj.weight" for expert in range(2) for part in ("gate", "up", "down")),
+        *(f"mlp.shared_expert.{part}_proj.weight" for part in ("gate", "up", "down")),
+    }
+
+
+def test_experts_in_one_tensor_are_the_same_model(tmp_path: Path) -> None:
+    """As Qwen publishes them: [num_experts, 2 * expert_size, hidden_size], gate first."""
+    folder = write_family(tmp_path / "model", "qwen3.5-moe")
+    prompt = [3 + i * 7 % 200 for i in range(21)]
+    expected = prompt_logits(Decoder.load(folder, torch.float32, "cpu"), prompt, 8)
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    for layer in range(2):
+        prefix = f"model.layers.{layer}.mlp.experts"
+        parts = {
+            part: torch.stack([tensors.pop(f"{prefix}.{expert}.{part}_proj.weight") for expert in range(5)])
+            for part in ("gate", "up", "down")
+        }
+        tensors[f"{prefix}.gate_up_proj"] = torch.cat((parts["gate"], parts["up"]), 1)
+        tensors[f"{prefix}.down_proj"] = parts["down"]
+    save_file(tensors, path)
+    assert prompt_logits(Decoder.load(folder, torch.float32, "cpu"), prompt, 8).equal(expected)
+    tensors["model.layers.0.mlp.experts.down_proj"] = tensors["model.layers.0.mlp.experts.down_proj"][:4].clone()
+    save_file(tensors, path)
+    with pytest.raises(ModelLoadError, match=r"experts\.down_proj has shape \[4, 64, 32\], expected \[5, 64, 32\]"):
+        Decoder.load(folder, torch.float32, "cpu")
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_projections_in_fewer_bits_change_little(tmp_path: Path, quantization: Any) -> None:
+    dense = {**STATES["qwen3-next"][1], "num_experts": 0}  # a router's choice would change
+    folder = write_family(tmp_path / "model", "qwen3-next", extra_config=dense)
+    prompt = [3 + i * 7 % 200 for i in range(21)]
+    plain = prompt_logits(Decoder.load(folder, torch.float32, "cpu"), prompt, 8)
+    rounded = Decoder.load(folder, torch.float32, "cpu", quantization=quantization)
+    errors = (prompt_logits(rounded, prompt, 8) - plain).norm(dim=1) / plain.norm(dim=1)
+    assert 0 < errors.median() < (0.08 if quantization == "int8" else 0.6)

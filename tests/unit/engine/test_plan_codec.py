@@ -58,19 +58,20 @@ params = st.builds(
 specs = st.builds(SampleSpec, params, ints, lists, lists, lists)
 sequences = st.builds(
     PlannedSequence,
-    names,
-    lists,
-    ints,
-    lists,
-    ints,
-    st.none() | specs,
-    st.none() | ints,
-    lists,
-    st.integers(0, 20),
-    ints,
+    sequence_id=names,
+    token_ids=lists,
+    start=ints,
+    block_ids=lists,
+    num_prompt_tokens=ints,
+    samples=st.lists(specs, max_size=2).map(tuple),
+    pending=st.none() | ints,
+    targets=lists,
+    num_alternatives=st.integers(0, 20),
+    num_pooled=st.just(0),  # a group pools no hidden states
+    adapter=ints,
 )
 copies = st.builds(BlockCopy, ints, ints, st.booleans())
-plans = st.builds(StepPlan, st.lists(sequences, max_size=4).map(tuple), st.lists(copies, max_size=3).map(tuple))
+plans = st.builds(StepPlan, st.lists(sequences, max_size=3).map(tuple), st.lists(copies, max_size=3).map(tuple))
 
 
 @pytest.mark.slow

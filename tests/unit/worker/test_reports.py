@@ -41,7 +41,7 @@ def prefill_worker(
         transfer=SimpleNamespace(counters=SimpleNamespace(bytes_sent=0, bytes_received=0)),
         engine=SimpleNamespace(steps=SimpleNamespace(num_steps=0, busy_s=0.0), submit=submit),
         settings=SimpleNamespace(name="prefill-0", tpot_target_ms=tpot_target_ms),
-        model=SimpleNamespace(layout=SimpleNamespace(groups=KVGroups(16), block_bytes=64)),
+        model=SimpleNamespace(layout=SimpleNamespace(groups=KVGroups(16), block_bytes=1)),
     )
     connector = SimpleNamespace(
         nodes=SimpleNamespace(silent=[], on_change=None),

@@ -47,6 +47,9 @@ class AttentionBatch:
     kv_lens: tuple[int, ...]  # num_seqs lengths
     block_size: int  # tokens
     groups: tuple[AttentionBatch, ...] = ()  # over blocks of KV groups: each group's, of which this is the first
+    state_tables: Tensor | None = (
+        None  # [num_states, num_seqs, max_blocks] int32, as `block_tables`, of groups of states
+    )
     _remembered: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -6,7 +6,9 @@ The transfer of blocks to the decode worker is not included: the first token goe
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
+from statistics import median
 
 from services.router.placement.views import NO_WORK, PlacementRequest, Pool, Work, WorkerView
 
@@ -17,6 +19,8 @@ MIN_OBSERVATIONS = 8
 MAX_NEWER = 7
 """A fit serves while at most this many observations are newer, and at most 1/16 of those in it: solving for each
 prompt anew takes longer than choosing its workers."""
+NEWEST = 31
+"""Hand-offs whose median is taken: one behind a whole prompt, as the first ones may be, says little of the next."""
 _SHORT_TOKENS = 256
 _ATTENTION_UNIT = 1e-6  # scales the third feature to the others' magnitude
 
@@ -158,9 +162,11 @@ class TtftPredictor:
         self.prefill = CostModel()
         self._here = CostModel()
         self.hand_off_s = 0.0
-        """Running mean of reserve, submit and the first token's return. Seconds."""
+        """Of reserve, submit and the first token's return: the median of the newest. Seconds."""
         self.gap_s = 0.0
-        """Running mean of the time from a first token that was computed elsewhere to the second one. Seconds."""
+        """From a first token that was computed elsewhere to the second one: the median of the newest. Seconds."""
+        self._hand_offs: deque[float] = deque(maxlen=NEWEST)
+        self._gaps: deque[float] = deque(maxlen=NEWEST)
         self.ttft = Reliability()
         """Of what was predicted at the choice of workers."""
 
@@ -179,11 +185,13 @@ class TtftPredictor:
 
     def observe_hand_off(self, seconds: float) -> None:
         """Time from the choice of workers to the first token, less queue and compute."""
-        self.hand_off_s += _SMOOTHING * (seconds - self.hand_off_s) if self.hand_off_s else seconds
+        self._hand_offs.append(seconds)
+        self.hand_off_s = median(self._hand_offs)
 
     def observe_gap(self, seconds: float) -> None:
         """An answer whose prompt another worker computed has its second token, so long after the first."""
-        self.gap_s += _SMOOTHING * (seconds - self.gap_s) if self.gap_s else seconds
+        self._gaps.append(seconds)
+        self.gap_s = median(self._gaps)
 
     def pool_s(self, view: WorkerView, request: PlacementRequest) -> float | None:
         """Seconds to the first token through this prefill worker."""

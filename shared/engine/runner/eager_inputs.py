@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from shared.engine.plan import PlannedSequence
 from shared.engine.runner.device_link import DeviceLink
 from shared.engine.runner.sampler import logit_rows
 from shared.kernels.batch import FEW_TOKENS, AttentionBatch, step_positions
+from shared.kv.groups import KVGroups
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -31,11 +33,14 @@ class StepInputs:
 class EagerInputs:
     """Builds the inputs. It keeps the block tables of the step before as arrays: most sequences keep theirs."""
 
-    def __init__(self, block_size: int, link: DeviceLink, *, needs_lengths: bool, num_groups: int = 1) -> None:
-        """`needs_lengths`: the model's rotary positions depend on the sequences' lengths. `num_groups`: of KV, whose
-        blocks take turns in a sequence's table."""
+    def __init__(
+        self, block_size: int, link: DeviceLink, *, needs_lengths: bool, groups: KVGroups | None = None
+    ) -> None:
+        """`needs_lengths`: the model's rotary positions depend on the sequences' lengths. `groups`: of KV, whose
+        blocks take turns in a sequence's table; None: one."""
         self._block_size = block_size
-        self._num_groups = num_groups
+        self._num_groups = 1 if groups is None else groups.size
+        self._num_states = 0 if groups is None else groups.num_states
         self._link = link
         self._needs_lengths = needs_lengths
         self._tables: dict[str, tuple[tuple[int, ...], NDArray[np.int32]]] = {}
@@ -50,7 +55,7 @@ class EagerInputs:
             AttentionBatch.from_lists(
                 query_lens, kv_lens, [table[group :: self._num_groups] for table in tables], self._block_size
             )
-            for group in range(self._num_groups)
+            for group in range(self._num_groups - self._num_states)
         ]
         batch = batches[0]
         positions = step_positions(query_lens, kv_lens)
@@ -72,7 +77,7 @@ class EagerInputs:
         return StepInputs(
             tensors["token_ids"],
             tensors["positions"],
-            self._on_device(batches, tensors),
+            self._with_states(self._on_device(batches, tensors), tables),
             tensors["rows"],
             tensors.get("rope_lengths"),
             (tensors["places"], tensors["sampled_rows"]) if pending else None,
@@ -92,7 +97,17 @@ class EagerInputs:
                 for group, batch in enumerate(batches)
             ]
         first, *later = batches
-        return first.with_groups(later) if later else first
+        return first.with_groups(later) if self._num_groups > 1 else first
+
+    def _with_states(self, batch: AttentionBatch, tables: Sequence[NDArray[np.int32]]) -> AttentionBatch:
+        """The batch with the tables of the groups of states, if there are any."""
+        if not self._num_states:
+            return batch
+        found = np.zeros((self._num_states, len(tables), max(map(len, tables)) // self._num_groups), dtype=np.int32)
+        for seq, table in enumerate(tables):
+            by_block = table.reshape(-1, self._num_groups)
+            found[:, seq, : len(by_block)] = by_block[:, -self._num_states :].T
+        return replace(batch, state_tables=self._link.send(torch.from_numpy(found)))
 
     def _arrays(self, items: Sequence[PlannedSequence]) -> list[NDArray[np.int32]]:
         """Block tables; those that a step before had are not converted again."""

@@ -154,7 +154,7 @@ class Runner:
         """The pool as the transfer plane sees it, and what gives its blocks' checksums."""
         num_groups = layout.groups.size
         needs_lengths = decoder.rotary.needs_lengths
-        self._inputs = EagerInputs(layout.block_size, link, needs_lengths=needs_lengths, num_groups=num_groups)
+        self._inputs = EagerInputs(layout.block_size, link, needs_lengths=needs_lengths, groups=layout.groups)
         self._sampled: Tensor | None = (
             None  # [num_rows] int64, tokens of the last step; the static buffer if there is one
         )

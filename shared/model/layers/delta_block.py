@@ -6,7 +6,6 @@ a layer's may begin in one and end in another.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +20,9 @@ from shared.kernels.pool_view import PoolView
 from shared.kv.groups import KVGroups
 from shared.model.config.model_config import ModelConfig
 from shared.model.layers.modules import LayerModules
+
+_FEW_PARTS = 8
+"""Blocks of a layer's state that are read one after another; of more, all with what else they hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +52,11 @@ class _StateSteps:
     chunks: tuple[_Chunk, ...]
 
     @classmethod
-    def of(cls, batches: Sequence[AttentionBatch]) -> _StateSteps:
-        """`batches`: of the groups of states. Nothing here meets the device: block ids stay on it."""
-        batch, groups = batches[0], KVGroups(batches[0].block_size)
+    def of(cls, batch: AttentionBatch) -> _StateSteps:
+        """Nothing here meets the device: block ids stay on it."""
+        assert batch.state_tables is not None, "states lie in KV groups"
+        groups, tables = KVGroups(batch.block_size), batch.state_tables.long()
         size, counts = groups.block_size, batch.query_lens
-        tables = torch.stack([each.block_tables for each in batches]).long()  # [num_states, num_seqs, max_blocks]
         num_ones = next((seq for seq, count in enumerate(counts) if count > 1), len(counts))
         row, chunks = num_ones, list[_Chunk]()
         for seq in range(num_ones, len(counts)):
@@ -87,23 +89,39 @@ class _States:
 
     def __init__(self, pool: PoolView, begin: int, count: int) -> None:
         """`begin`: the layer's first number among those of all layers with a state; `count`: how many it has."""
-        words = pool.memory.view(pool.num_blocks, -1).view(torch.float32)
+        self._words = words = pool.memory.view(pool.num_blocks, -1).view(torch.float32)
         size = words.shape[1]
-        self._parts: list[tuple[int, Tensor]] = []  # (group of states, [num_blocks, …] its part there)
-        for group in range(begin // size, -(-(begin + count) // size)):
-            first = group * size
-            self._parts.append((group, words[:, max(0, begin - first) : begin + count - first]))
+        self._first, self._end = begin // size, -(-(begin + count) // size)
+        self._offset, self._count = begin - self._first * size, count
+        # Of each group of states with a part: (its number, the first and the last number in its block, one behind).
+        self._parts = [
+            (group, max(0, begin - group * size), min(size, begin + count - group * size))
+            for group in range(self._first, self._end)
+        ]
 
     def read(self, blocks: Tensor) -> Tensor:
         """Blocks [num_states, num_seqs] to a copy of the states [num_seqs, state_elements]."""
-        found = [part.index_select(0, blocks[group]) for group, part in self._parts]
-        return torch.cat(found, -1) if len(found) > 1 else found[0]
+        if len(self._parts) <= _FEW_PARTS:
+            found = [self._words[:, a:b].index_select(0, blocks[group]) for group, a, b in self._parts]
+            return torch.cat(found, -1) if len(found) > 1 else found[0]
+        whole = self._words.index_select(0, blocks[self._first : self._end].flatten())
+        by_sequence = whole.view(len(self._parts), -1, whole.shape[1]).transpose(0, 1).flatten(1)
+        return by_sequence[:, self._offset : self._offset + self._count].contiguous()
 
     def write(self, blocks: Tensor, states: Tensor) -> None:
         """The inverse of `read`."""
-        sizes = [part.shape[1] for _, part in self._parts]
-        for (group, part), values in zip(self._parts, torch.split(states, sizes, -1), strict=True):
-            part.index_copy_(0, blocks[group], values)
+        parts, size, at = self._parts, self._words.shape[1], 0
+        if len(parts) > _FEW_PARTS:
+            first, last = parts[0], parts[-1]
+            begin, end = first[2] - first[1], self._count - (last[2] - last[1])
+            middle = states[:, begin:end].reshape(len(states), -1, size).transpose(0, 1).flatten(0, 1)
+            self._words.index_copy_(0, blocks[first[0] + 1 : last[0]].flatten(), middle)
+            self._words[:, first[1] : first[2]].index_copy_(0, blocks[first[0]], states[:, :begin])
+            self._words[:, last[1] : last[2]].index_copy_(0, blocks[last[0]], states[:, end:])
+            return
+        for group, begin, end in parts:
+            self._words[:, begin:end].index_copy_(0, blocks[group], states[:, at : at + end - begin])
+            at += end - begin
 
 
 class DeltaBlock:
@@ -117,7 +135,7 @@ class DeltaBlock:
         self._modules = layer.delta
         self._layer = layer
         self._eps = config.rms_norm_eps
-        self._first_group, self._number = place
+        self._number = place[1]  # among the layers with a state
         self._sizes = [config.delta.mixed_size, config.delta.value_size]
         matrix = config.delta.matrix_elements
         self._state_sizes = [matrix, config.delta.state_elements - matrix]
@@ -141,9 +159,8 @@ class DeltaBlock:
 
     def attend(self, query: Tensor, pool: PoolView, batch: AttentionBatch) -> Tensor:
         """What `place` gave to [num_tokens, value_size], gated and normed. Reads and writes the sequences' states."""
-        assert batch.groups, "states lie in KV groups"
-        delta, batches = self._delta, batch.groups[self._first_group :]
-        steps = batches[0].remember("states", lambda: _StateSteps.of(batches))
+        delta = self._delta
+        steps = batch.remember("states", lambda: _StateSteps.of(batch))
         states = _States(pool, self._number * delta.state_elements, delta.state_elements)
         mixed, gates, rates = torch.split(query, [*self._sizes, 2 * delta.num_value_heads], -1)
         found = query.new_empty(query.shape[0], delta.num_value_heads, delta.value_dim)

@@ -152,14 +152,39 @@ def _others(draw: DrawFn) -> Shape:
     return Shape(architecture, {**sizes, "extra_config": extra})
 
 
+@st.composite
+def _states(draw: DrawFn) -> Shape:
+    """Layers with a state in turns with gated attention, dense and with experts."""
+    architecture = draw(_any("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"))
+    sizes, key_heads = draw(_sizes()), draw(_any(1, 2, 3, 5))
+    sizes |= {"num_layers": draw(_any(2, 3, 4)), "head_dim": draw(_any(8, 16, 32))}
+    kinds = ["linear_attention", "full_attention"]
+    kinds += draw(st.lists(_any(*kinds), min_size=sizes["num_layers"] - 2, max_size=sizes["num_layers"] - 2))
+    num_experts = draw(_any(1, 2, 3, 5))
+    extra: dict[str, Any] = {
+        "layer_types": draw(st.permutations(kinds)),
+        "linear_num_key_heads": key_heads,
+        "linear_num_value_heads": key_heads * draw(_any(1, 2, 3)),
+        "linear_key_head_dim": draw(_any(4, 5, 8, 16, 33)),
+        "linear_value_head_dim": draw(_any(4, 7, 16, 40)),
+        "linear_conv_kernel_dim": draw(_any(1, 2, 4)),
+        "partial_rotary_factor": draw(_any(0.25, 0.5, 1.0)),
+        "num_experts": num_experts,
+        "num_experts_per_tok": draw(st.integers(1, min(2, num_experts))),
+        "moe_intermediate_size": draw(_any(16, 33, 48)),
+        "shared_expert_intermediate_size": draw(_any(16, 40)),
+    }
+    return Shape(architecture, {**sizes, "extra_config": extra})
+
+
 def _widen(sizes: dict[str, Any]) -> None:
     """transformers takes these families only where heads divide the hidden size, though no weight has that size."""
     sizes["hidden_size"] = -(-sizes["hidden_size"] // sizes["num_heads"]) * sizes["num_heads"]
 
 
 def shapes() -> SearchStrategy[Shape]:
-    """Dense models, models with experts, models with latents, and the other families."""
-    return st.one_of(_dense(), _experts(), _latents(), _others())
+    """Dense models, models with experts, models with latents, models with states, and the other families."""
+    return st.one_of(_dense(), _experts(), _latents(), _states(), _others())
 
 
 def splits(config: ModelConfig, num: int) -> SearchStrategy[list[Degrees]]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.kv.groups import KVGroups, group_layers
+from shared.kv.groups import STATE_WINDOW, KVGroups, group_layers
 from shared.kv.hashing import chain
 
 BLOCK = 4
@@ -62,6 +62,41 @@ def test_the_longest_sequence_of_a_pool_fits_and_a_longer_one_does_not(windows, 
     assert groups.num_blocks(most, step) <= num_blocks
     if None in windows:
         assert groups.num_blocks(most + BLOCK, step) > num_blocks
+
+
+@given(st.integers(0, 90), st.integers(1, 40))
+def test_a_step_writes_the_states_that_go_on(start, count):
+    """Behind the newest token, and behind the last block that it fills."""
+    groups, end = KVGroups(BLOCK, (None, STATE_WINDOW), 1), start + count
+    written = groups.written_states(start, end)
+    assert (end - 1) // BLOCK == written[-1]
+    filled = [block for block in range(start // BLOCK, end // BLOCK) if (block + 1) * BLOCK > start]
+    assert set(written) == {(end - 1) // BLOCK, *filled[-1:]}
+    assert groups.seen_by_next(end)[-1] == written[-1] * groups.size + 1
+
+
+@given(st.integers(1, 3), st.integers(1, 200), st.integers(1, 40))
+def test_of_states_a_sequence_holds_the_one_it_reads_and_two_that_it_writes(num_states, num_tokens, step):
+    groups = KVGroups(BLOCK, (None, *[STATE_WINDOW] * num_states), num_states)
+    most = 0
+    for begin in range(0, num_tokens, step):
+        end = min(begin + step, num_tokens)
+        held = (
+            {(begin - 1) // BLOCK, *groups.written_states(begin, end)} if begin else set(groups.written_states(0, end))
+        )
+        most = max(most, -(-end // BLOCK) + len(held) * num_states)
+    assert most <= groups.num_blocks(num_tokens, step) <= -(-num_tokens // BLOCK) * groups.size
+
+
+def test_a_prefix_is_as_long_as_the_last_state_that_was_kept():
+    groups = KVGroups(BLOCK, (None, STATE_WINDOW, STATE_WINDOW), 2)
+    states = {1: (1, 2), 4: (1, 2), 6: (1,)}  # by block, the groups that have theirs
+
+    def has(place: int) -> bool:
+        block, group = divmod(place, 3)
+        return group == 0 or group in states.get(block, ())
+
+    assert [groups.longest(has, end) for end in range(9)] == [0, 0, 2, 2, 2, 5, 5, 5, 5]
 
 
 def test_names_of_groups_differ_and_the_first_ones_are_those_of_one_group():

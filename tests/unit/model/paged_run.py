@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -26,7 +27,7 @@ class PagedSequence:
         kv_name = str(kv_dtype or decoder.dtype).removeprefix("torch.")
         layout = decoder.config.block_layout(BLOCK_SIZE, kv_name)
         num_blocks = -(-max_tokens // BLOCK_SIZE) + 3
-        self.num_groups = layout.groups.size
+        self.num_groups, self.num_states = layout.groups.size, layout.num_states
         num_blocks *= self.num_groups
         # Numbers of all bits set are NaN, and so are scales.
         self.pool = PoolView.of(torch.full(layout.shape(num_blocks), 255, dtype=torch.uint8), layout)
@@ -40,13 +41,18 @@ class PagedSequence:
             AttentionBatch.from_lists(
                 [len(token_ids)], [self.kv_len], [self.table[group :: self.num_groups]], BLOCK_SIZE
             )
-            for group in range(self.num_groups)
+            for group in range(self.num_groups - self.num_states)
         )
+        batch = first.with_groups(later) if self.num_groups > 1 else first
+        if self.num_states:
+            states = torch.tensor(self.table[: len(self.table) // self.num_groups * self.num_groups], dtype=torch.int32)
+            of_states = states.view(-1, self.num_groups)[:, -self.num_states :].T[:, None]
+            batch = replace(batch, state_tables=of_states.contiguous())
         return self.decoder.forward(
             torch.tensor(token_ids),
             torch.arange(start, self.kv_len),
             self.pool,
-            first.with_groups(later) if later else first,
+            batch,
             torch.arange(len(token_ids)),
             torch.full((len(token_ids),), rope_length) if self.decoder.rotary.needs_lengths else None,
         )

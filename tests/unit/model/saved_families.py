@@ -170,6 +170,8 @@ WITH_IMAGES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {},
     ),
     "llava": ("llama", {"model_type": "clip_vision_model", "projection_dim": 16}, {}),
+    "qwen3_5": ("qwen3.5", {"out_hidden_size": 48, "num_position_embeddings": 16}, {}),
+    "qwen3_5_moe": ("qwen3.5-moe", {"out_hidden_size": 48, "num_position_embeddings": 16}, {}),
     "mistral3": ("ministral3", {"model_type": "pixtral", "head_dim": 8}, {}),
 }
 """Model type → the family of its text, fields of what reads images, and of the whole."""

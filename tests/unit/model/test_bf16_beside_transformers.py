@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from shared.model.checkpoints import write_random_checkpoint
 from shared.model.decoder import Decoder
+from tests.integration.engine.families import STATES, write_family
 
 from .paged_run import load_oracle, oracle_logits, prompt_logits
 from .test_decoder import FAMILIES, PROMPT
@@ -20,9 +21,12 @@ TOLERANCE = 0.1
 fp32, because two of them are about as good, lies further off, in transformers as here; so does what attends to it."""
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *STATES])
 def test_bf16_logits_are_as_near_to_fp32_as_those_of_transformers(tmp_path: Path, family: str) -> None:
-    write_random_checkpoint(tmp_path, **{**FAMILIES[family], "seed": 2})
+    if family in STATES:
+        write_family(tmp_path, family)
+    else:
+        write_random_checkpoint(tmp_path, **{**FAMILIES[family], "seed": 2})
     wide = oracle_logits(load_oracle(tmp_path), PROMPT)
     narrow = AutoModelForCausalLM.from_pretrained(
         tmp_path, dtype=torch.bfloat16, attn_implementation="eager", experts_implementation="eager"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.placement.prediction import CostModel, TtftPredictor
+from services.router.placement.prediction import NEWEST, CostModel, TtftPredictor
 from services.router.placement.views import NO_WORK, Work
 from tests.unit.router.placement.builders import pool, prompt, view
 
@@ -68,3 +68,17 @@ def test_what_waits_fills_up_the_shortest_queues_first(queues, ahead):
     level = predictor.wait_s(ahead, workers) / token_s
     assert sum(max(0.0, level - queued) for queued in queues) == pytest.approx(ahead, abs=1e-3)
     assert level >= min(queues) - 1e-6
+
+
+def test_one_hand_off_behind_a_whole_prompt_says_little_of_the_next():
+    predictor = TtftPredictor()
+    predictor.observe_gap(0.8)
+    predictor.observe_hand_off(0.9)
+    assert (predictor.gap_s, predictor.hand_off_s) == (0.8, 0.9)
+    for _ in range(2):
+        predictor.observe_gap(0.03)
+        predictor.observe_hand_off(0.005)
+    assert (predictor.gap_s, predictor.hand_off_s) == (0.03, 0.005)
+    for _ in range(NEWEST):
+        predictor.observe_gap(0.2)
+    assert predictor.gap_s == 0.2, "what is old is forgotten"

@@ -38,6 +38,19 @@ class RowMasks:
     faults: Mapping[int, str]  # rows whose structure failed, and why
 
 
+_MORE = 32
+"""Tokens beyond those that are asked for: of as many equal ones, those of the lowest ids are found."""
+
+
+def likeliest(logprobs: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """The `most` largest values of each row of [num_rows, vocab_size], falling, and their ids; of equal ones the lower
+    id comes first, which `topk` decides by what else is in the batch."""
+    values, ids = logprobs.topk(min(most + _MORE, logprobs.shape[1]) if most else 0)
+    ids, order = ids.sort(dim=1)
+    values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
+    return values[:, :most], ids.gather(1, order)[:, :most]
+
+
 @dataclass(frozen=True, eq=False)
 class TopLogprobs:
     """Log-probabilities of the unmodified logits, for the rows that ask for some."""
@@ -55,7 +68,7 @@ class TopLogprobs:
         rows = send(torch.tensor(asking))
         logprobs = torch.log_softmax(logits.index_select(0, rows), dim=-1)
         most = min(max(specs[i].params.logprobs or 0 for i in asking), logits.shape[1])
-        values, ids = logprobs.topk(most)
+        values, ids = likeliest(logprobs, most)
         chosen = logprobs.gather(1, tokens.index_select(0, rows).clamp(min=0)[:, None])[:, 0]
         return cls(chosen, values, ids)
 
@@ -422,7 +435,7 @@ class PendingTargets:
         targets = link.send(torch.tensor([token_id for item in asking for token_id in item.targets]))
         logprobs = torch.log_softmax(logits, dim=-1)
         most = min(max(item.num_alternatives for item in asking), logits.shape[1])
-        values, ids = logprobs.topk(most)
+        values, ids = likeliest(logprobs, most)
         chosen = logprobs.gather(1, targets[:, None])[:, 0]
         return cls(asking, link.fetch(chosen), link.fetch(values), link.fetch(ids))
 

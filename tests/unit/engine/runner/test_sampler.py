@@ -12,7 +12,7 @@ import torch
 
 from shared.engine.plan import NoToken, SampledToken, SampleSpec
 from shared.engine.runner.device_link import DeviceLink
-from shared.engine.runner.sampler import PendingStep, Sampler, TopLogprobs
+from shared.engine.runner.sampler import PendingStep, Sampler, TopLogprobs, likeliest
 from shared.engine.sampling_params import SamplingParams
 from shared.kernels.torch_backend import TorchKernels
 
@@ -201,3 +201,16 @@ def test_tokens_that_are_followed_count_as_if_they_were_given_anew(seed: int, is
             live[name][2].append(token)
             if choose.random() < 0.1:
                 del live[name]
+
+
+@pytest.mark.parametrize("most", [0, 1, 5, 20])
+def test_of_equal_alternatives_the_lower_ids_come_first_whatever_else_is_in_the_batch(most: int) -> None:
+    rows = torch.randint(0, 40, (7, 1000), generator=torch.Generator().manual_seed(0)).float()
+    expected = [sorted(range(1000), key=lambda token, row=row: (-row[token].item(), token))[:most] for row in rows]
+    for first in range(7):
+        values, ids = likeliest(rows[first:], most)
+        assert ids.tolist() == expected[first:]
+        assert torch.equal(values, rows[first:].gather(1, ids))
+    assert likeliest(rows[:, :3], 3)[1].tolist() == [
+        sorted(range(3), key=lambda token, row=row: (-row[token].item(), token)) for row in rows
+    ]

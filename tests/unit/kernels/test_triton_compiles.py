@@ -18,7 +18,8 @@ pytestmark = pytest.mark.slow
 
 ATTENTION = {"plan_decode_items", "decode_parts", "plan_prefill_items", "prefill_tiles"}
 THE_REST = {
-    "rms_norm_rows", "act_and_mul_tiles", "rotate_and_write_heads", "copy_blocks", "checksum_stretches", "key_sum_stretches", "find_peaks",
+    "rms_norm_rows", "act_and_mul_tiles", "rotate_and_write_heads", "copy_blocks", "checksum_stretches", "find_peaks",
+    "key_sum_stretches",
     "measure_levels", "refine_levels", "place_ranges", "race_and_collect", "choose_tokens", "mask_rows",
     "penalize_rows",
     "count_chosen", "choose_of_token", "place_latents",

@@ -16,7 +16,7 @@ PROFILED = (
 """Triton functions that `ncu` looks into: attention and sampling."""
 SANITIZED = "mixed_batches and 128-4-16 or blocks_are_copied or tokens_equal or swapped"
 """Tests that read and write every kind of memory, few enough for a tool that slows them down by far."""
-SMOKE = "served_by or lengths_come or random_numbers or blocks_are_copied or tokens_equal or gives_the_greedy"
+SMOKE = "served_by or lengths_come or times_of_tokens or blocks_are_copied or tokens_equal or gives_the_greedy"
 """Tests that run every op of a dense model once."""
 COMPILED = "8b_model and sm_90 or other_kernels and sm_90 and dtype0"
 """Compilations of an 8B model's kernels for Hopper, which need no GPU."""

@@ -94,11 +94,15 @@ async def beside_loop(num_bytes: int, work: Callable[[], T]) -> T:
     return await unbroken(asyncio.to_thread(work))
 
 
-async def each_beside_loop(items: Sequence[Item], num_bytes: int, work: Callable[[Sequence[Item]], list[T]]) -> list[T]:
-    """As `beside_loop`, of work over items of equal sizes that gives a result for each: several threads share many
-    bytes, at most half as many as there are processors."""
+async def each_beside_loop(
+    items: Sequence[Item], memory: Sequence[BlockMemory], work: Callable[[Sequence[Item]], list[T]]
+) -> list[T]:
+    """As `beside_loop`, of work that gives a result for each item, whose block's `memory` it reads. Several threads
+    share many blocks in host memory, at most half as many as there are processors; a GPU gets all of its own at once.
+    """
+    num_bytes = sum(block.nbytes for block in memory)
     parts = min(MOST_PARTS, len(os.sched_getaffinity(0)) // 2, num_bytes // PART_BYTES)
-    if parts < 2:
+    if parts < 2 or on_device(memory) is not None:
         return await beside_loop(num_bytes, lambda: work(items))
     size = -(-len(items) // parts)
 

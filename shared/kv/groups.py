@@ -34,7 +34,7 @@ class KVGroups:
     windows: tuple[int | None, ...] = (None,)
     """Of each group: tokens that its layers see, None for all."""
     num_states: int = 0
-    """The last so many groups are of states; the first one never is."""
+    """How many of the groups hold states: these are the last ones, and never all."""
 
     @property
     def size(self) -> int:

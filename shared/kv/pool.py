@@ -29,7 +29,7 @@ RETENTIONS_S = (300.0, 3600.0, 86_400.0)
 """For how long a block may be retained: 5 minutes, an hour, a day, as clients ask for. Seconds."""
 
 MOST_RETAINED = 75
-"""Of a pool's blocks, so that nobody can fill it. Percent."""
+"""Most of a pool's blocks that are retained, so that room is left for all others. Percent."""
 
 
 @dataclass(frozen=True, slots=True)

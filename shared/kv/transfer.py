@@ -119,8 +119,9 @@ class KVTransfer(Protocol):
     async def send_blocks(
         self, address: bytes, ticket: int, blocks: Sequence[tuple[int, BlockMemory]], on_taken: Callable[[], None]
     ) -> None:
-        """Sends several (block index, memory) at once, for less than so many `send`; `on_taken` is called as each was
-        taken. Returns, or raises TransferFailed, when the memory of all may be reused."""
+        """Sends several blocks, (block index, memory) each, in one call, which takes less time than a `send` for each.
+        `on_taken` is called as each was taken. Returns, or raises TransferFailed, when the memory of all may be reused.
+        """
         ...
 
     async def cancel(self, ticket: int) -> None:

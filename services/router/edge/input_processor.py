@@ -312,7 +312,7 @@ class InputProcessor:
             if resume.sampler_version != SAMPLER_VERSION:
                 raise InvalidRequest(
                     f"resume.sampler_version is {resume.sampler_version or 1}, that of this router and its workers is "
-                    f"{SAMPLER_VERSION}: a sampled answer goes on with its own alone; ask for it anew",
+                    f"{SAMPLER_VERSION}: only the sampler that began an answer can continue it; ask for it anew",
                     field="resume.sampler_version",
                     limit=SAMPLER_VERSION,
                     value=resume.sampler_version or 1,

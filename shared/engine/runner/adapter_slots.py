@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from shared.engine.plan import PlannedSequence
-from shared.engine.runner.sampler import logit_rows
+from shared.engine.runner.logprobs import logit_rows
 from shared.kernels.lora.rows import LoraRows
 from shared.kernels.lora.step import LoraOps, PackedAdapter, StepLoras
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shared.engine.plan import PlannedSequence
 from shared.engine.runner.device_link import DeviceLink
-from shared.engine.runner.sampler import logit_rows
+from shared.engine.runner.logprobs import logit_rows
 from shared.kernels.batch import FEW_TOKENS, AttentionBatch, step_positions
 from shared.kv.groups import KVGroups
 

@@ -16,19 +16,11 @@ from shared.engine.runner.block_access import BlockAccess, BlockSums, DeviceBloc
 from shared.engine.runner.cuda_graphs import CudaGraphs
 from shared.engine.runner.device_link import DeviceLink
 from shared.engine.runner.eager_inputs import EagerInputs, StepInputs, micro_batches
+from shared.engine.runner.logprobs import PendingTargets, TopLogprobs, logit_rows, split
 from shared.engine.runner.numerics import NumericsProbe
 from shared.engine.runner.piecewise import PiecewiseSteps
 from shared.engine.runner.pool_memory import HostArena, allocate_pool
-from shared.engine.runner.sampler import (
-    ALL_CANDIDATES,
-    PendingStep,
-    PendingTargets,
-    Sampler,
-    TopLogprobs,
-    logit_rows,
-    num_candidates,
-    split,
-)
+from shared.engine.runner.sampler import ALL_CANDIDATES, PendingStep, Sampler, num_candidates
 from shared.engine.runner.static_decode import StaticDecode
 from shared.engine.runner.structure_masks import StructureMasks
 from shared.engine.runner.warm_up import warm_up_plans

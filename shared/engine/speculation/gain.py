@@ -18,7 +18,8 @@ MOST_ROUNDS = 4
 CLEAR_GAIN = 1.2
 """With which a trial ends after any round; or with its inverse."""
 LEAST_GAIN = 0.98
-"""Of tokens a second, beside those without: where guessing neither gains nor loses it goes on, for texts change."""
+"""Tokens a second with guesses over those without, from which on guesses are made: where they neither gain nor lose
+they are made, since the next text may gain."""
 FIRST_STAY, LONGEST_STAY = 64, 1024
 """Steps between two trials: behind one that says otherwise than those before, and the most that doubling leads to, as
 long as they agree."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -33,44 +35,35 @@ def scatter_blocks(blocks: Tensor, pool: Tensor, block_ids: Tensor) -> None:
 def block_checksums(pool: Tensor, block_ids: Tensor) -> Tensor:
     """`BlockOps.block_checksums`."""
     check_blocks(pool, block_ids)
-    assert block_ids.is_contiguous()
-    words = as_words(pool)
-    num_blocks, num_words = block_ids.shape[0], words.shape[1]
-    num_stretches = -(-num_words // CHECKSUM_STRETCH)
-    sums = torch.empty((num_blocks, num_stretches), dtype=torch.int64, device=pool.device)
-    if num_blocks:
-        checksum_stretches[(num_stretches, -(-num_blocks // CHECKSUM_BLOCKS))](
-            words,
-            block_ids,
-            sums,
-            num_blocks,
-            num_words,
-            BLOCKS=CHECKSUM_BLOCKS,
-            TILE=CHECKSUM_TILE,
-            STRETCH=CHECKSUM_STRETCH,
-            num_warps=4,
-            enable_fp_fusion=False,
-        )
-    return sums.sum(dim=1)
+    return _sum_stretches(checksum_stretches, pool, block_ids, (), (), CHECKSUM_TILE)
 
 
 def block_key_sums(pool: Tensor, block_ids: Tensor, keys: Tensor) -> Tensor:
     """`BlockOps.block_key_sums`."""
     check_key_sums(pool, block_ids, keys)
+    return _sum_stretches(key_sum_stretches, pool, block_ids, (keys,), (4,), KEY_SUM_TILE)
+
+
+def _sum_stretches(
+    kernel: Any, pool: Tensor, block_ids: Tensor, more: tuple[Tensor, ...], parts: tuple[int, ...], tile: int
+) -> Tensor:
+    """[num_blocks, *parts] int64: what the kernel gives for each block's stretches, added. `more`: its arguments behind
+    the ids; `parts`: of a sum."""
+    assert block_ids.is_contiguous()
     words = as_words(pool)
     num_blocks, num_words = block_ids.shape[0], words.shape[1]
     num_stretches = -(-num_words // CHECKSUM_STRETCH)
-    sums = torch.empty((num_blocks, num_stretches, 4), dtype=torch.int64, device=pool.device)
+    sums = torch.empty((num_blocks, num_stretches, *parts), dtype=torch.int64, device=pool.device)
     if num_blocks:
-        key_sum_stretches[(num_stretches, -(-num_blocks // CHECKSUM_BLOCKS))](
+        kernel[(num_stretches, -(-num_blocks // CHECKSUM_BLOCKS))](
             words,
             block_ids,
-            keys,
+            *more,
             sums,
             num_blocks,
             num_words,
             BLOCKS=CHECKSUM_BLOCKS,
-            TILE=KEY_SUM_TILE,
+            TILE=tile,
             STRETCH=CHECKSUM_STRETCH,
             num_warps=4,
             enable_fp_fusion=False,

@@ -63,6 +63,7 @@ def block_key_sums(pool: Tensor, block_ids: Tensor, keys: Tensor) -> Tensor:
     """`BlockOps.block_key_sums`."""
     check_key_sums(pool, block_ids, keys)
     words = as_words(pool).index_select(0, block_ids).cpu().numpy().view(np.uint64)
-    totals = [exact_sum(row, keys.cpu().numpy().view(np.uint64)) for row in words]
+    factors = keys.cpu().numpy().view(np.uint64)
+    totals = [exact_sum(row, factors) for row in words]
     parts = [[total >> 32 * part & 0xFFFFFFFF for part in range(3)] + [total >> 96] for total in totals]
     return torch.tensor(parts, dtype=torch.int64, device=pool.device).view(len(totals), 4)

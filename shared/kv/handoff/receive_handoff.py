@@ -53,11 +53,15 @@ class ArrivalCheck:
 
         Nothing else may write to the bytes meanwhile. Runs to its end, also where the caller is cancelled.
         """
-        num_bytes = len(blocks) * self.block_bytes
-        if on_device([memory for _, memory, _ in blocks]):
-            return await beside_loop(num_bytes, lambda: self._check(blocks, seal))
-        # One by one: a processor's cache holds a block, which is read twice.
-        return await each_beside_loop(blocks, num_bytes, lambda part: [self._check([it], seal)[0] for it in part])
+        memory = [place for _, place, _ in blocks]
+        # On the host one by one: a processor's cache holds a block, which is read twice.
+        at_once = 1 if on_device(memory) is None else len(blocks)
+
+        def check(part: Sequence[tuple[int, BlockMemory, Announced]]) -> list[bool]:
+            starts = range(0, len(part), at_once)
+            return [sound for start in starts for sound in self._check(part[start : start + at_once], seal)]
+
+        return await each_beside_loop(blocks, memory, check)
 
     def checksum(self, block: BlockMemory) -> int:
         """In [0, 2^64). Of a block on a GPU by the GPU."""

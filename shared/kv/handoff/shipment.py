@@ -18,7 +18,7 @@ from typing import Self
 from google.protobuf.message import DecodeError
 
 from shared.errors import TransferFailed
-from shared.kv.block_memory import BlockMemory, beside_loop, each_beside_loop, on_device
+from shared.kv.block_memory import BlockMemory, each_beside_loop
 from shared.kv.pool import OutgoingBlock
 from shared.kv.seal import Seal, SealedBlock
 from shared.kv.transfer import TRAILER_INDEX, KVTransfer
@@ -230,10 +230,7 @@ class Shipment:
         if seal is None:
             return [SealedBlock(place) for place in memory]
         pairs = [(block.index, place) for block, place in zip(blocks, memory, strict=True)]
-        num_bytes = sum(place.nbytes for place in memory)
-        if on_device(memory):
-            return await beside_loop(num_bytes, lambda: seal.close_blocks(pairs))
-        return await each_beside_loop(pairs, num_bytes, seal.close_blocks)
+        return await each_beside_loop(pairs, memory, seal.close_blocks)
 
     async def _send(self, blocks: Sequence[OutgoingBlock], sealed: Sequence[SealedBlock]) -> None:
         try:

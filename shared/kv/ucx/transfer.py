@@ -26,6 +26,7 @@ from shared.kv.block_memory import BlockMemory
 from shared.kv.fleet_key import FleetKey
 from shared.kv.transfer import INDEX_BITS, TRAILER_INDEX, Incoming, TransferCounters, tag
 from shared.kv.ucx.address import PeerAddress, process_started, this_host
+from shared.kv.ucx.process_watch import ProcessWatch
 from shared.kv.ucx.worker import FULL_MASK, Request, UcxWorker
 
 _TICKET_MASK = FULL_MASK ^ ((1 << INDEX_BITS) - 1)
@@ -85,47 +86,6 @@ class Peer:
         if self._endpoint is not None:
             endpoint, self._endpoint = self._endpoint, None
             self._worker.disconnect(endpoint)
-
-
-class ProcessWatch:
-    """Calls back on the event loop when a process ends, by a pidfd (Linux 5.3; elsewhere it does nothing)."""
-
-    def __init__(self, pid: int, started: int, on_end: Callable[[], None]) -> None:
-        """`started` as in `PeerAddress`: a later process with the same pid is not meant."""
-        self._pid = pid
-        self._started = started
-        self._on_end = on_end
-        self._pidfd: int | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    def start(self) -> None:
-        """Raises ProcessLookupError if the process has already ended."""
-        try:
-            pidfd = os.pidfd_open(self._pid)
-        except ProcessLookupError:
-            raise
-        except (OSError, AttributeError):  # no pidfd in this kernel or sandbox
-            return
-        try:
-            if process_started(self._pid) != self._started:
-                raise ProcessLookupError(f"process {self._pid} is a later one")
-        except ProcessLookupError:
-            os.close(pidfd)
-            raise
-        self._pidfd = pidfd
-        self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(pidfd, self._ended)
-
-    def close(self) -> None:
-        """Ends the watch; idempotent."""
-        if self._pidfd is not None and self._loop is not None:
-            self._loop.remove_reader(self._pidfd)
-            os.close(self._pidfd)
-            self._pidfd = None
-
-    def _ended(self) -> None:
-        self.close()
-        self._on_end()
 
 
 class UcxIncoming:

@@ -14,24 +14,12 @@ from shared.kernels.quantized import Piece
 from shared.model.gguf.blocks import BLOCKS
 from shared.model.weights.checkpoint import Checkpoint
 from shared.model.weights.safetensors_files import TensorEntry
-from shared.model.weights.sources import PIECE_ELEMENTS, check_entry
+from shared.model.weights.sources import PIECE_ELEMENTS, OfOneTensor, check_entry
 
 
 @dataclass(frozen=True)
-class GgufSource:
+class GgufSource(OfOneTensor):
     """A weight [out_size, in_size] in blocks along its rows, or one whose rows are put from pairs into halves."""
-
-    entry: TensorEntry
-
-    @property
-    def name(self) -> str:
-        """See `WeightSource`."""
-        return self.entry.name
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """See `WeightSource`."""
-        return (self.entry.name,)
 
     @property
     def spec(self) -> LinearSpec | None:

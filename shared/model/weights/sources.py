@@ -81,12 +81,10 @@ class PlainSource:
 
 
 @dataclass(frozen=True)
-class OneOfStacked:
-    """Rows of a tensor of several weights' numbers, of experts say, outputs first."""
+class OfOneTensor:
+    """What sources share that read one tensor of the checkpoint."""
 
-    entry: TensorEntry  # [num_rows, in_size], all weights' rows behind each other
-    first: int
-    spec: None = None
+    entry: TensorEntry
 
     @property
     def name(self) -> str:
@@ -97,6 +95,15 @@ class OneOfStacked:
     def names(self) -> tuple[str, ...]:
         """See `WeightSource`."""
         return (self.entry.name,)
+
+
+@dataclass(frozen=True)
+class OneOfStacked(OfOneTensor):
+    """Rows of a tensor of several weights' numbers, of experts say, outputs first. Its entry is [num_rows, in_size],
+    all weights' rows behind each other."""
+
+    first: int
+    spec: None = None
 
     def check(self, checkpoint: Checkpoint) -> None:
         """Nothing to read."""

@@ -12,7 +12,8 @@ import torch
 
 from shared.engine.plan import NoToken, SampledToken, SampleSpec
 from shared.engine.runner.device_link import DeviceLink
-from shared.engine.runner.sampler import PendingStep, Sampler, TopLogprobs, likeliest
+from shared.engine.runner.logprobs import TopLogprobs, likeliest
+from shared.engine.runner.sampler import PendingStep, Sampler
 from shared.engine.sampling_params import SamplingParams
 from shared.kernels.torch_backend import TorchKernels
 

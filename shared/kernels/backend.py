@@ -15,7 +15,7 @@ from torch import Tensor
 from shared.kernels.activation.rules import SILU, Activation
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.block_ops import BlockOps
-from shared.kernels.delta.layer import DeltaLayer
+from shared.kernels.delta_layer import DeltaLayer
 from shared.kernels.experts.rules import Routing
 from shared.kernels.lora.step import LoraOps
 from shared.kernels.pool_view import PoolView

@@ -14,7 +14,7 @@ pytest.importorskip("safetensors", reason="checkpoints are safetensors files")
 
 from shared.kernels.backends.registry import choose_kernels
 from shared.kernels.batch import AttentionBatch
-from shared.kernels.delta.layer import state_words
+from shared.kernels.delta_layer import state_words
 from shared.kernels.pool_view import PoolView
 from shared.kernels.torch_backend import TorchKernels
 from shared.model.checkpoints import write_random_checkpoint

@@ -12,8 +12,8 @@ from torch import Tensor
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.bench_case import Case
 from shared.kernels.delta.launch import delta_attention
-from shared.kernels.delta.layer import DeltaLayer
 from shared.kernels.delta.reference import CHUNK
+from shared.kernels.delta_layer import DeltaLayer
 from shared.kernels.pool_view import PoolView
 from shared.kv.groups import STATE_WINDOW, KVGroups
 

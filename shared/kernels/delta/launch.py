@@ -11,8 +11,8 @@ from torch import Tensor
 from shared.kernels import device
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.delta import jit, reference
-from shared.kernels.delta.layer import DeltaLayer, check_delta_attention, state_words
 from shared.kernels.delta.reference import count_ones
+from shared.kernels.delta_layer import DeltaLayer, check_delta_attention, state_words
 from shared.kernels.device import next_power_of_2
 from shared.kernels.pool_view import PoolView
 

@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from shared.kernels.batch import AttentionBatch
-from shared.kernels.cpu.torch_threads import in_this_thread
-from shared.kernels.delta.layer import DeltaLayer, check_delta_attention, state_words
+from shared.kernels.delta_layer import DeltaLayer, check_delta_attention, state_words
 from shared.kernels.pool_view import PoolView
 from shared.kv.groups import KVGroups
 
@@ -143,14 +142,11 @@ def delta_attention(projected: Tensor, layer: DeltaLayer, pool: PoolView, batch:
     states = _States(pool, layer)
     if steps.ones is not None:
         num_ones = steps.ones.reads.shape[1]
-        with in_this_thread(projected, num_ones * layer.state_elements):
-            found[:num_ones] = _one_each(mixed[:num_ones], rates[:num_ones], layer, states, steps.ones)
+        found[:num_ones] = _one_each(mixed[:num_ones], rates[:num_ones], layer, states, steps.ones)
     for chunk in steps.chunks:
         part = slice(chunk.begin, chunk.begin + chunk.ends[-1])
-        with in_this_thread(projected, chunk.ends[-1] * layer.mixed_size):
-            found[part] = _several(mixed[part], rates[part], layer, states, chunk)
-    with in_this_thread(projected, found.numel()):
-        return gated_norm(found, layer.norm, gates.reshape(found.shape), layer.eps).flatten(1)
+        found[part] = _several(mixed[part], rates[part], layer, states, chunk)
+    return gated_norm(found, layer.norm, gates.reshape(found.shape), layer.eps).flatten(1)
 
 
 @dataclass(frozen=True, slots=True)

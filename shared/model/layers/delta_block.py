@@ -12,7 +12,7 @@ from torch import Tensor
 from shared.kernels.backend import DecoderOps
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.cpu.torch_threads import in_this_thread
-from shared.kernels.delta.layer import DeltaLayer
+from shared.kernels.delta_layer import DeltaLayer
 from shared.kernels.lora.step import StepLoras
 from shared.kernels.pool_view import PoolView
 from shared.model.config.model_config import ModelConfig

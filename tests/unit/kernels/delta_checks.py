@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shared.kernels.backend import DecoderOps
 from shared.kernels.batch import AttentionBatch
-from shared.kernels.delta.layer import DeltaLayer, state_words
+from shared.kernels.delta_layer import DeltaLayer, state_words
 from shared.kernels.pool_view import PoolView
 from shared.kernels.torch_backend import TorchKernels
 from shared.kv.groups import STATE_WINDOW, KVGroups

@@ -15,12 +15,12 @@ from shared.kernels.pool_view import PoolView
 class DeltaLayer:
     """A layer that mixes tokens by a state, beside its projections.
 
-    A sequence's state is `state_elements` numbers in fp32: a matrix [key_dim, value_dim] for each value head, then of
-    each channel the last `kernel_size` - 1 inputs of the convolution, the oldest first. Those of all layers lie behind
+    A sequence's state is `state_elements` numbers in fp32: a matrix [key_dim, value_dim] for each value head, then
+    the last `kernel_size` - 1 inputs of the convolution, the oldest first. Those of all layers lie behind
     each other, cut into blocks: number i is in the block of group of states i // (block_bytes / 4).
     """
 
-    conv: Tensor  # [mixed_size, kernel_size] fp32
+    conv: Tensor  # [kernel_size, mixed_size] fp32, that of the newest token last
     decay: Tensor  # [num_value_heads] fp32, below zero
     decay_bias: Tensor  # [num_value_heads] fp32
     norm: Tensor  # [value_dim] of the model's dtype
@@ -42,7 +42,7 @@ class DeltaLayer:
     @property
     def kernel_size(self) -> int:
         """Tokens that the convolution sees."""
-        return self.conv.shape[1]
+        return self.conv.shape[0]
 
     @property
     def key_size(self) -> int:
@@ -57,7 +57,7 @@ class DeltaLayer:
     @property
     def mixed_size(self) -> int:
         """Channels of the convolution: queries, keys, values."""
-        return self.conv.shape[0]
+        return self.conv.shape[1]
 
     @property
     def projected_size(self) -> int:

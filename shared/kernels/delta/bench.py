@@ -51,7 +51,7 @@ def _layer(device: torch.device) -> DeltaLayer:
         return torch.randn(*sizes, device=device)
 
     return DeltaLayer(
-        conv=drawn((2 * KEY_HEADS + VALUE_HEADS) * DIM, KERNEL),
+        conv=drawn(KERNEL, (2 * KEY_HEADS + VALUE_HEADS) * DIM),
         decay=-drawn(VALUE_HEADS).exp(),
         decay_bias=drawn(VALUE_HEADS) - 2,
         norm=drawn(DIM).bfloat16(),

@@ -46,9 +46,9 @@ def matrix_places(
 
 
 @triton.jit
-def tail_places(ids, first, channels, taps, KERNEL: tl.constexpr, WORDS: tl.constexpr):
+def tail_places(ids, first, channels, taps, MIXED: tl.constexpr, KERNEL: tl.constexpr, WORDS: tl.constexpr):
     """As `word_places`, of the convolution's inputs `taps` of `channels`; those of no tap are the last one's."""
-    return word_places(ids, first + channels * (KERNEL - 1) + tl.minimum(tl.maximum(taps, 0), KERNEL - 2), WORDS)
+    return word_places(ids, first + tl.minimum(tl.maximum(taps, 0), KERNEL - 2) * MIXED + channels, WORDS)
 
 
 @triton.jit
@@ -99,7 +99,7 @@ def activated(x, dtype: tl.constexpr):
 def convolve_ones(
     projected,  # [num_tokens, …], the first columns are the channels
     stride,  # elements from token to token
-    conv,  # [MIXED, KERNEL] fp32
+    conv,  # [KERNEL, MIXED] fp32
     words,  # the pool, fp32
     states,  # [num_seqs, 3, num_states] int32
     num_states,
@@ -126,16 +126,16 @@ def convolve_ones(
         first = number * (MATRIX + MIXED * (KERNEL - 1)) + MATRIX
         is_there = has_state(ids)
         for tap in tl.static_range(KERNEL - 1):
-            places = tail_places(ids, first, channels, tap, KERNEL, WORDS)
-            total += tl.load(words + places, mask=real & is_there, other=0.0) * tl.load(conv + channels * KERNEL + tap)
+            places = tail_places(ids, first, channels, tap, MIXED, KERNEL, WORDS)
+            total += tl.load(words + places, mask=real & is_there, other=0.0) * tl.load(conv + tap * MIXED + channels)
         taps = tl.arange(0, TAPS)[None, :]
-        places = tail_places(ids, first, channels[:, None], taps + 1, KERNEL, WORDS)
+        places = tail_places(ids, first, channels[:, None], taps + 1, MIXED, KERNEL, WORDS)
         later = tl.load(words + places, mask=real[:, None] & (taps < KERNEL - 2) & is_there[:, None], other=0.0)
         later = tl.where(taps == KERNEL - 2, wide[:, None], later)
-        places = tail_places(ids + LAST * num_states, first, channels[:, None], taps, KERNEL, WORDS)
+        places = tail_places(ids + LAST * num_states, first, channels[:, None], taps, MIXED, KERNEL, WORDS)
         tl.debug_barrier()  # they may be written where another thread reads
         tl.store(words + places, later, mask=real[:, None] & (taps < KERNEL - 1))
-    total += wide * tl.load(conv + channels * KERNEL + KERNEL - 1)
+    total += wide * tl.load(conv + (KERNEL - 1) * MIXED + channels)
     tl.store(active + seq * MIXED + channels, activated(total, dtype), mask=real)
 
 
@@ -221,7 +221,7 @@ def chunk_bounds(chunk, count, filled, CHUNK: tl.constexpr):
 def convolve_tokens(
     projected,
     stride,
-    conv,  # [MIXED, KERNEL] fp32
+    conv,  # [KERNEL, MIXED] fp32
     words,
     states,
     num_states,
@@ -255,10 +255,10 @@ def convolve_tokens(
             if tl.program_id(0) * TOKENS < KERNEL - 1:
                 first = number * (MATRIX + MIXED * (KERNEL - 1)) + MATRIX
                 taps = (places + KERNEL - 1)[:, None]
-                earlier = tail_places(ids, first, channels[None, :], taps, KERNEL, WORDS)
+                earlier = tail_places(ids, first, channels[None, :], taps, MIXED, KERNEL, WORDS)
                 is_there = real & (places < 0)[:, None] & has_state(ids)[:, None]
                 inputs += tl.load(words + earlier, mask=is_there, other=0.0)
-            total += inputs * tl.load(conv + channels * KERNEL + tap)[None, :]
+            total += inputs * tl.load(conv + tap * MIXED + channels)[None, :]
         rows = active + (begin + tokens).to(tl.int64)[:, None] * MIXED + channels[None, :]
         tl.store(rows, activated(total, dtype), mask=real)
 
@@ -274,6 +274,7 @@ def tail_at(
     first,
     channels,
     real,
+    MIXED: tl.constexpr,
     KERNEL: tl.constexpr,
     WORDS: tl.constexpr,
     TAPS: tl.constexpr,
@@ -284,7 +285,7 @@ def tail_at(
     rows = projected + (begin + tl.maximum(places, 0)).to(tl.int64)[None, :] * stride + channels[:, None]
     is_new = real[:, None] & ((places >= 0) & (taps < KERNEL - 1))[None, :]
     is_old = real[:, None] & (places < 0)[None, :] & has_state(ids)[:, None]
-    earlier = tail_places(ids, first, channels[:, None], (places + KERNEL - 1)[None, :], KERNEL, WORDS)
+    earlier = tail_places(ids, first, channels[:, None], (places + KERNEL - 1)[None, :], MIXED, KERNEL, WORDS)
     inputs = tl.load(rows, mask=is_new, other=0.0).to(tl.float32)
     return inputs + tl.load(words + earlier, mask=is_old, other=0.0)
 
@@ -316,15 +317,15 @@ def keep_tails(
     real = channels < MIXED
     channels = tl.minimum(channels, MIXED - 1)
     first = number * (MATRIX + MIXED * (KERNEL - 1)) + MATRIX
-    at_filled = tail_at(filled, projected, stride, begin, words, ids, first, channels, real, KERNEL, WORDS, TAPS)
-    at_end = tail_at(count, projected, stride, begin, words, ids, first, channels, real, KERNEL, WORDS, TAPS)
+    at_filled = tail_at(filled, projected, stride, begin, words, ids, first, channels, real, MIXED, KERNEL, WORDS, TAPS)
+    at_end = tail_at(count, projected, stride, begin, words, ids, first, channels, real, MIXED, KERNEL, WORDS, TAPS)
     taps = tl.arange(0, TAPS)[None, :]
     both = real[:, None] & (taps < KERNEL - 1)
     tl.debug_barrier()  # they may be written where another thread reads
-    places = tail_places(ids + LAST * num_states, first, channels[:, None], taps, KERNEL, WORDS)
+    places = tail_places(ids + LAST * num_states, first, channels[:, None], taps, MIXED, KERNEL, WORDS)
     tl.store(words + places, at_end, mask=both)
     if filled < count:
-        places = tail_places(ids + FILLED * num_states, first, channels[:, None], taps, KERNEL, WORDS)
+        places = tail_places(ids + FILLED * num_states, first, channels[:, None], taps, MIXED, KERNEL, WORDS)
         tl.store(words + places, at_filled, mask=both)
 
 

@@ -28,16 +28,16 @@ def convolve(inputs: Tensor, weight: Tensor) -> Tensor:
     """A causal convolution of each channel by itself, without bias.
 
     Args:
-        inputs: [batch, channels, kernel_size - 1 + num_tokens] fp32, those before the first token included.
-        weight: [channels, kernel_size] fp32.
+        inputs: [batch, kernel_size - 1 + num_tokens, channels] fp32, those before the first token included.
+        weight: [kernel_size, channels] fp32, that of the newest token last.
 
     Returns:
-        [batch, channels, num_tokens].
+        [batch, num_tokens, channels].
     """
-    num_tokens = inputs.shape[2] - weight.shape[1] + 1
-    found = inputs[..., :num_tokens] * weight[:, :1]
-    for tap in range(1, weight.shape[1]):
-        found.addcmul_(inputs[..., tap : tap + num_tokens], weight[:, tap, None])
+    num_tokens = inputs.shape[1] - weight.shape[0] + 1
+    found = inputs[:, :num_tokens] * weight[0]
+    for tap in range(1, weight.shape[0]):
+        found.addcmul_(inputs[:, tap : tap + num_tokens], weight[tap])
     return found
 
 
@@ -251,12 +251,12 @@ def _one_each(mixed: Tensor, rates: Tensor, layer: DeltaLayer, states: _States, 
     if ones.is_first is not None:
         before.masked_fill_(ones.is_first, 0.0)
     matrices, tails = torch.split(before, states.sizes, -1)
-    tails = tails.view(mixed.shape[0], layer.mixed_size, layer.kernel_size - 1)
-    inputs = torch.cat((tails, mixed.float()[..., None]), -1)
-    query, key, value = _parts(convolve(inputs, layer.conv)[..., 0], layer, mixed.dtype)
+    tails = tails.view(mixed.shape[0], layer.kernel_size - 1, layer.mixed_size)
+    inputs = torch.cat((tails, mixed.float()[:, None]), 1)
+    query, key, value = _parts(convolve(inputs, layer.conv)[:, 0], layer, mixed.dtype)
     matrices = matrices.view(-1, layer.num_value_heads, layer.key_dim, layer.value_dim)
     found, matrices = delta_step(query, key, value, *_gates(rates, layer), matrices)
-    states.write(ones.writes, torch.cat((matrices.flatten(1), inputs[..., 1:].flatten(1)), -1))
+    states.write(ones.writes, torch.cat((matrices.flatten(1), inputs[:, 1:].flatten(1)), -1))
     return found.to(mixed.dtype)
 
 
@@ -268,15 +268,15 @@ def _several(mixed: Tensor, rates: Tensor, layer: DeltaLayer, states: _States, c
     else:
         before = states.read(chunk.read)
     matrix, tail = torch.split(before, states.sizes, -1)
-    inputs = torch.cat((tail.view(layer.mixed_size, num_before), mixed.float().T), -1)  # [channels, tokens]
-    parts = (*_parts(convolve(inputs[None], layer.conv)[0].T, layer, mixed.dtype), *_gates(rates, layer))
+    inputs = torch.cat((tail.view(num_before, layer.mixed_size), mixed.float()))  # [tokens, channels]
+    parts = (*_parts(convolve(inputs[None], layer.conv)[0], layer, mixed.dtype), *_gates(rates, layer))
     matrix = matrix.view(layer.num_value_heads, layer.key_dim, layer.value_dim)
     found, begin = [], 0
     for end, blocks in zip(chunk.ends, chunk.writes, strict=True):
         query, key, value, log_decay, rate = (part[begin:end] for part in parts)
         out, matrix = delta_chunk(query, key, value, log_decay, rate, matrix)
         found.append(out)
-        last = inputs[:, end : end + num_before]  # of the tokens up to `end`
+        last = inputs[end : end + num_before]  # of the tokens up to `end`
         states.write(blocks, torch.cat((matrix.flatten(), last.flatten()))[None])
         begin = end
     return torch.cat(found).to(mixed.dtype)

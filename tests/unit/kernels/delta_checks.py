@@ -49,7 +49,7 @@ class DeltaCase:
             return random_tensor(*sizes, dtype=torch.float32, device=device, seed=seed)
 
         self.layer = DeltaLayer(
-            conv=drawn(mixed, kernel_size, seed=1),
+            conv=drawn(kernel_size, mixed, seed=1),
             decay=-drawn(value_heads, seed=2).exp(),
             decay_bias=drawn(value_heads, seed=3) - 2,
             norm=random_tensor(value_dim, seed=4, **shape),

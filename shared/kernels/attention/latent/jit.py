@@ -119,5 +119,6 @@ def merge_latents(
         return
     token = tl.load(item + TOKEN)
     first = tl.program_id(1) * HEADS
-    for head in range(first, min(first + HEADS, NUM_HEADS)):
-        merge_parts(part_means, part_peaks, output, token, head, NUM_HEADS, slot, num_parts, DIM, DIMS, CHUNK)
+    merge_parts(
+        part_means, part_peaks, output, token, first, NUM_HEADS, NUM_HEADS, slot, num_parts, DIM, DIMS, HEADS, CHUNK
+    )

@@ -15,7 +15,7 @@ from shared.kernels.attention.decode.schedule_jit import BEGIN, END, FIRST_SLOT,
 from shared.kernels.attention.jit import (
     absorb,
     begun_with_sinks,
-    capped,
+    capped_with_factor,
     first_seen,
     load_rows,
     normalised,
@@ -139,18 +139,18 @@ def decode_parts(
             k_scales = load_scales(scales, run, offsets, positions, kv_len, BLOCK_SIZE, HEAD_DIM)
             v_scales = load_scales(scales, run + to_values, offsets, positions, kv_len, BLOCK_SIZE, HEAD_DIM)
         offsets = slot_offsets(table, positions + TILE, kv_len, block_stride, BLOCK_SIZE, HEAD_DIM)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * log2_scale
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         if scales is not None:
             scores *= k_scales[None, :]
-        scores = capped(scores, CAP)
+        scores, factor = capped_with_factor(scores, log2_scale, CAP)
         seen = positions < kv_len
         if WINDOW > 0:
             seen &= positions >= first_seen(kv_len - 1, WINDOW, CHUNKED)
         scores = tl.where(seen[None, :], scores, float("-inf"))
         if scales is not None:
-            accumulator, peak, total = absorb(accumulator, peak, total, scores, v, v_scales)
+            accumulator, peak, total = absorb(accumulator, peak, total, scores, factor, v, v_scales)
         else:
-            accumulator, peak, total = absorb(accumulator, peak, total, scores, v, None)
+            accumulator, peak, total = absorb(accumulator, peak, total, scores, factor, v, None)
 
     mean = normalised(accumulator, total)
     if num_parts == 1:

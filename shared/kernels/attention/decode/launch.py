@@ -52,7 +52,7 @@ def decode_attention(
         layer: 0 <= layer < num_layers.
         batch: the step's sequences.
         output: [num_tokens, num_heads, head_dim], contiguous, query's dtype.
-        scale: factor on query · key.
+        scale: factor on query · key, above 0.
         window: sliding window in tokens, or None.
         softcap: as for `DecoderOps.paged_attention`, or None.
         sinks: likewise.
@@ -60,6 +60,7 @@ def decode_attention(
         config: sizes to use instead of `decode_config`'s.
     """
     check_paged_attention(query, pool, layer, batch, window, softcap, sinks, is_chunked=is_chunked)
+    assert scale > 0
     assert query.is_contiguous()
     assert output.is_contiguous()
     assert output.shape == query.shape

@@ -116,7 +116,8 @@ def convolve_ones(
     seq = tl.program_id(0).to(tl.int64)
     channels = tl.program_id(1) * TILE + tl.arange(0, TILE)
     real = channels < MIXED
-    channels = tl.minimum(channels, MIXED - 1)
+    if MIXED % TILE != 0:
+        channels = tl.minimum(channels, MIXED - 1)
     newest = tl.load(projected + seq * stride + channels, mask=real, other=0.0)
     wide = newest.to(tl.float32)
     dtype = newest.dtype
@@ -244,7 +245,8 @@ def convolve_tokens(
     if tl.program_id(0) * TOKENS < count:
         channels = tl.program_id(1) * TILE + tl.arange(0, TILE)
         real = (tokens < count)[:, None] & (channels < MIXED)[None, :]
-        channels = tl.minimum(channels, MIXED - 1)
+        if MIXED % TILE != 0:
+            channels = tl.minimum(channels, MIXED - 1)
         ids = states + seq.to(tl.int64) * 3 * num_states
         dtype = projected.dtype.element_ty
         total = tl.zeros([TOKENS, TILE], tl.float32)
@@ -315,7 +317,8 @@ def keep_tails(
     begin, count, filled = sequence_bounds(query_start, seq_lens, ids, num_states, seq, BLOCK_SIZE)
     channels = tl.program_id(0) * TILE + tl.arange(0, TILE)
     real = channels < MIXED
-    channels = tl.minimum(channels, MIXED - 1)
+    if MIXED % TILE != 0:
+        channels = tl.minimum(channels, MIXED - 1)
     first = number * (MATRIX + MIXED * (KERNEL - 1)) + MATRIX
     at_filled = tail_at(filled, projected, stride, begin, words, ids, first, channels, real, MIXED, KERNEL, WORDS, TAPS)
     at_end = tail_at(count, projected, stride, begin, words, ids, first, channels, real, MIXED, KERNEL, WORDS, TAPS)

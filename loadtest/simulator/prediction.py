@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from pathlib import Path
 
 import numpy as np
@@ -307,31 +308,42 @@ SHARES = np.linspace(0.02, 0.98, 49)
 LEAST_ANSWERED = 20
 """Answers of several tokens below which a trace's times tell nothing."""
 MOST_RESIDUAL = 10.0
+STRETCHES = 20
 ROUNDS = 8
 """Of simulations, each with what the one before it lacked."""
+
+
+def every_other_stretch(trace: Sequence[TraceRequest]) -> list[bool]:
+    """Whether a request lies in the first, third, … of STRETCHES of equal time: those calibrate, and the others judge,
+    so that a machine that becomes slower does so for both."""
+    first_s, span_s = trace[0].at_s, trace[-1].at_s - trace[0].at_s
+    return [int((request.at_s - first_s) / span_s * STRETCHES) % 2 == 0 for request in trace]
 
 
 def calibrate(
     trace: Sequence[TraceRequest],
     served: Sequence[Served],
-    num_known: int,
+    is_known: Sequence[bool],
     cluster: MeasuredCluster,
     targets: Targets,
 ) -> Calibration:
-    """What the first `num_known` requests tell: simulated as the cluster is used now, and compared with what they met.
+    """What those requests tell that `is_known`: simulated with all as the cluster is used now, and compared with what
+    they met.
 
     What their tokens took beside the reported steps, and what their first tokens took beside such steps, both quantile
     by quantile: which request met a busy moment is chance.
     """
     split, known = present_split(cluster), Calibration()
-    paces = [one.tpot_s for one in served[:num_known] if one.tpot_s is not None]
-    firsts = [one.ttft_s for one in served[:num_known] if one.ttft_s is not None]
+    seen = list(compress(served, is_known))
+    paces = [one.tpot_s for one in seen if one.tpot_s is not None]
+    firsts = [one.ttft_s for one in seen if one.ttft_s is not None]
     if len(paces) < LEAST_ANSWERED:
         return known
     paces_s, firsts_s = np.quantile(paces, SHARES), np.quantile(firsts, SHARES)
     factors, edge_s = np.ones(len(SHARES)), np.zeros(len(SHARES))
     for _ in range(ROUNDS):
-        played = [one for one in predict(trace[:num_known], cluster, split, targets, known) if not one.refused]
+        requests = predict(trace, cluster, split, targets, known)
+        played = [one for one in compress(requests, is_known) if not one.refused]
         simulated = [request.tpot_s for request in played if request.num_output_tokens > 1]
         if not simulated:
             return known

@@ -109,6 +109,7 @@ class ServedModel:
             ledger=self.metrics,
             traces=around.traces,
             pooling=PoolingConfig.load(settings.model, settings.edge.pooling),
+            close_session=self.fleet.close_session,
         )
 
     def _show_figures(self) -> None:

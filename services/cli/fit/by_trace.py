@@ -8,6 +8,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -117,10 +118,11 @@ def _find(asked: TraceOptions, load: LoadOptions, prices: PriceOptions, *, quiet
     targets = simulator.with_targets(cluster, load.ttft_s, load.tpot_s)
     served = simulator.read_served(asked.trace)
     present, splits = simulator.present_split(cluster), simulator.splits_of(cluster)
-    middle = sum(request.at_s < trace[0].at_s + span_s / 2 for request in trace)
+    is_known = simulator.every_other_stretch(trace)
+    is_judge = [not known for known in is_known]
     known = simulator.Calibration()
     if served is not None:
-        known = simulator.calibrate(trace, served, middle, cluster, targets)
+        known = simulator.calibrate(trace, served, is_known, cluster, targets)
     predictions, held = [], None
     with _progress(len(splits), quiet=quiet) as show:
         for split in splits:
@@ -130,9 +132,9 @@ def _find(asked: TraceOptions, load: LoadOptions, prices: PriceOptions, *, quiet
             if split == present and served is not None and known.residuals:
                 rest_s = span_s / 2
                 held = Held(
-                    len(trace) - middle,
-                    simulator.simulated_figures(played[middle:], rest_s, targets),
-                    simulator.served_figures(served[middle:], rest_s, targets),
+                    sum(is_judge),
+                    simulator.simulated_figures(list(compress(played, is_judge)), rest_s, targets),
+                    simulator.served_figures(list(compress(served, is_judge)), rest_s, targets),
                 )
     gpus, price = sum(worker.num_devices for worker in cluster.workers), prices.decode
     return _Found(
@@ -229,7 +231,7 @@ def _row(name: str, figures: Figures, found: _Found) -> list[str]:
 
 
 def _ms(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value * 1e3:.3g} ms" if value < 10 else f"{value:.1f} s"
+    return "-" if math.isnan(value) else f"{value * 1e3:.3g} ms" if value < 0.9995 else f"{value:.2f} s"
 
 
 def errors(predicted: Figures, measured: Figures) -> dict[str, float]:
@@ -246,7 +248,7 @@ def errors(predicted: Figures, measured: Figures) -> dict[str, float]:
 
 def _error_table(split: str, held: Held) -> Table:
     ratios = errors(held.predicted, held.measured)
-    title = f"{split} predicted over measured, {held.num_requests:,} requests of the second half; the first calibrated"
+    title = f"{split}, predicted over measured: {held.num_requests:,} requests that calibrated nothing"
     return table_of(list(ratios), [[f"{ratio - 1:+.1%}" for ratio in ratios.values()]], title=title)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import compress
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from loadtest.simulator.prediction import (
     Served,
     Split,
     calibrate,
+    every_other_stretch,
     predict,
     present_split,
     read_served,
@@ -70,19 +72,22 @@ def as_served(requests: list[SimRequest]) -> list[Served]:
 
 
 @pytest.mark.parametrize("mode", ["disaggregated", "collocated", "auto"])
-def test_the_half_that_calibrates_predicts_the_other_one(mode: str) -> None:
+def test_the_stretches_that_calibrate_predict_the_others(mode: str) -> None:
     """A cluster whose steps take longer than its workers report, in busy stretches, and whose router takes time too."""
     requests, fleet = trace(600, 8.0), cluster(mode)
     rng = np.random.default_rng(7)
     truth = Calibration(tuple(rng.lognormal(0.3, 0.25, 101)), 100, tuple(rng.exponential(0.02, 101)))
-    split, middle = present_split(fleet), 300
+    split, is_known = present_split(fleet), every_other_stretch(requests)
+    is_judge = [not known for known in is_known]
+    assert 200 < sum(is_judge) < 400
     served = as_served(predict(requests, fleet, split, TARGETS, truth))
-    known = calibrate(requests, served, middle, fleet, TARGETS)
-    span_s = requests[-1].at_s - requests[middle].at_s
-    real = served_figures(served[middle:], span_s, TARGETS)
+    known = calibrate(requests, served, is_known, fleet, TARGETS)
+    span_s = (requests[-1].at_s - requests[0].at_s) / 2
+    real = served_figures(list(compress(served, is_judge)), span_s, TARGETS)
 
     def errors(by: Calibration) -> list[float]:
-        found = simulated_figures(predict(requests, fleet, split, TARGETS, by)[middle:], span_s, TARGETS)
+        played = compress(predict(requests, fleet, split, TARGETS, by), is_judge)
+        found = simulated_figures(list(played), span_s, TARGETS)
         pairs = zip(
             (found.goodput, *found.ttft_s, *found.tpot_s), (real.goodput, *real.ttft_s, *real.tpot_s), strict=True
         )
@@ -98,7 +103,7 @@ def test_the_half_that_calibrates_predicts_the_other_one(mode: str) -> None:
 def test_too_few_answers_calibrate_nothing() -> None:
     requests, fleet = trace(30, 3.0), cluster()
     served = as_served(predict(requests, fleet, present_split(fleet), TARGETS, Calibration()))
-    assert calibrate(requests, served, 15, fleet, TARGETS) == Calibration()
+    assert calibrate(requests, served, [True] * 15 + [False] * 15, fleet, TARGETS) == Calibration()
 
 
 def test_every_split_is_tried_and_of_many_workers_some_with_the_present_one() -> None:

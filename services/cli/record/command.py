@@ -198,7 +198,15 @@ class _Run:
         await self._begun.wait()
         begun_s = time.monotonic()
         print("recording; Ctrl-C ends it", file=sys.stderr, flush=True)
-        while sys.stderr.isatty():
+        if not sys.stderr.isatty():
+            return
+        try:
+            await self._count(begun_s)
+        finally:
+            print(file=sys.stderr)
+
+    async def _count(self, begun_s: float) -> None:
+        while True:
             await asyncio.sleep(_SHOW_EVERY_S)
             ending = f", waiting for {self._trace.num_running} that run" if self._stop.is_set() else ""
             text = f"{time.monotonic() - begun_s:.0f} s: {self._trace.num_requests} requests{ending}"

@@ -110,7 +110,7 @@ class TraceFile:
     def _summary(self, span_s: float) -> str:
         rate = f" ({self.num_requests / span_s:.3g}/s)" if span_s > 0 else ""
         parts = [
-            f"{self.num_requests} requests over {span_s:.0f} s{rate}",
+            f"{self.num_requests} requests over {span_s:.3g} s{rate}",
             f"prompts of {self.mean_prompt_tokens:.0f} and answers of {self._mean_output} tokens in the mean",
         ]
         others = {"refused": "refused", "failed": "failed", "cut": "left by their clients or ended by a stop string"}

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from services.cli.tables import table_of
-from shared.sizing.break_even import HOURS_OF_A_MONTH, BreakEven, paying_tokens
+from shared.sizing.break_even import HOURS_OF_A_MONTH, MOST_GPUS, BreakEven, paying_tokens
 from shared.sizing.degrees import DegreeFit
 from shared.sizing.fit import Cost, Fit
 from shared.sizing.load import PoolFit
@@ -142,21 +142,15 @@ def _verdict(fit: Fit) -> list[str]:
 
 
 def _break_even(fit: Fit, even: BreakEven, token_price: float | None) -> list[str]:
-    """From which load on the other number of pools is better, and from how many tokens on own GPUs are."""
-    costs = fit.cost is not None
-    one = f"one pool {'costs less' if costs else 'takes fewer GPUs'}"
-    two = f"two pools {'cost less' if costs else 'take fewer GPUs'}"
-    this, other = (one, two) if even.one_pool else (two, one)
+    """From which load on the other number of pools is the answer, and from how many tokens on own GPUs pay."""
+    this, other = ("one pool", "two pools") if even.one_pool else ("two pools", "one pool")
     places = [
-        text
-        for rate, text in (
-            (even.below, f"{even.below or 0:.3g} req/s and fewer"),
-            (even.above, f"{even.above or 0:.3g} req/s and more"),
-        )
+        f"{rate:.3g} req/s and {side}"
+        for rate, side in ((even.below, "fewer"), (even.above, "more"))
         if rate is not None
     ]
-    found = f"break-even: {other} at {' and at '.join(places)}" if places else f"break-even: none, {this}"
-    lines = [f"{found} (loads from a 64th to 64 times this one were tried)"]
+    where = f"{other} at {' and at '.join(places)}" if places else f"none, {this} everywhere"
+    lines = [f"break-even: {where} (a 64th to 64 times this load were tried, up to {MOST_GPUS} GPUs)"]
     cost = fit.collocated_cost if fit.takes_one_pool else fit.cost
     if cost is not None and token_price is not None:
         tokens = paying_tokens(cost.per_hour, token_price)

@@ -36,6 +36,8 @@ class WorkerSpec:
     """A step is planned while the one before runs, as on a GPU."""
     residuals: Sequence[float] = ()
     """Measured times of steps over those predicted, from which noise is drawn; empty: none."""
+    stretch: int = 1
+    """Steps one behind the other that have the same noise: a machine that is busy otherwise stays so for a while."""
     message_s: float = 0.5e-3
     """One-way latency between a router and a worker."""
     wire_s: float = 0.1e-3

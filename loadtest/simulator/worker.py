@@ -79,7 +79,7 @@ class Worker:
             BlockPool(spec.num_blocks, spec.block_size),
             scheduler_config(spec),
             self,
-            Noise(spec.residuals, f"{world.seed}/{name}"),
+            Noise(spec.residuals, f"{world.seed}/{name}", stretch=spec.stretch),
             plans_ahead=spec.plans_ahead,
             step_by_step=world.step_by_step,
         )

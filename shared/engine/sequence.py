@@ -56,6 +56,7 @@ class EngineSequence:
     tenant: str = ""  # whose quota its blocks count against in the store
     priority: int = 0  # below 0 it gives way to those that have more
     retain_s: float = 0.0  # how long its blocks are retained after each use: see `BlockPool.release`
+    session: str = ""  # that they are retained for, its tenant's; empty: none
     adapter: int = 0  # slot of its adapter on this worker, from 1; 0 = none
     arrival: int = 0  # order of arrival on this worker, set by the scheduler
     arrived_s: float = 0.0  # when that was, by the scheduler's clock

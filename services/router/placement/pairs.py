@@ -21,9 +21,9 @@ import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from services.router.placement.decision import Pair
-from services.router.placement.paces import DEFAULT_BUDGET, pace_of, prompt_rate, tpot_s, ttft_s
+from services.router.placement.demand import Demand
+from services.router.placement.paces import DEFAULT_BUDGET, own_s, pace_of, prompt_rate, tpot_s, ttft_s
 from services.router.placement.prediction import TtftPredictor, filled_level
-from services.router.placement.split import Demand
 from services.router.placement.views import PlacementRequest, Pool, Work, WorkerView
 from shared.sizing.step_time import StepTimes
 
@@ -99,25 +99,28 @@ class PairPolicy:
 
     # --- what admission asks, as of `TtftPredictor`
 
-    def idle_s(self, own: Work) -> float | None:
-        """Seconds to the first token on an idle worker."""
+    def idle_s(self, own: Work, pool: Pool) -> float | None:
+        """Seconds to the first token on the worker that computes it soonest, beside its answers, their queues aside."""
         if self.typical is None or not self._predictor.ttft.is_known:
-            return self._predictor.idle_s(own)
-        return self._alone_s(own)
+            return self._predictor.idle_s(own, pool)
+        sample = [view for view in pool.draw(self._random, SAMPLE) if view.accepting]
+        soonest_s = min((own_s(view, view.times or self.typical, own, self._tpot_s) for view in sample), default=None)
+        return self._alone_s(own) if soonest_s is None else soonest_s
 
-    def wait_s(self, num_tokens_ahead: int, pool: Pool) -> float | None:
+    def wait_s(self, ahead: Work, pool: Pool) -> float | None:
         """Seconds until some worker has computed its queue and its share of what is ahead."""
         if self.typical is None or not self._predictor.ttft.is_known:
-            return self._predictor.wait_s(num_tokens_ahead, pool)
+            return self._predictor.wait_s(ahead, pool)
         sample = [view for view in pool.draw(self._random, SAMPLE) if view.accepting]
         if not sample:
             return 0.0
-        rates = [prompt_rate(view, view.times or self.typical, self._tpot_s) for view in sample]
+        pairs = ahead.pairs / ahead.tokens if ahead.tokens else self._demand.prompt.pairs / self._demand.prompt.tokens
+        rates = [prompt_rate(view, view.times or self.typical, self._tpot_s, pairs) for view in sample]
         now = sum(rates) / len(rates)
         self._mean_rate += MEAN_RATE * (now - self._mean_rate) if self._mean_rate else now
         rates = [max(rate, self._mean_rate) for rate in rates]
         waits = [(view.num_queued_tokens / rate, rate) for view, rate in zip(sample, rates, strict=True)]
-        return filled_level(num_tokens_ahead * len(sample) / len(pool), waits)
+        return filled_level(ahead.tokens * len(sample) / len(pool), waits)
 
     def has_time(self, view: WorkerView, num_hit_tokens: float) -> bool:
         """Whether the worker's queue is short enough for one more prompt, of which these tokens need no computing."""

@@ -117,6 +117,11 @@ class Demand:
         """Between the tokens of an answer, in the mean: what its TPOT divides by; at least one."""
         return max(1.0, self.output_len - 1.0)
 
+    @property
+    def context_len(self) -> float:
+        """Tokens of a running answer with its prompt, in the mean over its life."""
+        return self._context / max(self._count, 1e-9) + self.output_len / 2
+
     def share_with_gaps(self, num_gaps: float) -> float:
         """The share of the newest answers with at least so many gaps between their tokens; of one token: all such."""
         if len(self._lengths) < FEWEST_ENDED:

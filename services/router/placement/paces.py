@@ -131,6 +131,31 @@ def prompt_rate(view: WorkerView, times: StepTimes, target_s: float, pairs_a_tok
     return pace.tokens_a_second
 
 
+def steady_rate(
+    times: StepTimes,
+    pairs_a_token: float,
+    target_s: float,
+    budget: float,
+    prompt_tokens: float,
+    output_len: float,
+    context_len: float,
+) -> float:
+    """Tokens of prompts a second that a worker goes on computing where each `prompt_tokens` of them are followed by an
+    answer there, of `output_len` tokens and that context: beside as many answers as that rate keeps running."""
+    life_s = output_len * AIM * target_s
+
+    def left(rate: float) -> float:
+        num_answers = rate / prompt_tokens * life_s
+        beside = num_answers, num_answers * context_len
+        return pace_of(times, *beside, pairs_a_token, target_s, budget, budget).tokens_a_second - rate
+
+    low, high = 0.0, pace_of(times, 0, 0, pairs_a_token, math.inf, budget, budget).tokens_a_second
+    for _ in range(10):
+        middle = (low + high) / 2
+        low, high = (middle, high) if left(middle) >= 0 else (low, middle)
+    return low
+
+
 def _beside(view: WorkerView, num_more: int = 0, num_more_tokens: float = 0) -> tuple[float, float]:
     """(answers, their tokens) beside which the worker computes its queue, in the mean: those that run, and of those
     that are to, and of `num_more`, half: they begin one after the other."""

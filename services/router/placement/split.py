@@ -38,7 +38,7 @@ ALIKE = 0.03
 """Splits by which shares of the requests are in time that differ by less are equal, and where all are in time the one
 with more headroom is better; the present one is kept until it is twice that behind."""
 UNLIKE = 1.6
-"""Workers one of whose products take this many times as long as the next quicker one's are of another hardware."""
+"""Workers whose prompts take this many times as long as the next quicker one's are of another hardware."""
 WORTH = 1.05
 """A split has to be worth this many times what all workers doing both are: hand-offs cost what is not counted."""
 MOST_SPLITS = 40
@@ -268,7 +268,11 @@ class SplitController:
 
     def _kinds(self, views: Sequence[WorkerView], mix: Mix, block_size: int) -> list[Kind]:
         """In the order in which they are to decode: first those that lose the least prompts by it."""
-        return self._at(mix, [self._kind(group, mix, block_size) for group in _alike(views)])
+
+        def prompt_rate(times: StepTimes) -> float:
+            return _prompt_rate(times, mix, DEFAULT_BUDGET)
+
+        return self._at(mix, [self._kind(group, mix, block_size) for group in _alike(views, prompt_rate)])
 
     def _at(self, mix: Mix, kinds: Iterable[Kind]) -> list[Kind]:
         return sorted(
@@ -389,15 +393,15 @@ def _counts(size: int, now: int) -> list[int]:
     return sorted({count for count in even | near if 1 <= count <= size}, reverse=True)
 
 
-def _alike(views: Sequence[WorkerView]) -> list[list[WorkerView]]:
-    """Groups of workers whose products take about as long: fits differ by noise, and by what each has done. No bounds
-    but gaps between them: two workers near a bound that was set would be of two kinds for nothing."""
+def _alike(views: Sequence[WorkerView], prompt_rate: Callable[[StepTimes], float]) -> list[list[WorkerView]]:
+    """Groups of workers that compute prompts about as quickly: fits differ by noise, and by what each has done. No
+    bounds but gaps between them: two workers near a bound that was set would be of two kinds for nothing. And not by
+    one coefficient: of steps that were all alike a fit knows the sum and not the parts."""
     groups: list[list[WorkerView]] = []
-    before_s = 0.0
-    for view in sorted(views, key=lambda view: _times_of(view).token_s):
-        token_s = max(_times_of(view).token_s, 1e-12)
-        if not groups or token_s > UNLIKE * before_s:
+    before = math.inf
+    for rate, view in sorted(((prompt_rate(_times_of(view)), view) for view in views), key=lambda entry: -entry[0]):
+        if not groups or before > UNLIKE * rate:
             groups.append([])
         groups[-1].append(view)
-        before_s = token_s
+        before = rate
     return groups

@@ -147,7 +147,8 @@ def steady_rate(
     def left(rate: float) -> float:
         num_answers = rate / prompt_tokens * life_s
         beside = num_answers, num_answers * context_len
-        return pace_of(times, *beside, pairs_a_token, target_s, budget, budget).tokens_a_second - rate
+        pace = pace_of(times, *beside, pairs_a_token, target_s, budget, budget)
+        return pace.tokens_a_second - rate if pace.decode_s <= target_s else -math.inf  # that many are not taken
 
     low, high = 0.0, pace_of(times, 0, 0, pairs_a_token, math.inf, budget, budget).tokens_a_second
     for _ in range(10):

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from services.router.placement.decision import Route
 from services.router.placement.demand import Demand
-from services.router.placement.paces import prompt_rate
+from services.router.placement.paces import pace_of, prompt_rate, steady_rate
 from services.router.placement.pairs import HAND_OFF_GAIN, QUEUED_STEPS, PairPolicy
 from services.router.placement.policy import Placement, PlacementConfig
 from services.router.placement.prediction import MIN_OBSERVATIONS, TtftPredictor
 from services.router.placement.views import NO_HITS, PlacementRequest, Work
+from shared.engine.scheduler.pacing import AIM
 from shared.sizing.step_time import StepTimes
 from tests.unit.router.placement.builders import pool, prompt, view
 
@@ -177,6 +178,46 @@ def test_what_a_prompt_takes_itself_is_judged_beside_the_answers_of_the_worker_t
     assert beside_s == pytest.approx(chosen(busy, request=replace(prompt(8000), now_s=0.0))[0].ttft_s, rel=0.2)
     busy.accepting = free.accepting = False
     assert policy.idle_s(own, pool(busy, free)) == pytest.approx(alone_s, rel=0.1), "once one is there again"
+
+
+@given(
+    st.integers(1, 20_000), st.floats(1, 2000), st.floats(0, 20_000), st.floats(0.01, 0.1), st.floats(0, 1),
+)  # fmt: skip
+def test_at_the_steady_rate_its_answers_leave_as_much_room_and_not_much_more(prompt, output, pairs, target_s, overlap):
+    times = replace(TIMES, overlap=overlap)
+
+    def left(rate: float) -> float:
+        answers = rate / prompt * output * AIM * target_s
+        pace = pace_of(times, answers, answers * 1000, pairs, target_s, 2048, 2048)
+        return pace.tokens_a_second if pace.decode_s <= target_s else 0.0
+
+    rate = steady_rate(times, pairs, target_s, 2048, prompt, output, 1000)
+    assert left(rate) >= rate
+    assert left(rate + 100) < rate + 100, "but for what halving ten times leaves of the rate without answers"
+    assert steady_rate(times, pairs, target_s, 2048, prompt, 2 * output, 1000) <= rate + 100
+
+
+def test_a_wait_that_is_longer_than_the_answers_beside_it_does_not_go_on_as_slowly():
+    """At this moment both are full; answers are short, and so few begin that none is left after some steps."""
+    demand = Demand()
+    for _ in range(40):
+        demand.arrived(Work.of(4000, 0), 4000, 0.0)
+        demand.ended(20)
+    full = [worker(name, answers=60) for name in "ab"]
+    for one in full:
+        one.num_context_tokens = 110_000
+    ahead, life_s = Work.of(4000, 0), 19 * TARGET_S
+    waits = {}
+    for preferred in (("a", "b"), ("a",)):
+        policy = PairPolicy(TARGET_S, known(), demand)
+        policy.look(full, preferred)
+        waits[preferred] = policy.wait_s(Work(10 * ahead.tokens, 10 * ahead.pairs), pool(*full))
+    slow_s = 10 * ahead.tokens / (2 * prompt_rate(full[0], TIMES, TARGET_S, ahead.pairs / ahead.tokens))
+    free_s = 10 * TIMES.prompt_s(4000) / 2
+    assert slow_s > 4 * free_s
+    for wait_s in waits.values():
+        assert life_s < wait_s < slow_s / 2
+    assert waits["a", "b"] > free_s
 
 
 def test_a_worker_takes_no_further_prompt_behind_more_than_some_steps_or_a_long_prompt():

@@ -15,6 +15,7 @@ from torch import Tensor
 from shared.kernels.activation.rules import SILU, Activation
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.block_ops import BlockOps
+from shared.kernels.delta_layer import DeltaLayer
 from shared.kernels.experts.rules import Routing
 from shared.kernels.lora.step import LoraOps
 from shared.kernels.pool_view import PoolView
@@ -315,6 +316,21 @@ class DecoderOps(Protocol):
 
         Returns:
             [num_tokens, num_heads * head_dim], query's dtype.
+        """
+        ...
+
+    def delta_attention(self, projected: Tensor, layer: DeltaLayer, pool: PoolView, batch: AttentionBatch) -> Tensor:
+        """Mix tokens by the sequences' states: short convolution, gated delta rule (Yang et al. 2024,
+        arXiv:2412.06464), gated norm; defined in `shared.kernels.delta.reference`.
+
+        Args:
+            projected: [num_tokens, projected_size], rows contiguous: queries, keys, values, gates, rates, decays.
+            layer: its weights and sizes.
+            pool: changed in place: the blocks that `state_blocks` has for what the step writes. States are in fp32.
+            batch: the step's sequences, with `state_blocks`. One without a block of the state before begins with zeros.
+
+        Returns:
+            [num_tokens, value_size], projected's dtype.
         """
         ...
 

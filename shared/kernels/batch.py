@@ -47,8 +47,8 @@ class AttentionBatch:
     kv_lens: tuple[int, ...]  # num_seqs lengths
     block_size: int  # tokens
     groups: tuple[AttentionBatch, ...] = ()  # over blocks of KV groups: each group's, of which this is the first
-    state_tables: Tensor | None = (
-        None  # [num_states, num_seqs, max_blocks] int32, as `block_tables`, of groups of states
+    state_blocks: Tensor | None = (
+        None  # [num_seqs, 3, num_states] int32: of each group of states the blocks of `KVGroups.state_places`
     )
     _remembered: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from shared.kernels.activation import reference as activation
 from shared.kernels.attention import reference as attention
 from shared.kernels.blocks import reference as blocks
+from shared.kernels.delta import reference as delta
 from shared.kernels.experts import reference as experts
 from shared.kernels.experts import routing
 from shared.kernels.latent import reference as latent
@@ -35,6 +36,7 @@ class TorchKernels:
     rotate_and_write = staticmethod(rotary.rotate_and_write)
     rotate_and_write_latent = staticmethod(latent.rotate_and_write_latent)
     paged_attention = staticmethod(attention.paged_attention)
+    delta_attention = staticmethod(delta.delta_attention)
     act_and_mul = staticmethod(activation.act_and_mul)
     make_lora = staticmethod(lora.make_plain_lora)
     add_lora = staticmethod(lora.add_lora)

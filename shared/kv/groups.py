@@ -81,6 +81,21 @@ class KVGroups:
         last_full, last = end // self.block_size - 1, (end - 1) // self.block_size
         return (last,) if last_full == last or last_full < start // self.block_size else (last_full, last)
 
+    def state_places(self, start: int, end: int) -> tuple[int, int, int]:
+        """Blocks of states that the tokens `start` … `end` - 1, computed at once, read and write, NO_BLOCK for none:
+        that of the token before them, and of `written_states` the one that they fill before their end, and the last."""
+        *filled, last = self.written_states(start, end)
+        return (start - 1) // self.block_size if start else NO_BLOCK, filled[0] if filled else NO_BLOCK, last
+
+    def state_blocks(self, block_ids: Sequence[int], start: int, end: int) -> list[Sequence[int]]:
+        """Of a sequence's blocks those of the groups of states at each of `state_places`: three times `num_states` ids,
+        NO_BLOCK where there is none."""
+        nothing, found = (NO_BLOCK,) * self.num_states, list[Sequence[int]]()
+        for place in self.state_places(start, end):
+            behind = (place + 1) * self.size
+            found.append(nothing if place == NO_BLOCK else block_ids[behind - self.num_states : behind])
+        return found
+
     def max_tokens(self, num_blocks: int, step_tokens: int = 1) -> int:
         """Tokens of the longest sequence of whole blocks that so many blocks hold; without a group that keeps
         everything there is no bound, and it is what all of them would hold of it."""

@@ -14,6 +14,7 @@ pytest.importorskip("safetensors", reason="checkpoints are safetensors files")
 
 from shared.kernels.backends.registry import choose_kernels
 from shared.kernels.batch import AttentionBatch
+from shared.kernels.delta_layer import state_words
 from shared.kernels.pool_view import PoolView
 from shared.kernels.torch_backend import TorchKernels
 from shared.model.checkpoints import write_random_checkpoint
@@ -24,6 +25,7 @@ from tests.unit.kernels import (
     coded_checks,
     comparing,
     decoder_checks,
+    delta_checks,
     deterministic_checks,
     lora_checks,
     sampling_checks,
@@ -202,6 +204,50 @@ def test_captured_products_with_codes_follow_their_input(form: str) -> None:
 @pytest.mark.parametrize(("num_rows", "in_size"), [(1, 64), (23, 200), (70, 4096)])
 def test_low_rank_additions_equal_the_reference(num_rows: int, in_size: int, dtype: torch.dtype) -> None:
     lora_checks.check_triton_loras(num_rows, in_size, dtype, "cuda")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {},
+        {"heads": (1, 3), "dims": (5, 7), "kernel_size": 3, "words": 37},
+        {"dims": (20, 130), "kernel_size": 1},
+        {"heads": (4, 8), "dims": (128, 128), "words": 12_288, "block_size": 16},
+    ],
+    ids=str,
+)
+def test_the_gated_delta_rule_equals_the_reference(sizes: dict[str, Any], dtype: torch.dtype) -> None:
+    for plan in (delta_checks.ONES, delta_checks.CHUNKS, delta_checks.ONES + delta_checks.CHUNKS, [(1500, 1533)]):
+        delta_checks.check_triton(plan, dtype=dtype, device="cuda", **sizes)
+
+
+def test_a_captured_step_of_states_follows_its_blocks_and_tokens() -> None:
+    sizes = {"dims": (128, 128), "words": 12_288, "block_size": 16, "device": "cuda"}
+    first, then = (delta_checks.DeltaCase(plan, **sizes) for plan in ([(1, 1), (1, 20)], [(1, 33), (1, 20)]))
+    kernels = comparing.triton_kernels()
+    projected, pool, batch = first.projected.clone(), first.pool, first.batch
+    kernels.delta_attention(projected, first.layer, pool, batch)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = kernels.delta_attention(projected, first.layer, pool, batch)
+    assert batch.state_blocks is not None
+    assert then.batch.state_blocks is not None
+    expected, states = then.run(TorchKernels())
+    here = state_words(pool)
+    # The other case's states, in blocks of this pool by their order.
+    order = sorted({int(block) for block in then.batch.state_blocks.flatten() if block >= 0})
+    assert len(order) <= here.shape[0]
+    here[: len(order)] = state_words(then.pool)[order]
+    places = {block: at for at, block in enumerate(order)}
+    moved = [[[places.get(int(b), -1) for b in row] for row in rows] for rows in then.batch.state_blocks.cpu()]
+    batch.state_blocks.copy_(torch.tensor(moved, dtype=torch.int32))
+    projected.copy_(then.projected)
+    graph.replay()
+    torch.cuda.synchronize()
+    comparing.assert_near(output, expected)
+    torch.testing.assert_close(here[: len(order)], states[order], rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
 def test_masks_leave_the_allowed_tokens() -> None:

@@ -37,6 +37,7 @@ def all_cases(device: torch.device) -> Iterator[Case]:
     from shared.kernels.attention.latent import bench as latent
     from shared.kernels.attention.prefill import bench as prefill
     from shared.kernels.blocks import bench as blocks
+    from shared.kernels.delta import bench as delta
     from shared.kernels.experts import bench as experts
     from shared.kernels.matmul import bench as matmul
     from shared.kernels.rmsnorm import bench as rmsnorm
@@ -46,7 +47,7 @@ def all_cases(device: torch.device) -> Iterator[Case]:
     memory = pool_memory(device)
     for attention in (decode, prefill):
         yield from attention.cases(device, memory=memory)
-    for module in (rmsnorm, rotary, activation, blocks, sampling, matmul, experts, latent):
+    for module in (rmsnorm, rotary, activation, blocks, sampling, matmul, experts, latent, delta):
         yield from module.cases(device)
 
 

@@ -39,6 +39,7 @@ class EagerInputs:
         """`needs_lengths`: the model's rotary positions depend on the sequences' lengths. `groups`: of KV, whose
         blocks take turns in a sequence's table; None: one."""
         self._block_size = block_size
+        self._groups = groups
         self._num_groups = 1 if groups is None else groups.size
         self._num_states = 0 if groups is None else groups.num_states
         self._link = link
@@ -77,7 +78,7 @@ class EagerInputs:
         return StepInputs(
             tensors["token_ids"],
             tensors["positions"],
-            self._with_states(self._on_device(batches, tensors), tables),
+            self._with_states(self._on_device(batches, tensors), items),
             tensors["rows"],
             tensors.get("rope_lengths"),
             (tensors["places"], tensors["sampled_rows"]) if pending else None,
@@ -99,15 +100,15 @@ class EagerInputs:
         first, *later = batches
         return first.with_groups(later) if self._num_groups > 1 else first
 
-    def _with_states(self, batch: AttentionBatch, tables: Sequence[NDArray[np.int32]]) -> AttentionBatch:
-        """The batch with the tables of the groups of states, if there are any."""
+    def _with_states(self, batch: AttentionBatch, items: Sequence[PlannedSequence]) -> AttentionBatch:
+        """The batch with the blocks of the groups of states, if there are any."""
         if not self._num_states:
             return batch
-        found = np.zeros((self._num_states, len(tables), max(map(len, tables)) // self._num_groups), dtype=np.int32)
-        for seq, table in enumerate(tables):
-            by_block = table.reshape(-1, self._num_groups)
-            found[:, seq, : len(by_block)] = by_block[:, -self._num_states :].T
-        return replace(batch, state_tables=self._link.send(torch.from_numpy(found)))
+        assert self._groups is not None
+        found = [
+            self._groups.state_blocks(item.block_ids, item.start, item.start + len(item.token_ids)) for item in items
+        ]
+        return replace(batch, state_blocks=self._link.send(torch.from_numpy(np.array(found, dtype=np.int32))))
 
     def _arrays(self, items: Sequence[PlannedSequence]) -> list[NDArray[np.int32]]:
         """Block tables; those that a step before had are not converted again."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from math import prod
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ class PiecewiseSteps:
 
     What lies between attention calls depends on the number of tokens alone. So it is captured for a ladder of such
     numbers; attention, which depends on the sequences, is launched as ever, for the step's own tokens. Rows of padding
-    hold what earlier steps left there, and write to a block of the pool that no sequence uses.
+    hold what earlier steps and layers left there, and write to a block of the pool that no sequence uses.
     """
 
     def __init__(
@@ -34,9 +35,10 @@ class PiecewiseSteps:
         pool: PoolView,  # its last block is for padding
         most_tokens: int,
         graphs: CudaGraphs | None,
-        num_groups: int = 1,
+        num_groups: int | None = None,
     ) -> None:
-        """Allocates buffers of `most_tokens` rows. `graphs`: None = the pieces run eagerly. `num_groups`: of KV."""
+        """Allocates buffers of `most_tokens` rows. `graphs`: None = the pieces run eagerly. `num_groups`: of KV, but
+        those of states; None: blocks are of no groups."""
         self._decoder = decoder
         self._pieces = decoder.pieces
         self._pool = pool
@@ -52,11 +54,15 @@ class PiecewiseSteps:
         self._rope_lengths = whole(most_tokens) + 1 if decoder.rotary.needs_lengths else None
         offsets = torch.arange(most_tokens, dtype=torch.int64, device=decoder.device) % block_size
         self._nowhere = (pool.num_blocks - 1) * block_size + offsets
-        self._slots = self._nowhere.clone() if num_groups == 1 else self._nowhere.repeat(num_groups, 1)
+        self._slots = self._nowhere.clone() if num_groups is None else self._nowhere.repeat(num_groups, 1)
         self._cos = real(decoder.rotary.num_encodings, most_tokens, config.rotary_dim)
         self._sin = torch.zeros_like(self._cos)
-        self._query = real(most_tokens, config.num_heads, config.head_dim)
-        self._attended = real(most_tokens, config.num_heads * config.value_dim)
+        queries, attended = zip(*self._pieces.attention_shapes, strict=True)
+        # One layer's is used up before the next one's: all lie in the same memory.
+        self._query = real(most_tokens * max(map(prod, queries)))
+        self._attended = real(most_tokens * max(map(prod, attended)))
+        self._queries = _views(self._query, most_tokens, queries)
+        self._results = _views(self._attended, most_tokens, attended)
 
     def start(self) -> None:
         """Captures what can be captured, where there are graphs; steps of other sizes are left to the caller. The
@@ -91,9 +97,9 @@ class PiecewiseSteps:
         residual: Tensor | None = None
         for layer, piece in enumerate(self._by_size[size]):
             residual = piece(residual)
-            attended = self._pieces.attend(layer, self._query[:count], self._pool, batch)
+            attended = self._pieces.attend(layer, self._queries[layer][:count], self._pool, batch)
             if layer < layers - 1:
-                self._attended[:count].copy_(attended)
+                self._results[layer][:count].copy_(attended)
         assert residual is not None
         return self._decoder.logits(self._pieces.last(residual[:count], attended, inputs.logit_rows))
 
@@ -126,22 +132,27 @@ class PiecewiseSteps:
         residual, cos, sin = self._decoder.embed(self._token_ids[:size], self._positions[:size], lengths)
         self._cos[:, :size].copy_(cos)
         self._sin[:, :size].copy_(sin)
-        self._query[:size].copy_(self._pieces.first(residual, cos, sin, self._pool, self._slots[..., :size]))
+        self._queries[0][:size].copy_(self._pieces.first(residual, cos, sin, self._pool, self._slots[..., :size]))
         return residual
 
     def _between(self, size: int, layer: int, residual: Tensor | None) -> Tensor:
         assert residual is not None
         query, residual = self._pieces.between(
-            layer, residual, self._attended[:size], self._cos[:, :size], self._sin[:, :size], self._pool,
+            layer, residual, self._results[layer][:size], self._cos[:, :size], self._sin[:, :size], self._pool,
             self._slots[..., :size],
         )  # fmt: skip
-        self._query[:size].copy_(query)
+        self._queries[layer + 1][:size].copy_(query)
         return residual
 
 
 def _replay(graph: Replayable, output: Tensor | None, _residual: Tensor | None) -> Tensor | None:
     graph.replay()
     return output
+
+
+def _views(memory: Tensor, num_rows: int, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    """[num_rows, *shape] for each shape, all at the begin of `memory`."""
+    return [memory[: num_rows * prod(shape)].view(num_rows, *shape) for shape in shapes]
 
 
 def _zeros(device: torch.device, dtype: torch.dtype) -> Callable[..., Tensor]:

@@ -123,8 +123,7 @@ class Runner:
         # The other backends read lengths on the host: a graph of theirs would keep the lengths of its capture.
         has_graphs = self._link.is_async and of_triton
         is_static = has_graphs if config.static_decode is None else config.static_decode
-        has_states = decoder.config.delta is not None  # of which padding would need blocks too
-        may_pad = is_capturable and not config.debug_numerics and not decoder.is_split and not has_states
+        may_pad = is_capturable and not config.debug_numerics and not decoder.is_split
         is_static = is_static and may_pad
         in_pieces = config.piecewise_tokens
         if in_pieces is None:
@@ -144,19 +143,19 @@ class Runner:
         """For the blocks of preempted sequences; None without `num_host_blocks`."""
         self.blocks, self._checksums = self._open_blocks(decoder.kernels, slices)
         """The pool as the transfer plane sees it, and what gives its blocks' checksums."""
-        num_groups = layout.groups.size
         needs_lengths = decoder.rotary.needs_lengths
         self._inputs = EagerInputs(layout.block_size, link, needs_lengths=needs_lengths, groups=layout.groups)
         self._sampled: Tensor | None = (
             None  # [num_rows] int64, tokens of the last step; the static buffer if there is one
         )
+        num_tables = None if layout.groups.is_plain else layout.groups.size - layout.num_states
         graphs = CudaGraphs(decoder.device) if is_padded and self._link.is_async else None
-        self._pieces = PiecewiseSteps(decoder, self.pool, most_tokens, graphs, num_groups) if most_tokens else None
+        self._pieces = PiecewiseSteps(decoder, self.pool, most_tokens, graphs, num_tables) if most_tokens else None
         self._static: StaticDecode | None = None
         if is_static:
             max_seq_len = config.max_seq_len or num_blocks * layout.block_size
             self._static = StaticDecode(
-                self._decoder, self.pool, config.max_num_seqs, max_seq_len, self._link, graphs, num_groups
+                self._decoder, self.pool, config.max_num_seqs, max_seq_len, self._link, graphs, layout.groups
             )
             self._sampled = self._static.sampled
         self._adapters = AdapterSlots(self._decoder.kernels, decoder.device)

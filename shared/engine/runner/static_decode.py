@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from shared.engine.sampling_params import SamplingParams
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.pool_view import PoolView
 from shared.kernels.sampling.rows import SamplingRows
+from shared.kv.groups import NO_BLOCK, KVGroups
 from shared.model.decoder import Decoder
 
 _FIELDS = {
@@ -48,17 +50,20 @@ class StaticDecode:
         max_seq_len: int,
         link: DeviceLink,
         graphs: CudaGraphs | None,
-        num_groups: int = 1,
+        groups: KVGroups | None = None,
     ) -> None:
         """Allocates the buffers of every capture size; max_seq_len in tokens. `graphs`: None = steps run eagerly.
-        `num_groups`: of KV, whose blocks take turns in a sequence's table."""
+        `groups`: of KV, whose blocks take turns in a sequence's table; None: one."""
         self._decoder = decoder
         self._pool = pool
         self._block_size = pool.block_size
         self._sizes = capture_sizes(max_batch)
         self._inputs = {size: StaticInputs(size, link) for size in self._sizes}
         width = -(-max_seq_len // self._block_size)
-        self._tables = [StaticTables(max_batch, width, pool.num_blocks - 1, link) for _ in range(num_groups)]
+        groups = groups or KVGroups(pool.block_size)
+        self._num_groups, padding = groups.size, pool.num_blocks - 1
+        self._tables = [StaticTables(max_batch, width, padding, link) for _ in range(groups.size - groups.num_states)]
+        self._states = StaticStates(max_batch, groups, padding, link) if groups.num_states else None
         device = link.device
         self._query_start = torch.arange(max_batch + 1, dtype=torch.int32, device=device)
         self._logit_rows = torch.arange(max_batch, dtype=torch.int64, device=device)
@@ -80,7 +85,7 @@ class StaticDecode:
         """Whether `run` can run this step."""
         if len(plan.sequences) > self._sizes[-1]:
             return False
-        width = self._tables[0].width * len(self._tables)
+        width = self._tables[0].width * self._num_groups
         for item in plan.sequences:
             if len(item.samples) != 1 or len(item.token_ids) != 1 or item.targets or len(item.block_ids) > width:
                 return False
@@ -94,7 +99,9 @@ class StaticDecode:
         items = plan.sequences
         size = padded_size(self._sizes, len(items))
         self._inputs[size].fill(items)
-        num_groups = len(self._tables)
+        num_groups = self._num_groups
+        if self._states is not None:
+            self._states.fill(items, size)
         for group, tables in enumerate(self._tables):
             of_group = slice(group, None, num_groups)
             tables.fill([item.block_ids if num_groups == 1 else item.block_ids[of_group] for item in items], size)
@@ -115,7 +122,9 @@ class StaticDecode:
         token_ids = torch.where(inputs.pending < 0, inputs.token_ids, earlier)
         positions = inputs.seq_lens.long() - 1
         first, *later = [self._batch(size, of_group.tables[:size], positions, kv_lens) for of_group in self._tables]
-        batch = first.with_groups(later) if later else first
+        batch = first.with_groups(later) if self._num_groups > 1 else first
+        if self._states is not None:
+            batch = replace(batch, state_blocks=self._states.blocks[:size])
         lengths = inputs.rope_lengths if self._decoder.rotary.needs_lengths else None
         rows = self._logit_rows[:size]
         logits = self._decoder.forward(token_ids, positions, self._pool, batch, rows, lengths)
@@ -243,6 +252,41 @@ class StaticTables:
         host = self._link.empty(num_rows * used * 4).view(torch.int32).view(num_rows, used)
         host.numpy()[:] = self._mirror[:num_rows, :used]
         self.tables[:num_rows, :used].copy_(host, non_blocking=True)
+
+
+class StaticStates:
+    """Of the rows, the blocks of groups of states that a decode step reads and writes, with a mirror on the host."""
+
+    def __init__(self, num_rows: int, groups: KVGroups, padding_block: int, link: DeviceLink) -> None:
+        """Every row begins as padding: it reads nothing and writes to `padding_block`."""
+        self._groups = groups
+        self._link = link
+        nothing = (NO_BLOCK,) * groups.num_states
+        self._padding = (nothing, nothing, (padding_block,) * groups.num_states)
+        self._rows: list[tuple[tuple[int, ...], tuple[int, int, int]] | None] = [None] * num_rows  # None: padding
+        self._mirror = np.empty((num_rows, 3, groups.num_states), dtype=np.int32)
+        self._mirror[:] = self._padding
+        self.blocks: Tensor = torch.from_numpy(self._mirror.copy()).to(link.device, non_blocking=True)
+        """[num_rows, 3, num_states] int32, as `AttentionBatch.state_blocks`."""
+
+    def fill(self, items: Sequence[PlannedSequence], num_rows: int) -> None:
+        """Queue what changed since the last call in the first `num_rows` rows; those past the items are padding."""
+        changed = False
+        for row in range(num_rows):
+            old = self._rows[row]
+            if row >= len(items):
+                if old is not None:
+                    self._mirror[row], self._rows[row], changed = self._padding, None, True
+                continue
+            item = items[row]
+            places = self._groups.state_places(item.start, item.start + 1)
+            if old is None or old[0] is not item.block_ids or old[1] != places:
+                self._mirror[row] = self._groups.state_blocks(item.block_ids, item.start, item.start + 1)
+                self._rows[row], changed = (item.block_ids, places), True
+        if changed:
+            host = self._link.empty(self._mirror[:num_rows].nbytes).view(torch.int32).view(self.blocks[:num_rows].shape)
+            host.numpy()[:] = self._mirror[:num_rows]
+            self.blocks[:num_rows].copy_(host, non_blocking=True)
 
 
 def _columns(content: np.ndarray[tuple[int], np.dtype[np.uint8]], size: int) -> dict[str, Any]:

@@ -61,6 +61,14 @@ def capped(scores, CAP: tl.constexpr):
 
 
 @triton.jit
+def capped_with_factor(scores, log2_scale, CAP: tl.constexpr):
+    """(scores, the factor that they are yet to be multiplied by), for `absorb`: a cap is of scores with it."""
+    if CAP > 0:
+        return capped(scores * log2_scale, CAP), log2_scale * 0.0 + 1.0
+    return scores, log2_scale
+
+
+@triton.jit
 def begun_with_sinks(sinks, heads, real):
     """(peak, total), both [ROWS] fp32, of rows that have seen their head's sink alone, or one of 0."""
     peak = tl.load(sinks + heads, mask=real, other=0.0) * 1.4426950408889634
@@ -68,17 +76,18 @@ def begun_with_sinks(sinks, heads, real):
 
 
 @triton.jit
-def absorb(accumulator, peak, total, scores, values, value_scales):
+def absorb(accumulator, peak, total, scores, factor, values, value_scales):
     """One step of online softmax, in base 2 (Milakov and Gimelshein 2018, arXiv:1805.02867).
 
     accumulator: [ROWS, DIMS] fp32, Σ 2^(score - peak) · value so far; peak, total: [ROWS] fp32;
-    scores: [ROWS, TILE] fp32, -inf where unseen; values: [TILE, DIMS];
+    scores: [ROWS, TILE] fp32, -inf where unseen, yet to be multiplied by `factor`, a positive scalar that joins the
+    exponent's subtraction; values: [TILE, DIMS];
     value_scales: [TILE] fp32, by which values are yet to be multiplied, or None.
     A row that has seen nothing yet keeps peak = -inf and total = 0, without NaN.
     """
-    new_peak = tl.maximum(peak, tl.max(scores, 1))
+    new_peak = tl.maximum(peak, tl.max(scores, 1) * factor)
     shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-    weights = tl.exp2(scores - shift[:, None])
+    weights = tl.exp2(scores * factor - shift[:, None])
     decay = tl.exp2(peak - shift)
     total = total * decay + tl.sum(weights, 1)
     if value_scales is not None:

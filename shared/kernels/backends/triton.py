@@ -6,6 +6,7 @@ from shared.kernels.activation import launch as activation
 from shared.kernels.attention import paged, uniform
 from shared.kernels.blocks import launch as blocks
 from shared.kernels.coded.launch import make_coded_linear
+from shared.kernels.delta import launch as delta
 from shared.kernels.experts import launch as grouped
 from shared.kernels.experts import reference as experts
 from shared.kernels.experts import routing_launch as routing
@@ -39,6 +40,7 @@ class TritonKernels:
     rotate_and_write = staticmethod(rotary.rotate_and_write)
     rotate_and_write_latent = staticmethod(latent.rotate_and_write_latent)
     paged_attention = staticmethod(paged.paged_attention)
+    delta_attention = staticmethod(delta.delta_attention)
     act_and_mul = staticmethod(activation.act_and_mul)
     make_lora = staticmethod(lora.make_lora)
     add_lora = staticmethod(lora.add_lora)

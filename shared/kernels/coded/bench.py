@@ -87,15 +87,15 @@ def tuning_cases(device: torch.device) -> Iterator[Case]:
 
 def _configs() -> Iterator[tuple[int, CodedConfig]]:
     for columns, num_warps, num_stages, programs in (
-        (64, 4, 4, 6), (128, 4, 4, 3), (128, 4, 4, 6), (128, 4, 4, 12), (128, 4, 6, 6), (128, 8, 4, 4), (256, 8, 4, 3),
+        (64, 2, 4, 5), (64, 4, 4, 5), (64, 2, 3, 5), (64, 2, 6, 6), (128, 4, 3, 2), (128, 4, 4, 6), (128, 8, 4, 4),
     ):  # fmt: skip
         yield 1, CodedConfig(16, columns, num_warps, num_stages, programs)
     for columns, num_warps, num_stages, programs in (
-        (64, 4, 3, 4), (128, 8, 3, 2), (128, 8, 3, 4), (128, 8, 4, 2), (256, 8, 3, 2),
+        (64, 4, 3, 4), (128, 4, 3, 2), (128, 8, 3, 2), (128, 4, 4, 3), (256, 8, 3, 2),
     ):  # fmt: skip
         yield 64, CodedConfig(64, columns, num_warps, num_stages, programs)
-    for config in (CodedConfig(128, 128, 8, 3, 1), CodedConfig(64, 256, 8, 3, 1)):
-        yield 256, config
+    for rows, columns, num_warps in ((64, 128, 4), (64, 128, 8), (128, 128, 8), (128, 64, 4), (256, 128, 8)):
+        yield 256, CodedConfig(rows, columns, num_warps, 3, 2 if rows == 64 else 1)
 
 
 def _case(name: str, rows: int, in_size: int, out_size: int, weight_bytes: int, run: Callable[[], object]) -> Case:

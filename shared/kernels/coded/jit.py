@@ -48,7 +48,7 @@ def multiply_codes(
     x,  # [num_rows, in_size]; int8 where the weight's codes are multiplied as they are
     codes,  # uint16 as above, or int8 [padded out_size, in_size]
     scales,  # [groups, padded out_size] fp32
-    zeros,  # [groups, padded out_size] of x's dtype, or None
+    zeros,  # [groups, padded out_size] fp32, or None
     row_scales,  # [num_rows] fp32, factors of the result's rows, or None
     bias,  # [out_size] of the result's dtype, or None
     output,  # [num_rows, out_size]
@@ -92,7 +92,7 @@ def multiply_codes(
         total = tl.zeros([COLUMNS, ROWS], tl.float32)
         zero = None
         if KIND == "int4":
-            zero = tl.full([COLUMNS], 8.0, dtype)
+            zero = tl.full([COLUMNS], 8.0, tl.float32)
         if GROUP == 0 and zeros is not None:
             zero = tl.load(zeros + columns)
         for step in tl.range(begin, end, num_stages=STAGES):
@@ -174,7 +174,7 @@ def open_rows(
             of_group += (step * DEPTH + part * WIDTH) // GROUP * padded_size
         zero = None
         if KIND == "int4":
-            zero = tl.full([COLUMNS], 8.0, dtype)
+            zero = tl.full([COLUMNS], 8.0, tl.float32)
         if zeros is not None:
             zero = tl.load(zeros + of_group, mask=is_row, other=0.0)
         scale = tl.load(scales + of_group, mask=is_row, other=0.0)[:, None]

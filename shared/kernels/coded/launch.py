@@ -25,6 +25,8 @@ MOST_SPLITS = 16
 FEWEST_STEPS = 4
 """Steps of a split."""
 _TICKETS_A_GRANULE = 4
+_SHARED_OF_MANY = 200 * 1024
+"""Bytes of shared memory from which on tiles of more than 64 rows are taken."""
 _ROUNDED = 4096
 """Elements of a row that are rounded at a time."""
 
@@ -40,16 +42,29 @@ class CodedConfig:
     programs: int  # a multiprocessor, by splits
 
 
-def coded_config(num_rows: int, dtype: torch.dtype, limits: DeviceLimits) -> CodedConfig:
-    """Tiles by the number of rows; a warpgroup multiplies at least 64 rows of the weight."""
+def coded_config(num_rows: int, weight: CodedWeight, dtype: torch.dtype, limits: DeviceLimits) -> CodedConfig:
+    """Tiles by the number of rows and the kind of codes, as measured on an H200 (docs/benchmarks/engine/gpu.md).
+
+    Few rows take as many programs as are at work at once and no more: a second turn of programs costs as much as the
+    first. Groups have sums of their own, which leave no registers for tiles of many rows.
+    """
     if dtype == torch.float32:  # for tests of exactness
         return CodedConfig(rows=16, columns=64, num_warps=4, num_stages=2, programs=2)
     num_stages = 4 if limits.shared_bytes > 100 * 1024 else 3 if limits.shared_bytes > 64 * 1024 else 2
+    fewer_stages = min(num_stages, 3)
     if num_rows <= 16:
-        return CodedConfig(rows=16, columns=128, num_warps=4, num_stages=num_stages, programs=6)
+        if weight.kind != "int4":
+            return CodedConfig(rows=16, columns=64, num_warps=4, num_stages=num_stages, programs=5)
+        if num_rows <= 4:
+            return CodedConfig(rows=16, columns=64, num_warps=2, num_stages=num_stages, programs=5)
+        return CodedConfig(rows=16, columns=128, num_warps=4, num_stages=fewer_stages, programs=2)
     if num_rows <= 32:
-        return CodedConfig(rows=32, columns=128, num_warps=8, num_stages=min(num_stages, 3), programs=4)
-    return CodedConfig(rows=64, columns=128, num_warps=8, num_stages=min(num_stages, 3), programs=2)
+        return CodedConfig(rows=32, columns=128, num_warps=4, num_stages=fewer_stages, programs=2)
+    if num_rows <= 64 or weight.kind == "int4" or limits.shared_bytes < _SHARED_OF_MANY:
+        return CodedConfig(rows=64, columns=128, num_warps=4, num_stages=fewer_stages, programs=2)
+    if num_rows <= 128 or weight.group:
+        return CodedConfig(rows=128, columns=64, num_warps=4, num_stages=3, programs=2)
+    return CodedConfig(rows=256, columns=128, num_warps=8, num_stages=3, programs=1)
 
 
 def multiply(
@@ -66,7 +81,7 @@ def multiply(
 
     Args:
         x: [num_rows, in_size], contiguous; int8 where the weight is "whole".
-        weight: laid out for x's dtype.
+        weight: its codes, scales and zeros.
         bias: [out_size], the result's dtype, or None.
         tickets: int32 of `num_tickets`, all 0 before and after. Launches that share them run one after another.
         row_scales: [num_rows] fp32, factors of the result's rows in front of the bias, or None.
@@ -83,14 +98,13 @@ def multiply(
         bias.shape == (weight.out_size,) and bias.dtype == (dtype or x.dtype) and bias.is_contiguous()
     )
     assert row_scales is None or (row_scales.shape == (num_rows,) and row_scales.dtype == torch.float32)
-    assert weight.zeros is None or weight.zeros.dtype == x.dtype
     assert (x.dtype == torch.int8) == (weight.kind == "whole"), f"{x.dtype} times {weight.kind}"
     dtype = dtype or x.dtype
     output = torch.empty((num_rows, weight.out_size), dtype=dtype, device=x.device)
     if num_rows == 0:
         return output
     limits = devices.device_limits(x.device)
-    config = config or coded_config(num_rows, x.dtype, limits)
+    config = config or coded_config(num_rows, weight, x.dtype, limits)
     assert TILE % config.columns == 0
     row_tiles, out_tiles = -(-num_rows // config.rows), -(-weight.out_size // config.columns)
     steps = weight.steps
@@ -271,4 +285,4 @@ def _coded(weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> 
     is_whole = rounds and spec.kind == "int8" and columns_of_group(weight) == weight.in_size and weight.zeros is None
     # torch multiplies whole numbers of such sizes.
     fits = weight.in_size % DEPTHS[0] == 0 and weight.out_size % 8 == 0
-    return CodedLinear(CodedWeight.lay_out(weight, dtype, whole=is_whole and fits), bias, dtype, rounds_input=rounds)
+    return CodedLinear(CodedWeight.lay_out(weight, whole=is_whole and fits), bias, dtype, rounds_input=rounds)

@@ -46,7 +46,7 @@ class CodedWeight:
     depth: int  # columns of a step
     codes: Tensor  # uint16, flat; of "whole" int8 [padded_size, in_size]
     scales: Tensor  # [num_groups, padded_size] fp32
-    zeros: Tensor | None  # [num_groups, padded_size] of the computation's dtype, which has whole numbers up to 256
+    zeros: Tensor | None  # [num_groups, padded_size] fp32: loads of 16 bits are not started ahead, and each step waited
 
     @property
     def padded_size(self) -> int:
@@ -64,12 +64,11 @@ class CodedWeight:
         return self.codes.nbytes + self.scales.nbytes + (0 if self.zeros is None else self.zeros.nbytes)
 
     @classmethod
-    def lay_out(cls, weight: QuantizedWeight, dtype: torch.dtype, *, whole: bool = False) -> CodedWeight:
+    def lay_out(cls, weight: QuantizedWeight, *, whole: bool = False) -> CodedWeight:
         """Lays out a weight and frees it.
 
         Args:
             weight: of groups that `step_columns` takes.
-            dtype: of the computation.
             whole: int8 rows that are multiplied with int8; in_size is a multiple of DEPTHS[0].
         """
         spec = weight.spec
@@ -88,7 +87,7 @@ class CodedWeight:
             codes = _words(weight, depth, padded_size, steps)
         num_groups = -(-steps * depth // group) if group else 1
         scales = _by_group(weight.scales, num_groups, padded_size)
-        zeros = None if weight.zeros is None else _by_group(weight.zeros.to(dtype), num_groups, padded_size)
+        zeros = None if weight.zeros is None else _by_group(weight.zeros.float(), num_groups, padded_size)
         if codes is not weight.codes:
             weight.free()
         kind = "whole" if whole else spec.kind

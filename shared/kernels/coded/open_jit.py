@@ -75,19 +75,19 @@ FLOATS_FP16 = _texts(_FLOAT, 8, 0, **_FLOAT_FP16)
 def opened_codes(words, zeros, dtype: tl.constexpr, KIND: tl.constexpr, PART: tl.constexpr, PTX: tl.constexpr):
     """[COLUMNS, WORDS] of `dtype`: the code of one part in each word, minus its zero.
 
-    words: [COLUMNS, WORDS] uint16; zeros: [COLUMNS] of `dtype`, or None but for int4.
+    words: [COLUMNS, WORDS] uint16; zeros: [COLUMNS] fp32, or None but for int4.
     """
     if not PTX:
         if KIND == "int4":
             codes = (words >> (4 * PART)) & 15
-            found = (codes.to(tl.float32) - zeros.to(tl.float32)[:, None]).to(dtype)
+            found = (codes.to(tl.float32) - zeros[:, None]).to(dtype)
         else:
             codes = ((words >> (8 * PART)) & 255).to(tl.uint8)
             whole = codes.to(tl.int8, bitcast=True).to(tl.float32).to(dtype)
             found = opened(codes, dtype) if KIND == "fp8" else whole
     elif dtype == tl.bfloat16:
         if KIND == "int4":
-            less = (-128.0 - zeros.to(tl.float32)).to(dtype)[:, None]
+            less = (-128.0 - zeros).to(dtype)[:, None]
             nibble: tl.constexpr = NIBBLES_BF16[PART]
             found = tl.inline_asm_elementwise(nibble, "=r,r,r", [words, less], dtype=tl.bfloat16, is_pure=True, pack=2)
         else:
@@ -95,7 +95,7 @@ def opened_codes(words, zeros, dtype: tl.constexpr, KIND: tl.constexpr, PART: tl
             found = tl.inline_asm_elementwise(byte, "=r,r", [words], dtype=tl.bfloat16, is_pure=True, pack=2)
     else:
         if KIND == "int4":
-            less = (-1024.0 - zeros.to(tl.float32)).to(dtype)[:, None]
+            less = (-1024.0 - zeros).to(dtype)[:, None]
             half_nibble: tl.constexpr = NIBBLES_FP16[PART]
             found = tl.inline_asm_elementwise(
                 half_nibble, "=r,r,r", [words, less], dtype=tl.float16, is_pure=True, pack=2
@@ -104,5 +104,5 @@ def opened_codes(words, zeros, dtype: tl.constexpr, KIND: tl.constexpr, PART: tl
             half_byte: tl.constexpr = FLOATS_FP16[PART] if KIND == "fp8" else BYTES_FP16[PART]
             found = tl.inline_asm_elementwise(half_byte, "=r,r", [words], dtype=tl.float16, is_pure=True, pack=2)
     if KIND == "int8" and zeros is not None:
-        found = (found.to(tl.float32) - zeros.to(tl.float32)[:, None]).to(dtype)
+        found = (found.to(tl.float32) - zeros[:, None]).to(dtype)
     return found

@@ -26,6 +26,8 @@ from shared.kernels.cpu.linear import LANES, WideLinear, fits_panels, is_bf16, p
 from shared.kernels.cpu.lora import CpuLora, add_lora, fits_lora
 from shared.kernels.cpu.pool import CPool
 from shared.kernels.cpu.torch_threads import in_this_thread
+from shared.kernels.delta import reference as delta
+from shared.kernels.delta_layer import DeltaLayer
 from shared.kernels.experts.rules import Routing
 from shared.kernels.latent import reference as latents
 from shared.kernels.layer_stack import LayerSizes, LayerWeights
@@ -198,6 +200,11 @@ class CpuOps:
         rows = x.numel() // size
         pointers = (x.data_ptr(), _pointer(residual), weight.data_ptr(), out.data_ptr(), _pointer(total))
         self.library.tandem_rms_norm(*pointers, rows, size, eps, is_centered, is_bf16(x))
+
+    def delta_attention(self, projected: Tensor, layer: DeltaLayer, pool: PoolView, batch: AttentionBatch) -> Tensor:
+        """See `DecoderOps`."""
+        with in_this_thread(projected, batch.num_seqs * layer.state_elements + projected.numel()):
+            return delta.delta_attention(projected, layer, pool, batch)
 
     def act_and_mul(self, gate_up: Tensor, activation: Activation = SILU) -> Tensor:
         """See `DecoderOps`."""

@@ -6,10 +6,19 @@ S' = a · S + b · k ⊗ (v - a · S k), and reads S' q. Everything here is in f
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from shared.kernels.batch import AttentionBatch
+from shared.kernels.delta_layer import DeltaLayer, check_delta_attention, state_words
+from shared.kernels.pool_view import PoolView
+from shared.kv.groups import KVGroups
+
+_FEW_PARTS = 8
+"""Blocks of a layer's state that are read one after another; of more, all with what else they hold."""
 CHUNK = 64
 """Tokens whose updates are solved for together: more cost products, fewer cost passes over the states."""
 _NORM_EPS = 1e-6
@@ -19,16 +28,16 @@ def convolve(inputs: Tensor, weight: Tensor) -> Tensor:
     """A causal convolution of each channel by itself, without bias.
 
     Args:
-        inputs: [batch, channels, kernel_size - 1 + num_tokens] fp32, those before the first token included.
-        weight: [channels, kernel_size] fp32.
+        inputs: [batch, kernel_size - 1 + num_tokens, channels] fp32, those before the first token included.
+        weight: [kernel_size, channels] fp32, that of the newest token last.
 
     Returns:
-        [batch, channels, num_tokens].
+        [batch, num_tokens, channels].
     """
-    num_tokens = inputs.shape[2] - weight.shape[1] + 1
-    found = inputs[..., :num_tokens] * weight[:, :1]
-    for tap in range(1, weight.shape[1]):
-        found.addcmul_(inputs[..., tap : tap + num_tokens], weight[:, tap, None])
+    num_tokens = inputs.shape[1] - weight.shape[0] + 1
+    found = inputs[:, :num_tokens] * weight[0]
+    for tap in range(1, weight.shape[0]):
+        found.addcmul_(inputs[:, tap : tap + num_tokens], weight[tap])
     return found
 
 
@@ -122,3 +131,171 @@ def gated_norm(x: Tensor, weight: Tensor, gate: Tensor, eps: float) -> Tensor:
     wide = x.float()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return ((normed.to(x.dtype) * weight) * functional.silu(gate.float())).to(x.dtype)
+
+
+def delta_attention(projected: Tensor, layer: DeltaLayer, pool: PoolView, batch: AttentionBatch) -> Tensor:
+    """`DecoderOps.delta_attention`."""
+    check_delta_attention(projected, layer, pool, batch)
+    steps = batch.remember("states", lambda: StateSteps.of(batch))
+    mixed, gates, rates = torch.split(projected, [layer.mixed_size, layer.value_size, 2 * layer.num_value_heads], -1)
+    found = projected.new_empty(projected.shape[0], layer.num_value_heads, layer.value_dim)
+    states = _States(pool, layer)
+    if steps.ones is not None:
+        num_ones = steps.ones.reads.shape[1]
+        found[:num_ones] = _one_each(mixed[:num_ones], rates[:num_ones], layer, states, steps.ones)
+    for chunk in steps.chunks:
+        part = slice(chunk.begin, chunk.begin + chunk.ends[-1])
+        found[part] = _several(mixed[part], rates[part], layer, states, chunk)
+    return gated_norm(found, layer.norm, gates.reshape(found.shape), layer.eps).flatten(1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ones:
+    """The first sequences of a step, which compute one token each: all at once."""
+
+    reads: Tensor  # [num_states, num_ones] int64, blocks of the state before the token
+    writes: Tensor  # [num_states, num_ones] int64, and behind it
+    is_first: Tensor | None  # [num_ones, 1] bool, where there is no state before; None: nowhere
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Another sequence."""
+
+    begin: int  # its first token in the step
+    ends: tuple[int, ...]  # of its tokens, counted from `begin`, behind which the state is written; the last is all
+    read: Tensor | None  # [num_states, 1] int64, blocks of the state before; None: there is none
+    writes: tuple[Tensor, ...]  # [num_states, 1] int64 each, blocks for each of `ends`
+
+
+@dataclass(frozen=True, slots=True)
+class StateSteps:
+    """What a step does with states; `num_states` as `KVGroups` has it."""
+
+    ones: _Ones | None
+    chunks: tuple[_Chunk, ...]
+
+    @classmethod
+    def of(cls, batch: AttentionBatch) -> StateSteps:
+        """Nothing here meets the device: block ids stay on it."""
+        assert batch.state_blocks is not None
+        groups, blocks = KVGroups(batch.block_size), batch.state_blocks.long().permute(1, 2, 0)
+        num_ones, chunks = count_ones(batch), list[_Chunk]()
+        row = num_ones
+        for seq in range(num_ones, batch.num_seqs):
+            count, end = batch.query_lens[seq], batch.kv_lens[seq]
+            start = end - count
+            written = groups.written_states(start, end)
+            read, filled, last = (blocks[place, :, seq, None] for place in range(3))
+            writes = (filled, last) if len(written) > 1 else (last,)
+            ends = (*((block + 1) * batch.block_size - start for block in written[:-1]), count)
+            chunks.append(_Chunk(row, ends, read if start else None, writes))
+            row += count
+        if not num_ones:
+            return cls(None, tuple(chunks))
+        reads, _, writes_of_ones = blocks[:, :, :num_ones]
+        has_first = 1 in batch.kv_lens[:num_ones]
+        ones = _Ones(reads.clamp(min=0), writes_of_ones, (reads[0] < 0)[:, None] if has_first else None)
+        return cls(ones, tuple(chunks))
+
+
+def count_ones(batch: AttentionBatch) -> int:
+    """The step's first sequences that compute one token each."""
+    return next((seq for seq, count in enumerate(batch.query_lens) if count > 1), batch.num_seqs)
+
+
+class _States:
+    """One layer's part of the states in a pool."""
+
+    def __init__(self, pool: PoolView, layer: DeltaLayer) -> None:
+        self._words = words = state_words(pool)
+        size, count = words.shape[1], layer.state_elements
+        begin = layer.number * count
+        self.sizes = [layer.matrix_elements, count - layer.matrix_elements]
+        self._first, self._end = begin // size, -(-(begin + count) // size)
+        self._offset, self._count = begin - self._first * size, count
+        # Of each group of states with a part: (its number, the first and the last number in its block, one behind).
+        self._parts = [
+            (group, max(0, begin - group * size), min(size, begin + count - group * size))
+            for group in range(self._first, self._end)
+        ]
+
+    def read(self, blocks: Tensor) -> Tensor:
+        """Blocks [num_states, num_seqs] to a copy of the states [num_seqs, state_elements]."""
+        if len(self._parts) <= _FEW_PARTS:
+            found = [self._words[:, a:b].index_select(0, blocks[group]) for group, a, b in self._parts]
+            return torch.cat(found, -1) if len(found) > 1 else found[0]
+        whole = self._words.index_select(0, blocks[self._first : self._end].flatten())
+        by_sequence = whole.view(len(self._parts), -1, whole.shape[1]).transpose(0, 1).flatten(1)
+        return by_sequence[:, self._offset : self._offset + self._count].contiguous()
+
+    def write(self, blocks: Tensor, states: Tensor) -> None:
+        """The inverse of `read`."""
+        parts, size, at = self._parts, self._words.shape[1], 0
+        if len(parts) > _FEW_PARTS:
+            first, last = parts[0], parts[-1]
+            begin, end = first[2] - first[1], self._count - (last[2] - last[1])
+            middle = states[:, begin:end].reshape(len(states), -1, size).transpose(0, 1).flatten(0, 1)
+            self._words.index_copy_(0, blocks[first[0] + 1 : last[0]].flatten(), middle)
+            self._words[:, first[1] : first[2]].index_copy_(0, blocks[first[0]], states[:, :begin])
+            self._words[:, last[1] : last[2]].index_copy_(0, blocks[last[0]], states[:, end:])
+            return
+        for group, begin, end in parts:
+            self._words[:, begin:end].index_copy_(0, blocks[group], states[:, at : at + end - begin])
+            at += end - begin
+
+
+def _one_each(mixed: Tensor, rates: Tensor, layer: DeltaLayer, states: _States, ones: _Ones) -> Tensor:
+    """[num_ones, num_value_heads, value_dim] of the model's dtype."""
+    before = states.read(ones.reads)
+    if ones.is_first is not None:
+        before.masked_fill_(ones.is_first, 0.0)
+    matrices, tails = torch.split(before, states.sizes, -1)
+    tails = tails.view(mixed.shape[0], layer.kernel_size - 1, layer.mixed_size)
+    inputs = torch.cat((tails, mixed.float()[:, None]), 1)
+    query, key, value = _parts(convolve(inputs, layer.conv)[:, 0], layer, mixed.dtype)
+    matrices = matrices.view(-1, layer.num_value_heads, layer.key_dim, layer.value_dim)
+    found, matrices = delta_step(query, key, value, *_gates(rates, layer), matrices)
+    states.write(ones.writes, torch.cat((matrices.flatten(1), inputs[:, 1:].flatten(1)), -1))
+    return found.to(mixed.dtype)
+
+
+def _several(mixed: Tensor, rates: Tensor, layer: DeltaLayer, states: _States, chunk: _Chunk) -> Tensor:
+    """[num_tokens, num_value_heads, value_dim] of the model's dtype, of one sequence."""
+    num_before = layer.kernel_size - 1
+    if chunk.read is None:
+        before = mixed.new_zeros((1, layer.state_elements), dtype=torch.float32)
+    else:
+        before = states.read(chunk.read)
+    matrix, tail = torch.split(before, states.sizes, -1)
+    inputs = torch.cat((tail.view(num_before, layer.mixed_size), mixed.float()))  # [tokens, channels]
+    parts = (*_parts(convolve(inputs[None], layer.conv)[0], layer, mixed.dtype), *_gates(rates, layer))
+    matrix = matrix.view(layer.num_value_heads, layer.key_dim, layer.value_dim)
+    found, begin = [], 0
+    for end, blocks in zip(chunk.ends, chunk.writes, strict=True):
+        query, key, value, log_decay, rate = (part[begin:end] for part in parts)
+        out, matrix = delta_chunk(query, key, value, log_decay, rate, matrix)
+        found.append(out)
+        last = inputs[end : end + num_before]  # of the tokens up to `end`
+        states.write(blocks, torch.cat((matrix.flatten(), last.flatten()))[None])
+        begin = end
+    return torch.cat(found).to(mixed.dtype)
+
+
+def _parts(convolved: Tensor, layer: DeltaLayer, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """[num_tokens, mixed_size] fp32, rounded to the model's dtype before and behind its activation, to query, key and
+    value [num_tokens, num_value_heads, dim] fp32; queries and keys normalised."""
+    active = functional.silu(convolved.to(dtype)).float()
+    query, key, value = torch.split(active, [layer.key_size, layer.key_size, layer.value_size], -1)
+    query, key = (part.view(-1, layer.num_key_heads, layer.key_dim) for part in (query, key))
+    query, key = normalised(query, layer.key_dim**-0.5), normalised(key)
+    times = layer.num_value_heads // layer.num_key_heads
+    if times > 1:
+        query, key = query.repeat_interleave(times, dim=1), key.repeat_interleave(times, dim=1)
+    return query, key, value.view(-1, layer.num_value_heads, layer.value_dim)
+
+
+def _gates(rates: Tensor, layer: DeltaLayer) -> tuple[Tensor, Tensor]:
+    """[num_tokens, 2 * num_value_heads] to (log decay, rate), [num_tokens, num_value_heads] fp32 each."""
+    rate, decay = rates.chunk(2, -1)
+    return layer.decay * functional.softplus(decay.float() + layer.decay_bias), rate.sigmoid().float()

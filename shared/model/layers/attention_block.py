@@ -35,6 +35,12 @@ class AttentionBlock:
         q_size = config.num_heads * config.head_dim * (2 if config.is_gated else 1)
         self._sizes = [q_size] + [config.num_kv_heads * config.head_dim] * 2
 
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of a token, what `attend` reads and gives."""
+        num_heads, head_dim = self._config.num_heads, self._config.head_dim
+        return (num_heads, head_dim * (2 if self._is_gated else 1)), (num_heads * head_dim,)
+
     def place(
         self, x: Tensor, cos: Tensor, sin: Tensor, pool: PoolView, slots: Tensor, loras: StepLoras | None = None
     ) -> Tensor:

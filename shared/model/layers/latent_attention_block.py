@@ -52,6 +52,11 @@ class LatentAttentionBlock:
         self._least_expanded = least_expanded(config.latent)
         self._padded_dim = -(-max(config.latent.query_dim, config.latent.value_dim) // HEAD_DIM_STEP) * HEAD_DIM_STEP
 
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of a token, what `attend` reads and gives."""
+        return (self._num_heads, self._sizes.query_dim), (self._num_heads * self._sizes.value_dim,)
+
     def place(
         self, x: Tensor, cos: Tensor, sin: Tensor, pool: PoolView, slots: Tensor, loras: StepLoras | None = None
     ) -> Tensor:

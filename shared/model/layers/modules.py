@@ -44,7 +44,7 @@ class DeltaModules:
     """A layer with a state, beside its projections."""
 
     rates: Linear  # hidden_size to 2 * num_value_heads: rates, then decays
-    conv: Tensor  # [mixed_size, kernel_size] fp32
+    conv: Tensor  # [kernel_size, mixed_size] fp32
     decay: Tensor  # [num_value_heads] fp32, below zero
     decay_bias: Tensor  # [num_value_heads] fp32
     norm: Tensor  # [value_dim]
@@ -207,7 +207,7 @@ def _build_latent(parameters: LatentParameters, latent: LatentConfig, num_heads:
 def _build_delta(parameters: DeltaParameters, ops: DecoderOps) -> DeltaModules:
     return DeltaModules(
         rates=ops.make_linear(parameters.rates, None, own=True),
-        conv=parameters.conv[:, 0].float(),
+        conv=parameters.conv[:, 0].float().T.contiguous(),
         decay=-parameters.log_decay.exp(),
         decay_bias=parameters.decay_bias,
         norm=parameters.norm,

@@ -49,6 +49,11 @@ class DecoderPieces:
         return len(self._attention)
 
     @property
+    def attention_shapes(self) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
+        """Of each layer's `attend`, a token's share of what it reads and of what it gives."""
+        return tuple(block.shapes for block in self._attention)
+
+    @property
     def num_chosen(self) -> dict[int, Tensor]:
         """Layer with experts → [num_experts, most copies of one] tokens that chose each since start."""
         blocks = enumerate(self._mlp)
@@ -183,7 +188,7 @@ def _attention(
     config: ModelConfig, index: int, layer: LayerModules, kernels: DecoderOps, place: tuple[int, int]
 ) -> AttentionBlock | LatentAttentionBlock | DeltaBlock:
     if config.layers[index].has_state:
-        return DeltaBlock(config, layer, place)
+        return DeltaBlock(config, layer, kernels, place)
     if config.latent is None:
         return AttentionBlock(config, index, layer, kernels, place)
     return LatentAttentionBlock(config, index, layer, kernels)

@@ -93,6 +93,17 @@ def test_lengths_of_dynamic_rope_reach_static_steps_and_pieces(tmp_path):
         assert [[t.token_id for t in ours] for ours in found] == [[t.token_id for t in each] for each in expected]
 
 
+def test_states_are_read_and_written_by_every_way(tmp_path):
+    folder = write_family(tmp_path, "qwen3-next")
+    greedy = [{}] * len(PROMPTS)
+    expected, _ = run_all(folder, ways=greedy)
+    static = RunnerConfig(max_num_seqs=5, max_seq_len=128, static_decode=True)
+    pieces = RunnerConfig(max_num_seqs=5, max_seq_len=128, static_decode=True, piecewise_tokens=20)
+    for config, kernels in ((static, "torch"), (static, "auto"), (pieces, "auto")):
+        found, _ = run_all(folder, ways=greedy, config=config, kernels=kernels, ahead=True)
+        assert [[t.token_id for t in ours] for ours in found] == [[t.token_id for t in each] for each in expected]
+
+
 def test_an_eager_step_may_follow_static_ones_that_began(folder):
     """As on a decode worker, whose sequences join with their KV: its first step is a static one."""
     tokens = {}

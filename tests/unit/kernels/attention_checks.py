@@ -84,7 +84,7 @@ def check_split_decode(
 
     case = AttentionCase([(1, kv_len) for kv_len in kv_lens], dtype=dtype, device=device, **shape)
     output = torch.full_like(case.query, float("nan"))
-    config = DecodeConfig(tile, min_tiles, parts_per_multiprocessor, num_warps=4, num_stages=2)
+    config = DecodeConfig(tile, min_tiles, parts_per_multiprocessor, 4, 2, uneven_parts=parts_per_multiprocessor + 3)
     sinks = case.sinks if has_sinks else None
     decode_attention(
         case.query, case.pool, LAYER, case.batch, output, scale=scale_of(case), window=window, sinks=sinks,

@@ -103,7 +103,7 @@ def check_many_rows(form: str, device: str = "cpu", dtype: torch.dtype = torch.f
 
     weight = random_weight(FORMS[form], 200, 128, device)
     opened = weight.dense().double()
-    coded = CodedWeight.lay_out(weight, dtype)
+    coded = CodedWeight.lay_out(weight)
     x = random_tensor(9, 128, dtype=dtype, device=device)
     kept, launch.MOST_OPENED = launch.MOST_OPENED, 128 * 128 * dtype.itemsize
     try:
@@ -168,6 +168,6 @@ def check_the_opened_weight(form: str, dtype: torch.dtype, device: str = "cpu") 
 
     weight = random_weight(FORMS[form], 150, 200, device)
     opened = weight.dense()
-    coded = CodedWeight.lay_out(weight, dtype)
+    coded = CodedWeight.lay_out(weight)
     assert open_weight(coded, 0, 150, dtype).equal(opened.to(dtype))
     assert open_weight(coded, 64, 150, dtype).equal(opened[64:].to(dtype))

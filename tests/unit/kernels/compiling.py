@@ -23,6 +23,7 @@ from shared.kernels.sampling.rows import SamplingRows
 from .attention_case import pool_of_nan
 from .coded_checks import FORMS, random_weight
 from .comparing import triton_kernels
+from .delta_checks import DeltaCase
 from .routing_case import FAMILIES
 
 
@@ -311,9 +312,19 @@ def compile_coded(form: str, dtype: torch.dtype, arch: str = "sm_90") -> list[Co
         weight = random_weight(FORMS[form], 512, 2048, "cpu")
         linear = triton_kernels().make_quantized_linear(weight, torch.zeros(512, dtype=dtype), dtype)
         assert isinstance(linear, launch.CodedLinear)
-        for num_rows in (1, 32, 64):
+        for num_rows in (1, 16, 32, 64, 128, 256):
             linear.forward(torch.zeros(num_rows, 2048, dtype=dtype))
         if linear.weight.kind != "whole":
             launch.open_weight(linear.weight, 0, 512, dtype)
+
+    return collect(calls, TARGETS[arch])
+
+
+def compile_delta(dtype: torch.dtype, arch: str = "sm_90") -> list[Compiled]:
+    """A layer of Qwen3-Next 80B with blocks of 16 tokens: answers beside prompts."""
+    sizes = {"heads": (16, 32), "dims": (128, 128), "words": 98_304, "block_size": 16, "number": 0}
+
+    def calls() -> None:
+        DeltaCase([(1, 8), (70, 75)], dtype=dtype, **sizes).run(triton_kernels())  # type: ignore[arg-type]
 
     return collect(calls, TARGETS[arch])

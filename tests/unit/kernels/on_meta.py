@@ -92,9 +92,23 @@ MODELS: dict[str, dict[str, Any]] = {
         "norm_topk_prob": True,
         "num_nextn_predict_layers": 0,
     },
+    "qwen3-next": {
+        "architectures": ["Qwen3NextForCausalLM"],
+        "hidden_size": 2048,
+        "intermediate_size": 5120,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "full_attention_interval": 2,
+        "num_experts": 512,
+        "num_experts_per_tok": 10,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "norm_topk_prob": True,
+    },
 }
-"""The published sizes of Llama-3-8B, Qwen3-30B-A3B and DeepSeek-V3, but for the number of layers and the vocabulary,
-which is the demo model's: its tokenizer is here."""
+"""The published sizes of Llama-3-8B, Qwen3-30B-A3B, DeepSeek-V3 and Qwen3-Next-80B-A3B, but for the number of layers,
+which of them attend, and the vocabulary, which is the demo model's: its tokenizer is here."""
 
 
 class HostMeeting(AssertionError):

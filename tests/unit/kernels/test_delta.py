@@ -76,10 +76,8 @@ def test_a_prompt_cut_anywhere_goes_on_as_if_whole() -> None:
 @pytest.mark.parametrize("kernel_size", [1, 2, 4])
 @pytest.mark.parametrize("num_tokens", [1, 6])
 def test_a_convolution_sees_the_newest_tokens_alone(num_tokens: int, kernel_size: int) -> None:
-    inputs, weight = torch.randn(2, 5, kernel_size - 1 + num_tokens), torch.randn(5, kernel_size)
-    expected = torch.stack(
-        [(inputs[..., token : token + kernel_size] * weight).sum(-1) for token in range(num_tokens)], -1
-    )
+    inputs, weight = torch.randn(2, kernel_size - 1 + num_tokens, 5), torch.randn(kernel_size, 5)
+    expected = torch.stack([(inputs[:, token : token + kernel_size] * weight).sum(1) for token in range(num_tokens)], 1)
     torch.testing.assert_close(convolve(inputs, weight), expected)
 
 

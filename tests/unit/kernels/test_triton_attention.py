@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.kernels.attention.decode.splits import DecodeConfig, decode_config, decode_grid
+from shared.kernels.attention.decode.splits import DecodeConfig, DecodeGrid, decode_config, decode_grid
 from shared.kernels.device import DeviceLimits
 
 from . import attention_checks as checks
@@ -139,12 +139,18 @@ def test_offsets_into_the_pool_have_64_bits(interpreted: Run) -> None:
 H100 = DeviceLimits("sm_90", 227 * 1024, num_multiprocessors=132)
 
 
-def parts_of(kv_lens: list[int], num_items: int, config: DecodeConfig) -> list[int]:
+def parts_of(kv_lens: list[int], grid: DecodeGrid, config: DecodeConfig) -> list[int]:
     """The kernel's schedule (`plan_decode_items`), without a window."""
     tiles = [-(-kv_len // config.tile) for kv_len in kv_lens]
-    longest = max(-(-sum(tiles) // num_items), config.min_tiles)
-    part_tiles = [max(1, -(-count // max(1, -(-count // longest)))) for count in tiles]
-    return [max(1, -(-count // size)) for count, size in zip(tiles, part_tiles, strict=True)]
+
+    def cut(num_items: int) -> tuple[list[int], list[int]]:
+        longest = max(-(-sum(tiles) // num_items), config.min_tiles)
+        part_tiles = [max(1, -(-count // max(1, -(-count // longest)))) for count in tiles]
+        return part_tiles, [max(1, -(-count // size)) for count, size in zip(tiles, part_tiles, strict=True)]
+
+    part_tiles, parts = cut(grid.num_items)
+    most = max(size if count else 0 for size, count in zip(part_tiles, tiles, strict=True))
+    return cut(grid.num_uneven_items)[1] if most * sum(parts) * 5 > sum(tiles) * 6 else parts
 
 
 @settings(max_examples=100)
@@ -160,13 +166,14 @@ def parts_of(kv_lens: list[int], num_items: int, config: DecodeConfig) -> list[i
         parts_per_multiprocessor=st.integers(1, 16),
         num_warps=st.just(4),
         num_stages=st.just(3),
+        uneven_parts=st.integers(0, 16),
     ),
 )
 def test_parts_fit_the_grid_whatever_the_lengths(
     kv_lens: list[int], slack: int, num_kv_heads: int, num_multiprocessors: int, config: DecodeConfig
 ) -> None:
     grid = decode_grid(len(kv_lens), max(kv_lens) + slack, num_kv_heads, num_multiprocessors, config)
-    parts = parts_of(kv_lens, grid.num_items, config)
+    parts = parts_of(kv_lens, grid, config)
     assert sum(parts) <= grid.num_slots
     assert grid.has_merge or max(parts) == 1
 
@@ -174,10 +181,10 @@ def test_parts_fit_the_grid_whatever_the_lengths(
 def test_a_long_sequence_alone_fills_the_device() -> None:
     config = decode_config(head_dim=128, element_bytes=2, limits=H100)
     grid = decode_grid(1, 131_072, 8, 132, config)
-    assert 8 * parts_of([131_072], grid.num_items, config)[0] >= 4 * 132
+    assert 8 * parts_of([131_072], grid, config)[0] >= 2 * 132
 
 
 def test_short_sequences_stay_whole() -> None:
     config = decode_config(head_dim=128, element_bytes=2, limits=H100)
     grid = decode_grid(4, 4096, 8, 132, config)
-    assert parts_of([200] * 4, grid.num_items, config) == [1] * 4
+    assert parts_of([100] * 4, grid, config) == [1] * 4

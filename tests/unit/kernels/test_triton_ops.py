@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
 
 from shared.kernels.activation.rules import GELU, Activation
 
-from . import attention_checks, block_checks, compiling, decoder_checks, sampling_checks
+from . import attention_checks, block_checks, compiling, decoder_checks, delta_checks, sampling_checks
 from .compiling import TARGETS
 from .conftest import Run
+from .delta_checks import CHUNKS, ONES
 from .routing_case import FAMILIES, ROUTINGS
 
 
@@ -166,6 +168,47 @@ def test_attention_to_latents_compiles_and_uses_the_matrix_units(compiled: Run, 
     assert attend.num_matrix_instructions > 0
     assert attend.stack_bytes <= (AFTER_THE_LOOP if (arch, num_heads) == ("sm_90", 128) else FEW_BYTES)
     assert attend.spilled_registers == 0
+
+
+@pytest.mark.parametrize(
+    ("plan", "sizes"),
+    [
+        (ONES + CHUNKS[:2], {}),
+        (ONES, {"heads": (1, 3), "dims": (5, 7), "kernel_size": 3, "words": 37, "dtype": torch.float16}),
+        ([(1, 1), (20, 21)], {"kernel_size": 1, "words": 48}),  # rows of matrices lie in one block each
+        *(
+            pytest.param(plan, sizes, marks=pytest.mark.slow)
+            for plan, sizes in (
+                (CHUNKS, {}),
+                (ONES + CHUNKS[:4], {"kernel_size": 2, "words": 4096, "number": 0, "dtype": torch.float16}),
+                (ONES + CHUNKS[:4], {"dims": (20, 130), "heads": (1, 2)}),  # a matrix in several programs
+                (ONES + CHUNKS[:2], {"dims": (130, 8), "heads": (1, 1)}),  # left to torch
+            )
+        ),
+    ],
+)
+def test_the_gated_delta_rule_equals_the_reference(
+    interpreted: Run, plan: list[tuple[int, int]], sizes: dict[str, Any]
+) -> None:
+    interpreted(delta_checks.check_triton, plan, **sizes)
+
+
+SPILLS_COLUMNS = 128  # of stack, in 16 bits: what passes from chunk to chunk, on sm_90 and sm_100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", TARGETS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_gated_delta_rule_compiles_and_uses_the_matrix_units(compiled: Run, arch: str, dtype: torch.dtype) -> None:
+    kernels = {kernel.name: kernel for kernel in compiled(compiling.compile_delta, dtype, arch)}
+    assert set(kernels) == {
+        "convolve_ones", "step_heads", "convolve_tokens", "keep_tails", "solve_chunks", "pass_chunks", "norm_heads",
+    }  # fmt: skip
+    assert all(kernel.shared_bytes <= TARGETS[arch].shared_bytes for kernel in kernels.values())
+    assert all(kernels[name].num_matrix_instructions > 0 for name in ("solve_chunks", "pass_chunks"))
+    allowed = {"pass_chunks": SPILLS_COLUMNS} if dtype == torch.bfloat16 else {"pass_chunks": 4096, "solve_chunks": 64}
+    spilling = [k for k in kernels.values() if k.spilled_registers or k.stack_bytes > allowed.get(k.name, 0)]
+    assert [(kernel.name, kernel.stack_bytes, kernel.spilled_registers) for kernel in spilling] == []
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ class PagedSequence:
         kv_name = str(kv_dtype or decoder.dtype).removeprefix("torch.")
         layout = decoder.config.block_layout(BLOCK_SIZE, kv_name)
         num_blocks = -(-max_tokens // BLOCK_SIZE) + 3
+        self.groups = layout.groups
         self.num_groups, self.num_states = layout.groups.size, layout.num_states
         num_blocks *= self.num_groups
         # Numbers of all bits set are NaN, and so are scales.
@@ -45,9 +46,8 @@ class PagedSequence:
         )
         batch = first.with_groups(later) if self.num_groups > 1 else first
         if self.num_states:
-            states = torch.tensor(self.table[: len(self.table) // self.num_groups * self.num_groups], dtype=torch.int32)
-            of_states = states.view(-1, self.num_groups)[:, -self.num_states :].T[:, None]
-            batch = replace(batch, state_tables=of_states.contiguous())
+            blocks = torch.tensor([self.groups.state_blocks(self.table, start, self.kv_len)], dtype=torch.int32)
+            batch = replace(batch, state_blocks=blocks)
         return self.decoder.forward(
             torch.tensor(token_ids),
             torch.arange(start, self.kv_len),

@@ -42,9 +42,9 @@ def cases(device: torch.device, settings: Sequence[Setting] = SETTINGS, memory: 
 def tuning_cases(device: torch.device, memory: Tensor | None = None) -> Iterator[Case]:
     """The sizes that a launch could be compiled for, at three settings."""
     for setting in (SETTINGS[0], SETTINGS[3], (RAGGED, HeadShape())):
-        for tile, parts, num_warps, num_stages in product((32, 64, 128), (4, 8, 16), (4, 8), (2, 3, 4)):
+        for tile, parts, num_warps, num_stages in product((32, 64, 128), (2, 3, 6), (4, 8), (2, 3, 4)):
             if tile * num_stages <= 256:
-                config = DecodeConfig(tile, 256 // tile, parts, num_warps, num_stages)
+                config = DecodeConfig(tile, 128 // tile, parts, num_warps, num_stages)
                 yield _case(setting, device, config, memory)
 
 

@@ -15,7 +15,7 @@ from shared.kernels.attention.decode.schedule_jit import BEGIN, END, FIRST_SLOT,
 from shared.kernels.attention.jit import (
     absorb,
     begun_with_sinks,
-    capped,
+    capped_with_factor,
     first_seen,
     load_rows,
     normalised,
@@ -30,37 +30,44 @@ def merge_parts(
     part_peaks,  # [num_slots, num_heads] fp32
     output,  # [num_tokens, num_heads, HEAD_DIM]
     token,
-    head,
+    first_head,
+    end_head,
     num_heads,
     first_slot,
     num_parts,
     HEAD_DIM: tl.constexpr,
     DIMS: tl.constexpr,
+    HEADS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Join the parts of one head of one sequence, CHUNK at once."""
+    """Join the parts of one sequence for the heads from `first_head` on, HEADS of them but none from `end_head` on,
+    CHUNK parts at once: one head after another would wait for memory twice each."""
     dims = tl.arange(0, DIMS)
-    accumulator = tl.zeros([DIMS], tl.float32)
-    peak = tl.load(part_peaks + first_slot.to(tl.int64) * num_heads + head)
+    is_dim = dims < HEAD_DIM
+    heads = first_head + tl.arange(0, HEADS)
+    is_head = heads < end_head
+    accumulator = tl.zeros([HEADS, DIMS], tl.float32)
+    peak = tl.load(part_peaks + first_slot.to(tl.int64) * num_heads + heads, mask=is_head, other=0.0)
     total = peak * 0.0
     for start in range(0, num_parts, CHUNK):
         chunk = start + tl.arange(0, CHUNK)
-        real = chunk < num_parts
-        slot_heads = (first_slot + chunk).to(tl.int64) * num_heads + head
+        real = is_head[:, None] & (chunk < num_parts)[None, :]
+        slot_heads = (first_slot + chunk).to(tl.int64)[None, :] * num_heads + heads[:, None]
         peaks = tl.load(part_peaks + slot_heads, mask=real, other=float("-inf"))
         means = tl.load(
-            part_means + slot_heads[:, None] * HEAD_DIM + dims[None, :],
-            mask=real[:, None] & (dims < HEAD_DIM)[None, :],
+            part_means + slot_heads[:, :, None] * HEAD_DIM + dims[None, None, :],
+            mask=real[:, :, None] & is_dim[None, None, :],
             other=0.0,
         )
-        new_peak = tl.maximum(peak, tl.max(peaks, 0))
-        weights = tl.exp2(peaks - new_peak)
+        new_peak = tl.maximum(peak, tl.max(peaks, 1))
+        weights = tl.exp2(peaks - new_peak[:, None])
         decay = tl.exp2(peak - new_peak)
-        accumulator = accumulator * decay + tl.sum(means * weights[:, None], 0)
-        total = total * decay + tl.sum(weights, 0)
+        accumulator = accumulator * decay[:, None] + tl.sum(means * weights[:, :, None], 1)
+        total = total * decay + tl.sum(weights, 1)
         peak = new_peak
-    place = output + (token.to(tl.int64) * num_heads + head) * HEAD_DIM + dims
-    tl.store(place, (accumulator / total).to(output.dtype.element_ty), mask=dims < HEAD_DIM)
+    places = output + (token.to(tl.int64) * num_heads + heads)[:, None] * HEAD_DIM + dims[None, :]
+    mean = accumulator / tl.where(is_head, total, 1.0)[:, None]
+    tl.store(places, mean.to(output.dtype.element_ty), mask=is_head[:, None] & is_dim[None, :])
 
 
 @triton.jit(do_not_specialize=["block_tables", "items", "tickets", "part_means", "part_peaks", "layer", "table_stride"])
@@ -88,7 +95,8 @@ def decode_parts(
     ROWS: tl.constexpr,
     DIMS: tl.constexpr,
     TILE: tl.constexpr,
-    CHUNK: tl.constexpr,  # parts that the merge reads at once
+    HEADS: tl.constexpr,  # heads that the merge reads at once
+    CHUNK: tl.constexpr,  # parts of each
 ):
     """Grid (num_kv_heads, num_slots): one part of one sequence for one KV head and the query heads that share it."""
     kv_head, slot = tl.program_id(0), tl.program_id(1)
@@ -131,18 +139,18 @@ def decode_parts(
             k_scales = load_scales(scales, run, offsets, positions, kv_len, BLOCK_SIZE, HEAD_DIM)
             v_scales = load_scales(scales, run + to_values, offsets, positions, kv_len, BLOCK_SIZE, HEAD_DIM)
         offsets = slot_offsets(table, positions + TILE, kv_len, block_stride, BLOCK_SIZE, HEAD_DIM)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * log2_scale
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         if scales is not None:
             scores *= k_scales[None, :]
-        scores = capped(scores, CAP)
+        scores, factor = capped_with_factor(scores, log2_scale, CAP)
         seen = positions < kv_len
         if WINDOW > 0:
             seen &= positions >= first_seen(kv_len - 1, WINDOW, CHUNKED)
         scores = tl.where(seen[None, :], scores, float("-inf"))
         if scales is not None:
-            accumulator, peak, total = absorb(accumulator, peak, total, scores, v, v_scales)
+            accumulator, peak, total = absorb(accumulator, peak, total, scores, factor, v, v_scales)
         else:
-            accumulator, peak, total = absorb(accumulator, peak, total, scores, v, None)
+            accumulator, peak, total = absorb(accumulator, peak, total, scores, factor, v, None)
 
     mean = normalised(accumulator, total)
     if num_parts == 1:
@@ -157,8 +165,9 @@ def decode_parts(
         if tl.atomic_add(ticket, 1, sem="acq_rel") == num_parts - 1:
             tl.store(ticket, 0)
             first_slot = tl.load(item + FIRST_SLOT)
-            for head in range(GROUP):
+            end_head = (kv_head + 1) * GROUP
+            for head in tl.static_range(0, GROUP, HEADS):
                 merge_parts(
-                    part_means, part_peaks, output, token, kv_head * GROUP + head, num_kv_heads * GROUP, first_slot,
-                    num_parts, HEAD_DIM, DIMS, CHUNK,
+                    part_means, part_peaks, output, token, kv_head * GROUP + head, end_head, num_kv_heads * GROUP,
+                    first_slot, num_parts, HEAD_DIM, DIMS, HEADS, CHUNK,
                 )  # fmt: skip

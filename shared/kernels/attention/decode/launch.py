@@ -14,7 +14,15 @@ from shared.kernels.batch import AttentionBatch
 from shared.kernels.device import next_power_of_2
 from shared.kernels.pool_view import PoolView
 
-MERGE_CHUNK = 16  # parts that the merge reads at once
+MERGED_HEADS = 8
+"""Heads whose parts are merged at once, at most."""
+_MERGED = 8192
+"""Elements that a merge reads at once."""
+
+
+def merge_chunk(num_heads: int, dims: int) -> int:
+    """Parts that a merge of this many heads reads at once."""
+    return max(2, _MERGED // (num_heads * dims))
 
 
 def decode_attention(
@@ -44,7 +52,7 @@ def decode_attention(
         layer: 0 <= layer < num_layers.
         batch: the step's sequences.
         output: [num_tokens, num_heads, head_dim], contiguous, query's dtype.
-        scale: factor on query · key.
+        scale: factor on query · key, above 0.
         window: sliding window in tokens, or None.
         softcap: as for `DecoderOps.paged_attention`, or None.
         sinks: likewise.
@@ -52,6 +60,7 @@ def decode_attention(
         config: sizes to use instead of `decode_config`'s.
     """
     check_paged_attention(query, pool, layer, batch, window, softcap, sinks, is_chunked=is_chunked)
+    assert scale > 0
     assert query.is_contiguous()
     assert output.is_contiguous()
     assert output.shape == query.shape
@@ -69,6 +78,8 @@ def decode_attention(
     )
     config = plan.config
     group = num_heads // pool.num_kv_heads
+    dims = next_power_of_2(max(head_dim, 16))
+    heads_at_once = min(next_power_of_2(group), MERGED_HEADS)
     decode_parts[(pool.num_kv_heads, plan.num_slots)](
         query,
         elements,
@@ -91,9 +102,10 @@ def decode_attention(
         CHUNKED=is_chunked,
         CAP=(softcap or 0.0) * math.log2(math.e),
         ROWS=next_power_of_2(max(group, 16)),
-        DIMS=next_power_of_2(max(head_dim, 16)),
+        DIMS=dims,
         TILE=config.tile,
-        CHUNK=MERGE_CHUNK,
+        HEADS=heads_at_once,
+        CHUNK=merge_chunk(heads_at_once, dims),
         num_warps=config.num_warps,
         num_stages=config.num_stages,
         enable_fp_fusion=True,

@@ -66,6 +66,7 @@ def plan_decode(
         items,
         batch.num_seqs,
         grid.num_items,
+        grid.num_uneven_items,
         grid.num_slots,
         TILE=config.tile,
         MIN_TILES=config.min_tiles,

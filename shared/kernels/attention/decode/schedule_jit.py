@@ -54,13 +54,33 @@ def lengths(query_start, seq_lens, start, num_seqs, SEQS: tl.constexpr):
     return rows, query_lens, tl.load(seq_lens + rows, mask=live, other=0)
 
 
-@triton.jit(do_not_specialize=["query_start", "seq_lens", "items", "num_seqs", "num_items", "num_slots"])
+@triton.jit
+def is_uneven(query_start, seq_lens, num_seqs, total, longest,
+    TILE: tl.constexpr, WINDOW: tl.constexpr, CHUNKED: tl.constexpr, SEQS: tl.constexpr,
+):  # fmt: skip
+    """Whether parts of at most `longest` tiles differ so much that all have less than 5/6 of as many of the longest."""
+    num_parts, most = num_seqs * 0, num_seqs * 0
+    for start in range(0, num_seqs, SEQS):
+        _, query_lens, kv_lens = lengths(query_start, seq_lens, start, num_seqs, SEQS)
+        tiles, _ = tiles_seen(query_lens, kv_lens, TILE, WINDOW, CHUNKED)
+        parts, part_tiles = cut(query_lens, tiles, longest)
+        num_parts += tl.sum(parts, 0)
+        most = tl.maximum(most, tl.max(tl.where(tiles > 0, part_tiles, 0), 0))
+    return most.to(tl.int64) * num_parts * 5 > total.to(tl.int64) * 6
+
+
+@triton.jit(
+    do_not_specialize=[
+        "query_start", "seq_lens", "items", "num_seqs", "num_items", "num_uneven_items", "num_slots"
+    ]
+)  # fmt: skip
 def plan_decode_items(
     query_start,  # [num_seqs + 1] int32
     seq_lens,  # [num_seqs] int32
     items,  # [num_slots, WIDTH] int32, filled
     num_seqs,
     num_items,  # parts to aim at, beyond one for each sequence
+    num_uneven_items,  # likewise where these would be uneven
     num_slots,  # at least as many as there are parts
     TILE: tl.constexpr,
     MIN_TILES: tl.constexpr,
@@ -77,6 +97,9 @@ def plan_decode_items(
         tiles, _ = tiles_seen(query_lens, kv_lens, TILE, WINDOW, CHUNKED)
         total += tl.sum(tiles, 0)
     longest = tl.maximum((total + num_items - 1) // num_items, MIN_TILES)
+    if num_uneven_items != num_items:  # noqa: SIM102  # `and` would work out both
+        if is_uneven(query_start, seq_lens, num_seqs, total, longest, TILE, WINDOW, CHUNKED, SEQS):
+            longest = tl.maximum((total + num_uneven_items - 1) // num_uneven_items, MIN_TILES)
     first_slot = num_seqs * 0
     for start in range(0, seq, SEQS):
         rows, query_lens, kv_lens = lengths(query_start, seq_lens, start, num_seqs, SEQS)

@@ -13,9 +13,10 @@ class DecodeConfig:
 
     tile: int  # tokens of one step of a part
     min_tiles: int  # tiles of a part, at least: a shorter one costs more in the merge than it gains
-    parts_per_multiprocessor: int  # parts to aim at; several even out their lengths
+    parts_per_multiprocessor: int  # parts to aim at, where they come out about equally long
     num_warps: int
     num_stages: int  # tiles in flight
+    uneven_parts: int = 0  # likewise where they do not: more even out; 0: as many
 
 
 def decode_config(head_dim: int, element_bytes: int, limits: DeviceLimits) -> DecodeConfig:
@@ -23,11 +24,16 @@ def decode_config(head_dim: int, element_bytes: int, limits: DeviceLimits) -> De
 
     A stage holds K and V: `2 * tile * head_dim * element_bytes`, 32 KiB for 64 tokens of 128 dims in 16 bits.
     Two of three stages lie there at once, beside 4 KiB of the query.
+
+    A part waits for its table entries, its first keys and the merge whatever its length, and two of equal length side
+    by side read as fast as a multiprocessor can: more are only worth their waits where lengths differ (measured on an
+    H200, see docs/benchmarks/engine/gpu.md).
     """
     row_bytes = head_dim * element_bytes
     tile = 128 if row_bytes <= 128 else 64 if row_bytes <= 256 else 32 if row_bytes <= 512 else 16
     num_stages = 3 if limits.shared_bytes > 64 * 1024 else 2
-    return DecodeConfig(tile, max(1, 256 // tile), parts_per_multiprocessor=8, num_warps=4, num_stages=num_stages)
+    min_tiles = max(1, 128 // tile)
+    return DecodeConfig(tile, min_tiles, 2, num_warps=4, num_stages=num_stages, uneven_parts=3)
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,7 @@ class DecodeGrid:
     """The static shape of a launch: it depends on the batch and its capacity, never on the current lengths."""
 
     num_items: int  # parts to aim at for each KV head, beyond one for each sequence
+    num_uneven_items: int  # likewise where these would be of different length
     num_slots: int  # parts that there can be for each KV head
     has_merge: bool  # whether any sequence can have several parts
 
@@ -46,7 +53,7 @@ def decode_grid(
 
     The kernel makes each part `ceil(tiles of the batch / num_items)` tiles long, `min_tiles` at least, so a batch
     of long sequences is cut into about `parts_per_multiprocessor` parts for each multiprocessor, a batch of short
-    ones into fewer.
+    ones into fewer. Where parts would differ much in length it takes `num_uneven_items` instead.
 
     Args:
         num_seqs: rows of the batch.
@@ -56,7 +63,12 @@ def decode_grid(
         config: the launch's sizes.
     """
     most_parts = max(1, -(-capacity // (config.tile * config.min_tiles)))  # of one sequence
-    wanted = -(-config.parts_per_multiprocessor * num_multiprocessors // num_kv_heads)
-    num_items = max(1, min(wanted, num_seqs * most_parts))
-    num_slots = min(num_items + num_seqs, num_seqs * most_parts)
-    return DecodeGrid(num_items, num_slots, has_merge=most_parts > 1)
+    most = num_seqs * most_parts
+
+    def aimed_at(parts: int) -> int:
+        return max(1, min(-(-parts * num_multiprocessors // num_kv_heads), most))
+
+    num_items = aimed_at(config.parts_per_multiprocessor)
+    num_uneven_items = aimed_at(config.uneven_parts or config.parts_per_multiprocessor)
+    num_slots = min(max(num_items, num_uneven_items) + num_seqs, most)
+    return DecodeGrid(num_items, num_uneven_items, num_slots, has_merge=most_parts > 1)

@@ -72,11 +72,11 @@ def latent_parts(
         k_rest = load_rows(rows + FIRST, offsets, positions, kv_len, DIM - FIRST, REST, False).to(q.dtype)
         offsets = slot_offsets(table, positions + TILE, kv_len, block_stride, BLOCK_SIZE, DIM)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
-        scores = tl.dot(q_rest, tl.trans(k_rest), scores, input_precision="ieee") * log2_scale
+        scores = tl.dot(q_rest, tl.trans(k_rest), scores, input_precision="ieee")
         scores = tl.where((positions < kv_len)[None, :], scores, float("-inf"))
         # Online softmax, as `absorb`; a part sees one key at least.
-        new_peak = tl.maximum(peak, tl.max(scores, 1))
-        weights = tl.exp2(scores - new_peak[:, None])
+        new_peak = tl.maximum(peak, tl.max(scores, 1) * log2_scale)
+        weights = tl.exp2(scores * log2_scale - new_peak[:, None])
         decay = tl.exp2(peak - new_peak)
         total = total * decay + tl.sum(weights, 1)
         weights = weights.to(q.dtype)
@@ -119,5 +119,6 @@ def merge_latents(
         return
     token = tl.load(item + TOKEN)
     first = tl.program_id(1) * HEADS
-    for head in range(first, min(first + HEADS, NUM_HEADS)):
-        merge_parts(part_means, part_peaks, output, token, head, NUM_HEADS, slot, num_parts, DIM, DIMS, CHUNK)
+    merge_parts(
+        part_means, part_peaks, output, token, first, NUM_HEADS, NUM_HEADS, slot, num_parts, DIM, DIMS, HEADS, CHUNK
+    )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shared.kernels import device as devices
 from shared.kernels.attention.contract import check_paged_attention
-from shared.kernels.attention.decode.launch import MERGE_CHUNK
+from shared.kernels.attention.decode.launch import merge_chunk
 from shared.kernels.attention.decode.schedule import plan_decode
 from shared.kernels.attention.decode.splits import DecodeConfig
 from shared.kernels.attention.latent.jit import latent_parts, merge_latents
@@ -19,7 +19,7 @@ from shared.kernels.device import DeviceLimits, next_power_of_2
 from shared.kernels.pool_view import PoolView
 
 MERGED_HEADS = 4
-"""Heads that a program joins the parts of, one after the other. A program that attends has too many for it."""
+"""Heads that a program joins the parts of. A program that attends has too many for it."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,7 @@ def latent_attention(
         num_stages=config.decode.num_stages,
     )
     if len(plan.part_means):
+        dims = next_power_of_2(dim)
         merge_latents[(plan.num_slots, -(-num_heads // MERGED_HEADS))](
             plan.items,
             plan.part_means,
@@ -125,8 +126,8 @@ def latent_attention(
             NUM_HEADS=num_heads,
             DIM=dim,
             HEADS=MERGED_HEADS,
-            DIMS=next_power_of_2(dim),
-            CHUNK=MERGE_CHUNK,
+            DIMS=dims,
+            CHUNK=merge_chunk(MERGED_HEADS, dims),
             num_warps=4,
         )
     return output.flatten(1)

@@ -13,7 +13,7 @@ import triton.language as tl
 from shared.kernels.attention.jit import (
     absorb,
     begun_with_sinks,
-    capped,
+    capped_with_factor,
     first_seen,
     load_rows,
     normalised,
@@ -62,10 +62,10 @@ def attend_tiles(
             k_scales = load_scales(scales, run, offsets, positions, kv_len, BLOCK_SIZE, HEAD_DIM)
             v_scales = load_scales(scales, run + to_values, offsets, positions, kv_len, BLOCK_SIZE, HEAD_DIM)
         offsets = slot_offsets(table, positions + TILE, kv_len, block_stride, BLOCK_SIZE, HEAD_DIM)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * log2_scale
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         if scales is not None:
             scores *= k_scales[None, :]
-        scores = capped(scores, CAP)
+        scores, factor = capped_with_factor(scores, log2_scale, CAP)
         if not WHOLE:
             # Positions past kv_len are hidden too, though a padding row would come after them.
             seen = (positions[None, :] <= query_positions[:, None]) & (positions < kv_len)[None, :]
@@ -73,9 +73,9 @@ def attend_tiles(
                 seen &= positions[None, :] >= first_seen(query_positions, WINDOW, CHUNKED)[:, None]
             scores = tl.where(seen, scores, float("-inf"))
         if scales is not None:
-            accumulator, peak, total = absorb(accumulator, peak, total, scores, v, v_scales)
+            accumulator, peak, total = absorb(accumulator, peak, total, scores, factor, v, v_scales)
         else:
-            accumulator, peak, total = absorb(accumulator, peak, total, scores, v, None)
+            accumulator, peak, total = absorb(accumulator, peak, total, scores, factor, v, None)
     return accumulator, peak, total
 
 

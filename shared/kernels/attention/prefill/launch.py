@@ -39,7 +39,7 @@ def prefill_attention(
         layer: 0 <= layer < num_layers.
         batch: the step's sequences; `query_lens` sizes the grid.
         output: [num_tokens, num_heads, head_dim], contiguous, query's dtype.
-        scale: factor on query · key.
+        scale: factor on query · key, above 0.
         window: sliding window in tokens, or None.
         softcap: as for `DecoderOps.paged_attention`, or None.
         sinks: likewise.
@@ -49,6 +49,7 @@ def prefill_attention(
             goes through the same code. A row whose length on the device is 0 gets zeros.
     """
     check_paged_attention(query, pool, layer, batch, window, softcap, sinks, is_chunked=is_chunked)
+    assert scale > 0
     assert query.is_contiguous()
     assert output.is_contiguous()
     assert output.shape == query.shape

@@ -1,0 +1,534 @@
+"""The gated delta rule, its convolution and its norm in Triton: states are read from a pool's blocks and written there.
+
+A step's first sequences, of one token each, take `convolve_ones` and `step_heads`. The others are cut into chunks of
+CHUNK tokens, anew behind a token whose state is kept: `convolve_tokens` and `keep_tails`, then `solve_chunks` for all
+chunks at once, and `pass_chunks` from chunk to chunk. All is in fp32, and every sum has one order.
+"""
+
+# mypy: disable-error-code="import-untyped, import-not-found, no-untyped-def, no-untyped-call, untyped-decorator"
+# ruff: noqa: N803  # compile-time arguments are upper case
+
+import triton
+import triton.language as tl
+
+from shared.kernels.activation.jit import silu
+from shared.kernels.rounding_jit import rounded
+
+NORM_EPS = tl.constexpr(1e-6)
+READ, FILLED, LAST = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+"""Places of `AttentionBatch.state_blocks`."""
+
+
+@triton.jit
+def word_places(ids, at, WORDS: tl.constexpr):
+    """Where numbers `at` of a sequence's states lie in the pool: int64; `ids`: [num_states] its blocks, of WORDS
+    numbers each."""
+    groups = at // WORDS
+    return tl.load(ids + groups).to(tl.int64) * WORDS + (at - groups * WORDS)
+
+
+@triton.jit
+def matrix_places(
+    ids,
+    first,  # number of the head's first element
+    rows,
+    columns,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    WORDS: tl.constexpr,
+    HAS_WHOLE_ROWS: tl.constexpr,  # whether every row of a matrix lies in one block
+):
+    """[rows, columns] as `word_places`; those past the matrix's end are its last."""
+    starts = first + tl.minimum(rows, KEY_DIM - 1) * VALUE_DIM
+    if HAS_WHOLE_ROWS:
+        return word_places(ids, starts, WORDS)[:, None] + columns[None, :]
+    return word_places(ids, starts[:, None] + tl.minimum(columns, VALUE_DIM - 1)[None, :], WORDS)
+
+
+@triton.jit
+def tail_places(ids, first, channels, taps, MIXED: tl.constexpr, KERNEL: tl.constexpr, WORDS: tl.constexpr):
+    """As `word_places`, of the convolution's inputs `taps` of `channels`; those of no tap are the last one's."""
+    return word_places(ids, first + tl.minimum(tl.maximum(taps, 0), KERNEL - 2) * MIXED + channels, WORDS)
+
+
+@triton.jit
+def has_state(ids):
+    """[1] bool: whether there is a state before a sequence's tokens."""
+    return tl.load(ids + tl.arange(0, 1)) >= 0
+
+
+@triton.jit
+def softplus(x):
+    """log(1 + exp(x)), as exact where it is small."""
+    e = tl.exp(tl.minimum(x, 20.0))
+    s = e / (2.0 + e)  # log(1 + e) = 2 artanh(s)
+    s2 = s * s
+    small = 2.0 * s * (1.0 + s2 * (0.33333333333 + s2 * (0.2 + s2 * 0.14285714286)))
+    return tl.where(x > 20.0, x, tl.where(e < 0.25, small, tl.log(1.0 + e)))
+
+
+@triton.jit
+def load_gates(rates, places, real, decay, bias, NUM_HEADS: tl.constexpr):
+    """(log decay, rate) of one head for some tokens, fp32, zeros where there is nothing; `rates`: the head's."""
+    raw = tl.load(rates + places, mask=real, other=0.0)
+    rate = rounded(1.0 / (1.0 + tl.exp(-raw.to(tl.float32))), raw.dtype)
+    raw = tl.load(rates + places + NUM_HEADS, mask=real, other=0.0).to(tl.float32)
+    return tl.where(real, decay * softplus(raw + bias), 0.0), tl.where(real, rate, 0.0)
+
+
+@triton.jit
+def unit_rows(x, scale):
+    """[rows, dim] fp32, each over its length, times `scale`."""
+    return x * (tl.rsqrt(tl.sum(x * x, 1) + NORM_EPS) * scale)[:, None]
+
+
+@triton.jit
+def gated_normed(x, weight, gate, eps, VALUE_DIM: tl.constexpr, dtype: tl.constexpr):
+    """A head's result [dim], fp32 rounded to `dtype`, normed and gated as the reference rounds; fp32."""
+    normed = rounded(x * tl.rsqrt(tl.sum(x * x, 0) / VALUE_DIM + eps), dtype)
+    return rounded(normed * weight, dtype) * silu(gate)
+
+
+@triton.jit
+def activated(x, dtype: tl.constexpr):
+    """What the convolution gave, fp32, rounded before and behind its activation; of `dtype`."""
+    return silu(rounded(x, dtype)).to(dtype)
+
+
+@triton.jit(do_not_specialize=["number"])
+def convolve_ones(
+    projected,  # [num_tokens, …], the first columns are the channels
+    stride,  # elements from token to token
+    conv,  # [KERNEL, MIXED] fp32
+    words,  # the pool, fp32
+    states,  # [num_seqs, 3, num_states] int32
+    num_states,
+    number,
+    active,  # [num_tokens, MIXED]
+    MIXED: tl.constexpr,
+    KERNEL: tl.constexpr,
+    MATRIX: tl.constexpr,
+    WORDS: tl.constexpr,
+    TAPS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Grid (num_ones, ceil(MIXED / TILE)): some channels of one sequence's one token; the newest inputs are kept."""
+    seq = tl.program_id(0).to(tl.int64)
+    channels = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    real = channels < MIXED
+    if MIXED % TILE != 0:
+        channels = tl.minimum(channels, MIXED - 1)
+    newest = tl.load(projected + seq * stride + channels, mask=real, other=0.0)
+    wide = newest.to(tl.float32)
+    dtype = newest.dtype
+    ids = states + seq * 3 * num_states
+    total = tl.zeros([TILE], tl.float32)
+    if KERNEL > 1:
+        first = number * (MATRIX + MIXED * (KERNEL - 1)) + MATRIX
+        is_there = has_state(ids)
+        for tap in tl.static_range(KERNEL - 1):
+            places = tail_places(ids, first, channels, tap, MIXED, KERNEL, WORDS)
+            total += tl.load(words + places, mask=real & is_there, other=0.0) * tl.load(conv + tap * MIXED + channels)
+        taps = tl.arange(0, TAPS)[None, :]
+        places = tail_places(ids, first, channels[:, None], taps + 1, MIXED, KERNEL, WORDS)
+        later = tl.load(words + places, mask=real[:, None] & (taps < KERNEL - 2) & is_there[:, None], other=0.0)
+        later = tl.where(taps == KERNEL - 2, wide[:, None], later)
+        places = tail_places(ids + LAST * num_states, first, channels[:, None], taps, MIXED, KERNEL, WORDS)
+        tl.debug_barrier()  # they may be written where another thread reads
+        tl.store(words + places, later, mask=real[:, None] & (taps < KERNEL - 1))
+    total += wide * tl.load(conv + (KERNEL - 1) * MIXED + channels)
+    tl.store(active + seq * MIXED + channels, activated(total, dtype), mask=real)
+
+
+@triton.jit(do_not_specialize=["number"])
+def step_heads(
+    projected,  # [num_tokens, …]
+    stride,
+    active,  # [num_tokens, MIXED]
+    decay,  # [NUM_HEADS] fp32
+    decay_bias,  # [NUM_HEADS] fp32
+    norm,  # [VALUE_DIM]
+    words,
+    states,  # [num_seqs, 3, num_states] int32
+    num_states,
+    number,
+    output,  # [num_tokens, NUM_HEADS, VALUE_DIM]
+    eps,
+    NUM_HEADS: tl.constexpr,
+    NUM_KEY_HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    STATE: tl.constexpr,  # numbers of a layer's state
+    WORDS: tl.constexpr,
+    HAS_WHOLE_ROWS: tl.constexpr,
+    IS_NORMED: tl.constexpr,  # whether a program has all columns, and norms them
+    KEYS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Grid (num_ones, NUM_HEADS, ceil(VALUE_DIM / COLUMNS)): some columns of a head's matrix, updated by one token."""
+    seq, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    rows, columns = tl.arange(0, KEYS), tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
+    real, is_row = columns < VALUE_DIM, rows < KEY_DIM
+    both = is_row[:, None] & real[None, :]
+    mixed: tl.constexpr = 2 * NUM_KEY_HEADS * KEY_DIM + NUM_HEADS * VALUE_DIM
+    key_head = head // (NUM_HEADS // NUM_KEY_HEADS)
+    ids = states + seq * 3 * num_states
+    first = number * STATE + head * (KEY_DIM * VALUE_DIM)
+    places = matrix_places(ids, first, rows, columns, KEY_DIM, VALUE_DIM, WORDS, HAS_WHOLE_ROWS)
+    state = tl.load(words + places, mask=both & has_state(ids)[:, None], other=0.0)
+    token = active + seq * mixed + key_head * KEY_DIM
+    query = tl.load(token + rows, mask=is_row, other=0.0).to(tl.float32)
+    key = tl.load(token + NUM_KEY_HEADS * KEY_DIM + rows, mask=is_row, other=0.0).to(tl.float32)
+    query *= tl.rsqrt(tl.sum(query * query, 0) + NORM_EPS) * (KEY_DIM**-0.5)
+    key *= tl.rsqrt(tl.sum(key * key, 0) + NORM_EPS)
+    values = active + seq * mixed + 2 * NUM_KEY_HEADS * KEY_DIM + head * VALUE_DIM
+    value = tl.load(values + columns, mask=real, other=0.0).to(tl.float32)
+    rates = projected + seq * stride + mixed + NUM_HEADS * VALUE_DIM + head
+    log_decay, rate = load_gates(rates, 0, True, tl.load(decay + head), tl.load(decay_bias + head), NUM_HEADS)
+    state *= tl.exp(log_decay)
+    update = (value - tl.sum(key[:, None] * state, 0)) * rate
+    state += key[:, None] * update[None, :]
+    last = ids + LAST * num_states
+    places = matrix_places(last, first, rows, columns, KEY_DIM, VALUE_DIM, WORDS, HAS_WHOLE_ROWS)
+    found = tl.sum(query[:, None] * state, 0)
+    tl.store(words + places, state, mask=both)
+    dtype = output.dtype.element_ty
+    if IS_NORMED:
+        gate = tl.load(projected + seq * stride + mixed + head * VALUE_DIM + columns, mask=real, other=0.0)
+        weight = tl.load(norm + columns, mask=real, other=0.0).to(tl.float32)
+        found = gated_normed(rounded(found, dtype), weight, gate.to(tl.float32), eps, VALUE_DIM, dtype)
+    tl.store(output + (seq * NUM_HEADS + head) * VALUE_DIM + columns, found.to(dtype), mask=real)
+
+
+@triton.jit
+def sequence_bounds(query_start, seq_lens, ids, num_states, seq, BLOCK_SIZE: tl.constexpr):
+    """(row of a sequence's first token in the step, its tokens, those up to where a state is kept before the end)."""
+    begin = tl.load(query_start + seq)
+    count = tl.load(query_start + seq + 1) - begin
+    end = tl.load(seq_lens + seq)
+    filled = end // BLOCK_SIZE * BLOCK_SIZE - (end - count)
+    return begin, count, tl.where(tl.load(ids + FILLED * num_states) >= 0, filled, count)
+
+
+@triton.jit
+def chunk_bounds(chunk, count, filled, CHUNK: tl.constexpr):
+    """(the first of a sequence's tokens in a chunk, their number: 0 where there is none)."""
+    before = (filled + CHUNK - 1) // CHUNK
+    first = tl.where(chunk < before, chunk * CHUNK, filled + (chunk - before) * CHUNK)
+    return first, tl.maximum(tl.minimum(tl.where(chunk < before, filled, count) - first, CHUNK), 0)
+
+
+@triton.jit(do_not_specialize=["number", "first_seq", "query_start"])
+def convolve_tokens(
+    projected,
+    stride,
+    conv,  # [KERNEL, MIXED] fp32
+    words,
+    states,
+    num_states,
+    number,
+    query_start,  # [num_seqs + 1] int32
+    first_seq,
+    active,  # [num_tokens, MIXED]
+    MIXED: tl.constexpr,
+    KERNEL: tl.constexpr,
+    MATRIX: tl.constexpr,
+    WORDS: tl.constexpr,
+    TILE: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """Grid (ceil(most tokens / TOKENS), ceil(MIXED / TILE), num_seqs): some channels of some tokens of a sequence."""
+    seq = first_seq + tl.program_id(2)
+    begin = tl.load(query_start + seq)
+    count = tl.load(query_start + seq + 1) - begin
+    tokens = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    if tl.program_id(0) * TOKENS < count:
+        channels = tl.program_id(1) * TILE + tl.arange(0, TILE)
+        real = (tokens < count)[:, None] & (channels < MIXED)[None, :]
+        if MIXED % TILE != 0:
+            channels = tl.minimum(channels, MIXED - 1)
+        ids = states + seq.to(tl.int64) * 3 * num_states
+        dtype = projected.dtype.element_ty
+        total = tl.zeros([TOKENS, TILE], tl.float32)
+        for tap in tl.static_range(KERNEL):
+            places = tokens + tap - (KERNEL - 1)
+            rows = projected + (begin + tl.maximum(places, 0)).to(tl.int64)[:, None] * stride + channels[None, :]
+            inputs = tl.load(rows, mask=real & (places >= 0)[:, None], other=0.0).to(tl.float32)
+            if tl.program_id(0) * TOKENS < KERNEL - 1:
+                first = number * (MATRIX + MIXED * (KERNEL - 1)) + MATRIX
+                taps = (places + KERNEL - 1)[:, None]
+                earlier = tail_places(ids, first, channels[None, :], taps, MIXED, KERNEL, WORDS)
+                is_there = real & (places < 0)[:, None] & has_state(ids)[:, None]
+                inputs += tl.load(words + earlier, mask=is_there, other=0.0)
+            total += inputs * tl.load(conv + tap * MIXED + channels)[None, :]
+        rows = active + (begin + tokens).to(tl.int64)[:, None] * MIXED + channels[None, :]
+        tl.store(rows, activated(total, dtype), mask=real)
+
+
+@triton.jit
+def tail_at(
+    end,  # of a sequence's tokens, the first ones
+    projected,
+    stride,
+    begin,
+    words,
+    ids,
+    first,
+    channels,
+    real,
+    MIXED: tl.constexpr,
+    KERNEL: tl.constexpr,
+    WORDS: tl.constexpr,
+    TAPS: tl.constexpr,
+):
+    """[channels, TAPS] fp32: the convolution's last inputs up to a token, those before the step among them."""
+    taps = tl.arange(0, TAPS)
+    places = end - (KERNEL - 1) + taps
+    rows = projected + (begin + tl.maximum(places, 0)).to(tl.int64)[None, :] * stride + channels[:, None]
+    is_new = real[:, None] & ((places >= 0) & (taps < KERNEL - 1))[None, :]
+    is_old = real[:, None] & (places < 0)[None, :] & has_state(ids)[:, None]
+    earlier = tail_places(ids, first, channels[:, None], (places + KERNEL - 1)[None, :], MIXED, KERNEL, WORDS)
+    inputs = tl.load(rows, mask=is_new, other=0.0).to(tl.float32)
+    return inputs + tl.load(words + earlier, mask=is_old, other=0.0)
+
+
+@triton.jit(do_not_specialize=["number", "first_seq", "query_start", "seq_lens"])
+def keep_tails(
+    projected,
+    stride,
+    words,
+    states,
+    num_states,
+    number,
+    query_start,  # [num_seqs + 1] int32
+    seq_lens,  # [num_seqs] int32
+    first_seq,
+    MIXED: tl.constexpr,
+    KERNEL: tl.constexpr,
+    MATRIX: tl.constexpr,
+    WORDS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TAPS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Grid (ceil(MIXED / TILE), num_seqs): the convolution's last inputs of some channels, where a state is kept."""
+    seq = first_seq + tl.program_id(1)
+    ids = states + seq.to(tl.int64) * 3 * num_states
+    begin, count, filled = sequence_bounds(query_start, seq_lens, ids, num_states, seq, BLOCK_SIZE)
+    channels = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    real = channels < MIXED
+    if MIXED % TILE != 0:
+        channels = tl.minimum(channels, MIXED - 1)
+    first = number * (MATRIX + MIXED * (KERNEL - 1)) + MATRIX
+    at_filled = tail_at(filled, projected, stride, begin, words, ids, first, channels, real, MIXED, KERNEL, WORDS, TAPS)
+    at_end = tail_at(count, projected, stride, begin, words, ids, first, channels, real, MIXED, KERNEL, WORDS, TAPS)
+    taps = tl.arange(0, TAPS)[None, :]
+    both = real[:, None] & (taps < KERNEL - 1)
+    tl.debug_barrier()  # they may be written where another thread reads
+    places = tail_places(ids + LAST * num_states, first, channels[:, None], taps, MIXED, KERNEL, WORDS)
+    tl.store(words + places, at_end, mask=both)
+    if filled < count:
+        places = tail_places(ids + FILLED * num_states, first, channels[:, None], taps, MIXED, KERNEL, WORDS)
+        tl.store(words + places, at_filled, mask=both)
+
+
+@triton.jit
+def unit_inverse(system, SIZE: tl.constexpr):
+    """[SIZE, SIZE] fp32: the transposed inverse of 1 + `system`, which is below the diagonal; a row after another."""
+    rows, columns = tl.arange(0, SIZE)[:, None], tl.arange(0, SIZE)[None, :]
+    found = (rows == columns).to(tl.float32)  # a column is a row of the inverse
+    for row in range(1, SIZE):
+        of_row = tl.sum(tl.where(rows == row, system, 0.0), 0)
+        solved = -tl.sum(found * of_row[None, :], 1)
+        found = tl.where(columns == row, found + solved[:, None], found)
+    return found
+
+
+@triton.jit
+def load_unit_rows(
+    active, row, tokens, length, start, scale, MIXED: tl.constexpr, DIM: tl.constexpr, KEYS: tl.constexpr
+):
+    """[CHUNK, KEYS] fp32: the keys or queries of a chunk's tokens, whose columns begin at `start`; zeros past both."""
+    dims = tl.arange(0, KEYS)
+    rows = active + (row + tokens).to(tl.int64)[:, None] * MIXED + start + dims[None, :]
+    real = (tokens < length)[:, None] & (dims < DIM)[None, :]
+    return unit_rows(tl.load(rows, mask=real, other=0.0).to(tl.float32), scale)
+
+
+@triton.jit(do_not_specialize=["first_seq", "query_start", "seq_lens", "first_row"])
+def solve_chunks(
+    projected,
+    stride,
+    active,  # [num_tokens, MIXED]
+    decay,
+    decay_bias,
+    states,
+    num_states,
+    query_start,
+    seq_lens,
+    first_seq,
+    first_row,  # of the sequences' tokens, which the four below begin with
+    own,  # [num_rows, NUM_HEADS, VALUE_DIM] fp32
+    reads,  # [num_rows, NUM_HEADS, KEY_DIM] fp32
+    within,  # [num_rows, NUM_HEADS, CHUNK] fp32
+    since,  # [num_rows, NUM_HEADS] fp32
+    NUM_HEADS: tl.constexpr,
+    NUM_KEY_HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    CHUNK: tl.constexpr,
+    KEYS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Grid (most chunks of a sequence, NUM_HEADS, num_seqs): of a chunk's updates, which are `own` - `reads` @ state;
+    its queries' weights on them, `within`; and the decay up to each token, `since`."""
+    head, seq = tl.program_id(1), first_seq + tl.program_id(2)
+    ids = states + seq.to(tl.int64) * 3 * num_states
+    begin, count, filled = sequence_bounds(query_start, seq_lens, ids, num_states, seq, BLOCK_SIZE)
+    first, length = chunk_bounds(tl.program_id(0), count, filled, CHUNK)
+    if length > 0:
+        mixed: tl.constexpr = 2 * NUM_KEY_HEADS * KEY_DIM + NUM_HEADS * VALUE_DIM
+        tokens, row = tl.arange(0, CHUNK), begin + first
+        real = tokens < length
+        of_head = (row - first_row + tokens).to(tl.int64) * NUM_HEADS + head
+        rates = projected + row.to(tl.int64) * stride + mixed + NUM_HEADS * VALUE_DIM + head
+        log_decay, rate = load_gates(
+            rates, tokens.to(tl.int64) * stride, real, tl.load(decay + head), tl.load(decay_bias + head), NUM_HEADS
+        )
+        decays = tl.cumsum(log_decay, 0)
+        tl.store(since + of_head, decays, mask=real)
+        later = tokens[:, None] < tokens[None, :]
+        between = tl.exp(tl.where(later, -float("inf"), decays[:, None] - decays[None, :]))
+        at_head = head // (NUM_HEADS // NUM_KEY_HEADS) * KEY_DIM
+        key_start = NUM_KEY_HEADS * KEY_DIM + at_head
+        key = load_unit_rows(active, row, tokens, length, key_start, 1.0, mixed, KEY_DIM, KEYS)
+        query = load_unit_rows(active, row, tokens, length, at_head, KEY_DIM**-0.5, mixed, KEY_DIM, KEYS)
+        tl.store(
+            within + of_head[:, None] * CHUNK + tokens[None, :],
+            tl.dot(query, tl.trans(key), input_precision=PRECISION) * between,
+            mask=real[:, None],
+        )
+        gram = tl.dot(key, tl.trans(key), input_precision=PRECISION)
+        system = tl.where(tokens[:, None] > tokens[None, :], gram * rate[:, None] * between, 0.0)
+        inverse = tl.trans(unit_inverse(system, CHUNK))
+        # Read once more: it would take registers from the solution.
+        key = load_unit_rows(active, row, tokens, length, key_start, 1.0, mixed, KEY_DIM, KEYS)
+        dims = tl.arange(0, KEYS)
+        tl.store(
+            reads + of_head[:, None] * KEY_DIM + dims[None, :],
+            tl.dot(inverse, key * (rate * tl.exp(decays))[:, None], input_precision=PRECISION),
+            mask=real[:, None] & (dims < KEY_DIM)[None, :],
+        )
+        values = active + (row + tokens).to(tl.int64)[:, None] * mixed + 2 * NUM_KEY_HEADS * KEY_DIM + head * VALUE_DIM
+        for start in range(0, VALUE_DIM, COLUMNS):
+            columns = start + tl.arange(0, COLUMNS)
+            both = real[:, None] & (columns < VALUE_DIM)[None, :]
+            value = tl.load(values + columns[None, :], mask=both, other=0.0).to(tl.float32) * rate[:, None]
+            tl.store(
+                own + of_head[:, None] * VALUE_DIM + columns[None, :],
+                tl.dot(inverse, value, input_precision=PRECISION),
+                mask=both,
+            )
+
+
+@triton.jit(do_not_specialize=["number", "first_seq", "query_start", "seq_lens", "first_row"])
+def pass_chunks(
+    active,  # [num_tokens, MIXED]
+    words,
+    states,
+    num_states,
+    number,
+    query_start,
+    seq_lens,
+    first_seq,
+    first_row,
+    own,  # as `solve_chunks` left them
+    reads,
+    within,
+    since,
+    output,  # [num_tokens, NUM_HEADS, VALUE_DIM]
+    NUM_HEADS: tl.constexpr,
+    NUM_KEY_HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    STATE: tl.constexpr,
+    WORDS: tl.constexpr,
+    HAS_WHOLE_ROWS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    CHUNK: tl.constexpr,
+    KEYS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Grid (ceil(VALUE_DIM / COLUMNS), NUM_HEADS, num_seqs): some columns of a head's matrix, passed from chunk to
+    chunk of a sequence, and what its tokens read of them."""
+    head, seq = tl.program_id(1), first_seq + tl.program_id(2)
+    ids = states + seq.to(tl.int64) * 3 * num_states
+    begin, count, filled = sequence_bounds(query_start, seq_lens, ids, num_states, seq, BLOCK_SIZE)
+    rows, columns = tl.arange(0, KEYS), tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    real = columns < VALUE_DIM
+    both = (rows < KEY_DIM)[:, None] & real[None, :]
+    first = number * STATE + head * (KEY_DIM * VALUE_DIM)
+    places = matrix_places(ids, first, rows, columns, KEY_DIM, VALUE_DIM, WORDS, HAS_WHOLE_ROWS)
+    state = tl.load(words + places, mask=both & has_state(ids)[:, None], other=0.0)
+    mixed: tl.constexpr = 2 * NUM_KEY_HEADS * KEY_DIM + NUM_HEADS * VALUE_DIM
+    at_head = head // (NUM_HEADS // NUM_KEY_HEADS) * KEY_DIM
+    key_start = NUM_KEY_HEADS * KEY_DIM + at_head
+    tokens, dims = tl.arange(0, CHUNK), tl.arange(0, KEYS)
+    num_chunks = (filled + CHUNK - 1) // CHUNK + (count - filled + CHUNK - 1) // CHUNK
+    for chunk in range(num_chunks):
+        start, length = chunk_bounds(chunk, count, filled, CHUNK)
+        row = begin + start
+        is_token = tokens < length
+        of_head = (row - first_row + tokens).to(tl.int64) * NUM_HEADS + head
+        decays = tl.load(since + of_head, mask=is_token, other=0.0)
+        whole = tl.sum(tl.where(tokens == length - 1, decays, 0.0), 0)
+        read = tl.load(
+            reads + of_head[:, None] * KEY_DIM + dims[None, :],
+            mask=is_token[:, None] & (dims < KEY_DIM)[None, :],
+            other=0.0,
+        )
+        owned = own + of_head[:, None] * VALUE_DIM + columns[None, :]
+        update = tl.load(owned, mask=is_token[:, None] & real[None, :], other=0.0)
+        update -= tl.dot(read, state, input_precision=PRECISION)
+        query = load_unit_rows(active, row, tokens, length, at_head, KEY_DIM**-0.5, mixed, KEY_DIM, KEYS)
+        found = tl.dot(query * tl.exp(decays)[:, None], state, input_precision=PRECISION)
+        weights = tl.load(within + of_head[:, None] * CHUNK + tokens[None, :], mask=is_token[:, None], other=0.0)
+        found += tl.dot(weights, update, input_precision=PRECISION)
+        outputs = output + ((row + tokens).to(tl.int64) * NUM_HEADS + head)[:, None] * VALUE_DIM + columns[None, :]
+        tl.store(outputs, found.to(output.dtype.element_ty), mask=is_token[:, None] & real[None, :])
+        key = load_unit_rows(active, row, tokens, length, key_start, 1.0, mixed, KEY_DIM, KEYS)
+        kept = key * tl.exp(whole - decays)[:, None]
+        state = state * tl.exp(whole) + tl.dot(tl.trans(kept), update, input_precision=PRECISION)
+        done = start + length
+        if (done == filled) | (done == count):
+            kept_in = ids + tl.where(done == count, LAST, FILLED) * num_states
+            targets = matrix_places(kept_in, first, rows, columns, KEY_DIM, VALUE_DIM, WORDS, HAS_WHOLE_ROWS)
+            tl.store(words + targets, state, mask=both)
+
+
+@triton.jit(do_not_specialize=["first_row"])
+def norm_heads(
+    projected,
+    stride,
+    norm,  # [VALUE_DIM]
+    output,  # [num_tokens, NUM_HEADS, VALUE_DIM], changed in place
+    first_row,
+    eps,
+    NUM_HEADS: tl.constexpr,
+    MIXED: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    VALUES: tl.constexpr,
+):
+    """Grid (num_rows, NUM_HEADS): a head of one token, normed and gated."""
+    row, head = (first_row + tl.program_id(0)).to(tl.int64), tl.program_id(1)
+    columns = tl.arange(0, VALUES)
+    real = columns < VALUE_DIM
+    dtype = output.dtype.element_ty
+    places = output + (row * NUM_HEADS + head) * VALUE_DIM + columns
+    x = tl.load(places, mask=real, other=0.0).to(tl.float32)
+    gate = tl.load(projected + row * stride + MIXED + head * VALUE_DIM + columns, mask=real, other=0.0).to(tl.float32)
+    weight = tl.load(norm + columns, mask=real, other=0.0).to(tl.float32)
+    tl.store(places, gated_normed(x, weight, gate, eps, VALUE_DIM, dtype).to(dtype), mask=real)

@@ -1,0 +1,187 @@
+"""Launchers of Triton's gated delta rule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shared.kernels import device
+from shared.kernels.batch import AttentionBatch
+from shared.kernels.delta import jit, reference
+from shared.kernels.delta.reference import count_ones
+from shared.kernels.delta_layer import DeltaLayer, check_delta_attention, state_words
+from shared.kernels.device import next_power_of_2
+from shared.kernels.pool_view import PoolView
+
+MOST_KEYS = 128
+"""Elements of a key that programs hold whole; torch's operations compute what is wider."""
+MOST_STEPPED = 1 << 12
+"""Elements of a matrix in one program of a decode step, which norms what a whole one gives."""
+CHUNKS = {torch.float32: 32}
+"""Tokens whose updates are solved for together, by the model's dtype; else CHUNK. Products of fp32 are of three parts,
+for which a longer chunk would take more memory than some devices share."""
+CHUNK = 64
+CHANNELS = 128
+TOKENS = 16
+COLUMNS = 32
+"""Of a matrix, in one program of a prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """What the kernels are compiled for."""
+
+    layer: DeltaLayer
+    words: int  # numbers of a block
+    block_size: int  # tokens
+
+    @property
+    def heads(self) -> dict[str, int]:
+        layer = self.layer
+        return {
+            "NUM_HEADS": layer.num_value_heads,
+            "NUM_KEY_HEADS": layer.num_key_heads,
+            "KEY_DIM": layer.key_dim,
+            "VALUE_DIM": layer.value_dim,
+            "KEYS": max(16, next_power_of_2(layer.key_dim)),
+        }
+
+    @property
+    def matrices(self) -> dict[str, int]:
+        state, value_dim = self.layer.state_elements, self.layer.value_dim
+        has_whole_rows = self.words % value_dim == 0 and state % value_dim == 0
+        return {"STATE": state, "WORDS": self.words, "HAS_WHOLE_ROWS": has_whole_rows}
+
+    @property
+    def channels(self) -> dict[str, int]:
+        layer = self.layer
+        return {
+            "MIXED": layer.mixed_size,
+            "KERNEL": layer.kernel_size,
+            "MATRIX": layer.matrix_elements,
+            "WORDS": self.words,
+        }
+
+    @property
+    def taps(self) -> int:
+        return next_power_of_2(max(1, self.layer.kernel_size - 1))
+
+
+def delta_attention(projected: Tensor, layer: DeltaLayer, pool: PoolView, batch: AttentionBatch) -> Tensor:
+    """`DecoderOps.delta_attention`. Lengths are read on the device: of one-token sequences nothing follows from the
+    host's but their number."""
+    if layer.key_dim > MOST_KEYS:
+        return reference.delta_attention(projected, layer, pool, batch)
+    check_delta_attention(projected, layer, pool, batch)
+    num_tokens, num_ones = projected.shape[0], count_ones(batch)
+    output = projected.new_empty(num_tokens, layer.value_size)
+    active = projected.new_empty(num_tokens, layer.mixed_size)
+    words = state_words(pool)
+    sizes = _Sizes(layer, words.shape[1], batch.block_size)
+    if num_ones:
+        _step(projected, active, words, batch, output, sizes, num_ones)
+    if num_ones < batch.num_seqs:
+        _chunks(projected, active, words, batch, output, sizes, num_ones)
+    return output
+
+
+def _step(
+    projected: Tensor,
+    active: Tensor,
+    words: Tensor,
+    batch: AttentionBatch,
+    output: Tensor,
+    sizes: _Sizes,
+    num_ones: int,
+) -> None:
+    layer, states = sizes.layer, batch.state_blocks
+    assert states is not None
+    of_pool = (words, states, states.shape[2], layer.number)
+    tile = min(CHANNELS, next_power_of_2(layer.mixed_size))
+    jit.convolve_ones[(num_ones, -(-layer.mixed_size // tile))](
+        projected, projected.stride(0), layer.conv, *of_pool, active,
+        **sizes.channels, TAPS=sizes.taps, TILE=tile, num_warps=4, enable_fp_fusion=False,
+    )  # fmt: skip
+    keys, columns = sizes.heads["KEYS"], next_power_of_2(layer.value_dim)
+    is_normed = keys * columns <= MOST_STEPPED
+    columns = min(columns, MOST_STEPPED // keys)
+    jit.step_heads[(num_ones, layer.num_value_heads, -(-layer.value_dim // columns))](
+        projected, projected.stride(0), active, layer.decay, layer.decay_bias, layer.norm, *of_pool, output, layer.eps,
+        **sizes.heads, **sizes.matrices, IS_NORMED=is_normed, COLUMNS=columns,
+        num_warps=4, enable_fp_fusion=False,
+    )  # fmt: skip
+    if not is_normed:
+        _norm(projected, output, layer, 0, num_ones)
+
+
+def _chunks(
+    projected: Tensor,
+    active: Tensor,
+    words: Tensor,
+    batch: AttentionBatch,
+    output: Tensor,
+    sizes: _Sizes,
+    first_seq: int,
+) -> None:
+    layer, states = sizes.layer, batch.state_blocks
+    assert states is not None
+    first_row, num_seqs, most = first_seq, batch.num_seqs - first_seq, max(batch.query_lens[first_seq:])
+    num_rows, heads = projected.shape[0] - first_row, layer.num_value_heads
+    of_pool = (words, states, states.shape[2], layer.number)
+    of_batch = (batch.query_start, batch.seq_lens, first_seq)
+    tile = min(CHANNELS, next_power_of_2(layer.mixed_size))
+    channel_tiles = -(-layer.mixed_size // tile)
+    jit.convolve_tokens[(-(-most // TOKENS), channel_tiles, num_seqs)](
+        projected, projected.stride(0), layer.conv, *of_pool, batch.query_start, first_seq, active,
+        **sizes.channels, TILE=tile, TOKENS=TOKENS, num_warps=4, enable_fp_fusion=False,
+    )  # fmt: skip
+    if layer.kernel_size > 1:
+        jit.keep_tails[(channel_tiles, num_seqs)](
+            projected, projected.stride(0), *of_pool, *of_batch,
+            **sizes.channels, BLOCK_SIZE=sizes.block_size, TAPS=sizes.taps, TILE=tile,
+            num_warps=4, enable_fp_fusion=False,
+        )  # fmt: skip
+    shape: dict[str, Any] = {"dtype": torch.float32, "device": projected.device}
+    own = torch.empty(num_rows, heads, layer.value_dim, **shape)
+    reads = torch.empty(num_rows, heads, layer.key_dim, **shape)
+    chunk = CHUNKS.get(projected.dtype, CHUNK)
+    within = torch.empty(num_rows, heads, chunk, **shape)
+    since = torch.empty(num_rows, heads, **shape)
+    solved = (own, reads, within, since)
+    columns = max(16, min(COLUMNS, next_power_of_2(layer.value_dim)))
+    options: dict[str, Any] = {
+        **sizes.heads,
+        "BLOCK_SIZE": sizes.block_size,
+        "CHUNK": chunk,
+        "COLUMNS": columns,
+        "PRECISION": _precision(projected),
+        "num_stages": 1,
+        "enable_fp_fusion": False,
+    }
+    most_chunks = -(-most // chunk) + 1  # one more where the tokens are cut behind a state that is kept
+    jit.solve_chunks[(most_chunks, heads, num_seqs)](
+        projected, projected.stride(0), active, layer.decay, layer.decay_bias, states, states.shape[2], *of_batch,
+        first_row, *solved, **options, num_warps=8,
+    )  # fmt: skip
+    jit.pass_chunks[(-(-layer.value_dim // columns), heads, num_seqs)](
+        active, *of_pool, *of_batch, first_row, *solved, output, **options, **sizes.matrices, num_warps=4
+    )
+    _norm(projected, output, layer, first_row, num_rows)
+
+
+def _norm(projected: Tensor, output: Tensor, layer: DeltaLayer, first_row: int, num_rows: int) -> None:
+    jit.norm_heads[(num_rows, layer.num_value_heads)](
+        projected, projected.stride(0), layer.norm, output, first_row, layer.eps,
+        NUM_HEADS=layer.num_value_heads, MIXED=layer.mixed_size, VALUE_DIM=layer.value_dim,
+        VALUES=next_power_of_2(layer.value_dim), num_warps=1, enable_fp_fusion=False,
+    )  # fmt: skip
+
+
+def _precision(projected: Tensor) -> str:
+    """Of products: of 16-bit models factors are rounded to 10 bits, more than the model's own have."""
+    if projected.dtype != torch.float32:
+        return "tf32"
+    return "tf32x3" if device.device_limits(projected.device).arch.startswith("sm_") else "ieee"

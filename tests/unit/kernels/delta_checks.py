@@ -1,0 +1,99 @@
+"""The gated delta rule of a backend against torch's, over states in a pool: run here, and on a GPU in `tests/gpu`."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from shared.kernels.backend import DecoderOps
+from shared.kernels.batch import AttentionBatch
+from shared.kernels.delta_layer import DeltaLayer, state_words
+from shared.kernels.pool_view import PoolView
+from shared.kernels.torch_backend import TorchKernels
+from shared.kv.groups import STATE_WINDOW, KVGroups
+
+from .comparing import TOLERANCES, assert_near, random_tensor, triton_kernels
+
+ONES = [(1, 1), (1, 8), (1, 9), (1, 40)]
+"""(tokens that the step computes, tokens with them): a first token, and others about a block's end."""
+CHUNKS = [(5, 5), (1, 20), (3, 34), (70, 75), (16, 16), (64, 64), (2, 17), (150, 190)]
+"""Behind a state and without, to a block's end and past one or several; short and long."""
+
+
+class DeltaCase:
+    """A layer, a step of some sequences, and a pool in which their states lie in any order; all else in it is NaN."""
+
+    def __init__(
+        self,
+        plan: Sequence[tuple[int, int]],
+        *,
+        heads: tuple[int, int] = (2, 4),
+        dims: tuple[int, int] = (8, 12),
+        kernel_size: int = 4,
+        words: int = 100,
+        block_size: int = 8,
+        number: int = 1,
+        dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
+    ) -> None:
+        """`heads`: of keys, of values; `dims`: of a key, of a value; `words`: numbers of a block."""
+        shape = {"dtype": dtype, "device": device}
+        (key_heads, value_heads), (key_dim, value_dim) = heads, dims
+        mixed = 2 * key_heads * key_dim + value_heads * value_dim
+
+        def drawn(*sizes: int, seed: int) -> Tensor:
+            return random_tensor(*sizes, dtype=torch.float32, device=device, seed=seed)
+
+        self.layer = DeltaLayer(
+            conv=drawn(kernel_size, mixed, seed=1),
+            decay=-drawn(value_heads, seed=2).exp(),
+            decay_bias=drawn(value_heads, seed=3) - 2,
+            norm=random_tensor(value_dim, seed=4, **shape),
+            eps=1e-6,
+            num_key_heads=key_heads,
+            key_dim=key_dim,
+            number=number,
+        )
+        num_states = -(-(number + 2) * self.layer.state_elements // words)
+        groups = KVGroups(block_size, (None, *[STATE_WINDOW] * num_states), num_states)
+        query_lens, kv_lens = zip(*plan, strict=True)
+        widths = [-(-kv_len // block_size) * groups.size for kv_len in kv_lens]
+        order = random.Random(0).sample(range(sum(widths) + 1), sum(widths))
+        tables = [order[sum(widths[:seq]) : sum(widths[: seq + 1])] for seq in range(len(plan))]
+        batch = AttentionBatch.from_lists(
+            query_lens, kv_lens, [table[:: groups.size] for table in tables], block_size, device
+        )
+        ends = zip(tables, kv_lens, query_lens, strict=True)
+        blocks = [groups.state_blocks(table, end - count, end) for table, end, count in ends]
+        self.batch = replace(batch, state_blocks=torch.tensor(blocks, dtype=torch.int32, device=device))
+        rows = torch.full((sum(widths) + 1, 1, 1, 1, 1, words), torch.nan, device=device)
+        for read, _, _ in blocks:
+            for block in read:
+                if block >= 0:
+                    rows[block] = drawn(words, seed=block).to(dtype).float() / 4
+        self.pool = PoolView(rows.view(torch.uint8).flatten(-2), torch.float32, 1, words)
+        self.projected = random_tensor(sum(query_lens), self.layer.projected_size + 3, seed=5, **shape)[:, :-3]
+
+    def run(self, kernels: DecoderOps) -> tuple[Tensor, Tensor]:
+        """(what it gives, the pool's numbers behind it)."""
+        pool = replace(self.pool, memory=self.pool.memory.clone())
+        batch = replace(self.batch)  # without another backend's plan
+        return kernels.delta_attention(self.projected, self.layer, pool, batch), state_words(pool)
+
+
+def check_delta(kernels: DecoderOps, case: DeltaCase, *, exact: float | None = None) -> None:
+    """`exact`: tolerance of the states, by default that of the dtype."""
+    (found, pool), (expected, kept) = case.run(kernels), case.run(TorchKernels())
+    assert found.dtype == expected.dtype
+    assert_near(found, expected)
+    tolerance = TOLERANCES[found.dtype] if exact is None else exact
+    assert kept.isnan().equal(pool.isnan()), "something else is written"
+    torch.testing.assert_close(pool, kept, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def check_triton(plan: Sequence[tuple[int, int]], **settings: object) -> None:
+    check_delta(triton_kernels(), DeltaCase(plan, **settings))  # type: ignore[arg-type]

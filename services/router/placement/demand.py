@@ -84,8 +84,8 @@ class Demand:
         return Mix(self.rate(now_s), self.prompt, self._context / max(self._count, 1e-9), self.output_len)
 
     def cheapest(self, now_s: float, cost: Callable[[Work], float]) -> Sequence[tuple[float, Mix]]:
-        """(share of the requests, what these are), from all of them down: the ones whose prompts cost the least. Where
-        not all can be served in time, admission refuses the longest first."""
+        """(share of the requests, what these are), from all of them down: the ones whose prompts cost the least, of
+        those that cost the same any. Where not all can be served in time, admission refuses the longest first."""
         mix = self.mix(now_s)
         found = [(1.0, mix)]
         ordered = sorted(self._newest, key=lambda entry: cost(entry[0]))

@@ -43,6 +43,8 @@ WORTH = 1.05
 """A split has to be worth this many times what all workers doing both are: hand-offs cost what is not counted."""
 MOST_SPLITS = 40
 """That are compared; of a larger fleet an even choice and the neighbours of the present one."""
+SHORT = 0.1
+"""Of the target for TTFT: prompts that take less are refused by their place in the queue, others by their length."""
 FULL = 0.9
 """Share of a worker's blocks that answers may hold by the forecast."""
 TTFT_SHARE = 0.5
@@ -197,11 +199,11 @@ class SplitController:
 
     def _in_time(self, kinds: Sequence[Kind], counts: Iterable[int], now_s: float) -> dict[int, tuple[float, Mix]]:
         """By number of workers that decode: the share of the requests that are in time at RESERVE times the demand,
-        where the most expensive ones are refused, and the mix of the others."""
-        times = kinds[0].prompt_times
+        where the longest ones are refused first, and the mix of the others."""
+        times, short_s = kinds[0].prompt_times, SHORT * self._ttft_s
 
         def cost(own: Work) -> float:
-            return own.tokens * times.token_s + own.pairs * times.attention_s
+            return max(short_s, own.tokens * times.token_s + own.pairs * times.attention_s)
 
         parts = [(share, mix, self._at(mix, kinds)) for share, mix in self.demand.cheapest(now_s, cost)]
         found: dict[int, tuple[float, Mix]] = {}

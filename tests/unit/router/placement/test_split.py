@@ -229,7 +229,7 @@ def test_a_few_prompts_that_nothing_can_serve_beside_the_others_do_not_choose_th
     """One prompt in twenty has most of the work. Where not all fits, it is these that are refused; the others are as
     those of a demand without them."""
     views, usual = fleet(8), [(1000, 300)] * 19
-    without, mixed = SplitController(TPOT_S), SplitController(TPOT_S)
+    without, mixed = SplitController(TPOT_S, 10.0), SplitController(TPOT_S, 10.0)
     expected = without.decodes(views, BLOCK, told_mixed(without, usual, 114.0))
     now_s = told_mixed(mixed, [*usual, (100_000, 300)], 120.0)
     assert len(mixed.decodes(views, BLOCK, now_s)) == len(expected)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from services.router.placement.views import Work
 
@@ -85,16 +86,18 @@ class Demand:
 
     def cheapest(self, now_s: float, cost: Callable[[Work], float]) -> Sequence[tuple[float, Mix]]:
         """(share of the requests, what these are), from all of them down: the ones whose prompts cost the least, of
-        those that cost the same any. Where not all can be served in time, admission refuses the longest first."""
+        those that cost the least any. Where not all can be served in time, admission refuses the longest first."""
         mix = self.mix(now_s)
         found = [(1.0, mix)]
-        ordered = sorted(self._newest, key=lambda entry: cost(entry[0]))
+        costs = sorted(((cost(own), own, num_tokens) for own, num_tokens in self._newest), key=itemgetter(0))
+        ordered = [(own, num_tokens) for _, own, num_tokens in costs]
         count = len(ordered)
         if not count:
             return found
-        total = _mean(ordered)
+        total, least = _mean(ordered), costs[0][0]
+        num_alike = bisect_right(costs, least, key=itemgetter(0))  # none of these is refused rather than another
         for share in SHARES[1:]:
-            kept = ordered[: max(1, round(share * count))]
+            kept = ordered[: max(num_alike, round(share * count))]
             tokens, pairs, context = (part / max(whole, 1e-9) for part, whole in zip(_mean(kept), total, strict=True))
             prompt = Work(max(1, round(tokens * mix.prompt.tokens)), pairs * mix.prompt.pairs)
             found.append((share, Mix(share * mix.rate, prompt, context * mix.num_prompt_tokens, mix.output_len)))

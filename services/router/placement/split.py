@@ -150,8 +150,7 @@ class SplitController:
     def _compared(self, known: Sequence[WorkerView], kinds: Sequence[Kind], mix: Mix) -> dict[int, float]:
         if not any(kind.most_answers >= 1 for kind in kinds):
             return {}  # no worker meets the target even with one answer: nothing to be won by a split
-        running = sum(view.num_decoding - view.num_promised for view in known)
-        answers = max(self._answers(mix), float(running))
+        answers = self._answers(mix) * self._excess(known, mix)
         now = sum(view.name in self.split.decodes for view in known)
         size = len(known)
         return {
@@ -170,7 +169,8 @@ class SplitController:
         headroom = self._compared(known, kinds, mix)
         if not headroom:
             return everyone
-        in_time = self._in_time(kinds, headroom, now_s)
+        excess = self._excess(known, mix)
+        in_time = self._in_time(kinds, headroom, excess, now_s)
         size, now = len(known), sum(view.name in self.split.decodes for view in known)
         most = max(share for share, _ in in_time.values())
         value = {count: share * max(1.0, headroom[count] / RESERVE) for count, (share, _) in in_time.items()}
@@ -185,7 +185,8 @@ class SplitController:
         names = [name for kind in kinds for name in kind.names]
         unknown = [view.name for view in views if view.times is None]
         shares = _shares(kinds, best)
-        room = self._headroom(kinds, best, self._answers(served), served)
+        room = self._headroom(kinds, best, excess * self._answers(served), served)
+        room *= self._left_by_hand_off(best, size, served)
         rate = min(mix.rate, served.rate * room)
         used = rate / max(served.rate * room, 1e-9)
         self.is_pure = self._is_pure(shares, rate, served)
@@ -197,7 +198,9 @@ class SplitController:
         }
         return Split(frozenset(names[:best] + unknown), headroom[best])
 
-    def _in_time(self, kinds: Sequence[Kind], counts: Iterable[int], now_s: float) -> dict[int, tuple[float, Mix]]:
+    def _in_time(
+        self, kinds: Sequence[Kind], counts: Iterable[int], excess: float, now_s: float
+    ) -> dict[int, tuple[float, Mix]]:
         """By number of workers that decode: the share of the requests that are in time at RESERVE times the demand,
         where the longest ones are refused first, and the mix of the others."""
         times, short_s = kinds[0].prompt_times, SHORT * self._ttft_s
@@ -208,19 +211,21 @@ class SplitController:
         parts = [(share, mix, self._at(mix, kinds)) for share, mix in self.demand.cheapest(now_s, cost)]
         found: dict[int, tuple[float, Mix]] = {}
         for count in counts:
-            served, place = self._served(parts, count)
+            served, place = self._served(parts, count, excess)
             _, mix, there = parts[place]
             found[count] = served * self._long_enough(there, count, mix), mix
         return found
 
-    def _served(self, parts: Sequence[tuple[float, Mix, Sequence[Kind]]], count: int) -> tuple[float, int]:
+    def _served(
+        self, parts: Sequence[tuple[float, Mix, Sequence[Kind]]], count: int, excess: float
+    ) -> tuple[float, int]:
         """(the share of the requests for which there is room, the place of the mix that is nearest to it)."""
 
         def room(place: int) -> float:
             _, mix, kinds = parts[place]
             size = sum(len(kind.names) for kind in kinds)
             left = self._left_by_hand_off(count, size, mix) / RESERVE
-            return self._headroom(kinds, count, self._answers(mix), mix) * left
+            return self._headroom(kinds, count, excess * self._answers(mix), mix) * left
 
         least, most, before = 0, len(parts) - 1, room(0)
         if before >= 1.0:
@@ -243,6 +248,12 @@ class SplitController:
     def _answers(self, mix: Mix) -> float:
         """That run at a time, with steps as long as they may be."""
         return max(1e-9, mix.rate * mix.output_len * self._step_s)
+
+    def _excess(self, known: Sequence[WorkerView], mix: Mix) -> float:
+        """How many times as many answers run as the mix lets expect, where more do: before long ones have ended, they
+        are taken for shorter."""
+        running = sum(view.num_decoding - view.num_promised for view in known)
+        return max(1.0, running / self._answers(mix))
 
     def _left_by_hand_off(self, count: int, size: int, mix: Mix) -> float:
         """The share of both targets that is left to the steps of a request that is handed over; 1 where all do both."""

@@ -41,6 +41,16 @@ def test_without_the_one_that_has_most_of_the_work_the_others_are_left():
     assert mix.num_prompt_tokens == pytest.approx(100, rel=0.02)
 
 
+def test_of_requests_that_cost_the_same_each_share_is_like_all():
+    demand = Demand()
+    for tokens in range(100, 200):
+        demand.arrived(Work.of(tokens, 0), tokens, 0.0)
+    whole, *parts = demand.cheapest(0.0, lambda own: max(1000.0, cost(own)))
+    for share, mix in parts:
+        assert mix.prompt == whole[1].prompt
+        assert mix.rate == pytest.approx(share * whole[1].rate)
+
+
 def test_before_anything_came_there_is_nothing_to_leave_out():
     assert [share for share, _ in Demand().cheapest(0.0, cost)] == [1.0]
 

@@ -17,9 +17,8 @@ from loadtest.simulator.worker import Worker
 from services.router.admission.controller import AdmissionController, Estimate
 from services.router.admission.queue import ORDERS, AdmissionQueue, QueueEntry
 from services.router.placement.decision import Choice
-from services.router.placement.filters import GUEST_AFTER_S
 from services.router.placement.policy import Placement, PlacementConfig
-from services.router.placement.views import PlacementRequest, Work
+from services.router.placement.views import GUEST_AFTER_S, PlacementRequest, Work
 from shared.errors import Overloaded
 from shared.settings.common import Mode
 

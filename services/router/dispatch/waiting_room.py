@@ -19,9 +19,8 @@ from services.router.dispatch.record import RequestEvent
 from services.router.dispatch.request import Request
 from services.router.placement.cut_pairs import CutPairs
 from services.router.placement.decision import Choice, Route
-from services.router.placement.filters import GUEST_AFTER_S
 from services.router.placement.policy import Placement
-from services.router.placement.views import PlacementRequest, Pool, Work
+from services.router.placement.views import GUEST_AFTER_S, PlacementRequest, Pool, Work
 from services.router.workers.fleet import Fleet
 from shared.errors import Overloaded, TandemError, WorkerDied, WorkerLost
 from shared.settings.common import Mode

@@ -18,7 +18,7 @@ from tandem.caller import Answers, Caller
 from tandem.connection import ChannelOptions
 from tandem.conversation import Conversation
 from tandem.failures import RouterLost, nothing_listens, typed
-from tandem.options import Options, Prompt, metadata_of
+from tandem.options import Options, Prompt, metadata_of, warm_request
 
 R = TypeVar("R")
 
@@ -56,6 +56,18 @@ class AsyncTandemClient(Caller[grpc.aio.Channel]):
             async for _ in stream:
                 pass
             return stream.answers
+
+    async def warm(self, prompt: Prompt, **options: Unpack[Options]) -> inference_pb2.Warmed:
+        """As TandemClient.warm."""
+        request, metadata = warm_request(prompt, options), self.key + metadata_of(options)
+        return await self.ask(lambda to: _stub(to).Warm(request, metadata=metadata, timeout=options.get("timeout_s")))
+
+    async def close_session(self, session: str, *, tenant: str = "", model: str = "", timeout_s: float = 30.0) -> int:
+        """As TandemClient.close_session."""
+        request = inference_pb2.CloseSessionRequest(session=session, model=model)
+        metadata = self.key + (metadata_of({"tenant": tenant}) if tenant else ())
+        closed = await self.ask(lambda to: _stub(to).CloseSession(request, metadata=metadata, timeout=timeout_s))
+        return closed.num_blocks
 
     async def status(self, timeout_s: float = 10.0, window_s: float = 0.0) -> inference_pb2.ClusterStatus:
         """The cluster as a router sees it; raises what the cluster reports, RouterLost where no router answers.

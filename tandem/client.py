@@ -19,7 +19,7 @@ from tandem.caller import Answers, Caller
 from tandem.connection import ChannelOptions
 from tandem.conversation import Conversation
 from tandem.failures import RouterLost, nothing_listens, typed
-from tandem.options import Options, Prompt, metadata_of
+from tandem.options import Options, Prompt, metadata_of, warm_request
 
 R = TypeVar("R")
 
@@ -66,6 +66,20 @@ class TandemClient(Caller[grpc.Channel]):
             for _ in stream:
                 pass
             return stream.answers
+
+    def warm(self, prompt: Prompt, **options: Unpack[Options]) -> inference_pb2.Warmed:
+        """Computes a prompt ahead of the requests that begin with it, and answers nothing: name the session and the
+        retention that these have. Options of sampling do not count. Raises what the cluster reports, RouterLost where
+        no router answers."""
+        request, metadata = warm_request(prompt, options), self.key + metadata_of(options)
+        return self._ask(lambda stub: stub.Warm(request, metadata=metadata, timeout=options.get("timeout_s")))
+
+    def close_session(self, session: str, *, tenant: str = "", model: str = "", timeout_s: float = 30.0) -> int:
+        """Retains nothing for a session any more; returns the number of blocks that this frees. Raises like `warm`."""
+        request = inference_pb2.CloseSessionRequest(session=session, model=model)
+        metadata = self.key + (metadata_of({"tenant": tenant}) if tenant else ())
+        closed = self._ask(lambda stub: stub.CloseSession(request, metadata=metadata, timeout=timeout_s))
+        return closed.num_blocks
 
     def status(self, timeout_s: float = 10.0) -> inference_pb2.ClusterStatus:
         """The cluster as a router sees it; raises what the cluster reports, RouterLost where no router answers."""

@@ -98,6 +98,11 @@ def requests_of(
     return [base] if n == 1 else [_choice(base, index) for index in range(n)]
 
 
+def warm_request(prompt: Prompt, options: Options) -> inference_pb2.GenerateRequest:
+    """Of a prompt that is only computed. Raises InvalidRequest for what the message cannot carry."""
+    return requests_of(prompt, 1, options)[0]
+
+
 def metadata_of(options: Options) -> tuple[tuple[str, str], ...]:
     """The call's scheduling hints."""
     entries = [(key, str(value)) for name, key in _HEADERS.items() if (value := options.get(name)) is not None]

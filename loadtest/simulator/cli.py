@@ -70,7 +70,7 @@ class WorkerOptions:
     blocks: int = 0
     """Number of blocks of BLOCK_SIZE tokens; 0 = as many as fit in memory."""
     report_ms: float = 5.0
-    """From a change to the load report that tells of it."""
+    """Between two load reports at least."""
     spread: Spread | None = None
     """Its ranks, a device each, with what they send each other and wait for; None = `gpus`."""
     decode_spread: Spread | None = None
@@ -179,7 +179,7 @@ def simulate_trace(
         int, Option(help=f"blocks of {BLOCK_SIZE} tokens a worker; 0 = what fits in memory")
     ] = _WORKER.blocks,
     kv_dtype: Annotated[str, Option(help=f"of the KV cache: {', '.join(KV_DTYPES)}")] = _WORKER.kv_dtype,
-    report_ms: Annotated[float, Option(help="from a change to the load report that tells of it")] = _WORKER.report_ms,
+    report_ms: Annotated[float, Option(help="between two load reports of a worker at least")] = _WORKER.report_ms,
     order: Annotated[
         str, Option(help=f"tandem: the admission queue's order, {', '.join(sorted(ORDERS))}")
     ] = _FLEET.order,

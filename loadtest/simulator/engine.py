@@ -38,10 +38,12 @@ Factors = NDArray[np.float64]
 class Noise:
     """Factors on the times of an engine's steps, the same ones again after many."""
 
-    def __init__(self, residuals: Sequence[float], seed: str, count: int = 4096) -> None:
-        """Drawn at random from `residuals`, the measured times of steps over those predicted; none: no noise."""
+    def __init__(self, residuals: Sequence[float], seed: str, count: int = 4096, stretch: int = 1) -> None:
+        """Drawn at random from `residuals`, the measured times of steps over those predicted, each for `stretch` steps
+        that follow each other; none: no noise."""
         rng = random.Random(seed)
-        self._factors = rng.choices(list(residuals), k=count) if residuals else [1.0] * count
+        drawn = rng.choices(list(residuals), k=-(-count // stretch)) if residuals else [1.0] * count
+        self._factors = [factor for factor in drawn for _ in range(stretch)][:count]
         self._twice = np.array(self._factors * 2)
 
     def of(self, number: int) -> float:

@@ -36,12 +36,14 @@ class WorkerSpec:
     """A step is planned while the one before runs, as on a GPU."""
     residuals: Sequence[float] = ()
     """Measured times of steps over those predicted, from which noise is drawn; empty: none."""
+    stretch: int = 1
+    """Steps one behind the other that have the same noise: a machine that is busy otherwise stays so for a while."""
     message_s: float = 0.5e-3
     """One-way latency between a router and a worker."""
     wire_s: float = 0.1e-3
     """One-way latency between two workers."""
     report_s: float = 5e-3
-    """From a change to the load report that tells of it."""
+    """Between two load reports at least: a change after a longer time is told at once."""
     decoding_report_s: float = 0.1
     """Between two load reports while nothing but decoding happens."""
 

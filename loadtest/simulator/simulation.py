@@ -16,7 +16,6 @@ from loadtest.simulator.request import SimRequest, from_trace
 from loadtest.simulator.router import SimRouter
 from loadtest.simulator.tandem_router import TandemConfig, TandemRouter
 from loadtest.simulator.worker import Worker
-from loadtest.workloads.mooncake import BLOCK_LEN
 from loadtest.workloads.trace import TraceRequest
 from shared.errors import ConfigError
 from shared.identity import BOTH, DECODE, PREFILL, Roles, WorkerRole
@@ -56,6 +55,8 @@ class Setup:
     seed: int = 0
     step_by_step: bool = False
     """See `Engine`."""
+    edge_s: Sequence[float] = ()
+    """From a request's arrival until its router can place it, drawn from these; empty: no time."""
 
     @property
     def worker(self) -> WorkerSpec:
@@ -78,7 +79,13 @@ def simulate(trace: Sequence[TraceRequest], speedup: float, policy: str, setup: 
 
 def play(trace: Sequence[TraceRequest], speedup: float, policy: str, setup: Setup) -> list[SimRequest]:
     """The requests with their results."""
-    index = PrefixIndex(BLOCK_LEN, setup.worker.block_size)
+    block_size = setup.worker.block_size
+    if trace[0].hash_ids and trace[0].block_len % block_size:
+        raise ConfigError(
+            f"an id of the trace stands for {trace[0].block_len} tokens, no multiple of a block's {block_size}",
+            field="trace", limit=block_size, value=trace[0].block_len,
+        )  # fmt: skip
+    index = PrefixIndex(trace[0].block_len, block_size)
     world = World(Clock(), index, setup.step_by_step, setup.seed, reports_times=policy == AUTO)
     workers: dict[str, Worker] = {}
     for group in setup.groups:
@@ -99,10 +106,10 @@ def play(trace: Sequence[TraceRequest], speedup: float, policy: str, setup: Setu
     routers = [router(number) for number in range(setup.num_routers)]
     requests = from_trace(trace, speedup, world.index)
     _check_room(requests, setup)
-    rng = random.Random(setup.seed)
+    rng, edge = random.Random(setup.seed), random.Random(f"{setup.seed}/edge")
     for request in requests:
         world.clock.at(
-            request.at_s,
+            request.at_s + (edge.choice(setup.edge_s) if setup.edge_s else 0.0),
             (rng.choice(routers) if setup.only_router is None else routers[setup.only_router]).submit,
             request,
         )

@@ -17,9 +17,8 @@ from loadtest.simulator.worker import Worker
 from services.router.admission.controller import AdmissionController, Estimate
 from services.router.admission.queue import ORDERS, AdmissionQueue, QueueEntry
 from services.router.placement.decision import Choice
-from services.router.placement.filters import GUEST_AFTER_S
 from services.router.placement.policy import Placement, PlacementConfig
-from services.router.placement.views import PlacementRequest, Work
+from services.router.placement.views import GUEST_AFTER_S, PlacementRequest, Work
 from shared.errors import Overloaded
 from shared.settings.common import Mode
 
@@ -96,7 +95,8 @@ class TandemRouter(SimRouter):
         self._expire_later(active)
 
     def _enter(self, request: SimRequest, own: Work, *, first: bool = False) -> Estimate:
-        item = QueueEntry(request.name, own.tokens, request.at_s, request.at_s + self._config.ttft_target_s)
+        deadline_s = request.at_s + self._config.ttft_target_s
+        item = QueueEntry(request.name, own.tokens, request.at_s, deadline_s, num_pairs=own.pairs)
         pool = self.decode_pool if self._config.mode == "collocated" else self.prefill_pool
         num_cached = request.num_prompt_tokens - own.tokens
         return self._admission.enter(

@@ -72,13 +72,14 @@ class Worker:
         self._link_free_s = 0.0
         self._block_s = spec.block_size * spec.kv_bytes_per_token / spec.link
         self._report_at_s = math.inf  # when the next report is due
+        self._reported_s = -math.inf  # when the last one was
         self.engine = Engine(
             world.clock,
             spec.times,
             BlockPool(spec.num_blocks, spec.block_size),
             scheduler_config(spec),
             self,
-            Noise(spec.residuals, f"{world.seed}/{name}"),
+            Noise(spec.residuals, f"{world.seed}/{name}", stretch=spec.stretch),
             plans_ahead=spec.plans_ahead,
             step_by_step=world.step_by_step,
         )
@@ -233,7 +234,7 @@ class Worker:
         )
 
     def _plan_report(self, delay_s: float) -> None:
-        due_s = self._clock.now_s + delay_s
+        due_s = max(self._clock.now_s, self._reported_s + delay_s)
         if due_s < self._report_at_s:
             self._report_at_s = due_s
             self._clock.at(due_s, self._report, due_s)
@@ -241,7 +242,7 @@ class Worker:
     def _report(self, due_s: float) -> None:
         if due_s != self._report_at_s:
             return  # an earlier one took its place
-        self._report_at_s = math.inf
+        self._report_at_s, self._reported_s = math.inf, due_s
         report = self.report()
         for listener in self._world.listeners:
             self._after_message(listener.on_report, self.name, report)

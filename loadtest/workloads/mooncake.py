@@ -1,4 +1,8 @@
-"""Mooncake's trace format: JSON lines, one hash id for every 512 prompt tokens (Qin et al., FAST 2025)."""
+"""Mooncake's trace format: JSON lines, one hash id for every 512 prompt tokens (Qin et al., FAST 2025).
+
+Lines that `tandem record` wrote may have another number of tokens, which they name as `block_size`; what else they have
+is of those requests' own times, and not read here.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +11,15 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
+from loadtest.workloads.trace import BLOCK_LEN as BLOCK_LEN
 from loadtest.workloads.trace import TraceRequest, open_trace, trace_error
-
-BLOCK_LEN = 512
-"""Prompt tokens represented by one hash id."""
 
 
 def read_mooncake(path: Path) -> Iterator[TraceRequest]:
     """Requests in the file's order, times relative to the first; raises ConfigError with the line's number."""
     first_s: float | None = None
     last_s = -math.inf
+    block_len = 0
     for number, line in open_trace(path):
         try:
             fields = json.loads(line)
@@ -30,11 +33,16 @@ def read_mooncake(path: Path) -> Iterator[TraceRequest]:
         last_s = at_s
         first_s = at_s if first_s is None else first_s
         num_prompt_tokens = _count(fields, "input_length", path, number)
+        own_len = _count(fields, "block_size", path, number) if "block_size" in fields else BLOCK_LEN
+        if own_len != (block_len or own_len):
+            raise trace_error(path, number, f"block_size is {own_len}, in the lines before {block_len}")
+        block_len = own_len
         yield TraceRequest(
             at_s=at_s - first_s,
             num_prompt_tokens=num_prompt_tokens,
             num_output_tokens=_count(fields, "output_length", path, number),
-            hash_ids=_hash_ids(fields, num_prompt_tokens, path, number),
+            hash_ids=_hash_ids(fields, num_prompt_tokens, block_len, path, number),
+            block_len=block_len,
         )
 
 
@@ -52,15 +60,17 @@ def _count(fields: dict[str, object], name: str, path: Path, number: int) -> int
     return value
 
 
-def _hash_ids(fields: dict[str, object], num_prompt_tokens: int, path: Path, number: int) -> tuple[int, ...]:
+def _hash_ids(
+    fields: dict[str, object], num_prompt_tokens: int, block_len: int, path: Path, number: int
+) -> tuple[int, ...]:
     value = fields.get("hash_ids")
     if not isinstance(value, list) or not all(isinstance(i, int) and not isinstance(i, bool) for i in value):
         raise trace_error(path, number, "hash_ids must be a list of whole numbers")
-    num_blocks = -(-num_prompt_tokens // BLOCK_LEN)
+    num_blocks = -(-num_prompt_tokens // block_len)
     if len(value) != num_blocks:
         raise trace_error(
             path,
             number,
-            f"hash_ids holds {len(value)} ids, but {num_prompt_tokens} tokens are {num_blocks} blocks of {BLOCK_LEN}",
+            f"hash_ids holds {len(value)} ids, but {num_prompt_tokens} tokens are {num_blocks} blocks of {block_len}",
         )
     return tuple(value)

@@ -111,7 +111,8 @@ def _path(fields: Mapping[str, str], name: str) -> Path:
 
 def _mooncake(fields: Mapping[str, str], options: TraceOptions) -> Replay:
     requests = slice_requests(read_mooncake(_path(fields, "mooncake")), options.part)
-    return Replay(requests, BLOCK_LEN, options.scale, options.scale_output)
+    block_len = requests[0].block_len if requests else BLOCK_LEN
+    return Replay(requests, block_len, options.scale, options.scale_output)
 
 
 def _azure(fields: Mapping[str, str], options: TraceOptions) -> Replay:

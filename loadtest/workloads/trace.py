@@ -14,6 +14,9 @@ from loadtest.workloads.conversation import Conversation, Turn
 from loadtest.workloads.tokens import Span
 from shared.errors import ConfigError
 
+BLOCK_LEN = 512
+"""Prompt tokens that one hash id stands for, where a trace does not say another number."""
+
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
@@ -23,6 +26,7 @@ class TraceRequest:
     num_prompt_tokens: int
     num_output_tokens: int
     hash_ids: tuple[int, ...] = ()  # one a block of the trace; equal ids = equal prefix. Empty: unknown
+    block_len: int = BLOCK_LEN  # tokens of a hash id; the same in all lines of a trace
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,11 @@ from services.cli.dataclass_options import spread
 from services.cli.drain import drain, undrain
 from services.cli.explain import explain
 from services.cli.failures import EXIT_INTERRUPTED, exit_status, report
-from services.cli.fit import fit
+from services.cli.fit.command import fit
 from services.cli.generate import generate
 from services.cli.preflight import preflight
 from services.cli.quantize import quantize
+from services.cli.record.command import record
 from services.cli.status import status
 from services.cli.top import top
 from services.cli.up import up
@@ -48,7 +49,8 @@ def build_app() -> typer.Typer:
     app.command()(spread(top))
     app.command()(spread(explain))
     app.command()(preflight)
-    app.command()(fit)
+    app.command()(spread(fit))
+    app.command()(spread(record))
     app.command()(quantize)
     app.command()(spread(drain))
     app.command()(spread(undrain))

@@ -1,18 +1,20 @@
-"""`tandem.v1.FleetService`, which `tandem drain` and `tandem undrain` call."""
+"""`tandem.v1.FleetService`, which `tandem drain`, `tandem undrain` and `tandem record` call."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import grpc.aio
 
-from services.router.edge.grpc.unary_call import answer_admin
+from services.router.edge.grpc.unary_call import answer_admin, stream_admin
 from services.router.edge.model_names import ModelNames, check_adapter_name
 from services.router.edge.settings import EdgeSettings
 from services.router.edge.tenants.auth import ApiKeys
+from services.router.recording import recorded
+from services.router.views.recorder import Recorder
 from services.router.views.status import worker_status
 from services.router.workers.fleet import Fleet
 from services.router.workers.link import WorkerLink
@@ -30,13 +32,21 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class FleetServicer(fleet_pb2_grpc.FleetServiceServicer):
-    """Drains workers for an administrator, and takes that back. Every call needs an admin API key."""
+    """Drains workers for an administrator and takes that back, loads adapters, records requests. Every call needs an
+    admin API key."""
 
-    def __init__(self, fleets: Sequence[Fleet], settings: EdgeSettings, names: Sequence[ModelNames] = ()) -> None:
-        """`fleets`: each model's workers, names unique over all of them. Does not close them. `names`: of each
-        model."""
+    def __init__(
+        self,
+        fleets: Sequence[Fleet],
+        settings: EdgeSettings,
+        names: Sequence[ModelNames] = (),
+        recorders: Sequence[Recorder] = (),
+    ) -> None:
+        """`fleets`: each model's workers, names unique over all of them. Does not close them. `names` and `recorders`:
+        of each model."""
         self._fleets = fleets
         self._names = names
+        self._recorders = recorders
         self._keys = ApiKeys.of(settings)
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -66,6 +76,18 @@ class FleetServicer(fleet_pb2_grpc.FleetServiceServicer):
     ) -> fleet_pb2.UnloadedAdapter:
         """The name is unknown from then on."""
         return await answer_admin(self._keys, self._unload_adapter, request, context)
+
+    async def Record(  # noqa: N802
+        self, request_iterator: AsyncIterator[fleet_pb2.RecordRequest], context: Context
+    ) -> AsyncIterator[fleet_pb2.RecordedRequests]:
+        """A model's requests as they end."""
+        async for message in stream_admin(
+            self._keys, lambda asked: recorded(self._recorder, asked), request_iterator, context
+        ):
+            yield message
+
+    def _recorder(self, model: str) -> Recorder:
+        return self._recorders[self._names.index(self._model(model))]
 
     async def _load_adapter(self, request: fleet_pb2.LoadAdapterRequest) -> fleet_pb2.LoadedAdapter:
         names = self._model(request.model)

@@ -92,6 +92,7 @@ class ServedModel:
             self.requests,
             settings.moves,
             settings.targets.tpot_s,
+            self.requests.recorder.began,
         )
         self._show_figures()
         self.reader = PrefixReader(tokenizer, template)
@@ -108,6 +109,7 @@ class ServedModel:
             ledger=self.metrics,
             traces=around.traces,
             pooling=PoolingConfig.load(settings.model, settings.edge.pooling),
+            close_session=self.fleet.close_session,
         )
 
     def _show_figures(self) -> None:
@@ -137,6 +139,8 @@ class ServedModel:
         """This model's part of the cluster, as the router sees it."""
         now = cluster_status(self.name, self.fleet, self.dispatcher, self.lookup, self.metrics, self.split)
         settings = self.settings
+        now.refused_above_ms = settings.admission.ttft_target_s * 1e3
+        now.max_queued_tokens = settings.max_queued_tokens
         now.router_name, now.mode, now.queue_limit = settings.name, settings.mode, settings.queue_limit
         now.not_ready_reason = self.dispatcher.not_ready_reason()
         now.ready = not now.not_ready_reason

@@ -132,7 +132,10 @@ class RouterService:
             self._token,
         )
         fleet = FleetServicer(
-            [model.fleet for model in self._models], edge, [model.edge.names for model in self._models]
+            [model.fleet for model in self._models],
+            edge,
+            [model.edge.names for model in self._models],
+            [model.requests.recorder for model in self._models],
         )
 
         def register(server: grpc.aio.Server) -> None:

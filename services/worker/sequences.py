@@ -72,7 +72,13 @@ def sequence_of(
         tenant=command.tenant,
         priority=min(0, command.priority),
         retain_s=command.retain_s,
+        session=session_of(command.tenant, command.session),
     )
+
+
+def session_of(tenant: str, session: str) -> str:
+    """The name of a tenant's session in the pool, which no other tenant's has; empty without one."""
+    return f"{len(tenant)}/{tenant}/{session}" if session else ""
 
 
 def _check_pools(host: EngineHost) -> None:

@@ -15,7 +15,7 @@ from services.worker.blocks.connector import KVConnector
 from services.worker.blocks.prefix_fetch.fetch import Fetch, PrefixHint
 from services.worker.host import EngineHost
 from services.worker.machine.choices import dtype_name
-from services.worker.sequences import sequence_of
+from services.worker.sequences import sequence_of, session_of
 from services.worker.session import Session
 from services.worker.telemetry.load import LoadReporter, ShipmentCounters
 from shared.engine.messages import (
@@ -179,6 +179,8 @@ class Worker:
                 self.undrain()
             case "load_adapter" | "unload_adapter":
                 self._keep(self.router_adapters.change(session, body))
+            case "close_session":
+                self._keep(self._close_session(session, body))
             case "take_over":
                 self._take_over(session, body)
             case _:
@@ -189,6 +191,10 @@ class Worker:
                     raise InvalidRequest(f"a {roles_text(self.roles)} worker takes no {kind}", field="command")
                 if not takers:
                     logger.warning("router %s sent %s in mid-session", session.router_name, kind)
+
+    async def _close_session(self, session: Session, closed: worker_pb2.CloseSession) -> None:
+        num_blocks = await self.connector.server.close_session(session_of(closed.tenant, closed.session))
+        session.send(session_closed=worker_pb2.SessionClosed(call=closed.call, num_blocks=num_blocks))
 
     def _take_over(self, session: Session, taken: types_pb2.TakeOver) -> None:
         """Ends the request in the sessions of other routers."""

@@ -22,6 +22,7 @@ from shared.engine.messages import (
     BlocksAdopted,
     BlocksHeld,
     CacheFlushed,
+    CloseSession,
     Command,
     EndFetch,
     EngineDied,
@@ -252,6 +253,8 @@ class Engine:
                 self._scheduler.pool.clear_cache()
                 self._report_pool()
                 self._emit(CacheFlushed(key, num_blocks))
+            case CloseSession(key, session):
+                self._emit(CacheFlushed(key, self._scheduler.pool.close_session(session)))
 
     def _guarded(self, sequence_id: str, action: Callable[[], None]) -> None:
         try:

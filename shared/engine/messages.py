@@ -125,6 +125,14 @@ class FlushCache:
 
 
 @dataclass(frozen=True, slots=True)
+class CloseSession:
+    """Retain nothing for the sake of a session any more: see `BlockPool.close_session`. Answer: `CacheFlushed`."""
+
+    key: str
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
 class SetTargets:
     """Bound steps by this time between two tokens of an answer from now on; 0 = by none. Seconds. No event follows."""
 
@@ -152,6 +160,7 @@ Command = (
     | AdoptBlocks
     | EndFetch
     | FlushCache
+    | CloseSession
     | SetTargets
     | PlaceAdapter
 )
@@ -249,7 +258,7 @@ class BlocksAdopted:
 
 @dataclass(frozen=True, slots=True)
 class CacheFlushed:
-    """All cached blocks were dropped: `num_blocks` of them."""
+    """All cached blocks were dropped, or of a closed session those that nothing else retains: `num_blocks` of them."""
 
     key: str
     num_blocks: int

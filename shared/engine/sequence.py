@@ -56,6 +56,7 @@ class EngineSequence:
     tenant: str = ""  # whose quota its blocks count against in the store
     priority: int = 0  # below 0 it gives way to those that have more
     retain_s: float = 0.0  # how long its blocks are retained after each use: see `BlockPool.release`
+    session: str = ""  # that they are retained for, its tenant's; empty: none
     adapter: int = 0  # slot of its adapter on this worker, from 1; 0 = none
     arrival: int = 0  # order of arrival on this worker, set by the scheduler
     arrived_s: float = 0.0  # when that was, by the scheduler's clock
@@ -66,6 +67,7 @@ class EngineSequence:
     block_table: tuple[int, ...] = ()  # `block_ids` as plans have them, made anew where those grew
     block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks, as far as hashed
     num_cached_tokens: int = 0  # prefix found in the pool when it was first scheduled
+    num_found_tokens: int = 0  # prefix that the pool had when it began to wait; 0 once it has started
     num_computed_tokens: int = 0
     num_in_flight_tokens: int = 0  # computed by steps that were planned and not applied yet
     num_in_flight_samples: int = 0  # tokens that those steps will add
@@ -127,6 +129,12 @@ class EngineSequence:
     def num_uncomputed_tokens(self) -> int:
         """Tokens whose KV is still to be computed."""
         return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def num_missing_tokens(self) -> int:
+        """Tokens that are to be computed here, as far as is known: less than are uncomputed where it waits, since what
+        the pool or host memory has of it only needs to be taken."""
+        return len(self.token_ids) - max(self.num_computed_tokens, self.num_found_tokens, self.num_host_tokens)
 
     @property
     def num_planned_tokens(self) -> int:

@@ -12,7 +12,8 @@ recently released. `allocate` takes from the head, so no cached block is lost wh
 A cached block that is to be *retained* for a time after its last use is in the list of that time instead, from the
 least to the most recently released, and so by the end of its time. `allocate` takes blank blocks, then those whose time
 has passed, then cached ones, and retained ones last. At most MOST_RETAINED of the pool are retained: of more, the
-least recently released is cached as others are.
+least recently released is cached as others are. Each session that wants a block retained is noted with it: where the
+last of them is closed, `allocate` takes the block next after the blank ones.
 
 The lists are intrusive, two arrays of neighbours and a sentinel each, because removing a block from the middle must be
 O(1), which a deque cannot do.
@@ -30,6 +31,11 @@ RETENTIONS_S = (300.0, 3600.0, 86_400.0)
 
 MOST_RETAINED = 75
 """Most of a pool's blocks that are retained, so that room is left for all others. Percent."""
+
+MOST_SESSIONS = 32
+"""Sessions that are noted with a block: one that more want, a common beginning, is retained for its time."""
+_NO_SESSION = ""
+"""Wants a block retained whichever session is closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +93,16 @@ class BlockPool:
         self._checksums: list[int | None] = [None] * num_blocks
         self._findable: dict[bytes, int] = {}  # hash -> the one block that match() returns for it
         # Neighbours of each free block. Index num_blocks is the sentinel before the free list's head, the later ones
-        # are those of the retained, by place in RETENTIONS_S.
-        sentinels = [num_blocks + 1 + place for place in range(len(RETENTIONS_S))]
+        # are those of the retained, by place in RETENTIONS_S, and that of the blocks of closed sessions.
+        sentinels = [num_blocks + 1 + place for place in range(len(RETENTIONS_S) + 1)]
+        self._closed = sentinels[-1]
         self._next: list[int] = [*range(1, num_blocks + 1), 0, *sentinels]
         self._prev: list[int] = [num_blocks, *range(num_blocks), *sentinels]
         self._num_free = num_blocks
         self._retentions: dict[int, int] = {}  # of blocks to be retained: the place in RETENTIONS_S
         self._ends: dict[int, float] = {}  # of those that are: when their time ends
+        self._wanted_by: dict[int, set[str]] = {}  # of the same: the sessions that want it retained
+        self._wants: dict[str, dict[int, None]] = {}  # by session, in the order of their release
         self._most_retained = num_blocks * MOST_RETAINED // 100
         self._clock = clock
         # Insertion-ordered sets of the changes since the last drain.
@@ -163,8 +172,8 @@ class BlockPool:
     def allocate(self, num_blocks: int) -> list[int]:
         """`num_blocks` writable blocks with one reference each, or OutOfBlocks and no change.
 
-        Blank blocks go first, then retained ones whose time has passed, then cached ones, least recently released
-        first, then retained ones; all but the blank ones lose their hash.
+        Blank blocks go first, then those of closed sessions, then retained ones whose time has passed, then cached
+        ones, least recently released first, then retained ones; all but the blank ones lose their hash.
         """
         if num_blocks < 0:
             raise ValueError(f"cannot allocate {num_blocks} blocks")
@@ -175,11 +184,12 @@ class BlockPool:
             self._num_refs[block_id] = 1
         return block_ids
 
-    def release(self, block_ids: Sequence[int], retain_s: float = 0.0) -> None:
+    def release(self, block_ids: Sequence[int], retain_s: float = 0.0, session: str = _NO_SESSION) -> None:
         """Give back one reference on each block, in the order of a sequence's block table.
 
         With `retain_s`, findable ones are retained from now on whenever they are not in use, for the longest of
-        RETENTIONS_S up to it, anew after each use.
+        RETENTIONS_S up to it, anew after each use, until every session that wanted so is closed; without `session`
+        until their time has passed.
 
         Findable blocks join the free list's tail, the last block of the sequence first: so later blocks are evicted
         before earlier ones, and the rest of a prefix is still a prefix. Blocks that no lookup can find (not sealed, or
@@ -191,8 +201,9 @@ class BlockPool:
         retention = max((place for place, at_least in enumerate(RETENTIONS_S) if retain_s >= at_least), default=-1)
         now = self._clock() if self._retentions or retention >= 0 else 0.0
         for block_id in reversed(block_ids):
-            if retention > self._retentions.get(block_id, -1) and self._is_findable(block_id):
-                self._retentions[block_id] = retention
+            if retention >= 0 and self._is_findable(block_id):
+                self._retentions[block_id] = max(retention, self._retentions.get(block_id, -1))
+                self._want(block_id, session)
             self._num_refs[block_id] -= 1
             if self._num_refs[block_id] > 0:
                 continue
@@ -202,6 +213,23 @@ class BlockPool:
                 self._retain(block_id, now)
             else:
                 self._link_after(self._prev[self._num_blocks], block_id)
+
+    def close_session(self, session: str) -> int:
+        """Nothing is retained for its sake any more: what no other session wants and nobody uses is allocated next
+        after blank blocks, the last ones of a prefix first, and can be found until then. Returns how many blocks are
+        not retained any more, those in use included. Nothing happens for an unknown session."""
+        num_given_up = 0
+        for block_id in self._wants.pop(session, ()):
+            wanted_by = self._wanted_by[block_id]
+            wanted_by.discard(session)
+            if wanted_by:
+                continue
+            self._give_up(block_id)
+            num_given_up += 1
+            if self._num_refs[block_id] == 0 and self._is_findable(block_id):
+                self._unlink(block_id)
+                self._link_after(self._prev[self._closed], block_id)
+        return num_given_up
 
     def seal(self, block_id: int, block_hash: bytes) -> None:
         """Declare a full block immutable and make it findable under `block_hash`.
@@ -268,10 +296,12 @@ class BlockPool:
 
     def clear_cache(self) -> None:
         """Forget every cached prefix. Used blocks stay sealed, but no lookup finds them any more."""
-        for block_id in list(self._ends):
+        for block_id in (*self._ends, *self._listed(self._closed)):
             self._unlink(block_id)
             self._link_after(self._num_blocks, block_id)
         self._retentions.clear()
+        self._wanted_by.clear()
+        self._wants.clear()
         for block_hash, block_id in list(self._findable.items()):
             self._forget(block_hash)
             if self._num_refs[block_id] == 0:
@@ -287,8 +317,13 @@ class BlockPool:
             assert ends == sorted(ends), "retained blocks are in the order in which their time ends"
             assert all(self._retentions[block_id] == place for block_id in block_ids), "each in the list of its time"
             assert all(map(self._is_findable, block_ids)), "what is retained can be found"
+        assert self._retentions.keys() == self._wanted_by.keys(), "what is to be retained is wanted by someone"
+        pairs = {(name, block_id) for block_id, names in self._wanted_by.items() for name in names if name}
+        assert pairs == {(name, block_id) for name, ids in self._wants.items() for block_id in ids}, "both ways alike"
+        closed = self._listed(self._closed)
+        assert all(map(self._is_findable, closed)), "what was retained can be found until it is taken"
         listed = self._listed(self._num_blocks)
-        free = [*listed, *(block_id for block_ids in retained for block_id in block_ids)]
+        free = [*listed, *closed, *(block_id for block_ids in retained for block_id in block_ids)]
         assert len(free) == self._num_free, "num_free equals the free list's length"
         assert len(set(free)) == len(free), "no block is in the free list twice"
         assert all(refs >= 0 for refs in self._num_refs), "no negative reference count"
@@ -320,13 +355,17 @@ class BlockPool:
     def _take(self) -> int:
         """Unlink the free block that is missed least and clear its hash and checksum."""
         block_id = self._next[self._num_blocks]
-        if self._ends and (block_id == self._num_blocks or self._is_findable(block_id)):
+        is_blank = block_id != self._num_blocks and not self._is_findable(block_id)
+        if not is_blank and self._next[self._closed] != self._closed:
+            block_id = self._next[self._closed]
+        elif not is_blank and self._ends:
             heads = [self._next[self._num_blocks + 1 + place] for place in range(len(RETENTIONS_S))]
             first = min((head for head in heads if head < self._num_blocks), key=self._ends.__getitem__)
             if block_id == self._num_blocks or self._ends[first] <= self._clock():
                 block_id = first
         self._unlink(block_id)
-        self._retentions.pop(block_id, None)
+        if block_id in self._retentions:
+            self._give_up(block_id)
         block_hash = self._hashes[block_id]
         if block_hash is not None:
             if self._findable.get(block_hash) == block_id:
@@ -346,12 +385,30 @@ class BlockPool:
                 spare = block_id
             else:
                 self._unlink(spare)
-            self._retentions.pop(spare)
+            self._give_up(spare)
             self._link_after(self._prev[self._num_blocks], spare)
             if spare == block_id:
                 return
         self._ends[block_id] = now + RETENTIONS_S[place]
         self._link_after(self._prev[sentinel], block_id)
+
+    def _want(self, block_id: int, session: str) -> None:
+        wanted_by = self._wanted_by.setdefault(block_id, set())
+        if session != _NO_SESSION and session not in wanted_by and len(wanted_by) >= MOST_SESSIONS:
+            session = _NO_SESSION
+        wanted_by.add(session)
+        if session != _NO_SESSION:
+            self._wants.setdefault(session, {})[block_id] = None
+
+    def _give_up(self, block_id: int) -> None:
+        """It is not to be retained any more, whoever wanted that."""
+        del self._retentions[block_id]
+        for session in self._wanted_by.pop(block_id):
+            if session != _NO_SESSION:
+                blocks = self._wants.get(session, {})
+                blocks.pop(block_id, None)
+                if not blocks:
+                    self._wants.pop(session, None)
 
     def _unlink(self, block_id: int) -> None:
         self._ends.pop(block_id, None)

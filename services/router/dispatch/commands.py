@@ -45,6 +45,7 @@ class AttemptCommands:
             notes=reserved.reassignable,
             priority=min(0, self._request.priority),
             retain_s=self._request.retain_s,
+            session=self._request.session,
             adapter=self._request.adapter,
         )
 
@@ -75,6 +76,7 @@ class AttemptCommands:
             peers=peers,
             priority=min(0, self._request.priority),
             retain_s=self._request.retain_s,
+            session=self._request.session,
             adapter=self._request.adapter,
         )
 

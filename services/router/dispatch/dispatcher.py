@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Iterable, Set
 
 from services.router.dispatch.active_request import ActiveRequest, WriteCoalescer
 from services.router.dispatch.attempt import Attempt
@@ -58,12 +58,15 @@ class Dispatcher:
         observer: RecordObserver = UNOBSERVED,
         moves: MoveSettings | None = None,
         tpot_target_s: float = 0.0,
+        on_arrival: Callable[[Request, RequestRecord], None] | None = None,
     ) -> None:
         """`observer` follows the records of all requests. `moves`: when running answers move, by default as the
-        settings' defaults say; `tpot_target_s` is what some are rescued for, 0 = none."""
+        settings' defaults say; `tpot_target_s` is what some are rescued for, 0 = none. `on_arrival` sees each request
+        with its record before it is taken, or refused by a full queue."""
         self._fleet = fleet
         self._config = config
         self._observer = observer
+        self._on_arrival = on_arrival
         self._active: dict[str, ActiveRequest] = {}
         self._room = WaitingRoom(fleet, placement, lookup, config, self._active.values)
         self._coalescer = WriteCoalescer()
@@ -93,10 +96,13 @@ class Dispatcher:
         reason = self._fleet.refusal_reason()
         if reason:
             raise WorkerLost(reason, retry_after_s=RETRY_AFTER_S)
+        record = record or request.new_record()
+        if self._on_arrival is not None:
+            self._on_arrival(request, record)
         try:
             self._room.check(request)
         except Overloaded as error:
-            self._refused(record or request.new_record(), error)
+            self._refused(record, error)
             raise
         active = ActiveRequest(request, self._coalescer, next(self._serials), record, self._observer)
         if older is not None:

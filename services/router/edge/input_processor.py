@@ -7,7 +7,7 @@ import random
 import secrets
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from services.router.dispatch.request import PLAIN_TEXT, Core, Request, Resume, TextOptions
@@ -142,6 +142,10 @@ def _truncated(token_ids: Sequence[int], truncate_to: int | None, num_room: int)
     return token_ids[-max(1, num_room if truncate_to == -1 else truncate_to) :]
 
 
+CloseSession = Callable[[str, str], Awaitable[int]]
+"""(tenant, session): see `InputProcessor.close_session`."""
+
+
 class InputProcessor:
     """Validates and tokenizes prompts, and starts them in the core. Stateless; any number at once."""
 
@@ -160,10 +164,12 @@ class InputProcessor:
         ledger: Ledger | None = None,
         traces: CallTraces | None = None,
         pooling: PoolingConfig | None = None,
+        close_session: CloseSession | None = None,
     ) -> None:
         """`structures`: for the model's vocabulary; `defaults`: what a request takes that does not say how to
         sample; `names`: `model_name` and what else clients may call it; `rates` and `traces`: shared with
-        other models' processors; `ledger`: counts requests; none: they are not counted."""
+        other models' processors; `ledger`: counts requests; none: they are not counted; `close_session`: without one
+        there are no workers that could retain anything."""
         self.core = core
         self.defaults = defaults
         self.formats = AnswerFormats.of(chat_template, settings.tool_call_parser, settings.reasoning_parser)
@@ -183,6 +189,12 @@ class InputProcessor:
         """How its embeddings are made, if they are."""
         self.traces = traces or CallTraces()
         """Where each call begins its trace."""
+        self._close_session = close_session
+
+    async def close_session(self, tenant: str, session: str) -> int:
+        """Workers retain nothing for the sake of a tenant's session any more; returns the number of blocks that this
+        frees. Raises WorkerLost, DeadlineExceeded."""
+        return 0 if self._close_session is None else await self._close_session(tenant, session)
 
     def check_model(self, model: str) -> None:
         """Passes for the served model's names and for no name; raises NotFound (`model`)."""

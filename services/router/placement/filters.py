@@ -11,11 +11,6 @@ from services.router.placement.views import PlacementRequest, Pool, WorkerView
 Filter = Callable[[WorkerView, PlacementRequest], bool]
 """Whether the worker can take the request now."""
 
-GUEST_AFTER_S = 0.5
-"""A worker of another router's shard counts as one's own once no other router's prompt was seen there for this long,
-which is longer than any report is old. If it were shorter, all routers would see the same idle worker at once and all
-would use it. Seconds."""
-
 
 def can_hold(view: WorkerView, request: PlacementRequest) -> bool:
     """A free batch slot, and free blocks for what it does not hold yet plus one for each running request."""
@@ -33,13 +28,13 @@ def has_queue_room(view: WorkerView, request: PlacementRequest, max_queued_token
     that need no computing: the client waits no longer than for a computation elsewhere. With more, clients wait so that
     the fleet computes less; the TTFT target bounds the wait.
 
-    A worker of another router's shard, if other routers had prompts there in the last GUEST_AFTER_S, is taken only for
-    a prompt of which it holds much: queued < `patience` · hit tokens − `max_queued_tokens`.
+    A worker of another router's shard, if other routers had prompts there in the last `guest_after_s`, is taken only
+    for a prompt of which it holds much: queued < `patience` · hit tokens − `max_queued_tokens`.
     """
     if not view.accepting:
         return False
     queued = view.num_queued_tokens
-    if view.in_shard or request.now_s - view.exclusive_since_s >= GUEST_AFTER_S:
+    if view.in_shard or request.now_s - view.exclusive_since_s >= view.guest_after_s:
         return queued == 0 or queued < patience * request.num_hit_tokens(view.name) + max_queued_tokens
     return queued < patience * request.num_hit_tokens(view.name) - max_queued_tokens
 

@@ -172,7 +172,7 @@ class Placement:
             request,
             last_prefill,
         )
-        found = self._in_time(found, request)
+        found = self._in_time(found, prefills, request)
         prefill, ranked_prefills = self._pick("prefill", found, self._context(request, last_prefill, decode.label))
         if prefill is not None and prefill.name == decode.name:  # it has both roles: nothing has to be handed over
             route, predicted_s = Route.COLLOCATED, self.predictor.here_s(decode, request)
@@ -196,11 +196,22 @@ class Placement:
             near=near,
         )
 
-    def _in_time(self, views: list[WorkerView], request: PlacementRequest) -> list[WorkerView]:
-        """The workers predicted to meet the deadline; all of them if none does."""
+    def _in_time(self, views: list[WorkerView], pool: Pool, request: PlacementRequest) -> list[WorkerView]:
+        """The workers with room that are predicted to meet the deadline. If none does: none of them while another one
+        of the pool would, whose queue has no room yet, so that the request waits for it; else all of them."""
         if math.isinf(request.slack_s):
             return views
-        return [view for view in views if (self.predictor.pool_s(view, request) or 0.0) <= request.slack_s] or views
+
+        def is_in_time(view: WorkerView) -> bool:
+            return (self.predictor.pool_s(view, request) or 0.0) <= request.slack_s
+
+        found = [view for view in views if is_in_time(view)]
+        if found or not views:
+            return found
+        others = (view for view in pool if view.accepting and view.name not in request.excluded)
+        if request.adapter:
+            others = (view for view in others if request.adapter in view.adapters)
+        return [] if any(map(is_in_time, others)) else views
 
     def _route(
         self, request: PlacementRequest, decode: WorkerView, prefill: WorkerView | None, *, num_prefills: int

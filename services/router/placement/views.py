@@ -66,12 +66,28 @@ class Replicas:
         return set(self._counts) != num_before
 
 
+GUEST_AFTER_S = 0.5
+"""A worker of another router's shard counts as one's own once no other router's prompt was seen there for this long,
+which is longer than any report is old. Seconds."""
+GUEST_TURN_S = 0.25
+"""So much later for each router whose turn comes before. All see a worker become idle by the same report: without turns
+all that have requests waiting would use it at once. Seconds."""
+
+
 def own_workers(workers: Collection[str], router: str, routers: Sequence[str]) -> set[str]:
     """The shard of `router`; all workers if it is alone or if there are fewer workers than routers."""
     if router not in routers or len(workers) < len(routers):
         return set(workers)
     first = sorted(routers).index(router)
     return set(sorted(workers)[first :: len(routers)])
+
+
+def guest_times_s(workers: Collection[str], router: str, routers: Sequence[str]) -> dict[str, float]:
+    """By worker, `WorkerView.guest_after_s`. Each worker has its own order of routers: every router comes first
+    somewhere."""
+    place = sorted(routers).index(router) if router in routers else 0
+    turns = {name: (place - number) % max(1, len(routers)) for number, name in enumerate(sorted(workers))}
+    return {name: GUEST_AFTER_S + GUEST_TURN_S * max(0, turn - 1) for name, turn in turns.items()}
 
 
 @dataclass(slots=True)
@@ -94,6 +110,8 @@ class WorkerView:
     """Location, widest first: ("zone-a", "rack-3", "nvlink-1"). Empty: unknown."""
     in_shard: bool = True
     """In this router's shard: of several routers, this one uses it first."""
+    guest_after_s: float = GUEST_AFTER_S
+    """For how long no other router's prompt must have been seen there, where it is not. Seconds."""
     exclusive_since_s: float = -math.inf
     """Since when no other router's prompt was seen there; infinity while there is one."""
     num_decoding: int = 0
@@ -178,8 +196,9 @@ class Pool:
             return
         self._is_shared = bool(routers)
         own = own_workers(self._places, self._router, routers)
+        times_s = guest_times_s(self._places, self._router, routers)
         for view in self._views:
-            view.in_shard = view.name in own
+            view.in_shard, view.guest_after_s = view.name in own, times_s[view.name]
 
     @property
     def shared(self) -> bool:

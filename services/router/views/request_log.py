@@ -7,6 +7,7 @@ from services.router.views.attribution.ring import EndedRequests
 from services.router.views.attribution.verdict import Targets, outcome
 from services.router.views.explanation import Explained
 from services.router.views.metrics import COUNTED, RouterMetrics
+from services.router.views.recorder import Recorder
 
 MAX_EXPLAINED = 1024
 """Requests whose placement `tandem explain` can show."""
@@ -27,6 +28,7 @@ class RequestLog:
         self._metrics = metrics
         self.explained = Explained(MAX_EXPLAINED)
         self.ended = EndedRequests(MAX_ENDED, targets)
+        self.recorder = Recorder()
 
     def noted(self, record: RequestRecord) -> None:
         """See `RecordObserver`."""
@@ -36,5 +38,7 @@ class RequestLog:
         self._metrics.noted(record)
         if event is _PLACED:
             self.explained.add(record)
-        elif event in _ENDS and outcome(record) is not None:
-            self.ended.add(record)
+        elif event in _ENDS:
+            self.recorder.ended(record)
+            if outcome(record) is not None:
+                self.ended.add(record)

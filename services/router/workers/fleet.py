@@ -17,7 +17,7 @@ from services.router.workers.adapters import AdapterDirectory
 from services.router.workers.discovery import DiscoveredWorker, Discovery
 from services.router.workers.link import WorkerLink
 from services.router.workers.liveness import LivenessLimits
-from shared.errors import ModelMismatch
+from shared.errors import DeadlineExceeded, ModelMismatch
 from shared.fingerprints import difference
 from shared.identity import WorkerRole
 from shared.kv.encryption_modes import NO_ENCRYPTION
@@ -27,6 +27,8 @@ from shared.rpc.convert import layout_from_proto
 from shared.rpc.pb.tandem.v1 import types_pb2
 from shared.tasks import end_task
 
+CLOSE_TIMEOUT_S = 10.0
+"""Time for the workers to close a session, seconds."""
 COMING_BACK_S = 300.0
 """A role whose last worker the discovery stopped naming less than this ago is expected to get one again. Seconds."""
 
@@ -186,6 +188,19 @@ class Fleet:
         """Root of the block hash chain of a prompt, of an adapter's digest; needs a worker to have connected once."""
         assert self._roots is not None
         return self._roots.of(salt, num_prompt_tokens, adapter)
+
+    async def close_session(self, tenant: str, session: str) -> int:
+        """Workers retain nothing for the sake of a tenant's session any more; returns the number of blocks that this
+        frees. Raises WorkerLost where a worker goes away meanwhile, DeadlineExceeded where one does not answer."""
+        links = [link for link in (*self.links, *self.retiring) if link.connected]
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                return sum(await asyncio.gather(*(link.close_session(tenant, session) for link in links)))
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"a worker did not answer within {CLOSE_TIMEOUT_S:g} s: it may retain blocks of the session still",
+                limit=CLOSE_TIMEOUT_S,
+            ) from None
 
     def take_over(self, request_id: str, tenant: str) -> None:
         """A client continues the request on this router: other routers' attempts at it are ended on the workers."""

@@ -101,7 +101,7 @@ class WorkerLink:
         self._metadata = fleet_metadata(token)
         self._tpot_target_s = tpot_target_s
         self._on_adapters = on_adapters
-        self._calls: dict[int, asyncio.Future[types_pb2.Adapter]] = {}  # changes of adapters that are not answered
+        self._calls: dict[int, asyncio.Future[Any]] = {}  # that are not answered
         self._num_calls = 0
         self._receivers: dict[str, Receiver] = {}
         self._drained = asyncio.Event()
@@ -214,29 +214,43 @@ class WorkerLink:
         self, *, load: worker_pb2.LoadAdapter | None = None, unload: worker_pb2.UnloadAdapter | None = None
     ) -> types_pb2.Adapter:
         """Carries one of both out on the worker, whatever call they name; raises what that answers, or WorkerLost."""
-        self._num_calls += 1
-        call = self._num_calls
-        answer: asyncio.Future[types_pb2.Adapter] = asyncio.get_running_loop().create_future()
+        call = self._next_call()
         if load is not None:
             self.send(
                 load_adapter=worker_pb2.LoadAdapter(call=call, name=load.name, folder=load.folder, digest=load.digest)
             )
         elif unload is not None:
             self.send(unload_adapter=worker_pb2.UnloadAdapter(call=call, name=unload.name, digest=unload.digest))
-        self._calls[call] = answer
+        adapter: types_pb2.Adapter = await self._answer_of(call)
+        return adapter
+
+    async def close_session(self, tenant: str, session: str) -> int:
+        """The worker retains nothing for a tenant's session any more; returns the number of blocks that this frees.
+        Raises WorkerLost."""
+        call = self._next_call()
+        self.send(close_session=worker_pb2.CloseSession(call=call, tenant=tenant, session=session))
+        num_blocks: int = await self._answer_of(call)
+        return num_blocks
+
+    def _next_call(self) -> int:
+        self._num_calls += 1
+        return self._num_calls
+
+    async def _answer_of(self, call: int) -> Any:
+        answer = self._calls[call] = asyncio.get_running_loop().create_future()
         try:
             return await answer
         finally:
             self._calls.pop(call, None)
 
-    def _on_adapter_changed(self, changed: worker_pb2.AdapterChanged) -> None:
-        answer = self._calls.get(changed.call)
+    def _answered(self, call: int, result: object, error: TandemError | None = None) -> None:
+        answer = self._calls.get(call)
         if answer is None or answer.done():
             return
-        if changed.HasField("error"):
-            answer.set_exception(from_proto(changed.error))
+        if error is not None:
+            answer.set_exception(error)
         else:
-            answer.set_result(changed.adapter)
+            answer.set_result(result)
 
     async def heard(self) -> None:
         """Returns once the worker was heard from anew, or is lost; at once where it sends no heartbeats."""
@@ -380,7 +394,11 @@ class WorkerLink:
             case "load":
                 self._on_load(event.load)
             case "adapter_changed":
-                self._on_adapter_changed(event.adapter_changed)
+                changed = event.adapter_changed
+                error = from_proto(changed.error) if changed.HasField("error") else None
+                self._answered(changed.call, changed.adapter, error)
+            case "session_closed":
+                self._answered(event.session_closed.call, event.session_closed.num_blocks)
             case "heartbeat":
                 if self._stream is not None:
                     self._stream.take_beat(event.heartbeat)

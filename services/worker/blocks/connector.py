@@ -109,6 +109,10 @@ class BlockServer:
         num_blocks = await self._exchange.flush()
         return num_blocks, num_blocks * self._host.model.layout.block_bytes
 
+    async def close_session(self, session: str) -> int:
+        """Retains nothing in the pool for its sake any more; returns the number of blocks that this frees."""
+        return await self._exchange.close_session(session)
+
     async def close(self, deadline_s: float = 1.0) -> None:
         """Waits for what is being sent, for at most `deadline_s` seconds."""
         with contextlib.suppress(TimeoutError):

@@ -14,6 +14,7 @@ from shared.engine.messages import (
     BlocksAdopted,
     BlocksHeld,
     CacheFlushed,
+    CloseSession,
     FetchPrepared,
     FlushCache,
     HoldBlocks,
@@ -80,6 +81,13 @@ class BlockExchangeClient:
         assert isinstance(answer, CacheFlushed)
         return answer.num_blocks
 
+    async def close_session(self, session: str) -> int:
+        """Retains nothing for its sake any more; returns the number of blocks that this frees."""
+        key = self._key()
+        answer = await self._ask(key, CloseSession(key, session))
+        assert isinstance(answer, CacheFlushed)
+        return answer.num_blocks
+
     def on_event(self, event: ExchangeEvent) -> None:
         """The engine's answer."""
         asked = self._waiting[event.key]
@@ -91,7 +99,7 @@ class BlockExchangeClient:
     def _key(self) -> str:
         return f"blocks/{next(self._keys)}"
 
-    async def _ask(self, key: str, command: HoldBlocks | PrepareFetch | FlushCache) -> ExchangeEvent:
+    async def _ask(self, key: str, command: HoldBlocks | PrepareFetch | FlushCache | CloseSession) -> ExchangeEvent:
         asked: asyncio.Future[ExchangeEvent] = asyncio.get_running_loop().create_future()
 
         def answered(answer: ExchangeEvent) -> None:
@@ -104,7 +112,7 @@ class BlockExchangeClient:
     def _submit(
         self,
         key: str,
-        command: HoldBlocks | PrepareFetch | AdoptBlocks | FlushCache,
+        command: HoldBlocks | PrepareFetch | AdoptBlocks | FlushCache | CloseSession,
         on_answer: Callable[[ExchangeEvent], None],
     ) -> None:
         self._waiting.setdefault(key, deque()).append(on_answer)

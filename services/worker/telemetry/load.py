@@ -64,7 +64,7 @@ class ShipmentCounters:
 
 
 REPORT_INTERVAL_S = 0.005
-"""Several steps' changes within this time make one report."""
+"""Between two reports at least: a change after a longer time is told at once, and those within it are told together."""
 
 
 class LoadReporter:
@@ -85,6 +85,7 @@ class LoadReporter:
         self._publish = publish
         self._newest: EngineLoad | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._flushed_at = float("-inf")
         self._resident = ResidentMemory()
         self.draining = False
 
@@ -92,10 +93,13 @@ class LoadReporter:
         """Takes a new state; it is published within REPORT_INTERVAL_S."""
         self._newest = load
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(REPORT_INTERVAL_S, self.flush)
+            # Not at once: what one turn of the loop brings is one change.
+            wait_s = max(0.0, self._flushed_at + REPORT_INTERVAL_S - time.monotonic())
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self.flush)
 
     def flush(self) -> None:
         """Publishes the newest state now."""
+        self._flushed_at = time.monotonic()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

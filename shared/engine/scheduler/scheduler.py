@@ -90,7 +90,10 @@ class Scheduler:
     # --- sequences in and out
 
     def add(self, sequence: EngineSequence) -> None:
-        """Queues a sequence to be computed here; takes no blocks yet."""
+        """Queues a sequence to be computed here; takes no blocks yet. What the pool has of it now is not counted as
+        work: routers would take it for prompts of others."""
+        cached = self._tables.cached(sequence, sequence.num_tokens - 1)
+        sequence.num_found_tokens = len(cached) // self.groups.size * self.pool.block_size
         self.sequences.add(sequence, self._clock())
 
     def reserve(self, sequence: EngineSequence) -> list[int]:
@@ -356,6 +359,7 @@ class Scheduler:
         except Overloaded:
             return False
         self.sequences.run(sequence)
+        sequence.num_found_tokens = 0
         if sequence.preempted_at:
             sequence.preempted_s += self._clock() - sequence.preempted_at
             sequence.preempted_at = 0.0

@@ -57,20 +57,19 @@ class SequenceTable:
 
     @property
     def num_queued_tokens(self) -> int:
-        """Prompt tokens not computed yet."""
-        waiting = sum(s.num_uncomputed_tokens - s.num_host_tokens for s in self.waiting)
+        """Prompt tokens that are to be computed: less the prefixes that waiting ones have in the pool."""
+        waiting = sum(s.num_missing_tokens for s in self.waiting)
         running = [len(s.token_ids) - s.num_computed_tokens for s in self.running]
         return waiting + sum(count for count in running if count > 1)
 
     @property
     def num_queued_pairs(self) -> int:
-        """Pairs of query and key in the attention of prompt tokens that are not computed yet."""
+        """Pairs of query and key in the attention of those tokens."""
         found = 0
         for sequence in (*self.waiting, *self.running):
-            before = sequence.num_computed_tokens + sequence.num_host_tokens
-            count = len(sequence.token_ids) - before
+            count = sequence.num_missing_tokens
             if count > 1:
-                found += chunk_pairs(count, before)
+                found += chunk_pairs(count, len(sequence.token_ids) - count)
         return found
 
     @property

@@ -127,7 +127,7 @@ class BlockTables:
     def free(self, sequence: EngineSequence) -> None:
         """Gives the sequence's references back."""
         held = held_of(sequence.block_ids) if sequence.num_holes else sequence.block_ids
-        self._pool.release(held, sequence.retain_s)
+        self._pool.release(held, sequence.retain_s, sequence.session)
         sequence.block_ids = []
         sequence.block_table = ()
 

@@ -42,27 +42,27 @@ class CodedConfig:
     programs: int  # a multiprocessor, by splits
 
 
-def coded_config(num_rows: int, kind: str, dtype: torch.dtype, limits: DeviceLimits) -> CodedConfig:
+def coded_config(num_rows: int, weight: CodedWeight, dtype: torch.dtype, limits: DeviceLimits) -> CodedConfig:
     """Tiles by the number of rows and the kind of codes, as measured on an H200 (docs/benchmarks/engine/gpu.md).
 
     Few rows take as many programs as are at work at once and no more: a second turn of programs costs as much as the
-    first. Codes of 4 bits have sums of their own for each group, which leave no registers for tiles of many rows.
+    first. Groups have sums of their own, which leave no registers for tiles of many rows.
     """
     if dtype == torch.float32:  # for tests of exactness
         return CodedConfig(rows=16, columns=64, num_warps=4, num_stages=2, programs=2)
     num_stages = 4 if limits.shared_bytes > 100 * 1024 else 3 if limits.shared_bytes > 64 * 1024 else 2
     fewer_stages = min(num_stages, 3)
     if num_rows <= 16:
-        if kind != "int4":
+        if weight.kind != "int4":
             return CodedConfig(rows=16, columns=64, num_warps=4, num_stages=num_stages, programs=5)
         if num_rows <= 4:
             return CodedConfig(rows=16, columns=64, num_warps=2, num_stages=num_stages, programs=5)
         return CodedConfig(rows=16, columns=128, num_warps=4, num_stages=fewer_stages, programs=2)
     if num_rows <= 32:
         return CodedConfig(rows=32, columns=128, num_warps=4, num_stages=fewer_stages, programs=2)
-    if num_rows <= 64 or kind == "int4" or limits.shared_bytes < _SHARED_OF_MANY:
+    if num_rows <= 64 or weight.kind == "int4" or limits.shared_bytes < _SHARED_OF_MANY:
         return CodedConfig(rows=64, columns=128, num_warps=4, num_stages=fewer_stages, programs=2)
-    if num_rows <= 128:
+    if num_rows <= 128 or weight.group:
         return CodedConfig(rows=128, columns=64, num_warps=4, num_stages=3, programs=2)
     return CodedConfig(rows=256, columns=128, num_warps=8, num_stages=3, programs=1)
 
@@ -104,7 +104,7 @@ def multiply(
     if num_rows == 0:
         return output
     limits = devices.device_limits(x.device)
-    config = config or coded_config(num_rows, weight.kind, x.dtype, limits)
+    config = config or coded_config(num_rows, weight, x.dtype, limits)
     assert TILE % config.columns == 0
     row_tiles, out_tiles = -(-num_rows // config.rows), -(-weight.out_size // config.columns)
     steps = weight.steps

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from services.cli.fit import count_of, seconds_of
+from services.cli.quantities import count_of, seconds_of
 from shared.errors import ConfigError
 from tests.integration.engine.families import write_family
 from tests.unit.cli.conftest import RunTandem
 
 DEMO = Path(__file__).parents[3] / "models" / "demo"
+HEAD = Path(__file__).parents[3] / "loadtest" / "traces" / "mooncake_conversation_head.jsonl"
 
 
 def test_quantities():
@@ -136,3 +137,45 @@ def test_a_draft_takes_memory_of_workers_that_decode_alone(tandem: RunTandem):
     assert less["weight_bytes"] - decode["weight_bytes"] == pytest.approx(16e9, rel=0.01)
     assert less["kv_bytes_per_token"] - decode["kv_bytes_per_token"] == 128 * 1024
     assert less["kv_tokens"] < decode["kv_tokens"]
+
+
+def test_the_load_at_which_two_pools_and_one_change_places(tandem: RunTandem):
+    command = ("fit", "8b", "--gpu", "H100", "--context", "8k", "--prompt", "7k", "--output", "50", "--ttft", "800ms")
+    found = json.loads(tandem(*command, "--concurrency", "32", "--price", "2", "--json").out)
+    even, rate = found["break_even"], found["load"]["rate"]
+    others = [(name, even[name]) for name in ("rate_below", "rate_above") if even[name] is not None]
+    assert others
+    for name, at in others:
+        assert (at < rate) == (name == "rate_below")
+        there = json.loads(
+            tandem(*command, "--concurrency", str(round(32 * at / rate)), "--rate", str(at), "--json").out
+        )
+        assert there["better"] != found["better"]
+
+
+def test_a_month_and_the_tokens_from_which_own_gpus_pay(tandem: RunTandem):
+    found = json.loads(tandem("fit", "8b", "--price", "2", "--token-price", "0.5", "--json").out)
+    cost = found["cost"] if found["better"] == "disaggregated" else found["collocated_cost"]
+    assert cost["per_month"] == pytest.approx(730 * cost["per_hour"])
+    assert found["break_even"]["tokens_a_month"] == pytest.approx(cost["per_month"] / 0.5 * 1e6)
+    assert "a month" in tandem("fit", "8b", "--price", "2").out
+    assert "month" not in tandem("fit", "8b").out
+    refused = tandem("fit", "8b", "--price", "2", "--token-price", "0")
+    assert (refused.status, "--token-price" in refused.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--trace", "t.jsonl"), "--measured is missing"),
+        (("--measured", "http://127.0.0.1:1"), "--trace is missing"),
+        (("--trace", "none.jsonl", "--measured", "none.json"), "none.jsonl"),
+        (("--trace", str(HEAD), "--measured", "none.json"), "cannot read none.json"),
+        (("--trace", str(HEAD), "--measured", "http://127.0.0.1:1"), "does not answer"),
+        (("--trace", str(HEAD), "--measured", str(HEAD)), "is not the status of a cluster"),
+    ],
+)
+def test_a_trace_and_a_cluster_that_cannot_be_read_are_named(tandem: RunTandem, arguments, named):
+    done = tandem("fit", *arguments)
+    assert (done.status, done.out) == (2, "")
+    assert named in done.err

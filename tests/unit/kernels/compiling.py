@@ -312,7 +312,7 @@ def compile_coded(form: str, dtype: torch.dtype, arch: str = "sm_90") -> list[Co
         weight = random_weight(FORMS[form], 512, 2048, "cpu")
         linear = triton_kernels().make_quantized_linear(weight, torch.zeros(512, dtype=dtype), dtype)
         assert isinstance(linear, launch.CodedLinear)
-        for num_rows in (1, 32, 64):
+        for num_rows in (1, 16, 32, 64, 128, 256):
             linear.forward(torch.zeros(num_rows, 2048, dtype=dtype))
         if linear.weight.kind != "whole":
             launch.open_weight(linear.weight, 0, 512, dtype)

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from shared.kv.pool import MOST_RETAINED, RETENTIONS_S, BlockPool, OutOfBlocks
+from shared.kv.pool import MOST_RETAINED, MOST_SESSIONS, RETENTIONS_S, BlockPool, OutOfBlocks
 
 NUM_BLOCKS = 6
 
@@ -204,11 +204,58 @@ def test_a_longer_retention_replaces_a_shorter_one_and_what_lost_its_own_is_as_o
     pool.check_integrity()
 
 
+def test_what_a_closed_session_retained_alone_goes_next_its_last_block_first() -> None:
+    pool = BlockPool(8, 16, clock=lambda: 0.0)
+    shared, own, other, plain = (sealed_sequence(pool, name)[0] for name in (1, 2, 3, 4))
+    last = sealed_sequence(pool, 5)[0]
+    rest = pool.allocate(3)
+    pool.acquire([shared])
+    pool.release([shared, other], 300.0, "b")
+    pool.release([shared, own, last], 300.0, "a")
+    pool.release([plain])
+    assert pool.close_session("unknown") == 0
+    assert pool.close_session("a") == 2
+    assert pool.close_session("a") == 0
+    assert pool.match([named(1), named(2), named(5)]) == [shared, own, last]  # until it is taken
+    assert pool.allocate(4) == [last, own, plain, other]
+    pool.check_integrity()
+    pool.release([*rest, own, last, plain, other])
+    assert pool.close_session("b") == 1
+    pool.check_integrity()
+
+
+def test_a_block_in_use_is_not_retained_any_more_once_its_session_is_closed() -> None:
+    pool = BlockPool(4, 16, clock=lambda: 0.0)
+    block, other = sealed_sequence(pool, 1, 2)
+    pool.acquire([block])
+    pool.release([block], 300.0, "a")
+    assert pool.close_session("a") == 1
+    pool.release([other], 300.0, "b")
+    pool.release([block])
+    assert pool.num_retained == 1
+    assert pool.allocate(4)[2:] == [block, other]
+
+
+def test_a_beginning_that_very_many_sessions_share_is_retained_for_its_time() -> None:
+    pool = BlockPool(4, 16, clock=lambda: 0.0)
+    block = sealed_sequence(pool, 1)[0]
+    names = [f"s{number}" for number in range(MOST_SESSIONS + 5)]
+    for name in names:
+        pool.acquire([block])
+        pool.release([block], 300.0, name)
+    pool.release([block])
+    assert [pool.close_session(name) for name in names] == [0] * len(names)
+    assert pool.num_retained == 1
+    pool.check_integrity()
+
+
 RETAINED = st.sampled_from([0.0, 299.0, *RETENTIONS_S, 1e6])
+SESSIONS = st.sampled_from(["", "a", "b"])
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """The model: references by block, hashes by block, the cached blocks in eviction order, and the retained."""
+    """The model: references by block, hashes by block, the cached blocks in eviction order, the retained, and what
+    sessions want."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -216,6 +263,9 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool = BlockPool(NUM_BLOCKS, 16, clock=lambda: self.now)
         self.retentions: dict[int, int] = {}  # of blocks: the place in RETENTIONS_S
         self.retained: list[tuple[float, int, int]] = []  # (end, order of release, block)
+        self.wanted: dict[int, set[str]] = {}  # of blocks to be retained: the sessions, "" for those of none
+        self.wants: dict[str, list[int]] = {}
+        self.closed: list[int] = []
         self.num_released = 0
         self.refs: dict[int, int] = {}
         self.sealed: dict[int, bytes] = {}
@@ -230,12 +280,12 @@ class PoolMachine(RuleBasedStateMachine):
             with pytest.raises(OutOfBlocks):
                 self.pool.allocate(count)
             return
-        num_evicted = max(0, count - (num_free - len(self.cached) - len(self.retained)))
+        num_evicted = max(0, count - (num_free - len(self.cached) - len(self.retained) - len(self.closed)))
         evicted = [self.evict() for _ in range(num_evicted)]
         got = self.pool.allocate(count)
         assert got[count - num_evicted :] == evicted
         for block_id in got:
-            self.retentions.pop(block_id, None)
+            self.give_up(block_id)
             assert block_id not in self.refs
             block_hash = self.sealed.pop(block_id, None)
             if block_hash is not None and self.findable.get(block_hash) == block_id:
@@ -245,34 +295,40 @@ class PoolMachine(RuleBasedStateMachine):
 
     def evict(self) -> int:
         """The block that goes next where none is blank."""
+        if self.closed:
+            return self.closed.pop(0)
         if self.retained and (not self.cached or min(self.retained)[0] <= self.now):
             self.retained.remove(first := min(self.retained))
             return first[2]
         return self.cached.pop(0)
 
     @precondition(lambda self: len(self.refs) < NUM_BLOCKS)
-    @rule(name=st.integers(9, 20), retain_s=RETAINED)
-    def serve(self, name: int, retain_s: float) -> None:
+    @rule(name=st.integers(9, 20), retain_s=RETAINED, session=SESSIONS)
+    def serve(self, name: int, retain_s: float, session: str) -> None:
         """As a sequence of one block does; names of its own, so that most are new."""
         self.allocate(1)
         block_id = next(reversed(self.refs))
         self.pool.seal(block_id, named(name))
         self.sealed[block_id] = named(name)
         self.findable.setdefault(named(name), block_id)
-        self.give_back([block_id], retain_s)
+        self.give_back([block_id], retain_s, session)
 
     @precondition(lambda self: self.refs)
-    @rule(data=st.data(), retain_s=RETAINED)
-    def release(self, data: st.DataObject, retain_s: float) -> None:
-        self.give_back(data.draw(st.lists(st.sampled_from(sorted(self.refs)), unique=True, min_size=1)), retain_s)
+    @rule(data=st.data(), retain_s=RETAINED, session=SESSIONS)
+    def release(self, data: st.DataObject, retain_s: float, session: str) -> None:
+        chosen = data.draw(st.lists(st.sampled_from(sorted(self.refs)), unique=True, min_size=1))
+        self.give_back(chosen, retain_s, session)
 
-    def give_back(self, chosen: list[int], retain_s: float) -> None:
-        self.pool.release(chosen, retain_s)
+    def give_back(self, chosen: list[int], retain_s: float, session: str) -> None:
+        self.pool.release(chosen, retain_s, session)
         asked = sum(retain_s >= at_least for at_least in RETENTIONS_S) - 1
         for block_id in reversed(chosen):
             is_findable = self.findable.get(self.sealed.get(block_id, b"")) == block_id
-            if is_findable and asked > self.retentions.get(block_id, -1):
-                self.retentions[block_id] = asked
+            if is_findable and asked >= 0:
+                self.retentions[block_id] = max(asked, self.retentions.get(block_id, -1))
+                self.wanted.setdefault(block_id, set()).add(session)
+                if session and block_id not in self.wants.setdefault(session, []):
+                    self.wants[session].append(block_id)
             self.refs[block_id] -= 1
             if self.refs[block_id]:
                 continue
@@ -291,8 +347,27 @@ class PoolMachine(RuleBasedStateMachine):
         self.retained.append(alike[-1])
         if len(self.retained) > NUM_BLOCKS * MOST_RETAINED // 100:
             self.retained.remove(alike[0])
-            del self.retentions[alike[0][2]]
+            self.give_up(alike[0][2])
             self.cached.append(alike[0][2])
+
+    def give_up(self, block_id: int) -> None:
+        """It is not to be retained any more."""
+        self.retentions.pop(block_id, None)
+        for session in self.wanted.pop(block_id, set()) - {""}:
+            self.wants[session].remove(block_id)
+
+    @rule(session=SESSIONS)
+    def close_session(self, session: str) -> None:
+        alone = [block_id for block_id in self.wants.get(session, []) if self.wanted[block_id] == {session}]
+        assert self.pool.close_session(session) == len(alone)
+        for block_id in self.wants.pop(session, []):
+            self.wanted[block_id].discard(session)
+        for block_id in alone:
+            del self.retentions[block_id], self.wanted[block_id]
+            is_free = block_id not in self.refs and self.findable.get(self.sealed.get(block_id, b"")) == block_id
+            self.retained = [item for item in self.retained if item[2] != block_id]
+            if is_free:
+                self.closed.append(block_id)
 
     @rule(seconds=st.sampled_from([1.0, 200.0, 4000.0, 90_000.0]))
     def pass_time(self, seconds: float) -> None:
@@ -331,6 +406,8 @@ class PoolMachine(RuleBasedStateMachine):
         for block_id in found:
             if block_id in self.cached:
                 self.cached.remove(block_id)
+            if block_id in self.closed:
+                self.closed.remove(block_id)
             self.retained = [item for item in self.retained if item[2] != block_id]
             self.refs[block_id] = self.refs.get(block_id, 0) + 1
 
@@ -355,6 +432,9 @@ class PoolMachine(RuleBasedStateMachine):
         self.cached.clear()
         self.retentions.clear()
         self.retained.clear()
+        self.wanted.clear()
+        self.wants.clear()
+        self.closed.clear()
 
     @invariant()
     def agrees_with_the_model(self) -> None:

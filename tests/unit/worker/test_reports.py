@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import mmap
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,9 +15,10 @@ import psutil
 from services.prefill.role import PrefillRole
 from services.worker.adapters.pool import AdapterPool
 from services.worker.session import Session
-from services.worker.telemetry.load import REFRESH_S, ResidentMemory
+from services.worker.telemetry import load
+from services.worker.telemetry.load import REFRESH_S, LoadReporter, ResidentMemory
 from services.worker.worker import Worker
-from shared.engine.messages import Command, SetTargets
+from shared.engine.messages import Command, EngineLoad, SetTargets
 from shared.identity import WorkerRole
 from shared.kv.groups import KVGroups
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
@@ -63,6 +66,28 @@ async def test_every_router_hears_who_else_is_connected_and_a_single_one_hears_o
     worker.sessions.discard(second)
     worker.load.flush()
     assert await newest_report(first) == []
+
+
+async def test_a_change_after_a_quiet_time_is_told_at_once_and_those_behind_it_together(monkeypatch) -> None:
+    monkeypatch.setattr(load, "REPORT_INTERVAL_S", 1e4)
+    worker = prefill_worker()
+    published: list[int] = []
+    reporter = LoadReporter(
+        worker.host.transfer.counters, lambda told: published.append(told.num_running), worker.connector, KVGroups(16)
+    )
+    state = EngineLoad(*[0] * 13)
+    for num_running in (1, 2):  # of one turn
+        reporter.update(replace(state, num_running=num_running))
+    async with asyncio.timeout(60):
+        while not published:
+            await asyncio.sleep(0)
+    assert published == [2]
+    reporter.update(replace(state, num_running=3))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert published == [2]  # an interval has not passed
+    reporter.flush()
+    assert published == [2, 3]
 
 
 async def test_a_drain_can_be_undone_unless_the_process_is_about_to_end() -> None:

@@ -35,6 +35,18 @@ class ModelServicer(inference_pb2_grpc.InferenceServiceServicer):
         name = request.requests[0].model if request.requests else ""
         await self._servicer_of(name).GenerateBatch(request, context)
 
+    async def Warm(  # noqa: N802
+        self, request: inference_pb2.GenerateRequest, context: Context
+    ) -> inference_pb2.Warmed:
+        """By the request's model."""
+        return await self._servicer_of(request.model).Warm(request, context)
+
+    async def CloseSession(  # noqa: N802
+        self, request: inference_pb2.CloseSessionRequest, context: Context
+    ) -> inference_pb2.ClosedSession:
+        """By the request's model."""
+        return await self._servicer_of(request.model).CloseSession(request, context)
+
     async def Tokenize(  # noqa: N802
         self, request: inference_pb2.TokenizeRequest, context: Context
     ) -> inference_pb2.TokenizeResponse:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
 import grpc.aio
-from google.protobuf.message import Message
 
 from services.router.dispatch.request import Request
 from services.router.edge.access import Access
@@ -35,7 +34,7 @@ from services.router.edge.tenants.auth import ApiKeys
 from services.router.views.traces.call_trace import CallTrace
 from shared.errors import Cancelled, DeadlineExceeded, Internal, InvalidRequest, TandemError
 from shared.rpc.errors import abort
-from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc
+from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from shared.telemetry.logs import request_log
 
 
@@ -90,8 +89,8 @@ logger = logging.getLogger(__name__)
 
 SERVICE_NAME = "tandem.v1.InferenceService"
 
-Wrap = Callable[[int, inference_pb2.GenerateResponse], Message]
-"""The call's own message around one of the request of that index."""
+Write = Callable[[int, inference_pb2.GenerateResponse], Awaitable[None]]
+"""Passes a message of the request of that index on to the client, in the call's own form."""
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
@@ -129,25 +128,62 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> None:
         """Streams one answer; errors become a status with the typed error as trailer."""
-        await self._stream([request], context, lambda _index, response: response)
+        await self._stream("Generate", [request], context, lambda _index, response: context.write(response))
 
     async def GenerateBatch(  # type: ignore[override]  # noqa: N802  # as above
         self, request: inference_pb2.GenerateBatchRequest, context: Context
     ) -> None:
         """Streams several answers, mixed as they come; errors likewise."""
 
-        def wrap(index: int, response: inference_pb2.GenerateResponse) -> Message:
-            return inference_pb2.GenerateBatchResponse(index=index, response=response)
+        def write(index: int, response: inference_pb2.GenerateResponse) -> Awaitable[None]:
+            return context.write(inference_pb2.GenerateBatchResponse(index=index, response=response))
 
-        await self._stream(request.requests, context, wrap, is_batch=True)
+        await self._stream("GenerateBatch", request.requests, context, write)
+
+    async def Warm(  # noqa: N802
+        self, request: inference_pb2.GenerateRequest, context: Context
+    ) -> inference_pb2.Warmed:
+        """Computes a prompt; one token is sampled behind it, and dropped."""
+        usage, asked = types_pb2.Usage(), inference_pb2.GenerateRequest()
+        asked.CopyFrom(request)
+        asked.sampling.Clear()
+        asked.sampling.max_tokens, asked.sampling.temperature, asked.sampling.ignore_eos = 1, 0.0, True
+
+        async def keep(_index: int, response: inference_pb2.GenerateResponse) -> None:
+            usage.CopyFrom(response.usage)
+
+        await self._stream("Warm", [asked], context, keep)
+        return inference_pb2.Warmed(
+            num_prompt_tokens=usage.num_prompt_tokens,
+            num_cached_tokens=usage.num_cached_tokens,
+            retained_s=scheduling_hints(metadata_of(context)).retain_s,
+        )
+
+    async def CloseSession(  # noqa: N802
+        self, request: inference_pb2.CloseSessionRequest, context: Context
+    ) -> inference_pb2.ClosedSession:
+        """Retains nothing for a session of the caller's tenant any more."""
+
+        async def close(asked: inference_pb2.CloseSessionRequest) -> inference_pb2.ClosedSession:
+            metadata = metadata_of(context)
+            key = metadata.get("authorization")
+            hints = scheduling_hints(metadata, self._keys.check(key))
+            self._input_processor.rates.begin(self._keys.account(key, hints.tenant), hints.tenant)
+            self._input_processor.check_model(asked.model)
+            session = asked.session or hints.session
+            if not session:
+                raise InvalidRequest("session is missing, and so is x-session-id", field="session")
+            num_blocks = await self._input_processor.close_session(hints.tenant, session)
+            return inference_pb2.ClosedSession(num_blocks=num_blocks)
+
+        return await answer_client(self._keys.check, close, request, context)
 
     async def _stream(
         self,
+        method: str,
         requests: Sequence[inference_pb2.GenerateRequest],
         context: Context,
-        wrap: Wrap,
-        *,
-        is_batch: bool = False,
+        write: Write,
     ) -> None:
         arrived_at = time.perf_counter()
         metadata = metadata_of(context)
@@ -159,9 +195,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         error: TandemError | None = None
         try:
             with entry:
-                if is_batch:
+                if method == "GenerateBatch":
                     self._check_batch(requests)
-                await self._generate(requests, metadata, context, trace, wrap, entry)
+                if method == "Warm" and requests[0].HasField("resume"):
+                    raise InvalidRequest("resume: nothing is answered that could be continued", field="resume")
+                await self._generate(requests, metadata, context, trace, write, entry)
             return
         except TandemError as known:
             error = known
@@ -174,7 +212,6 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             raise
         finally:
             code = "OK" if error is None else error.grpc_code
-            method = "GenerateBatch" if is_batch else "Generate"
             self._access.grpc_ended(method, code, time.perf_counter() - arrived_at, entry.note)
             trace.end(error, method, self._input_processor.model_name, entry.note.records)
         await abort(context, error)
@@ -265,7 +302,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         metadata: Mapping[str, str],
         context: Context,
         trace: CallTrace,
-        wrap: Wrap,
+        write: Write,
         entry: CallEntry,
     ) -> None:
         """One coroutine, no generator: a cancelled call unwinds all of it at once."""
@@ -305,7 +342,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 async for index, delta in outputs:
                     watch.begin()
                     response = response_of(plan[index].request_id, delta, starts.pop(index, None))
-                    await context.write(wrap(index, response))
+                    await write(index, response)
                     watch.end()
             finally:
                 account.charge(outputs.num_output_tokens)

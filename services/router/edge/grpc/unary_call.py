@@ -1,10 +1,10 @@
-"""One unary call of a client or an administrator: its key is checked, its errors are typed."""
+"""One call of a client or an administrator: its key is checked, its errors are typed."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NoReturn, TypeVar
 
 import grpc.aio
 
@@ -37,12 +37,34 @@ async def answer_client(
     """What `work` makes of the request. Ends the call with the TandemError that `check` raises for its key, or `work`;
     anything else is a bug and becomes Internal, without a word of what gRPC would send by itself: all of its text."""
     try:
-        metadata = dict(context.invocation_metadata() or ())
-        key = metadata.get("authorization")
-        check(key if isinstance(key, str) else None)
+        check(_key_of(context))
         return await work(request)
-    except TandemError as error:
-        await abort(context, error)
     except Exception as error:
-        logger.exception("a call failed")
-        await abort(context, Internal(f"internal error ({type(error).__name__})"))
+        await _fail(context, error)
+
+
+async def stream_admin(
+    keys: ApiKeys,
+    work: Callable[[AsyncIterator[RequestT]], AsyncIterator[T]],
+    requests: AsyncIterator[RequestT],
+    context: grpc.aio.ServicerContext[Any, Any],
+) -> AsyncIterator[T]:
+    """As `answer_admin`, of a call whose messages stream both ways."""
+    try:
+        keys.check_admin(_key_of(context))
+        async for message in work(requests):
+            yield message
+    except Exception as error:
+        await _fail(context, error)
+
+
+def _key_of(context: grpc.aio.ServicerContext[Any, Any]) -> str | None:
+    key = dict(context.invocation_metadata() or ()).get("authorization")
+    return key if isinstance(key, str) else None
+
+
+async def _fail(context: grpc.aio.ServicerContext[Any, Any], error: Exception) -> NoReturn:
+    if isinstance(error, TandemError):
+        await abort(context, error)
+    logger.error("a call failed", exc_info=error)
+    await abort(context, Internal(f"internal error ({type(error).__name__})"))

@@ -21,6 +21,8 @@ from services.router.edge.http.anthropic.endpoint import Messages
 from services.router.edge.http.batches.endpoints import Batches
 from services.router.edge.http.batches.files import FileStore
 from services.router.edge.http.batches.runner import BatchRunner, Idleness
+from services.router.edge.http.cache.close import SessionClosing
+from services.router.edge.http.cache.warm import Warm
 from services.router.edge.http.endpoint import Dialect, InferenceEndpoint
 from services.router.edge.http.model_switch import ModelSwitch
 from services.router.edge.http.openai.chat import Chat
@@ -44,6 +46,7 @@ from shared.records.records import Bounds, MemoryRecords, Records
 PATHS = (
     *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"),
     *("/v1/conversations", "/v1/files", "/v1/batches", "/v1/embeddings", "/v1/score", "/v1/rerank"),
+    *("/v1/cache/warm", "/v1/cache/close"),
     *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
     *("/tokenize", "/detokenize", "/v1/models", "/version", "/", "/docs", "/openapi.json"),
     *("/healthz", "/health", "/ping", "/readyz", "/metrics", "/status"),
@@ -154,11 +157,12 @@ def build_app(
     kept = kept or Kept.of(settings, Catalog([input_processor]))
     tokenizer, model_name, defaults = input_processor.tokenizer, input_processor.model_name, input_processor.defaults
     chat = Chat(tokenizer, model_name, input_processor.formats, defaults)
-    messages = Messages(chat)
+    messages, completions = Messages(chat), Completions(tokenizer, model_name, defaults)
     dialects: dict[str, Dialect] = {
-        "/v1/completions": Completions(tokenizer, model_name, defaults),
+        "/v1/completions": completions,
         "/v1/chat/completions": chat,
         "/v1/messages": messages,
+        "/v1/cache/warm": Warm(chat, completions),
     }
     responses = ResponsesEndpoint(input_processor, Responses(chat), keys, settings, kept.shelf, kept.background)
     stored = StoredResponses(keys, kept.shelf, kept.background)
@@ -182,6 +186,7 @@ def build_app(
             *conversations.routes(),
             *batches.routes(),
             *Pooling(input_processor, keys, settings).routes(),
+            Route("/v1/cache/close", SessionClosing(input_processor, keys).close, methods=["POST"]),
             Route("/v1/messages/count_tokens", tokens.count_tokens, methods=["POST"]),
             Route("/tokenize", tokens.tokenize, methods=["POST"]),
             Route("/detokenize", tokens.detokenize, methods=["POST"]),

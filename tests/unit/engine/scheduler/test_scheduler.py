@@ -11,6 +11,7 @@ from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from shared.engine.sequence import Goal, Status
 from shared.errors import Overloaded
 from shared.kv.pool import BlockPool
+from shared.sizing.step_time import chunk_pairs
 from tests.unit.engine.builders import EOS, sequence
 
 
@@ -59,6 +60,22 @@ def test_a_repeated_prompt_computes_only_what_follows_its_last_full_block():
     assert step(s)[0] == [("b", 8, 2)]
     assert again.num_cached_tokens == 8
     assert (s.counters.num_prompt_tokens, s.counters.num_prefix_hit_tokens) == (20, 8)
+
+
+def test_what_the_pool_has_of_a_waiting_prompt_is_not_counted_as_queued():
+    s = scheduler()
+    s.add(sequence("a", list(range(2, 12)), max_tokens=1))
+    assert (s.sequences.num_queued_tokens, s.sequences.num_queued_pairs) == (10, chunk_pairs(10, 0))
+    while s.has_work:
+        step(s)
+    again = sequence("b", list(range(2, 14)))
+    s.add(again)
+    assert again.num_computed_tokens == 0  # it holds nothing yet
+    assert (s.sequences.num_queued_tokens, s.sequences.num_queued_pairs) == (4, chunk_pairs(4, 8))
+    s.pool.clear_cache()  # what was counted on may go
+    step(s)
+    assert (s.sequences.num_queued_tokens, s.sequences.num_queued_pairs) == (4, chunk_pairs(4, 8))
+    assert again.num_cached_tokens == 0
 
 
 def test_a_prompt_of_whole_blocks_still_computes_its_last_block_to_have_logits():

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from services.router.placement.filters import GUEST_AFTER_S, can_hold, candidates, has_queue_room
-from services.router.placement.views import PlacementRequest, PrefixHits
+from services.router.placement.filters import can_hold, candidates, has_queue_room
+from services.router.placement.views import GUEST_AFTER_S, PlacementRequest, PrefixHits
 from tests.unit.router.placement.builders import pool, prompt, view
 
 
@@ -50,6 +50,9 @@ def test_a_worker_of_another_router_counts_as_ones_own_once_it_was_left_alone_fo
     other = view("w", num_queued_tokens=50, in_shard=False, exclusive_since_s=10.0)
     for now_s, room in ((10.0 + GUEST_AFTER_S, True), (9.99 + GUEST_AFTER_S, False)):
         assert has_queue_room(other, PlacementRequest(64, 16, now_s=now_s), 100) is room
+        later = replace(other, guest_after_s=2 * GUEST_AFTER_S)  # another router's turn comes first
+        assert not has_queue_room(later, PlacementRequest(64, 16, now_s=now_s), 100)
+        assert has_queue_room(later, PlacementRequest(64, 16, now_s=now_s + GUEST_AFTER_S), 100) is room
 
 
 def test_only_workers_that_know_the_adapter_are_considered_also_where_they_failed_the_request() -> None:

@@ -76,6 +76,30 @@ def test_a_holder_whose_queue_would_make_it_late_is_passed_by():
     assert placement.choose(hurried, decodes, prefills, collocated=False).prefill == "p1"
 
 
+def test_a_request_waits_for_a_queue_in_time_rather_than_be_late_in_one_with_room():
+    placement = Placement(PlacementConfig(), predictor=TtftPredictor())
+    for n in range(1, 20):
+        work = Work(50 * n, 50e3 * n * (n % 5))
+        placement.predictor.observe_prefill(NO_WORK, work, 1e-4 * work.tokens + 1e-6 * work.pairs)
+    long, decodes = view("long", num_queued_tokens=2000, num_queued_pairs=4e6), pool(view("d"))
+    prefills = pool(long, view("soon", num_queued_tokens=2100))  # no room yet
+
+    def chosen(slack_s: float, prefills=prefills, **changes) -> str | None:
+        request = replace(prompt(100), slack_s=slack_s, **changes)
+        choice = placement.choose(request, decodes, prefills, collocated=False)
+        return choice.prefill if choice is not None else None
+
+    long_s = placement.predictor.pool_s(long, prompt(100))
+    soon_s = placement.predictor.pool_s(view("soon", num_queued_tokens=2100), prompt(100))
+    assert soon_s < long_s
+    between_s = (soon_s + long_s) / 2
+    assert chosen(2 * long_s) == "long"
+    assert chosen(between_s) is None
+    assert chosen(soon_s / 2) == "long"  # which admission refuses: nothing is in time
+    assert chosen(between_s, excluded=frozenset({"soon"})) == "long"
+    assert chosen(between_s, pool(long, view("soon", num_queued_tokens=100))) == "soon"
+
+
 def test_collocated_needs_no_prefill_worker():
     chosen = choose([view("a", num_queued_tokens=900), view("b")], collocated=True)
     assert chosen == Choice("b", None)

@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 from services.router.placement.commitments import Ledger
 from services.router.placement.policy import Placement, PlacementConfig
-from services.router.placement.views import Pool, Replicas, Work, own_workers
+from services.router.placement.views import (
+    GUEST_AFTER_S,
+    GUEST_TURN_S,
+    Pool,
+    Replicas,
+    Work,
+    guest_times_s,
+    own_workers,
+)
 from tests.unit.router.placement.builders import pool, prompt, view
 
 names = st.sets(st.text("abcdef0123", min_size=1, max_size=4), max_size=8)
@@ -29,6 +37,14 @@ def test_every_worker_has_one_owner_and_owners_have_equally_many(workers, router
 
 def test_where_there_are_fewer_workers_than_routers_all_are_everybodys():
     assert own_workers({"p0"}, "r1", ["r0", "r1"]) == {"p0"}
+
+
+@given(st.sets(st.text("pd0123456789", min_size=1, max_size=4), min_size=8, max_size=30), names)
+def test_guests_of_a_worker_have_a_turn_each(workers, routers):
+    for worker in workers:
+        guests = [router for router in routers if worker not in own_workers(workers, router, sorted(routers))]
+        times = sorted(guest_times_s(workers, router, sorted(routers))[worker] for router in guests)
+        assert times == [GUEST_AFTER_S + GUEST_TURN_S * turn for turn in range(len(guests))]
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), names.map(sorted)), max_size=20))

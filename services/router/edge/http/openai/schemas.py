@@ -261,6 +261,11 @@ Retention = Literal["in-memory", "in_memory", "5m", "1h", "24h"]
 """Of a prefix; OpenAI writes the first one both ways, and has no 5m and 1h."""
 
 
+def session_of_key(key: str | None) -> str:
+    """The session of a `prompt_cache_key`; empty without one."""
+    return f"key-{hashlib.sha256(key.encode(errors='replace')).hexdigest()}" if key else ""
+
+
 class CommonRequest(SamplingFields):
     """Fields that both endpoints share."""
 
@@ -286,8 +291,7 @@ class CommonRequest(SamplingFields):
     @property
     def session(self) -> str:
         """By `prompt_cache_key`, whatever that holds: calls with one key are sent where its last one was."""
-        key = self.prompt_cache_key
-        return f"key-{hashlib.sha256(key.encode(errors='replace')).hexdigest()}" if key else ""
+        return session_of_key(self.prompt_cache_key)
 
     @property
     def retain_s(self) -> float | None:

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from services.cli.tables import table_of
+from shared.sizing.break_even import HOURS_OF_A_MONTH, MOST_GPUS, BreakEven, paying_tokens
 from shared.sizing.degrees import DegreeFit
 from shared.sizing.fit import Cost, Fit
 from shared.sizing.load import PoolFit
@@ -71,8 +72,8 @@ def memory_table(memory_bytes: float) -> MemoryTable:
     return MemoryTable(memory_bytes, rows)
 
 
-def show(console: Console, fit: Fit, name: str) -> None:
-    """Everything, with the arithmetic."""
+def show(console: Console, fit: Fit, name: str, even: BreakEven, token_price: float | None = None) -> None:
+    """Everything, with the arithmetic. `token_price`: of a million tokens elsewhere."""
     load, hardware, model = fit.load, fit.hardware, fit.model
     kv = model.kv_bytes(model.num_kv_heads, hardware.kv_dtype)
     kept = model.kv_bytes(model.num_kv_heads, hardware.kv_dtype, load.context)
@@ -102,7 +103,7 @@ def show(console: Console, fit: Fit, name: str) -> None:
     console.print()
     console.print(_pool_table(fit))
     console.print()
-    for line in _verdict(fit):
+    for line in [*_verdict(fit), *_break_even(fit, even, token_price)]:
         console.print(line, markup=False)
 
 
@@ -138,6 +139,31 @@ def _verdict(fit: Fit) -> list[str]:
     lines += warnings(fit)
     lines.append(verdict(fit))
     return lines
+
+
+def _break_even(fit: Fit, even: BreakEven, token_price: float | None) -> list[str]:
+    """From which load on the other number of pools is the answer, and from how many tokens on own GPUs pay."""
+    this, other = ("one pool", "two pools") if even.one_pool else ("two pools", "one pool")
+    places = [
+        f"{rate:.3g} req/s and {side}"
+        for rate, side in ((even.below, "fewer"), (even.above, "more"))
+        if rate is not None
+    ]
+    where = f"{other} at {' and at '.join(places)}" if places else f"none, {this} everywhere"
+    lines = [f"break-even: {where} (a 64th to 64 times this load were tried, up to {MOST_GPUS} GPUs)"]
+    cost = fit.collocated_cost if fit.takes_one_pool else fit.cost
+    if cost is not None and token_price is not None:
+        tokens = paying_tokens(cost.per_hour, token_price)
+        share = tokens / (_tokens_of_a_month(fit) or 1.0)
+        lines.append(
+            f"against {token_price:g} for a million tokens elsewhere these GPUs pay from {tokens / 1e6:,.0f} million "
+            f"tokens a month on, {share:.0%} of this load"
+        )
+    return lines
+
+
+def _tokens_of_a_month(fit: Fit) -> float:
+    return fit.load.rate * (fit.load.prompt_len + fit.load.output_len) * 3600 * HOURS_OF_A_MONTH
 
 
 def verdict(fit: Fit) -> str:
@@ -198,9 +224,11 @@ def warnings(fit: Fit) -> list[str]:
     return found
 
 
-def as_dict(fit: Fit, name: str) -> dict[str, object]:
+def as_dict(fit: Fit, name: str, even: BreakEven, token_price: float | None = None) -> dict[str, object]:
     """The whole answer for scripts; bytes and seconds."""
     cost, collocated_cost = fit.cost, fit.collocated_cost
+    used = collocated_cost if fit.takes_one_pool else cost
+    pays = paying_tokens(used.per_hour, token_price) if used is not None and token_price is not None else None
     return {
         "model": {
             "name": name,
@@ -220,9 +248,14 @@ def as_dict(fit: Fit, name: str) -> dict[str, object]:
         "without_overlap": None if fit.apart is None else _without_overlap(fit.apart),
         "reason": verdict(fit),
         "warnings": warnings(fit),
-        "cost": asdict(cost) if cost is not None else None,
-        "collocated_cost": asdict(collocated_cost) if collocated_cost is not None else None,
+        "cost": _cost_as_dict(cost),
+        "collocated_cost": _cost_as_dict(collocated_cost),
+        "break_even": {"rate_below": even.below, "rate_above": even.above, "tokens_a_month": pays},
     }
+
+
+def _cost_as_dict(cost: Cost | None) -> dict[str, float] | None:
+    return None if cost is None else {**asdict(cost), "per_month": cost.per_hour * HOURS_OF_A_MONTH}
 
 
 def _without_overlap(fit: Fit) -> dict[str, object]:
@@ -239,7 +272,11 @@ def _pool(pool: PoolFit) -> dict[str, object]:
 
 
 def _cost(cost: Cost) -> str:
-    parts = [f"{cost.per_hour:.2f} an hour", f"{cost.per_million_tokens:.3f} for a million tokens"]
+    month = cost.per_hour * HOURS_OF_A_MONTH
+    parts = [
+        f"{cost.per_hour:.2f} an hour, {month:,.0f} a month",
+        f"{cost.per_million_tokens:.3f} for a million tokens",
+    ]
     if cost.per_million_prompt_tokens:
         parts.append(
             f"{cost.per_million_prompt_tokens:.3f} of prompts, {cost.per_million_output_tokens:.3f} of answers by pool"

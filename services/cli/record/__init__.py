@@ -1,0 +1,1 @@
+"""`tandem record`: the requests of a cluster that runs, as a trace."""

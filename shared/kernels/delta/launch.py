@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shared.kernels import device
 from shared.kernels.batch import AttentionBatch
-from shared.kernels.delta import jit, reference
+from shared.kernels.delta import prompt_jit, reference, step_jit
 from shared.kernels.delta.reference import count_ones
 from shared.kernels.delta_layer import DeltaLayer, check_delta_attention, state_words
 from shared.kernels.device import next_power_of_2
@@ -101,14 +101,14 @@ def _step(
     assert states is not None
     of_pool = (words, states, states.shape[2], layer.number)
     tile = min(CHANNELS, next_power_of_2(layer.mixed_size))
-    jit.convolve_ones[(num_ones, -(-layer.mixed_size // tile))](
+    step_jit.convolve_ones[(num_ones, -(-layer.mixed_size // tile))](
         projected, projected.stride(0), layer.conv, *of_pool, active,
         **sizes.channels, TAPS=sizes.taps, TILE=tile, num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
     keys, columns = sizes.heads["KEYS"], next_power_of_2(layer.value_dim)
     is_normed = keys * columns <= MOST_STEPPED
     columns = min(columns, MOST_STEPPED // keys)
-    jit.step_heads[(num_ones, layer.num_value_heads, -(-layer.value_dim // columns))](
+    step_jit.step_heads[(num_ones, layer.num_value_heads, -(-layer.value_dim // columns))](
         projected, projected.stride(0), active, layer.decay, layer.decay_bias, layer.norm, *of_pool, output, layer.eps,
         **sizes.heads, **sizes.matrices, IS_NORMED=is_normed, COLUMNS=columns,
         num_warps=4, enable_fp_fusion=False,
@@ -134,12 +134,12 @@ def _chunks(
     of_batch = (batch.query_start, batch.seq_lens, first_seq)
     tile = min(CHANNELS, next_power_of_2(layer.mixed_size))
     channel_tiles = -(-layer.mixed_size // tile)
-    jit.convolve_tokens[(-(-most // TOKENS), channel_tiles, num_seqs)](
+    prompt_jit.convolve_tokens[(-(-most // TOKENS), channel_tiles, num_seqs)](
         projected, projected.stride(0), layer.conv, *of_pool, batch.query_start, first_seq, active,
         **sizes.channels, TILE=tile, TOKENS=TOKENS, num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
     if layer.kernel_size > 1:
-        jit.keep_tails[(channel_tiles, num_seqs)](
+        prompt_jit.keep_tails[(channel_tiles, num_seqs)](
             projected, projected.stride(0), *of_pool, *of_batch,
             **sizes.channels, BLOCK_SIZE=sizes.block_size, TAPS=sizes.taps, TILE=tile,
             num_warps=4, enable_fp_fusion=False,
@@ -162,18 +162,18 @@ def _chunks(
         "enable_fp_fusion": False,
     }
     most_chunks = -(-most // chunk) + 1  # one more where the tokens are cut behind a state that is kept
-    jit.solve_chunks[(most_chunks, heads, num_seqs)](
+    prompt_jit.solve_chunks[(most_chunks, heads, num_seqs)](
         projected, projected.stride(0), active, layer.decay, layer.decay_bias, states, states.shape[2], *of_batch,
         first_row, *solved, **options, num_warps=8,
     )  # fmt: skip
-    jit.pass_chunks[(-(-layer.value_dim // columns), heads, num_seqs)](
+    prompt_jit.pass_chunks[(-(-layer.value_dim // columns), heads, num_seqs)](
         active, *of_pool, *of_batch, first_row, *solved, output, **options, **sizes.matrices, num_warps=4
     )
     _norm(projected, output, layer, first_row, num_rows)
 
 
 def _norm(projected: Tensor, output: Tensor, layer: DeltaLayer, first_row: int, num_rows: int) -> None:
-    jit.norm_heads[(num_rows, layer.num_value_heads)](
+    prompt_jit.norm_heads[(num_rows, layer.num_value_heads)](
         projected, projected.stride(0), layer.norm, output, first_row, layer.eps,
         NUM_HEADS=layer.num_value_heads, MIXED=layer.mixed_size, VALUE_DIM=layer.value_dim,
         VALUES=next_power_of_2(layer.value_dim), num_warps=1, enable_fp_fusion=False,

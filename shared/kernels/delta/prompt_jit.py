@@ -1,8 +1,8 @@
-"""The gated delta rule, its convolution and its norm in Triton: states are read from a pool's blocks and written there.
+"""Prompts of the gated delta rule in Triton: states are read from a pool's blocks and written there.
 
-A step's first sequences, of one token each, take `convolve_ones` and `step_heads`. The others are cut into chunks of
-CHUNK tokens, anew behind a token whose state is kept: `convolve_tokens` and `keep_tails`, then `solve_chunks` for all
-chunks at once, and `pass_chunks` from chunk to chunk. All is in fp32, and every sum has one order.
+A prompt is cut into chunks of CHUNK tokens, anew behind a token whose state is kept: `convolve_tokens` and
+`keep_tails`, then `solve_chunks` for all chunks at once, and `pass_chunks` from chunk to chunk. All is in fp32, and
+every sum has one order.
 """
 
 # mypy: disable-error-code="import-untyped, import-not-found, no-untyped-def, no-untyped-call, untyped-decorator"
@@ -11,193 +11,17 @@ chunks at once, and `pass_chunks` from chunk to chunk. All is in fp32, and every
 import triton
 import triton.language as tl
 
-from shared.kernels.activation.jit import silu
-from shared.kernels.rounding_jit import rounded
-
-NORM_EPS = tl.constexpr(1e-6)
-READ, FILLED, LAST = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-"""Places of `AttentionBatch.state_blocks`."""
-
-
-@triton.jit
-def word_places(ids, at, WORDS: tl.constexpr):
-    """Where numbers `at` of a sequence's states lie in the pool: int64; `ids`: [num_states] its blocks, of WORDS
-    numbers each."""
-    groups = at // WORDS
-    return tl.load(ids + groups).to(tl.int64) * WORDS + (at - groups * WORDS)
-
-
-@triton.jit
-def matrix_places(
-    ids,
-    first,  # number of the head's first element
-    rows,
-    columns,
-    KEY_DIM: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    WORDS: tl.constexpr,
-    HAS_WHOLE_ROWS: tl.constexpr,  # whether every row of a matrix lies in one block
-):
-    """[rows, columns] as `word_places`; those past the matrix's end are its last."""
-    starts = first + tl.minimum(rows, KEY_DIM - 1) * VALUE_DIM
-    if HAS_WHOLE_ROWS:
-        return word_places(ids, starts, WORDS)[:, None] + columns[None, :]
-    return word_places(ids, starts[:, None] + tl.minimum(columns, VALUE_DIM - 1)[None, :], WORDS)
-
-
-@triton.jit
-def tail_places(ids, first, channels, taps, MIXED: tl.constexpr, KERNEL: tl.constexpr, WORDS: tl.constexpr):
-    """As `word_places`, of the convolution's inputs `taps` of `channels`; those of no tap are the last one's."""
-    return word_places(ids, first + tl.minimum(tl.maximum(taps, 0), KERNEL - 2) * MIXED + channels, WORDS)
-
-
-@triton.jit
-def has_state(ids):
-    """[1] bool: whether there is a state before a sequence's tokens."""
-    return tl.load(ids + tl.arange(0, 1)) >= 0
-
-
-@triton.jit
-def softplus(x):
-    """log(1 + exp(x)), as exact where it is small."""
-    e = tl.exp(tl.minimum(x, 20.0))
-    s = e / (2.0 + e)  # log(1 + e) = 2 artanh(s)
-    s2 = s * s
-    small = 2.0 * s * (1.0 + s2 * (0.33333333333 + s2 * (0.2 + s2 * 0.14285714286)))
-    return tl.where(x > 20.0, x, tl.where(e < 0.25, small, tl.log(1.0 + e)))
-
-
-@triton.jit
-def load_gates(rates, places, real, decay, bias, NUM_HEADS: tl.constexpr):
-    """(log decay, rate) of one head for some tokens, fp32, zeros where there is nothing; `rates`: the head's."""
-    raw = tl.load(rates + places, mask=real, other=0.0)
-    rate = rounded(1.0 / (1.0 + tl.exp(-raw.to(tl.float32))), raw.dtype)
-    raw = tl.load(rates + places + NUM_HEADS, mask=real, other=0.0).to(tl.float32)
-    return tl.where(real, decay * softplus(raw + bias), 0.0), tl.where(real, rate, 0.0)
-
-
-@triton.jit
-def unit_rows(x, scale):
-    """[rows, dim] fp32, each over its length, times `scale`."""
-    return x * (tl.rsqrt(tl.sum(x * x, 1) + NORM_EPS) * scale)[:, None]
-
-
-@triton.jit
-def gated_normed(x, weight, gate, eps, VALUE_DIM: tl.constexpr, dtype: tl.constexpr):
-    """A head's result [dim], fp32 rounded to `dtype`, normed and gated as the reference rounds; fp32."""
-    normed = rounded(x * tl.rsqrt(tl.sum(x * x, 0) / VALUE_DIM + eps), dtype)
-    return rounded(normed * weight, dtype) * silu(gate)
-
-
-@triton.jit
-def activated(x, dtype: tl.constexpr):
-    """What the convolution gave, fp32, rounded before and behind its activation; of `dtype`."""
-    return silu(rounded(x, dtype)).to(dtype)
-
-
-@triton.jit(do_not_specialize=["number"])
-def convolve_ones(
-    projected,  # [num_tokens, …], the first columns are the channels
-    stride,  # elements from token to token
-    conv,  # [KERNEL, MIXED] fp32
-    words,  # the pool, fp32
-    states,  # [num_seqs, 3, num_states] int32
-    num_states,
-    number,
-    active,  # [num_tokens, MIXED]
-    MIXED: tl.constexpr,
-    KERNEL: tl.constexpr,
-    MATRIX: tl.constexpr,
-    WORDS: tl.constexpr,
-    TAPS: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """Grid (num_ones, ceil(MIXED / TILE)): some channels of one sequence's one token; the newest inputs are kept."""
-    seq = tl.program_id(0).to(tl.int64)
-    channels = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    real = channels < MIXED
-    if MIXED % TILE != 0:
-        channels = tl.minimum(channels, MIXED - 1)
-    newest = tl.load(projected + seq * stride + channels, mask=real, other=0.0)
-    wide = newest.to(tl.float32)
-    dtype = newest.dtype
-    ids = states + seq * 3 * num_states
-    total = tl.zeros([TILE], tl.float32)
-    if KERNEL > 1:
-        first = number * (MATRIX + MIXED * (KERNEL - 1)) + MATRIX
-        is_there = has_state(ids)
-        for tap in tl.static_range(KERNEL - 1):
-            places = tail_places(ids, first, channels, tap, MIXED, KERNEL, WORDS)
-            total += tl.load(words + places, mask=real & is_there, other=0.0) * tl.load(conv + tap * MIXED + channels)
-        taps = tl.arange(0, TAPS)[None, :]
-        places = tail_places(ids, first, channels[:, None], taps + 1, MIXED, KERNEL, WORDS)
-        later = tl.load(words + places, mask=real[:, None] & (taps < KERNEL - 2) & is_there[:, None], other=0.0)
-        later = tl.where(taps == KERNEL - 2, wide[:, None], later)
-        places = tail_places(ids + LAST * num_states, first, channels[:, None], taps, MIXED, KERNEL, WORDS)
-        tl.debug_barrier()  # they may be written where another thread reads
-        tl.store(words + places, later, mask=real[:, None] & (taps < KERNEL - 1))
-    total += wide * tl.load(conv + (KERNEL - 1) * MIXED + channels)
-    tl.store(active + seq * MIXED + channels, activated(total, dtype), mask=real)
-
-
-@triton.jit(do_not_specialize=["number"])
-def step_heads(
-    projected,  # [num_tokens, …]
-    stride,
-    active,  # [num_tokens, MIXED]
-    decay,  # [NUM_HEADS] fp32
-    decay_bias,  # [NUM_HEADS] fp32
-    norm,  # [VALUE_DIM]
-    words,
-    states,  # [num_seqs, 3, num_states] int32
-    num_states,
-    number,
-    output,  # [num_tokens, NUM_HEADS, VALUE_DIM]
-    eps,
-    NUM_HEADS: tl.constexpr,
-    NUM_KEY_HEADS: tl.constexpr,
-    KEY_DIM: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    STATE: tl.constexpr,  # numbers of a layer's state
-    WORDS: tl.constexpr,
-    HAS_WHOLE_ROWS: tl.constexpr,
-    IS_NORMED: tl.constexpr,  # whether a program has all columns, and norms them
-    KEYS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    """Grid (num_ones, NUM_HEADS, ceil(VALUE_DIM / COLUMNS)): some columns of a head's matrix, updated by one token."""
-    seq, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    rows, columns = tl.arange(0, KEYS), tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
-    real, is_row = columns < VALUE_DIM, rows < KEY_DIM
-    both = is_row[:, None] & real[None, :]
-    mixed: tl.constexpr = 2 * NUM_KEY_HEADS * KEY_DIM + NUM_HEADS * VALUE_DIM
-    key_head = head // (NUM_HEADS // NUM_KEY_HEADS)
-    ids = states + seq * 3 * num_states
-    first = number * STATE + head * (KEY_DIM * VALUE_DIM)
-    places = matrix_places(ids, first, rows, columns, KEY_DIM, VALUE_DIM, WORDS, HAS_WHOLE_ROWS)
-    state = tl.load(words + places, mask=both & has_state(ids)[:, None], other=0.0)
-    token = active + seq * mixed + key_head * KEY_DIM
-    query = tl.load(token + rows, mask=is_row, other=0.0).to(tl.float32)
-    key = tl.load(token + NUM_KEY_HEADS * KEY_DIM + rows, mask=is_row, other=0.0).to(tl.float32)
-    query *= tl.rsqrt(tl.sum(query * query, 0) + NORM_EPS) * (KEY_DIM**-0.5)
-    key *= tl.rsqrt(tl.sum(key * key, 0) + NORM_EPS)
-    values = active + seq * mixed + 2 * NUM_KEY_HEADS * KEY_DIM + head * VALUE_DIM
-    value = tl.load(values + columns, mask=real, other=0.0).to(tl.float32)
-    rates = projected + seq * stride + mixed + NUM_HEADS * VALUE_DIM + head
-    log_decay, rate = load_gates(rates, 0, True, tl.load(decay + head), tl.load(decay_bias + head), NUM_HEADS)
-    state *= tl.exp(log_decay)
-    update = (value - tl.sum(key[:, None] * state, 0)) * rate
-    state += key[:, None] * update[None, :]
-    last = ids + LAST * num_states
-    places = matrix_places(last, first, rows, columns, KEY_DIM, VALUE_DIM, WORDS, HAS_WHOLE_ROWS)
-    found = tl.sum(query[:, None] * state, 0)
-    tl.store(words + places, state, mask=both)
-    dtype = output.dtype.element_ty
-    if IS_NORMED:
-        gate = tl.load(projected + seq * stride + mixed + head * VALUE_DIM + columns, mask=real, other=0.0)
-        weight = tl.load(norm + columns, mask=real, other=0.0).to(tl.float32)
-        found = gated_normed(rounded(found, dtype), weight, gate.to(tl.float32), eps, VALUE_DIM, dtype)
-    tl.store(output + (seq * NUM_HEADS + head) * VALUE_DIM + columns, found.to(dtype), mask=real)
+from shared.kernels.delta.parts_jit import (
+    FILLED,
+    LAST,
+    activated,
+    gated_normed,
+    has_state,
+    load_gates,
+    matrix_places,
+    tail_places,
+    unit_rows,
+)
 
 
 @triton.jit

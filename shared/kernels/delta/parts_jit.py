@@ -1,0 +1,90 @@
+"""What the kernels of states share: where a state lies in the pool's blocks, gates, norms."""
+
+# mypy: disable-error-code="import-untyped, import-not-found, no-untyped-def, no-untyped-call, untyped-decorator"
+# ruff: noqa: N803  # compile-time arguments are upper case
+
+import triton
+import triton.language as tl
+
+from shared.kernels.activation.jit import silu
+from shared.kernels.rounding_jit import rounded
+
+NORM_EPS = tl.constexpr(1e-6)
+READ, FILLED, LAST = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+"""Places of `AttentionBatch.state_blocks`."""
+
+
+@triton.jit
+def word_places(ids, at, WORDS: tl.constexpr):
+    """Where numbers `at` of a sequence's states lie in the pool: int64; `ids`: [num_states] its blocks, of WORDS
+    numbers each."""
+    groups = at // WORDS
+    return tl.load(ids + groups).to(tl.int64) * WORDS + (at - groups * WORDS)
+
+
+@triton.jit
+def matrix_places(
+    ids,
+    first,  # number of the head's first element
+    rows,
+    columns,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    WORDS: tl.constexpr,
+    HAS_WHOLE_ROWS: tl.constexpr,  # whether every row of a matrix lies in one block
+):
+    """[rows, columns] as `word_places`; those past the matrix's end are its last."""
+    starts = first + tl.minimum(rows, KEY_DIM - 1) * VALUE_DIM
+    if HAS_WHOLE_ROWS:
+        return word_places(ids, starts, WORDS)[:, None] + columns[None, :]
+    return word_places(ids, starts[:, None] + tl.minimum(columns, VALUE_DIM - 1)[None, :], WORDS)
+
+
+@triton.jit
+def tail_places(ids, first, channels, taps, MIXED: tl.constexpr, KERNEL: tl.constexpr, WORDS: tl.constexpr):
+    """As `word_places`, of the convolution's inputs `taps` of `channels`; those of no tap are the last one's."""
+    return word_places(ids, first + tl.minimum(tl.maximum(taps, 0), KERNEL - 2) * MIXED + channels, WORDS)
+
+
+@triton.jit
+def has_state(ids):
+    """[1] bool: whether there is a state before a sequence's tokens."""
+    return tl.load(ids + tl.arange(0, 1)) >= 0
+
+
+@triton.jit
+def softplus(x):
+    """log(1 + exp(x)), as exact where it is small."""
+    e = tl.exp(tl.minimum(x, 20.0))
+    s = e / (2.0 + e)  # log(1 + e) = 2 artanh(s)
+    s2 = s * s
+    small = 2.0 * s * (1.0 + s2 * (0.33333333333 + s2 * (0.2 + s2 * 0.14285714286)))
+    return tl.where(x > 20.0, x, tl.where(e < 0.25, small, tl.log(1.0 + e)))
+
+
+@triton.jit
+def load_gates(rates, places, real, decay, bias, NUM_HEADS: tl.constexpr):
+    """(log decay, rate) of one head for some tokens, fp32, zeros where there is nothing; `rates`: the head's."""
+    raw = tl.load(rates + places, mask=real, other=0.0)
+    rate = rounded(1.0 / (1.0 + tl.exp(-raw.to(tl.float32))), raw.dtype)
+    raw = tl.load(rates + places + NUM_HEADS, mask=real, other=0.0).to(tl.float32)
+    return tl.where(real, decay * softplus(raw + bias), 0.0), tl.where(real, rate, 0.0)
+
+
+@triton.jit
+def unit_rows(x, scale):
+    """[rows, dim] fp32, each over its length, times `scale`."""
+    return x * (tl.rsqrt(tl.sum(x * x, 1) + NORM_EPS) * scale)[:, None]
+
+
+@triton.jit
+def gated_normed(x, weight, gate, eps, VALUE_DIM: tl.constexpr, dtype: tl.constexpr):
+    """A head's result [dim], fp32 rounded to `dtype`, normed and gated as the reference rounds; fp32."""
+    normed = rounded(x * tl.rsqrt(tl.sum(x * x, 0) / VALUE_DIM + eps), dtype)
+    return rounded(normed * weight, dtype) * silu(gate)
+
+
+@triton.jit
+def activated(x, dtype: tl.constexpr):
+    """What the convolution gave, fp32, rounded before and behind its activation; of `dtype`."""
+    return silu(rounded(x, dtype)).to(dtype)

@@ -176,7 +176,7 @@ loadtest: setup  ## mode auto, two pools and collocated by goodput under the sam
 bench-index: setup  ## match, publish and memory of the block index by its size: BLOCKS="100000 1000000" PAIRS=2000 OUT=file
 	$(BIN)/python -m loadtest.bench index $(INDEX_FLAGS) $(ARGS)
 
-bench-peers: setup  ## our engine and its peers in turns on the same weights: MODEL=125m|1b OUT=file
+bench-peers: setup  ## our engine and its peers in turns on the same weights: MODEL=125m|1b|qwen3-next-small OUT=file
 	$(BIN)/python -m loadtest.bench peers $(BENCH_FLAGS) $(ARGS)
 
 bench-quant: setup  ## int8, int4, fp8 and w8a8 beside our plain weights, OpenVINO GenAI and llama.cpp, in turns: MODEL=1b|4b|125m FORMS="int8 int4 fp8 w8a8" OUT=file

@@ -79,9 +79,33 @@ SHAPES: dict[str, Shape] = {
             "first_k_dense_replace": 1,
         },
     },
+    "qwen3-next-small": {
+        "architecture": "Qwen3NextForCausalLM",
+        "vocab_size": 32000,
+        "hidden_size": 1024,
+        "intermediate_size": 2560,
+        "num_layers": 8,
+        "num_heads": 8,
+        "num_kv_heads": 2,
+        "head_dim": 128,
+        "extra_config": {
+            "full_attention_interval": 4,
+            "linear_num_key_heads": 8,
+            "linear_num_value_heads": 16,
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
+            "partial_rotary_factor": 0.25,
+            "num_experts": 32,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 256,
+            "shared_expert_intermediate_size": 256,
+            "norm_topk_prob": True,
+        },
+    },
 }
 """125m: a small GQA Llama; 1b: TinyLlama's shape; 4b: Qwen3-4B's; qwen3-moe and deepseek-v2-lite: three layers of
-Qwen3-30B-A3B and of DeepSeek-V2-Lite, experts and heads of full size and number. All with a vocabulary of 32,000."""
+Qwen3-30B-A3B and of DeepSeek-V2-Lite, experts and heads of full size and number; qwen3-next-small: eight narrower
+layers of Qwen3-Next, two of which attend, with states of full size a head. All with a vocabulary of 32,000."""
 
 SERVED: dict[str, Shape] = {
     "xs": {"hidden_size": 384, "intermediate_size": 1024, "num_layers": 8, "num_heads": 6, "num_kv_heads": 3},

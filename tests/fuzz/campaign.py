@@ -33,9 +33,13 @@ PATHS = {
     "/v1/embeddings": "EmbeddingRequest",
     "/v1/score": "ScoreRequest",
     "/v1/rerank": "RerankRequest",
+    "/v1/cache/warm": "ChatRequest",
+    "/v1/cache/close": "CloseRequest",
 }
 METHODS = {
     "Generate": inference_pb2.GenerateRequest.DESCRIPTOR,
+    "Warm": inference_pb2.GenerateRequest.DESCRIPTOR,
+    "CloseSession": inference_pb2.CloseSessionRequest.DESCRIPTOR,
     "GetStatus": inference_pb2.GetStatusRequest.DESCRIPTOR,
     "Explain": inference_pb2.ExplainRequest.DESCRIPTOR,
 }

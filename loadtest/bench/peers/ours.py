@@ -6,7 +6,7 @@ import itertools
 import queue
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import torch
@@ -50,12 +50,13 @@ class Ours:
         config = self.decoder.config
         layout = config.block_layout(BLOCK_SIZE, "bfloat16")
         max_batch = max(max_batch, MAX_BATCH)
-        num_blocks = max_batch * 512 // BLOCK_SIZE + MAX_TOKENS // BLOCK_SIZE
+        groups = layout.groups
+        num_blocks = max_batch * groups.num_blocks(512, 512) + groups.num_blocks(MAX_TOKENS, STEP_TOKENS)
         self._runner = Runner(self.decoder, layout, num_blocks, RunnerConfig(max_batch))
         self._events: queue.SimpleQueue[_Step | BaseException] = queue.SimpleQueue()
         self._meter: Callable[[], float] = lambda: 0.0
         self._names = (f"s{i}" for i in itertools.count())
-        scheduler = Scheduler(BlockPool(num_blocks, BLOCK_SIZE), SchedulerConfig(max_batch, STEP_TOKENS))
+        scheduler = Scheduler(BlockPool(num_blocks, BLOCK_SIZE), SchedulerConfig(max_batch, STEP_TOKENS), groups=groups)
         self._engine = Engine(scheduler, self._runner, self._on_event)
         self._engine.start()
 
@@ -102,9 +103,17 @@ class Ours:
 
     def logits(self, prompt: list[int]) -> list[list[float]]:
         """See `EngineAdapter`."""
-        size, blocks = len(prompt), -(-len(prompt) // BLOCK_SIZE)
-        batch = AttentionBatch.from_lists([size], [size], [list(range(blocks))], BLOCK_SIZE)
-        pool = PoolView.of(torch.zeros_like(self._runner.kv_blocks[:blocks]), self._runner.layout)
+        size, groups = len(prompt), self._runner.layout.groups
+        table = list(range(-(-len(prompt) // BLOCK_SIZE) * groups.size))
+        first, *later = (
+            AttentionBatch.from_lists([size], [size], [table[group :: groups.size]], BLOCK_SIZE)
+            for group in range(groups.size - groups.num_states)
+        )
+        batch = first if groups.is_plain else first.with_groups(later)
+        if groups.num_states:
+            states = torch.tensor([groups.state_blocks(table, 0, size)], dtype=torch.int32)
+            batch = replace(batch, state_blocks=states)
+        pool = PoolView.of(torch.zeros_like(self._runner.kv_blocks[: len(table)]), self._runner.layout)
         rows = torch.arange(size)
         with torch.inference_mode():
             found = self.decoder.forward(torch.tensor(prompt), rows, pool, batch, rows)

@@ -20,6 +20,7 @@ from shared.kernels.attention.contract import check_paged_attention
 from shared.kernels.backend import Experts, Linear
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.cpu.coded import coded_linear
+from shared.kernels.cpu.delta import delta_attention, fits_delta
 from shared.kernels.cpu.experts import PackedBatchedLinear, PackedExperts, choose_experts, coded_experts
 from shared.kernels.cpu.layer_stack import CpuLayerStack
 from shared.kernels.cpu.linear import LANES, WideLinear, fits_panels, is_bf16, pack
@@ -71,6 +72,7 @@ def load(path: Path) -> ctypes.CDLL:
     library.tandem_rotate_and_write.argtypes = [p, p, p, p, p, p, p, p, p, p, c_float, p, p, c_int]
     library.tandem_rotate_and_write_latent.argtypes = [p, p, p, p, p, p, p, p, c_float, p, p, c_int, c_int]
     library.tandem_paged_attention.argtypes = [p, p, p, p, p, p, c_float, c_float, p, p, c_int]
+    library.tandem_delta_attention.argtypes = [p, p, c_float, c_int]
     library.tandem_mask_tokens.argtypes = [p, p, p, n, n, n]
     library.tandem_penalize.argtypes = [p, p, p, p, p, p, p, n, n, n]
     library.tandem_count_tokens.argtypes = [p, p, p, p, n, n, n]
@@ -81,6 +83,7 @@ def load(path: Path) -> ctypes.CDLL:
     for name in (
         "pack_linear", "plan_compression", "compress", "linear", "rms_norm", "act_and_mul", "rotate_and_write",
         "experts", "choose_experts", "batched_linear", "rotate_and_write_latent", "paged_attention", "mask_tokens",
+        "delta_attention",
         "greedy_tokens", "sample_tokens", "add_lora", "penalize", "count_tokens",
     ):  # fmt: skip
         getattr(library, f"tandem_{name}").restype = None
@@ -203,6 +206,8 @@ class CpuOps:
 
     def delta_attention(self, projected: Tensor, layer: DeltaLayer, pool: PoolView, batch: AttentionBatch) -> Tensor:
         """See `DecoderOps`."""
+        if fits_delta(layer):
+            return delta_attention(self.library, projected, layer, pool, batch)
         with in_this_thread(projected, batch.num_seqs * layer.state_elements + projected.numel()):
             return delta.delta_attention(projected, layer, pool, batch)
 

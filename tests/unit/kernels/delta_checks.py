@@ -16,7 +16,7 @@ from shared.kernels.pool_view import PoolView
 from shared.kernels.torch_backend import TorchKernels
 from shared.kv.groups import STATE_WINDOW, KVGroups
 
-from .comparing import TOLERANCES, assert_near, random_tensor, triton_kernels
+from .comparing import TOLERANCES, random_tensor, triton_kernels
 
 ONES = [(1, 1), (1, 8), (1, 9), (1, 40)]
 """(tokens that the step computes, tokens with them): a first token, and others about a block's end."""
@@ -85,14 +85,17 @@ class DeltaCase:
         return kernels.delta_attention(self.projected, self.layer, pool, batch), state_words(pool)
 
 
-def check_delta(kernels: DecoderOps, case: DeltaCase, *, exact: float | None = None) -> None:
-    """`exact`: tolerance of the states, by default that of the dtype."""
+def check_delta(kernels: DecoderOps, case: DeltaCase) -> None:
+    """Within some times the tolerance of one op: a result has passed a norm behind a chain of hundreds of sums."""
     (found, pool), (expected, kept) = case.run(kernels), case.run(TorchKernels())
     assert found.dtype == expected.dtype
-    assert_near(found, expected)
-    tolerance = TOLERANCES[found.dtype] if exact is None else exact
     assert kept.isnan().equal(pool.isnan()), "something else is written"
-    torch.testing.assert_close(pool, kept, rtol=tolerance, atol=tolerance, equal_nan=True)
+    tolerance = _TIMES[found.dtype] * TOLERANCES[found.dtype]
+    for one, other in ((found, expected), (pool, kept)):
+        torch.testing.assert_close(one.float(), other.float(), rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+_TIMES = {torch.float32: 5, torch.float16: 5, torch.bfloat16: 2}
 
 
 def check_triton(plan: Sequence[tuple[int, int]], **settings: object) -> None:

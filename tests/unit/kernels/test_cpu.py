@@ -16,6 +16,7 @@ from shared.kernels.torch_backend import TorchKernels
 
 from .attention_case import LAYER, AttentionCase
 from .cpu_case import DTYPES, close, random
+from .delta_checks import CHUNKS, ONES, DeltaCase, check_delta
 from .isas import EACH_ISA, needs_library
 from .sampling_checks import check_likeliest, check_masks, check_penalties
 
@@ -75,6 +76,24 @@ def test_rotate_and_write(cpu, dtype, norms, heads, head_dim):
     ]
     close(*placed)
     close(*pools)
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"words": 500},
+        {"heads": (1, 3), "words": 77, "kernel_size": 2, "number": 0},
+        {"heads": (2, 2), "dims": (64, 128), "words": 1 << 15},
+        {"dims": (16, 144), "words": 2304, "kernel_size": 1},
+        {"dims": (8, 12)},  # left to torch
+    ],
+    ids=str,
+)
+def test_the_gated_delta_rule_equals_the_reference(cpu, dtype, sizes):
+    for plan in (ONES, CHUNKS, ONES + CHUNKS):
+        check_delta(cpu, DeltaCase(plan, dtype=dtype, **{"dims": (32, 48), **sizes}))
 
 
 PLANS = {

@@ -49,6 +49,9 @@ void tandem_rotate_and_write_latent(
 void tandem_paged_attention(
     const void* query, const PoolView* pool, const int32_t* tables, const int32_t* query_start, const int32_t* seq_lens,
     void* out, float scale, float softcap, const float* sinks, const int64_t* sizes, int is_bf16);
+struct DeltaLayer;
+struct DeltaStep;
+void tandem_delta_attention(const DeltaLayer* layer, const DeltaStep* step, float eps, int is_bf16);
 void tandem_mask_tokens(
     float* logits, const uint32_t* masks, const int64_t* rows, int64_t num_masks, int64_t vocab_size,
     int64_t num_words);

@@ -1,0 +1,400 @@
+// The gated delta rule with its convolution and its norm (shared/kernels/delta/reference.py), over states in a pool. A
+// task is a sequence's key head with the value heads that it serves: no other reads or writes its channels and matrices.
+// One token updates its matrices where they lie; of a prompt kChunk tokens are solved for together.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "ops.h"
+#include "simd.h"
+#include "thread_pool.h"
+
+// As in shared/kernels/cpu/delta.py.
+struct DeltaLayer {
+  const float *conv, *decay, *decay_bias;  // [taps][channels], [value heads] each
+  const void* norm;                        // [value dim]
+  int64_t key_heads, value_heads, key_dim, value_dim, taps, number;
+};
+struct DeltaStep {
+  const void* projected;  // [tokens][stride]
+  int64_t stride;
+  float* words;            // the pool
+  int64_t block_words;     // numbers of a block
+  const int32_t* states;   // [sequences][3][num_states]: blocks to read, to write on the way, and to write behind
+  int64_t num_states, num_seqs, block_size;
+  const int32_t *query_start, *seq_lens;
+  void* out;  // [tokens][value heads * value dim]
+};
+
+namespace {
+
+constexpr int64_t kChunk = 64;
+constexpr float kNormEps = 1e-6f;
+constexpr int kTileRows = kVectors == 32 ? 8 : 4, kTileVectors = kVectors == 32 ? 2 : 1;  // of a product's sums
+constexpr int kRowVectors = kVectors == 32 ? 8 : 2;  // of a matrix's row, at once in a step of one token
+
+float rounded_to(const float*, float x) { return x; }
+float rounded_to(const bf16*, float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  if (x != x) return x;
+  bits += 0x7fff + (bits >> 16 & 1);
+  bits &= 0xffff0000;
+  std::memcpy(&x, &bits, 4);
+  return x;
+}
+
+Floats sigmoid16(Floats x) {
+  const Floats e = exp16(smaller(larger(zeros() - x, all(-87.0f)), all(88.0f)));
+  return all(1.0f) / (all(1.0f) + e);
+}
+
+float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
+
+// c[rows][16 V] of a product over `depth`; calls f(row, column, sums).
+template <int R, int V, typename F>
+void product_tile(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t depth, int64_t row, int64_t column, F& f) {
+  Floats c[R][V];
+  for (auto& sums : c)
+    for (Floats& sum : sums) sum = zeros();
+  for (int64_t d = 0; d < depth; d++) {
+    Floats w[V];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++) w[v] = load(b + d * ldb + column + 16 * v);
+#pragma GCC unroll 6
+    for (int r = 0; r < R; r++) {
+      const Floats x = all(a[(row + r) * lda + d]);
+#pragma GCC unroll 4
+      for (int v = 0; v < V; v++) c[r][v] = plus_product(c[r][v], x, w[v]);
+    }
+  }
+  for (int r = 0; r < R; r++)
+    for (int v = 0; v < V; v++) f(row + r, column + 16 * v, c[r][v]);
+}
+
+template <int V, typename F>
+void product_columns(
+    const float* a, int64_t lda, const float* b, int64_t ldb, int64_t rows, int64_t depth, int64_t column, F& f) {
+  int64_t row = 0;
+  for (; row + kTileRows <= rows; row += kTileRows)
+    product_tile<kTileRows, V>(a, lda, b, ldb, depth, row, column, f);
+  for (; row < rows; row++) product_tile<1, V>(a, lda, b, ldb, depth, row, column, f);
+}
+
+// a [rows][depth] times b [depth][columns], columns a multiple of 16.
+template <typename F>
+void product(
+    const float* a, int64_t lda, const float* b, int64_t ldb, int64_t rows, int64_t depth, int64_t columns, F&& f) {
+  int64_t column = 0;
+  for (; column + 16 * kTileVectors <= columns; column += 16 * kTileVectors)
+    product_columns<kTileVectors>(a, lda, b, ldb, rows, depth, column, f);
+  for (; column < columns; column += 16) product_columns<1>(a, lda, b, ldb, rows, depth, column, f);
+}
+
+template <typename T>
+struct Task {
+  const DeltaLayer& layer;
+  const DeltaStep& step;
+  int64_t seq, key_head;
+  std::vector<float>& memory;
+
+  const int64_t k = layer.key_dim, v = layer.value_dim, times = layer.value_heads / layer.key_heads;
+  const int64_t wide = times * v, channels = 2 * k + wide;  // of this task
+  const int64_t mixed = 2 * layer.key_heads * k + layer.value_heads * v, before = layer.taps - 1;
+  const int64_t matrices = layer.value_heads * k * v, first_number = layer.number * (matrices + before * mixed);
+  const int32_t* ids = step.states + seq * 3 * step.num_states;
+
+  enum Place { kRead = 0, kFilled = 1, kLast = 2 };
+
+  bool has_state() const { return ids[kRead * step.num_states] >= 0; }
+
+  // Calls f(numbers, offset, count) for each run of a sequence's numbers that lies in one block.
+  template <typename F>
+  void runs(Place place, int64_t first, int64_t count, F&& f) const {
+    const int32_t* blocks = ids + place * step.num_states;
+    for (int64_t at = 0; at < count;) {
+      const int64_t block = (first + at) / step.block_words, offset = (first + at) % step.block_words;
+      const int64_t length = std::min(count - at, step.block_words - offset);
+      f(step.words + int64_t(blocks[block]) * step.block_words + offset, at, length);
+      at += length;
+    }
+  }
+  void read(int64_t first, int64_t count, float* to) const {
+    if (!has_state()) return void(std::fill(to, to + count, 0.0f));
+    runs(kRead, first, count, [&](float* from, int64_t at, int64_t n) { std::memcpy(to + at, from, 4 * n); });
+  }
+  void write(Place place, int64_t first, int64_t count, const float* from) const {
+    runs(place, first, count, [&](float* to, int64_t at, int64_t n) { std::memcpy(to, from + at, 4 * n); });
+  }
+
+  // Calls f(first of the channels, first of this task's, count) for queries, keys and values.
+  template <typename F>
+  void parts(F&& f) const {
+    f(key_head * k, 0, k);
+    f(layer.key_heads * k + key_head * k, k, k);
+    f(2 * layer.key_heads * k + key_head * wide, 2 * k, wide);
+  }
+  void read_tail(float* inputs) const {  // [before][channels]
+    for (int64_t tap = 0; tap < before; tap++)
+      parts([&](int64_t from, int64_t to, int64_t n) {
+        read(first_number + matrices + tap * mixed + from, n, inputs + tap * channels + to);
+      });
+  }
+  void write_tail(Place place, const float* inputs) const {
+    for (int64_t tap = 0; tap < before; tap++)
+      parts([&](int64_t to, int64_t from, int64_t n) {
+        write(place, first_number + matrices + tap * mixed + to, n, inputs + tap * channels + from);
+      });
+  }
+  int64_t matrix(int64_t head) const { return first_number + head * k * v; }
+
+  // The inputs of `count` tokens behind those before them, and what the convolution makes of them [count][channels].
+  void convolve(int64_t token, int64_t count, float* inputs, float* active) const {
+    const T* rows = (const T*)step.projected + token * step.stride;
+    for (int64_t t = 0; t < count; t++) {
+      parts([&](int64_t from, int64_t to, int64_t n) {
+        for (int64_t i = 0; i < n; i += 16)
+          store(inputs + (before + t) * channels + to + i, load16(rows + t * step.stride + from + i));
+      });
+      parts([&](int64_t from, int64_t to, int64_t n) {
+        for (int64_t i = 0; i < n; i += 16) {
+          Floats sum = zeros();
+          for (int64_t tap = 0; tap <= before; tap++)
+            sum = plus_product(
+                sum, load(inputs + (t + tap) * channels + to + i), load(layer.conv + tap * mixed + from + i));
+          sum = rounded_as((const T*)nullptr, sum);
+          store(active + t * channels + to + i, rounded_as((const T*)nullptr, sum * sigmoid16(sum)));
+        }
+      });
+      normalise(active + t * channels, 1.0f / std::sqrt(float(k)));
+      normalise(active + t * channels + k, 1.0f);
+    }
+  }
+  void normalise(float* x, float scale) const {
+    Floats squares = zeros();
+    for (int64_t i = 0; i < k; i += 16) {
+      const Floats y = load(x + i);
+      squares = plus_product(squares, y, y);
+    }
+    const Floats factor = all(scale / std::sqrt(sum_of(squares) + kNormEps));
+    for (int64_t i = 0; i < k; i += 16) store(x + i, load(x + i) * factor);
+  }
+
+  // (log decay, rate) of a value head's token.
+  std::pair<float, float> gates(int64_t token, int64_t head) const {
+    const T* rates = (const T*)step.projected + token * step.stride + mixed + layer.value_heads * v + head;
+    const float rate = rounded_to((const T*)nullptr, 1.0f / (1.0f + std::exp(-to_float(rates[0]))));
+    return {layer.decay[head] * softplus(to_float(rates[layer.value_heads]) + layer.decay_bias[head]), rate};
+  }
+
+  // A head's result x [v], normed and gated.
+  void finish(const float* x, int64_t token, int64_t head) const {
+    const T* none = nullptr;
+    const T* gate = (const T*)step.projected + token * step.stride + mixed + head * v;
+    const T* weight = (const T*)layer.norm;
+    T* out = (T*)step.out + (token * layer.value_heads + head) * v;
+    Floats squares = zeros();
+    for (int64_t i = 0; i < v; i += 16) {
+      const Floats y = rounded_as(none, load(x + i));
+      squares = plus_product(squares, y, y);
+    }
+    const Floats scale = all(1.0f / std::sqrt(sum_of(squares) / float(v) + eps));
+    for (int64_t i = 0; i < v; i += 16) {
+      const Floats normed = rounded_as(none, rounded_as(none, load(x + i)) * scale), g = load16(gate + i);
+      store16(out + i, rounded_as(none, normed * load16(weight + i)) * (g * sigmoid16(g)));
+    }
+  }
+  float eps;
+
+  float* room(int64_t& used, int64_t count) const {
+    float* found = memory.data() + used;
+    used += (count + 15) / 16 * 16;
+    return found;
+  }
+
+  void run() {
+    const int64_t first = step.query_start[seq], count = step.query_start[seq + 1] - first;
+    count == 1 ? one(first) : several(first, count);
+  }
+
+  void one(int64_t token) {
+    int64_t used = 0;
+    memory.resize(std::max<int64_t>(memory.size(), (before + 2) * channels + k * v + v + 64));
+    float *inputs = room(used, (before + 1) * channels), *active = room(used, channels);
+    float *local = room(used, k * v), *found = room(used, v);
+    read_tail(inputs);
+    convolve(token, 1, inputs, active);
+    write_tail(kLast, inputs + channels);
+    for (int64_t h = 0; h < times; h++) {
+      const int64_t head = key_head * times + h;
+      const auto [log_decay, rate] = gates(token, head);
+      // A matrix that lies in one block is updated there; another one is put together first.
+      float *from = local, *to = local;
+      const int64_t at = matrix(head), block = at / step.block_words, offset = at % step.block_words;
+      const bool is_whole = offset + k * v <= step.block_words;
+      if (is_whole) to = step.words + int64_t(ids[kLast * step.num_states + block]) * step.block_words + offset;
+      if (is_whole && has_state())
+        from = step.words + int64_t(ids[block]) * step.block_words + offset;
+      else
+        read(at, k * v, local);
+      const float* values = active + 2 * k + h * v;
+      update(active, active + k, values, std::exp(log_decay), rate, from, to, found);
+      if (!is_whole) write(kLast, at, k * v, local);
+      finish(found, token, head);
+    }
+  }
+
+  // to = decay from + key (x) update, and what the query reads of it.
+  void update(
+      const float* query, const float* key, const float* value, float decay, float rate, const float* from, float* to,
+      float* found) const {
+    Floats dots = zeros();
+    for (int64_t i = 0; i < k; i += 16) dots = plus_product(dots, load(query + i), load(key + i));
+    const Floats own = all(sum_of(dots)), d = all(decay), r = all(rate);
+    int64_t column = 0;
+    for (; column + 16 * kRowVectors <= v; column += 16 * kRowVectors)
+      update_columns<kRowVectors>(query, key, value, d, r, own, from, to, found, column);
+    for (; column < v; column += 16) update_columns<1>(query, key, value, d, r, own, from, to, found, column);
+  }
+  template <int V>
+  void update_columns(
+      const float* query, const float* key, const float* value, Floats decay, Floats rate, Floats own, const float* from,
+      float* to, float* found, int64_t column) const {
+    Floats known[V], asked[V];
+    for (int i = 0; i < V; i++) known[i] = asked[i] = zeros();
+    for (int64_t row = 0; row < k; row++) {
+      const Floats a = all(key[row]), b = all(query[row]);
+#pragma GCC unroll 8
+      for (int i = 0; i < V; i++) {
+        const Floats s = load(from + row * v + column + 16 * i);
+        known[i] = plus_product(known[i], a, s), asked[i] = plus_product(asked[i], b, s);
+      }
+    }
+    for (int i = 0; i < V; i++) {
+      known[i] = (load(value + column + 16 * i) - known[i] * decay) * rate;  // the update
+      store(found + column + 16 * i, plus_product(asked[i] * decay, own, known[i]));
+    }
+    for (int64_t row = 0; row < k; row++) {
+      const Floats a = all(key[row]);
+#pragma GCC unroll 8
+      for (int i = 0; i < V; i++) {
+        const int64_t at = row * v + column + 16 * i;
+        store(to + at, plus_product(load(from + at) * decay, a, known[i]));
+      }
+    }
+  }
+
+  void several(int64_t first, int64_t count) {
+    const int64_t end = step.seq_lens[seq], start = end - count;
+    const int64_t filled = ids[kFilled * step.num_states] >= 0 ? end / step.block_size * step.block_size - start : count;
+    int64_t used = 0;
+    memory.resize(std::max<int64_t>(
+        memory.size(), (before + 2 * kChunk) * channels + times * k * v + kChunk * (k + 2 * kChunk + 3 * v) + v + 1024));
+    float *inputs = room(used, (before + kChunk) * channels), *active = room(used, kChunk * channels);
+    float *states = room(used, times * k * v), *keys = room(used, k * kChunk);
+    Chunk chunk{keys};
+    chunk.system = room(used, kChunk * kChunk), chunk.within = room(used, kChunk * kChunk);
+    chunk.updates = room(used, kChunk * v), chunk.found = room(used, kChunk * v);
+    chunk.since = room(used, kChunk), chunk.rates = room(used, kChunk);
+    read_tail(inputs);
+    for (int64_t h = 0; h < times; h++) read(matrix(key_head * times + h), k * v, states + h * k * v);
+    for (int64_t done = 0; done < count;) {
+      const int64_t n = std::min(kChunk, (done < filled ? filled : count) - done);
+      convolve(first + done, n, inputs, active);
+      for (int64_t h = 0; h < times; h++) pass(first + done, n, h, active, states + h * k * v, chunk);
+      std::memmove(inputs, inputs + n * channels, 4 * before * channels);
+      done += n;
+      if (done == filled && filled < count) keep(kFilled, inputs, states);
+    }
+    keep(kLast, inputs, states);
+  }
+  void keep(Place place, const float* inputs, const float* states) const {
+    write_tail(place, inputs);
+    for (int64_t h = 0; h < times; h++) write(place, matrix(key_head * times + h), k * v, states + h * k * v);
+  }
+
+  struct Chunk {
+    float* keys;  // [k][kChunk]: columns are tokens
+    float *system, *within, *updates, *found, *since, *rates;
+  };
+
+  // Some tokens of one value head: their updates, what they read, and the state behind them.
+  void pass(int64_t token, int64_t n, int64_t h, const float* active, float* state, const Chunk& c) const {
+    const int64_t head = key_head * times + h, padded = (n + 15) / 16 * 16;
+    float sum = 0;
+    for (int64_t t = 0; t < n; t++) {
+      const auto [log_decay, rate] = gates(token + t, head);
+      c.since[t] = sum += log_decay, c.rates[t] = rate;
+    }
+    for (int64_t i = 0; i < k; i++) {
+      for (int64_t t = 0; t < n; t++) c.keys[i * kChunk + t] = active[t * channels + k + i];
+      for (int64_t t = n; t < padded; t++) c.keys[i * kChunk + t] = 0.0f;
+    }
+    for (int64_t t = n; t < padded; t++) c.since[t] = sum;
+    // Products of keys, and of queries with keys, times the decay between the two tokens; nothing from later ones.
+    auto between = [&](int64_t row, int64_t column, int64_t last) {
+      const Floats e = exp16(smaller(all(c.since[row]) - load(c.since + column), zeros()));
+      const int64_t lanes = last - column;
+      return lanes <= 0 ? zeros() : lanes >= 16 ? e : keep_lanes(lanes, e);
+    };
+    product(active + k, channels, c.keys, kChunk, n, k, padded, [&](int64_t row, int64_t column, Floats x) {
+      store(c.system + row * kChunk + column, x * all(c.rates[row]) * between(row, column, row));
+    });
+    product(active, channels, c.keys, kChunk, n, k, padded, [&](int64_t row, int64_t column, Floats x) {
+      store(c.within + row * kChunk + column, x * between(row, column, row + 1));
+    });
+    // What is not known yet, then the updates, one token after another.
+    const float* values = active + 2 * k + h * v;
+    product(active + k, channels, state, v, n, k, v, [&](int64_t row, int64_t column, Floats x) {
+      const Floats value = load(values + row * channels + column);
+      store(c.updates + row * v + column, (value - x * all(std::exp(c.since[row]))) * all(c.rates[row]));
+    });
+    for (int64_t column = 0; column < v; column += 16) {
+      for (int64_t row = 1; row < n; row++) {
+        Floats left[2] = {load(c.updates + row * v + column), zeros()};
+        int64_t j = 0;
+        for (; j + 2 <= row; j += 2)
+#pragma GCC unroll 2
+          for (int i = 0; i < 2; i++)
+            left[i] = minus_product(left[i], all(c.system[row * kChunk + j + i]), load(c.updates + (j + i) * v + column));
+        if (j < row) left[0] = minus_product(left[0], all(c.system[row * kChunk + j]), load(c.updates + j * v + column));
+        store(c.updates + row * v + column, left[0] + left[1]);
+      }
+    }
+    product(active, channels, state, v, n, k, v, [&](int64_t row, int64_t column, Floats x) {
+      store(c.found + row * v + column, x * all(std::exp(c.since[row])));
+    });
+    product(c.within, kChunk, c.updates, v, n, n, v, [&](int64_t row, int64_t column, Floats x) {
+      store(c.found + row * v + column, load(c.found + row * v + column) + x);
+    });
+    for (int64_t t = 0; t < n; t++) finish(c.found + t * v, token + t, head);
+    for (int64_t t = 0; t < padded; t += 16) {
+      const Floats rest = exp16(all(sum) - load(c.since + t));
+      for (int64_t i = 0; i < k; i++) store(c.keys + i * kChunk + t, load(c.keys + i * kChunk + t) * rest);
+    }
+    const Floats whole = all(std::exp(sum));
+    product(c.keys, kChunk, c.updates, v, k, n, v, [&](int64_t row, int64_t column, Floats x) {
+      store(state + row * v + column, plus_product(x, whole, load(state + row * v + column)));
+    });
+  }
+  static Floats keep_lanes(int64_t count, Floats x) { return ::keep(first_lanes(count), x); }
+};
+
+template <typename T>
+void delta_attention(const DeltaLayer& layer, const DeltaStep& step, float eps) {
+  parallel_for(step.num_seqs * layer.key_heads, [&](int64_t task) {
+    static thread_local std::vector<float> memory;
+    Task<T> found{layer, step, task / layer.key_heads, task % layer.key_heads, memory};
+    found.eps = eps;
+    found.run();
+  });
+}
+
+}  // namespace
+
+// One layer for a step's sequences; key dim and value dim are multiples of 16. Tokens are in the model's dtype.
+extern "C" void tandem_delta_attention(const DeltaLayer* layer, const DeltaStep* step, float eps, int is_bf16) {
+  is_bf16 ? delta_attention<bf16>(*layer, *step, eps) : delta_attention<float>(*layer, *step, eps);
+}

@@ -95,7 +95,8 @@ class TandemRouter(SimRouter):
         self._expire_later(active)
 
     def _enter(self, request: SimRequest, own: Work, *, first: bool = False) -> Estimate:
-        item = QueueEntry(request.name, own.tokens, request.at_s, request.at_s + self._config.ttft_target_s)
+        deadline_s = request.at_s + self._config.ttft_target_s
+        item = QueueEntry(request.name, own.tokens, request.at_s, deadline_s, num_pairs=own.pairs)
         pool = self.decode_pool if self._config.mode == "collocated" else self.prefill_pool
         num_cached = request.num_prompt_tokens - own.tokens
         return self._admission.enter(

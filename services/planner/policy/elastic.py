@@ -19,8 +19,9 @@ from services.planner.policy.demand import Demand, DemandModel
 from services.planner.policy.need import Correction
 from services.planner.policy.observation import Observation
 from services.planner.policy.planner import Decision, Governor
+from services.router.placement.demand import Mix
 from services.router.placement.views import Work, WorkerView
-from services.router.placement.what_if import Mix, Targets, pool_headroom, workers_needed
+from services.router.placement.what_if import Targets, pool_headroom, workers_needed
 
 
 @dataclass(frozen=True, slots=True)

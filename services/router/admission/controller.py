@@ -6,7 +6,7 @@ import math
 from typing import Any, NamedTuple, Protocol
 
 from services.router.admission.queue import AdmissionQueue, QueueEntry
-from services.router.placement.views import Pool, Work
+from services.router.placement.views import NO_WORK, Pool, Work
 from shared.errors import Overloaded
 
 QUANTILE = 0.99
@@ -129,6 +129,9 @@ class Estimate(NamedTuple):
     """Predicted time until all work ahead of it is done, in the queue and at a worker."""
     grace_s: float = 0.0
     """How late the first token may be before the request is refused after all."""
+    is_again: bool = False
+    """A worker had no room for it after all. It was learnt from when it was started first; each further try, of which
+    there may be many until there is room, says nothing new."""
 
     @property
     def latest_start_s(self) -> float:
@@ -144,10 +147,10 @@ class Estimate(NamedTuple):
 class WaitPredictor(Protocol):
     """What admission asks of placement's predictions. None: nothing is known yet."""
 
-    def idle_s(self, own: Work) -> float | None:
-        """Seconds to the first token on an idle worker."""
+    def idle_s(self, own: Work, pool: Pool) -> float | None:
+        """Seconds to the first token on a worker of the pool whose queue is empty."""
 
-    def wait_s(self, num_tokens_ahead: int, pool: Pool) -> float | None:
+    def wait_s(self, ahead: Work, pool: Pool) -> float | None:
         """Seconds until some worker has computed its queue and its share of what is ahead."""
 
     def trusted_s(self, predicted_s: float | None) -> float | None:
@@ -186,15 +189,15 @@ class AdmissionController:
             self._drain.waiting(now_s)
         if math.isinf(item.deadline_s):
             return Estimate(item, now_s, 0.0, 0.0)
-        own_s = self._predictor.idle_s(Work.of(item.num_tokens, num_cached)) or 0.0
+        own_s = self._predictor.idle_s(Work.of(item.num_tokens, num_cached), pool) or 0.0
         too_long = item.arrived_s + own_s > item.deadline_s
         if too_long and not strict and may_be_late(len(queue), pool, self._late_idle_share):
             return Estimate(item._replace(deadline_s=math.inf), now_s, own_s, 0.0)
-        wait_s = self._wait_s(now_s, pool, 0 if first else queue.num_tokens_ahead(item)) if queue else 0.0
+        wait_s = self._wait_s(now_s, pool, NO_WORK if first else _ahead(queue, item)) if queue else 0.0
         grace_s = 0.0 if strict else self._late_grace * (item.deadline_s - item.arrived_s)
         predicted_s = own_s + wait_s * self.calibration.factor if own_s else None
         check_deadline(now_s, item.deadline_s, predicted_s, grace_s if first else 0.0)
-        return Estimate(item, now_s, own_s, wait_s, grace_s)
+        return Estimate(item, now_s, own_s, wait_s, grace_s, first)
 
     def start(self, estimate: Estimate, now_s: float, predicted_s: float | None) -> None:
         """The request reaches the head of the queue; a worker would return its first token in `predicted_s`.
@@ -202,7 +205,7 @@ class AdmissionController:
         Learns from its wait; raises Overloaded if the first token would come later than allowed.
         """
         predicted_s = self._predictor.trusted_s(predicted_s)
-        if now_s > estimate.entered_s:
+        if now_s > estimate.entered_s and not estimate.is_again:
             self._drain.started(estimate.item.num_tokens, now_s)
             at_worker_s = max(0.0, predicted_s - estimate.own_s) if predicted_s is not None else 0.0
             self._learn(estimate, now_s - estimate.entered_s + at_worker_s)
@@ -212,16 +215,22 @@ class AdmissionController:
         """Learns from a request whose wait was abandoned."""
         self._learn(estimate, now_s - estimate.entered_s)
 
-    def _wait_s(self, now_s: float, pool: Pool, num_ahead: int) -> float:
+    def _wait_s(self, now_s: float, pool: Pool, ahead: Work) -> float:
         """The longer of two: the workers compute all that is queued, or the queue drains at its measured rate."""
-        by_workers_s = self._predictor.wait_s(num_ahead, pool) or 0.0
-        return max(by_workers_s, self._drain.wait_s(num_ahead, now_s)) if num_ahead else by_workers_s
+        by_workers_s = self._predictor.wait_s(ahead, pool) or 0.0
+        return max(by_workers_s, self._drain.wait_s(ahead.tokens, now_s)) if ahead.tokens else by_workers_s
 
     def _learn(self, estimate: Estimate, waited_s: float) -> None:
         """Requests close to their deadline weigh most, by the square: with time to spare, a few milliseconds may be
         many times the predicted wait and mean little, and many such would outweigh those that were nearly late."""
         slack_s = estimate.latest_start_s - estimate.entered_s
-        if math.isinf(slack_s) or estimate.wait_s <= 0:
+        if math.isinf(slack_s) or estimate.wait_s <= 0 or estimate.is_again:
             return
         longer_s = max(waited_s, estimate.wait_s * self.calibration.factor)
         self.calibration.observe(estimate.wait_s, waited_s, min(1.0, longer_s / max(slack_s, 1e-9)) ** 2)
+
+
+def _ahead(queue: AdmissionQueue[Any], item: QueueEntry) -> Work:
+    """What will be computed before the entry; each token of it with as many pairs as one that waits has in the mean."""
+    num_tokens = queue.num_tokens_ahead(item)
+    return Work(num_tokens, num_tokens * queue.num_pairs / max(1, queue.num_tokens))

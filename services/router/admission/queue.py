@@ -35,6 +35,8 @@ class QueueEntry(NamedTuple):
     tenant: str = "default"
     num_bytes: int = 0
     """Memory that it holds while it waits."""
+    num_pairs: float = 0.0
+    """Of a token to compute and one that it attends to; see `Work`."""
 
 
 Key = tuple[float, ...]
@@ -127,6 +129,10 @@ class AdmissionQueue(Generic[T]):
         self.limit = limit
         self.max_bytes = max_bytes
         self.num_bytes = 0
+        self.num_tokens = 0
+        """Of prompts to compute …"""
+        self.num_pairs = 0.0
+        """… and their pairs, of all that wait."""
         self._order = order
         self._weights = dict(tenant_weights or {})
         self._queues: dict[str, TenantQueue] = {}
@@ -168,10 +174,10 @@ class AdmissionQueue(Generic[T]):
         item = found[0]
         waiting = self._queues[item.tenant]
         waiting.remove(request_id)
-        self.num_bytes -= item.num_bytes
+        self._count(item, -1)
         if not self._entries:  # the busy period is over: all tenants start level
             self._queues.clear()
-            self._virtual = 0.0
+            self._virtual = self.num_pairs = 0.0
 
     def admit(self, start: Callable[[T], bool]) -> int:
         """Passes the head entry to `start` again and again until it returns False; returns how many it took.
@@ -213,7 +219,12 @@ class AdmissionQueue(Generic[T]):
             self._forget_idle(keep=item.tenant)
         waiting.push(item, front=front)
         self._entries[item.request_id] = (item, entry)
-        self.num_bytes += item.num_bytes
+        self._count(item, 1)
+
+    def _count(self, item: QueueEntry, sign: int) -> None:
+        self.num_bytes += sign * item.num_bytes
+        self.num_tokens += sign * item.num_tokens
+        self.num_pairs += sign * item.num_pairs
 
     def _next_tenant(self) -> TenantQueue:
         waiting = min((waiting for waiting in self._queues.values() if waiting), key=lambda waiting: waiting.virtual)

@@ -142,10 +142,7 @@ class WaitingRoom:
         active.note(RequestEvent.MATCHED)
         now = time.perf_counter()
         if not active.produced:
-            num_tokens = active.num_tokens
-            num_cached = min(active.hits.peer, num_tokens - 1)
-            own = Work.of(num_tokens - num_cached, num_cached)
-            self._placement.split.demand.arrived(own, num_tokens, now)
+            self._placement.split.demand.arrived(_work(active), active.num_tokens, now)
         estimate = self._enter(active, now, returning=returning)
         attempt = None
         try:
@@ -229,14 +226,16 @@ class WaitingRoom:
         """What the queue knows of a request. Once a first token is out, its deadline is met or missed for good."""
         request, num_tokens, arrived_s = active.request, active.num_tokens, active.record.ask.arrived_at
         target_s = request.ttft_timeout_s or self._config.ttft_target_s
+        own = _work(active)
         return QueueEntry(
             request.request_id,
-            num_tokens=max(1, num_tokens - active.hits.peer),
+            num_tokens=own.tokens,
             arrived_s=arrived_s,
             deadline_s=arrived_s + target_s if target_s and not active.produced else math.inf,
             priority=request.priority,
             tenant=request.tenant,
             num_bytes=BYTES_PER_TOKEN * num_tokens,
+            num_pairs=own.pairs,
         )
 
     def _try_start(self, queued: _Queued) -> bool:
@@ -359,3 +358,9 @@ def _given(assignment: asyncio.Future[Attempt]) -> Attempt | None:
     if not assignment.done() or assignment.cancelled() or assignment.exception() is not None:
         return None
     return assignment.result()
+
+
+def _work(active: ActiveRequest) -> Work:
+    """What of its tokens is to be computed, wherever most of them lie."""
+    num_cached = min(active.hits.peer, active.num_tokens - 1)
+    return Work.of(active.num_tokens - num_cached, num_cached)

@@ -89,33 +89,72 @@ def ttft_s(
 ) -> float:
     """Seconds from now until the worker, whose steps take `times`, has computed its queue and then `own`, beside its
     answers and as many new ones. It reports between steps: what has passed since is a part of the next one, done."""
-    num_tokens, pairs = view.num_queued_tokens + own.tokens, view.num_queued_pairs + own.pairs
+    work = Work(view.num_queued_tokens + own.tokens, view.num_queued_pairs + own.pairs)
     beside = _beside(view, num_new_answers, context_tokens)
+    seconds, pace = _to_compute(view, times, work, beside, target_s)
+    queue_s = view.num_queued_tokens / pace.tokens_a_second
+    return seconds - min(max(0.0, now_s - view.reported_s), pace.step_s, queue_s)
+
+
+def own_s(view: WorkerView, times: StepTimes, own: Work, target_s: float) -> float:
+    """Seconds in which the worker would compute `own` beside its answers if nothing were queued there."""
+    seconds, _ = _to_compute(view, times, own, _beside(view), target_s)
+    return seconds
+
+
+def _to_compute(
+    view: WorkerView, times: StepTimes, work: Work, beside: tuple[float, float], target_s: float
+) -> tuple[float, Pace]:
+    """(seconds, the pace once nothing is left of what the answers are ahead of their target)."""
 
     def at(within_s: float) -> Pace:
         budget = view.max_step_tokens or DEFAULT_BUDGET
-        return pace_of(times, *beside, pairs / num_tokens, within_s, budget, num_tokens)
+        return pace_of(times, *beside, work.pairs / work.tokens, within_s, budget, work.tokens)
 
-    pace = at(target_s)
-    queue_s = view.num_queued_tokens / pace.tokens_a_second
-    done_s = min(max(0.0, now_s - view.reported_s), pace.step_s, queue_s)
-    slack_s = view.least_slack_s or 0.0
+    pace, slack_s = at(target_s), view.least_slack_s or 0.0
     if view.num_decoding > view.num_promised and slack_s > 0 and pace.decode_s <= target_s < math.inf:
         burst = at(GAP_TARGETS / AIM * target_s)
         spent_s = burst.step_s - AIM * target_s
         in_burst = burst.chunk_tokens * slack_s / spent_s if spent_s > 0 else math.inf
-        if num_tokens <= in_burst:
-            return burst.seconds(num_tokens) - done_s
-        return in_burst / burst.tokens_a_second + (num_tokens - in_burst) / pace.tokens_a_second - done_s
-    return pace.seconds(num_tokens) - done_s
+        if work.tokens <= in_burst:
+            return burst.seconds(work.tokens), pace
+        return in_burst / burst.tokens_a_second + (work.tokens - in_burst) / pace.tokens_a_second, pace
+    return pace.seconds(work.tokens), pace
 
 
-def prompt_rate(view: WorkerView, times: StepTimes, target_s: float) -> float:
-    """Tokens of prompts a second that the worker computes of its queue."""
-    pairs = view.num_queued_pairs / max(1, view.num_queued_tokens)
+def prompt_rate(view: WorkerView, times: StepTimes, target_s: float, pairs_a_token: float = 0.0) -> float:
+    """Tokens of prompts a second that the worker computes of its queue, or where that is empty, of prompts whose tokens
+    attend to so many."""
+    pairs = view.num_queued_pairs / view.num_queued_tokens if view.num_queued_tokens else pairs_a_token
     budget = view.max_step_tokens or DEFAULT_BUDGET
     pace = pace_of(times, *_beside(view), pairs, target_s, budget)
     return pace.tokens_a_second
+
+
+def steady_rate(
+    times: StepTimes,
+    pairs_a_token: float,
+    target_s: float,
+    budget: float,
+    prompt_tokens: float,
+    output_len: float,
+    context_len: float,
+) -> float:
+    """Tokens of prompts a second that a worker goes on computing where each `prompt_tokens` of them are followed by an
+    answer there, of `output_len` tokens and that context: beside as many answers as that rate keeps running."""
+    life_s = output_len * AIM * target_s
+
+    def left(rate: float) -> float:
+        num_answers = rate / prompt_tokens * life_s
+        beside = num_answers, num_answers * context_len
+        pace = pace_of(times, *beside, pairs_a_token, target_s, budget, budget)
+        return pace.tokens_a_second - rate if pace.decode_s <= target_s else -math.inf  # that many are not taken
+
+    low, high = 0.0, pace_of(times, 0, 0, pairs_a_token, math.inf, budget, budget).tokens_a_second
+    for _ in range(10):
+        middle = (low + high) / 2
+        low, high = (middle, high) if left(middle) >= 0 else (low, middle)
+    return low
 
 
 def _beside(view: WorkerView, num_more: int = 0, num_more_tokens: float = 0) -> tuple[float, float]:

@@ -21,9 +21,9 @@ import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from services.router.placement.decision import Pair
-from services.router.placement.paces import DEFAULT_BUDGET, pace_of, prompt_rate, tpot_s, ttft_s
+from services.router.placement.demand import Demand
+from services.router.placement.paces import DEFAULT_BUDGET, own_s, pace_of, prompt_rate, steady_rate, tpot_s, ttft_s
 from services.router.placement.prediction import TtftPredictor, filled_level
-from services.router.placement.split import Demand
 from services.router.placement.views import PlacementRequest, Pool, Work, WorkerView
 from shared.sizing.step_time import StepTimes
 
@@ -81,6 +81,8 @@ class PairPolicy:
         self._mean_rate = 0.0
         """Of the workers, tokens of prompts a second."""
         self._displaced: Mapping[str, float] = {}
+        self._preferred: Collection[str] = ()
+        self._all_do_both = True
         self.typical: StepTimes | None = None
         """What steps take where a worker has not measured any; None before one has."""
 
@@ -88,7 +90,9 @@ class PairPolicy:
         """Takes the step times of some worker for typical: one that is not to decode, where there is one. The others
         have measured chunks beside answers, and say less of whole prompts."""
         found: WorkerView | None = None
+        self._preferred, self._all_do_both = preferred, True
         for view in views:
+            self._all_do_both = self._all_do_both and (not preferred or view.name in preferred)
             if view.times is not None:
                 found = found or view
                 if view.name not in preferred:
@@ -99,25 +103,65 @@ class PairPolicy:
 
     # --- what admission asks, as of `TtftPredictor`
 
-    def idle_s(self, own: Work) -> float | None:
-        """Seconds to the first token on an idle worker."""
+    def idle_s(self, own: Work, pool: Pool) -> float | None:
+        """Seconds to the first token on the worker that computes it soonest, beside its answers, their queues aside."""
         if self.typical is None or not self._predictor.ttft.is_known:
-            return self._predictor.idle_s(own)
-        return self._alone_s(own)
+            return self._predictor.idle_s(own, pool)
+        sample = [view for view in pool.draw(self._random, SAMPLE) if view.accepting]
+        soonest_s = min((own_s(view, view.times or self.typical, own, self._tpot_s) for view in sample), default=None)
+        alone_s = self._alone_s(own)
+        if soonest_s is None:
+            return alone_s
+        steady_s = own.tokens / self._steady_rate(own) if self._all_do_both else alone_s
+        return max(alone_s, self._as_answers_end(soonest_s, steady_s))
 
-    def wait_s(self, num_tokens_ahead: int, pool: Pool) -> float | None:
+    def wait_s(self, ahead: Work, pool: Pool) -> float | None:
         """Seconds until some worker has computed its queue and its share of what is ahead."""
         if self.typical is None or not self._predictor.ttft.is_known:
-            return self._predictor.wait_s(num_tokens_ahead, pool)
+            return self._predictor.wait_s(ahead, pool)
         sample = [view for view in pool.draw(self._random, SAMPLE) if view.accepting]
         if not sample:
             return 0.0
-        rates = [prompt_rate(view, view.times or self.typical, self._tpot_s) for view in sample]
+        work = ahead if ahead.tokens else self._demand.prompt
+        rates = [
+            prompt_rate(view, view.times or self.typical, self._tpot_s, work.pairs / work.tokens) for view in sample
+        ]
         now = sum(rates) / len(rates)
         self._mean_rate += MEAN_RATE * (now - self._mean_rate) if self._mean_rate else now
         rates = [max(rate, self._mean_rate) for rate in rates]
-        waits = [(view.num_queued_tokens / rate, rate) for view, rate in zip(sample, rates, strict=True)]
-        return filled_level(num_tokens_ahead * len(sample) / len(pool), waits)
+        share = ahead.tokens * len(sample) / len(pool)
+        now_s = _filled_s(share, sample, rates)
+        if now_s <= self._life_s:
+            return now_s
+        steady = self._steady_rate(work)
+        later = [
+            max(rate, 0.0 if view.name in self._preferred and not self._all_do_both else steady)
+            for view, rate in zip(sample, rates, strict=True)
+        ]
+        return self._as_answers_end(now_s, _filled_s(share, sample, later))
+
+    @property
+    def _life_s(self) -> float:
+        """Of an answer, in the mean."""
+        return self._demand.num_gaps * self._tpot_s
+
+    def _as_answers_end(self, now_s: float, steady_s: float) -> float:
+        """Of what takes `now_s` beside the answers that run at this moment, and `steady_s` beside as many as go on
+        running: once these have ended, the rest of it goes as fast as that."""
+        life_s = self._life_s
+        return now_s if now_s <= life_s else min(now_s, life_s + (1 - life_s / now_s) * steady_s)
+
+    def _steady_rate(self, work: Work) -> float:
+        """Tokens of such prompts a second that go on at one worker while answers end and others begin: where all do
+        both, beside those of its own prompts, else on those that only prefill."""
+        assert self.typical is not None, "see `look`"
+        demand, pairs = self._demand, work.pairs / work.tokens
+        if not self._all_do_both:
+            return pace_of(self.typical, 0, 0, pairs, math.inf, self._budget).tokens_a_second
+        return steady_rate(
+            self.typical, pairs, self._tpot_s, self._budget,
+            demand.prompt.tokens, demand.output_len, demand.context_len,
+        )  # fmt: skip
 
     def has_time(self, view: WorkerView, num_hit_tokens: float) -> bool:
         """Whether the worker's queue is short enough for one more prompt, of which these tokens need no computing."""
@@ -156,7 +200,7 @@ class PairPolicy:
             for view in prefills
         ]
         joins_s = min((wait_s for _, wait_s in waits), default=0.0)
-        life_s = self._demand.num_gaps * target_s
+        life_s = self._life_s
         steps = [
             (view, tpot_s(view, view.times or typical, 1, request.num_tokens, joins_s, life_s)) for view in decodes
         ]
@@ -252,3 +296,9 @@ def _without_small_gains(pairs: list[Pair]) -> list[Pair]:
         return pairs
     enough = max(pair.in_time for pair in here) + HAND_OFF_GAIN
     return pairs if any(pair.in_time > enough for pair in pairs) else here
+
+
+def _filled_s(num_tokens: float, views: Sequence[WorkerView], rates: Sequence[float]) -> float:
+    """Seconds until some worker has computed its queue and its share of so many tokens, at these rates."""
+    waits = [(view.num_queued_tokens / rate, rate) for view, rate in zip(views, rates, strict=True)]
+    return filled_level(num_tokens, waits)

@@ -202,13 +202,13 @@ class TtftPredictor:
         """Seconds to the first token if this decode worker computes the prompt itself."""
         return _own_s(self.here, view, request)
 
-    def idle_s(self, own: Work) -> float | None:
+    def idle_s(self, own: Work, pool: Pool) -> float | None:  # noqa: ARG002 - see `WaitPredictor`
         """Seconds to the first token on an idle worker."""
         own_s = self._prompts.predict_s(NO_WORK, own)
         return None if own_s is None else own_s + self.hand_off_s
 
-    def wait_s(self, num_tokens_ahead: int, pool: Pool) -> float | None:
-        """Seconds until some worker of `pool` has computed its queue and its share of `num_tokens_ahead`.
+    def wait_s(self, ahead: Work, pool: Pool) -> float | None:
+        """Seconds until some worker of `pool` has computed its queue and its share of what is `ahead`.
 
         Waiting tokens fill up the shortest queues first. 0 with an idle worker and nothing ahead.
         """
@@ -216,7 +216,7 @@ class TtftPredictor:
         if token_s is None:
             return None
         queues = [(view.num_queued_tokens, 1.0) for view in pool if view.accepting]
-        return filled_level(num_tokens_ahead, queues) * token_s if queues else 0.0
+        return filled_level(ahead.tokens, queues) * token_s if queues else 0.0
 
     def trusted_s(self, predicted_s: float | None) -> float | None:
         """See `WaitPredictor`: all of them, for nothing is predicted by too few prompts."""

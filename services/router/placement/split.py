@@ -12,11 +12,10 @@ The decision is a preference: it moves no weight, ends nothing, and no cache is 
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from services.router.placement.demand import Demand, Mix
 from services.router.placement.paces import DEFAULT_BUDGET, Pace, pace_of
 from services.router.placement.views import Work, WorkerView
 from shared.engine.scheduler.pacing import AIM, GAP_TARGETS
@@ -24,8 +23,6 @@ from shared.sizing.step_time import StepTimes
 
 INTERVAL_S = 1.0
 """Between two decisions."""
-WINDOW_S = 10.0
-"""Demand is a running mean in which an arrival of this age weighs 1/e."""
 PURE = 0.1
 """Of the prompts that workers compute which do not decode: where the others could compute fewer beside the answers that
 there are, they compute none."""
@@ -34,13 +31,20 @@ SETTLED_S = 5.0
 FEWEST_ARRIVALS = 8
 """With fewer seen nothing is decided: every worker does both."""
 GAIN = 1.03
-"""A split replaces the present one where its headroom is this many times as large."""
+"""A split replaces the present one where it is worth this many times as much."""
+RESERVE = 1.25
+"""Times the demand, of which as many requests as can be are to be in time: bursts are above the mean."""
+ALIKE = 0.03
+"""Splits by which shares of the requests are in time that differ by less are equal, and where all are in time the one
+with more headroom is better; the present one is kept until it is twice that behind."""
+UNLIKE = 1.6
+"""Workers whose prompts take this many times as long as the next quicker one's are of another hardware."""
 WORTH = 1.05
-"""A split has to have this many times the headroom of all workers doing both: hand-offs cost what is not counted."""
-FIRST_OUTPUT_GUESS = 128.0
-"""Tokens of an answer, before any has ended."""
+"""A split has to be worth this many times what all workers doing both are: hand-offs cost what is not counted."""
 MOST_SPLITS = 40
 """That are compared; of a larger fleet an even choice and the neighbours of the present one."""
+SHORT = 0.1
+"""Of the target for TTFT: prompts that take less are refused by their place in the queue, others by their length."""
 FULL = 0.9
 """Share of a worker's blocks that answers may hold by the forecast."""
 TTFT_SHARE = 0.5
@@ -48,75 +52,30 @@ TTFT_SHARE = 0.5
 compute prompts."""
 
 
-class Demand:
-    """What arrives and what has ended, as running means. Times are seconds of one clock."""
-
-    def __init__(self) -> None:
-        self._at_s = -math.inf
-        self._begin_s = math.inf
-        self._count = self._tokens = self._pairs = self._context = 0.0
-        self.num_arrived = 0
-        self.output_len = FIRST_OUTPUT_GUESS
-        """Mean tokens of an answer."""
-        self._num_ended = 0
-
-    def arrived(self, own: Work, num_tokens: int, now_s: float) -> None:
-        """A request of `num_tokens`, of which `own` is to be computed."""
-        self._decay(now_s)
-        self._begin_s = min(self._begin_s, now_s)
-        self.num_arrived += 1
-        self._count += 1
-        self._tokens += own.tokens
-        self._pairs += own.pairs
-        self._context += num_tokens
-
-    def ended(self, num_output_tokens: int) -> None:
-        """An answer has ended."""
-        self._num_ended += 1
-        self.output_len += max(0.02, 1.0 / self._num_ended) * (num_output_tokens - self.output_len)
-
-    def rate(self, now_s: float) -> float:
-        """Requests a second."""
-        self._decay(now_s)
-        seen_s = WINDOW_S * -math.expm1(-max(1.0, now_s - self._begin_s) / WINDOW_S)
-        return self._count / seen_s
-
-    @property
-    def prompt(self) -> Work:
-        """What a request has to compute in the mean."""
-        count = max(self._count, 1e-9)
-        return Work(max(1, round(self._tokens / count)), self._pairs / count)
-
-    @property
-    def num_gaps(self) -> float:
-        """Between the tokens of an answer, in the mean: what its TPOT divides by; at least one."""
-        return max(1.0, self.output_len - 1.0)
-
-    @property
-    def context_len(self) -> float:
-        """Tokens of a running answer with its prompt, in the mean over its life."""
-        return self._context / max(self._count, 1e-9) + self.output_len / 2
-
-    def _decay(self, now_s: float) -> None:
-        if now_s > self._at_s:
-            kept = math.exp((self._at_s - now_s) / WINDOW_S)
-            self._count, self._tokens = kept * self._count, kept * self._tokens
-            self._pairs, self._context = kept * self._pairs, kept * self._context
-            self._at_s = now_s
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """Workers of one hardware, by what they can do at the present mix of requests."""
+class Kind(NamedTuple):
+    """Workers of one hardware, by what they can do at some mix of requests."""
 
     names: tuple[str, ...]
     """Those that are to decode first."""
     times: StepTimes
-    prompt_rate: float
-    """Tokens of prompts a second, with no answers."""
-    most_answers: float
-    """That the target for TPOT and the blocks allow."""
+    """As those that decode know them …"""
+    prompt_times: StepTimes
+    """… and as the others do. What a worker has not done for long it knows badly."""
+    num_tokens: float
+    """Whose KV answers may hold in a worker's blocks."""
+    max_num_seqs: int
     budget: float
+    prompt_rate: float = 0.0
+    """Tokens of prompts a second, with no answers."""
+    most_answers: float = 0.0
+    """That the target for TPOT and the blocks allow."""
+
+    def at(self, mix: Mix, step_s: float) -> Kind:
+        """The same workers with this mix, where steps beside answers may take that long."""
+        room = self.num_tokens / (mix.context_len + mix.output_len / 2)
+        most = min(_most_answers(self.times, mix.context_len, step_s), room, self.max_num_seqs)
+        rate = _prompt_rate(self.prompt_times, mix, self.budget)
+        return self._replace(prompt_rate=rate, most_answers=max(0.0, most))
 
 
 class Split(NamedTuple):
@@ -180,22 +139,24 @@ class SplitController:
         """By number of workers that decode, of the splits that are compared; workers whose steps are not known count
         for none. Empty where nothing can be told. Decides nothing."""
         known = [view for view in views if view.times is not None]
-        return self._compared(known, self._kinds(known, block_size), now_s) if self._can_tell(known) else {}
+        if not self._can_tell(known):
+            return {}
+        mix = self.demand.mix(now_s)
+        return self._compared(known, self._kinds(known, mix, block_size), mix)
 
     def _can_tell(self, known: Sequence[WorkerView]) -> bool:
         return bool(known) and self._tpot_s < math.inf
 
-    def _compared(self, known: Sequence[WorkerView], kinds: Sequence[Kind], now_s: float) -> dict[int, float]:
+    def _compared(self, known: Sequence[WorkerView], kinds: Sequence[Kind], mix: Mix) -> dict[int, float]:
         if not any(kind.most_answers >= 1 for kind in kinds):
             return {}  # no worker meets the target even with one answer: nothing to be won by a split
-        rate = self.demand.rate(now_s)
-        running = sum(view.num_decoding - view.num_promised for view in known)
-        answers = max(rate * self.demand.output_len * self._step_s, float(running), 1e-9)
-        tokens_s = max(rate * self.demand.prompt.tokens, 1e-9)
+        answers = self._answers(mix) * self._excess(known, mix)
         now = sum(view.name in self.split.decodes for view in known)
         size = len(known)
-        found = {count: self._headroom(kinds, count, answers, tokens_s) for count in _counts(size, now)}
-        return {count: room if count == size else room * self._left_by_hand_off for count, room in found.items()}
+        return {
+            count: self._headroom(kinds, count, answers, mix) * self._left_by_hand_off(count, size, mix)
+            for count in _counts(size, now)
+        }
 
     def _decide(self, views: Sequence[WorkerView], block_size: int, now_s: float) -> Split:
         everyone = Split(frozenset(view.name for view in views), math.inf)
@@ -203,115 +164,203 @@ class SplitController:
         known = [view for view in views if view.times is not None]
         if not self._can_tell(known) or self.demand.num_arrived < FEWEST_ARRIVALS:
             return everyone
-        kinds = self._kinds(known, block_size)
-        headroom = self._compared(known, kinds, now_s)
+        mix = self.demand.mix(now_s)
+        kinds = self._kinds(known, mix, block_size)
+        headroom = self._compared(known, kinds, mix)
         if not headroom:
             return everyone
+        excess = self._excess(known, mix)
+        in_time = self._in_time(kinds, headroom, excess, now_s)
         size, now = len(known), sum(view.name in self.split.decodes for view in known)
-        best = max(headroom, key=headroom.__getitem__)
-        if headroom[best] <= WORTH * headroom[size]:
+        most = max(share for share, _ in in_time.values())
+        value = {count: share * max(1.0, headroom[count] / RESERVE) for count, (share, _) in in_time.items()}
+        best = max((count for count in value if in_time[count][0] >= most - ALIKE), key=value.__getitem__)
+        if value[best] <= WORTH * value[size]:
             best = size
-        if now and headroom[best] <= GAIN * headroom[now] and headroom[now] > headroom[size]:
+        is_near = now and in_time[now][0] >= most - 2 * ALIKE
+        if is_near and value[best] <= GAIN * value[now] and value[now] > value[size]:
             best = now
+        served = in_time[best][1]
+        kinds = self._at(served, kinds)
         names = [name for kind in kinds for name in kind.names]
         unknown = [view.name for view in views if view.times is None]
-        used, rate = min(1.0, 1.0 / max(headroom[best], 1e-9)), self.demand.rate(now_s)
         shares = _shares(kinds, best)
-        self.is_pure = self._is_pure(shares, rate * min(1.0, headroom[best]))
+        room = self._headroom(kinds, best, excess * self._answers(served), served)
+        room *= self._left_by_hand_off(best, size, served)
+        rate = min(mix.rate, served.rate * room)
+        used = rate / max(served.rate * room, 1e-9)
+        self.is_pure = self._is_pure(shares, rate, served)
         self.displaced = {
-            name: used * self._displaced_by_one(kind) for kind, num, rest in shares if rest for name in kind.names[num:]
+            name: used * self._displaced_by_one(kind, served)
+            for kind, num, rest in shares
+            if rest
+            for name in kind.names[num:]
         }
         return Split(frozenset(names[:best] + unknown), headroom[best])
 
-    @property
-    def _left_by_hand_off(self) -> float:
-        """The share of both targets that is left to the steps of a request that is handed over."""
-        of_answer = 1.0 - self.gap_s / self.demand.num_gaps / self._tpot_s
+    def _in_time(
+        self, kinds: Sequence[Kind], counts: Iterable[int], excess: float, now_s: float
+    ) -> dict[int, tuple[float, Mix]]:
+        """By number of workers that decode: the share of the requests that are in time at RESERVE times the demand,
+        where the longest ones are refused first, and the mix of the others."""
+        times, short_s = kinds[0].prompt_times, SHORT * self._ttft_s
+
+        def cost(own: Work) -> float:
+            return max(short_s, own.tokens * times.token_s + own.pairs * times.attention_s)
+
+        parts = [(share, mix, self._at(mix, kinds)) for share, mix in self.demand.cheapest(now_s, cost)]
+        found: dict[int, tuple[float, Mix]] = {}
+        for count in counts:
+            served, place = self._served(parts, count, excess)
+            _, mix, there = parts[place]
+            found[count] = served * self._long_enough(there, count, mix), mix
+        return found
+
+    def _served(
+        self, parts: Sequence[tuple[float, Mix, Sequence[Kind]]], count: int, excess: float
+    ) -> tuple[float, int]:
+        """(the share of the requests for which there is room, the place of the mix that is nearest to it)."""
+
+        def room(place: int) -> float:
+            _, mix, kinds = parts[place]
+            size = sum(len(kind.names) for kind in kinds)
+            left = self._left_by_hand_off(count, size, mix) / RESERVE
+            return self._headroom(kinds, count, excess * self._answers(mix), mix) * left
+
+        least, most, before = 0, len(parts) - 1, room(0)
+        if before >= 1.0:
+            return 1.0, 0
+        after = room(most) if most else before
+        if after < 1.0:
+            return parts[most][0] * after, most
+        while most - least > 1:
+            middle = (least + most) // 2
+            there = room(middle)
+            if there >= 1.0:
+                most, after = middle, there
+            else:
+                least, before = middle, there
+        if before <= 0.0:
+            return parts[most][0], most
+        part = (1 - 1 / after) / max(1 / before - 1 / after, 1e-9)  # what is left out makes room in proportion
+        return parts[most][0] + part * (parts[least][0] - parts[most][0]), most
+
+    def _answers(self, mix: Mix) -> float:
+        """That run at a time, with steps as long as they may be."""
+        return max(1e-9, mix.rate * mix.output_len * self._step_s)
+
+    def _excess(self, known: Sequence[WorkerView], mix: Mix) -> float:
+        """How many times as many answers run as the mix lets expect, where more do: before long ones have ended, they
+        are taken for shorter."""
+        running = sum(view.num_decoding - view.num_promised for view in known)
+        return max(1.0, running / self._answers(mix))
+
+    def _left_by_hand_off(self, count: int, size: int, mix: Mix) -> float:
+        """The share of both targets that is left to the steps of a request that is handed over; 1 where all do both."""
+        if count >= size:
+            return 1.0
+        of_answer = 1.0 - self.gap_s / max(1.0, mix.output_len - 1.0) / self._tpot_s
         of_prompt = 1.0 - self.hand_off_s / self._ttft_s if self.hand_off_s else 1.0
         return max(0.0, of_answer) * max(0.0, of_prompt)
 
-    def _kinds(self, views: Sequence[WorkerView], block_size: int) -> list[Kind]:
-        """In the order in which they are to decode: first those that lose the least prompts by it."""
-        groups: dict[int, list[WorkerView]] = {}
-        for view in views:
-            assert view.times is not None
-            groups.setdefault(_class_of(view.times), []).append(view)
-        kinds = [self._kind(group, block_size) for group in groups.values()]
-        return sorted(kinds, key=lambda kind: kind.prompt_rate / max(kind.most_answers, 1e-9))
+    def _long_enough(self, kinds: Sequence[Kind], count: int, mix: Mix) -> float:
+        """The share of the answers with tokens enough to make up for the gap behind the first one, by steps as they are
+        with so many answers, or as long as chunks make them where prompts are computed beside: the others are late
+        wherever they are handed over. 1 where all do both."""
+        shares = _shares(kinds, count)
+        room = sum(num * kind.most_answers for kind, num, _ in shares)
+        if not any(rest for _, _, rest in shares) or room <= 0:
+            return 1.0
+        is_pure = self._is_pure(shares, mix.rate, mix)
+        load = min(1.0, self._answers(mix) / room)
+        paces = [self._pace(kind, load * kind.most_answers, mix, self._tpot_s) for kind, num, _ in shares if num]
+        step_s = max(pace.decode_s if is_pure else pace.step_s for pace in paces)
+        if self.gap_s <= step_s:
+            return 1.0
+        return self.demand.share_with_gaps((self.gap_s - step_s) / max(self._tpot_s - step_s, 1e-9))
 
-    def _kind(self, group: Sequence[WorkerView], block_size: int) -> Kind:
+    def _kinds(self, views: Sequence[WorkerView], mix: Mix, block_size: int) -> list[Kind]:
+        """In the order in which they are to decode: first those that lose the least prompts by it."""
+
+        def prompt_rate(times: StepTimes) -> float:
+            return _prompt_rate(times, mix, DEFAULT_BUDGET)
+
+        return self._at(mix, [self._kind(group, mix, block_size) for group in _alike(views, prompt_rate)])
+
+    def _at(self, mix: Mix, kinds: Iterable[Kind]) -> list[Kind]:
+        return sorted(
+            (kind.at(mix, self._step_s) for kind in kinds),
+            key=lambda kind: kind.prompt_rate / max(kind.most_answers, 1e-9),
+        )
+
+    def _kind(self, group: Sequence[WorkerView], mix: Mix, block_size: int) -> Kind:
         held = self.split.decodes
         ordered = sorted(group, key=lambda view: (view.name not in held, -view.num_decoding, view.name))
-        prompt, context_len = self.demand.prompt, self.demand.context_len
         budget = float(group[0].max_step_tokens or DEFAULT_BUDGET)
 
-        def most_answers(view: WorkerView) -> float:
-            return _most_answers(view.times, context_len, self._step_s) if view.times is not None else 0.0
+        def typical(names: Callable[[str], bool], value: Callable[[StepTimes], float]) -> WorkerView:
+            asked = [view for view in group if names(view.name)] or group
+            return sorted(asked, key=lambda view: value(_times_of(view)))[len(asked) // 2]
 
-        def prompt_rate(view: WorkerView) -> float:
-            assert view.times is not None
-            pairs = prompt.pairs / prompt.tokens
-            return pace_of(view.times, 0, 0, pairs, math.inf, budget, max(prompt.tokens, budget)).tokens_a_second
+        decode = typical(held.__contains__, lambda times: _most_answers(times, mix.context_len, self._step_s))
+        other = typical(lambda name: name not in held, lambda times: _prompt_rate(times, mix, budget))
+        return Kind(
+            tuple(view.name for view in ordered),
+            _times_of(decode),
+            _times_of(other),
+            FULL * decode.num_total_blocks * block_size,
+            decode.max_num_seqs,
+            budget,
+        )
 
-        # What a worker has not done for long it knows badly: those that decode tell of answers, the others of prompts.
-        decoding = [view for view in group if view.name in held] or group
-        others = [view for view in group if view.name not in held] or group
-        typical = sorted(decoding, key=most_answers)[len(decoding) // 2]
-        assert typical.times is not None
-        rate = statistics.median(map(prompt_rate, others))
-        room = FULL * typical.num_total_blocks * block_size / (context_len + self.demand.output_len / 2)
-        most = max(0.0, min(most_answers(typical), room, typical.max_num_seqs))
-        return Kind(tuple(view.name for view in ordered), typical.times, rate, most, budget)
-
-    def _headroom(self, kinds: Sequence[Kind], count: int, answers: float, tokens_s: float) -> float:
+    def _headroom(self, kinds: Sequence[Kind], count: int, answers: float, mix: Mix) -> float:
         """How many times the demand is served where the first `count` workers decode: the largest factor at which
         prompts and answers both have room."""
         shares = _shares(kinds, count)
         room = sum(num * kind.most_answers for kind, num, _ in shares)
         if room <= 0:
             return 0.0
-        pure = sum(rest * kind.prompt_rate for kind, _, rest in shares)
+        pure, tokens_s = sum(rest * kind.prompt_rate for kind, _, rest in shares), mix.tokens_s
         low, high = 0.0, room / answers
-        if pure + self._beside(shares, 1.0) >= high * tokens_s:
+        if pure + self._beside(shares, 1.0, mix) >= high * tokens_s:
             return high
         for _ in range(14):
             middle = (low + high) / 2
-            if pure + self._beside(shares, middle * answers / room) >= middle * tokens_s:
+            if pure + self._beside(shares, middle * answers / room, mix) >= middle * tokens_s:
                 low = middle
             else:
                 high = middle
         return low
 
-    def _beside(self, shares: Sequence[tuple[Kind, int, int]], load: float) -> float:
+    def _beside(self, shares: Sequence[tuple[Kind, int, int]], load: float, mix: Mix) -> float:
         """Tokens of prompts a second beside answers, each worker holding that share of the answers it may."""
-        total, prompt = 0.0, self.demand.prompt
+        total = 0.0
         for kind, num, _ in shares:
             if not num:
                 continue
             num_answers = load * kind.most_answers
-            pace = self._pace(kind, num_answers, prompt, self._tpot_s)
-            burst = self._pace(kind, num_answers, prompt, GAP_TARGETS / AIM * self._tpot_s)
-            if burst.seconds(prompt.tokens) <= TTFT_SHARE * self._ttft_s and pace.step_s <= self._tpot_s:
+            pace = self._pace(kind, num_answers, mix, self._tpot_s)
+            burst = self._pace(kind, num_answers, mix, GAP_TARGETS / AIM * self._tpot_s)
+            if burst.seconds(mix.prompt.tokens) <= TTFT_SHARE * self._ttft_s and pace.step_s <= self._tpot_s:
                 total += num * pace.tokens_a_second
         return total
 
-    def _is_pure(self, shares: Sequence[tuple[Kind, int, int]], rate: float) -> bool:
+    def _is_pure(self, shares: Sequence[tuple[Kind, int, int]], rate: float, mix: Mix) -> bool:
         """Whether prompts beside answers could be hardly any of all at that rate of requests."""
         pure = sum(rest * kind.prompt_rate for kind, _, rest in shares)
         room = sum(num * kind.most_answers for kind, num, _ in shares)
-        answers = rate * self.demand.output_len * self._step_s
-        return pure > 0 and self._beside(shares, min(1.0, answers / max(room, 1e-9))) < PURE * pure
+        answers = rate * mix.output_len * self._step_s
+        return pure > 0 and self._beside(shares, min(1.0, answers / max(room, 1e-9)), mix) < PURE * pure
 
-    def _displaced_by_one(self, kind: Kind) -> float:
+    def _displaced_by_one(self, kind: Kind, mix: Mix) -> float:
         """Mean prompts that a worker without answers computes fewer while it has one."""
-        prompt = self.demand.prompt
-        beside = self._pace(kind, 1.0, prompt, self._tpot_s).tokens_a_second
-        return max(0.0, kind.prompt_rate - beside) * self.demand.output_len * self._step_s / prompt.tokens
+        beside = self._pace(kind, 1.0, mix, self._tpot_s).tokens_a_second
+        return max(0.0, kind.prompt_rate - beside) * mix.output_len * self._step_s / mix.prompt.tokens
 
-    def _pace(self, kind: Kind, num_answers: float, prompt: Work, within_s: float) -> Pace:
-        context = num_answers * self.demand.context_len
+    def _pace(self, kind: Kind, num_answers: float, mix: Mix, within_s: float) -> Pace:
+        pairs = mix.prompt.pairs / mix.prompt.tokens
         return pace_of(
-            kind.times, num_answers, context, prompt.pairs / prompt.tokens, within_s, kind.budget, kind.budget
+            kind.times, num_answers, num_answers * mix.context_len, pairs, within_s, kind.budget, kind.budget
         )
 
 
@@ -325,6 +374,17 @@ def _most_answers(times: StepTimes, context_len: float, target_s: float) -> floa
         if own_s + token_s > 0:
             most = min(most, (target_s - times.fixed_s - read_s) / (own_s + token_s))
     return most
+
+
+def _prompt_rate(times: StepTimes, mix: Mix, budget: float) -> float:
+    """Tokens of prompts a second, with no answers."""
+    pairs = mix.prompt.pairs / mix.prompt.tokens
+    return pace_of(times, 0, 0, pairs, math.inf, budget, max(mix.prompt.tokens, budget)).tokens_a_second
+
+
+def _times_of(view: WorkerView) -> StepTimes:
+    assert view.times is not None, "asked of workers that know their steps alone"
+    return view.times
 
 
 def _shares(kinds: Sequence[Kind], count: int) -> list[tuple[Kind, int, int]]:
@@ -346,6 +406,15 @@ def _counts(size: int, now: int) -> list[int]:
     return sorted({count for count in even | near if 1 <= count <= size}, reverse=True)
 
 
-def _class_of(times: StepTimes) -> int:
-    """Workers whose products take about as long are alike, to a power of two: fits differ by noise."""
-    return round(math.log2(max(times.token_s, 1e-12)))
+def _alike(views: Sequence[WorkerView], prompt_rate: Callable[[StepTimes], float]) -> list[list[WorkerView]]:
+    """Groups of workers that compute prompts about as quickly: fits differ by noise, and by what each has done. No
+    bounds but gaps between them: two workers near a bound that was set would be of two kinds for nothing. And not by
+    one coefficient: of steps that were all alike a fit knows the sum and not the parts."""
+    groups: list[list[WorkerView]] = []
+    before = math.inf
+    for rate, view in sorted(((prompt_rate(_times_of(view)), view) for view in views), key=lambda entry: -entry[0]):
+        if not groups or before > UNLIKE * rate:
+            groups.append([])
+        groups[-1].append(view)
+        before = rate
+    return groups

@@ -7,45 +7,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from services.router.placement.split import Demand, SplitController
-from services.router.placement.views import Work, WorkerView
-
-
-@dataclass(frozen=True, slots=True)
-class Mix:
-    """What arrives, in the mean."""
-
-    rate: float
-    """Requests a second."""
-    prompt: Work
-    """What a request has to compute of its prompt."""
-    num_prompt_tokens: float
-    """Of a prompt, cached ones included."""
-    output_len: float
-    """Tokens of an answer."""
-
-
-class SteadyDemand(Demand):
-    """The same at all times."""
-
-    def __init__(self, mix: Mix) -> None:
-        super().__init__()
-        self.output_len = mix.output_len
-        self._mix = mix
-
-    def rate(self, now_s: float) -> float:  # noqa: ARG002 - the same at all times
-        """See `Demand`."""
-        return self._mix.rate
-
-    @property
-    def prompt(self) -> Work:
-        """See `Demand`."""
-        return self._mix.prompt
-
-    @property
-    def context_len(self) -> float:
-        """See `Demand`."""
-        return self._mix.num_prompt_tokens + self._mix.output_len / 2
+from services.router.placement.demand import Mix, SteadyDemand
+from services.router.placement.split import SplitController
+from services.router.placement.views import WorkerView
 
 
 @dataclass(frozen=True, slots=True)

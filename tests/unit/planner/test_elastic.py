@@ -12,8 +12,9 @@ from services.planner.policy.elastic import ElasticPlanner, typical
 from services.planner.policy.observation import Observation, PoolCount
 from services.planner.policy.planner import Decision
 from services.planner.settings import PlannerSettings
+from services.router.placement.demand import Mix
 from services.router.placement.views import Work
-from services.router.placement.what_if import Mix, Targets, pool_headroom
+from services.router.placement.what_if import Targets, pool_headroom
 from shared.errors import ConfigError
 from tests.unit.router.placement.test_split import BLOCK, SLOW, fleet
 

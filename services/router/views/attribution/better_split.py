@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from services.router.dispatch.record import RequestRecord
+from services.router.placement.demand import Mix
 from services.router.placement.split import FEWEST_ARRIVALS
 from services.router.placement.views import Work, WorkerView
-from services.router.placement.what_if import Mix, Targets, headrooms
+from services.router.placement.what_if import Targets, headrooms
 from services.router.views.attribution.verdict import Outcome, Verdict, outcome
 from shared.settings.common import Mode
 from shared.sizing.step_time import StepTimes

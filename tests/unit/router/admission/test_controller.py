@@ -209,3 +209,17 @@ def test_a_prompt_without_workers_to_be_idle_is_not_served_late():
     item = QueueEntry("new", 100, 0.0, 0.05)
     with pytest.raises(Overloaded):
         gate(0.25).enter(item, 0.0, queue(), pool(), num_cached=0)
+
+
+def test_one_that_a_worker_sent_back_teaches_once_however_often_it_is_tried():
+    at = gate()
+    item = QueueEntry("r", 100, 0.0, 10.0)
+    first = at.enter(item, 0.0, queue(800), pool(view("p0"), view("p1")), num_cached=0)
+    at.start(first, 8.0, 0.1)
+    factor, rate = at.calibration.factor, at._drain.wait_s(100, 8.0)
+    assert factor > 1.0
+    for number in range(50):
+        now_s = 8.0 + 0.005 * number
+        again = at.enter(item, now_s, queue(800), pool(view("p0"), view("p1")), num_cached=0, first=True)
+        at.start(again, now_s + 0.004, 1.5)
+    assert (at.calibration.factor, at._drain.wait_s(100, 8.0)) == (factor, rate)

@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.router.placement.decision import Route
-from services.router.placement.paces import prompt_rate
+from services.router.placement.demand import Demand
+from services.router.placement.paces import pace_of, prompt_rate, steady_rate
 from services.router.placement.pairs import HAND_OFF_GAIN, QUEUED_STEPS, PairPolicy
 from services.router.placement.policy import Placement, PlacementConfig
 from services.router.placement.prediction import MIN_OBSERVATIONS, TtftPredictor
-from services.router.placement.split import Demand
 from services.router.placement.views import NO_HITS, PlacementRequest, Work
+from shared.engine.scheduler.pacing import AIM
 from shared.sizing.step_time import StepTimes
 from tests.unit.router.placement.builders import pool, prompt, view
 
@@ -134,18 +135,89 @@ def test_a_wait_is_the_time_in_which_all_workers_together_compute_what_is_ahead(
     policy = PairPolicy(TARGET_S, predictor, Demand())
     workers = pool(worker("a"), worker("b", queued=20_000))
     policy.look(workers)
-    assert policy.wait_s(1000, workers) is None, "no prediction was seen to hold"
+    assert policy.wait_s(Work(1000), workers) is None, "no prediction was seen to hold"
     assert policy.trusted_s(1.0) is None
     for _ in range(MIN_OBSERVATIONS):
         predictor.ttft.observe(0.1, 0.1)
     assert policy.trusted_s(1.0) == 1.0
     rate = prompt_rate(worker("a"), TIMES, TARGET_S)
-    assert policy.wait_s(0, workers) == 0.0
-    assert policy.wait_s(5_000, workers) == pytest.approx(5_000 / rate, rel=0.1)
-    assert policy.wait_s(60_000, workers) == pytest.approx(80_000 / (2 * rate), rel=0.1)
+    assert policy.wait_s(Work(0), workers) == 0.0
+    assert policy.wait_s(Work(5_000), workers) == pytest.approx(5_000 / rate, rel=0.1)
+    assert policy.wait_s(Work(60_000), workers) == pytest.approx(80_000 / (2 * rate), rel=0.1)
     predictor.observe_hand_off(5.0)
-    own_s = policy.idle_s(Work.of(2000, 0))
+    own_s = policy.idle_s(Work.of(2000, 0), workers)
     assert own_s == pytest.approx(TIMES.prompt_s(2000), rel=0.1), "an idle worker does both: nothing is handed over"
+
+
+def known() -> TtftPredictor:
+    predictor = TtftPredictor()
+    for _ in range(MIN_OBSERVATIONS):
+        predictor.ttft.observe(0.1, 0.1)
+    return predictor
+
+
+def test_a_wait_counts_the_attention_of_what_is_ahead_also_where_workers_have_no_queue():
+    """An idle worker has no pairs of its own; taken for none at all, waits for long prompts looked a tenth as long."""
+    policy, workers = PairPolicy(TARGET_S, known(), Demand()), pool(worker("a"), worker("b"))
+    policy.look(workers)
+    long = Work.of(60_000, 0)
+    alone_s = TIMES.prompt_s(long.tokens)
+    assert alone_s > 2 * long.tokens * TIMES.token_s
+    assert policy.wait_s(long, workers) == pytest.approx(alone_s / 2, rel=0.1)
+
+
+def test_what_a_prompt_takes_itself_is_judged_beside_the_answers_of_the_worker_that_is_best_for_it():
+    """Taken for an idle worker's, what answers take of a long prompt seemed to be a wait, and was learnt as one."""
+    policy, own = PairPolicy(TARGET_S, known(), Demand()), Work.of(8000, 0)
+    busy, free = worker("a", answers=60), worker("b", queued=50_000)
+    policy.look([busy, free])
+    alone_s = TIMES.prompt_s(own.tokens)
+    assert policy.idle_s(own, pool(busy, free)) == pytest.approx(alone_s, rel=0.1), "its queue is a wait"
+    beside_s = policy.idle_s(own, pool(busy))
+    assert beside_s > 1.5 * alone_s
+    assert beside_s == pytest.approx(chosen(busy, request=replace(prompt(8000), now_s=0.0))[0].ttft_s, rel=0.2)
+    busy.accepting = free.accepting = False
+    assert policy.idle_s(own, pool(busy, free)) == pytest.approx(alone_s, rel=0.1), "once one is there again"
+
+
+@given(
+    st.integers(1, 20_000), st.floats(1, 2000), st.floats(0, 20_000), st.floats(0.01, 0.1), st.floats(0, 1),
+)  # fmt: skip
+def test_at_the_steady_rate_its_answers_leave_as_much_room_and_not_much_more(prompt, output, pairs, target_s, overlap):
+    times = replace(TIMES, overlap=overlap)
+
+    def left(rate: float) -> float:
+        answers = rate / prompt * output * AIM * target_s
+        pace = pace_of(times, answers, answers * 1000, pairs, target_s, 2048, 2048)
+        return pace.tokens_a_second if pace.decode_s <= target_s else 0.0
+
+    rate = steady_rate(times, pairs, target_s, 2048, prompt, output, 1000)
+    assert left(rate) >= rate
+    assert left(rate + 100) < rate + 100, "but for what halving ten times leaves of the rate without answers"
+    assert steady_rate(times, pairs, target_s, 2048, prompt, 2 * output, 1000) <= rate + 100
+
+
+def test_a_wait_that_is_longer_than_the_answers_beside_it_does_not_go_on_as_slowly():
+    """At this moment both are full; answers are short, and so few begin that none is left after some steps."""
+    demand = Demand()
+    for _ in range(40):
+        demand.arrived(Work.of(4000, 0), 4000, 0.0)
+        demand.ended(20)
+    full = [worker(name, answers=60) for name in "ab"]
+    for one in full:
+        one.num_context_tokens = 110_000
+    ahead, life_s = Work.of(4000, 0), 19 * TARGET_S
+    waits = {}
+    for preferred in (("a", "b"), ("a",)):
+        policy = PairPolicy(TARGET_S, known(), demand)
+        policy.look(full, preferred)
+        waits[preferred] = policy.wait_s(Work(10 * ahead.tokens, 10 * ahead.pairs), pool(*full))
+    slow_s = 10 * ahead.tokens / (2 * prompt_rate(full[0], TIMES, TARGET_S, ahead.pairs / ahead.tokens))
+    free_s = 10 * TIMES.prompt_s(4000) / 2
+    assert slow_s > 4 * free_s
+    for wait_s in waits.values():
+        assert life_s < wait_s < slow_s / 2
+    assert waits["a", "b"] > free_s
 
 
 def test_a_worker_takes_no_further_prompt_behind_more_than_some_steps_or_a_long_prompt():

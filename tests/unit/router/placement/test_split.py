@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.router.placement.demand import Mix
 from services.router.placement.split import GAIN, INTERVAL_S, SETTLED_S, WORTH, SplitController
 from services.router.placement.views import Work
 from shared.sizing.step_time import StepTimes
@@ -162,10 +163,10 @@ def test_no_other_split_has_much_more_headroom(prompt, output, rate, size, overl
     chosen = controller.decodes(views, BLOCK, 20 / rate)
     if math.isinf(controller.split.headroom):
         return
-    kinds = controller._kinds(views, BLOCK)
-    answers = max(controller.demand.rate(20 / rate) * controller.demand.output_len * tpot_s, 1e-9)
-    tokens_s = controller.demand.rate(20 / rate) * controller.demand.prompt.tokens
-    headroom = [controller._headroom(kinds, count, answers, tokens_s) for count in range(1, size + 1)]
+    mix = controller.demand.mix(20 / rate)
+    kinds = controller._kinds(views, mix, BLOCK)
+    answers = controller._answers(mix)
+    headroom = [controller._headroom(kinds, count, answers, mix) for count in range(1, size + 1)]
     assert headroom[len(chosen) - 1] * max(GAIN, WORTH) * 1.001 >= max(headroom)
 
 
@@ -213,3 +214,47 @@ def test_answers_are_judged_by_workers_that_decode_and_prompts_by_the_others():
     found = controller.headrooms(views, BLOCK, now_s)
     count = len(decoding)
     assert found[count] == pytest.approx(expected[count], rel=0.05)
+
+
+def told_mixed(controller: SplitController, requests, rate: float, seconds: float = 30.0) -> float:
+    """Requests of several kinds in turn; returns when they end."""
+    for n in range(round(seconds * rate)):
+        prompt, output = requests[n % len(requests)]
+        controller.demand.arrived(Work.of(prompt, 0), prompt, n / rate)
+        controller.demand.ended(output)
+    return seconds
+
+
+def test_a_few_prompts_that_nothing_can_serve_beside_the_others_do_not_choose_the_split_for_these():
+    """One prompt in twenty has most of the work. Where not all fits, it is these that are refused; the others are as
+    those of a demand without them."""
+    views, usual = fleet(8), [(1000, 300)] * 19
+    without, mixed = SplitController(TPOT_S, 10.0), SplitController(TPOT_S, 10.0)
+    expected = without.decodes(views, BLOCK, told_mixed(without, usual, 114.0))
+    now_s = told_mixed(mixed, [*usual, (100_000, 300)], 120.0)
+    assert len(mixed.decodes(views, BLOCK, now_s)) == len(expected)
+    headroom = mixed.headrooms(views, BLOCK, now_s)
+    assert max(headroom, key=headroom.__getitem__) < len(expected) - 1, "by the mean the long ones chose it"
+
+
+def test_all_do_both_where_many_answers_are_too_short_to_make_up_for_the_gap_of_a_hand_off():
+    """In the mean they are long, so in the mean the gap is small."""
+    views = fleet(16)
+    for gap_s, all_do_both in ((0.0, False), (0.2, True)):
+        controller = SplitController(TPOT_S)
+        controller.gap_s = gap_s
+        now_s = told_mixed(controller, [(4000, 10), (4000, 10), (4000, 300)], 20.0)
+        assert (len(controller.decodes(views, BLOCK, now_s)) == 16) is all_do_both
+
+
+@given(st.lists(st.floats(1.0, 1.5), min_size=2, max_size=12))
+def test_fits_that_differ_by_less_than_hardware_does_are_of_one_kind(noise):
+    views = fleet(len(noise))
+    for one, factor in zip(views, noise, strict=True):
+        one.times = replace(FAST, token_s=factor * FAST.token_s)
+    controller = SplitController(TPOT_S)
+    mix = Mix(1.0, Work.of(1000, 0), 1000.0, 100.0)
+    (kind,) = controller._kinds(views, mix, BLOCK)
+    assert sorted(kind.names) == [one.name for one in views]
+    both = controller._kinds([*views, *fleet(3, SLOW, "slow")], mix, BLOCK)
+    assert sorted(len(kind.names) for kind in both) == sorted([len(noise), 3])

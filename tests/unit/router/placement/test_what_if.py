@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.router.placement.demand import Mix
 from services.router.placement.split import SplitController
 from services.router.placement.views import Work
-from services.router.placement.what_if import Mix, Targets, headrooms, pool_headroom, workers_needed
+from services.router.placement.what_if import Targets, headrooms, pool_headroom, workers_needed
 from tests.unit.router.placement.test_split import BLOCK, FAST, TPOT_S, fleet, told
 
 TARGETS = Targets(TPOT_S, 2.0)

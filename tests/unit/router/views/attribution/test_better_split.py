@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from services.router.placement.demand import Mix
 from services.router.placement.split import FEWEST_ARRIVALS
 from services.router.placement.views import Work
-from services.router.placement.what_if import Mix, Targets, headrooms
+from services.router.placement.what_if import Targets, headrooms
 from services.router.views.attribution.better_split import WORTH, UsedFleet, judge_split, mix_of, targets_of
 from services.router.views.attribution.verdict import Outcome, Verdict
 from tests.unit.router.placement.test_split import BLOCK, FAST, TPOT_S, fleet

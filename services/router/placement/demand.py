@@ -1,0 +1,166 @@
+"""What arrives and what has ended: the demand that a split of the workers has to serve. Plain data, no clock."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+
+from services.router.placement.views import Work
+
+WINDOW_S = 10.0
+"""Demand is a running mean in which an arrival of this age weighs 1/e."""
+FIRST_OUTPUT_GUESS = 128.0
+"""Tokens of an answer, before any has ended."""
+NEWEST = 512
+"""Arrivals, and answers, by which what is unlike the mean is known."""
+FEWEST_ENDED = 32
+"""With fewer answers their mean stands for all."""
+SHARES = (1.0, 0.98, 0.95, 0.9, 0.8, 0.65, 0.5, 0.3, 0.1)
+"""Of the requests, the cheapest ones, that are looked at by themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """What arrives, in the mean."""
+
+    rate: float
+    """Requests a second."""
+    prompt: Work
+    """What a request has to compute of its prompt."""
+    num_prompt_tokens: float
+    """Of a prompt, cached ones included."""
+    output_len: float
+    """Tokens of an answer."""
+
+    @property
+    def context_len(self) -> float:
+        """Tokens of a running answer with its prompt, in the mean over its life."""
+        return self.num_prompt_tokens + self.output_len / 2
+
+    @property
+    def tokens_s(self) -> float:
+        """Tokens of prompts to compute, a second."""
+        return max(1e-9, self.rate * self.prompt.tokens)
+
+
+class Demand:
+    """Running means, and the newest ones one by one. Times are seconds of one clock."""
+
+    def __init__(self) -> None:
+        self._at_s = -math.inf
+        self._begin_s = math.inf
+        self._count = self._tokens = self._pairs = self._context = 0.0
+        self.num_arrived = 0
+        self.output_len = FIRST_OUTPUT_GUESS
+        """Mean tokens of an answer."""
+        self._num_ended = 0
+        self._newest: deque[tuple[Work, int]] = deque(maxlen=NEWEST)
+        self._lengths: deque[int] = deque(maxlen=NEWEST)
+        self._sorted: list[int] | None = None
+
+    def arrived(self, own: Work, num_tokens: int, now_s: float) -> None:
+        """A request of `num_tokens`, of which `own` is to be computed."""
+        self._decay(now_s)
+        self._begin_s = min(self._begin_s, now_s)
+        self.num_arrived += 1
+        self._count += 1
+        self._tokens += own.tokens
+        self._pairs += own.pairs
+        self._context += num_tokens
+        self._newest.append((own, num_tokens))
+
+    def ended(self, num_output_tokens: int) -> None:
+        """An answer has ended."""
+        self._num_ended += 1
+        self.output_len += max(0.02, 1.0 / self._num_ended) * (num_output_tokens - self.output_len)
+        self._lengths.append(num_output_tokens)
+        self._sorted = None
+
+    def mix(self, now_s: float) -> Mix:
+        """All that arrives."""
+        return Mix(self.rate(now_s), self.prompt, self._context / max(self._count, 1e-9), self.output_len)
+
+    def cheapest(self, now_s: float, cost: Callable[[Work], float]) -> Sequence[tuple[float, Mix]]:
+        """(share of the requests, what these are), from all of them down: the ones whose prompts cost the least, of
+        those that cost the least any. Where not all can be served in time, admission refuses the longest first."""
+        mix = self.mix(now_s)
+        found = [(1.0, mix)]
+        costs = sorted(((cost(own), own, num_tokens) for own, num_tokens in self._newest), key=itemgetter(0))
+        ordered = [(own, num_tokens) for _, own, num_tokens in costs]
+        count = len(ordered)
+        if not count:
+            return found
+        total, least = _mean(ordered), costs[0][0]
+        num_alike = bisect_right(costs, least, key=itemgetter(0))  # none of these is refused rather than another
+        for share in SHARES[1:]:
+            kept = ordered[: max(num_alike, round(share * count))]
+            tokens, pairs, context = (part / max(whole, 1e-9) for part, whole in zip(_mean(kept), total, strict=True))
+            prompt = Work(max(1, round(tokens * mix.prompt.tokens)), pairs * mix.prompt.pairs)
+            found.append((share, Mix(share * mix.rate, prompt, context * mix.num_prompt_tokens, mix.output_len)))
+        return found
+
+    def rate(self, now_s: float) -> float:
+        """Requests a second."""
+        self._decay(now_s)
+        seen_s = WINDOW_S * -math.expm1(-max(1.0, now_s - self._begin_s) / WINDOW_S)
+        return self._count / seen_s
+
+    @property
+    def prompt(self) -> Work:
+        """What a request has to compute in the mean."""
+        count = max(self._count, 1e-9)
+        return Work(max(1, round(self._tokens / count)), self._pairs / count)
+
+    @property
+    def num_gaps(self) -> float:
+        """Between the tokens of an answer, in the mean: what its TPOT divides by; at least one."""
+        return max(1.0, self.output_len - 1.0)
+
+    @property
+    def context_len(self) -> float:
+        """Tokens of a running answer with its prompt, in the mean over its life."""
+        return self._context / max(self._count, 1e-9) + self.output_len / 2
+
+    def share_with_gaps(self, num_gaps: float) -> float:
+        """The share of the newest answers with at least so many gaps between their tokens; of one token: all such."""
+        if len(self._lengths) < FEWEST_ENDED:
+            return min(1.0, self.num_gaps / max(num_gaps, 1e-9))
+        if self._sorted is None:
+            self._sorted = sorted(self._lengths)
+        num_alone = bisect_left(self._sorted, 2)  # without a second token there is no gap to be late by
+        num_shorter = bisect_left(self._sorted, num_gaps + 1) - num_alone
+        return 1.0 - max(0, num_shorter) / len(self._sorted)
+
+    def _decay(self, now_s: float) -> None:
+        if now_s > self._at_s:
+            kept = math.exp((self._at_s - now_s) / WINDOW_S)
+            self._count, self._tokens = kept * self._count, kept * self._tokens
+            self._pairs, self._context = kept * self._pairs, kept * self._context
+            self._at_s = now_s
+
+
+class SteadyDemand(Demand):
+    """The same at all times."""
+
+    def __init__(self, mix: Mix) -> None:
+        super().__init__()
+        self.output_len = mix.output_len
+        self._mix = mix
+
+    def mix(self, now_s: float) -> Mix:  # noqa: ARG002 - the same at all times
+        """See `Demand`."""
+        return self._mix
+
+
+def _mean(entries: Sequence[tuple[Work, int]]) -> tuple[float, float, float]:
+    """(tokens to compute, pairs, tokens) of a request."""
+    count = len(entries)
+    return (
+        sum(own.tokens for own, _ in entries) / count,
+        sum(own.pairs for own, _ in entries) / count,
+        sum(num_tokens for _, num_tokens in entries) / count,
+    )

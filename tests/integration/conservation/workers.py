@@ -40,7 +40,7 @@ class Workers:
         self._reserved: dict[str, worker_pb2.Reserve] = {}
         self._decode_of: dict[str, object] = {}
         for link in fleet.links:
-            link._session = lambda _, link=link: self._session(link)
+            link._session = lambda link=link: self._session(link)
 
     async def _session(self, link) -> None:
         welcome = types_pb2.Welcome(

@@ -47,7 +47,7 @@ async def test_a_start_that_fails_half_way_ends_the_followers(monkeypatch: pytes
     others = psutil.Process().children()  # of tests before this one
     followers: list[psutil.Process] = []
 
-    def failing(*_: object) -> None:
+    def failing(*_: object, **__: object) -> None:
         followers.extend(child for child in psutil.Process().children() if child not in others)
         raise ConfigError("the runner cannot start", field="num_kv_blocks")
 

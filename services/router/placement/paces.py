@@ -141,7 +141,8 @@ def steady_rate(
     context_len: float,
 ) -> float:
     """Tokens of prompts a second that a worker goes on computing where each `prompt_tokens` of them are followed by an
-    answer there, of `output_len` tokens and that context: beside as many answers as that rate keeps running."""
+    answer there, of `output_len` tokens and that context: beside as many answers as that rate keeps running. 0 where
+    steps of one answer take longer than the target."""
     life_s = output_len * AIM * target_s
 
     def left(rate: float) -> float:

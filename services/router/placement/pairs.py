@@ -112,7 +112,10 @@ class PairPolicy:
         alone_s = self._alone_s(own)
         if soonest_s is None:
             return alone_s
-        steady_s = own.tokens / self._steady_rate(own) if self._all_do_both else alone_s
+        steady_s = alone_s
+        if self._all_do_both:
+            rate = self._steady_rate(own)
+            steady_s = own.tokens / rate if rate else math.inf
         return max(alone_s, self._as_answers_end(soonest_s, steady_s))
 
     def wait_s(self, ahead: Work, pool: Pool) -> float | None:
@@ -153,7 +156,8 @@ class PairPolicy:
 
     def _steady_rate(self, work: Work) -> float:
         """Tokens of such prompts a second that go on at one worker while answers end and others begin: where all do
-        both, beside those of its own prompts, else on those that only prefill."""
+        both, beside those of its own prompts (0 where the target leaves no time for one), else on those that only
+        prefill."""
         assert self.typical is not None, "see `look`"
         demand, pairs = self._demand, work.pairs / work.tokens
         if not self._all_do_both:

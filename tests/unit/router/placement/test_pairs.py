@@ -220,6 +220,16 @@ def test_a_wait_that_is_longer_than_the_answers_beside_it_does_not_go_on_as_slow
     assert waits["a", "b"] > free_s
 
 
+@pytest.mark.parametrize("answers", [0, 8])
+def test_waits_are_predicted_where_no_answer_can_be_in_time(answers):
+    # Steps of one answer take longer than the target, so that no rate goes on beside answers: not a division by it.
+    policy = PairPolicy(1e-4, known(), Demand())
+    workers = pool(worker("a", answers=answers, queued=3000), worker("b", answers=answers))
+    policy.look(workers)
+    assert policy.idle_s(Work.of(500, 0), workers) > 0
+    assert policy.wait_s(Work.of(5000, 0), workers) > 0
+
+
 def test_a_worker_takes_no_further_prompt_behind_more_than_some_steps_or_a_long_prompt():
     demand, predictor = Demand(), TtftPredictor()
     policy = PairPolicy(TARGET_S, predictor, demand)

@@ -43,7 +43,7 @@ class WorkerSpec:
     wire_s: float = 0.1e-3
     """One-way latency between two workers."""
     report_s: float = 5e-3
-    """Between two load reports at least: a change after a longer time is told at once."""
+    """Seconds between two load reports at least: a change after a longer time is sent at once."""
     decoding_report_s: float = 0.1
     """Between two load reports while nothing but decoding happens."""
 

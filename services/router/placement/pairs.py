@@ -110,8 +110,8 @@ class PairPolicy:
         sample = [view for view in pool.draw(self._random, SAMPLE) if view.accepting]
         soonest_s = min((own_s(view, view.times or self.typical, own, self._tpot_s) for view in sample), default=None)
         alone_s = self._alone_s(own)
-        if soonest_s is None:
-            return alone_s
+        if soonest_s is None or soonest_s <= self._life_s:
+            return max(alone_s, soonest_s or 0.0)
         steady_s = alone_s
         if self._all_do_both:
             rate = self._steady_rate(own)

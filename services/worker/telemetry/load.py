@@ -64,7 +64,7 @@ class ShipmentCounters:
 
 
 REPORT_INTERVAL_S = 0.005
-"""Between two reports at least: a change after a longer time is told at once, and those within it are told together."""
+"""Seconds between two reports at least: a change after a longer time is sent at once, those within it together."""
 
 
 class LoadReporter:

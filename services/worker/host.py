@@ -28,7 +28,7 @@ from services.worker.machine.choices import (
 from services.worker.machine.cores import take_cores, take_share
 from services.worker.machine.pool_size import PoolNeed, most_blocks, pool_need
 from services.worker.machine.self_test import self_test
-from services.worker.settings import WorkerSettings
+from services.worker.settings import GPU_LAST_CHUNK, WorkerSettings
 from shared.engine.engine import Engine, StepRunner
 from shared.engine.group.own_slices import SliceForm
 from shared.engine.messages import EngineDied, Event
@@ -315,6 +315,7 @@ def scheduler_config(settings: WorkerSettings, num_host_blocks: int) -> Schedule
         itl_target_s=settings.itl_target_ms / 1e3,
         max_overtaken_s=settings.max_overtaken_ms / 1e3,
         max_unsent_share=MAX_UNSENT_SHARE,
+        max_last_chunk=GPU_LAST_CHUNK if settings.is_on_gpu else 0,
     )
 
 

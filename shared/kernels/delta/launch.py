@@ -28,6 +28,10 @@ CHANNELS = 128
 TOKENS = 16
 COLUMNS = 32
 """Of a matrix, in one program of a prompt."""
+NORMED = 2048
+"""Elements that a program norms."""
+FETCHED_AHEAD = 160 * 1024
+"""Bytes of shared memory in which a chunk lies beside the one before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,34 +153,38 @@ def _chunks(
     reads = torch.empty(num_rows, heads, layer.key_dim, **shape)
     chunk = CHUNKS.get(projected.dtype, CHUNK)
     within = torch.empty(num_rows, heads, chunk, **shape)
-    since = torch.empty(num_rows, heads, **shape)
-    solved = (own, reads, within, since)
+    factors = torch.empty(3, num_rows, heads, **shape)
+    solved = (own, reads, within, factors, num_rows)
     columns = max(16, min(COLUMNS, next_power_of_2(layer.value_dim)))
+    limits = device.device_limits(projected.device)
+    num_warps = 4 if limits.arch.startswith(("sm_9", "gfx")) else 8  # of what spills least
     options: dict[str, Any] = {
         **sizes.heads,
         "BLOCK_SIZE": sizes.block_size,
         "CHUNK": chunk,
         "COLUMNS": columns,
         "PRECISION": _precision(projected),
-        "num_stages": 1,
         "enable_fp_fusion": False,
     }
     most_chunks = -(-most // chunk) + 1  # one more where the tokens are cut behind a state that is kept
     prompt_jit.solve_chunks[(most_chunks, heads, num_seqs)](
         projected, projected.stride(0), active, layer.decay, layer.decay_bias, states, states.shape[2], *of_batch,
-        first_row, *solved, **options, num_warps=8,
+        first_row, *solved, **options, num_warps=num_warps, num_stages=1,
     )  # fmt: skip
     prompt_jit.pass_chunks[(-(-layer.value_dim // columns), heads, num_seqs)](
-        active, *of_pool, *of_batch, first_row, *solved, output, **options, **sizes.matrices, num_warps=4
-    )
+        active, *of_pool, *of_batch, first_row, *solved, output, **options, **sizes.matrices, num_warps=4,
+        num_stages=2 if limits.shared_bytes >= FETCHED_AHEAD else 1,
+    )  # fmt: skip
     _norm(projected, output, layer, first_row, num_rows)
 
 
 def _norm(projected: Tensor, output: Tensor, layer: DeltaLayer, first_row: int, num_rows: int) -> None:
-    prompt_jit.norm_heads[(num_rows, layer.num_value_heads)](
+    values = next_power_of_2(layer.value_dim)
+    at_once = min(next_power_of_2(layer.num_value_heads), max(1, NORMED // values))
+    prompt_jit.norm_heads[(num_rows, -(-layer.num_value_heads // at_once))](
         projected, projected.stride(0), layer.norm, output, first_row, layer.eps,
         NUM_HEADS=layer.num_value_heads, MIXED=layer.mixed_size, VALUE_DIM=layer.value_dim,
-        VALUES=next_power_of_2(layer.value_dim), num_warps=1, enable_fp_fusion=False,
+        VALUES=values, HEADS=at_once, num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
 
 

@@ -20,12 +20,11 @@ MOST_KEYS = 128
 """Elements of a key that programs hold whole; torch's operations compute what is wider."""
 MOST_STEPPED = 1 << 12
 """Elements of a matrix in one program of a decode step, which norms what a whole one gives."""
-CHUNKS = {torch.float32: 32}
-"""Tokens whose updates are solved for together, by the model's dtype; else CHUNK. Products of fp32 are of three parts,
-for which a longer chunk would take more memory than some devices share."""
-CHUNK = 64
+CHUNK, EXACT_CHUNK = 64, 32
+"""Tokens whose updates are solved for together. Exact products are of three parts, for which a longer chunk would take
+more memory than some devices share."""
 CHANNELS = 128
-TOKENS = 16
+TOKENS = 32
 COLUMNS = 32
 """Of a matrix, in one program of a prompt."""
 NORMED = 2048
@@ -140,7 +139,7 @@ def _chunks(
     channel_tiles = -(-layer.mixed_size // tile)
     prompt_jit.convolve_tokens[(-(-most // TOKENS), channel_tiles, num_seqs)](
         projected, projected.stride(0), layer.conv, *of_pool, batch.query_start, first_seq, active,
-        **sizes.channels, TILE=tile, TOKENS=TOKENS, num_warps=4, enable_fp_fusion=False,
+        **sizes.channels, TILE=tile, TOKENS=TOKENS, num_warps=8, enable_fp_fusion=False,
     )  # fmt: skip
     if layer.kernel_size > 1:
         prompt_jit.keep_tails[(channel_tiles, num_seqs)](
@@ -151,7 +150,7 @@ def _chunks(
     shape: dict[str, Any] = {"dtype": torch.float32, "device": projected.device}
     own = torch.empty(num_rows, heads, layer.value_dim, **shape)
     reads = torch.empty(num_rows, heads, layer.key_dim, **shape)
-    chunk = CHUNKS.get(projected.dtype, CHUNK)
+    chunk = CHUNK if projected.dtype == torch.bfloat16 else EXACT_CHUNK
     within = torch.empty(num_rows, heads, chunk, **shape)
     factors = torch.empty(3, num_rows, heads, **shape)
     solved = (own, reads, within, factors, num_rows)
@@ -189,7 +188,7 @@ def _norm(projected: Tensor, output: Tensor, layer: DeltaLayer, first_row: int, 
 
 
 def _precision(projected: Tensor) -> str:
-    """Of products: of 16-bit models factors are rounded to 10 bits, more than the model's own have."""
-    if projected.dtype != torch.float32:
+    """Of products: of models in bfloat16 factors are rounded to 10 bits, more than the model's own have."""
+    if projected.dtype == torch.bfloat16:
         return "tf32"
     return "tf32x3" if device.device_limits(projected.device).arch.startswith("sm_") else "ieee"

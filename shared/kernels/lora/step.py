@@ -57,6 +57,7 @@ class PackedAdapter:
     """An adapter as a backend computes with it."""
 
     loras: tuple[Lora | None, ...]  # [num_layers * 4], of each layer the projections in the order of PROJECTIONS
+    number: int = 0  # by which the ranks of a group know their parts of one adapter; 0 in one process
 
     @classmethod
     def of(

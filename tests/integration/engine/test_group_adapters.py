@@ -11,6 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from shared.engine.messages import AddSequence, PlaceAdapter
+from shared.engine.speculation.speculator import Speculator
 from shared.kv.hashing import ChainRoots
 from shared.model.adapters.random_adapter import write_random_adapter
 from shared.model.checkpoints import write_random_checkpoint
@@ -18,7 +19,9 @@ from shared.model.families.registry import load_config
 from shared.model.ranks.shard import Degrees
 from tests.integration.engine.engine_run import EngineRun, hand_off
 from tests.integration.engine.group_run import GroupRun
+from tests.quantized_checkpoints import STORAGES, write_quantized
 from tests.unit.collectives.in_threads import needs_library
+from tests.unit.engine.speculation.drafters import HostileDrafter, KnowingDrafter
 from tests.unit.model.adapters.merged import merged
 from tests.unit.model.paged_run import load_oracle, oracle_greedy
 
@@ -50,7 +53,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     folder = tmp_path_factory.mktemp("group") / "base"
     write_random_checkpoint(
         folder, "LlamaForCausalLM", vocab_size=211, num_layers=2, num_heads=8, num_kv_heads=2, head_dim=32,
-        hidden_size=64, intermediate_size=96,
+        hidden_size=64, intermediate_size=128,
     )  # fmt: skip
     config = load_config(folder)
     adapters = [
@@ -112,3 +115,36 @@ def test_unequal_groups_hand_over_answers_with_adapters(model: Model, engines: l
             engines[other].pool.clear_cache()
             pair = (slots[number][place], slots[other][place])
             assert hand_off(run, engines[other], PROMPT, NUM_TOKENS, slots=pair) == model.expected[1 + place]
+
+
+def test_guesses_change_no_answer_of_an_adapter_over_ranks(model: Model) -> None:
+    known = {tuple(PROMPT): model.expected[1]}
+    speculator = Speculator([KnowingDrafter(known), HostileDrafter()], num_guesses=4)
+    with closing(GroupRun(model.folder, Degrees(2), speculator=speculator, has_adapters=True)) as run:
+        run.place(1, model.adapters[0])
+        run.place(2, model.adapters[1])
+        assert answers(run, [1, 2, 0]) == [model.expected[place] for place in (1, 2, 0)]
+        assert sum(speculator.counters.num_accepted.values()) >= 20
+
+
+@pytest.mark.parametrize(
+    "storage", ["int4 groups with zeros", *(pytest.param(x, marks=pytest.mark.slow) for x in ("w8a8", "nf4"))]
+)
+def test_an_adapter_of_a_base_in_fewer_bits_gives_the_tokens_of_the_opened_weights_merged(
+    model: Model, tmp_path: Path, storage: str
+) -> None:
+    """Alone, over two ranks, and with guesses of what comes next."""
+    write_quantized(model.folder, STORAGES[storage], tmp_path / "quantized", tmp_path / "opened")
+    oracle = merged(load_oracle(tmp_path / "opened"), model.adapters[1])
+    expected = oracle_greedy(oracle, PROMPT, NUM_TOKENS)[0]
+    drafter = KnowingDrafter({tuple(PROMPT): expected}, lambda place, token: token if place % 3 < 2 else 3)
+    for run in (
+        EngineRun(tmp_path / "quantized"),
+        EngineRun(tmp_path / "quantized", speculator=Speculator([drafter], num_guesses=4)),
+        GroupRun(tmp_path / "quantized", Degrees(2), has_adapters=True),
+    ):
+        with closing(run):
+            run.place(1, model.adapters[1])
+            found = answers(run, [1, 0])
+            assert found[0] == expected
+            assert found[1] != expected

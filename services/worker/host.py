@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from services.worker.adapters.pool import LoadedAdapter
 from services.worker.group.expert_balance import ExpertBalance
 from services.worker.group.leader import RankGroup
 from services.worker.group.start import check_group, leader_runner, start_group
@@ -192,6 +193,17 @@ class EngineHost:
         self.engine.start()
         if self._balance is not None and isinstance(self.model.decoder, RankDecoder):
             self._balance.measure(self.model.decoder.expert_counts)
+
+    def read_adapter(self, folder: Path) -> LoadedAdapter:
+        """See `ReadAdapter`; in a group every rank reads its part. Raises ModelLoadError, RankLost."""
+        settings, decoder = self.settings, self.model.decoder
+        limits = {"max_rank": settings.adapter_max_rank, "max_bytes": settings.adapter_bytes}
+        if self._group is not None:
+            assert isinstance(decoder, RankDecoder)
+            return LoadedAdapter(*self._group.open_adapters(decoder).read(folder, **limits))
+        adapter = decoder.read_adapter(folder, **limits)
+        packed = decoder.pack_adapter(adapter)
+        return LoadedAdapter(adapter.digest, adapter.rank, packed, packed.nbytes)
 
     def seal(self, purpose: Purpose, ticket: int) -> Seal | None:
         """Of a ticket; None in a fleet without a key."""

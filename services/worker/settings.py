@@ -209,13 +209,6 @@ class WorkerSettings(
                     raise ValueError(f"cannot be above 1 with {name} {found}")
         return value
 
-    @field_validator("tp", "pp")
-    @classmethod
-    def _check_adapters(cls, value: int, info: ValidationInfo) -> int:
-        if value > 1 and (info.data.get("adapters") or info.data.get("adapter_folders")):
-            raise ValueError("cannot be above 1 with adapters yet: a worker that serves some is one process")
-        return value
-
     @field_validator("adapters")
     @classmethod
     def _check_named(cls, value: str) -> str:

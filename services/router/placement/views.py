@@ -224,6 +224,8 @@ class NamedAdapter:
     name: str
     digest: str
     rank: int
+    num_bytes: int = field(default=0, compare=False)
+    """Of memory on a worker, where these may differ."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -44,6 +44,10 @@ class WorkerSpec:
     """One-way latency between two workers."""
     report_s: float = 5e-3
     """Seconds between two load reports at least: a change after a longer time is sent at once."""
+    adapter_slots: int = 16
+    """Adapters that lie ready at once."""
+    adapter_load_s: float = 0.0
+    """Seconds that the load of one takes; one is loaded at a time, beside the steps."""
     decoding_report_s: float = 0.1
     """Between two load reports while nothing but decoding happens."""
 
@@ -63,6 +67,8 @@ class Report:
     promised: StepWork
     """A step of those to come; see `Scheduler`."""
     least_slack_s: float | None
+    adapters: Mapping[str, bool] | None
+    """Known adapter → whether it is ready; None: as in the report before."""
     step_times: StepTimes | None
     """None where too few steps were measured, or nothing reads them."""
 
@@ -85,5 +91,7 @@ class World:
     seed: int = 0
     reports_times: bool = False
     """Load reports carry the fitted step times, which cost time to fit."""
+    adapters: Sequence[str] = ()
+    """That all workers know."""
     listeners: list[Listener] = field(default_factory=list)
     """The routers, which get each worker's reports."""

@@ -25,6 +25,8 @@ class SimRequest:
     session: str
     hashes: Sequence[bytes] = field(repr=False)
     """Of its prompt's full blocks."""
+    adapter: str = ""
+    """Empty: the base model."""
     prefill: str = ""
     decode: str = ""
     ahead: Work = NO_WORK
@@ -33,6 +35,8 @@ class SimRequest:
     predicted_ttft_s: float | None = None
     """From then on; None where nothing was predicted."""
     num_cached_tokens: int = 0
+    adapter_s: float = 0.0
+    """For which its prompt's worker waited for the adapter."""
     refused: bool = False
     refused_s: float = 0.0
     """Time of the refusal; the arrival time if it did not wait."""

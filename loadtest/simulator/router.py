@@ -45,6 +45,7 @@ class SimRouter(ABC):
             worker.spec.max_num_seqs,
             0,
             max_step_tokens=worker.spec.max_num_batched_tokens,
+            adapters=worker.adapters.listed(),
         )
         self._ledgers[worker.name] = Ledger(view)
         for role in worker.roles:
@@ -76,6 +77,8 @@ class SimRouter(ABC):
             return  # it has not connected yet
         view = ledger.view
         view.accepting = worker not in self._draining
+        if report.adapters is not None:
+            view.adapters = report.adapters
         view.times, view.least_slack_s = report.step_times, report.least_slack_s
         ledger.report(
             num_free_blocks=report.num_free_blocks,
@@ -92,7 +95,9 @@ class SimRouter(ABC):
     def need(self, request: SimRequest) -> PlacementRequest:
         """The request for placement, with the prefix hits in the index now."""
         hits = self.world.index.match(request.runs, request.num_prompt_tokens)
-        return PlacementRequest(request.num_prompt_tokens, self.world.index.block_size, hits, request.session)
+        return PlacementRequest(
+            request.num_prompt_tokens, self.world.index.block_size, hits, request.session, adapter=request.adapter
+        )
 
     def ledger(self, worker: str) -> Ledger:
         """This router's ledger of a worker."""
@@ -131,11 +136,14 @@ class SimRouter(ABC):
         self._ledgers[request.prefill or request.decode].computed(request.name)
         self.predictor.ttft.observe(request.predicted_ttft_s or 0.0, now_s - request.placed_s)
         own = Work.of(request.num_prompt_tokens - num_cached, num_cached)
+        if request.adapter_s:
+            self.predictor.observe_adapter(request.adapter_s)
+            on_worker_s -= request.adapter_s
         if request.prefilled_here:
             self.predictor.observe_here(request.ahead, own, on_worker_s)
         else:
             self.predictor.observe_prefill(request.ahead, own, on_worker_s)
-            self.predictor.observe_hand_off(max(0.0, now_s - request.placed_s - on_worker_s))
+            self.predictor.observe_hand_off(max(0.0, now_s - request.placed_s - on_worker_s - request.adapter_s))
         self.changed()
 
     def _on_joined(self, request: SimRequest) -> None:

@@ -77,8 +77,16 @@ def simulate(trace: Sequence[TraceRequest], speedup: float, policy: str, setup: 
     return summarize(policy, requests, setup.targets, time.perf_counter() - begin)
 
 
-def play(trace: Sequence[TraceRequest], speedup: float, policy: str, setup: Setup) -> list[SimRequest]:
-    """The requests with their results."""
+def play(
+    trace: Sequence[TraceRequest],
+    speedup: float,
+    policy: str,
+    setup: Setup,
+    adapters: Sequence[str] = (),
+    workers: dict[str, Worker] | None = None,
+) -> list[SimRequest]:
+    """The requests with their results. `adapters`: of each request, empty names for the base model; none: of none.
+    `workers` gets the workers by name, for what is to be read from them afterwards."""
     block_size = setup.worker.block_size
     if trace[0].hash_ids and trace[0].block_len % block_size:
         raise ConfigError(
@@ -86,8 +94,15 @@ def play(trace: Sequence[TraceRequest], speedup: float, policy: str, setup: Setu
             field="trace", limit=block_size, value=trace[0].block_len,
         )  # fmt: skip
     index = PrefixIndex(trace[0].block_len, block_size)
-    world = World(Clock(), index, setup.step_by_step, setup.seed, reports_times=policy == AUTO)
-    workers: dict[str, Worker] = {}
+    world = World(
+        Clock(),
+        index,
+        setup.step_by_step,
+        setup.seed,
+        reports_times=policy == AUTO,
+        adapters=sorted({*adapters} - {""}),
+    )
+    workers = {} if workers is None else workers
     for group in setup.groups:
         for _ in range(group.count):
             name = f"{group.letter}{sum(worker.roles == group.roles for worker in workers.values())}"
@@ -105,6 +120,8 @@ def play(trace: Sequence[TraceRequest], speedup: float, policy: str, setup: Setu
 
     routers = [router(number) for number in range(setup.num_routers)]
     requests = from_trace(trace, speedup, world.index)
+    for request, adapter in zip(requests, adapters, strict=bool(adapters)):
+        request.adapter = adapter
     _check_room(requests, setup)
     rng, edge = random.Random(setup.seed), random.Random(f"{setup.seed}/edge")
     for request in requests:
@@ -118,6 +135,7 @@ def play(trace: Sequence[TraceRequest], speedup: float, policy: str, setup: Setu
         assert request.refused or request.finished_s > 0, f"request {request.name} never ended"
     for worker in workers.values():
         worker.engine.scheduler.check_integrity()
+        worker.adapters.check_unused()
         assert not worker.num_requests, f"{worker.name} holds {worker.num_requests} requests"
         assert not worker.engine.pool.num_used, f"{worker.name} lost {worker.engine.pool.num_used} blocks"
     return requests

@@ -100,7 +100,13 @@ class TandemRouter(SimRouter):
         pool = self.decode_pool if self._config.mode == "collocated" else self.prefill_pool
         num_cached = request.num_prompt_tokens - own.tokens
         return self._admission.enter(
-            item, self.world.clock.now_s, self._queue, pool, num_cached=num_cached, first=first
+            item,
+            self.world.clock.now_s,
+            self._queue,
+            pool,
+            num_cached=num_cached,
+            load_s=self.predictor.least_load_s(pool, request.adapter),
+            first=first,
         )
 
     def changed(self) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 
+from loadtest.simulator.adapters import SimAdapters
 from loadtest.simulator.engine import Engine, Noise
 from loadtest.simulator.fleet import Report, WorkerSpec, World
 from loadtest.simulator.request import SimRequest
@@ -73,6 +74,8 @@ class Worker:
         self._block_s = spec.block_size * spec.kv_bytes_per_token / spec.link
         self._report_at_s = math.inf  # when the next report is due
         self._reported_s = -math.inf  # when the last one was
+        self.adapters = SimAdapters(world, spec, self._adapters_changed)
+        self._adapters_due = False
         self.engine = Engine(
             world.clock,
             spec.times,
@@ -99,7 +102,7 @@ class Worker:
         """Computes a prompt and then its answer."""
         self._hold(request, calls, Goal.COMPLETION).here = True
         sequence = self._sequence(request, Goal.COMPLETION)
-        self.engine.submit(lambda: self.engine.scheduler.add(sequence))
+        self._add(request, sequence)
 
     def reserve_in_turn(self, request: SimRequest, calls: Calls, answer: Reserved) -> None:
         """Like `reserve`, but waits for room behind those that came before."""
@@ -113,11 +116,13 @@ class Worker:
         held.receiver, held.is_asking = receiver, needed is not None
         held.is_shipping = held.is_asking
         sequence = self._sequence(request, Goal.FIRST_TOKEN, needed or frozenset(), receiver.name.encode())
-        self.engine.submit(lambda: self.engine.scheduler.add(sequence))
+        self._add(request, sequence)
 
     def join(self, request: SimRequest) -> None:
-        """All blocks of a reserved request have arrived, and its first token."""
+        """All blocks of a reserved request have arrived, and its first token; it waits for its adapter."""
+        self.adapters.when_ready(request.name, lambda: self._join(request))
 
+    def _join(self, request: SimRequest) -> None:
         def command() -> None:
             self.engine.scheduler.join(request.name, 0, {}, None)
             if request.num_output_tokens == 1:
@@ -160,6 +165,7 @@ class Worker:
 
     def _on_prefilled(self, held: _Held) -> None:
         del self._held[held.request.name]
+        self.adapters.release(held.request.name)
         self._first_token(held)
         assert held.receiver is not None
         if held.is_shipping:
@@ -193,6 +199,7 @@ class Worker:
         self._after_message(held.calls.on_first_token, held.request, self._clock.now_s - held.came_s, held.num_cached)
 
     def _finish(self, held: _Held) -> None:
+        self.adapters.release(held.request.name)
         del self._held[held.request.name]
         held.request.finished_s = self._clock.now_s + self.spec.message_s
         if self._waiting:
@@ -230,6 +237,7 @@ class Worker:
             decoding=decoding,
             promised=scheduler.sequences.promised,
             least_slack_s=scheduler.least_slack_s(decoding),
+            adapters=self.adapters.listed() if self._adapters_due else None,
             step_times=scheduler.step_fit.times if self._world.reports_times else None,
         )
 
@@ -244,12 +252,27 @@ class Worker:
             return  # an earlier one took its place
         self._report_at_s, self._reported_s = math.inf, due_s
         report = self.report()
+        self._adapters_due = False
         for listener in self._world.listeners:
             self._after_message(listener.on_report, self.name, report)
         if self.engine.is_decoding:
             self._plan_report(self.spec.decoding_report_s)
 
     # --- inside
+
+    def _adapters_changed(self) -> None:
+        self._adapters_due = True
+        self._plan_report(self.spec.report_s)
+
+    def _add(self, request: SimRequest, sequence: EngineSequence) -> None:
+        """Its prompt is computed once its adapter is there; others pass it meanwhile."""
+        came_s = self._clock.now_s
+
+        def ready() -> None:
+            request.adapter_s = self._clock.now_s - came_s
+            self.engine.submit(lambda: self.engine.scheduler.add(sequence))
+
+        self.adapters.when_ready(request.name, ready)
 
     def _reserve(self, request: SimRequest, calls: Calls) -> frozenset[int] | None:
         try:
@@ -269,6 +292,7 @@ class Worker:
             self._clock.after(self.spec.wire_s, answer, needed)
 
     def _hold(self, request: SimRequest, calls: Calls, goal: Goal) -> _Held:
+        self.adapters.hold(request.name, request.adapter)
         held = self._held[request.name] = _Held(request, calls, self._clock.now_s, goal)
         return held
 

@@ -15,6 +15,7 @@ from services.local.hub import fetch, hub_model
 from services.local.model_pools import ModelPools, PoolOptions
 from services.local.spec import DEMO_MODEL, ClusterOptions, ClusterSpec
 from shared.errors import ConfigError
+from shared.settings.named_folders import named_entries
 
 
 def _read_config(context: typer.Context, path: Path | None) -> Path | None:
@@ -48,7 +49,10 @@ def up(
     """Start a cluster on this machine; Ctrl-C stops it. `tandem up` is the same."""
     if model_argument and _is_given(context, "model"):
         raise ConfigError(f"the model is given twice: {model_argument!r} and --model {model!r}", field="model")
-    models = [entry.pools(find_model, is_first=not number) for number, entry in enumerate(context.obj or ())]
+    models = [
+        entry.model_copy(update={"adapters": find_adapters(entry.adapters)}).pools(find_model, is_first=not number)
+        for number, entry in enumerate(context.obj or ())
+    ]
     if not models:
         spec = _with_model(options, model_argument or model)
     elif model_argument:
@@ -69,7 +73,8 @@ def _is_given(context: typer.Context, name: str) -> bool:
 def _with_model(options: ClusterOptions, model: str) -> ClusterSpec:
     folder, name = find_model(model)
     values = options.values_of(ClusterOptions)
-    return ClusterSpec(**{**values, "model": folder, "served_model_name": options.served_model_name or name})
+    found = {"model": folder, "adapters": find_adapters(options.adapters)}
+    return ClusterSpec(**{**values, **found, "served_model_name": options.served_model_name or name})
 
 
 def _with_models(options: ClusterOptions, first: ModelPools, *further: ModelPools) -> ClusterSpec:
@@ -77,6 +82,18 @@ def _with_models(options: ClusterOptions, first: ModelPools, *further: ModelPool
     own = {"model": first.model, "served_model_name": first.name, "aliases": first.aliases}
     pools = first.values_of(PoolOptions)
     return ClusterSpec(**{**options.values_of(ClusterOptions), **pools, **own, "further": further})
+
+
+def find_adapters(adapters: str) -> str:
+    """The same names with folders here: those at the Hub are fetched. Raises ModelLoadError, ConfigError."""
+    found = []
+    for name, entry in named_entries(adapters).items():
+        at_hub = hub_model(entry, "adapters")
+        folder = entry if at_hub is None else str(fetch(at_hub, "adapters"))
+        if len(folder.replace(",", " ").split()) > 1:
+            raise ConfigError(f"adapters: {folder} has a space or a comma in its name", field="adapters", value=folder)
+        found.append(f"{name}={folder}")
+    return " ".join(found)
 
 
 def find_model(model: str) -> tuple[Path, str]:

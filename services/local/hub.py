@@ -1,4 +1,4 @@
-"""A model by its id at the Hugging Face Hub: fetched into the Hub client's own cache, or found there."""
+"""A model or an adapter by its id at the Hugging Face Hub: fetched into the Hub client's own cache, or found there."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class HubModel:
         return f"{self.repo}@{self.revision}" if self.revision else self.repo
 
 
-def hub_model(model: str) -> HubModel | None:
+def hub_model(model: str, field: str = "model") -> HubModel | None:
     """The model that `hf://ORG/NAME[@REVISION]` or `ORG/NAME[@REVISION]` names; None for anything else, and for what
-    exists here as a file or folder. Raises ConfigError (`model`) for an `hf://` that is no such name."""
+    exists here as a file or folder. Raises ConfigError (`field`) for an `hf://` that is no such name."""
     text = model.removeprefix(SCHEME)
     if text == model and Path(model).exists():
         return None
@@ -41,15 +41,15 @@ def hub_model(model: str) -> HubModel | None:
     if found is not None:
         return HubModel(found[1], found[2] or "")
     if text != model:
-        raise ConfigError(f"model {model} is not hf://ORG/NAME or hf://ORG/NAME@REVISION", field="model", value=model)
+        raise ConfigError(f"{field}: {model} is not hf://ORG/NAME or hf://ORG/NAME@REVISION", field=field, value=model)
     return None
 
 
-def fetch(model: HubModel) -> Path:
-    """The model's folder, with everything fetched that the cache lacks. Files of an interrupted fetch are kept.
+def fetch(model: HubModel, field: str = "model") -> Path:
+    """The folder, with everything fetched that the cache lacks. Files of an interrupted fetch are kept.
 
     Blocking; shows its progress on stderr where that is a terminal. Reads the Hub client's own variables: HF_TOKEN,
-    HF_HOME, HF_HUB_OFFLINE, HF_ENDPOINT. Raises ModelLoadError: not there, not allowed, not reached.
+    HF_HOME, HF_HUB_OFFLINE, HF_ENDPOINT. Raises ModelLoadError (`field`): not there, not allowed, not reached.
     """
     # Imported here: it takes a while, and a model that lies here does not need it.
     from huggingface_hub import constants, errors, snapshot_download
@@ -68,11 +68,11 @@ def fetch(model: HubModel) -> Path:
             ignore_patterns=list(_UNWANTED),
         )
     except (HTTPError, OSError, errors.HfHubHTTPError, ValueError) as error:
-        raise ModelLoadError(_why(model, endpoint, error), field="model", value=str(model)) from error
+        raise ModelLoadError(_why(model, endpoint, error), field=field, value=str(model)) from error
     if not any(Path(folder).glob("*.safetensors")):
         raise ModelLoadError(
             f"{model} at {endpoint} has no safetensors files: other formats, such as GGUF, are not supported",
-            field="model",
+            field=field,
             value=str(model),
         )
     return Path(folder)

@@ -10,7 +10,7 @@ from typing import Any
 import grpc.aio
 
 from services.router.edge.grpc.unary_call import answer_admin, stream_admin
-from services.router.edge.model_names import ModelNames, check_adapter_name
+from services.router.edge.model_names import ModelNames
 from services.router.edge.settings import EdgeSettings
 from services.router.edge.tenants.auth import ApiKeys
 from services.router.recording import recorded
@@ -90,15 +90,14 @@ class FleetServicer(fleet_pb2_grpc.FleetServiceServicer):
         return self._recorders[self._names.index(self._model(model))]
 
     async def _load_adapter(self, request: fleet_pb2.LoadAdapterRequest) -> fleet_pb2.LoadedAdapter:
-        names = self._model(request.model)
-        check_adapter_name(request.name)
-        names.check_free(request.name)
-        adapter, workers = await names.known_adapters.load(request.name, request.folder)
-        found = types_pb2.Adapter(name=adapter.name, digest=adapter.digest, rank=adapter.rank)
+        adapter, workers = await self._model(request.model).load(request.name, request.folder)
+        found = types_pb2.Adapter(
+            name=adapter.name, digest=adapter.digest, rank=adapter.rank, num_bytes=adapter.num_bytes
+        )
         return fleet_pb2.LoadedAdapter(adapter=found, workers=workers)
 
     async def _unload_adapter(self, request: fleet_pb2.UnloadAdapterRequest) -> fleet_pb2.UnloadedAdapter:
-        workers = await self._model(request.model).known_adapters.unload(request.name)
+        workers = await self._model(request.model).unload(request.name)
         return fleet_pb2.UnloadedAdapter(workers=workers)
 
     def _model(self, name: str) -> ModelNames:

@@ -13,6 +13,7 @@ from services.router.dispatch.dispatcher import Dispatcher
 from services.router.dispatch.prefix_lookup import PrefixLookup
 from services.router.edge.input_processor import InputProcessor
 from services.router.edge.model_names import ModelNames
+from services.router.edge.tenants.adapter_rights import AdapterRights
 from services.router.edge.tenants.rate_limits import RateLimits
 from services.router.edge.text.generation_defaults import NO_DEFAULTS, GenerationDefaults
 from services.router.edge.text.pooling import PoolingConfig
@@ -104,7 +105,9 @@ class ServedModel:
             settings.edge,
             structures,
             defaults,
-            names=ModelNames(self.name, settings.aliases, beside, self.fleet.adapters),
+            names=ModelNames(
+                self.name, settings.aliases, beside, self.fleet.adapters, AdapterRights(settings.edge.tenants)
+            ),
             rates=around.rates,
             ledger=self.metrics,
             traces=around.traces,

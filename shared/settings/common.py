@@ -50,7 +50,7 @@ class AdapterSettings(SettingGroup):
 
     adapters: str = ""
     """Adapters that a worker serves from its start on: name=folder, separated by spaces, folders as PEFT saves them.
-    All workers of a model need the same ones."""
+    All workers of a model need the same ones. `tandem serve` also takes name=ORG/NAME[@REVISION] at the Hub."""
     adapter_folders: str = ""
     """Folders, separated by spaces, in which further adapters may lie that an administrator loads while the worker
     runs; nothing outside is opened. Empty = none can be loaded."""

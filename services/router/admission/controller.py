@@ -177,12 +177,14 @@ class AdmissionController:
         pool: Pool,
         *,
         num_cached: int,
+        load_s: float = 0.0,
         strict: bool = False,
         first: bool = False,
     ) -> Estimate:
         """Returns the estimate for an entry before it is pushed; raises Overloaded if it would be late.
 
-        `pool` computes prompts; `num_cached` tokens of this one need no computing. `strict`: never late, neither by
+        `pool` computes prompts; `num_cached` tokens of this one need no computing, and `load_s` passes
+        until a worker has its adapter. `strict`: never late, neither by
         the grace nor on idle workers. `first`: it was admitted before and goes ahead of all that wait.
         """
         if not queue:
@@ -190,6 +192,7 @@ class AdmissionController:
         if math.isinf(item.deadline_s):
             return Estimate(item, now_s, 0.0, 0.0)
         own_s = self._predictor.idle_s(Work.of(item.num_tokens, num_cached), pool) or 0.0
+        own_s += load_s if own_s else 0.0
         too_long = item.arrived_s + own_s > item.deadline_s
         if too_long and not strict and may_be_late(len(queue), pool, self._late_idle_share):
             return Estimate(item._replace(deadline_s=math.inf), now_s, own_s, 0.0)

@@ -243,7 +243,7 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
         for model in self._models:
             if model.names.include(name):
                 return model
-        self._models[0].names.check(name)
+        self._models[0].names.check(name, "")
         return self._models[0]
 
     def _require_nodes(self, names: Sequence[str]) -> None:

@@ -383,8 +383,10 @@ class Attempt:
             return
         num_cached = min(tokens.num_cached_tokens, self._num_tokens - 1)
         own = Work.of(self._num_tokens - num_cached, num_cached)
+        if tokens.adapter_ms > 0:
+            self._predictor.observe_adapter(tokens.adapter_ms / 1e3)
         if self._prefill is None:
             self._predictor.observe_here(self._ahead, own, on_worker_s)
         else:
             self._predictor.observe_prefill(self._ahead, own, on_worker_s)
-            self._predictor.observe_hand_off(max(0.0, now - self._placed_at - on_worker_s))
+            self._predictor.observe_hand_off(max(0.0, now - self._placed_at - on_worker_s - tokens.adapter_ms / 1e3))

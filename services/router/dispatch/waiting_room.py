@@ -210,6 +210,7 @@ class WaitingRoom:
                 self._queue,
                 self._prompt_pool,
                 num_cached=active.num_tokens - item.num_tokens,
+                load_s=self._placement.predictor.least_load_s(self._prompt_pool, active.request.adapter),
                 strict=bool(active.request.ttft_timeout_s),
                 first=returning,
             )

@@ -28,21 +28,16 @@ class Catalog:
         one, which it refuses."""
         found = self._by_name.get(name)
         if found is None:
-            found = next((model for model in self.models if model.names.adapter(name) is not None), self.first)
+            found = next((model for model in self.models if model.names.include(name)), self.first)
         return found
 
     def entries(self) -> list[tuple[str, InputProcessor]]:
         """(name, model) of every name, aliases behind their model's own."""
         return list(self._by_name.items())
 
-    def adapters(self) -> list[tuple[NamedAdapter, InputProcessor]]:
-        """(adapter, its model) of all that clients may ask for by name."""
-        return [
-            (adapter, model)
-            for model in self.models
-            if model.names.adapters is not None
-            for adapter in model.names.adapters.all()
-        ]
+    def adapters(self, tenant: str) -> list[tuple[NamedAdapter, InputProcessor]]:
+        """(adapter, its model) of all that the tenant may ask for by name."""
+        return [(adapter, model) for model in self.models for adapter in model.names.adapters_of(tenant)]
 
     def not_ready_reasons(self) -> dict[str, str]:
         """By model: empty where a prompt can be served now, else what is missing."""

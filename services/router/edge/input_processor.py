@@ -196,9 +196,9 @@ class InputProcessor:
         frees. Raises WorkerLost, DeadlineExceeded."""
         return 0 if self._close_session is None else await self._close_session(tenant, session)
 
-    def check_model(self, model: str) -> None:
-        """Passes for the served model's names and for no name; raises NotFound (`model`)."""
-        self.names.check(model)
+    def check_model(self, model: str, tenant: str) -> None:
+        """Passes for the names that the served model has for the tenant, and for no name; raises NotFound (`model`)."""
+        self.names.check(model, tenant)
 
     async def prepare(
         self,
@@ -214,8 +214,8 @@ class InputProcessor:
         where that is less. Raises NotFound, InvalidRequest, PromptTooLong, Overloaded where too many structures wait
         to be compiled, and WorkerLost while no worker is connected whose limit is known.
         """
-        self.check_model(info.model)
-        adapter = self.names.adapter(info.model)
+        self.check_model(info.model, info.scheduling.tenant)
+        adapter = self.names.adapter(info.model, info.scheduling.tenant)
         request_id = checked_request_id(info.request_id)
         self._prompts.check_token_ids("stop_token_ids", sampling.stop_token_ids)
         self._prompts.check_token_ids("logit_bias", [token_id for token_id, _ in sampling.logit_bias])

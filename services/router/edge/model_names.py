@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from services.router.edge.scheduling import is_visible_ascii
+from services.router.edge.tenants.adapter_rights import AdapterRights
 from services.router.placement.views import NamedAdapter
 from shared.errors import InvalidRequest, ModelNotFound, NotFound, brief
 
 MAX_ADAPTER_NAME_LEN = 256
+ALL_ADAPTERS = AdapterRights({})
+"""Everybody may use every adapter."""
 
 
 class NamesAdapters(Protocol):
@@ -23,9 +27,11 @@ class NamesAdapters(Protocol):
         """By name."""
         ...
 
-    async def load(self, name: str, folder: str) -> tuple[NamedAdapter, list[str]]:
+    async def load(
+        self, name: str, folder: str, admit: Callable[[NamedAdapter], None]
+    ) -> tuple[NamedAdapter, list[str]]:
         """Gives a name to what lies in a folder on every worker; returns it and the workers that have it. Raises what
-        one of them refuses it with, and then nothing has changed."""
+        one of them refuses it with, or `admit` once it is read, and then nothing has changed."""
         ...
 
     async def unload(self, name: str) -> list[str]:
@@ -45,19 +51,45 @@ class ModelNames:
     """Other models' names, for messages."""
     adapters: NamesAdapters | None = None
     """Adapters of the model; None: there are none."""
+    rights: AdapterRights = ALL_ADAPTERS
+    """Who may use which."""
 
     def include(self, model: str) -> bool:
-        """Whether it is one of its names."""
-        return model == self.name or model in self.aliases or self.adapter(model) is not None
+        """Whether it is one of its names, those of all tenants' adapters among them."""
+        return model == self.name or model in self.aliases or self._any_adapter(model) is not None
 
-    def adapter(self, model: str) -> NamedAdapter | None:
-        """The adapter that is meant by its name, or by the model's name, a colon and its name; None where none is."""
+    def adapter(self, model: str, tenant: str) -> NamedAdapter | None:
+        """The adapter that is meant by its name, or by the model's name, a colon and its name; None where none is that
+        the tenant may use."""
+        found = self._any_adapter(model)
+        return found if found is not None and self.rights.may_use(tenant, found.name) else None
+
+    def adapters_of(self, tenant: str) -> list[NamedAdapter]:
+        """Those that the tenant may use, by name."""
+        known = [] if self.adapters is None else self.adapters.all()
+        return [adapter for adapter in known if self.rights.may_use(tenant, adapter.name)]
+
+    def _any_adapter(self, model: str) -> NamedAdapter | None:
         if self.adapters is None or not model or model == self.name or model in self.aliases:
             return None
         for base in (self.name, *self.aliases):
             if model.startswith(f"{base}:") and (found := self.adapters.find(model.removeprefix(f"{base}:"))):
                 return found
         return self.adapters.find(model)
+
+    async def load(self, adapter: str, folder: str) -> tuple[NamedAdapter, list[str]]:
+        """Gives the name to what lies in a folder on every worker; returns it and the workers that have it. Raises
+        InvalidRequest for a name that is a model's, QuotaExceeded beyond what its tenant may have, and what a worker
+        refuses it with; then nothing has changed."""
+        check_adapter_name(adapter)
+        self.check_free(adapter)
+        known = self.known_adapters
+        return await known.load(adapter, folder, lambda read: self.rights.admit(read, known.all()))
+
+    async def unload(self, adapter: str) -> list[str]:
+        """Takes a name back; returns the workers that had it. Raises NotFound."""
+        check_adapter_name(adapter)
+        return await self.known_adapters.unload(adapter)
 
     @property
     def known_adapters(self) -> NamesAdapters:
@@ -73,11 +105,13 @@ class ModelNames:
                 f"lora_name {adapter!r} is a model's name, or has a colon", field="lora_name", value=adapter
             )
 
-    def check(self, model: str) -> None:
-        """Passes for its names and for none; raises ModelNotFound (`model`) that says what is served."""
-        if not model or self.include(model):
+    def check(self, model: str, tenant: str) -> None:
+        """Passes for its names and for none; raises ModelNotFound (`model`) that says what is served. An adapter that
+        the tenant may not use is answered as an unknown one, to the letter."""
+        if not model or model == self.name or model in self.aliases or self.adapter(model, tenant) is not None:
             return
-        served = [repr(name) for name in (self.name, *self.beside)]
+        # Sorted: which of several models answers shows nothing of whose adapter it is.
+        served = [repr(name) for name in sorted((self.name, *self.beside))]
         verb = "is" if len(served) == 1 else "are"
         raise ModelNotFound(
             f"the model {brief(model, 100)!r} is not served here; {', '.join(served)} {verb}",

@@ -23,6 +23,7 @@ ApiKey = Annotated[
 ]
 """A key as given, plain or `sha256:<hex>`; only the digest is kept."""
 TenantName = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")]
+AdapterName = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^[\x21-\x7e]+$")]
 
 
 class TenantSettings(SettingGroup):
@@ -36,6 +37,17 @@ class TenantSettings(SettingGroup):
 
     tokens_per_minute: int | None = Field(default=None, ge=0, le=10_000_000_000)
     """This tenant's own `limits.tokens_per_minute`; 0 = no limit, none = the general one."""
+
+    adapters: tuple[AdapterName, ...] = ()
+    """Names of adapters that are this tenant's, `name` or `beginning*`. Adapters that a tenant names do not exist for
+    others that do not name them; those that no tenant names are everybody's."""
+
+    max_adapters: int | None = Field(default=None, ge=0, le=65_536)
+    """Most adapters of these names, of each model; loading one more is refused with 429. none = no limit."""
+
+    max_adapter_bytes: int | None = Field(default=None, ge=0)
+    """Most memory that all of one model's would take on a worker; loading more is refused with 429. none = no limit.
+    Bytes."""
 
     share: TenantName | None = None
     """Tenants that name the same share prefixes with each other; none = no sharing. The time to a first token shows a

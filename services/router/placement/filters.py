@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 from services.router.placement.views import PlacementRequest, Pool, WorkerView
@@ -43,7 +43,7 @@ def candidates(
     pool: Pool,
     fits: Filter,
     request: PlacementRequest,
-    favourite: str,
+    favourites: Sequence[str],
     limit: int,
     rng: random.Random,
 ) -> list[WorkerView]:
@@ -53,7 +53,7 @@ def candidates(
     are all one step old, from choosing the same best worker at once: with the better of two random choices the longest
     queue grows only with log log n (Mitzenmacher, "The power of two choices in randomized load balancing").
 
-    Half of `limit` goes to the longest prefix holders and to `favourite`, the rest is sampled. If none of them fits,
+    Half of `limit` goes to the longest prefix holders and to `favourites`, the rest is sampled. If none of them fits,
     the first fitting worker of the whole pool is taken: a request never waits while some worker has room. Workers that
     the request excludes do not fit, unless the pool has no others. Those that do not know its adapter never fit.
     """
@@ -76,7 +76,7 @@ def candidates(
         return [view for view in pool if fits(view, request)]
     chosen = {
         name: view
-        for name in (*islice((name for name in holders if name in pool), limit // 2), favourite)
+        for name in (*islice((name for name in holders if name in pool), limit // 2), *favourites)
         if (view := pool.get(name))
     }
     for view in pool.draw(rng, max(2, limit - len(chosen))):

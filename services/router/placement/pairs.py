@@ -200,7 +200,11 @@ class PairPolicy:
         if is_pure and request.slack_s < math.inf:
             prefills = [view for view in prefills if view.name not in preferred or not view.num_decoding]
         waits = [
-            (view, ttft_s(view, view.times or typical, request.work(view.name), target_s, request.now_s))
+            (
+                view,
+                ttft_s(view, view.times or typical, request.work(view.name), target_s, request.now_s)
+                + self._predictor.load_s(view, request.adapter),
+            )
             for view in prefills
         ]
         joins_s = min((wait_s for _, wait_s in waits), default=0.0)

@@ -11,6 +11,7 @@ from itertools import repeat
 from operator import mul
 from typing import TYPE_CHECKING, get_args
 
+from services.router.placement.adapter_sets import AdapterSets
 from services.router.placement.decision import Candidate, Choice, Ranking, Route, Thresholds
 from services.router.placement.filters import Filter, can_hold, candidates, has_queue_room
 from services.router.placement.pairs import PairPolicy
@@ -64,6 +65,7 @@ class Placement:
         """Which workers of both roles decode; it counts arrivals and ends."""
         self.pairs = PairPolicy(config.tpot_target_s, self.predictor, self.split.demand)
         """Which two of these serve a request."""
+        self._adapters = AdapterSets()
         self._sessions = SessionTable(config.max_sessions)
         self._has_room: Filter = partial(
             has_queue_room, max_queued_tokens=config.max_queued_tokens, patience=config.patience
@@ -84,9 +86,14 @@ class Placement:
 
     def choose_by(self, mode: Mode, request: PlacementRequest, decodes: Pool, prefills: Pool) -> Choice | None:
         """None if no worker can start the request now."""
-        if mode == "auto":
-            return self.choose_pair(request, decodes, prefills)
-        return self.choose(request, decodes, prefills, collocated=mode == "collocated")
+        choice = (
+            self.choose_pair(request, decodes, prefills)
+            if mode == "auto"
+            else self.choose(request, decodes, prefills, collocated=mode == "collocated")
+        )
+        if choice is not None and math.isfinite(request.now_s):
+            self._adapters.placed(request.adapter, request.num_tokens, request.now_s)
+        return choice
 
     def waits_by(self, mode: Mode) -> TtftPredictor | PairPolicy:
         """What predicts for admission how long requests wait; see `WaitPredictor`."""
@@ -142,14 +149,14 @@ class Placement:
             for view in self._candidates(prefills, self._has_room, request, "")
             if view.name not in request.excluded
         ]
-        chosen, _ = self._pick("prefill", found, self._context(request, "", near))
+        chosen, _ = self._pick("prefill", found, self._context(request, prefills, "", near))
         return chosen.name if chosen is not None else None
 
     def _collocated(self, request: PlacementRequest, decodes: Pool, last: str) -> Choice | None:
         found = self._candidates(
             decodes, lambda view, request: can_hold(view, request) and self._has_room(view, request), request, last
         )
-        decode, ranked = self._pick("collocated", found, self._context(request, last))
+        decode, ranked = self._pick("collocated", found, self._context(request, decodes, last))
         if decode is None:
             return None
         return Choice(decode.name, None, Route.COLLOCATED, self.predictor.here_s(decode, request), ranked)
@@ -162,7 +169,7 @@ class Placement:
         if found and not reachable:
             here = self._collocated(request, decodes, last_decode)
             return replace(here, route=Route.NO_PREFILL) if here is not None else None
-        decode, ranked_decodes = self._pick("decode", reachable, self._context(request, last_decode))
+        decode, ranked_decodes = self._pick("decode", reachable, self._context(request, decodes, last_decode))
         if decode is None:
             return None
         cut = request.cut.get(decode.name, frozenset())
@@ -173,7 +180,8 @@ class Placement:
             last_prefill,
         )
         found = self._in_time(found, prefills, request)
-        prefill, ranked_prefills = self._pick("prefill", found, self._context(request, last_prefill, decode.label))
+        context = self._context(request, prefills, last_prefill, decode.label)
+        prefill, ranked_prefills = self._pick("prefill", found, context)
         if prefill is not None and prefill.name == decode.name:  # it has both roles: nothing has to be handed over
             route, predicted_s = Route.COLLOCATED, self.predictor.here_s(decode, request)
         else:
@@ -184,9 +192,13 @@ class Placement:
         return Choice(decode.name, name, route, predicted_s, ranked_decodes, ranked_prefills)
 
     def _candidates(self, pool: Pool, fits: Filter, request: PlacementRequest, last: str) -> list[WorkerView]:
-        return candidates(pool, fits, request, last, self._config.max_candidates, self._random)
+        favourites = (last, *self._homes(request, pool))
+        return candidates(pool, fits, request, favourites, self._config.max_candidates, self._random)
 
-    def _context(self, request: PlacementRequest, last: str, near: tuple[str, ...] = ()) -> ScoringContext:
+    def _homes(self, request: PlacementRequest, pool: Pool) -> tuple[str, ...]:
+        return self._adapters.homes(request.adapter, pool, request.now_s) if request.adapter else ()
+
+    def _context(self, request: PlacementRequest, pool: Pool, last: str, near: tuple[str, ...] = ()) -> ScoringContext:
         return ScoringContext(
             request,
             least_hit=self._config.min_hit_share * request.num_tokens,
@@ -194,6 +206,7 @@ class Placement:
             tiers=self._config.tiers,
             last="" if last in request.excluded else last,
             near=near,
+            homes=self._homes(request, pool),
         )
 
     def _in_time(self, views: list[WorkerView], pool: Pool, request: PlacementRequest) -> list[WorkerView]:

@@ -165,6 +165,9 @@ class TtftPredictor:
         """Of reserve, submit and the first token's return: the median of the newest. Seconds."""
         self.gap_s = 0.0
         """From a first token that was computed elsewhere to the second one: the median of the newest. Seconds."""
+        self.adapter_s = 0.0
+        """For which a request waited whose adapter had to be loaded: the median of the newest. Seconds."""
+        self._adapters: deque[float] = deque(maxlen=NEWEST)
         self._hand_offs: deque[float] = deque(maxlen=NEWEST)
         self._gaps: deque[float] = deque(maxlen=NEWEST)
         self.ttft = Reliability()
@@ -193,14 +196,36 @@ class TtftPredictor:
         self._gaps.append(seconds)
         self.gap_s = median(self._gaps)
 
+    def observe_adapter(self, seconds: float) -> None:
+        """A request waited so long for its adapter, which was not ready on the worker."""
+        self._adapters.append(seconds)
+        self.adapter_s = median(self._adapters)
+
+    def load_s(self, view: WorkerView, adapter: str) -> float:
+        """Seconds until a request's adapter is ready on the worker; 0 for none, and where it is ready."""
+        return self.adapter_s if adapter and not view.adapters.get(adapter, False) else 0.0
+
+    def least_load_s(self, pool: Pool, adapter: str) -> float:
+        """The same of the worker that has it soonest."""
+        return min((self.load_s(view, adapter) for view in pool if view.accepting), default=0.0) if adapter else 0.0
+
+    def _behind_load_s(self, model: CostModel, view: WorkerView, request: PlacementRequest) -> float | None:
+        """The queue passes while an adapter is loaded."""
+        own_s = _own_s(model, view, request)
+        load_s = self.load_s(view, request.adapter)
+        if own_s is None or not load_s:
+            return own_s
+        alone_s = model.predict_s(NO_WORK, request.work(view.name)) or 0.0
+        return max(own_s, load_s + alone_s)
+
     def pool_s(self, view: WorkerView, request: PlacementRequest) -> float | None:
         """Seconds to the first token through this prefill worker."""
-        own_s = _own_s(self.prefill, view, request)
+        own_s = self._behind_load_s(self.prefill, view, request)
         return None if own_s is None else own_s + self.hand_off_s
 
     def here_s(self, view: WorkerView, request: PlacementRequest) -> float | None:
         """Seconds to the first token if this decode worker computes the prompt itself."""
-        return _own_s(self.here, view, request)
+        return self._behind_load_s(self.here, view, request)
 
     def idle_s(self, own: Work, pool: Pool) -> float | None:  # noqa: ARG002 - see `WaitPredictor`
         """Seconds to the first token on an idle worker."""

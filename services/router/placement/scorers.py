@@ -36,6 +36,8 @@ class ScoringContext:
     """The worker that served the session's last turn at this stage; empty = none."""
     near: tuple[str, ...] = ()
     """Label of the chosen decode worker; empty = unknown."""
+    homes: tuple[str, ...] = ()
+    """The workers that are to have the request's adapter; see `AdapterSets`."""
 
 
 def _always(_: ScoringContext) -> bool:
@@ -148,8 +150,9 @@ def nearness(view: WorkerView, context: ScoringContext) -> float:
 
 
 def adapter_residency(view: WorkerView, context: ScoringContext) -> float:
-    """1 where the request's adapter is ready to compute with, else 0."""
-    return 1.0 if view.adapters.get(context.request.adapter, False) else 0.0
+    """Half for a worker that is one of the adapter's homes, half where the adapter is ready to compute with."""
+    is_ready = view.adapters.get(context.request.adapter, False)
+    return 0.5 * (view.name in context.homes) + 0.5 * is_ready
 
 
 SCORERS: tuple[Scorer, ...] = (
@@ -219,7 +222,7 @@ SCORERS: tuple[Scorer, ...] = (
         name="adapter",
         stages=("prefill", "decode", "collocated"),
         default_weight=0.5,
-        doc="Any worker: has the request's adapter ready, which need not be loaded.",
+        doc="Any worker: is to have the request's adapter, or has it ready, so that it need not be loaded.",
         score=adapter_residency,
         applies=lambda context: bool(context.request.adapter),
     ),

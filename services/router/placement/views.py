@@ -142,7 +142,7 @@ class WorkerView:
 class Pool:
     """The connected workers of one role, in a list for random sampling."""
 
-    __slots__ = ("_is_shared", "_places", "_replicas", "_router", "_views")
+    __slots__ = ("_is_shared", "_places", "_replicas", "_router", "_views", "version")
 
     def __init__(self, router: str = "") -> None:
         """`router`: the name of the router that owns this view."""
@@ -151,6 +151,8 @@ class Pool:
         self._is_shared = False
         self._views: list[WorkerView] = []
         self._places: dict[str, int] = {}
+        self.version = 0
+        """Another one whenever a worker has come or gone."""
 
     def __len__(self) -> int:
         return len(self._views)
@@ -169,6 +171,7 @@ class Pool:
     def add(self, view: WorkerView) -> None:
         """A worker has connected; replaces an earlier view of its name."""
         self.remove(view.name)
+        self.version += 1
         self._places[view.name] = len(self._views)
         self._views.append(view)
         self._assign_shard()
@@ -178,6 +181,7 @@ class Pool:
         place = self._places.pop(name, None)
         if place is None:
             return
+        self.version += 1
         last = self._views.pop()
         if place < len(self._views):
             self._views[place] = last
@@ -224,6 +228,8 @@ class NamedAdapter:
     name: str
     digest: str
     rank: int
+    num_bytes: int = field(default=0, compare=False)
+    """Of memory on a worker, where these may differ."""
 
 
 @dataclass(frozen=True, slots=True)

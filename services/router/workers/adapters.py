@@ -60,7 +60,7 @@ class AdapterDirectory:
 
     def report(self, worker: AdapterWorker, adapters: types_pb2.AdapterList) -> None:
         """A worker's adapters, all of them."""
-        found = {item.name: NamedAdapter(item.name, item.digest, item.rank) for item in adapters.adapters if item.name}
+        found = {item.name: _named(item.name, item) for item in adapters.adapters if item.name}
         self._reported[worker.name] = found
         self._settle()
         for name, (folder, digest) in self._loaded.items():
@@ -73,10 +73,12 @@ class AdapterDirectory:
         if self._reported.pop(worker, None) is not None:
             self._settle()
 
-    async def load(self, name: str, folder: str) -> tuple[NamedAdapter, list[str]]:
+    async def load(
+        self, name: str, folder: str, admit: Callable[[NamedAdapter], None] = lambda _: None
+    ) -> tuple[NamedAdapter, list[str]]:
         """Brings an adapter to every connected worker, then gives it the name: requests that come when this has
-        returned get it. Returns it, and the workers that have it. Raises what a worker refuses it with, WorkerLost
-        without any worker; the name means then what it meant."""
+        returned get it. Returns it, and the workers that have it. Raises what a worker refuses it with, or `admit` once
+        it is read, and WorkerLost without any worker; the name means then what it meant."""
         async with self._changing:
             workers = self._connected()
             command = worker_pb2.LoadAdapter(name=name, folder=folder)
@@ -94,6 +96,11 @@ class AdapterDirectory:
                 refused = InvalidRequest(
                     f"lora_path holds different adapters on workers {', '.join(read)}", field="lora_path"
                 )
+            if refused is None:
+                try:
+                    admit(_named(name, next(iter(read.values()))))
+                except TandemError as error:
+                    refused = error
             if refused is not None:
                 undo = [
                     worker.change_adapter(unload=worker_pb2.UnloadAdapter(digest=read[worker.name].digest))
@@ -104,7 +111,7 @@ class AdapterDirectory:
                 raise refused if isinstance(refused, TandemError) else Internal(f"{type(refused).__name__}: {refused}")
             adapter = next(iter(read.values()))
             self._loaded[name] = (folder, adapter.digest)
-            named = self._named[name] = NamedAdapter(name, adapter.digest, adapter.rank)  # workers know the digest
+            named = self._named[name] = _named(name, adapter)  # workers know the digest
             command = worker_pb2.LoadAdapter(name=name, digest=adapter.digest)
             await self._on_all(workers, [worker.change_adapter(load=command) for worker in workers])
             logger.info("adapter %r is %s", name, adapter.digest)
@@ -168,6 +175,10 @@ class AdapterDirectory:
         }
         for name in self._loaded.keys() & before.keys():
             self._named.setdefault(name, before[name])
+
+
+def _named(name: str, adapter: types_pb2.Adapter) -> NamedAdapter:
+    return NamedAdapter(name, adapter.digest, adapter.rank, adapter.num_bytes)
 
 
 def _most(found: Counter[NamedAdapter]) -> NamedAdapter:

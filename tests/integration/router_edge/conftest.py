@@ -21,6 +21,7 @@ from services.router.edge.http.app import Kept, build_app
 from services.router.edge.http.server.http_server import HttpServer
 from services.router.edge.model_names import ModelNames
 from services.router.edge.settings import EdgeSettings
+from services.router.edge.tenants.adapter_rights import AdapterRights
 from shared.model.text.tokenizer import Tokenizer
 from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc
 from shared.rpc.server import RpcServer, channel
@@ -124,7 +125,11 @@ async def start_edge(edge_tokenizer: Tokenizer) -> AsyncIterator[StartEdge]:
             adapters = settings.pop("adapters", None)
             options = EdgeSettings(**settings)  # type: ignore[arg-type]
             input_processor = make_input_processor(core, tokenizer, options)
-            input_processor.names = ModelNames(MODEL, adapters=adapters)  # type: ignore[arg-type]
+            input_processor.names = ModelNames(
+                MODEL,
+                adapters=adapters,
+                rights=AdapterRights(options.tenants),  # type: ignore[arg-type]
+            )
             view = FixedView(cluster_status())
             kept = Kept.of(options, Catalog([input_processor]), records)  # type: ignore[arg-type]
             app = build_app(input_processor, options, lambda: b"tandem_up 1\n", view, kept=kept)

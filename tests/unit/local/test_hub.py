@@ -1,4 +1,4 @@
-"""A model by its Hub id, from a stand-in of the Hub that HF_ENDPOINT names: each fetch a process of its own."""
+"""Models and adapters by Hub ids, from a stand-in of the Hub that HF_ENDPOINT names: each fetch in its own process."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import pytest
 from services.local.hub import HubModel, hub_model
 from services.local.spec import DEMO_MODEL
 from shared.errors import ConfigError
+from shared.model.adapters.random_adapter import write_random_adapter
+from shared.model.families.registry import load_config
 from tests.unit.local.hub_stand_in import COMMIT, TOKEN, HubStandIn
 
 ROOT = Path(__file__).parents[3]
@@ -22,6 +24,17 @@ from shared.errors import TandemError
 for model in sys.argv[1:]:
     try:
         print(fetch(hub_model(model)))
+    except TandemError as error:
+        print(f"{type(error).__name__} {error.field}: {error.message}")
+"""
+
+ADAPTERS = """
+import sys
+from services.cli.up import find_adapters
+from shared.errors import TandemError
+for adapters in sys.argv[1:]:
+    try:
+        print(find_adapters(adapters))
     except TandemError as error:
         print(f"{type(error).__name__} {error.field}: {error.message}")
 """
@@ -63,11 +76,11 @@ def endpoint(hub: HubStandIn) -> Iterator[str]:
         yield address
 
 
-def find(home: Path, endpoint: str, *models: str, **environment: str) -> list[str]:
-    """What `fetch` gives or raises for each."""
+def find(home: Path, endpoint: str, *models: str, program: str = PROGRAM, **environment: str) -> list[str]:
+    """What the program gives or raises for each."""
     variables = {"HF_HOME": str(home), "HF_ENDPOINT": endpoint, "PATH": "/usr/bin:/bin", **environment}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *models], cwd=ROOT, env=variables, capture_output=True, text=True, check=False
+        [sys.executable, "-c", program, *models], cwd=ROOT, env=variables, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
@@ -110,3 +123,21 @@ def test_without_a_network_and_without_safetensors(tmp_path, hub, endpoint):
     hub.files = {"config.json": b"{}", "model.gguf": b"GGUF"}
     [other] = find(tmp_path, endpoint, "org/demo")
     assert "has no safetensors files: other formats, such as GGUF, are not supported" in other
+
+
+def test_adapters_are_fetched_by_id_and_revision_beside_those_that_lie_here(tmp_path):
+    here = write_random_adapter(tmp_path / "here", load_config(DEMO_MODEL), rank=2)
+    hub = HubStandIn(here, "org/tuned")
+    with hub.serving() as endpoint:
+        given = f"a={here},b=org/tuned@v1 c=hf://org/tuned"
+        line, absent, scheme, spaces = find(
+            tmp_path / "home", endpoint, given, "a=org/tuned@v9", "a=hf://x", "a=", program=ADAPTERS
+        )
+    found = dict(entry.split("=") for entry in line.split())
+    assert found["a"] == str(here)
+    assert found["b"] == found["c"]
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        assert (Path(found["b"]) / name).read_bytes() == (here / name).read_bytes()
+    assert absent == f"ModelLoadError adapters: org/tuned at {endpoint} has no revision 'v9'"
+    assert scheme.startswith("ConfigError adapters: adapters: hf://x is not hf://ORG/NAME")
+    assert spaces == "ConfigError adapters: adapters: 'a=' is not name=folder"

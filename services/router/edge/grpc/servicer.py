@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -169,7 +170,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             key = metadata.get("authorization")
             hints = scheduling_hints(metadata, self._keys.check(key))
             self._input_processor.rates.begin(self._keys.account(key, hints.tenant), hints.tenant)
-            self._input_processor.check_model(asked.model)
+            self._input_processor.check_model(asked.model, hints.tenant)
             session = asked.session or hints.session
             if not session:
                 raise InvalidRequest("session is missing, and so is x-session-id", field="session")
@@ -232,19 +233,19 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.TokenizeRequest, context: Context
     ) -> inference_pb2.TokenizeResponse:
         """Token ids of a text or a conversation."""
-        return await answer_client(self._keys.check, self._tokenize, request, context)
+        return await answer_client(self._keys.check, partial(self._tokenize, context), request, context)
 
     async def Detokenize(  # noqa: N802
         self, request: inference_pb2.DetokenizeRequest, context: Context
     ) -> inference_pb2.DetokenizeResponse:
         """Text of token ids."""
-        return await answer_client(self._keys.check, self._detokenize, request, context)
+        return await answer_client(self._keys.check, partial(self._detokenize, context), request, context)
 
     async def ListModels(  # noqa: N802
         self, request: inference_pb2.ListModelsRequest, context: Context
     ) -> inference_pb2.ListModelsResponse:
         """The served models."""
-        return await answer_client(self._keys.check, self._list_models, request, context)
+        return await answer_client(self._keys.check, partial(self._list_models, context), request, context)
 
     async def GetRequest(  # noqa: N802
         self, request: inference_pb2.GetRequestRequest, context: Context
@@ -261,7 +262,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def _get_request(self, request: inference_pb2.GetRequestRequest) -> inference_pb2.RequestInfo:
         return self._request_info(request.request_id)
 
-    async def _list_models(self, _request: inference_pb2.ListModelsRequest) -> inference_pb2.ListModelsResponse:
+    async def _list_models(
+        self, context: Context, _request: inference_pb2.ListModelsRequest
+    ) -> inference_pb2.ListModelsResponse:
         models = [
             inference_pb2.Model(id=name, max_model_len=model.core.max_prompt_tokens())
             for name, model in self._catalog.entries()
@@ -273,13 +276,15 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 parent=model.model_name,
                 adapter=adapter.digest,
             )
-            for adapter, model in self._catalog.adapters()
+            for adapter, model in self._catalog.adapters(self._tenant(context))
         ]
         return inference_pb2.ListModelsResponse(models=models + adapters)
 
-    async def _tokenize(self, request: inference_pb2.TokenizeRequest) -> inference_pb2.TokenizeResponse:
+    async def _tokenize(
+        self, context: Context, request: inference_pb2.TokenizeRequest
+    ) -> inference_pb2.TokenizeResponse:
         processor = self._input_processor
-        processor.check_model(request.model)
+        processor.check_model(request.model, self._tenant(context))
         max_len = processor.core.max_prompt_tokens()
         asked = inference_pb2.GenerateRequest()
         if request.WhichOneof("prompt") == "chat":
@@ -292,9 +297,15 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         token_ids = await processor.token_ids(prompt)
         return inference_pb2.TokenizeResponse(token_ids=token_ids, max_model_len=max_len)
 
-    async def _detokenize(self, request: inference_pb2.DetokenizeRequest) -> inference_pb2.DetokenizeResponse:
-        self._input_processor.check_model(request.model)
+    async def _detokenize(
+        self, context: Context, request: inference_pb2.DetokenizeRequest
+    ) -> inference_pb2.DetokenizeResponse:
+        self._input_processor.check_model(request.model, self._tenant(context))
         return inference_pb2.DetokenizeResponse(text=self._input_processor.detokenize(request.token_ids, "token_ids"))
+
+    def _tenant(self, context: Context) -> str:
+        metadata = metadata_of(context)
+        return scheduling_hints(metadata, self._keys.check(metadata.get("authorization"))).tenant
 
     async def _generate(
         self,

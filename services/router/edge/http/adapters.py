@@ -10,7 +10,6 @@ from starlette.responses import PlainTextResponse, Response
 
 from services.router.edge.http.bodies import STRICT, parse_body, read_body
 from services.router.edge.input_processor import InputProcessor
-from services.router.edge.model_names import check_adapter_name
 from services.router.edge.tenants.auth import ApiKeys, credentials
 
 MAX_BODY_BYTES = 64 * 1024
@@ -44,19 +43,18 @@ class Adapters:
     async def load(self, request: Request) -> Response:
         """Answers once every connected worker has the adapter; requests that arrive after that use it."""
         asked = await self._body(request, LoadAdapterRequest)
-        self._input_processor.names.check_free(asked.lora_name)
-        await self._input_processor.names.known_adapters.load(asked.lora_name, asked.lora_path)
+        await self._input_processor.names.load(asked.lora_name, asked.lora_path)
         return PlainTextResponse(f"Success: LoRA adapter '{asked.lora_name}' added successfully.")
 
     async def unload(self, request: Request) -> Response:
         """Answered when the name is unknown; running requests end as they began."""
         asked = await self._body(request, AdapterRequest)
-        await self._input_processor.names.known_adapters.unload(asked.lora_name)
+        await self._input_processor.names.unload(asked.lora_name)
         return PlainTextResponse(f"Success: LoRA adapter '{asked.lora_name}' removed successfully.")
 
     async def _body(self, request: Request, kind: type[A]) -> A:
         self._keys.check_admin(credentials(request.headers))
         asked = parse_body(kind, await read_body(request.receive, request.headers, MAX_BODY_BYTES))
-        check_adapter_name(asked.lora_name)
-        self._input_processor.check_model(asked.model or "")
+        if asked.model and not self._input_processor.names.include(asked.model):
+            self._input_processor.check_model(asked.model, "")
         return asked

@@ -16,10 +16,12 @@ from services.router.edge.http.errors import as_tandem_error, error_headers
 from services.router.edge.http.openai.schemas import Message, Tool
 from services.router.edge.input_processor import ChatPrompt, InputProcessor, Prompt, TextPrompt
 from services.router.edge.settings import EdgeSettings
-from services.router.edge.tenants.auth import ApiKeys, credentials
+from services.router.edge.tenants.auth import ApiKeys, credentials, identified
 from shared.errors import InvalidRequest
 
 T = TypeVar("T", bound=BaseModel)
+Work = Callable[[bytes, str], Awaitable[Mapping[str, object]]]
+"""(body, tenant) → what is answered."""
 
 
 class TokenizeRequest(BaseModel):
@@ -99,24 +101,25 @@ class Tokenization:
     async def count_tokens(self, request: Request) -> Response:
         """`POST /v1/messages/count_tokens`."""
         try:
-            return JSONResponse(await self._count(await self._body(request)))
+            return JSONResponse(await self._count(*await self._body(request)))
         except Exception as error:
             known = as_tandem_error(error, request.url.path)
             headers = {name.decode(): value.decode() for name, value in error_headers(known)}
             return Response(self._messages.errors.body(known), known.http_status, headers, "application/json")
 
-    async def _answer(self, request: Request, work: Callable[[bytes], Awaitable[Mapping[str, object]]]) -> Response:
-        return JSONResponse(await work(await self._body(request)))
+    async def _answer(self, request: Request, work: Work) -> Response:
+        return JSONResponse(await work(*await self._body(request)))
 
-    async def _body(self, request: Request) -> bytes:
-        self._keys.check(credentials(request.headers))
+    async def _body(self, request: Request) -> tuple[bytes, str]:
+        """The body, and the tenant that sent it."""
+        tenant = identified(request.headers, self._keys, None)[0].tenant
         body = await read_body(request.receive, request.headers, self._settings.max_body_bytes)
         await check_json_size(body, self._settings.limits, self._input_processor.core.max_prompt_tokens())
-        return body
+        return body, tenant
 
-    async def _tokenize(self, body: bytes) -> Mapping[str, object]:
+    async def _tokenize(self, body: bytes, tenant: str) -> Mapping[str, object]:
         asked = parse_body(TokenizeRequest, body)
-        self._input_processor.check_model(asked.model or "")
+        self._input_processor.check_model(asked.model or "", tenant)
         token_ids = await self._input_processor.token_ids(asked.as_prompt())
         tokenizer = self._input_processor.tokenizer
         return {
@@ -126,12 +129,12 @@ class Tokenization:
             "token_strs": [tokenizer.token_text(t) for t in token_ids] if asked.return_token_strs else None,
         }
 
-    async def _detokenize(self, body: bytes) -> Mapping[str, object]:
+    async def _detokenize(self, body: bytes, tenant: str) -> Mapping[str, object]:
         asked = parse_body(DetokenizeRequest, body)
-        self._input_processor.check_model(asked.model or "")
+        self._input_processor.check_model(asked.model or "", tenant)
         return {"prompt": self._input_processor.detokenize(asked.tokens, "tokens")}
 
-    async def _count(self, body: bytes) -> Mapping[str, object]:
+    async def _count(self, body: bytes, tenant: str) -> Mapping[str, object]:
         call = self._messages.parse_count(body)
-        self._input_processor.check_model(call.model)
+        self._input_processor.check_model(call.model, tenant)
         return {"input_tokens": len(await self._input_processor.token_ids(call.prompts[0]))}

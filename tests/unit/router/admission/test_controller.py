@@ -223,3 +223,10 @@ def test_one_that_a_worker_sent_back_teaches_once_however_often_it_is_tried():
         again = at.enter(item, now_s, queue(800), pool(view("p0"), view("p1")), num_cached=0, first=True)
         at.start(again, now_s + 0.004, 1.5)
     assert (at.calibration.factor, at._drain.wait_s(100, 8.0)) == (factor, rate)
+
+
+def test_a_request_whose_adapter_has_to_be_loaded_everywhere_is_refused_where_that_takes_too_long():
+    assert ask(gate(), queue(), due_s=0.6, load_s=0.4).own_s == pytest.approx(0.5, rel=0.05)
+    with pytest.raises(Overloaded):
+        ask(gate(), queue(), due_s=0.6, load_s=0.55)
+    assert ask(AdmissionController(TtftPredictor(), 0.25, 0.0), queue(), due_s=0.1, load_s=1.0).own_s == 0.0

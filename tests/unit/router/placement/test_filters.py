@@ -61,7 +61,7 @@ def test_only_workers_that_know_the_adapter_are_considered_also_where_they_faile
     for limit in (4, 100):
         for excluded in (frozenset[str](), frozenset({"known"})):
             request = replace(prompt(64), adapter="A", excluded=excluded)
-            found = candidates(workers, can_hold, request, "", limit, random.Random(1))
+            found = candidates(workers, can_hold, request, (), limit, random.Random(1))
             assert [item.name for item in found] == ["known"]
-        assert not candidates(workers, can_hold, replace(prompt(64), adapter="C"), "", limit, random.Random(1))
-        assert len(candidates(workers, can_hold, prompt(64), "", limit, random.Random(1))) >= 4
+        assert not candidates(workers, can_hold, replace(prompt(64), adapter="C"), (), limit, random.Random(1))
+        assert len(candidates(workers, can_hold, prompt(64), (), limit, random.Random(1))) >= 4

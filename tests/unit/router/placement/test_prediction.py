@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -56,6 +58,22 @@ def test_what_is_queued_comes_first():
     assert predictor.wait_s(Work(3000), two) == pytest.approx(2.0, rel=0.01)
     assert predictor.wait_s(Work(500), two) == pytest.approx(0.5, rel=0.01)  # the idle one takes it all
     assert predictor.wait_s(Work(500), pool(view(accepting=False))) == 0.0
+
+
+def test_an_adapter_that_is_loaded_takes_its_time_beside_the_queue():
+    predictor = TtftPredictor()
+    for n in range(1, 30):
+        predictor.observe_prefill(NO_WORK, Work(n * 100), n * 0.1)
+    wanted = replace(prompt(100), adapter="A")
+    ready, cold = (view(name, adapters={"A": name == "ready"}) for name in ("ready", "cold"))
+    assert predictor.pool_s(cold, wanted) == predictor.pool_s(ready, wanted), "no load was seen yet"
+    predictor.observe_adapter(0.5)
+    assert predictor.pool_s(ready, wanted) == pytest.approx(0.1, rel=0.01)
+    assert predictor.pool_s(cold, wanted) == pytest.approx(0.6, rel=0.01)
+    assert predictor.pool_s(cold, prompt(100)) == pytest.approx(0.1, rel=0.01)
+    cold.num_queued_tokens = 1000
+    assert predictor.here_s(cold, wanted) == pytest.approx(1.1, rel=0.01), "it is loaded while the queue passes"
+    assert [predictor.least_load_s(pool(*views), "A") for views in ([ready, cold], [cold], [])] == [0.0, 0.5, 0.0]
 
 
 @given(st.lists(st.integers(0, 10_000), min_size=1, max_size=20), st.integers(0, 100_000))

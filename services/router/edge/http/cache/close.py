@@ -39,7 +39,7 @@ class SessionClosing:
         hints, whose = identified(request.headers, self._keys, request.scope.get(CALLER))
         self._input_processor.rates.begin(whose, hints.tenant)
         asked = parse_body(CloseRequest, await read_body(request.receive, request.headers, MAX_BODY_BYTES))
-        self._input_processor.check_model(asked.model or "")
+        self._input_processor.check_model(asked.model or "", hints.tenant)
         session = session_of_key(asked.prompt_cache_key) or hints.session
         if not session:
             raise InvalidRequest(

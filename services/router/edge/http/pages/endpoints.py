@@ -16,7 +16,7 @@ from services.router.edge.http.errors import as_tandem_error, error_headers, err
 from services.router.edge.http.pages.docs_page import docs_page
 from services.router.edge.http.pages.openapi import openapi_document
 from services.router.edge.input_processor import InputProcessor
-from services.router.edge.tenants.auth import ApiKeys, credentials
+from services.router.edge.tenants.auth import ApiKeys, credentials, identified
 from services.router.placement.views import NamedAdapter
 from services.router.views.cluster_view import ClusterView
 from shared.errors import InvalidRequest, NotFound, TandemError
@@ -44,18 +44,18 @@ class Pages:
 
     async def models(self, request: Request) -> Response:
         """`GET /v1/models`."""
-        self._keys.check(credentials(request.headers))
+        tenant = self._tenant(request)
         data = [self._model(name, model) for name, model in self._catalog.entries()]
-        data += [self._adapter(adapter, model) for adapter, model in self._catalog.adapters()]
+        data += [self._adapter(adapter, model) for adapter, model in self._catalog.adapters(tenant)]
         return JSONResponse({"object": "list", "data": data})
 
     async def model(self, request: Request) -> Response:
         """`GET /v1/models/{model}`."""
-        self._keys.check(credentials(request.headers))
+        tenant = self._tenant(request)
         name = request.path_params["model"]
         model = self._catalog.find(name)
-        model.check_model(name)
-        adapter = model.names.adapter(name)
+        model.check_model(name, tenant)
+        adapter = model.names.adapter(name, tenant)
         return JSONResponse(self._model(name, model) if adapter is None else self._adapter(adapter, model))
 
     async def version(self, _: Request) -> Response:
@@ -96,6 +96,9 @@ class Pages:
         """Prometheus text."""
         self._keys.check(credentials(request.headers))
         return Response(self._metrics(), headers={"content-type": _METRICS_TYPE})
+
+    def _tenant(self, request: Request) -> str:
+        return identified(request.headers, self._keys, None)[0].tenant
 
     def _adapter(self, adapter: NamedAdapter, model: InputProcessor) -> dict[str, object]:
         entry = self._model(adapter.name, model)

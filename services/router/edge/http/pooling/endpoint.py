@@ -146,8 +146,8 @@ class _Call:
         """Raises ModelNotFound, InvalidRequest naming the field (`model`: an adapter's), PromptTooLong, and what the
         cluster says."""
         processor, settings = self._pooling._input_processor, self._pooling._settings
-        processor.check_model(model or "")
-        if processor.names.adapter(model or "") is not None:
+        processor.check_model(model or "", self._tenant)
+        if processor.names.adapter(model or "", self._tenant) is not None:
             value = brief(model or "", 100)
             raise InvalidRequest(f"the adapter {value!r} embeds nothing, its base does", field="model", value=value)
         pooling = processor.pooling.check()

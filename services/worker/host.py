@@ -108,6 +108,8 @@ class EngineHost:
     def __init__(self, settings: WorkerSettings) -> None:
         """Nothing is loaded before `start()`."""
         self.settings = settings
+        self.folder = Path(settings.model)
+        """Of the weights that it has."""
         self.incarnation = secrets.randbits(64)
         self.fleet_key = FleetKey.of(settings.fleet_key.get_secret_value(), settings.block_encryption)
         """None where the transfer plane is open to all."""

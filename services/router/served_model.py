@@ -104,7 +104,7 @@ class ServedModel:
             settings.edge,
             structures,
             defaults,
-            names=ModelNames(self.name, settings.aliases, beside, self.fleet.adapters),
+            names=ModelNames(self.name, settings.aliases, beside, self.fleet.adapters, self.fleet.weights),
             rates=around.rates,
             ledger=self.metrics,
             traces=around.traces,

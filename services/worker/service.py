@@ -70,9 +70,9 @@ class WorkerService:
             host.engine.steps,
             host.transfer.counters,
             worker.shipments,
-            host.model.decoder.expert_tokens,
+            lambda: host.model.loaded.expert_tokens() if host.model.loaded is not None else (),
             host.model.layout,
-            host.guesses,
+            lambda: host.guesses,
             worker.adapters,
         )
         self._metrics.observe(METRICS, sources)
@@ -204,7 +204,7 @@ async def start_worker(settings: WorkerSettings, makers: RoleMakers) -> WorkerSe
         model.name,
         service.address,
         model.layout.name,
-        model.decoder.kernels.name,
+        model.kernels,
         model.num_blocks,
         model.layout.block_bytes,
         model.max_model_len,

@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from services.worker.adapters.pool import LoadedAdapter
 from services.worker.group.expert_balance import ExpertBalance
 from services.worker.group.leader import RankGroup
 from services.worker.group.start import check_group, leader_runner, start_group
@@ -32,7 +33,7 @@ from services.worker.machine.choices import (
 from services.worker.machine.cores import take_cores, take_share
 from services.worker.machine.pool_size import PoolNeed, most_blocks, pool_need
 from services.worker.machine.self_test import self_test
-from services.worker.settings import WorkerSettings
+from services.worker.settings import GPU_LAST_CHUNK, WorkerSettings
 from shared.engine.engine import Engine, StepRunner
 from shared.engine.group.own_slices import SliceForm
 from shared.engine.messages import EngineDied, Event
@@ -259,6 +260,17 @@ class EngineHost:
             raise
         self.folder = folder
 
+    def read_adapter(self, folder: Path) -> LoadedAdapter:
+        """See `ReadAdapter`; in a group every rank reads its part. Raises ModelLoadError, RankLost."""
+        settings, decoder = self.settings, self.model.decoder
+        limits = {"max_rank": settings.adapter_max_rank, "max_bytes": settings.adapter_bytes}
+        if self._group is not None:
+            assert isinstance(decoder, RankDecoder)
+            return LoadedAdapter(*self._group.open_adapters(decoder).read(folder, **limits))
+        adapter = decoder.read_adapter(folder, **limits)
+        packed = decoder.pack_adapter(adapter)
+        return LoadedAdapter(adapter.digest, adapter.rank, packed, packed.nbytes)
+
     def seal(self, purpose: Purpose, ticket: int) -> Seal | None:
         """Of a ticket; None in a fleet without a key."""
         return seal_of(self.fleet_key, purpose, ticket, self.model.layout.block_bytes)
@@ -395,6 +407,7 @@ def scheduler_config(settings: WorkerSettings, num_host_blocks: int) -> Schedule
         itl_target_s=settings.itl_target_ms / 1e3,
         max_overtaken_s=settings.max_overtaken_ms / 1e3,
         max_unsent_share=MAX_UNSENT_SHARE,
+        max_last_chunk=GPU_LAST_CHUNK if settings.is_on_gpu else 0,
     )
 
 

@@ -31,6 +31,8 @@ class LoadedAdapter:
     digest: str
     rank: int
     packed: PackedAdapter
+    num_bytes: int
+    """That it takes, in a group on all ranks together."""
 
 
 class ReadAdapter(Protocol):
@@ -158,7 +160,7 @@ class AdapterPool:
         """Reads an adapter, which then can be used by its digest, until `name` or `unstage`; it is brought into a slot
         where there is room. Raises ModelLoadError, ConfigError."""
         loaded = await self._run(folder)
-        known = KnownAdapter(loaded.digest, folder, loaded.rank, loaded.packed.nbytes)
+        known = KnownAdapter(loaded.digest, folder, loaded.rank, loaded.num_bytes)
         if not self._is_there(known.digest) and (room := self._slots.make_room(known.digest, known.num_bytes)):
             self._fill(room.emptied, room.slot, loaded)
         self._known[known.digest] = known

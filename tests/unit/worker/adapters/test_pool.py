@@ -36,7 +36,7 @@ class Rig:
         if digest == "broken":
             raise ModelLoadError(f"{folder.name} is damaged")
         packed: Any = SimpleNamespace(nbytes=1, digest=digest)
-        return LoadedAdapter(digest, 4, packed)
+        return LoadedAdapter(digest, 4, packed, packed.nbytes)
 
     def place(self, slot: int, packed: Any) -> None:
         self.placed[slot] = None if packed is None else packed.digest

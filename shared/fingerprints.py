@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
+
 _MARK = "-deterministic-"
 
 
 def deterministic_fingerprint(model: str, arithmetic: str) -> str:
     """Of a model in deterministic mode: blocks and tokens of another arithmetic are those of another model."""
     return f"{model}{_MARK}{arithmetic}"
+
+
+def weights_digest(fingerprint: str) -> int:
+    """64 bits that stand for a fingerprint in commands, never 0."""
+    return int.from_bytes(blake2b(fingerprint.encode(), digest_size=8).digest(), "little") or 1
+
+
+def system_fingerprint(fingerprint: str) -> str:
+    """What answers call the weights by, in OpenAI's member of that name."""
+    return f"fp_{fingerprint[:12]}"
 
 
 def difference(worker: str, fleet: str) -> str:

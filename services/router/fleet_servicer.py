@@ -19,6 +19,7 @@ from services.router.views.status import worker_status
 from services.router.workers.fleet import Fleet
 from services.router.workers.link import WorkerLink
 from shared.errors import DeadlineExceeded, InvalidRequest, NotFound, TandemError
+from shared.fingerprints import system_fingerprint
 from shared.rpc.pb.tandem.v1 import fleet_pb2, fleet_pb2_grpc, types_pb2
 
 logger = logging.getLogger(__name__)
@@ -32,8 +33,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class FleetServicer(fleet_pb2_grpc.FleetServiceServicer):
-    """Drains workers for an administrator and takes that back, loads adapters, records requests. Every call needs an
-    admin API key."""
+    """Drains workers for an administrator and takes that back, loads adapters, changes weights, records requests. Every
+    call needs an admin API key."""
 
     def __init__(
         self,
@@ -77,6 +78,20 @@ class FleetServicer(fleet_pb2_grpc.FleetServiceServicer):
         """The name is unknown from then on."""
         return await answer_admin(self._keys, self._unload_adapter, request, context)
 
+    async def UpdateWeights(  # noqa: N802
+        self, request: fleet_pb2.UpdateWeightsRequest, context: Context
+    ) -> fleet_pb2.UpdatedWeights:
+        """Every worker of the model has other weights."""
+        return await answer_admin(self._keys, self._update_weights, request, context)
+
+    async def Sleep(self, request: fleet_pb2.SleepRequest, context: Context) -> fleet_pb2.DrainedWorkers:  # noqa: N802
+        """The workers have freed their weights."""
+        return await answer_admin(self._keys, self._sleep, request, context)
+
+    async def WakeUp(self, request: fleet_pb2.WakeUpRequest, context: Context) -> fleet_pb2.DrainedWorkers:  # noqa: N802
+        """The workers take requests again."""
+        return await answer_admin(self._keys, self._wake, request, context)
+
     async def Record(  # noqa: N802
         self, request_iterator: AsyncIterator[fleet_pb2.RecordRequest], context: Context
     ) -> AsyncIterator[fleet_pb2.RecordedRequests]:
@@ -88,6 +103,23 @@ class FleetServicer(fleet_pb2_grpc.FleetServiceServicer):
 
     def _recorder(self, model: str) -> Recorder:
         return self._recorders[self._names.index(self._model(model))]
+
+    async def _update_weights(self, request: fleet_pb2.UpdateWeightsRequest) -> fleet_pb2.UpdatedWeights:
+        weights = self._model(request.model).known_weights
+        fingerprint, workers = await weights.update(request.folder, request.timeout_s)
+        return fleet_pb2.UpdatedWeights(
+            system_fingerprint=system_fingerprint(fingerprint), model_fingerprint=fingerprint, workers=workers
+        )
+
+    async def _sleep(self, request: fleet_pb2.SleepRequest) -> fleet_pb2.DrainedWorkers:
+        return self._statuses(await self._model(request.model).known_weights.sleep(request.workers, request.timeout_s))
+
+    async def _wake(self, request: fleet_pb2.WakeUpRequest) -> fleet_pb2.DrainedWorkers:
+        return self._statuses(await self._model(request.model).known_weights.wake(request.workers))
+
+    def _statuses(self, names: Sequence[str]) -> fleet_pb2.DrainedWorkers:
+        links = {link.name: link for fleet in self._fleets for link in fleet.links}
+        return fleet_pb2.DrainedWorkers(workers=[worker_status(links[name]) for name in names if name in links])
 
     async def _load_adapter(self, request: fleet_pb2.LoadAdapterRequest) -> fleet_pb2.LoadedAdapter:
         adapter, workers = await self._model(request.model).load(request.name, request.folder)

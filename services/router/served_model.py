@@ -106,7 +106,12 @@ class ServedModel:
             structures,
             defaults,
             names=ModelNames(
-                self.name, settings.aliases, beside, self.fleet.adapters, AdapterRights(settings.edge.tenants)
+                self.name,
+                settings.aliases,
+                beside,
+                self.fleet.adapters,
+                AdapterRights(settings.edge.tenants),
+                self.fleet.weights,
             ),
             rates=around.rates,
             ledger=self.metrics,

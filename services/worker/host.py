@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
+import gc
 import logging
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +27,7 @@ from services.worker.machine.choices import (
     choose_kv_dtype,
     choose_swap_bytes,
     dtype_name,
+    dtype_setting,
 )
 from services.worker.machine.cores import take_cores, take_share
 from services.worker.machine.pool_size import PoolNeed, most_blocks, pool_need
@@ -32,6 +36,7 @@ from services.worker.settings import GPU_LAST_CHUNK, WorkerSettings
 from shared.engine.engine import Engine, StepRunner
 from shared.engine.group.own_slices import SliceForm
 from shared.engine.messages import EngineDied, Event
+from shared.engine.resting_engine import RestingEngine
 from shared.engine.runner.draft import check_draft, draft_layout, load_draft, open_draft
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.runner.timed_runner import TimedRunner
@@ -40,6 +45,7 @@ from shared.engine.speculation.drafter import Drafter
 from shared.engine.speculation.grammar import GrammarDrafter
 from shared.engine.speculation.ngram import NgramDrafter
 from shared.engine.speculation.speculator import GuessCounters, Speculator
+from shared.engine.step_counters import StepCounters
 from shared.errors import ConfigError, TandemError
 from shared.fingerprints import deterministic_fingerprint
 from shared.kernels.cpu.multilinear import fastest_sum
@@ -85,7 +91,16 @@ class LoadedDraft:
 class LoadedModel:
     """A loaded checkpoint and the sizes that follow from it."""
 
-    decoder: Decoder
+    loaded: Decoder | None
+    """None while the worker sleeps."""
+    config: ModelConfig
+    kernels: str
+    """Name of the decoder's."""
+    dtype: torch.dtype
+    quantization: str
+    """As `Decoder.quantization`."""
+    weight_bytes: int
+    """As `Decoder.projection_bytes`."""
     layout: BlockLayout
     roots: ChainRoots
     num_blocks: int
@@ -95,6 +110,12 @@ class LoadedModel:
     texts_digest: str
     """As `shared.model.text.texts_digest` of its folder."""
     draft: LoadedDraft | None = None
+
+    @property
+    def decoder(self) -> Decoder:
+        """Not of a worker that sleeps."""
+        assert self.loaded is not None, "the worker sleeps"
+        return self.loaded
 
     @property
     def fingerprint(self) -> str:
@@ -109,13 +130,15 @@ class EngineHost:
     def __init__(self, settings: WorkerSettings) -> None:
         """Nothing is loaded before `start()`."""
         self.settings = settings
+        self.folder = Path(settings.model)
+        """Of the weights that it has."""
         self.incarnation = secrets.randbits(64)
         self.fleet_key = FleetKey.of(settings.fleet_key.get_secret_value(), settings.block_encryption)
         """None where the transfer plane is open to all."""
         self.transfer: KVTransfer = UcxTransfer(
             fleet_key=self.fleet_key, bind_gpu=_gpu_binding(settings), needs_gpu=settings.gpu_direct is True
         )
-        self.engine: Engine
+        self.engine: Engine | RestingEngine
         self.model: LoadedModel
         self.guesses: GuessCounters
         """Of the engine; as `model`, there once it is started."""
@@ -149,14 +172,6 @@ class EngineHost:
             raise
 
     async def _start(self, on_progress: Callable[[float, str], None]) -> None:
-        loop = asyncio.get_running_loop()
-
-        def progress(loaded: int, total: int) -> None:
-            loop.call_soon_threadsafe(on_progress, loaded / max(1, total), "loading weights")
-
-        def emit(event: Event) -> None:
-            loop.call_soon_threadsafe(self._take, event)
-
         if self.settings.degrees.num_ranks > 1:
             dtype, kernels = await asyncio.to_thread(check_group, self.settings)
             if self.settings.expert_load:
@@ -169,30 +184,81 @@ class EngineHost:
             take_share(self.settings.name, self._group.own_share)
         else:
             take_cores(self.settings)
-        self.model = await asyncio.to_thread(
-            load_model, self.settings, progress, self._group, lambda error: emit(EngineDied(error))
-        )
+        self.model = await self._load(self.settings, on_progress)
         await self.transfer.start()
         if self.fleet_key is not None and not self.transfer.takes_gpu_memory:  # else the GPU makes the tags
             self.fleet_key.use(await asyncio.to_thread(fastest_sum))
-        pool = BlockPool(self.model.num_blocks, self.model.layout.block_size)
-        checkpoint = self.model.decoder.config
-        config = scheduler_config(self.settings, self.model.num_host_blocks)
+        checkpoint = self.model.config
         self.structures = StructureCompiler(
             lambda: Tokenizer.load(self.settings.model), checkpoint.eos_token_ids, checkpoint.vocab_size
         )
+        logger.info("blocks are sent from %s memory", "the GPU's" if self.transfer.takes_gpu_memory else "host")
+        self.structures.start(checkpoint.vocab_size)
+        await self._start_engine(StepCounters())
+        if self._balance is not None and isinstance(self.model.decoder, RankDecoder):
+            self._balance.measure(self.model.decoder.expert_counts)
+
+    async def _load(self, settings: WorkerSettings, on_progress: Callable[[float, str], None]) -> LoadedModel:
+        loop = asyncio.get_running_loop()
+
+        def progress(loaded: int, total: int) -> None:
+            loop.call_soon_threadsafe(on_progress, loaded / max(1, total), "loading weights")
+
+        emit = self._emitter()
+        return await asyncio.to_thread(
+            load_model, settings, progress, self._group, lambda error: emit(EngineDied(error))
+        )
+
+    def _emitter(self) -> Callable[[Event], None]:
+        loop = asyncio.get_running_loop()
+
+        def emit(event: Event) -> None:
+            loop.call_soon_threadsafe(self._take, event)
+
+        return emit
+
+    async def _start_engine(self, steps: StepCounters) -> None:
+        """Over the model; `steps` go on."""
+        pool = BlockPool(self.model.num_blocks, self.model.layout.block_size)
+        config = scheduler_config(self.settings, self.model.num_host_blocks)
         device_transfer = self.transfer.takes_gpu_memory
-        logger.info("blocks are sent from %s memory", "the GPU's" if device_transfer else "host")
         runner = await asyncio.to_thread(
             _start_runner, self.settings, self.model, self.structures, self._group, device_transfer=device_transfer
         )
         speculator = open_speculator(self.settings, runner, self.structures, self.model.draft)
         self.guesses = speculator.counters if speculator is not None else GuessCounters()
         scheduler = Scheduler(pool, config, groups=self.model.layout.groups, speculator=speculator)
-        self.engine = Engine(scheduler, runner, emit)
-        self.engine.start()
-        if self._balance is not None and isinstance(self.model.decoder, RankDecoder):
-            self._balance.measure(self.model.decoder.expert_counts)
+        self.engine = engine = Engine(scheduler, runner, self._emitter(), steps=steps)
+        engine.start()
+
+    async def unload(self) -> None:
+        """Drops weights and pool. Nothing may have a block of the pool, and commands are dropped until `reload`; a
+        no-op while there are none. Only of one process, without adapters."""
+        if self.model.loaded is None:
+            return
+        engine = self.engine
+        self.engine = RestingEngine(self._emitter(), engine.steps)
+        await asyncio.to_thread(engine.close)
+        self.engine.steps.waiting = True
+        self.model = replace(self.model, loaded=None, draft=None)
+        del engine
+        await asyncio.to_thread(release_memory)
+
+    async def reload(self, folder: Path) -> None:
+        """Reads weights of the same shapes, and starts the engine over an empty pool of the size before. `unload` comes
+        first. Raises ModelLoadError, ConfigError; then there are still none."""
+        assert self.model.loaded is None, "unload first"
+        settings = self.settings.model_copy(
+            update={"model": folder, "num_kv_blocks": self.model.num_blocks, "dtype": dtype_setting(self.model.dtype)}
+        )
+        before, resting = self.model, self.engine
+        try:
+            self.model = await self._load(settings, lambda _fraction, _what: None)
+            await self._start_engine(resting.steps)
+        except BaseException:
+            self.model, self.engine = before, resting
+            raise
+        self.folder = folder
 
     def read_adapter(self, folder: Path) -> LoadedAdapter:
         """See `ReadAdapter`; in a group every rank reads its part. Raises ModelLoadError, RankLost."""
@@ -218,6 +284,15 @@ class EngineHost:
         if self._group is not None:
             await asyncio.to_thread(self._group.close)
         await self.transfer.close()
+
+
+def release_memory() -> None:
+    """Gives the operating system and the GPU back what nothing refers to any more. Blocking."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    with contextlib.suppress(OSError, AttributeError):  # another libc than glibc
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def load_model(
@@ -277,7 +352,12 @@ def load_model(
     need = pool_need(settings, layout, wanted_len, held_bytes + draft_bytes)
     num_blocks = _choose_num_blocks(settings, decoder, layout, need, group)
     return LoadedModel(
-        decoder=decoder,
+        loaded=decoder,
+        config=config,
+        kernels=decoder.kernels.name,
+        dtype=decoder.dtype,
+        quantization=decoder.quantization,
+        weight_bytes=decoder.projection_bytes,
         layout=layout,
         roots=_chain_roots(identity, layout, config),
         num_blocks=num_blocks,
@@ -402,7 +482,6 @@ def _start_runner(
         num_host_blocks=model.num_host_blocks,
         debug_numerics=settings.debug_numerics,
     )
-    structures.start(model.decoder.config.vocab_size)
     if group is None:
         runner = Runner(model.decoder, model.layout, model.num_blocks, config, structures=structures)
     else:

@@ -30,7 +30,7 @@ def sequence_of(
         raise InvalidRequest(f"a command must carry {field}", field=f"sampling.{field}")
     if params.pooling:
         _check_pools(host)
-    vocab_size = model.decoder.config.vocab_size
+    vocab_size = model.config.vocab_size
     # An id that the model has no row for would not fail this request alone: it would end the engine.
     if not 0 < num_prompt_tokens <= len(token_ids):
         raise InvalidRequest(
@@ -66,7 +66,7 @@ def sequence_of(
         hash_root=model.roots.of(command.salt, num_prompt_tokens, command.adapter),
         goal=goal,
         max_tokens_total=max(total, len(token_ids) + 1),
-        eos_token_ids=frozenset(model.decoder.config.eos_token_ids),
+        eos_token_ids=frozenset(model.config.eos_token_ids),
         ship_blocks=ship_blocks,
         receiver=receiver,
         tenant=command.tenant,

@@ -18,6 +18,9 @@ from services.worker.session import SessionServer
 from services.worker.settings import WorkerSettings
 from services.worker.telemetry.metrics import METRICS, WorkerSources
 from services.worker.telemetry.vllm_names import VLLM
+from services.worker.weights.fetch import fetch_missing_folder
+from services.worker.weights.server import SERVICE_NAME as WEIGHT_SERVICE_NAME
+from services.worker.weights.server import WeightServicer, weights_key
 from services.worker.worker import RoleMakers, Worker
 from shared.address import Address, parse_named
 from shared.block_service.servicer import SERVICE_NAME as BLOCK_SERVICE_NAME
@@ -67,9 +70,9 @@ class WorkerService:
             host.engine.steps,
             host.transfer.counters,
             worker.shipments,
-            host.model.decoder.expert_tokens,
+            lambda: host.model.loaded.expert_tokens() if host.model.loaded is not None else (),
             host.model.layout,
-            host.guesses,
+            lambda: host.guesses,
             worker.adapters,
         )
         self._metrics.observe(METRICS, sources)
@@ -98,12 +101,15 @@ class WorkerService:
             kvstore_pb2_grpc.add_BlockServiceServicer_to_server(
                 BlockServicer(self._connector.server, self._guard, self._tracer), server
             )
+            weights.register(server)
 
+        settings = self._host.settings
+        weights = WeightServicer(lambda: self._host.folder, self._guard, await weights_key(settings))
         self.server = RpcServer(
-            self._host.settings.bind,
+            settings.bind,
             register,
-            (SESSION_SERVICE, BLOCK_SERVICE_NAME),
-            credentials=self._host.settings.tls.server_credentials(),
+            (SESSION_SERVICE, BLOCK_SERVICE_NAME, WEIGHT_SERVICE_NAME),
+            credentials=settings.tls.server_credentials(),
         )
         await self._metrics_server.start()
         self._metrics.watch_loop()
@@ -160,11 +166,12 @@ def run_worker(makers: RoleMakers) -> int:
 async def start_worker(settings: WorkerSettings, makers: RoleMakers) -> WorkerService | Member:
     """Loads the model, serves sessions in the roles that `makers` make; on a further host of a group, starts its ranks.
     Raises ConfigError, ModelLoadError, as a member RankLost and Unauthenticated too."""
+    settings.tls.check("tls", mutual=True)
+    await fetch_missing_folder(settings, progress_event)
     if settings.group_host_index:
         return await start_member(settings)
     stores = parse_named(settings.store, "store", unnamed=True)
     index_address = str(Address.parse(settings.kvstore, "kvstore", min_port=1)) if settings.kvstore else ""
-    settings.tls.check("tls", mutual=True)
     credentials = settings.tls.channel_credentials()
     roles: Roles = frozenset(makers)
     host = EngineHost(settings.for_roles(roles))
@@ -197,7 +204,7 @@ async def start_worker(settings: WorkerSettings, makers: RoleMakers) -> WorkerSe
         model.name,
         service.address,
         model.layout.name,
-        model.decoder.kernels.name,
+        model.kernels,
         model.num_blocks,
         model.layout.block_bytes,
         model.max_model_len,

@@ -269,7 +269,7 @@ class SessionServer:
             if command.heartbeat.kept_traces and self._worker.spans is not None:
                 self._worker.spans.release(command.heartbeat.kept_traces)
             return
-        if kind in ("drain", "undrain"):
+        if kind in ("drain", "undrain", "change_weights"):
             try:
                 self._guard.check(context)
             except Unauthenticated:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from pydantic import AliasChoices, Field, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
 
-from shared.address import Address
+from shared.address import Address, parse_named
 from shared.config import ServiceSettings
 from shared.errors import ConfigError
 from shared.identity import Roles, WorkerRole
@@ -70,6 +70,9 @@ class WorkerSettings(
     """host:port of the session server; port 0 = any free one."""
     model: Path
     """Model folder in Hugging Face layout."""
+    weights_from: str = ""
+    """Workers, host:port and comma-separated, from which the model folder is fetched over UCX where it is missing or
+    not whole; of a name with several addresses, any. Empty = the folder has to be there."""
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:[0-9]+(,[0-9]+)*)?|timed:.+)$")
     """Where the engine runs: cpu, cuda, or cuda:N for the GPU of that index. On cuda, decode steps are CUDA graphs, and
     each is planned while the one before runs. A worker of `tp` times `pp` processes takes that number of GPUs, the
@@ -214,6 +217,15 @@ class WorkerSettings(
     def _check_named(cls, value: str) -> str:
         try:
             parse_adapters(value)
+        except ConfigError as error:
+            raise ValueError(error.message) from error
+        return value
+
+    @field_validator("weights_from")
+    @classmethod
+    def _check_peers(cls, value: str) -> str:
+        try:
+            parse_named(value, "weights_from", unnamed=True)
         except ConfigError as error:
             raise ValueError(error.message) from error
         return value

@@ -18,6 +18,7 @@ from services.worker.machine.choices import dtype_name
 from services.worker.sequences import sequence_of, session_of
 from services.worker.session import Session
 from services.worker.telemetry.load import LoadReporter, ShipmentCounters
+from services.worker.weights.change import WeightChanges
 from shared.engine.messages import (
     AddSequence,
     BlocksAdopted,
@@ -38,6 +39,7 @@ from shared.errors import (
     TakenOver,
     TandemError,
 )
+from shared.fingerprints import weights_digest
 from shared.identity import Roles, WorkerRole, roles_text
 from shared.kv.fleet_key import encryption_of
 from shared.kv_index.publisher import IndexPublisher
@@ -121,6 +123,7 @@ class Worker:
         self.router_adapters = RouterAdapters(adapters, host.settings.name)
         if adapters is not None:
             adapters.on_change = self._on_adapters
+        self.weights = WeightChanges(self)
         self.roles: Roles = frozenset(roles)
         self._roles = {role: make(self) for role, make in roles.items()}
 
@@ -179,6 +182,8 @@ class Worker:
                 self.undrain()
             case "load_adapter" | "unload_adapter":
                 self._keep(self.router_adapters.change(session, body))
+            case "change_weights":
+                self._keep(self.weights.change(session, body))
             case "close_session":
                 self._keep(self._close_session(session, body))
             case "take_over":
@@ -231,11 +236,11 @@ class Worker:
             sampler_version=SAMPLER_VERSION,
             model_name=model.name,
             rope_trained_len=model.roots.rope_trained_len,
-            kernels=model.decoder.kernels.name,
-            dtype=dtype_name(model.decoder.dtype),
+            kernels=model.kernels,
+            dtype=dtype_name(model.dtype),
             pool_bytes=model.num_blocks * model.layout.block_bytes,
-            quantization=model.decoder.quantization,
-            weight_bytes=model.decoder.projection_bytes,
+            quantization=model.quantization,
+            weight_bytes=model.weight_bytes,
             block_encryption=encryption_of(host.fleet_key),
             texts_digest=model.texts_digest,
             tp=host.settings.tp,
@@ -255,6 +260,7 @@ class Worker:
         """The router is gone: everything it holds is freed."""
         self.sessions.discard(session)
         self._follow_targets()
+        self.weights.left(session)
         self.router_adapters.closed(session)
         for role in self._roles.values():
             for sequence_id in [key for key, item in role.requests.items() if item.session is session]:
@@ -269,6 +275,16 @@ class Worker:
         if least != self._tpot_target_s:
             self._tpot_target_s = least
             self.host.engine.submit(SetTargets(least))
+
+    async def flush_cache(self) -> int:
+        """Forgets all cached blocks, in the index too; returns how many there were."""
+        num_blocks, _ = await self.connector.server.flush(None)
+        return num_blocks
+
+    def on_engine_changed(self) -> None:
+        """Another engine runs: it does not know the targets yet."""
+        self._tpot_target_s = 0.0
+        self._follow_targets()
 
     def drain(self, *, for_good: bool = False) -> None:
         """Takes no new work from now on, and reports that to the routers. `for_good`: `undrain` changes nothing."""
@@ -392,9 +408,11 @@ class Worker:
         receiver: bytes = b"",
     ) -> EngineSequence:
         """A sequence from a command's fields. Raises PromptTooLong, InvalidRequest, Overloaded (draining, or too many
-        structures wait to be compiled)."""
-        if self.load.draining:
+        structures wait to be compiled; or it serves other weights by now)."""
+        if not self.load.takes_work:
             raise Overloaded(f"worker {self.host.settings.name} is draining")
+        if command.weights and command.weights != weights_digest(self.host.model.fingerprint):
+            raise Overloaded(f"worker {self.host.settings.name} serves other weights by now")
         return sequence_of(self.host, sequence_id, command, goal, ship_blocks, receiver)
 
 

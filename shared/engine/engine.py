@@ -104,10 +104,15 @@ class Engine:
     """
 
     def __init__(
-        self, scheduler: Scheduler, runner: StepRunner, emit: Callable[[Event], None], ahead: bool | None = None
+        self,
+        scheduler: Scheduler,
+        runner: StepRunner,
+        emit: Callable[[Event], None],
+        ahead: bool | None = None,
+        steps: StepCounters | None = None,
     ) -> None:
         """Takes ownership of both; nothing runs before `start()`. `ahead=None`: run ahead if the device computes
-        asynchronously."""
+        asynchronously. `steps`: counters of an engine before, which go on."""
         self._scheduler = scheduler
         self._runner = runner
         self._exchange = BlockExchange(scheduler.pool, runner.checksums)
@@ -120,7 +125,7 @@ class Engine:
         self._blocked = False  # the last step could plan nothing
         self._next_check = 0.0  # time.monotonic() of the next integrity check
         self._last_load: EngineLoad | None = None
-        self.steps = StepCounters()
+        self.steps = steps or StepCounters()
         self._busy_since: float | None = None  # time.perf_counter() of the last result, while steps follow each other
 
     def start(self) -> None:

@@ -25,6 +25,8 @@ class Purpose(Enum):
     """To a worker that asked a peer or a store node."""
     OFFER = b"offer"
     """From a worker to a store node."""
+    WEIGHTS = b"weights"
+    """Of model files, to a worker that starts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from services.router.placement.prediction import TtftPredictor
 from services.router.placement.views import NO_WORK, Work
 from services.router.workers.link import Message, WorkerLink
 from shared.errors import PeerUnreachable, TandemError, TransferFailed, WorkerDied, WorkerLost
+from shared.fingerprints import weights_digest
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 
 Successor = tuple[WorkerLink, Work]
@@ -69,7 +70,8 @@ class Attempt:
         self._move: AnswerMove | None = None  # the latest
         self._prefill = prefill
         self._computing: WorkerLink = prefill or decode
-        self._commands = AttemptCommands(active)
+        self._fingerprint = decode.welcome.model_fingerprint if decode.welcome is not None else ""
+        self._commands = AttemptCommands(active, weights_digest(self._fingerprint) if self._fingerprint else 0)
         self._token_ids: Iterable[int] = active.token_ids
         self._predictor = predictor
         self._placed_at = time.perf_counter()
@@ -370,6 +372,8 @@ class Attempt:
         """This attempt's first token: the prompt is no longer queued where it was computed, and its cost is known."""
         active, now = self._active, time.perf_counter()
         self._computing.computed(self._sender_id)
+        if self._fingerprint and self._fingerprint not in active.record.weights:
+            active.record.weights.append(self._fingerprint)
         if self._num_senders == 1:
             self._predictor.ttft.observe(active.record.choices[-1].predicted_ttft_s or 0.0, now - self._placed_at)
             self._learn(tokens, now)

@@ -12,7 +12,9 @@ from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 class AttemptCommands:
     """Makes them from the request as it is at that time."""
 
-    def __init__(self, active: ActiveRequest) -> None:
+    def __init__(self, active: ActiveRequest, weights: int = 0) -> None:
+        """`weights`: which the workers must have, see proto Submit; 0: any."""
+        self._weights = weights
         self._active = active
         self._request = active.request
         self._sampling = sampling_to_proto(active.request.sampling)
@@ -47,6 +49,7 @@ class AttemptCommands:
             retain_s=self._request.retain_s,
             session=self._request.session,
             adapter=self._request.adapter,
+            weights=self._weights,
         )
 
     def go_on(self, name: str) -> worker_pb2.Reserve:
@@ -78,6 +81,7 @@ class AttemptCommands:
             retain_s=self._request.retain_s,
             session=self._request.session,
             adapter=self._request.adapter,
+            weights=self._weights,
         )
 
     def _peers(self, name: str) -> list[types_pb2.PrefixHolder]:

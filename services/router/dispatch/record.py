@@ -228,6 +228,9 @@ class RequestRecord:
     num_failures: int = 0
     """Attempts that failed, and prefill workers that were replaced; attempts that a full worker refused are neither."""
 
+    weights: list[str] = field(default_factory=list)
+    """Fingerprints of the weights that its tokens are of: one, but where an attempt after a change went on with what
+    others before it had produced."""
     num_output_tokens: int = 0
     """From the workers, without those of an earlier call."""
     num_cached_tokens: int = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,9 +39,30 @@ class NamesAdapters(Protocol):
         ...
 
 
+class ChangesWeights(Protocol):
+    """The weights of one model over its workers."""
+
+    async def update(self, folder: str, timeout_s: float = 0.0) -> tuple[str, list[str]]:
+        """Every worker gets the weights of a folder; returns their fingerprint and the workers' names. Raises what one
+        of them refuses them with, and then nothing has changed."""
+        ...
+
+    async def sleep(self, names: Sequence[str] = (), timeout_s: float = 0.0) -> list[str]:
+        """These workers, or all, free their weights; returns the names."""
+        ...
+
+    async def wake(self, names: Sequence[str] = ()) -> list[str]:
+        """These workers, or all that sleep, load them again; returns the names."""
+        ...
+
+    def asleep(self) -> list[str]:
+        """Names of the workers that sleep."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ModelNames:
-    """What clients call one model."""
+    """What clients call one model, and what administrators change of it."""
 
     name: str
     """In replies and in `/v1/models`."""
@@ -53,6 +74,8 @@ class ModelNames:
     """Adapters of the model; None: there are none."""
     rights: AdapterRights = ALL_ADAPTERS
     """Who may use which."""
+    weights: ChangesWeights | None = None
+    """None: there are no workers."""
 
     def include(self, model: str) -> bool:
         """Whether it is one of its names, those of all tenants' adapters among them."""
@@ -97,6 +120,13 @@ class ModelNames:
         if self.adapters is None:
             raise NotFound(f"{self.name} takes no adapters")
         return self.adapters
+
+    @property
+    def known_weights(self) -> ChangesWeights:
+        """Raises NotFound where there are no workers."""
+        if self.weights is None:
+            raise NotFound(f"{self.name} has no workers")
+        return self.weights
 
     def check_free(self, adapter: str) -> None:
         """Raises InvalidRequest for the name of an adapter by which clients mean a model, or might."""

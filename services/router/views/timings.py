@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from services.router.dispatch.record import RequestEvent, RequestRecord
+from shared.fingerprints import system_fingerprint
 from shared.rpc.pb.tandem.v1 import types_pb2
 
 # Read for each entry: a member of an enum takes 0.1 µs by its name.
@@ -144,16 +145,23 @@ def _split(record: RequestRecord) -> TtftSplit:
     )
 
 
+def system_fingerprint_of(record: RequestRecord) -> str:
+    """Of the weights that its tokens are of; several joined by +, empty before the first token."""
+    return "+".join(map(system_fingerprint, record.weights))
+
+
 def tandem_member(record: RequestRecord, start: Mapping[str, Any] | None = None) -> dict[str, object]:
     """`{"tandem": {...}}`: where the time to the first token went, and which workers served; with what `start_member`
-    gave where the chunk is also the choice's first."""
+    gave where the chunk is also the choice's first. Beside it OpenAI's `system_fingerprint`, where it is known."""
+    named = {"system_fingerprint": name} if (name := system_fingerprint_of(record)) else {}
     return {
+        **named,
         "tandem": {
             **(start["tandem"] if start else {}),
             "ttft": {name: round(value, 3) for name, value in ttft_split(record)._asdict().items()},
             "prefill_worker": record.prefill_worker,
             "decode_worker": record.decode_worker,
-        }
+        },
     }
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 
 import grpc
@@ -17,6 +19,7 @@ from services.router.workers.adapters import AdapterDirectory
 from services.router.workers.discovery import DiscoveredWorker, Discovery
 from services.router.workers.link import WorkerLink
 from services.router.workers.liveness import LivenessLimits
+from services.router.workers.weights import FleetWeights
 from shared.errors import DeadlineExceeded, ModelMismatch
 from shared.fingerprints import difference
 from shared.identity import WorkerRole
@@ -26,6 +29,8 @@ from shared.kv.layout import LAYOUT_VERSION, BlockLayout
 from shared.rpc.convert import layout_from_proto
 from shared.rpc.pb.tandem.v1 import types_pb2
 from shared.tasks import end_task
+
+logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 10.0
 """Time for the workers to close a session, seconds."""
@@ -75,6 +80,8 @@ class Fleet:
         """Workers that the discovery names no more and that still have requests of this router."""
         self.adapters = AdapterDirectory(lambda: self.links)
         """What the names of adapters mean."""
+        self.weights = FleetWeights(lambda: self.links)
+        """Changes of all workers' weights, and their sleep."""
         self._router_name = router_name
         self._tpot_target_s = tpot_target_s
         self._discovery = discovery
@@ -241,6 +248,7 @@ class Fleet:
             token=self._token,
             tpot_target_s=self._tpot_target_s,
             on_adapters=self.adapters.report,
+            on_weights=self._on_weights,
         )
         for role in worker.roles:
             self._links_of(role)[worker.name] = link
@@ -265,6 +273,22 @@ class Fleet:
         self._misfits.discard(name)
         if name in self.decodes:
             self._last_longest = welcome.max_model_len
+
+    def _on_weights(self, link: WorkerLink) -> None:
+        """A worker's report after its weights have changed. The fleet's are those of the workers that take requests:
+        it gets other ones when none of the old ones' does and a worker of the new ones begins to."""
+        found, roots = link.model_fingerprint, self._roots
+        if roots is None:
+            return
+        if found != self.model_fingerprint and not link.load.draining:
+            others = (other for other in self.links if other.connected and not other.load.draining)
+            if not any(other.model_fingerprint == self.model_fingerprint for other in others):
+                logger.info("the workers' weights have changed: model %s", found)
+                self.model_fingerprint = found
+                self._roots = replace(roots, model_fingerprint=found)
+        for other in self.links:
+            is_same = other.model_fingerprint == self.model_fingerprint
+            other.fit("" if is_same else difference(other.model_fingerprint, self.model_fingerprint))
 
     def _ensure_fits(self, welcome: types_pb2.Welcome) -> None:
         """The first worker to connect sets the fleet's model, layout and block encryption; while one is connected,
@@ -302,11 +326,13 @@ class Fleet:
 
 def _has_ready(links: Mapping[str, WorkerLink]) -> bool:
     for link in links.values():  # noqa: SIM110  # no generator: asked three times a request
-        if link.connected and not link.load.draining:
+        if link.connected and not link.load.draining and not link.mismatch:
             return True
     return False
 
 
 def _why_idle(link: WorkerLink) -> str:
     """Why a worker that cannot take requests cannot."""
-    return link.mismatch or ("draining" if link.connected else "connecting")
+    if link.mismatch or not link.connected:
+        return link.mismatch or "connecting"
+    return "asleep" if link.load.asleep else "draining"

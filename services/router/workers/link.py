@@ -73,12 +73,14 @@ class WorkerLink:
         token: str = "",
         tpot_target_s: float = 0.0,
         on_adapters: Callable[[WorkerLink, types_pb2.AdapterList], None] | None = None,
+        on_weights: Callable[[WorkerLink], None] | None = None,
     ) -> None:
         """`check` raises ModelMismatch for a worker that does not fit the fleet; `on_change` is called whenever the
         worker can do more or less than before. `pools` are the placement's, by role. `on_lost` is called after a
         session ended unasked. `token`: `FleetKey.token()`, which a worker wants before it drains.
         `tpot_target_s`: what the worker bounds its steps by; 0 = nothing. `on_adapters` gets the worker's adapters
-        whenever they have changed."""
+        whenever they have changed; `on_weights` is called with each report of a worker whose weights have changed since
+        it started."""
         self.worker = worker
         self.name = worker.name
         self.roles = worker.roles
@@ -101,6 +103,7 @@ class WorkerLink:
         self._metadata = fleet_metadata(token)
         self._tpot_target_s = tpot_target_s
         self._on_adapters = on_adapters
+        self._on_weights = on_weights
         self._calls: dict[int, asyncio.Future[Any]] = {}  # that are not answered
         self._num_calls = 0
         self._receivers: dict[str, Receiver] = {}
@@ -146,6 +149,18 @@ class WorkerLink:
     def max_model_len(self) -> int:
         """Longest sequence in tokens; 0 while not connected."""
         return self.welcome.max_model_len if self.welcome is not None else 0
+
+    @property
+    def model_fingerprint(self) -> str:
+        """Of the weights that it has now; empty while not connected."""
+        return self.welcome.model_fingerprint if self.welcome is not None else ""
+
+    def fit(self, misfit: str) -> None:
+        """Keeps new work away from a connected worker of other weights than the fleet's, for this reason; empty: it
+        has the fleet's."""
+        if self.connected and misfit != self.mismatch:
+            self.mismatch = misfit
+            self._standing.set_misfit(misfit)
 
     def open(
         self, request_id: str, receiver: Receiver, work: Work, *, num_blocks: int, num_answer_tokens: int = 0
@@ -231,6 +246,15 @@ class WorkerLink:
         self.send(close_session=worker_pb2.CloseSession(call=call, tenant=tenant, session=session))
         num_blocks: int = await self._answer_of(call)
         return num_blocks
+
+    async def change_weights(
+        self, step: worker_pb2.WeightStep.ValueType, folder: str = "", timeout_s: float = 0.0
+    ) -> Any:
+        """Has the worker take one step of a change; returns its WeightsChanged. Raises what that answers, or
+        WorkerLost."""
+        call = self._next_call()
+        self.send(change_weights=worker_pb2.ChangeWeights(call=call, step=step, folder=folder, timeout_s=timeout_s))
+        return await self._answer_of(call)
 
     def _next_call(self) -> int:
         self._num_calls += 1
@@ -397,6 +421,10 @@ class WorkerLink:
                 changed = event.adapter_changed
                 error = from_proto(changed.error) if changed.HasField("error") else None
                 self._answered(changed.call, changed.adapter, error)
+            case "weights_changed":
+                weights = event.weights_changed
+                failed = from_proto(weights.error) if weights.HasField("error") else None
+                self._answered(weights.call, weights, failed)
             case "session_closed":
                 self._answered(event.session_closed.call, event.session_closed.num_blocks)
             case "heartbeat":
@@ -447,6 +475,10 @@ class WorkerLink:
         if load.HasField("adapters"):
             self._take_adapters(load.adapters)
         self._standing.report(load)
+        if load.model_fingerprint and self.welcome is not None:
+            self.welcome.model_fingerprint = load.model_fingerprint
+            if self._on_weights is not None:
+                self._on_weights(self)
         self._on_change()
 
     def _take_adapters(self, adapters: types_pb2.AdapterList) -> None:

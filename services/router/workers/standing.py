@@ -33,6 +33,7 @@ class Standing:
         self._roles = frozenset(pools)  # which it has just now
         self._ledger: Ledger | None = None
         self._refused = False
+        self._misfit = ""
 
     @property
     def queued(self) -> Work:
@@ -59,6 +60,7 @@ class Standing:
         )
         self._ledger = Ledger(view)
         self._refused = False
+        self._misfit = ""
         self.suspect(suspicion)
         self._roles = frozenset(self._pools)
         if not self.retired:
@@ -79,6 +81,12 @@ class Standing:
     def suspect(self, why: str) -> None:
         """Keeps new work away, until it is called with an empty reason."""
         self.suspicion = why
+        self._set_accepting()
+
+    def set_misfit(self, why: str) -> None:
+        """Keeps new work away from a worker of other weights than the fleet's, until it is called with an empty
+        reason."""
+        self._misfit = why
         self._set_accepting()
 
     def refuse(self) -> None:
@@ -157,4 +165,4 @@ class Standing:
 
     def _set_accepting(self) -> None:
         if self._ledger is not None:
-            self._ledger.view.accepting = not (self.load.draining or self._refused or self.suspicion)
+            self._ledger.view.accepting = not (self.load.draining or self._refused or self.suspicion or self._misfit)

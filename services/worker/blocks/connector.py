@@ -260,7 +260,8 @@ class KVConnector:
         self, host: EngineHost, stores: Mapping[str, str], credentials: grpc.ChannelCredentials | None = None
     ) -> None:
         """`stores` are the store nodes, host:port by name. The host must be started."""
-        self._exchange = BlockExchangeClient(host.engine)
+        # Not the engine itself: another one comes with other weights.
+        self._exchange = BlockExchangeClient(lambda command: host.engine.submit(command))
         self._local = LocalBlocks()
         token = token_of(host.fleet_key)
         self._peers = Peers(credentials, token)

@@ -8,13 +8,13 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from shared.engine.engine import Engine
 from shared.engine.messages import (
     AdoptBlocks,
     BlocksAdopted,
     BlocksHeld,
     CacheFlushed,
     CloseSession,
+    Command,
     FetchPrepared,
     FlushCache,
     HoldBlocks,
@@ -43,8 +43,9 @@ ExchangeEvent = BlocksHeld | FetchPrepared | BlocksAdopted | CacheFlushed
 class BlockExchangeClient:
     """Pairs commands with the engine's answers: by key, in order where one key has several."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, submit: Callable[[Command], None]) -> None:
+        """`submit`: the engine's, or that of any that has its place."""
+        self._submit_to_engine = submit
         self._keys = itertools.count(1)
         self._waiting: dict[str, deque[Callable[[ExchangeEvent], None]]] = {}
 
@@ -116,4 +117,4 @@ class BlockExchangeClient:
         on_answer: Callable[[ExchangeEvent], None],
     ) -> None:
         self._waiting.setdefault(key, deque()).append(on_answer)
-        self._engine.submit(command)
+        self._submit_to_engine(command)

@@ -75,6 +75,11 @@ def choose_kv_dtype(wanted: str, compute: torch.dtype, *, has_latents: bool = Fa
     return kv_dtype
 
 
+def dtype_setting(dtype: torch.dtype) -> str:
+    """As the setting `dtype` has it."""
+    return next(name for name, served in DTYPES.items() if served == dtype)
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """As torch names it, without its module."""
     return str(dtype).removeprefix("torch.")

@@ -88,6 +88,17 @@ class LoadReporter:
         self._flushed_at = float("-inf")
         self._resident = ResidentMemory()
         self.draining = False
+        self.paused = False
+        """For a change of the weights."""
+        self.asleep = False
+        """There are no weights; it is paused too."""
+        self.model_fingerprint = ""
+        """Where it has changed since the start."""
+
+    @property
+    def takes_work(self) -> bool:
+        """Whether new requests may come."""
+        return not (self.draining or self.paused)
 
     def update(self, load: EngineLoad) -> None:
         """Takes a new state; it is published within REPORT_INTERVAL_S."""
@@ -114,7 +125,9 @@ class LoadReporter:
         """The newest state as a `Load` message."""
         load, fetches = self._newest, self._connector.fetches
         message = types_pb2.Load(
-            draining=self.draining,
+            draining=not self.takes_work,
+            asleep=self.asleep,
+            model_fingerprint=self.model_fingerprint,
             kv_bytes_sent=self._counters.bytes_sent,
             kv_bytes_received=self._counters.bytes_received,
             num_host_hit_tokens=fetches.num_tokens(Tier.HOST),

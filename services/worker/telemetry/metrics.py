@@ -26,7 +26,7 @@ class WorkerSources:
     expert_tokens: Callable[[], Sequence[int]]
     """See `Decoder.expert_tokens`."""
     layout: BlockLayout
-    guesses: GuessCounters
+    guesses: Callable[[], GuessCounters]
     adapters: AdapterPool | None = None
     """None: the worker takes none."""
 
@@ -154,7 +154,7 @@ METRICS: tuple[Observed[WorkerSources], ...] = (
             "Tokens that were guessed and computed beside the next ones of running answers, by what guessed them.",
             "method",
         ),
-        lambda worker: worker.guesses.num_guesses,
+        lambda worker: worker.guesses().num_guesses,
     ),
     Observed(
         counter(
@@ -162,11 +162,11 @@ METRICS: tuple[Observed[WorkerSources], ...] = (
             "Of these, those that were right, and so became tokens of their answers in the same step.",
             "method",
         ),
-        lambda worker: worker.guesses.num_accepted,
+        lambda worker: worker.guesses().num_accepted,
     ),
     Observed(
         counter("tandem_engine_draft_seconds_total", "Time in which a draft model guessed, and computed its prompts."),
-        lambda worker: worker.guesses.drafting_s,
+        lambda worker: worker.guesses().drafting_s,
     ),
     Observed(
         counter(

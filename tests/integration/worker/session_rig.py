@@ -122,13 +122,11 @@ class Worker:
                 max_model_len=256,
                 name="m",
                 roots=ChainRoots("f", LAYOUT.format.name, LAYOUT_VERSION),
-                decoder=SimpleNamespace(
-                    config=SimpleNamespace(vocab_size=100, eos_token_ids=(2,)),
-                    kernels=SimpleNamespace(name="torch"),
-                    dtype=torch.float32,
-                    quantization="",
-                    projection_bytes=0,
-                ),
+                config=SimpleNamespace(vocab_size=100, eos_token_ids=(2,)),
+                kernels="torch",
+                dtype=torch.float32,
+                quantization="",
+                weight_bytes=0,
             ),
         )
         fetches = SimpleNamespace(

@@ -11,7 +11,7 @@ from services.router.edge.input_processor import ChatPrompt, Prompt, TextPrompt,
 from services.router.edge.output_stream import OutputDelta, OutputFinish
 from services.router.edge.text.generation_defaults import GenerationDefaults
 from services.router.edge.text.prompt_tokenizer import MAX_BAD_WORDS
-from services.router.views.timings import ttft_message
+from services.router.views.timings import system_fingerprint_of, ttft_message
 from shared.engine.sampling_params import MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, SamplingParams
 from shared.errors import InvalidRequest
 from shared.rpc.convert import finish_reason_to_proto, speculation_from_proto, structure_from_proto
@@ -117,3 +117,4 @@ def _add_finish(response: inference_pb2.GenerateResponse, finish: OutputFinish) 
     response.ttft.CopyFrom(ttft_message(finish.record))
     response.prefill_worker = finish.record.prefill_worker
     response.decode_worker = finish.record.decode_worker
+    response.system_fingerprint = system_fingerprint_of(finish.record)

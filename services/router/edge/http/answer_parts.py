@@ -17,7 +17,7 @@ from services.router.edge.answer.reader import AnswerReader, ToolUse
 from services.router.edge.answer.reasoning import Thinking
 from services.router.edge.input_processor import prompt_end
 from services.router.edge.output_stream import OutputDelta, OutputFinish, resumed_finish
-from services.router.views.timings import tandem_member
+from services.router.views.timings import system_fingerprint_of, tandem_member
 from shared.errors import InvalidRequest
 from shared.model.text.tokenizer import Tokenizer
 from shared.seeds import SAMPLER_VERSION
@@ -98,9 +98,13 @@ class Totals:
         }
 
     def extension(self) -> dict[str, object]:
-        """Our `tandem` member of a response with one choice; {} where each of several has its own."""
+        """OpenAI's `system_fingerprint`, and our `tandem` member of a response with one choice: each of several has its
+        own."""
         ends = self._ends()
-        return tandem_member(ends[0].record) if len(ends) == 1 else {}
+        if len(ends) == 1:
+            return tandem_member(ends[0].record)
+        names = dict.fromkeys(filter(None, (system_fingerprint_of(end.record) for end in ends)))
+        return {"system_fingerprint": "+".join(names)} if names else {}
 
     def choice_extension(self, index: int) -> dict[str, object]:
         """Our `tandem` member of one of several choices; {} where the response has it."""

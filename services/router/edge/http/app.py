@@ -36,6 +36,7 @@ from services.router.edge.http.responses.endpoint import Responses, ResponsesEnd
 from services.router.edge.http.responses.shelf import Shelf
 from services.router.edge.http.responses.stored import StoredResponses
 from services.router.edge.http.tokenization import Tokenization
+from services.router.edge.http.weights import Weights
 from services.router.edge.input_processor import InputProcessor, checked_request_id
 from services.router.edge.settings import EdgeSettings
 from services.router.edge.tenants.auth import ApiKeys
@@ -47,7 +48,7 @@ PATHS = (
     *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"),
     *("/v1/conversations", "/v1/files", "/v1/batches", "/v1/embeddings", "/v1/score", "/v1/rerank"),
     *("/v1/cache/warm", "/v1/cache/close"),
-    *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
+    *("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/update_weights", "/sleep", "/wake_up", "/is_sleeping"),
     *("/tokenize", "/detokenize", "/v1/models", "/version", "/", "/docs", "/openapi.json"),
     *("/healthz", "/health", "/ping", "/readyz", "/metrics", "/status"),
 )
@@ -172,6 +173,7 @@ def build_app(
     pages = Pages(catalog or Catalog([input_processor]), keys, metrics, view)
     live = LivePages(keys, view)
     adapters = Adapters(input_processor, keys)
+    weights = Weights(input_processor, keys)
     return Starlette(
         routes=[
             *(
@@ -193,6 +195,10 @@ def build_app(
             Route("/tokenizer_info", tokens.info),
             Route("/v1/load_lora_adapter", adapters.load, methods=["POST"]),
             Route("/v1/unload_lora_adapter", adapters.unload, methods=["POST"]),
+            Route("/v1/update_weights", weights.update, methods=["POST"]),
+            Route("/sleep", weights.sleep, methods=["POST"]),
+            Route("/wake_up", weights.wake_up, methods=["POST"]),
+            Route("/is_sleeping", weights.is_sleeping),
             Route("/v1/models", pages.models),
             Route("/v1/models/", pages.models),
             Route("/v1/models/{model:path}", pages.model),

@@ -28,7 +28,7 @@ class Link:
         self.address = f"{name}:1"
         self.queued = AHEAD
         self.connected = True
-        self.welcome: object = SimpleNamespace(transfer_address=b"at " + name.encode())
+        self.welcome: object = SimpleNamespace(transfer_address=b"at " + name.encode(), model_fingerprint="f")
         self.calls: list[tuple[Any, ...]] = []
         self.sent: list[Any] = []
         self.reserved: list[list[int]] = []

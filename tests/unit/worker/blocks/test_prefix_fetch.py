@@ -36,7 +36,7 @@ class Sent:
 def test_adopted_blocks_are_told_of_before_the_engines_next_event_in_the_order_of_the_commands():
     """The engine's events may come together: a first token behind them must find its fetched blocks counted."""
     engine, told = Sent(), []
-    client = BlockExchangeClient(engine)
+    client = BlockExchangeClient(engine.submit)
     client.adopt("f", {0: 7}, 0, lambda answer: told.append(("first", answer.indexes)))
     client.adopt("f", {1: 8}, 1, lambda answer: told.append(("second", answer.indexes)))
     assert [(command.checksums, command.num_damaged) for command in engine.commands] == [({0: 7}, 0), ({1: 8}, 1)]
@@ -48,7 +48,7 @@ def test_adopted_blocks_are_told_of_before_the_engines_next_event_in_the_order_o
 
 async def test_an_answer_whose_caller_was_cancelled_is_dropped():
     engine = Sent()
-    client = BlockExchangeClient(engine)
+    client = BlockExchangeClient(engine.submit)
     cancelled, asking = asyncio.create_task(client.flush()), asyncio.create_task(client.flush())
     await asyncio.sleep(0)
     cancelled.cancel()

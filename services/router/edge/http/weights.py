@@ -1,0 +1,93 @@
+"""`POST /v1/update_weights`, `/sleep`, `/wake_up` and `GET /is_sleeping`, for administrators; the last three by vLLM's
+names."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, TypeVar
+
+from pydantic import BaseModel, Field, StringConstraints
+from starlette.requests import Request
+from starlette.responses import Response
+
+from services.router.edge.http.bodies import STRICT, parse_body, read_body
+from services.router.edge.input_processor import InputProcessor
+from services.router.edge.tenants.auth import ApiKeys, credentials
+from shared.fingerprints import system_fingerprint
+
+MAX_BODY_BYTES = 64 * 1024
+Name = Annotated[str, StringConstraints(min_length=1, max_length=128)]
+
+
+class UpdateBody(BaseModel):
+    """The body of `POST /v1/update_weights`."""
+
+    model_config = STRICT
+
+    model_path: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+    """Absolute, on each worker's host."""
+    timeout_s: float = 0.0
+    model: str | None = None
+
+
+class SleepBody(BaseModel):
+    """The body of `POST /sleep`, which may be missing, and of `POST /wake_up`, which has no time-out."""
+
+    model_config = STRICT
+
+    workers: Annotated[list[Name], Field(max_length=10_000)] = []
+    timeout_s: float = 0.0
+    model: str | None = None
+
+
+B = TypeVar("B", UpdateBody, SleepBody)
+
+
+class Weights:
+    """The handlers. They ask for an admin key where keys are set."""
+
+    def __init__(self, input_processor: InputProcessor, keys: ApiKeys) -> None:
+        self._input_processor = input_processor
+        self._keys = keys
+
+    async def update(self, request: Request) -> Response:
+        """Answers once every worker of the model computes with the new weights."""
+        asked = await self._body(request, UpdateBody)
+        weights = self._input_processor.names.known_weights
+        fingerprint, workers = await weights.update(asked.model_path, asked.timeout_s)
+        return _json(
+            {
+                "success": True,
+                "system_fingerprint": system_fingerprint(fingerprint),
+                "model_fingerprint": fingerprint,
+                "workers": workers,
+            }
+        )
+
+    async def sleep(self, request: Request) -> Response:
+        """Answers once they sleep."""
+        asked = await self._body(request, SleepBody)
+        weights = self._input_processor.names.known_weights
+        return _json({"workers": await weights.sleep(asked.workers, asked.timeout_s)})
+
+    async def wake_up(self, request: Request) -> Response:
+        """Answers once they take requests."""
+        asked = await self._body(request, SleepBody)
+        return _json({"workers": await self._input_processor.names.known_weights.wake(asked.workers)})
+
+    async def is_sleeping(self, request: Request) -> Response:
+        """Whether any does, and which."""
+        self._keys.check_admin(credentials(request.headers))
+        asleep = self._input_processor.names.known_weights.asleep()
+        return _json({"is_sleeping": bool(asleep), "workers": asleep})
+
+    async def _body(self, request: Request, kind: type[B]) -> B:
+        self._keys.check_admin(credentials(request.headers))
+        body = await read_body(request.receive, request.headers, MAX_BODY_BYTES)
+        asked = parse_body(kind, body or b"{}")
+        self._input_processor.check_model(asked.model or "")
+        return asked
+
+
+def _json(body: dict[str, object]) -> Response:
+    return Response(json.dumps(body), media_type="application/json")

@@ -1,0 +1,189 @@
+"""The weights of one model over its workers: other ones for all of them, and workers that sleep."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Protocol, TypeVar
+
+from shared.errors import DeadlineExceeded, Internal, InvalidRequest, NotFound, TandemError, WorkerLost
+from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
+
+logger = logging.getLogger(__name__)
+
+CHECK, PAUSE = worker_pb2.WEIGHT_STEP_CHECK, worker_pb2.WEIGHT_STEP_PAUSE
+UNLOAD, LOAD = worker_pb2.WEIGHT_STEP_UNLOAD, worker_pb2.WEIGHT_STEP_LOAD
+RESUME = worker_pb2.WEIGHT_STEP_RESUME
+
+TIMEOUT_S = 300.0
+"""For running requests to end, where a call says nothing else."""
+MAX_TIMEOUT_S = 86_400.0
+CHECK_S = 120.0
+"""For a worker to read headers and samples of a folder."""
+LOAD_S = 3_600.0
+"""For a worker to load weights, as `worker.startupTimeoutSeconds` of the chart."""
+
+T = TypeVar("T")
+
+
+class WeightWorker(Protocol):
+    """The link to a worker, as far as weights go."""
+
+    name: str
+
+    @property
+    def load(self) -> types_pb2.Load:
+        """Its last report."""
+        ...
+
+    @property
+    def connected(self) -> bool:
+        """Whether a session is there."""
+        ...
+
+    async def change_weights(
+        self, step: worker_pb2.WeightStep.ValueType, folder: str = "", timeout_s: float = 0.0
+    ) -> Any:
+        """Has the worker take one step; returns its WeightsChanged. Raises what that answers, or WorkerLost."""
+        ...
+
+
+class FleetWeights:
+    """One change at a time. Runs on the event loop."""
+
+    def __init__(self, workers: Callable[[], Iterable[WeightWorker]]) -> None:
+        """`workers`: the links that there are, connected or not."""
+        self._workers = workers
+        self._changing = asyncio.Lock()
+
+    async def update(self, folder: str, timeout_s: float = 0.0) -> tuple[str, list[str]]:
+        """Every worker gets the weights of a folder: all are checked, then all paused, then all changed, then all
+        resume. Where one cannot, all have what they had. Returns the fingerprint and the workers' names. Raises what
+        the first one answers, WorkerLost, and InvalidRequest where the folder has other content on another host."""
+        limit_s = checked_timeout(timeout_s)
+        if not folder.startswith("/"):
+            raise InvalidRequest(
+                f"folder must be an absolute path on the workers' hosts, not {folder!r}", field="folder"
+            )
+        async with self._changing:
+            workers = self._named(())
+            found = await _all(workers, lambda worker: worker.change_weights(CHECK, folder), CHECK_S)
+            if len({answer.model_fingerprint for answer in found}) > 1:
+                raise InvalidRequest(f"{folder} has not the same weights on all workers' hosts", field="folder")
+            before = {worker.name: answer.folder for worker, answer in zip(workers, found, strict=True)}
+            try:
+                await _all(workers, lambda worker: worker.change_weights(PAUSE, timeout_s=limit_s), limit_s + CHECK_S)
+                loaded = await self._load(workers, folder, before)
+            finally:
+                await asyncio.gather(*(worker.change_weights(RESUME) for worker in workers), return_exceptions=True)
+            return loaded, [worker.name for worker in workers]
+
+    async def _load(self, workers: Sequence[WeightWorker], folder: str, before: dict[str, str]) -> str:
+        """The fingerprint of all. Raises as `update`; all have then what they had."""
+        answers = await _each(workers, lambda worker: worker.change_weights(LOAD, folder), LOAD_S)
+        failed = next((answer for answer in answers if isinstance(answer, BaseException)), None)
+        fingerprints = {answer.model_fingerprint for answer in answers if not isinstance(answer, BaseException)}
+        if failed is None and len(fingerprints) == 1:
+            return str(fingerprints.pop())
+        done = [
+            worker for worker, answer in zip(workers, answers, strict=True) if not isinstance(answer, BaseException)
+        ]
+        back = await _each(done, lambda worker: worker.change_weights(LOAD, before[worker.name]), LOAD_S)
+        for worker, answer in zip(done, back, strict=True):
+            if isinstance(answer, BaseException):
+                logger.error("worker %s has weights that no other has: %s", worker.name, answer)
+        raise (
+            _typed(failed)
+            if failed is not None
+            else InvalidRequest(f"{folder} has not the same weights on all workers' hosts", field="folder")
+        )
+
+    async def sleep(self, names: Sequence[str] = (), timeout_s: float = 0.0) -> list[str]:
+        """These workers, or all, free their weights and blocks; returns their names. Raises DeadlineExceeded where
+        requests still run after the time, NotFound, WorkerLost, and what a worker answers; none takes more requests
+        then than before."""
+        limit_s = checked_timeout(timeout_s)
+        async with self._changing:
+            workers = self._named(names)
+            try:
+                await _all(workers, lambda worker: worker.change_weights(PAUSE, timeout_s=limit_s), limit_s + CHECK_S)
+                await _all(workers, lambda worker: worker.change_weights(UNLOAD), CHECK_S)
+            except BaseException:
+                await asyncio.gather(*(worker.change_weights(RESUME) for worker in workers), return_exceptions=True)
+                raise
+            return [worker.name for worker in workers]
+
+    async def wake(self, names: Sequence[str] = ()) -> list[str]:
+        """These workers, or all that sleep, load what they had and take requests again; returns their names. Raises as
+        `sleep`."""
+        async with self._changing:
+            workers = [worker for worker in self._named(names) if worker.load.asleep]
+
+            async def woken(worker: WeightWorker) -> None:
+                await worker.change_weights(PAUSE, timeout_s=CHECK_S)
+                await worker.change_weights(LOAD)
+                await worker.change_weights(RESUME)
+
+            await _all(workers, woken, LOAD_S)
+            return [worker.name for worker in workers]
+
+    def asleep(self) -> list[str]:
+        """Names of the workers that sleep."""
+        return [worker.name for worker in self._workers() if worker.connected and worker.load.asleep]
+
+    def _named(self, names: Sequence[str]) -> list[WeightWorker]:
+        """These, or all without names. Raises NotFound, and WorkerLost where one is not connected or there is none."""
+        known = {worker.name: worker for worker in self._workers()}
+        if unknown := [name for name in names if name not in known]:
+            raise NotFound(f"there is no worker {unknown[0]!r}", field="workers", value=unknown[0])
+        found = [known[name] for name in dict.fromkeys(names)] if names else list(known.values())
+        if not found:
+            raise WorkerLost("no worker is connected", retry_after_s=1.0)
+        if lost := [worker.name for worker in found if not worker.connected]:
+            raise WorkerLost(f"worker {lost[0]} is not connected", retry_after_s=1.0)
+        return found
+
+
+def checked_timeout(timeout_s: float) -> float:
+    """Raises InvalidRequest."""
+    if not 0 <= timeout_s <= MAX_TIMEOUT_S:
+        raise InvalidRequest(
+            f"timeout_s must be 0 to {MAX_TIMEOUT_S:g}, not {timeout_s:g}", field="timeout_s", limit=MAX_TIMEOUT_S
+        )
+    return timeout_s or TIMEOUT_S
+
+
+async def _each(
+    workers: Sequence[WeightWorker], work: Callable[[WeightWorker], Awaitable[T]], timeout_s: float
+) -> list[T | BaseException]:
+    """Each one's result or error, in order."""
+
+    async def limited(worker: WeightWorker) -> T:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await work(worker)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"worker {worker.name} did not answer within {timeout_s:g} s", limit=timeout_s
+            ) from None
+
+    return await asyncio.gather(*(limited(worker) for worker in workers), return_exceptions=True)
+
+
+async def _all(
+    workers: Sequence[WeightWorker], work: Callable[[WeightWorker], Awaitable[T]], timeout_s: float
+) -> list[T]:
+    """Raises the first error, once all have answered."""
+    answers = await _each(workers, work, timeout_s)
+    results: list[T] = []
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise _typed(answer)
+        results.append(answer)
+    return results
+
+
+def _typed(error: BaseException) -> BaseException:
+    is_known = isinstance(error, TandemError | asyncio.CancelledError)
+    return error if is_known else Internal(f"{type(error).__name__}: {error}")

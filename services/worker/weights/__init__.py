@@ -1,0 +1,1 @@
+"""A model folder from one worker to another."""

@@ -1,0 +1,211 @@
+"""A worker's weights while it runs: others in their place, none while it sleeps, and the same again.
+
+Every change goes by way of none: the engine ends, weights and pool are freed, and an engine starts over what is read
+next. So no two sets of weights are in memory at once, and nothing computed with the old ones is left to be found.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Protocol
+
+from services.worker.host import EngineHost
+from services.worker.machine.choices import dtype_name
+from services.worker.session import Session
+from services.worker.telemetry.load import LoadReporter
+from shared.errors import DeadlineExceeded, Internal, InvalidRequest, ModelLoadError, TandemError
+from shared.model.families.registry import load_config
+from shared.model.text.texts_digest import texts_digest
+from shared.model.weights.checkpoint import Checkpoint
+from shared.model.weights.loader import fingerprint
+from shared.model.weights.plan import WeightPlan
+from shared.rpc.errors import to_proto
+from shared.rpc.pb.tandem.v1 import worker_pb2
+
+logger = logging.getLogger(__name__)
+
+BLOCKS_S = 10.0
+"""For blocks that others are sent of this pool, once no request runs here. Seconds."""
+_POLL_S = 0.01
+
+CHECK, PAUSE = worker_pb2.WEIGHT_STEP_CHECK, worker_pb2.WEIGHT_STEP_PAUSE
+UNLOAD, LOAD = worker_pb2.WEIGHT_STEP_UNLOAD, worker_pb2.WEIGHT_STEP_LOAD
+RESUME = worker_pb2.WEIGHT_STEP_RESUME
+
+
+class Changed(Protocol):
+    """What a change reaches of its worker."""
+
+    host: EngineHost
+    load: LoadReporter
+    idle: asyncio.Event
+    died: asyncio.Event
+
+    async def flush_cache(self) -> int:
+        """Forgets all cached blocks, in the index too."""
+        ...
+
+    def on_engine_changed(self) -> None:
+        """Another engine runs: it does not know the targets yet."""
+        ...
+
+
+class WeightChanges:
+    """Takes the steps of changes, one at a time, and answers each. Runs on the event loop."""
+
+    def __init__(self, worker: Changed) -> None:
+        self._worker = worker
+        self._changing = asyncio.Lock()
+        self._paused_by: Session | None = None
+
+    async def change(self, session: Session, command: worker_pb2.ChangeWeights) -> None:
+        """Takes a step and sends its answer; raises nothing."""
+        answer = worker_pb2.WeightsChanged(call=command.call)
+        host = self._worker.host
+        try:
+            async with self._changing:
+                found = await self._take(session, command)
+                answer.model_fingerprint, answer.folder = found, str(host.folder.absolute())
+        except TandemError as error:
+            answer.error.CopyFrom(to_proto(error))
+        except Exception as error:
+            logger.exception("a change of the weights")
+            answer.error.CopyFrom(to_proto(Internal(f"{type(error).__name__}: {error}")))
+        session.send(weights_changed=answer)
+        if session.closed:
+            self.left(session)
+
+    def left(self, session: Session) -> None:
+        """The router that paused this worker is gone: nobody else will tell it to go on."""
+        if self._paused_by is session and not self._changing.locked() and not self._worker.load.asleep:
+            logger.warning("router %s left this worker paused: it resumes", session.router_name)
+            self._resume()
+
+    async def _take(self, session: Session, command: worker_pb2.ChangeWeights) -> str:
+        """The fingerprint that the answer has. Raises TandemError."""
+        host, load = self._worker.host, self._worker.load
+        folder = Path(command.folder) if command.folder else host.folder
+        if not folder.is_absolute():
+            raise InvalidRequest(f"folder must be absolute, not {command.folder!r}", field="folder")
+        _check_changeable(host)
+        if command.step == CHECK:
+            return await asyncio.to_thread(check_folder, host, folder)
+        if command.step == PAUSE:
+            await self._pause(session, command.timeout_s)
+        elif command.step == RESUME:
+            self._resume()
+        elif not load.paused:
+            raise InvalidRequest("only a paused worker loads or unloads weights", field="step")
+        elif command.step == UNLOAD:
+            await host.unload()
+            load.asleep = True
+            load.flush()
+            logger.info("asleep: weights and pool are freed")
+        elif command.step == LOAD:
+            await self._load(folder)
+        else:
+            raise InvalidRequest(f"unknown step {command.step}", field="step")
+        return host.model.fingerprint
+
+    async def _pause(self, session: Session, timeout_s: float) -> None:
+        load = self._worker.load
+        if load.asleep:
+            self._paused_by = session
+            return
+        load.paused, self._paused_by = True, session
+        load.flush()
+        try:
+            await _within(timeout_s, self._worker.idle.wait, "requests still run")
+            await _within(BLOCKS_S, self._all_free, "blocks are still being sent or received")
+        except BaseException:
+            self._resume()
+            raise
+
+    async def _all_free(self) -> None:
+        """Nobody has a block of the pool, and nothing is cached in it."""
+        while True:
+            await self._worker.flush_cache()
+            engine = self._worker.load.engine
+            if engine is None or engine.num_free_blocks == engine.num_total_blocks:
+                return
+            await asyncio.sleep(_POLL_S)
+
+    async def _load(self, folder: Path) -> None:
+        """Raises ModelLoadError, ConfigError; the worker has then what it had, asleep where it was."""
+        host, load = self._worker.host, self._worker.load
+        before, was_asleep = host.model.fingerprint, load.asleep
+        if not was_asleep:
+            await asyncio.to_thread(check_folder, host, folder)
+            await host.unload()
+        try:
+            await host.reload(folder)
+        except Exception as error:
+            logger.warning("weights of %s cannot be loaded: %s", folder, error)
+            if not was_asleep:
+                await self._load_again()
+            if isinstance(error, TandemError):
+                raise
+            raise ModelLoadError(f"{folder} cannot be loaded: {type(error).__name__}: {error}") from error
+        self._worker.on_engine_changed()
+        load.asleep = False
+        if host.model.fingerprint != before:
+            load.model_fingerprint = host.model.fingerprint
+        load.flush()
+        logger.info("weights of %s, fingerprint %s", folder, host.model.fingerprint)
+
+    async def _load_again(self) -> None:
+        host = self._worker.host
+        try:
+            await host.reload(host.folder)
+        except Exception:
+            logger.critical("nor can those of before: this process ends", exc_info=True)
+            self._worker.died.set()
+            raise
+        self._worker.on_engine_changed()
+
+    def _resume(self) -> None:
+        """A worker that sleeps stays paused."""
+        self._paused_by = None
+        load = self._worker.load
+        load.paused = load.asleep
+        load.flush()
+
+
+async def _within(timeout_s: float, work: Callable[[], Awaitable[object]], what: str) -> None:
+    """Raises DeadlineExceeded."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await work()
+    except TimeoutError:
+        raise DeadlineExceeded(
+            f"{what} after {timeout_s:g} s: the weights stay", field="timeout_s", limit=timeout_s
+        ) from None
+
+
+def _check_changeable(host: EngineHost) -> None:
+    """Raises InvalidRequest for a worker whose weights stay for its life."""
+    settings = host.settings
+    if settings.degrees.num_ranks > 1:
+        raise InvalidRequest(f"worker {settings.name} is several processes, whose weights cannot be changed yet")
+    if settings.has_adapters:
+        raise InvalidRequest(f"worker {settings.name} serves adapters: its weights cannot be changed yet")
+
+
+def check_folder(host: EngineHost, folder: Path) -> str:
+    """The fingerprint that its weights would have, but for deterministic mode's part. Blocking; reads headers and
+    samples. Raises ModelLoadError, which names the first tensor that does not fit, and ConfigError."""
+    model, settings = host.model, host.settings
+    with Checkpoint.of(folder) as checkpoint:
+        WeightPlan.make(checkpoint, model.config, settings.quantization)
+    if load_config(folder) != model.config:
+        raise ModelLoadError(f"config.json of {folder} is of another model", field="folder", file="config.json")
+    if model.texts_digest and texts_digest(folder) != model.texts_digest:
+        raise ModelLoadError(
+            f"config.json and tokenizer.json of {folder} must be those of the model that is served",
+            field="folder",
+            file="tokenizer.json",
+        )
+    return fingerprint(folder, dtype_name(model.dtype), settings.quantization)

@@ -21,7 +21,7 @@ from shared.engine.runner.runner import Runner
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import InvalidRequest, ModelMismatch, TransferFailed
 
-VERSION = 4
+VERSION = 5
 """Version of the message, raised with every change of its fields. Both ends must have the same one."""
 
 _HEADER = struct.Struct("<4sH")  # magic, version

@@ -274,7 +274,7 @@ class Chat:
         tools = request.tools or []
         use = tool_use(tools, request.tool_choice, request.parallel_tool_calls)
         logprobs = (request.top_logprobs or 0) if request.logprobs else None
-        sampling = request.sampling_params(request.max_answer_tokens, logprobs, self._defaults)
+        sampling = request.sampling_params(request.max_answer_tokens, logprobs, self._defaults, request.n or 1)
         sampling = replace(sampling, prompt_logprobs=request.prompt_logprobs)
         if use is not None and use.is_forced:
             if sampling.structured_output is not None:
@@ -295,6 +295,7 @@ class Chat:
         return ParsedChat(
             prompts=[prompt],
             n=request.n or 1,
+            num_computed=request.best_of or request.n or 1,
             sampling=sampling,
             default_max_tokens=None,
             options=PromptOptions(request.truncate_prompt_tokens, tuple(request.bad_words or ()), text),

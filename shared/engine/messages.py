@@ -240,6 +240,8 @@ class SequenceEnded:
     block_hashes: tuple[bytes, ...]
     kept: Sequence[int]
     tenant: str = ""
+    retain_s: float = 0.0  # as its sequence's
+    priority: int = 0  # likewise
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,7 @@ class BeamChoice:
             return False
         longest = search.early_stopping == "never" and search.length_penalty > 0
         length = float(self._max_tokens if longest else num_tokens)
-        return best_open / length**search.length_penalty > self._ended[-1].score
+        return bool(best_open / length**search.length_penalty > self._ended[-1].score)
 
     @property
     def answers(self) -> tuple[BeamAnswer, ...]:

@@ -587,7 +587,7 @@ class Scheduler:
         if computed > sequence.num_arrived_blocks:
             hashes = tuple(sequence.block_hashes[:computed])
             kept = self._tables.worth_storing(sequence, sequence.num_computed_tokens)
-            self._ended.append(SequenceEnded(hashes, kept, sequence.tenant))
+            self._ended.append(SequenceEnded(hashes, kept, sequence.tenant, sequence.retain_s, sequence.priority))
 
     def _free_if_complete(self, sequence: EngineSequence) -> None:
         """Gives back a finished sequence's blocks once no step in flight writes to them: a receive might, next."""

@@ -152,6 +152,11 @@ class Tool(BaseModel):
     type: str
     function: FunctionTool | None = None
 
+    @property
+    def for_name(self) -> str:
+        """Its function's name; empty where it has none."""
+        return self.function.name if self.function is not None else ""
+
     def checked(self, place: str) -> FunctionTool:
         """Its function; raises InvalidRequest (`tools`) for another kind of tool."""
         if self.type != "function":

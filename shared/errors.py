@@ -170,6 +170,14 @@ class TakenOver(TandemError):
     code = "taken_over"
 
 
+class ToolServerFailed(TandemError):
+    """An MCP server that the request names does not answer, or not as the protocol has it."""
+
+    grpc_code = "FAILED_PRECONDITION"
+    http_status = 424
+    code = "tool_server_failed"
+
+
 class ModelMismatch(TandemError):
     """A worker's model or block layout differs from the cluster's."""
 

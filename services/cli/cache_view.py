@@ -52,7 +52,20 @@ def failure_lines(stats: cache_pb2.CacheStats) -> list[str]:
 def tier_table(stats: cache_pb2.CacheStats) -> Table:
     """One row a node and tier."""
     names = ("store node", "tier")
-    figures = ("used", "budget", "full", "blocks", "hits", "stored", "evicted", "refused", "bad", "pinned")
+    figures = (
+        "used",
+        "budget",
+        "full",
+        "blocks",
+        "hits",
+        "stored",
+        "evicted",
+        "refused",
+        "bad",
+        "pinned",
+        "retained",
+        "by hints",
+    )
     rows: list[tuple[str, ...]] = []
     for node in stats.nodes:
         if not node.failure and not node.stats.tiers:
@@ -74,6 +87,8 @@ def _tier_cells(tier: kvstore_pb2.TierStats) -> tuple[str, ...]:
         f"{tier.num_refused}",
         f"[red]{tier.num_bad}[/red]" if tier.num_bad else "0",
         f"{size(tier.pinned_bytes)} of {size(tier.pin_budget_bytes)}",
+        size(tier.retained_bytes),
+        f"{tier.num_hint_hits}",
     )
 
 

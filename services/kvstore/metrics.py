@@ -98,6 +98,16 @@ NODE_METRICS: tuple[Observed[StoreNode], ...] = (
         lambda tier: tier.counters.num_hits,
     ),
     _tier(
+        counter(
+            "tandem_store_hint_hits_total", "Of the hits, those of blocks that would be gone if not retained.", "tier"
+        ),
+        lambda tier: tier.blocks.num_hint_hits,
+    ),
+    _tier(
+        gauge("tandem_store_retained_bytes", "Bytes of blocks that are evicted after others.", "tier"),
+        lambda tier: tier.blocks.retained_bytes,
+    ),
+    _tier(
         counter("tandem_store_misses_total", "Reads of a block that was not there.", "tier"),
         lambda tier: tier.counters.num_misses,
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from services.kvstore.tiers.disk import MAX_TENANT_BYTES
+from services.kvstore.tiers.order import Keep
 from services.kvstore.tiers.pins import Pin
 from shared.errors import InvalidRequest
 from shared.identity import WorkerIdentity, WorkerRole
@@ -11,6 +12,7 @@ from shared.rpc.convert import role_from_proto
 from shared.rpc.pb.tandem.v1 import kvstore_pb2, types_pb2
 
 MAX_NAME_BYTES = 256
+MAX_RETAIN_S = 7 * 86_400.0
 MAX_SEQUENCE = 2**53 - 1
 """Largest integer that Redis's Lua represents exactly."""
 
@@ -31,6 +33,17 @@ def incarnation_of(worker: types_pb2.WorkerId) -> int:
     if worker.incarnation == 0:
         raise InvalidRequest("worker.incarnation must be set and not 0", field="worker.incarnation", limit=1)
     return worker.incarnation
+
+
+def keep_of(request: kvstore_pb2.OfferRequest) -> Keep:
+    """How long the offered blocks are wanted."""
+    if not 0 <= request.retain_s <= MAX_RETAIN_S:
+        raise InvalidRequest(
+            f"retain_s must be between 0 and {MAX_RETAIN_S:g}, got {request.retain_s:g}",
+            field="retain_s",
+            limit=MAX_RETAIN_S,
+        )
+    return Keep(request.retain_s, request.is_low)
 
 
 def tier_of(message: kvstore_pb2.PublishRequest | kvstore_pb2.RemoveRequest) -> Tier:

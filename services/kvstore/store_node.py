@@ -17,6 +17,7 @@ from services.kvstore.requests import check_tenant
 from services.kvstore.tiers.accounts import Quotas
 from services.kvstore.tiers.arena import HostArena
 from services.kvstore.tiers.disk import DiskTier
+from services.kvstore.tiers.order import PLAIN, Keep
 from services.kvstore.tiers.stack import TierStack
 from services.kvstore.tiers.tier import BlockTier, TierEvents
 from shared.block_service.client import SentBlock
@@ -173,13 +174,15 @@ class StoreNode:
         self._thread.shutdown()
         self._tiers.close()
 
-    async def offer(self, worker_name: str, hashes: Sequence[bytes], block_bytes: int, tenant: str = "") -> Wanted:
+    async def offer(
+        self, worker_name: str, hashes: Sequence[bytes], block_bytes: int, tenant: str = "", keep: Keep = PLAIN
+    ) -> Wanted:
         """Returns which of these blocks to send here; receives are posted for them. Raises ModelMismatch for blocks of
         another size, ConfigError if not even one fits the node's budgets."""
         await self.open(block_bytes)
         fresh = [(index, name) for index, name in enumerate(hashes) if name not in self._coming]
         most = self._staging.num_free
-        wanted = await self._in_thread(lambda: self._admit(fresh, most, block_bytes, tenant))
+        wanted = await self._in_thread(lambda: self._admit(fresh, most, block_bytes, tenant, keep))
         # Other offers may have taken slots meanwhile.
         wanted = [item for item in wanted if hashes[item[0]] not in self._coming]
         slots = self._staging.take(len(wanted))
@@ -192,7 +195,7 @@ class StoreNode:
         seal = seal_of(self._fleet_key, Purpose.OFFER, ticket, block_bytes)
         incoming = self._transfer.expect(ticket, buffers, trailer_bytes(len(blocks), seal))
         self._coming.update(name for name, _, _ in blocks)
-        task = asyncio.create_task(self._receive(worker_name, tenant, ticket, incoming, blocks, seal))
+        task = asyncio.create_task(self._receive(worker_name, (tenant, keep), ticket, incoming, blocks, seal))
         self._receiving.add(task)
         task.add_done_callback(self._receiving.discard)
         return Wanted(tuple(index for index, _ in wanted), ticket, self._transfer.address)
@@ -264,7 +267,7 @@ class StoreNode:
     async def _receive(
         self,
         worker_name: str,
-        tenant: str,
+        whose: tuple[str, Keep],
         ticket: int,
         incoming: Incoming,
         blocks: list[tuple[bytes, int, tuple[BlockTier, ...]]],
@@ -274,7 +277,7 @@ class StoreNode:
         lost = False
         try:
             trailer = await receive_trailer(self._transfer, ticket, incoming, TRANSFER_TIMEOUT_S, seal)
-            num_bad = await unbroken(self._in_thread(lambda: self._put(blocks, trailer, tenant, seal)))
+            num_bad = await unbroken(self._in_thread(lambda: self._put(blocks, trailer, whose, seal)))
             if num_bad:
                 logger.error("%d blocks of %s arrived damaged and were dropped", num_bad, worker_name)
         except MemoryLost as error:
@@ -294,14 +297,14 @@ class StoreNode:
             self._staging.give_back(slot)
 
     def _admit(
-        self, offered: list[tuple[int, bytes]], most: int, block_bytes: int, tenant: str
+        self, offered: list[tuple[int, bytes]], most: int, block_bytes: int, tenant: str, keep: Keep
     ) -> list[tuple[int, tuple[BlockTier, ...]]]:
         """In the tiers' thread: (index, tiers that want the block) of at most `most` blocks."""
         wanted: list[tuple[int, tuple[BlockTier, ...]]] = []
         for index, name in offered:
             if len(wanted) == most:
                 break
-            tiers = self._tiers.wanting(name, block_bytes, tenant)
+            tiers = self._tiers.wanting(name, block_bytes, tenant, keep)
             if tiers:
                 wanted.append((index, tiers))
         return wanted
@@ -310,7 +313,7 @@ class StoreNode:
         self,
         blocks: list[tuple[bytes, int, tuple[BlockTier, ...]]],
         trailer: types_pb2.HandoffTrailer,
-        tenant: str,
+        whose: tuple[str, Keep],
         seal: Seal | None,
     ) -> int:
         """In the tiers' thread; returns how many blocks are not what they were where they were made."""
@@ -321,7 +324,7 @@ class StoreNode:
             try:
                 if seal is not None and not seal.open_blocks([(place, memory, announced.tag)])[0]:
                     raise ValueError("not sealed for this offer")
-                self._tiers.put(name, memory, announced.checksum, tiers, tenant)
+                self._tiers.put(name, memory, announced.checksum, tiers, *whose)
             except ValueError:
                 num_bad += 1
                 tiers[0].counters.num_bad += 1

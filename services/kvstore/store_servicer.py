@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc.aio
 
-from services.kvstore.requests import pin_name_of, pin_of, tenant_of
+from services.kvstore.requests import keep_of, pin_name_of, pin_of, tenant_of
 from services.kvstore.store_node import StoreNode
 from services.kvstore.tiers.stack import PinState, TierStack
 from services.kvstore.tiers.tier import BlockTier
@@ -50,7 +50,7 @@ class StoreServicer(kvstore_pb2_grpc.StoreServiceServicer):
 
     async def _offer(self, request: kvstore_pb2.OfferRequest) -> kvstore_pb2.OfferResponse:
         wanted = await self._node.offer(
-            request.worker_name, split_hashes(request), request.block_bytes, tenant_of(request)
+            request.worker_name, split_hashes(request), request.block_bytes, tenant_of(request), keep_of(request)
         )
         return kvstore_pb2.OfferResponse(
             wanted=wanted.indexes, ticket=wanted.ticket, transfer_address=wanted.transfer_address
@@ -108,6 +108,8 @@ def _tier_stats(tier: BlockTier, failure: str) -> kvstore_pb2.TierStats:
         num_blocks=len(tier.blocks),
         pinned_bytes=pins.used_bytes,
         pin_budget_bytes=pins.budget_bytes,
+        retained_bytes=tier.blocks.retained_bytes,
+        num_hint_hits=tier.blocks.num_hint_hits,
     )
 
 

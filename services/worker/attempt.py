@@ -148,6 +148,13 @@ class WorkerRequest:
         logprobs = logprobs_to_proto(token.token)
         if logprobs is not None:
             message.logprobs.append(logprobs)
+        for beam in token.beams:
+            message.beams.add(
+                token_ids=beam.token_ids,
+                finish_reason=finish_reason_to_proto(beam.finish_reason),
+                score=beam.score,
+                logprob=beam.logprob,
+            )
         if token.token.pooled:
             message.pooled = token.token.pooled
         if token.prompt_logprobs:

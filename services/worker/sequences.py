@@ -30,6 +30,9 @@ def sequence_of(
         raise InvalidRequest(f"a command must carry {field}", field=f"sampling.{field}")
     if params.pooling:
         _check_pools(host)
+    if params.beams is not None and host.settings.step_times is not None:
+        why = f"worker {host.settings.name} searches no beams: its device computes nothing"
+        raise InvalidRequest(why, field="use_beam_search")
     vocab_size = model.config.vocab_size
     # An id that the model has no row for would not fail this request alone: it would end the engine.
     if not 0 < num_prompt_tokens <= len(token_ids):

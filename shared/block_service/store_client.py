@@ -35,11 +35,25 @@ class Wanted:
 class StoreClient(BlockClient):
     """One store node. Every method raises like those of BlockClient."""
 
-    async def offer(self, worker_name: str, hashes: Sequence[bytes], block_bytes: int, tenant: str = "") -> Wanted:
+    async def offer(
+        self,
+        worker_name: str,
+        hashes: Sequence[bytes],
+        block_bytes: int,
+        tenant: str = "",
+        retain_s: float = 0.0,
+        *,
+        is_low: bool = False,
+    ) -> Wanted:
         """Asks which of these blocks of a tenant the node accepts. If there are any, the node then waits for them and
         for a trailer on the transfer plane."""
         request = kvstore_pb2.OfferRequest(
-            worker_name=worker_name, block_hashes=join_hashes(hashes), block_bytes=block_bytes, tenant=tenant
+            worker_name=worker_name,
+            block_hashes=join_hashes(hashes),
+            block_bytes=block_bytes,
+            tenant=tenant,
+            retain_s=retain_s,
+            is_low=is_low,
         )
         answer = await self._call(lambda stub: stub.Offer(request, timeout=OFFER_TIMEOUT_S))
         if any(index >= len(hashes) for index in answer.wanted):

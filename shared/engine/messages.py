@@ -195,14 +195,24 @@ class FirstScheduled:
     at: float
 
 
+class BeamAnswer(NamedTuple):
+    """One of the likeliest answers that a beam search found."""
+
+    token_ids: tuple[int, ...]  # up to and including the token that ended it
+    finish_reason: FinishReason
+    score: float  # the sum of its log-probabilities over its length to the power of the length penalty
+    logprob: float  # that sum
+
+
 class NewToken(NamedTuple):
-    """A token that a step produced for one sequence."""
+    """A token that a step produced for one sequence; of a beam search, the newest one of its best beam."""
 
     sequence_id: str
     token: SampledToken
     finish_reason: FinishReason | None  # set where it ends the sequence
     prompt_logprobs: tuple[SampledToken, ...] = ()  # with the first token, where they are asked for
     preempted_s: float = 0.0  # with a token that ends it: how long it waited without blocks after it had started
+    beams: tuple[BeamAnswer, ...] = ()  # with the last token of a beam search: what it found, the best first
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +240,8 @@ class SequenceEnded:
     block_hashes: tuple[bytes, ...]
     kept: Sequence[int]
     tenant: str = ""
+    retain_s: float = 0.0  # as its sequence's
+    priority: int = 0  # likewise
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,11 +82,12 @@ class PlannedSequence(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """One block of the pool to a slot in host memory, or back."""
+    """One block of the pool to a slot in host memory, or back; or to another block of the pool."""
 
     block_id: int
     host_slot: int
     to_host: bool
+    source_id: int | None = None  # the block that is copied to `block_id`; no slot is used then
 
 
 @dataclass(frozen=True, slots=True)

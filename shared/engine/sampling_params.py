@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, NoReturn
+from typing import Literal, NoReturn, get_args
 
 from shared.errors import InvalidRequest
 from shared.structure.structured_output import StructuredOutput
@@ -60,6 +60,34 @@ class Speculation:
 DEFAULT_SPECULATION = Speculation()
 
 
+MAX_BEAMS = 10
+"""Beams that one search follows: each step looks at as many likeliest tokens of each, and one more for each end."""
+EarlyStopping = Literal["false", "true", "never"]
+"""When a search ends that has as many ended answers as beams: where the best open one seems unable to become better
+than the worst of these, at once, or where no length could make it better."""
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearch:
+    """A search for the likeliest answers, as `transformers` does it. Raises InvalidRequest naming the field."""
+
+    width: int
+    """Answers that are followed at once."""
+    num_answers: int
+    """The best ones, which are the result."""
+    length_penalty: float = 1.0
+    """An answer's score is the sum of its log-probabilities over its length to this power."""
+    early_stopping: EarlyStopping = "false"
+
+    def __post_init__(self) -> None:
+        _check(1 <= self.width <= MAX_BEAMS, "best_of", self.width, f"1 to {MAX_BEAMS} with use_beam_search")
+        _check(1 <= self.num_answers <= self.width, "n", self.num_answers, f"1 to best_of ({self.width})")
+        # Larger powers leave the range of floats in long answers.
+        _check(-10.0 <= self.length_penalty <= 10.0, "length_penalty", self.length_penalty, "between -10 and 10")
+        known = get_args(EarlyStopping)
+        _check(self.early_stopping in known, "early_stopping", self.early_stopping, "true, false or 'never'")
+
+
 def _check(ok: bool, field: str, value: object, limit: str) -> None:
     if not ok:
         raise InvalidRequest(f"{field} must be {limit}, got {value!r}", field=field, limit=limit)
@@ -97,6 +125,7 @@ class SamplingParams:
     structured_output: StructuredOutput | None = None  # what the answer must match; None = free text
     speculation: Speculation = DEFAULT_SPECULATION  # which guesses may be made; never changes an answer
     pooling: Pooling = ""  # what of the prompt's hidden states comes with the first token
+    beams: BeamSearch | None = None  # the likeliest answers are searched for; nothing is drawn
 
     def __post_init__(self) -> None:
         # No call for what is right: the router makes these twice a request.
@@ -119,6 +148,8 @@ class SamplingParams:
         self._check_lengths()
         if self.stop or self.stop_token_ids:
             self._check_stops()
+        if self.beams is not None:
+            self._check_beams()
         if self.logit_bias or self.bad_sequences:
             self._check_changed_logits()
 
@@ -140,6 +171,28 @@ class SamplingParams:
             _check(0 < len(text) <= MAX_STOP_STRING_LEN, "stop", text, f"1 to {MAX_STOP_STRING_LEN} characters each")
         num_ids = len(self.stop_token_ids)
         _check(num_ids <= MAX_STOP_TOKEN_IDS, "stop_token_ids", num_ids, f"at most {MAX_STOP_TOKEN_IDS} ids")
+
+    def _check_beams(self) -> None:
+        """A search reads the model's own log-probabilities: what changes them, or an answer while it is written, does
+        not go with it."""
+        for field, differs in (
+            ("stop", bool(self.stop)),
+            ("min_tokens", self.min_tokens > 0),
+            ("logprobs", self.logprobs is not None),
+            ("prompt_logprobs", self.prompt_logprobs is not None),
+            ("top_p", self.top_p != 1.0),
+            ("top_k", self.top_k != 0),
+            ("min_p", self.min_p != 0.0),
+            ("repetition_penalty", self.repetition_penalty != 1.0),
+            ("presence_penalty", self.presence_penalty != 0.0),
+            ("frequency_penalty", self.frequency_penalty != 0.0),
+            ("logit_bias", bool(self.logit_bias)),
+            ("bad_words", bool(self.bad_sequences)),
+            ("structured_output", self.structured_output is not None),
+            ("speculation", self.speculation.method not in (AUTO, OFF)),
+        ):
+            if differs:
+                raise InvalidRequest(f"{field} does not go with use_beam_search", field=field)
 
     def _check_changed_logits(self) -> None:
         limit = f"at most {MAX_LOGIT_BIAS} tokens"

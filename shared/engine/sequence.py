@@ -57,6 +57,7 @@ class EngineSequence:
     priority: int = 0  # below 0 it gives way to those that have more
     retain_s: float = 0.0  # how long its blocks are retained after each use: see `BlockPool.release`
     session: str = ""  # that they are retained for, its tenant's; empty: none
+    search: str = ""  # id of the sequence whose beam search it belongs to, its own where that begins; empty: none
     adapter: int = 0  # slot of its adapter on this worker, from 1; 0 = none
     arrival: int = 0  # order of arrival on this worker, set by the scheduler
     arrived_s: float = 0.0  # when that was, by the scheduler's clock
@@ -225,6 +226,8 @@ class EngineSequence:
 
     def finish_reason(self) -> FinishReason | None:
         """Why the newest token ends the sequence, else None; the router looks for stop strings."""
+        if self.search:
+            return None  # that is for the search to say
         sampling = self.sampling
         num_tokens = len(self.token_ids)
         num_output = num_tokens - self.num_prompt_tokens

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from shared.engine.finish_reason import FinishReason
 from shared.engine.plan import SampledToken
-from shared.engine.sampling_params import AUTO, DEFAULT_SPECULATION, MOST_GUESSES, Pooling, SamplingParams, Speculation
+from shared.engine.sampling_params import (
+    AUTO,
+    DEFAULT_SPECULATION,
+    MOST_GUESSES,
+    BeamSearch,
+    EarlyStopping,
+    Pooling,
+    SamplingParams,
+    Speculation,
+)
 from shared.errors import InvalidRequest
 from shared.identity import Roles, WorkerRole, roles_text
 from shared.kv.layout import LAYOUT_VERSION, BlockLayout, KVFormat
@@ -109,6 +118,7 @@ def sampling_from_proto(message: types_pb2.SamplingParams) -> SamplingParams:
         if message.HasField("speculation")
         else DEFAULT_SPECULATION,
         pooling=_POOLING_FROM_PROTO.get(message.pooling, ""),
+        beams=_beams_from_proto(message.beams) if message.HasField("beams") else None,
     )
 
 
@@ -128,12 +138,21 @@ def sampling_to_proto(params: SamplingParams) -> types_pb2.SamplingParams:
         message.bad_sequences.add(token_ids=bad)
     if params.pooling:
         message.pooling = _POOLING_TO_PROTO[params.pooling]
+    if params.beams is not None:
+        message.beams.width, message.beams.num_answers = params.beams.width, params.beams.num_answers
+        message.beams.length_penalty = params.beams.length_penalty
+        message.beams.early_stopping = params.beams.early_stopping
     if params.structured_output:
         message.structured_output.CopyFrom(structure_to_proto(params.structured_output))
     if params.speculation != DEFAULT_SPECULATION:
         message.speculation.method = params.speculation.method
         message.speculation.max = params.speculation.most_guesses
     return message
+
+
+def _beams_from_proto(message: types_pb2.BeamSearch) -> BeamSearch:
+    stopping = cast(EarlyStopping, message.early_stopping)  # which the class checks
+    return BeamSearch(message.width, message.num_answers, message.length_penalty, stopping)
 
 
 def speculation_from_proto(message: types_pb2.Speculation) -> Speculation:

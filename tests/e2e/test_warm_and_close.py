@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from shared.rpc.pb.tandem.v1 import cache_pb2, cache_pb2_grpc, kvstore_pb2
 from tandem import AsyncTandemClient
-from tests.e2e.running import BLOCK_SIZE, Running, running
+from tests.e2e.running import BLOCK_SIZE, DEMO, Running, block_bytes, running
+from tests.waiting import until
 
 NUM_BLOCKS = 10
 POOL = 64
@@ -85,3 +87,34 @@ async def test_blocks_of_a_closed_session_are_evicted_before_others_of_its_tenan
             assert await client.close_session("s", tenant="t") == 2 * NUM_BLOCKS
         response = await run.http.post("/v1/cache/close", json={})
         assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt_cache_key")
+
+
+async def test_a_store_node_retains_what_requests_say_beyond_a_stream_of_others(tmp_path: Path) -> None:
+    whole = NUM_BLOCKS * BLOCK_SIZE
+    room = 3 * NUM_BLOCKS * block_bytes(DEMO)
+    async with running(tmp_path, num_kv_blocks=POOL, store_host_bytes=room) as run:
+        cache = cache_pb2_grpc.CacheServiceStub(run.channel)
+
+        async def tier() -> kvstore_pb2.TierStats | None:
+            stats = await cache.GetCacheStats(cache_pb2.GetCacheStatsRequest())
+            return next((tier for node in stats.nodes for tier in node.stats.tiers), None)
+
+        async def stored(least: int) -> kvstore_pb2.TierStats:
+            async def enough() -> kvstore_pb2.TierStats | None:
+                found = await tier()
+                return found if found is not None and found.num_stored >= least else None
+
+            return await until(enough)
+
+        await post(run, "/v1/cache/warm", "t", prompt=prompt(37), prompt_cache_retention="1h")
+        retained = (await stored(NUM_BLOCKS)).retained_bytes
+        assert retained == NUM_BLOCKS * block_bytes(DEMO)
+        seeds = [41, 43, 47, 53, 59, 61, 67, 71]
+        for seed in seeds:
+            for _ in range(2):  # a full tier takes what is offered again
+                assert (await cached(run, prompt(seed), "t")) in (0, whole)
+        await stored(5 * NUM_BLOCKS)
+        found = await tier()
+        assert found is not None
+        assert found.num_evicted > 0
+        assert found.retained_bytes == retained

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from services.kvstore.tiers.order import EvictionOrder
+
 OTHER = "other"
 """Shared account of tenants that no longer hold anything and are not named in the settings."""
 
@@ -30,7 +32,8 @@ class Account:
     num_blocks: int = 0
     num_hits: int = 0  # blocks read since start
     num_evicted: int = 0
-    order: dict[bytes, None] = field(default_factory=dict)  # blocks that can be evicted, least recently used first
+    retained_bytes: int = 0  # of the others, those that are retained
+    order: EvictionOrder = field(default_factory=EvictionOrder)  # of blocks that can be evicted
 
 
 class Accounts:

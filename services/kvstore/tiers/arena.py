@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from services.kvstore.tiers.accounts import Quotas
 from services.kvstore.tiers.checksum import block_checksum
 from services.kvstore.tiers.lru import BlockLru, check_budget, check_quotas
+from services.kvstore.tiers.order import PLAIN, Keep
 from services.kvstore.tiers.tier import TierCounters, TierEvents
 from shared.errors import StoreUnavailable
 from shared.kv_index.holders import Tier
@@ -65,16 +66,16 @@ class HostArena:
         """See BlockTier."""
         return block_hash in self.blocks
 
-    def wants(self, block_hash: bytes, num_bytes: int, tenant: str = "") -> bool:
+    def wants(self, block_hash: bytes, num_bytes: int, tenant: str = "", keep: Keep = PLAIN) -> bool:
         """See BlockTier."""
-        wanted = num_bytes == self._block_bytes and self.blocks.wants(block_hash, num_bytes, tenant)
+        wanted = num_bytes == self._block_bytes and self.blocks.wants(block_hash, num_bytes, tenant, keep)
         self.counters.num_refused += not wanted and block_hash not in self.blocks
         return wanted
 
-    def put(self, block_hash: bytes, block: memoryview, checksum: int, tenant: str = "") -> None:
+    def put(self, block_hash: bytes, block: memoryview, checksum: int, tenant: str = "", keep: Keep = PLAIN) -> None:
         """See BlockTier."""
         if block_hash in self.blocks:
-            self.blocks.use(block_hash)
+            self.blocks.use(block_hash, keep)
             return
         if block.nbytes != self._block_bytes or block_checksum(block) != checksum:
             raise ValueError(f"no block of {self._block_bytes} bytes with checksum {checksum:016x}")
@@ -88,7 +89,7 @@ class HostArena:
         slot = self._free.pop()
         self._bytes(slot)[:] = np.frombuffer(block, np.uint8)
         self._places[block_hash] = slot, checksum
-        self.blocks.add(block_hash, self._block_bytes, tenant)
+        self.blocks.add(block_hash, self._block_bytes, tenant, keep)
         self.counters.num_stored += 1
 
     def read(self, block_hash: bytes, into: memoryview) -> int | None:

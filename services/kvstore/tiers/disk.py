@@ -27,6 +27,7 @@ from typing import BinaryIO
 from services.kvstore.tiers.accounts import Quotas
 from services.kvstore.tiers.checksum import block_checksum
 from services.kvstore.tiers.lru import BlockLru, check_budget, check_quotas
+from services.kvstore.tiers.order import PLAIN, Keep
 from services.kvstore.tiers.tier import TierCounters, TierEvents
 from shared.errors import ConfigError, StoreUnavailable
 from shared.kv.hashing import HASH_BYTES
@@ -36,8 +37,10 @@ MAGIC = b"TANDEMKV"
 FORMAT_VERSION = 2
 MAX_TENANT_BYTES = 128
 HEADER = struct.Struct(f"<8sIIQQ16s{MAX_TENANT_BYTES}s")
-"""Magic, format version, zero, bytes of the block, checksum, hash, tenant; then blake2b of these, 16 bytes."""
+"""Magic, format version, twice the seconds for which it is retained (1 more: low priority), bytes of the block,
+checksum, hash, tenant; then blake2b of these, 16 bytes."""
 HEADER_BYTES = HEADER.size + 16
+_MOST_KEPT = 2**32 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +50,14 @@ class Header:
     num_bytes: int
     checksum: int
     tenant: str
+    keep: Keep = PLAIN  # with which it was stored
 
     def pack(self, block_hash: bytes) -> bytes:
         """`HEADER_BYTES` bytes."""
-        fields = HEADER.pack(MAGIC, FORMAT_VERSION, 0, self.num_bytes, self.checksum, block_hash, self.tenant.encode())
+        kept = (int(self.keep.retain_s) << 1 | self.keep.is_low) & _MOST_KEPT
+        fields = HEADER.pack(
+            MAGIC, FORMAT_VERSION, kept, self.num_bytes, self.checksum, block_hash, self.tenant.encode()
+        )
         return fields + blake2b(fields, digest_size=16).digest()
 
     @classmethod
@@ -58,10 +65,10 @@ class Header:
         """None when `data` is no valid header of this block."""
         if len(data) != HEADER_BYTES or blake2b(data[: HEADER.size], digest_size=16).digest() != data[HEADER.size :]:
             return None
-        magic, version, _, num_bytes, checksum, named, tenant = HEADER.unpack_from(data)
+        magic, version, kept, num_bytes, checksum, named, tenant = HEADER.unpack_from(data)
         if (magic, version, named) != (MAGIC, FORMAT_VERSION, block_hash):
             return None
-        return cls(num_bytes, checksum, tenant.rstrip(b"\0").decode())
+        return cls(num_bytes, checksum, tenant.rstrip(b"\0").decode(), Keep(float(kept >> 1), bool(kept & 1)))
 
 
 SUFFIX, UNFINISHED_SUFFIX = ".kv", ".tmp"
@@ -146,16 +153,16 @@ class DiskTier:
         """See BlockTier."""
         return block_hash in self.blocks
 
-    def wants(self, block_hash: bytes, num_bytes: int, tenant: str = "") -> bool:
+    def wants(self, block_hash: bytes, num_bytes: int, tenant: str = "", keep: Keep = PLAIN) -> bool:
         """See BlockTier."""
-        wanted = self.blocks.wants(block_hash, num_bytes + HEADER_BYTES, tenant)
+        wanted = self.blocks.wants(block_hash, num_bytes + HEADER_BYTES, tenant, keep)
         self.counters.num_refused += not wanted and block_hash not in self.blocks
         return wanted
 
-    def put(self, block_hash: bytes, block: memoryview, checksum: int, tenant: str = "") -> None:
+    def put(self, block_hash: bytes, block: memoryview, checksum: int, tenant: str = "", keep: Keep = PLAIN) -> None:
         """See BlockTier."""
         if block_hash in self.blocks:
-            self._touch(block_hash)
+            self._touch(block_hash, keep)
             return
         if block_checksum(block) != checksum:
             raise ValueError(f"the block's checksum is not {checksum:016x}")
@@ -168,8 +175,8 @@ class DiskTier:
                 self._path(victim).unlink(missing_ok=True)
                 self.blocks.evict(victim)
                 self.counters.num_evicted += 1
-            self._write(block_hash, block, checksum, tenant)
-        self.blocks.add(block_hash, num_bytes, tenant)
+            self._write(block_hash, block, Header(block.nbytes, checksum, tenant, keep))
+        self.blocks.add(block_hash, num_bytes, tenant, keep)
         self.counters.num_stored += 1
 
     def read(self, block_hash: bytes, into: memoryview) -> int | None:
@@ -219,27 +226,28 @@ class DiskTier:
                         path.unlink()
                     else:
                         pinned = block_hash in self.blocks.pins
-                        found.append((pinned, stat.st_mtime_ns, block_hash, stat.st_size, header.tenant))
+                        found.append((pinned, stat.st_mtime_ns, block_hash, stat.st_size, header))
             room, used = self.blocks.budget_bytes, Counter[str]()
             kept = []
-            for _, used_at, block_hash, size, tenant in sorted(found, reverse=True):
+            for _, used_at, block_hash, size, header in sorted(found, key=lambda item: item[:3], reverse=True):
+                tenant = header.tenant
                 quota = self._quotas.of(tenant)
                 if size <= room and (not quota or used[tenant] + size <= quota):
-                    kept.append((used_at, block_hash, size, tenant))
+                    kept.append((used_at, block_hash, size, header))
                     room -= size
                     used[tenant] += size
                 else:
                     self._path(block_hash).unlink()
-        for _, block_hash, size, tenant in sorted(kept):
-            self.blocks.add(block_hash, size, tenant)
+        for used_at, block_hash, size, header in reversed(kept):
+            self.blocks.add(block_hash, size, header.tenant, header.keep, used_at / 1e9)
 
-    def _write(self, block_hash: bytes, block: memoryview, checksum: int, tenant: str) -> None:
+    def _write(self, block_hash: bytes, block: memoryview, header: Header) -> None:
         path = self._path(block_hash)
         unfinished = path.with_suffix(UNFINISHED_SUFFIX)
         path.parent.mkdir(exist_ok=True)
         try:
             with unfinished.open("wb", buffering=0) as file:
-                _write_all(file, memoryview(Header(block.nbytes, checksum, tenant).pack(block_hash)))
+                _write_all(file, memoryview(header.pack(block_hash)))
                 _write_all(file, block.cast("B"))
             unfinished.replace(path)
         except BaseException:
@@ -267,8 +275,8 @@ class DiskTier:
             return None
         return checksum
 
-    def _touch(self, block_hash: bytes) -> None:
-        self.blocks.use(block_hash)
+    def _touch(self, block_hash: bytes, keep: Keep | None = None) -> None:
+        self.blocks.use(block_hash, keep)
         with contextlib.suppress(OSError):  # a read-only disk still serves; only the order of use is lost
             os.utime(self._path(block_hash))
 

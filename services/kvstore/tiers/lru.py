@@ -8,17 +8,26 @@ content delivery", 2015).
 A tenant at its quota evicts its own blocks, so its further blocks cost other tenants nothing. Below its quota, the
 least recently used block of all tenants is evicted. A block belongs to the tenant that stored it. Pinned blocks are
 admitted at their first offer and never evicted.
+
+A block may be offered with a time for which it is *retained* after each use (`Keep`). Within what is evicted, blocks of
+low priority and those whose time is over go first, then the others, then those retained. Retained ones are at most
+MOST_RETAINED of the budget, and of their tenant's quota: of more, the least recently used is as the others.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 
 from services.kvstore.tiers.accounts import Accounts, Quotas
+from services.kvstore.tiers.order import PLAIN, EvictionOrder, Keep, Rank
 from shared.errors import ConfigError
 
+MOST_RETAINED = 75
+"""Of a tier's budget, and of a tenant's quota. Percent."""
 OFFERS_PER_BLOCK = 4
 MIN_OFFERS = 1024
 """Offers remembered: OFFERS_PER_BLOCK for each block held, at least MIN_OFFERS."""
@@ -27,15 +36,31 @@ MIN_OFFERS = 1024
 class BlockLru:
     """Hashes, their sizes and their tenants, the least recently used first."""
 
-    def __init__(self, budget_bytes: int, quotas: Quotas | None = None, pin_budget_bytes: int = 0) -> None:
-        """Pins may name blocks of at most `pin_budget_bytes`, which is less than the budget."""
+    def __init__(
+        self,
+        budget_bytes: int,
+        quotas: Quotas | None = None,
+        pin_budget_bytes: int = 0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Pins may name blocks of at most `pin_budget_bytes`, which is less than the budget. `clock`: seconds, which go
+        on over a restart."""
         self.budget_bytes = budget_bytes
         self.used_bytes = 0
         self.accounts = Accounts(quotas or Quotas())
         self.pins = PinSet(pin_budget_bytes)
         self._pinned_bytes = 0  # of the blocks held
         self._blocks: dict[bytes, tuple[int, str]] = {}  # size, tenant
-        self._order: dict[bytes, None] = {}  # those that can be evicted, least recently used first
+        self._order = EvictionOrder()  # of those that can be evicted
+        self._keeps: dict[bytes, Keep] = {}  # of the blocks held, where it is not PLAIN
+        self._ends: dict[bytes, float] = {}  # of those retained: when their time is over
+        self._due: list[tuple[float, bytes]] = []  # a heap of such times, also of those that were renewed
+        self._clock = clock
+        self.retained_bytes = 0
+        self.num_hint_hits = 0
+        """Reads of retained blocks behind so many bytes of new ones that without retention they would be gone."""
+        self._added_bytes = 0  # since start
+        self._used_at: dict[bytes, int] = {}  # of those retained: `_added_bytes` at their last use
         self._offered: dict[bytes, None] = {}  # not held, oldest offer first
         self._sealed: dict[bytes, None] = {}
         self._evicted: dict[bytes, None] = {}
@@ -62,15 +87,19 @@ class BlockLru:
         """Bytes of a block. Raises KeyError for one that is not held."""
         return self._blocks[block_hash][0]
 
-    def wants(self, block_hash: bytes, num_bytes: int, tenant: str = "") -> bool:
+    def keep_of(self, block_hash: bytes) -> Keep:
+        """How long a block is wanted."""
+        return self._keeps.get(block_hash, PLAIN)
+
+    def wants(self, block_hash: bytes, num_bytes: int, tenant: str = "", keep: Keep = PLAIN) -> bool:
         """Whether the block should be sent here; records the offer. False if the block cannot fit, or is held already,
-        which counts as a use."""
+        which counts as a use. One to be retained is wanted at its first offer: it is said to come again."""
         if block_hash in self._blocks:
-            self.use(block_hash)
+            self.use(block_hash, keep)
             return False
         if not self.can_fit(num_bytes, tenant):
             return False
-        if block_hash in self.pins:
+        if block_hash in self.pins or keep.retain_s > 0:
             return True
         again = self._offered.pop(block_hash, self) is None
         self._offered[block_hash] = None
@@ -85,15 +114,19 @@ class BlockLru:
             return False
         return num_bytes <= self.budget_bytes - self._pinned_bytes
 
-    def use(self, block_hash: bytes) -> None:
-        """Marks a held block as most recently used."""
-        if self._order.pop(block_hash, self) is None:
-            self._order[block_hash] = None
-            own = self.accounts.of(self._blocks[block_hash][1]).order
-            own[block_hash] = own.pop(block_hash)
+    def use(self, block_hash: bytes, keep: Keep | None = None) -> None:
+        """Marks a held block as most recently used: its time begins anew. `keep`: what this use asks for, beside what
+        earlier ones did; None: nothing."""
+        self._take_out(block_hash)
+        if keep is not None:
+            self._want(block_hash, self.keep_of(block_hash).joined(keep))
+        self._place(block_hash)
 
     def hit(self, block_hash: bytes) -> None:
         """A held block was read."""
+        self._expire()
+        used_at = self._used_at.get(block_hash)
+        self.num_hint_hits += used_at is not None and self._added_bytes - used_at >= self.budget_bytes
         self.use(block_hash)
         self.accounts.of(self._blocks[block_hash][1]).num_hits += 1
 
@@ -101,6 +134,7 @@ class BlockLru:
         """Blocks to evict so that `num_bytes` of the tenant fit; changes nothing. Raises ValueError if none do."""
         if not self.can_fit(num_bytes, tenant):
             raise ValueError(f"a block of {num_bytes} bytes never fits into {self.budget_bytes}")
+        self._expire()
         found: dict[bytes, None] = {}
         freed = 0
         excess = num_bytes - self.accounts.room(tenant)
@@ -119,8 +153,11 @@ class BlockLru:
                 freed += self._blocks[block_hash][0]
         return list(found)
 
-    def add(self, block_hash: bytes, num_bytes: int, tenant: str = "") -> None:
-        """Adds a block as the most recently used. Raises ValueError unless it fits."""
+    def add(
+        self, block_hash: bytes, num_bytes: int, tenant: str = "", keep: Keep = PLAIN, used_at_s: float | None = None
+    ) -> None:
+        """Adds a block as the most recently used. `used_at_s`: when that was, by the clock; None: now. Raises
+        ValueError unless it fits."""
         room = min(self.budget_bytes - self.used_bytes, self.accounts.room(tenant))
         if block_hash in self._blocks or num_bytes > room:
             raise ValueError("the block is held already, or does not fit")
@@ -129,7 +166,9 @@ class BlockLru:
         account = self.accounts.of(tenant)
         account.used_bytes += num_bytes
         account.num_blocks += 1
-        self._place(block_hash)
+        self._added_bytes += num_bytes
+        self._want(block_hash, keep)
+        self._place(block_hash, used_at_s)
         self._offered.pop(block_hash, None)
         if self._evicted.pop(block_hash, self) is not None:
             self._sealed[block_hash] = None
@@ -143,6 +182,7 @@ class BlockLru:
         """Removes a block."""
         self._take_out(block_hash)
         num_bytes, tenant = self._blocks.pop(block_hash)
+        self._keeps.pop(block_hash, None)
         self.used_bytes -= num_bytes
         account = self.accounts.of(tenant)
         account.used_bytes -= num_bytes
@@ -178,24 +218,73 @@ class BlockLru:
         for block_hash in held:
             self._place(block_hash)
 
-    def _place(self, block_hash: bytes) -> None:
+    def _want(self, block_hash: bytes, keep: Keep) -> None:
+        if keep == PLAIN:
+            self._keeps.pop(block_hash, None)
+        else:
+            self._keeps[block_hash] = keep
+
+    def _place(self, block_hash: bytes, used_at_s: float | None = None) -> None:
         """Counts a held block as pinned, or puts it into the order of eviction."""
         num_bytes, tenant = self._blocks[block_hash]
         account = self.accounts.of(tenant)
         if block_hash in self.pins:
             self._pinned_bytes += num_bytes
             account.pinned_bytes += num_bytes
-        else:
-            self._order[block_hash] = account.order[block_hash] = None
+            return
+        keep = self.keep_of(block_hash)
+        if not keep.retain_s:
+            self._push(block_hash, Rank.LOW if keep.is_low else Rank.PLAIN)
+            return
+        end = (self._clock() if used_at_s is None else used_at_s) + keep.retain_s
+        self._ends[block_hash] = end
+        self._used_at[block_hash] = self._added_bytes
+        heappush(self._due, (end, block_hash))
+        if len(self._due) > max(MIN_OFFERS, 4 * len(self._ends)):  # mostly of those that were renewed
+            self._due = [(at, name) for name, at in self._ends.items()]
+            heapify(self._due)
+        self._push(block_hash, Rank.RETAINED)
+        quota = self.accounts.quotas.of(tenant)
+        if quota:
+            while account.retained_bytes > quota * MOST_RETAINED // 100:
+                self._demote(next(account.order.of(Rank.RETAINED)), Rank.PLAIN)
+        while self.retained_bytes > self.budget_bytes * MOST_RETAINED // 100:
+            self._demote(next(self._order.of(Rank.RETAINED)), Rank.PLAIN)
+
+    def _expire(self) -> None:
+        now = self._clock()
+        while self._due and self._due[0][0] <= now:
+            end, block_hash = heappop(self._due)
+            if self._ends.get(block_hash) == end:
+                self._demote(block_hash, Rank.LOW)
+
+    def _demote(self, block_hash: bytes, rank: Rank) -> None:
+        """Retained no more, until its next use."""
+        self._take_out(block_hash)
+        self._push(block_hash, rank)
+
+    def _push(self, block_hash: bytes, rank: Rank) -> None:
+        num_bytes, tenant = self._blocks[block_hash]
+        account = self.accounts.of(tenant)
+        self._order.push(block_hash, rank)
+        account.order.push(block_hash, rank)
+        if rank is Rank.RETAINED:
+            self.retained_bytes += num_bytes
+            account.retained_bytes += num_bytes
 
     def _take_out(self, block_hash: bytes) -> None:
         num_bytes, tenant = self._blocks[block_hash]
         account = self.accounts.of(tenant)
-        if self._order.pop(block_hash, self) is None:
-            del account.order[block_hash]
-        else:
+        rank = self._order.remove(block_hash)
+        if rank is None:
             self._pinned_bytes -= num_bytes
             account.pinned_bytes -= num_bytes
+            return
+        account.order.remove(block_hash)
+        if rank is Rank.RETAINED:
+            self.retained_bytes -= num_bytes
+            account.retained_bytes -= num_bytes
+            del self._ends[block_hash], self._used_at[block_hash]
 
 
 def check_budget(field: str, budget_bytes: int, block_bytes: int) -> None:

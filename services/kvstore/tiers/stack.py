@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.kvstore.tiers.order import PLAIN, Keep
 from services.kvstore.tiers.pins import Pin, PinBook
 from services.kvstore.tiers.tier import BlockTier
 from shared.errors import InvalidRequest, NotFound, StoreUnavailable
@@ -62,9 +63,9 @@ class TierStack:
         self.tiers.insert(0, tier)
         self._apply_pins(tier)
 
-    def wanting(self, block_hash: bytes, num_bytes: int, tenant: str = "") -> tuple[BlockTier, ...]:
+    def wanting(self, block_hash: bytes, num_bytes: int, tenant: str = "", keep: Keep = PLAIN) -> tuple[BlockTier, ...]:
         """The tiers that want a block; empty if one of them holds it. All record the offer."""
-        wanting = tuple(tier for tier in self.tiers if tier.wants(block_hash, num_bytes, tenant))
+        wanting = tuple(tier for tier in self.tiers if tier.wants(block_hash, num_bytes, tenant, keep))
         return () if self.holds(block_hash) else wanting
 
     def holds(self, block_hash: bytes) -> bool:
@@ -72,12 +73,18 @@ class TierStack:
         return any(tier.holds(block_hash) for tier in self.tiers if self._readable(tier))
 
     def put(
-        self, block_hash: bytes, block: memoryview, checksum: int, tiers: Sequence[BlockTier], tenant: str = ""
+        self,
+        block_hash: bytes,
+        block: memoryview,
+        checksum: int,
+        tiers: Sequence[BlockTier],
+        tenant: str = "",
+        keep: Keep = PLAIN,
     ) -> None:
         """Stores a block in these tiers. Raises ValueError if it does not match the checksum."""
         for tier in tiers:
             try:
-                tier.put(block_hash, block, checksum, tenant)
+                tier.put(block_hash, block, checksum, tenant, keep)
             except StoreUnavailable as error:
                 self._fail(tier, error)
             else:
@@ -89,7 +96,7 @@ class TierStack:
         for tier in self.tiers:
             if not tier.holds(block_hash) or not self._readable(tier):
                 continue
-            tenant = tier.blocks.tenant_of(block_hash)
+            tenant, keep = tier.blocks.tenant_of(block_hash), tier.blocks.keep_of(block_hash)
             try:
                 checksum = tier.read(block_hash, into)
             except StoreUnavailable as error:
@@ -100,8 +107,8 @@ class TierStack:
             if checksum is None:
                 continue
             faster = self.tiers[: self.tiers.index(tier)]
-            wanting = [t for t in faster if t.wants(block_hash, into.nbytes, tenant)]
-            self.put(block_hash, into, checksum, wanting, tenant)
+            wanting = [t for t in faster if t.wants(block_hash, into.nbytes, tenant, keep)]
+            self.put(block_hash, into, checksum, wanting, tenant, keep)
             return FoundBlock(checksum, tier.tier)
         return None
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from services.kvstore.tiers.lru import BlockLru
+from services.kvstore.tiers.order import Keep
 from shared.kv_index.holders import Tier
 
 
@@ -56,12 +57,12 @@ class BlockTier(Protocol):
     def holds(self, block_hash: bytes) -> bool:
         """Whether the block is held, without reading it; changes nothing."""
 
-    def wants(self, block_hash: bytes, num_bytes: int, tenant: str = ...) -> bool:
+    def wants(self, block_hash: bytes, num_bytes: int, tenant: str = ..., keep: Keep = ...) -> bool:
         """Whether to send this block here; called before its bytes are transferred. Records the offer: while the tier,
         or the tenant's share of it, is full, only a block that was offered before replaces another one. A held block
-        counts as used."""
+        counts as used. `keep`: how long it is wanted."""
 
-    def put(self, block_hash: bytes, block: memoryview, checksum: int, tenant: str = ...) -> None:
+    def put(self, block_hash: bytes, block: memoryview, checksum: int, tenant: str = ..., keep: Keep = ...) -> None:
         """Stores a copy, evicting others where needed. A block that is held already is not changed and counts as used.
         One for which pins or the tenant's quota leave no room any more is refused and counted.
 

@@ -17,13 +17,15 @@ from services.router.dispatch.record import (
     RequestState,
 )
 from services.router.dispatch.request import (
+    FinishReason,
+    FoundAnswer,
     Request,
     TokenDelta,
     TokenLogprobs,
 )
 from services.router.dispatch.transitions import after
 from services.router.placement.views import NO_HITS, PrefixHits
-from shared.errors import DeadlineExceeded, TandemError, TransferFailed
+from shared.errors import DeadlineExceeded, Internal, TandemError, TransferFailed
 from shared.rpc.convert import finish_reason_from_proto
 from shared.rpc.pb.tandem.v1 import types_pb2
 from shared.telemetry.logs import request_log
@@ -209,6 +211,9 @@ class ActiveRequest:
 
     def emit(self, tokens: types_pb2.SequenceTokens) -> None:
         """Passes new tokens on to the client; what a slow client has not taken yet goes in one message."""
+        if self.request.sampling.beams is not None:
+            self._emit_found(tokens)
+            return
         token_ids = tuple(tokens.token_ids)
         prompt = _logprobs(tokens.prompt_logprobs) if tokens.prompt_logprobs and not self.produced else ()
         self.produced.extend(token_ids)
@@ -226,6 +231,28 @@ class ActiveRequest:
         else:
             self.record.decode_ms, self.record.preempted_ms = tokens.decode_ms, tokens.preempted_ms
             self.move(RequestEvent.FINISH)
+
+    def _emit_found(self, tokens: types_pb2.SequenceTokens) -> None:
+        """Of a beam search only the end is an answer: the tokens before it say that it goes on, and a retry begins
+        anew."""
+        self.record.num_output_tokens += len(tokens.token_ids)
+        finish = finish_reason_from_proto(tokens.finish_reason)
+        if finish is None:
+            return
+        found = tuple(
+            FoundAnswer(
+                tuple(beam.token_ids),
+                finish_reason_from_proto(beam.finish_reason) or FinishReason.LENGTH,
+                beam.score,
+                beam.logprob,
+            )
+            for beam in tokens.beams
+        )
+        if not found:
+            raise Internal("the decode worker searches no beams")
+        self._pending = TokenDelta((), (), finish, (), found)
+        self.record.decode_ms, self.record.preempted_ms = tokens.decode_ms, tokens.preempted_ms
+        self.move(RequestEvent.FINISH)
 
     def begin(self, task: asyncio.Task[None]) -> None:
         """The dispatcher's task runs the request; from now on its time counts."""

@@ -321,7 +321,7 @@ class Attempt:
     def _reassign(self, lost: str) -> None:
         reassign = worker_pb2.Reassign(request_id=self._active.wire_id, lost=lost)
         if self._active.state is RequestState.RESUMING:
-            reassign.first_token = self._active.produced[-1]
+            reassign.first_token = self._active.produced[-1] if self._active.produced else 0  # of a beam search
         self._reserved = None
         self.decode.reassign(reassign)
 

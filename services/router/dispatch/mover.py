@@ -69,7 +69,9 @@ class Mover:
         answers = [
             running_answer(active, layout.block_size, now)
             for active in living
-            if active.state is RequestState.DECODING and active.record.decode_worker in sources
+            if active.state is RequestState.DECODING
+            and active.record.decode_worker in sources
+            and active.request.sampling.beams is None
         ]
         for proposed in self._policy.choose(sources, desks, answers, under_way, now):
             self._move(*proposed)

@@ -112,6 +112,15 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...]  # (token id, log-probability), most likely first
 
 
+class FoundAnswer(NamedTuple):
+    """One of the likeliest answers that a beam search found."""
+
+    token_ids: tuple[int, ...]  # up to and including the one that ended it
+    finish_reason: FinishReason
+    score: float
+    logprob: float  # the sum over its tokens
+
+
 class TokenDelta(NamedTuple):
     """New tokens of one request; `finish_reason` is set on the last delta. A tuple: one is made a token."""
 
@@ -121,6 +130,7 @@ class TokenDelta(NamedTuple):
     prompt_logprobs: tuple[
         TokenLogprobs, ...
     ] = ()  # on the first delta if requested: of the prompt's second token and on
+    beams: tuple[FoundAnswer, ...] = ()  # of a beam search, whose only delta has no tokens: the best first
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from services.router.dispatch.record import FINISHED, RequestRecord
 from services.router.dispatch.request import (
     Core,
     FinishReason,
+    FoundAnswer,
     Request,
     Resume,
     RunningRequest,
@@ -66,6 +67,7 @@ class OutputDelta(NamedTuple):
     logprobs: tuple[TokenLogprobs, ...] = ()  # as many as token_ids where asked for
     finish: OutputFinish | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # on the first delta where asked for: from the second token on
+    beams: tuple[FoundAnswer, ...] = ()  # of a beam search, whose only delta has neither text nor tokens
 
 
 async def output_processor(request: Request, record: RequestRecord, tokenizer: Tokenizer) -> OutputProcessor:
@@ -115,6 +117,8 @@ class OutputProcessor:
         """The delta as text. `finish` without the delta's own finish reason means that a stop string ended the answer:
         the request still runs and must be ended. Raises Cancelled where the cluster cancelled the request."""
         output = self._process(delta)
+        if delta.beams:
+            return output._replace(beams=delta.beams)
         if delta.prompt_logprobs:
             output = output._replace(prompt_logprobs=delta.prompt_logprobs)
         if not self._owed and not self._surplus:

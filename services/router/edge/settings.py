@@ -111,6 +111,23 @@ class BatchSettings(SettingGroup):
     """Longest line of a batch's input, bytes."""
 
 
+class McpSettings(SettingGroup):
+    """Remote MCP servers, whose tools `/v1/responses` lists and calls for clients that name them."""
+
+    allowed_servers: tuple[Annotated[str, StringConstraints(min_length=1, max_length=256)], ...] = ()
+    """Origins of the servers that requests may name (`https://tools.example.com`); none = such requests are refused.
+    The router speaks to no other origin for a client."""
+
+    timeout_s: float = Field(default=30.0, gt=0, le=600.0)
+    """Longest time of one message to a server and its answer. Seconds."""
+
+    max_result_bytes: int = Field(default=1 << 20, ge=1 << 10, le=64 << 20)
+    """Longest answer of a server. Bytes."""
+
+    max_calls: int = Field(default=16, ge=1, le=128)
+    """Most calls of tools for one response; behind them the model is asked no more."""
+
+
 class EdgeSettings(SettingGroup):
     """What the HTTP and gRPC front doors let in."""
 
@@ -166,6 +183,9 @@ class EdgeSettings(SettingGroup):
 
     kept: KeptSettings = KeptSettings()
     """Responses and conversations that clients come back to."""
+
+    mcp: McpSettings = McpSettings()
+    """Tools of remote servers."""
 
     batch: BatchSettings = BatchSettings()
     """Files of requests, and what answers them."""

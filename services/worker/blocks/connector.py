@@ -173,7 +173,7 @@ class StoreOffloader:
         self._name = name
         self._nodes = nodes
         self._exchange = exchange
-        self._waiting: deque[tuple[tuple[bytes, ...], str]] = deque()
+        self._waiting: deque[tuple[tuple[bytes, ...], SequenceEnded]] = deque()
         self._wake = asyncio.Event()
         self._closing = False
         self._task: asyncio.Task[None] | None = None
@@ -187,14 +187,14 @@ class StoreOffloader:
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="block offers")
 
-    def add(self, hashes: tuple[bytes, ...], tenant: str) -> None:
-        """Sealed blocks that a sequence of this tenant left; returns at once."""
+    def add(self, hashes: tuple[bytes, ...], ended: SequenceEnded) -> None:
+        """Sealed blocks that a sequence left; returns at once."""
         if self._closing:
             return
         if len(self._waiting) == MAX_WAITING:
             self._waiting.popleft()
             self.num_dropped += 1
-        self._waiting.append((hashes, tenant))
+        self._waiting.append((hashes, ended))
         self._wake.set()
 
     async def close(self, deadline_s: float = 1.0) -> None:
@@ -212,10 +212,10 @@ class StoreOffloader:
         while True:
             await self._wake.wait()
             while self._waiting:
-                hashes, tenant = self._waiting.popleft()
+                hashes, ended = self._waiting.popleft()
                 try:
                     for start in range(0, len(hashes), BATCH):
-                        await self._offer(hashes[start : start + BATCH], tenant)
+                        await self._offer(hashes[start : start + BATCH], ended)
                 except (ModelMismatch, ConfigError, InvalidRequest) as error:
                     self._nodes.refused(self._name, error)
                     self._drop()
@@ -226,10 +226,11 @@ class StoreOffloader:
                 return
             self._wake.clear()
 
-    async def _offer(self, hashes: tuple[bytes, ...], tenant: str) -> None:
+    async def _offer(self, hashes: tuple[bytes, ...], ended: SequenceEnded) -> None:
         """Raises TandemError where the node is gone or refuses."""
         client, worker_name = self._nodes.client(self._name), self._host.settings.name
-        wanted = await client.offer(worker_name, hashes, self._host.model.layout.block_bytes, tenant)
+        block_bytes, is_low = self._host.model.layout.block_bytes, ended.priority < 0
+        wanted = await client.offer(worker_name, hashes, block_bytes, ended.tenant, ended.retain_s, is_low=is_low)
         if not wanted.indexes:
             return
         shipment = Shipment(
@@ -297,4 +298,4 @@ class KVConnector:
         """Offers each run of blocks to the reachable node that is responsible for it."""
         hashes = ended.block_hashes
         for name, indexes in by_keeper(hashes, ended.kept, self.nodes.live).items():
-            self.offers[name].add(tuple(hashes[index] for index in indexes), ended.tenant)
+            self.offers[name].add(tuple(hashes[index] for index in indexes), ended)

@@ -22,7 +22,7 @@ from shared.engine.sampling_params import SamplingParams
 from shared.errors import InvalidRequest, ModelMismatch, TransferFailed
 from shared.kernels.lora.step import PackedAdapter
 
-VERSION = 4
+VERSION = 5
 """Version of the message, raised with every change of its fields. Both ends must have the same one."""
 
 _HEADER = struct.Struct("<4sH")  # magic, version

@@ -122,7 +122,11 @@ class HostArena:
     def run(self, copies: Sequence[BlockCopy]) -> None:
         """Queues the copies in this order."""
         for copy in copies:
-            block, slot = self._kv_blocks[copy.block_id], self._slots[copy.host_slot]
+            block = self._kv_blocks[copy.block_id]
+            if copy.source_id is not None:
+                self._link.copy(self._kv_blocks[copy.source_id], block)
+                continue
+            slot = self._slots[copy.host_slot]
             if copy.to_host:
                 self._link.copy(block, slot)
             else:

@@ -144,8 +144,8 @@ class Runner:
         """The same, as kernels take it."""
         self._announce = announce
         self._check: Callable[[], None] = _nothing if announce is None else announce.check
-        self.arena = HostArena(layout, config.num_host_blocks, self.kv_blocks, link) if config.num_host_blocks else None
-        """For the blocks of preempted sequences; None without `num_host_blocks`."""
+        self.arena = HostArena(layout, config.num_host_blocks, self.kv_blocks, link)
+        """For the blocks of preempted sequences, and copies within the pool."""
         self.blocks, self._checksums = self._open_blocks(decoder.kernels, slices)
         """The pool as the transfer plane sees it, and what gives its blocks' checksums."""
         needs_lengths = decoder.rotary.needs_lengths
@@ -268,14 +268,12 @@ class Runner:
     def follow(self, plan: StepPlan) -> None:
         """A follower's part of a step that its leader has launched: the copies of its own pool's slices, and what it
         computes."""
-        if self.arena is not None:
-            self._copy(plan)
+        self._copy(plan)
         if plan.sequences:
             self.forward(plan.sequences)
 
     def _copy(self, plan: StepPlan) -> None:
         if plan.copies:
-            assert self.arena is not None, "The plan has host copies but no host arena is configured."
             self.arena.run(plan.copies)
 
     def _sampled_before(self) -> Callable[[], Sequence[int]]:

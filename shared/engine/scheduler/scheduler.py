@@ -26,6 +26,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from shared.engine.messages import NewToken, SequenceEnded, SequenceFailed, StepOutput
 from shared.engine.plan import NoToken, PlannedSequence, SampledToken, StepPlan, StepResult, step_work
+from shared.engine.scheduler.beams import BeamSearches
 from shared.engine.scheduler.blocks import Admission, BatchLimit, GrowthReserve
 from shared.engine.scheduler.config import SchedulerConfig as SchedulerConfig
 from shared.engine.scheduler.config import SchedulerCounters
@@ -79,6 +80,9 @@ class Scheduler:
         self._speculator = speculator
         self._ends_s = 0.0  # when the newest planned step is expected to end
         self._swap = HostSwap(pool, config.num_host_blocks, self.groups.size)
+        self._beams = BeamSearches(
+            pool, self.sequences, self._tables, self._swap, config.max_num_seqs, clock, is_plain=self.groups.is_plain
+        )
         self._order = PromptOrder(config.max_overtaken_s)
         self._unsent = UnsentBlocks(int(config.max_unsent_share * pool.num_blocks))
 
@@ -92,6 +96,7 @@ class Scheduler:
     def add(self, sequence: EngineSequence) -> None:
         """Queues a sequence to be computed here; takes no blocks yet. What the pool has of it now is not counted as
         work: routers would take it for prompts of others."""
+        self._beams.begin(sequence)
         cached = self._tables.cached(sequence, sequence.num_tokens - 1)
         sequence.num_found_tokens = len(cached) // self.groups.size * self.pool.block_size
         self.sequences.add(sequence, self._clock())
@@ -103,11 +108,13 @@ class Scheduler:
         """
         holders = self.sequences.holders
         self._admission.check_batch(sequence, holders)
+        self._beams.check_ends(sequence)
         block_size, num_groups = self.pool.block_size, self.groups.size
         table = self._tables.before_arrival(sequence)
         wanted = [place for place, block_id in enumerate(table) if block_id == WANTED]
         cached = held_of(table)
         self._admission.take_cached(sequence, cached, len(cached) + len(wanted), holders)
+        self._beams.begin(sequence)
         self.sequences.add(sequence, self._clock(), receiving=True)
         for place, block_id in zip(wanted, self.pool.allocate(len(wanted)), strict=True):
             table[place] = block_id
@@ -137,6 +144,11 @@ class Scheduler:
         for index in range(sequence.num_arrived_blocks):
             if index in checksums:
                 self.pool.set_checksum(sequence.block_ids[index], checksums[index])
+        if sequence.search:
+            # Its beams begin with what is likeliest behind the prompt, which takes the logits of its last token.
+            sequence.check()
+            self._wait_again(sequence)
+            return
         sequence.token_ids.append(first_token)
         self._pacing.began(sequence, self._clock())
         sequence.check()
@@ -150,6 +162,9 @@ class Scheduler:
 
     def abort(self, sequence_id: str) -> bool:
         """Forgets a sequence and gives its blocks back; False where it is unknown (already done)."""
+        if sequence_id in self._beams:
+            self._end_search(sequence_id)
+            return True
         sequence = self.sequences.get(sequence_id)
         if sequence is None:
             return False
@@ -176,8 +191,8 @@ class Scheduler:
         decodes: list[EngineSequence] = []
         prompts: list[EngineSequence] = []
         for sequence in self.sequences.running:
-            if sequence.ends_in_flight or sequence.num_in_flight_samples > 1:
-                continue  # it ends, or which of its guesses are right is not known yet
+            if sequence.ends_in_flight or sequence.num_in_flight_samples > (not sequence.search):
+                continue  # it ends, or which of its guesses are right, or which beams go on, is not known yet
             num_unplanned = sequence.num_unplanned_tokens
             if num_unplanned == 1:
                 decodes.append(sequence)
@@ -242,6 +257,9 @@ class Scheduler:
     ) -> None:
         """Adds what was chosen for a sequence to its tokens and to the step's: one, and those behind right guesses, as
         far as none ends it."""
+        if sequence.search and sequence.goal is Goal.COMPLETION:
+            self._take_beam(item, sequence, chosen[0], tokens)
+            return
         num_before = len(sequence.token_ids)
         finish_reason, failed = None, None
         if sequence.sampling.pooling and isinstance(chosen[0], SampledToken):
@@ -284,6 +302,33 @@ class Scheduler:
         elif finish_reason is not None or sequence.goal is Goal.FIRST_TOKEN:
             self._admission.ended(sequence)
             self._retire(sequence)
+
+    def _take_beam(
+        self, item: PlannedSequence, sequence: EngineSequence, chosen: SampledToken | NoToken, tokens: list[NewToken]
+    ) -> None:
+        """Passes what may come next on to the beam's search, which goes on once it has that of all its beams."""
+        sequence.num_computed_tokens = item.end
+        self._tables.seal(sequence, item.start)
+        self._tables.give_back_unseen(sequence)
+        sequence.check()
+        if isinstance(chosen, NoToken):
+            self._failed.append(SequenceFailed(sequence.search, chosen.error(sequence.num_tokens)))
+            self.pool.forget(held_of(sequence.block_ids))
+            self._end_search(sequence.search)
+            return
+        if sequence.sequence_id == sequence.search and sequence.num_output_tokens == 0:
+            self._offer(sequence)  # its prompt; answers that were dropped are no prefix of anything
+        found, ended = self._beams.take(sequence, chosen)
+        tokens += found
+        for beam in ended:
+            self._free_if_complete(beam)
+
+    def _end_search(self, root: str) -> None:
+        for sequence in self._beams.end(root):
+            if sequence.status is not Status.FINISHED:
+                self.sequences.end(sequence)
+                self._swap.drop(sequence)
+            self._free_if_complete(sequence)
 
     def measured(self, work: StepWork, step_s: float, drafting_s: float = 0.0, *, is_clean: bool = True) -> None:
         """Learns from a step that has run, of which a draft model had `drafting_s`; one that is not clean, with copies
@@ -340,6 +385,7 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Asserts that sequences and pool agree; called by tests and by idle workers."""
         self.pool.check_integrity()
+        self._beams.check()
         self.sequences.check(self.pool.block_size, self.groups.size)
         slots = self.sequences.host_slots
         assert len(set(slots)) == len(slots) == self._swap.num_used, "each slot in use is some sequence's"
@@ -353,11 +399,14 @@ class Scheduler:
         holders = self.sequences.holders
         try:
             self._admission.check_batch(sequence, holders)
+        except Overloaded:
+            return False
+        try:
             # The last token is always computed, to have its logits.
             cached = self._tables.cached(sequence, sequence.num_tokens - 1)
             self._admission.take_cached(sequence, held_of(cached), self._tables.num_needed(sequence), holders)
         except Overloaded:
-            return False
+            return self._beams.give_back() and self._start(sequence)
         self.sequences.run(sequence)
         sequence.num_found_tokens = 0
         if sequence.preempted_at:
@@ -479,7 +528,7 @@ class Scheduler:
         will miss."""
         sequences = [self.sequences[name] for name, item in planned.items() if item.is_decode]
         # The runner counts what it has sampled for penalties, what is not kept too.
-        sequences = [s for s in sequences if s.goal is Goal.COMPLETION and not s.has_penalties]
+        sequences = [s for s in sequences if s.goal is Goal.COMPLETION and not s.has_penalties and not s.search]
         if speculator.rests(len(sequences)):
             return
         plain_s = self._predicted_s(_plain(planned.values()))
@@ -496,6 +545,8 @@ class Scheduler:
     def _make_room(self, sequence: EngineSequence, count: int, planned: dict[str, PlannedSequence]) -> bool:
         """Grows a running sequence, preempting younger ones as needed; False where it had to go itself."""
         while not self._tables.grow(sequence, count):
+            if self._beams.give_back():
+                continue
             victim = next((s for s in reversed(self.sequences.running) if s.sequence_id not in planned), sequence)
             self._preempt(victim)
             if victim is sequence:
@@ -534,13 +585,17 @@ class Scheduler:
         self._pacing.ended(sequence, self._clock())
         if self._speculator is not None:
             self._speculator.ended(sequence.sequence_id)
+        self._offer(sequence)
+        self._swap.drop(sequence)
+        self._free_if_complete(sequence)
+
+    def _offer(self, sequence: EngineSequence) -> None:
+        """Says which of its blocks others may want."""
         computed = sequence.num_computed_tokens // self.pool.block_size * self.groups.size
         if computed > sequence.num_arrived_blocks:
             hashes = tuple(sequence.block_hashes[:computed])
             kept = self._tables.worth_storing(sequence, sequence.num_computed_tokens)
-            self._ended.append(SequenceEnded(hashes, kept, sequence.tenant))
-        self._swap.drop(sequence)
-        self._free_if_complete(sequence)
+            self._ended.append(SequenceEnded(hashes, kept, sequence.tenant, sequence.retain_s, sequence.priority))
 
     def _free_if_complete(self, sequence: EngineSequence) -> None:
         """Gives back a finished sequence's blocks once no step in flight writes to them: a receive might, next."""

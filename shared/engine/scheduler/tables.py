@@ -6,7 +6,7 @@ in which they were decided. So a freed block, or a freed slot, may be given away
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from shared.engine.plan import BlockCopy
 from shared.engine.sequence import EngineSequence
@@ -382,6 +382,14 @@ class HostSwap:
         self._free += reversed(held_of(sequence.host_slots))
         sequence.host_slots = []
         sequence.num_host_tokens = 0
+
+    def clone(self, source_id: int, block_id: int) -> None:
+        """Plans a copy within the pool; both blocks are in use until the next step has begun."""
+        self._copies.append(BlockCopy(block_id, NO_BLOCK, to_host=False, source_id=source_id))
+
+    def drop_clones(self, block_ids: Collection[int]) -> None:
+        """Takes back the copies within the pool to these blocks that no step has taken, before they are freed."""
+        self._copies = [c for c in self._copies if c.source_id is None or c.block_id not in block_ids]
 
     def take_copies(self) -> tuple[BlockCopy, ...]:
         """The copies decided since the last call, for the step that is planned now."""

@@ -39,6 +39,9 @@ def sampling_params(message: types_pb2.SamplingParams, defaults: GenerationDefau
     given["logit_bias"] = tuple(sorted(message.logit_bias.items()))
     if message.bad_sequences:
         raise InvalidRequest("bad_sequences is between router and workers: send bad_words", field="bad_sequences")
+    for between in ("pooling", "beams"):
+        if between in given:
+            raise InvalidRequest(f"{between} is between router and workers", field=between)
     if message.HasField("structured_output"):
         given["structured_output"] = structure_from_proto(message.structured_output)
     if message.HasField("speculation"):

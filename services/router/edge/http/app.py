@@ -24,6 +24,7 @@ from services.router.edge.http.batches.runner import BatchRunner, Idleness
 from services.router.edge.http.cache.close import SessionClosing
 from services.router.edge.http.cache.warm import Warm
 from services.router.edge.http.endpoint import Dialect, InferenceEndpoint
+from services.router.edge.http.mcp.servers import Servers
 from services.router.edge.http.model_switch import ModelSwitch
 from services.router.edge.http.openai.chat import Chat
 from services.router.edge.http.openai.completions import Completions
@@ -165,7 +166,9 @@ def build_app(
         "/v1/messages": messages,
         "/v1/cache/warm": Warm(chat, completions),
     }
-    responses = ResponsesEndpoint(input_processor, Responses(chat), keys, settings, kept.shelf, kept.background)
+    responses = ResponsesEndpoint(
+        input_processor, Responses(chat, Servers(settings.mcp)), keys, settings, kept.shelf, kept.background
+    )
     stored = StoredResponses(keys, kept.shelf, kept.background)
     conversations = Conversations(keys, kept.shelf, settings)
     batches = Batches(keys, settings, kept.files, kept.runner)

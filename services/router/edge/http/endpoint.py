@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from services.router.dispatch.request import Request, Resume
 from services.router.edge.access import NOTE
+from services.router.edge.http.best_answers import best_answers
 from services.router.edge.http.bodies import BodyTooLargeError, check_json_size, read_body
 from services.router.edge.http.errors import ErrorShape, as_tandem_error, error_headers
 from services.router.edge.input_processor import CallInfo, InputProcessor, Prompt, PromptOptions, checked_request_id
@@ -78,6 +79,7 @@ class ParsedRequest(ABC):
 
     prompts: Sequence[Prompt]
     n: int  # answers a prompt
+    num_computed: int  # of which they are the best; the beams of a search
     sampling: SamplingParams
     default_max_tokens: int | None
     options: PromptOptions
@@ -292,14 +294,28 @@ class InferenceEndpoint:
                     num_open = sum(not request.is_complete for request in plan)
                     await _stream(outputs, num_open, stream, reply, ended)
                 else:
-                    writer = parsed.body_writer(plan, info.request_id)
-                    async for index, delta in outputs:
-                        writer.add(index, delta)
+                    writer = await self._written(parsed, plan, info, outputs)
                     body = writer.body()
                     await self._ended(parsed, writer)
                     await reply.json(body)
             finally:
                 account.charge(outputs.num_output_tokens)
+
+    async def _written(
+        self, parsed: ParsedRequest, plan: Sequence[Request], info: CallInfo, outputs: OutputStream
+    ) -> BodyWriter:
+        """Collects all answers, or the best of each prompt."""
+        if parsed.num_computed == parsed.n and parsed.sampling.beams is None:
+            writer = parsed.body_writer(plan, info.request_id)
+            async for index, delta in outputs:
+                writer.add(index, delta)
+            return writer
+        best = await best_answers(outputs, plan, parsed.num_computed, parsed.n, self._input_processor.tokenizer)
+        writer = parsed.body_writer([request for request, _ in best], info.request_id)
+        for index, (_, deltas) in enumerate(best):
+            for delta in deltas:
+                writer.add(index, delta)
+        return writer
 
     async def _parsed(self, body: bytes, tenant: str) -> ParsedRequest:  # noqa: ARG002 - of what it refers to
         """The request; raises InvalidRequest naming the field."""
@@ -310,7 +326,7 @@ class InferenceEndpoint:
 
     async def _plan(self, parsed: ParsedRequest, info: CallInfo) -> Sequence[Request]:
         """All sub-requests, validated, before any of them starts."""
-        num_choices = len(parsed.prompts) * parsed.n
+        num_choices = len(parsed.prompts) * parsed.num_computed
         if num_choices > self._settings.max_choices:
             raise InvalidRequest(
                 f"n: {num_choices} answers (prompts times n) are more than {self._settings.max_choices}",
@@ -324,7 +340,7 @@ class InferenceEndpoint:
             )
             for prompt in parsed.prompts
         ]
-        plan = sub_requests(prepared, parsed.n)
+        plan = sub_requests(prepared, 1 if parsed.sampling.beams is not None else parsed.num_computed)
         if not parsed.resumed:
             return plan
         if len(parsed.resumed) != num_choices:

@@ -53,7 +53,7 @@ class Warm:
         if asked.resumed:
             raise InvalidRequest("resume: nothing is answered that could be continued", field="resume")
         given = {field.name: getattr(asked, field.name) for field in fields(ParsedRequest)}
-        return ParsedWarm(**{**given, "sampling": ONE_TOKEN}, model_name=self._chat.model_name)
+        return ParsedWarm(**{**given, "sampling": ONE_TOKEN, "num_computed": 1}, model_name=self._chat.model_name)
 
 
 @dataclass(frozen=True, slots=True)

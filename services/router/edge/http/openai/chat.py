@@ -269,12 +269,14 @@ class Chat:
         """Raises InvalidRequest naming the field."""
         return self.parsed(parse_chat(body))
 
-    def parsed(self, request: ChatRequest) -> ParsedChat:
-        """A body that was checked; raises InvalidRequest naming the field."""
-        tools = request.tools or []
+    def parsed(self, request: ChatRequest, callable_names: frozenset[str] | None = None) -> ParsedChat:
+        """A body that was checked; raises InvalidRequest naming the field. `callable_names`: the tools that may be
+        called, of those that the model sees; None: all."""
+        seen = request.tools or []
+        tools = [tool for tool in seen if callable_names is None or tool.for_name in callable_names]
         use = tool_use(tools, request.tool_choice, request.parallel_tool_calls)
         logprobs = (request.top_logprobs or 0) if request.logprobs else None
-        sampling = request.sampling_params(request.max_answer_tokens, logprobs, self._defaults)
+        sampling = request.sampling_params(request.max_answer_tokens, logprobs, self._defaults, request.n or 1)
         sampling = replace(sampling, prompt_logprobs=request.prompt_logprobs)
         if use is not None and use.is_forced:
             if sampling.structured_output is not None:
@@ -286,7 +288,7 @@ class Chat:
             sampling = replace(sampling, structured_output=structure)
         prompt = ChatPrompt(
             [message.for_template(f"messages[{i}]") for i, message in enumerate(request.messages)],
-            tools=[tool.for_template() for tool in tools] if use is not None else [],
+            tools=[tool.for_template() for tool in seen] if use is not None else [],
             variables=request.chat_template_kwargs or {},
             reasoning_effort=request.reasoning_effort,
             verbosity=request.verbosity,
@@ -295,6 +297,7 @@ class Chat:
         return ParsedChat(
             prompts=[prompt],
             n=request.n or 1,
+            num_computed=request.best_of or request.n or 1,
             sampling=sampling,
             default_max_tokens=None,
             options=PromptOptions(request.truncate_prompt_tokens, tuple(request.bad_words or ()), text),

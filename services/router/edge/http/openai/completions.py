@@ -84,6 +84,7 @@ class Completions:
         return ParsedCompletion(
             prompts=prompts,
             n=request.n or 1,
+            num_computed=request.best_of or request.n or 1,
             sampling=self._sampling(request),
             default_max_tokens=_DEFAULT_MAX_TOKENS,
             options=PromptOptions(request.truncate_prompt_tokens, tuple(request.bad_words or ()), request.text_options),
@@ -101,7 +102,7 @@ class Completions:
 
     def _sampling(self, request: CompletionRequest) -> SamplingParams:
         """Of an answer of no tokens one is computed: it comes with what the prompt's tokens are like."""
-        sampling = request.sampling_params(request.max_tokens or None, request.logprobs, self._defaults)
+        sampling = request.sampling_params(request.max_tokens or None, request.logprobs, self._defaults, request.n or 1)
         if request.max_tokens == 0:
             sampling = replace(sampling, max_tokens=1)
         return replace(sampling, prompt_logprobs=request.wanted_prompt_logprobs)

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from services.router.dispatch.request import FinishReason, Resume, TextOptions
 from services.router.edge.answer.reader import ToolUse
 from services.router.edge.http.bodies import STRICT, TokenIdList, explained, parse_body
-from services.router.edge.http.openai.sampling_fields import SamplingFields
+from services.router.edge.http.openai.sampling_fields import MAX_N, SamplingFields
 from services.router.edge.http.openai.unsupported import (
     CHAT_FIELDS,
     MESSAGE_FIELDS,
@@ -27,7 +27,6 @@ from shared.engine.sampling_params import MAX_LOGPROBS
 from shared.errors import InvalidRequest, brief
 from shared.model.text.chat_template import JsonValue
 
-MAX_N = 128
 MAX_METADATA = 16
 MAX_TOOLS = 512
 MAX_TOOL_NAME_LEN = 128
@@ -152,6 +151,11 @@ class Tool(BaseModel):
 
     type: str
     function: FunctionTool | None = None
+
+    @property
+    def for_name(self) -> str:
+        """Its function's name; empty where it has none."""
+        return self.function.name if self.function is not None else ""
 
     def checked(self, place: str) -> FunctionTool:
         """Its function; raises InvalidRequest (`tools`) for another kind of tool."""
@@ -324,6 +328,7 @@ class CommonRequest(SamplingFields):
             )
         if self.prompt_logprobs is not None and self.stream:
             raise InvalidRequest("prompt_logprobs do not go with stream", field="prompt_logprobs")
+        self.check_best(self.n or 1, is_stream=bool(self.stream))
         if self.resume is not None and not self.stream:
             raise InvalidRequest("resume needs stream to be true", field="resume")
         if self.stream_options is not None:

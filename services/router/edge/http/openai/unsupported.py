@@ -17,14 +17,11 @@ from shared.errors import InvalidRequest
 
 _COMMON: Mapping[str, tuple[object, ...]] = {
     "allowed_token_ids": ([],),
-    "best_of": (1,),
     "kv_transfer_params": (),
-    "length_penalty": (1, 1.0),
     "logits_processors": ([],),
     "return_tokens_as_token_ids": (False,),
     "spaces_between_special_tokens": (True,),
     "structural_tag": (),
-    "use_beam_search": (False,),
     "vllm_xargs": ({},),
 }
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from starlette.types import Message
@@ -14,15 +15,17 @@ from services.router.dispatch.request import FinishReason, Request
 from services.router.edge.answer.events import Content, Reasoning
 from services.router.edge.http.endpoint import BodyWriter, InferenceEndpoint, ParsedRequest, Reply, StreamWriter
 from services.router.edge.http.errors import OpenAIErrors
+from services.router.edge.http.mcp.servers import Servers, ToolBox
 from services.router.edge.http.openai.chat import Chat, ParsedChat
 from services.router.edge.http.responses.background import Background
 from services.router.edge.http.responses.conversations import with_items
-from services.router.edge.http.responses.inner import NAMES, chat_request
+from services.router.edge.http.responses.inner import NAMES, callable_names, chat_request
 from services.router.edge.http.responses.items import OutputItems, kept_items
-from services.router.edge.http.responses.schemas import InputItem, ResponseRequest, ToolName, parse_response
+from services.router.edge.http.responses.schemas import AllowedTools, InputItem, ResponseRequest, parse_response
 from services.router.edge.http.responses.shelf import Item, KeptResponse, Shelf
+from services.router.edge.http.responses.tools import opened
 from services.router.edge.input_processor import CallInfo, InputProcessor
-from services.router.edge.output_stream import OutputDelta, OutputFinish
+from services.router.edge.output_stream import OutputDelta, OutputFinish, Usage
 from services.router.edge.request_ledger import CallEntry
 from services.router.edge.settings import EdgeSettings
 from services.router.edge.tenants.auth import ApiKeys
@@ -36,28 +39,57 @@ class Responses:
 
     errors = OpenAIErrors(NAMES)
 
-    def __init__(self, chat: Chat) -> None:
+    def __init__(self, chat: Chat, servers: Servers) -> None:
+        """`servers`: MCP servers that requests may name."""
         self._chat = chat
+        self.servers = servers
 
     def parse(self, body: bytes) -> ParsedResponse:
         """Raises InvalidRequest naming the field."""
-        return self._parsed(parse_response(body), ())
+        request = parse_response(body)
+        return self._parsed(request, (), self.servers.of(request.tools or ()))
 
-    def _parsed(self, request: ResponseRequest, earlier: Sequence[Item]) -> ParsedResponse:
-        read = [InputItem.model_validate(item) for item in earlier]
-        return ParsedResponse.of(self._chat.parsed(chat_request(request, read)), original=request)
+    def _parsed(
+        self, request: ResponseRequest, earlier: Sequence[InputItem], box: ToolBox, later: Sequence[Item] = ()
+    ) -> ParsedResponse:
+        read = [InputItem.model_validate(item) for item in later]
+        inner = chat_request(request, earlier, read, box.tools)
+        chat = self._chat.parsed(inner, callable_names(request, box.tools))
+        return ParsedResponse.of(chat, original=request, earlier=earlier, box=box)
+
+    def again(self, call: ParsedResponse, items: Sequence[Item], max_tokens: int | None) -> ParsedResponse:
+        """The same call behind the items that it has brought so far, for at most so many further tokens. A call that
+        had to be made has been made: what comes is the model's choice."""
+        choice = call.original.tool_choice
+        if isinstance(choice, AllowedTools):
+            choice = choice.model_copy(update={"mode": "auto"})
+        elif choice != "none":
+            choice = "auto"
+        request = call.original.model_copy(update={"max_output_tokens": max_tokens, "tool_choice": choice})
+        parsed = self._parsed(request, call.earlier, call.box, items)
+        return replace(
+            parsed,
+            original=call.original,
+            is_kept=call.is_kept,
+            tenant=call.tenant,
+            chain=call.chain,
+            unless=call.unless,
+        )
 
     async def continued(self, body: bytes, shelf: Shelf, tenant: str) -> ParsedResponse:
         """The request behind what it refers to. Raises NotFound, and InvalidRequest naming the field."""
         request, earlier, chain = parse_response(body), list[Item](), tuple[str, ...]()
-        for field in ("background", "store", "previous_response_id", "conversation"):
-            if getattr(request, field):
-                shelf.check_keeps(field)
+        for name in ("background", "store", "previous_response_id", "conversation"):
+            if getattr(request, name):
+                shelf.check_keeps(name)
         if request.previous_response_id is not None:
             earlier, chain = await shelf.before(tenant, request.previous_response_id, "previous_response_id")
         elif request.conversation_id is not None:
             earlier = list((await shelf.conversation(tenant, request.conversation_id, "conversation")).items)
-        parsed = self._parsed(request, earlier)
+        read = [InputItem.model_validate(item) for item in earlier]
+        box = self.servers.of(request.tools or ())
+        brought = await opened(box, request, read, self.servers.max_calls) if box.servers else []
+        parsed = replace(self._parsed(request, read, box, brought), brought=brought)
         return replace(parsed, is_kept=shelf.keeps and request.store is not False, tenant=tenant, chain=chain)
 
 
@@ -69,6 +101,9 @@ class ParsedResponse(ParsedChat):
     tenant: str = ""
     is_kept: bool = False  # the response is kept
     chain: tuple[str, ...] = ()  # ids of the responses before it
+    earlier: Sequence[InputItem] = ()  # items of the conversation before it
+    box: ToolBox = field(default_factory=lambda: ToolBox({}))
+    brought: Sequence[Item] = ()  # items of its output that there are before the model is asked
     unless: Unless = ALWAYS  # when it is not kept after all
 
     def own_session(self, response_id: str) -> str:
@@ -128,6 +163,70 @@ class ResponsesEndpoint(InferenceEndpoint):
         await self._background.begin(parsed.tenant, begun.kept("in_progress"), compute)
         await reply.json(json.dumps(begun.response("queued")).encode())
 
+    async def _run(
+        self,
+        parsed: ParsedRequest,
+        plan: Sequence[Request],
+        info: CallInfo,
+        reply: Reply,
+        account: Account,
+        entry: CallEntry,
+    ) -> None:
+        """See `InferenceEndpoint`. With tools of servers the model is asked again behind what they returned."""
+        assert isinstance(parsed, ParsedResponse)
+        if not parsed.box.servers:
+            await super()._run(parsed, plan, info, reply, account, entry)
+            return
+        entry.answers_begin()
+        call, writer, max_calls = (
+            parsed,
+            ResponseWriter(parsed, plan, info.request_id),
+            self._responses.servers.max_calls,
+        )
+
+        async def send(events: bytes) -> None:
+            if parsed.stream and events:
+                if not reply.streaming:
+                    await reply.open_stream()
+                await reply.events(events)
+
+        await send(writer.begin())
+        for turn in itertools.count(2):
+            account.charge(sum(request.num_input_tokens for request in plan))
+            async with self._input_processor.start(plan, entry) as outputs:
+                try:
+                    async for index, delta in outputs:
+                        await send(writer.events(index, delta))
+                finally:
+                    account.charge(outputs.num_output_tokens)
+            await send(writer.end_turn())
+            is_spent = False
+            for item in writer.waiting_calls:
+                is_spent = max_calls == 0
+                if is_spent:
+                    came: tuple[str | None, str | None] = (
+                        None,
+                        f"at most {self._responses.servers.max_calls} calls are made for a response",
+                    )
+                else:
+                    max_calls -= 1
+                    server = call.box.servers[str(item["server_label"])]
+                    came = await server.call(str(item["name"]), str(item["arguments"]))
+                await send(writer.called(item, *came))
+            if is_spent or not writer.goes_on:
+                break
+            call = self._responses.again(call, writer.items, writer.max_tokens_left)
+            plan = await self._plan(call, replace(info, request_id=f"{info.request_id}.{turn}"))
+            writer.ask_again(call, plan)
+        if parsed.stream:
+            events = writer.closing()
+            await self._ended(parsed, writer)
+            await reply.events(events, last=True)
+        else:
+            body = writer.body()
+            await self._ended(parsed, writer)
+            await reply.json(body)
+
     async def _ended(self, parsed: ParsedRequest, writer: StreamWriter | BodyWriter) -> None:
         """See `InferenceEndpoint`."""
         assert isinstance(parsed, ParsedResponse)
@@ -143,6 +242,10 @@ class ResponsesEndpoint(InferenceEndpoint):
             await self._shelf.change(
                 parsed.tenant, conversation, lambda before: with_items(before, added), "conversation"
             )
+
+
+def _without_secrets(tool: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in tool.items() if name not in ("authorization", "headers")}
 
 
 async def _nowhere(_: Message) -> None:
@@ -163,7 +266,10 @@ class ResponseWriter:
         self._model = plan[0].adapter_name or call.dialect.model_name
         self._created_at = int(time.time())
         (self._answer,) = call.dialect.answers(plan, call.tools)
-        self._items = OutputItems()
+        callable_names = call.tools.names if call.tools is not None else frozenset[str]()
+        self._items = OutputItems({name: tool for name, tool in call.box.tools.items() if name in callable_names})
+        self._num_turn_items = 0  # before the present turn of the model
+        self._usages: list[Usage] = []  # of the turns before
         self._begun = False
         self._finish: OutputFinish | None = None
         self._num_reasoning_tokens = 0
@@ -172,12 +278,7 @@ class ResponseWriter:
     def events(self, index: int, delta: OutputDelta) -> bytes:
         """The events that a delta brings."""
         assert index == 0, "a response has one answer"
-        events = b""
-        if not self._begun:
-            self._begun = True
-            response = self.response("in_progress")
-            events = self._items.event("response.created", response=response)
-            events += self._items.event("response.in_progress", response=response)
+        events = self.begin()
         found = self._answer.add(delta)
         if not self._answer.text and not self._answer.calls and self._answer.reasoning:
             self._num_reasoning_tokens += len(delta.token_ids)
@@ -191,6 +292,63 @@ class ResponseWriter:
         if delta.finish is not None:
             self._finish = delta.finish
         return events
+
+    def begin(self) -> bytes:
+        """The first events, and what there is before the model is asked; none where they were given."""
+        if self._begun:
+            return b""
+        self._begun = True
+        response = self.response("in_progress")
+        events = self._items.event("response.created", response=response)
+        events += self._items.event("response.in_progress", response=response)
+        for item in self._call.brought:
+            events += self._items.whole(item)
+        self._num_turn_items = len(self._items.items)
+        return events
+
+    def end_turn(self) -> bytes:
+        """The model has ended its turn."""
+        return self._items.close(self.status)
+
+    @property
+    def items(self) -> list[Item]:
+        """All output items so far."""
+        return self._items.items
+
+    @property
+    def waiting_calls(self) -> list[Item]:
+        """Calls of servers' tools that are still to be made."""
+        return self._items.waiting_calls
+
+    def called(self, item: Item, output: str | None, error: str | None) -> bytes:
+        """What came of one of those."""
+        return self._items.called(item, output, error)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the model is asked again: its turn was whole, it called tools of servers, and nothing waits for the
+        client."""
+        kinds = {str(item["type"]) for item in self._items.items[self._num_turn_items :]}
+        is_over = "mcp_call" not in kinds or bool(kinds & {"function_call", "mcp_approval_request"})
+        left = self.max_tokens_left
+        return not is_over and self.status == "completed" and (left is None or left > 0)
+
+    @property
+    def max_tokens_left(self) -> int | None:
+        """Of `max_output_tokens`."""
+        limit = self._call.original.max_output_tokens
+        return None if limit is None else limit - sum(usage.num_output_tokens for usage in self._all_usages())
+
+    def ask_again(self, call: ParsedResponse, plan: Sequence[Request]) -> None:
+        """The model's next turn begins."""
+        assert self._finish is not None
+        self._usages.append(self._finish.usage)
+        self._finish = None
+        self._num_turn_items = len(self._items.items)
+        (self._answer,) = call.dialect.answers(plan, call.tools)
+
+    def _all_usages(self) -> list[Usage]:
+        return self._usages if self._finish is None else [*self._usages, self._finish.usage]
 
     def closing(self) -> bytes:
         """The end of the last item, and the whole response."""
@@ -246,8 +404,10 @@ class ResponseWriter:
             "store": self._call.is_kept,
             "temperature": sampling.temperature,
             "text": text,
-            "tool_choice": choice.model_dump() if isinstance(choice, ToolName) else choice or "auto",
-            "tools": given.get("tools", []),
+            "tool_choice": choice or "auto"
+            if choice is None or isinstance(choice, str)
+            else choice.model_dump(exclude_none=True),
+            "tools": [_without_secrets(tool) for tool in given.get("tools", [])],
             "top_p": sampling.top_p,
             "truncation": request.truncation or "disabled",
             "usage": None,
@@ -255,13 +415,15 @@ class ResponseWriter:
             "metadata": request.metadata or {},
         }
         if self._finish is not None and status != "in_progress":
-            usage = self._finish.usage
+            usages = self._all_usages()
+            num_prompt = sum(usage.num_prompt_tokens for usage in usages)
+            num_output = sum(usage.num_output_tokens for usage in usages)
             response["completed_at"] = int(time.time())
             response["usage"] = {
-                "input_tokens": usage.num_prompt_tokens,
-                "input_tokens_details": {"cached_tokens": usage.num_cached_tokens},
-                "output_tokens": usage.num_output_tokens,
+                "input_tokens": num_prompt,
+                "input_tokens_details": {"cached_tokens": sum(usage.num_cached_tokens for usage in usages)},
+                "output_tokens": num_output,
                 "output_tokens_details": {"reasoning_tokens": self._num_reasoning_tokens},
-                "total_tokens": usage.num_prompt_tokens + usage.num_output_tokens,
+                "total_tokens": num_prompt + num_output,
             }
         return response

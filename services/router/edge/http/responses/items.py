@@ -9,9 +9,14 @@ from typing import Any
 
 from services.router.edge.answer.events import CallArguments, CallBegun, Content, Event, Reasoning
 from services.router.edge.http.answer_parts import Call, named_event
+from services.router.edge.http.mcp.servers import ServerTool
+from services.router.edge.http.responses.inner import NO_TOOLS
 from services.router.edge.http.responses.schemas import InputItem
 
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
+_CALLS = ("function_call", "mcp_call", "mcp_approval_request")
+_PREFIXES |= {"mcp_list_tools": "mcpl", "mcp_call": "mcp"}
+_PREFIXES |= {"mcp_approval_request": "mcpr", "mcp_approval_response": "mcpa"}
 
 
 def kept_items(items: Sequence[InputItem]) -> list[dict[str, Any]]:
@@ -39,7 +44,9 @@ def _new_id(kind: str) -> str:
 class OutputItems:
     """The items of one answer. Each call returns the events for what it changed."""
 
-    def __init__(self) -> None:
+    def __init__(self, server_tools: Mapping[str, ServerTool] = NO_TOOLS) -> None:
+        """`server_tools`: of MCP servers, by name; their calls are items of other kinds."""
+        self._server_tools = server_tools
         self.items: list[dict[str, object]] = []
         self._number = itertools.count()
         self._written: list[str] = []  # of the open item
@@ -62,9 +69,46 @@ class OutputItems:
                 return opened + self._delta("response.reasoning_text.delta", text)
             case CallBegun(index, name):
                 closed = self.close()
+                if name in self._server_tools:
+                    return closed + self._open_server_call(name, self._server_tools[name])
                 return closed + self._open("function_call", {"call_id": calls[index].id, "name": name, "arguments": ""})
             case CallArguments(_, text):
-                return self._delta("response.function_call_arguments.delta", text)
+                kind = self.items[-1]["type"]
+                if kind == "mcp_approval_request":
+                    self._written.append(text)
+                    return b""
+                return self._delta(f"response.{kind}_arguments.delta", text)
+
+    def whole(self, item: dict[str, object]) -> bytes:
+        """An item that came at once, without its id."""
+        item = {"id": _new_id(str(item["type"])), **item}
+        self.items.append(item)
+        place = {"output_index": len(self.items) - 1, "item": item}
+        return self.event("response.output_item.added", **place) + self.event("response.output_item.done", **place)
+
+    @property
+    def waiting_calls(self) -> list[dict[str, object]]:
+        """Calls of servers' tools that are still to be made."""
+        return [item for item in self.items if item["type"] == "mcp_call" and item["status"] == "in_progress"]
+
+    def called(self, item: dict[str, object], output: str | None, error: str | None) -> bytes:
+        """What came of one of those."""
+        status = "completed" if error is None else "failed"
+        item |= {"status": status, "output": output, "error": error}
+        index = next(i for i, other in enumerate(self.items) if other is item)
+        events = self.event(f"response.mcp_call.{status}", item_id=item["id"], output_index=index)
+        return events + self.event("response.output_item.done", output_index=index, item=item)
+
+    def _open_server_call(self, name: str, tool: ServerTool) -> bytes:
+        fields: dict[str, object] = {"server_label": tool.label, "name": name, "arguments": ""}
+        if not tool.needs_approval:
+            fields |= {"output": None, "error": None, "approval_request_id": None}
+            opened = self._open("mcp_call", fields)
+            place = self._place(self.items[-1])
+            return opened + self.event("response.mcp_call.in_progress", **place)
+        self.items.append({"type": "mcp_approval_request", "id": _new_id("mcp_approval_request"), **fields})
+        self._is_open = True
+        return b""
 
     def close(self, status: str = "completed") -> bytes:
         """Ends the open item, if there is one."""
@@ -72,9 +116,18 @@ class OutputItems:
             return b""
         self._is_open = False
         item = self.items[-1]
-        item["status"] = status
         text, self._written = "".join(self._written), []
         place = self._place(item)
+        if item["type"] == "mcp_approval_request":
+            item["arguments"] = text
+            whole = {"output_index": len(self.items) - 1, "item": item}
+            return self.event("response.output_item.added", **whole) + self.event("response.output_item.done", **whole)
+        if item["type"] == "mcp_call":
+            item["arguments"] = text
+            if status != "completed":  # its arguments are cut off: it is not made
+                item |= {"status": status, "error": "the call was not written to its end"}
+            return self.event("response.mcp_call_arguments.done", **place, arguments=text)
+        item["status"] = status
         if item["type"] == "function_call":
             item["arguments"] = text
             done = self.event("response.function_call_arguments.done", **place, name=item["name"], arguments=text)
@@ -93,7 +146,7 @@ class OutputItems:
 
     def _open(self, kind: str, fields: dict[str, object]) -> bytes:
         """An item of that kind, unless one is open already."""
-        if self._is_open and self.items[-1]["type"] == kind != "function_call":
+        if self._is_open and self.items[-1]["type"] == kind and kind not in _CALLS:
             return b""
         events = self.close()
         item: dict[str, object] = {
@@ -120,4 +173,4 @@ class OutputItems:
 
     def _place(self, item: Mapping[str, object]) -> dict[str, object]:
         place = {"item_id": item["id"], "output_index": len(self.items) - 1}
-        return place if item["type"] == "function_call" else {**place, "content_index": 0}
+        return place if item["type"] in _CALLS else {**place, "content_index": 0}

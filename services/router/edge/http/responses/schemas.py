@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from services.router.edge.http.bodies import STRICT, parse_body
 from services.router.edge.http.openai.schemas import MAX_METADATA, ContentPart, Retention
@@ -48,10 +48,35 @@ class InputItem(BaseModel):
     name: str | None = None
     arguments: str | None = None
     output: str | Parts | None = None
+    server_label: str | None = None
+    approval_request_id: str | None = None
+    approve: bool | None = None
+    reason: str | None = None
+    error: str | None = None
+    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=512)] | None = None
+    id: str | None = None
+
+
+class ToolFilter(BaseModel):
+    """Some of a server's tools: those named, or those that it calls read-only; with both, what is in both."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    tool_names: Annotated[list[str], Field(fail_fast=True, max_length=512)] | None = None
+    read_only: bool | None = None
+
+    def has(self, name: str, *, is_read_only: bool) -> bool:
+        """Whether a tool is one of them."""
+        named = self.tool_names is None or name in self.tool_names
+        return named and (self.read_only is None or self.read_only == is_read_only)
+
+
+Approval = Literal["always", "never"] | dict[Literal["always", "never"], ToolFilter]
+"""Which calls of a server's tools the client approves first: those that are not named as never."""
 
 
 class ResponseTool(BaseModel):
-    """One of `tools`, whose function stands in the tool itself."""
+    """One of `tools`, whose function stands in the tool itself, or a remote MCP server."""
 
     model_config = STRICT
 
@@ -60,6 +85,18 @@ class ResponseTool(BaseModel):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    server_label: str | None = Field(default=None, max_length=64, pattern=r"^[a-zA-Z0-9_-]+$")
+    server_url: str | None = Field(default=None, max_length=2048)
+    server_description: str | None = None
+    authorization: str | None = None
+    headers: dict[str, str] | None = None
+    allowed_tools: Annotated[list[str], Field(fail_fast=True, max_length=512)] | ToolFilter | None = None
+    require_approval: Approval | None = None
+
+    @property
+    def wanted_tools(self) -> ToolFilter | None:
+        """`allowed_tools`; None: all."""
+        return ToolFilter(tool_names=self.allowed_tools) if isinstance(self.allowed_tools, list) else self.allowed_tools
 
 
 class ToolName(BaseModel):
@@ -69,6 +106,36 @@ class ToolName(BaseModel):
 
     type: Literal["function"]
     name: str
+
+
+class ServerToolName(BaseModel):
+    """The tool of an MCP server that must be called."""
+
+    model_config = STRICT
+
+    type: Literal["mcp"]
+    server_label: str
+    name: str
+
+
+class AllowedTool(BaseModel):
+    """One of `tool_choice.tools`."""
+
+    model_config = STRICT
+
+    type: Literal["function", "mcp"]
+    name: str | None = None
+    server_label: str | None = None
+
+
+class AllowedTools(BaseModel):
+    """The tools that may be called, of those that the model sees."""
+
+    model_config = STRICT
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[AllowedTool], Field(fail_fast=True, min_length=1, max_length=512)]
 
 
 class TextFormat(BaseModel):
@@ -123,7 +190,7 @@ class ResponseRequest(BaseModel):
     top_p: float | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     tools: Annotated[list[ResponseTool], Field(fail_fast=True)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ToolName | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolName | ServerToolName | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
     stream: bool | None = None
     text: TextSettings | None = None

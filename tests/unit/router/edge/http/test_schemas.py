@@ -12,7 +12,7 @@ from services.router.edge.http.openai.chat import Chat
 from services.router.edge.http.openai.completions import CompletionRequest, Completions, parse_completion
 from services.router.edge.http.openai.schemas import ChatRequest, parse_chat
 from services.router.edge.text.generation_defaults import GenerationDefaults
-from shared.engine.sampling_params import Speculation
+from shared.engine.sampling_params import BeamSearch, Speculation
 from shared.errors import InvalidRequest
 from shared.model.text.tokenizer import Tokenizer
 
@@ -76,13 +76,11 @@ def test_a_wrong_message_is_refused_with_its_place(messages: object, place: str)
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("best_of", 2),
         ("suffix", "x"),
         ("structural_tag", "{}"),
         ("prompt_logprobs", 21),
         ("truncate_prompt_tokens", 0),
         ("truncate_prompt_tokens", -2),
-        ("use_beam_search", True),
     ],
 )
 def test_a_known_field_that_completions_do_not_honour_is_refused(field: str, value: object) -> None:
@@ -250,3 +248,48 @@ def test_text_parts_are_joined_and_names_are_kept() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     request = parse_chat(chat(messages=[{"role": "user", "content": parts, "name": "Ada"}]))
     assert request.messages[0].for_template("messages[0]") == {"role": "user", "content": "a\nb", "name": "Ada"}
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"best_of": 2, "n": 3}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"),
+        ({"best_of": 129}, "best_of"),
+        ({"use_beam_search": True, "stream": True}, "use_beam_search"),
+        ({"use_beam_search": True, "n": 11}, "best_of"),
+        ({"use_beam_search": True, "temperature": 0.7}, "temperature"),
+        ({"use_beam_search": True, "length_penalty": 11.0}, "length_penalty"),
+        ({"use_beam_search": True, "early_stopping": "late"}, "early_stopping"),
+        ({"use_beam_search": True, "top_p": 0.9}, "top_p"),
+        ({"use_beam_search": True, "stop": "x"}, "stop"),
+        ({"use_beam_search": True, "logprobs": 1}, "logprobs"),
+        ({"use_beam_search": True, "prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"use_beam_search": True, "guided_regex": "a"}, "structured_output"),
+        ({"use_beam_search": True, "logit_bias": {"1": 1.0}}, "logit_bias"),
+        ({"use_beam_search": True, "speculation": {"method": "ngram"}}, "speculation"),
+        ({"length_penalty": 0.5}, "length_penalty"),
+        ({"early_stopping": True}, "early_stopping"),
+    ],
+)
+def test_what_does_not_go_with_a_beam_search_or_the_best_of_several_is_refused(
+    tokenizer: Tokenizer, body: dict[str, object], field: str
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        Completions(tokenizer, "m").parse(completion(**body))
+    assert caught.value.field is not None
+    assert caught.value.field.split(".")[0] == field
+
+
+def test_a_beam_search_reads_no_sampling_defaults_and_best_of_alone_compares_what_was_drawn(
+    tokenizer: Tokenizer,
+) -> None:
+    defaults = GenerationDefaults(temperature=0.6, top_p=0.9, top_k=20)
+    dialect = Completions(tokenizer, "m", defaults)
+    searched = dialect.parse(completion(use_beam_search=True, n=2, best_of=4, length_penalty=0, early_stopping=True))
+    assert searched.sampling.beams == BeamSearch(4, 2, 0.0, "true")
+    assert (searched.sampling.temperature, searched.sampling.top_p, searched.sampling.top_k) == (0.0, 1.0, 0)
+    assert (searched.n, searched.num_computed) == (2, 4)
+    drawn = dialect.parse(completion(n=2, best_of=4))
+    assert (drawn.sampling.beams, drawn.sampling.logprobs, drawn.sampling.temperature) == (None, 0, 0.6)
+    assert (drawn.n, drawn.num_computed) == (2, 4)

@@ -480,6 +480,8 @@ def _start_runner(
         piecewise_tokens=None if settings.piecewise_tokens < 0 else settings.piecewise_tokens,
         device_transfer=device_transfer,
         num_host_blocks=model.num_host_blocks,
+        adapter_slots=settings.adapter_slots if settings.has_adapters else 0,
+        adapter_max_rank=settings.adapter_max_rank,
         debug_numerics=settings.debug_numerics,
     )
     if group is None:

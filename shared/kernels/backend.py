@@ -17,9 +17,8 @@ from shared.kernels.activation.rules import SILU, Activation
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.block_ops import BlockOps
 from shared.kernels.delta_layer import DeltaLayer
-from shared.kernels.experts.loras import StepExpertLoras
 from shared.kernels.experts.rules import Routing
-from shared.kernels.lora.step import ExpertLoras, ExpertParts, LoraOps
+from shared.kernels.lora.step import ExpertLoras, ExpertParts, LoraOps, StepExpertLoras
 from shared.kernels.pool_view import PoolView
 from shared.kernels.quantized import QuantizedWeight, Weight
 from shared.kernels.sampling_ops import SamplingOps

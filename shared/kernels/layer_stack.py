@@ -12,7 +12,7 @@ from shared.collectives.interface import Collectives
 from shared.kernels.activation.rules import SILU, Activation
 from shared.kernels.backend import Linear
 from shared.kernels.batch import AttentionBatch
-from shared.kernels.lora.step import StepLoras
+from shared.kernels.lora.step import Loras
 from shared.kernels.pool_view import PoolView
 
 
@@ -78,7 +78,7 @@ class LayerInputs(NamedTuple):
     sin: Tensor  # as cos
     pool: PoolView  # changed in place
     batch: AttentionBatch  # the step's sequences
-    loras: StepLoras | None = None  # what adapters add; None where no token has one
+    loras: Loras | None = None  # what adapters add; None where no token has one
 
 
 class LayerStack(Protocol):

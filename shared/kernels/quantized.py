@@ -11,10 +11,10 @@ from torch.nn import functional
 
 from shared.kernels.activation.reference import act_and_mul
 from shared.kernels.activation.rules import SILU, Activation
-from shared.kernels.experts.loras import StepExpertLoras, add_expert_loras, make_plain_loras
+from shared.kernels.experts.loras import add_expert_loras, make_plain_loras
 from shared.kernels.experts.reference import check_forward, combine
 from shared.kernels.linear_spec import Kind, LinearSpec
-from shared.kernels.lora.step import ExpertLoras, ExpertParts
+from shared.kernels.lora.step import ExpertLoras, ExpertParts, StepExpertLoras
 from shared.kernels.pool_view import encode
 
 INT4_MIDDLE = 8

@@ -16,7 +16,7 @@ from shared.kernels.batch import AttentionBatch
 from shared.kernels.cpu.torch_threads import in_this_thread
 from shared.kernels.layer_stack import LayerInputs, LayerSizes, LayerStack, StacksLayers
 from shared.kernels.lora.parts import MAX_RANK
-from shared.kernels.lora.step import PROJECTIONS, PackedAdapter, StepLoras
+from shared.kernels.lora.step import PROJECTIONS, Loras, PackedAdapter
 from shared.kernels.pool_view import PoolView
 from shared.model.adapters.adapter import MAX_BYTES, Adapter, read_adapter
 from shared.model.config.model_config import ModelConfig
@@ -123,7 +123,7 @@ class Decoder:
         logit_rows: Tensor,
         rope_lengths: Tensor | None = None,
         num_candidates: int = 0,
-        loras: StepLoras | None = None,
+        loras: Loras | None = None,
     ) -> Tensor:
         """Compute one step: write the K and V of all its tokens, return the logits of some.
 
@@ -152,7 +152,7 @@ class Decoder:
         batch: AttentionBatch,
         rows: Tensor,
         rope_lengths: Tensor | None = None,
-        loras: StepLoras | None = None,
+        loras: Loras | None = None,
     ) -> Tensor:
         """As `forward`, but for the last layer's output behind the final norm: [len(rows), hidden_size] in the model's
         dtype."""

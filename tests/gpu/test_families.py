@@ -111,8 +111,12 @@ def test_adapters_mixed_give_the_tokens_of_the_cpu(tmp_path: Path) -> None:
     slots = [0, 1, 2, 3, 1]
     with test_adapters.started(folders, kernels="torch") as run:
         expected = test_adapters.answers(run, prompts, slots)
-    with test_adapters.started(folders, device="cuda") as run:
-        assert test_adapters.answers(run, prompts, slots) == expected
+    without = RunnerConfig(max_num_seqs=8)
+    for graphs in (without, replace(without, adapter_slots=test_adapters.NUM_ADAPTERS, adapter_max_rank=64)):
+        with test_adapters.started(folders, device="cuda", config=graphs) as run:
+            assert test_adapters.answers(run, prompts, slots) == expected
+            run.place(1, folders[2])  # what the graphs read of a slot that is filled anew
+            assert test_adapters.answers(run, prompts[1:2], [1]) != expected[1:2]
 
 
 def test_deterministic_steps_give_the_tokens_of_the_cpu(tmp_path: Path) -> None:

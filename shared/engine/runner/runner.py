@@ -25,7 +25,7 @@ from shared.engine.runner.static_decode import StaticDecode
 from shared.engine.runner.structure_masks import StructureMasks
 from shared.engine.runner.warm_up import warm_up_plans
 from shared.kernels.backend import Kernels
-from shared.kernels.lora.step import PackedAdapter
+from shared.kernels.lora.step import HoldsLoras, PackedAdapter
 from shared.kernels.pool_view import PoolView
 from shared.kv.layout import BlockLayout
 from shared.model.decoder import Decoder
@@ -87,6 +87,10 @@ class RunnerConfig:
     """Blocks are sent and received by device pointers, without buffers."""
     num_host_blocks: int = 0
     """Blocks of host memory for preempted sequences; equal to the scheduler's `num_host_blocks`."""
+    adapter_slots: int = 0
+    """Slots of adapters that static decode steps compute with; 0 = steps with adapters are none of these."""
+    adapter_max_rank: int = 0
+    """The highest rank of what is placed there."""
     debug_numerics: bool = False
     """Name the part of the model where NaN or infinite logits come from; slower, and without graphs."""
 
@@ -159,8 +163,17 @@ class Runner:
         self._static: StaticDecode | None = None
         if is_static:
             max_seq_len = config.max_seq_len or num_blocks * layout.block_size
+            loras = None
+            if config.adapter_slots and isinstance(decoder.kernels, HoldsLoras):
+                loras = decoder.kernels.hold_loras(
+                    decoder.config.num_layers,
+                    config.adapter_slots,
+                    config.max_num_seqs,
+                    config.adapter_max_rank,
+                    self.kv_blocks,
+                )
             self._static = StaticDecode(
-                self._decoder, self.pool, config.max_num_seqs, max_seq_len, self._link, graphs, layout.groups
+                self._decoder, self.pool, config.max_num_seqs, max_seq_len, self._link, graphs, layout.groups, loras
             )
             self._sampled = self._static.sampled
         self._adapters = AdapterSlots(self._decoder.kernels, decoder.device)
@@ -244,8 +257,7 @@ class Runner:
             self._last = PendingStep(nothing, None, (), self._link, _unknown, check=self._check)
             return self._last
         is_pooling = any(item.num_pooled for item in items)
-        has_adapters = any(item.adapter for item in items)  # graphs compute the base model's rows alone
-        if self._static is not None and not is_pooling and not has_adapters and self._static.takes(plan):
+        if self._static is not None and not is_pooling and self._static.takes(plan):
             logits, tokens = self._static.run(plan)
             row_masks = None if masks is None else masks.row_masks()
             self._sampler.resample(tokens, logits, names, specs, row_masks)
@@ -287,6 +299,8 @@ class Runner:
         if self._announce is not None:
             self._announce.place_adapter(slot, 0 if adapter is None else adapter.number)
         self._adapters.place(slot, adapter)
+        if self._static is not None:
+            self._static.place_adapter(slot, adapter)
 
     def checksums(self, block_ids: list[int]) -> list[int]:
         """Checksums of these blocks as they are now; no step in flight may write to them."""

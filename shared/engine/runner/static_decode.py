@@ -15,6 +15,7 @@ from shared.engine.runner.cuda_graphs import CudaGraphs, Replayable, capture_siz
 from shared.engine.runner.device_link import DeviceLink
 from shared.engine.sampling_params import SamplingParams
 from shared.kernels.batch import AttentionBatch
+from shared.kernels.lora.step import LoraSlots, PackedAdapter
 from shared.kernels.pool_view import PoolView
 from shared.kernels.sampling.rows import SamplingRows
 from shared.kv.groups import NO_BLOCK, KVGroups
@@ -51,9 +52,11 @@ class StaticDecode:
         link: DeviceLink,
         graphs: CudaGraphs | None,
         groups: KVGroups | None = None,
+        loras: LoraSlots | None = None,
     ) -> None:
         """Allocates the buffers of every capture size; max_seq_len in tokens. `graphs`: None = steps run eagerly.
-        `groups`: of KV, whose blocks take turns in a sequence's table; None: one."""
+        `groups`: of KV, whose blocks take turns in a sequence's table; None: one. `loras`: None = no step has
+        adapters."""
         self._decoder = decoder
         self._pool = pool
         self._block_size = pool.block_size
@@ -64,22 +67,35 @@ class StaticDecode:
         self._num_groups, padding = groups.size, pool.num_blocks - 1
         self._tables = [StaticTables(max_batch, width, padding, link) for _ in range(groups.size - groups.num_states)]
         self._states = StaticStates(max_batch, groups, padding, link) if groups.num_states else None
+        self._link = link
         device = link.device
         self._query_start = torch.arange(max_batch + 1, dtype=torch.int32, device=device)
         self._logit_rows = torch.arange(max_batch, dtype=torch.int64, device=device)
         self.sampled: Tensor = torch.zeros(max_batch, dtype=torch.int64, device=device)
         """[max_batch] int64, the tokens that the last step sampled; -1 where there was nothing to choose."""
         self._graphs = graphs
-        self._captured: dict[int, tuple[Replayable, Tensor]] = {}  # by size, with its logits
+        self._captured: dict[tuple[int, bool], tuple[Replayable, Tensor]] = {}  # by size and adapters, with its logits
+        self._loras = loras
+        self._held: set[int] = set()  # slots that `loras` computes with
 
     def start(self) -> None:
         """Captures the graphs, where there are graphs; the largest first, so that the others fit into its memory."""
         if self._graphs is None:
             return
-        for size in reversed(self._sizes):
-            self._captured[size] = self._graphs.capture(
-                lambda size=size: self._forward(size, (1,) * size)  # type: ignore[misc]
-            )
+        for with_loras in (False, True) if self._loras is not None else (False,):
+            for size in reversed(self._sizes):
+                self._captured[size, with_loras] = self._graphs.capture(
+                    lambda size=size, with_loras=with_loras: self._forward(  # type: ignore[misc]
+                        size, (1,) * size, with_loras=with_loras
+                    )
+                )
+
+    def place_adapter(self, slot: int, adapter: PackedAdapter | None) -> None:
+        """As `AdapterSlots.place`."""
+        if self._loras is not None:
+            self._held.discard(slot)
+            if self._loras.place(slot, adapter):
+                self._held.add(slot)
 
     def takes(self, plan: StepPlan) -> bool:
         """Whether `run` can run this step."""
@@ -87,6 +103,8 @@ class StaticDecode:
             return False
         width = self._tables[0].width * self._num_groups
         for item in plan.sequences:
+            if item.adapter and item.adapter not in self._held:
+                return False
             if len(item.samples) != 1 or len(item.token_ids) != 1 or item.targets or len(item.block_ids) > width:
                 return False
         return True
@@ -105,14 +123,18 @@ class StaticDecode:
         for group, tables in enumerate(self._tables):
             of_group = slice(group, None, num_groups)
             tables.fill([item.block_ids if num_groups == 1 else item.block_ids[of_group] for item in items], size)
+        with_loras = any(item.adapter for item in items)
+        if self._loras is not None and with_loras:
+            self._loras.fill([item.adapter for item in items], size, self._link.empty)
         if self._graphs is None:
-            logits = self._forward(size, [*(item.end for item in items), *[1] * (size - len(items))])
+            lengths = [*(item.end for item in items), *[1] * (size - len(items))]
+            logits = self._forward(size, lengths, with_loras=with_loras)
         else:
-            graph, logits = self._captured[size]
+            graph, logits = self._captured[size, with_loras]
             graph.replay()
         return logits[: len(items)], self.sampled[: len(items)]
 
-    def _forward(self, size: int, kv_lens: Sequence[int]) -> Tensor:
+    def _forward(self, size: int, kv_lens: Sequence[int], *, with_loras: bool) -> Tensor:
         """[size, vocab_size] logits of the present inputs; writes `sampled`. Does nothing that a graph cannot hold.
 
         Kernels that follow the lengths on the device ignore `kv_lens`.
@@ -127,7 +149,8 @@ class StaticDecode:
             batch = replace(batch, state_blocks=self._states.blocks[:size])
         lengths = inputs.rope_lengths if self._decoder.rotary.needs_lengths else None
         rows = self._logit_rows[:size]
-        logits = self._decoder.forward(token_ids, positions, self._pool, batch, rows, lengths)
+        loras = self._loras.step(size) if self._loras is not None and with_loras else None
+        logits = self._decoder.forward(token_ids, positions, self._pool, batch, rows, lengths, loras=loras)
         self.sampled[:size].copy_(self._decoder.kernels.sample_tokens(logits, inputs.rows()))
         return logits
 

@@ -13,6 +13,7 @@ from shared.kernels.experts import routing_launch as routing
 from shared.kernels.latent import launch as latent
 from shared.kernels.linear import make_plain_linear
 from shared.kernels.lora import launch as lora
+from shared.kernels.lora.static import TritonSlots
 from shared.kernels.matmul.launch import make_rowwise_linear
 from shared.kernels.quantized import make_opened_experts, make_opened_linear
 from shared.kernels.rmsnorm import launch as rmsnorm
@@ -44,6 +45,7 @@ class TritonKernels:
     act_and_mul = staticmethod(activation.act_and_mul)
     make_lora = staticmethod(lora.make_lora)
     add_lora = staticmethod(lora.add_lora)
+    hold_loras = staticmethod(TritonSlots)
     gather_blocks = staticmethod(blocks.gather_blocks)
     scatter_blocks = staticmethod(blocks.scatter_blocks)
     block_checksums = staticmethod(blocks.block_checksums)

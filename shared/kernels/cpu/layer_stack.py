@@ -199,6 +199,7 @@ class CpuLayerStack:
             gate=GATES.index(sizes.activation.gate),
             is_centered=sizes.is_centered,
         )
+        assert loras is None or isinstance(loras, StepLoras), "additions of another backend"
         additions = None if loras is None or not loras.rows.num_rows else self._additions(loras)
         failed = self._library().tandem_layers(
             ctypes.byref(layers),

@@ -37,7 +37,7 @@ class _Rows(Structure):
 
 
 class CpuLora:
-    """See `Lora`: `a` by vectors of ranks, `b` with outputs side by side; ranks are padded to whole vectors."""
+    """See `Lora`: `a` by vectors of ranks, `b` by vectors of outputs; ranks are padded to whole vectors."""
 
     def __init__(self, parts: Sequence[LoraPart], in_size: int, like: Tensor) -> None:
         """The sizes satisfy `fits_lora`."""
@@ -45,13 +45,11 @@ class CpuLora:
         wide = [_padded(part, like.dtype) for part in parts]
         stacked = torch.cat([a for a, _ in wide])  # [ranks, in_size]
         self.ranks = stacked.shape[0]
-        per_word = 2 if is_bf16(like) else 1
-        # [ranks / 16, in_size / per_word, 16, per_word]
-        laid = stacked.view(-1, LANES, in_size // per_word, per_word).transpose(1, 2).contiguous()
-        self._owned = (laid, *(b for _, b in wide))
+        laid, bs = _laid(stacked), [_laid(b) for _, b in wide]
+        self._owned = (laid, *bs)
         found, first = _Lora(laid.data_ptr(), self.ranks, len(parts)), 0
-        for place, (part, (a, b)) in enumerate(zip(parts, wide, strict=True)):
-            found.parts[place] = _Part(b.data_ptr(), part.begin, b.shape[1], first, a.shape[0], part.scale)
+        for place, (part, (a, plain), b) in enumerate(zip(parts, wide, bs, strict=True)):
+            found.parts[place] = _Part(b.data_ptr(), part.begin, plain.shape[0], first, a.shape[0], part.scale)
             first += a.shape[0]
         self._struct = found
 
@@ -72,11 +70,17 @@ def fits_lora(parts: Sequence[LoraPart], in_size: int) -> bool:
 
 
 def _padded(part: LoraPart, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """(a [rank, in_size], b [rank, outputs]) of a rank of whole vectors."""
+    """(a [rank, in_size], b [outputs, rank]) of a rank of whole vectors."""
     more = -part.a.shape[0] % LANES
     assert part.a.shape[0] <= MAX_RANK, f"rank {part.a.shape[0]}"
     a = functional.pad(part.a.to(dtype), (0, 0, 0, more))
-    return a, functional.pad(part.b.to(dtype).t(), (0, 0, 0, more)).contiguous()
+    return a, functional.pad(part.b.to(dtype), (0, more))
+
+
+def _laid(matrix: Tensor) -> Tensor:
+    """[rows, columns] by vectors of rows, a column behind the other, of bf16 two: [rows / 16, columns / n, 16, n]."""
+    per_word = 2 if is_bf16(matrix) else 1
+    return matrix.reshape(-1, LANES, matrix.shape[1] // per_word, per_word).transpose(1, 2).contiguous()
 
 
 class CpuRows:

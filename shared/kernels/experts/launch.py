@@ -12,8 +12,8 @@ from shared.kernels.activation.launch import act_and_mul, constants
 from shared.kernels.activation.rules import SILU, Activation
 from shared.kernels.device import DeviceLimits, next_power_of_2
 from shared.kernels.experts.jit import combine_tiles, down_tiles, gate_up_tiles, sort_pairs_here
-from shared.kernels.experts.loras import StepExpertLoras
 from shared.kernels.experts.reference import PlainExperts, check_forward
+from shared.kernels.lora.step import StepExpertLoras
 
 COMBINED = 1024
 """Elements of a token that a program of the combination takes."""

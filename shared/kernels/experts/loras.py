@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from torch import Tensor
 
 from shared.kernels.lora.parts import LoraPart
 from shared.kernels.lora.reference import add_lora, make_plain_lora
 from shared.kernels.lora.rows import LoraRows
-from shared.kernels.lora.step import ExpertLoras, ExpertParts, Lora
-
-
-@dataclass(frozen=True, eq=False)
-class StepExpertLoras:
-    """What adapters add to one layer's experts in a step."""
-
-    adapters: Sequence[ExpertLoras | None]
-    """By addition, of one `Experts.make_loras` each; None: it leaves this layer's experts alone."""
-    rows: LoraRows
-    """Which tokens have which addition."""
+from shared.kernels.lora.step import ExpertLoras, ExpertParts, Lora, StepExpertLoras
 
 
 def make_plain_loras(

@@ -67,19 +67,37 @@ def add_lora(out: Tensor, x: Tensor, loras: Sequence[Lora | None], rows: LoraRow
         return
     assert all(isinstance(lora, TritonLora) for lora in known), "an adapter of another backend"
     packed = [lora if isinstance(lora, TritonLora) else None for lora in loras]
-    tiles = rows.remember("triton", lambda: torch.tensor(rows.tiles(ROWS), dtype=torch.int32).to(x.device))
+    tiles = rows.remember(
+        "triton", lambda: torch.tensor(rows.tiles(ROWS), dtype=torch.int32).to(x.device, non_blocking=True)
+    )
     meta = torch.stack([x.new_zeros(META, dtype=torch.int64) if lora is None else lora.meta for lora in packed])
     scales = torch.stack(
         [x.new_zeros(MOST_PARTS, dtype=torch.float32) if lora is None else lora.scales for lora in packed]
     )
     most_ranks = max(lora.ranks for lora in packed if lora is not None)
     most_outputs = max(lora.most_outputs for lora in packed if lora is not None)
+    launch(out, x, meta, scales, tiles, rows.order, rows.num_rows, most_ranks, most_outputs)
+
+
+def launch(
+    out: Tensor,
+    x: Tensor,
+    meta: Tensor,
+    scales: Tensor,
+    tiles: Tensor,
+    order: Tensor,
+    num_rows: int,
+    most_ranks: int,
+    most_outputs: int,
+) -> None:
+    """Both kernels; tensors as in `jit`. `num_rows`: at least those that tiles name. `most_ranks`, `most_outputs`: at
+    least those of any addition that has rows."""
     ranks = min(MOST_RANKS, max(16, next_power_of_2(most_ranks)))
-    sums = torch.empty((SPLITS, rows.num_rows, most_ranks), dtype=torch.float32, device=x.device)
+    sums = torch.empty((SPLITS, num_rows, most_ranks), dtype=torch.float32, device=x.device)
     sizes = {"META": META, "SPLITS": SPLITS, "ROWS": ROWS, "RANKS": ranks, "num_warps": 4}
     shrink_tiles[(len(tiles), SPLITS, -(-most_ranks // ranks))](
-        x, meta, tiles, rows.order, sums, x.shape[1], rows.num_rows, most_ranks, DEPTH=DEPTH, **sizes
+        x, meta, tiles, order, sums, x.shape[1], num_rows, most_ranks, DEPTH=DEPTH, **sizes
     )
     expand_tiles[(len(tiles), -(-most_outputs // COLUMNS), MOST_PARTS)](
-        out, meta, scales, tiles, rows.order, sums, out.shape[1], rows.num_rows, most_ranks, COLUMNS=COLUMNS, **sizes
+        out, meta, scales, tiles, order, sums, out.shape[1], num_rows, most_ranks, COLUMNS=COLUMNS, **sizes
     )

@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # settings, which import no torch, read the limits
 MOST_PARTS = 3
 """Parts of one projection at most: queries, keys and values. In cpu/source/lora.h too."""
 MAX_RANK = 256
-"""The highest rank of a part. In cpu/source/lora.cpp too."""
+"""The highest rank of a part. In cpu/source/lora.h too."""
 
 
 @dataclass(frozen=True, eq=False)

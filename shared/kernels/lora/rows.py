@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 T = TypeVar("T")
-TILE_ROWS = 8
+TILE_ROWS = 32
 """Most rows of a tile, as in source/lora.h."""
 
 
@@ -39,7 +39,8 @@ class LoraRows:
         for rows in of_each:
             starts.append(starts[-1] + len(rows))
         order = torch.tensor([row for rows in of_each for row in rows], dtype=torch.int64)
-        return cls(order.to(device), tuple(starts), tuple(additions))
+        # Not waiting: the device may have a step before this one to compute.
+        return cls(order.to(device, non_blocking=True), tuple(starts), tuple(additions))
 
     def tiles(self, most: int = TILE_ROWS) -> list[tuple[int, int, int]]:
         """(addition, first place in `order`, one behind the last) of up to `most` rows each."""

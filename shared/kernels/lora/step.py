@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -120,8 +120,69 @@ class LoadedAdapter:
 
 
 @dataclass(frozen=True, eq=False)
-class StepLoras:
+class StepExpertLoras:
+    """What adapters add to one layer's experts in a step."""
+
+    adapters: Sequence[ExpertLoras | None]
+    """By addition, of one `Experts.make_loras` each; None: it leaves this layer's experts alone."""
+    rows: LoraRows
+    """Which tokens have which addition."""
+
+
+class Loras(Protocol):
     """What a decoder computes beside its projections in one step."""
+
+    def add(self, out: Tensor, x: Tensor, layer: int, projection: Projection) -> None:
+        """To what a projection gave, in place; arguments as for `LoraOps.add_lora`."""
+        ...
+
+    def experts(self, layer: int) -> StepExpertLoras | None:
+        """To a layer's experts; None where no adapter adds to them."""
+        ...
+
+    def of_kept(self) -> Loras:
+        """The same where only the wanted rows are computed any more."""
+        ...
+
+
+class LoraSlots(Protocol):
+    """Adapters in slots from 1 on, for decode steps that a graph holds: nothing here moves once it is made."""
+
+    def place(self, slot: int, adapter: PackedAdapter | None) -> bool:
+        """Fills or empties a slot; whether `step` computes with what is there now: not for additions to experts. Its
+        weights stay the caller's to keep."""
+        ...
+
+    def fill(self, slots: Sequence[int], size: int, empty: Callable[[int], Tensor]) -> None:
+        """Queues which slot each row of the next step of `size` rows has, 0 for none; rows behind `slots` have none.
+        `empty`: makes memory on the host to copy from, of so many bytes, uint8."""
+        ...
+
+    def step(self, size: int) -> Loras:
+        """What is added to steps of `size` rows, whatever `fill` says."""
+        ...
+
+
+@runtime_checkable
+class HoldsLoras(Protocol):
+    """An addition to a backend whose steps graphs hold."""
+
+    def hold_loras(self, num_layers: int, num_slots: int, most_rows: int, max_rank: int, like: Tensor) -> LoraSlots:
+        """Empty slots.
+
+        Args:
+            num_layers: of the decoder.
+            num_slots: beside slot 0.
+            most_rows: of a step.
+            max_rank: the highest of an adapter's part.
+            like: on the model's device.
+        """
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class StepLoras:
+    """See `Loras`: of a step whose rows are sorted for it."""
 
     adapters: tuple[PackedAdapter, ...]
     """Each of the step's adapters once; a row's addition is its place here."""
@@ -132,7 +193,7 @@ class StepLoras:
     ops: LoraOps
 
     def add(self, out: Tensor, x: Tensor, layer: int, projection: Projection) -> None:
-        """To what a projection gave, in place; arguments as for `add_lora`."""
+        """See `Loras`."""
         if not self.rows.num_rows:
             return
         place = layer * len(PROJECTIONS) + PROJECTIONS.index(projection)
@@ -140,11 +201,13 @@ class StepLoras:
         if any(lora is not None for lora in loras):
             self.ops.add_lora(out, x, loras, self.rows)
 
-    def experts(self, layer: int) -> list[ExpertLoras | None] | None:
-        """What each adapter adds to a layer's experts; None where none does."""
+    def experts(self, layer: int) -> StepExpertLoras | None:
+        """See `Loras`."""
         found = [adapter.experts.get(layer) for adapter in self.adapters]
-        return found if self.rows.num_rows and any(loras is not None for loras in found) else None
+        if not self.rows.num_rows or all(loras is None for loras in found):
+            return None
+        return StepExpertLoras(found, self.rows)
 
     def of_kept(self) -> StepLoras:
-        """The same where only the wanted rows are computed any more."""
+        """See `Loras`."""
         return StepLoras(self.adapters, self.kept, self.kept, self.ops)

@@ -8,7 +8,7 @@ from torch import Tensor
 from shared.kernels.backend import DecoderOps
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.cpu.torch_threads import in_this_thread
-from shared.kernels.lora.step import StepLoras
+from shared.kernels.lora.step import Loras
 from shared.kernels.pool_view import PoolView
 from shared.model.config.model_config import ModelConfig
 from shared.model.layers.modules import LayerModules, project
@@ -42,7 +42,7 @@ class AttentionBlock:
         return (num_heads, head_dim * (2 if self._is_gated else 1)), (num_heads * head_dim,)
 
     def place(
-        self, x: Tensor, cos: Tensor, sin: Tensor, pool: PoolView, slots: Tensor, loras: StepLoras | None = None
+        self, x: Tensor, cos: Tensor, sin: Tensor, pool: PoolView, slots: Tensor, loras: Loras | None = None
     ) -> Tensor:
         """Write this step's K and V into `pool` and return the query, ready to attend.
 
@@ -127,6 +127,6 @@ class AttentionBlock:
         with in_this_thread(attended, attended.numel()):
             return attended * gate.sigmoid().flatten(1)
 
-    def project(self, attended: Tensor, loras: StepLoras | None = None) -> Tensor:
+    def project(self, attended: Tensor, loras: Loras | None = None) -> Tensor:
         """[num_tokens, num_heads * head_dim] to [num_tokens, hidden_size]."""
         return project(self._layer.o, attended, loras, self._index, "o")

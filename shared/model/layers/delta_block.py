@@ -13,7 +13,7 @@ from shared.kernels.backend import DecoderOps
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.cpu.torch_threads import in_this_thread
 from shared.kernels.delta_layer import DeltaLayer
-from shared.kernels.lora.step import StepLoras
+from shared.kernels.lora.step import Loras
 from shared.kernels.pool_view import PoolView
 from shared.model.config.model_config import ModelConfig
 from shared.model.layers.modules import LayerModules
@@ -53,7 +53,7 @@ class DeltaBlock:
         sin: Tensor,  # noqa: ARG002
         pool: PoolView,  # noqa: ARG002
         slots: Tensor,  # noqa: ARG002
-        loras: StepLoras | None = None,
+        loras: Loras | None = None,
     ) -> Tensor:
         """[num_tokens, hidden_size], normalised, to the projections [num_tokens, projected_size] as
         `DecoderOps.delta_attention` takes them. The other arguments as for `AttentionBlock.place`; adapters add to no
@@ -67,7 +67,7 @@ class DeltaBlock:
         """What `place` gave to [num_tokens, value_size], gated and normed. Reads and writes the sequences' states."""
         return self._kernels.delta_attention(query, self._delta, pool, batch)
 
-    def project(self, attended: Tensor, loras: StepLoras | None = None) -> Tensor:
+    def project(self, attended: Tensor, loras: Loras | None = None) -> Tensor:
         """[num_tokens, value_size] to [num_tokens, hidden_size]."""
         assert loras is None, "adapters of layers with a state"
         return self._layer.o.forward(attended)

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from shared.kernels.backend import DecoderOps
 from shared.kernels.batch import AttentionBatch
-from shared.kernels.lora.step import StepLoras
+from shared.kernels.lora.step import Loras
 from shared.kernels.pool_view import PoolView
 from shared.model.config.latent_config import LatentConfig
 from shared.model.config.model_config import ModelConfig
@@ -58,7 +58,7 @@ class LatentAttentionBlock:
         return (self._num_heads, self._sizes.query_dim), (self._num_heads * self._sizes.value_dim,)
 
     def place(
-        self, x: Tensor, cos: Tensor, sin: Tensor, pool: PoolView, slots: Tensor, loras: StepLoras | None = None
+        self, x: Tensor, cos: Tensor, sin: Tensor, pool: PoolView, slots: Tensor, loras: Loras | None = None
     ) -> Tensor:
         """Write this step's latents into `pool` and return the query.
 
@@ -107,7 +107,7 @@ class LatentAttentionBlock:
             output[chunk.rows] = self._expanded(query[chunk.rows], pool, chunk)
         return output
 
-    def project(self, attended: Tensor, loras: StepLoras | None = None) -> Tensor:  # noqa: ARG002  # none adds here
+    def project(self, attended: Tensor, loras: Loras | None = None) -> Tensor:  # noqa: ARG002  # none adds here
         """[num_tokens, num_heads * value_dim] to [num_tokens, hidden_size]."""
         return self._layer.o.forward(attended)
 

@@ -11,8 +11,7 @@ from torch.nn import functional
 from shared.kernels.activation.rules import Activation
 from shared.kernels.backend import DecoderOps
 from shared.kernels.cpu.torch_threads import in_this_thread
-from shared.kernels.experts.loras import StepExpertLoras
-from shared.kernels.lora.step import StepLoras
+from shared.kernels.lora.step import Loras, StepExpertLoras
 from shared.model.config.model_config import ModelConfig
 from shared.model.config.moe_config import MoeConfig
 from shared.model.layers.modules import ExpertModules, LayerModules, project
@@ -22,7 +21,7 @@ from shared.model.layers.parameters import BIAS_COLUMNS
 class FeedForward(Protocol):
     """The block of a layer behind its attention."""
 
-    def forward(self, x: Tensor, loras: StepLoras | None = None) -> Tensor:
+    def forward(self, x: Tensor, loras: Loras | None = None) -> Tensor:
         """[num_tokens, hidden_size] to the same shape; a row's result follows from that row and its adapter alone."""
         ...
 
@@ -40,7 +39,7 @@ class Mlp:
         self._down = layer.down
         self._kernels = kernels
 
-    def forward(self, x: Tensor, loras: StepLoras | None = None) -> Tensor:
+    def forward(self, x: Tensor, loras: Loras | None = None) -> Tensor:
         """[num_tokens, hidden_size] to the same shape."""
         gate_up = project(self._gate_up, x, loras, self._index, "gate_up")
         return project(self._down, self._kernels.act_and_mul(gate_up, self._activation), loras, self._index, "down")
@@ -72,7 +71,7 @@ class MixtureOfExperts:
         ranks' too; counted on the CPU alone."""
         return self._num_chosen.view(self._num_experts, -1)
 
-    def forward(self, x: Tensor, loras: StepLoras | None = None) -> Tensor:
+    def forward(self, x: Tensor, loras: Loras | None = None) -> Tensor:
         """[num_tokens, hidden_size] to the same shape."""
         modules = self._modules
         logits = modules.router.forward(x.float() if self._fp32_router else x)
@@ -82,7 +81,7 @@ class MixtureOfExperts:
             chosen = slots.flatten()
             self._num_chosen.scatter_add_(0, chosen, self._one.expand(chosen.shape))
         local_ids = expert_ids if modules.copies is None else modules.copies.local_ids(slots)
-        out = self._chosen(x, local_ids, weights, self._added(loras))
+        out = self._chosen(x, local_ids, weights, None if loras is None else loras.experts(self._index))
         if self._shared is not None:
             shared = self._shared.forward(x, loras)
             with in_this_thread(x, x.numel()):
@@ -92,10 +91,6 @@ class MixtureOfExperts:
         if modules.group is not None:  # all ranks have x: nothing is sent to experts, and one sum brings all back
             modules.group.all_reduce(out)
         return out
-
-    def _added(self, loras: StepLoras | None) -> StepExpertLoras | None:
-        found = None if loras is None else loras.experts(self._index)
-        return None if loras is None or found is None else StepExpertLoras(found, loras.rows)
 
     def _chosen(self, x: Tensor, local_ids: Tensor, weights: Tensor, loras: StepExpertLoras | None) -> Tensor:
         """What the chosen experts give; with biases, an input of 1 adds those of gate and up."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shared.collectives.interface import Collectives
 from shared.kernels.backend import BatchedLinear, DecoderOps, Experts, Linear
-from shared.kernels.lora.step import Projection, StepLoras
+from shared.kernels.lora.step import Loras, Projection
 from shared.kernels.quantized import QuantizedWeight, Weight, rounded
 from shared.model.config.delta_config import DeltaConfig
 from shared.model.config.latent_config import LatentConfig
@@ -301,7 +301,7 @@ class SummedLinear:
         return out
 
 
-def project(linear: Linear, x: Tensor, loras: StepLoras | None, layer: int, projection: Projection) -> Tensor:
+def project(linear: Linear, x: Tensor, loras: Loras | None, layer: int, projection: Projection) -> Tensor:
     """What a projection gives, with what adapters add to it. Over ranks these are parts of the same sum."""
     if loras is None:
         return linear.forward(x)

@@ -14,7 +14,7 @@ from shared.kernels.backend import DecoderOps
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.cpu.torch_threads import in_this_thread
 from shared.kernels.layer_stack import LayerInputs
-from shared.kernels.lora.step import StepLoras
+from shared.kernels.lora.step import Loras
 from shared.kernels.pool_view import PoolView
 from shared.model.config.model_config import ModelConfig
 from shared.model.layers.attention_block import AttentionBlock
@@ -67,7 +67,7 @@ class DecoderPieces:
         return other
 
     def first(
-        self, x: Tensor, cos: Tensor, sin: Tensor, pool: PoolView, slots: Tensor, loras: StepLoras | None = None
+        self, x: Tensor, cos: Tensor, sin: Tensor, pool: PoolView, slots: Tensor, loras: Loras | None = None
     ) -> Tensor:
         """Up to the first attention: writes the first layer's K and V and returns its query.
 
@@ -98,7 +98,7 @@ class DecoderPieces:
         sin: Tensor,
         pool: PoolView,
         slots: Tensor,
-        loras: StepLoras | None = None,
+        loras: Loras | None = None,
     ) -> tuple[Tensor, Tensor]:
         """From a layer's attention up to that of the layer after it, whose K and V it writes.
 
@@ -119,7 +119,7 @@ class DecoderPieces:
         normed, residual = self._finish(layer, projected, residual, loras)
         return self._attention[layer + 1].place(normed, cos, sin, pool, slots, loras), residual
 
-    def last(self, residual: Tensor, attended: Tensor, logit_rows: Tensor, loras: StepLoras | None = None) -> Tensor:
+    def last(self, residual: Tensor, attended: Tensor, logit_rows: Tensor, loras: Loras | None = None) -> Tensor:
         """From the last attention on: [num_logits, hidden_size] of the wanted rows, normed. The last layer's
         feed-forward block is computed for them alone."""
         drops_rows = self._drops_rows and logit_rows.shape[0] < attended.shape[0]
@@ -157,9 +157,7 @@ class DecoderPieces:
             query, residual = self.between(layer, residual, attended, cos, sin, pool, slots, loras)
         return self.attend(self.num_layers - 1, query, pool, batch), residual
 
-    def _finish(
-        self, layer: int, projected: Tensor, residual: Tensor, loras: StepLoras | None
-    ) -> tuple[Tensor, Tensor]:
+    def _finish(self, layer: int, projected: Tensor, residual: Tensor, loras: Loras | None) -> tuple[Tensor, Tensor]:
         """A layer behind its attention block: (what the next layer reads, normed; the residual stream)."""
         layers = self._modules.layers
         next_norm = layers[layer + 1].input_norm if layer + 1 < self.num_layers else self._modules.norm

@@ -17,7 +17,7 @@ from shared.kernels.batch import AttentionBatch
 from shared.kernels.cpu.torch_threads import in_this_thread
 from shared.kernels.layer_stack import LayerInputs
 from shared.kernels.lora.parts import MAX_RANK
-from shared.kernels.lora.step import StepLoras
+from shared.kernels.lora.step import Loras
 from shared.kernels.pool_view import PoolView
 from shared.kv.layout import BlockLayout
 from shared.model.adapters.adapter import MAX_BYTES, Adapter, read_adapter
@@ -43,7 +43,7 @@ class MicroBatch(NamedTuple):
     batch: AttentionBatch
     logit_rows: Tensor  # [num_logits] int64
     rope_lengths: Tensor | None  # [num_tokens] int64
-    loras: StepLoras | None = None
+    loras: Loras | None = None
 
 
 class RankDecoder(Decoder):
@@ -109,7 +109,7 @@ class RankDecoder(Decoder):
         logit_rows: Tensor,
         rope_lengths: Tensor | None = None,
         num_candidates: int = 0,
-        loras: StepLoras | None = None,
+        loras: Loras | None = None,
     ) -> Tensor:
         """See `Decoder`; `loras` are of this rank's slices. Raises RankLost."""
         whole = MicroBatch(token_ids, positions, batch, logit_rows, rope_lengths, loras)

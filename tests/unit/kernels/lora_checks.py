@@ -12,6 +12,7 @@ from torch import Tensor
 from shared.kernels.lora.parts import LoraPart
 from shared.kernels.lora.reference import add_lora, make_plain_lora
 from shared.kernels.lora.rows import LoraRows
+from shared.kernels.lora.step import PROJECTIONS, ExpertLoras, PackedAdapter
 
 from .comparing import TOLERANCES, random_tensor, triton_kernels
 
@@ -70,6 +71,51 @@ def check_loras(
 def check_triton_loras(num_rows: int, in_size: int, dtype: torch.dtype, device: str = "cpu") -> None:
     """Of the process that Triton runs in."""
     check_loras(triton_kernels(), num_rows, in_size, dtype, device, exact=device == "cpu")
+
+
+def check_slots(dtype: torch.dtype, device: str = "cpu") -> None:
+    """Decode steps over slots that are filled, emptied and filled anew: what the same rows get by `add_lora`. Of the
+    process that Triton runs in."""
+    ops, in_size, num_layers, num_slots = triton_kernels(), 48, 2, 3
+    like = torch.zeros(1, dtype=dtype, device=device)
+
+    def adapter(seed: int, ranks: Sequence[int]) -> PackedAdapter:
+        of_place = [parts_of(10 * seed + place, ranks, in_size, dtype, device) for place in range(4 * num_layers)]
+        made = [ops.make_lora(parts, in_size, like) if place % 3 else None for place, parts in enumerate(of_place)]
+        return PackedAdapter(tuple(made))
+
+    adapters = {1: adapter(1, (8, 8, 8)), 2: adapter(2, (0, 40, 0)), 3: adapter(3, (16, 1, 3))}
+    slots = ops.hold_loras(num_layers, num_slots, 40, 40, like)
+    for slot, placed in adapters.items():
+        assert slots.place(slot, placed)
+    steps = {size: slots.step(size) for size in (4, 40)}  # as graphs keep them
+
+    def check(of_rows: list[int], size: int) -> None:
+        slots.fill(of_rows, size, lambda count: torch.full((count,), 255, dtype=torch.uint8))
+        padded = [*of_rows, *[0] * (size - len(of_rows))]
+        rows = LoraRows.of([slot - 1 for slot in padded], num_slots, device)
+        x = random_tensor(size, in_size, dtype=dtype, device=device, seed=size)
+        for place in range(4 * num_layers):
+            out = random_tensor(size, 128, dtype=dtype, device=device, seed=5)
+            expected = out.clone()
+            loras = [adapters[slot].loras[place] if slot in adapters else None for slot in (1, 2, 3)]
+            ops.add_lora(expected, x, loras, rows)
+            steps[size].add(out, x, place // 4, PROJECTIONS[place % 4])
+            torch.testing.assert_close(out, expected, rtol=0, atol=TOLERANCES[dtype])
+        changed = [row for row, slot in enumerate(padded) if slot in adapters]
+        assert not torch.equal(out, random_tensor(size, 128, dtype=dtype, device=device, seed=5)) or not changed
+
+    check([1, 2, 3], 4)
+    check([0, 0, 2, 0], 4)
+    check([1] * 19 + [0, 3] * 10, 40)
+    del adapters[2]
+    assert not slots.place(2, None)
+    check([1, 2, 3, 2], 4)
+    adapters[2] = adapter(5, (3, 3, 0))
+    assert slots.place(2, adapters[2])
+    check([2, 2, 0, 1] * 10, 40)
+    check([0], 4)
+    assert not slots.place(1, PackedAdapter(adapters[1].loras, {0: ExpertLoras((), ())}))
 
 
 def rows_of(additions: Sequence[int], count: int) -> tuple[Tensor, tuple[int, ...], list[tuple[int, int, int]]]:

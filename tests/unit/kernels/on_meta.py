@@ -25,6 +25,7 @@ from shared.engine.runner import runner as runners
 from shared.engine.runner.device_link import DeviceLink
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.sampling_params import SamplingParams
+from shared.kernels.lora.step import PackedAdapter
 from shared.model.config.model_config import ModelConfig
 from shared.model.decoder import Decoder
 from shared.model.families.registry import load_config, parse_config
@@ -256,6 +257,11 @@ class Steps:
         with self.watched():
             self.runner.start()
 
+    def place(self, slot: int, adapter: PackedAdapter | None) -> None:
+        """Fills a slot of adapters, or empties it."""
+        with self.watched():
+            self.runner.place_adapter(slot, adapter)
+
     def capture(self, run: Callable[[], Any]) -> tuple[_Graph, Any]:
         """In the place of `CudaGraphs`."""
         before = self.noted.launches.copy()
@@ -306,10 +312,11 @@ def plan(
     pending: bool = False,
     first: bool = False,
     num_groups: int = 1,
+    adapters: Sequence[int] = (0,),
     **more: Any,
 ) -> StepPlan:
     """A sequence for each way, with a chunk of its own length for the last; `first`: the first step that samples;
-    `num_groups`: of KV."""
+    `num_groups`: of KV; `adapters`: slots of the sequences in turns."""
     items = []
     for at, way in enumerate(ways):
         count = chunk if at == len(ways) - 1 else 1
@@ -320,5 +327,6 @@ def plan(
         num_blocks = -(-(start + count) // BLOCK_SIZE)
         blocks = tuple(range(8 * at * num_groups, (8 * at + num_blocks) * num_groups))
         is_pending = at if pending and count == 1 else None
-        items.append(PlannedSequence(f"s{at}", tokens, start, blocks, start + count, (spec,), is_pending))
+        made = PlannedSequence(f"s{at}", tokens, start, blocks, start + count, (spec,), is_pending)
+        items.append(made._replace(adapter=adapters[at % len(adapters)]))
     return StepPlan(tuple(items))

@@ -12,11 +12,10 @@ from torch import Tensor
 from shared.kernels.backends.cpu import CpuKernels, DeterministicCpuKernels
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.experts import routing as reference
-from shared.kernels.experts.loras import StepExpertLoras
 from shared.kernels.experts.rules import Routing
 from shared.kernels.lora.parts import LoraPart
 from shared.kernels.lora.rows import LoraRows
-from shared.kernels.lora.step import ExpertParts
+from shared.kernels.lora.step import ExpertParts, StepExpertLoras
 from shared.kernels.pool_view import PoolView
 from shared.kernels.torch_backend import TorchKernels
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shared.kernels.backends.cpu import CpuKernels
+from shared.kernels.backends.cpu import CpuKernels, DeterministicCpuKernels
 from shared.kernels.torch_backend import TorchKernels
 
 from . import lora_checks
@@ -25,7 +25,8 @@ def test_rows_are_sorted_by_addition_and_cut_into_tiles_of_one_addition() -> Non
 @every_isa
 @pytest.mark.parametrize(("num_rows", "in_size"), [(1, 512), (3, 48), (19, 1056), (70, 2048)])
 def test_the_cpu_kernels_add_what_the_reference_adds(isa: str, dtype: torch.dtype, num_rows: int, in_size: int) -> None:
-    lora_checks.check_loras(CpuKernels(isa), num_rows, in_size, dtype, exact=True)
+    lora_checks.check_loras(CpuKernels(isa), num_rows, in_size, dtype)
+    lora_checks.check_loras(DeterministicCpuKernels(isa), num_rows, in_size, dtype, exact=True)
 
 
 @needs_library
@@ -47,3 +48,7 @@ def test_a_step_without_such_rows_changes_nothing() -> None:
 @pytest.mark.parametrize(("num_rows", "in_size"), [(1, 64), (23, 200)])
 def test_triton_adds_what_the_reference_adds(interpreted: Run, dtype: torch.dtype, num_rows: int, in_size: int) -> None:
     interpreted(lora_checks.check_triton_loras, num_rows, in_size, dtype)
+
+
+def test_slots_that_graphs_read_add_what_the_same_rows_get_otherwise(interpreted: Run) -> None:
+    interpreted(lora_checks.check_slots, torch.float32)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from shared.kernels.lora.parts import LoraPart
+from shared.kernels.lora.step import ExpertLoras, Projection
+from shared.model.adapters.adapter import Adapter
 from shared.model.weights.plan import Quantization
 from tests.integration.engine.families import EXPERTS, FAMILIES, OTHERS, STATES, write_family
 
@@ -143,6 +147,46 @@ def test_every_family_runs_mixed_steps_in_pieces_without_meeting_the_host(
     assert found["eager"][0] == 6
     assert found["as a worker"][0] == 6 + 8 * num_layers  # 8, 16, … 64 tokens
     assert found["as a worker"][1] < found["eager"][1]
+
+
+def largest_graph() -> int:
+    """Launches of the largest batch's graph without slots of adapters."""
+    return Steps(on_meta.model("llama", 2)).captured[0].total()
+
+
+def adapter_steps() -> tuple[list[int], list[Noted]]:
+    """Launches of the graphs of the largest batch, without adapters and with; then steps of the base beside an adapter,
+    of the base alone, of a slot that holds nothing for graphs, and of that slot filled anew."""
+    steps = Steps(on_meta.model("llama", 2), adapter_slots=3, adapter_max_rank=16)
+    decoder = steps.runner._decoder
+    half = torch.zeros(16, 4096), torch.zeros(4096, 16)
+    layer: dict[Projection, tuple[LoraPart, ...]] = {"o": (LoraPart(*half, 2.0, 0),)}
+    packed = decoder.pack_adapter(Adapter("d", 16, (layer, layer)))
+    for slot in (1, 2):
+        steps.place(slot, packed)
+    found = []
+    for slots in ((1, 0), (0, 0), (2, 1)):
+        steps.run(plan(["greedy", "seeded"], 20, first=True, adapters=slots))
+        found.append(steps.run(plan(["greedy", "seeded"], 21, pending=True, adapters=slots)))
+    steps.place(2, replace(packed, experts={0: ExpertLoras((), ())}))
+    found.append(steps.run(plan(["greedy", "seeded"], 22, pending=True, adapters=(2, 1))))
+    steps.place(2, None)
+    steps.place(2, packed)
+    steps.run(plan(["greedy", "seeded"], 23, pending=True, adapters=(2, 1)))
+    found.append(steps.run(plan(["greedy", "seeded"], 24, pending=True, adapters=(2, 1))))
+    half_of_them = len(steps.captured) // 2
+    return [steps.captured[0].total(), steps.captured[half_of_them].total(), len(steps.captured)], found
+
+
+def test_steps_with_adapters_are_graphs_of_their_own_and_those_of_the_base_are_as_they_were(compiled: Run) -> None:
+    (without, with_adapters, count), (beside, alone, both, eager, again) = compiled(adapter_steps)
+    assert count == 12, "of 1, 2, 4, 8, 16 and 20 sequences, each without and with"
+    assert with_adapters == without + 2 * 4 * 2, "two kernels for each of four projections of two layers"
+    assert without == compiled(largest_graph)
+    for noted in (beside, both, again):
+        assert (noted.num_launches, noted.sends, noted.fetches, noted.waits) == (0, 2, 1, 0)
+    assert (alone.num_launches, alone.sends) == (0, 1)
+    assert eager.num_launches > 0, "additions to experts are no part of a graph"
 
 
 def meetings() -> list[str]:

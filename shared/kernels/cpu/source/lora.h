@@ -4,7 +4,7 @@
 #include <cstdint>
 
 struct LoraPart {  // to some adjacent outputs
-  const void* b;   // [rank][outputs]
+  const void* b;   // as a: fp32 [outputs / 16][rank][16], or bf16 [outputs / 16][rank / 2][16][2]
   int64_t begin, outputs, first_rank, rank;
   double scale;
 };
@@ -31,7 +31,9 @@ struct ExpertLoras {
   int64_t num_adapters, most_ranks;
 };
 
-constexpr int64_t kLoraRows = 8, kLoraChunk = 512;  // inputs whose products a task sums
+constexpr int64_t kLoraRows = 32;
+constexpr int64_t kLoraChunk = 512;  // inputs whose products a task sums
+constexpr int64_t kMostRank = 256;   // of a part
 
 inline int64_t lora_chunks(int64_t k) { return (k + kLoraChunk - 1) / kLoraChunk; }
 

@@ -49,15 +49,16 @@ struct DotProducts {
   template <typename KV>
   static void score(
       const Pool<KV>& pool, int64_t, int64_t from, int64_t to, int64_t, const uint32_t* laid, const uint32_t* query,
-      float* scores) {
+      float* scores, int64_t lanes) {
     const float* keys = (const float*)laid + from;
     multiply_rows<PairsOfBf16>(
-        to - from, keys, kKeys, (const float*)query, pool.s.dim / 2, scores + from * kColumns, false);
+        to - from, keys, kKeys, (const float*)query, pool.s.dim / 2, scores + from * kColumns, false, lanes);
   }
 
   static void add(
-      const uint32_t* laid, const uint32_t* weights, int64_t from, int64_t to, int64_t dim, float* sums) {
+      const uint32_t* laid, const uint32_t* weights, int64_t from, int64_t to, int64_t dim, float* sums,
+      int64_t lanes) {
     const float *values = (const float*)laid + (kKeys + from) * dim / 2, *b = (const float*)weights + from / 2 * kColumns;
-    multiply_rows<PairsOfBf16>(dim, values, dim, b, (to - from) / 2, sums, true);
+    multiply_rows<PairsOfBf16>(dim, values, dim, b, (to - from) / 2, sums, true, lanes);
   }
 };

@@ -13,7 +13,7 @@ struct DotProducts {
 
   // Keys as [dim / 2][key] pairs over dim, then values as [key / 2][dim] pairs over keys; zeros after the last one.
   template <typename KV>
-  static void lay(const Pool<KV>& pool, int64_t first, int64_t count, uint32_t* laid) {
+  static void lay(const Pool<KV>& pool, int64_t first, int64_t count, int64_t end, uint32_t* laid) {
     const int64_t dim = pool.s.dim;
     bf16* opened = (bf16*)(laid + kKeys * dim);
     uint32_t* values = laid + kKeys * dim / 2;
@@ -28,7 +28,10 @@ struct DotProducts {
       } else {
         key = run.rows, value = run.moved(pool.to_values()).rows;
       }
+      const Ahead<KV> next(pool, position + kKeys, end);
       for (int64_t d = 0; d < dim; d += 32) {
+        next.fetch(d);
+        next.fetch(d + 16);
         Words v[16];
         for (int i = 0; i < 16; i++) v[i] = i < n ? load_words(key + i * dim + d) : no_words();
         transpose16(v);

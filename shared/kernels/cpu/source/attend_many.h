@@ -62,17 +62,42 @@ void load_scales(const Pool<T>& pool, int64_t first, int64_t count, int64_t size
   });
 }
 
+// 16 keys and their values from `position` on, of a tile that is read later. They are asked for bit by bit: all at once
+// they would hold up what is read meanwhile. Nothing where there are no keys, below `end`.
+template <typename KV>
+struct Ahead {
+  const char *keys = nullptr, *values;
+
+  Ahead(const Pool<KV>& pool, int64_t position, int64_t end) {
+    if (position >= end) return;
+    const Run<KV> run = pool.keys(position);
+    keys = (const char*)run.rows;
+    values = (const char*)run.moved(pool.to_values()).rows;
+  }
+  // One part of dim / 16.
+  void fetch(int64_t d) const {
+    constexpr int64_t kPart = 16 * 16 * sizeof(KV);
+    if (keys == nullptr) return;
+    for (int64_t at = d / 16 * kPart; at < (d / 16 + 1) * kPart; at += 64) {
+      __builtin_prefetch(keys + at, 0, 2);
+      __builtin_prefetch(values + at, 0, 2);
+    }
+  }
+};
+
 // Keys transposed, values as they are, both wide; the rest of the tile is zero. Codes are not scaled: scores and weights
 // will be, as those of one query token are.
 template <typename T>
-void load_tile(const Pool<T>& pool, int64_t first, int64_t count, const Scratch& scratch) {
+void load_tile(const Pool<T>& pool, int64_t first, int64_t count, int64_t end, const Scratch& scratch) {
   const int64_t dim = pool.s.dim;
   if (count < kTile) std::memset(scratch.keys, 0, 2 * kTile * dim * sizeof(float));
   if constexpr (kIsCode<T>) load_scales(pool, first, count, kTile, scratch.key_scales, scratch.value_scales);
   pool.runs(first, first + count, 16, [&](Run<T> run, int64_t position, int64_t n) {
     const int64_t t = position - first;
     const T *key = run.rows, *value = run.moved(pool.to_values()).rows;
+    const Ahead<T> next(pool, position + kTile, end);
     for (int64_t d = 0; d < dim; d += 16) {
+      next.fetch(d);
       Words v[16];
       for (int i = 0; i < 16; i++) v[i] = i < n ? as_words(load16(key + i * dim + d)) : no_words();
       transpose16(v);
@@ -209,7 +234,7 @@ void attend_many(const Pool<KV>& pool, const T* query, T* out, int64_t start, in
   std::memset(scratch.sums, 0, scratch.blocks * kColumns * dim * sizeof(float));
   const int64_t end = start + count;  // keys below it are seen by some row
   for (int64_t first = s.first_seen(start) / kTile * kTile; first < end; first += kTile) {
-    load_tile(pool, first, std::min(kTile, end - first), scratch);
+    load_tile(pool, first, std::min(kTile, end - first), end, scratch);
     for (int64_t block = 0; block < scratch.blocks; block++)
       attend_tile<kIsCode<KV>>(s, first, block, lanes_of(rows, block), scratch);
   }

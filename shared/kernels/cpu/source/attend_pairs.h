@@ -8,7 +8,7 @@
 //   fits(shape)        whether it can read what lies in such a pool
 //   begin()            what is to be held while products are computed
 //   words<KV>(dim)     of 32 bits, that it lays a tile of keys out in
-//   lay(pool, first, count, laid)
+//   lay(pool, first, count, end, laid): `count` keys from `first` on; those of the next tile, below `end`, are fetched
 //   score(pool, first, from, to, count, laid, query, scores, lanes): keys [from, to) of the tile, whole 32s, times the
 //                      query of the rows in the first `lanes` columns; what comes out for keys past `count` may be
 //                      anything: they are not seen
@@ -157,7 +157,7 @@ void attend_pairs(
   const int64_t end = start + count;  // keys below it are seen by some row
   for (int64_t first = s.first_seen(start) / Products::kKeys * Products::kKeys; first < end; first += Products::kKeys) {
     const int64_t keys = std::min(Products::kKeys, end - first);
-    Products::lay(pool, first, keys, scratch.laid);
+    Products::lay(pool, first, keys, end, scratch.laid);
     if constexpr (kIsCode<KV>) load_scales(pool, first, keys, Products::kKeys, scratch.key_scales, scratch.value_scales);
     for (int64_t block = 0; block < scratch.blocks; block++)
       attend_pair_block<Products>(pool, first, keys, block, lanes_of(rows, block), scratch);

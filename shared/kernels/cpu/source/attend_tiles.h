@@ -22,7 +22,7 @@ struct TileProducts {
 
   // `count` keys' values, transposed; the rest of the last 32 is zero.
   template <typename KV>
-  static void lay(const Pool<KV>& pool, int64_t first, int64_t count, uint32_t* laid) {
+  static void lay(const Pool<KV>& pool, int64_t first, int64_t count, int64_t end, uint32_t* laid) {
     bf16* values = (bf16*)laid;
     const int64_t dim = pool.s.dim;
     bf16 *keys = values + kKeys * dim, *opened = keys + kKeys * dim;
@@ -41,7 +41,9 @@ struct TileProducts {
         }
         for (int64_t i = 0; i < n; i++) rows[position - first - t + i] = value + i * dim;
       });
+      const Ahead<KV> next[2] = {{pool, first + t + kKeys, end}, {pool, first + t + kKeys + 16, end}};
       for (int64_t d = 0; d < dim; d += 16) {
+        for (const Ahead<KV>& run : next) run.fetch(d);
         Words v[16];
         for (int i = 0; i < 16; i++) {
           const bf16 *even = rows[2 * i], *odd = rows[2 * i + 1];

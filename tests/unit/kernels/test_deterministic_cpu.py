@@ -97,6 +97,9 @@ def test_each_token_attends_alike_alone_and_in_a_prompt(
     for token in (*range(0, LENGTH, 7), 1, 15, 16, 62, 63, 64, 65, 127, 128, 129, LENGTH - 1):
         (alone,) = attend(cpu, case, [(0, token, token + 1)], window)
         assert alone.equal(whole[token : token + 1]), f"token {token}"
+    for first, count in ((0, 2), (61, 4), (62, 8), (120, 3), (LENGTH - 5, 5)):
+        (few,) = attend(cpu, case, [(0, first, first + count)], window)
+        assert few.equal(whole[first : first + count]), f"{count} tokens from {first} on"
 
 
 @needs_library

@@ -13,7 +13,7 @@ struct DotProducts {
 
   // Keys as [dim / 2][key] pairs over dim, then values as [key / 2][dim] pairs over keys; zeros after the last one.
   template <typename KV>
-  static void lay(const Pool<KV>& pool, int64_t first, int64_t count, uint32_t* laid) {
+  static void lay(const Pool<KV>& pool, int64_t first, int64_t count, int64_t end, uint32_t* laid) {
     const int64_t dim = pool.s.dim;
     bf16* opened = (bf16*)(laid + kKeys * dim);
     uint32_t* values = laid + kKeys * dim / 2;
@@ -28,7 +28,10 @@ struct DotProducts {
       } else {
         key = run.rows, value = run.moved(pool.to_values()).rows;
       }
+      const Ahead<KV> next(pool, position + kKeys, end);
       for (int64_t d = 0; d < dim; d += 32) {
+        next.fetch(d);
+        next.fetch(d + 16);
         Words v[16];
         for (int i = 0; i < 16; i++) v[i] = i < n ? load_words(key + i * dim + d) : no_words();
         transpose16(v);
@@ -49,15 +52,16 @@ struct DotProducts {
   template <typename KV>
   static void score(
       const Pool<KV>& pool, int64_t, int64_t from, int64_t to, int64_t, const uint32_t* laid, const uint32_t* query,
-      float* scores) {
+      float* scores, int64_t lanes) {
     const float* keys = (const float*)laid + from;
     multiply_rows<PairsOfBf16>(
-        to - from, keys, kKeys, (const float*)query, pool.s.dim / 2, scores + from * kColumns, false);
+        to - from, keys, kKeys, (const float*)query, pool.s.dim / 2, scores + from * kColumns, false, lanes);
   }
 
   static void add(
-      const uint32_t* laid, const uint32_t* weights, int64_t from, int64_t to, int64_t dim, float* sums) {
+      const uint32_t* laid, const uint32_t* weights, int64_t from, int64_t to, int64_t dim, float* sums,
+      int64_t lanes) {
     const float *values = (const float*)laid + (kKeys + from) * dim / 2, *b = (const float*)weights + from / 2 * kColumns;
-    multiply_rows<PairsOfBf16>(dim, values, dim, b, (to - from) / 2, sums, true);
+    multiply_rows<PairsOfBf16>(dim, values, dim, b, (to - from) / 2, sums, true, lanes);
   }
 };

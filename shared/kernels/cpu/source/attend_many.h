@@ -36,15 +36,20 @@ struct Scratch {
   }
 };
 
-// c[m][32] (+)= a b: a(r, j) at a[j * a_step + r] for all m rows.
+// c[m][32] (+)= a b: a(r, j) at a[j * a_step + r] for all m rows; of the columns the first `lanes`, 16 or 32.
 template <typename Of = Numbers>
-void multiply_rows(int64_t m, const float* a, int64_t a_step, const float* b, int64_t k, float* c, bool add) {
+void multiply_rows(
+    int64_t m, const float* a, int64_t a_step, const float* b, int64_t k, float* c, bool add, int64_t lanes) {
   const Tiles tiles(m);
   for (int64_t t = 0; t < tiles.count; t++)
     with_rows(tiles.size(t), [&](auto rows) {
-      multiply_tile<rows.value, Of>(a + tiles.first(t), a_step, b, k, c + tiles.first(t) * kColumns, add);
+      const auto multiply = lanes == 16 ? multiply_half<rows.value, Of> : multiply_tile<rows.value, Of>;
+      multiply(a + tiles.first(t), a_step, b, k, c + tiles.first(t) * kColumns, add);
     });
 }
+
+// Of a block's columns those that some row is in, in whole vectors: the few rows of a step that checks guesses fill one.
+inline int64_t lanes_of(int64_t rows, int64_t block) { return rows - block * kColumns <= 16 ? 16 : kColumns; }
 
 // The scales of `count` keys from `first` on, and of their values; 0 for the rest of a tile of `size`.
 template <typename T>
@@ -57,17 +62,42 @@ void load_scales(const Pool<T>& pool, int64_t first, int64_t count, int64_t size
   });
 }
 
+// 16 keys and their values from `position` on, of a tile that is read later. They are asked for bit by bit: all at once
+// they would hold up what is read meanwhile. Nothing where there are no keys, below `end`.
+template <typename KV>
+struct Ahead {
+  const char *keys = nullptr, *values;
+
+  Ahead(const Pool<KV>& pool, int64_t position, int64_t end) {
+    if (position >= end) return;
+    const Run<KV> run = pool.keys(position);
+    keys = (const char*)run.rows;
+    values = (const char*)run.moved(pool.to_values()).rows;
+  }
+  // One part of dim / 16.
+  void fetch(int64_t d) const {
+    constexpr int64_t kPart = 16 * 16 * sizeof(KV);
+    if (keys == nullptr) return;
+    for (int64_t at = d / 16 * kPart; at < (d / 16 + 1) * kPart; at += 64) {
+      __builtin_prefetch(keys + at, 0, 2);
+      __builtin_prefetch(values + at, 0, 2);
+    }
+  }
+};
+
 // Keys transposed, values as they are, both wide; the rest of the tile is zero. Codes are not scaled: scores and weights
 // will be, as those of one query token are.
 template <typename T>
-void load_tile(const Pool<T>& pool, int64_t first, int64_t count, const Scratch& scratch) {
+void load_tile(const Pool<T>& pool, int64_t first, int64_t count, int64_t end, const Scratch& scratch) {
   const int64_t dim = pool.s.dim;
   if (count < kTile) std::memset(scratch.keys, 0, 2 * kTile * dim * sizeof(float));
   if constexpr (kIsCode<T>) load_scales(pool, first, count, kTile, scratch.key_scales, scratch.value_scales);
   pool.runs(first, first + count, 16, [&](Run<T> run, int64_t position, int64_t n) {
     const int64_t t = position - first;
     const T *key = run.rows, *value = run.moved(pool.to_values()).rows;
+    const Ahead<T> next(pool, position + kTile, end);
     for (int64_t d = 0; d < dim; d += 16) {
+      next.fetch(d);
       Words v[16];
       for (int i = 0; i < 16; i++) v[i] = i < n ? as_words(load16(key + i * dim + d)) : no_words();
       transpose16(v);
@@ -122,37 +152,37 @@ void softmax_lanes(float* scores, Words low, Words high, float* best, float* tot
     for (int64_t d = 0; d < dim; d++) store(sums + d * kColumns, load(sums + d * kColumns) * fade);
 }
 
-// Each row of [count][32] times its own scale.
-inline void scale_rows(float* rows, const float* scales, int64_t count) {
+// Each row of [count][32], of which `lanes` count, times its own scale.
+inline void scale_rows(float* rows, const float* scales, int64_t count, int64_t lanes) {
   for (int64_t t = 0; t < count; t++, rows += kColumns) {
     const Floats scale = all(scales[t]);
     store(rows, load(rows) * scale);
-    store(rows + 16, load(rows + 16) * scale);
+    if (lanes > 16) store(rows + 16, load(rows + 16) * scale);
   }
 }
 
-// One tile of keys against one block of 32 query rows.
+// One tile of keys against one block of query rows, which `lanes` columns hold.
 template <bool Scaled>
-void attend_tile(const Shape& s, int64_t first, int64_t block, const Scratch& scratch) {
+void attend_tile(const Shape& s, int64_t first, int64_t block, int64_t lanes, const Scratch& scratch) {
   const int64_t dim = s.dim, lane = block * kColumns;
   const int32_t* positions = scratch.positions + lane;
   if (positions[kColumns - 1] < first) return;                                    // all keys lie ahead of all rows
   if (s.first_seen(positions[0]) >= first + kTile) return;                        // and all have slid out of the window
   const bool masked = positions[0] < first + kTile - 1 || s.first_seen(positions[kColumns - 1]) > first;
   float* sums = scratch.sums + lane * dim;
-  multiply_rows(kTile, scratch.keys, kTile, scratch.query + lane * dim, dim, scratch.scores, false);
-  if (Scaled) scale_rows(scratch.scores, scratch.key_scales, kTile);
-  for (int64_t i = 0; s.softcap > 0 && i < kTile * kColumns; i += 16)
-    store(scratch.scores + i, capped(load(scratch.scores + i), s.cap()));
-  for (int64_t half = 0; half < kColumns; half += 16) {
+  multiply_rows(kTile, scratch.keys, kTile, scratch.query + lane * dim, dim, scratch.scores, false, lanes);
+  if (Scaled) scale_rows(scratch.scores, scratch.key_scales, kTile, lanes);
+  for (int64_t half = 0; half < lanes; half += 16) {
+    for (int64_t i = half; s.softcap > 0 && i < kTile * kColumns; i += kColumns)
+      store(scratch.scores + i, capped(load(scratch.scores + i), s.cap()));
     const Words high = minus(load_words(positions + half), all_words(uint32_t(first)));
     const Words low = s.first_seen(positions + half, first);
     auto softmax = masked ? softmax_lanes<true> : softmax_lanes<false>;
     float *best = scratch.best + lane + half, *total = scratch.total + lane + half;
     softmax(scratch.scores + half, low, high, best, total, sums + half, dim);
   }
-  if (Scaled) scale_rows(scratch.scores, scratch.value_scales, kTile);
-  multiply_rows(dim, scratch.values, dim, scratch.scores, kTile, sums, true);
+  if (Scaled) scale_rows(scratch.scores, scratch.value_scales, kTile, lanes);
+  multiply_rows(dim, scratch.values, dim, scratch.scores, kTile, sums, true, lanes);
 }
 
 // Where a row, a query token's one head, lies in a step's query and output.
@@ -204,8 +234,9 @@ void attend_many(const Pool<KV>& pool, const T* query, T* out, int64_t start, in
   std::memset(scratch.sums, 0, scratch.blocks * kColumns * dim * sizeof(float));
   const int64_t end = start + count;  // keys below it are seen by some row
   for (int64_t first = s.first_seen(start) / kTile * kTile; first < end; first += kTile) {
-    load_tile(pool, first, std::min(kTile, end - first), scratch);
-    for (int64_t block = 0; block < scratch.blocks; block++) attend_tile<kIsCode<KV>>(s, first, block, scratch);
+    load_tile(pool, first, std::min(kTile, end - first), end, scratch);
+    for (int64_t block = 0; block < scratch.blocks; block++)
+      attend_tile<kIsCode<KV>>(s, first, block, lanes_of(rows, block), scratch);
   }
   put_rows(pool, out, rows, scratch.sums, scratch.total);
 }

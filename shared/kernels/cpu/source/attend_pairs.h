@@ -8,10 +8,11 @@
 //   fits(shape)        whether it can read what lies in such a pool
 //   begin()            what is to be held while products are computed
 //   words<KV>(dim)     of 32 bits, that it lays a tile of keys out in
-//   lay(pool, first, count, laid)
-//   score(pool, first, from, to, count, laid, query, scores): keys [from, to) of the tile, whole 32s, times 32 rows' query;
-//                      what comes out for keys past `count` may be anything: they are not seen
-//   add(laid, weights, from, to, dim, sums): sums [dim][32] += values times weights
+//   lay(pool, first, count, end, laid): `count` keys from `first` on; those of the next tile, below `end`, are fetched
+//   score(pool, first, from, to, count, laid, query, scores, lanes): keys [from, to) of the tile, whole 32s, times the
+//                      query of the rows in the first `lanes` columns; what comes out for keys past `count` may be
+//                      anything: they are not seen
+//   add(laid, weights, from, to, dim, sums, lanes): sums [dim][32] += values times weights
 #pragma once
 
 #include "attend_many.h"
@@ -95,9 +96,10 @@ void softmax_pairs(
     for (int64_t d = 0; d < dim; d++) store(sums + d * kColumns, load(sums + d * kColumns) * fade);
 }
 
-// One tile of `count` keys against one block of 32 query rows.
+// One tile of `count` keys against one block of query rows, which `lanes` columns hold.
 template <typename Products, typename KV>
-void attend_pair_block(const Pool<KV>& pool, int64_t first, int64_t count, int64_t block, const PairScratch& scratch) {
+void attend_pair_block(
+    const Pool<KV>& pool, int64_t first, int64_t count, int64_t block, int64_t lanes, const PairScratch& scratch) {
   const Shape& s = pool.s;
   const int64_t lane = block * kColumns, dim = s.dim;
   const int32_t* positions = scratch.positions + lane;
@@ -107,15 +109,16 @@ void attend_pair_block(const Pool<KV>& pool, int64_t first, int64_t count, int64
   if (from >= end) return;
   const bool masked = positions[0] < first + to - 1 || s.first_seen(positions[kColumns - 1]) > first + from;
   float* sums = scratch.sums + lane * dim;
-  Products::score(pool, first, from, to, count, scratch.laid, scratch.query + lane * dim / 2, scratch.scores);
-  if (kIsCode<KV>) scale_rows(scratch.scores + from * kColumns, scratch.key_scales + from, to - from);
+  Products::score(pool, first, from, to, count, scratch.laid, scratch.query + lane * dim / 2, scratch.scores, lanes);
+  if (kIsCode<KV>) scale_rows(scratch.scores + from * kColumns, scratch.key_scales + from, to - from, lanes);
   Floats scale = all(s.scale * 1.44269504f);  // to powers of 2
   if (s.softcap > 0) {
-    for (int64_t i = from * kColumns; i < to * kColumns; i += 16)
-      store(scratch.scores + i, capped(load(scratch.scores + i) * scale, s.cap()));
+    for (int64_t t = from; t < to; t++)
+      for (float* score = scratch.scores + t * kColumns; score < scratch.scores + t * kColumns + lanes; score += 16)
+        store(score, capped(load(score) * scale, s.cap()));
     scale = all(1.0f);
   }
-  for (int64_t half = 0; half < kColumns; half += 16) {
+  for (int64_t half = 0; half < lanes; half += 16) {
     const Words high = minus(load_words(positions + half), all_words(uint32_t(first)));
     const Words low = s.first_seen(positions + half, first);
     auto softmax = masked ? softmax_pairs<true, kIsCode<KV>> : softmax_pairs<false, kIsCode<KV>>;
@@ -123,7 +126,7 @@ void attend_pair_block(const Pool<KV>& pool, int64_t first, int64_t count, int64
         scratch.scores + half, scratch.value_scales, scratch.weights + half, from, to, scale, low, high,
         scratch.best + lane + half, scratch.total + lane + half, sums + half, dim);
   }
-  Products::add(scratch.laid, scratch.weights, from, to, dim, sums);
+  Products::add(scratch.laid, scratch.weights, from, to, dim, sums, lanes);
 }
 
 // As attend_many, where `Products::fits`.
@@ -154,9 +157,10 @@ void attend_pairs(
   const int64_t end = start + count;  // keys below it are seen by some row
   for (int64_t first = s.first_seen(start) / Products::kKeys * Products::kKeys; first < end; first += Products::kKeys) {
     const int64_t keys = std::min(Products::kKeys, end - first);
-    Products::lay(pool, first, keys, scratch.laid);
+    Products::lay(pool, first, keys, end, scratch.laid);
     if constexpr (kIsCode<KV>) load_scales(pool, first, keys, Products::kKeys, scratch.key_scales, scratch.value_scales);
-    for (int64_t block = 0; block < scratch.blocks; block++) attend_pair_block<Products>(pool, first, keys, block, scratch);
+    for (int64_t block = 0; block < scratch.blocks; block++)
+      attend_pair_block<Products>(pool, first, keys, block, lanes_of(rows, block), scratch);
   }
   put_rows(pool, out, rows, scratch.sums, scratch.total);
 }

@@ -22,7 +22,7 @@ struct TileProducts {
 
   // `count` keys' values, transposed; the rest of the last 32 is zero.
   template <typename KV>
-  static void lay(const Pool<KV>& pool, int64_t first, int64_t count, uint32_t* laid) {
+  static void lay(const Pool<KV>& pool, int64_t first, int64_t count, int64_t end, uint32_t* laid) {
     bf16* values = (bf16*)laid;
     const int64_t dim = pool.s.dim;
     bf16 *keys = values + kKeys * dim, *opened = keys + kKeys * dim;
@@ -41,7 +41,9 @@ struct TileProducts {
         }
         for (int64_t i = 0; i < n; i++) rows[position - first - t + i] = value + i * dim;
       });
+      const Ahead<KV> next[2] = {{pool, first + t + kKeys, end}, {pool, first + t + kKeys + 16, end}};
       for (int64_t d = 0; d < dim; d += 16) {
+        for (const Ahead<KV>& run : next) run.fetch(d);
         Words v[16];
         for (int i = 0; i < 16; i++) {
           const bf16 *even = rows[2 * i], *odd = rows[2 * i + 1];
@@ -58,7 +60,7 @@ struct TileProducts {
   template <typename KV>
   static void score(
       const Pool<KV>& pool, int64_t first, int64_t from, int64_t to, int64_t count, const uint32_t* laid,
-      const uint32_t* query, float* scores) {
+      const uint32_t* query, float* scores, int64_t lanes) {
     finish_stores();
     const int64_t dim = pool.s.dim;
     auto key_at = [&](int64_t t) {
@@ -67,6 +69,7 @@ struct TileProducts {
       else
         return pool.keys(first + t).rows;
     };
+    if (lanes == 16) return score_few(from, to, count, dim, query, scores, key_at);
     for (int64_t t = from; t < to; t += 32) {
       const bf16 *a = key_at(t), *b = t + 16 < count ? key_at(t + 16) : a;
       TILE_ZERO(0);
@@ -92,9 +95,31 @@ struct TileProducts {
     }
   }
 
-  static void add(const uint32_t* laid, const uint32_t* weights, int64_t from, int64_t to, int64_t dim, float* sums) {
+  // Of 16 columns, two tiles at a time.
+  template <typename F>
+  static void score_few(
+      int64_t from, int64_t to, int64_t count, int64_t dim, const uint32_t* query, float* scores, const F& key_at) {
+    for (int64_t t = from; t < to; t += 32) {
+      const bf16 *a = key_at(t), *b = t + 16 < count ? key_at(t + 16) : a;
+      TILE_ZERO(0);
+      TILE_ZERO(1);
+      for (int64_t d = 0; d < dim; d += 32) {
+        TILE_LOAD(6, query + d / 2 * kColumns, 128);
+        TILE_LOAD(4, a + d, dim * 2);
+        TILE_DOT(0, 4, 6);
+        TILE_LOAD(5, b + d, dim * 2);
+        TILE_DOT(1, 5, 6);
+      }
+      TILE_STORE(0, scores + t * kColumns, 128);
+      TILE_STORE(1, scores + (t + 16) * kColumns, 128);
+    }
+  }
+
+  static void add(
+      const uint32_t* laid, const uint32_t* weights, int64_t from, int64_t to, int64_t dim, float* sums, int64_t lanes) {
     const bf16* values = (const bf16*)laid;
     finish_stores();
+    if (lanes == 16) return add_few(values, weights, from, to, dim, sums);
     for (int64_t d = 0; d < dim; d += 32) {
       float* c = sums + d * kColumns;
       TILE_LOAD(0, c, 128);
@@ -117,6 +142,25 @@ struct TileProducts {
       TILE_STORE(1, c + 16, 128);
       TILE_STORE(2, c + 16 * kColumns, 128);
       TILE_STORE(3, c + 16 * kColumns + 16, 128);
+    }
+  }
+
+  static void add_few(
+      const bf16* values, const uint32_t* weights, int64_t from, int64_t to, int64_t dim, float* sums) {
+    for (int64_t d = 0; d < dim; d += 32) {
+      float* c = sums + d * kColumns;
+      TILE_LOAD(0, c, 128);
+      TILE_LOAD(1, c + 16 * kColumns, 128);
+      for (int64_t t = from; t < to; t += kPairKeys) {
+        const bf16* a = values + (t * dim + d * kPairKeys);
+        TILE_LOAD(6, weights + t / 2 * kColumns, 128);
+        TILE_LOAD(4, a, 64);
+        TILE_DOT(0, 4, 6);
+        TILE_LOAD(5, a + 16 * kPairKeys, 64);
+        TILE_DOT(1, 5, 6);
+      }
+      TILE_STORE(0, c, 128);
+      TILE_STORE(1, c + 16 * kColumns, 128);
     }
   }
 };

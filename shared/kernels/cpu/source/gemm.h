@@ -73,6 +73,12 @@ __attribute__((noinline)) void multiply_tile(const float* a, int64_t a_step, con
   }
 }
 
+// The first 16 columns alone.
+template <int R, typename Of = Numbers>
+__attribute__((noinline)) void multiply_half(const float* a, int64_t a_step, const float* b, int64_t k, float* c, bool add) {
+  multiply_pass<R, 1, Of>(a, a_step, b, k, c, add);
+}
+
 // Calls f.template operator()<R>() for a number of rows known only now.
 template <typename F>
 void with_rows(int rows, F&& f) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from importlib import import_module
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,8 +23,7 @@ class GpuUse:
         if not uuids:
             return
         try:
-            import pynvml
-
+            pynvml: Any = import_module("pynvml")  # of the package nvidia-ml-py, which nothing requires
             pynvml.nvmlInit()
             self._handles = {name: pynvml.nvmlDeviceGetHandleByUUID(uuid.encode()) for name, uuid in uuids.items()}
             self._nvml = pynvml
@@ -34,7 +34,8 @@ class GpuUse:
     def of(cls, devices: Sequence[str]) -> GpuUse:
         """Of torch's devices, such as `cuda:0`; others have none."""
         on_gpu = [torch.device(device).index or 0 for device in devices if device.startswith("cuda")]
-        return cls({str(index): f"GPU-{torch.cuda.get_device_properties(index).uuid}" for index in on_gpu})
+        found = {str(index): getattr(torch.cuda.get_device_properties(index), "uuid", None) for index in on_gpu}
+        return cls({name: f"GPU-{uuid}" for name, uuid in found.items() if uuid is not None})
 
     def utilisation(self) -> Mapping[str, float]:
         """Share of NVML's last sample period in which a kernel ran, in [0, 1], by GPU."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from importlib import import_module
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 import torch

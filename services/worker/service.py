@@ -16,6 +16,7 @@ from services.worker.group.meeting.member import Member, start_member
 from services.worker.host import EngineHost
 from services.worker.session import SessionServer
 from services.worker.settings import WorkerSettings
+from services.worker.telemetry.gpu_use import GpuUse
 from services.worker.telemetry.metrics import METRICS, WorkerSources
 from services.worker.telemetry.vllm_names import VLLM
 from services.worker.weights.fetch import fetch_missing_folder
@@ -73,6 +74,7 @@ class WorkerService:
             lambda: host.model.loaded.expert_tokens() if host.model.loaded is not None else (),
             host.model.layout,
             lambda: host.guesses,
+            GpuUse.of(settings.devices),
             worker.adapters,
         )
         self._metrics.observe(METRICS, sources)

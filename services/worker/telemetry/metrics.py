@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from services.worker.adapters.pool import AdapterPool
+from services.worker.telemetry.gpu_use import GpuUse
 from services.worker.telemetry.load import LoadReporter, ShipmentCounters
 from shared.engine.speculation.speculator import GuessCounters
 from shared.engine.step_counters import STEP_BUCKETS_S, StepCounters
@@ -27,6 +28,7 @@ class WorkerSources:
     """See `Decoder.expert_tokens`."""
     layout: BlockLayout
     guesses: Callable[[], GuessCounters]
+    gpus: GpuUse
     adapters: AdapterPool | None = None
     """None: the worker takes none."""
 
@@ -54,6 +56,25 @@ def _blocks(worker: WorkerSources) -> Mapping[str, float]:
 
 
 METRICS: tuple[Observed[WorkerSources], ...] = (
+    # GPUs
+    Observed(
+        gauge(
+            "tandem_gpu_utilization_ratio",
+            "Share of NVML's last sample period, up to a second, in which a kernel ran, by GPU; none without NVML.",
+            "gpu",
+        ),
+        lambda worker: worker.gpus.utilisation(),
+    ),
+    Observed(
+        gauge(
+            "tandem_gpu_used_bytes", "Memory of a GPU that all processes on it use, by GPU; none without NVML.", "gpu"
+        ),
+        lambda worker: worker.gpus.used_bytes(),
+    ),
+    Observed(
+        gauge("tandem_worker_asleep", "1 while the worker has no weights, since it sleeps, else 0."),
+        lambda worker: int(worker.reporter.asleep),
+    ),
     # Requests
     Observed(
         gauge("tandem_engine_running_sequences", "Sequences in the running batch."),

@@ -7,7 +7,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from services.worker.machine.choices import (
     check_device,
     choose_backend,
     choose_dtype,
-    choose_kv_dtype,
+    choose_kv_formats,
     choose_swap_bytes,
     dtype_name,
 )
@@ -43,6 +43,7 @@ from shared.engine.speculation.ngram import NgramDrafter
 from shared.engine.speculation.speculator import GuessCounters, Speculator
 from shared.errors import ConfigError, TandemError
 from shared.fingerprints import deterministic_fingerprint
+from shared.identity import BOTH, Roles, WorkerRole
 from shared.kernels.cpu.multilinear import fastest_sum
 from shared.kv.fleet_key import FleetKey, seal_of
 from shared.kv.hashing import ChainRoots
@@ -106,14 +107,15 @@ class LoadedModel:
 class EngineHost:
     """Engine and transfer plane of one process. `start()` returns when both work; `close()` twice is fine."""
 
-    def __init__(self, settings: WorkerSettings) -> None:
-        """Nothing is loaded before `start()`."""
+    def __init__(self, settings: WorkerSettings, roles: Roles = BOTH) -> None:
+        """Nothing is loaded before `start()`. `roles`: the worker's."""
         self.settings = settings
+        self._roles = roles
         self.incarnation = secrets.randbits(64)
         self.fleet_key = FleetKey.of(settings.fleet_key.get_secret_value(), settings.block_encryption)
         """None where the transfer plane is open to all."""
         self.transfer: KVTransfer = UcxTransfer(
-            fleet_key=self.fleet_key, bind_gpu=_gpu_binding(settings), needs_gpu=settings.gpu_direct is True
+            fleet_key=self.fleet_key, bind_gpu=_gpu_binding(settings, roles), needs_gpu=settings.gpu_direct is True
         )
         self.engine: Engine
         self.model: LoadedModel
@@ -170,18 +172,20 @@ class EngineHost:
         else:
             take_cores(self.settings)
         self.model = await asyncio.to_thread(
-            load_model, self.settings, progress, self._group, lambda error: emit(EngineDied(error))
+            load_model, self.settings, progress, self._group, lambda error: emit(EngineDied(error)), self._roles
         )
         await self.transfer.start()
         if self.fleet_key is not None and not self.transfer.takes_gpu_memory:  # else the GPU makes the tags
             self.fleet_key.use(await asyncio.to_thread(fastest_sum))
         pool = BlockPool(self.model.num_blocks, self.model.layout.block_size)
         checkpoint = self.model.decoder.config
-        config = scheduler_config(self.settings, self.model.num_host_blocks)
+        config = scheduler_config(
+            self.settings, self.model.num_host_blocks, recomputes=not self.model.layout.format.source
+        )
         self.structures = StructureCompiler(
             lambda: Tokenizer.load(self.settings.model), checkpoint.eos_token_ids, checkpoint.vocab_size
         )
-        device_transfer = self.transfer.takes_gpu_memory
+        device_transfer = self.transfer.takes_gpu_memory and not self.model.layout.format.sent
         logger.info("blocks are sent from %s memory", "the GPU's" if device_transfer else "host")
         runner = await asyncio.to_thread(
             _start_runner, self.settings, self.model, self.structures, self._group, device_transfer=device_transfer
@@ -207,7 +211,8 @@ class EngineHost:
 
     def seal(self, purpose: Purpose, ticket: int) -> Seal | None:
         """Of a ticket; None in a fleet without a key."""
-        return seal_of(self.fleet_key, purpose, ticket, self.model.layout.block_bytes)
+        layout = self.model.layout.handed_off if purpose is Purpose.HANDOFF else self.model.layout
+        return seal_of(self.fleet_key, purpose, ticket, layout.block_bytes)
 
     async def close(self) -> None:
         """Stops the engine, keeps what is measured, then stops the group's other ranks and the transfer plane."""
@@ -225,6 +230,7 @@ def load_model(
     on_progress: Callable[[int, int], None],
     group: RankGroup | None = None,
     on_lost: Callable[[TandemError], None] = lambda _: None,
+    roles: Roles = BOTH,
 ) -> LoadedModel:
     """Reads the folder, or as a group's leader the first rank's slice of it, and sizes the pool. Blocking.
 
@@ -237,9 +243,11 @@ def load_model(
     if settings.draft:
         check_draft(Path(settings.draft), config.vocab_size)
     dtype = choose_dtype(settings.dtype, config, settings.devices[0], backend) if group is None else group.dtype
-    kv_dtype = choose_kv_dtype(settings.kv_dtype, dtype, has_latents=config.latent is not None)
-    grouped = settings.degrees.has_kv_groups
-    layout = config.block_layout(settings.block_size, dtype_name(kv_dtype), grouped=grouped)
+    kv_dtype, source, sent = choose_kv_formats(
+        settings, dtype, has_latents=config.latent is not None, has_states=config.delta is not None, roles=roles
+    )
+    layout = config.block_layout(settings.block_size, kv_dtype, grouped=settings.degrees.has_kv_groups)
+    layout = replace(layout, format=replace(layout.format, source=source, sent=sent))
     if group is None:
         decoder = Decoder.load(
             settings.model,
@@ -316,9 +324,10 @@ def _chain_roots(model_fingerprint: str, layout: BlockLayout, config: ModelConfi
     return ChainRoots(model_fingerprint, layout.name, LAYOUT_VERSION, config.prefix_length)
 
 
-def scheduler_config(settings: WorkerSettings, num_host_blocks: int) -> SchedulerConfig:
+def scheduler_config(settings: WorkerSettings, num_host_blocks: int, *, recomputes: bool = True) -> SchedulerConfig:
     """The scheduler's part of the settings."""
     return SchedulerConfig(
+        recomputes=recomputes,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         output_quantile=settings.output_length_quantile,
@@ -377,9 +386,10 @@ def _choose_num_blocks(
     return budget.choose(settings.num_kv_blocks, most_blocks(settings, layout, need.max_model_len), own, fewest)
 
 
-def _gpu_binding(settings: WorkerSettings) -> Callable[[], None] | None:
-    """What a thread that moves the GPU's blocks must call first; None where blocks leave by way of host memory."""
-    if not settings.sends_from_gpu:
+def _gpu_binding(settings: WorkerSettings, roles: Roles) -> Callable[[], None] | None:
+    """What a thread that moves the GPU's blocks must call first; None where blocks leave by way of host memory, as
+    those do that are converted there."""
+    if not settings.sends_from_gpu or (settings.converts_kv and WorkerRole.PREFILL in roles):
         return None
     return partial(torch.cuda.set_device, torch.device(settings.devices[0]).index or 0)
 

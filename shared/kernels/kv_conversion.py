@@ -8,9 +8,8 @@ import numpy as np
 import torch
 
 from shared.kernels.pool_view import PoolView, encode
-from shared.kv.block_memory import BlockMemory, host_bytes
+from shared.kv.block_memory import AsSent, BlockMemory, host_bytes
 from shared.kv.checksum_weights import checksum_weights, weighted_sum
-from shared.kv.handoff.shipment import AsSent
 from shared.kv.layout import BlockLayout
 
 

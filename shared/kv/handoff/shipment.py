@@ -13,12 +13,12 @@ import asyncio
 import logging
 import struct
 from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple, Self
+from typing import Self
 
 from google.protobuf.message import DecodeError
 
 from shared.errors import TransferFailed
-from shared.kv.block_memory import BlockMemory, each_beside_loop
+from shared.kv.block_memory import AsSent, BlockMemory, each_beside_loop
 from shared.kv.pool import OutgoingBlock
 from shared.kv.seal import Seal, SealedBlock
 from shared.kv.transfer import TRAILER_INDEX, KVTransfer
@@ -30,14 +30,6 @@ _LENGTH = struct.Struct("<I")
 _FIXED_BYTES = 64  # length prefix, scalar fields, tags and lengths of the two packed lists
 _BYTES_PER_BLOCK = 5 + 8  # a varint index and a fixed64 checksum
 _TAG_FRAME_BYTES = 2  # before each block's tag
-
-
-class AsSent(NamedTuple):
-    """A block in another form than the pool has it in."""
-
-    memory: memoryview
-    checksum: int
-    """Of these bytes."""
 
 
 def trailer_bytes(num_blocks: int, seal: Seal | None = None) -> int:

@@ -20,6 +20,7 @@ from services.worker.telemetry.load import REFRESH_S, LoadReporter, ResidentMemo
 from services.worker.worker import Worker
 from shared.engine.messages import Command, EngineLoad, SetTargets
 from shared.identity import WorkerRole
+from shared.kv.groups import KVGroups
 from shared.kv.layout import BlockLayout, KVFormat
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 

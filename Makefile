@@ -72,7 +72,7 @@ help:  ## list the targets
 
 setup: $(BIN)/.project shared/rpc/pb/__init__.py $(BIN)/.kernels  ## install everything into .venv (done by the others when needed); WHEEL=path takes its C++ kernels and needs no g++
 
-run: setup  ## serve a model here; settings: MODEL=folder|ORG/NAME PREFILL=n DECODE=n TP=n PP=n PREFILL_TP=n DECODE_TP=n EP=n PREFILL_EP=n DECODE_EP=n ROUTERS=n DTYPE=bf16 QUANTIZATION=int4 KV_DTYPE=bf16 SPECULATION=auto DRAFT=folder DEVICE=cuda:0,1 GPU_MEMORY=0.9 HTTP=host:port GRPC=host:port MODE=collocated DETERMINISTIC=1 ADAPTERS="name=folder …"
+run: setup  ## serve a model here; settings: MODEL=folder|ORG/NAME PREFILL=n DECODE=n TP=n PP=n PREFILL_TP=n DECODE_TP=n EP=n PREFILL_EP=n DECODE_EP=n ROUTERS=n DTYPE=bf16 QUANTIZATION=int4 KV_DTYPE=bf16 PREFILL_KV_DTYPE=bf16 SPECULATION=auto DRAFT=folder DEVICE=cuda:0,1 GPU_MEMORY=0.9 HTTP=host:port GRPC=host:port MODE=collocated DETERMINISTIC=1 ADAPTERS="name=folder …"
 	@exec $(BIN)/tandem serve $(UP_FLAGS) $(ARGS)
 
 clean:  ## remove what was made here, except .venv

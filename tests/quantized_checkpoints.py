@@ -219,6 +219,7 @@ NF4 = (
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 )  # fmt: skip
 """Quantiles of a normal distribution: Dettmers et al. 2023, arXiv:2305.14314, appendix E."""
+FP4_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 FP4 = (0.0, 0.0052083333, 0.6666667, 1.0, 0.3333333, 0.5, 0.1666667, 0.25)
 """What bitsandbytes' codes of 0 to 7 stand for; from 8 on the same below zero."""
 
@@ -288,6 +289,22 @@ _FP8 = {"num_bits": 8, "type": "float", "symmetric": True}
 _DYNAMIC = {
     "input_activations": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
 }
+
+
+def _pack_nvfp4(weight: Tensor, _: torch.Generator) -> Packed:
+    """The whole's scale makes the largest group's 448."""
+    table = torch.tensor([*FP4_E2M1, *(-value for value in FP4_E2M1)])
+    groups = weight.unflatten(1, (-1, 16))
+    peaks = groups.abs().amax(-1)
+    whole = 6.0 * 448.0 / peaks.max()
+    scales = (peaks / 6.0 * whole).to(torch.float8_e4m3fn)
+    own = (scales.float() / whole)[..., None]
+    codes = (groups[..., None] / own[..., None] - table).abs().argmin(-1)
+    packed = (codes[..., 0::2] | codes[..., 1::2] << 4).to(torch.uint8).flatten(1)
+    parts = {"weight_packed": packed, "weight_scale": scales, "weight_global_scale": whole.view(1)}
+    return {**parts, "input_global_scale": torch.ones(1)}, (table[codes] * own).flatten(1)
+
+
 STORAGES: dict[str, Storage] = {
     "int4 groups": pack_quantized(4, group=GROUP),
     "int4 groups with zeros": pack_quantized(4, group=GROUP, symmetric=False),
@@ -322,9 +339,16 @@ STORAGES: dict[str, Storage] = {
     "gptq ordered": gptq(4, "gptq", ordered=True),
     "gptq_v2 int8": gptq(8, "gptq_v2"),
     "gptq rows": gptq(4, "gptq", group=0),
+    "nvfp4": Storage(
+        compressed_config(
+            {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16},
+            "nvfp4-pack-quantized",
+        ),
+        _pack_nvfp4,
+    ),
     "nf4": bits4("nf4", nested=True),
     "fp4": bits4("fp4", nested=False),
 }  # fmt: skip
 """By name."""
-OPENED = ("nf4", "fp4")
+OPENED = ("nvfp4", "nf4", "fp4")
 """Those that are kept in the computation's dtype."""

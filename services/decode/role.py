@@ -22,7 +22,7 @@ from shared.engine.messages import (
     StepOutput,
 )
 from shared.engine.sequence import Goal
-from shared.errors import Internal, TandemError, TransferFailed, WorkerLost
+from shared.errors import Internal, ModelMismatch, TandemError, TransferFailed, WorkerLost
 from shared.kv.block_memory import BlockMemory
 from shared.kv.handoff.receive_handoff import ArrivalCheck, HandoffReceiver, LostMemory, MemoryLost
 from shared.kv.handoff.stall import REPORT_EVERY_S
@@ -77,6 +77,9 @@ class DecodeRole:
             item.session.send(reserved=item.reservation.joined(item.first_token))
 
     def _reserve(self, session: Session, reserve: worker_pb2.Reserve) -> None:
+        form = self._host.model.layout.format
+        if reserve.prefill_here and form.source:
+            raise ModelMismatch(f"a decode worker with KV in {form.name} computes no prompts", field="prefill_here")
         sequence_id, log, trace = self._worker.begin(session, reserve)
         log.debug("request %s: blocks for %d tokens to reserve", reserve.request_id, len(reserve.token_ids))
         item = DecodeRequest(

@@ -40,6 +40,13 @@ class PoolOptions(ModeSettings, EngineSettings, AdapterSettings, CheckedGroup):
                 field="prefill",
                 value=self.num_prefill,
             )
+        if self.converts_kv and self.mode != "disaggregated":
+            raise ConfigError(
+                f"prefill_kv_dtype {self.prefill_kv_dtype} beside kv_dtype {self.kv_dtype} needs two pools: mode is "
+                f"{self.mode}",
+                field="prefill_kv_dtype",
+                value=self.prefill_kv_dtype,
+            )
         return self
 
 

@@ -16,7 +16,7 @@ from shared.config import LogSettings
 from shared.errors import ConfigError
 from shared.identity import WorkerRole
 from shared.model.ranks.shard import MAX_DEGREE, Degrees
-from shared.settings.common import AliasSettings, AnswerSettings, ApiSettings, Degree, EncryptionSettings
+from shared.settings.common import UNEQUAL, AliasSettings, AnswerSettings, ApiSettings, Degree, EncryptionSettings
 
 STATE_DIR = Path(".tandem")
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "models" / "demo"
@@ -112,6 +112,8 @@ class ClusterSpec(ClusterOptions, AliasSettings):
     @model_validator(mode="after")
     def _check(self) -> ClusterSpec:
         self._check_models()
+        if self.deterministic and any(pools.converts_kv for pools in self.pools):
+            raise ConfigError(f"prefill_kv_dtype must be same with deterministic: {UNEQUAL}", field="prefill_kv_dtype")
         if not any(role == WorkerRole.PREFILL for pools in self.pools for role, _ in pools.workers):
             for name, degree in (("prefill_tp", self.prefill_tp), ("prefill_ep", self.prefill_ep)):
                 if degree:

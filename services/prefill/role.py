@@ -15,6 +15,7 @@ from services.worker.worker import HANDOFF_TIMEOUT_S, TakeCommand, Worker
 from shared.engine.messages import AbortSequence, Event, NewToken, ReleaseBlocks, SequenceFailed, StepOutput
 from shared.engine.sequence import Goal
 from shared.errors import InvalidRequest, PeerUnreachable, TandemError
+from shared.kernels.kv_conversion import BlockConversion
 from shared.kv.block_memory import leaving
 from shared.kv.handoff.shipment import Shipment
 from shared.kv.handoff.stall import STALLED_S, StallWatch
@@ -66,7 +67,9 @@ class PrefillRole:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._host = worker.host
-        self._noted = max(1, NOTED_BYTES // worker.host.model.layout.block_bytes)
+        layout = worker.host.model.layout
+        self._noted = max(1, NOTED_BYTES // layout.block_bytes)
+        self._convert = BlockConversion(layout).convert if layout.format.sent else None
         self.requests: dict[str, _Submitted] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._shipments: dict[str, Shipment] = {}  # until the trailer left
@@ -98,6 +101,7 @@ class PrefillRole:
             self._release,
             HANDOFF_TIMEOUT_S,
             self._host.seal(Purpose.HANDOFF, submit.ticket),
+            self._convert,
         )
         log.debug("request %s: %d tokens to prefill", submit.request_id, len(submit.token_ids))
         item = _Submitted(

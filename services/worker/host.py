@@ -24,7 +24,7 @@ from services.worker.machine.choices import (
     check_device,
     choose_backend,
     choose_dtype,
-    choose_kv_dtype,
+    choose_kv_formats,
     choose_swap_bytes,
     dtype_name,
     dtype_setting,
@@ -48,6 +48,7 @@ from shared.engine.speculation.speculator import GuessCounters, Speculator
 from shared.engine.step_counters import StepCounters
 from shared.errors import ConfigError, TandemError
 from shared.fingerprints import deterministic_fingerprint
+from shared.identity import BOTH, Roles, WorkerRole
 from shared.kernels.cpu.multilinear import fastest_sum
 from shared.kernels.lora.step import LoadedAdapter
 from shared.kv.fleet_key import FleetKey, seal_of
@@ -127,16 +128,17 @@ class LoadedModel:
 class EngineHost:
     """Engine and transfer plane of one process. `start()` returns when both work; `close()` twice is fine."""
 
-    def __init__(self, settings: WorkerSettings) -> None:
-        """Nothing is loaded before `start()`."""
+    def __init__(self, settings: WorkerSettings, roles: Roles = BOTH) -> None:
+        """Nothing is loaded before `start()`. `roles`: the worker's."""
         self.settings = settings
         self.folder = Path(settings.model)
         """Of the weights that it has."""
+        self._roles = roles
         self.incarnation = secrets.randbits(64)
         self.fleet_key = FleetKey.of(settings.fleet_key.get_secret_value(), settings.block_encryption)
         """None where the transfer plane is open to all."""
         self.transfer: KVTransfer = UcxTransfer(
-            fleet_key=self.fleet_key, bind_gpu=_gpu_binding(settings), needs_gpu=settings.gpu_direct is True
+            fleet_key=self.fleet_key, bind_gpu=_gpu_binding(settings, roles), needs_gpu=settings.gpu_direct is True
         )
         self.engine: Engine | RestingEngine
         self.model: LoadedModel
@@ -192,7 +194,6 @@ class EngineHost:
         self.structures = StructureCompiler(
             lambda: Tokenizer.load(self.settings.model), checkpoint.eos_token_ids, checkpoint.vocab_size
         )
-        logger.info("blocks are sent from %s memory", "the GPU's" if self.transfer.takes_gpu_memory else "host")
         self.structures.start(checkpoint.vocab_size)
         await self._start_engine(StepCounters())
         if self._balance is not None and isinstance(self.model.decoder, RankDecoder):
@@ -206,7 +207,7 @@ class EngineHost:
 
         emit = self._emitter()
         return await asyncio.to_thread(
-            load_model, settings, progress, self._group, lambda error: emit(EngineDied(error))
+            load_model, settings, progress, self._group, lambda error: emit(EngineDied(error)), self._roles
         )
 
     def _emitter(self) -> Callable[[Event], None]:
@@ -220,8 +221,10 @@ class EngineHost:
     async def _start_engine(self, steps: StepCounters) -> None:
         """Over the model; `steps` go on."""
         pool = BlockPool(self.model.num_blocks, self.model.layout.block_size)
-        config = scheduler_config(self.settings, self.model.num_host_blocks)
-        device_transfer = self.transfer.takes_gpu_memory
+        is_recomputed = not self.model.layout.format.source
+        config = scheduler_config(self.settings, self.model.num_host_blocks, recomputes=is_recomputed)
+        device_transfer = self.transfer.takes_gpu_memory and not self.model.layout.format.sent
+        logger.info("blocks are sent from %s memory", "the GPU's" if device_transfer else "host")
         runner = await asyncio.to_thread(
             _start_runner, self.settings, self.model, self.structures, self._group, device_transfer=device_transfer
         )
@@ -273,7 +276,8 @@ class EngineHost:
 
     def seal(self, purpose: Purpose, ticket: int) -> Seal | None:
         """Of a ticket; None in a fleet without a key."""
-        return seal_of(self.fleet_key, purpose, ticket, self.model.layout.block_bytes)
+        layout = self.model.layout.handed_off if purpose is Purpose.HANDOFF else self.model.layout
+        return seal_of(self.fleet_key, purpose, ticket, layout.block_bytes)
 
     async def close(self) -> None:
         """Stops the engine, keeps what is measured, then stops the group's other ranks and the transfer plane."""
@@ -300,6 +304,7 @@ def load_model(
     on_progress: Callable[[int, int], None],
     group: RankGroup | None = None,
     on_lost: Callable[[TandemError], None] = lambda _: None,
+    roles: Roles = BOTH,
 ) -> LoadedModel:
     """Reads the folder, or as a group's leader the first rank's slice of it, and sizes the pool. Blocking.
 
@@ -312,9 +317,11 @@ def load_model(
     if settings.draft:
         check_draft(Path(settings.draft), config.vocab_size)
     dtype = choose_dtype(settings.dtype, config, settings.devices[0], backend) if group is None else group.dtype
-    kv_dtype = choose_kv_dtype(settings.kv_dtype, dtype, has_latents=config.latent is not None)
-    grouped = settings.degrees.has_kv_groups
-    layout = config.block_layout(settings.block_size, dtype_name(kv_dtype), grouped=grouped)
+    kv_dtype, source, sent = choose_kv_formats(
+        settings, dtype, has_latents=config.latent is not None, has_states=config.delta is not None, roles=roles
+    )
+    layout = config.block_layout(settings.block_size, kv_dtype, grouped=settings.degrees.has_kv_groups)
+    layout = replace(layout, format=replace(layout.format, source=source, sent=sent))
     if group is None:
         decoder = Decoder.load(
             settings.model,
@@ -396,9 +403,10 @@ def _chain_roots(model_fingerprint: str, layout: BlockLayout, config: ModelConfi
     return ChainRoots(model_fingerprint, layout.name, LAYOUT_VERSION, config.prefix_length)
 
 
-def scheduler_config(settings: WorkerSettings, num_host_blocks: int) -> SchedulerConfig:
+def scheduler_config(settings: WorkerSettings, num_host_blocks: int, *, recomputes: bool = True) -> SchedulerConfig:
     """The scheduler's part of the settings."""
     return SchedulerConfig(
+        recomputes=recomputes,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         output_quantile=settings.output_length_quantile,
@@ -457,9 +465,10 @@ def _choose_num_blocks(
     return budget.choose(settings.num_kv_blocks, most_blocks(settings, layout, need.max_model_len), own, fewest)
 
 
-def _gpu_binding(settings: WorkerSettings) -> Callable[[], None] | None:
-    """What a thread that moves the GPU's blocks must call first; None where blocks leave by way of host memory."""
-    if not settings.sends_from_gpu:
+def _gpu_binding(settings: WorkerSettings, roles: Roles) -> Callable[[], None] | None:
+    """What a thread that moves the GPU's blocks must call first; None where blocks leave by way of host memory, as
+    those do that are converted there."""
+    if not settings.sends_from_gpu or (settings.converts_kv and WorkerRole.PREFILL in roles):
         return None
     return partial(torch.cuda.set_device, torch.device(settings.devices[0]).index or 0)
 

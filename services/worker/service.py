@@ -176,7 +176,7 @@ async def start_worker(settings: WorkerSettings, makers: RoleMakers) -> WorkerSe
     index_address = str(Address.parse(settings.kvstore, "kvstore", min_port=1)) if settings.kvstore else ""
     credentials = settings.tls.channel_credentials()
     roles: Roles = frozenset(makers)
-    host = EngineHost(settings.for_roles(roles))
+    host = EngineHost(settings.for_roles(roles), roles)
     await host.start(progress_event)
     try:
         adapters = await start_adapters(host)
@@ -189,7 +189,8 @@ async def start_worker(settings: WorkerSettings, makers: RoleMakers) -> WorkerSe
         identity = WorkerIdentity(settings.name, host.incarnation, holder_role(roles))
         publisher = IndexPublisher(store, identity)
         await publisher.start()
-    connector = KVConnector(host, stores, credentials)
+    # A store node keeps blocks of one size, those that prompts are computed from: who decodes alone fetches none.
+    connector = KVConnector(host, {} if host.model.layout.format.source else stores, credentials)
     connector.start()
     tracer = Tracer.of(settings.traces, service_name(roles), settings.name)
     if tracer is not None:

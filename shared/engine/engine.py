@@ -199,6 +199,7 @@ class Engine:
         else:
             # Every block is held by others (receives, sends): only a command can change that.
             self._blocked = True
+            self._report_pool()
 
     def _collect(self) -> None:
         """Takes the oldest launched step's result."""
@@ -217,8 +218,6 @@ class Engine:
         self.steps.add(plan.num_tokens, len(tokens), now - begun, plan.num_prefill_tokens, num_guesses, bursts)
         if step.started or output.tokens or output.blocks:
             self._emit(StepOutput(output.tokens, self._with_checksums(output.blocks), step.started))
-        for failed in self._scheduler.take_failed():
-            self._emit(failed)
         self._report_pool()
 
     def _handle(self, command: Command) -> None:
@@ -326,6 +325,8 @@ class Engine:
         )
 
     def _report_pool(self) -> None:
+        for failed in self._scheduler.take_failed():
+            self._emit(failed)
         events = self._scheduler.pool.drain_events()
         if events.sealed or events.evicted:
             self._emit(PoolChanged(tuple(events.sealed), tuple(events.evicted)))

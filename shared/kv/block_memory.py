@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -60,6 +60,14 @@ class DeviceBytes:
 
 
 BlockMemory = memoryview | DeviceBytes
+
+
+class AsSent(NamedTuple):
+    """A block in another form than the pool has it in."""
+
+    memory: memoryview
+    checksum: int
+    """Of these bytes."""
 
 
 def host_bytes(memory: BlockMemory) -> memoryview:

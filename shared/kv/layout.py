@@ -8,7 +8,7 @@ block's tokens, one behind the other; where they are codes, the tokens' scales f
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from shared.errors import InvalidRequest, ModelMismatch
 from shared.kv.groups import KVGroups
@@ -17,6 +17,8 @@ BYTES_PER_ELEMENT = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "floa
 """The supported KV dtypes, by their torch name."""
 CODES = ("int8", "float8_e4m3fn")
 """Those whose elements are codes: each token and head has a scale in fp32, from its own numbers alone."""
+WIDE = ("float32", "bfloat16")
+"""Those that are converted to codes where a prefill worker keeps them and a decode worker does not."""
 SCALE_BYTES = 4
 LAYOUT_VERSION = 1
 """Increased whenever the meaning of a block's bytes changes; part of every chain's root."""
@@ -40,6 +42,11 @@ class KVFormat:
     head_dim: int
     num_planes: int = 2
     """2: keys, then values. 1: a row is key and value at once, as the latents of latent attention are."""
+    source: str = ""
+    """Of a decode worker: the dtype in which other workers keep prompts, whose blocks they convert to `dtype` as they
+    send them. Empty: prompts come as they would be computed here."""
+    sent: str = ""
+    """Of such a prefill worker: the codes to which its blocks are converted. Empty: they are sent as they are."""
 
     def __post_init__(self) -> None:
         check_dimension("num_kv_heads", self.num_kv_heads)
@@ -53,6 +60,19 @@ class KVFormat:
         if self.has_scales and self.num_planes == 1:
             known = ", ".join(name for name in BYTES_PER_ELEMENT if name not in CODES)
             raise InvalidRequest(f"latents are not kept in {self.dtype}, only in {known}", field="dtype", limit=known)
+        self._check_pair()
+
+    def _check_pair(self) -> None:
+        wide, codes = self.source or self.dtype, self.sent or self.dtype
+        if (self.source or self.sent) and (
+            wide not in WIDE or codes not in CODES or self.num_planes == 1 or (self.source and self.sent)
+        ):
+            raise InvalidRequest(
+                f"{'latents' if self.num_planes == 1 else 'blocks'} in {wide} are not converted to {codes}: keys and "
+                f"values in {' and '.join(WIDE)} are, to {' and '.join(CODES)}",
+                field="source" if self.source else "sent",
+                limit=", ".join(CODES),
+            )
 
     @property
     def has_scales(self) -> bool:
@@ -61,8 +81,25 @@ class KVFormat:
 
     @property
     def name(self) -> str:
-        """Part of every chain's root: formats that encode differently have different names."""
-        return self.dtype if self.num_planes == 2 else f"{self.dtype}-latent"
+        """Part of every chain's root: formats that encode differently have different names. What was converted is not
+        what a worker would have computed in that dtype: `int8<bfloat16`."""
+        converted = f"{self.dtype}<{self.source}" if self.source else self.dtype
+        return converted if self.num_planes == 2 else f"{converted}-latent"
+
+    @property
+    def is_converted(self) -> bool:
+        """Whether prefill and decode workers keep prompts in different formats, of which this is one."""
+        return bool(self.source or self.sent)
+
+    @property
+    def computed(self) -> KVFormat:
+        """That of the workers which compute prompts for a worker of this format."""
+        return replace(self, dtype=self.source, source="", sent=self.dtype) if self.source else self
+
+    @property
+    def handed_off(self) -> KVFormat:
+        """That in which this format's blocks reach a decode worker."""
+        return replace(self, dtype=self.sent, source=self.dtype, sent="") if self.sent else self
 
     def head_bytes(self, block_size: int) -> int:
         """Bytes of one head's keys, or values, in one layer of a block of `block_size` tokens."""
@@ -81,7 +118,7 @@ class KVFormat:
         """A text for logs and error messages."""
         if self.num_planes == 1:
             return f"latents of {self.head_dim} dims, {self.dtype}"
-        return f"{self.num_kv_heads} KV heads x {self.head_dim} dims, {self.dtype}"
+        return f"{self.num_kv_heads} KV heads x {self.head_dim} dims, {self.name}"
 
 
 def check_dimension(name: str, value: object) -> None:
@@ -151,6 +188,16 @@ class BlockLayout:
         return f"{self.format.name}-{self.num_layers}x{','.join(str(window or 0) for window in self.windows)}{states}"
 
     @property
+    def computed(self) -> BlockLayout:
+        """Of the workers that compute prompts; see `KVFormat.computed`."""
+        return replace(self, format=self.format.computed)
+
+    @property
+    def handed_off(self) -> BlockLayout:
+        """Of the blocks as they reach a decode worker; see `KVFormat.handed_off`."""
+        return replace(self, format=self.format.handed_off)
+
+    @property
     def block_bytes(self) -> int:
         """Bytes of one block."""
         return self.num_layers * self.format.layer_bytes(self.block_size)
@@ -177,6 +224,10 @@ class BlockLayout:
             if f.name != "format"
         ]
         differing = [(name, here, there) for name, here, there in pairs if here != there]
+        converted = self.format.handed_off.name, other.format.handed_off.name
+        if (self.format.is_converted or other.format.is_converted) and converted[0] != converted[1]:
+            of_pair = ("dtype", "source", "sent")  # said by the names of what reaches a decode worker
+            differing = [item for item in differing if item[0] not in of_pair] + [("dtype", *converted)]
         if differing:
             parts = [f"{name} {here} here, {there} there" for name, here, there in differing]
             raise ModelMismatch(

@@ -203,6 +203,8 @@ def layout_to_proto(layout: BlockLayout) -> types_pb2.BlockLayout:
         num_planes=layout.format.num_planes,
         windows=[] if layout.groups.is_plain else [window or 0 for window in layout.windows],
         num_states=layout.num_states,
+        source_dtype=layout.format.source,
+        sent_dtype=layout.format.sent,
     )
 
 
@@ -211,7 +213,14 @@ def layout_from_proto(message: types_pb2.BlockLayout) -> BlockLayout:
     return BlockLayout(
         num_layers=message.num_layers,
         block_size=message.block_size,
-        format=KVFormat(message.dtype, message.num_kv_heads, message.head_dim, message.num_planes or 2),
+        format=KVFormat(
+            message.dtype,
+            message.num_kv_heads,
+            message.head_dim,
+            message.num_planes or 2,
+            message.source_dtype,
+            message.sent_dtype,
+        ),
         windows=tuple(window or None for window in message.windows) or (None,),
         num_states=message.num_states,
     )

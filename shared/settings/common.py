@@ -24,6 +24,10 @@ ModelName = Annotated[str, StringConstraints(min_length=1, max_length=256, patte
 """As clients write it: printable ASCII without spaces."""
 
 
+UNEQUAL = "a prompt's KV then depends on which worker computed it"
+"""Why deterministic mode refuses pools that keep KV in two formats."""
+
+
 class EngineSettings(SettingGroup):
     """What a worker's engine computes in and keeps: of workers, and of each model of a local cluster."""
 
@@ -39,10 +43,28 @@ class EngineSettings(SettingGroup):
     """dtype of the KV cache. auto: that of the computation; bf16 beside fp32 halves a block. int8 and fp8 (e4m3) beside
     fp32 or bf16 keep a code for each number and a scale for each token and head: 53 % of the bytes of bf16 with heads
     of 64. Not for models with latent attention. All cost accuracy."""
+    prefill_kv_dtype: Literal["same", "fp32", "bf16"] = "same"
+    """dtype of the KV cache of prefill workers, where it is not kv_dtype: beside int8 and fp8 alone, to which they
+    convert blocks as they send them. Prompts are then read at full accuracy, and decode workers never compute one. The
+    same value for all workers of a fleet; not with deterministic, nor with workers that do both."""
     num_kv_blocks: int = Field(default=0, ge=0, le=1_000_000_000)
     """Blocks of each worker's KV pool; 0 = as free memory allows."""
     max_model_len: int = Field(default=0, ge=0, le=1_000_000_000)
     """Longest sequence in tokens; 0 = the model's own limit. At most what the pool holds."""
+
+    @field_validator("prefill_kv_dtype")
+    @classmethod
+    def _check_converted(cls, value: str, info: ValidationInfo) -> str:
+        if value != "same" and (kept := info.data.get("kv_dtype", "int8")) not in ("int8", "fp8"):
+            raise ValueError(f"cannot be {value} beside kv_dtype {kept}: blocks are converted to int8 and fp8 alone")
+        if value != "same" and info.data.get("deterministic"):
+            raise ValueError(f"cannot be {value} beside kv_dtype {kept} with deterministic: {UNEQUAL}")
+        return value
+
+    @property
+    def converts_kv(self) -> bool:
+        """Whether prefill workers convert what they send."""
+        return self.prefill_kv_dtype != "same"
 
 
 class AdapterSettings(SettingGroup):

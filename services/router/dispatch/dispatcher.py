@@ -183,7 +183,7 @@ class Dispatcher:
     def move(self, request_id: str, worker_name: str, cause: MoveCause) -> bool:
         """Has a running answer continue on another decode worker, while its client notices nothing. What becomes of it
         is in its record. False where it is not begun: the answer does not decode just now, or was present at a death
-        lately, or the worker takes no new work."""
+        lately, or the worker takes no new work, or prompts reach decode workers converted, which then compute none."""
         active, link = self._active.get(request_id), self._fleet.decodes.get(worker_name)
         view, layout = self._fleet.decode_pool.get(worker_name), self._fleet.layout
         if active is None or link is None or view is None or layout is None or not view.accepting:
@@ -191,7 +191,7 @@ class Dispatcher:
         attempt = self._attempts.get(active)
         if attempt is None or active.state is not RequestState.DECODING or attempt.decode is link:
             return False
-        if active.is_suspect:
+        if active.is_suspect or self._fleet.converts:
             return False
         active.log.debug("request %s moves from %s to %s", active.wire_id, attempt.decode.name, worker_name)
         attempt.move(link, cause, layout.block_size)

@@ -52,7 +52,7 @@ class Mover:
         now = time.perf_counter()
         wait_s = self._looked_at + LOOK_EVERY_S - now
         layout = self._fleet.layout
-        if layout is None or self._again is not None:
+        if layout is None or self._fleet.converts or self._again is not None:
             return
         if wait_s > 0:
             self._look_later(wait_s)

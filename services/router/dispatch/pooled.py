@@ -78,6 +78,8 @@ class PooledCalls:
             (fleet.decode_pool, fleet.decodes, False),
         ):
             views = [view for view in pool if view.accepting and view.name in links]
+            if not is_prefill and fleet.converts:
+                continue
             fresh = [view for view in views if view.name not in failed] or views
             if fresh:
                 least = min(fresh, key=lambda view: (view.num_queued_tokens, view.num_requests, view.name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import logging
 import random
@@ -15,6 +16,7 @@ from services.router.dispatch.record import RequestEvent
 from services.router.placement.views import NO_HITS, UNKNOWN_HITS, PrefixHits, PrefixPeer
 from services.router.workers.fleet import Fleet
 from shared.errors import StoreUnavailable
+from shared.identity import WorkerRole
 from shared.kv.groups import KVGroups
 from shared.kv.hashing import chain
 from shared.kv_index.holders import PrefixMatch, Tier
@@ -64,13 +66,16 @@ class PrefixLookup:
         if self._client is None or layout is None:
             return UNKNOWN_HITS
         groups = layout.groups
-        root = self._fleet.hash_root(salt, num_prompt_tokens, adapter)
-        hashes = chain(root, token_ids, layout.block_size, groups.size)
-        if not hashes:
+        roots = [self._fleet.hash_root(salt, num_prompt_tokens, adapter)]
+        if layout.format.is_converted:  # decode workers hold the same tokens under other names
+            roots.append(self._fleet.hash_root(salt, num_prompt_tokens, adapter, WorkerRole.DECODE))
+        chains = [chain(root, token_ids, layout.block_size, groups.size) for root in roots]
+        if not chains[0]:
             return NO_HITS
         begun = time.perf_counter()
         try:
-            match = await self._client.match(hashes, traceparent, scattered=not groups.is_plain)
+            asked = [self._client.match(hashes, traceparent, scattered=not groups.is_plain) for hashes in chains]
+            matches = await asyncio.gather(*asked) if len(asked) > 1 else [await asked[0]]
         except StoreUnavailable as error:
             self.num_errors += 1
             if self.available:
@@ -83,8 +88,15 @@ class PrefixLookup:
             logger.info("the KV store answers again")
             self.available = True
         live = {(link.name, link.welcome.worker.incarnation) for link in self._fleet.links if link.welcome is not None}
-        hits = hits_of(match, live, layout.block_size) if groups.is_plain else grouped_hits(match, live, groups)
-        return replace(hits, peers=self._peers(hits.local, layout.block_size)) if hits.local else hits
+        hits, *received = (
+            hits_of(found, live, layout.block_size) if groups.is_plain else grouped_hits(found, live, groups)
+            for found in matches
+        )
+        if hits.local:
+            hits = replace(hits, peers=self._peers(hits.local, layout.block_size))
+        for other in received:  # a worker holds a prompt under one of both names
+            hits = replace(hits, local={**other.local, **hits.local}, holders=(*hits.holders, *other.holders))
+        return hits
 
     def _peers(self, local: Mapping[str, int], block_size: int) -> tuple[PrefixPeer, ...]:
         """Those with the longest hits; equals are drawn, so that not all prompts ask the same ones."""

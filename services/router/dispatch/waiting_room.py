@@ -322,6 +322,7 @@ class WaitingRoom:
             excluded=frozenset(active.failed_workers) | self._beside_suspects(active),
             cut=self._pairs.avoided(now_s),
             adapter=request.adapter,
+            never_here=self._fleet.converts,
         )
 
     def _beside_suspects(self, active: ActiveRequest) -> frozenset[str]:

@@ -167,6 +167,8 @@ class Placement:
         found = self._candidates(decodes, can_hold, request, last_decode)
         reachable = [view for view in found if request.is_reachable(view.name, prefills)] if request.cut else found
         if found and not reachable:
+            if request.never_here:
+                return None
             here = self._collocated(request, decodes, last_decode)
             return replace(here, route=Route.NO_PREFILL) if here is not None else None
         decode, ranked_decodes = self._pick("decode", reachable, self._context(request, decodes, last_decode))
@@ -235,7 +237,7 @@ class Placement:
         # Several routers may use a decode worker of another's shard at the same moment: only short prompts go there.
         most = max(thresholds.short_suffix_tokens, thresholds.max_here_tokens if decode.in_shard else 0)
         num_uncached = request.num_uncached_tokens(decode.name)
-        if not num_prefills or decode.num_queued_tokens + num_uncached > most:
+        if request.never_here or not num_prefills or decode.num_queued_tokens + num_uncached > most:
             return Route.HAND_OFF, pool_s  # it already has enough to prefill
         here_s = self.predictor.here_s(decode, request)
         route = thresholds.route(num_uncached, here_s, pool_s)

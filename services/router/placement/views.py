@@ -296,6 +296,8 @@ class PlacementRequest:
     """Digest of its adapter; empty: the base model."""
     cut: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """By decode worker: prefill workers whose blocks do not reach it; see `CutPairs`."""
+    never_here: bool = False
+    """Its prompt is computed by prefill workers alone."""
     num_blocks: int = field(init=False)
     """For the current tokens and one more."""
 

@@ -77,7 +77,7 @@ def worker_status(link: WorkerLink) -> inference_pb2.WorkerStatus:
         kernels=link.welcome.kernels if link.welcome is not None else "",
         dtype=link.welcome.dtype if link.welcome is not None else "",
         pool_bytes=link.welcome.pool_bytes if link.welcome is not None else 0,
-        kv_dtype=link.welcome.layout.dtype if link.welcome is not None else "",
+        kv_dtype=_kv_dtype(link.welcome.layout) if link.welcome is not None else "",
         quantization=link.welcome.quantization if link.welcome is not None else "",
         weight_bytes=link.welcome.weight_bytes if link.welcome is not None else 0,
         tp=link.welcome.tp if link.welcome is not None else 0,
@@ -100,3 +100,8 @@ def _failures(fleet: Fleet) -> list[str]:
             nodes = ", ".join(link.load.silent_stores)
             found.append(f"{roles_text(link.roles)} worker {link.name} gets no answer from store nodes: {nodes}")
     return found
+
+
+def _kv_dtype(layout: types_pb2.BlockLayout) -> str:
+    """Of a decode worker whose prompts come converted, with what they were computed in: `int8<bfloat16`."""
+    return f"{layout.dtype}<{layout.source_dtype}" if layout.source_dtype else layout.dtype

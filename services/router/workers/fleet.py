@@ -26,7 +26,7 @@ from shared.identity import WorkerRole
 from shared.kv.encryption_modes import NO_ENCRYPTION
 from shared.kv.hashing import ChainRoots
 from shared.kv.layout import LAYOUT_VERSION, BlockLayout
-from shared.rpc.convert import layout_from_proto
+from shared.rpc.convert import layout_from_proto, roles_from_proto
 from shared.rpc.pb.tandem.v1 import types_pb2
 from shared.tasks import end_task
 
@@ -66,6 +66,7 @@ class Fleet:
         `token`: `FleetKey.token()`, for orders to workers. `texts_digest`: of the router's model folder; a worker that
         has another one is refused. `tpot_target_s`: what workers bound their steps by; 0 = nothing."""
         self.layout: BlockLayout | None = None
+        """Of the workers that compute prompts."""
         self.model_fingerprint = ""
         self.block_encryption = ""
         self.model_name = ""
@@ -92,7 +93,7 @@ class Fleet:
         self._credentials = credentials
         self._texts_digest = texts_digest
         self._token = token
-        self._roots: ChainRoots | None = None
+        self._roots: dict[WorkerRole, ChainRoots] = {}  # by what holds a prompt
         self._longest: tuple[int, int] | None = None  # (decode workers connected, max_model_len then)
         self._last_longest = 0  # max_model_len of the decode worker that connected last
         self._misfits: set[str] = set()  # workers that were refused because of their model
@@ -160,7 +161,12 @@ class Fleet:
     @property
     def lacks_prefill(self) -> bool:
         """Whether decode workers have to compute prompts because no prefill worker takes any."""
-        return not self._collocated and not _has_ready(self.prefills)
+        return not self._collocated and not self.converts and not _has_ready(self.prefills)
+
+    @property
+    def converts(self) -> bool:
+        """Whether decode workers get prompts in another format than theirs, converted: they never compute one then."""
+        return self.layout is not None and self.layout.format.is_converted
 
     @property
     def _needed(self) -> tuple[WorkerRole, ...]:
@@ -191,10 +197,12 @@ class Fleet:
             async with asyncio.timeout(limit_s):
                 await asyncio.gather(*(link.heard() for link in self.links))
 
-    def hash_root(self, salt: str, num_prompt_tokens: int, adapter: str = "") -> bytes:
-        """Root of the block hash chain of a prompt, of an adapter's digest; needs a worker to have connected once."""
-        assert self._roots is not None
-        return self._roots.of(salt, num_prompt_tokens, adapter)
+    def hash_root(
+        self, salt: str, num_prompt_tokens: int, adapter: str = "", holder: WorkerRole = WorkerRole.PREFILL
+    ) -> bytes:
+        """Root of the block hash chain of a prompt, of an adapter's digest, as workers that compute prompts have it, or
+        as decode workers do where it reaches them converted. Needs a worker to have connected once."""
+        return self._roots[holder].of(salt, num_prompt_tokens, adapter)
 
     async def close_session(self, tenant: str, session: str) -> int:
         """Workers retain nothing for the sake of a tenant's session any more; returns the number of blocks that this
@@ -307,17 +315,27 @@ class Fleet:
             )
         self._longest = None
         if self.layout is None or not any(link.connected for link in (*self.links, *self.retiring)):
-            self.layout = layout
+            if layout.format.is_converted and self._collocated:
+                raise ModelMismatch(
+                    f"its KV is {layout.handed_off.name}, prompts that prefill workers convert: mode is collocated, "
+                    "without any",
+                    field="mode",
+                )
+            self.layout = layout.computed
             self.model_fingerprint = welcome.model_fingerprint
             self.block_encryption = welcome.block_encryption or NO_ENCRYPTION
             self.model_name = welcome.model_name
-            self._roots = ChainRoots(welcome.model_fingerprint, layout.name, LAYOUT_VERSION, welcome.rope_trained_len)
+            self._roots = {
+                role: ChainRoots(welcome.model_fingerprint, form.name, LAYOUT_VERSION, welcome.rope_trained_len)
+                for role, form in ((WorkerRole.PREFILL, layout.computed), (WorkerRole.DECODE, layout.handed_off))
+            }
             return
         if welcome.model_fingerprint != self.model_fingerprint:
             raise ModelMismatch(
                 difference(welcome.model_fingerprint, self.model_fingerprint), field="model_fingerprint"
             )
-        self.layout.ensure_compatible(layout)
+        is_decode = WorkerRole.DECODE in roles_from_proto(welcome.roles)
+        (self.layout.handed_off if is_decode else self.layout).ensure_compatible(layout)
         if (theirs := welcome.block_encryption or NO_ENCRYPTION) != self.block_encryption:
             raise ModelMismatch(
                 f"block_encryption is {theirs} here and {self.block_encryption} in the fleet", field="block_encryption"

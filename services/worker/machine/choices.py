@@ -6,6 +6,7 @@ import torch
 
 from services.worker.settings import WorkerSettings
 from shared.errors import ConfigError
+from shared.identity import Roles, WorkerRole
 from shared.kernels.backends.dtype_timing import faster_dtype
 from shared.kernels.pool_view import CODES, KV_DTYPES
 from shared.model.config.model_config import ModelConfig
@@ -78,6 +79,28 @@ def choose_kv_dtype(wanted: str, compute: torch.dtype, *, has_latents: bool = Fa
 def dtype_setting(dtype: torch.dtype) -> str:
     """As the setting `dtype` has it."""
     return next(name for name, served in DTYPES.items() if served == dtype)
+
+
+def choose_kv_formats(
+    settings: WorkerSettings, compute: torch.dtype, *, has_latents: bool, has_states: bool, roles: Roles
+) -> tuple[str, str, str]:
+    """(dtype, source, sent) of this worker's `KVFormat`. Raises ConfigError where they are not served."""
+    wide = settings.prefill_kv_dtype
+    if not settings.converts_kv:
+        return dtype_name(choose_kv_dtype(settings.kv_dtype, compute, has_latents=has_latents)), "", ""
+    if len(roles) != 1:
+        raise ConfigError(
+            f"prefill_kv_dtype {wide} beside kv_dtype {settings.kv_dtype} needs two pools: this worker both prefills "
+            "and decodes",
+            field="prefill_kv_dtype",
+            value=wide,
+        )
+    if has_states:
+        raise ConfigError("states of layers are not converted: prefill_kv_dtype must be same", field="prefill_kv_dtype")
+    kept, codes = (
+        dtype_name(choose_kv_dtype(wanted, compute, has_latents=has_latents)) for wanted in (wide, settings.kv_dtype)
+    )
+    return (kept, "", codes) if WorkerRole.PREFILL in roles else (codes, kept, "")
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -35,7 +35,7 @@ from shared.engine.scheduler.sequence_table import PromptOrder, SequenceTable, S
 from shared.engine.scheduler.tables import WANTED, HostSwap, block_tables, held_of
 from shared.engine.sequence import EngineSequence, Goal, Status
 from shared.engine.speculation.speculator import Speculator
-from shared.errors import Overloaded
+from shared.errors import Overloaded, TandemError, TransferFailed
 from shared.kv.groups import KVGroups
 from shared.kv.pool import BlockPool, OutgoingBlock
 from shared.sizing.step_fit import StepTimeFit
@@ -155,6 +155,9 @@ class Scheduler:
         if sequence.finish_reason() is not None:
             self._admission.ended(sequence)
             self._retire(sequence)
+        elif first_bad_block is not None and not self.config.recomputes:
+            sequence.token_ids.pop()  # another worker chooses it anew
+            self._fail(sequence, TransferFailed("blocks arrived damaged, and prompts are not computed here"))
         elif first_bad_block is not None and not self.groups.is_plain:
             self._wait_again(sequence)
         else:
@@ -422,6 +425,9 @@ class Scheduler:
             self._count_prefix(sequence, num_cached)
             sequence.started = True
             self._started.append((sequence.sequence_id, sequence.num_cached_tokens))
+        elif not self.config.recomputes and sequence.num_unplanned_tokens > 1:
+            self._fail(sequence, _lost_blocks())
+            return False
         return True
 
     def _give_way(self) -> bool:
@@ -432,7 +438,7 @@ class Scheduler:
         for sequence in self._order.sort((), tuple(self.sequences.waiting), self._clock()):
             if self._lower(sequence) is None or self._unsent.is_full(sequence.receiver):
                 break
-            while not self._start(sequence):
+            while not self._start(sequence) and sequence.status is Status.WAITING:
                 victim = self._lower(sequence)
                 if victim is None:
                     return True
@@ -559,8 +565,16 @@ class Scheduler:
         self.counters.num_swapped_out += self._swap.move_out(sequence)
         self._wait_again(sequence)
 
+    def _fail(self, sequence: EngineSequence, error: TandemError) -> None:
+        self._failed.append(SequenceFailed(sequence.sequence_id, error))
+        self._retire(sequence)
+
     def _wait_again(self, sequence: EngineSequence) -> None:
-        """Takes a sequence's blocks; it starts anew before all that wait."""
+        """Takes a sequence's blocks; it starts anew before all that wait. One that would have to be computed anew fails
+        where that is for other workers."""
+        if not (self.config.recomputes or sequence.host_slots):
+            self._fail(sequence, _lost_blocks())
+            return
         self._tables.free(sequence)
         sequence.num_computed_tokens = 0
         sequence.num_cached_tokens = 0
@@ -601,6 +615,10 @@ class Scheduler:
         """Gives back a finished sequence's blocks once no step in flight writes to them: a receive might, next."""
         if sequence.num_in_flight_tokens == 0:
             self._tables.free(sequence)
+
+
+def _lost_blocks() -> Overloaded:
+    return Overloaded("the answer gave its blocks back, and prompts are not computed here")
 
 
 def _plain(items: Collection[PlannedSequence]) -> StepWork:

@@ -18,7 +18,7 @@ from typing import Self
 from google.protobuf.message import DecodeError
 
 from shared.errors import TransferFailed
-from shared.kv.block_memory import BlockMemory, each_beside_loop
+from shared.kv.block_memory import AsSent, BlockMemory, each_beside_loop
 from shared.kv.pool import OutgoingBlock
 from shared.kv.seal import Seal, SealedBlock
 from shared.kv.transfer import TRAILER_INDEX, KVTransfer
@@ -101,10 +101,12 @@ class Shipment:
         release: Callable[[Sequence[OutgoingBlock]], None],
         timeout_s: float,
         seal: Seal | None = None,
+        convert: Callable[[Sequence[BlockMemory]], list[AsSent]] | None = None,
     ) -> None:
         """`memory(block_ids)` gives the bytes of each, `release(blocks)` gives the sender's references back. A receiver
         that takes nothing for `timeout_s` after the last chunk is given up. `seal` protects blocks, notes and the
-        trailer."""
+        trailer. `convert`, for any thread, makes of blocks what is sent in their place, sealed and checked."""
+        self._convert = convert
         self._transfer = transfer
         self.address = address
         """The receiver's transfer address."""
@@ -117,6 +119,7 @@ class Shipment:
         self._num_messages = 0  # notes and trailer
         self._unnoted: list[tuple[OutgoingBlock, bytes]] = []  # blocks that leave, with their tags
         self._noting: asyncio.Task[None] | None = None
+        self._checksums: dict[int, int] = {}  # of converted blocks, by index
         self._tags: dict[int, bytes] = {}  # of blocks without a note, for the trailer
         self._sends: list[asyncio.Task[None]] = []
         self._sent: list[OutgoingBlock] = []
@@ -226,6 +229,10 @@ class Shipment:
 
     async def _close_blocks(self, blocks: Sequence[OutgoingBlock]) -> list[SealedBlock]:
         memory = await self._memory([block.block_id for block in blocks])
+        if self._convert is not None:
+            converted = await each_beside_loop(memory, memory, self._convert)
+            memory = [made.memory for made in converted]
+            self._checksums.update((block.index, made.checksum) for block, made in zip(blocks, converted, strict=True))
         seal = self._seal
         if seal is None:
             return [SealedBlock(place) for place in memory]
@@ -259,7 +266,7 @@ class Shipment:
                 note = types_pb2.HandoffTrailer(
                     more=True,
                     block_indexes=[block.index for block, _ in noted],
-                    checksums=[block.checksum for block, _ in noted],
+                    checksums=[self._checksum(block) for block, _ in noted],
                     block_tags=[tag for _, tag in noted if tag],
                 )
                 data = bytearray(encode_note(note, self._seal, self._next_number()))
@@ -267,6 +274,10 @@ class Shipment:
                 await self._transfer.send(self.address, self._ticket, TRAILER_INDEX, memoryview(data))
         except Exception as error:
             self._error = self._error or _as_failure(error)
+
+    def _checksum(self, block: OutgoingBlock) -> int:
+        """Of the bytes that are sent."""
+        return self._checksums.get(block.index, block.checksum)
 
     def _next_number(self) -> int:
         self._num_messages += 1
@@ -276,7 +287,7 @@ class Shipment:
         if not self.address:  # nobody receives: the prompt's blocks stay where they were computed
             return
         trailer.block_indexes.extend(block.index for block in self._sent)
-        trailer.checksums.extend(block.checksum for block in self._sent)
+        trailer.checksums.extend(map(self._checksum, self._sent))
         if self._tags:
             trailer.block_tags.extend(self._tags.get(block.index, b"") for block in self._sent)
         data = bytearray(encode_trailer(trailer, self._num_needed, self._seal, self._next_number()))

@@ -20,7 +20,9 @@ STACKED = "its experts lie in one tensor, which is read plain or in mxfp4 and ke
 """Why an architecture takes no other storage, for messages."""
 STACKED_METHOD: Method = "mxfp4"
 """The one of experts that lie in one tensor."""
-_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
+_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized")
+NVFP4_GROUP = 16
+"""Columns that share a scale in NVFP4."""
 _STRATEGIES = ("tensor", "channel", "group", "block")
 _ALL_LINEAR = "Linear"
 _PATTERN = "re:"
@@ -36,6 +38,7 @@ class WeightScheme:
     is_ordered: bool = False  # whether an index says which columns form a group
     block_rows: int = 0  # rows that share a scale too; 0 = each row has its own, or all have one
     rounds_input: bool = False  # as in LinearSpec
+    is_nvfp4: bool = False  # floats of 4 bits, which are opened while they are read; `kind` says nothing of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +141,7 @@ def _compressed_tensors(fields: JsonFields) -> QuantizationConfig:
         if weights is None:
             raise group.fault("weights", "is missing")
         scheme = _compressed_scheme(weights)
-        rounds = scheme.kind != "fp8" and _rounds_input(group.child("input_activations"))
+        rounds = scheme.kind != "fp8" and not scheme.is_nvfp4 and _rounds_input(group.child("input_activations"))
         schemes.append((targets, replace(scheme, rounds_input=rounds)))
     ignored = tuple(fields.optional_text_list("ignore") or ())
     _check_patterns(fields, "ignore", ignored)
@@ -154,8 +157,11 @@ def _check_format(fields: JsonFields) -> None:
 def _compressed_scheme(fields: JsonFields) -> WeightScheme:
     bits, kind_of = fields.integer("num_bits", default=8), fields.text("type", default="int")
     kinds: dict[tuple[str, int], Kind] = {("int", 4): "int4", ("int", 8): "int8", ("float", 8): "fp8"}
+    if (kind_of, bits) == ("float", 4):
+        return _nvfp4(fields)
     if (kind_of, bits) not in kinds:
-        raise fields.fault("num_bits", f"{bits} of type {kind_of} is not supported; supported: int 4, int 8, float 8")
+        known = "int 4, int 8, float 4, float 8"
+        raise fields.fault("num_bits", f"{bits} of type {kind_of} is not supported; supported: {known}")
     kind = kinds[kind_of, bits]
     size = fields.integer("group_size", default=-1, minimum=-1)
     strategy = fields.text("strategy", default="group" if size > 0 else "tensor")
@@ -174,6 +180,15 @@ def _compressed_scheme(fields: JsonFields) -> WeightScheme:
         is_ordered=order == "group",
         block_rows=block_rows,
     )
+
+
+def _nvfp4(fields: JsonFields) -> WeightScheme:
+    strategy, size = fields.text("strategy", default="tensor_group"), fields.integer("group_size", default=NVFP4_GROUP)
+    if strategy != "tensor_group":
+        raise fields.fault("strategy", f"{strategy!r} is not supported with float 4; supported: tensor_group")
+    if size != NVFP4_GROUP:
+        raise fields.fault("group_size", f"{size} is not supported with float 4; supported: {NVFP4_GROUP}")
+    return WeightScheme("int4", size, is_nvfp4=True)
 
 
 def _rounds_input(fields: JsonFields | None) -> bool:

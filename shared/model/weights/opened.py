@@ -1,4 +1,5 @@
-"""Sources of weights that are opened to plain numbers as they are read: MXFP4's experts, and bitsandbytes' 4 bits."""
+"""Sources of weights that are opened to plain numbers as they are read: MXFP4's experts, NVFP4, and bitsandbytes' 4
+bits."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from shared.errors import ModelLoadError
 from shared.kernels.quantized import unpack_nibbles
-from shared.model.config.quantization import QuantizationConfig, WeightScheme
+from shared.model.config.quantization import NVFP4_GROUP, QuantizationConfig, WeightScheme
 from shared.model.weights.checkpoint import Checkpoint
 from shared.model.weights.safetensors_files import DENSE, TensorEntry
 from shared.model.weights.sources import PIECE_ELEMENTS, check_entry, check_scales, needed
@@ -77,6 +78,57 @@ def mxfp4_source(name: str, shape: tuple[int, ...], entries: Mapping[str, Tensor
     check_entry(entries[blocks], (experts, out_size, groups, _MX_BLOCK // 2), ("U8",))
     check_entry(needed(entries, scales, f"{blocks} has no scales"), (experts, out_size, groups), ("U8",))
     return Mxfp4Experts(blocks, scales)
+
+
+@dataclass(frozen=True)
+class Nvfp4Source:
+    """A weight [out_size, in_size] as compressed-tensors stores NVFP4: two codes a byte, the first in the lower half, a
+    scale in fp8 for each group of a row's columns, and one for the whole, by which those are divided."""
+
+    module: str
+    shape: tuple[int, int]
+    spec: None = None
+
+    @property
+    def name(self) -> str:
+        """See `WeightSource`."""
+        return self.names[0]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """See `WeightSource`."""
+        return tuple(f"{self.module}.weight_{end}" for end in ("packed", "scale", "global_scale"))
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        """See `WeightSource`."""
+        _check_finite(self.names[1], checkpoint.whole(self.names[1]).float())
+        check_scales(self.names[2], checkpoint.whole(self.names[2]))
+
+    def pieces(self, checkpoint: Checkpoint, begin: int, end: int) -> Iterator[tuple[int, Tensor]]:
+        """See `WeightSource`."""
+        table = torch.tensor([*_E2M1, *(-value for value in _E2M1)])
+        scales = checkpoint.whole(self.names[1]).float() / checkpoint.whole(self.names[2]).float().view(())
+        for first, rows in checkpoint.rows(self.name, begin, end):
+            codes = unpack_nibbles(rows).view(len(rows), -1, NVFP4_GROUP)
+            yield first, (table[codes.int()] * scales[first : first + len(rows), :, None]).flatten(1)
+
+
+def nvfp4_source(module: str, shape: tuple[int, int], entries: Mapping[str, TensorEntry]) -> Nvfp4Source:
+    """The reader of NVFP4. Raises ModelLoadError."""
+    out_size, in_size = shape
+    source = Nvfp4Source(module, shape)
+    packed, scale, whole = source.names
+    if in_size % NVFP4_GROUP:
+        raise ModelLoadError(
+            f"{module}.weight has {in_size} columns, which groups of {NVFP4_GROUP} do not divide",
+            tensor=f"{module}.weight",
+            field="group_size",
+        )
+    check_entry(needed(entries, packed, "its scales are there"), (out_size, in_size // 2), ("U8",))
+    check_entry(needed(entries, scale, f"{packed} has no scales"), (out_size, in_size // NVFP4_GROUP), ("F8_E4M3",))
+    of_all = needed(entries, whole, f"{packed} has no scale for the whole")
+    check_entry(of_all, of_all.shape if prod(of_all.shape) == 1 else (1,), DENSE)
+    return source
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from shared.kernels.quantized import INT4_MIDDLE, Piece, unpack_nibbles
 from shared.model.config.quantization import STACKED_METHOD, QuantizationConfig, WeightScheme
 from shared.model.weights.checkpoint import Checkpoint
 from shared.model.weights.gguf_source import gguf_source
-from shared.model.weights.opened import bits4_source, mxfp4_source
+from shared.model.weights.opened import Nvfp4Source, bits4_source, mxfp4_source, nvfp4_source
 from shared.model.weights.safetensors_files import DENSE, TensorEntry
 from shared.model.weights.sources import PIECE_ELEMENTS, Makers, check_entry, check_scales, needed
 
@@ -209,8 +209,10 @@ def row_source(
     scheme: WeightScheme,
     _config: QuantizationConfig,
     entries: Mapping[str, TensorEntry],
-) -> RowSource:
+) -> RowSource | Nvfp4Source:
     """The reader of compressed-tensors and of fp8 checkpoints. Raises ModelLoadError."""
+    if scheme.is_nvfp4:
+        return nvfp4_source(module, shape, entries)
     out_size, in_size = shape
     _check_sizes(module, scheme, in_size)
     packed, plain = f"{module}.weight_packed", f"{module}.weight"

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, closing
+from itertools import product
 
 import pytest
 import torch
 
 from shared.engine.runner.runner import RunnerConfig
+from shared.errors import Overloaded, TransferFailed
 from shared.kernels.backends import cpu as cpu_backend
+from shared.kernels.kv_conversion import BlockConversion
+from shared.kernels.pool_view import PoolView
+from shared.kv.handoff.receive_handoff import ArrivalCheck
+from shared.kv.layout import BlockLayout, KVFormat
 from shared.model.decoder import Decoder
 from shared.model.ranks.shard import Degrees
 from shared.model.text.tokenizer import Tokenizer
@@ -116,3 +122,43 @@ def test_preempted_sequences_come_back_from_host_memory_the_same(kv_dtype, tmp_p
         preemptions = tight.scheduler.counters.num_preemptions
     assert together == alone
     assert preemptions > 0
+
+
+@pytest.mark.parametrize("sent", CODES)
+@pytest.mark.parametrize("wide", ["float32", "bfloat16"])
+def test_a_converted_block_has_the_codes_that_a_pool_would_have_been_given(wide, sent):
+    """To the bit, zeros and numbers that are no longer numbers too, whatever is converted beside it."""
+    layout = BlockLayout(2, 16, KVFormat(wide, 3, 32, sent=sent))
+    rows = torch.randn(3, 2, 2, 3, 16, 32, generator=torch.Generator().manual_seed(1)).to(getattr(torch, wide))
+    rows[0, 0, 0, 0, :3] = torch.tensor([0.0, 1e-35, float("inf")])[:, None]
+    wanted = PoolView.of(torch.zeros(layout.handed_off.shape(3), dtype=torch.uint8), layout.handed_off)
+    for layer, plane in product(range(2), range(2)):
+        wanted.write(plane, layer, torch.arange(48), rows[:, layer, plane].transpose(1, 2).reshape(48, 3, 32))
+    blocks = [memoryview(block.contiguous().view(torch.uint8).numpy().reshape(-1)) for block in rows]
+    conversion, check = BlockConversion(layout), ArrivalCheck(layout.handed_off.block_bytes)
+    made = conversion.convert(blocks)
+    assert [bytes(block.memory) for block in made] == [bytes(block.numpy()) for block in wanted.memory]
+    assert conversion.convert(blocks[1:2])[0].memory == made[1].memory
+    assert [check.checksum(block.memory) for block in made] == [block.checksum for block in made]
+
+
+def test_an_engine_that_gets_prompts_converted_computes_none_of_them():
+    """What it lost is for other workers: those errors have the router place the request anew."""
+    prompt = [7 + (i * 37) % 190 for i in range(53)]
+    with (
+        EngineRun(DEMO) as prefill,
+        EngineRun(DEMO, recomputes=False) as decode,
+        EngineRun(DEMO, num_blocks=9, recomputes=False) as tight,
+        EngineRun(DEMO, 9, 96, recomputes=False, num_host_blocks=16) as swapping,
+    ):
+        expected = hand_off(prefill, decode, prompt)
+        decode.pool.clear_cache()
+        with pytest.raises(TransferFailed, match="damaged, and prompts are not computed here"):
+            hand_off(prefill, decode, prompt, corrupt=1)
+        assert hand_off(prefill, decode, prompt) == expected
+        assert decode.pool.num_free == decode.pool.num_blocks
+        others = [[9 + (i * 41) % 190 for i in range(40)], prompt[::-1][:45]]
+        with pytest.raises(Overloaded, match="gave its blocks back, and prompts are not computed here"):
+            tight.generate(*others)
+        assert swapping.generate(*others) == [prefill.generate(other)[0] for other in others]
+        assert swapping.scheduler.counters.num_swapped_in > 0

@@ -12,6 +12,7 @@ from services.router.workers.file_discovery import FileDiscovery
 from shared.errors import WorkerLost
 from shared.identity import WorkerRole
 from shared.kv_index.holders import Holder, PrefixMatch, Tier
+from shared.rpc.convert import layout_to_proto
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 from tests.integration.router.router_under_test import (
     PROMPT,
@@ -261,22 +262,70 @@ async def test_a_worker_of_another_model_waits_until_removed_workers_have_finish
         assert router.fleet.model_fingerprint == "other"
 
 
-@pytest.mark.parametrize("kv_dtype", ["int8", "float8_e4m3fn"])
-async def test_a_worker_whose_cache_is_in_another_format_is_not_used_and_both_are_named(tmp_path, kv_dtype):
-    wide, narrow = decode_worker("d0"), decode_worker("d1")
+def keeping(worker, **layout):
+    """The worker, whose KV it says is so."""
 
-    def welcome(made=narrow._welcome):
+    def welcome(made=worker._welcome):
         said = made()
-        said.layout.dtype = kv_dtype
+        said.layout.MergeFrom(types_pb2.BlockLayout(**layout))
         return said
 
-    narrow._welcome = welcome
+    worker._welcome = welcome
+    return worker
+
+
+@pytest.mark.parametrize(("field", "value"), [("dtype", "int8"), ("dtype", "float8_e4m3fn"), ("block_size", 64)])
+async def test_a_worker_whose_blocks_are_laid_out_otherwise_is_not_used_and_both_are_named(tmp_path, field, value):
+    wide, narrow = decode_worker("d0"), keeping(decode_worker("d1"), **{field: value})
     async with FollowingRouter(tmp_path, [], [wide]) as router:
-        ours = router.fleet.layout.dtype
+        ours = getattr(layout_to_proto(router.fleet.layout), field)
         router.name(wide, await router.add(narrow))
         await router.until(lambda: "d1" in router.fleet.decodes and router.fleet.decodes["d1"].mismatch)
-        assert router.fleet.decodes["d1"].mismatch.endswith(f"differ: dtype {ours} here, {kv_dtype} there")
+        assert router.fleet.decodes["d1"].mismatch.endswith(f"differ: {field} {ours} here, {value} there")
         assert not router.fleet.decodes["d1"].connected
+
+
+@pytest.mark.parametrize("prefill_first", [False, True])
+async def test_workers_that_convert_prompts_take_each_other_and_no_others(tmp_path, prefill_first):
+    """Prompts go to prefill workers alone, and wait for one."""
+    prefill = keeping(prefill_worker(), dtype="bfloat16", sent_dtype="int8")
+    decode = keeping(decode_worker(), dtype="int8", source_dtype="bfloat16")
+    first, second = (prefill, decode) if prefill_first else (decode, prefill)
+    of_roles = ([first], []) if prefill_first else ([], [first])
+    async with FollowingRouter(tmp_path, *of_roles, collocated=False) as router:
+        plain = [keeping(decode_worker("d1"), dtype="int8"), keeping(prefill_worker("p1"), dtype="bfloat16")]
+        router.name(first, *[await router.add(worker) for worker in (*plain, second)])
+        await router.until(lambda: len([link for link in router.fleet.links if link.connected]) == 2)
+        assert {link.name for link in router.fleet.links if link.connected} == {"p0", "d0"}
+        await router.until(lambda: all(link.mismatch for link in router.fleet.links if not link.connected))
+        said = {link.name: link.mismatch for link in router.fleet.links if not link.connected}
+        assert said["d1"].endswith("differ: dtype int8<bfloat16 here, int8 there")
+        assert said["p1"].endswith("differ: dtype int8<bfloat16 here, bfloat16 there")
+        roots = {router.fleet.hash_root("", 9, holder=role) for role in (WorkerRole.PREFILL, WorkerRole.DECODE)}
+        assert len(roots) == 2
+        running = router.submit()
+        wire_id = await begin(prefill, decode)
+        await decode.step(wire_id, 12, finish=STOP)
+        assert await read(running) == [11, 12]
+        router.name(decode)
+        await router.gone(prefill)
+        assert router.fleet.converts
+        assert not router.fleet.lacks_prefill
+        waiting = router.submit("second")
+        await decode.report(num_free_blocks=100, num_total_blocks=100)
+        router.name(prefill, decode)
+        await router.connected("p0", "d0")
+        wire_id = await begin(prefill, decode)
+        await decode.step(wire_id, 12, finish=STOP)
+        assert await read(waiting) == [11, 12]
+
+
+async def test_a_collocated_router_takes_no_worker_whose_prompts_others_convert(tmp_path):
+    decode = keeping(decode_worker(), dtype="int8", source_dtype="bfloat16")
+    async with FollowingRouter(tmp_path, [], [decode_worker("d9")]) as router:
+        router.name(await router.add(decode))
+        await router.until(lambda: "d0" in router.fleet.decodes and router.fleet.decodes["d0"].mismatch)
+        assert "its KV is int8<bfloat16, prompts that prefill workers convert" in router.fleet.decodes["d0"].mismatch
 
 
 async def test_a_worker_that_encrypts_blocks_in_another_way_is_not_used(tmp_path):

@@ -19,6 +19,7 @@ from services.worker.settings import WorkerSettings
 from shared.config import load_settings
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.errors import ConfigError, Internal, NumericalFault
+from shared.identity import BOTH, DECODE, PREFILL, Roles
 from shared.kv.groups import KVGroups
 from shared.model.decoder import Decoder
 from tests.integration.engine.families import write_family
@@ -28,9 +29,9 @@ from tests.waiting import DEADLINE_S
 DEMO = Path(__file__).parents[3] / "models" / "demo"
 
 
-def loaded(*flags: str) -> LoadedModel:
+def loaded(*flags: str, roles: Roles = BOTH) -> LoadedModel:
     always = ("--name", "w", "--model", str(DEMO), "--dtype", "bf16", "--num-kv-blocks", "16")
-    return load_model(load_settings(WorkerSettings, [*always, *flags]), lambda *_: None)
+    return load_model(load_settings(WorkerSettings, [*always, *flags]), lambda *_: None, roles=roles)
 
 
 @needs_library
@@ -41,6 +42,31 @@ def test_blocks_of_another_arithmetic_are_those_of_another_model() -> None:
     assert deterministic.roots.of("", 9) != plain.roots.of("", 9)
 
 
+@pytest.mark.parametrize(
+    ("flags", "roles", "why"),
+    [
+        (("--kv-dtype", "int8", "--prefill-kv-dtype", "bf16"), BOTH, "bf16 beside kv_dtype int8 needs two pools"),
+        (("--kv-dtype", "int8", "--prefill-kv-dtype", "fp32"), PREFILL, "kv_dtype fp32 is not supported beside"),
+    ],
+)
+def test_a_pair_of_kv_formats_that_this_worker_cannot_serve_is_refused(flags, roles, why) -> None:
+    with pytest.raises(ConfigError, match=why):
+        loaded(*flags, roles=roles)
+    with pytest.raises(ConfigError, match=r"prefill_kv_dtype.*with deterministic"):
+        loaded("--kv-dtype", "int8", "--prefill-kv-dtype", "bf16", "--deterministic", "True")
+
+
+def test_each_side_of_a_pair_has_its_own_format_and_names() -> None:
+    flags = ("--kv-dtype", "int8", "--prefill-kv-dtype", "bf16")
+    prefill, decode = loaded(*flags, roles=PREFILL), loaded(*flags, roles=DECODE)
+    alone = loaded("--kv-dtype", "int8")
+    assert [model.layout.name for model in (prefill, decode, alone)] == ["bfloat16", "int8<bfloat16", "int8"]
+    assert prefill.layout.handed_off == decode.layout
+    assert prefill.fingerprint == decode.fingerprint == alone.fingerprint
+    assert decode.roots.of("", 9) != alone.roots.of("", 9)
+    assert prefill.roots.of("", 9) == loaded().roots.of("", 9)
+
+
 @needs_library
 @pytest.mark.slow
 def test_processors_that_compute_alike_have_one_identity() -> None:
@@ -49,6 +75,17 @@ def test_processors_that_compute_alike_have_one_identity() -> None:
         alike = SUMS[isa] == SUMS[other]
         if not alike or SUMS[isa] == "fma":
             assert (found[isa] == found[other]) == alike, f"{isa} beside {other}"
+
+
+@needs_library
+@pytest.mark.slow
+@pytest.mark.parametrize("quantization", ["int8", "int4", "w8a8"])
+def test_codes_have_one_digest_on_all_processors(quantization: str) -> None:
+    """With AVX2, AVX-512, VNNI and AMX, as far as they are here, and with `TANDEM_TEST_EMULATED=1` AMX in plain C++."""
+    flags = ("--deterministic", "True", "--quantization", quantization)
+    alike = [isa for isa in ISAS if SUMS[isa] == "fma"]
+    found = {isa: loaded(*flags, "--kernels", f"cpu:{isa}").fingerprint for isa in alike}
+    assert len(set(found.values())) == 1, found
 
 
 @needs_library

@@ -14,6 +14,7 @@ from shared.errors import InvalidRequest, ModelMismatch
 from shared.kv.checksum import BlockChecksum
 from shared.kv.hashing import HASH_BYTES, ChainRoots, block_hash, chain, extend_chain, root_hash
 from shared.kv.layout import BlockLayout, KVFormat
+from shared.rpc.convert import layout_from_proto, layout_to_proto
 
 ROOT = root_hash("model", "float32", 1)
 token_lists = st.lists(st.integers(0, 2**32 - 1), max_size=70)
@@ -190,3 +191,32 @@ def test_every_differing_field_is_named() -> None:
         LAYOUT.ensure_compatible(changed(LAYOUT, dtype="int8"))
     with pytest.raises(ModelMismatch, match=r"differ: dtype float8_e4m3fn here, int8 there$"):
         changed(LAYOUT, dtype="float8_e4m3fn").ensure_compatible(changed(LAYOUT, dtype="int8"))
+
+
+@pytest.mark.parametrize("wide", ["float32", "bfloat16"])
+@pytest.mark.parametrize("codes", ["int8", "float8_e4m3fn"])
+def test_a_pair_of_formats_is_one_of_each_side_and_named_by_both(wide: str, codes: str) -> None:
+    prefill = BlockLayout(2, 16, KVFormat(wide, 2, 8, sent=codes))
+    decode = BlockLayout(2, 16, KVFormat(codes, 2, 8, source=wide))
+    assert (prefill.name, decode.name) == (wide, f"{codes}<{wide}")
+    assert (prefill.handed_off, decode.computed) == (decode, prefill)
+    assert (prefill.computed, decode.handed_off) == (prefill, decode)
+    assert decode.block_bytes == BlockLayout(2, 16, KVFormat(codes, 2, 8)).block_bytes
+    assert layout_from_proto(layout_to_proto(prefill)) == prefill
+    assert layout_from_proto(layout_to_proto(decode)) == decode
+    with pytest.raises(ModelMismatch, match=rf"differ: dtype {codes}<{wide} here, {codes} there$"):
+        decode.ensure_compatible(BlockLayout(2, 16, KVFormat(codes, 2, 8)))
+    with pytest.raises(ModelMismatch, match=rf"differ: block_size 16 here, 32 there; dtype {codes}<{wide} here, "):
+        prefill.ensure_compatible(BlockLayout(2, 32, KVFormat(wide, 2, 8)))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sides"),
+    [("float16", {"sent": "int8"}), ("int8", {"source": "float8_e4m3fn"}), ("float32", {"sent": "bfloat16"})],
+)
+def test_other_pairs_are_refused_with_both_names(dtype: str, sides: dict[str, str]) -> None:
+    wide, codes = (dtype, sides["sent"]) if "sent" in sides else (sides["source"], dtype)
+    with pytest.raises(InvalidRequest, match=f"in {wide} are not converted to {codes}: keys and values in float32"):
+        KVFormat(dtype, 2, 8, **sides)
+    with pytest.raises(InvalidRequest, match="latents in float32 are not converted to int8"):
+        KVFormat("float32", 1, 8, 1, sent="int8")

@@ -136,6 +136,19 @@ BAD: dict[str, tuple[str, Callable[[dict[str, Tensor], dict[str, Any]], object],
     "no state": (
         "nf4", lambda t, _: t.pop(f"{MODULE}.{STATE}"), f"{MODULE}.weight", "quant_state.bitsandbytes__nf4 is missing",
     ),
+    "no scale for the whole": (
+        "nvfp4", lambda t, _: t.pop(f"{MODULE}.weight_global_scale"), ".weight_global_scale", "is missing",
+    ),
+    "a scale of zero for the whole": (
+        "nvfp4", lambda t, _: t[f"{MODULE}.weight_global_scale"].zero_(), ".weight_global_scale", "zero or no number",
+    ),
+    "fp4 scales that are no number": (
+        "nvfp4", lambda t, _: t[f"{MODULE}.weight_scale"].view(torch.uint8).fill_(127), ".weight_scale", "no number",
+    ),
+    "fp4 scales of other groups": (
+        "nvfp4", lambda t, _: t.update({f"{MODULE}.weight_scale": t[f"{MODULE}.weight_scale"][:, :1]}), ".weight_scale",
+        "has shape",
+    ),
     "a state that is no JSON": ("nf4", lambda t, _: t[f"{MODULE}.{STATE}"].zero_(), STATE, "is no JSON"),
     "blocks of another size": (
         "nf4", lambda t, _: t.update({f"{MODULE}.{STATE}": state(blocksize=128)}), ".absmax", "64 numbers, not the 32",
@@ -180,7 +193,7 @@ def test_a_damaged_checkpoint_is_refused_by_tensor_before_weights_are_read(tmp_p
 @pytest.mark.parametrize(
     ("storage", "change", "field"),
     [
-        ("int4 groups", {"format": "nvfp4-pack-quantized"}, "format"),
+        ("int4 groups", {"format": "mxfp4-pack-quantized"}, "format"),
         ("int4 groups", {"quant_method": "hqq"}, "quant_method"),
         ("nf4", {"load_in_4bit": False}, "load_in_4bit"),
         ("nf4", {"bnb_4bit_quant_type": "int4"}, "bnb_4bit_quant_type"),

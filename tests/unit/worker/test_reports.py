@@ -21,6 +21,7 @@ from services.worker.worker import Worker
 from shared.engine.messages import Command, EngineLoad, SetTargets
 from shared.identity import WorkerRole
 from shared.kv.groups import KVGroups
+from shared.kv.layout import BlockLayout, KVFormat
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 
 
@@ -44,7 +45,7 @@ def prefill_worker(
         transfer=SimpleNamespace(counters=SimpleNamespace(bytes_sent=0, bytes_received=0)),
         engine=SimpleNamespace(steps=SimpleNamespace(num_steps=0, busy_s=0.0), submit=submit),
         settings=SimpleNamespace(name="prefill-0", tpot_target_ms=tpot_target_ms),
-        model=SimpleNamespace(layout=SimpleNamespace(groups=KVGroups(16), block_bytes=1)),
+        model=SimpleNamespace(layout=BlockLayout(1, 16, KVFormat("float32", 1, 8))),
     )
     connector = SimpleNamespace(
         nodes=SimpleNamespace(silent=[], on_change=None),

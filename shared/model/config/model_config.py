@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
+from shared.errors import InvalidRequest
 from shared.kernels.activation.rules import SILU, Activation
 from shared.kv.groups import STATE_WINDOW, group_layers
 from shared.kv.layout import BlockLayout, KVFormat
-from shared.model.config.delta_config import DeltaConfig
+from shared.model.config.delta_config import STATE_ELEMENT_BYTES, DeltaConfig
 from shared.model.config.latent_config import LatentConfig
 from shared.model.config.layer_config import PLAIN_NAMES, LayerConfig, QkNorm, Temperature, TensorNames
 from shared.model.config.moe_config import MoeConfig
@@ -140,6 +142,12 @@ class ModelConfig:
         return tuple(index for index, layer in enumerate(self.layers) if layer.has_state)
 
     @property
+    def num_state_parts(self) -> int:
+        """Equal parts of each state, of some key heads each: each lies in the memory of equally many KV heads, and so
+        is split over ranks as these are. 0 without states."""
+        return 0 if self.delta is None else math.gcd(self.num_kv_heads, self.delta.num_key_heads)
+
+    @property
     def layer_places(self) -> tuple[tuple[int, int], ...]:
         """(KV group, place among its layers) of each layer; of those with a state (the first group of states, place
         among all of them), since how many blocks they take follows from the blocks' bytes."""
@@ -176,5 +184,13 @@ class ModelConfig:
     def _with_states(self, layout: BlockLayout, delta: DeltaConfig) -> BlockLayout:
         """With the groups of states behind those of attention: a block of each has a part of all layers' states, which
         lie behind each other."""
+        head_bytes = layout.format.head_bytes(layout.block_size)
+        if head_bytes * (self.num_kv_heads // self.num_state_parts) % STATE_ELEMENT_BYTES:
+            raise InvalidRequest(
+                f"block_size {layout.block_size} gives heads of {head_bytes} bytes, beside which no states lie: "
+                f"it must be a multiple of {STATE_ELEMENT_BYTES}",
+                field="block_size",
+                limit=STATE_ELEMENT_BYTES,
+            )
         num_groups = -(-len(self.state_layers) * delta.state_bytes // layout.block_bytes)
         return replace(layout, windows=(*layout.windows, *[STATE_WINDOW] * num_groups), num_states=num_groups)

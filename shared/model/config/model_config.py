@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from shared.errors import InvalidRequest
 from shared.kernels.activation.rules import SILU, Activation
 from shared.kv.groups import STATE_WINDOW, group_layers
 from shared.kv.layout import BlockLayout, KVFormat
-from shared.model.config.delta_config import STATE_ELEMENT_BYTES, DeltaConfig
+from shared.model.config.delta_config import DeltaConfig
 from shared.model.config.latent_config import LatentConfig
 from shared.model.config.layer_config import PLAIN_NAMES, LayerConfig, QkNorm, Temperature, TensorNames
 from shared.model.config.moe_config import MoeConfig
@@ -182,15 +181,7 @@ class ModelConfig:
         return layout if self.delta is None else self._with_states(layout, self.delta)
 
     def _with_states(self, layout: BlockLayout, delta: DeltaConfig) -> BlockLayout:
-        """With the groups of states behind those of attention: a block of each has a part of all layers' states, which
-        lie behind each other."""
-        head_bytes = layout.format.head_bytes(layout.block_size)
-        if head_bytes * (self.num_kv_heads // self.num_state_parts) % STATE_ELEMENT_BYTES:
-            raise InvalidRequest(
-                f"block_size {layout.block_size} gives heads of {head_bytes} bytes, beside which no states lie: "
-                f"it must be a multiple of {STATE_ELEMENT_BYTES}",
-                field="block_size",
-                limit=STATE_ELEMENT_BYTES,
-            )
+        """With the groups of states behind those of attention: a block of each has a piece of all layers' states, which
+        lie behind each other. Heads have even sizes, so each has room for whole numbers of states."""
         num_groups = -(-len(self.state_layers) * delta.state_bytes // layout.block_bytes)
         return replace(layout, windows=(*layout.windows, *[STATE_WINDOW] * num_groups), num_states=num_groups)

@@ -187,7 +187,7 @@ def test_stages_with_pools_of_their_own_do_not_split_states(tmp_path: Path) -> N
     given = settings("--model", str(write_family(tmp_path / "model", "qwen3.5")), "--pp", "2", "--group-pool", "own")
     with pytest.raises(ConfigError, match="do not split the states of Qwen3_5ForCausalLM by layers") as caught:
         check_group(given)
-    assert (caught.value.field, caught.value.value, caught.value.limit) == ("pp", 2, 1)
+    assert caught.value.details == {"field": "pp", "value": 2, "limit": 1}
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,7 @@ class BlockLayout:
         everything."""
         if self.groups.is_plain:
             return self.format.name
-        states = f"s{self.num_states}" if self.num_states else ""
+        states = f"s{self.num_states}h" if self.num_states else ""  # h: the parts of a state lie by KV head
         return f"{self.format.name}-{self.num_layers}x{','.join(str(window or 0) for window in self.windows)}{states}"
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -50,12 +51,13 @@ class Decoder:
         parameters: DecoderParameters,
         kernels: Kernels | None = None,
         group: Collectives | None = None,
+        places: Sequence[tuple[int, int]] | None = None,
     ) -> None:
         """Takes ownership of the parameters, whose memory the kernels' linear layers may lay out anew.
 
         Without `kernels`, `kernels_for` picks them by the parameters' device and dtype. `group`: the ranks that
-        projections are split over; what `o` and `down` give is then a part of a sum. Raises ConfigError where the
-        kernels cannot serve this architecture.
+        projections are split over; what `o` and `down` give is then a part of a sum. `places`: as `DecoderPieces`.
+        Raises ConfigError where the kernels cannot serve this architecture.
         """
         self.config = config
         self.quantization = ""
@@ -66,7 +68,8 @@ class Decoder:
         self.kernels = kernels or kernels_for(config, self.device, self.dtype)
         check_kernels(config, self.kernels)
         self._modules = modules = DecoderModules.build(parameters, self.kernels, config)
-        self.pieces = DecoderPieces(config, modules if group is None else add_up(modules, group), self.kernels)
+        pieces = modules if group is None else add_up(modules, group)
+        self.pieces = DecoderPieces(config, pieces, self.kernels, places)
         self._stack: LayerStack | None = None
         if stacks(config) and isinstance(self.kernels, StacksLayers):
             self._stack = self.kernels.stack_layers(modules.layers, modules.norm, _sizes(config), group)

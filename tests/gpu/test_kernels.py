@@ -214,6 +214,7 @@ def test_low_rank_additions_equal_the_reference(num_rows: int, in_size: int, dty
         {"heads": (1, 3), "dims": (5, 7), "kernel_size": 3, "words": 37},
         {"dims": (20, 130), "kernel_size": 1},
         {"heads": (4, 8), "dims": (128, 128), "words": 12_288, "block_size": 16},
+        {"heads": (4, 8), "dims": (128, 128), "words": 12_288, "block_size": 16, "parts": 2, "runs": 12},
     ],
     ids=str,
 )
@@ -235,11 +236,11 @@ def test_a_captured_step_of_states_follows_its_blocks_and_tokens() -> None:
     assert batch.state_blocks is not None
     assert then.batch.state_blocks is not None
     expected, states = then.run(TorchKernels())
-    here = state_words(pool)
+    here = state_words(pool, first.layer.num_parts)
     # The other case's states, in blocks of this pool by their order.
     order = sorted({int(block) for block in then.batch.state_blocks.flatten() if block >= 0})
     assert len(order) <= here.shape[0]
-    here[: len(order)] = state_words(then.pool)[order]
+    here[: len(order)] = state_words(then.pool, then.layer.num_parts)[order]
     places = {block: at for at, block in enumerate(order)}
     moved = [[[places.get(int(b), -1) for b in row] for row in rows] for rows in then.batch.state_blocks.cpu()]
     batch.state_blocks.copy_(torch.tensor(moved, dtype=torch.int32))

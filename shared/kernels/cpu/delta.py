@@ -16,7 +16,7 @@ from shared.kernels.pool_view import PoolView
 class _Layer(Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("conv", "decay", "decay_bias", "norm")),
-        *((name, c_int64) for name in ("key_heads", "value_heads", "key_dim", "value_dim", "taps", "number")),
+        *((name, c_int64) for name in ("key_heads", "value_heads", "key_dim", "value_dim", "taps", "number", "parts")),
     ]
 
 
@@ -25,7 +25,7 @@ class _Step(Structure):
         ("projected", c_void_p),
         ("stride", c_int64),
         ("words", c_void_p),
-        ("block_words", c_int64),
+        *((name, c_int64) for name in ("block_stride", "num_runs", "run_words", "run_stride", "part_stride")),
         ("states", c_void_p),
         *((name, c_int64) for name in ("num_states", "num_seqs", "block_size")),
         *((name, c_void_p) for name in ("query_start", "seq_lens", "out")),
@@ -42,18 +42,22 @@ def delta_attention(
 ) -> Tensor:
     """`DecoderOps.delta_attention` of a layer that fits."""
     check_delta_attention(projected, layer, pool, batch)
-    words, states = state_words(pool), batch.state_blocks
+    words, states = state_words(pool, layer.num_parts), batch.state_blocks
     assert states is not None
     assert all(tensor.is_contiguous() for tensor in (batch.query_start, batch.seq_lens, layer.norm))
     out = projected.new_empty(projected.shape[0], layer.value_size)
     weights = (tensor.data_ptr() for tensor in (layer.conv, layer.decay, layer.decay_bias, layer.norm))
     heads = (layer.num_key_heads, layer.num_value_heads, layer.key_dim, layer.value_dim)
-    of_layer = _Layer(*weights, *heads, layer.kernel_size, layer.number)
+    of_layer = _Layer(*weights, *heads, layer.kernel_size, layer.number, layer.num_parts)
     step = _Step(
         projected.data_ptr(),
         projected.stride(0),
         words.data_ptr(),
+        words.stride(0),
         words.shape[1],
+        words.shape[3],
+        words.stride(1),
+        words.stride(2),
         states.data_ptr(),
         states.shape[2],
         batch.num_seqs,

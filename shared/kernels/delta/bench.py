@@ -18,6 +18,7 @@ from shared.kernels.pool_view import PoolView
 from shared.kv.groups import STATE_WINDOW, KVGroups
 
 KEY_HEADS, VALUE_HEADS, DIM, KERNEL, WORDS, BLOCK_SIZE = 16, 32, 128, 4, 98_304, 16
+KV_LAYERS, KV_HEADS = 12, 2
 """A layer of Qwen3-Next 80B, in blocks of its KV in bf16."""
 STEPS = (1, 8, 64, 256)
 PROMPTS = ((2048,), (8192,), (8192, 100, 700, 3000))
@@ -51,14 +52,18 @@ def _layer(device: torch.device) -> DeltaLayer:
         return torch.randn(*sizes, device=device)
 
     return DeltaLayer(
+        KEY_HEADS,
+        VALUE_HEADS,
+        DIM,
+        DIM,
+        KERNEL,
         conv=drawn(KERNEL, (2 * KEY_HEADS + VALUE_HEADS) * DIM),
         decay=-drawn(VALUE_HEADS).exp(),
         decay_bias=drawn(VALUE_HEADS) - 2,
         norm=drawn(DIM).bfloat16(),
         eps=1e-6,
-        num_key_heads=KEY_HEADS,
-        key_dim=DIM,
         number=0,
+        num_parts=KV_HEADS,
     )
 
 
@@ -79,7 +84,8 @@ def _run(layer: DeltaLayer, query_lens: Sequence[int], before: int, device: torc
     blocks = [[[numbers.get(block, -1) for block in row] for row in rows] for rows in used]
     batch = AttentionBatch.from_lists(query_lens, kv_lens, tables, BLOCK_SIZE, device)
     batch = replace(batch, state_blocks=torch.tensor(blocks, dtype=torch.int32, device=device))
-    rows = torch.randn(len(numbers), 1, 1, 1, 1, WORDS, device=device)
-    pool = PoolView(rows.view(torch.uint8).flatten(-2), torch.float32, 1, WORDS)
+    run_words = WORDS // (KV_LAYERS * 2 * KV_HEADS)
+    rows = torch.randn(len(numbers), KV_LAYERS, 2, KV_HEADS, 1, run_words, device=device)
+    pool = PoolView(rows.view(torch.uint8).flatten(-2), torch.float32, 1, run_words)
     projected = torch.randn(sum(query_lens), layer.projected_size, device=device).bfloat16()
     return partial(delta_attention, projected, layer, pool, batch)

@@ -15,35 +15,71 @@ READ, FILLED, LAST = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
 @triton.jit
-def word_places(ids, at, WORDS: tl.constexpr):
-    """Where numbers `at` of a sequence's states lie in the pool: int64; `ids`: [num_states] its blocks, of WORDS
-    numbers each."""
+def word_places(ids, at, part, WORDS: tl.constexpr, PARTS: tl.constexpr, RUN: tl.constexpr):
+    """Where numbers `at` of a part of a sequence's states lie in the pool, as `state_words` says: int64; `ids`:
+    [num_states] its blocks, with WORDS numbers of each part in each, RUN of which lie behind each other."""
     groups = at // WORDS
-    return tl.load(ids + groups).to(tl.int64) * WORDS + (at - groups * WORDS)
+    inside = at - groups * WORDS
+    if PARTS > 1:
+        inside += (inside // RUN * (PARTS - 1) + part) * RUN
+    return tl.load(ids + groups).to(tl.int64) * (WORDS * PARTS) + inside
 
 
 @triton.jit
 def matrix_places(
     ids,
-    first,  # number of the head's first element
+    number,  # of the layer
+    head,
     rows,
     columns,
+    NUM_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
+    STATE: tl.constexpr,  # numbers of a part of a layer's state
     WORDS: tl.constexpr,
-    HAS_WHOLE_ROWS: tl.constexpr,  # whether every row of a matrix lies in one block
+    PARTS: tl.constexpr,
+    RUN: tl.constexpr,
+    HAS_WHOLE_ROWS: tl.constexpr,  # whether every row of a matrix lies in one run
 ):
     """[rows, columns] as `word_places`; those past the matrix's end are its last."""
+    in_part: tl.constexpr = NUM_HEADS // PARTS
+    part = head // in_part
+    first = number * STATE + (head - part * in_part) * (KEY_DIM * VALUE_DIM)
     starts = first + tl.minimum(rows, KEY_DIM - 1) * VALUE_DIM
     if HAS_WHOLE_ROWS:
-        return word_places(ids, starts, WORDS)[:, None] + columns[None, :]
-    return word_places(ids, starts[:, None] + tl.minimum(columns, VALUE_DIM - 1)[None, :], WORDS)
+        return word_places(ids, starts, part, WORDS, PARTS, RUN)[:, None] + columns[None, :]
+    places = starts[:, None] + tl.minimum(columns, VALUE_DIM - 1)[None, :]
+    return word_places(ids, places, part, WORDS, PARTS, RUN)
 
 
 @triton.jit
-def tail_places(ids, first, channels, taps, MIXED: tl.constexpr, KERNEL: tl.constexpr, WORDS: tl.constexpr):
+def tail_places(
+    ids,
+    number,  # of the layer
+    channels,
+    taps,
+    MIXED: tl.constexpr,
+    KEY_SIZE: tl.constexpr,  # of a token's keys
+    KERNEL: tl.constexpr,
+    MATRIX: tl.constexpr,  # numbers of a part's matrices
+    WORDS: tl.constexpr,
+    PARTS: tl.constexpr,
+    RUN: tl.constexpr,
+):
     """As `word_places`, of the convolution's inputs `taps` of `channels`; those of no tap are the last one's."""
-    return word_places(ids, first + tl.minimum(tl.maximum(taps, 0), KERNEL - 2) * MIXED + channels, WORDS)
+    in_part: tl.constexpr = MIXED // PARTS
+    first = number * (MATRIX + in_part * (KERNEL - 1)) + MATRIX
+    part = channels * 0
+    if PARTS > 1:  # queries, keys and values of a part lie behind each other
+        keys: tl.constexpr = KEY_SIZE // PARTS
+        values: tl.constexpr = in_part - 2 * keys
+        kind = tl.minimum(channels // KEY_SIZE, 2)
+        inside = channels - kind * KEY_SIZE
+        part = tl.where(kind < 2, inside // keys, inside // values)
+        channels = kind * keys + inside - part * tl.where(kind < 2, keys, values)
+    return word_places(
+        ids, first + tl.minimum(tl.maximum(taps, 0), KERNEL - 2) * in_part + channels, part, WORDS, PARTS, RUN
+    )
 
 
 @triton.jit

@@ -56,8 +56,11 @@ def convolve_tokens(
     active,  # [num_tokens, MIXED]
     MIXED: tl.constexpr,
     KERNEL: tl.constexpr,
+    KEY_SIZE: tl.constexpr,
     MATRIX: tl.constexpr,
     WORDS: tl.constexpr,
+    PARTS: tl.constexpr,
+    RUN: tl.constexpr,
     TILE: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
@@ -79,9 +82,10 @@ def convolve_tokens(
             rows = projected + (begin + tl.maximum(places, 0)).to(tl.int64)[:, None] * stride + channels[None, :]
             inputs = tl.load(rows, mask=real & (places >= 0)[:, None], other=0.0).to(tl.float32)
             if tl.program_id(0) * TOKENS < KERNEL - 1:
-                first = number * (MATRIX + MIXED * (KERNEL - 1)) + MATRIX
                 taps = (places + KERNEL - 1)[:, None]
-                earlier = tail_places(ids, first, channels[None, :], taps, MIXED, KERNEL, WORDS)
+                earlier = tail_places(
+                    ids, number, channels[None, :], taps, MIXED, KEY_SIZE, KERNEL, MATRIX, WORDS, PARTS, RUN
+                )
                 is_there = real & (places < 0)[:, None] & has_state(ids)[:, None]
                 inputs += tl.load(words + earlier, mask=is_there, other=0.0)
             total += inputs * tl.load(conv + tap * MIXED + channels)[None, :]
@@ -97,12 +101,16 @@ def tail_at(
     begin,
     words,
     ids,
-    first,
+    number,
     channels,
     real,
     MIXED: tl.constexpr,
     KERNEL: tl.constexpr,
+    KEY_SIZE: tl.constexpr,
+    MATRIX: tl.constexpr,
     WORDS: tl.constexpr,
+    PARTS: tl.constexpr,
+    RUN: tl.constexpr,
     TAPS: tl.constexpr,
 ):
     """[channels, TAPS] fp32: the convolution's last inputs up to a token, those before the step among them."""
@@ -111,7 +119,19 @@ def tail_at(
     rows = projected + (begin + tl.maximum(places, 0)).to(tl.int64)[None, :] * stride + channels[:, None]
     is_new = real[:, None] & ((places >= 0) & (taps < KERNEL - 1))[None, :]
     is_old = real[:, None] & (places < 0)[None, :] & has_state(ids)[:, None]
-    earlier = tail_places(ids, first, channels[:, None], (places + KERNEL - 1)[None, :], MIXED, KERNEL, WORDS)
+    earlier = tail_places(
+        ids,
+        number,
+        channels[:, None],
+        (places + KERNEL - 1)[None, :],
+        MIXED,
+        KEY_SIZE,
+        KERNEL,
+        MATRIX,
+        WORDS,
+        PARTS,
+        RUN,
+    )
     inputs = tl.load(rows, mask=is_new, other=0.0).to(tl.float32)
     return inputs + tl.load(words + earlier, mask=is_old, other=0.0)
 
@@ -129,8 +149,11 @@ def keep_tails(
     first_seq,
     MIXED: tl.constexpr,
     KERNEL: tl.constexpr,
+    KEY_SIZE: tl.constexpr,
     MATRIX: tl.constexpr,
     WORDS: tl.constexpr,
+    PARTS: tl.constexpr,
+    RUN: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TAPS: tl.constexpr,
     TILE: tl.constexpr,
@@ -143,16 +166,35 @@ def keep_tails(
     real = channels < MIXED
     if MIXED % TILE != 0:
         channels = tl.minimum(channels, MIXED - 1)
-    first = number * (MATRIX + MIXED * (KERNEL - 1)) + MATRIX
-    at_filled = tail_at(filled, projected, stride, begin, words, ids, first, channels, real, MIXED, KERNEL, WORDS, TAPS)
-    at_end = tail_at(count, projected, stride, begin, words, ids, first, channels, real, MIXED, KERNEL, WORDS, TAPS)
+    at_filled = tail_at(
+        filled, projected, stride, begin, words, ids, number, channels, real,
+        MIXED, KERNEL, KEY_SIZE, MATRIX, WORDS, PARTS, RUN, TAPS,
+    )  # fmt: skip
+    at_end = tail_at(
+        count, projected, stride, begin, words, ids, number, channels, real,
+        MIXED, KERNEL, KEY_SIZE, MATRIX, WORDS, PARTS, RUN, TAPS,
+    )  # fmt: skip
     taps = tl.arange(0, TAPS)[None, :]
     both = real[:, None] & (taps < KERNEL - 1)
     tl.debug_barrier()  # they may be written where another thread reads
-    places = tail_places(ids + LAST * num_states, first, channels[:, None], taps, MIXED, KERNEL, WORDS)
+    places = tail_places(
+        ids + LAST * num_states, number, channels[:, None], taps, MIXED, KEY_SIZE, KERNEL, MATRIX, WORDS, PARTS, RUN
+    )
     tl.store(words + places, at_end, mask=both)
     if filled < count:
-        places = tail_places(ids + FILLED * num_states, first, channels[:, None], taps, MIXED, KERNEL, WORDS)
+        places = tail_places(
+            ids + FILLED * num_states,
+            number,
+            channels[:, None],
+            taps,
+            MIXED,
+            KEY_SIZE,
+            KERNEL,
+            MATRIX,
+            WORDS,
+            PARTS,
+            RUN,
+        )
         tl.store(words + places, at_filled, mask=both)
 
 
@@ -309,6 +351,8 @@ def pass_chunks(
     VALUE_DIM: tl.constexpr,
     STATE: tl.constexpr,
     WORDS: tl.constexpr,
+    PARTS: tl.constexpr,
+    RUN: tl.constexpr,
     HAS_WHOLE_ROWS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -324,8 +368,9 @@ def pass_chunks(
     rows, columns = tl.arange(0, KEYS), tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     real = columns < VALUE_DIM
     both = (rows < KEY_DIM)[:, None] & real[None, :]
-    first = number * STATE + head * (KEY_DIM * VALUE_DIM)
-    places = matrix_places(ids, first, rows, columns, KEY_DIM, VALUE_DIM, WORDS, HAS_WHOLE_ROWS)
+    places = matrix_places(
+        ids, number, head, rows, columns, NUM_HEADS, KEY_DIM, VALUE_DIM, STATE, WORDS, PARTS, RUN, HAS_WHOLE_ROWS
+    )
     state = tl.load(words + places, mask=both & has_state(ids)[:, None], other=0.0)
     mixed: tl.constexpr = 2 * NUM_KEY_HEADS * KEY_DIM + NUM_HEADS * VALUE_DIM
     at_head = head // (NUM_HEADS // NUM_KEY_HEADS) * KEY_DIM
@@ -360,7 +405,21 @@ def pass_chunks(
         done = start + length
         if (done == filled) | (done == count):
             kept_in = ids + tl.where(done == count, LAST, FILLED) * num_states
-            targets = matrix_places(kept_in, first, rows, columns, KEY_DIM, VALUE_DIM, WORDS, HAS_WHOLE_ROWS)
+            targets = matrix_places(
+                kept_in,
+                number,
+                head,
+                rows,
+                columns,
+                NUM_HEADS,
+                KEY_DIM,
+                VALUE_DIM,
+                STATE,
+                WORDS,
+                PARTS,
+                RUN,
+                HAS_WHOLE_ROWS,
+            )
             tl.store(words + targets, state, mask=both)
 
 

@@ -17,8 +17,6 @@ from shared.kernels.delta_layer import DeltaLayer, check_delta_attention, state_
 from shared.kernels.pool_view import PoolView
 from shared.kv.groups import KVGroups
 
-_FEW_PARTS = 8
-"""Blocks of a layer's state that are read one after another; of more, all with what else they hold."""
 CHUNK = 64
 """Tokens whose updates are solved for together: more cost products, fewer cost passes over the states."""
 _NORM_EPS = 1e-6
@@ -205,58 +203,58 @@ def count_ones(batch: AttentionBatch) -> int:
 
 
 class _States:
-    """One layer's part of the states in a pool."""
+    """One layer's states in a pool."""
 
     def __init__(self, pool: PoolView, layer: DeltaLayer) -> None:
-        self._words = words = state_words(pool)
-        size, count = words.shape[1], layer.state_elements
-        begin = layer.number * count
-        self.sizes = [layer.matrix_elements, count - layer.matrix_elements]
-        self._first, self._end = begin // size, -(-(begin + count) // size)
-        self._offset, self._count = begin - self._first * size, count
-        # Of each group of states with a part: (its number, the first and the last number in its block, one behind).
-        self._parts = [
-            (group, max(0, begin - group * size), min(size, begin + count - group * size))
-            for group in range(self._first, self._end)
-        ]
+        self._layer = layer
+        self._words = words = state_words(pool, layer.num_parts)
+        _, num_runs, _, run_words = words.shape
+        begin, self._count = layer.number * layer.part_elements, layer.part_elements
+        first = begin // run_words
+        self._offset = begin - first * run_words
+        runs = torch.arange(first, -(-(begin + self._count) // run_words), device=words.device)
+        self._groups = torch.div(runs, num_runs, rounding_mode="floor")  # of states, of each run
+        self._runs = runs % num_runs  # their numbers in a block
 
-    def read(self, blocks: Tensor) -> Tensor:
-        """Blocks [num_states, num_seqs] to a copy of the states [num_seqs, state_elements]."""
-        if len(self._parts) <= _FEW_PARTS:
-            found = [self._words[:, a:b].index_select(0, blocks[group]) for group, a, b in self._parts]
-            return torch.cat(found, -1) if len(found) > 1 else found[0]
-        whole = self._words.index_select(0, blocks[self._first : self._end].flatten())
-        by_sequence = whole.view(len(self._parts), -1, whole.shape[1]).transpose(0, 1).flatten(1)
-        return by_sequence[:, self._offset : self._offset + self._count].contiguous()
+    def _rows(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        """What `_words` is indexed with for [num_seqs, runs with a part of the state, num_parts, run_words]."""
+        return blocks[self._groups].T, self._runs
 
-    def write(self, blocks: Tensor, states: Tensor) -> None:
+    def read(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        """Blocks [num_states, num_seqs] to copies of the matrices [num_seqs, num_value_heads, key_dim, value_dim], and
+        of the convolution's inputs [num_seqs, kernel_size - 1, mixed_size]."""
+        layer, num_seqs = self._layer, blocks.shape[1]
+        parts = self._words[self._rows(blocks)].transpose(1, 2).flatten(2)
+        parts = parts[:, :, self._offset : self._offset + self._count]
+        of_heads = layer.matrix_elements // layer.num_parts
+        matrices = parts[:, :, :of_heads].reshape(num_seqs, layer.num_value_heads, layer.key_dim, layer.value_dim)
+        channels = layer.mixed_size // layer.num_parts
+        tails = parts[:, :, of_heads:].reshape(num_seqs, layer.num_parts, layer.kernel_size - 1, channels)
+        sizes = [size // layer.num_parts for size in (layer.key_size, layer.key_size, layer.value_size)]
+        return matrices, torch.cat([x.transpose(1, 2).flatten(2) for x in torch.split(tails, sizes, -1)], -1)
+
+    def write(self, blocks: Tensor, matrices: Tensor, tails: Tensor) -> None:
         """The inverse of `read`."""
-        parts, size, at = self._parts, self._words.shape[1], 0
-        if len(parts) > _FEW_PARTS:
-            first, last = parts[0], parts[-1]
-            begin, end = first[2] - first[1], self._count - (last[2] - last[1])
-            middle = states[:, begin:end].reshape(len(states), -1, size).transpose(0, 1).flatten(0, 1)
-            self._words.index_copy_(0, blocks[first[0] + 1 : last[0]].flatten(), middle)
-            self._words[:, first[1] : first[2]].index_copy_(0, blocks[first[0]], states[:, :begin])
-            self._words[:, last[1] : last[2]].index_copy_(0, blocks[last[0]], states[:, end:])
-            return
-        for group, begin, end in parts:
-            self._words[:, begin:end].index_copy_(0, blocks[group], states[:, at : at + end - begin])
-            at += end - begin
+        layer, num_seqs, num_parts = self._layer, blocks.shape[1], self._layer.num_parts
+        channels = torch.split(tails, [layer.key_size, layer.key_size, layer.value_size], -1)
+        by_part = torch.cat([torch.stack(x.chunk(num_parts, -1), 1) for x in channels], -1)
+        rows = self._words[self._rows(blocks)].transpose(1, 2)  # with what else they hold
+        parts = rows.flatten(2)
+        found = (matrices.reshape(num_seqs, num_parts, -1), by_part.flatten(2))
+        parts[:, :, self._offset : self._offset + self._count] = torch.cat(found, -1)
+        self._words[self._rows(blocks)] = parts.view(rows.shape).transpose(1, 2)
 
 
 def _one_each(mixed: Tensor, rates: Tensor, layer: DeltaLayer, states: _States, ones: _Ones) -> Tensor:
     """[num_ones, num_value_heads, value_dim] of the model's dtype."""
-    before = states.read(ones.reads)
+    matrices, tails = states.read(ones.reads)
     if ones.is_first is not None:
-        before.masked_fill_(ones.is_first, 0.0)
-    matrices, tails = torch.split(before, states.sizes, -1)
-    tails = tails.view(mixed.shape[0], layer.kernel_size - 1, layer.mixed_size)
+        matrices.masked_fill_(ones.is_first[:, None, None], 0.0)
+        tails.masked_fill_(ones.is_first[:, None], 0.0)
     inputs = torch.cat((tails, mixed.float()[:, None]), 1)
     query, key, value = _parts(convolve(inputs, layer.conv)[:, 0], layer, mixed.dtype)
-    matrices = matrices.view(-1, layer.num_value_heads, layer.key_dim, layer.value_dim)
     found, matrices = delta_step(query, key, value, *_gates(rates, layer), matrices)
-    states.write(ones.writes, torch.cat((matrices.flatten(1), inputs[:, 1:].flatten(1)), -1))
+    states.write(ones.writes, matrices, inputs[:, 1:])
     return found.to(mixed.dtype)
 
 
@@ -264,20 +262,18 @@ def _several(mixed: Tensor, rates: Tensor, layer: DeltaLayer, states: _States, c
     """[num_tokens, num_value_heads, value_dim] of the model's dtype, of one sequence."""
     num_before = layer.kernel_size - 1
     if chunk.read is None:
-        before = mixed.new_zeros((1, layer.state_elements), dtype=torch.float32)
+        matrix = mixed.new_zeros((layer.num_value_heads, layer.key_dim, layer.value_dim), dtype=torch.float32)
+        tail = matrix.new_zeros((num_before, layer.mixed_size))
     else:
-        before = states.read(chunk.read)
-    matrix, tail = torch.split(before, states.sizes, -1)
-    inputs = torch.cat((tail.view(num_before, layer.mixed_size), mixed.float()))  # [tokens, channels]
+        matrix, tail = (found[0] for found in states.read(chunk.read))
+    inputs = torch.cat((tail, mixed.float()))  # [tokens, channels]
     parts = (*_parts(convolve(inputs[None], layer.conv)[0], layer, mixed.dtype), *_gates(rates, layer))
-    matrix = matrix.view(layer.num_value_heads, layer.key_dim, layer.value_dim)
     found, begin = [], 0
     for end, blocks in zip(chunk.ends, chunk.writes, strict=True):
         query, key, value, log_decay, rate = (part[begin:end] for part in parts)
         out, matrix = delta_chunk(query, key, value, log_decay, rate, matrix)
         found.append(out)
-        last = inputs[end : end + num_before]  # of the tokens up to `end`
-        states.write(blocks, torch.cat((matrix.flatten(), last.flatten()))[None])
+        states.write(blocks, matrix[None], inputs[None, end : end + num_before])  # of the tokens up to `end`
         begin = end
     return torch.cat(found).to(mixed.dtype)
 

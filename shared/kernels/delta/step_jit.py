@@ -35,8 +35,11 @@ def convolve_ones(
     active,  # [num_tokens, MIXED]
     MIXED: tl.constexpr,
     KERNEL: tl.constexpr,
+    KEY_SIZE: tl.constexpr,
     MATRIX: tl.constexpr,
     WORDS: tl.constexpr,
+    PARTS: tl.constexpr,
+    RUN: tl.constexpr,
     TAPS: tl.constexpr,
     TILE: tl.constexpr,
 ):
@@ -52,16 +55,19 @@ def convolve_ones(
     ids = states + seq * 3 * num_states
     total = tl.zeros([TILE], tl.float32)
     if KERNEL > 1:
-        first = number * (MATRIX + MIXED * (KERNEL - 1)) + MATRIX
         is_there = has_state(ids)
         for tap in tl.static_range(KERNEL - 1):
-            places = tail_places(ids, first, channels, tap, MIXED, KERNEL, WORDS)
+            places = tail_places(ids, number, channels, tap, MIXED, KEY_SIZE, KERNEL, MATRIX, WORDS, PARTS, RUN)
             total += tl.load(words + places, mask=real & is_there, other=0.0) * tl.load(conv + tap * MIXED + channels)
         taps = tl.arange(0, TAPS)[None, :]
-        places = tail_places(ids, first, channels[:, None], taps + 1, MIXED, KERNEL, WORDS)
+        places = tail_places(
+            ids, number, channels[:, None], taps + 1, MIXED, KEY_SIZE, KERNEL, MATRIX, WORDS, PARTS, RUN
+        )
         later = tl.load(words + places, mask=real[:, None] & (taps < KERNEL - 2) & is_there[:, None], other=0.0)
         later = tl.where(taps == KERNEL - 2, wide[:, None], later)
-        places = tail_places(ids + LAST * num_states, first, channels[:, None], taps, MIXED, KERNEL, WORDS)
+        places = tail_places(
+            ids + LAST * num_states, number, channels[:, None], taps, MIXED, KEY_SIZE, KERNEL, MATRIX, WORDS, PARTS, RUN
+        )
         tl.debug_barrier()  # they may be written where another thread reads
         tl.store(words + places, later, mask=real[:, None] & (taps < KERNEL - 1))
     total += wide * tl.load(conv + (KERNEL - 1) * MIXED + channels)
@@ -86,8 +92,10 @@ def step_heads(
     NUM_KEY_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
-    STATE: tl.constexpr,  # numbers of a layer's state
+    STATE: tl.constexpr,  # numbers of a part of a layer's state
     WORDS: tl.constexpr,
+    PARTS: tl.constexpr,
+    RUN: tl.constexpr,
     HAS_WHOLE_ROWS: tl.constexpr,
     IS_NORMED: tl.constexpr,  # whether a program has all columns, and norms them
     KEYS: tl.constexpr,
@@ -101,8 +109,9 @@ def step_heads(
     mixed: tl.constexpr = 2 * NUM_KEY_HEADS * KEY_DIM + NUM_HEADS * VALUE_DIM
     key_head = head // (NUM_HEADS // NUM_KEY_HEADS)
     ids = states + seq * 3 * num_states
-    first = number * STATE + head * (KEY_DIM * VALUE_DIM)
-    places = matrix_places(ids, first, rows, columns, KEY_DIM, VALUE_DIM, WORDS, HAS_WHOLE_ROWS)
+    places = matrix_places(
+        ids, number, head, rows, columns, NUM_HEADS, KEY_DIM, VALUE_DIM, STATE, WORDS, PARTS, RUN, HAS_WHOLE_ROWS
+    )
     state = tl.load(words + places, mask=both & has_state(ids)[:, None], other=0.0)
     token = active + seq * mixed + key_head * KEY_DIM
     query = tl.load(token + rows, mask=is_row, other=0.0).to(tl.float32)
@@ -117,7 +126,9 @@ def step_heads(
     update = (value - tl.sum(key[:, None] * state, 0)) * rate
     state += key[:, None] * update[None, :]
     last = ids + LAST * num_states
-    places = matrix_places(last, first, rows, columns, KEY_DIM, VALUE_DIM, WORDS, HAS_WHOLE_ROWS)
+    places = matrix_places(
+        last, number, head, rows, columns, NUM_HEADS, KEY_DIM, VALUE_DIM, STATE, WORDS, PARTS, RUN, HAS_WHOLE_ROWS
+    )
     found = tl.sum(query[:, None] * state, 0)
     tl.store(words + places, state, mask=both)
     dtype = output.dtype.element_ty

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shared.kernels.delta.sizes import DeltaSizes
 from shared.model.config.json_fields import JsonFields
 
 STATE_ELEMENT_BYTES = 4
@@ -11,45 +12,15 @@ STATE_ELEMENT_BYTES = 4
 
 
 @dataclass(frozen=True)
-class DeltaConfig:
+class DeltaConfig(DeltaSizes):
     """Linear attention by the gated delta rule (Yang et al. 2024, arXiv:2412.06464), behind a short convolution.
 
     Of all tokens before it a layer keeps one matrix a head, and the last inputs of its convolution.
     """
 
-    num_key_heads: int
-    num_value_heads: int  # a multiple: each key head serves adjacent value heads
-    key_dim: int  # of a head
-    value_dim: int  # of a head
-    kernel_size: int  # tokens that the convolution sees, the newest among them
     is_by_head: (
         bool  # whether a checkpoint has the projections' rows by key head, in two tensors; else by part, in four
     )
-
-    @property
-    def key_size(self) -> int:
-        """Elements of all keys of a token, and of its queries."""
-        return self.num_key_heads * self.key_dim
-
-    @property
-    def value_size(self) -> int:
-        """Elements of all values of a token, and of their gates."""
-        return self.num_value_heads * self.value_dim
-
-    @property
-    def mixed_size(self) -> int:
-        """Channels of the convolution: queries, keys and values."""
-        return 2 * self.key_size + self.value_size
-
-    @property
-    def matrix_elements(self) -> int:
-        """Of all heads' matrices of one layer."""
-        return self.num_value_heads * self.key_dim * self.value_dim
-
-    @property
-    def state_elements(self) -> int:
-        """Numbers that a layer keeps of a sequence: the matrices, then the convolution's last inputs."""
-        return self.matrix_elements + self.mixed_size * (self.kernel_size - 1)
 
     @property
     def state_bytes(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from shared.kernels.activation.rules import SILU, Activation
@@ -140,6 +141,12 @@ class ModelConfig:
         return tuple(index for index, layer in enumerate(self.layers) if layer.has_state)
 
     @property
+    def num_state_parts(self) -> int:
+        """Equal parts of each state, of some key heads each: each lies in the memory of equally many KV heads, and so
+        is split over ranks as these are. 0 without states."""
+        return 0 if self.delta is None else math.gcd(self.num_kv_heads, self.delta.num_key_heads)
+
+    @property
     def layer_places(self) -> tuple[tuple[int, int], ...]:
         """(KV group, place among its layers) of each layer; of those with a state (the first group of states, place
         among all of them), since how many blocks they take follows from the blocks' bytes."""
@@ -174,7 +181,7 @@ class ModelConfig:
         return layout if self.delta is None else self._with_states(layout, self.delta)
 
     def _with_states(self, layout: BlockLayout, delta: DeltaConfig) -> BlockLayout:
-        """With the groups of states behind those of attention: a block of each has a part of all layers' states, which
-        lie behind each other."""
+        """With the groups of states behind those of attention: a block of each has a piece of all layers' states, which
+        lie behind each other. Heads have even sizes, so each has room for whole numbers of states."""
         num_groups = -(-len(self.state_layers) * delta.state_bytes // layout.block_bytes)
         return replace(layout, windows=(*layout.windows, *[STATE_WINDOW] * num_groups), num_states=num_groups)

@@ -26,19 +26,23 @@ class DeltaBlock:
         """Keeps references to its arguments; `place` is one of `layer_places`."""
         assert config.delta is not None
         assert layer.delta is not None
-        modules = layer.delta
+        modules, delta = layer.delta, config.delta
         self._kernels = kernels
         self._layer = layer
         self._rates = modules.rates
         self._delta = DeltaLayer(
+            delta.num_key_heads,
+            delta.num_value_heads,
+            delta.key_dim,
+            delta.value_dim,
+            delta.kernel_size,
             modules.conv,
             modules.decay,
             modules.decay_bias,
             modules.norm,
             config.rms_norm_eps,
-            config.delta.num_key_heads,
-            config.delta.key_dim,
             number=place[1],
+            num_parts=config.num_state_parts,
         )
 
     @property

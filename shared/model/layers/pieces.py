@@ -7,6 +7,7 @@ of tokens alone, and a row's result on that row alone.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -28,15 +29,22 @@ class DecoderPieces:
     """All layers by one call for each op. A step is `first`, then for each layer `attend` and what follows it:
     `between` up to the next layer's attention, or `last`."""
 
-    def __init__(self, config: ModelConfig, modules: DecoderModules, kernels: DecoderOps) -> None:
-        """Keeps references to its arguments."""
+    def __init__(
+        self,
+        config: ModelConfig,
+        modules: DecoderModules,
+        kernels: DecoderOps,
+        places: Sequence[tuple[int, int]] | None = None,
+    ) -> None:
+        """Keeps references to its arguments. `places`: of the layers in a pool of more layers than these; None: as
+        `config.layer_places`."""
         self._modules = modules
         self._kernels = kernels
         self._eps = config.rms_norm_eps
         self._is_centered = config.is_centered
         self._is_parallel = config.is_parallel
         self._residual_scale = config.residual_scale
-        places = config.layer_places
+        places = config.layer_places if places is None else places
         self._attention = [
             _attention(config, index, layer, kernels, places[index]) for index, layer in enumerate(modules.layers)
         ]

@@ -24,7 +24,8 @@ class Rotary:
     def __init__(self, config: ModelConfig, device: torch.device | str, dtype: torch.dtype) -> None:
         """Compute the frequencies; `dtype` is that of the returned cosines and sines."""
         self._encodings: list[_Encoding | _Factors] = [
-            *(_Encoding(rope, config.rotary_dim, device) for rope in config.ropes),
+            # Of a stage whose layers all have states nothing asks for angles.
+            *(_Encoding(rope, config.rotary_dim, device) for rope in config.ropes or (None,)),
             *(_Factors(temperature, config.rotary_dim) for temperature in config.temperatures),
         ]
         self._dtype = dtype

@@ -27,7 +27,7 @@ from shared.model.layers.expert_copies import slot_owners
 from shared.model.layers.expert_placement import Placement
 from shared.model.layers.parameters import DecoderParameters
 from shared.model.ranks.adapter_part import ShardOfAdapter
-from shared.model.ranks.shard import Degrees, Shard
+from shared.model.ranks.shard import Degrees, Shard, Span
 from shared.model.ranks.shard_weights import allocate_shard, load_shard
 from shared.model.ranks.split_vocabulary import SplitVocabulary
 from shared.model.weights.checkpoint import Checkpoint
@@ -58,7 +58,10 @@ class RankDecoder(Decoder):
 
     def __init__(self, shard: Shard, parameters: DecoderParameters, kernels: Kernels, links: RankLinks) -> None:
         """`parameters`: as `allocate_shard` makes them."""
-        super().__init__(shard.local_config, parameters, kernels, links.stage)
+        layers = shard.layers
+        # Where layers have states, a stage's KV and states lie among those of the whole model's KV groups.
+        places = None if shard.config.delta is None else shard.config.layer_places[layers.begin : layers.end]
+        super().__init__(shard.local_config, parameters, kernels, links.stage, places)
         self.config = shard.config
         self.num_stages = shard.degrees.pipeline
         self._shard = shard
@@ -151,6 +154,8 @@ class RankDecoder(Decoder):
 
     def _own(self, pool: PoolView) -> PoolView:
         layers, heads = self._shard.layers, self._shard.kv_heads
+        if self.config.delta is not None:
+            layers = Span(0, pool.num_layers)
         if pool.num_layers <= layers.length and pool.num_kv_heads == heads.length:
             return pool
         return pool.part(slice(layers.begin, layers.end), slice(heads.begin, heads.end))

@@ -56,15 +56,6 @@ class Degrees:
                 value=self.num_ranks,
                 limit=MAX_DEGREE,
             )
-        if config.delta is not None and self.num_ranks > 1:
-            field = "pp" if self.pipeline > 1 else "tp"
-            raise ConfigError(
-                f"{field} is {self.pipeline if self.pipeline > 1 else self.tensor}, and the states of "
-                f"{config.architecture} are not split over ranks: 1 is the only degree",
-                field=field,
-                value=self.num_ranks,
-                limit=1,
-            )
         heads, kv_heads, layers = config.num_heads, config.num_kv_heads, config.num_layers
         if heads % self.tensor:
             raise ConfigError(
@@ -79,6 +70,15 @@ class Degrees:
                 field="tp",
                 value=self.tensor,
                 limit=kv_heads,
+            )
+        if config.delta is not None and config.num_state_parts % self.tensor:
+            raise ConfigError(
+                f"tp is {self.tensor}, and the states of {config.architecture} have {config.num_state_parts} parts, "
+                f"each of some of its {config.delta.num_key_heads} key heads and {kv_heads} KV heads: "
+                "it must divide that",
+                field="tp",
+                value=self.tensor,
+                limit=config.num_state_parts,
             )
         if config.has_dense and config.intermediate_size < self.tensor:
             raise _too_many(f"tp is {self.tensor}", "tp", self.tensor, "intermediate_size", config.intermediate_size)
@@ -191,6 +191,13 @@ class Shard:
         return Span(own, own + 1)
 
     @property
+    def delta_heads(self) -> Span:
+        """The rank's key heads of layers with a state, of which it has the value heads too."""
+        assert self.config.delta is not None, "a model without states"
+        count = self.config.delta.num_key_heads // self.degrees.tensor
+        return Span(self.part * count, (self.part + 1) * count)
+
+    @property
     def inner(self) -> Span:
         """The rank's columns of a dense feed-forward block."""
         return _split(self.config.intermediate_size, self.degrees.tensor, self.part, _INNER_UNIT)
@@ -254,6 +261,11 @@ class Shard:
             expert_size=self.expert_inner.length,
             shared_size=self.shared_inner.length,
         )
+        delta = config.delta and replace(
+            config.delta,
+            num_key_heads=self.delta_heads.length,
+            num_value_heads=config.delta.num_value_heads // self.degrees.tensor,
+        )
         return replace(
             config,
             vocab_size=self.vocab.length,
@@ -262,6 +274,7 @@ class Shard:
             num_kv_heads=self.kv_heads.length,
             layers=config.layers[layers.begin : layers.end],
             moe=moe,
+            delta=delta,
         )
 
 

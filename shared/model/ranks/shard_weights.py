@@ -125,7 +125,11 @@ def part_of(shard: Shard, name: str, shape: tuple[int, ...]) -> Part:
     rows = Span(0, shape[0])
     q, kv = _times(heads, size), _times(shard.kv_heads, size)
     gate, up, down = _DENSE if config.moe is None else config.moe.projections
+    if ".linear_attn" in module:
+        return _of_delta(shard, module.rpartition(".")[2], kind, rows)
     match module.rpartition(".")[2]:
+        case "q_proj" if config.is_gated:
+            return _of([_times(q, 2)])
         case "q_proj" | "q_b_proj":
             return _of([q])
         case "q_norm" if config.qk_norm == "whole":
@@ -155,6 +159,31 @@ def part_of(shard: Shard, name: str, shape: tuple[int, ...]) -> Part:
             return _of([heads])
         case "experts":
             return _stacked(shard, name, kind)
+    return _of([rows])
+
+
+def _of_delta(shard: Shard, leaf: str, kind: str, rows: Span) -> Part:
+    """Of a tensor of a layer with a state."""
+    delta, heads = shard.config.delta, shard.delta_heads
+    assert delta is not None
+    times = delta.num_value_heads // delta.num_key_heads
+    keys, value_heads = _times(heads, delta.key_dim), _times(heads, times)
+    values = _times(value_heads, delta.value_dim)
+    match leaf:
+        case "in_proj_qkvz":
+            return _of([_times(heads, 2 * (delta.key_dim + times * delta.value_dim))])
+        case "in_proj_ba":
+            return _of([_times(value_heads, 2)])
+        case "in_proj_qkv" | "conv1d":
+            return _of([keys, _moved(keys, delta.key_size), _moved(values, 2 * delta.key_size)])
+        case "in_proj_z":
+            return _of([values])
+        case "in_proj_b" | "in_proj_a":
+            return _of([value_heads])
+        case "linear_attn" if kind in ("A_log", "dt_bias"):
+            return _of([value_heads])
+        case "out_proj":
+            return _of([rows], values)
     return _of([rows])
 
 

@@ -60,6 +60,9 @@ FAMILIES: dict[str, tuple[tuple[Degrees, ...], dict[str, Any]]] = {
     "smollm3": (SPLITS, {"num_heads": 8, "num_kv_heads": 4, "head_dim": 32}),
     "cohere2": (SPLITS, {"num_heads": 8, "num_kv_heads": 4, "head_dim": 32, "hidden_size": 256, "tie": True}),
     "phi3": (SPLITS, {"num_heads": 4, "num_kv_heads": 4}),
+    "qwen3-next": ((Degrees(2), Degrees(2, expert=2), Degrees(1, 2), Degrees(2, 2)), {}),
+    "qwen3.5": ((Degrees(2), Degrees(1, 2)), {}),
+    "qwen3.5-moe": ((Degrees(2, expert=2), Degrees(1, 2)), {}),
 }
 """How each is split, and what differs from the family's small checkpoint; of experts there are 5, 7, 9, 12 and 5."""
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 
 from shared.engine.messages import AddSequence, ReserveSequence, SequenceReserved, StepOutput
 from shared.engine.sequence import Goal
+from shared.kernels.delta import reference
 from shared.kv.hashing import chain
 from shared.model.families.registry import load_config
+from shared.model.ranks.shard import Degrees
 from tests.integration.engine.engine_run import BLOCK_SIZE, EngineRun, hand_off
 from tests.integration.engine.families import HYBRID_EXPERTS, write_family
+from tests.integration.engine.group_run import GroupRun
 from tests.integration.engine.test_greedy_against_transformers import NUM_TOKENS, transformers_greedy
+from tests.unit.collectives.in_threads import needs_library
 
 STATE, FULL = "linear_attention", "full_attention"
 PROMPT = [7 + (i * 37) % 190 for i in range(83)]
@@ -19,12 +25,25 @@ SHAPES = {
     "one key head for odd values": ("qwen3-next", [FULL, STATE, STATE], 1, 3, 5, 7, 3),
     "no convolution to speak of": ("qwen3.5", [STATE, FULL, STATE], 3, 3, 6, 4, 1),
     "a state over several blocks": ("qwen3.5", [STATE, STATE, FULL], 3, 6, 8, 29, 4),
+    "whole vectors, for the C++ kernels": ("qwen3-next", [STATE, STATE, FULL], 4, 8, 16, 48, 4),
     "one expert": ("qwen3.5-moe", [STATE, FULL], 2, 2, 8, 8, 2),
 }
-FIRST = ("every fourth layer attends", "a state over several blocks")
+VECTORS = "whole vectors, for the C++ kernels"
+FIRST = ("every fourth layer attends", "a state over several blocks", VECTORS)
+SPLITS = [
+    (Degrees(2), False),
+    (Degrees(2, expert=2), True),
+    *(
+        pytest.param(degrees, own, marks=pytest.mark.slow)
+        for degrees, own in ((Degrees(2), True), (Degrees(2, expert=2), False), (Degrees(4), False), (Degrees(4), True))
+    ),
+    pytest.param(Degrees(1, 3), False, marks=pytest.mark.slow),
+    pytest.param(Degrees(2, 2), False, marks=pytest.mark.slow),
+]
+"""Ways to split the model of `VECTORS` over ranks, and whether each has a pool of its own."""
 
 
-def checkpoint(folder, shape: str):
+def checkpoint(folder, shape: str, **sizes):
     family, kinds, keys, values, key_dim, value_dim, kernel = SHAPES[shape]
     extra = {
         "layer_types": kinds,
@@ -37,9 +56,8 @@ def checkpoint(folder, shape: str):
     }
     if family != "qwen3.5":
         extra |= HYBRID_EXPERTS | ({"num_experts": 1, "num_experts_per_tok": 1} if shape == "one expert" else {})
-    return write_family(
-        folder, family, num_layers=len(kinds), hidden_size=48, num_heads=3, num_kv_heads=1, extra_config=extra
-    )
+    sizes = {"hidden_size": 48, "num_heads": 3, "num_kv_heads": 1, **sizes}
+    return write_family(folder, family, num_layers=len(kinds), extra_config=extra, **sizes)
 
 
 @pytest.fixture(
@@ -66,6 +84,54 @@ def test_every_way_through_the_engine_gives_the_tokens_of_transformers(folder, s
             decode.pool.clear_cache()
             found[name] = hand_off(prefill, decode, PROMPT, max_tokens=NUM_TOKENS, corrupt=corrupt)
     assert found == dict.fromkeys(found, expected)
+
+
+@needs_library
+def test_the_cpp_kernels_compute_the_shape_that_is_named_for_them(tmp_path, monkeypatch):
+    """Prompt and answer: none of the model's calls is left to torch's operations."""
+    folder = checkpoint(tmp_path / "model", VECTORS)
+    expected = transformers_greedy(folder, PROMPT, 4)
+
+    def left(*_):
+        raise AssertionError("left to torch's operations")
+
+    monkeypatch.setattr(reference, "delta_attention", left)
+    with EngineRun(folder, kernels="cpu") as run:
+        assert run.generate(PROMPT, max_tokens=4)[0] == expected
+
+
+@pytest.fixture(scope="module")
+def in_parts(tmp_path_factory):
+    """A model whose states have four parts, and what transformers answers to PROMPT."""
+    folder = checkpoint(tmp_path_factory.mktemp("parts") / "model", VECTORS, num_heads=8, num_kv_heads=4)
+    return folder, transformers_greedy(folder, PROMPT)
+
+
+@needs_library
+@pytest.mark.parametrize(("degrees", "own_pools"), SPLITS)
+def test_ranks_give_the_tokens_of_transformers_and_take_each_others_states(in_parts, degrees, own_pools):
+    folder, expected = in_parts
+    with EngineRun(folder) as one, closing(GroupRun(folder, degrees, own_pools=own_pools)) as group:
+        assert one.layout == group.layout
+        found = {"collocated": group.generate(PROMPT, max_tokens=NUM_TOKENS)[0]}
+        before = group.scheduler.counters.num_prefix_hit_tokens
+        found["cached"] = group.generate(PROMPT, max_tokens=NUM_TOKENS)[0]
+        assert group.scheduler.counters.num_prefix_hit_tokens - before == 80
+        found["to one"] = hand_off(group, one, PROMPT, max_tokens=NUM_TOKENS)
+        one.pool.clear_cache()
+        found["again to one"] = hand_off(group, one, PROMPT, max_tokens=NUM_TOKENS, corrupt=1)
+        group.pool.clear_cache()
+        found["from one"] = hand_off(one, group, PROMPT, max_tokens=NUM_TOKENS)
+    assert found == dict.fromkeys(found, expected)
+
+
+@needs_library
+def test_ranks_in_twos_and_in_fours_take_each_others_states(in_parts):
+    folder, expected = in_parts
+    with closing(GroupRun(folder, Degrees(2))) as two, closing(GroupRun(folder, Degrees(4), own_pools=True)) as four:
+        for here, there in ((two, four), (four, two)):
+            there.pool.clear_cache()
+            assert hand_off(here, there, PROMPT, max_tokens=NUM_TOKENS) == expected
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 32])

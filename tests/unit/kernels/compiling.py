@@ -322,7 +322,8 @@ def compile_coded(form: str, dtype: torch.dtype, arch: str = "sm_90") -> list[Co
 
 def compile_delta(dtype: torch.dtype, arch: str = "sm_90") -> list[Compiled]:
     """A layer of Qwen3-Next 80B with blocks of 16 tokens: answers beside prompts."""
-    sizes = {"heads": (16, 32), "dims": (128, 128), "words": 98_304, "block_size": 16, "number": 0}
+    blocks = {"words": 98_304, "block_size": 16, "parts": 2, "runs": 24}
+    sizes = {"heads": (16, 32), "dims": (128, 128), **blocks, "number": 0}
 
     def calls() -> None:
         DeltaCase([(1, 8), (70, 75)], dtype=dtype, **sizes).run(triton_kernels())  # type: ignore[arg-type]

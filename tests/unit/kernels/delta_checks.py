@@ -37,10 +37,13 @@ class DeltaCase:
         words: int = 100,
         block_size: int = 8,
         number: int = 1,
+        parts: int = 1,
+        runs: int = 1,
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
     ) -> None:
-        """`heads`: of keys, of values; `dims`: of a key, of a value; `words`: numbers of a block."""
+        """`heads`: of keys, of values; `dims`: of a key, of a value; `words`: numbers of a block, which lie in
+        `runs` runs of each of `parts` parts."""
         shape = {"dtype": dtype, "device": device}
         (key_heads, value_heads), (key_dim, value_dim) = heads, dims
         mixed = 2 * key_heads * key_dim + value_heads * value_dim
@@ -49,14 +52,18 @@ class DeltaCase:
             return random_tensor(*sizes, dtype=torch.float32, device=device, seed=seed)
 
         self.layer = DeltaLayer(
+            key_heads,
+            value_heads,
+            key_dim,
+            value_dim,
+            kernel_size,
             conv=drawn(kernel_size, mixed, seed=1),
             decay=-drawn(value_heads, seed=2).exp(),
             decay_bias=drawn(value_heads, seed=3) - 2,
             norm=random_tensor(value_dim, seed=4, **shape),
             eps=1e-6,
-            num_key_heads=key_heads,
-            key_dim=key_dim,
             number=number,
+            num_parts=parts,
         )
         num_states = -(-(number + 2) * self.layer.state_elements // words)
         groups = KVGroups(block_size, (None, *[STATE_WINDOW] * num_states), num_states)
@@ -70,19 +77,21 @@ class DeltaCase:
         ends = zip(tables, kv_lens, query_lens, strict=True)
         blocks = [groups.state_blocks(table, end - count, end) for table, end, count in ends]
         self.batch = replace(batch, state_blocks=torch.tensor(blocks, dtype=torch.int32, device=device))
-        rows = torch.full((sum(widths) + 1, 1, 1, 1, 1, words), torch.nan, device=device)
+        assert words % (runs * parts) == 0
+        run_words = words // (runs * parts)
+        rows = torch.full((sum(widths) + 1, runs, 1, parts, 1, run_words), torch.nan, device=device)
         for read, _, _ in blocks:
             for block in read:
                 if block >= 0:
-                    rows[block] = drawn(words, seed=block).to(dtype).float() / 4
-        self.pool = PoolView(rows.view(torch.uint8).flatten(-2), torch.float32, 1, words)
+                    rows[block] = drawn(words, seed=block).to(dtype).float().view(rows[block].shape) / 4
+        self.pool = PoolView(rows.view(torch.uint8).flatten(-2), torch.float32, 1, run_words)
         self.projected = random_tensor(sum(query_lens), self.layer.projected_size + 3, seed=5, **shape)[:, :-3]
 
     def run(self, kernels: DecoderOps) -> tuple[Tensor, Tensor]:
         """(what it gives, the pool's numbers behind it)."""
         pool = replace(self.pool, memory=self.pool.memory.clone())
         batch = replace(self.batch)  # without another backend's plan
-        return kernels.delta_attention(self.projected, self.layer, pool, batch), state_words(pool)
+        return kernels.delta_attention(self.projected, self.layer, pool, batch), state_words(pool, self.layer.num_parts)
 
 
 def check_delta(kernels: DecoderOps, case: DeltaCase) -> None:

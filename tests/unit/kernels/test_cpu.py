@@ -87,6 +87,8 @@ def test_rotate_and_write(cpu, dtype, norms, heads, head_dim):
         {"heads": (1, 3), "words": 77, "kernel_size": 2, "number": 0},
         {"heads": (2, 2), "dims": (64, 128), "words": 1 << 15},
         {"dims": (16, 144), "words": 2304, "kernel_size": 1},
+        {"heads": (2, 4), "dims": (16, 32), "words": 768, "parts": 2, "runs": 3},  # whole rows in each run
+        {"heads": (6, 6), "dims": (16, 48), "words": 930, "parts": 3, "runs": 5, "kernel_size": 3},
         {"dims": (8, 12)},  # left to torch
     ],
     ids=str,

@@ -175,6 +175,7 @@ def test_attention_to_latents_compiles_and_uses_the_matrix_units(compiled: Run, 
     [
         (ONES + CHUNKS[:2], {}),
         (ONES, {"heads": (1, 3), "dims": (5, 7), "kernel_size": 3, "words": 37, "dtype": torch.float16}),
+        (ONES[1:3] + CHUNKS[:2], {"heads": (2, 4), "words": 108, "parts": 2, "runs": 3}),
         ([(1, 1), (20, 21)], {"kernel_size": 1, "words": 48}),  # rows of matrices lie in one block each
         *(
             pytest.param(plan, sizes, marks=pytest.mark.slow)
@@ -182,6 +183,7 @@ def test_attention_to_latents_compiles_and_uses_the_matrix_units(compiled: Run, 
                 (CHUNKS, {}),
                 (ONES + CHUNKS[:4], {"kernel_size": 2, "words": 4096, "number": 0, "dtype": torch.float16}),
                 (ONES + CHUNKS[:4], {"dims": (20, 130), "heads": (1, 2)}),  # a matrix in several programs
+                (ONES + CHUNKS[:4], {"heads": (3, 6), "dims": (8, 16), "words": 192, "parts": 3, "runs": 4}),
                 (ONES + CHUNKS[:2], {"dims": (130, 8), "heads": (1, 1)}),  # left to torch
             )
         ),

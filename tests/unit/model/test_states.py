@@ -14,7 +14,7 @@ from shared.kv.groups import STATE_WINDOW
 from shared.model.decoder import Decoder
 from shared.model.families.registry import parse_config
 from shared.model.layers.parameters import DecoderParameters
-from shared.model.ranks.shard import Degrees
+from shared.model.ranks.shard import Degrees, Shard, Span
 from shared.model.weights.plan import rounding_specs
 from shared.rpc.convert import layout_from_proto, layout_to_proto
 from tests.integration.engine.families import STATES, write_family
@@ -87,11 +87,23 @@ def test_what_is_no_such_model_is_refused_by_field(own: dict[str, Any], field: s
     assert refused.value.field == field
 
 
-@pytest.mark.parametrize(("degrees", "field"), [(Degrees(tensor=2), "tp"), (Degrees(pipeline=2), "pp")])
-def test_states_are_not_split_over_ranks(degrees: Degrees, field: str) -> None:
-    with pytest.raises(ConfigError, match="the states of Qwen3NextForCausalLM are not split over ranks") as refused:
-        degrees.check(parse_config(QWEN3_NEXT_80B))
-    assert refused.value.field == field
+def test_a_rank_has_key_heads_with_their_value_heads_beside_its_kv_heads() -> None:
+    config = parse_config(QWEN3_NEXT_80B)
+    assert config.num_state_parts == 2
+    shard = Shard(config, Degrees(tensor=2), 1)
+    assert (shard.kv_heads, shard.delta_heads) == (Span(1, 2), Span(8, 16))
+    own, whole = shard.local_config, config.block_layout(64, "bfloat16")
+    assert own.delta is not None
+    assert (own.delta.num_key_heads, own.delta.num_value_heads, own.num_state_parts) == (8, 16, 1)
+    part = own.block_layout(64, "bfloat16")
+    assert (part.windows, part.num_states, part.block_bytes * 2) == (whole.windows, whole.num_states, whole.block_bytes)
+
+
+def test_states_are_split_where_kv_heads_are() -> None:
+    expected = "tp is 4, and the states of Qwen3NextForCausalLM have 2 parts, each of some of its 16 key heads and 2 KV"
+    with pytest.raises(ConfigError, match=expected) as refused:
+        Degrees(tensor=4).check(parse_config(QWEN3_NEXT_80B))
+    assert refused.value.details == {"field": "tp", "value": 4, "limit": 2}
 
 
 def test_routers_rates_and_gates_are_not_rounded() -> None:

@@ -26,6 +26,7 @@ from shared.errors import ConfigError
 from shared.identity import BOTH, DECODE, PREFILL, Roles
 from shared.model.families.registry import load_config
 from shared.structure.compiler import StructureCompiler
+from tests.integration.engine.families import write_family
 
 
 @pytest.mark.parametrize(
@@ -180,6 +181,13 @@ def test_a_group_needs_as_many_gpus_as_ranks(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(ConfigError, match="tp 2 times pp 1 takes 2 GPUs, torch sees 1") as caught:
         check_group(given)
     assert (caught.value.field, caught.value.details["limit"]) == ("tp", 1)
+
+
+def test_stages_with_pools_of_their_own_do_not_split_states(tmp_path: Path) -> None:
+    given = settings("--model", str(write_family(tmp_path / "model", "qwen3.5")), "--pp", "2", "--group-pool", "own")
+    with pytest.raises(ConfigError, match="do not split the states of Qwen3_5ForCausalLM by layers") as caught:
+        check_group(given)
+    assert caught.value.details == {"field": "pp", "value": 2, "limit": 1}
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,13 @@
 struct DeltaLayer {
   const float *conv, *decay, *decay_bias;  // [taps][channels], [value heads] each
   const void* norm;                        // [value dim]
-  int64_t key_heads, value_heads, key_dim, value_dim, taps, number;
+  int64_t key_heads, value_heads, key_dim, value_dim, taps, number, parts;
 };
 struct DeltaStep {
   const void* projected;  // [tokens][stride]
   int64_t stride;
-  float* words;            // the pool
-  int64_t block_words;     // numbers of a block
+  float* words;  // the pool, in numbers: [blocks][runs][parts][run_words]
+  int64_t block_stride, num_runs, run_words, run_stride, part_stride;
   const int32_t* states;   // [sequences][3][num_states]: blocks to read, to write on the way, and to write behind
   int64_t num_states, num_seqs, block_size;
   const int32_t *query_start, *seq_lens;
@@ -103,21 +103,30 @@ struct Task {
   const int64_t k = layer.key_dim, v = layer.value_dim, times = layer.value_heads / layer.key_heads;
   const int64_t wide = times * v, channels = 2 * k + wide;  // of this task
   const int64_t mixed = 2 * layer.key_heads * k + layer.value_heads * v, before = layer.taps - 1;
-  const int64_t matrices = layer.value_heads * k * v, first_number = layer.number * (matrices + before * mixed);
+  // Of the part of the states that its head belongs to: its channels, its numbers of all layers before this one.
+  const int64_t in_part = layer.key_heads / layer.parts, part = key_head / in_part, part_head = key_head % in_part;
+  const int64_t part_mixed = mixed / layer.parts, matrices = in_part * times * k * v;
+  const int64_t first_number = layer.number * (matrices + before * part_mixed);
   const int32_t* ids = step.states + seq * 3 * step.num_states;
 
   enum Place { kRead = 0, kFilled = 1, kLast = 2 };
 
   bool has_state() const { return ids[kRead * step.num_states] >= 0; }
 
-  // Calls f(numbers, offset, count) for each run of a sequence's numbers that lies in one block.
+  // A number of the part, and how many lie behind each other from there on.
+  std::pair<float*, int64_t> find(Place place, int64_t number) const {
+    const int64_t words = step.num_runs * step.run_words, block = number / words, run = number % words / step.run_words;
+    const int64_t offset = number % step.run_words;
+    float* found = step.words + int64_t(ids[place * step.num_states + block]) * step.block_stride;
+    return {found + run * step.run_stride + part * step.part_stride + offset, step.run_words - offset};
+  }
+  // Calls f(numbers, offset, count) for each of some numbers that lie behind each other.
   template <typename F>
   void runs(Place place, int64_t first, int64_t count, F&& f) const {
-    const int32_t* blocks = ids + place * step.num_states;
     for (int64_t at = 0; at < count;) {
-      const int64_t block = (first + at) / step.block_words, offset = (first + at) % step.block_words;
-      const int64_t length = std::min(count - at, step.block_words - offset);
-      f(step.words + int64_t(blocks[block]) * step.block_words + offset, at, length);
+      const auto [numbers, most] = find(place, first + at);
+      const int64_t length = std::min(count - at, most);
+      f(numbers, at, length);
       at += length;
     }
   }
@@ -129,26 +138,31 @@ struct Task {
     runs(place, first, count, [&](float* to, int64_t at, int64_t n) { std::memcpy(to, from + at, 4 * n); });
   }
 
-  // Calls f(first of the channels, first of this task's, count) for queries, keys and values.
+  // Calls f(first of the channels, first of this task's, count) for queries, keys and values: of `heads` key heads, of
+  // which the task has the one with that number.
+  template <typename F>
+  void parts(int64_t heads, int64_t number, F&& f) const {
+    f(number * k, 0, k);
+    f(heads * k + number * k, k, k);
+    f(2 * heads * k + number * wide, 2 * k, wide);
+  }
   template <typename F>
   void parts(F&& f) const {
-    f(key_head * k, 0, k);
-    f(layer.key_heads * k + key_head * k, k, k);
-    f(2 * layer.key_heads * k + key_head * wide, 2 * k, wide);
+    parts(layer.key_heads, key_head, f);
   }
   void read_tail(float* inputs) const {  // [before][channels]
     for (int64_t tap = 0; tap < before; tap++)
-      parts([&](int64_t from, int64_t to, int64_t n) {
-        read(first_number + matrices + tap * mixed + from, n, inputs + tap * channels + to);
+      parts(in_part, part_head, [&](int64_t from, int64_t to, int64_t n) {
+        read(first_number + matrices + tap * part_mixed + from, n, inputs + tap * channels + to);
       });
   }
   void write_tail(Place place, const float* inputs) const {
     for (int64_t tap = 0; tap < before; tap++)
-      parts([&](int64_t to, int64_t from, int64_t n) {
-        write(place, first_number + matrices + tap * mixed + to, n, inputs + tap * channels + from);
+      parts(in_part, part_head, [&](int64_t to, int64_t from, int64_t n) {
+        write(place, first_number + matrices + tap * part_mixed + to, n, inputs + tap * channels + from);
       });
   }
-  int64_t matrix(int64_t head) const { return first_number + head * k * v; }
+  int64_t matrix(int64_t h) const { return first_number + (part_head * times + h) * k * v; }  // of its value heads
 
   // The inputs of `count` tokens behind those before them, and what the convolution makes of them [count][channels].
   void convolve(int64_t token, int64_t count, float* inputs, float* active) const {
@@ -221,35 +235,36 @@ struct Task {
 
   void one(int64_t token) {
     int64_t used = 0;
-    memory.resize(std::max<int64_t>(memory.size(), (before + 2) * channels + k * v + v + 64));
+    memory.resize(std::max<int64_t>(memory.size(), (before + 2) * channels + k * v + v + 4 * k + 96));
     float *inputs = room(used, (before + 1) * channels), *active = room(used, channels);
     float *local = room(used, k * v), *found = room(used, v);
+    auto* from = (const float**)room(used, 2 * k);  // the rows of a matrix
+    auto* to = (float**)room(used, 2 * k);
     read_tail(inputs);
     convolve(token, 1, inputs, active);
     write_tail(kLast, inputs + channels);
+    // Rows that lie in one run each are updated there; others are put together first.
+    const bool has_whole_rows = first_number % v == 0 && step.run_words % v == 0;
     for (int64_t h = 0; h < times; h++) {
-      const int64_t head = key_head * times + h;
+      const int64_t head = key_head * times + h, at = matrix(h);
       const auto [log_decay, rate] = gates(token, head);
-      // A matrix that lies in one block is updated there; another one is put together first.
-      float *from = local, *to = local;
-      const int64_t at = matrix(head), block = at / step.block_words, offset = at % step.block_words;
-      const bool is_whole = offset + k * v <= step.block_words;
-      if (is_whole) to = step.words + int64_t(ids[kLast * step.num_states + block]) * step.block_words + offset;
-      if (is_whole && has_state())
-        from = step.words + int64_t(ids[block]) * step.block_words + offset;
-      else
-        read(at, k * v, local);
+      const bool is_read_there = has_whole_rows && has_state();
+      if (!is_read_there) read(at, k * v, local);
+      for (int64_t row = 0; row < k; row++) {
+        from[row] = is_read_there ? find(kRead, at + row * v).first : local + row * v;
+        to[row] = has_whole_rows ? find(kLast, at + row * v).first : local + row * v;
+      }
       const float* values = active + 2 * k + h * v;
       update(active, active + k, values, std::exp(log_decay), rate, from, to, found);
-      if (!is_whole) write(kLast, at, k * v, local);
+      if (!has_whole_rows) write(kLast, at, k * v, local);
       finish(found, token, head);
     }
   }
 
   // to = decay from + key (x) update, and what the query reads of it.
   void update(
-      const float* query, const float* key, const float* value, float decay, float rate, const float* from, float* to,
-      float* found) const {
+      const float* query, const float* key, const float* value, float decay, float rate, const float* const* from,
+      float* const* to, float* found) const {
     Floats dots = zeros();
     for (int64_t i = 0; i < k; i += 16) dots = plus_product(dots, load(query + i), load(key + i));
     const Floats own = all(sum_of(dots)), d = all(decay), r = all(rate);
@@ -260,15 +275,15 @@ struct Task {
   }
   template <int V>
   void update_columns(
-      const float* query, const float* key, const float* value, Floats decay, Floats rate, Floats own, const float* from,
-      float* to, float* found, int64_t column) const {
+      const float* query, const float* key, const float* value, Floats decay, Floats rate, Floats own,
+      const float* const* from, float* const* to, float* found, int64_t column) const {
     Floats known[V], asked[V];
     for (int i = 0; i < V; i++) known[i] = asked[i] = zeros();
     for (int64_t row = 0; row < k; row++) {
       const Floats a = all(key[row]), b = all(query[row]);
 #pragma GCC unroll 8
       for (int i = 0; i < V; i++) {
-        const Floats s = load(from + row * v + column + 16 * i);
+        const Floats s = load(from[row] + column + 16 * i);
         known[i] = plus_product(known[i], a, s), asked[i] = plus_product(asked[i], b, s);
       }
     }
@@ -280,8 +295,8 @@ struct Task {
       const Floats a = all(key[row]);
 #pragma GCC unroll 8
       for (int i = 0; i < V; i++) {
-        const int64_t at = row * v + column + 16 * i;
-        store(to + at, plus_product(load(from + at) * decay, a, known[i]));
+        const int64_t at = column + 16 * i;
+        store(to[row] + at, plus_product(load(from[row] + at) * decay, a, known[i]));
       }
     }
   }
@@ -299,7 +314,7 @@ struct Task {
     chunk.updates = room(used, kChunk * v), chunk.found = room(used, kChunk * v);
     chunk.since = room(used, kChunk), chunk.rates = room(used, kChunk);
     read_tail(inputs);
-    for (int64_t h = 0; h < times; h++) read(matrix(key_head * times + h), k * v, states + h * k * v);
+    for (int64_t h = 0; h < times; h++) read(matrix(h), k * v, states + h * k * v);
     for (int64_t done = 0; done < count;) {
       const int64_t n = std::min(kChunk, (done < filled ? filled : count) - done);
       convolve(first + done, n, inputs, active);
@@ -312,7 +327,7 @@ struct Task {
   }
   void keep(Place place, const float* inputs, const float* states) const {
     write_tail(place, inputs);
-    for (int64_t h = 0; h < times; h++) write(place, matrix(key_head * times + h), k * v, states + h * k * v);
+    for (int64_t h = 0; h < times; h++) write(place, matrix(h), k * v, states + h * k * v);
   }
 
   struct Chunk {

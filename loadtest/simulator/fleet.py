@@ -31,7 +31,7 @@ class WorkerSpec:
     """See `SchedulerConfig`; 0 = steps are bounded by tokens alone."""
     itl_target_s: float = 0.0
     output_quantile: float = 0.75
-    max_overtaken_s: float = 0.5
+    max_overtaken_s: float = 0.1
     plans_ahead: bool = True
     """A step is planned while the one before runs, as on a GPU."""
     residuals: Sequence[float] = ()

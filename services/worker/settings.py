@@ -172,7 +172,7 @@ class WorkerSettings(
     itl_target_ms: float = Field(default=0.0, ge=0)
     """Greatest gap between two tokens of an answer that a prompt's chunk may cause, where there is a tpot target.
     Milliseconds; 0 = three times that target."""
-    max_overtaken_ms: float = Field(default=500.0, ge=0)
+    max_overtaken_ms: float = Field(default=100.0, ge=0)
     """Short prompts are computed first, but not before one that has waited this long. Milliseconds; 0 = in order of
     arrival."""
     drain_timeout_s: float = Field(default=30.0, ge=0)

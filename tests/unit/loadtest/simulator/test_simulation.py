@@ -9,17 +9,19 @@ from statistics import median
 import pytest
 
 from loadtest.simulator.cli import FleetOptions, WorkerOptions, main, setup_of
-from loadtest.simulator.outcome import summarize
+from loadtest.simulator.load import WORKLOADS, at_rate, poisson
+from loadtest.simulator.outcome import Targets, summarize
 from loadtest.simulator.peers import PEERS
-from loadtest.simulator.simulation import POLICIES, TANDEM, Group, play, simulate
+from loadtest.simulator.simulation import AUTO, POLICIES, TANDEM, Group, play, simulate
+from loadtest.simulator.split_study.systems import Pool, System
 from services.router.placement.decision import Route
 from services.router.placement.policy import Placement
 from shared.errors import ConfigError
 from shared.identity import roles_text
-from shared.sizing.devices import H200
+from shared.sizing.devices import GPUS, H200
 from shared.sizing.measured_steps import measured
-from shared.sizing.roofline import step_times
-from shared.sizing.shapes import LLAMA_3_70B
+from shared.sizing.roofline import roofline, step_times
+from shared.sizing.shapes import LLAMA_3_8B, LLAMA_3_70B
 from shared.sizing.spread import Spread
 from tests.unit.loadtest.simulator.setups import HEAD, head, repeated, setup, spec
 
@@ -68,6 +70,18 @@ def test_auto_alone_compares_pairs_and_decides_which_workers_decode(monkeypatch)
     assert {Route.SAME_WORKER, Route.HAND_OFF} <= routes
     assert splits[-1]
     assert splits[-1] <= {f"w{number}" for number in range(8)}
+
+
+def test_what_auto_admits_beyond_its_capacity_is_not_overtaken_until_it_is_late():
+    """Requests that are bound with half of their time gone had none left for the shorter ones that came behind them."""
+    targets, times = Targets(1.0, 0.025), roofline(LLAMA_3_8B, GPUS["H100"], 1)
+    pool = Pool([spec(times=times, num_blocks=20_000)] * 4)
+    arriving = poisson(at_rate(WORKLOADS["prefill-heavy"].requests(480, 0), 32.0, 15.0), 0)
+    auto = System(AUTO)
+    requests = play(arriving, 1.0, auto.policy, pool.setup(auto, targets))
+    served = [request for request in requests if not request.refused]
+    assert len(served) < len(requests)
+    assert sum(request.ttft_s > targets.ttft_s for request in served) <= 0.01 * len(served)
 
 
 def test_ours_beats_round_robin_where_prefixes_and_queues_matter():

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 from loadtest.chaos.network import enter
 from loadtest.chaos.report import Row, RowFile, summary
 from loadtest.chaos.run import Chaos
 from loadtest.chaos.trial import Outcome, trials
-from loadtest.rig.command_line import Option, run
+from loadtest.rig.command_line import Option, choice, run
 from loadtest.rig.results import commit, write_text
 from shared.errors import ConfigError
+from shared.settings.common import SpeculationMode
 
 Model = Annotated[Path, Option(help="model folder; the prompts are the demo model's token ids")]
 
@@ -24,6 +25,7 @@ def main(
     model: Model = Path("models/demo"),
     folder: Annotated[Path, Option(help="where logs go")] = Path(".tandem/chaos"),
     resuming: Annotated[bool, Option(help="clients ask again where their connection broke")] = True,
+    speculation: Annotated[str, Option(help="of the workers: off, ngram or auto")] = "off",
     go_on: Annotated[
         bool, Option(name="continue", help="keep the rows in OUT, and run the trials without one")
     ] = False,
@@ -32,6 +34,7 @@ def main(
 
     Partitions need network namespaces: root, `ip`, `unshare` and `nsenter`.
     """
+    choice(speculation, "speculation", get_args(SpeculationMode))
     todo = trials(only)
     if not todo:
         raise ConfigError(f"no trial has the words {only!r}", field="only")
@@ -55,7 +58,7 @@ def main(
         if file is not None:
             file.add(rows[-1])
 
-    asyncio.run(Chaos(model, folder, resuming=resuming).run(todo, on_outcome))
+    asyncio.run(Chaos(model, folder, resuming=resuming, speculation=speculation).run(todo, on_outcome))
     text = summary(rows)
     print(f"\n{text}")
     if file is not None:

@@ -121,9 +121,11 @@ class ChaosCluster:
 
 
 @contextlib.asynccontextmanager
-async def chaos_cluster(model: Path, folder: Path, *, networked: bool = False) -> AsyncIterator[ChaosCluster]:
+async def chaos_cluster(
+    model: Path, folder: Path, *, networked: bool = False, speculation: str = "off"
+) -> AsyncIterator[ChaosCluster]:
     """Starts the cluster in fp32 on free ports, with logs in `folder`, and stops it. `networked`: each part in a
-    network of its own."""
+    network of its own. `speculation`: of its workers."""
     network = Network() if networked else None
     if network is not None:
         network.open()
@@ -138,6 +140,7 @@ async def chaos_cluster(model: Path, folder: Path, *, networked: bool = False) -
         store_nodes=2,
         store_host_bytes=64 << 20,
         dtype="fp32",
+        speculation=speculation,
         num_kv_blocks=1200,
         prefix_fetch="always",
         restart=True,

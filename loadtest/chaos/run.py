@@ -98,11 +98,20 @@ FETCHERS = ("prefill-1", "decode-1")
 class Chaos:
     """Trials over clusters of one model."""
 
-    def __init__(self, model: Path, folder: Path, *, resuming: bool, num_streams: int = NUM_STREAMS) -> None:
-        """`folder` takes the logs, a folder a cluster."""
+    def __init__(
+        self,
+        model: Path,
+        folder: Path,
+        *,
+        resuming: bool,
+        num_streams: int = NUM_STREAMS,
+        speculation: str = "off",
+    ) -> None:
+        """`folder` takes the logs, a folder a cluster; `speculation`: the workers'."""
         self._model = model
         self._folder = folder
         self._resuming = resuming
+        self._speculation = speculation
         self._texts = prompts(num_streams)
         self._calm: Sequence[Stream] = ()
         self._num_trials = 0
@@ -116,7 +125,9 @@ class Chaos:
             while pending is not None:
                 self._num_clusters += 1
                 folder = self._folder / f"cluster-{self._num_clusters}"
-                async with chaos_cluster(self._model, folder, networked=networked) as cluster:
+                async with chaos_cluster(
+                    self._model, folder, networked=networked, speculation=self._speculation
+                ) as cluster:
                     pending = await self._try_on(cluster, pending, left, on_outcome)
 
     async def _try_on(

@@ -125,7 +125,7 @@ def read_header(path: Path) -> SafetensorsFile:
         fields = json.loads(header)
         fields.pop("__metadata__", None)
         entries = tuple(_entry(name, value, data_start) for name, value in fields.items())
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise _corrupt(path, f"its header is not valid ({error})") from error
     end = max((entry.begin + entry.num_bytes for entry in entries), default=data_start)
     if end != num_bytes:

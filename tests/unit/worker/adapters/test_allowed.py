@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from services.worker.adapters.pool import AdapterPool, LoadedAdapter
+from services.worker.adapters.pool import AdapterPool
 from services.worker.adapters.slots import SlotTable
 from shared.errors import InvalidRequest, ModelLoadError
+from shared.kernels.lora.step import LoadedAdapter
 from shared.model.adapters.adapter import read_adapter
 from shared.model.adapters.random_adapter import write_random_adapter
 from tests.unit.model.adapters.test_reading import CONFIG

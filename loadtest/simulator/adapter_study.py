@@ -24,6 +24,7 @@ from loadtest.simulator.request import SimRequest
 from loadtest.simulator.simulation import COLLOCATED, STATIC, Setup, play
 from loadtest.simulator.worker import Worker
 from loadtest.workloads.lengths import LogNormal
+from services.router.placement.scorers import weights
 
 WARM_SHARE = 0.2
 """Of the requests, the first: their adapters are loaded for the first time, and their times are left out."""
@@ -137,6 +138,7 @@ def main(
     hot_share: Annotated[float, Option(help="of the requests, from the half of the run on")] = 0.5,
     ttft: Annotated[float, Option(help="target, seconds")] = 1.0,
     tpot: Annotated[float, Option(help="target, seconds")] = 0.05,
+    weight: Annotated[float, Option(help="of the scorer `adapter`")] = weights()["adapter"],
     model: Annotated[str, Option()] = "llama-3-8b",
     device: Annotated[str, Option()] = "H100",
     seed: Annotated[int, Option()] = 0,
@@ -145,7 +147,10 @@ def main(
     policy = STATIC if prefill else COLLOCATED
     fleet = FleetOptions(prefill=prefill, decode=workers - prefill, ttft_s=ttft, tpot_s=tpot, seed=seed)
     options = WorkerOptions(model=model, device=device, gpus=1, paced=True)
-    setup = setup_of(options, fleet, PlacementOptions(max_queued_tokens=8192), policy)
+    setup = setup_of(options, fleet, PlacementOptions(), policy)
+    placement = setup.tandem.placement
+    placement = replace(placement, weights={**placement.weights, "adapter": weight})
+    setup = replace(setup, tandem=replace(setup.tandem, placement=placement))
     case = Case(setup, policy, rate, zipf(requests, adapters, exponent, seed), seed)
     plain, _ = case.played(0.0, slots)
     known = assigned_loads(case.adapters, workers, slots)

@@ -82,10 +82,16 @@ def _model_line(model: inference_pb2.ModelStatus) -> str:
 
 def worker_table(cluster: inference_pb2.ClusterStatus) -> Table:
     """One row a worker: what it is used for first where workers have both roles, sequences running and waiting, prompt
-    tokens to compute, free blocks, prefix hits, memory of the process and of its KV pool, what computes, the processes
-    where a worker has several, and the model where there are several."""
+    tokens to compute, free blocks, prefix hits, memory of the process and of its KV pool, what computes, adapters
+    that are ready, the processes where a worker has several, and the model where there are several."""
     has_groups = any(max(worker.tp, worker.pp) > 1 for worker in cluster.workers)
-    facts = ("kernels", *(("ranks",) if has_groups else ()), *(("model",) if cluster.models else ()))
+    has_adapters = any(worker.num_adapters for worker in cluster.workers)
+    facts = (
+        "kernels",
+        *(("adapters",) if has_adapters else ()),
+        *(("ranks",) if has_groups else ()),
+        *(("model",) if cluster.models else ()),
+    )
     has_preferences = any(worker.preference for worker in cluster.workers)
     figures = ("run", "wait", "queued", "free blocks", "hits", "resident", "pool")
     rows = [
@@ -96,6 +102,7 @@ def worker_table(cluster: inference_pb2.ClusterStatus) -> Table:
             worker.address,
             _state(worker),
             *(_figures(worker) if worker.connected else ("",) * (len(figures) + 1)),
+            *((adapters(worker),) if has_adapters else ()),
             *((_ranks(worker) if worker.connected else "",) if has_groups else ()),
             *((worker.model,) if cluster.models else ()),
         )
@@ -125,6 +132,11 @@ def _weights(worker: inference_pb2.WorkerStatus) -> str:
 
 def _kv(worker: inference_pb2.WorkerStatus) -> str:
     return f"KV {worker.kv_dtype}" if worker.kv_dtype not in ("", worker.dtype) else ""
+
+
+def adapters(worker: inference_pb2.WorkerStatus) -> str:
+    """Adapters that are ready, of those that the worker knows."""
+    return f"{worker.num_ready_adapters} of {worker.num_adapters}" if worker.num_adapters else ""
 
 
 def _ranks(worker: inference_pb2.WorkerStatus) -> str:

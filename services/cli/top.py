@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from services.cli.options import LOCAL, Connection
-from services.cli.status import preference, split_line
+from services.cli.status import adapters, preference, split_line
 from services.cli.tables import console_of, table_of
 from shared.errors import TandemError
 from shared.rpc.convert import worker_roles
@@ -164,6 +164,7 @@ class Frame:
 
     def _workers(self, width: int) -> Table:
         wide = width >= _NARROW
+        held = ("adapters",) if any(worker.num_adapters for worker in self._status.workers) else ()
         prefers = ("prefers",) if any(worker.preference for worker in self._status.workers) else ()
         rows = [
             (
@@ -172,13 +173,14 @@ class Frame:
                 *((preference(worker),) if prefers else ()),
                 _state(worker),
                 *(_figures(worker.load, self._step_ms[worker.worker.name]) if worker.connected else ("", "", "")),
+                *((adapters(worker),) if held else ()),
                 _blocks(worker.load, wide=wide) if worker.connected else Text(""),
             )
             for worker in self._status.workers
         ]
         blocks = "KV blocks: █ in use ▒ cached ░ empty" if wide else "blocks"
         text = ("worker", "role", *prefers, "state", blocks)
-        return table_of((*text[:-1], "run", "wait", "step", blocks), rows, text, header_style="dim")
+        return table_of((*text[:-1], "run", "wait", "step", *held, blocks), rows, text, header_style="dim")
 
 
 def _head(status: inference_pb2.ClusterStatus) -> Text:

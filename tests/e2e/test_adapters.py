@@ -97,6 +97,9 @@ async def test_names_are_listed_with_their_parent_and_answer_as_their_merged_mod
     assert {entry["id"]: entry.get("parent") for entry in listed} == {base: None, "a": base, "b": base}
     twin = await cluster.stub.ListModels(inference_pb2.ListModelsRequest(), timeout=DEADLINE_S)
     assert {model.id: model.parent for model in twin.models} == {base: "", "a": base, "b": base}
+    for worker in (await cluster.status()).workers:
+        assert (worker.num_adapters, worker.num_ready_adapters) == (2, 2)
+        assert not worker.load.HasField("adapters"), "no key sees the names of other tenants there"
     models = ["", "a", "b", f"{base}:a", base, "b", "a", ""]
     found = await asyncio.gather(*(ask(cluster, model) for model in models))
     assert list(found) == [adapters.expected[model.removeprefix(base).removeprefix(":")] for model in models]

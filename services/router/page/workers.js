@@ -63,7 +63,7 @@ function updateWorker(element, worker) {
     element.querySelector(".room"),
     on ? `KV blocks: ${number(total - free)} in use, ${number(cached)} cached prefix, ${number(free - cached)} empty` : "its requests continue on other workers",
   );
-  setText(element.querySelector(".place"), [PREFERS[worker.preference], worker.model, worker.address, on && worker.pool_bytes ? `pool ${bytes(count(worker.pool_bytes))}` : "", worker.kernels, worker.dtype, worker.kv_dtype !== worker.dtype && worker.kv_dtype ? `KV ${worker.kv_dtype}` : ""].filter(Boolean).join(" · "));
+  setText(element.querySelector(".place"), [PREFERS[worker.preference], worker.model, worker.address, on && worker.pool_bytes ? `pool ${bytes(count(worker.pool_bytes))}` : "", worker.num_adapters ? `adapters ${worker.num_ready_adapters || 0} of ${worker.num_adapters} ready` : "", worker.kernels, worker.dtype, worker.kv_dtype !== worker.dtype && worker.kv_dtype ? `KV ${worker.kv_dtype}` : ""].filter(Boolean).join(" · "));
 }
 
 function makePool([role, title, words]) {

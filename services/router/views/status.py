@@ -66,6 +66,8 @@ def worker_status(link: WorkerLink) -> inference_pb2.WorkerStatus:
     load = types_pb2.Load()
     load.CopyFrom(link.load)
     load.draining |= link.retired
+    load.ClearField("adapters")  # a key may see the status and not the names of other tenants
+    adapters = link.adapters
     return inference_pb2.WorkerStatus(
         worker=worker,
         role=role_to_proto(holder_role(link.roles)),
@@ -74,6 +76,8 @@ def worker_status(link: WorkerLink) -> inference_pb2.WorkerStatus:
         connected=link.connected,
         load=load if link.connected else None,
         num_requests=link.num_requests,
+        num_adapters=len(adapters),
+        num_ready_adapters=sum(adapters.values()),
         kernels=link.welcome.kernels if link.welcome is not None else "",
         dtype=link.welcome.dtype if link.welcome is not None else "",
         pool_bytes=link.welcome.pool_bytes if link.welcome is not None else 0,

@@ -146,6 +146,11 @@ class WorkerLink:
         return self._standing.suspicion
 
     @property
+    def adapters(self) -> Mapping[str, bool]:
+        """See `Standing.adapters`."""
+        return self._standing.adapters
+
+    @property
     def max_model_len(self) -> int:
         """Longest sequence in tokens; 0 while not connected."""
         return self.welcome.max_model_len if self.welcome is not None else 0

@@ -125,6 +125,11 @@ class Standing:
         if self._ledger is not None:
             self._ledger.view.adapters = {item.digest: item.resident for item in adapters.adapters}
 
+    @property
+    def adapters(self) -> Mapping[str, bool]:
+        """Digest of each adapter that the worker knows → whether it is ready; empty while it is not connected."""
+        return {} if self._ledger is None else self._ledger.view.adapters
+
     def commit(self, request_id: str, work: Work, num_blocks: int, num_answer_tokens: int) -> None:
         """A request was placed there: placement counts its work, its blocks and its answer from now on."""
         if self._ledger is not None:

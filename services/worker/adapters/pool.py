@@ -16,6 +16,8 @@ from services.worker.adapters.slots import Room, SlotTable
 from shared.errors import Internal, InvalidRequest, ModelLoadError, NotFound, Overloaded, TandemError
 from shared.kernels.cpu.torch_threads import keep_to_one_thread
 from shared.kernels.lora.step import LoadedAdapter, PackedAdapter
+from shared.model.adapters.adapter import WEIGHTS_FILE
+from shared.model.config.folder import ADAPTER_FILE
 from shared.tasks import end_task
 
 logger = logging.getLogger(__name__)
@@ -122,8 +124,8 @@ class AdapterPool:
         return named + [("", known) for digest, known in self._known.items() if digest not in used]
 
     def allowed(self, folder: str) -> Path:
-        """A folder that a client named, if it lies in one of the roots, links followed. Nothing is opened. Raises
-        InvalidRequest (`lora_path`)."""
+        """A folder that a client named, if it and its files lie in one of the roots, links followed. Nothing is opened.
+        Raises InvalidRequest (`lora_path`)."""
         if not self._roots:
             raise InvalidRequest(
                 "adapters cannot be loaded into this worker: its adapter_folders is empty", field="lora_path"
@@ -136,6 +138,11 @@ class AdapterPool:
             raise InvalidRequest(
                 "lora_path must be an absolute path in one of the worker's adapter_folders", field="lora_path"
             )
+        for file in (ADAPTER_FILE, WEIGHTS_FILE):
+            if not any((found / file).resolve().is_relative_to(root) for root in self._roots):
+                raise InvalidRequest(
+                    f"lora_path: its {file} is a link out of the worker's adapter_folders", field="lora_path"
+                )
         return found
 
     async def add(self, name: str, folder: Path) -> KnownAdapter:

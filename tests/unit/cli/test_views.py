@@ -132,6 +132,14 @@ def test_a_workers_processes_and_their_sets_of_experts_are_shown(tandem: RunTand
     assert "8 (tp 4, pp 2)" in tandem("status").out
 
 
+def test_ready_adapters_are_counted_where_any_worker_has_some(tandem: RunTandem, router: ScriptedRouter) -> None:
+    router.status = some_status()
+    assert "adapters" not in tandem("status").out
+    router.status.workers[0].MergeFrom(inference_pb2.WorkerStatus(num_adapters=12, num_ready_adapters=3))
+    assert "adapters" in tandem("status").out
+    assert "3 of 12" in tandem("status").out
+
+
 def decision(**more) -> inference_pb2.PlacementDecision:
     return inference_pb2.PlacementDecision(
         attempt=1,

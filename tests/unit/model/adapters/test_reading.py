@@ -214,6 +214,14 @@ def test_limits_of_rank_and_bytes_are_named(tmp_path: Path) -> None:
         read_adapter(tmp_path, CONFIG, max_bytes=1000)
 
 
+def test_a_header_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:
+    write_random_adapter(tmp_path, CONFIG)
+    header = b"[" * 100_000
+    (tmp_path / "adapter_model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(ModelLoadError, match="header is not valid"):
+        read_adapter(tmp_path, CONFIG)
+
+
 def test_a_folder_without_its_files_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"adapter_config\.json is missing"):
         read_adapter(tmp_path / "nowhere", CONFIG)

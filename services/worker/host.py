@@ -28,7 +28,7 @@ from services.worker.machine.choices import (
 from services.worker.machine.cores import take_cores, take_share
 from services.worker.machine.pool_size import PoolNeed, most_blocks, pool_need
 from services.worker.machine.self_test import self_test
-from services.worker.settings import WorkerSettings
+from services.worker.settings import GPU_LAST_CHUNK, WorkerSettings
 from shared.engine.engine import Engine, StepRunner
 from shared.engine.group.own_slices import SliceForm
 from shared.engine.messages import EngineDied, Event
@@ -43,6 +43,7 @@ from shared.engine.speculation.speculator import GuessCounters, Speculator
 from shared.errors import ConfigError, TandemError
 from shared.fingerprints import deterministic_fingerprint
 from shared.kernels.cpu.multilinear import fastest_sum
+from shared.kernels.lora.step import LoadedAdapter
 from shared.kv.fleet_key import FleetKey, seal_of
 from shared.kv.hashing import ChainRoots
 from shared.kv.layout import LAYOUT_VERSION, BlockLayout
@@ -193,6 +194,17 @@ class EngineHost:
         if self._balance is not None and isinstance(self.model.decoder, RankDecoder):
             self._balance.measure(self.model.decoder.expert_counts)
 
+    def read_adapter(self, folder: Path) -> LoadedAdapter:
+        """See `ReadAdapter`; in a group every rank reads its part. Raises ModelLoadError, RankLost."""
+        settings, decoder = self.settings, self.model.decoder
+        limits = {"max_rank": settings.adapter_max_rank, "max_bytes": settings.adapter_bytes}
+        if self._group is not None:
+            assert isinstance(decoder, RankDecoder)
+            return LoadedAdapter(*self._group.open_adapters(decoder).read(folder, **limits))
+        adapter = decoder.read_adapter(folder, **limits)
+        packed = decoder.pack_adapter(adapter)
+        return LoadedAdapter(adapter.digest, adapter.rank, packed, packed.nbytes)
+
     def seal(self, purpose: Purpose, ticket: int) -> Seal | None:
         """Of a ticket; None in a fleet without a key."""
         return seal_of(self.fleet_key, purpose, ticket, self.model.layout.block_bytes)
@@ -315,6 +327,7 @@ def scheduler_config(settings: WorkerSettings, num_host_blocks: int) -> Schedule
         itl_target_s=settings.itl_target_ms / 1e3,
         max_overtaken_s=settings.max_overtaken_ms / 1e3,
         max_unsent_share=MAX_UNSENT_SHARE,
+        max_last_chunk=GPU_LAST_CHUNK if settings.is_on_gpu else 0,
     )
 
 

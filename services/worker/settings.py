@@ -28,6 +28,8 @@ MIN_CHUNK = 16
 CHUNK = 512
 GPU_PREFILL_CHUNK = 2048
 """Tokens of a step that keep a GPU's matrix units busy."""
+GPU_LAST_CHUNK = 512
+"""And of a prompt's last one, behind which its blocks are waited for."""
 SEQUENCES = 64
 GPU_SEQUENCES = 256
 """Rows of a decode step up to which each further one costs a GPU little beside reading the weights."""
@@ -205,13 +207,6 @@ class WorkerSettings(
             for name, without in _OF_ONE_PROCESS.items():
                 if name in info.data and (found := info.data[name]) not in without:
                     raise ValueError(f"cannot be above 1 with {name} {found}")
-        return value
-
-    @field_validator("tp", "pp")
-    @classmethod
-    def _check_adapters(cls, value: int, info: ValidationInfo) -> int:
-        if value > 1 and (info.data.get("adapters") or info.data.get("adapter_folders")):
-            raise ValueError("cannot be above 1 with adapters yet: a worker that serves some is one process")
         return value
 
     @field_validator("adapters")

@@ -16,7 +16,7 @@ Backend = Literal["shm", "gloo", "nccl"]
 @dataclass(frozen=True, slots=True)
 class RankLinks:
     """A rank's ways to the others; one object may be several of them, since all ranks call in one order. `blocks` and
-    `slices` are apart from the others: another thread calls them, beside the steps."""
+    `slices` are apart from the others, and so is `adapters`: other threads call them, beside the steps."""
 
     everyone: Collectives
     """All ranks of the group; the first is its leader."""
@@ -32,6 +32,8 @@ class RankLinks:
     """All ranks, where they have pools of their own: for what the leader asks of those."""
     slices: Collectives | None = None
     """The ranks that send their slices of blocks to the leader; None where this rank is not one, or the only one."""
+    adapters: Collectives | None = None
+    """All ranks, where they read adapters: for what the leader asks of those."""
 
     def fail(self, rank: int) -> None:
         """Ends this rank's waits for any other: `rank` is known to be gone. From any thread."""
@@ -46,8 +48,8 @@ class RankLinks:
     @property
     def _all(self) -> Iterator[Collectives]:
         # Those of the host's memory first: to end one of a device's may take long.
-        links = (self.everyone, self.blocks, self.slices, self.stage, self.head, self.behind, self.ahead)
-        return (x for x in links if x is not None)
+        first = (self.everyone, self.blocks, self.slices, self.adapters)
+        return (x for x in (*first, self.stage, self.head, self.behind, self.ahead) if x is not None)
 
 
 class Membership(NamedTuple):
@@ -76,6 +78,8 @@ class Ways:
     hosts: int = 1
     """Hosts of the ranks, the same number on each, neighbours on one. Groups of more than one host have no memory in
     common: gloo stands in for shm there."""
+    has_adapters: bool = False
+    """Whether the ranks read adapters."""
 
     def __post_init__(self) -> None:
         if self.num_ranks % self.hosts:
@@ -110,6 +114,8 @@ class Ways:
             groups.append(Membership("blocks", everyone, control))
             if 1 < len(self.senders) < self.num_ranks:
                 groups.append(Membership("slices", self.senders, self._reaching(self.senders, self.control)))
+        if self.has_adapters:
+            groups.append(Membership("adapters", everyone, control))
         known = {everyone} if self._reaching(everyone, self.backend) == control else set()
         for ranks in dict.fromkeys(self._sums):
             if ranks not in known:
@@ -136,13 +142,14 @@ class Ways:
         RankLost."""
         joined = {group: connect(group) for group in self.memberships if rank in group.ranks}
         named = {group.name: links for group, links in joined.items()}
-        of_sums = {group.ranks: links for group, links in joined.items() if group.name not in ("blocks", "slices")}
+        apart = ("blocks", "slices", "adapters")
+        of_sums = {group.ranks: links for group, links in joined.items() if group.name not in apart}
         # A group for sums alone comes behind the one of the same ranks for plans, and takes its place.
-        everyone, blocks = named["everyone"], named.get("blocks")
+        everyone, blocks, adapters = named["everyone"], named.get("blocks"), named.get("adapters")
         slices = blocks if len(self.senders) == self.num_ranks else named.get("slices")
         if self.pipeline == 1:
             whole = of_sums[tuple(range(self.num_ranks))]
-            return RankLinks(everyone, whole, whole, None, None, blocks, slices)
+            return RankLinks(everyone, whole, whole, None, None, blocks, slices, adapters)
         tensor, first = self.tensor, rank - rank % self.tensor
         last_stage = range(tensor * (self.pipeline - 1), tensor * self.pipeline)
         return RankLinks(
@@ -153,4 +160,5 @@ class Ways:
             of_sums.get((rank, rank + tensor)),
             blocks,
             slices,
+            adapters,
         )

@@ -93,7 +93,7 @@ def join(
             joined = CpuGroup(library, by_name[group.name], own, size, group.ranks)
             joined.meet(check)
             return joined
-        limit_s = IDLE_S if group.name in ("everyone", "blocks") else LIMIT_S
+        limit_s = IDLE_S if group.name in ("everyone", "blocks", "adapters") else LIMIT_S
         return DistributedGroup(
             own, size, PrefixStore(group.name, store), group.backend, limit_s, address=place.address
         )

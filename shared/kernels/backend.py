@@ -7,6 +7,7 @@ device of its arguments without waiting for it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
@@ -16,8 +17,9 @@ from shared.kernels.activation.rules import SILU, Activation
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.block_ops import BlockOps
 from shared.kernels.delta_layer import DeltaLayer
+from shared.kernels.experts.loras import StepExpertLoras
 from shared.kernels.experts.rules import Routing
-from shared.kernels.lora.step import LoraOps
+from shared.kernels.lora.step import ExpertLoras, ExpertParts, LoraOps
 from shared.kernels.pool_view import PoolView
 from shared.kernels.quantized import QuantizedWeight, Weight
 from shared.kernels.sampling_ops import SamplingOps
@@ -82,7 +84,17 @@ class Experts(Protocol):
         """Memory of all weights as they lie; a step reads those of the experts that its tokens chose."""
         ...
 
-    def forward(self, x: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
+    def make_loras(self, parts: Mapping[int, ExpertParts], like: Tensor) -> ExpertLoras:
+        """Lays out the additions of one adapter.
+
+        Args:
+            parts: by the expert's number among these; gate and up have `a` of [rank, hidden_size] and begin at 0 and
+                at intermediate_size, `down` has `a` of [rank, intermediate_size]. Their tensors are copied.
+            like: of the model's dtype, on its device.
+        """
+        ...
+
+    def forward(self, x: Tensor, expert_ids: Tensor, weights: Tensor, loras: StepExpertLoras | None = None) -> Tensor:
         """Outputs of each token's experts, times their weights, added up in fp32 in the order of the token's choice.
 
         Experts out of the range count as zero, so that the results of all ranges add up to the whole. A token's result
@@ -92,6 +104,8 @@ class Experts(Protocol):
             x: [num_tokens, hidden_size], contiguous, of the weights' dtype.
             expert_ids: [num_tokens, top_k] int64, no two of a token equal.
             weights: [num_tokens, top_k] fp32.
+            loras: what adapters add to gate and up, before they are activated, and to what `down` gives; None where no
+                token has an addition to this layer's experts.
 
         Returns:
             [num_tokens, hidden_size], x's dtype.

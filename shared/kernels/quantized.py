@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,8 +11,10 @@ from torch.nn import functional
 
 from shared.kernels.activation.reference import act_and_mul
 from shared.kernels.activation.rules import SILU, Activation
+from shared.kernels.experts.loras import StepExpertLoras, add_expert_loras, make_plain_loras
 from shared.kernels.experts.reference import check_forward, combine
 from shared.kernels.linear_spec import Kind, LinearSpec
+from shared.kernels.lora.step import ExpertLoras, ExpertParts
 from shared.kernels.pool_view import encode
 
 INT4_MIDDLE = 8
@@ -368,7 +370,12 @@ class OpenedExperts:
         """See `Experts`."""
         return self._gate_up.nbytes + self._down.nbytes
 
-    def forward(self, x: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
+    def make_loras(self, parts: Mapping[int, ExpertParts], like: Tensor) -> ExpertLoras:
+        """See `Experts`."""
+        num_experts, hidden_size, expert_size = self._down.shape
+        return make_plain_loras(parts, num_experts, hidden_size, expert_size, like)
+
+    def forward(self, x: Tensor, expert_ids: Tensor, weights: Tensor, loras: StepExpertLoras | None = None) -> Tensor:
         """See `Experts`."""
         check_forward(x, expert_ids, weights, self._gate_up.shape[2])
         local = expert_ids - self._first_expert
@@ -376,8 +383,13 @@ class OpenedExperts:
         for expert in range(self._gate_up.shape[0]):
             tokens, places = (local == expert).nonzero(as_tuple=True)
             if tokens.numel():
-                inner = act_and_mul(_product(x[tokens], self._gate_up[expert]), self._activation)
-                found[tokens, places] = _product(inner, self._down[expert])
+                rows = x[tokens]
+                both = add_expert_loras(
+                    _product(rows, self._gate_up[expert]), rows, loras, expert, tokens, is_down=False
+                )
+                inner = act_and_mul(both, self._activation)
+                own = _product(inner, self._down[expert])
+                found[tokens, places] = add_expert_loras(own, inner, loras, expert, tokens, is_down=True)
         return combine(found, weights)
 
 

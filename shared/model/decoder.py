@@ -186,14 +186,17 @@ class Decoder:
     def pack_adapter(self, adapter: Adapter) -> PackedAdapter:
         """An adapter that was read for this model, laid out for its kernels on its device. From any thread."""
         assert len(adapter.layers) == len(self._modules.layers), "an adapter of another model"
-        layers = self._modules.layers
-        # Shared experts have sizes of their own, and no adapter adds to them.
-        dense = [layer for layer in layers if layer.experts is None] or layers[:1]
-        in_sizes = {
-            name: next((linear.in_size for layer in dense if (linear := getattr(layer, name)) is not None), 0)
-            for name in PROJECTIONS
+        layers, like = self._modules.layers, self._modules.embedding
+        in_sizes = [
+            {name: 0 if (linear := getattr(layer, name)) is None else linear.in_size for name in PROJECTIONS}
+            for layer in layers
+        ]
+        experts = {
+            index: modules.experts.make_loras(parts, like)
+            for index, parts in adapter.experts.items()
+            if (modules := layers[index].experts) is not None
         }
-        return PackedAdapter.of(adapter.layers, in_sizes, self.kernels, self._modules.embedding)
+        return PackedAdapter.of(adapter.layers, in_sizes, self.kernels, like, experts)
 
     @property
     def first_norm(self) -> Tensor | None:

@@ -58,7 +58,7 @@ class AdapterSettings(SettingGroup):
     """Most adapters that are ready to compute with at once. Of more, those that no request uses make room; a request
     whose adapter is still to come waits, and holds no place."""
     adapter_bytes: int = Field(default=1 << 30, ge=1)
-    """Memory that these may take. Bytes."""
+    """Memory that these may take, in a group of processes on all of them together. Bytes."""
     adapter_max_rank: int = Field(default=MAX_RANK, ge=1, le=MAX_RANK)
     """Highest rank of an adapter that is taken."""
 

@@ -16,6 +16,7 @@ from shared.model.adapters.random_adapter import write_random_adapter
 from shared.model.families.registry import load_config
 from shared.rpc.pb.tandem.v1 import fleet_pb2, fleet_pb2_grpc, inference_pb2
 from tests.e2e.running import DEMO, PatientCommands, Running, running
+from tests.unit.collectives.in_threads import needs_library
 from tests.unit.model.adapters.merged import merged
 from tests.unit.model.paged_run import load_oracle, oracle_greedy
 from tests.waiting import DEADLINE_S, until
@@ -226,3 +227,15 @@ async def test_collocated_workers_answer_alike_and_load_nothing_without_allowed_
         response = await run.http.post("/v1/load_lora_adapter", json=body)
         assert (response.status_code, "adapter_folders is empty" in response.text) == (400, True)
         await answer_alike(run, adapters)
+
+
+@needs_library
+async def test_workers_that_are_groups_answer_alike_and_read_what_is_loaded_on_every_rank(
+    tmp_path: Path, adapters: Adapters
+) -> None:
+    shape = {"prefill_tp": 2, "decode_tp": 4, "adapter_slots": 2}
+    async with running(tmp_path, **given(adapters, **shape)) as run:
+        await load(run, "c", adapters.folder / "c")
+        await answer_alike(run, adapters)
+        assert await ask(run, "c") == adapters.expected["c"]
+        await run.idle()

@@ -15,22 +15,13 @@ from typing import Protocol
 from services.worker.adapters.slots import Room, SlotTable
 from shared.errors import Internal, InvalidRequest, ModelLoadError, NotFound, Overloaded, TandemError
 from shared.kernels.cpu.torch_threads import keep_to_one_thread
-from shared.kernels.lora.step import PackedAdapter
+from shared.kernels.lora.step import LoadedAdapter, PackedAdapter
 from shared.tasks import end_task
 
 logger = logging.getLogger(__name__)
 
 MAX_NAMES = 4096
 """Most names of adapters on a worker."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LoadedAdapter:
-    """An adapter that was read and laid out for the worker's kernels."""
-
-    digest: str
-    rank: int
-    packed: PackedAdapter
 
 
 class ReadAdapter(Protocol):
@@ -158,7 +149,7 @@ class AdapterPool:
         """Reads an adapter, which then can be used by its digest, until `name` or `unstage`; it is brought into a slot
         where there is room. Raises ModelLoadError, ConfigError."""
         loaded = await self._run(folder)
-        known = KnownAdapter(loaded.digest, folder, loaded.rank, loaded.packed.nbytes)
+        known = KnownAdapter(loaded.digest, folder, loaded.rank, loaded.num_bytes)
         if not self._is_there(known.digest) and (room := self._slots.make_room(known.digest, known.num_bytes)):
             self._fill(room.emptied, room.slot, loaded)
         self._known[known.digest] = known

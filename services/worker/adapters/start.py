@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from services.worker.adapters.pool import AdapterPool, LoadedAdapter
+from services.worker.adapters.pool import AdapterPool
 from services.worker.adapters.slots import SlotTable
 from services.worker.host import EngineHost
 from shared.engine.messages import PlaceAdapter
@@ -17,14 +15,8 @@ async def start_adapters(host: EngineHost) -> AdapterPool | None:
     settings = host.settings
     if not settings.has_adapters:
         return None
-    decoder = host.model.decoder
-
-    def read(folder: Path) -> LoadedAdapter:
-        adapter = decoder.read_adapter(folder, max_rank=settings.adapter_max_rank, max_bytes=settings.adapter_bytes)
-        return LoadedAdapter(adapter.digest, adapter.rank, decoder.pack_adapter(adapter))
-
     pool = AdapterPool(
-        read,
+        host.read_adapter,
         lambda slot, packed: host.engine.submit(PlaceAdapter(slot, packed)),
         SlotTable(settings.adapter_slots, settings.adapter_bytes),
         parse_folders(settings.adapter_folders),

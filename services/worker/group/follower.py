@@ -12,6 +12,7 @@ from services.worker.group.shared_pool import map_pool
 from services.worker.machine.pool_size import PoolNeed
 from shared.collectives.broadcast import broadcast_bytes
 from shared.collectives.rank_links import RankLinks
+from shared.engine.group.adapters import AdapterFollower
 from shared.engine.group.own_slices import SliceForm
 from shared.engine.group.plans import follow
 from shared.engine.group.slice_server import SliceServer
@@ -70,8 +71,19 @@ def _serve(spec: RankSpec, links: RankLinks, pool_descriptor: int) -> None:
         _follow_with_own_pool(spec, links, decoder, layout, pool)
         return
     kv_blocks = map_pool(pool_descriptor, layout, pool.num_blocks, is_leader=False)
+    _follow(links, Runner(decoder, layout, pool.num_blocks, pool=kv_blocks), decoder)
+
+
+def _follow(links: RankLinks, runner: Runner, decoder: RankDecoder) -> None:
+    adapters = None if links.adapters is None else AdapterFollower(links, decoder, runner.link)
+    if adapters is not None:
+        adapters.start()
     links.everyone.gather(torch.zeros(1))  # tells the leader that this rank is ready
-    follow(links.everyone, Runner(decoder, layout, pool.num_blocks, pool=kv_blocks))
+    if adapters is None:
+        follow(links.everyone, runner)
+    else:
+        follow(links.everyone, runner, adapters.take)
+        adapters.join()
 
 
 def _follow_with_own_pool(
@@ -90,8 +102,7 @@ def _follow_with_own_pool(
     server.start()
     with torch.inference_mode():
         runner.start()
-    links.everyone.gather(torch.zeros(1))  # tells the leader that this rank is ready
-    follow(links.everyone, runner)
+    _follow(links, runner, decoder)
     server.join()
 
 

@@ -24,6 +24,7 @@ from shared.collectives.rank_links import RankLinks, Ways
 from shared.collectives.several_hosts import host_memories
 from shared.cores.core_choice import CoreShare, divide_share
 from shared.cores.topology import Topology
+from shared.engine.group.adapters import GroupAdapters
 from shared.engine.group.own_slices import SliceForm
 from shared.engine.group.plans import PlanAnnouncer
 from shared.engine.group.sliced_blocks import SlicedBlocks
@@ -35,6 +36,7 @@ from shared.kernels.cpu.build import CannotBuild, choose
 from shared.kernels.cpu.launch import load
 from shared.kv.layout import BlockLayout
 from shared.model.layers.expert_placement import Placement
+from shared.model.ranks.rank_decoder import RankDecoder
 from shared.model.ranks.shard import Degrees
 from shared.model.weights.plan import Quantization
 from shared.telemetry.logs import LogFormat, LogLevel
@@ -96,6 +98,7 @@ class RankGroup:
         self._links: RankLinks | None = None
         self._announcer: PlanAnnouncer | None = None
         self._blocks: SlicedBlocks | None = None
+        self._adapters: GroupAdapters | None = None
         self._lost: int | None = None  # the rank that is gone
         shares = divide_share(topology, share, len(ways.ranks_of(0)))
         self.own_share = shares[0]
@@ -133,6 +136,7 @@ class RankGroup:
             self._ways.hosts,
             None if self._meeting is None else self._meeting.place,
             self._quantization,
+            self._ways.has_adapters,
         )
 
     def meet(self, on_lost: Callable[[TandemError], None]) -> RankLinks:
@@ -225,6 +229,14 @@ class RankGroup:
 
         return opened
 
+    def open_adapters(self, decoder: RankDecoder) -> GroupAdapters:
+        """What reads adapters on all ranks; closed with the group. `decoder`: the leader's."""
+        assert self._links is not None, "meet() first"
+        assert self._links.adapters is not None, "a group without adapters"
+        if self._adapters is None:
+            self._adapters = GroupAdapters(self._links.adapters, decoder)
+        return self._adapters
+
     def _check_started(self) -> None:
         if self._closing_s is not None:
             raise RankLost("this worker's group ends before all of its ranks have come")
@@ -255,7 +267,7 @@ class RankGroup:
         self._closing_s = time.monotonic()
         if self._meeting is not None:
             self._meeting.expect_ends()
-        for told in (self._blocks, self._announcer):
+        for told in (self._blocks, self._adapters, self._announcer):
             try:
                 if told is not None:
                     told.close()

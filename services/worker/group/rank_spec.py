@@ -52,6 +52,8 @@ class RankSpec:
     """Where the ranks of several hosts find each other; None on one."""
     quantization: Quantization = "auto"
     """Kind that plain weights are rounded to."""
+    has_adapters: bool = False
+    """As in `Ways`."""
 
     @property
     def degrees(self) -> Degrees:
@@ -61,7 +63,14 @@ class RankSpec:
     @property
     def ways(self) -> Ways:
         """Which groups the ranks form."""
-        return Ways(self.tensor, self.pipeline, self.backend, senders=self.senders, hosts=self.hosts)
+        return Ways(
+            self.tensor,
+            self.pipeline,
+            self.backend,
+            senders=self.senders,
+            hosts=self.hosts,
+            has_adapters=self.has_adapters,
+        )
 
     def of_rank(self, rank: int, descriptors: tuple[int, ...], share: CoreShare, device: str) -> RankSpec:
         """The same group's, with what is the rank's and its host's own."""

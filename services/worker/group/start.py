@@ -55,7 +55,14 @@ def start_group(settings: WorkerSettings, dtype: torch.dtype, kernels: str, plac
     share, topology = choose_group_cores(settings)
     degrees = settings.degrees
     sending = senders(load_config(settings.model), degrees) if settings.has_own_pools else ()
-    ways = Ways(degrees.tensor, degrees.pipeline, settings.backend, senders=sending, hosts=settings.group_hosts)
+    ways = Ways(
+        degrees.tensor,
+        degrees.pipeline,
+        settings.backend,
+        senders=sending,
+        hosts=settings.group_hosts,
+        has_adapters=settings.has_adapters,
+    )
     meeting = open_meeting(settings) if settings.group_hosts > 1 else None
     try:
         return RankGroup(

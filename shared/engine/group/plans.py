@@ -20,12 +20,15 @@ from shared.engine.plan import BlockCopy, PlannedSequence, SampleSpec, StepPlan
 from shared.engine.runner.runner import Runner
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import InvalidRequest, ModelMismatch, TransferFailed
+from shared.kernels.lora.step import PackedAdapter
 
 VERSION = 5
 """Version of the message, raised with every change of its fields. Both ends must have the same one."""
 
 _HEADER = struct.Struct("<4sH")  # magic, version
 _MAGIC = b"TPLN"
+_PLACING = struct.Struct("<4sIQ")  # magic, slot, number of the adapter or 0
+_PLACES = b"TADP"
 _ENCODER = msgspec.msgpack.Encoder()
 _END = b""
 
@@ -176,14 +179,27 @@ class PlanAnnouncer:
         """Sends the plan; does not wait until it is read. Raises RankLost."""
         broadcast_bytes(self._everyone, self._encoder.encode(plan))
 
+    def place_adapter(self, slot: int, number: int) -> None:
+        """See `Announcer`."""
+        broadcast_bytes(self._everyone, _PLACING.pack(_PLACES, slot, number))
+
     def close(self) -> None:
         """Ends the followers: no plan follows. Raises RankLost."""
         broadcast_bytes(self._everyone, _END)
 
 
-def follow(everyone: Collectives, runner: Runner) -> None:
-    """A follower's steps, until the leader ends them. Raises RankLost, and as `PlanDecoder.decode`."""
+def _no_adapter(number: int) -> PackedAdapter:
+    raise TransferFailed(f"adapter {number} is to be placed, and this rank reads none")
+
+
+def follow(everyone: Collectives, runner: Runner, take_adapter: Callable[[int], PackedAdapter] = _no_adapter) -> None:
+    """A follower's steps, until the leader ends them. `take_adapter` gives this rank's part of an adapter by the number
+    of its load. Raises RankLost, and as `PlanDecoder.decode`."""
     decoder = PlanDecoder()
     with torch.inference_mode():
         while (message := broadcast_bytes(everyone)) != _END:
-            runner.follow(decoder.decode(message))
+            if message.startswith(_PLACES) and len(message) == _PLACING.size:
+                _, slot, number = _PLACING.unpack(message)
+                runner.place_adapter(slot, take_adapter(number) if number else None)
+            else:
+                runner.follow(decoder.decode(message))

@@ -44,6 +44,11 @@ class Announcer(Protocol):
         """Raises RankLost where a rank is known to be gone: what a device was given by it means nothing."""
         ...
 
+    def place_adapter(self, slot: int, number: int) -> None:
+        """The others place their parts of the adapter of that number, or empty the slot for 0, before the next plan.
+        Raises RankLost."""
+        ...
+
 
 class WholeBlocks(BlockAccess, Protocol):
     """Whole blocks of which this runner's pool has a slice each."""
@@ -277,7 +282,10 @@ class Runner:
         return last.tokens if last is not None else tuple
 
     def place_adapter(self, slot: int, adapter: PackedAdapter | None) -> None:
-        """See `AdapterSlots.place`; the adapter is one of this runner's decoder."""
+        """See `AdapterSlots.place`; the adapter is one of this runner's decoder. In a group the leader's runner is
+        called, and its followers place their parts. Raises RankLost."""
+        if self._announce is not None:
+            self._announce.place_adapter(slot, 0 if adapter is None else adapter.number)
         self._adapters.place(slot, adapter)
 
     def checksums(self, block_ids: list[int]) -> list[int]:

@@ -29,6 +29,8 @@ class SchedulerConfig:
     """Shorter prompts go first, but never before one that has waited this long; 0 = in order of arrival."""
     max_unsent_share: float = 1.0
     """Prompts for a decode worker wait while its unsent blocks take more than this share of the pool."""
+    max_last_chunk: int = 0
+    """Most tokens of the last chunk of a prompt whose blocks are sent: its own leave only behind it. 0 = no limit."""
 
 
 @dataclass(slots=True)

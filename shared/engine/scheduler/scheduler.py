@@ -497,7 +497,7 @@ class Scheduler:
                 if not may_start:
                     continue
             self._skip_cached(sequence)
-            count = min(budget, sequence.num_unplanned_tokens, self._tables.tokens_before_found(sequence, budget))
+            count = min(budget, self._in_a_chunk(sequence), self._tables.tokens_before_found(sequence, budget))
             count = room.most(sequence.num_planned_tokens, count)
             if sequence.sampling.prompt_logprobs is not None:
                 count = min(count, num_targets_left)
@@ -512,6 +512,14 @@ class Scheduler:
                 planned[sequence.sequence_id] = self._in_flight.share(sequence, count)
                 budget -= count
         return True
+
+    def _in_a_chunk(self, sequence: EngineSequence) -> int:
+        """Tokens up to the end, or to a last chunk whose blocks are few enough to be waited for."""
+        left, last, size = sequence.num_unplanned_tokens, self.config.max_last_chunk, self.pool.block_size
+        if not 0 < last < left or not sequence.ship_blocks:
+            return left
+        begin = -(-(sequence.num_planned_tokens + left - last) // size) * size
+        return min(left, begin - sequence.num_planned_tokens)
 
     def _plan_guesses(
         self, speculator: Speculator, planned: dict[str, PlannedSequence], budget: int, room: StepRoom

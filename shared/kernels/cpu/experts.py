@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_int64, c_void_p
+from collections.abc import Mapping, Sequence
+from ctypes import Structure, c_int64, c_void_p
+from dataclasses import replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
 from shared.kernels.activation.rules import GATES, SILU, Activation
 from shared.kernels.cpu.coded import CodedLinear, fits_codes
 from shared.kernels.cpu.linear import LANES, PANEL, Library, PackedLinear, is_bf16, pack, scratch_floats
+from shared.kernels.cpu.lora import CpuLora
+from shared.kernels.experts.loras import StepExpertLoras
 from shared.kernels.experts.reference import check_experts, check_forward
 from shared.kernels.experts.routing import check_choose_experts
 from shared.kernels.experts.rules import Routing
+from shared.kernels.lora.parts import LoraPart
+from shared.kernels.lora.step import ExpertLoras, ExpertParts, Lora
 from shared.kernels.quantized import QuantizedWeight, Weight
 
 
@@ -95,17 +103,39 @@ class PackedExperts:
         """See `Experts`."""
         return self._gate_up.nbytes + self._down.nbytes
 
-    def forward(self, x: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
+    def make_loras(self, parts: Mapping[int, ExpertParts], like: Tensor) -> ExpertLoras:
+        """See `Experts`; padded as the weights are."""
+        none, hidden, inner = ExpertParts(), self._gate_up.in_size, self._inner
+
+        def of(found: Sequence[LoraPart], in_size: int, out_size: int) -> CpuLora | None:
+            wide = [
+                replace(
+                    part,
+                    a=functional.pad(part.a, (0, in_size - part.a.shape[1])),
+                    b=functional.pad(part.b, (0, 0, 0, out_size - part.b.shape[0])),
+                    begin=out_size if part.begin else 0,
+                )
+                for part in found
+            ]
+            return CpuLora(wide, in_size, like) if wide else None
+
+        each = [parts.get(expert, none) for expert in range(self._num_experts)]
+        return ExpertLoras(
+            tuple(of(found.gate_up, hidden, inner) for found in each),
+            tuple(of(found.down, inner, hidden) for found in each),
+        )
+
+    def forward(self, x: Tensor, expert_ids: Tensor, weights: Tensor, loras: StepExpertLoras | None = None) -> Tensor:
         """See `Experts`."""
         check_forward(x, expert_ids, weights, self._hidden)
         hidden = self._gate_up.in_size
         wide = functional.pad(x, (0, hidden - self._hidden)) if hidden > self._hidden else x
         out = torch.empty_like(wide)
         if x.shape[0]:
-            self._run(wide, expert_ids.contiguous(), weights.contiguous(), out)
+            self._run(wide, expert_ids.contiguous(), weights.contiguous(), out, loras)
         return out if hidden == self._hidden else out[:, : self._hidden].contiguous()
 
-    def _run(self, x: Tensor, expert_ids: Tensor, weights: Tensor, out: Tensor) -> None:
+    def _run(self, x: Tensor, expert_ids: Tensor, weights: Tensor, out: Tensor, loras: StepExpertLoras | None) -> None:
         assert x.dtype == self._gate_up.dtype, f"{x.dtype} times {self._gate_up.dtype}"
         num_tokens, hidden = x.shape
         top_k, inner = expert_ids.shape[1], self._inner
@@ -114,6 +144,7 @@ class PackedExperts:
         rooms = [x.new_empty((pairs, size)) for size in (hidden, 2 * inner, inner, hidden)]
         rooms.append(torch.empty(scratch_floats(pairs, max(hidden, inner))))  # fp32
         packed = [(c_int64 * 2)(weight.panel_stride, weight.form) for weight in (self._gate_up, self._down)]
+        added = None if loras is None else _StepLoras(loras, self._num_experts)
         self._library().tandem_experts(
             x.data_ptr(),
             expert_ids.data_ptr(),
@@ -127,8 +158,36 @@ class PackedExperts:
             ctypes.byref((c_int64 * 7)(num_tokens, top_k, hidden, inner, self._first_expert, self._num_experts, gate)),
             activation.alpha,
             activation.limit,
+            None if added is None else ctypes.byref(added.struct),
             is_bf16(x),
         )
+
+
+class _LorasStruct(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("gate_up", "down", "adapters")),
+        ("num_adapters", c_int64),
+        ("most_ranks", c_int64),
+    ]
+
+
+class _StepLoras:
+    """The memory of what adapters add to a layer's experts in one step."""
+
+    def __init__(self, loras: StepExpertLoras, num_experts: int) -> None:
+        none = ExpertLoras((None,) * num_experts, (None,) * num_experts)
+        adapters = [none if adapter is None else adapter for adapter in loras.adapters]
+        gate_up, down = (_addresses(sides) for sides in ([x.gate_up for x in adapters], [x.down for x in adapters]))
+        of_tokens = loras.rows.remember("tokens", lambda: np.array(loras.rows.additions, dtype=np.int64))
+        self._owned = (gate_up, down, of_tokens)
+        ranks = (lora.ranks for x in adapters for lora in (*x.gate_up, *x.down) if isinstance(lora, CpuLora))
+        self.struct = _LorasStruct(*(array.ctypes.data for array in self._owned), len(adapters), max(ranks, default=0))
+
+
+def _addresses(sides: Sequence[Sequence[Lora | None]]) -> NDArray[np.uint64]:
+    found = [lora for side in sides for lora in side]
+    assert all(lora is None or isinstance(lora, CpuLora) for lora in found), "an adapter of another backend"
+    return np.array([lora.address if isinstance(lora, CpuLora) else 0 for lora in found], dtype=np.uint64)
 
 
 def coded_experts(

@@ -64,7 +64,7 @@ def load(path: Path) -> ctypes.CDLL:
     library.tandem_plan_compression.argtypes = [p, n, n, p, p]
     library.tandem_compress.argtypes = [p, n, n, p, n, p]
     library.tandem_linear.argtypes = [p, p, n, n, p, p, p, n, n, n, c_int]
-    library.tandem_experts.argtypes = [p, p, p, p, p, p, p, p, p, p, c_float, c_float, c_int]
+    library.tandem_experts.argtypes = [p, p, p, p, p, p, p, p, p, p, c_float, c_float, p, c_int]
     library.tandem_choose_experts.argtypes = [p, p, p, p, p, c_float, c_int]
     library.tandem_batched_linear.argtypes = [p, p, n, p, p, p, n, n, n, n, c_int]
     library.tandem_rms_norm.argtypes = [p, p, p, p, p, n, n, c_float, c_int, c_int]

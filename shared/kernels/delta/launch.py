@@ -20,14 +20,17 @@ MOST_KEYS = 128
 """Elements of a key that programs hold whole; torch's operations compute what is wider."""
 MOST_STEPPED = 1 << 12
 """Elements of a matrix in one program of a decode step, which norms what a whole one gives."""
-CHUNKS = {torch.float32: 32}
-"""Tokens whose updates are solved for together, by the model's dtype; else CHUNK. Products of fp32 are of three parts,
-for which a longer chunk would take more memory than some devices share."""
-CHUNK = 64
+CHUNK, EXACT_CHUNK = 64, 32
+"""Tokens whose updates are solved for together. Exact products are of three parts, for which a longer chunk would take
+more memory than some devices share."""
 CHANNELS = 128
-TOKENS = 16
+TOKENS = 32
 COLUMNS = 32
 """Of a matrix, in one program of a prompt."""
+NORMED = 2048
+"""Elements that a program norms."""
+FETCHED_AHEAD = 160 * 1024
+"""Bytes of shared memory in which a chunk lies beside the one before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +139,7 @@ def _chunks(
     channel_tiles = -(-layer.mixed_size // tile)
     prompt_jit.convolve_tokens[(-(-most // TOKENS), channel_tiles, num_seqs)](
         projected, projected.stride(0), layer.conv, *of_pool, batch.query_start, first_seq, active,
-        **sizes.channels, TILE=tile, TOKENS=TOKENS, num_warps=4, enable_fp_fusion=False,
+        **sizes.channels, TILE=tile, TOKENS=TOKENS, num_warps=8, enable_fp_fusion=False,
     )  # fmt: skip
     if layer.kernel_size > 1:
         prompt_jit.keep_tails[(channel_tiles, num_seqs)](
@@ -147,41 +150,45 @@ def _chunks(
     shape: dict[str, Any] = {"dtype": torch.float32, "device": projected.device}
     own = torch.empty(num_rows, heads, layer.value_dim, **shape)
     reads = torch.empty(num_rows, heads, layer.key_dim, **shape)
-    chunk = CHUNKS.get(projected.dtype, CHUNK)
+    chunk = CHUNK if projected.dtype == torch.bfloat16 else EXACT_CHUNK
     within = torch.empty(num_rows, heads, chunk, **shape)
-    since = torch.empty(num_rows, heads, **shape)
-    solved = (own, reads, within, since)
+    factors = torch.empty(3, num_rows, heads, **shape)
+    solved = (own, reads, within, factors, num_rows)
     columns = max(16, min(COLUMNS, next_power_of_2(layer.value_dim)))
+    limits = device.device_limits(projected.device)
+    num_warps = 4 if limits.arch.startswith(("sm_9", "gfx")) else 8  # of what spills least
     options: dict[str, Any] = {
         **sizes.heads,
         "BLOCK_SIZE": sizes.block_size,
         "CHUNK": chunk,
         "COLUMNS": columns,
         "PRECISION": _precision(projected),
-        "num_stages": 1,
         "enable_fp_fusion": False,
     }
     most_chunks = -(-most // chunk) + 1  # one more where the tokens are cut behind a state that is kept
     prompt_jit.solve_chunks[(most_chunks, heads, num_seqs)](
         projected, projected.stride(0), active, layer.decay, layer.decay_bias, states, states.shape[2], *of_batch,
-        first_row, *solved, **options, num_warps=8,
+        first_row, *solved, **options, num_warps=num_warps, num_stages=1,
     )  # fmt: skip
     prompt_jit.pass_chunks[(-(-layer.value_dim // columns), heads, num_seqs)](
-        active, *of_pool, *of_batch, first_row, *solved, output, **options, **sizes.matrices, num_warps=4
-    )
+        active, *of_pool, *of_batch, first_row, *solved, output, **options, **sizes.matrices, num_warps=4,
+        num_stages=2 if limits.shared_bytes >= FETCHED_AHEAD else 1,
+    )  # fmt: skip
     _norm(projected, output, layer, first_row, num_rows)
 
 
 def _norm(projected: Tensor, output: Tensor, layer: DeltaLayer, first_row: int, num_rows: int) -> None:
-    prompt_jit.norm_heads[(num_rows, layer.num_value_heads)](
+    values = next_power_of_2(layer.value_dim)
+    at_once = min(next_power_of_2(layer.num_value_heads), max(1, NORMED // values))
+    prompt_jit.norm_heads[(num_rows, -(-layer.num_value_heads // at_once))](
         projected, projected.stride(0), layer.norm, output, first_row, layer.eps,
         NUM_HEADS=layer.num_value_heads, MIXED=layer.mixed_size, VALUE_DIM=layer.value_dim,
-        VALUES=next_power_of_2(layer.value_dim), num_warps=1, enable_fp_fusion=False,
+        VALUES=values, HEADS=at_once, num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
 
 
 def _precision(projected: Tensor) -> str:
-    """Of products: of 16-bit models factors are rounded to 10 bits, more than the model's own have."""
-    if projected.dtype != torch.float32:
+    """Of products: of models in bfloat16 factors are rounded to 10 bits, more than the model's own have."""
+    if projected.dtype == torch.bfloat16:
         return "tf32"
     return "tf32x3" if device.device_limits(projected.device).arch.startswith("sm_") else "ieee"

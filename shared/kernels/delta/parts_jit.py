@@ -72,15 +72,10 @@ def load_gates(rates, places, real, decay, bias, NUM_HEADS: tl.constexpr):
 
 
 @triton.jit
-def unit_rows(x, scale):
-    """[rows, dim] fp32, each over its length, times `scale`."""
-    return x * (tl.rsqrt(tl.sum(x * x, 1) + NORM_EPS) * scale)[:, None]
-
-
-@triton.jit
-def gated_normed(x, weight, gate, eps, VALUE_DIM: tl.constexpr, dtype: tl.constexpr):
-    """A head's result [dim], fp32 rounded to `dtype`, normed and gated as the reference rounds; fp32."""
-    normed = rounded(x * tl.rsqrt(tl.sum(x * x, 0) / VALUE_DIM + eps), dtype)
+def gated_normed(x, squares, weight, gate, eps, VALUE_DIM: tl.constexpr, dtype: tl.constexpr):
+    """Heads' results, fp32 rounded to `dtype`, normed and gated as the reference rounds; fp32. `squares`: each head's
+    sum of squares, as `x` but for the dimension of a head."""
+    normed = rounded(x * tl.rsqrt(squares / VALUE_DIM + eps), dtype)
     return rounded(normed * weight, dtype) * silu(gate)
 
 

@@ -14,13 +14,13 @@ import triton.language as tl
 from shared.kernels.delta.parts_jit import (
     FILLED,
     LAST,
+    NORM_EPS,
     activated,
     gated_normed,
     has_state,
     load_gates,
     matrix_places,
     tail_places,
-    unit_rows,
 )
 
 
@@ -157,29 +157,51 @@ def keep_tails(
 
 
 @triton.jit
-def unit_inverse(system, SIZE: tl.constexpr):
-    """[SIZE, SIZE] fp32: the transposed inverse of 1 + `system`, which is below the diagonal; a row after another."""
+def join_inverses(inverses, system, SIZE: tl.constexpr, INNER: tl.constexpr, PRECISION: tl.constexpr):
+    """The inverses of blocks of 4 * INNER on the diagonal of 1 + `system`, by those of the blocks of INNER.
+
+    With M what these leave of the larger ones, whose fourth power is zero, the inverse of 1 + M is (1 - M)(1 + M²).
+    """
     rows, columns = tl.arange(0, SIZE)[:, None], tl.arange(0, SIZE)[None, :]
-    found = (rows == columns).to(tl.float32)  # a column is a row of the inverse
-    for row in range(1, SIZE):
-        of_row = tl.sum(tl.where(rows == row, system, 0.0), 0)
-        solved = -tl.sum(found * of_row[None, :], 1)
-        found = tl.where(columns == row, found + solved[:, None], found)
+    is_new = (rows // (4 * INNER) == columns // (4 * INNER)) & (rows // INNER != columns // INNER)
+    left = tl.where(is_new, system, 0.0)
+    if INNER > 1:
+        left = tl.dot(inverses, left, input_precision=PRECISION)
+    squared = tl.dot(left, left, input_precision=PRECISION)
+    if INNER > 1:
+        squared = tl.dot(squared, inverses, input_precision=PRECISION)
+    found = inverses + squared
+    return found - tl.dot(left, found, input_precision=PRECISION)
+
+
+@triton.jit
+def unit_inverse(system, SIZE: tl.constexpr, PRECISION: tl.constexpr):
+    """[SIZE, SIZE] fp32: the inverse of 1 + `system`, which is below the diagonal: of 4, then of 16 rows, then of all.
+    No row waits for another."""
+    found = (tl.arange(0, SIZE)[:, None] == tl.arange(0, SIZE)[None, :]).to(tl.float32)
+    found = join_inverses(found, system, SIZE, 1, PRECISION)
+    found = join_inverses(found, system, SIZE, 4, PRECISION)
+    if SIZE > 16:
+        found = join_inverses(found, system, SIZE, 16, PRECISION)
     return found
 
 
 @triton.jit
-def load_unit_rows(
-    active, row, tokens, length, start, scale, MIXED: tl.constexpr, DIM: tl.constexpr, KEYS: tl.constexpr
-):
-    """[CHUNK, KEYS] fp32: the keys or queries of a chunk's tokens, whose columns begin at `start`; zeros past both."""
+def load_keys(active, row, tokens, length, start, MIXED: tl.constexpr, DIM: tl.constexpr, KEYS: tl.constexpr):
+    """[CHUNK, KEYS]: the keys or queries of a chunk's tokens, whose columns begin at `start`; zeros past both."""
     dims = tl.arange(0, KEYS)
     rows = active + (row + tokens).to(tl.int64)[:, None] * MIXED + start + dims[None, :]
-    real = (tokens < length)[:, None] & (dims < DIM)[None, :]
-    return unit_rows(tl.load(rows, mask=real, other=0.0).to(tl.float32), scale)
+    return tl.load(rows, mask=(tokens < length)[:, None] & (dims < DIM)[None, :], other=0.0)
 
 
-@triton.jit(do_not_specialize=["first_seq", "query_start", "seq_lens", "first_row"])
+@triton.jit
+def unit_factors(x):
+    """[rows] fp32: one over the length of each row."""
+    wide = x.to(tl.float32)
+    return tl.rsqrt(tl.sum(wide * wide, 1) + NORM_EPS)
+
+
+@triton.jit(do_not_specialize=["first_seq", "query_start", "seq_lens", "first_row", "num_rows"])
 def solve_chunks(
     projected,
     stride,
@@ -195,7 +217,8 @@ def solve_chunks(
     own,  # [num_rows, NUM_HEADS, VALUE_DIM] fp32
     reads,  # [num_rows, NUM_HEADS, KEY_DIM] fp32
     within,  # [num_rows, NUM_HEADS, CHUNK] fp32
-    since,  # [num_rows, NUM_HEADS] fp32
+    factors,  # [3, num_rows, NUM_HEADS] fp32
+    num_rows,
     NUM_HEADS: tl.constexpr,
     NUM_KEY_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr,
@@ -207,7 +230,8 @@ def solve_chunks(
     PRECISION: tl.constexpr,
 ):
     """Grid (most chunks of a sequence, NUM_HEADS, num_seqs): of a chunk's updates, which are `own` - `reads` @ state;
-    its queries' weights on them, `within`; and the decay up to each token, `since`."""
+    its queries' weights on them, `within`; and `factors`: of each token's query to the state before the chunk, of its
+    key to the state behind it, and of the one state to the other, the same for all tokens of a chunk."""
     head, seq = tl.program_id(1), first_seq + tl.program_id(2)
     ids = states + seq.to(tl.int64) * 3 * num_states
     begin, count, filled = sequence_bounds(query_start, seq_lens, ids, num_states, seq, BLOCK_SIZE)
@@ -222,34 +246,39 @@ def solve_chunks(
             rates, tokens.to(tl.int64) * stride, real, tl.load(decay + head), tl.load(decay_bias + head), NUM_HEADS
         )
         decays = tl.cumsum(log_decay, 0)
-        tl.store(since + of_head, decays, mask=real)
         later = tokens[:, None] < tokens[None, :]
         between = tl.exp(tl.where(later, -float("inf"), decays[:, None] - decays[None, :]))
         at_head = head // (NUM_HEADS // NUM_KEY_HEADS) * KEY_DIM
-        key_start = NUM_KEY_HEADS * KEY_DIM + at_head
-        key = load_unit_rows(active, row, tokens, length, key_start, 1.0, mixed, KEY_DIM, KEYS)
-        query = load_unit_rows(active, row, tokens, length, at_head, KEY_DIM**-0.5, mixed, KEY_DIM, KEYS)
+        query = load_keys(active, row, tokens, length, at_head, mixed, KEY_DIM, KEYS)
+        key = load_keys(active, row, tokens, length, NUM_KEY_HEADS * KEY_DIM + at_head, mixed, KEY_DIM, KEYS)
+        # Lengths are divided by in products' results: of 16-bit factors these are exact.
+        of_query, of_key = unit_factors(query) * (KEY_DIM**-0.5), unit_factors(key)
+        whole = tl.sum(log_decay, 0)
+        plane = (tl.num_programs(1) * num_rows).to(tl.int64)
+        tl.store(factors + of_head, of_query * tl.exp(decays), mask=real)
+        tl.store(factors + plane + of_head, of_key * tl.exp(whole - decays), mask=real)
+        tl.store(factors + 2 * plane + of_head, tokens * 0.0 + tl.exp(whole), mask=real)
+        scores = tl.dot(query, tl.trans(key), input_precision=PRECISION)
         tl.store(
             within + of_head[:, None] * CHUNK + tokens[None, :],
-            tl.dot(query, tl.trans(key), input_precision=PRECISION) * between,
+            scores * between * of_query[:, None] * of_key[None, :],
             mask=real[:, None],
         )
-        gram = tl.dot(key, tl.trans(key), input_precision=PRECISION)
-        system = tl.where(tokens[:, None] > tokens[None, :], gram * rate[:, None] * between, 0.0)
-        inverse = tl.trans(unit_inverse(system, CHUNK))
-        # Read once more: it would take registers from the solution.
-        key = load_unit_rows(active, row, tokens, length, key_start, 1.0, mixed, KEY_DIM, KEYS)
+        gram = tl.dot(key, tl.trans(key), input_precision=PRECISION) * of_key[None, :]
+        system = tl.where(tokens[:, None] > tokens[None, :], gram * (rate * of_key)[:, None] * between, 0.0)
+        inverse = unit_inverse(system, CHUNK, PRECISION)
         dims = tl.arange(0, KEYS)
         tl.store(
             reads + of_head[:, None] * KEY_DIM + dims[None, :],
-            tl.dot(inverse, key * (rate * tl.exp(decays))[:, None], input_precision=PRECISION),
+            tl.dot(inverse * (rate * of_key * tl.exp(decays))[None, :], key.to(tl.float32), input_precision=PRECISION),
             mask=real[:, None] & (dims < KEY_DIM)[None, :],
         )
         values = active + (row + tokens).to(tl.int64)[:, None] * mixed + 2 * NUM_KEY_HEADS * KEY_DIM + head * VALUE_DIM
+        inverse *= rate[None, :]
         for start in range(0, VALUE_DIM, COLUMNS):
             columns = start + tl.arange(0, COLUMNS)
             both = real[:, None] & (columns < VALUE_DIM)[None, :]
-            value = tl.load(values + columns[None, :], mask=both, other=0.0).to(tl.float32) * rate[:, None]
+            value = tl.load(values + columns[None, :], mask=both, other=0.0).to(tl.float32)
             tl.store(
                 own + of_head[:, None] * VALUE_DIM + columns[None, :],
                 tl.dot(inverse, value, input_precision=PRECISION),
@@ -257,7 +286,7 @@ def solve_chunks(
             )
 
 
-@triton.jit(do_not_specialize=["number", "first_seq", "query_start", "seq_lens", "first_row"])
+@triton.jit(do_not_specialize=["number", "first_seq", "query_start", "seq_lens", "first_row", "num_rows"])
 def pass_chunks(
     active,  # [num_tokens, MIXED]
     words,
@@ -271,7 +300,8 @@ def pass_chunks(
     own,  # as `solve_chunks` left them
     reads,
     within,
-    since,
+    factors,
+    num_rows,
     output,  # [num_tokens, NUM_HEADS, VALUE_DIM]
     NUM_HEADS: tl.constexpr,
     NUM_KEY_HEADS: tl.constexpr,
@@ -299,16 +329,14 @@ def pass_chunks(
     state = tl.load(words + places, mask=both & has_state(ids)[:, None], other=0.0)
     mixed: tl.constexpr = 2 * NUM_KEY_HEADS * KEY_DIM + NUM_HEADS * VALUE_DIM
     at_head = head // (NUM_HEADS // NUM_KEY_HEADS) * KEY_DIM
-    key_start = NUM_KEY_HEADS * KEY_DIM + at_head
     tokens, dims = tl.arange(0, CHUNK), tl.arange(0, KEYS)
+    plane = (tl.num_programs(1) * num_rows).to(tl.int64)
     num_chunks = (filled + CHUNK - 1) // CHUNK + (count - filled + CHUNK - 1) // CHUNK
     for chunk in range(num_chunks):
         start, length = chunk_bounds(chunk, count, filled, CHUNK)
         row = begin + start
         is_token = tokens < length
         of_head = (row - first_row + tokens).to(tl.int64) * NUM_HEADS + head
-        decays = tl.load(since + of_head, mask=is_token, other=0.0)
-        whole = tl.sum(tl.where(tokens == length - 1, decays, 0.0), 0)
         read = tl.load(
             reads + of_head[:, None] * KEY_DIM + dims[None, :],
             mask=is_token[:, None] & (dims < KEY_DIM)[None, :],
@@ -317,15 +345,18 @@ def pass_chunks(
         owned = own + of_head[:, None] * VALUE_DIM + columns[None, :]
         update = tl.load(owned, mask=is_token[:, None] & real[None, :], other=0.0)
         update -= tl.dot(read, state, input_precision=PRECISION)
-        query = load_unit_rows(active, row, tokens, length, at_head, KEY_DIM**-0.5, mixed, KEY_DIM, KEYS)
-        found = tl.dot(query * tl.exp(decays)[:, None], state, input_precision=PRECISION)
+        query = load_keys(active, row, tokens, length, at_head, mixed, KEY_DIM, KEYS)
+        of_query = tl.load(factors + of_head, mask=is_token, other=0.0)
+        found = tl.dot(query.to(tl.float32), state, input_precision=PRECISION) * of_query[:, None]
         weights = tl.load(within + of_head[:, None] * CHUNK + tokens[None, :], mask=is_token[:, None], other=0.0)
         found += tl.dot(weights, update, input_precision=PRECISION)
         outputs = output + ((row + tokens).to(tl.int64) * NUM_HEADS + head)[:, None] * VALUE_DIM + columns[None, :]
         tl.store(outputs, found.to(output.dtype.element_ty), mask=is_token[:, None] & real[None, :])
-        key = load_unit_rows(active, row, tokens, length, key_start, 1.0, mixed, KEY_DIM, KEYS)
-        kept = key * tl.exp(whole - decays)[:, None]
-        state = state * tl.exp(whole) + tl.dot(tl.trans(kept), update, input_precision=PRECISION)
+        key = load_keys(active, row, tokens, length, NUM_KEY_HEADS * KEY_DIM + at_head, mixed, KEY_DIM, KEYS)
+        of_key = tl.load(factors + plane + of_head, mask=is_token, other=0.0)
+        whole = tl.load(factors + 2 * plane + (row - first_row).to(tl.int64) * NUM_HEADS + head)
+        kept = tl.dot(tl.trans(key.to(tl.float32)), update * of_key[:, None], input_precision=PRECISION)
+        state = state * whole + kept
         done = start + length
         if (done == filled) | (done == count):
             kept_in = ids + tl.where(done == count, LAST, FILLED) * num_states
@@ -345,14 +376,17 @@ def norm_heads(
     MIXED: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     VALUES: tl.constexpr,
+    HEADS: tl.constexpr,
 ):
-    """Grid (num_rows, NUM_HEADS): a head of one token, normed and gated."""
-    row, head = (first_row + tl.program_id(0)).to(tl.int64), tl.program_id(1)
+    """Grid (num_rows, ceil(NUM_HEADS / HEADS)): heads of one token, normed and gated."""
+    row, heads = (first_row + tl.program_id(0)).to(tl.int64), tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     columns = tl.arange(0, VALUES)
-    real = columns < VALUE_DIM
+    real = (heads < NUM_HEADS)[:, None] & (columns < VALUE_DIM)[None, :]
     dtype = output.dtype.element_ty
-    places = output + (row * NUM_HEADS + head) * VALUE_DIM + columns
+    of_row = heads[:, None] * VALUE_DIM + columns[None, :]
+    places = output + row * (NUM_HEADS * VALUE_DIM) + of_row
     x = tl.load(places, mask=real, other=0.0).to(tl.float32)
-    gate = tl.load(projected + row * stride + MIXED + head * VALUE_DIM + columns, mask=real, other=0.0).to(tl.float32)
-    weight = tl.load(norm + columns, mask=real, other=0.0).to(tl.float32)
-    tl.store(places, gated_normed(x, weight, gate, eps, VALUE_DIM, dtype).to(dtype), mask=real)
+    gate = tl.load(projected + row * stride + MIXED + of_row, mask=real, other=0.0).to(tl.float32)
+    weight = tl.load(norm + columns, mask=columns < VALUE_DIM, other=0.0).to(tl.float32)[None, :]
+    squares = tl.sum(x * x, 1)[:, None]
+    tl.store(places, gated_normed(x, squares, weight, gate, eps, VALUE_DIM, dtype).to(dtype), mask=real)

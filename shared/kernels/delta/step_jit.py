@@ -124,5 +124,6 @@ def step_heads(
     if IS_NORMED:
         gate = tl.load(projected + seq * stride + mixed + head * VALUE_DIM + columns, mask=real, other=0.0)
         weight = tl.load(norm + columns, mask=real, other=0.0).to(tl.float32)
-        found = gated_normed(rounded(found, dtype), weight, gate.to(tl.float32), eps, VALUE_DIM, dtype)
+        found = rounded(found, dtype)
+        found = gated_normed(found, tl.sum(found * found, 0), weight, gate.to(tl.float32), eps, VALUE_DIM, dtype)
     tl.store(output + (seq * NUM_HEADS + head) * VALUE_DIM + columns, found.to(dtype), mask=real)

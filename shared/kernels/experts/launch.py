@@ -12,6 +12,7 @@ from shared.kernels.activation.launch import act_and_mul, constants
 from shared.kernels.activation.rules import SILU, Activation
 from shared.kernels.device import DeviceLimits, next_power_of_2
 from shared.kernels.experts.jit import combine_tiles, down_tiles, gate_up_tiles, sort_pairs_here
+from shared.kernels.experts.loras import StepExpertLoras
 from shared.kernels.experts.reference import PlainExperts, check_forward
 
 COMBINED = 1024
@@ -137,8 +138,11 @@ def suits_torch(pairs_an_expert: float, down: Tensor, limits: DeviceLimits) -> b
 class GroupedExperts(PlainExperts):
     """See `Experts`; its weights are the caller's, neither copied nor changed."""
 
-    def forward(self, x: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
-        """See `Experts`."""
+    def forward(self, x: Tensor, expert_ids: Tensor, weights: Tensor, loras: StepExpertLoras | None = None) -> Tensor:
+        """See `Experts`. With additions the experts are computed one after the other: these tiles activate at once what
+        the additions belong to."""
+        if loras is not None:
+            return super().forward(x, expert_ids, weights, loras)
         num_experts = self.down.shape[0]
         limits = devices.device_limits(x.device)
         pairs_an_expert = expert_ids.numel() / num_experts

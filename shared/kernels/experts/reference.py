@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from shared.kernels.activation.reference import act_and_mul
 from shared.kernels.activation.rules import SILU, Activation
+from shared.kernels.experts.loras import StepExpertLoras, add_expert_loras, make_plain_loras
+from shared.kernels.lora.step import ExpertLoras, ExpertParts
 
 
 class PlainExperts:
@@ -26,7 +30,12 @@ class PlainExperts:
         """See `Experts`."""
         return self.gate_up.nbytes + self.down.nbytes
 
-    def forward(self, x: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
+    def make_loras(self, parts: Mapping[int, ExpertParts], like: Tensor) -> ExpertLoras:
+        """See `Experts`."""
+        num_experts, hidden_size, expert_size = self.down.shape
+        return make_plain_loras(parts, num_experts, hidden_size, expert_size, like)
+
+    def forward(self, x: Tensor, expert_ids: Tensor, weights: Tensor, loras: StepExpertLoras | None = None) -> Tensor:
         """See `Experts`."""
         check_forward(x, expert_ids, weights, self.gate_up.shape[2])
         local = expert_ids - self.first_expert
@@ -34,8 +43,11 @@ class PlainExperts:
         for expert in range(self.gate_up.shape[0]):
             tokens, places = (local == expert).nonzero(as_tuple=True)
             if tokens.numel():
-                inner = act_and_mul(functional.linear(x[tokens], self.gate_up[expert]), self.activation)
-                found[tokens, places] = functional.linear(inner, self.down[expert])
+                rows = x[tokens]
+                both = functional.linear(rows, self.gate_up[expert])
+                inner = act_and_mul(add_expert_loras(both, rows, loras, expert, tokens, is_down=False), self.activation)
+                own = functional.linear(inner, self.down[expert])
+                found[tokens, places] = add_expert_loras(own, inner, loras, expert, tokens, is_down=True)
         return combine(found, weights)
 
 

@@ -20,6 +20,7 @@ class LoraRows:
 
     order: Tensor  # [num_rows] int64 on the model's device, rows of the step
     starts: tuple[int, ...]  # addition i has order[starts[i] : starts[i + 1]], which may be empty
+    additions: tuple[int, ...]  # of each row of the step, -1 where it has none
     _remembered: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -38,7 +39,7 @@ class LoraRows:
         for rows in of_each:
             starts.append(starts[-1] + len(rows))
         order = torch.tensor([row for rows in of_each for row in rows], dtype=torch.int64)
-        return cls(order.to(device), tuple(starts))
+        return cls(order.to(device), tuple(starts), tuple(additions))
 
     def tiles(self, most: int = TILE_ROWS) -> list[tuple[int, int, int]]:
         """(addition, first place in `order`, one behind the last) of up to `most` rows each."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from torch import Tensor
@@ -52,33 +52,71 @@ class LoraOps(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class ExpertParts:
+    """The additions of one adapter to one expert, in the order of outputs."""
+
+    gate_up: tuple[LoraPart, ...] = ()
+    down: tuple[LoraPart, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertLoras:
+    """The additions of one adapter to a layer's experts, laid out by these. Their creator is the only reader."""
+
+    gate_up: tuple[Lora | None, ...]  # [num_local_experts]
+    down: tuple[Lora | None, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of their weights."""
+        return sum(lora.nbytes for lora in (*self.gate_up, *self.down) if lora is not None)
+
+
 @dataclass(frozen=True, eq=False)
 class PackedAdapter:
     """An adapter as a backend computes with it."""
 
     loras: tuple[Lora | None, ...]  # [num_layers * 4], of each layer the projections in the order of PROJECTIONS
+    experts: Mapping[int, ExpertLoras] = field(default_factory=dict)  # by layer, of those whose experts it adds to
+    number: int = 0  # by which the ranks of a group know their parts of one adapter; 0 in one process
 
     @classmethod
     def of(
         cls,
         layers: Sequence[Mapping[Projection, Sequence[LoraPart]]],
-        in_sizes: Mapping[Projection, int],
+        in_sizes: Sequence[Mapping[Projection, int]],
         ops: LoraOps,
         like: Tensor,
+        experts: Mapping[int, ExpertLoras],
     ) -> PackedAdapter:
-        """`layers`: of each, the parts by projection; `in_sizes` by projection; `like` as for `make_lora`."""
+        """`layers`: of each, the parts by projection; `in_sizes`: likewise; `like` as for `make_lora`; `experts` by
+        layer."""
         return cls(
             tuple(
-                ops.make_lora(layer[name], in_sizes[name], like) if layer.get(name) else None
-                for layer in layers
+                ops.make_lora(layer[name], sizes[name], like) if layer.get(name) else None
+                for layer, sizes in zip(layers, in_sizes, strict=True)
                 for name in PROJECTIONS
-            )
+            ),
+            experts,
         )
 
     @property
     def nbytes(self) -> int:
         """Memory of its weights."""
-        return sum(lora.nbytes for lora in self.loras if lora is not None)
+        of_experts = sum(loras.nbytes for loras in self.experts.values())
+        return of_experts + sum(lora.nbytes for lora in self.loras if lora is not None)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedAdapter:
+    """An adapter that was read and laid out for the kernels."""
+
+    digest: str
+    rank: int
+    packed: PackedAdapter
+    num_bytes: int
+    """That it takes, in a group on all ranks together."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +139,11 @@ class StepLoras:
         loras = [adapter.loras[place] for adapter in self.adapters]
         if any(lora is not None for lora in loras):
             self.ops.add_lora(out, x, loras, self.rows)
+
+    def experts(self, layer: int) -> list[ExpertLoras | None] | None:
+        """What each adapter adds to a layer's experts; None where none does."""
+        found = [adapter.experts.get(layer) for adapter in self.adapters]
+        return found if self.rows.num_rows and any(loras is not None for loras in found) else None
 
     def of_kept(self) -> StepLoras:
         """The same where only the wanted rows are computed any more."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import Protocol
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shared.errors import ModelLoadError
 from shared.kernels.lora.parts import MAX_RANK, LoraPart
-from shared.kernels.lora.step import Projection
+from shared.kernels.lora.step import ExpertParts, Projection
 from shared.model.adapters.config import AdapterConfig
 from shared.model.adapters.targets import Target, adapter_targets
 from shared.model.config.model_config import ModelConfig
@@ -42,11 +42,15 @@ class Adapter:
     """The highest of its parts."""
     layers: tuple[Mapping[Projection, tuple[LoraPart, ...]], ...]
     """For each of the decoder's layers, the parts of those projections that it adds to, in the order of outputs."""
+    experts: Mapping[int, Mapping[int, ExpertParts]] = field(default_factory=dict)
+    """By layer and by the expert's number among the decoder's own, what it adds to."""
 
     @property
     def nbytes(self) -> int:
         """Memory of its tensors."""
-        parts = (part for layer in self.layers for found in layer.values() for part in found)
+        parts = [part for layer in self.layers for found in layer.values() for part in found]
+        of_experts = (found for layer in self.experts.values() for found in layer.values())
+        parts += (part for found in of_experts for part in (*found.gate_up, *found.down))
         return sum(part.a.nbytes + part.b.nbytes for part in parts)
 
 
@@ -61,6 +65,10 @@ class AdapterPart(Protocol):
     @property
     def first_layer(self) -> int:
         """The first of them in the whole model."""
+        ...
+
+    def experts(self, layer: int) -> Sequence[int]:
+        """Ids of its experts of a layer, counted from its first."""
         ...
 
     def cut(self, module: str, target: Target, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -94,25 +102,47 @@ def read_adapter(
         tensors, digest = _read_all(settings, checkpoint)
     own = config if part is None else part.local_config
     parts: list[dict[Projection, list[LoraPart]]] = [{} for _ in range(own.num_layers)]
+    of_experts: dict[int, dict[int, dict[Projection, list[LoraPart]]]] = {}
     first, targets = 0 if part is None else part.first_layer, adapter_targets(own)
     order = rotary_order(config)
     for module, target in pairs.items():
         local = _counted_from(module, first)
         if local not in targets:  # another stage's
             continue
+        place = targets[local]
+        experts = range(0) if place.expert is None else _experts_of(own, part, place.layer)
+        if place.expert is not None and place.expert not in experts:
+            continue
         a, b = tensors[module + LORA_A], tensors[module + LORA_B]
         if part is not None:
             a, b = part.cut(module, target, a, b)
-        place = targets[local]
         if order is not None and target.projection == "qkv":
             b = _ordered(b, place.begin, order, own)
-        found = parts[place.layer].setdefault(target.projection, [])
-        found.append(LoraPart(a, b, settings.scale_of(module), place.begin))
-    layers = tuple(
-        {projection: tuple(sorted(found, key=lambda part: part.begin)) for projection, found in layer.items()}
-        for layer in parts
+        found = parts[place.layer]
+        if place.expert is not None:
+            found = of_experts.setdefault(place.layer, {}).setdefault(experts.index(place.expert), {})
+        found.setdefault(target.projection, []).append(LoraPart(a, b, settings.scale_of(module), place.begin))
+    return Adapter(
+        digest,
+        max(tensors[module + LORA_A].shape[0] for module in pairs),
+        tuple({projection: _by_outputs(found) for projection, found in layer.items()} for layer in parts),
+        {
+            layer: {
+                expert: ExpertParts(_by_outputs(found.get("gate_up", ())), _by_outputs(found.get("down", ())))
+                for expert, found in experts.items()
+            }
+            for layer, experts in of_experts.items()
+        },
     )
-    return Adapter(digest, max(tensors[module + LORA_A].shape[0] for module in pairs), layers)
+
+
+def _experts_of(config: ModelConfig, part: AdapterPart | None, layer: int) -> Sequence[int]:
+    assert config.moe is not None
+    return range(config.moe.routing.num_experts) if part is None else part.experts(layer)
+
+
+def _by_outputs(parts: Iterable[LoraPart]) -> tuple[LoraPart, ...]:
+    return tuple(sorted(parts, key=lambda part: part.begin))
 
 
 def _open(folder: Path, max_bytes: int) -> Checkpoint:
@@ -194,12 +224,10 @@ def _check_pair(
 
 def _why_no_target(module: str, config: ModelConfig) -> str:
     leaf = module.rpartition(".")[2]
-    if (
-        ".experts" in module
-        or leaf in ("gate", "router", "shared_experts")
-        or (config.moe and f".{config.names.mlp}." in module)
-    ):
-        return "and adapters of experts and routers are not supported"
+    if config.moe is not None and leaf in (config.moe.router, config.moe.shared_gate):
+        return "and adapters of routers are not supported"
+    if ".experts" in module and config.moe is not None and config.moe.stacked is not None:
+        return f"and adapters of experts that lie in one tensor, as those of {config.architecture}, are not supported"
     if leaf in ("embed_tokens", "lm_head"):
         return "and adapters of embeddings and of the output projection are not supported"
     return f"which {config.architecture} of {config.num_layers} layers does not have, or no adapter can change"

@@ -28,7 +28,8 @@ _REFUSED = {
     "modules_to_save": "whole modules beside the low-rank ones are not supported: merge the adapter into its model",
     "trainable_token_indices": "embeddings of tokens are not supported: merge the adapter into its model",
     "layer_replication": "replicated layers are not supported",
-    "target_parameters": "experts and other bare parameters are not supported",
+    "target_parameters": "pairs for bare parameters, such as all experts of a layer in one tensor, are not supported: "
+    "their names do not say of which parameter they are; experts that are named one by one are served",
     "alora_invocation_tokens": "adapters that begin in the middle of a text (aLoRA) are not supported",
     "arrow_config": "Arrow is not supported",
 }

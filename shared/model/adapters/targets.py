@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from shared.kernels.lora.step import Projection
 from shared.model.config.model_config import ModelConfig
+from shared.model.config.moe_config import MoeConfig
 from shared.model.layers.parameters import gate_up_rows, qkv_rows
 
 
@@ -14,14 +15,15 @@ class Target:
     """One module of a checkpoint."""
 
     layer: int
-    projection: Projection
+    projection: Projection  # or of the expert, where it is one's
     begin: int  # its first output among those of the projection
     num_outputs: int
     in_size: int
+    expert: int | None = None  # its id; None: of a projection that every token passes
 
 
 def adapter_targets(config: ModelConfig) -> dict[str, Target]:
-    """Module name, as in a checkpoint of text alone → where it lies. Without attention over latents and experts, which
+    """Module name, as in a checkpoint of text alone → where it lies. Without routers, and experts of one tensor, which
     are no targets; empty for a model whose attention is over latents, or with layers that have a state."""
     if config.latent is not None or config.delta is not None:
         return {}
@@ -33,14 +35,29 @@ def adapter_targets(config: ModelConfig) -> dict[str, Target]:
             ("qkv", qkv_rows(config), hidden),
             ("o", {"self_attn.o_proj": hidden}, heads),
         ]
-        if not config.has_experts(layer):
+        moe = config.moe if config.has_experts(layer) else None
+        mlp, size = (config.names.mlp, inner) if moe is None else (f"{moe.prefix}.{moe.shared}", moe.shared_size)
+        if size:
             fused += [
-                ("gate_up", gate_up_rows(config, config.names.mlp, inner), hidden),
-                ("down", {f"{config.names.mlp}.down_proj": hidden}, inner),
+                ("gate_up", gate_up_rows(config, mlp, size), hidden),
+                ("down", {f"{mlp}.down_proj": hidden}, size),
             ]
         for projection, rows, in_size in fused:
             begin = 0
             for name, num_outputs in rows.items():
                 found[prefix + name] = Target(layer, projection, begin, num_outputs, in_size)
                 begin += num_outputs
+        if moe is not None and moe.stacked is None:
+            found |= _of_experts(moe, layer, prefix, hidden)
+    return found
+
+
+def _of_experts(moe: MoeConfig, layer: int, prefix: str, hidden: int) -> dict[str, Target]:
+    gate, up, down = moe.projections
+    found: dict[str, Target] = {}
+    for expert in range(moe.routing.num_experts):
+        name = f"{prefix}{moe.prefix}.experts.{expert}."
+        found[name + gate] = Target(layer, "gate_up", 0, moe.expert_size, hidden, expert)
+        found[name + up] = Target(layer, "gate_up", moe.expert_size, moe.expert_size, hidden, expert)
+        found[name + down] = Target(layer, "down", 0, hidden, moe.expert_size, expert)
     return found

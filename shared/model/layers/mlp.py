@@ -11,6 +11,7 @@ from torch.nn import functional
 from shared.kernels.activation.rules import Activation
 from shared.kernels.backend import DecoderOps
 from shared.kernels.cpu.torch_threads import in_this_thread
+from shared.kernels.experts.loras import StepExpertLoras
 from shared.kernels.lora.step import StepLoras
 from shared.model.config.model_config import ModelConfig
 from shared.model.config.moe_config import MoeConfig
@@ -48,8 +49,11 @@ class Mlp:
 class MixtureOfExperts:
     """The experts that a router chooses for each token, and the shared ones that all pass."""
 
-    def __init__(self, moe: MoeConfig, modules: ExpertModules, shared: Mlp | None, kernels: DecoderOps) -> None:
-        """Keeps references to its arguments."""
+    def __init__(
+        self, moe: MoeConfig, modules: ExpertModules, shared: Mlp | None, kernels: DecoderOps, index: int
+    ) -> None:
+        """Keeps references to its arguments; `index` is the layer's number, from 0."""
+        self._index = index
         self._routing = moe.routing
         self._fp32_router = moe.fp32_router
         self._scales_inputs = moe.scales_inputs
@@ -68,7 +72,7 @@ class MixtureOfExperts:
         ranks' too; counted on the CPU alone."""
         return self._num_chosen.view(self._num_experts, -1)
 
-    def forward(self, x: Tensor, loras: StepLoras | None = None) -> Tensor:  # noqa: ARG002  # none adds to experts
+    def forward(self, x: Tensor, loras: StepLoras | None = None) -> Tensor:
         """[num_tokens, hidden_size] to the same shape."""
         modules = self._modules
         logits = modules.router.forward(x.float() if self._fp32_router else x)
@@ -78,9 +82,9 @@ class MixtureOfExperts:
             chosen = slots.flatten()
             self._num_chosen.scatter_add_(0, chosen, self._one.expand(chosen.shape))
         local_ids = expert_ids if modules.copies is None else modules.copies.local_ids(slots)
-        out = self._chosen(x, local_ids, weights)
+        out = self._chosen(x, local_ids, weights, self._added(loras))
         if self._shared is not None:
-            shared = self._shared.forward(x)
+            shared = self._shared.forward(x, loras)
             with in_this_thread(x, x.numel()):
                 if modules.shared_gate is not None:
                     shared = (x @ modules.shared_gate.T).sigmoid() * shared
@@ -89,13 +93,19 @@ class MixtureOfExperts:
             modules.group.all_reduce(out)
         return out
 
-    def _chosen(self, x: Tensor, local_ids: Tensor, weights: Tensor) -> Tensor:
+    def _added(self, loras: StepLoras | None) -> StepExpertLoras | None:
+        found = None if loras is None else loras.experts(self._index)
+        return None if loras is None or found is None else StepExpertLoras(found, loras.rows)
+
+    def _chosen(self, x: Tensor, local_ids: Tensor, weights: Tensor, loras: StepExpertLoras | None) -> Tensor:
         """What the chosen experts give; with biases, an input of 1 adds those of gate and up."""
         experts, down_bias = self._modules.experts, self._modules.down_bias
+        if down_bias is None and not self._scales_inputs:
+            return experts.forward(x, local_ids, weights, loras)
+        assert loras is None, "no adapter adds to experts of one tensor"
         if self._scales_inputs:
             return self._of_scaled(x, local_ids, weights)
-        if down_bias is None:
-            return experts.forward(x, local_ids, weights)
+        assert down_bias is not None
         with in_this_thread(x, x.numel()):
             padded = functional.pad(x, (0, BIAS_COLUMNS))
             padded[:, x.shape[1]] = 1
@@ -128,4 +138,4 @@ def feed_forward(layer: LayerModules, index: int, config: ModelConfig, kernels: 
         assert dense is not None
         return dense
     assert config.moe is not None
-    return MixtureOfExperts(config.moe, layer.experts, dense, kernels)
+    return MixtureOfExperts(config.moe, layer.experts, dense, kernels, index)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -26,6 +28,12 @@ class ShardOfAdapter:
     def first_layer(self) -> int:
         """See `AdapterPart`."""
         return self._shard.layers.begin
+
+    def experts(self, layer: int) -> Sequence[int]:
+        """See `AdapterPart`."""
+        found = self._shard.experts
+        assert found is not None, "a dense model"
+        return found[layer]
 
     def cut(self, module: str, target: Target, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         """See `AdapterPart`: the columns and rows that the rank has of the module's weight."""

@@ -19,10 +19,12 @@ from shared.collectives.one_host import join, shared_memories
 from shared.collectives.rank_links import Backend, RankLinks, Ways
 from shared.collectives.several_hosts import MeetingPlace, StoreServer, host_memories
 from shared.engine.engine import Engine
+from shared.engine.group.adapters import AdapterFollower, GroupAdapters
 from shared.engine.group.own_slices import SliceForm
 from shared.engine.group.plans import PlanAnnouncer, follow
 from shared.engine.group.slice_server import SliceServer
 from shared.engine.group.sliced_blocks import SlicedBlocks
+from shared.engine.messages import PlaceAdapter
 from shared.engine.runner.device_link import DeviceLink
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
@@ -30,7 +32,9 @@ from shared.engine.speculation.speculator import Speculator
 from shared.kernels.backends.registry import AUTO
 from shared.kernels.cpu.build import choose
 from shared.kernels.cpu.launch import load
+from shared.kernels.lora.parts import MAX_RANK
 from shared.kv.pool import BlockPool
+from shared.model.adapters.adapter import MAX_BYTES
 from shared.model.families.registry import load_config
 from shared.model.layers.expert_placement import Placement
 from shared.model.ranks.block_slices import block_slices, senders
@@ -59,6 +63,7 @@ class GroupRun(EngineRun):
         hosts: int = 1,
         devices: Sequence[str] = (),
         speculator: Speculator | None = None,
+        has_adapters: bool = False,
         **policy,
     ) -> None:
         """`num_blocks`: of each KV group. `own_pools`: each rank has its slices of blocks alone, else they share one
@@ -71,7 +76,8 @@ class GroupRun(EngineRun):
         config = RunnerConfig(max_num_seqs=MAX_NUM_SEQS, num_host_blocks=policy.get("num_host_blocks", 0))
         form = SliceForm(self.layout, block_slices(model, degrees))
         sending = senders(model, degrees) if own_pools else ()
-        self.meeting = _Meeting(Ways(degrees.tensor, degrees.pipeline, backend, senders=sending, hosts=hosts))
+        ways = Ways(degrees.tensor, degrees.pipeline, backend, senders=sending, hosts=hosts, has_adapters=has_adapters)
+        self.meeting = _Meeting(ways)
         shared = None if own_pools else torch.zeros(self.layout.shape(num_blocks), dtype=torch.uint8)
         self.joined: list[RankLinks] = []
 
@@ -85,11 +91,11 @@ class GroupRun(EngineRun):
         def run_follower(rank: int) -> None:
             links, decoder = join_as(rank)
             if shared is not None:
-                follow(links.everyone, Runner(decoder, self.layout, num_blocks, pool=shared))
+                _follow(links, Runner(decoder, self.layout, num_blocks, pool=shared), decoder)
             else:
                 follower = replace(config, warm_up=False, staged_transfer=False)
                 layout = decoder.own_layout(BLOCK_SIZE, kv_dtype)
-                _follow_with_own_pool(form, links, Runner(decoder, layout, num_blocks, follower))
+                _follow_with_own_pool(form, links, Runner(decoder, layout, num_blocks, follower), decoder)
 
         self.threads = ThreadPoolExecutor(degrees.num_ranks)
         self.followers: list[Future[None]] = [
@@ -98,6 +104,7 @@ class GroupRun(EngineRun):
         with self._ended_on_failure():
             self.links, self.decoder = join_as(0)
             self.announcer = PlanAnnouncer(self.links.everyone)
+            self.adapters = None if self.links.adapters is None else GroupAdapters(self.links.adapters, self.decoder)
             self.pool = BlockPool(num_blocks, BLOCK_SIZE)
             self.scheduler = Scheduler(
                 self.pool,
@@ -118,10 +125,17 @@ class GroupRun(EngineRun):
         self.engine.start()
         self.names = 0
 
+    def place(self, slot: int, folder: Path) -> None:
+        """Puts an adapter into a slot of all ranks."""
+        assert self.adapters is not None
+        self.engine.submit(PlaceAdapter(slot, self.adapters.read(folder, MAX_RANK, MAX_BYTES).packed))
+
     def close(self) -> None:
         """Ends the followers as a leader does; their errors are the test's."""
         super().close()
         with self._ended_on_failure():
+            if self.adapters is not None:
+                self.adapters.close()
             self.announcer.close()
             if isinstance(self.runner.blocks, SlicedBlocks):
                 self.runner.blocks.close()
@@ -168,10 +182,20 @@ class _Meeting:
             os.close(descriptor)
 
 
-def _follow_with_own_pool(form: SliceForm, links: RankLinks, runner: Runner) -> None:
+def _follow(links: RankLinks, runner: Runner, decoder: RankDecoder) -> None:
+    if links.adapters is None:
+        follow(links.everyone, runner)
+        return
+    adapters = AdapterFollower(links, decoder, runner.link)
+    adapters.start()
+    follow(links.everyone, runner, adapters.take)
+    adapters.join()
+
+
+def _follow_with_own_pool(form: SliceForm, links: RankLinks, runner: Runner, decoder: RankDecoder) -> None:
     server = SliceServer(form, links, runner.kv_blocks, runner.link, runner.arena)
     server.start()
     with torch.inference_mode():
         runner.start()
-    follow(links.everyone, runner)
+    _follow(links, runner, decoder)
     server.join()

@@ -9,10 +9,12 @@ import pytest
 
 from shared.engine.messages import AddSequence, PlaceAdapter
 from shared.engine.runner.runner import RunnerConfig
+from shared.engine.speculation.speculator import Speculator
 from shared.kv.hashing import ChainRoots
 from shared.model.adapters.random_adapter import write_random_adapter
 from shared.model.checkpoints import write_random_checkpoint
 from tests.integration.engine.engine_run import EngineRun, hand_off
+from tests.unit.engine.speculation.drafters import HostileDrafter, KnowingDrafter
 
 NUM_ADAPTERS = 8
 ROOTS = ChainRoots("a model", "float32", 1)
@@ -105,3 +107,21 @@ def test_static_steps_serve_the_base_and_others_its_adapters(folders: list[Path]
     with started(folders, config=config, kernels="torch") as run:
         assert answers(run, prompts, [3, 0]) == expected
         assert answers(run, prompts[1:], [0]) == expected[1:]
+
+
+def test_guesses_right_and_wrong_change_no_answer_of_an_adapter(folders: list[Path]) -> None:
+    """A step then has several rows of a sequence, all with its adapter."""
+    prompts = [list(range(5 + 7 * slot, 25 + 8 * slot)) for slot in range(5)]
+    slots = [0, 1, 2, 3, 8]
+    with started(folders) as run:
+        expected = answers(run, prompts, slots)
+    known = {tuple(prompt): tokens for prompt, tokens in zip(prompts, expected, strict=True)}
+    half_right = KnowingDrafter(known, lambda place, token: token if place % 3 < 2 else 3)
+    for drafter in (KnowingDrafter(known), half_right, HostileDrafter(seed=4, tokens=90)):
+        speculator = Speculator([drafter], num_guesses=4)
+        with started(folders, speculator=speculator) as run:
+            assert answers(run, prompts, slots) == expected
+            run.scheduler.check_integrity()
+        counters = speculator.counters
+        assert sum(counters.num_guesses.values()) > 0
+        assert sum(counters.num_accepted.values()) > 0 or isinstance(drafter, HostileDrafter)

@@ -12,7 +12,11 @@ from torch import Tensor
 from shared.kernels.backends.cpu import CpuKernels, DeterministicCpuKernels
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.experts import routing as reference
+from shared.kernels.experts.loras import StepExpertLoras
 from shared.kernels.experts.rules import Routing
+from shared.kernels.lora.parts import LoraPart
+from shared.kernels.lora.rows import LoraRows
+from shared.kernels.lora.step import ExpertParts
 from shared.kernels.pool_view import PoolView
 from shared.kernels.torch_backend import TorchKernels
 
@@ -49,6 +53,40 @@ def test_experts_give_what_torch_gives(isa: str, dtype: torch.dtype, sizes: tupl
     expected = TorchKernels.make_experts(gate_up, down, 0, own=False).forward(x, ids, weights)
     found = CpuKernels(isa).make_experts(gate_up, down, 0, own=False).forward(x, ids, weights)
     close(found, expected)
+
+
+@every_isa
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("tokens", [1, 7, 150])
+def test_experts_add_what_torch_adds(isa: str, dtype: torch.dtype, sizes: tuple[int, ...], tokens: int) -> None:
+    """Three adapters, of which one leaves these experts alone, and tokens of none."""
+    hidden, inner, experts, top_k = sizes
+    gate_up, down = weights_of(hidden, inner, experts, dtype)
+    x, (ids, weights) = random(tokens, hidden, dtype=dtype), choices(tokens, experts, top_k)
+
+    def part(rank: int, begin: int, out_size: int, in_size: int, seed: int) -> LoraPart:
+        a = random(rank, in_size, dtype=torch.float32, seed=seed) / in_size**0.5
+        return LoraPart(a, random(out_size, rank, dtype=torch.float32, seed=seed + 1) / rank**0.5, 0.7, begin)
+
+    of_each = [
+        {
+            expert: ExpertParts(
+                (part(5, 0, inner, hidden, 10), part(17, inner, inner, hidden, 20)), (part(3, 0, hidden, inner, 30),)
+            )
+            for expert in range(0, experts, 2)
+        },
+        {},
+        {expert: ExpertParts((part(2, inner, inner, hidden, 40),)) for expert in range(experts)},
+    ]
+    rows = LoraRows.of([(2 * token) % 5 - 1 if token % 3 else 2 for token in range(tokens)], 4)
+    found = []
+    for ops in (TorchKernels, CpuKernels(isa)):
+        made = ops.make_experts(gate_up, down, 0, own=False)
+        loras = [made.make_loras(parts, x) if parts else None for parts in of_each]
+        found.append(made.forward(x, ids, weights, StepExpertLoras([*loras, None], rows)))
+        assert not torch.equal(found[-1], made.forward(x, ids, weights))
+    close(found[1], found[0])
 
 
 @every_isa

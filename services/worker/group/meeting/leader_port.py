@@ -184,6 +184,7 @@ class MeetingPort:
             store=self.place.store,
             token=self.place.token,
             quantization=common.quantization,
+            has_adapters=common.has_adapters,
         )
 
     def _take(self, message: Message) -> None:

@@ -188,6 +188,7 @@ class Member:
             settings.group_hosts,
             MeetingPlace(common.store, common.token, address),
             next((kind for kind in QUANTIZATIONS if kind == common.quantization), AS_STORED),
+            common.has_adapters,
         )
         host = settings.group_host_index
         ranks = spec.ways.ranks_of(host)

@@ -54,7 +54,7 @@ def plan_decode(
     num_heads, num_kv_heads, head_dim = heads
     device = batch.seq_lens.device
     limits = devices.device_limits(device)
-    config = config or decode_config(head_dim, dtype.itemsize, limits)
+    config = config or decode_config(head_dim, dtype.itemsize, limits, num_heads // num_kv_heads)
     capacity = batch.block_tables.shape[1] * batch.block_size
     if window is not None:
         capacity = min(capacity, window + config.tile)  # a window may begin anywhere in its first tile

@@ -19,21 +19,30 @@ class DecodeConfig:
     uneven_parts: int = 0  # likewise where they do not: more even out; 0: as many
 
 
-def decode_config(head_dim: int, element_bytes: int, limits: DeviceLimits) -> DecodeConfig:
+def decode_config(head_dim: int, element_bytes: int, limits: DeviceLimits, group: int = 2) -> DecodeConfig:
     """Tiles whose stages leave room for several parts side by side in a multiprocessor's shared memory.
 
     A stage holds K and V: `2 * tile * head_dim * element_bytes`, 32 KiB for 64 tokens of 128 dims in 16 bits.
-    Two of three stages lie there at once, beside 4 KiB of the query.
+    Two of three stages lie there at once, beside 4 KiB of the query. Where a key serves one query head alone there is
+    next to nothing to compute, and one more stage keeps memory busy; wide heads fill it with two.
 
     A part waits for its table entries, its first keys and the merge whatever its length, and two of equal length side
     by side read as fast as a multiprocessor can: more are only worth their waits where lengths differ (measured on an
-    H200, see docs/benchmarks/engine/gpu.md).
+    H100 and an H200, see docs/benchmarks/engine/gpu.md).
+
+    Args:
+        head_dim: of a head.
+        element_bytes: of the query.
+        limits: of the device.
+        group: query heads that share a KV head.
     """
     row_bytes = head_dim * element_bytes
-    tile = 128 if row_bytes <= 128 else 64 if row_bytes <= 256 else 32 if row_bytes <= 512 else 16
-    num_stages = 3 if limits.shared_bytes > 64 * 1024 else 2
-    min_tiles = max(1, 128 // tile)
-    return DecodeConfig(tile, min_tiles, 2, num_warps=4, num_stages=num_stages, uneven_parts=3)
+    has_room = limits.shared_bytes > 160 * 1024
+    tile = 64 if row_bytes <= 256 or (row_bytes <= 512 and has_room) else 32 if row_bytes <= 512 else 16
+    num_stages = 2 if limits.shared_bytes <= 64 * 1024 or tile * row_bytes > 16 * 1024 else 3
+    if has_room and group == 1 and num_stages == 3:
+        num_stages = 4
+    return DecodeConfig(tile, max(1, 128 // tile), 2, num_warps=4, num_stages=num_stages, uneven_parts=3)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,10 @@
 // Products of rows with one of several weights of a size, which lie panel after panel as one packed weight: experts,
 // each with the rows of the tokens that chose it, and the heads of latent attention. Only the panels of weights that
 // have rows are read.
+#include <optional>
 #include <vector>
 
+#include "lora.h"
 #include "multiplication.h"
 #include "ops.h"
 
@@ -72,12 +74,38 @@ void combine(const T* found, const int64_t* rows, const float* weights, int64_t 
   }
 }
 
+// The rows that have an addition, by expert and adapter: of all rows, those of expert e are [starts[e], starts[e + 1]).
+struct AddedRows {
+  std::vector<int64_t> order, tiles;
+  std::vector<float> sums;
+
+  AddedRows(
+      const ExpertLoras& loras, const std::vector<int64_t>& starts, const std::vector<int64_t>& tokens, int64_t most_in) {
+    const int64_t num_experts = int64_t(starts.size()) - 1;
+    for (int64_t e = 0; e < num_experts; e++)
+      for (int64_t a = 0; a < loras.num_adapters; a++) {
+        const int64_t addition = a * num_experts + e, first = int64_t(order.size());
+        if (!loras.gate_up[addition] && !loras.down[addition]) continue;
+        for (int64_t row = starts[e]; row < starts[e + 1]; row++)
+          if (loras.adapters[tokens[row]] == a) order.push_back(row);
+        const int64_t end = int64_t(order.size());
+        for (int64_t i = first; i < end; i += kLoraRows) tiles.insert(tiles.end(), {addition, i, std::min(i + kLoraRows, end)});
+      }
+    sums.resize(lora_chunks(most_in) * order.size() * loras.most_ranks);
+  }
+
+  void add(const void* x, void* y, int64_t k, int64_t n, const Lora* const* of, int64_t most_ranks, int is_bf16) {
+    const LoraRows rows{order.data(), tiles.data(), int64_t(tiles.size()) / 3, int64_t(order.size())};
+    if (rows.num_rows) add_lora(x, y, k, n, of, rows, sums.data(), most_ranks, is_bf16);
+  }
+};
+
 template <typename T>
 void experts(
     const T* x, const int64_t* ids, const float* weights, const T* gate_up, const Packed& gate_up_packed, const T* down,
-    const Packed& down_packed, T* out, const ExpertMemory<T>& m, const ExpertSizes& s) {
+    const Packed& down_packed, T* out, const ExpertMemory<T>& m, const ExpertSizes& s, const ExpertLoras* loras) {
   const int64_t pairs = s.tokens * s.top_k, is_bf16 = sizeof(T) == 2;
-  std::vector<int64_t> starts(s.num_experts + 1, 0), rows(pairs, -1);
+  std::vector<int64_t> starts(s.num_experts + 1, 0), rows(pairs, -1), tokens(pairs);
   auto local = [&](int64_t pair) {
     const int64_t expert = ids[pair] - s.first_expert;
     return expert >= 0 && expert < s.num_experts ? expert : -1;
@@ -89,15 +117,22 @@ void experts(
   for (int64_t i = 0; i < pairs; i++)
     if (local(i) >= 0) {
       rows[i] = next[local(i)]++;
+      tokens[rows[i]] = i / s.top_k;
       std::memcpy(m.gathered + rows[i] * s.hidden, x + i / s.top_k * s.hidden, s.hidden * sizeof(T));
     }
   multiply_parts(
       side_by_side<T>(starts, m.gathered, s.hidden, m.gate_up, 2 * s.inner), gate_up, gate_up_packed, m.scratch,
       s.hidden, 2 * s.inner);
+  std::optional<AddedRows> added;
+  if (loras) {
+    added.emplace(*loras, starts, tokens, std::max(s.hidden, s.inner));
+    added->add(m.gathered, m.gate_up, s.hidden, 2 * s.inner, loras->gate_up, loras->most_ranks, is_bf16);
+  }
   tandem_act_and_mul(m.gate_up, m.activated, starts.back(), s.inner, int(s.gate), s.alpha, s.limit, is_bf16);
   multiply_parts(
       side_by_side<T>(starts, m.activated, s.inner, m.found, s.hidden), down, down_packed, m.scratch, s.inner,
       s.hidden);
+  if (loras) added->add(m.activated, m.found, s.inner, s.hidden, loras->down, loras->most_ranks, is_bf16);
   parallel_ranges(s.tokens, 32768 / (s.hidden * s.top_k) + 1, [&](int64_t first, int64_t last) {
     for (int64_t t = first; t < last; t++)
       combine(m.found, rows.data() + t * s.top_k, weights + t * s.top_k, s.top_k, s.hidden, out + t * s.hidden);
@@ -107,11 +142,12 @@ void experts(
 template <typename T>
 void experts_of(
     const void* x, const int64_t* ids, const float* weights, const void* gate_up, const int64_t* gate_up_packed,
-    const void* down, const int64_t* down_packed, void* out, void* const* memory, const ExpertSizes& s) {
+    const void* down, const int64_t* down_packed, void* out, void* const* memory, const ExpertSizes& s,
+    const ExpertLoras* loras) {
   const ExpertMemory<T> m{(T*)memory[0], (T*)memory[1], (T*)memory[2], (T*)memory[3], (float*)memory[4]};
   experts(
       (const T*)x, ids, weights, (const T*)gate_up, {gate_up_packed[0], gate_up_packed[1]}, (const T*)down,
-      {down_packed[0], down_packed[1]}, (T*)out, m, s);
+      {down_packed[0], down_packed[1]}, (T*)out, m, s, loras);
 }
 
 template <typename T>
@@ -129,15 +165,16 @@ void batched_linear(
 // x, out [tokens, hidden]; ids, weights [tokens, top_k]; gate_up and down: packed weights [num_experts 2 inner, hidden]
 // and [num_experts hidden, inner], with panel_stride and form as for tandem_linear; memory as in ExpertMemory. sizes: tokens, top_k,
 // hidden (a multiple of 32), inner (of 16), first_expert, num_experts, gate. Experts out of the range count as zero.
+// loras: null where no token has an addition.
 extern "C" void tandem_experts(
     const void* x, const int64_t* ids, const float* weights, const void* gate_up, const int64_t* gate_up_packed,
     const void* down, const int64_t* down_packed, void* out, void* const* memory, const int64_t* sizes, float alpha,
-    float limit, int is_bf16) {
+    float limit, const ExpertLoras* loras, int is_bf16) {
   const ExpertSizes s{sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], sizes[6], alpha, limit};
   if (is_bf16)
-    experts_of<bf16>(x, ids, weights, gate_up, gate_up_packed, down, down_packed, out, memory, s);
+    experts_of<bf16>(x, ids, weights, gate_up, gate_up_packed, down, down_packed, out, memory, s, loras);
   else
-    experts_of<float>(x, ids, weights, gate_up, gate_up_packed, down, down_packed, out, memory, s);
+    experts_of<float>(x, ids, weights, gate_up, gate_up_packed, down, down_packed, out, memory, s, loras);
 }
 
 // x [m, parts, k], packed w [parts n, k], its stride as for tandem_linear, y [m, parts, n]; strides: x's from row to

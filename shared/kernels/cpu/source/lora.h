@@ -23,6 +23,14 @@ struct LoraRows {
   int64_t num_tiles, num_rows;
 };
 
+// Additions to the experts of a layer.
+struct ExpertLoras {
+  const Lora* const* gate_up;  // [adapters][experts], null for none
+  const Lora* const* down;
+  const int64_t* adapters;  // of each token, -1 for none
+  int64_t num_adapters, most_ranks;
+};
+
 constexpr int64_t kLoraRows = 8, kLoraChunk = 512;  // inputs whose products a task sums
 
 inline int64_t lora_chunks(int64_t k) { return (k + kLoraChunk - 1) / kLoraChunk; }

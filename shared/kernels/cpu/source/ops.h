@@ -23,10 +23,11 @@ void tandem_compress(const void* w, int64_t k, int64_t n, const uint8_t* upper, 
 void tandem_linear(
     const void* x, const void* w, int64_t panel_stride, int64_t form, const void* bias, void* y, float* scratch, int64_t m,
     int64_t k, int64_t n, int is_bf16);
+struct ExpertLoras;
 void tandem_experts(
     const void* x, const int64_t* ids, const float* weights, const void* gate_up, const int64_t* gate_up_packed,
     const void* down, const int64_t* down_packed, void* out, void* const* memory, const int64_t* sizes, float alpha,
-    float limit, int is_bf16);
+    float limit, const ExpertLoras* loras, int is_bf16);
 void tandem_choose_experts(
     const void* logits, const float* bias, int64_t* ids, float* weights, const int64_t* sizes, float scale, int is_bf16);
 void tandem_batched_linear(

@@ -155,6 +155,27 @@ def test_a_prefill_sequence_ships_each_needed_block_once_as_soon_as_it_is_sealed
     assert s.pool.num_used == 0
 
 
+@pytest.mark.parametrize(
+    ("ship_blocks", "chunks"), [({0, 1, 2, 3, 4, 5}, [8, 8, 4, 5]), ({5}, [8, 8, 4, 5]), (set(), [8, 8, 8, 1])]
+)
+def test_the_last_chunk_of_a_prompt_whose_blocks_are_sent_is_short(ship_blocks, chunks):
+    s = Scheduler(BlockPool(16, 4), SchedulerConfig(4, 8, max_last_chunk=5))
+    s.add(sequence("a", list(range(2, 27)), goal=Goal.FIRST_TOKEN, ship_blocks=frozenset(ship_blocks)))
+    shapes = []
+    while s.has_work:
+        shapes += step(s)[0]
+    assert [count for _, _, count in shapes] == chunks
+
+
+def test_a_last_chunk_leaves_the_rest_of_its_step_to_other_prompts():
+    s = Scheduler(BlockPool(16, 4), SchedulerConfig(4, 12, max_last_chunk=4))
+    for name in ("a", "b"):
+        s.add(sequence(name, [ord(name)] * 12, goal=Goal.FIRST_TOKEN, ship_blocks=frozenset({0})))
+    assert step(s)[0] == [("a", 0, 8), ("b", 0, 4)]
+    assert step(s)[0] == [("a", 8, 4), ("b", 4, 4)]
+    assert step(s)[0] == [("b", 8, 4)]
+
+
 def test_waiting_sequences_do_not_start_when_their_blocks_would_starve_the_running_ones():
     s = scheduler(num_blocks=4, max_num_batched_tokens=32)
     s.add(sequence("a", [2] * 8, max_tokens=4))

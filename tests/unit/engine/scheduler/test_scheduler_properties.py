@@ -48,6 +48,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         target_s=st.sampled_from([0.0, 3.0]),
         max_overtaken_s=st.sampled_from([0.0, 5.0, 1e9]),
         unsent_share=st.sampled_from([0.1, 1.0]),
+        last_chunk=st.sampled_from([0, 1, 4, 9]),
         drafting=st.sampled_from(["", "hostile", "ngram"]),
         groups=st.sampled_from(GROUPS),
     )
@@ -62,6 +63,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         target_s,
         max_overtaken_s,
         unsent_share,
+        last_chunk,
         drafting,
         groups,
     ):
@@ -70,7 +72,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_blocks *= self.groups.size
         self.pool = BlockPool(num_blocks, BLOCK)
         self.now = 0.0
-        config = SchedulerConfig(max_seqs, budget, quantile, guess, num_slots, target_s, max_overtaken_s, unsent_share)
+        config = SchedulerConfig(
+            max_seqs,
+            budget,
+            quantile,
+            guess,
+            num_slots,
+            target_s,
+            max_overtaken_s=max_overtaken_s,
+            max_unsent_share=unsent_share,
+            max_last_chunk=last_chunk,
+        )
         drafter = HostileDrafter() if drafting == "hostile" else NgramDrafter()
         self.guesses = bool(drafting)
         speculator = Speculator([drafter], num_guesses=MOST_GUESSES) if drafting else None

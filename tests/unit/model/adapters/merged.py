@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import json
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.nn import Parameter
 from transformers import PreTrainedModel
 
 from shared.kernels.batch import AttentionBatch
@@ -20,6 +22,7 @@ from shared.kernels.pool_view import PoolView
 from shared.model.decoder import Decoder
 
 BLOCK_SIZE = 4
+_EXPERT = re.compile(r"(.*)\.(?:block_sparse_moe|mlp)\.experts\.(\d+)\.(\w+)")
 
 
 @torch.no_grad()
@@ -38,8 +41,21 @@ def merged(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
         rank = fields.get("rank_pattern", {}).get(leaf, fields["r"])
         alpha = fields.get("alpha_pattern", {}).get(leaf, fields["lora_alpha"])
         scale = alpha / (math.sqrt(rank) if fields.get("use_rslora") else rank)
-        weights[f"{plain}.weight"] += scale * (tensors[f"{module}.lora_B.weight"].float() @ tensors[name].float())
+        weight, rows = _weight(weights, plain)
+        weight[rows] += scale * (tensors[f"{module}.lora_B.weight"].float() @ tensors[name].float())
     return found
+
+
+def _weight(weights: dict[str, Parameter], module: str) -> tuple[Tensor, slice]:
+    """The weight of a module and its rows in it: transformers has all experts of a layer in one tensor, gate first."""
+    if (of_expert := _EXPERT.fullmatch(module)) is None:
+        return weights[f"{module}.weight"], slice(None)
+    layer, number, leaf = of_expert.groups()
+    if leaf in ("w2", "down_proj"):
+        return weights[f"{layer}.mlp.experts.down_proj"][int(number)], slice(None)
+    both = weights[f"{layer}.mlp.experts.gate_up_proj"][int(number)]
+    inner = both.shape[0] // 2
+    return both, slice(inner) if leaf in ("w1", "gate_proj") else slice(inner, None)
 
 
 class MixedBatch:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from shared.kernels.lora.rows import LoraRows
 from shared.model.adapters.random_adapter import write_random_adapter
@@ -81,6 +82,7 @@ def test_every_form_of_adapter_is_as_merged(tmp_path: Path, form: str, kernels: 
         "phi3",
         "phi3-longrope",
         "glm4",
+        "glm4-moe",
         "gemma3",
         "gpt-oss",
         "cohere2",
@@ -93,6 +95,36 @@ def test_every_family_is_as_merged(tmp_path: Path, name: str) -> None:
     model = save(tmp_path / "base", name)
     adapter = write_random_adapter(tmp_path / "adapter", load_config(tmp_path / "base"), rank=6)
     assert_as_merged(tmp_path / "base", model, adapter)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3-moe", "glm4-moe"])
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_adapters_of_experts_are_as_merged(tmp_path: Path, name: str, kernels: str) -> None:
+    """Of all experts and of some, of one of their projections alone, beside each other and the base."""
+    model = save(tmp_path / "base", name, hidden_size=64, moe_intermediate_size=48)
+    config = load_config(tmp_path / "base")
+    assert config.moe is not None
+    gate, up, down = config.moe.projections
+    forms: list[dict[str, Any]] = [
+        {"targets": [gate, up, down], "rank": 8},
+        {"targets": [up], "rank": 3},
+        {"targets": [down, "q_proj"], "rank": 20},
+    ]
+    folders = [
+        write_random_adapter(tmp_path / str(seed), config, seed=seed, strength=2.0, **form)
+        for seed, form in enumerate(forms)
+    ]
+    for folder in folders:
+        assert_as_merged(tmp_path / "base", model, folder, kernels)
+    some = load_file(folders[0] / "adapter_model.safetensors")
+    save_file({key: x for key, x in some.items() if ".experts.1." not in key}, folders[0] / "adapter_model.safetensors")
+    assert_as_merged(tmp_path / "base", model, folders[0], kernels)
+    decoder = Decoder.load(tmp_path / "base", torch.float32, "cpu", kernels=kernels)
+    packed = [None, *(decoder.pack_adapter(decoder.read_adapter(folder)) for folder in folders)]
+    prompts = [PROMPT[at : at + 9 + at] for at in range(4)]
+    mixed = MixedBatch(decoder, packed, 64).greedy(prompts, 32)
+    oracles = [model, *(merged(model, folder) for folder in folders)]
+    assert mixed == [oracle_greedy(oracle, prompt, 32)[0] for oracle, prompt in zip(oracles, prompts, strict=True)]
 
 
 def test_32_greedy_tokens_of_8_adapters_and_the_base_in_one_batch_are_those_of_each_alone(tmp_path: Path) -> None:

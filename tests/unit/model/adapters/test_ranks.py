@@ -15,8 +15,10 @@ from shared.model.adapters.random_adapter import write_random_adapter
 from shared.model.checkpoints import write_random_checkpoint
 from shared.model.decoder import Decoder
 from shared.model.families.registry import load_config
+from shared.model.layers.expert_placement import Placement
 from shared.model.ranks.rank_decoder import RankDecoder
 from shared.model.ranks.shard import Degrees
+from tests.integration.engine.families import write_family
 from tests.unit.collectives.in_threads import needs_library, run_group
 from tests.unit.model.test_rank_decoder import CHUNKS, batch_of, empty_pool
 
@@ -44,8 +46,27 @@ def loras_of(decoder: Decoder, folders: list[Path]) -> StepLoras:
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_ranks_give_what_one_decoder_gives(tmp_path: Path, name: str, degrees: Degrees) -> None:
     architecture, sizes = SHAPES[name]
+    write_random_checkpoint(tmp_path / "base", architecture, num_layers=3, **sizes)
+    assert_ranks_give_the_same(tmp_path, degrees)
+
+
+@pytest.mark.parametrize("degrees", [Degrees(2), Degrees(2, expert=2), Degrees(4, expert=2), Degrees(1, 2)], ids=str)
+@pytest.mark.parametrize("name", ["mixtral", "qwen3-moe"])
+def test_ranks_have_their_experts_additions(tmp_path: Path, name: str, degrees: Degrees) -> None:
+    """Whole experts, and columns of them."""
+    write_family(tmp_path / "base", name, num_heads=8, num_kv_heads=4)
+    assert_ranks_give_the_same(tmp_path, degrees)
+
+
+def test_copies_of_hot_experts_have_the_additions_of_the_expert(tmp_path: Path) -> None:
+    write_family(tmp_path / "base", "mixtral", num_heads=8, num_kv_heads=4)
+    config = load_config(tmp_path / "base")
+    placement = tuple(((0, 1, 2), (0, 3, 4)) for _ in range(config.num_layers))
+    assert_ranks_give_the_same(tmp_path, Degrees(2, expert=2), placement)
+
+
+def assert_ranks_give_the_same(tmp_path: Path, degrees: Degrees, placement: Placement = ()) -> None:
     base = tmp_path / "base"
-    write_random_checkpoint(base, architecture, num_layers=3, **sizes)
     folders = [
         write_random_adapter(tmp_path / str(seed), load_config(base), rank=3 + 20 * seed, seed=seed)
         for seed in range(2)
@@ -61,7 +82,7 @@ def test_the_ranks_give_what_one_decoder_gives(tmp_path: Path, name: str, degree
 
     def work(links: RankLinks) -> Tensor:
         with torch.inference_mode():
-            decoder = RankDecoder.load_rank(base, torch.float32, "auto", degrees, links)
+            decoder = RankDecoder.load_rank(base, torch.float32, "auto", degrees, links, None, placement)
             own = loras_of(decoder, folders)
             return decoder.forward(*arguments, pool, step.batch, step.logit_rows, loras=own)
 

@@ -47,6 +47,14 @@ DEEPSEEK: dict[str, Any] = {
     "num_experts_per_tok": 2,
     "first_k_dense_replace": 1,
 }
+GPT_OSS: dict[str, Any] = {
+    **FIELDS,
+    "architectures": ["GptOssForCausalLM"],
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "sliding_window": 4,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
 QKV = "base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight"
 
 
@@ -161,14 +169,35 @@ def test_tensors_that_do_not_fit_are_refused_by_name(tmp_path: Path, change: Any
         read_adapter(tmp_path, CONFIG)
 
 
-def test_experts_latents_and_states_are_refused_by_name(tmp_path: Path) -> None:
-    mixtral = parse_config(
-        {**FIELDS, "architectures": ["MixtralForCausalLM"], "num_local_experts": 2, "num_experts_per_tok": 1}
+MIXTRAL = parse_config(
+    {**FIELDS, "architectures": ["MixtralForCausalLM"], "num_local_experts": 3, "num_experts_per_tok": 1}
+)
+
+
+def test_parts_of_experts_lie_by_layer_and_expert(tmp_path: Path) -> None:
+    write_random_adapter(tmp_path, MIXTRAL, rank=4, targets=["w1", "w2", "w3"], rank_pattern={"w3": 7})
+    rewrite(
+        tmp_path, lambda tensors: [tensors.pop(name) for name in list(tensors) if "layers.0" in name and ".1." in name]
     )
+    adapter = read_adapter(tmp_path, MIXTRAL)
+    assert {layer: list(experts) for layer, experts in adapter.experts.items()} == {0: [0, 2], 1: [0, 1, 2]}
+    found = adapter.experts[1][2]
+    assert [(p.begin, *p.b.shape, p.a.shape[1]) for p in found.gate_up] == [(0, 40, 4, 48), (40, 40, 7, 48)]
+    assert [(p.begin, *p.b.shape, p.a.shape[1]) for p in found.down] == [(0, 48, 4, 40)]
+    assert not any(adapter.layers)
+    assert adapter.nbytes == 4 * (5 * (4 * 88 + 7 * 88 + 4 * 88))
+
+
+def test_routers_experts_of_one_tensor_latents_and_states_are_refused_by_name(tmp_path: Path) -> None:
     write_random_adapter(tmp_path, CONFIG, targets=["q_proj", "gate_proj"])
-    rewrite(tmp_path, rename("mlp.gate_proj", "block_sparse_moe.experts.0.w1"), target_modules=["q_proj", "w1"])
-    with pytest.raises(ModelLoadError, match="experts"):
-        read_adapter(tmp_path, mixtral)
+    rewrite(tmp_path, rename("mlp.gate_proj", "block_sparse_moe.gate"), target_modules=["q_proj", "gate"])
+    with pytest.raises(ModelLoadError, match=r"block_sparse_moe\.gate, and adapters of routers"):
+        read_adapter(tmp_path, MIXTRAL)
+    rewrite(
+        tmp_path, rename("block_sparse_moe.gate", "mlp.experts.0.gate_proj"), target_modules=["q_proj", "gate_proj"]
+    )
+    with pytest.raises(ModelLoadError, match="experts that lie in one tensor, as those of GptOssForCausalLM"):
+        read_adapter(tmp_path, parse_config(GPT_OSS))
     with pytest.raises(ModelLoadError, match="latents"):
         read_adapter(tmp_path, parse_config(DEEPSEEK))
     with pytest.raises(ModelLoadError, match="adapters of Qwen3_5ForCausalLM, whose layers have states"):

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from services.worker.adapters.pool import AdapterPool, LoadedAdapter
+from services.worker.adapters.pool import AdapterPool
 from services.worker.adapters.slots import SlotTable
 from shared.errors import InvalidRequest, ModelLoadError, NotFound, Overloaded
+from shared.kernels.lora.step import LoadedAdapter
 from tests.waiting import DEADLINE_S, until
 
 
@@ -36,7 +37,7 @@ class Rig:
         if digest == "broken":
             raise ModelLoadError(f"{folder.name} is damaged")
         packed: Any = SimpleNamespace(nbytes=1, digest=digest)
-        return LoadedAdapter(digest, 4, packed)
+        return LoadedAdapter(digest, 4, packed, packed.nbytes)
 
     def place(self, slot: int, packed: Any) -> None:
         self.placed[slot] = None if packed is None else packed.digest

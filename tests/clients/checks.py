@@ -217,7 +217,7 @@ def test_anthropic_cache_control_is_a_hint_that_changes_no_answer(claude: anthro
     system = [
         {"type": "text", "text": "Answer as Genesis would. " * 20, "cache_control": {"type": "ephemeral", "ttl": "1h"}}
     ]
-    fields = {"model": MODEL, "max_tokens": 8, "messages": ASK}
+    fields = {"model": MODEL, "max_tokens": 8, "messages": ASK, "extra_body": GREEDY}
     first, second = (claude.messages.create(system=system, **fields) for _ in range(2))
     assert first.content == second.content
     assert second.usage.cache_read_input_tokens > 0

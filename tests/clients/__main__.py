@@ -8,6 +8,7 @@ of `sdks`, and know the cluster by TANDEM_CLIENTS_URL and TANDEM_CLIENTS_GRPC al
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -28,19 +29,27 @@ def main() -> int:
     """The checks' exit status."""
     clients, *arguments = sys.argv[1:]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the cluster ends too
-    http, grpc = (f"127.0.0.1:{_free_port()}" for _ in range(2))
+    http, grpc, tools = (f"127.0.0.1:{_free_port()}" for _ in range(3))
+    here = Path(__file__).parent
+    python = str(Path(clients) / "sdks" / "bin" / "python")
     tandem = Path(sys.executable).parent / "tandem"
     with tempfile.TemporaryDirectory() as folder:
+        settings = {
+            "TANDEM_ROUTER_EDGE__BATCH__FOLDER": str(Path(folder) / "batches"),
+            "TANDEM_ROUTER_EDGE__MCP__ALLOWED_SERVERS": json.dumps([f"http://{tools}"]),
+            "TANDEM_ROUTER_EDGE__POOLING": "mean",
+        }
+        server = subprocess.Popen([python, str(here / "mcp_server.py"), tools.rpartition(":")[2]], cwd=folder)
         cluster = subprocess.Popen(
             [str(tandem), "up", "--no-example", "--http", http, "--grpc", grpc, "--num-kv-blocks", "1024"],
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, **settings, "PYTHONPATH": str(ROOT)},
             stdout=subprocess.DEVNULL,
         )
         try:
             _wait(cluster, f"http://{http}/readyz")
             checks = [
-                str(Path(clients) / "sdks" / "bin" / "python"),
+                python,
                 "-m",
                 "pytest",
                 "-q",
@@ -51,10 +60,10 @@ def main() -> int:
                 os.devnull,
                 *arguments,
             ]
-            here = Path(__file__).parent
             told = {
                 "TANDEM_CLIENTS_URL": f"http://{http}",
                 "TANDEM_CLIENTS_GRPC": grpc,
+                "TANDEM_CLIENTS_TOOLS": f"http://{tools}/mcp",
                 "TANDEM_CLIENTS_FOLDER": clients,
                 "LITELLM_LOCAL_MODEL_COST_MAP": "True",
             }
@@ -65,6 +74,8 @@ def main() -> int:
                 check=False,
             ).returncode
         finally:
+            server.terminate()
+            server.wait(DEADLINE_S)
             cluster.terminate()
             cluster.wait(DEADLINE_S)
 

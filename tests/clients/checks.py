@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from enum import StrEnum
 
 import anthropic
@@ -129,6 +130,97 @@ def test_openai_responses(client: openai.OpenAI) -> None:
         max_output_tokens=200,
     )
     assert is_thing(called.output[0].arguments)
+
+
+def test_openai_responses_that_are_kept_and_conversations(client: openai.OpenAI) -> None:
+    fields = {"model": MODEL, "max_output_tokens": 8, "temperature": 0}
+    first = client.responses.create(input="Tell me about Noah.", **fields)
+    second = client.responses.create(input="And then?", previous_response_id=first.id, **fields)
+    assert second.usage.input_tokens > first.usage.input_tokens + first.usage.output_tokens
+    assert client.responses.retrieve(first.id).output_text == first.output_text
+    assert len(client.responses.input_items.list(second.id).data) > 0
+    client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(first.id)
+    begun = client.responses.create(input="Tell me about Noah.", background=True, **fields)
+    deadline = time.monotonic() + 60
+    while begun.status in ("queued", "in_progress"):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+        begun = client.responses.retrieve(begun.id)
+    assert begun.output_text == first.output_text
+    conversation = client.conversations.create(metadata={"topic": "flood"})
+    client.responses.create(input="Tell me about Noah.", conversation=conversation.id, **fields)
+    items = client.conversations.items.list(conversation.id).data
+    assert {item.role for item in items} == {"user", "assistant"}
+    assert client.conversations.retrieve(conversation.id).metadata == {"topic": "flood"}
+    assert client.conversations.delete(conversation.id).deleted
+
+
+def test_openai_mcp_tools_are_called_and_approved(client: openai.OpenAI) -> None:
+    """The server is the protocol's own package. The choice makes the demo model call."""
+    tool = {"type": "mcp", "server_label": "things", "server_url": os.environ["TANDEM_CLIENTS_TOOLS"]}
+    choice = {"type": "mcp", "server_label": "things", "name": "describe"}
+    fields = {"model": MODEL, "input": "Describe a thing.", "max_output_tokens": 250, "temperature": 0}
+    asked = client.responses.create(tools=[tool], tool_choice=choice, **fields)
+    assert [item.type for item in asked.output] == ["mcp_list_tools", "mcp_approval_request"]
+    answer = {"type": "mcp_approval_response", "approval_request_id": asked.output[1].id, "approve": True}
+    approved = client.responses.create(
+        model=MODEL, input=[answer], previous_response_id=asked.id, tools=[tool], max_output_tokens=8
+    )
+    assert approved.output[0].type == "mcp_call"
+    assert approved.output[0].output.startswith("The ")
+    kinds = [
+        event.type
+        for event in client.responses.create(
+            tools=[{**tool, "require_approval": "never"}], tool_choice=choice, stream=True, **fields
+        )
+    ]
+    assert kinds.count("response.mcp_call.completed") >= 1
+    assert kinds[-1] in ("response.completed", "response.incomplete")
+
+
+def test_openai_files_and_batches(client: openai.OpenAI) -> None:
+    body = {"model": MODEL, "prompt": "And the LORD", "max_tokens": 4}
+    lines = [{"custom_id": f"r{i}", "method": "POST", "url": "/v1/completions", "body": body} for i in range(3)]
+    content = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    file = client.files.create(file=("in.jsonl", content), purpose="batch")
+    assert client.files.content(file.id).read() == content
+    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+    deadline = time.monotonic() + 120
+    while batch.status not in ("completed", "failed", "expired", "cancelled"):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+        batch = client.batches.retrieve(batch.id)
+    assert (batch.status, batch.request_counts.completed) == ("completed", 3)
+    answers = [json.loads(line) for line in client.files.content(batch.output_file_id).text.splitlines()]
+    assert {answer["custom_id"] for answer in answers} == {"r0", "r1", "r2"}
+    assert batch.id in [each.id for each in client.batches.list().data]
+    assert client.files.delete(file.id).deleted
+
+
+def test_openai_embeddings(client: openai.OpenAI) -> None:
+    found = client.embeddings.create(model=MODEL, input=["Noah", "the ark"])
+    assert [item.index for item in found.data] == [0, 1]
+    assert sum(number * number for number in found.data[0].embedding) == pytest.approx(1.0, abs=1e-3)
+
+
+def test_openai_beam_search_and_best_of(client: openai.OpenAI) -> None:
+    fields = {"model": MODEL, "prompt": "And the LORD", "max_tokens": 8}
+    beams = client.completions.create(n=2, best_of=4, extra_body={"use_beam_search": True}, **fields)
+    assert len({choice.text for choice in beams.choices}) == 2
+    drawn = client.completions.create(n=1, best_of=3, temperature=1, **fields)
+    assert len(drawn.choices) == 1
+
+
+def test_anthropic_cache_control_is_a_hint_that_changes_no_answer(claude: anthropic.Anthropic) -> None:
+    system = [
+        {"type": "text", "text": "Answer as Genesis would. " * 20, "cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    ]
+    fields = {"model": MODEL, "max_tokens": 8, "messages": ASK, "extra_body": GREEDY}
+    first, second = (claude.messages.create(system=system, **fields) for _ in range(2))
+    assert first.content == second.content
+    assert second.usage.cache_read_input_tokens > 0
 
 
 def test_anthropic_messages(claude: anthropic.Anthropic) -> None:

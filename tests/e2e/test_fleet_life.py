@@ -134,6 +134,25 @@ async def test_prefixes_of_other_weights_are_not_found(cluster, folders):
     assert (await answer(cluster, prompt))[:2] == (first, old)
 
 
+async def test_a_worker_that_dies_after_an_update_comes_back_with_its_weights(cluster, folders):
+    """Its settings name the old folder."""
+    response = await update(cluster, folders["new"])
+    new = response.json()["model_fingerprint"]
+    before = await answer(cluster, PROMPT)
+    cluster.signal("decode-0")
+    assert await cluster.restarted("decode-0")
+    await cluster.until(
+        lambda status: any(
+            w.worker.name == "decode-0" and w.connected and w.load.model_fingerprint == new and not w.load.draining
+            for w in status.workers
+        )
+    )
+    assert (await cluster.http.post("/sleep", json={"workers": ["decode-1"]})).status_code == 200
+    assert (await answer(cluster, PROMPT))[:2] == before[:2]  # of the one that came back
+    assert (await cluster.http.post("/wake_up")).json() == {"workers": ["decode-1"]}
+    assert (await update(cluster, folders["old"])).status_code == 200
+
+
 async def test_a_folder_of_other_shapes_is_refused_by_the_tensors_name_and_the_weights_stay(cluster, folders):
     before = await answer(cluster, PROMPT)
     response = await update(cluster, folders["other"])

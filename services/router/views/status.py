@@ -100,6 +100,8 @@ def _failures(fleet: Fleet) -> list[str]:
         if not link.connected:
             reason = f": {link.mismatch}" if link.mismatch else ""
             found.append(f"{roles_text(link.roles)} worker {link.name} is not connected{reason}")
+        elif link.mismatch:
+            found.append(f"{roles_text(link.roles)} worker {link.name} gets no requests: it {link.mismatch}")
         elif link.load.silent_stores:
             nodes = ", ".join(link.load.silent_stores)
             found.append(f"{roles_text(link.roles)} worker {link.name} gets no answer from store nodes: {nodes}")

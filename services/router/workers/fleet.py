@@ -109,6 +109,7 @@ class Fleet:
         """Ends all sessions; workers free what this router held. Twice is fine."""
         await self._discovery.close()
         await self.adapters.close()
+        await self.weights.close()
         for task in list(self._tasks):
             task.cancel()
         for task in list(self._tasks):
@@ -283,11 +284,15 @@ class Fleet:
             self._last_longest = welcome.max_model_len
 
     def _on_weights(self, link: WorkerLink) -> None:
-        """A worker's report after its weights have changed. The fleet's are those of the workers that take requests:
-        it gets other ones when none of the old ones' does and a worker of the new ones begins to."""
+        """A worker has connected, or reports after its weights have changed.
+
+        The fleet's are those of the workers that take requests: it gets other ones when none of the old ones' does and
+        a worker of the new ones begins to."""
         found, roots = link.model_fingerprint, self._roots
         if roots is None:
             return
+        if not link.load.model_fingerprint:
+            self.weights.bring(link, found)  # as it started
         if found != self.model_fingerprint and not link.load.draining:
             others = (other for other in self.links if other.connected and not other.load.draining)
             if not any(other.model_fingerprint == self.model_fingerprint for other in others):
@@ -330,7 +335,8 @@ class Fleet:
                 for role, form in ((WorkerRole.PREFILL, layout.computed), (WorkerRole.DECODE, layout.handed_off))
             }
             return
-        if welcome.model_fingerprint != self.model_fingerprint:
+        # One that starts again after an update has its settings' folder: it connects, and gets the fleet's weights.
+        if welcome.model_fingerprint != self.model_fingerprint and not self.weights.may_bring():
             raise ModelMismatch(
                 difference(welcome.model_fingerprint, self.model_fingerprint), field="model_fingerprint"
             )

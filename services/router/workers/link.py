@@ -79,8 +79,8 @@ class WorkerLink:
         worker can do more or less than before. `pools` are the placement's, by role. `on_lost` is called after a
         session ended unasked. `token`: `FleetKey.token()`, which a worker wants before it drains.
         `tpot_target_s`: what the worker bounds its steps by; 0 = nothing. `on_adapters` gets the worker's adapters
-        whenever they have changed; `on_weights` is called with each report of a worker whose weights have changed since
-        it started."""
+        whenever they have changed; `on_weights` is called when the worker has connected, and with each report of
+        one whose weights have changed since it started."""
         self.worker = worker
         self.name = worker.name
         self.roles = worker.roles
@@ -450,6 +450,8 @@ class WorkerLink:
         self._standing.begin(welcome, stream.suspicion)
         if welcome.HasField("adapters"):
             self._take_adapters(welcome.adapters)
+        if self._on_weights is not None:
+            self._on_weights(self)
         self._on_change()
         return stream
 

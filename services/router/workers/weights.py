@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from shared.errors import DeadlineExceeded, Internal, InvalidRequest, NotFound, TandemError, WorkerLost
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
+from shared.tasks import end_task
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +57,8 @@ class FleetWeights:
         """`workers`: the links that there are, connected or not."""
         self._workers = workers
         self._changing = asyncio.Lock()
+        self._updated: tuple[str, str] | None = None  # folder and fingerprint of the last update
+        self._bringing: dict[str, asyncio.Task[None]] = {}  # by worker
 
     async def update(self, folder: str, timeout_s: float = 0.0) -> tuple[str, list[str]]:
         """Every worker gets the weights of a folder: all are checked, then all paused, then all changed, then all
@@ -77,7 +80,37 @@ class FleetWeights:
                 loaded = await self._load(workers, folder, before)
             finally:
                 await asyncio.gather(*(worker.change_weights(RESUME) for worker in workers), return_exceptions=True)
+            self._updated = folder, loaded
             return loaded, [worker.name for worker in workers]
+
+    def may_bring(self) -> bool:
+        """Whether a worker that starts with other weights can get those of the last update."""
+        return self._updated is not None
+
+    def bring(self, worker: WeightWorker, fingerprint: str) -> None:
+        """A worker has come with weights of that fingerprint: where an update has brought others since, it gets them
+        too."""
+        if self._updated is not None and fingerprint != self._updated[1] and worker.name not in self._bringing:
+            self._bringing[worker.name] = asyncio.create_task(self._bring(worker), name=f"weights-{worker.name}")
+
+    async def _bring(self, worker: WeightWorker) -> None:
+        try:
+            async with self._changing:
+                if self._updated is not None and worker.connected:
+                    await worker.change_weights(PAUSE, timeout_s=TIMEOUT_S)
+                    try:
+                        await worker.change_weights(LOAD, self._updated[0])
+                    finally:
+                        await worker.change_weights(RESUME)
+        except TandemError as error:
+            logger.warning("worker %s does not get the weights of the last update: %s", worker.name, error)
+        finally:
+            self._bringing.pop(worker.name, None)
+
+    async def close(self) -> None:
+        """Ends what is under way."""
+        for task in list(self._bringing.values()):
+            await end_task(task)
 
     async def _load(self, workers: Sequence[WeightWorker], folder: str, before: dict[str, str]) -> str:
         """The fingerprint of all. Raises as `update`; all have then what they had."""

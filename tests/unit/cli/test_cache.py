@@ -128,7 +128,7 @@ def test_stats_show_tiers_tenants_pins_and_what_fails(tandem: RunTandem, cache: 
     assert lines[0] == "index: 12 blocks in 2.0 KiB at unix:///v.sock; 5 lookups, 50 % of 20 blocks found"
     assert "store node 127.0.0.1:2 does not answer: it does not answer" in lines
     assert "store node store-0, disk tier: [Errno 28] No space left" in lines
-    assert "store-0 host 3.0 MiB 4.0 MiB 75 % 3 17 9 6 0 0 1.0 MiB of 1.0 MiB" in lines
+    assert "store-0 host 3.0 MiB 4.0 MiB 75 % 3 17 9 6 0 0 1.0 MiB of 1.0 MiB 0 B 0" in lines
     assert "acme 3 100 50 % 20 % 5 % 25 % 2.0 MiB of 2.0 MiB - 2 11 5" in lines
     assert "unnamed - - - - - - 1.0 MiB - 1 0 0" in lines
     assert "system acme host 4 1" in lines

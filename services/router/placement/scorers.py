@@ -150,10 +150,9 @@ def nearness(view: WorkerView, context: ScoringContext) -> float:
 
 
 def adapter_residency(view: WorkerView, context: ScoringContext) -> float:
-    """1 where the adapter is ready to compute with, a half for one of its homes where it is to be loaded, else 0."""
-    if view.adapters.get(context.request.adapter, False):
-        return 1.0
-    return 0.5 * (view.name in context.homes)
+    """Half for a worker that is one of the adapter's homes, half where the adapter is ready to compute with."""
+    is_ready = view.adapters.get(context.request.adapter, False)
+    return 0.5 * (view.name in context.homes) + 0.5 * is_ready
 
 
 SCORERS: tuple[Scorer, ...] = (

@@ -129,3 +129,22 @@ def test_a_hand_off_sends_full_layers_and_the_last_blocks_of_windows(tmp_path):
     assert sent * block_bytes <= 0.55 * of_layer * num_tokens * 2
     # While it is computed, the window's blocks are those of a chunk and of the window before it.
     assert most <= num_tokens // BLOCK_SIZE + (2048 + 128) // BLOCK_SIZE + 1
+
+
+def test_a_long_prompt_holds_no_more_memory_behind_its_window(tmp_path):
+    """32,768 tokens in steps of 1,024, a window of 40: from the second step on 64 blocks that are computed, and the 3
+    that the window reaches back to."""
+    sizes = {"num_layers": 2, "max_position_embeddings": 40_000, "extra_config": {"sliding_window": 40}}
+    folder = write_family(tmp_path / "model", "MistralForCausalLM", **sizes)
+    prompt, used = [3 + i * 7 % 200 for i in range(32_768)], []
+    with EngineRun(folder, 2100, 1024) as run:
+        launch = run.runner.launch
+
+        def watched(plan):
+            used.append(run.pool.num_used)
+            return launch(plan)
+
+        run.runner.launch = watched
+        run.generate(prompt, max_tokens=3)
+    assert used[:32] == [64, *[67] * 31]
+    assert all(count <= 4 for count in used[32:])

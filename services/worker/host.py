@@ -14,7 +14,6 @@ from pathlib import Path
 import psutil
 import torch
 
-from services.worker.adapters.pool import LoadedAdapter
 from services.worker.group.expert_balance import ExpertBalance
 from services.worker.group.leader import RankGroup
 from services.worker.group.start import check_group, leader_runner, start_group
@@ -44,6 +43,7 @@ from shared.engine.speculation.speculator import GuessCounters, Speculator
 from shared.errors import ConfigError, TandemError
 from shared.fingerprints import deterministic_fingerprint
 from shared.kernels.cpu.multilinear import fastest_sum
+from shared.kernels.lora.step import LoadedAdapter
 from shared.kv.fleet_key import FleetKey, seal_of
 from shared.kv.hashing import ChainRoots
 from shared.kv.layout import LAYOUT_VERSION, BlockLayout

@@ -15,24 +15,13 @@ from typing import Protocol
 from services.worker.adapters.slots import Room, SlotTable
 from shared.errors import Internal, InvalidRequest, ModelLoadError, NotFound, Overloaded, TandemError
 from shared.kernels.cpu.torch_threads import keep_to_one_thread
-from shared.kernels.lora.step import PackedAdapter
+from shared.kernels.lora.step import LoadedAdapter, PackedAdapter
 from shared.tasks import end_task
 
 logger = logging.getLogger(__name__)
 
 MAX_NAMES = 4096
 """Most names of adapters on a worker."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LoadedAdapter:
-    """An adapter that was read and laid out for the worker's kernels."""
-
-    digest: str
-    rank: int
-    packed: PackedAdapter
-    num_bytes: int
-    """That it takes, in a group on all ranks together."""
 
 
 class ReadAdapter(Protocol):

@@ -108,6 +108,17 @@ class PackedAdapter:
         return of_experts + sum(lora.nbytes for lora in self.loras if lora is not None)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedAdapter:
+    """An adapter that was read and laid out for the kernels."""
+
+    digest: str
+    rank: int
+    packed: PackedAdapter
+    num_bytes: int
+    """That it takes, in a group on all ranks together."""
+
+
 @dataclass(frozen=True, eq=False)
 class StepLoras:
     """What a decoder computes beside its projections in one step."""

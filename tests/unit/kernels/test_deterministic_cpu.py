@@ -174,6 +174,7 @@ def test_logits_over_codes_are_the_same_in_every_cut_and_company(
 
 
 @needs_library
+@pytest.mark.slow
 @pytest.mark.skipif(len(VECTORS) < 2, reason="this processor has one of AVX2 and AVX-512 at most")
 @pytest.mark.parametrize("kv_dtype", CODES)
 def test_avx2_and_avx512_give_the_same_bits_over_codes(tmp_path: Path, kv_dtype: torch.dtype) -> None:

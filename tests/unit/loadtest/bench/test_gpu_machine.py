@@ -85,9 +85,10 @@ def test_make_needs_no_set_up_there(tmp_path: Path) -> None:
         ("gpu-check", f"OUT={tmp_path / 'check.json'}", "MINUTES=1", "ONLY=limits engine"),
         ("test-gpu", "ARGS=-q"),
     ]
+    own = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKEOVERRIDES", "ARGS")}
     for target, *settings in calls:
         command = ["make", target, f"PYTHON={sys.executable}", "VENV=/nowhere/venv", *settings]
-        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        ran = subprocess.run(command, capture_output=True, text=True, check=False, env=own)
         assert ran.returncode == 0, ran.stdout + ran.stderr
         assert "torch sees no CUDA device" in ran.stdout, ran.stdout
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from services.worker.adapters.pool import AdapterPool, LoadedAdapter
+from services.worker.adapters.pool import AdapterPool
 from services.worker.adapters.slots import SlotTable
 from shared.errors import InvalidRequest, ModelLoadError, NotFound, Overloaded
+from shared.kernels.lora.step import LoadedAdapter
 from tests.waiting import DEADLINE_S, until
 
 

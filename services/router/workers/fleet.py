@@ -289,7 +289,7 @@ class Fleet:
         The fleet's are those of the workers that take requests: it gets other ones when none of the old ones' does and
         a worker of the new ones begins to."""
         found, roots = link.model_fingerprint, self._roots
-        if roots is None:
+        if not roots:
             return
         if not link.load.model_fingerprint:
             self.weights.bring(link, found)  # as it started
@@ -298,7 +298,7 @@ class Fleet:
             if not any(other.model_fingerprint == self.model_fingerprint for other in others):
                 logger.info("the workers' weights have changed: model %s", found)
                 self.model_fingerprint = found
-                self._roots = replace(roots, model_fingerprint=found)
+                self._roots = {role: replace(of_role, model_fingerprint=found) for role, of_role in roots.items()}
         for other in self.links:
             is_same = other.model_fingerprint == self.model_fingerprint
             other.fit("" if is_same else difference(other.model_fingerprint, self.model_fingerprint))

@@ -85,7 +85,7 @@ class Weights:
         self._keys.check_admin(credentials(request.headers))
         body = await read_body(request.receive, request.headers, MAX_BODY_BYTES)
         asked = parse_body(kind, body or b"{}")
-        self._input_processor.check_model(asked.model or "")
+        self._input_processor.check_model(asked.model or "", "")
         return asked
 
 

@@ -29,6 +29,12 @@ from tests.waiting import DEADLINE_S
 DEMO = Path(__file__).parents[3] / "models" / "demo"
 
 
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What asks for emulated kernels (`isas.py`) is no setting, and settings refuse what they do not know."""
+    monkeypatch.delenv("TANDEM_TEST_EMULATED", raising=False)
+
+
 def loaded(*flags: str, roles: Roles = BOTH) -> LoadedModel:
     always = ("--name", "w", "--model", str(DEMO), "--dtype", "bf16", "--num-kv-blocks", "16")
     return load_model(load_settings(WorkerSettings, [*always, *flags]), lambda *_: None, roles=roles)

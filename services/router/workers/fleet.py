@@ -284,21 +284,24 @@ class Fleet:
             self._last_longest = welcome.max_model_len
 
     def _on_weights(self, link: WorkerLink) -> None:
-        """A worker has connected, or reports after its weights have changed.
+        """A worker has connected, has other weights, or begins or ceases to take requests.
 
         The fleet's are those of the workers that take requests: it gets other ones when none of the old ones' does and
-        a worker of the new ones begins to."""
+        a worker of new ones."""
         found, roots = link.model_fingerprint, self._roots
         if not roots:
             return
         if not link.load.model_fingerprint:
             self.weights.bring(link, found)  # as it started
-        if found != self.model_fingerprint and not link.load.draining:
-            others = (other for other in self.links if other.connected and not other.load.draining)
-            if not any(other.model_fingerprint == self.model_fingerprint for other in others):
-                logger.info("the workers' weights have changed: model %s", found)
-                self.model_fingerprint = found
-                self._roots = {role: replace(of_role, model_fingerprint=found) for role, of_role in roots.items()}
+        taking = [
+            other.model_fingerprint
+            for other in (link, *self.links)
+            if other.connected and not (other.retired or other.load.draining)
+        ]
+        if taking and self.model_fingerprint not in taking:
+            found = self.model_fingerprint = taking[0]
+            logger.info("the workers' weights have changed: model %s", found)
+            self._roots = {role: replace(of_role, model_fingerprint=found) for role, of_role in roots.items()}
         for other in self.links:
             is_same = other.model_fingerprint == self.model_fingerprint
             other.fit("" if is_same else difference(other.model_fingerprint, self.model_fingerprint))

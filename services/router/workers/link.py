@@ -79,8 +79,8 @@ class WorkerLink:
         worker can do more or less than before. `pools` are the placement's, by role. `on_lost` is called after a
         session ended unasked. `token`: `FleetKey.token()`, which a worker wants before it drains.
         `tpot_target_s`: what the worker bounds its steps by; 0 = nothing. `on_adapters` gets the worker's adapters
-        whenever they have changed; `on_weights` is called when the worker has connected, and with each report of
-        one whose weights have changed since it started."""
+        whenever they have changed; `on_weights` is called when the worker has connected, and when it reports other
+        weights than before or begins or ceases to take requests."""
         self.worker = worker
         self.name = worker.name
         self.roles = worker.roles
@@ -481,10 +481,13 @@ class WorkerLink:
     def _on_load(self, load: types_pb2.Load) -> None:
         if load.HasField("adapters"):
             self._take_adapters(load.adapters)
+        before = self.load
         self._standing.report(load)
-        if load.model_fingerprint and self.welcome is not None:
-            self.welcome.model_fingerprint = load.model_fingerprint
-            if self._on_weights is not None:
+        if self.welcome is not None:
+            if load.model_fingerprint:
+                self.welcome.model_fingerprint = load.model_fingerprint
+            is_other = (load.model_fingerprint, load.draining) != (before.model_fingerprint, before.draining)
+            if is_other and self._on_weights is not None:
                 self._on_weights(self)
         self._on_change()
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from shared.errors import DeadlineExceeded, Internal, InvalidRequest, NotFound, TandemError, WorkerLost
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
-from shared.tasks import end_task
+from shared.tasks import end_task, unbroken
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +24,9 @@ CHECK_S = 120.0
 """For a worker to read headers and samples of a folder."""
 LOAD_S = 3_600.0
 """For a worker to load weights, as `worker.startupTimeoutSeconds` of the chart."""
+BRING_AGAIN_S = 1.0
+"""Until weights are brought once more to a worker that did not take them; twice as long each time."""
+MAX_BRING_AGAIN_S = 60.0
 
 T = TypeVar("T")
 
@@ -43,6 +46,11 @@ class WeightWorker(Protocol):
         """Whether a session is there."""
         ...
 
+    @property
+    def model_fingerprint(self) -> str:
+        """Of the weights that it has now; empty while not connected."""
+        ...
+
     async def change_weights(
         self, step: worker_pb2.WeightStep.ValueType, folder: str = "", timeout_s: float = 0.0
     ) -> Any:
@@ -51,14 +59,14 @@ class WeightWorker(Protocol):
 
 
 class FleetWeights:
-    """One change at a time. Runs on the event loop."""
+    """One change at a time, which runs to its end where its caller is gone. Runs on the event loop."""
 
     def __init__(self, workers: Callable[[], Iterable[WeightWorker]]) -> None:
         """`workers`: the links that there are, connected or not."""
         self._workers = workers
         self._changing = asyncio.Lock()
         self._updated: tuple[str, str] | None = None  # folder and fingerprint of the last update
-        self._bringing: dict[str, asyncio.Task[None]] = {}  # by worker
+        self._bringing: dict[WeightWorker, asyncio.Task[None]] = {}
 
     async def update(self, folder: str, timeout_s: float = 0.0) -> tuple[str, list[str]]:
         """Every worker gets the weights of a folder: all are checked, then all paused, then all changed, then all
@@ -70,18 +78,24 @@ class FleetWeights:
                 f"folder must be an absolute path on the workers' hosts, not {folder!r}", field="folder"
             )
         async with self._changing:
-            workers = self._named(())
-            found = await _all(workers, lambda worker: worker.change_weights(CHECK, folder), CHECK_S)
-            if len({answer.model_fingerprint for answer in found}) > 1:
-                raise InvalidRequest(f"{folder} has not the same weights on all workers' hosts", field="folder")
-            before = {worker.name: answer.folder for worker, answer in zip(workers, found, strict=True)}
-            try:
-                await _all(workers, lambda worker: worker.change_weights(PAUSE, timeout_s=limit_s), limit_s + CHECK_S)
-                loaded = await self._load(workers, folder, before)
-            finally:
-                await asyncio.gather(*(worker.change_weights(RESUME) for worker in workers), return_exceptions=True)
-            self._updated = folder, loaded
-            return loaded, [worker.name for worker in workers]
+            return await unbroken(self._update(folder, limit_s))
+
+    async def _update(self, folder: str, limit_s: float) -> tuple[str, list[str]]:
+        workers = self._named(())
+        found = await _all(workers, lambda worker: worker.change_weights(CHECK, folder), CHECK_S)
+        if len({answer.model_fingerprint for answer in found}) > 1:
+            raise InvalidRequest(f"{folder} has not the same weights on all workers' hosts", field="folder")
+        before = {worker.name: answer.folder for worker, answer in zip(workers, found, strict=True)}
+        try:
+            await _pause(workers, limit_s)
+            loaded = await self._load(workers, folder, before)
+        finally:
+            await _resume(workers)
+        self._updated = folder, loaded
+        for worker in self._workers():  # one that came meanwhile, or started again
+            if worker.connected:
+                self.bring(worker, worker.model_fingerprint)
+        return loaded, [worker.name for worker in workers]
 
     def may_bring(self) -> bool:
         """Whether a worker that starts with other weights can get those of the last update."""
@@ -90,22 +104,33 @@ class FleetWeights:
     def bring(self, worker: WeightWorker, fingerprint: str) -> None:
         """A worker has come with weights of that fingerprint: where an update has brought others since, it gets them
         too."""
-        if self._updated is not None and fingerprint != self._updated[1] and worker.name not in self._bringing:
-            self._bringing[worker.name] = asyncio.create_task(self._bring(worker), name=f"weights-{worker.name}")
+        if self._updated is not None and fingerprint != self._updated[1] and worker not in self._bringing:
+            self._bringing[worker] = asyncio.create_task(self._bring(worker), name=f"weights-{worker.name}")
 
     async def _bring(self, worker: WeightWorker) -> None:
+        """Until the worker has them, is gone, or got others by another router."""
+        started_with, wait_s = worker.load.model_fingerprint, BRING_AGAIN_S
         try:
-            async with self._changing:
-                if self._updated is not None and worker.connected:
-                    await worker.change_weights(PAUSE, timeout_s=TIMEOUT_S)
-                    try:
-                        await worker.change_weights(LOAD, self._updated[0])
-                    finally:
-                        await worker.change_weights(RESUME)
-        except TandemError as error:
-            logger.warning("worker %s does not get the weights of the last update: %s", worker.name, error)
+            while worker.connected and worker.load.model_fingerprint in ("", started_with):
+                try:
+                    async with self._changing:
+                        if self._updated is not None and worker.connected:
+                            await self._give(worker, self._updated[0])
+                    return
+                except TandemError as error:
+                    logger.warning("worker %s does not get the weights of the last update: %s", worker.name, error)
+                await asyncio.sleep(wait_s)
+                wait_s = min(MAX_BRING_AGAIN_S, wait_s * 2)
         finally:
-            self._bringing.pop(worker.name, None)
+            self._bringing.pop(worker, None)
+
+    async def _give(self, worker: WeightWorker, folder: str = "") -> None:
+        """The weights of a folder, or those that it had. Raises as `update`."""
+        try:
+            await _pause([worker], TIMEOUT_S)
+            await _all([worker], lambda worker: worker.change_weights(LOAD, folder), LOAD_S)
+        finally:
+            await _resume([worker])
 
     async def close(self) -> None:
         """Ends what is under way."""
@@ -138,28 +163,31 @@ class FleetWeights:
         then than before."""
         limit_s = checked_timeout(timeout_s)
         async with self._changing:
-            workers = self._named(names)
-            try:
-                await _all(workers, lambda worker: worker.change_weights(PAUSE, timeout_s=limit_s), limit_s + CHECK_S)
-                await _all(workers, lambda worker: worker.change_weights(UNLOAD), CHECK_S)
-            except BaseException:
-                await asyncio.gather(*(worker.change_weights(RESUME) for worker in workers), return_exceptions=True)
-                raise
-            return [worker.name for worker in workers]
+            return await unbroken(self._sleep(names, limit_s))
+
+    async def _sleep(self, names: Sequence[str], limit_s: float) -> list[str]:
+        workers = self._named(names)
+        try:
+            await _pause(workers, limit_s)
+            await _all(workers, lambda worker: worker.change_weights(UNLOAD), CHECK_S)
+        except BaseException:
+            await _resume(workers)
+            raise
+        return [worker.name for worker in workers]
 
     async def wake(self, names: Sequence[str] = ()) -> list[str]:
-        """These workers, or all that sleep, load what they had and take requests again; returns their names. Raises as
-        `sleep`."""
+        """These workers, or all connected ones that sleep, load what they had and take requests again; returns their
+        names. Raises as `sleep`."""
         async with self._changing:
-            workers = [worker for worker in self._named(names) if worker.load.asleep]
+            return await unbroken(self._wake(names))
 
-            async def woken(worker: WeightWorker) -> None:
-                await worker.change_weights(PAUSE, timeout_s=CHECK_S)
-                await worker.change_weights(LOAD)
-                await worker.change_weights(RESUME)
-
-            await _all(workers, woken, LOAD_S)
-            return [worker.name for worker in workers]
+    async def _wake(self, names: Sequence[str]) -> list[str]:
+        known = self._named(names) if names else [worker for worker in self._workers() if worker.connected]
+        if not known:
+            raise WorkerLost("no worker is connected", retry_after_s=1.0)
+        workers = [worker for worker in known if worker.load.asleep]
+        await _all(workers, self._give, None)
+        return [worker.name for worker in workers]
 
     def asleep(self) -> list[str]:
         """Names of the workers that sleep."""
@@ -187,25 +215,26 @@ def checked_timeout(timeout_s: float) -> float:
     return timeout_s or TIMEOUT_S
 
 
+async def _limited(worker: WeightWorker, work: Awaitable[T], timeout_s: float | None) -> T:
+    """Raises DeadlineExceeded."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await work
+    except TimeoutError:
+        raise DeadlineExceeded(f"worker {worker.name} did not answer within {timeout_s:g} s", limit=timeout_s) from None
+
+
 async def _each(
-    workers: Sequence[WeightWorker], work: Callable[[WeightWorker], Awaitable[T]], timeout_s: float
+    workers: Sequence[WeightWorker], work: Callable[[WeightWorker], Awaitable[T]], timeout_s: float | None
 ) -> list[T | BaseException]:
-    """Each one's result or error, in order."""
-
-    async def limited(worker: WeightWorker) -> T:
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await work(worker)
-        except TimeoutError:
-            raise DeadlineExceeded(
-                f"worker {worker.name} did not answer within {timeout_s:g} s", limit=timeout_s
-            ) from None
-
-    return await asyncio.gather(*(limited(worker) for worker in workers), return_exceptions=True)
+    """Each one's result or error, in order. No time-out: `work` has its own."""
+    return await asyncio.gather(
+        *(_limited(worker, work(worker), timeout_s) for worker in workers), return_exceptions=True
+    )
 
 
 async def _all(
-    workers: Sequence[WeightWorker], work: Callable[[WeightWorker], Awaitable[T]], timeout_s: float
+    workers: Sequence[WeightWorker], work: Callable[[WeightWorker], Awaitable[T]], timeout_s: float | None
 ) -> list[T]:
     """Raises the first error, once all have answered."""
     answers = await _each(workers, work, timeout_s)
@@ -215,6 +244,23 @@ async def _all(
             raise _typed(answer)
         results.append(answer)
     return results
+
+
+async def _pause(workers: Sequence[WeightWorker], limit_s: float) -> None:
+    """Raises the first error at once: those that still wait for their requests are not waited for, a `_resume` ends
+    that."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for worker in workers:
+                pausing = worker.change_weights(PAUSE, timeout_s=limit_s)
+                group.create_task(_limited(worker, pausing, limit_s + CHECK_S))
+    except BaseExceptionGroup as errors:
+        raise _typed(errors.exceptions[0]) from None
+
+
+async def _resume(workers: Sequence[WeightWorker]) -> None:
+    """Raises nothing: one that does not answer is gone, or resumes when it is done with what it does."""
+    await _each(workers, lambda worker: worker.change_weights(RESUME), CHECK_S)
 
 
 def _typed(error: BaseException) -> BaseException:

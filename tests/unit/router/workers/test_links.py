@@ -70,6 +70,53 @@ def test_a_session_begins_with_the_target_that_the_router_promises():
     assert [link._new_epoch().tpot_target_s, link_in(Pool())._new_epoch().tpot_target_s] == [0.05, 0.0]
 
 
+def test_the_fleet_hears_of_weights_when_they_or_what_takes_requests_changes_alone():
+    heard = []
+    worker, pools = DiscoveredWorker("d0", DECODE, "h:1"), {WorkerRole.DECODE: Pool()}
+    link = WorkerLink(
+        worker,
+        "router-0",
+        lambda _: None,
+        lambda: None,
+        pools,
+        on_weights=lambda link: heard.append((link.model_fingerprint, link.load.draining)),
+    )
+    link._connected(types_pb2.Welcome(num_blocks=4, model_fingerprint="old"))
+    for fingerprint, draining in (("", False), ("", True), ("new", True), ("new", True), ("new", False)):
+        for num_free in (3, 4):
+            load = types_pb2.Load(num_free_blocks=num_free, draining=draining, model_fingerprint=fingerprint)
+            link._on_event(worker_pb2.Event(load=load))
+    assert heard == [("old", False), ("old", True), ("new", True), ("new", False)]
+
+
+def test_the_fleet_has_the_new_weights_once_the_last_worker_of_the_old_ones_takes_no_requests():
+    fleet = Fleet("r", StaticDiscovery.of({}, {}), lambda: None)
+    links = [
+        WorkerLink(
+            DiscoveredWorker(name, DECODE, "h:1"),
+            "r",
+            lambda _: None,
+            lambda: None,
+            {WorkerRole.DECODE: fleet.decode_pool},
+            on_weights=fleet._on_weights,
+        )
+        for name in ("updated", "joined")
+    ]
+    fleet.decodes.update((link.name, link) for link in links)
+    for link in links:
+        hello = welcome("")
+        hello.model_fingerprint = "old"
+        fleet._check(link.name, hello)
+        link._connected(hello)
+    updated, joined = links
+    updated._on_event(worker_pb2.Event(load=types_pb2.Load(model_fingerprint="new")))
+    assert fleet.model_fingerprint == "old"
+    assert "serves model new" in updated.mismatch
+    joined._on_event(worker_pb2.Event(load=types_pb2.Load(draining=True)))
+    assert fleet.model_fingerprint == "new"
+    assert [updated.mismatch, bool(joined.mismatch)] == ["", True]
+
+
 def test_a_welcome_that_crosses_the_removal_brings_no_work():
     pool = Pool()
     kept, removed = link_in(pool), link_in(pool)

@@ -9,6 +9,7 @@ import gc
 import logging
 import secrets
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -297,6 +298,20 @@ def release_memory() -> None:
         torch.cuda.empty_cache()
     with contextlib.suppress(OSError, AttributeError):  # another libc than glibc
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def let_go(error: BaseException) -> None:
+    """Drops what the functions that an error ended had, such as a part of a model. To be called by the function that
+    caught it, while it runs: one that waits would be ended too."""
+    todo, seen = [error], {id(error)}
+    while todo:
+        found = todo.pop()
+        traceback.clear_frames(found.__traceback__)
+        found.__traceback__ = None
+        for behind in (found.__cause__, found.__context__):
+            if behind is not None and id(behind) not in seen:
+                seen.add(id(behind))
+                todo.append(behind)
 
 
 def load_model(

@@ -12,11 +12,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Protocol
 
-from services.worker.host import EngineHost
+from services.worker.host import EngineHost, let_go, release_memory
 from services.worker.machine.choices import dtype_name
 from services.worker.session import Session
 from services.worker.telemetry.load import LoadReporter
-from shared.errors import DeadlineExceeded, Internal, InvalidRequest, ModelLoadError, TandemError
+from shared.errors import Cancelled, DeadlineExceeded, Internal, InvalidRequest, ModelLoadError, TandemError
 from shared.model.families.registry import load_config
 from shared.model.text.texts_digest import texts_digest
 from shared.model.weights.checkpoint import Checkpoint
@@ -60,29 +60,53 @@ class WeightChanges:
         self._worker = worker
         self._changing = asyncio.Lock()
         self._paused_by: Session | None = None
+        self._pausing: dict[Session, asyncio.Future[str]] = {}  # that wait for requests to end, or to begin that
 
     async def change(self, session: Session, command: worker_pb2.ChangeWeights) -> None:
         """Takes a step and sends its answer; raises nothing."""
         answer = worker_pb2.WeightsChanged(call=command.call)
         host = self._worker.host
+        if command.step == RESUME:
+            self._end_pause(session)
+        taking = asyncio.ensure_future(self._take_alone(session, command))
+        if command.step == PAUSE:
+            self._pausing[session] = taking
         try:
-            async with self._changing:
-                found = await self._take(session, command)
-                answer.model_fingerprint, answer.folder = found, str(host.folder.absolute())
+            await asyncio.wait((taking,))
+            answer.model_fingerprint = taking.result()
+            answer.folder = str(host.folder.absolute())
+        except asyncio.CancelledError:
+            if not taking.cancelled():  # this process ends
+                taking.cancel()
+                raise
+            answer.error.CopyFrom(to_proto(Cancelled("the router has ended the pause")))
         except TandemError as error:
             answer.error.CopyFrom(to_proto(error))
         except Exception as error:
             logger.exception("a change of the weights")
             answer.error.CopyFrom(to_proto(Internal(f"{type(error).__name__}: {error}")))
+        finally:
+            if self._pausing.get(session) is taking:
+                del self._pausing[session]
         session.send(weights_changed=answer)
-        if session.closed:
-            self.left(session)
+        if (by := self._paused_by) is not None and by.closed:
+            self.left(by)
+
+    async def _take_alone(self, session: Session, command: worker_pb2.ChangeWeights) -> str:
+        async with self._changing:
+            return await self._take(session, command)
 
     def left(self, session: Session) -> None:
         """The router that paused this worker is gone: nobody else will tell it to go on."""
+        self._end_pause(session)
         if self._paused_by is session and not self._changing.locked() and not self._worker.load.asleep:
             logger.warning("router %s left this worker paused: it resumes", session.router_name)
             self._resume()
+
+    def _end_pause(self, session: Session) -> None:
+        """The pause that this router is waiting for is not waited for any more; its answer says so."""
+        if (pausing := self._pausing.get(session)) is not None:
+            pausing.cancel()
 
     async def _take(self, session: Session, command: worker_pb2.ChangeWeights) -> str:
         """The fingerprint that the answer has. Raises TandemError."""
@@ -137,18 +161,23 @@ class WeightChanges:
         """Raises ModelLoadError, ConfigError; the worker has then what it had, asleep where it was."""
         host, load = self._worker.host, self._worker.load
         before, was_asleep = host.model.fingerprint, load.asleep
+        await asyncio.to_thread(check_folder, host, folder)
         if not was_asleep:
-            await asyncio.to_thread(check_folder, host, folder)
             await host.unload()
+        failed: Exception | None = None
         try:
             await host.reload(folder)
         except Exception as error:
-            logger.warning("weights of %s cannot be loaded: %s", folder, error)
+            failed = error
+        if failed is not None:  # not while it is handled: that would keep what was read of the new weights
+            logger.warning("weights of %s cannot be loaded: %s", folder, failed)
+            let_go(failed)
+            await asyncio.to_thread(release_memory)
             if not was_asleep:
                 await self._load_again()
-            if isinstance(error, TandemError):
-                raise
-            raise ModelLoadError(f"{folder} cannot be loaded: {type(error).__name__}: {error}") from error
+            if isinstance(failed, TandemError):
+                raise failed
+            raise ModelLoadError(f"{folder} cannot be loaded: {type(failed).__name__}: {failed}") from failed
         self._worker.on_engine_changed()
         load.asleep = False
         if host.model.fingerprint != before:

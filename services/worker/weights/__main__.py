@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from pathlib import Path
 
 from services.worker.settings import WorkerSettings
 from services.worker.weights.fetch import fetch_missing_folder
+from services.worker.weights.files import is_whole
 from shared.config import load_settings
-from shared.errors import TandemError
+from shared.errors import ModelLoadError, TandemError
 from shared.process import EXIT_REFUSED, error_event, progress_event
 from shared.telemetry.logs import set_up_logs
 
@@ -22,6 +24,8 @@ def main() -> int:
         settings = load_settings(WorkerSettings)
         set_up_logs("tandem-worker", settings.log_format, settings.log_level)
         asyncio.run(fetch_missing_folder(settings, progress_event))
+        if not is_whole(folder := Path(settings.model)):
+            raise ModelLoadError(f"{folder} has no model, and weights_from names nobody", field="weights_from")
     except TandemError as error:
         error_event(error)
         return EXIT_REFUSED

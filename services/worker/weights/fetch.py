@@ -14,8 +14,9 @@ import random
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from io import RawIOBase
 from pathlib import Path
 
 import grpc
@@ -45,6 +46,7 @@ from shared.rpc.connection import Connection
 from shared.rpc.errors import from_store_error
 from shared.rpc.fleet_identity import fleet_metadata
 from shared.rpc.pb.tandem.v1 import weights_pb2, weights_pb2_grpc
+from shared.rpc.tls import NamedCredentials, as_they_are
 
 logger = logging.getLogger(__name__)
 
@@ -76,13 +78,18 @@ async def fetch_missing_folder(settings: WorkerSettings, on_progress: OnProgress
     folder = Path(settings.model)
     if not settings.weights_from or await asyncio.to_thread(is_whole, folder):
         return None
-    peers = parse_named(settings.weights_from, "weights_from", unnamed=True).values()
+    peers = list(parse_named(settings.weights_from, "weights_from", unnamed=True).values())
     fetch = FolderFetch(folder, await weights_key(settings), settings.tls.channel_credentials(), on_progress)
     async with asyncio.TaskGroup() as group:
         asking = [group.create_task(addresses_of(peer)) for peer in peers]
-    addresses = list(dict.fromkeys(address for task in asking for address in task.result()))
+    hosts = {
+        address: Address.parse(peer, "weights_from").host
+        for peer, task in zip(peers, asking, strict=True)
+        for address in task.result()
+    }
+    addresses = list(hosts)
     random.shuffle(addresses)  # several that start take several peers
-    return await fetch.from_any(addresses)
+    return await fetch.from_any(addresses, hosts)
 
 
 async def addresses_of(peer: str) -> list[str]:
@@ -119,9 +126,10 @@ class FolderFetch:
         self._left: dict[str, int] = {}  # bytes of each file that are to come
         self._digest = ""  # of what `_complete` are files of
 
-    async def from_any(self, peers: list[str]) -> Fetched | None:
+    async def from_any(self, peers: list[str], hosts: Mapping[str, str] | None = None) -> Fetched | None:
         """Fetches from the first of the peers, host:port, that brings all of it; None where the folder is whole by
-        then. Raises ModelLoadError."""
+        then. `hosts`: by peer, the name that its certificate has where it is not the address. Raises
+        ModelLoadError."""
         reasons: list[str] = []
         lock = await asyncio.to_thread(self._lock)
         try:
@@ -131,7 +139,7 @@ class FolderFetch:
             for peer in peers:
                 began = time.perf_counter()
                 try:
-                    num_bytes = await self._from(peer)
+                    num_bytes = await self._from(peer, (hosts or {}).get(peer, ""))
                 except TandemError as error:
                     logger.warning("worker %s did not bring model folder %s: %s", peer, self._folder, error)
                     reasons.append(f"{peer}: {error.message}")
@@ -158,9 +166,12 @@ class FolderFetch:
             raise ModelLoadError(f"{self._folder} cannot be written to: {error}", field="model") from error
         return held
 
-    async def _from(self, peer: str) -> int:
+    async def _from(self, peer: str, host: str) -> int:
         """Raises TandemError; what came whole stays for the next peer."""
-        connection = Connection(peer, self._credentials)
+        credentials = as_they_are(self._credentials)
+        if credentials is not None and not isinstance(credentials, NamedCredentials) and host:
+            credentials = NamedCredentials(credentials, host)
+        connection = Connection(peer, credentials)
         metadata = fleet_metadata(token_of(self._key))
         stub = weights_pb2_grpc.WeightServiceStub(connection.channel())
         transfer = self._transfer(self._key)
@@ -244,7 +255,7 @@ class FolderFetch:
             file.seek(part.offset)
             left = part.num_bytes
             for piece in pieces:
-                file.write(piece[: min(left, PIECE_BYTES)])
+                _write_all(file, piece[: min(left, PIECE_BYTES)])
                 left -= PIECE_BYTES
 
     def _put_in_place(self, described: weights_pb2.WeightFiles) -> None:
@@ -252,8 +263,11 @@ class FolderFetch:
         if (found := content_digest(self._staging)) != described.digest:
             self._complete.clear()
             raise ModelLoadError(f"the files are those of {found}, not of {described.digest} as was announced")
+        for file in described.files:
+            _sync(self._staging / file.name)
         for file in described.files:  # the configuration last
             (self._staging / file.name).replace(self._folder / file.name)
+        _sync(self._folder)
 
 
 class _Stream:
@@ -304,6 +318,21 @@ class _Stream:
     def close(self) -> None:
         """Ends the call."""
         self._call.cancel()
+
+
+def _write_all(file: RawIOBase, data: memoryview) -> None:
+    """Writes all of it: one call on a raw file may write less."""
+    while data:
+        data = data[file.write(data) or 0 :]
+
+
+def _sync(path: Path) -> None:
+    """Returns when a file's content, or a folder's names, outlast the machine's power."""
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 def _check(described: weights_pb2.WeightFiles) -> None:

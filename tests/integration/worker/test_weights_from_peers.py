@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+from io import FileIO
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from services.worker.settings import WorkerSettings
 from services.worker.weights import files
-from services.worker.weights.fetch import STAGING, FolderFetch, addresses_of
+from services.worker.weights.__main__ import main as fetch_alone
+from services.worker.weights.fetch import STAGING, FolderFetch, addresses_of, fetch_missing_folder
 from services.worker.weights.server import SERVICE_NAME, WeightServicer, own_transfer
+from shared.config import load_settings
 from shared.errors import ModelLoadError
 from shared.kv.fleet_key import FleetKey, token_of
 from shared.kv.transfer import TRAILER_INDEX
 from shared.model.checkpoints import write_random_checkpoint
+from shared.process import EXIT_REFUSED
 from shared.rpc.fleet_identity import FleetGuard
 from shared.rpc.pb.tandem.v1 import weights_pb2
 from shared.rpc.server import RpcServer
+from tests.tls_files import Authority
 
 SECRET = b"a secret of the fleet"
 
@@ -189,3 +196,54 @@ async def test_names_outside_the_folder_are_refused(source, tmp_path, monkeypatc
 async def test_a_name_without_an_address_is_no_peer():
     assert await addresses_of("no-such-host.invalid:1") == []
     assert await addresses_of("127.0.0.1:7") == ["127.0.0.1:7"]
+
+
+@pytest.mark.parametrize(
+    ("host", "names"), [("localhost", "DNS:localhost"), ("127.0.0.1", "IP:127.0.0.1"), ("localhost", "DNS:other")]
+)
+async def test_a_peers_certificate_has_the_name_that_weights_from_has(source, tmp_path, host, names):
+    authority = Authority(tmp_path)
+    cert, key = authority.issue("peer", names)
+    folder = tmp_path / "copy"
+    tls = [f"--tls.cert={cert}", f"--tls.key={key}", f"--tls.ca={authority.cert}"]
+    settings = load_settings(WorkerSettings, ["--name=w", f"--model={folder}", *tls])
+    servicer = WeightServicer(lambda: source, FleetGuard(""), None, own_transfer)
+    server = RpcServer(f"{host}:0", servicer.register, (SERVICE_NAME,), credentials=settings.tls.server_credentials())
+    await server.start()
+    try:
+        port = server.address.rpartition(":")[2]
+        fetching = fetch_missing_folder(settings.model_copy(update={"weights_from": f"{host}:{port}"}), lambda *_: None)
+        if names == "DNS:other":
+            with pytest.raises(ModelLoadError, match="no worker gave one"):
+                await fetching
+        else:
+            assert (await fetching) is not None
+            assert contents(folder) == wanted(source)
+    finally:
+        await server.stop(grace_s=0)
+    assert await fetch_missing_folder(settings, lambda *_: None) is None
+
+
+async def test_a_disk_that_writes_a_part_at_a_time_gets_all(tmp_path, monkeypatch):
+    class Slow(FileIO):
+        def write(self, data):
+            return super().write(data[:1_000_003])
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", lambda path, mode, **_: Slow(path, mode.replace("b", "")))
+        fetch = FolderFetch(tmp_path)
+        fetch._staging.mkdir()
+        data = np.arange(3 * files.PIECE_BYTES // 8, dtype=np.uint64).view(np.uint8)
+        views = [memoryview(data[at : at + files.PIECE_BYTES]) for at in range(0, len(data), files.PIECE_BYTES)]
+        part = files.FilePart("f", 0, 3, len(data) - 5)
+        fetch._make_files([weights_pb2.WeightFile(name="f", num_bytes=part.num_bytes)])
+        sent = weights_pb2.SentWeights(checksums=files.checksums_of(views), contents=["", "", ""])
+        fetch._store(part, views, sent)
+    assert (fetch._staging / "f").read_bytes() == data[:-5].tobytes()
+
+
+def test_a_fetch_from_nobody_of_a_folder_that_is_not_there_fails(source, tmp_path, monkeypatch, capfd):
+    for folder, status in ((tmp_path / "none", EXIT_REFUSED), (source, 0)):
+        monkeypatch.setattr("sys.argv", ["weights", "--name=w", f"--model={folder}"])
+        assert fetch_alone() == status
+        assert ("weights_from names nobody" in "".join(capfd.readouterr())) == bool(status)

@@ -7,7 +7,7 @@ import re
 from collections import deque
 from collections.abc import Callable
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, QueryParams
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.router.edge.tenants.auth import CALLER, ApiKeys, credentials
@@ -17,6 +17,10 @@ _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|"|[{}\[\]:]', re.DOTALL)
 _KEY = b'"model"'
 OF_NO_MODEL = ("/v1/files", "/v1/batches", "/v1/conversations")
 """Paths whose bodies name no model; the first one's application has what all share."""
+
+
+BY_QUERY = ("/is_sleeping",)
+"""Paths without a body whose query names the model."""
 
 
 class ModelSwitch:
@@ -33,7 +37,7 @@ class ModelSwitch:
         """Passes one request on."""
         is_post = scope["type"] == "http" and scope["method"] == "POST" and not scope["path"].startswith(OF_NO_MODEL)
         if not is_post or not (CALLER in scope or self._may_read(Headers(scope=scope))):
-            await self._app_of("")(scope, receive, send)
+            await self._app_of(_queried(scope))(scope, receive, send)
             return
         body = _Body(receive, self._max_body_bytes)
         await self._app_of(await body.model())(scope, body.receive, send)
@@ -46,6 +50,12 @@ class ModelSwitch:
             return False
         length = headers.get("content-length", "")
         return not (length.isdecimal() and int(length) > self._max_body_bytes)
+
+
+def _queried(scope: Scope) -> str:
+    """The model that a request without a body is for; empty where that is none."""
+    is_for_one = scope["type"] == "http" and scope["path"] in BY_QUERY
+    return QueryParams(scope["query_string"]).get("model", "") if is_for_one else ""
 
 
 class _Body:

@@ -76,8 +76,9 @@ class Weights:
         return _json({"workers": await self._input_processor.names.known_weights.wake(asked.workers)})
 
     async def is_sleeping(self, request: Request) -> Response:
-        """Whether any does, and which."""
+        """Whether any of the model does that the query names, and which."""
         self._keys.check_admin(credentials(request.headers))
+        self._input_processor.check_model(request.query_params.get("model", ""), "")
         asleep = self._input_processor.names.known_weights.asleep()
         return _json({"is_sleeping": bool(asleep), "workers": asleep})
 

@@ -40,7 +40,7 @@ from tests.unit.router.edge.scripted_core import (
 from tests.waiting import DEADLINE_S
 
 SLOW = {"api_keys": ("slow",), "requests_per_minute": 1}
-SETTINGS = {"max_body_bytes": 4096, "api_keys": ("k",), "tenants": {"slow": SLOW}}
+SETTINGS = {"max_body_bytes": 4096, "api_keys": ("k",), "admin_keys": ("root",), "tenants": {"slow": SLOW}}
 KEY = {"authorization": "Bearer k"}
 
 
@@ -133,6 +133,18 @@ async def test_what_is_refused_is_refused_by_the_edge_as_with_one_model(door):
     assert (await door.complete(b'{"prompt": "' + b"x" * 5000 + b'", "model": "b/c"}')).status_code == 413
     assert (await door.complete(pieces(b'{"prompt": "', b"x" * 5000, b'"}'))).status_code == 413
     assert not any(core.running for core in door.cores.values())
+
+
+async def test_whether_workers_sleep_is_told_of_the_model_that_the_query_names(door):
+    for query, message in (
+        ("", "a has no workers"),
+        ("?model=alpha", "a has no workers"),
+        ("?model=b%2Fc", "b/c has no workers"),
+        ("?model=x", "the model 'x' is not served here"),
+    ):
+        response = await door.client.get(f"/is_sleeping{query}", headers={"authorization": "Bearer root"})
+        assert response.status_code == 404
+        assert message in response.json()["error"]["message"]
 
 
 async def test_a_clients_limits_hold_over_all_models(door):

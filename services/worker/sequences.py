@@ -34,7 +34,7 @@ def sequence_of(
         why = f"worker {host.settings.name} searches no beams: its device computes nothing"
         raise InvalidRequest(why, field="use_beam_search")
     if params.beams is not None and model.layout.format.is_converted:
-        # The tokens likeliest behind a prompt need the KV of its last token, which a decode worker there never computes.
+        # The tokens likeliest behind a prompt need the KV of its last token, which such workers never compute.
         why = f"worker {host.settings.name} searches no beams: its KV, {model.layout.format.name}, is converted"
         raise InvalidRequest(why, field="use_beam_search")
     vocab_size = model.config.vocab_size

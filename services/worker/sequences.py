@@ -33,6 +33,10 @@ def sequence_of(
     if params.beams is not None and host.settings.step_times is not None:
         why = f"worker {host.settings.name} searches no beams: its device computes nothing"
         raise InvalidRequest(why, field="use_beam_search")
+    if params.beams is not None and model.layout.format.is_converted:
+        # The tokens likeliest behind a prompt need the KV of its last token, which such workers never compute.
+        why = f"worker {host.settings.name} searches no beams: its KV, {model.layout.format.name}, is converted"
+        raise InvalidRequest(why, field="use_beam_search")
     vocab_size = model.config.vocab_size
     # An id that the model has no row for would not fail this request alone: it would end the engine.
     if not 0 < num_prompt_tokens <= len(token_ids):

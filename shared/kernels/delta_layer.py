@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from shared.kernels.batch import AttentionBatch
-from shared.kernels.delta.sizes import DeltaSizes
+from shared.kernels.delta_sizes import DeltaSizes
 from shared.kernels.pool_view import PoolView
 
 

@@ -141,6 +141,7 @@ class Runner:
         is_padded = is_static or most_tokens > 0
         assert pool is None or not is_padded, "a shared pool has no block for padding"
         self._num_blocks = num_blocks
+        self._shares_pool = pool is not None
         # [num_blocks, num_layers, num_planes, num_kv_heads, head_bytes] uint8; padding has one block more.
         self.kv_blocks: Tensor = allocate_pool(layout, num_blocks + is_padded, decoder.device) if pool is None else pool
         assert self.kv_blocks.shape == layout.shape(num_blocks + is_padded)
@@ -279,8 +280,9 @@ class Runner:
 
     def follow(self, plan: StepPlan) -> None:
         """A follower's part of a step that its leader has launched: the copies of its own pool's slices, and what it
-        computes."""
-        self._copy(plan)
+        computes. In a pool that ranks share the leader has made them, before it said so."""
+        if not self._shares_pool:
+            self._copy(plan)
         if plan.sequences:
             self.forward(plan.sequences)
 

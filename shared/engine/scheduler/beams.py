@@ -293,6 +293,7 @@ class BeamSearches:
         else:
             self._tables.free(sequence)
             sequence.num_computed_tokens = sequence.num_cached_tokens = 0
+            self._sequences.waits_first(sequence)
 
 
 def _ends(sequence: EngineSequence) -> frozenset[int]:

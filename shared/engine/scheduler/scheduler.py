@@ -404,12 +404,15 @@ class Scheduler:
             self._admission.check_batch(sequence, holders)
         except Overloaded:
             return False
-        try:
+        while True:
             # The last token is always computed, to have its logits.
             cached = self._tables.cached(sequence, sequence.num_tokens - 1)
-            self._admission.take_cached(sequence, held_of(cached), self._tables.num_needed(sequence), holders)
-        except Overloaded:
-            return self._beams.give_back() and self._start(sequence)
+            try:
+                self._admission.take_cached(sequence, held_of(cached), self._tables.num_needed(sequence), holders)
+                break
+            except Overloaded:
+                if not self._beams.give_back():
+                    return False
         self.sequences.run(sequence)
         sequence.num_found_tokens = 0
         if sequence.preempted_at:

@@ -126,6 +126,11 @@ class SequenceTable:
         sequence.status = Status.WAITING
         self.waiting.appendleft(sequence)
 
+    def waits_first(self, sequence: EngineSequence) -> None:
+        """A waiting one waits before all others."""
+        self.waiting.remove(sequence)
+        self.waiting.appendleft(sequence)
+
     def end(self, sequence: EngineSequence) -> None:
         """Any of them leaves for good."""
         if sequence.status is Status.WAITING:

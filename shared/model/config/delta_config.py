@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.kernels.delta.sizes import DeltaSizes
+from shared.kernels.delta_sizes import DeltaSizes
 from shared.model.config.json_fields import JsonFields
 
 STATE_ELEMENT_BYTES = 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,12 @@ from shared.engine.messages import AbortSequence, AddSequence, BeamAnswer, Engin
 from shared.engine.runner.runner import RunnerConfig
 from shared.engine.sampling_params import BeamSearch
 from shared.errors import InvalidRequest
+from shared.model.ranks.shard import Degrees
 from tests.integration.engine.engine_run import EngineRun, hand_off
 from tests.integration.engine.families import write_family
+from tests.integration.engine.group_run import GroupRun
 from tests.integration.engine.test_greedy_against_transformers import DEMO, load_transformers
+from tests.unit.collectives.in_threads import needs_library
 
 PROMPT = [7 + (i * 37) % 190 for i in range(45)]
 NUM_TOKENS = 24
@@ -184,3 +188,19 @@ def test_more_ends_than_a_step_tells_of_are_refused(plain):
         run.engine.submit(AddSequence(item))
         with pytest.raises(InvalidRequest, match="at most 8 beams"):
             found(run, item.sequence_id)
+
+
+@needs_library
+def test_blocks_of_a_pool_that_ranks_share_are_copied_once(tmp_path: Path) -> None:
+    """By the leader: forks' last blocks, and those that go to host memory and come back."""
+    folder = write_family(tmp_path / "model", "LlamaForCausalLM")
+    search = BeamSearch(4, 4)
+    prompts = [PROMPT[i : i + 20 + 9 * i] for i in range(4)]
+    with closing(EngineRun(folder)) as alone:
+        expected = alone.generate(*prompts, max_tokens=40)
+    run = GroupRun(folder, Degrees(2), num_blocks=12, max_num_batched_tokens=17, num_host_blocks=8)
+    assert run.generate(*prompts, max_tokens=40) == expected
+    assert run.scheduler.counters.num_swapped_out > 0
+    for _ in range(3):
+        assert search_in(run, PROMPT, search) == transformers_beams(folder, PROMPT, search, [])
+    left_clean(run)

@@ -28,6 +28,9 @@ async def test_a_handed_over_prompt_is_sent_once_and_its_beams_are_those_of_tran
         assert await searched(run) == expected
         sent = 7 * block_bytes(DEMO)
         await run.until(lambda s: loads(s)["prefill-0"].kv_bytes_sent == before["prefill-0"].kv_bytes_sent + sent)
+        lines = (await run.http.get("/metrics")).text.splitlines()
+        [counted] = [line for line in lines if line.startswith("tandem_tokens_total{") and 'kind="output"' in line]
+        assert float(counted.rpartition(" ")[2]) == SEARCH.width * NUM_TOKENS, "all that was computed"
         found = await asyncio.gather(*(searched(run) for _ in range(6)))
         assert found == [expected] * 6
         await run.idle()

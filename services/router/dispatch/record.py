@@ -258,7 +258,8 @@ class RequestRecord:
     reason: FinishReason | None = None
     """Set where it finished; for a stop string STOP, as the client receives it."""
     num_given_tokens: int = 0
-    """Output tokens that the client was given on this call: a stop string cuts off later ones."""
+    """Output tokens that the client was given on this call: a stop string cuts off later ones. Of a beam search those
+    of all beams, each step one a beam."""
     delivered_at: float = 0.0
     """time.perf_counter() when the writer of the reply had passed on the last of it, or the client was gone."""
 

@@ -223,7 +223,6 @@ class OutputStream:
         self._open: list[_Answer] = []  # those without their last delta
         self._given: _Answer | None = None  # its last delta was returned: the reader passes it on
         self._ready: deque[tuple[int, OutputDelta]] = deque()
-        self.num_output_tokens = 0  # of all answers so far
         self._error: BaseException | None = None  # behind what is ready
 
     async def __aenter__(self) -> Self:
@@ -287,6 +286,18 @@ class OutputStream:
             self._given = next(answer for answer in self._answers if answer.index == index)
         return index, delta
 
+    @property
+    def num_output_tokens(self) -> int:
+        """Of all answers so far; those of a beam search are all that were computed, for whichever beam."""
+        return sum(map(self._num_tokens, self._answers))
+
+    def _num_tokens(self, answer: _Answer) -> int:
+        search = answer.request.sampling.beams
+        if search is None:
+            return answer.num_tokens
+        num_steps, limit = self._records[answer.index].num_output_tokens, answer.request.sampling.max_tokens
+        return search.width * (num_steps if limit is None else min(num_steps, limit))  # a retry begins anew
+
     async def aclose(self) -> None:
         """Ends all requests in the whole cluster. Idempotent."""
         await self._end(None)
@@ -298,9 +309,9 @@ class OutputStream:
         for index in sorted(self._uncounted):
             answer = given.get(index)
             if answer is not None and answer.finish is not None:
-                self._count(index, FINISHED, answer.finish.reason, answer.num_tokens)
+                self._count(index, FINISHED, answer.finish.reason, self._num_tokens(answer))
             else:
-                self._count(index, outcome_of(error), None, answer.num_tokens if answer is not None else 0)
+                self._count(index, outcome_of(error), None, self._num_tokens(answer) if answer is not None else 0)
         self._open = []
         for answer in self._answers:
             await answer.running.aclose()
@@ -320,7 +331,6 @@ class OutputStream:
             except Exception as error:
                 self._error = error
                 break
-            self.num_output_tokens += len(output.token_ids)
             answer.num_tokens += len(output.token_ids)
             if output.finish is not None:
                 answer.finish = output.finish
@@ -334,7 +344,7 @@ class OutputStream:
         """The reader has passed on what it got last."""
         answer, self._given = self._given, None
         if answer is not None and answer.finish is not None:
-            self._count(answer.index, FINISHED, answer.finish.reason, answer.num_tokens)
+            self._count(answer.index, FINISHED, answer.finish.reason, self._num_tokens(answer))
 
     def _count(self, index: int, outcome: str, reason: FinishReason | None = None, num_tokens: int = 0) -> None:
         if index in self._uncounted:

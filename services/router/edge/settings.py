@@ -122,10 +122,10 @@ class McpSettings(SettingGroup):
     """Longest time of one message to a server and its answer. Seconds."""
 
     max_result_bytes: int = Field(default=1 << 20, ge=1 << 10, le=64 << 20)
-    """Longest answer of a server. Bytes."""
+    """Longest answer of a server, and longest lists of tools of one request together. Bytes."""
 
     max_calls: int = Field(default=16, ge=1, le=128)
-    """Most calls of tools for one response; behind them the model is asked no more."""
+    """Most calls of tools for one response, approved ones among them; behind them the model is asked no more."""
 
 
 class EdgeSettings(SettingGroup):

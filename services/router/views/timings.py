@@ -91,7 +91,9 @@ def decoded_elsewhere_s(record: RequestRecord) -> float:
 def tpot_s(record: RequestRecord) -> float | None:
     """None below two tokens, and while it runs."""
     first, end = first_token_at(record), delivered_at(record)
-    num_tokens = record.num_given_tokens if record.outcome else record.num_output_tokens
+    num_tokens = record.num_output_tokens
+    if record.outcome:  # beams advance together: only their steps are in `num_output_tokens`
+        num_tokens = min(record.num_given_tokens, num_tokens or record.num_given_tokens)
     if not first or not end or num_tokens < 2:
         return None
     return max(0.0, end - first) / (num_tokens - 1)

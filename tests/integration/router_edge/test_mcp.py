@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import aiohttp
 import pytest
 import pytest_asyncio
 from aiohttp import web
 
 from services.router.dispatch.request import FinishReason, Request
+from shared.errors import Overloaded
 from tests.integration.router_edge.conftest import Edge, StartEdge
 from tests.unit.router.edge.scripted_core import text_steps
 
@@ -37,6 +40,11 @@ class ToolServer:
     heard: list[tuple[str, dict[str, Any]]] = field(default_factory=list)  # method, params
     headers: list[dict[str, str]] = field(default_factory=list)
     result: Callable[[dict[str, Any]], dict[str, Any]] = lambda _: {"content": [{"type": "text", "text": "4"}]}
+    called: asyncio.Event = field(default_factory=asyncio.Event)
+    may_answer: asyncio.Event = field(default_factory=asyncio.Event)  # calls of tools
+
+    def __post_init__(self) -> None:
+        self.may_answer.set()
 
     async def post(self, request: web.Request) -> web.StreamResponse:
         message = await request.json()
@@ -59,6 +67,8 @@ class ToolServer:
             return web.json_response({"jsonrpc": "2.0", "id": message["id"], "result": result})
         answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await answer.prepare(request)
+        self.called.set()
+        await self.may_answer.wait()
         note = {"jsonrpc": "2.0", "method": "notifications/progress", "params": {}}
         body = {"jsonrpc": "2.0", "id": message["id"], "result": self.result(params)}
         for each in (note, body):
@@ -104,9 +114,10 @@ def answers(edge: Edge, *texts: str) -> None:
     edge.core.script = script
 
 
-async def started(start_edge: StartEdge, server: ToolServer, **mcp: object) -> Edge:
+async def started(start_edge: StartEdge, server: ToolServer, kept: object = None, **mcp: object) -> Edge:
     origin = server.url.removesuffix("/mcp")
-    return await start_edge(tool_call_parser="hermes", mcp={"allowed_servers": (origin,), **mcp})
+    settings = {} if kept is None else {"kept": kept}
+    return await start_edge(tool_call_parser="hermes", mcp={"allowed_servers": (origin,), **mcp}, **settings)
 
 
 def tool(server: ToolServer, **fields: object) -> dict[str, Any]:
@@ -290,3 +301,138 @@ async def test_a_server_that_fails_is_a_typed_error_or_an_item(start_edge: Start
     assert (await ask(edge, 400, tools=[never]))["error"]["param"] == "tools"
     server.tools = TOOLS[:1] * 400
     assert (await ask(edge, 424, tools=[never]))["error"]["code"] == "tool_server_failed"
+
+
+async def approving(edge: Edge, server: ToolServer, **fields: object) -> dict[str, Any]:
+    """The body of a request that approves the call for which the model has asked."""
+    asked = await ask(edge, tools=[tool(server)])
+    response = {"type": "mcp_approval_response", "approval_request_id": asked["output"][-1]["id"], "approve": True}
+    return {"tools": [tool(server, **fields)], "previous_response_id": asked["id"], "input": [response]}
+
+
+async def test_a_request_that_is_refused_makes_no_call(start_edge: StartEdge, server: ToolServer) -> None:
+    edge = await started(start_edge, server)
+    answers(edge, CALL, "It is 4.")
+    body = await approving(edge, server)
+    fresh = {**body, "previous_response_id": None, "input": "Roll."}
+    num_heard = len(server.heard)
+    for given in (body, fresh):
+        assert (await ask(edge, 404, **given, model="other"))["error"]["param"] == "model"
+    assert len(server.heard) == num_heard, "no server is asked for a model that is not served"
+    for wrong in (
+        {"max_output_tokens": 100_000},
+        {"top_p": 2.0},
+        {"tool_choice": {"type": "function", "name": "x"}},
+    ):
+        await ask(edge, 400, **body, **wrong)
+    assert not server.calls()
+    assert (await ask(edge, **body))["output"][0]["output"] == "4"
+    assert len(server.calls()) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_retry_behind_a_refusal_has_the_call_that_was_made(
+    start_edge: StartEdge, server: ToolServer, stream: bool
+) -> None:
+    edge = await started(start_edge, server)
+    answers(edge, CALL, "It is 4.")
+    body = await approving(edge, server)
+    answering = edge.core.script
+
+    def full(_: Request) -> Any:
+        raise Overloaded("the queue is full", retry_after_s=7.0)
+
+    edge.core.script = full
+    refused = await edge.client.post(PATH, json={**body, "stream": stream})
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "7")
+    edge.core.script = answering
+    twice = {**body, "input": body["input"] * 2}
+    assert [item["type"] for item in (await ask(edge, **twice))["output"]] == ["mcp_call", "message"]
+    answer = await ask(edge, **body)
+    assert (answer["output"][0]["output"], answer["output"][0]["error"]) == ("4", None)
+    assert len(server.calls()) == 1
+
+
+async def test_a_call_whose_client_left_is_not_made_again(start_edge: StartEdge, server: ToolServer) -> None:
+    edge = await started(start_edge, server)
+    answers(edge, CALL, "Not known.")
+    body = await approving(edge, server)
+    server.may_answer.clear()
+    leaving = asyncio.create_task(edge.client.post(PATH, json=body))
+    await server.called.wait()
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    call = (await ask(edge, **body))["output"][0]
+    assert (call["status"], call["output"]) == ("failed", None)
+    assert "not made again" in call["error"]
+    assert len(server.calls()) == 1
+    assert len(edge.core.running) == 2, "the one that was left asked no model"
+    server.may_answer.set()
+
+
+async def test_what_is_kept_says_whether_a_call_is_made_again(start_edge: StartEdge, server: ToolServer) -> None:
+    edge = await started(start_edge, server)
+    answers(edge, CALL, "It is 4.")
+    asked = (await ask(edge, tools=[tool(server)]))["output"][-1]
+    response = {"type": "mcp_approval_response", "approval_request_id": asked["id"], "approve": True}
+    body = {"tools": [tool(server)], "input": [asked, response], "store": False}
+    assert (await ask(edge, **body))["output"][-2]["output"] == "4"
+    again = (await ask(edge, **body))["output"][-2]
+    assert "not made again" in again["error"], "store false keeps that it was made, and not what it brought"
+    other = {**asked, "arguments": '{"sides": 20}'}
+    assert (await ask(edge, **{**body, "input": [other, response]}))["output"][-2]["output"] == "4"
+    assert len(server.calls()) == 2
+
+    keepless = await started(start_edge, server, kept={"ttl_s": 0})
+    answers(keepless, "It is 4.")
+    for _ in range(2):
+        assert (await ask(keepless, **body))["output"][-2]["output"] == "4"
+    assert len(server.calls()) == 4
+
+
+async def test_approved_calls_are_of_the_calls_of_a_response(start_edge: StartEdge, server: ToolServer) -> None:
+    edge = await started(start_edge, server, max_calls=1)
+    answers(edge, CALL)
+    output = (await ask(edge, **await approving(edge, server, require_approval="never")))["output"]
+    assert [(item["type"], item["output"]) for item in output] == [("mcp_call", "4"), ("mcp_call", None)]
+    assert "at most 1 calls" in output[1]["error"]
+    assert len(server.calls()) == 1
+
+
+async def test_the_longest_request_id_has_room_for_further_turns(start_edge: StartEdge, server: ToolServer) -> None:
+    edge = await started(start_edge, server)
+    answers(edge, CALL, "It is 4.")
+    body = {"input": "Roll.", "tools": [tool(server, require_approval="never")]}
+    answer = await edge.client.post(PATH, json=body, headers={"x-request-id": "r" * 128})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["output"][-1]["content"][0]["text"] == "It is 4."
+    assert edge.core.requests[1].request_id.endswith(".2")
+
+
+async def test_half_a_surrogate_pair_of_a_server_is_a_question_mark(start_edge: StartEdge, server: ToolServer) -> None:
+    edge = await started(start_edge, server)
+    server.result = lambda _: {"content": [{"type": "text", "text": "\ud83d \U0001f3b2"}]}
+    server.tools = [{**TOOLS[0], "description": "Rolls \udfb2."}]
+    answers(edge, CALL, "It is 4.")
+    listed, call, _ = (await ask(edge, tools=[tool(server, require_approval="never")]))["output"]
+    assert (listed["tools"][0]["description"], call["output"]) == ("Rolls ?.", "? \U0001f3b2")
+
+
+async def test_all_lists_of_a_request_together_have_a_longest_size(start_edge: StartEdge, server: ToolServer) -> None:
+    edge = await started(start_edge, server, max_result_bytes=2048)
+    server.tools = [{**TOOLS[0], "description": "d" * 1200}]
+    answers(edge, "ok")
+    await ask(edge, tools=[tool(server)])
+    both = [tool(server), tool(server, server_label="other")]
+    assert "'other' are longer than 2048 bytes" in (await ask(edge, 424, tools=both))["error"]["message"]
+    server.tools = [{"name": name, "description": "d" * 1200} for name in "ab"]  # on a page each
+    assert "tools/list is longer" in (await ask(edge, 424, tools=[tool(server)]))["error"]["message"]
+
+
+async def test_only_the_limits_end_the_wait_for_a_server(
+    start_edge: StartEdge, server: ToolServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edge = await started(start_edge, server)
+    answers(edge, "ok")
+    monkeypatch.setattr(aiohttp.client, "DEFAULT_TIMEOUT", aiohttp.ClientTimeout(total=1e-6))
+    await ask(edge, tools=[tool(server)])

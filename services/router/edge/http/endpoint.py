@@ -21,7 +21,8 @@ from services.router.edge.http.bodies import BodyTooLargeError, check_json_size,
 from services.router.edge.http.errors import ErrorShape, as_tandem_error, error_headers
 from services.router.edge.input_processor import CallInfo, InputProcessor, Prompt, PromptOptions, checked_request_id
 from services.router.edge.output_stream import OutputDelta, OutputStream
-from services.router.edge.request_ledger import CallEntry
+from services.router.edge.request_ledger import CallEntry, CallNote
+from services.router.edge.scheduling import SchedulingHints
 from services.router.edge.settings import EdgeSettings
 from services.router.edge.tenants.auth import CALLER, ApiKeys, Caller, identified
 from services.router.edge.tenants.rate_limits import Account
@@ -251,7 +252,22 @@ class InferenceEndpoint:
         account = self._input_processor.rates.begin(whose, hints.tenant)
         body = await read_body(receive, headers, self._settings.max_body_bytes)
         await check_json_size(body, self._settings.limits, self._input_processor.core.max_prompt_tokens())
-        parsed = await self._parsed(body, hints.tenant)
+        # A request may wait before it is begun, for what it refers to.
+        async with ended_by_disconnect(receive, reply):
+            parsed = await self._parsed(body, hints.tenant)
+            info = self._known(parsed, hints, reply, call, entry.note, caller)
+            await self._serve(parsed, info, reply, account, entry)
+
+    def _known(
+        self,
+        parsed: ParsedRequest,
+        hints: SchedulingHints,
+        reply: Reply,
+        call: CallInfo,
+        note: CallNote,
+        caller: Caller | None,
+    ) -> CallInfo:
+        """What the parsed request adds to what its headers say."""
         reply.request_id = note.request_id = checked_request_id(parsed.request_id or reply.request_id)
         note.model = parsed.model or self._input_processor.model_name
         if parsed.priority is not None and caller is None:
@@ -260,15 +276,13 @@ class InferenceEndpoint:
             hints = replace(hints, retain_s=parsed.retain_s)
         if parsed.session and not hints.session:
             hints = replace(hints, session=parsed.session)
-        info = replace(
+        return replace(
             call,
             model=parsed.model,
             request_id=reply.request_id,
             scheduling=hints,
             cache_salt=parsed.cache_salt,
         )
-        async with ended_by_disconnect(receive, reply):
-            await self._serve(parsed, info, reply, account, entry)
 
     async def _serve(
         self, parsed: ParsedRequest, info: CallInfo, reply: Reply, account: Account, entry: CallEntry

@@ -8,13 +8,14 @@ import time
 import pytest
 
 from services.router.dispatch.record import FINISHED, RequestRecord
-from services.router.dispatch.request import FinishReason, Request, Resume
+from services.router.dispatch.request import FinishReason, FoundAnswer, Request, Resume, TokenDelta
 from services.router.edge.output_stream import OutputStream
 from services.router.edge.request_ledger import CallEntry
-from shared.engine.sampling_params import SamplingParams
+from services.router.views.timings import delivered_at, first_token_at, tpot_s
+from shared.engine.sampling_params import BeamSearch, SamplingParams
 from shared.errors import InvalidRequest, NumericalFault, Overloaded
 from shared.model.text.tokenizer import Tokenizer
-from tests.unit.router.edge.scripted_core import ScriptedCore, text_steps
+from tests.unit.router.edge.scripted_core import ScriptedCore, ScriptedRequest, text_steps
 
 PROMPT = (1, 2, 3)
 
@@ -61,6 +62,28 @@ async def test_what_its_reader_leaves_is_cancelled_with_the_tokens_so_far(tokeni
         await anext(stream)
         await anext(stream)
     assert counted.outcomes == [("cancelled", None, 2)]
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+async def test_a_beam_search_is_counted_with_the_tokens_of_all_beams(tokenizer: Tokenizer, is_whole: bool) -> None:
+    found = FoundAnswer((65, 66, 67, 68), FinishReason.LENGTH, -1.0, -4.0)
+    end = TokenDelta((), (), FinishReason.LENGTH, (), (found, found))
+
+    class Searching(ScriptedCore):
+        def submit(self, request: Request, record: RequestRecord) -> ScriptedRequest:
+            record.num_output_tokens = 5 if is_whole else 2  # with one of an attempt that failed
+            return super().submit(request, record)
+
+    counted, core = Counted(), Searching(lambda request: [end if is_whole else asyncio.Event()])
+    search = SamplingParams(max_tokens=4, beams=BeamSearch(3, 2))
+    async with OutputStream(core, requests(search), tokenizer, counted) as stream:
+        if is_whole:
+            assert [len(delta.beams) async for _, delta in stream] == [2]
+        assert stream.num_output_tokens == (12 if is_whole else 6)
+    assert counted.outcomes == [(FINISHED, FinishReason.LENGTH, 12) if is_whole else ("cancelled", None, 6)]
+    [record] = counted.records
+    took_s = delivered_at(record) - first_token_at(record)
+    assert tpot_s(record) == (pytest.approx(took_s / 4) if is_whole else None), "beams advance together"
 
 
 async def test_a_failure_ends_each_answer_that_has_not_finished(tokenizer: Tokenizer) -> None:

@@ -59,7 +59,11 @@ class McpClient:
         self._http: aiohttp.ClientSession
 
     async def __aenter__(self) -> Self:
-        self._http = aiohttp.ClientSession(trust_env=False, cookie_jar=aiohttp.DummyCookieJar())
+        self._http = aiohttp.ClientSession(
+            trust_env=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(),  # none of its own: each message has the limits' time
+        )
         try:
             found = await self._ask(
                 "initialize",
@@ -93,11 +97,15 @@ class McpClient:
         """All tools of the server, at most MAX_TOOLS."""
         found: list[McpTool] = []
         cursor: str | None = None
+        num_bytes = 0
         for _ in range(MAX_PAGES):
             page = await self._ask("tools/list", {} if cursor is None else {"cursor": cursor})
             listed = page.get("tools")
             if not isinstance(listed, list):
                 raise McpError("its tools/list has no tools")
+            num_bytes += len(json.dumps(listed))
+            if num_bytes > self._limits.max_bytes:
+                raise McpError(f"its tools/list is longer than {self._limits.max_bytes} bytes")
             found += map(_tool, listed)
             if len(found) > MAX_TOOLS:
                 raise McpError(f"it has more than {MAX_TOOLS} tools")
@@ -181,8 +189,12 @@ class McpClient:
 
 
 def _parsed(text: bytes) -> dict[str, Any]:
+    """Halves of surrogate pairs, which are no text, become question marks."""
     try:
-        found = json.loads(text)
+        said = text.decode("utf-8-sig", "replace")
+        found = json.loads(said)
+        if "\\u" in said:
+            found = json.loads(json.dumps(found, ensure_ascii=False).encode(errors="replace"))
     except (ValueError, RecursionError):
         raise McpError("its answer is no JSON") from None
     return found if isinstance(found, dict) else {}

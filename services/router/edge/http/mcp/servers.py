@@ -13,6 +13,8 @@ from services.router.edge.http.responses.schemas import Approval, ResponseTool, 
 from services.router.edge.settings import McpSettings
 from shared.errors import ConfigError, InvalidRequest, ToolServerFailed, brief
 
+Outcome = tuple[str | None, str | None]
+"""Of a call: its text, or why there is none."""
 MAX_SERVERS = 16
 """Of one request."""
 _SETTING = "edge.mcp.allowed_servers"
@@ -52,7 +54,7 @@ class Server:
                 f"the tools of MCP server {self.label!r} cannot be listed: {error}", field="tools"
             ) from None
 
-    async def call(self, name: str, arguments: str) -> tuple[str | None, str | None]:
+    async def call(self, name: str, arguments: str) -> Outcome:
         """The tool's text, or why there is none."""
         try:
             given = json.loads(arguments or "{}")
@@ -90,14 +92,23 @@ class ToolBox:
 
     async def list_tools(self, known: Mapping[str, Sequence[McpTool]], taken: frozenset[str]) -> None:
         """Asks each server whose tools are not known from an earlier turn. `taken`: names of the request's own
-        functions. Raises ToolServerFailed, and InvalidRequest (`tools`) where two tools have one name."""
+        functions. Raises ToolServerFailed, also where the lists of all are longer than one answer may be, and
+        InvalidRequest (`tools`) where two tools have one name."""
+        num_bytes = 0
         for label, server in self.servers.items():
             found = known.get(label)
             if found is None:
                 found = [tool for tool in await server.tools() if server.offers(tool)]
-                self.listings.append(
-                    {"type": "mcp_list_tools", "server_label": label, "tools": [_listed(t) for t in found]}
-                )
+                listing = {"type": "mcp_list_tools", "server_label": label, "tools": [_listed(t) for t in found]}
+                num_bytes += len(json.dumps(listing))
+                limit = server.limits.max_bytes
+                if num_bytes > limit:
+                    raise ToolServerFailed(
+                        f"the lists of tools up to that of MCP server {label!r} are longer than {limit} bytes",
+                        field="tools",
+                        limit=limit,
+                    )
+                self.listings.append(listing)
             for tool in found:
                 if not server.offers(tool):
                     continue

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,9 +23,9 @@ from services.router.edge.http.responses.conversations import with_items
 from services.router.edge.http.responses.inner import NAMES, callable_names, chat_request
 from services.router.edge.http.responses.items import OutputItems, kept_items
 from services.router.edge.http.responses.schemas import AllowedTools, InputItem, ResponseRequest, parse_response
-from services.router.edge.http.responses.shelf import Item, KeptResponse, Shelf
-from services.router.edge.http.responses.tools import opened
-from services.router.edge.input_processor import CallInfo, InputProcessor
+from services.router.edge.http.responses.shelf import UNKNOWN, Item, KeptResponse, Shelf
+from services.router.edge.http.responses.tools import ApprovedCall, approved_calls, list_tools
+from services.router.edge.input_processor import MAX_REQUEST_ID_LEN, CallInfo, InputProcessor
 from services.router.edge.output_stream import OutputDelta, OutputFinish, Usage
 from services.router.edge.request_ledger import CallEntry
 from services.router.edge.settings import EdgeSettings
@@ -76,8 +77,11 @@ class Responses:
             unless=call.unless,
         )
 
-    async def continued(self, body: bytes, shelf: Shelf, tenant: str) -> ParsedResponse:
-        """The request behind what it refers to. Raises NotFound, and InvalidRequest naming the field."""
+    async def continued(
+        self, body: bytes, shelf: Shelf, tenant: str, check_model: Callable[[str, str], None]
+    ) -> ParsedResponse:
+        """The request behind what it refers to. `check_model`: see `InputProcessor`; it comes before any server is
+        asked. Raises NotFound, ToolServerFailed, and InvalidRequest naming the field."""
         request, earlier, chain = parse_response(body), list[Item](), tuple[str, ...]()
         for name in ("background", "store", "previous_response_id", "conversation"):
             if getattr(request, name):
@@ -88,9 +92,34 @@ class Responses:
             earlier = list((await shelf.conversation(tenant, request.conversation_id, "conversation")).items)
         read = [InputItem.model_validate(item) for item in earlier]
         box = self.servers.of(request.tools or ())
-        brought = await opened(box, request, read, self.servers.max_calls) if box.servers else []
-        parsed = replace(self._parsed(request, read, box, brought), brought=brought)
-        return replace(parsed, is_kept=shelf.keeps and request.store is not False, tenant=tenant, chain=chain)
+        approved: list[ApprovedCall] = []
+        if box.servers:
+            check_model(request.model or "", tenant)
+            await list_tools(box, request, read)
+            approved = approved_calls(box, request, read, self.servers.max_calls)
+        # The approved calls are made once all else is known to be right; until then their place is held.
+        parsed = self._parsed(request, read, box, [call.item(UNKNOWN) for call in approved])
+        return replace(
+            parsed,
+            brought=box.listings,
+            approved=approved,
+            is_kept=shelf.keeps and request.store is not False,
+            tenant=tenant,
+            chain=chain,
+        )
+
+    async def with_calls(self, call: ParsedResponse, shelf: Shelf) -> ParsedResponse:
+        """The same call behind what its approved calls brought."""
+        made = [await each.made(shelf, call.tenant, is_kept=call.is_kept) for each in call.approved]
+        parsed = self._parsed(call.original, call.earlier, call.box, made)
+        return replace(
+            parsed,
+            brought=[*call.brought, *made],
+            num_made=len(made),
+            is_kept=call.is_kept,
+            tenant=call.tenant,
+            chain=call.chain,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +133,8 @@ class ParsedResponse(ParsedChat):
     earlier: Sequence[InputItem] = ()  # items of the conversation before it
     box: ToolBox = field(default_factory=lambda: ToolBox({}))
     brought: Sequence[Item] = ()  # items of its output that there are before the model is asked
+    approved: Sequence[ApprovedCall] = ()  # calls that are still to be made before that
+    num_made: int = 0  # such calls that were made
     unless: Unless = ALWAYS  # when it is not kept after all
 
     def own_session(self, response_id: str) -> str:
@@ -138,13 +169,16 @@ class ResponsesEndpoint(InferenceEndpoint):
 
     async def _parsed(self, body: bytes, tenant: str) -> ParsedRequest:
         """See `InferenceEndpoint`."""
-        return await self._responses.continued(body, self._shelf, tenant)
+        return await self._responses.continued(body, self._shelf, tenant, self._input_processor.check_model)
 
     async def _serve(
         self, parsed: ParsedRequest, info: CallInfo, reply: Reply, account: Account, entry: CallEntry
     ) -> None:
         """See `InferenceEndpoint`."""
         assert isinstance(parsed, ParsedResponse)
+        if parsed.approved:
+            await self._plan(parsed, info)  # what is refused for any reason is refused before a call is made
+            parsed = await self._responses.with_calls(parsed, self._shelf)
         session = info.scheduling.session or parsed.own_session(response_id_of(info.request_id))
         info = replace(info, scheduling=replace(info.scheduling, session=session))
         if not parsed.original.background:
@@ -181,7 +215,7 @@ class ResponsesEndpoint(InferenceEndpoint):
         call, writer, max_calls = (
             parsed,
             ResponseWriter(parsed, plan, info.request_id),
-            self._responses.servers.max_calls,
+            self._responses.servers.max_calls - parsed.num_made,
         )
 
         async def send(events: bytes) -> None:
@@ -190,7 +224,7 @@ class ResponsesEndpoint(InferenceEndpoint):
                     await reply.open_stream()
                 await reply.events(events)
 
-        await send(writer.begin())
+        # The head goes out with the first delta: until then an error still has its own status.
         for turn in itertools.count(2):
             account.charge(sum(request.num_input_tokens for request in plan))
             async with self._input_processor.start(plan, entry) as outputs:
@@ -216,7 +250,7 @@ class ResponsesEndpoint(InferenceEndpoint):
             if is_spent or not writer.goes_on:
                 break
             call = self._responses.again(call, writer.items, writer.max_tokens_left)
-            plan = await self._plan(call, replace(info, request_id=f"{info.request_id}.{turn}"))
+            plan = await self._plan(call, replace(info, request_id=turn_id(info.request_id, turn)))
             writer.ask_again(call, plan)
         if parsed.stream:
             events = writer.closing()
@@ -255,6 +289,12 @@ async def _nowhere(_: Message) -> None:
 def response_id_of(request_id: str) -> str:
     """The id of the response that a request brings."""
     return f"resp_{request_id}"
+
+
+def turn_id(request_id: str, turn: int) -> str:
+    """The id of a later turn of the model; behind a long one's digest where the two together were too long."""
+    found = f"{request_id}.{turn}"
+    return found if len(found) <= MAX_REQUEST_ID_LEN else f"{hashlib.sha256(request_id.encode()).hexdigest()}.{turn}"
 
 
 class ResponseWriter:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 import uuid
@@ -9,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from services.router.edge.http.mcp.servers import Outcome
 from services.router.edge.settings import KeptSettings
-from shared.errors import InvalidRequest, NotFound, Overloaded, brief
+from shared.errors import InvalidRequest, NotFound, Overloaded, StoreUnavailable, brief
 from shared.records.records import ALWAYS, MAX_RECORD_BYTES, Records, Unless
 
 Item = dict[str, Any]
@@ -20,6 +22,7 @@ MAX_ID_LEN = 200
 ENDED = ("completed", "incomplete", "failed", "cancelled")
 LEASE_S = 15.0
 """A response in the background whose router has not renewed its lease for so long is lost. Seconds."""
+UNKNOWN: Outcome = (None, "an earlier request began this call, and what came of it is not kept: it is not made again")
 _ATTEMPTS = 16
 """To change a conversation that others change at the same time."""
 
@@ -144,6 +147,26 @@ class Shelf:
     async def release(self, tenant: str, response_id: str) -> None:
         """Ends a lease, also another router's, which stops computing."""
         await self._records.delete(tenant, [f"run:{response_id}"])
+
+    # Calls of servers' tools that a client has approved
+
+    async def claim_call(self, tenant: str, call: str) -> Outcome | None:
+        """None for the one that is to make the call; for every later one what came of it, or UNKNOWN where that is not
+        kept, or not yet."""
+        key = f"call:{call}"
+        begun = json.dumps(UNKNOWN).encode()
+        if await self._records.put(tenant, key, begun, self._ttl_s, Unless(exists=True)) is not None:
+            return None
+        [record] = await self._records.get(tenant, [key])
+        if record is None:
+            return UNKNOWN
+        output, error = json.loads(record.value)
+        return output, error
+
+    async def keep_call(self, tenant: str, call: str, outcome: Outcome) -> None:
+        """What came of a claimed call. It has been made, so what cannot be kept is no error: it stays UNKNOWN."""
+        with contextlib.suppress(StoreUnavailable, InvalidRequest):
+            await self._records.put(tenant, f"call:{call}", json.dumps(outcome).encode(), self._ttl_s)
 
     # Conversations
 

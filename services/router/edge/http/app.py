@@ -24,7 +24,6 @@ from services.router.edge.http.batches.runner import BatchRunner, Idleness
 from services.router.edge.http.cache.close import SessionClosing
 from services.router.edge.http.cache.warm import Warm
 from services.router.edge.http.endpoint import Dialect, InferenceEndpoint
-from services.router.edge.http.mcp.servers import Servers
 from services.router.edge.http.model_switch import ModelSwitch
 from services.router.edge.http.openai.chat import Chat
 from services.router.edge.http.openai.completions import Completions
@@ -34,6 +33,7 @@ from services.router.edge.http.pooling.endpoint import Pooling
 from services.router.edge.http.responses.background import Background
 from services.router.edge.http.responses.conversations import Conversations
 from services.router.edge.http.responses.endpoint import Responses, ResponsesEndpoint
+from services.router.edge.http.responses.mcp.servers import Servers
 from services.router.edge.http.responses.shelf import Shelf
 from services.router.edge.http.responses.stored import StoredResponses
 from services.router.edge.http.tokenization import Tokenization

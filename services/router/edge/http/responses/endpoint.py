@@ -16,12 +16,12 @@ from services.router.dispatch.request import FinishReason, Request
 from services.router.edge.answer.events import Content, Reasoning
 from services.router.edge.http.endpoint import BodyWriter, InferenceEndpoint, ParsedRequest, Reply, StreamWriter
 from services.router.edge.http.errors import OpenAIErrors
-from services.router.edge.http.mcp.servers import Servers, ToolBox
 from services.router.edge.http.openai.chat import Chat, ParsedChat
 from services.router.edge.http.responses.background import Background
 from services.router.edge.http.responses.conversations import with_items
 from services.router.edge.http.responses.inner import NAMES, callable_names, chat_request
 from services.router.edge.http.responses.items import OutputItems, kept_items
+from services.router.edge.http.responses.mcp.servers import Servers, ToolBox
 from services.router.edge.http.responses.schemas import AllowedTools, InputItem, ResponseRequest, parse_response
 from services.router.edge.http.responses.shelf import UNKNOWN, Item, KeptResponse, Shelf
 from services.router.edge.http.responses.tools import ApprovedCall, approved_calls, list_tools

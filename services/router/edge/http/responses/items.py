@@ -9,8 +9,8 @@ from typing import Any
 
 from services.router.edge.answer.events import CallArguments, CallBegun, Content, Event, Reasoning
 from services.router.edge.http.answer_parts import Call, named_event
-from services.router.edge.http.mcp.servers import ServerTool
 from services.router.edge.http.responses.inner import NO_TOOLS
+from services.router.edge.http.responses.mcp.servers import ServerTool
 from services.router.edge.http.responses.schemas import InputItem
 
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}

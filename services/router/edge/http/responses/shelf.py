@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from services.router.edge.http.mcp.servers import Outcome
+from services.router.edge.http.responses.mcp.servers import Outcome
 from services.router.edge.settings import KeptSettings
 from shared.errors import InvalidRequest, NotFound, Overloaded, StoreUnavailable, brief
 from shared.records.records import ALWAYS, MAX_RECORD_BYTES, Records, Unless

@@ -7,8 +7,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.router.edge.http.mcp.servers import Outcome, Server, ToolBox, known_tools
 from services.router.edge.http.responses.inner import approval_request
+from services.router.edge.http.responses.mcp.servers import Outcome, Server, ToolBox, known_tools
 from services.router.edge.http.responses.schemas import InputItem, ResponseRequest
 from services.router.edge.http.responses.shelf import Item, Shelf
 from shared.errors import InvalidRequest, brief

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.router.edge.http.mcp.client import CallLimits, McpClient, McpError, McpTool, origin_of
+from services.router.edge.http.responses.mcp.client import CallLimits, McpClient, McpError, McpTool, origin_of
 from services.router.edge.http.responses.schemas import Approval, ResponseTool, ToolFilter
 from services.router.edge.settings import McpSettings
 from shared.errors import ConfigError, InvalidRequest, ToolServerFailed, brief

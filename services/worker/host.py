@@ -270,7 +270,7 @@ class EngineHost:
         limits = {"max_rank": settings.adapter_max_rank, "max_bytes": settings.adapter_bytes}
         if self._group is not None:
             assert isinstance(decoder, RankDecoder)
-            return LoadedAdapter(*self._group.open_adapters(decoder).read(folder, **limits))
+            return self._group.open_adapters(decoder).read(folder, **limits)
         adapter = decoder.read_adapter(folder, **limits)
         packed = decoder.pack_adapter(adapter)
         return LoadedAdapter(adapter.digest, adapter.rank, packed, packed.nbytes)

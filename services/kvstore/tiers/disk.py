@@ -29,6 +29,7 @@ from services.kvstore.tiers.checksum import block_checksum
 from services.kvstore.tiers.lru import BlockLru, check_budget, check_quotas
 from services.kvstore.tiers.order import PLAIN, Keep
 from services.kvstore.tiers.tier import TierCounters, TierEvents
+from shared.durable_files import write_all
 from shared.errors import ConfigError, StoreUnavailable
 from shared.kv.hashing import HASH_BYTES
 from shared.kv_index.holders import Tier
@@ -247,8 +248,8 @@ class DiskTier:
         path.parent.mkdir(exist_ok=True)
         try:
             with unfinished.open("wb", buffering=0) as file:
-                _write_all(file, memoryview(header.pack(block_hash)))
-                _write_all(file, block.cast("B"))
+                write_all(file, memoryview(header.pack(block_hash)))
+                write_all(file, block.cast("B"))
             unfinished.replace(path)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -293,12 +294,6 @@ class DiskTier:
 def _read_header(path: Path, block_hash: bytes) -> Header | None:
     with path.open("rb", buffering=0) as file:
         return Header.parse(file.read(HEADER_BYTES), block_hash)
-
-
-def _write_all(file: BinaryIO, data: memoryview) -> None:
-    """Writes all of it: one call on a raw file may write less."""
-    while data:
-        data = data[file.write(data) :]
 
 
 def _hash_of(path: Path) -> bytes | None:

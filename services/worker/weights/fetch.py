@@ -16,7 +16,6 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from io import RawIOBase
 from pathlib import Path
 
 import grpc
@@ -38,6 +37,7 @@ from services.worker.weights.files import (
 )
 from services.worker.weights.server import first_of, own_transfer, weights_key
 from shared.address import Address, parse_named
+from shared.durable_files import sync_file, sync_folder, write_all
 from shared.errors import ModelLoadError, TandemError, TransferFailed
 from shared.kv.fleet_key import FleetKey, seal_of, token_of
 from shared.kv.seal import Purpose
@@ -255,7 +255,7 @@ class FolderFetch:
             file.seek(part.offset)
             left = part.num_bytes
             for piece in pieces:
-                _write_all(file, piece[: min(left, PIECE_BYTES)])
+                write_all(file, piece[: min(left, PIECE_BYTES)])
                 left -= PIECE_BYTES
 
     def _put_in_place(self, described: weights_pb2.WeightFiles) -> None:
@@ -264,10 +264,10 @@ class FolderFetch:
             self._complete.clear()
             raise ModelLoadError(f"the files are those of {found}, not of {described.digest} as was announced")
         for file in described.files:
-            _sync(self._staging / file.name)
+            sync_file(self._staging / file.name)
         for file in described.files:  # the configuration last
             (self._staging / file.name).replace(self._folder / file.name)
-        _sync(self._folder)
+        sync_folder(self._folder)
 
 
 class _Stream:
@@ -318,21 +318,6 @@ class _Stream:
     def close(self) -> None:
         """Ends the call."""
         self._call.cancel()
-
-
-def _write_all(file: RawIOBase, data: memoryview) -> None:
-    """Writes all of it: one call on a raw file may write less."""
-    while data:
-        data = data[file.write(data) or 0 :]
-
-
-def _sync(path: Path) -> None:
-    """Returns when a file's content, or a folder's names, outlast the machine's power."""
-    opened = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
 
 
 def _check(described: weights_pb2.WeightFiles) -> None:

@@ -22,7 +22,7 @@ from shared.collectives.rank_links import RankLinks
 from shared.engine.runner.device_link import DeviceLink
 from shared.errors import ModelLoadError, RankLost, TandemError, TransferFailed
 from shared.kernels.cpu.torch_threads import keep_to_one_thread
-from shared.kernels.lora.step import PackedAdapter
+from shared.kernels.lora.step import LoadedAdapter, PackedAdapter
 from shared.model.ranks.rank_decoder import RankDecoder
 
 logger = logging.getLogger(__name__)
@@ -32,18 +32,6 @@ _ANSWER_BYTES = 1024
 _MOST_TEXT = 240
 """Characters of an error, of up to four bytes each."""
 _ENCODER = msgspec.msgpack.Encoder()
-
-
-class RankAdapter(NamedTuple):
-    """An adapter whose parts all ranks of a group have read."""
-
-    digest: str
-    rank: int
-    """The highest of its low-rank parts."""
-    packed: PackedAdapter
-    """The leader's part."""
-    num_bytes: int
-    """Of the parts of all ranks."""
 
 
 class _Request(NamedTuple):
@@ -87,8 +75,9 @@ class GroupAdapters:
         self._count = 0
         self._dropped: deque[int] = deque()  # from any thread
 
-    def read(self, folder: Path, max_rank: int, max_bytes: int) -> RankAdapter:
-        """Reads an adapter on all ranks, laid out for their kernels. Blocking; from any thread but the engine's.
+    def read(self, folder: Path, max_rank: int, max_bytes: int) -> LoadedAdapter:
+        """Reads an adapter on all ranks, laid out for their kernels, and returns the leader's part. Blocking; from any
+        thread but the engine's.
 
         Raises:
             ModelLoadError: as `read_adapter`, for any rank; or ranks have read different content.
@@ -117,7 +106,7 @@ class GroupAdapters:
         packed = replace(packed, number=request.number)
         # Of a part that was placed followers have none to drop any more.
         weakref.finalize(packed, self._dropped.append, request.number).atexit = False
-        return RankAdapter(answer.digest, rank, packed, sum(found.num_bytes for found in answers))
+        return LoadedAdapter(answer.digest, rank, packed, sum(found.num_bytes for found in answers))
 
     def close(self) -> None:
         """Ends the followers' threads, behind a load that is under way. Raises RankLost. Twice is fine."""

@@ -99,7 +99,7 @@ def test_a_process_killed_in_mid_write_leaves_only_whole_blocks(tmp_path: Path) 
         "def half(file, data):\n"
         "    file.write(data[: len(data) // 2])\n"
         "    if len(data) > 64: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "disk._write_all = half\n"
+        "disk.write_all = half\n"
         "put(tier, 2)\n"
     )
     ended = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, check=False, timeout=60)
@@ -119,7 +119,7 @@ def test_a_disk_that_is_full_is_told_and_leaves_nothing_behind(tmp_path: Path, m
     def full(*_arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("services.kvstore.tiers.disk._write_all", full)
+    monkeypatch.setattr("services.kvstore.tiers.disk.write_all", full)
     with pytest.raises(StoreUnavailable, match="No space left"):
         put(tier, 1)
     monkeypatch.undo()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import fcntl
 import json
 import os
@@ -16,6 +15,7 @@ from typing import BinaryIO
 
 from services.router.edge.http.bodies import BodyTooLargeError
 from services.router.edge.settings import BatchSettings
+from shared.durable_files import sync_folder
 from shared.errors import ConfigError, InvalidRequest, NotFound, Overloaded, QuotaExceeded, brief
 from shared.tasks import unbroken
 
@@ -228,9 +228,4 @@ def write_whole(path: Path, content: object) -> None:
         out.flush()
         os.fsync(out.fileno())
     part.replace(path)
-    with contextlib.suppress(OSError):  # not every file system can sync a folder
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+    sync_folder(path.parent)

@@ -67,15 +67,7 @@ class Responses:
         elif choice != "none":
             choice = "auto"
         request = call.original.model_copy(update={"max_output_tokens": max_tokens, "tool_choice": choice})
-        parsed = self._parsed(request, call.earlier, call.box, items)
-        return replace(
-            parsed,
-            original=call.original,
-            is_kept=call.is_kept,
-            tenant=call.tenant,
-            chain=call.chain,
-            unless=call.unless,
-        )
+        return self._parsed(request, call.earlier, call.box, items).instead_of(call)
 
     async def continued(
         self, body: bytes, shelf: Shelf, tenant: str, check_model: Callable[[str, str], None]
@@ -111,15 +103,8 @@ class Responses:
     async def with_calls(self, call: ParsedResponse, shelf: Shelf) -> ParsedResponse:
         """The same call behind what its approved calls brought."""
         made = [await each.made(shelf, call.tenant, is_kept=call.is_kept) for each in call.approved]
-        parsed = self._parsed(call.original, call.earlier, call.box, made)
-        return replace(
-            parsed,
-            brought=[*call.brought, *made],
-            num_made=len(made),
-            is_kept=call.is_kept,
-            tenant=call.tenant,
-            chain=call.chain,
-        )
+        parsed = self._parsed(call.original, call.earlier, call.box, made).instead_of(call)
+        return replace(parsed, brought=[*call.brought, *made], num_made=len(made))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +121,17 @@ class ParsedResponse(ParsedChat):
     approved: Sequence[ApprovedCall] = ()  # calls that are still to be made before that
     num_made: int = 0  # such calls that were made
     unless: Unless = ALWAYS  # when it is not kept after all
+
+    def instead_of(self, call: ParsedResponse) -> ParsedResponse:
+        """This one with what is known of another form of the same call: what was asked, and where it is kept."""
+        return replace(
+            self,
+            original=call.original,
+            is_kept=call.is_kept,
+            tenant=call.tenant,
+            chain=call.chain,
+            unless=call.unless,
+        )
 
     def own_session(self, response_id: str) -> str:
         """What the turns of its conversation share."""

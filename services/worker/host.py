@@ -434,6 +434,23 @@ def scheduler_config(settings: WorkerSettings, num_host_blocks: int, *, recomput
     )
 
 
+def runner_config(
+    settings: WorkerSettings, max_model_len: int, *, num_host_blocks: int = 0, device_transfer: bool = False
+) -> RunnerConfig:
+    """The runner's part of the settings."""
+    return RunnerConfig(
+        settings.max_num_seqs,
+        max_model_len,
+        settings.max_num_batched_tokens,
+        piecewise_tokens=None if settings.piecewise_tokens < 0 else settings.piecewise_tokens,
+        device_transfer=device_transfer,
+        num_host_blocks=num_host_blocks,
+        adapter_slots=settings.adapter_slots if settings.has_adapters else 0,
+        adapter_max_rank=settings.adapter_max_rank,
+        debug_numerics=settings.debug_numerics,
+    )
+
+
 def _read_draft(settings: WorkerSettings, vocab_size: int, backend: str) -> tuple[Decoder, BlockLayout]:
     """The draft model and the layout of its KV; see `load_draft`."""
     folder = Path(settings.draft)
@@ -474,7 +491,9 @@ def _choose_num_blocks(
         assert isinstance(decoder, RankDecoder)
         group.ask_for_room(need)
         own = decoder.own_layout(layout.block_size, layout.dtype)
-    budget = need.budget(decoder, own)
+    # Ranks of a group capture nothing.
+    graphs = runner_config(settings, need.max_model_len) if group is None else None
+    budget = need.budget(decoder, own, graphs=graphs)
     if group is not None and group.has_own_pools:
         fewest = group.fewest(budget.num_blocks(own))
     return budget.choose(settings.num_kv_blocks, most_blocks(settings, layout, need.max_model_len), own, fewest)
@@ -497,16 +516,8 @@ def _start_runner(
     device_transfer: bool,
 ) -> StepRunner:
     """The runner, ready for its first step. Blocking. Raises ConfigError, RankLost, and as `self_test`."""
-    config = RunnerConfig(
-        settings.max_num_seqs,
-        model.max_model_len,
-        settings.max_num_batched_tokens,
-        piecewise_tokens=None if settings.piecewise_tokens < 0 else settings.piecewise_tokens,
-        device_transfer=device_transfer,
-        num_host_blocks=model.num_host_blocks,
-        adapter_slots=settings.adapter_slots if settings.has_adapters else 0,
-        adapter_max_rank=settings.adapter_max_rank,
-        debug_numerics=settings.debug_numerics,
+    config = runner_config(
+        settings, model.max_model_len, num_host_blocks=model.num_host_blocks, device_transfer=device_transfer
     )
     if group is None:
         runner = Runner(model.decoder, model.layout, model.num_blocks, config, structures=structures)

@@ -11,6 +11,7 @@ from shared.kernels.backends.registry import AUTO, choose_kernels
 from shared.kernels.quantized import QuantizedWeight, quantize_rows
 from shared.model.config.model_config import ModelConfig
 from shared.model.decoder import Decoder
+from shared.model.layers.head import HeadParameters
 from shared.model.layers.parameters import NO_SPECS, DecoderParameters, Specs
 from shared.model.weights.plan import AS_STORED, Quantization, rounding_specs
 
@@ -64,22 +65,28 @@ def random_decoder(
     seed: int = 0,
     kernels: str = AUTO,
     quantization: Quantization = AS_STORED,
+    *,
+    has_head: bool = False,
 ) -> Decoder:
     """A decoder whose weights are generated on its device: 8B parameters in a second on a GPU, without a file.
 
-    `quantization`: what they are rounded to, some rows at a time. Raises ConfigError if the kernels cannot serve this
-    device or dtype.
+    `quantization`: what they are rounded to, some rows at a time. `has_head`: with the head, in plain numbers. Raises
+    ConfigError if the kernels cannot serve this device or dtype.
     """
     chosen = choose_kernels(device, dtype, kernels)
     parameters = DecoderParameters.allocate(config, dtype, device, specs=specs_of(config, quantization))
     generator = torch.Generator(device).manual_seed(seed)
-    for name, view in parameters.checkpoint_views(config).items():
+    views = parameters.checkpoint_views(config)
+    head = HeadParameters.allocate(config, dtype, device) if has_head else None
+    if head is not None:
+        views |= head.checkpoint_views(config)
+    for name, view in views.items():
         mean, std = mean_and_std(name, view.shape, config)
         if isinstance(view, torch.Tensor):
             view.normal_(mean, std, generator=generator)
         else:
             _fill(view, mean, std, generator)
-    return Decoder(config, parameters, chosen)
+    return Decoder(config, parameters, chosen, head=head)
 
 
 def specs_of(config: ModelConfig, quantization: Quantization) -> Specs:

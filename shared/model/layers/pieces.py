@@ -197,4 +197,4 @@ def _attention(
         return DeltaBlock(config, layer, kernels, place)
     if config.latent is None:
         return AttentionBlock(config, index, layer, kernels, place)
-    return LatentAttentionBlock(config, index, layer, kernels)
+    return LatentAttentionBlock(config, layer, kernels, place[1])

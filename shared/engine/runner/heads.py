@@ -18,7 +18,7 @@ from shared.engine.runner.device_link import DeviceLink
 from shared.engine.runner.eager_inputs import StepInputs
 from shared.engine.runner.logprobs import TopLogprobs
 from shared.engine.runner.sampler import PendingStep, Sampler
-from shared.engine.speculation.head_model import HeadGuess
+from shared.engine.speculation.head_model import HeadGuess, HeadModel
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.pool_view import PoolView
 from shared.model.decoder import Decoder
@@ -38,6 +38,16 @@ class Heads:
         # Of the last step, by sequence: (position of the first row, what the head gives there [num_rows, hidden_size]).
         self._begun: dict[str, tuple[int, Tensor]] = {}
         self._newest: dict[str, Tensor] = {}  # [hidden_size], behind the newest guess
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block."""
+        return self._pool.block_size
+
+    @property
+    def most_tokens(self) -> int:
+        """Of a sequence that the model has positions for."""
+        return self._decoder.config.max_position_embeddings
 
     def follow(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor, tokens: Tensor) -> None:
         """Writes the head's KV of a step's tokens. hidden: [num_tokens, hidden_size]; tokens: [num_samples] int64, what
@@ -102,3 +112,8 @@ class Heads:
         )
         for guess, row in zip(guesses, found, strict=True):
             self._newest[guess.sequence_id] = row
+
+
+def open_heads(heads: Heads) -> HeadModel:
+    """What guesses with it."""
+    return HeadModel(heads, heads.block_size, heads.most_tokens)

@@ -277,8 +277,8 @@ class EngineHost:
         found = wants_head(settings, self.model.config, self._roles)
         if found != self.model.has_head:
             raise ModelLoadError(
-                f"{folder} has {int(found)} heads, the model that is served {int(self.model.has_head)}: its blocks have "
-                "another size",
+                f"{folder} has {int(found)} heads, the model that is served {int(self.model.has_head)}: "
+                "blocks of another size",
                 field="folder",
             )
 
@@ -446,16 +446,14 @@ def wants_head(settings: WorkerSettings, config: ModelConfig, roles: Roles) -> b
     elif settings.is_on_gpu and (settings.speculation == "auto" or WorkerRole.DECODE in roles):
         problem = f"a worker that decodes on {settings.device} guesses nothing: heads need its CPU"
     elif not has_head(Path(settings.model), config):
-        of_layer = (
-            f"no tensor {head_prefix(config)}*" if config.head_layer is not None else "no num_nextn_predict_layers"
-        )
-        problem = f"{settings.model} has no head: {of_layer}"
+        missing = "num_nextn_predict_layers" if config.head_layer is None else f"tensor {head_prefix(config)}*"
+        problem = f"{settings.model} has no head: no {missing}"
     if problem and settings.speculation == "heads":
         raise ConfigError(f"speculation is heads, but {problem}", field="speculation", value="heads")
     if not problem and settings.draft:
         raise ConfigError(
-            f"draft is {settings.draft}, but {settings.model} has a head, which guesses in its place: take one of them, "
-            "speculation heads or a checkpoint without",
+            f"draft is {settings.draft}, but {settings.model} has a head, which guesses in its place: "
+            "take one of them, speculation heads or a checkpoint without",
             field="draft",
             value=settings.draft,
         )

@@ -54,13 +54,11 @@ class Decoder:
         kernels: Kernels | None = None,
         group: Collectives | None = None,
         places: Sequence[tuple[int, int]] | None = None,
-        head: HeadParameters | None = None,
     ) -> None:
         """Takes ownership of the parameters, whose memory the kernels' linear layers may lay out anew.
 
         Without `kernels`, `kernels_for` picks them by the parameters' device and dtype. `group`: the ranks that
-        projections are split over; what `o` and `down` give is then a part of a sum. `places`: as
-        `DecoderPieces`. `head`: what guesses besides.
+        projections are split over; what `o` and `down` give is then a part of a sum. `places`: as `DecoderPieces`.
         Raises ConfigError where the kernels cannot serve this architecture.
         """
         self.config = config
@@ -76,9 +74,6 @@ class Decoder:
         self.pieces = DecoderPieces(config, pieces, self.kernels, places)
         self.head: Head | None = None
         """What guesses the token after the next one, where it was loaded."""
-        if head is not None:
-            assert group is None, "a head is not spread over ranks"
-            self.head = Head(config, head, modules, self.kernels)
         self._stack: LayerStack | None = None
         if stacks(config) and isinstance(self.kernels, StacksLayers):
             self._stack = self.kernels.stack_layers(modules.layers, modules.norm, _sizes(config), group)
@@ -130,7 +125,9 @@ class Decoder:
                 head = HeadParameters.allocate(config, dtype, device, plan.specs)
                 views |= head.checkpoint_views(config)
             fill_weights(checkpoint, plan.sources, views, on_progress)
-        decoder = cls(config, parameters, chosen, head=head)
+        decoder = cls(config, parameters, chosen)
+        if head is not None:
+            decoder.add_head(config, head)
         decoder.quantization = plan.kinds
         return decoder
 
@@ -237,6 +234,12 @@ class Decoder:
         """Choices of experts by tokens since start, by the rank that holds them, all layers together; 0 off the CPU.
         From any thread."""
         return [sum(int(counts.sum()) for counts in self.pieces.num_chosen.values())]
+
+    def add_head(self, config: ModelConfig, parameters: HeadParameters) -> None:
+        """Takes ownership of the parameters of a head; `config`: this decoder's, with the head's layer. Not of ranks."""
+        assert not self.is_split, "a head is not spread over ranks"
+        self.config = config
+        self.head = Head(config, parameters, self._modules, self.kernels)
 
     def op_by_op(self, kernels: Kernels) -> Decoder:
         """The same model with one call of `kernels` for each op and all tokens, never one call for all layers."""

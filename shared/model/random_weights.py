@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -58,6 +59,19 @@ def mean_and_std(name: str, shape: Sequence[int], config: ModelConfig) -> tuple[
     return 0.0, gain / math.sqrt(shape[1])
 
 
+def add_random_head(decoder: Decoder, seed: int = 0) -> None:
+    """Gives a decoder on the CPU that has none a head with its last layer's sizes."""
+    config = decoder.config
+    if config.head_layer is None:
+        config = replace(config, head_layer=config.layers[-1], num_unused_layers=1)
+    parameters = HeadParameters.allocate(config, decoder.dtype, decoder.device)
+    generator = torch.Generator(decoder.device).manual_seed(seed)
+    for name, view in parameters.checkpoint_views(config).items():
+        assert isinstance(view, torch.Tensor), "plain numbers"
+        view.normal_(*mean_and_std(name, view.shape, config), generator=generator)
+    decoder.add_head(config, parameters)
+
+
 def random_decoder(
     config: ModelConfig,
     dtype: torch.dtype,
@@ -65,28 +79,22 @@ def random_decoder(
     seed: int = 0,
     kernels: str = AUTO,
     quantization: Quantization = AS_STORED,
-    *,
-    has_head: bool = False,
 ) -> Decoder:
     """A decoder whose weights are generated on its device: 8B parameters in a second on a GPU, without a file.
 
-    `quantization`: what they are rounded to, some rows at a time. `has_head`: with the head, in plain numbers. Raises
-    ConfigError if the kernels cannot serve this device or dtype.
+    `quantization`: what they are rounded to, some rows at a time. Raises ConfigError if the kernels cannot serve this
+    device or dtype.
     """
     chosen = choose_kernels(device, dtype, kernels)
     parameters = DecoderParameters.allocate(config, dtype, device, specs=specs_of(config, quantization))
     generator = torch.Generator(device).manual_seed(seed)
-    views = parameters.checkpoint_views(config)
-    head = HeadParameters.allocate(config, dtype, device) if has_head else None
-    if head is not None:
-        views |= head.checkpoint_views(config)
-    for name, view in views.items():
+    for name, view in parameters.checkpoint_views(config).items():
         mean, std = mean_and_std(name, view.shape, config)
         if isinstance(view, torch.Tensor):
             view.normal_(mean, std, generator=generator)
         else:
             _fill(view, mean, std, generator)
-    return Decoder(config, parameters, chosen, head=head)
+    return Decoder(config, parameters, chosen)
 
 
 def specs_of(config: ModelConfig, quantization: Quantization) -> Specs:

@@ -37,7 +37,7 @@ def write_knowing(folder: Path, family: str = "llama", vocab_size: int = 320, **
         elif name.endswith("norm.weight"):
             tensor.fill_(1.0)
     tensors["model.embed_tokens.weight"] = embedding
-    tensors["lm_head.weight"][after] = 0.15 * embedding
+    tensors["lm_head.weight"][after] = 0.25 * embedding
     projection = next(name for name in tensors if name.endswith("eh_proj.weight"))
     tensors[projection] = torch.cat((torch.eye(64), 0.02 * torch.randn(64, 64, generator=generator)), dim=1)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

@@ -41,8 +41,8 @@ WAYS: list[dict[str, Any]] = [
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("heads")
     made = {name: write_knowing(root / name, name) for name in FAMILIES}
-    architecture, fields = FAMILIES["deepseek-v3"]
-    made["random"] = write_family(root / "random", "deepseek-v3", vocab_size=320, num_nextn_predict_layers=1)
+    fields = FAMILIES["deepseek-v3"][1]
+    made["random"] = write_family(root / "random", "deepseek-v3", vocab_size=320, extra_config=fields)
     made["demo"] = write_with_random_head(root / "demo", DEMO)
     return made
 
@@ -161,7 +161,7 @@ def test_nothing_that_was_guessed_wrong_is_in_a_sealed_block(start):
     assert accepted(run)[0] > accepted(run)[1]
     other.generate([*prompt, *tokens], max_tokens=1)
     compared = 0
-    for block_hash in other.scheduler.pool._by_hash if hasattr(other.scheduler.pool, "_by_hash") else ():
+    for block_hash in other.pool._findable:
         mine, theirs = run.pool.find(block_hash), other.pool.find(block_hash)
         if mine is None or theirs is None:
             continue

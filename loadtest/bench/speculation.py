@@ -25,7 +25,7 @@ from loadtest.bench.peers.ours import BLOCK_SIZE
 from loadtest.rig.command_line import Option, Out, integers, names
 from loadtest.rig.models import DEMO, SHAPES, checkpoint
 from loadtest.rig.results import Report, Result, machine
-from shared.engine.engine import Engine, LaunchedStep
+from shared.engine.engine import Engine, LaunchedStep, StepRunner
 from shared.engine.messages import AddSequence, EngineDied, Event, SequenceFailed, StepOutput
 from shared.engine.plan import SampledToken, StepPlan, StepResult
 from shared.engine.runner.block_access import BlockAccess

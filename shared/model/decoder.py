@@ -236,7 +236,7 @@ class Decoder:
         return [sum(int(counts.sum()) for counts in self.pieces.num_chosen.values())]
 
     def add_head(self, config: ModelConfig, parameters: HeadParameters) -> None:
-        """Takes ownership of the parameters of a head; `config`: this decoder's, with the head's layer. Not of ranks."""
+        """Takes ownership of the parameters of a head; `config`: this decoder's, with the layer of it."""
         assert not self.is_split, "a head is not spread over ranks"
         self.config = config
         self.head = Head(config, parameters, self._modules, self.kernels)

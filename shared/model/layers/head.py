@@ -97,7 +97,8 @@ class Head:
             offset_norm(parameters.norm, config),
             of_model.lm_head,
         )
-        self._pieces = DecoderPieces(single, modules, kernels, places=[(0, config.num_layers)])
+        number = config.num_layers
+        self._pieces = DecoderPieces(single, modules, kernels, places=[(0, number)], first_layer=number)
         self._rotary = Rotary(single, dtype=dtype, device=of_model.embedding.device)
 
     def forward(

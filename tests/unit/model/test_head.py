@@ -75,10 +75,12 @@ def by_equations(tensors: dict[str, Tensor], hidden: Tensor, following: Tensor) 
 
 @pytest.mark.parametrize("cuts", [(0, NUM_TOKENS), (0, 5, 6, 30, NUM_TOKENS)])
 def test_a_heads_logits_are_those_of_its_equations(folder: Path, cuts: tuple[int, ...]):
-    decoder = Decoder.load(folder, torch.float32, "cpu", has_head=True)
+    decoder, plain = (Decoder.load(folder, torch.float32, "cpu", has_head=has) for has in (True, False))
     assert decoder.head is not None
-    layout = decoder.config.block_layout(BLOCK_SIZE, "float32", has_head=True)
-    pool = PoolView.of(torch.zeros(layout.shape(4), dtype=torch.uint8), layout)
+    pool, own = (
+        PoolView.of(torch.zeros(layout.shape(4), dtype=torch.uint8), layout)
+        for layout in (decoder.config.block_layout(BLOCK_SIZE, "float32", has_head=has) for has in (True, False))
+    )
     tokens = (7 + 31 * torch.arange(NUM_TOKENS + 1)) % 128
     states, logits = [], []
     with torch.inference_mode():
@@ -86,6 +88,9 @@ def test_a_heads_logits_are_those_of_its_equations(folder: Path, cuts: tuple[int
             batch = AttentionBatch.from_lists([end - begin], [end], [[2, 0, 3]], BLOCK_SIZE)
             rows, positions = torch.arange(end - begin), torch.arange(begin, end)
             hidden = decoder.hidden(tokens[begin:end], positions, pool, batch, rows)
+            assert hidden.equal(plain.hidden(tokens[begin:end], positions, own, batch, rows)), (
+                "its KV is another layer's"
+            )
             states.append(hidden)
             following = tokens[begin + 1 : end + 1]
             logits.append(decoder.logits(decoder.head.forward(following, hidden, positions, pool, batch, rows)))

@@ -401,9 +401,7 @@ def main(
     ] = "",
     heads: Annotated[
         str,
-        Option(
-            help="a folder of a small model with a head, as make demo-head writes it, whose guesses are made; empty: none"
-        ),
+        Option(help="the folder that make demo-head writes, of a head whose guesses are measured; empty: none"),
     ] = "",
     fixed: Annotated[str, Option(help="numbers of guesses that are made whatever they cost; empty: none")] = "",
     tokens: Annotated[int, Option(help="of each answer")] = 256,

@@ -264,23 +264,17 @@ class EngineHost:
         before, resting = self.model, self.engine
         try:
             self.model = await self._load(settings, lambda _fraction, _what: None)
+            if self.model.has_head != before.has_head:
+                raise ModelLoadError(
+                    f"{folder} has {int(self.model.has_head)} heads, the model before {int(before.has_head)}: its blocks "
+                    "have another size",
+                    field="folder",
+                )
             await self._start_engine(resting.steps)
         except BaseException:
             self.model, self.engine = before, resting
             raise
         self.folder = folder
-
-    def check_head(self, folder: Path) -> None:
-        """Raises ModelLoadError for a folder that has a head where the model that is served has none, or the other way
-        round."""
-        settings = self.settings.model_copy(update={"model": folder})
-        found = wants_head(settings, self.model.config, self._roles)
-        if found != self.model.has_head:
-            raise ModelLoadError(
-                f"{folder} has {int(found)} heads, the model that is served {int(self.model.has_head)}: "
-                "blocks of another size",
-                field="folder",
-            )
 
     def read_adapter(self, folder: Path) -> LoadedAdapter:
         """See `ReadAdapter`; in a group every rank reads its part. Raises ModelLoadError, RankLost."""

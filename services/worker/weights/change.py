@@ -229,7 +229,6 @@ def check_folder(host: EngineHost, folder: Path) -> str:
     model, settings = host.model, host.settings
     with Checkpoint.of(folder) as checkpoint:
         WeightPlan.make(checkpoint, model.config, settings.quantization, has_head=model.has_head)
-    host.check_head(folder)
     if load_config(folder) != model.config:
         raise ModelLoadError(f"config.json of {folder} is of another model", field="folder", file="config.json")
     if model.texts_digest and texts_digest(folder) != model.texts_digest:

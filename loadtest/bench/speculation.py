@@ -277,8 +277,8 @@ class Bench:
         if heads is not None:
             add_random_head(decoder)
             steps = paired_steps(decoder, heads, num_blocks, BLOCK_SIZE, MAX_BATCH)
-            model = HeadModel(steps, BLOCK_SIZE, decoder.config.max_position_embeddings)
-            self.speculators[HEADS] = _speculator([], model)
+            guesses = HeadModel(steps, BLOCK_SIZE, decoder.config.max_position_embeddings)
+            self.speculators[HEADS] = _speculator([], guesses)
             self._runners[HEADS] = GivenAnswers(steps, self._runner.answers)
         self._engines = {
             way: self._engine(num_blocks, speculator, self._runners.get(way, self._runner))

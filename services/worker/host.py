@@ -266,8 +266,8 @@ class EngineHost:
             self.model = await self._load(settings, lambda _fraction, _what: None)
             if self.model.has_head != before.has_head:
                 raise ModelLoadError(
-                    f"{folder} has {int(self.model.has_head)} heads, the model before {int(before.has_head)}: its blocks "
-                    "have another size",
+                    f"{folder} has {int(self.model.has_head)} heads, the model before {int(before.has_head)}: "
+                    "its blocks have another size",
                     field="folder",
                 )
             await self._start_engine(resting.steps)

@@ -23,7 +23,7 @@ from tests.integration.engine.heads import FAMILIES, write_knowing, write_with_r
 from tests.integration.engine.test_speculation import DEMO, LENGTH, PROMPTS, accepted, answers, assert_same, ids
 
 LONG = 48
-"""Output tokens with which the batch outgrows 24 blocks."""
+"""Output tokens with which the batch outgrows 16 blocks."""
 SAMPLED = {"temperature": 1.5, "seed": 9, "top_p": 0.95}
 WAYS: list[dict[str, Any]] = [
     {"logprobs": 2},
@@ -90,9 +90,9 @@ def test_a_head_without_sense_changes_nothing(start):
     assert_same(answers(start("demo", None)), answers(plain(start, "demo")))
 
 
-@pytest.mark.parametrize("options", [{"num_blocks": 24}, {"num_blocks": 24, "num_host_blocks": 100}])
+@pytest.mark.parametrize("options", [{"num_blocks": 16}, {"num_blocks": 16, "num_host_blocks": 100}])
 def test_a_head_changes_nothing_for_a_batch_that_is_preempted(start, options):
-    run = start("llama", **options)
+    run = start("llama", 2, **options)
     prompts = [[5 + (i * (2 * k + 3)) % 300 for i in range(9 + 5 * k)] for k in range(11)]
     expected = plain(start, "llama").generate(*prompts, max_tokens=LONG, **SAMPLED)
     assert run.generate(*prompts, max_tokens=LONG, **SAMPLED) == expected

@@ -39,15 +39,17 @@ from shared.engine.group.own_slices import SliceForm
 from shared.engine.messages import EngineDied, Event
 from shared.engine.resting_engine import RestingEngine
 from shared.engine.runner.draft import check_draft, draft_layout, load_draft, open_draft
+from shared.engine.runner.heads import open_heads
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.runner.timed_runner import TimedRunner
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from shared.engine.speculation.drafter import Drafter
 from shared.engine.speculation.grammar import GrammarDrafter
+from shared.engine.speculation.guessing_model import GuessingModel
 from shared.engine.speculation.ngram import NgramDrafter
 from shared.engine.speculation.speculator import GuessCounters, Speculator
 from shared.engine.step_counters import StepCounters
-from shared.errors import ConfigError, TandemError
+from shared.errors import ConfigError, ModelLoadError, TandemError
 from shared.fingerprints import deterministic_fingerprint
 from shared.identity import BOTH, Roles, WorkerRole
 from shared.kernels.cpu.multilinear import fastest_sum
@@ -63,10 +65,12 @@ from shared.model.arithmetic import arithmetic_digest
 from shared.model.config.model_config import ModelConfig
 from shared.model.decoder import Decoder
 from shared.model.families.registry import load_config
+from shared.model.layers.head import head_prefix
 from shared.model.ranks.block_slices import block_slices
 from shared.model.ranks.rank_decoder import RankDecoder
 from shared.model.text.texts_digest import texts_digest
 from shared.model.text.tokenizer import Tokenizer
+from shared.model.weights.head import has_head
 from shared.model.weights.loader import fingerprint
 from shared.sizing.measured_steps import measured
 from shared.structure.compiler import StructureCompiler
@@ -112,6 +116,8 @@ class LoadedModel:
     texts_digest: str
     """As `shared.model.text.texts_digest` of its folder."""
     draft: LoadedDraft | None = None
+    has_head: bool = False
+    """Whether its blocks have the KV of the checkpoint's head."""
 
     @property
     def decoder(self) -> Decoder:
@@ -229,7 +235,7 @@ class EngineHost:
         runner = await asyncio.to_thread(
             _start_runner, self.settings, self.model, self.structures, self._group, device_transfer=device_transfer
         )
-        speculator = open_speculator(self.settings, runner, self.structures, self.model.draft)
+        speculator = open_speculator(self.settings, runner, self.structures, self.model.draft, self._roles)
         self.guesses = speculator.counters if speculator is not None else GuessCounters()
         scheduler = Scheduler(pool, config, groups=self.model.layout.groups, speculator=speculator)
         self.engine = engine = Engine(scheduler, runner, self._emitter(), steps=steps)
@@ -258,6 +264,12 @@ class EngineHost:
         before, resting = self.model, self.engine
         try:
             self.model = await self._load(settings, lambda _fraction, _what: None)
+            if self.model.has_head != before.has_head:
+                raise ModelLoadError(
+                    f"{folder} has {int(self.model.has_head)} heads, the model before {int(before.has_head)}: "
+                    "its blocks have another size",
+                    field="folder",
+                )
             await self._start_engine(resting.steps)
         except BaseException:
             self.model, self.engine = before, resting
@@ -335,7 +347,8 @@ def load_model(
     kv_dtype, source, sent = choose_kv_formats(
         settings, dtype, has_latents=config.latent is not None, has_states=config.delta is not None, roles=roles
     )
-    layout = config.block_layout(settings.block_size, kv_dtype, grouped=settings.degrees.has_kv_groups)
+    has_kv_groups, is_guessing = settings.degrees.has_kv_groups, wants_head(settings, config, roles)
+    layout = config.block_layout(settings.block_size, kv_dtype, grouped=has_kv_groups, has_head=is_guessing)
     layout = replace(layout, format=replace(layout.format, source=source, sent=sent))
     if group is None:
         decoder = Decoder.load(
@@ -346,6 +359,7 @@ def load_model(
             backend,
             deterministic=settings.deterministic,
             quantization=settings.quantization,
+            has_head=is_guessing,
         )
     else:
         links = group.meet(on_lost)
@@ -381,7 +395,7 @@ def load_model(
         quantization=decoder.quantization,
         weight_bytes=decoder.projection_bytes,
         layout=layout,
-        roots=_chain_roots(identity, layout, config),
+        roots=_chain_roots(identity, layout, config, has_head=is_guessing),
         num_blocks=num_blocks,
         num_host_blocks=choose_swap_bytes(settings, num_blocks * held_bytes, psutil.virtual_memory().available)
         // held_bytes,
@@ -394,6 +408,7 @@ def load_model(
         name=Path(settings.model).resolve().name,
         texts_digest=texts_digest(settings.model),
         draft=None if draft is None else LoadedDraft(*draft, num_blocks // layout.groups.size),
+        has_head=is_guessing,
     )
 
 
@@ -414,8 +429,36 @@ def _check_states(settings: WorkerSettings, config: ModelConfig) -> None:
         )
 
 
-def _chain_roots(model_fingerprint: str, layout: BlockLayout, config: ModelConfig) -> ChainRoots:
-    return ChainRoots(model_fingerprint, layout.name, LAYOUT_VERSION, config.prefix_length)
+def wants_head(settings: WorkerSettings, config: ModelConfig, roles: Roles) -> bool:
+    """Whether the checkpoint's head is loaded, as all workers of a fleet must have it: a layer of their blocks is its.
+    Raises ConfigError where the settings need one that is not served."""
+    if settings.speculation not in ("heads", "auto"):
+        return False
+    problem = ""
+    if settings.degrees.num_ranks > 1:
+        problem = f"worker {settings.name} is {settings.degrees.num_ranks} processes: a head takes 1"
+    elif settings.is_on_gpu and (settings.speculation == "auto" or WorkerRole.DECODE in roles):
+        problem = f"a worker that decodes on {settings.device} guesses nothing: heads need its CPU"
+    elif not has_head(Path(settings.model), config):
+        missing = "num_nextn_predict_layers" if config.head_layer is None else f"tensor {head_prefix(config)}*"
+        problem = f"{settings.model} has no head: no {missing}"
+    if problem and settings.speculation == "heads":
+        raise ConfigError(f"speculation is heads, but {problem}", field="speculation", value="heads")
+    if not problem and settings.draft:
+        raise ConfigError(
+            f"draft is {settings.draft}, but {settings.model} has a head, which guesses in its place: "
+            "take one of them, speculation heads or a checkpoint without",
+            field="draft",
+            value=settings.draft,
+        )
+    return not problem
+
+
+def _chain_roots(
+    model_fingerprint: str, layout: BlockLayout, config: ModelConfig, *, has_head: bool = False
+) -> ChainRoots:
+    name = f"{layout.name}-head" if has_head else layout.name
+    return ChainRoots(model_fingerprint, name, LAYOUT_VERSION, config.prefix_length)
 
 
 def scheduler_config(settings: WorkerSettings, num_host_blocks: int, *, recomputes: bool = True) -> SchedulerConfig:
@@ -460,7 +503,11 @@ def _read_draft(settings: WorkerSettings, vocab_size: int, backend: str) -> tupl
 
 
 def open_speculator(
-    settings: WorkerSettings, runner: StepRunner, structures: StructureCompiler, draft: LoadedDraft | None = None
+    settings: WorkerSettings,
+    runner: StepRunner,
+    structures: StructureCompiler,
+    draft: LoadedDraft | None = None,
+    roles: Roles = BOTH,
 ) -> Speculator | None:
     """What guesses, as the settings say; None where nothing does. On a device that is given its next step while one
     runs, nothing is guessed: what a guess follows is not known yet. Raises ConfigError where the draft's pool does not
@@ -470,10 +517,13 @@ def open_speculator(
     if settings.is_on_gpu or runner.is_async:
         logger.warning("speculation %s guesses nothing on device %s", settings.speculation, settings.device)
         return None
-    drafters: list[Drafter] = [NgramDrafter()]
+    drafters: list[Drafter] = [] if settings.speculation == "heads" else [NgramDrafter()]
     if settings.speculation == "auto":
         drafters.append(GrammarDrafter(structures.prepare))
-    model = None
+    model: GuessingModel | None = None
+    if isinstance(runner, Runner) and runner.heads is not None and WorkerRole.DECODE in roles:
+        model = open_heads(runner.heads)
+        logger.info("the checkpoint's head guesses")
     if draft is not None:
         model = open_draft(draft.decoder, draft.layout, draft.num_blocks, settings.max_num_seqs)
         logger.info(

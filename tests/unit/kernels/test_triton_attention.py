@@ -106,8 +106,8 @@ def test_lengths_come_from_the_device(interpreted: Run) -> None:
     interpreted(checks.check_lengths_come_from_the_device)
 
 
-@pytest.mark.parametrize("window", [None, 1, 7, 30])
-@pytest.mark.parametrize(("rows", "tile"), [(16, 16), (32, 16), (16, 32)])
+@pytest.mark.parametrize("window", [None, 7, *(pytest.param(window, marks=pytest.mark.slow) for window in (1, 30))])
+@pytest.mark.parametrize(("rows", "tile"), [(32, 16), (16, 32), pytest.param(16, 16, marks=pytest.mark.slow)])
 def test_tiles_on_every_side_of_the_window_equal_the_reference(
     interpreted: Run, rows: int, tile: int, window: int | None
 ) -> None:
@@ -123,7 +123,7 @@ def test_tiles_on_every_side_of_the_window_equal_the_reference(
     )
 
 
-@pytest.mark.parametrize("window", [1, 7, 16, 30])
+@pytest.mark.parametrize("window", [7, 16, *(pytest.param(window, marks=pytest.mark.slow) for window in (1, 30))])
 def test_chunks_equal_the_formula(interpreted: Run, window: int) -> None:
     sizes = {"window": window, "is_chunked": True, "heads": (3, 1), "head_dim": 16, "block_size": 8}
     interpreted(checks.check_prefill_tiles, [(1, 20), (23, 61), (5, 5)], rows=16, tile=16, **sizes)

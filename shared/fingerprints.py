@@ -5,6 +5,12 @@ from __future__ import annotations
 from hashlib import blake2b
 
 _MARK = "-deterministic-"
+_HEAD = "-head"
+
+
+def headed_fingerprint(model: str) -> str:
+    """Of a model whose blocks have the KV of its head too: no block of it is one without."""
+    return f"{model}{_HEAD}"
 
 
 def deterministic_fingerprint(model: str, arithmetic: str) -> str:
@@ -25,6 +31,8 @@ def system_fingerprint(fingerprint: str) -> str:
 def difference(worker: str, fleet: str) -> str:
     """Why a worker of one fingerprint cannot serve beside workers of another, for the operator."""
     (model, _, ours), (fleet_model, _, theirs) = worker.partition(_MARK), fleet.partition(_MARK)
+    if (own := model.endswith(_HEAD)) != fleet_model.endswith(_HEAD):
+        return f"runs {'with' if own else 'without'} speculation heads, the fleet {'without' if own else 'with'} it"
     if model != fleet_model or ours == theirs:
         return f"serves model {worker}, the fleet {fleet}"
     if not ours or not theirs:

@@ -21,6 +21,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
@@ -157,7 +158,8 @@ def serve(connection: socket.socket) -> None:
             *streams, news = descriptors
             for each in streams:
                 os.close(each)
-            os.write(news, b"%d\n" % pid)
+            with contextlib.suppress(BrokenPipeError):  # who asked is gone
+                os.write(news, b"%d\n" % pid)
             waiting.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, news))
 
 
@@ -171,7 +173,7 @@ def _report(pidfd: int, pid: int, news: int) -> None:
 
 def _become(request: Mapping, descriptors: list[int]) -> None:
     """The module's process, from here to its end."""
-    parent = os.getppid()
+    parent, status = os.getppid(), 1
     try:
         os.setsid()
         die_with_parent(parent, signal.SIGKILL)
@@ -183,6 +185,9 @@ def _become(request: Mapping, descriptors: list[int]) -> None:
         os.chdir(request["cwd"])
         sys.argv = list(request["argv"])
         status = _exit_status(lambda: runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True))
+        # As the interpreter ends: a thread that never does, or a fault at the end, shows.
+        threading._shutdown()
+        atexit._run_exitfuncs()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -203,6 +208,7 @@ def _exit_status(run: Callable[[], object]) -> int:
 
 if __name__ == "__main__":
     wait_briefly()
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     gc.disable()
     for name in MODULES:
         importlib.import_module(name)

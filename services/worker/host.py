@@ -29,6 +29,7 @@ from services.worker.settings import WorkerSettings
 from shared.engine.engine import Engine
 from shared.engine.messages import EngineDied, Event
 from shared.engine.resting_engine import RestingEngine
+from shared.engine.runner.runner import Runner
 from shared.engine.scheduler.scheduler import Scheduler
 from shared.engine.speculation.speculator import GuessCounters
 from shared.engine.step_counters import StepCounters
@@ -155,7 +156,8 @@ class EngineHost:
         speculator = open_speculator(self.settings, runner, self.structures, self.model.draft, self._roles)
         self.guesses = speculator.counters if speculator is not None else GuessCounters()
         scheduler = Scheduler(pool, config, groups=self.model.layout.groups, speculator=speculator)
-        self.engine = engine = Engine(scheduler, runner, self._emitter(), steps=steps)
+        on_thread = runner.prepare_thread if isinstance(runner, Runner) else lambda: None
+        self.engine = engine = Engine(scheduler, runner, self._emitter(), steps=steps, on_thread=on_thread)
         engine.start()
 
     async def unload(self) -> None:

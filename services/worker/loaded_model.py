@@ -25,7 +25,7 @@ from shared.engine.group.own_slices import SliceForm
 from shared.engine.runner.draft import check_draft, draft_layout, load_draft
 from shared.engine.runner.runner import RunnerConfig
 from shared.errors import ConfigError, TandemError
-from shared.fingerprints import deterministic_fingerprint
+from shared.fingerprints import deterministic_fingerprint, headed_fingerprint
 from shared.identity import BOTH, Roles, WorkerRole
 from shared.kv.hashing import ChainRoots
 from shared.kv.layout import LAYOUT_VERSION, BlockLayout
@@ -141,6 +141,8 @@ def load_model(
             settings.quantization,
         )
     identity = fingerprint(settings.model, dtype_name(dtype), settings.quantization)
+    if is_guessing:
+        identity = headed_fingerprint(identity)
     if settings.deterministic:
         identity = deterministic_fingerprint(identity, arithmetic_digest(decoder, layout))
     wanted_len = settings.max_model_len or config.max_position_embeddings
@@ -161,7 +163,7 @@ def load_model(
         quantization=decoder.quantization,
         weight_bytes=decoder.projection_bytes,
         layout=layout,
-        roots=_chain_roots(identity, layout, config, has_head=is_guessing),
+        roots=ChainRoots(identity, layout.name, LAYOUT_VERSION, config.prefix_length),
         num_blocks=num_blocks,
         num_host_blocks=choose_swap_bytes(settings, num_blocks * held_bytes, psutil.virtual_memory().available)
         // held_bytes,
@@ -197,34 +199,23 @@ def _check_states(settings: WorkerSettings, config: ModelConfig) -> None:
 
 def wants_head(settings: WorkerSettings, config: ModelConfig, roles: Roles) -> bool:
     """Whether the checkpoint's head is loaded, as all workers of a fleet must have it: a layer of their blocks is its.
-    Raises ConfigError where the settings need one that is not served."""
-    if settings.speculation not in ("heads", "auto"):
+    Raises ConfigError where the settings need one that is not served. By no other setting than `heads`: what `auto`
+    found would differ between workers of one fleet."""
+    if settings.speculation != "heads":
         return False
     problem = ""
     if settings.degrees.num_ranks > 1:
         problem = f"worker {settings.name} is {settings.degrees.num_ranks} processes: a head takes 1"
-    elif settings.is_on_gpu and (settings.speculation == "auto" or WorkerRole.DECODE in roles):
+    elif settings.is_on_gpu and WorkerRole.DECODE in roles:
         problem = f"a worker that decodes on {settings.device} guesses nothing: heads need its CPU"
     elif not has_head(Path(settings.model), config):
-        missing = "num_nextn_predict_layers" if config.head_layer is None else f"tensor {head_prefix(config)}*"
+        missing = f"tensor {head_prefix(config)}*"
+        if config.head_layer is None:
+            missing = "num_nextn_predict_layers, or its layers are not all of a kind that keeps the whole text"
         problem = f"{settings.model} has no head: no {missing}"
-    if problem and settings.speculation == "heads":
+    if problem:
         raise ConfigError(f"speculation is heads, but {problem}", field="speculation", value="heads")
-    if not problem and settings.draft:
-        raise ConfigError(
-            f"draft is {settings.draft}, but {settings.model} has a head, which guesses in its place: "
-            "take one of them, speculation heads or a checkpoint without",
-            field="draft",
-            value=settings.draft,
-        )
-    return not problem
-
-
-def _chain_roots(
-    model_fingerprint: str, layout: BlockLayout, config: ModelConfig, *, has_head: bool = False
-) -> ChainRoots:
-    name = f"{layout.name}-head" if has_head else layout.name
-    return ChainRoots(model_fingerprint, name, LAYOUT_VERSION, config.prefix_length)
+    return True
 
 
 def runner_config(

@@ -110,9 +110,12 @@ class Engine:
         emit: Callable[[Event], None],
         ahead: bool | None = None,
         steps: StepCounters | None = None,
+        on_thread: Callable[[], None] = lambda: None,
     ) -> None:
         """Takes ownership of both; nothing runs before `start()`. `ahead=None`: run ahead if the device computes
-        asynchronously. `steps`: counters of an engine before, which go on."""
+        asynchronously. `steps`: counters of an engine before, which go on. `on_thread`: the engine's thread calls it
+        first."""
+        self._on_thread = on_thread
         self._scheduler = scheduler
         self._runner = runner
         self._exchange = BlockExchange(scheduler.pool, runner.checksums)
@@ -154,6 +157,7 @@ class Engine:
     def _run(self) -> None:
         try:
             with torch.inference_mode():
+                self._on_thread()
                 self._report_pool()  # before the first router asks for the free blocks
                 while self._take_commands():
                     self._step()

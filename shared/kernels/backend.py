@@ -8,7 +8,7 @@ device of its arguments without waiting for it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -366,4 +366,14 @@ class Kernels(DecoderOps, LoraOps, BlockOps, SamplingOps, Protocol):
     @property
     def name(self) -> str:
         """Its name in the registry."""
+        ...
+
+
+@runtime_checkable
+class PreparesThreads(Protocol):
+    """An addition to a backend that keeps something by thread."""
+
+    def prepare_thread(self, num_heads: int, dtype: torch.dtype, pool: PoolView, max_tokens: int) -> None:
+        """Has it made for the calling thread, which will take steps of up to `max_tokens` tokens over `pool`; that is
+        read and not written to."""
         ...

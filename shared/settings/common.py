@@ -96,10 +96,10 @@ class AnswerSettings(SettingGroup):
     speculation: SpeculationMode = "off"
     """Which sources guess what running answers go on with, so that one step computes several tokens; answers are the
     same with any. ngram: what followed the same tokens before, in the prompt or in the answer. heads: the checkpoint's
-    layer that predicts further than the next token; refused where there is none. auto: all that, what a structure
-    leaves no choice about, and what a draft model gives where there is one. No more is guessed than makes tokens come
-    faster. Not on GPUs, nor by prefill workers, which compute a head's KV: with heads, and with auto where the
-    checkpoint has them, prefill and decode workers need the same setting. A request's `speculation` narrows it."""
+    layer that predicts further than the next token; refused where there is none. auto: ngram, what a
+    structure leaves no choice about, and what a draft model gives where there is one. No more is guessed than makes
+    tokens come faster. Not on GPUs, nor by prefill workers, which compute a head's KV: with heads, prefill and decode
+    workers need the same setting. A request's `speculation` narrows it."""
     draft: str = ""
     """Folder of a draft model: a second, much smaller model of the same vocabulary, whose guesses are used with
     speculation auto. Each worker that decodes on a CPU loads it, with a KV pool of its own beside the model's; prefill

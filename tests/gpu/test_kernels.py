@@ -12,6 +12,7 @@ import torch
 pytest.importorskip("numpy", reason="the engine's inputs are NumPy arrays")
 pytest.importorskip("safetensors", reason="checkpoints are safetensors files")
 
+from shared.kernels.attention.prefill import cuts
 from shared.kernels.backends.registry import choose_kernels
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.delta_layer import state_words
@@ -71,10 +72,29 @@ def test_long_chunks_by_cudnn_equal_those_of_the_kernel_for_any(
     attention_checks.check_long_chunks(plan, unit=1024, **sizes)
 
 
-def test_long_chunks_among_others_equal_the_reference() -> None:
-    plan = [(1, 70), (1024, 4096), (30, 90), (2048, 2048)]
-    sizes = {"heads": (2, 1), "head_dim": 128, "block_size": 16, "dtype": torch.bfloat16, "device": "cuda"}
-    attention_checks.check_attention(plan, **sizes)
+def test_long_chunks_among_others_equal_those_of_the_kernel_for_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    from shared.kernels.attention.prefill import cudnn
+
+    plan = [(1, 70), (2048, 8192), (30, 90), (4096, 4096)]
+    case = AttentionCase(plan, (32, 4), head_dim=128, block_size=16, dtype=torch.bfloat16, device="cuda")
+    assert cuts.long_chunks(case.batch, 32) == (1, 3)
+
+    def attended() -> torch.Tensor:
+        batch = replace(case.batch)  # remembers nothing
+        return comparing.triton_kernels().paged_attention(case.query, case.pool, LAYER, batch, scale=0.09, window=None)
+
+    found = attended()
+    monkeypatch.setattr(cudnn, "serves", lambda *_: False)
+    comparing.assert_near(found, attended())
+
+
+def test_a_thread_prepares_itself_without_writing_to_the_pool() -> None:
+    from shared.kernels.attention.prefill import cudnn
+
+    memory = torch.zeros(4, 1, 2, 2, 16 * 128 * 2, dtype=torch.uint8, device="cuda")
+    cudnn.prepare_thread(8, torch.bfloat16, PoolView(memory, torch.bfloat16, 16, 128), 3000)
+    torch.cuda.synchronize()
+    assert not bool(memory.any())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

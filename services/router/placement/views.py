@@ -155,7 +155,7 @@ class Pool:
         self._views: list[WorkerView] = []
         self._places: dict[str, int] = {}
         self.version = 0
-        """Another one whenever a worker has come or gone."""
+        """Another one whenever a worker has come or gone, or has measured its steps for the first time."""
 
     def __len__(self) -> int:
         return len(self._views)

@@ -101,7 +101,11 @@ class Standing:
             return
         view = self._ledger.view
         view.num_total_blocks = load.num_total_blocks
-        view.times = step_times_from_proto(load.step_times) if load.HasField("step_times") else None
+        times = step_times_from_proto(load.step_times) if load.HasField("step_times") else None
+        if (view.times is None) != (times is None):
+            for role in self._roles:
+                self._pools[role].version += 1
+        view.times = times
         view.least_slack_s = load.least_slack_s if load.HasField("least_slack_s") else None
         self._refused = False
         self._set_accepting()

@@ -17,9 +17,11 @@ from services.worker.machine.choices import dtype_name
 from services.worker.session import Session
 from services.worker.telemetry.load import LoadReporter
 from shared.errors import Cancelled, DeadlineExceeded, Internal, InvalidRequest, ModelLoadError, TandemError
+from shared.fingerprints import headed_fingerprint
 from shared.model.families.registry import load_config
 from shared.model.text.texts_digest import texts_digest
 from shared.model.weights.checkpoint import Checkpoint
+from shared.model.weights.head import check_head
 from shared.model.weights.loader import fingerprint
 from shared.model.weights.plan import WeightPlan
 from shared.rpc.errors import to_proto
@@ -229,6 +231,8 @@ def check_folder(host: EngineHost, folder: Path) -> str:
     model, settings = host.model, host.settings
     with Checkpoint.of(folder) as checkpoint:
         WeightPlan.make(checkpoint, model.config, settings.quantization, has_head=model.has_head)
+        if model.has_head:
+            check_head(checkpoint, model.config)
     if load_config(folder) != model.config:
         raise ModelLoadError(f"config.json of {folder} is of another model", field="folder", file="config.json")
     if model.texts_digest and texts_digest(folder) != model.texts_digest:
@@ -237,4 +241,5 @@ def check_folder(host: EngineHost, folder: Path) -> str:
             field="folder",
             file="tokenizer.json",
         )
-    return fingerprint(folder, dtype_name(model.dtype), settings.quantization)
+    identity = fingerprint(folder, dtype_name(model.dtype), settings.quantization)
+    return headed_fingerprint(identity) if model.has_head else identity

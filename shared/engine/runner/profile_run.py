@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 
 import torch
@@ -17,6 +18,8 @@ from shared.model.decoder import Decoder
 POOL_SHARE = 0.97
 """The pool's share of the memory that weights, graphs and the largest step leave on a GPU; compiled kernels, the
 driver's part of graphs (some 150 MiB beside 850) and fragmentation take of the rest."""
+LONG_CONTEXT_BYTES = 256 << 20
+"""What a chunk behind a context takes besides, of which the largest step has none: keys and values once more."""
 _PARAMS = SamplingParams(temperature=1.0, top_p=0.9, seed=0, max_tokens=1, repetition_penalty=1.1)
 
 
@@ -74,8 +77,9 @@ def measure_budget(
             torch.cuda.synchronize()
         else:
             runner.execute(plan)
-        step_bytes = torch.cuda.max_memory_allocated() - before + graph_bytes
+        step_bytes = torch.cuda.max_memory_allocated() - before + graph_bytes + LONG_CONTEXT_BYTES
         del runner
+        gc.collect()  # a capture that failed keeps its frames in a circle
         torch.cuda.empty_cache()
     device = decoder.device
     total, used = torch.cuda.get_device_properties(device).total_memory, torch.cuda.memory_allocated(device)

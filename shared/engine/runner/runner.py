@@ -25,7 +25,7 @@ from shared.engine.runner.sampler import ALL_CANDIDATES, PendingStep, Sampler, n
 from shared.engine.runner.static_decode import StaticDecode
 from shared.engine.runner.structure_masks import StructureMasks
 from shared.engine.runner.warm_up import warm_up_plans
-from shared.kernels.backend import Kernels
+from shared.kernels.backend import Kernels, PreparesThreads
 from shared.kernels.lora.step import HoldsLoras, PackedAdapter
 from shared.kernels.pool_view import PoolView
 from shared.kv.layout import BlockLayout
@@ -222,6 +222,15 @@ class Runner:
             self._pieces.start()
         if self._static is not None:
             self._static.start()
+
+    def prepare_thread(self) -> None:
+        """For the thread that will take the steps, before its first; in inference mode. A no-op on a CPU."""
+        self._link.bind_thread()
+        decoder, kernels = self._decoder, self._decoder.kernels
+        is_plain = not decoder.is_split and decoder.config.latent is None and not kernels.is_deterministic
+        if self._link.is_async and is_plain and isinstance(kernels, PreparesThreads):
+            most = self._config.max_num_batched_tokens
+            kernels.prepare_thread(decoder.config.num_heads, decoder.dtype, self.pool, most)
 
     def _warm_up(self) -> None:
         config = self._config

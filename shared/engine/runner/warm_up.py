@@ -9,18 +9,22 @@ from shared.kv.groups import KVGroups
 _SAMPLED = SamplingParams(temperature=0.8, top_p=0.9, seed=0, max_tokens=1, logprobs=1, repetition_penalty=1.1)
 _GREEDY = SamplingParams(temperature=0.0, seed=0, max_tokens=1)
 
+MIDDLE = 1000
+"""Tokens of a chunk that is neither of the shortest nor of the longest kind."""
+
 
 def warm_up_plans(max_tokens: int, max_num_seqs: int, groups: KVGroups, num_blocks: int) -> list[StepPlan]:
     """Prompts alone, and beside a decoding sequence where a step may have two, as short and as long as a step allows,
     over the pool's blocks.
 
     Attention kernels choose their sizes by the longest chunk of a step, and by nothing else that changes from step to
-    step. Decode-only steps are not among them: their graphs are captured.
+    step; chunks from some thousand tokens on may be computed otherwise.
+    Decode-only steps are not among them: their graphs are captured.
     """
     size = groups.size
     longest = min(max_tokens - 1, (num_blocks // size - 1) * groups.block_size)
     plans = []
-    for chunk in sorted({min(2, longest), longest}):
+    for chunk in sorted({min(2, longest), min(MIDDLE, longest), longest}):
         for params in (_GREEDY, _SAMPLED):
             prompt = _share("prompt", chunk, range(size, size + size * -(-chunk // groups.block_size)), params)
             plans.append(StepPlan((prompt,)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shared.kernels.activation import launch as activation
 from shared.kernels.attention import paged, uniform
+from shared.kernels.attention.prefill import cudnn
 from shared.kernels.blocks import launch as blocks
 from shared.kernels.coded.launch import make_coded_linear
 from shared.kernels.delta import launch as delta
@@ -41,6 +42,7 @@ class TritonKernels:
     rotate_and_write = staticmethod(rotary.rotate_and_write)
     rotate_and_write_latent = staticmethod(latent.rotate_and_write_latent)
     paged_attention = staticmethod(paged.paged_attention)
+    prepare_thread = staticmethod(cudnn.prepare_thread)
     delta_attention = staticmethod(delta.delta_attention)
     act_and_mul = staticmethod(activation.act_and_mul)
     make_lora = staticmethod(lora.make_lora)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from services.worker.settings import WorkerSettings
 from shared.config import load_settings
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.errors import ConfigError
+from shared.fingerprints import headed_fingerprint
 from shared.identity import BOTH, DECODE, PREFILL, Roles
 from shared.model.checkpoints import write_random_checkpoint
 from shared.model.families.registry import load_config
@@ -36,23 +38,24 @@ def load(folder: Path, speculation: str, *flags: str, roles: Roles = DECODE) -> 
 @pytest.mark.parametrize("roles", [PREFILL, DECODE, BOTH])
 def test_all_workers_have_blocks_with_the_heads_layer_and_name_them_so(folder: Path, roles: Roles) -> None:
     plain = load(folder, "ngram", roles=roles)
-    for speculation in ("heads", "auto"):
-        model = load(folder, speculation, roles=roles)
-        assert model.layout.num_layers == plain.layout.num_layers + 1
-        assert model.roots != plain.roots
-        runner = Runner(model.decoder, model.layout, 8, RunnerConfig(max_num_seqs=2))
-        structures = StructureCompiler(lambda: pytest.fail("no tokenizer"), (), 320)
-        speculator = open_speculator(wanted(folder, speculation, roles=roles), runner, structures, None, roles)
-        assert speculator is not None
-        assert ("heads" in speculator.methods) == (roles != PREFILL)
+    model = load(folder, "heads", roles=roles)
+    assert model.layout.num_layers == plain.layout.num_layers + 1
+    assert model.fingerprint == headed_fingerprint(plain.fingerprint)
+    # What a router makes of a welcome.
+    assert model.roots == replace(plain.roots, model_fingerprint=model.fingerprint)
+    runner = Runner(model.decoder, model.layout, 8, RunnerConfig(max_num_seqs=2))
+    structures = StructureCompiler(lambda: pytest.fail("no tokenizer"), (), 320)
+    speculator = open_speculator(wanted(folder, "heads", roles=roles), runner, structures, None, roles)
+    assert speculator is not None
+    assert ("heads" in speculator.methods) == (roles != PREFILL)
+    assert load(folder, "auto", roles=roles).roots == plain.roots
 
 
-def test_without_a_head_auto_serves_and_heads_is_refused_by_name(tmp_path: Path) -> None:
+def test_without_a_head_heads_is_refused_by_name(tmp_path: Path) -> None:
     write_random_checkpoint(tmp_path / "plain")
     write_random_checkpoint(tmp_path / "told", extra_config={"num_nextn_predict_layers": 1})
     told = tmp_path / "told" / "config.json"
     (tmp_path / "plain" / "config.json").write_text(told.read_text())
-    assert not load(tmp_path / "plain", "auto").has_head
     with pytest.raises(ConfigError, match=r"has no head: no tensor model\.layers\.2\.\*") as refused:
         load(tmp_path / "plain", "heads")
     assert refused.value.field == "speculation"
@@ -61,16 +64,9 @@ def test_without_a_head_auto_serves_and_heads_is_refused_by_name(tmp_path: Path)
         load(tmp_path / "untold", "heads")
 
 
-def test_a_draft_beside_a_head_is_refused(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="has a head, which guesses in its place") as refused:
-        load(folder, "auto", "--draft", str(folder))
-    assert refused.value.field == "draft"
-
-
 def test_a_worker_of_several_processes_or_on_a_gpu_has_no_head(folder: Path) -> None:
     config = load_config(folder)
     for flags, message in ((("--tp", "2"), "is 2 processes"), (("--device", "cuda"), "guesses nothing")):
-        assert not wants_head(wanted(folder, "auto", *flags), config, DECODE)
         with pytest.raises(ConfigError, match=message):
             wants_head(wanted(folder, "heads", *flags), config, DECODE)
     assert wants_head(wanted(folder, "heads", "--device", "cuda", roles=PREFILL), config, PREFILL)

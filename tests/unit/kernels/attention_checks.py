@@ -187,6 +187,27 @@ def check_long_chunks(
     assert_near(output.flatten(1), expected)
 
 
+def check_prepared_shapes(*, max_tokens: int, unit: int) -> None:
+    """What `prepare_thread` computes has the shapes of all chunks up to `max_tokens`, with any context."""
+    from shared.kernels.attention.prefill.cudnn import prepare_thread
+    from shared.kernels.attention.prefill.cuts import cut_chunk
+
+    prepared: set[tuple[int, int, bool]] = set()
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, scale: float, is_causal: bool) -> tuple[Tensor, Tensor]:
+        prepared.add((query.shape[2], key.shape[2], is_causal))
+        return _attend_by_torch(query, key, value, scale, is_causal)
+
+    pool = AttentionCase([(1, 1)], head_dim=16, block_size=8).pool
+    pool.memory.zero_()
+    prepare_thread(4, torch.float32, pool, max_tokens, unit, attend)
+    for query_len in range(1, max_tokens + 1):
+        for context in range(40 * unit):
+            cut = cut_chunk(query_len, context + query_len, unit)
+            assert (cut.square, cut.square, True) in prepared
+            assert all((part.rows, part.keys, False) in prepared for part in cut.rectangles)
+
+
 def _attend_by_torch(query: Tensor, key: Tensor, value: Tensor, scale: float, is_causal: bool) -> tuple[Tensor, Tensor]:
     group = query.shape[1] // key.shape[1]
     key, value = (rows.float().repeat_interleave(group, dim=1) for rows in (key, value))

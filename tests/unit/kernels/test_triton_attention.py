@@ -138,6 +138,11 @@ def test_long_chunks_joined_from_parts_equal_the_formula(interpreted: Run, plan:
         interpreted(checks.check_long_chunks, plan, unit=16, by_torch=True, **sizes)
 
 
+def test_a_thread_prepares_every_shape_that_a_chunk_may_have(interpreted: Run) -> None:
+    interpreted(checks.check_prepared_shapes, max_tokens=70, unit=16)
+    interpreted(checks.check_prepared_shapes, max_tokens=48, unit=16)
+
+
 def test_chunks_past_a_length_are_left_alone(interpreted: Run) -> None:
     plan = [(1, 20), (23, 61), (5, 5), (24, 40), (6, 90)]
     interpreted(checks.check_prefill_tiles, plan, rows=16, tile=16, window=None, most=23, heads=(3, 1), head_dim=16)

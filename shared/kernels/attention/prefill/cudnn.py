@@ -8,8 +8,7 @@ the pool, and a chunk is cut into few shapes.
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -27,7 +26,6 @@ ROW_TILE, HEAD_TILE = 64, 16
 Attend = Callable[[Tensor, Tensor, Tensor, float, bool], tuple[Tensor, Tensor]]
 """(query [1, num_heads, rows, head_dim], key and value [1, num_kv_heads, keys, head_dim], scale, causal) to the output,
 [1, num_heads, rows, head_dim] whose rows lie as the query's, and the sums' logarithms, [1, num_heads, rows, 1]."""
-_prepared = threading.local()
 
 
 def serves(query: Tensor, pool: PoolView) -> bool:
@@ -40,6 +38,29 @@ def serves(query: Tensor, pool: PoolView) -> bool:
         and devices.device_limits(query.device).arch == "sm_90"
         and bool(torch.backends.cudnn.is_available())  # type: ignore[no-untyped-call]
     )
+
+
+def prepare_thread(
+    num_heads: int,
+    dtype: torch.dtype,
+    pool: PoolView,
+    max_tokens: int,
+    unit: int = UNIT,
+    attend: Attend | None = None,
+) -> None:
+    """Has the calling thread's plans made, and kernels compiled, for all chunks of steps of up to `max_tokens` tokens,
+    with any context; the pool is read and not written to. A no-op where long chunks are not computed here."""
+    query = torch.zeros(max_tokens, num_heads, pool.head_dim, dtype=dtype, device=pool.memory.device)
+    if attend is None and not serves(query, pool):
+        return
+    squares, rectangles = shapes_until(cut_chunk(max_tokens, max_tokens + unit - 1, unit).square, unit)
+    chunks = [(min(square, max_tokens), min(max(0, square - max_tokens), unit - 1)) for square in squares]
+    chunks += [(min(rows, max_tokens), keys) for rows, keys in rectangles]
+    for count, context in chunks:
+        table = [0] * -(-(context + count) // pool.block_size)
+        batch = AttentionBatch.from_lists([count], [context + count], [table], pool.block_size, query.device)
+        rows = query[:count]
+        long_attention(rows, pool, 0, batch, 0, torch.empty_like(rows), scale=1.0, unit=unit, attend=attend)
 
 
 def long_attention(
@@ -73,7 +94,6 @@ def long_attention(
     table = batch.block_tables[index]
     if attend is None:
         attend = _cudnn
-        _prepare(query, pool.num_kv_heads, cut, scale)
     rows, into = query[begin : begin + query_len], output[begin : begin + query_len]
     padded = _padded(rows, cut)
     context = kv_len - query_len
@@ -141,18 +161,3 @@ def _cudnn(query: Tensor, key: Tensor, value: Tensor, scale: float, is_causal: b
     attention = torch.ops.aten._scaled_dot_product_cudnn_attention  # the public call gives no sums
     output, totals, *_ = attention(query, key, value, None, True, 0.0, is_causal, False, scale=scale)
     return output, totals
-
-
-def _prepare(query: Tensor, num_kv_heads: int, cut: ChunkCut, scale: float) -> None:
-    """Has this thread's plans made for all chunks up to this one, once: the largest step comes first, at the start."""
-    _, num_heads, head_dim = query.shape
-    kind: Hashable = (num_heads, num_kv_heads, head_dim, query.dtype, scale)
-    known: dict[Hashable, int] = _prepared.__dict__.setdefault("squares", {})
-    if known.get(kind, 0) >= cut.square:
-        return
-    known[kind] = cut.square
-    squares, rectangles = shapes_until(cut.square)
-    for rows, keys, is_causal in [(n, n, True) for n in squares] + [(*sides, False) for sides in rectangles]:
-        some = _as_heads(query.new_zeros(rows, num_heads, head_dim))
-        pair = query.new_zeros(2, 1, num_kv_heads, keys, head_dim)
-        _cudnn(some, pair[0], pair[1], scale, is_causal)

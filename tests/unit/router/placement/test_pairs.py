@@ -18,7 +18,7 @@ from services.router.placement.paces import prompt_rate, steady_rate
 from services.router.placement.pairs import HAND_OFF_GAIN, QUEUED_STEPS, PairPolicy
 from services.router.placement.policy import Placement, PlacementConfig
 from services.router.placement.prediction import MIN_OBSERVATIONS, TtftPredictor
-from services.router.placement.views import NO_HITS, PlacementRequest, Work, WorkerView
+from services.router.placement.views import NO_HITS, PlacementRequest, Pool, Work
 from shared.engine.scheduler.pacing import AIM
 from shared.sizing.step_time import StepTimes
 from tests.unit.router.placement.builders import pool, prompt, view
@@ -343,11 +343,13 @@ def events(draw):
     )
 
 
-def _happen(what: str, one: WorkerView, number: int, now_s: float) -> None:
+def _happen(what: str, views: Pool, place: int, number: int, now_s: float) -> None:
+    one = list(views)[place]
     if what == "report":
         one.num_decoding, one.num_context_tokens, one.num_promised = number, 400 * number, 0
         one.num_queued_tokens, one.num_queued_pairs, one.reported_s = 30 * (number % 7), 9000.0 * (number % 7), now_s
     elif what == "measured":
+        views.version += one.times is None  # as a worker's standing does
         one.times = replace(TIMES, token_s=1e-6 * number, fixed_s=1e-4 * number)
     elif what == "commit":
         one.num_decoding, one.num_promised = one.num_decoding + 1, one.num_promised + 1
@@ -378,7 +380,7 @@ def test_decisions_are_those_that_nothing_kept_would_give(happened, num_measured
     for what, place, number in [*happened, ("request", 0, 10)]:
         now_s += 0.05
         for views in (one_fleet, other_fleet):
-            _happen(what, list(views)[place], number, now_s)
+            _happen(what, views, place, number, now_s)
         if what != "request":
             continue
         for one in other_fleet:
@@ -420,8 +422,8 @@ def test_a_pair_among_a_thousand_workers_is_chosen_in_less_than_a_millisecond():
         placement.split.demand.arrived(Work.of(800, 200), 1000, 0.01 * number)
     costs = []
     for number in range(550):
-        for one in rng.sample(views, 20):  # so many report meanwhile
-            _happen("report", one, rng.randint(5, 40), 1.0 + number / 1000)
+        for place in rng.sample(range(len(views)), 20):  # so many report meanwhile
+            _happen("report", workers, place, rng.randint(5, 40), 1.0 + number / 1000)
         request = PlacementRequest(rng.randint(300, 2000), 16, slack_s=1.0, now_s=1.0 + number / 1000)
         begin = time.thread_time()
         placement.choose_pair(request, workers, workers)

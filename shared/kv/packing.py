@@ -41,8 +41,8 @@ class BlockPacking:
     """Packs and unpacks blocks of one size in host memory. For any thread."""
 
     def __init__(self, packer: Packer, block_bytes: int, dtype: str) -> None:
-        """`block_bytes` is a multiple of 8. `dtype`: of `PACKED_DTYPES`. Packs a few blocks of normal numbers to measure its
-        rates, which takes milliseconds."""
+        """`block_bytes` is a multiple of 8. `dtype`: of `PACKED_DTYPES`. Packs a few blocks to measure
+        its rates, which takes milliseconds."""
         assert dtype in PACKED_DTYPES, f"blocks in {dtype} are not packed"
         self.block_bytes = block_bytes
         self._packer = packer

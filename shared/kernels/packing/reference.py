@@ -4,10 +4,10 @@ Of bf16 numbers nearly all exponents lie in a short range, so that 8 bits of eac
 place takes 3 or 4 bits. (fp16 goes the same way: the 8 bits are then exponent and three bits of the fraction.)
 
 - 8 bytes: version as u32, count of numbers as u32; all little-endian.
-- For each 2,048 numbers, the last time for what is left: bits of a code (1 to 7, or 16: the numbers follow as they are),
-  first exponent of the range, u16 count of rare exponents. Then a byte a number: its fraction, and the sign as the lowest
-  bit. Then the codes, a plane of bits after another, each in whole bytes. Then the rare exponents, a byte each, in
-  order: those whose code is the highest.
+- For each 2,048 numbers, the last time for what is left: bits of a code (1 to 7, or 16: the numbers follow as they
+  are), first exponent of the range, u16 count of rare exponents. Then a byte a number: its fraction and, lowest, the
+  sign. Then the codes, a plane of bits after another, each in whole bytes. Then the rare exponents, a byte each,
+  in order: those whose code is the highest.
 - Zeros up to a multiple of 8 bytes.
 """
 

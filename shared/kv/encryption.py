@@ -38,7 +38,7 @@ MAX_SPARE_BYTES = 64 << 20
 """Of buffers kept for the next blocks: memory that is new to the process costs as much time as to encrypt it."""
 
 _STEP_BYTES = 16 << 10
-"""Sizes of buffers are multiples of this."""
+"""Sizes of larger buffers are multiples of this."""
 _COUNT = struct.Struct("<Q")
 _PLACE = struct.Struct("<cQQ")  # b"B"lock or b"M"essage, ticket, index or number
 _NONCE_PREFIX = bytes(4)
@@ -177,7 +177,8 @@ class SpareBuffers:
 
     def take(self, num_bytes: int) -> bytearray:
         """A buffer of at least this size, with any content: packed blocks differ by a little."""
-        num_bytes = -(-num_bytes // _STEP_BYTES) * _STEP_BYTES
+        if num_bytes > _STEP_BYTES:
+            num_bytes = -(-num_bytes // _STEP_BYTES) * _STEP_BYTES
         with self._lock:
             for place, buffer in enumerate(self._free):
                 if len(buffer) == num_bytes:

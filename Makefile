@@ -63,7 +63,7 @@ CLIENTS := sdks lm-eval guidellm aiperf
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all test-gpu test-clients test-timing test-neon test-k8s k8s-programs lint format proto lock demo-model demo-draft eval bench bench-engine bench-peers bench-quant bench-speculation bench-lora bench-kernels gpu-check gpu-kit bench-index bench-prefix bench-router bench-overload bench-long-prompt bench-parallel bench-planner loadtest chaos soak clean test-image always wheel page-browser mutation fuzz
+.PHONY: help setup run test test-all test-gpu test-clients test-timing test-neon test-k8s k8s-programs lint format proto lock demo-model demo-draft demo-head eval bench bench-engine bench-peers bench-quant bench-speculation bench-lora bench-kernels gpu-check gpu-kit bench-index bench-prefix bench-router bench-overload bench-long-prompt bench-parallel bench-planner loadtest chaos soak clean test-image always wheel page-browser mutation fuzz
 
 ##@ Use
 help:  ## list the targets
@@ -153,6 +153,9 @@ demo-model: setup  ## train models/demo from nothing
 demo-draft: setup  ## train models/demo-draft, which guesses for the demo model
 	$(BIN)/python models/recipe/draft.py $(ARGS)
 
+demo-head: setup  ## train models/demo-head, the demo model with a head that guesses for it
+	$(BIN)/python models/recipe/head.py $(ARGS)
+
 eval: setup  ## what fewer bits cost a model in quality: perplexity, KL, equal choices: MODEL=path PLAIN=path TEXT=path FORMS="stored int8 int4 fp8 w8a8 kv-bf16" DTYPE=fp32|bf16 TOKENS=4096 OUT=file
 	$(BIN)/python -m loadtest.bench eval $(EVAL_FLAGS) $(ARGS)
 
@@ -182,8 +185,8 @@ bench-peers: setup  ## our engine and its peers in turns on the same weights: MO
 bench-quant: setup  ## int8, int4, fp8 and w8a8 beside our plain weights, OpenVINO GenAI and llama.cpp, in turns: MODEL=1b|4b|125m FORMS="int8 int4 fp8 w8a8" OUT=file
 	$(BIN)/python -m loadtest.bench quant $(QUANT_FLAGS) $(ARGS)
 
-bench-speculation: setup  ## answers with guesses of what comes next beside the same without, in turns: MODEL=1b|125m|folder DRAFT=125m|folder OUT=file
-	$(BIN)/python -m loadtest.bench speculation $(foreach name,MODEL DRAFT OUT,$(if $(findstring command,$(origin $(name))),--$(shell echo $(name) | tr A-Z a-z) "$($(name))")) $(ARGS)
+bench-speculation: setup  ## answers with guesses of what comes next beside the same without, in turns: MODEL=1b|125m|folder DRAFT=125m|folder HEADS=folder OUT=file
+	$(BIN)/python -m loadtest.bench speculation $(foreach name,MODEL DRAFT HEADS OUT,$(if $(findstring command,$(origin $(name))),--$(shell echo $(name) | tr A-Z a-z) "$($(name))")) $(ARGS)
 
 bench-lora: setup  ## steps with adapters beside those of the base model alone, in turns: MODEL=1b|125m|path DTYPE=bf16|fp32 OUT=file
 	$(BIN)/python -m loadtest.bench lora $(BENCH_FLAGS) $(ARGS)

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import signal
-from asyncio.subprocess import DEVNULL, PIPE, Process
+from asyncio.subprocess import DEVNULL, PIPE, Process, create_subprocess_exec
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -47,8 +47,8 @@ class ChildProcess:
         """
         self.name = name
         self.log_path = log_path
-        self._command = tuple(command)
-        self._environment = dict(environment or {})
+        self.command = tuple(command)
+        self.environment = dict(environment or {})
         self._takes_requests = takes_requests
         self._keep_log = keep_log
         self._on_progress = on_progress
@@ -74,12 +74,12 @@ class ChildProcess:
             self.log_path.write_bytes(b"")
         self._ready = asyncio.get_running_loop().create_future()
         with self.log_path.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *command_dying_with_parent(list(self._command), signal.SIGKILL),
+            self._process = await create_subprocess_exec(
+                *command_dying_with_parent(list(self.command), signal.SIGKILL),
                 stdin=PIPE if self._takes_requests else DEVNULL,
                 stdout=PIPE,
                 stderr=log,
-                env={**os.environ, **self._environment},
+                env={**os.environ, **self.environment},
                 limit=_MAX_LINE_BYTES,
                 start_new_session=True,
             )

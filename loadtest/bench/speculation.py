@@ -20,12 +20,12 @@ from typing import Annotated
 
 import torch
 
-from loadtest.bench.draft_pair import answer_of, paired_draft
+from loadtest.bench.draft_pair import answer_of, paired_draft, paired_steps
 from loadtest.bench.peers.ours import BLOCK_SIZE
 from loadtest.rig.command_line import Option, Out, integers, names
 from loadtest.rig.models import DEMO, SHAPES, checkpoint
 from loadtest.rig.results import Report, Result, machine
-from shared.engine.engine import Engine, LaunchedStep
+from shared.engine.engine import Engine, LaunchedStep, StepRunner
 from shared.engine.messages import AddSequence, EngineDied, Event, SequenceFailed, StepOutput
 from shared.engine.plan import SampledToken, StepPlan, StepResult
 from shared.engine.runner.block_access import BlockAccess
@@ -33,14 +33,16 @@ from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.sampling_params import SamplingParams
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from shared.engine.sequence import EngineSequence, Goal
-from shared.engine.speculation.draft_model import DraftModel
 from shared.engine.speculation.drafter import Drafter
 from shared.engine.speculation.grammar import GrammarDrafter
+from shared.engine.speculation.guessing_model import GuessingModel
+from shared.engine.speculation.head_model import HeadModel
 from shared.engine.speculation.ngram import NgramDrafter
 from shared.engine.speculation.speculator import Speculator
 from shared.kernels.lora.step import PackedAdapter
 from shared.kv.pool import BlockPool
 from shared.model.decoder import Decoder
+from shared.model.random_weights import add_random_head
 from shared.model.text.tokenizer import Tokenizer
 from shared.structure.compiler import StructureCompiler
 from shared.structure.structured_output import StructuredOutput, StructureKind
@@ -48,6 +50,8 @@ from shared.structure.structured_output import StructuredOutput, StructureKind
 STEP_TOKENS = 512
 MAX_BATCH = 64
 OFF, AUTO = "off", "auto"
+HEADS = "heads"
+"""Guesses of a head alone."""
 DRAFT, DRAFT_ALONE = "auto and draft", "draft alone"
 DEMO_DRAFT = DEMO.with_name("demo-draft")
 PEOPLE = {
@@ -187,12 +191,16 @@ GOALS = {"edit": 2.0, "quotes": 2.0, "chat": 0.98, "json": 1.5, "record": 1.5, "
 """Of the ratio of one stream, with a draft model where there is one."""
 
 
+GOAL_OF_HEADS = 1.8
+"""Of the ratio of one stream in OF_DRAFTS."""
+
+
 class GivenAnswers:
     """A `StepRunner` that computes as another one and chooses the tokens of given answers."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: StepRunner, answers: dict[str, Sequence[int]] | None = None) -> None:
         self._runner = runner
-        self.answers: dict[str, Sequence[int]] = {}
+        self.answers: dict[str, Sequence[int]] = {} if answers is None else answers
         """By sequence id."""
 
     @property
@@ -237,9 +245,12 @@ class _Given:
 class Bench:
     """One model, and an engine for each way to guess; one computes at a time."""
 
-    def __init__(self, folder: Path, num_threads: int, fixed: Sequence[int], draft: Path | None) -> None:
+    def __init__(
+        self, folder: Path, num_threads: int, fixed: Sequence[int], draft: Path | None, heads: Path | None = None
+    ) -> None:
         """`fixed`: numbers of guesses that are computed whatever they cost, each a way of its own. `draft`: what a
-        draft model computes."""
+        draft model computes. `heads`: a small model with a head, whose guesses a random one of the model's sizes takes
+        as long for."""
         torch.set_num_threads(num_threads or torch.get_num_threads())
         decoder = Decoder.load(folder, torch.bfloat16, "cpu")
         self.tokenizer = Tokenizer.load(DEMO)
@@ -262,13 +273,23 @@ class Bench:
                     beside = [NgramDrafter(), GrammarDrafter(structures.prepare)]
                 model = paired_draft(draft, DEMO_DRAFT, DEMO, num_blocks, BLOCK_SIZE, MAX_BATCH)
                 self.speculators[way] = _speculator(beside, model)
-        self._engines = {way: self._engine(num_blocks, speculator) for way, speculator in self.speculators.items()}
+        self._runners: dict[str, GivenAnswers] = {}
+        if heads is not None:
+            add_random_head(decoder)
+            steps = paired_steps(decoder, heads, num_blocks, BLOCK_SIZE, MAX_BATCH)
+            guesses = HeadModel(steps, BLOCK_SIZE, decoder.config.max_position_embeddings)
+            self.speculators[HEADS] = _speculator([], guesses)
+            self._runners[HEADS] = GivenAnswers(steps, self._runner.answers)
+        self._engines = {
+            way: self._engine(num_blocks, speculator, self._runners.get(way, self._runner))
+            for way, speculator in self.speculators.items()
+        }
 
-    def _engine(self, num_blocks: int, speculator: Speculator | None) -> Engine:
+    def _engine(self, num_blocks: int, speculator: Speculator | None, runner: GivenAnswers) -> Engine:
         pool, config = BlockPool(num_blocks, BLOCK_SIZE), SchedulerConfig(MAX_BATCH, STEP_TOKENS)
         engine = Engine(
             Scheduler(pool, config, speculator=speculator),
-            self._runner,
+            runner,
             lambda event: self._events.put((time.perf_counter(), event)),
         )
         engine.start()
@@ -332,7 +353,7 @@ class Bench:
         return self._own_answers[key]
 
 
-def _speculator(drafters: Sequence[Drafter], model: DraftModel | None = None) -> Speculator:
+def _speculator(drafters: Sequence[Drafter], model: GuessingModel | None = None) -> Speculator:
     """As a worker on a CPU has it."""
     return Speculator(drafters, model=model, processor_clock=time.thread_time)
 
@@ -340,7 +361,7 @@ def _speculator(drafters: Sequence[Drafter], model: DraftModel | None = None) ->
 def measure(bench: Bench, case: str, batch: int, num_tokens: int, pairs: int) -> Iterator[Result]:
     """The rate of each way over that without guesses, median of pairs in turns; what was guessed in it."""
     texts = [CASES[case](number) for number in range(batch)]
-    ways = [way for way in bench.speculators if case in OF_DRAFTS or way not in (DRAFT, DRAFT_ALONE)]
+    ways = [way for way in bench.speculators if case in OF_DRAFTS or way not in (DRAFT, DRAFT_ALONE, HEADS)]
     for way in ways:  # what they learn is known
         bench.seconds(way, texts, num_tokens)
     before = {way: _counts(bench, way) for way in ways}
@@ -378,6 +399,10 @@ def main(
     draft: Annotated[
         str, Option(help="a folder, or a shape as of MODEL, of what a draft model computes; empty: none")
     ] = "",
+    heads: Annotated[
+        str,
+        Option(help="the folder that make demo-head writes, of a head whose guesses are measured; empty: none"),
+    ] = "",
     fixed: Annotated[str, Option(help="numbers of guesses that are made whatever they cost; empty: none")] = "",
     tokens: Annotated[int, Option(help="of each answer")] = 256,
     pairs: Annotated[int, Option(help="runs of each way")] = 5,
@@ -387,7 +412,9 @@ def main(
     """Measure answers with guesses beside the same without: copied text, prose and JSON, alone and in batches."""
     folder, of_draft = (checkpoint(name) if name in SHAPES else Path(name) for name in (model, draft or model))
     report = Report(out)
-    bench = Bench(folder, threads, integers(fixed, "fixed"), of_draft if draft else None)
+    bench = Bench(
+        folder, threads, integers(fixed, "fixed"), of_draft if draft else None, Path(heads) if heads else None
+    )
     try:
         for name in names(case, "case", CASES):
             for count in integers(batch, "batch"):
@@ -401,3 +428,7 @@ def main(
         way = DRAFT if name in OF_DRAFTS else AUTO
         if (ratio := ratios.get(f"{name} 1, {way}")) is not None:
             print(f"{'met' if ratio >= goal else 'missed'}: {name}: {ratio:.2f}, the goal is {goal:g}")
+    for name in OF_DRAFTS:
+        if (ratio := ratios.get(f"{name} 1, {HEADS}")) is not None:
+            met = "met" if ratio >= GOAL_OF_HEADS else "missed"
+            print(f"{met}: {name} with heads: {ratio:.2f}, the goal is {GOAL_OF_HEADS:g}")

@@ -39,15 +39,17 @@ from shared.engine.group.own_slices import SliceForm
 from shared.engine.messages import EngineDied, Event
 from shared.engine.resting_engine import RestingEngine
 from shared.engine.runner.draft import check_draft, draft_layout, load_draft, open_draft
+from shared.engine.runner.heads import open_heads
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.runner.timed_runner import TimedRunner
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from shared.engine.speculation.drafter import Drafter
 from shared.engine.speculation.grammar import GrammarDrafter
+from shared.engine.speculation.guessing_model import GuessingModel
 from shared.engine.speculation.ngram import NgramDrafter
 from shared.engine.speculation.speculator import GuessCounters, Speculator
 from shared.engine.step_counters import StepCounters
-from shared.errors import ConfigError, TandemError
+from shared.errors import ConfigError, ModelLoadError, TandemError
 from shared.fingerprints import deterministic_fingerprint
 from shared.identity import BOTH, Roles, WorkerRole
 from shared.kernels.cpu.multilinear import fastest_sum
@@ -65,10 +67,12 @@ from shared.model.arithmetic import arithmetic_digest
 from shared.model.config.model_config import ModelConfig
 from shared.model.decoder import Decoder
 from shared.model.families.registry import load_config
+from shared.model.layers.head import head_prefix
 from shared.model.ranks.block_slices import block_slices
 from shared.model.ranks.rank_decoder import RankDecoder
 from shared.model.text.texts_digest import texts_digest
 from shared.model.text.tokenizer import Tokenizer
+from shared.model.weights.head import has_head
 from shared.model.weights.loader import fingerprint
 from shared.sizing.measured_steps import measured
 from shared.structure.compiler import StructureCompiler
@@ -114,6 +118,8 @@ class LoadedModel:
     texts_digest: str
     """As `shared.model.text.texts_digest` of its folder."""
     draft: LoadedDraft | None = None
+    has_head: bool = False
+    """Whether its blocks have the KV of the checkpoint's head."""
 
     @property
     def decoder(self) -> Decoder:
@@ -242,7 +248,7 @@ class EngineHost:
         runner = await asyncio.to_thread(
             _start_runner, self.settings, self.model, self.structures, self._group, device_transfer=device_transfer
         )
-        speculator = open_speculator(self.settings, runner, self.structures, self.model.draft)
+        speculator = open_speculator(self.settings, runner, self.structures, self.model.draft, self._roles)
         self.guesses = speculator.counters if speculator is not None else GuessCounters()
         scheduler = Scheduler(pool, config, groups=self.model.layout.groups, speculator=speculator)
         self.engine = engine = Engine(scheduler, runner, self._emitter(), steps=steps)
@@ -271,6 +277,12 @@ class EngineHost:
         before, resting = self.model, self.engine
         try:
             self.model = await self._load(settings, lambda _fraction, _what: None)
+            if self.model.has_head != before.has_head:
+                raise ModelLoadError(
+                    f"{folder} has {int(self.model.has_head)} heads, the model before {int(before.has_head)}: "
+                    "its blocks have another size",
+                    field="folder",
+                )
             await self._start_engine(resting.steps)
         except BaseException:
             self.model, self.engine = before, resting
@@ -348,7 +360,8 @@ def load_model(
     kv_dtype, source, sent = choose_kv_formats(
         settings, dtype, has_latents=config.latent is not None, has_states=config.delta is not None, roles=roles
     )
-    layout = config.block_layout(settings.block_size, kv_dtype, grouped=settings.degrees.has_kv_groups)
+    has_kv_groups, is_guessing = settings.degrees.has_kv_groups, wants_head(settings, config, roles)
+    layout = config.block_layout(settings.block_size, kv_dtype, grouped=has_kv_groups, has_head=is_guessing)
     layout = replace(layout, format=replace(layout.format, source=source, sent=sent))
     if group is None:
         decoder = Decoder.load(
@@ -359,6 +372,7 @@ def load_model(
             backend,
             deterministic=settings.deterministic,
             quantization=settings.quantization,
+            has_head=is_guessing,
         )
     else:
         links = group.meet(on_lost)
@@ -394,7 +408,7 @@ def load_model(
         quantization=decoder.quantization,
         weight_bytes=decoder.projection_bytes,
         layout=layout,
-        roots=_chain_roots(identity, layout, config),
+        roots=_chain_roots(identity, layout, config, has_head=is_guessing),
         num_blocks=num_blocks,
         num_host_blocks=choose_swap_bytes(settings, num_blocks * held_bytes, psutil.virtual_memory().available)
         // held_bytes,
@@ -407,6 +421,7 @@ def load_model(
         name=Path(settings.model).resolve().name,
         texts_digest=texts_digest(settings.model),
         draft=None if draft is None else LoadedDraft(*draft, num_blocks // layout.groups.size),
+        has_head=is_guessing,
     )
 
 
@@ -427,8 +442,36 @@ def _check_states(settings: WorkerSettings, config: ModelConfig) -> None:
         )
 
 
-def _chain_roots(model_fingerprint: str, layout: BlockLayout, config: ModelConfig) -> ChainRoots:
-    return ChainRoots(model_fingerprint, layout.name, LAYOUT_VERSION, config.prefix_length)
+def wants_head(settings: WorkerSettings, config: ModelConfig, roles: Roles) -> bool:
+    """Whether the checkpoint's head is loaded, as all workers of a fleet must have it: a layer of their blocks is its.
+    Raises ConfigError where the settings need one that is not served."""
+    if settings.speculation not in ("heads", "auto"):
+        return False
+    problem = ""
+    if settings.degrees.num_ranks > 1:
+        problem = f"worker {settings.name} is {settings.degrees.num_ranks} processes: a head takes 1"
+    elif settings.is_on_gpu and (settings.speculation == "auto" or WorkerRole.DECODE in roles):
+        problem = f"a worker that decodes on {settings.device} guesses nothing: heads need its CPU"
+    elif not has_head(Path(settings.model), config):
+        missing = "num_nextn_predict_layers" if config.head_layer is None else f"tensor {head_prefix(config)}*"
+        problem = f"{settings.model} has no head: no {missing}"
+    if problem and settings.speculation == "heads":
+        raise ConfigError(f"speculation is heads, but {problem}", field="speculation", value="heads")
+    if not problem and settings.draft:
+        raise ConfigError(
+            f"draft is {settings.draft}, but {settings.model} has a head, which guesses in its place: "
+            "take one of them, speculation heads or a checkpoint without",
+            field="draft",
+            value=settings.draft,
+        )
+    return not problem
+
+
+def _chain_roots(
+    model_fingerprint: str, layout: BlockLayout, config: ModelConfig, *, has_head: bool = False
+) -> ChainRoots:
+    name = f"{layout.name}-head" if has_head else layout.name
+    return ChainRoots(model_fingerprint, name, LAYOUT_VERSION, config.prefix_length)
 
 
 def scheduler_config(settings: WorkerSettings, num_host_blocks: int, *, recomputes: bool = True) -> SchedulerConfig:
@@ -447,6 +490,23 @@ def scheduler_config(settings: WorkerSettings, num_host_blocks: int, *, recomput
     )
 
 
+def runner_config(
+    settings: WorkerSettings, max_model_len: int, *, num_host_blocks: int = 0, device_transfer: bool = False
+) -> RunnerConfig:
+    """The runner's part of the settings."""
+    return RunnerConfig(
+        settings.max_num_seqs,
+        max_model_len,
+        settings.max_num_batched_tokens,
+        piecewise_tokens=None if settings.piecewise_tokens < 0 else settings.piecewise_tokens,
+        device_transfer=device_transfer,
+        num_host_blocks=num_host_blocks,
+        adapter_slots=settings.adapter_slots if settings.has_adapters else 0,
+        adapter_max_rank=settings.adapter_max_rank,
+        debug_numerics=settings.debug_numerics,
+    )
+
+
 def _read_draft(settings: WorkerSettings, vocab_size: int, backend: str) -> tuple[Decoder, BlockLayout]:
     """The draft model and the layout of its KV; see `load_draft`."""
     folder = Path(settings.draft)
@@ -456,7 +516,11 @@ def _read_draft(settings: WorkerSettings, vocab_size: int, backend: str) -> tupl
 
 
 def open_speculator(
-    settings: WorkerSettings, runner: StepRunner, structures: StructureCompiler, draft: LoadedDraft | None = None
+    settings: WorkerSettings,
+    runner: StepRunner,
+    structures: StructureCompiler,
+    draft: LoadedDraft | None = None,
+    roles: Roles = BOTH,
 ) -> Speculator | None:
     """What guesses, as the settings say; None where nothing does. On a device that is given its next step while one
     runs, nothing is guessed: what a guess follows is not known yet. Raises ConfigError where the draft's pool does not
@@ -466,10 +530,13 @@ def open_speculator(
     if settings.is_on_gpu or runner.is_async:
         logger.warning("speculation %s guesses nothing on device %s", settings.speculation, settings.device)
         return None
-    drafters: list[Drafter] = [NgramDrafter()]
+    drafters: list[Drafter] = [] if settings.speculation == "heads" else [NgramDrafter()]
     if settings.speculation == "auto":
         drafters.append(GrammarDrafter(structures.prepare))
-    model = None
+    model: GuessingModel | None = None
+    if isinstance(runner, Runner) and runner.heads is not None and WorkerRole.DECODE in roles:
+        model = open_heads(runner.heads)
+        logger.info("the checkpoint's head guesses")
     if draft is not None:
         model = open_draft(draft.decoder, draft.layout, draft.num_blocks, settings.max_num_seqs)
         logger.info(
@@ -487,7 +554,9 @@ def _choose_num_blocks(
         assert isinstance(decoder, RankDecoder)
         group.ask_for_room(need)
         own = decoder.own_layout(layout.block_size, layout.dtype)
-    budget = need.budget(decoder, own)
+    # Ranks of a group capture nothing.
+    graphs = runner_config(settings, need.max_model_len) if group is None else None
+    budget = need.budget(decoder, own, graphs=graphs)
     if group is not None and group.has_own_pools:
         fewest = group.fewest(budget.num_blocks(own))
     return budget.choose(settings.num_kv_blocks, most_blocks(settings, layout, need.max_model_len), own, fewest)
@@ -510,16 +579,8 @@ def _start_runner(
     device_transfer: bool,
 ) -> StepRunner:
     """The runner, ready for its first step. Blocking. Raises ConfigError, RankLost, and as `self_test`."""
-    config = RunnerConfig(
-        settings.max_num_seqs,
-        model.max_model_len,
-        settings.max_num_batched_tokens,
-        piecewise_tokens=None if settings.piecewise_tokens < 0 else settings.piecewise_tokens,
-        device_transfer=device_transfer,
-        num_host_blocks=model.num_host_blocks,
-        adapter_slots=settings.adapter_slots if settings.has_adapters else 0,
-        adapter_max_rank=settings.adapter_max_rank,
-        debug_numerics=settings.debug_numerics,
+    config = runner_config(
+        settings, model.max_model_len, num_host_blocks=model.num_host_blocks, device_transfer=device_transfer
     )
     if group is None:
         runner = Runner(model.decoder, model.layout, model.num_blocks, config, structures=structures)

@@ -13,3 +13,5 @@ class FinishReason(Enum):
     LENGTH = "length"
     """`max_tokens` or the end of the context."""
     CANCELLED = "cancelled"
+
+    __hash__ = object.__hash__  # a key of tables that are read for each token: Enum's own is written in Python

@@ -53,6 +53,7 @@ class PlannedSequence(NamedTuple):
     num_alternatives: int = 0  # likeliest tokens beside each target
     num_pooled: int = 0  # last tokens of these whose hidden states are summed
     adapter: int = 0  # slot of its adapter on the worker, from 1; 0 = none
+    following: int = 0  # the token behind these, where none is chosen there
 
     @property
     def end(self) -> int:
@@ -96,6 +97,8 @@ class StepPlan:
 
     sequences: tuple[PlannedSequence, ...]
     copies: tuple[BlockCopy, ...] = ()
+    begins_guesses: bool = False
+    """Whether a head keeps what it guesses with behind the chosen tokens; else it writes its KV alone."""
     num_tokens: int = field(init=False, compare=False)
     """Tokens computed in this step, over all sequences."""
 

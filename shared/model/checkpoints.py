@@ -15,6 +15,7 @@ from torch import Tensor
 
 from shared.model.config.model_config import ModelConfig
 from shared.model.families.registry import FAMILIES, parse_config
+from shared.model.layers.head import HeadParameters
 from shared.model.layers.parameters import DecoderParameters
 from shared.model.random_weights import mean_and_std
 from shared.model.weights.safetensors_files import INDEX_FILE, SINGLE_FILE
@@ -119,7 +120,10 @@ def write_random_checkpoint(
 
 def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     parameters = DecoderParameters.allocate(config, torch.float32, "meta")
-    return {name: tuple(view.shape) for name, view in parameters.checkpoint_views(config).items()}
+    views = parameters.checkpoint_views(config)
+    if config.head_layer is not None:
+        views |= HeadParameters.allocate(config, torch.float32, "meta").checkpoint_views(config)
+    return {name: tuple(view.shape) for name, view in views.items()}
 
 
 def _plan_shards(

@@ -23,12 +23,14 @@ from shared.model.adapters.adapter import MAX_BYTES, Adapter, read_adapter
 from shared.model.config.model_config import ModelConfig
 from shared.model.families.registry import load_config
 from shared.model.kernel_choice import check_deterministic, check_kernels, check_specs, kernels_for, stacks
+from shared.model.layers.head import Head, HeadParameters
 from shared.model.layers.modules import DecoderModules, add_up
 from shared.model.layers.parameters import DecoderParameters
 from shared.model.layers.pieces import DecoderPieces
 from shared.model.layers.rope import Rotary
 from shared.model.layers.scales import scaled_embedding, scaled_logits
 from shared.model.weights.checkpoint import Checkpoint
+from shared.model.weights.head import check_head
 from shared.model.weights.loader import OnProgress, ask_for_huge_pages, fill_weights
 from shared.model.weights.plan import AS_STORED, Quantization, WeightPlan
 
@@ -70,6 +72,8 @@ class Decoder:
         self._modules = modules = DecoderModules.build(parameters, self.kernels, config)
         pieces = modules if group is None else add_up(modules, group)
         self.pieces = DecoderPieces(config, pieces, self.kernels, places)
+        self.head: Head | None = None
+        """What guesses the token after the next one, where it was loaded."""
         self._stack: LayerStack | None = None
         if stacks(config) and isinstance(self.kernels, StacksLayers):
             self._stack = self.kernels.stack_layers(modules.layers, modules.norm, _sizes(config), group)
@@ -85,6 +89,7 @@ class Decoder:
         *,
         deterministic: bool = False,
         quantization: Quantization = AS_STORED,
+        has_head: bool = False,
     ) -> Decoder:
         """Read a model folder in Hugging Face layout.
 
@@ -96,6 +101,7 @@ class Decoder:
             kernels: a backend's name, or `auto`; see `kernels_for`.
             deterministic: each sequence's results depend on that sequence alone, to the bit.
             quantization: the kind that plain weights are rounded to.
+            has_head: whether to load the head too.
 
         Raises:
             ConfigError: those kernels cannot serve this device, dtype or architecture, or these sizes in that mode.
@@ -107,13 +113,21 @@ class Decoder:
         if deterministic:
             check_deterministic(config)
         with Checkpoint.of(folder, ahead=torch.device(device).type == "cuda") as checkpoint:
-            plan = WeightPlan.make(checkpoint, config, quantization)
+            if has_head:
+                check_head(checkpoint, config)
+            plan = WeightPlan.make(checkpoint, config, quantization, has_head=has_head)
             in_codes = bool(plan.specs)
             chosen = kernels_for(config, device, dtype, kernels, deterministic=deterministic, in_codes=in_codes)
             check_specs(plan.specs, chosen, device)
             parameters = DecoderParameters.allocate(config, dtype, device, specs=plan.specs)
-            fill_weights(checkpoint, plan.sources, parameters.checkpoint_views(config), on_progress)
+            views, head = parameters.checkpoint_views(config), None
+            if has_head:
+                head = HeadParameters.allocate(config, dtype, device, plan.specs)
+                views |= head.checkpoint_views(config)
+            fill_weights(checkpoint, plan.sources, views, on_progress)
         decoder = cls(config, parameters, chosen)
+        if head is not None:
+            decoder.add_head(config, head)
         decoder.quantization = plan.kinds
         return decoder
 
@@ -220,6 +234,12 @@ class Decoder:
         """Choices of experts by tokens since start, by the rank that holds them, all layers together; 0 off the CPU.
         From any thread."""
         return [sum(int(counts.sum()) for counts in self.pieces.num_chosen.values())]
+
+    def add_head(self, config: ModelConfig, parameters: HeadParameters) -> None:
+        """Takes ownership of the parameters of a head; `config`: this decoder's, with the layer of it."""
+        assert not self.is_split, "a head is not spread over ranks"
+        self.config = config
+        self.head = Head(config, parameters, self._modules, self.kernels)
 
     def op_by_op(self, kernels: Kernels) -> Decoder:
         """The same model with one call of `kernels` for each op and all tokens, never one call for all layers."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -11,6 +12,7 @@ from shared.kernels.backends.registry import AUTO, choose_kernels
 from shared.kernels.quantized import QuantizedWeight, quantize_rows
 from shared.model.config.model_config import ModelConfig
 from shared.model.decoder import Decoder
+from shared.model.layers.head import HeadParameters
 from shared.model.layers.parameters import NO_SPECS, DecoderParameters, Specs
 from shared.model.weights.plan import AS_STORED, Quantization, rounding_specs
 
@@ -55,6 +57,19 @@ def mean_and_std(name: str, shape: Sequence[int], config: ModelConfig) -> tuple[
     )
     gain = 3.0 if name.endswith(blocks_out) else 2.0 if name.endswith(attention_in) else 1.0
     return 0.0, gain / math.sqrt(shape[1])
+
+
+def add_random_head(decoder: Decoder, seed: int = 0) -> None:
+    """Gives a decoder on the CPU that has none a head with its last layer's sizes."""
+    config = decoder.config
+    if config.head_layer is None:
+        config = replace(config, head_layer=config.layers[-1], num_unused_layers=1)
+    parameters = HeadParameters.allocate(config, decoder.dtype, decoder.device)
+    generator = torch.Generator(decoder.device).manual_seed(seed)
+    for name, view in parameters.checkpoint_views(config).items():
+        assert isinstance(view, torch.Tensor), "plain numbers"
+        view.normal_(*mean_and_std(name, view.shape, config), generator=generator)
+    decoder.add_head(config, parameters)
 
 
 def random_decoder(

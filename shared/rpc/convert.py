@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import Literal, cast, get_args
 
 from shared.engine.finish_reason import FinishReason
@@ -38,6 +39,7 @@ _OptionalName = Literal[
     "prompt_logprobs",
 ]
 _OPTIONAL: tuple[_OptionalName, ...] = get_args(_OptionalName)
+_optional_values = attrgetter(*_OPTIONAL)
 
 _FINISH_TO_PROTO: dict[FinishReason | None, types_pb2.FinishReason.ValueType] = {
     None: types_pb2.FINISH_REASON_UNSPECIFIED,
@@ -124,11 +126,8 @@ def sampling_from_proto(message: types_pb2.SamplingParams) -> SamplingParams:
 
 def sampling_to_proto(params: SamplingParams) -> types_pb2.SamplingParams:
     """For a worker: stop strings stay behind, they are the router's to find."""
-    message = types_pb2.SamplingParams(min_tokens=params.min_tokens, ignore_eos=params.ignore_eos)
-    for name in _OPTIONAL:
-        value = getattr(params, name)
-        if value is not None:
-            setattr(message, name, value)
+    optional = dict(zip(_OPTIONAL, _optional_values(params), strict=True))  # protobuf leaves a field of None absent
+    message = types_pb2.SamplingParams(min_tokens=params.min_tokens, ignore_eos=params.ignore_eos, **optional)
     # What a request rarely has costs nothing where it does not.
     if params.stop_token_ids:
         message.stop_token_ids.extend(params.stop_token_ids)

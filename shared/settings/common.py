@@ -16,7 +16,7 @@ DEFAULT_GRPC = "127.0.0.1:50051"
 
 Mode = Literal["auto", "disaggregated", "collocated"]
 PrefixFetch = Literal["auto", "always", "never"]
-SpeculationMode = Literal["off", "ngram", "auto"]
+SpeculationMode = Literal["off", "ngram", "heads", "auto"]
 
 Degree = Annotated[int, Field(ge=1, le=MAX_DEGREE)]
 """Processes, stages or hosts of one worker."""
@@ -95,9 +95,11 @@ class AnswerSettings(SettingGroup):
     nor for models with experts or latent attention."""
     speculation: SpeculationMode = "off"
     """Which sources guess what running answers go on with, so that one step computes several tokens; answers are the
-    same with any. ngram: what followed the same tokens before, in the prompt or in the answer. auto: that, and what a
-    structure leaves no choice about, and what a draft model gives where there is one. No more is guessed than makes
-    tokens come faster. Not on GPUs, nor by prefill workers. A request's `speculation` narrows it."""
+    same with any. ngram: what followed the same tokens before, in the prompt or in the answer. heads: the checkpoint's
+    layer that predicts further than the next token; refused where there is none. auto: all that, what a structure
+    leaves no choice about, and what a draft model gives where there is one. No more is guessed than makes tokens come
+    faster. Not on GPUs, nor by prefill workers, which compute a head's KV: with heads, and with auto where the
+    checkpoint has them, prefill and decode workers need the same setting. A request's `speculation` narrows it."""
     draft: str = ""
     """Folder of a draft model: a second, much smaller model of the same vocabulary, whose guesses are used with
     speculation auto. Each worker that decodes on a CPU loads it, with a KV pool of its own beside the model's; prefill

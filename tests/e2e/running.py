@@ -25,6 +25,7 @@ from services.local.supervisor import Died, Restarted
 from shared.model.families.registry import load_config
 from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from tests.e2e.patient import PATIENCE_S, patient
+from tests.fork_server import forked_services
 from tests.waiting import DEADLINE_S, until
 
 ROOT = Path(__file__).parents[2]
@@ -146,8 +147,8 @@ class Running:
     @property
     def kvstore_address(self) -> str:
         """From the router's own command line."""
-        arguments = Path(f"/proc/{self.pid('router')}/cmdline").read_bytes().split(b"\0")
-        return arguments[arguments.index(b"--kvstore") + 1].decode()
+        arguments = self.cluster.children["router"].command
+        return arguments[arguments.index("--kvstore") + 1]
 
     def signal(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
         """To the process of that name."""
@@ -215,7 +216,7 @@ async def running(
         **{"num_kv_blocks": 256, "dtype": "fp32", **spec},
     )  # fmt: skip
     commands = kind(wanted)
-    async with LocalCluster(wanted, commands=commands) as cluster:
+    async with forked_services(), LocalCluster(wanted, commands=commands) as cluster:
         run = Running(cluster, commands, api_key)
         try:
             await run.until(lambda status: status.ready and all(w.connected for w in status.workers))

@@ -31,6 +31,7 @@ from shared.kv.hashing import chain
 from shared.kv_index.client import KVStoreClient
 from tests.e2e.patient import patient_pings
 from tests.e2e.running import BLOCK_SIZE, DEMO, PatientCommands
+from tests.fork_server import forked_services
 from tests.unit.router.reading import deltas
 from tests.waiting import DEADLINE_S, until
 
@@ -201,7 +202,7 @@ async def staged(
         **{"model": DEMO, "num_kv_blocks": 256, "dtype": "fp32", "prefix_fetch": "always", **spec},
     )  # fmt: skip
     with patient_pings():
-        async with Headless(wanted, commands=kind(wanted)) as cluster:
+        async with forked_services(), Headless(wanted, commands=kind(wanted)) as cluster:
             stage = Stage(cluster, placement or Chosen(PlacementConfig()))
             await stage.start()
             try:

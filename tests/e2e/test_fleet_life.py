@@ -215,7 +215,7 @@ async def test_the_same_over_grpc(cluster):
 async def test_a_worker_starts_with_a_peers_folder(cluster, folders, tmp_path):
     address = next(w.address for w in (await cluster.status()).workers if w.worker.name == "decode-0")
     folder = tmp_path / "fetched"
-    environment = psutil.Process(cluster.pid("decode-0")).environ()  # it has the fleet's key
+    environment = {**os.environ, **cluster.cluster.children["decode-0"].environment}  # the fleet's key
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "services.decode", "--name", "late", "--model", str(folder), "--weights-from", address,
         "--dtype", "fp32", "--num-kv-blocks", "64", stdout=asyncio.subprocess.PIPE, env=environment,

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.running import DEMO, Running, running
+from tests.integration.engine.heads import write_knowing
 
 COPIED = [20 + (i * 37) % 900 for i in range(60)]
 PROMPTS: list[object] = ["And God said, let the waters", [*COPIED, *COPIED], "In the beginning"]
@@ -89,3 +90,15 @@ async def test_a_draft_model_changes_no_answer_and_prefill_workers_have_none(tmp
         assert await figures(cluster, "decode-0", "tandem_engine_draft_seconds_total") > 0
         assert await figures(cluster, "prefill-0", "tandem_engine_draft_seconds_total") == 0
         await cluster.idle()
+
+
+async def test_a_checkpoints_head_guesses_behind_a_hand_off_and_changes_no_answer(tmp_path: Path) -> None:
+    folder = write_knowing(tmp_path / "model", vocab_size=3072, max_position_embeddings=2048, tokenizer_from=DEMO)
+    async with running(tmp_path, model=folder, dtype="fp32", speculation="heads") as cluster:
+        expected = await answers(cluster, speculation="off")
+        assert await counted(cluster) == [0, 0]
+        assert await answers(cluster) == expected
+        guessed, right = await counted(cluster)
+        assert 0 < guessed / 2 < right
+        assert await answers(cluster, speculation={"method": "heads", "max": 2}) == expected
+        assert await figures(cluster, "prefill-0", "tandem_engine_guessed_tokens_total") == 0

@@ -108,8 +108,11 @@ def test_checksums_beside_a_running_step_are_those_of_the_host(folder: Path) -> 
 
 def test_the_pool_takes_what_weights_and_the_largest_step_leave(folder: Path) -> None:
     decoder, layout = loaded(folder)
-    budget = measure_budget(decoder, layout, max_num_seqs=8, max_num_batched_tokens=256, max_seq_len=64)
-    assert 0 < budget.step_bytes < budget.free_bytes
+    graphs = RunnerConfig(8, 64, 256, piecewise_tokens=None)
+    limits = {"max_num_seqs": 8, "max_num_batched_tokens": 256, "max_seq_len": 64}
+    without = measure_budget(decoder, layout, **limits)
+    budget = measure_budget(decoder, layout, **limits, graphs=graphs)
+    assert 0 < without.step_bytes < budget.step_bytes < budget.free_bytes
     fitting = budget.num_blocks(layout)
     with pytest.raises(ConfigError, match=f"do not fit, {fitting} do"):
         budget.choose(fitting + 1, fitting, layout)

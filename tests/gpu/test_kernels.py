@@ -61,6 +61,22 @@ def test_mixed_batches_equal_the_reference(
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("heads", "head_dim"), [((8, 2), 128), ((4, 4), 64), ((7, 1), 128)])
+@pytest.mark.parametrize("plan", [[(2048, 2048)], [(1000, 1100)], [(1024, 5120)], [(1500, 3517), (1024, 1024)]])
+def test_long_chunks_by_cudnn_equal_those_of_the_kernel_for_any(
+    plan: list[tuple[int, int]], heads: tuple[int, int], head_dim: int, dtype: torch.dtype
+) -> None:
+    sizes = {"heads": heads, "head_dim": head_dim, "block_size": 16, "dtype": dtype, "device": "cuda"}
+    attention_checks.check_long_chunks(plan, unit=1024, **sizes)
+
+
+def test_long_chunks_among_others_equal_the_reference() -> None:
+    plan = [(1, 70), (1024, 4096), (30, 90), (2048, 2048)]
+    sizes = {"heads": (2, 1), "head_dim": 128, "block_size": 16, "dtype": torch.bfloat16, "device": "cuda"}
+    attention_checks.check_attention(plan, **sizes)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("parts_per_multiprocessor", [1, 4, 16])
 def test_long_sequences_cut_into_parts_equal_the_reference(parts_per_multiprocessor: int, dtype: torch.dtype) -> None:

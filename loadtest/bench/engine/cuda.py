@@ -179,7 +179,9 @@ def room(decoder: Decoder, steps: Sequence[Step]) -> int:
     layout = decoder.config.block_layout(BLOCK_SIZE, str(decoder.dtype).removeprefix("torch."))
     most_tokens = max(step.batch * step.count for step in steps)
     longest = max(step.start + step.count for step in steps)
-    return measure_budget(decoder, layout, max(step.batch for step in steps), most_tokens, longest).num_blocks(layout)
+    batch = max(step.batch for step in steps)
+    graphs = RunnerConfig(batch, longest, most_tokens, piecewise_tokens=None)
+    return measure_budget(decoder, layout, batch, most_tokens, longest, graphs=graphs).num_blocks(layout)
 
 
 def verdicts(steps: Sequence[Step], results: Sequence[Result]) -> list[str]:

@@ -159,7 +159,7 @@ class ActiveRequest:
     @property
     def num_tokens(self) -> int:
         """Prompt and output so far."""
-        return self.request.num_prompt_tokens + len(self.produced)
+        return len(self.request.prompt_token_ids) + len(self.produced)  # no call: asked many times a request
 
     @property
     def num_output_tokens(self) -> int:

@@ -110,11 +110,10 @@ class Attempt:
 
     def open(self, work: Work, num_blocks: int) -> None:
         """Commits to the workers in our view: `work` for the one that computes, `num_blocks` more blocks to hold."""
-        wire_id, prefill = self._active.wire_id, self._prefill
-        from_decode = partial(self.receive, self.decode)
-        self.decode.open(
+        wire_id, decode, prefill = self._active.wire_id, self.decode, self._prefill
+        decode.open(
             wire_id,
-            from_decode,
+            partial(self.receive, decode),
             work if prefill is None else NO_WORK,
             num_blocks=num_blocks,
             num_answer_tokens=self._num_tokens,
@@ -182,12 +181,12 @@ class Attempt:
             self.decode.cancel(self._seat.name, peer=prefill.name if sending and prefill is not None else "")
 
     def _reserve(self) -> None:
-        is_alone = self._prefill is None
-        self._active.move(RequestEvent.PLACED, self.decode.name)
-        command = self._commands.reserve(self.decode.name, prefill_here=is_alone)
-        self._token_ids = self.decode.reserve(command, self._token_ids)
+        decode, is_alone = self.decode, self._prefill is None
+        self._active.move(RequestEvent.PLACED, decode.name)
+        command = self._commands.reserve(decode.name, prefill_here=is_alone)
+        self._token_ids = decode.reserve(command, self._token_ids)
         if is_alone:  # the same message is both
-            self._active.move(RequestEvent.SUBMITTED, self.decode.name)
+            self._active.move(RequestEvent.SUBMITTED, decode.name)
             self._token_ids = ()
 
     def _submit(self, prefill: WorkerLink, decode: WorkerLink, reserved: worker_pb2.Reserved) -> None:

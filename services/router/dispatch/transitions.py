@@ -22,6 +22,8 @@ class Holder(Enum):
     NEXT = "next"
     """The decode worker that the answer moves to: a sequence of its own; given back by a Cancel."""
 
+    __hash__ = object.__hash__  # looked for in sets several times a request: Enum's own is written in Python
+
 
 _S, _E = RequestState, RequestEvent
 _EXITS = {_E.FAIL: _S.FAILED, _E.CANCEL: _S.CANCELLED}

@@ -39,6 +39,61 @@ class Pace(NamedTuple):
         return max(1.0, num_tokens / self.chunk_tokens) * self.step_s
 
 
+class Beside:
+    """The steps of a worker beside its answers, whatever prompts it computes: made once for many of these."""
+
+    __slots__ = (
+        "_attention_s",
+        "_bounds",
+        "_exposed",
+        "_most",
+        "_num_answers",
+        "_own_s",
+        "_read_s",
+        "_token_s",
+        "decode_s",
+    )
+
+    def __init__(
+        self, times: StepTimes, num_answers: float, num_context_tokens: float, target_s: float, budget: float
+    ) -> None:
+        """See `pace_of`."""
+        self._num_answers, self._most = num_answers, max(1.0, budget - num_answers)
+        self._own_s = times.fixed_s + num_answers * times.sequence_s + num_context_tokens * times.kv_s
+        self._attention_s, self._read_s, self._token_s = times.attention_s, times.read_s, times.token_s
+        self._exposed = 1 - times.overlap
+        self.decode_s = self._own_s + times.hidden_s(times.read_s, num_answers * times.token_s) if num_answers else 0.0
+        """Of a step without prompts, seconds; 0 where no answer runs."""
+        self._bounds: tuple[tuple[float, float], ...] = ()
+        if num_answers and target_s < math.inf:
+            late = self.decode_s > target_s  # even without prompts
+            limit_s = GAP_TARGETS * self.decode_s if late else AIM * target_s
+            self._bounds = tuple(
+                (limit_s - self._own_s - read_s - num_answers * token_s, token_s) for read_s, token_s in times.lines
+            )
+
+    def pace(self, pairs_a_token: float, num_tokens: float = math.inf) -> Pace:
+        """The largest chunk whose step the answers bear; its step is within both of `StepTimes.lines`. Written out:
+        a request asks for some hundred of them."""
+        attention_s = pairs_a_token * self._attention_s
+        chunk = num_tokens if num_tokens < self._most else self._most
+        if self._bounds:
+            least = math.inf
+            for left_s, token_s in self._bounds:
+                a_token_s = token_s + attention_s
+                if a_token_s > 0:
+                    room = left_s / a_token_s
+                    if room < least:
+                        least = room
+                elif left_s < 0:
+                    least = 0.0
+            if least < chunk:
+                chunk = max(least, min(chunk, LEAST_CHUNK))
+        read_s, products_s = self._read_s, (self._num_answers + chunk) * self._token_s
+        longer_s, shorter_s = (read_s, products_s) if read_s > products_s else (products_s, read_s)
+        return Pace(chunk, self._own_s + chunk * attention_s + (longer_s + self._exposed * shorter_s), self.decode_s)
+
+
 def pace_of(
     times: StepTimes,
     num_answers: float,
@@ -50,32 +105,52 @@ def pace_of(
 ) -> Pace:
     """The pace at which a worker computes prompts of `num_tokens` in all, each token of which attends to
     `pairs_a_token`, beside answers whose target for TPOT is `target_s` (infinite: none)."""
-    own_s = times.fixed_s + num_answers * times.sequence_s + num_context_tokens * times.kv_s
-    attention_s = pairs_a_token * times.attention_s
-
-    def step_s(chunk: float) -> float:
-        products_s = (num_answers + chunk) * times.token_s
-        return own_s + chunk * attention_s + times.hidden_s(times.read_s, products_s)
-
-    decode_s = step_s(0.0) if num_answers else 0.0
-    chunk = min(num_tokens, max(1.0, budget - num_answers))
-    if num_answers and target_s < math.inf:
-        limit_s = AIM * target_s if decode_s <= target_s else GAP_TARGETS * decode_s  # late even without prompts
-        chunk = max(min(chunk, LEAST_CHUNK), min(chunk, _largest(times, own_s, num_answers, attention_s, limit_s)))
-    return Pace(chunk, step_s(chunk), decode_s)
+    return Beside(times, num_answers, num_context_tokens, target_s, budget).pace(pairs_a_token, num_tokens)
 
 
-def _largest(times: StepTimes, own_s: float, num_answers: float, attention_s: float, limit_s: float) -> float:
-    """The chunk whose step takes `limit_s`; see `StepTimes.lines`."""
-    least = math.inf
-    for read_s, token_s in times.lines:
-        a_token_s = token_s + attention_s
-        left_s = limit_s - own_s - read_s - num_answers * token_s
-        if a_token_s > 0:
-            least = min(least, left_s / a_token_s)
-        elif left_s < 0:
-            least = 0.0
-    return least
+class Known(NamedTuple):
+    """What a view's own answers leave of its worker's steps, kept in `WorkerView.known` until what it depends on has
+    changed: by a report, by a request that was placed there, or, where the worker has measured nothing, by `times`."""
+
+    times: StepTimes
+    target_s: float
+    fields: tuple[int, int, int, int, int]
+    steady: Beside
+    """By the target."""
+    burst: Beside
+    """While its answers are ahead of the target."""
+
+
+def _known(view: WorkerView, times: StepTimes, target_s: float) -> Known:
+    fields = (
+        view.num_decoding, view.num_context_tokens, view.num_promised, view.num_promised_tokens, view.max_step_tokens,
+    )  # fmt: skip
+    known = view.known
+    if known is None or known.times is not times or known.fields != fields or known.target_s != target_s:
+        view.known = known = _look(view, times, target_s, fields)
+    return known
+
+
+def _look(
+    view: WorkerView,
+    times: StepTimes,
+    target_s: float,
+    fields: tuple[int, int, int, int, int],
+    num_more: int = 0,
+    num_more_tokens: int = 0,
+) -> Known:
+    """With further answers besides: of these and of those that are promised half run, as they begin one by one."""
+    num_late, late_tokens = view.num_promised + num_more, view.num_promised_tokens + num_more_tokens
+    num_running = view.num_decoding - view.num_promised
+    beside = num_running + num_late / 2, view.num_context_tokens - view.num_promised_tokens + late_tokens / 2
+    budget = view.max_step_tokens or DEFAULT_BUDGET
+    return Known(
+        times,
+        target_s,
+        fields,
+        Beside(times, *beside, target_s, budget),
+        Beside(times, *beside, GAP_TARGETS / AIM * target_s, budget),
+    )
 
 
 def ttft_s(
@@ -89,46 +164,43 @@ def ttft_s(
 ) -> float:
     """Seconds from now until the worker, whose steps take `times`, has computed its queue and then `own`, beside its
     answers and as many new ones. It reports between steps: what has passed since is a part of the next one, done."""
-    work = Work(view.num_queued_tokens + own.tokens, view.num_queued_pairs + own.pairs)
-    beside = _beside(view, num_new_answers, context_tokens)
-    seconds, pace = _to_compute(view, times, work, beside, target_s)
-    queue_s = view.num_queued_tokens / pace.tokens_a_second
-    return seconds - min(max(0.0, now_s - view.reported_s), pace.step_s, queue_s)
+    if num_new_answers:
+        known = _look(view, times, target_s, (0, 0, 0, 0, 0), num_new_answers, context_tokens)
+    else:
+        known = _known(view, times, target_s)
+    num_queued = view.num_queued_tokens
+    num_tokens, num_pairs = num_queued + own.tokens, view.num_queued_pairs + own.pairs
+    seconds = _to_compute(view, known, num_tokens, num_pairs)
+    if not num_queued or now_s <= view.reported_s:
+        return seconds
+    pace = known.steady.pace(num_pairs / num_tokens, num_tokens)
+    return seconds - min(now_s - view.reported_s, pace.step_s, num_queued / pace.tokens_a_second)
 
 
 def own_s(view: WorkerView, times: StepTimes, own: Work, target_s: float) -> float:
     """Seconds in which the worker would compute `own` beside its answers if nothing were queued there."""
-    seconds, _ = _to_compute(view, times, own, _beside(view), target_s)
-    return seconds
+    return _to_compute(view, _known(view, times, target_s), own.tokens, own.pairs)
 
 
-def _to_compute(
-    view: WorkerView, times: StepTimes, work: Work, beside: tuple[float, float], target_s: float
-) -> tuple[float, Pace]:
-    """(seconds, the pace once nothing is left of what the answers are ahead of their target)."""
-
-    def at(within_s: float) -> Pace:
-        budget = view.max_step_tokens or DEFAULT_BUDGET
-        return pace_of(times, *beside, work.pairs / work.tokens, within_s, budget, work.tokens)
-
-    pace, slack_s = at(target_s), view.least_slack_s or 0.0
-    if view.num_decoding > view.num_promised and slack_s > 0 and pace.decode_s <= target_s < math.inf:
-        burst = at(GAP_TARGETS / AIM * target_s)
-        spent_s = burst.step_s - AIM * target_s
-        in_burst = burst.chunk_tokens * slack_s / spent_s if spent_s > 0 else math.inf
-        if work.tokens <= in_burst:
-            return burst.seconds(work.tokens), pace
-        return in_burst / burst.tokens_a_second + (work.tokens - in_burst) / pace.tokens_a_second, pace
-    return pace.seconds(work.tokens), pace
+def _to_compute(view: WorkerView, known: Known, num_tokens: int, num_pairs: float) -> float:
+    """Seconds: first while its answers are ahead of their target, then at the steady pace."""
+    pairs_a_token, target_s, slack_s = num_pairs / num_tokens, known.target_s, view.least_slack_s or 0.0
+    if slack_s <= 0 or not known.steady.decode_s <= target_s < math.inf or view.num_decoding <= view.num_promised:
+        return known.steady.pace(pairs_a_token, num_tokens).seconds(num_tokens)
+    burst = known.burst.pace(pairs_a_token, num_tokens)
+    spent_s = burst.step_s - AIM * target_s
+    in_burst = burst.chunk_tokens * slack_s / spent_s if spent_s > 0 else math.inf
+    if num_tokens <= in_burst:
+        return burst.seconds(num_tokens)
+    pace = known.steady.pace(pairs_a_token, num_tokens)
+    return in_burst / burst.tokens_a_second + (num_tokens - in_burst) / pace.tokens_a_second
 
 
 def prompt_rate(view: WorkerView, times: StepTimes, target_s: float, pairs_a_token: float = 0.0) -> float:
     """Tokens of prompts a second that the worker computes of its queue, or where that is empty, of prompts whose tokens
     attend to so many."""
     pairs = view.num_queued_pairs / view.num_queued_tokens if view.num_queued_tokens else pairs_a_token
-    budget = view.max_step_tokens or DEFAULT_BUDGET
-    pace = pace_of(times, *_beside(view), pairs, target_s, budget)
-    return pace.tokens_a_second
+    return _known(view, times, target_s).steady.pace(pairs).tokens_a_second
 
 
 def steady_rate(
@@ -156,14 +228,6 @@ def steady_rate(
         middle = (low + high) / 2
         low, high = (middle, high) if left(middle) >= 0 else (low, middle)
     return low
-
-
-def _beside(view: WorkerView, num_more: int = 0, num_more_tokens: float = 0) -> tuple[float, float]:
-    """(answers, their tokens) beside which the worker computes its queue, in the mean: those that run, and of those
-    that are to, and of `num_more`, half: they begin one after the other."""
-    num_late, late_tokens = view.num_promised + num_more, view.num_promised_tokens + num_more_tokens
-    num_running = view.num_decoding - view.num_promised
-    return num_running + num_late / 2, view.num_context_tokens - view.num_promised_tokens + late_tokens / 2
 
 
 def tpot_s(

@@ -83,12 +83,23 @@ class PairPolicy:
         self._displaced: Mapping[str, float] = {}
         self._preferred: Collection[str] = ()
         self._all_do_both = True
+        self._seen: tuple[Collection[str], int] | None = None
+        self._found: WorkerView | None = None
         self.typical: StepTimes | None = None
         """What steps take where a worker has not measured any; None before one has."""
 
-    def look(self, views: Iterable[WorkerView], preferred: Collection[str] = ()) -> None:
+    def look(self, views: Iterable[WorkerView], preferred: Collection[str] = (), version: int | None = None) -> None:
         """Takes the step times of some worker for typical: one that is not to decode, where there is one. The others
-        have measured chunks beside answers, and say less of whole prompts."""
+        have measured chunks beside answers, and say less of whole prompts. With the `version` of a pool and the
+        `preferred` object of the last look, the same worker is taken as then."""
+        is_same = self._seen is not None and self._seen[0] is preferred and self._seen[1] == version
+        if not is_same or self._found is None or self._found.times is None:
+            self._find(views, preferred)
+            self._seen = (preferred, version) if version is not None else None
+        if self._found is not None:
+            self.typical, self._budget = self._found.times, self._found.max_step_tokens or DEFAULT_BUDGET
+
+    def _find(self, views: Iterable[WorkerView], preferred: Collection[str]) -> None:
         found: WorkerView | None = None
         self._preferred, self._all_do_both = preferred, True
         for view in views:
@@ -98,8 +109,7 @@ class PairPolicy:
                 if view.name not in preferred:
                     found = view
                     break
-        if found is not None:
-            self.typical, self._budget = found.times, found.max_step_tokens or DEFAULT_BUDGET
+        self._found = found
 
     # --- what admission asks, as of `TtftPredictor`
 
@@ -212,7 +222,12 @@ class PairPolicy:
         steps = [
             (view, tpot_s(view, view.times or typical, 1, request.num_tokens, joins_s, life_s)) for view in decodes
         ]
-        roomy = [(v, s) for v, s in steps if not v.num_decoding or s <= TPOT_SHARE * self._most_step_s(v, request)]
+        enough_s = TPOT_SHARE * target_s
+        roomy = [
+            (v, s)
+            for v, s in steps
+            if not v.num_decoding or s <= enough_s or s <= TPOT_SHARE * self._most_step_s(v, request)
+        ]
         roomy.sort(key=lambda entry: self._decode_score(entry[0], entry[1], preferred))
         if not roomy:
             return ()

@@ -115,7 +115,7 @@ class Placement:
         """The same, where workers have both roles: for this request any two of them, or one for both parts."""
         self.split.gap_s, self.split.hand_off_s = self.predictor.gap_s, self.predictor.hand_off_s
         preferred = self.split.decodes(decodes, request.block_size, request.now_s)
-        self.pairs.look(prefills, preferred)
+        self.pairs.look(prefills, preferred, prefills.version)
         if self.pairs.typical is None:  # nothing can be predicted yet
             return self.choose(request, decodes, prefills, collocated=False)
         patience = self._config.patience

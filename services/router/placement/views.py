@@ -8,9 +8,12 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shared.sizing.step_time import StepTimes
+
+if TYPE_CHECKING:
+    from services.router.placement.paces import Known
 
 
 class Work(NamedTuple):
@@ -132,6 +135,8 @@ class WorkerView:
     """Seconds that the running answer nearest to missing its target is ahead of it; None without any, or a target."""
     adapters: Mapping[str, bool] = field(default_factory=dict)
     """Digests of the adapters that it knows → whether it has them ready to compute with."""
+    known: Known | None = field(default=None, compare=False, repr=False)
+    """What `paces.py` has worked out from the fields above, which it compares."""
 
     @property
     def queued(self) -> Work:

@@ -11,6 +11,7 @@ import psutil
 
 from shared.engine.runner.pool_memory import MemoryBudget
 from shared.engine.runner.profile_run import measure_budget
+from shared.engine.runner.runner import RunnerConfig
 from shared.kv.layout import BlockLayout
 from shared.model.decoder import Decoder
 
@@ -49,9 +50,12 @@ class PoolNeed:
         """What `to_json` gave."""
         return cls(**json.loads(text))
 
-    def budget(self, decoder: Decoder, layout: BlockLayout, *, follows: bool = False) -> MemoryBudget:
+    def budget(
+        self, decoder: Decoder, layout: BlockLayout, *, follows: bool = False, graphs: RunnerConfig | None = None
+    ) -> MemoryBudget:
         """What this rank, or the only process, has for blocks of `layout`, its own slices. On a GPU all ranks run the
-        largest step together: `follows` as for `measure_budget`. Blocking. Raises ConfigError, RankLost."""
+        largest step together: `follows` and `graphs` as for `measure_budget`. Blocking. Raises ConfigError,
+        RankLost."""
         if decoder.device.type == "cpu":
             available = max(0, psutil.virtual_memory().available - self.adapter_bytes)
             free = available * layout.block_bytes // self.held_bytes
@@ -64,6 +68,7 @@ class PoolNeed:
             self.max_model_len,
             self.gpu_memory,
             follows=follows,
+            graphs=graphs,
         )
         return replace(found, free_bytes=max(0, found.free_bytes - self.adapter_bytes))
 

@@ -228,7 +228,7 @@ def check_folder(host: EngineHost, folder: Path) -> str:
     samples. Raises ModelLoadError, which names the first tensor that does not fit, and ConfigError."""
     model, settings = host.model, host.settings
     with Checkpoint.of(folder) as checkpoint:
-        WeightPlan.make(checkpoint, model.config, settings.quantization)
+        WeightPlan.make(checkpoint, model.config, settings.quantization, has_head=model.has_head)
     if load_config(folder) != model.config:
         raise ModelLoadError(f"config.json of {folder} is of another model", field="folder", file="config.json")
     if model.texts_digest and texts_digest(folder) != model.texts_digest:

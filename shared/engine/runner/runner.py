@@ -16,6 +16,7 @@ from shared.engine.runner.block_access import BlockAccess, BlockSums, DeviceBloc
 from shared.engine.runner.cuda_graphs import CudaGraphs
 from shared.engine.runner.device_link import DeviceLink
 from shared.engine.runner.eager_inputs import EagerInputs, StepInputs, micro_batches
+from shared.engine.runner.heads import Heads
 from shared.engine.runner.logprobs import PendingTargets, TopLogprobs, logit_rows, split
 from shared.engine.runner.numerics import NumericsProbe
 from shared.engine.runner.piecewise import PiecewiseSteps
@@ -132,7 +133,8 @@ class Runner:
         # The other backends read lengths on the host: a graph of theirs would keep the lengths of its capture.
         has_graphs = self._link.is_async and of_triton
         is_static = has_graphs if config.static_decode is None else config.static_decode
-        may_pad = is_capturable and not config.debug_numerics and not decoder.is_split
+        has_head = layout.num_layers > decoder.config.num_layers and layout.groups.is_plain
+        may_pad = is_capturable and not config.debug_numerics and not decoder.is_split and not has_head
         is_static = is_static and may_pad
         in_pieces = config.piecewise_tokens
         if in_pieces is None:
@@ -181,6 +183,8 @@ class Runner:
         self._sampler = Sampler(decoder.kernels, link, config.max_num_seqs)
         self._masks = None if structures is None else StructureMasks(structures, link)
         self._last: PendingStep | None = None
+        self.heads = Heads(decoder, self.pool, link, config.max_num_seqs) if has_head else None
+        """Where the layout has a head's layer."""
 
     def _open_blocks(
         self, kernels: Kernels, slices: OpenSlices | None
@@ -263,14 +267,21 @@ class Runner:
             row_masks = None if masks is None else masks.row_masks()
             self._sampler.resample(tokens, logits, names, specs, row_masks)
         else:
-            if is_pooling:
-                logits, pooled = self._forward_pooling(items)
+            inputs: StepInputs | None = None
+            hidden: Tensor | None = None
+            if is_pooling or self.heads is not None:
+                inputs = self._filled(items)
+                hidden, logits, pooled = self._forward_hidden(items, inputs)
             else:
                 logits = self.forward(items)
             logits, targets = split(logits, items, self._link)
             row_masks = None if masks is None else masks.row_masks()
             tokens = self._sampler.sample(logits, names, specs, row_masks)
             self._remember(tokens)
+            if self.heads is not None:
+                assert inputs is not None
+                assert hidden is not None
+                self.heads.follow(plan, inputs, hidden, tokens)
         logprobs = TopLogprobs.of(logits, tokens, specs, self._link.send)
         faults = {} if row_masks is None else row_masks.faults
         self._last = PendingStep(
@@ -327,19 +338,24 @@ class Runner:
             loras,
         )
 
-    def _forward_pooling(self, items: tuple[PlannedSequence, ...]) -> tuple[Tensor, Tensor]:
-        """The logits as `forward` gives them, and [num_pooling, hidden_size] fp32: for each sequence that has any, the
-        sum of its last `num_pooled` tokens' hidden states behind the final norm. Never in a group."""
+    def _forward_hidden(
+        self, items: tuple[PlannedSequence, ...], inputs: StepInputs
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What the layers give behind the final norm [num_rows, hidden_size], of all tokens where a head reads them;
+        the logits as `forward` gives them; and [num_pooling, hidden_size] fp32: for each sequence that has any, the sum
+        of its last `num_pooled` tokens' hidden states. Never in a group."""
         assert self._decoder.num_stages == 1, "a group pools nothing"
         assert not self._decoder.is_split, "a group pools nothing"
-        inputs, rows, wanted = self._filled(items), list[int](), list[range]()
+        wanted = list[range]()
         end = 0
         for item in items:
             end += len(item.token_ids)
             if item.num_pooled:
                 wanted.append(range(end - item.num_pooled, end))
         for_logits = logit_rows(items)
-        rows = sorted({*for_logits, *(row for part in wanted for row in part)})
+        rows: Sequence[int] = range(end)
+        if self.heads is None:
+            rows = sorted({*for_logits, *(row for part in wanted for row in part)})
         place = {row: i for i, row in enumerate(rows)}
         send = self._link.send
         hidden = self._decoder.hidden(
@@ -356,7 +372,7 @@ class Runner:
             for part in wanted
         ]
         of_logits = hidden.index_select(0, send(torch.tensor([place[row] for row in for_logits], dtype=torch.int64)))
-        return self._decoder.logits(of_logits), torch.stack(sums)
+        return hidden, self._decoder.logits(of_logits), torch.stack(sums) if sums else None
 
     def _forward_staged(self, items: tuple[PlannedSequence, ...]) -> Tensor:
         assert isinstance(self._decoder, RankDecoder)

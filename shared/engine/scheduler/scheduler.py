@@ -26,6 +26,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from shared.engine.messages import NewToken, SequenceEnded, SequenceFailed, StepOutput
 from shared.engine.plan import NoToken, PlannedSequence, SampledToken, StepPlan, StepResult, step_work
+from shared.engine.sampling_params import MOST_GUESSES
 from shared.engine.scheduler.beams import BeamSearches
 from shared.engine.scheduler.blocks import Admission, BatchLimit, GrowthReserve
 from shared.engine.scheduler.config import SchedulerConfig as SchedulerConfig
@@ -214,7 +215,9 @@ class Scheduler:
             self._plan_guesses(self._speculator, planned, budget, room)
         self._ends_s = begin_s + room.predicted_s()
         sequences = [self.sequences[name] for name in planned]
-        return self._in_flight.begin(list(planned.values()), sequences, self._swap.take_copies())
+        begins = self._speculator is not None and self._speculator.follows_steps
+        copies = self._swap.take_copies()
+        return self._in_flight.begin(list(planned.values()), sequences, copies, begins_guesses=begins)
 
     def apply(self, plan: StepPlan, result: StepResult, step_s: float | None = None) -> StepOutput:
         """Takes the result of the oldest step in flight: lengths move on, full blocks are sealed, ended sequences
@@ -541,9 +544,14 @@ class Scheduler:
         if speculator.rests(len(sequences)):
             return
         plain_s = self._predicted_s(_plain(planned.values()))
-        guessed = speculator.propose(sequences, budget, plain_s, room.limit_s)
         size, block_size = self.groups.size, self.pool.block_size
         spare = size * len(self.sequences.running)
+        if speculator.writes_ahead:
+            for sequence in sequences:
+                ahead = min(MOST_GUESSES, sequence.num_guessable_tokens)
+                if ahead > 0 and self.pool.num_free > spare:
+                    self._tables.grow(sequence, 1 + ahead)
+        guessed = speculator.propose(sequences, budget, plain_s, room.limit_s)
         for sequence_id, guesses in guessed.items():
             sequence, item = self.sequences[sequence_id], planned[sequence_id]
             if self.pool.num_free <= spare:

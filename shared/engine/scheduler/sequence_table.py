@@ -214,11 +214,16 @@ class StepsInFlight:
         return len(self._steps)
 
     def begin(
-        self, items: Sequence[PlannedSequence], sequences: Sequence[EngineSequence], copies: tuple[BlockCopy, ...] = ()
+        self,
+        items: Sequence[PlannedSequence],
+        sequences: Sequence[EngineSequence],
+        copies: tuple[BlockCopy, ...] = (),
+        *,
+        begins_guesses: bool = False,
     ) -> StepPlan:
         """A step of these shares, `sequences[i]` that of `items[i]`, behind these copies; with nothing to do, an empty
         plan that does not fly."""
-        plan = StepPlan(tuple(items), copies)
+        plan = StepPlan(tuple(items), copies, begins_guesses)
         if plan.is_empty:
             return plan
         assert len(self) < MAX_IN_FLIGHT
@@ -249,17 +254,19 @@ class StepsInFlight:
         start = sequence.num_computed_tokens + sequence.num_in_flight_tokens
         is_pending = sequence.num_in_flight_samples > 0
         assert not is_pending or count == 1
+        is_sampled = count == sequence.num_unplanned_tokens
         return PlannedSequence(
             sequence.sequence_id,
             (0,) if is_pending else tuple(sequence.token_ids[start : start + count]),
             start,
             sequence.table(),
             sequence.num_prompt_tokens,
-            (self._sample_spec(sequence),) if count == sequence.num_unplanned_tokens else (),
+            (self._sample_spec(sequence),) if is_sampled else (),
             self._steps[-1].rows[sequence.sequence_id] if is_pending else None,
             *sequence.targets(start, count),
             sequence.num_to_pool(start, count) if sequence.sampling.pooling else 0,
             sequence.adapter,
+            0 if is_sampled else sequence.token_ids[start + count],
         )
 
     @staticmethod

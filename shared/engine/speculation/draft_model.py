@@ -14,38 +14,21 @@ tensors.
 from __future__ import annotations
 
 import time
-from bisect import bisect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from math import exp
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from shared.engine.plan import PlannedSequence, SampledToken, SampleSpec, StepPlan, StepResult, step_work
-from shared.engine.sampling_params import SamplingParams
 from shared.engine.sequence import EngineSequence
-from shared.engine.speculation.drafter import Draft
-from shared.engine.speculation.record import Record
+from shared.engine.speculation.guessing_model import Drafted, GuessingModel, GuessRecord
 from shared.kv.hashing import extend_chain
 from shared.kv.pool import BlockPool, OutOfBlocks
-from shared.sizing.step_fit import StepTimeFit
 from shared.sizing.step_time import StepWork, chunk_pairs
 
 FEW_TOKENS = 8
 """Tokens without KV that a sequence may have for a round to begin with it; more are computed in spare time before."""
 LEAST_CHUNK, MOST_CHUNK = 16, 512
 """Tokens of a prompt that are computed at once, however short or long the time is."""
-FIRST_ROUND_SHARE = 0.15
-"""Of the target's step, what a round is taken to last before some were measured."""
-
-_LEAST_PROBABILITIES = (0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9)
-"""From which on guesses are right more often than with less."""
-_FIRST_CHANCES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-"""Of one guess, by the class of its probability, before any was seen."""
-_FIRST_MEAN = 0.6
-_FIRST_WEIGHT, _OWN_WEIGHT = 16.0, 12.0
-"""In observations: of the first chances beside what all sequences showed, and of that beside what one did."""
-_KEPT, _KEPT_BY_ALL = 0.97, 0.998
-"""The weight that an observation of a sequence, and of all, has left one later."""
 
 
 class DraftRunner(Protocol):
@@ -61,38 +44,16 @@ class _Held:
     """What the draft has of one sequence."""
 
     sequence: EngineSequence
-    sampling: SamplingParams
-    means: Record  # of one class
+    record: GuessRecord
     block_ids: list[int] = field(default_factory=list)
     table: tuple[int, ...] = ()  # the same, made anew where those grew
     hashes: list[bytes] = field(default_factory=list)  # of full blocks
     num_valid: int = 0  # tokens of the sequence whose KV the blocks hold
     written: list[int] = field(default_factory=list)  # behind these, the newest token and guesses that have KV as well
-    guessed_at: int = 0  # position of the first one of …
-    guesses: list[tuple[int, int]] = field(default_factory=list)  # (token, class) that were made last
     is_broken: bool = False  # its logits were no numbers
 
 
-@dataclass(slots=True)
-class Drafted:
-    """A sequence's guesses as the rounds give them."""
-
-    sequence: EngineSequence
-    most: int
-    """Guesses that it may have."""
-    token_ids: list[int] = field(default_factory=list)
-    chances: list[float] = field(default_factory=list)
-    """As in `Draft`."""
-    next_chance: float = 0.0
-    """That a further guess is right, as far as can be said before it is made, and all before it are."""
-
-    @property
-    def draft(self) -> Draft:
-        """The guesses so far."""
-        return Draft(tuple(self.token_ids), tuple(self.chances))
-
-
-class DraftModel:
+class DraftModel(GuessingModel):
     """The draft's sequences, blocks and rounds. The engine thread alone calls it."""
 
     method = "draft"
@@ -106,29 +67,16 @@ class DraftModel:
     ) -> None:
         """`runner` computes over the blocks of `pool`, which no one else uses. `most_tokens`: of a sequence that the
         draft has positions for. `clock`: in seconds."""
+        super().__init__(clock)
         self.pool = pool
         self._runner = runner
         self._most_tokens = most_tokens
-        self._clock = clock
         self._held: dict[str, _Held] = {}
-        self._fit = StepTimeFit()
-        # By whether sampling is greedy.
-        self._classes = {greedy: Record(_FIRST_CHANCES, _FIRST_WEIGHT, _KEPT_BY_ALL) for greedy in (False, True)}
-        self._means = {greedy: Record((_FIRST_MEAN,), _FIRST_WEIGHT, _KEPT_BY_ALL) for greedy in (False, True)}
-        self._taken_s = 0.0
-        self.total_s = 0.0
-        """Time that the draft's steps have taken. Seconds."""
 
     def takes(self, sequence: EngineSequence) -> bool:
         """Whether it may guess for this sequence at all."""
         held = self._held.get(sequence.sequence_id)
         return sequence.num_tokens < self._most_tokens and (held is None or not held.is_broken)
-
-    def mean_chance(self, sequence: EngineSequence) -> float:
-        """That a guess is right where those before it are, before it is made."""
-        held = self._held.get(sequence.sequence_id)
-        mean = self._means[sequence.sampling.is_greedy].chance(0)
-        return mean if held is None else held.means.chance(0, mean)
 
     def is_ready(self, sequence: EngineSequence) -> bool:
         """Whether a round may begin with this sequence: all but its newest tokens have KV. Learns from those that
@@ -143,15 +91,7 @@ class DraftModel:
         """Before the rounds of a sequence that is ready; `most`: guesses."""
         most = min(most, self._most_tokens - sequence.num_tokens)
         held = self._held[sequence.sequence_id]
-        held.guessed_at, held.guesses = sequence.num_tokens, []
-        return Drafted(sequence, most, next_chance=self.mean_chance(sequence))
-
-    def round_s(self, sequences: Sequence[EngineSequence], target_s: float) -> float:
-        """What a round of these sequences is predicted to take, where a step of the target takes `target_s`."""
-        times = self._fit.times
-        if times is None:
-            return FIRST_ROUND_SHARE * target_s
-        return times.step_s(StepWork(len(sequences), sum([sequence.num_tokens for sequence in sequences])))
+        return self._begin(sequence, held.record, most)
 
     def round(self, drafts: Sequence[Drafted]) -> None:
         """One guess more for each of these, but for those that there are no blocks for, or whose logits broke: they
@@ -177,7 +117,7 @@ class DraftModel:
             if not isinstance(found, SampledToken):
                 held.is_broken, draft.most = True, len(draft.token_ids)
                 continue
-            self._take(draft, held, found)
+            self._take(draft, held.record, found)
 
     def catch_up(self, sequence: EngineSequence, within_s: float) -> None:
         """Computes the next tokens of a sequence that is not ready, in about `within_s`, but a few in any case.
@@ -207,23 +147,18 @@ class DraftModel:
         pairs_s = chunk_pairs(missing, before) * times.attention_s
         return num_steps * times.step_s(StepWork(0, 0, -(-missing // num_steps), 0, 1)) + pairs_s
 
-    def take_s(self) -> float:
-        """Seconds that its steps have taken since the last call."""
-        taken, self._taken_s = self._taken_s, 0.0
-        return taken
-
     def forget(self, sequence_id: str) -> None:
         """The sequence has left, or lost its blocks of the target's pool: it gives back those of this one."""
         held = self._held.pop(sequence_id, None)
         if held is not None:
             self.pool.release(held.block_ids)
 
+    def _record(self, sequence_id: str) -> GuessRecord | None:
+        held = self._held.get(sequence_id)
+        return None if held is None else held.record
+
     def _add(self, sequence: EngineSequence) -> _Held:
-        greedy = sequence.sampling.is_greedy
-        sampling = replace(
-            sequence.sampling, logprobs=0, prompt_logprobs=None, structured_output=None, pooling="", stop=()
-        )
-        held = _Held(sequence, sampling, Record((self._means[greedy].chance(0),), _OWN_WEIGHT, _KEPT))
+        held = _Held(sequence, self._new_record(sequence))
         self._hash(held)
         found = self.pool.match(held.hashes[: (sequence.num_tokens - 1) // self.pool.block_size])
         self.pool.acquire(found)
@@ -251,37 +186,18 @@ class DraftModel:
             start, tokens = end - 1, draft.token_ids[-1:]
         else:
             held.written = []
-        spec = SampleSpec(held.sampling, end, banned_token_ids=sequence.banned_token_ids(count))
+        spec = SampleSpec(held.record.sampling, end, banned_token_ids=sequence.banned_token_ids(count))
         return PlannedSequence(
             sequence.sequence_id, tuple(tokens), start, held.table, sequence.num_prompt_tokens, samples=(spec,)
         )
 
-    def _take(self, draft: Drafted, held: _Held, found: SampledToken) -> None:
-        sequence = draft.sequence
-        greedy = sequence.sampling.is_greedy
-        of_class = bisect(_LEAST_PROBABILITIES, exp(found.logprob or 0.0))
-        held.guesses.append((found.token_id, of_class))
-        before = draft.chances[-1] if draft.chances else 1.0
-        draft.token_ids.append(found.token_id)
-        draft.chances.append(before * self._classes[greedy].chance(of_class))
-        draft.next_chance = draft.chances[-1] * self.mean_chance(sequence)
-
     def _follow(self, held: _Held) -> None:
         """Takes in the tokens that came: which guesses were right, and which KV is of them. Changes nothing between
         the rounds of one step."""
-        token_ids, greedy = held.sequence.token_ids, held.sequence.sampling.is_greedy
-        if len(token_ids) == held.guessed_at:
+        token_ids = held.sequence.token_ids
+        if len(token_ids) == held.record.guessed_at:
             return
-        for place, (guess, of_class) in enumerate(held.guesses, held.guessed_at):
-            if place == len(token_ids):
-                break
-            right = guess == token_ids[place]
-            self._classes[greedy].add(of_class, right)
-            self._means[greedy].add(0, right)
-            held.means.add(0, right)
-            if not right:
-                break
-        held.guesses = []
+        self._learn(held.sequence, held.record)
         if held.written:
             end = held.num_valid
             for token_id in held.written:
@@ -319,9 +235,6 @@ class DraftModel:
     def _run(self, plan: StepPlan) -> StepResult:
         begun = self._clock()
         result = self._runner.execute(plan)
-        seconds = self._clock() - begun
-        self._fit.observe(step_work(plan), seconds)
-        self._taken_s += seconds
-        self.total_s += seconds
+        self._timed(step_work(plan), begun)
         self.pool.drain_events()  # no index knows of these blocks
         return result

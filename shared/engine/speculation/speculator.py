@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 
 from shared.engine.sampling_params import DRAFTERS, MOST_GUESSES
 from shared.engine.sequence import EngineSequence
-from shared.engine.speculation.draft_model import DraftModel
 from shared.engine.speculation.drafter import LEAST_CHANCE, NO_DRAFT, Draft, Drafter
 from shared.engine.speculation.gain import Gains
+from shared.engine.speculation.guessing_model import GuessingModel
 from shared.engine.speculation.row_costs import RowCosts
 
 MOST_ROWS = 64
@@ -108,7 +108,7 @@ class Speculator:
         self,
         drafters: Sequence[Drafter],
         num_guesses: int | None = None,
-        model: DraftModel | None = None,
+        model: GuessingModel | None = None,
         processor_clock: Callable[[], float] | None = None,
     ) -> None:
         """`num_guesses`: for each sequence as many as its drafter has, up to this number, whatever they cost; None = as
@@ -138,6 +138,16 @@ class Speculator:
         """Of the drafters that it asks."""
         drafters = [drafter.method for drafter in self._drafters]
         return frozenset(drafters if self._model is None else [*drafters, self._model.method])
+
+    @property
+    def follows_steps(self) -> bool:
+        """Whether what a head guesses with is wanted of the next step."""
+        return self._model is not None and self._model.follows_steps and not self.is_resting
+
+    @property
+    def writes_ahead(self) -> bool:
+        """Whether guesses are made with blocks of sequences, behind their newest tokens."""
+        return self._model is not None and self._model.writes_ahead
 
     def propose(
         self, sequences: Sequence[EngineSequence], most_rows: int, plain_s: float = 0.0, limit_s: float = math.inf
@@ -280,7 +290,7 @@ class Speculator:
     # --- the draft model
 
     def _ask(
-        self, model: DraftModel, sequences: Sequence[EngineSequence], drafts: dict[str, Draft], step: _Step
+        self, model: GuessingModel, sequences: Sequence[EngineSequence], drafts: dict[str, Draft], step: _Step
     ) -> float:
         """Puts the model's guesses in the place of `drafts`, by sequence, where they are expected to be worth more.
         Returns the seconds that this took."""
@@ -329,7 +339,7 @@ class Speculator:
         most = _most_guesses(sequence)
         return most if self._fixed is None else min(most, self._fixed)
 
-    def _catch_up(self, model: DraftModel, asked: Sequence[EngineSequence], step: _Step) -> None:
+    def _catch_up(self, model: GuessingModel, asked: Sequence[EngineSequence], step: _Step) -> None:
         """Brings the first sequence that is not ready nearer to that, where this is expected to gain time."""
         behind = [sequence for sequence in asked if not model.is_ready(sequence)]
         if self._fixed is not None:
@@ -349,7 +359,7 @@ class Speculator:
                 return
 
     def _choose(
-        self, model: DraftModel, ready: Sequence[EngineSequence], drafts: Mapping[str, Draft], step: _Step
+        self, model: GuessingModel, ready: Sequence[EngineSequence], drafts: Mapping[str, Draft], step: _Step
     ) -> Sequence[EngineSequence]:
         """Those that the model is asked for: all whose other guesses are expected to be worth less, or none."""
         if self._fixed is not None:
@@ -368,7 +378,7 @@ class Speculator:
 
     def _depth(
         self,
-        model: DraftModel,
+        model: GuessingModel,
         chosen: Sequence[EngineSequence],
         others: Sequence[Draft],
         step: _Step,

@@ -8,8 +8,9 @@ from torch import Tensor
 from shared.kernels.attention import reference
 from shared.kernels.attention.decode.launch import decode_attention
 from shared.kernels.attention.latent.launch import latent_attention, suits
+from shared.kernels.attention.prefill import cudnn, cuts
 from shared.kernels.attention.prefill.launch import prefill_attention
-from shared.kernels.attention.prefill.schedule import longest_chunk
+from shared.kernels.attention.prefill.schedule import ANY, longest_chunk
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.pool_view import PoolView
 
@@ -38,9 +39,16 @@ def paged_attention(
             query, pool, layer, batch, output, scale=scale, window=window, softcap=softcap, sinks=sinks,
             is_chunked=is_chunked,
         )  # fmt: skip
-    if longest_chunk(batch):
+    long: tuple[int, ...] = ()
+    if window is None and softcap is None and sinks is None and cudnn.serves(query, pool):
+        num_heads = query.shape[1]
+        long = batch.remember(("long chunks", num_heads), lambda: cuts.long_chunks(batch, num_heads))
+    for index in long:
+        cudnn.long_attention(query, pool, layer, batch, index, output, scale=scale)
+    most = cuts.LEAST_TOKENS - 1 if long else ANY
+    if longest_chunk(batch, most):
         prefill_attention(
             query, pool, layer, batch, output, scale=scale, window=window, softcap=softcap, sinks=sinks,
-            is_chunked=is_chunked,
+            is_chunked=is_chunked, most=most,
         )  # fmt: skip
     return output.flatten(1)

@@ -157,7 +157,8 @@ class CpuLayerStack:
         layers = self._grouped if batch.groups else self._layers
         num_rows = 1 + max(row for _, row in sizes.places) if batch.groups else len(layers)
         shape = (num_rows, 2, sizes.num_kv_heads, batch.block_size, sizes.head_dim)
-        found = (pool.num_layers, pool.num_planes, pool.num_kv_heads, pool.block_size, pool.head_dim)
+        # Behind these layers' KV there may be a head's.
+        found = (min(pool.num_layers, num_rows), pool.num_planes, pool.num_kv_heads, pool.block_size, pool.head_dim)
         places = [tensor for part in groups for tensor in (part.block_tables, part.slots)]
         assert x.shape == (batch.num_tokens, self._hidden)
         assert cos.shape == sin.shape == (sizes.num_encodings, num_tokens, sizes.head_dim)

@@ -60,12 +60,18 @@ class ModelConfig:
     latent: LatentConfig | None = None  # None: attention over the keys and values of heads
     delta: DeltaConfig | None = None  # of layers with a state; None: there are none
     num_unused_layers: int = 0  # layers of a checkpoint behind the decoder's own, such as those that predict further
+    head_layer: LayerConfig | None = None  # the first of these where it can guess: see `HeadParameters`
     quantization: QuantizationConfig | None = None  # None: the checkpoint's weights are plain numbers
 
     @property
     def num_layers(self) -> int:
         """Layers that a token passes."""
         return len(self.layers)
+
+    def with_head(self) -> ModelConfig:
+        """With the head's layer behind the others."""
+        assert self.head_layer is not None, "a model without a head"
+        return replace(self, layers=(*self.layers, self.head_layer), head_layer=None, num_unused_layers=0)
 
     @property
     def has_stacked_experts(self) -> bool:
@@ -160,9 +166,14 @@ class ModelConfig:
         most = self.max_position_embeddings
         return tuple(None if layer.window is None or layer.window >= most else layer.window for layer in self.layers)
 
-    def block_layout(self, block_size: int, kv_dtype: str, *, grouped: bool = False) -> BlockLayout:
+    def block_layout(
+        self, block_size: int, kv_dtype: str, *, grouped: bool = False, has_head: bool = False
+    ) -> BlockLayout:
         """Blocks of `block_size` tokens of this model's KV, kept in `kv_dtype`, a key of `BYTES_PER_ELEMENT`: of all
-        layers, or `grouped`, of those of one KV group each, as always where layers have states."""
+        layers, or `grouped`, of those of one KV group each, as always where layers have states. `has_head`: with that
+        of the head's layer behind them."""
+        if has_head:
+            return self.with_head().block_layout(block_size, kv_dtype, grouped=grouped)
         kv_format = (
             KVFormat(kv_dtype, self.num_kv_heads, self.head_dim)
             if self.latent is None

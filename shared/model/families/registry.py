@@ -126,6 +126,7 @@ def _describe(fields: JsonFields) -> ModelConfig:
         _log.warning("%s: its text part is served, images are not", architecture)
         architecture = by_type[model_type]
     model = FAMILIES[architecture].describe(fields)
+    model = _with_head(model, fields)
     quantization = QuantizationConfig.parse(fields)
     is_stacked_method = quantization is not None and quantization.method == STACKED_METHOD
     if quantization is not None and model.has_stacked_experts and not is_stacked_method:
@@ -133,6 +134,17 @@ def _describe(fields: JsonFields) -> ModelConfig:
     if is_stacked_method and not model.has_stacked_experts:
         raise fields.fault(FIELD, f"{STACKED_METHOD} is not supported for {architecture}: its experts are not stacked")
     return replace(model, quantization=quantization)
+
+
+def _with_head(model: ModelConfig, fields: JsonFields) -> ModelConfig:
+    """With the layer of `num_nextn_predict_layers` that guesses. It is as the last layer, with experts where there are
+    any, and only where every layer keeps the whole text's KV, from which a wrong guess is taken back."""
+    count = fields.integer("num_nextn_predict_layers", default=model.num_unused_layers, minimum=0)
+    last = model.layers[-1]
+    is_plain = all(layer.window is None and not layer.has_state and layer.temperature is None for layer in model.layers)
+    if not count or not is_plain or model.prefix_length:
+        return model
+    return replace(model, num_unused_layers=count, head_layer=replace(last, has_experts=model.moe is not None))
 
 
 def _architecture(fields: JsonFields) -> str:

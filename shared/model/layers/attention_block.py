@@ -18,13 +18,21 @@ class AttentionBlock:
     """Grouped-query attention with rotary positions over paged KV, for every family without latents."""
 
     def __init__(
-        self, config: ModelConfig, index: int, layer: LayerModules, kernels: DecoderOps, place: tuple[int, int]
+        self,
+        config: ModelConfig,
+        index: int,
+        layer: LayerModules,
+        kernels: DecoderOps,
+        place: tuple[int, int],
+        number: int,
     ) -> None:
-        """Keeps references to its arguments; `index` is the layer's number, from 0, `place` one of `layer_places`."""
+        """Keeps references to its arguments; `index` is the layer's number in the config, from 0, `place` one of
+        `layer_places`, `number` that in blocks of all layers."""
         self._config = config
         self._kernels = kernels
         self._index = index
         self._group, self._row = place
+        self._number = number
         self._layer = layer
         self._rope = config.ropes.index(config.layers[index].rope)
         self._window = config.layers[index].window
@@ -79,7 +87,7 @@ class AttentionBlock:
             cos[self._rope],
             sin[self._rope],
             pool,
-            self._row if slots.dim() == 2 else self._index,
+            self._row if slots.dim() == 2 else self._number,
             slots[self._group] if slots.dim() == 2 else slots,
             q_norm=layer.q_norm if self._norms_heads else None,
             k_norm=layer.k_norm if self._norms_heads else None,
@@ -114,7 +122,7 @@ class AttentionBlock:
         attended = self._kernels.paged_attention(
             query,
             pool,
-            self._row if batch.groups else self._index,
+            self._row if batch.groups else self._number,
             batch.groups[self._group] if batch.groups else batch,
             scale=config.attention_scale,
             window=self._window,

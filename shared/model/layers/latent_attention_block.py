@@ -37,15 +37,15 @@ class LatentAttentionBlock:
     computed so.
     """
 
-    def __init__(self, config: ModelConfig, index: int, layer: LayerModules, kernels: DecoderOps) -> None:
-        """Keeps references to its arguments; `index` is the layer's number, from 0."""
+    def __init__(self, config: ModelConfig, layer: LayerModules, kernels: DecoderOps, row: int) -> None:
+        """Keeps references to its arguments; `row` is the layer's place in the pool, from 0."""
         assert config.latent is not None
         assert layer.latent is not None
         assert layer.k_norm is not None
         self._sizes = config.latent
         self._num_heads = config.num_heads
         self._kernels = kernels
-        self._index = index
+        self._row = row
         self._layer = layer
         self._modules = layer.latent
         self._latent_norm = layer.k_norm
@@ -86,7 +86,7 @@ class LatentAttentionBlock:
             cos[0],
             sin[0],
             pool,
-            self._index,
+            self._row,
             slots,
             norm=self._latent_norm,
             eps=LATENT_EPS,
@@ -116,14 +116,14 @@ class LatentAttentionBlock:
         wide = query.new_empty((num_tokens, self._num_heads, sizes.cached_dim))
         self._modules.to_latent.forward(query[..., : sizes.nope_dim], wide[..., : sizes.kv_rank])
         wide[..., sizes.kv_rank :] = query[..., sizes.nope_dim :]
-        attended = self._kernels.paged_attention(wide, pool, self._index, batch, scale=sizes.scale, window=None)
+        attended = self._kernels.paged_attention(wide, pool, self._row, batch, scale=sizes.scale, window=None)
         found = attended.view(num_tokens, self._num_heads, sizes.cached_dim)[..., : sizes.kv_rank]
         return self._modules.to_value.forward(found).flatten(1)
 
     def _expanded(self, query: Tensor, pool: PoolView, chunk: Chunk) -> Tensor:
         """A few heads at a time, in a pool made for them alone."""
         sizes, dim, table = self._sizes, self._padded_dim, chunk.table
-        rows = pool.rows[table, self._index, 0, 0].flatten(0, 1).to(query.dtype)  # [num_slots, cached_dim]
+        rows = pool.rows[table, self._row, 0, 0].flatten(0, 1).to(query.dtype)  # [num_slots, cached_dim]
         latents, keys = rows[:, : sizes.kv_rank].contiguous(), rows[:, None, sizes.kv_rank :]
         block_size = pool.block_size
         found, first = [], 0

@@ -121,10 +121,10 @@ class DecoderModules:
         return cls(
             embedding=parameters.embedding,
             layers=tuple(
-                _build_layer(layer, ops, config, dtype, index) for index, layer in enumerate(parameters.layers)
+                build_layer(layer, ops, config, dtype, index) for index, layer in enumerate(parameters.layers)
             ),
-            norm=_offset(parameters.norm, config),
-            lm_head=_linear(ops, head, None, dtype, own=not is_tied),
+            norm=offset_norm(parameters.norm, config),
+            lm_head=build_linear(ops, head, None, dtype, own=not is_tied),
         )
 
     @property
@@ -140,23 +140,27 @@ class DecoderModules:
         return sum(layer.experts.experts.nbytes for layer in self.layers if layer.experts is not None)
 
 
-def _linear(ops: DecoderOps, weight: Weight, bias: Tensor | None, dtype: torch.dtype, *, own: bool = True) -> Linear:
+def build_linear(
+    ops: DecoderOps, weight: Weight, bias: Tensor | None, dtype: torch.dtype, *, own: bool = True
+) -> Linear:
     if isinstance(weight, QuantizedWeight):
         return ops.make_quantized_linear(weight, bias, dtype)
     return ops.make_linear(weight, bias, own=own)
 
 
-def _build_layer(
+def build_layer(
     layer: LayerParameters, ops: DecoderOps, config: ModelConfig, dtype: torch.dtype, index: int
 ) -> LayerModules:
+    """One of a config's layers, the `index`-th, from parameters whose ownership it takes."""
+
     def linear(weight: Weight | None, bias: Tensor | None) -> Linear | None:
-        return None if weight is None else _linear(ops, weight, bias, dtype)
+        return None if weight is None else build_linear(ops, weight, bias, dtype)
 
     if layer.delta is not None:
         assert config.delta is not None
         _sort_by_part(layer.qkv, layer.delta.rates, config.delta)
     order = rotary_order(config) if layer.delta is None else None
-    q_norm, k_norm = (_offset(norm, config) for norm in (layer.q_norm, layer.k_norm))
+    q_norm, k_norm = (offset_norm(norm, config) for norm in (layer.q_norm, layer.k_norm))
     if order is not None:
         gates = config.num_heads if config.is_gated else 0
         num_placed = (config.num_heads + gates + config.num_kv_heads) * config.head_dim
@@ -173,11 +177,11 @@ def _build_layer(
     if config.qk_norm == "plain" and config.layers[index].rope is not None:
         q_norm = k_norm = torch.ones(config.head_dim, dtype=dtype, device=layer.qkv.device)
     return LayerModules(
-        input_norm=_offset(layer.input_norm, config),
-        attention_norm=_offset(layer.attention_norm, config),
-        post_norm=_offset(layer.post_norm, config),
-        output_norm=_offset(layer.output_norm, config),
-        qkv=_linear(ops, layer.qkv, layer.qkv_bias, dtype),
+        input_norm=offset_norm(layer.input_norm, config),
+        attention_norm=offset_norm(layer.attention_norm, config),
+        post_norm=offset_norm(layer.post_norm, config),
+        output_norm=offset_norm(layer.output_norm, config),
+        qkv=build_linear(ops, layer.qkv, layer.qkv_bias, dtype),
         q_norm=q_norm,
         k_norm=k_norm,
         sinks=None if layer.sinks is None else layer.sinks.float(),
@@ -185,7 +189,7 @@ def _build_layer(
         if layer.latent is None or config.latent is None
         else _build_latent(layer.latent, config.latent, config.num_heads, ops),
         delta=None if layer.delta is None else _build_delta(layer.delta, ops),
-        o=_linear(ops, layer.o, layer.o_bias, dtype),
+        o=build_linear(ops, layer.o, layer.o_bias, dtype),
         experts=None if layer.experts is None else _build_experts(layer.experts, config, ops, dtype),
         gate_up=linear(layer.gate_up, layer.gate_up_bias),
         down=linear(layer.down, layer.down_bias),
@@ -197,7 +201,7 @@ def _build_latent(parameters: LatentParameters, latent: LatentConfig, num_heads:
     keys, values = torch.split(by_head, [latent.nope_dim, latent.value_dim], dim=1)
     parts = torch.split(by_head, EXPANDED_HEADS)
     return LatentModules(
-        q=None if parameters.q is None else _linear(ops, parameters.q, None, parameters.kv.dtype),
+        q=None if parameters.q is None else build_linear(ops, parameters.q, None, parameters.kv.dtype),
         to_latent=ops.make_batched_linear(keys.transpose(1, 2).contiguous(), own=True),
         to_value=ops.make_batched_linear(values.contiguous(), own=True),
         expand=tuple(ops.make_linear(part.flatten(0, 1).clone(), None, own=True) for part in parts),
@@ -232,10 +236,10 @@ def _sort_by_part(qkv: Weight, rates: Tensor, delta: DeltaConfig) -> None:
 
 
 @overload
-def _offset(norm: Tensor, config: ModelConfig) -> Tensor: ...
+def offset_norm(norm: Tensor, config: ModelConfig) -> Tensor: ...
 @overload
-def _offset(norm: None, config: ModelConfig) -> None: ...
-def _offset(norm: Tensor | None, config: ModelConfig) -> Tensor | None:
+def offset_norm(norm: None, config: ModelConfig) -> None: ...
+def offset_norm(norm: Tensor | None, config: ModelConfig) -> Tensor | None:
     """The weight of a norm as it multiplies."""
     return norm if norm is None or not config.norm_offset else (norm.float() + config.norm_offset).to(norm.dtype)
 

@@ -128,13 +128,13 @@ class DecoderParameters:
         by their tensors' plain names in a checkpoint. One of fused parts that are not all alike is kept plain, and so
         are the latents' projection, embedding and routers.
         """
-        new = _Allocator(dtype, device, specs)
+        new = Allocator(dtype, device, specs)
         embedding = new.empty(config.vocab_size, config.hidden_size)
         head = {"lm_head": config.vocab_size}
         return cls(
             embedding=embedding,
             layers=tuple(
-                _allocate_layer(config, index, new, None if experts is None else experts[index])
+                allocate_layer(config, index, new, None if experts is None else experts[index])
                 for index in range(config.num_layers)
             ),
             norm=new.empty(config.hidden_size),
@@ -153,7 +153,7 @@ class DecoderParameters:
             views["lm_head.weight"] = self.lm_head
         for index, layer in enumerate(self.layers):
             prefix = f"model.layers.{index}."
-            views |= {prefix + name: view for name, view in _layer_views(config, layer).items()}
+            views |= {prefix + name: view for name, view in layer_views(config, layer).items()}
         return views
 
 
@@ -219,7 +219,7 @@ def _norm_sizes(config: ModelConfig) -> tuple[int | None, int | None]:
 
 
 @dataclass(frozen=True)
-class _Allocator:
+class Allocator:
     """Makes tensors of one model, in the forms that projections have."""
 
     dtype: torch.dtype
@@ -240,7 +240,10 @@ class _Allocator:
         return QuantizedWeight.allocate(spec, shape, self.device, part_rows=tuple(rows.values()))
 
 
-def _allocate_layer(config: ModelConfig, index: int, new: _Allocator, experts: Sequence[int] | None) -> LayerParameters:
+def allocate_layer(
+    config: ModelConfig, index: int, new: Allocator, experts: Sequence[int] | None = None
+) -> LayerParameters:
+    """One of a config's layers, the `index`-th; `experts` as for `DecoderParameters.allocate`, of this layer."""
     hidden, prefix = config.hidden_size, f"model.layers.{index}."
     names, qkv_parts = config.names, qkv_rows(config, index)
     delta = config.delta if config.layers[index].has_state else None
@@ -283,7 +286,7 @@ def _allocate_layer(config: ModelConfig, index: int, new: _Allocator, experts: S
     )
 
 
-def _allocate_delta(delta: DeltaConfig, hidden: int, new: _Allocator) -> DeltaParameters:
+def _allocate_delta(delta: DeltaConfig, hidden: int, new: Allocator) -> DeltaParameters:
     heads = delta.num_value_heads
     return DeltaParameters(
         rates=new.empty(2 * heads, hidden),
@@ -294,7 +297,7 @@ def _allocate_delta(delta: DeltaConfig, hidden: int, new: _Allocator) -> DeltaPa
     )
 
 
-def _allocate_latent(config: ModelConfig, prefix: str, new: _Allocator) -> LatentParameters | None:
+def _allocate_latent(config: ModelConfig, prefix: str, new: Allocator) -> LatentParameters | None:
     latent = config.latent
     if latent is None:
         return None
@@ -307,7 +310,7 @@ def _allocate_latent(config: ModelConfig, prefix: str, new: _Allocator) -> Laten
 
 
 def _allocate_experts(
-    moe: MoeConfig, hidden: int, prefix: str, new: _Allocator, experts: Sequence[int] | None
+    moe: MoeConfig, hidden: int, prefix: str, new: Allocator, experts: Sequence[int] | None
 ) -> ExpertParameters:
     num_experts = moe.routing.num_experts
     local = range(num_experts) if experts is None else experts
@@ -336,7 +339,8 @@ def _allocate_experts(
     )
 
 
-def _layer_views(config: ModelConfig, layer: LayerParameters) -> dict[str, Weight]:
+def layer_views(config: ModelConfig, layer: LayerParameters) -> dict[str, Weight]:
+    """As `DecoderParameters.checkpoint_views`, of one layer, whose names begin behind its number."""
     names, mlp = config.names, _dense_name(config, has_experts=layer.experts is not None)
     q_norm, k_norm = ("q_a_layernorm", "kv_a_layernorm") if layer.latent is not None else ("q_norm", "k_norm")
     views: dict[str, Weight | None] = {

@@ -35,9 +35,10 @@ class DecoderPieces:
         modules: DecoderModules,
         kernels: DecoderOps,
         places: Sequence[tuple[int, int]] | None = None,
+        first_layer: int = 0,
     ) -> None:
         """Keeps references to its arguments. `places`: of the layers in a pool of more layers than these; None: as
-        `config.layer_places`."""
+        `config.layer_places`. `first_layer`: the first one's number in blocks of all layers."""
         self._modules = modules
         self._kernels = kernels
         self._eps = config.rms_norm_eps
@@ -46,7 +47,8 @@ class DecoderPieces:
         self._residual_scale = config.residual_scale
         places = config.layer_places if places is None else places
         self._attention = [
-            _attention(config, index, layer, kernels, places[index]) for index, layer in enumerate(modules.layers)
+            _attention(config, index, layer, kernels, places[index], first_layer + index)
+            for index, layer in enumerate(modules.layers)
         ]
         self._mlp = [feed_forward(layer, index, config, kernels) for index, layer in enumerate(modules.layers)]
         self._drops_rows = True
@@ -191,10 +193,10 @@ class DecoderPieces:
 
 
 def _attention(
-    config: ModelConfig, index: int, layer: LayerModules, kernels: DecoderOps, place: tuple[int, int]
+    config: ModelConfig, index: int, layer: LayerModules, kernels: DecoderOps, place: tuple[int, int], number: int
 ) -> AttentionBlock | LatentAttentionBlock | DeltaBlock:
     if config.layers[index].has_state:
         return DeltaBlock(config, layer, kernels, place)
     if config.latent is None:
-        return AttentionBlock(config, index, layer, kernels, place)
-    return LatentAttentionBlock(config, index, layer, kernels)
+        return AttentionBlock(config, index, layer, kernels, place, number)
+    return LatentAttentionBlock(config, layer, kernels, number)

@@ -13,6 +13,7 @@ from shared.errors import ConfigError
 from shared.kernels.linear_spec import Kind, LinearSpec
 from shared.model.config.model_config import ModelConfig
 from shared.model.config.quantization import STACKED
+from shared.model.layers.head import HeadParameters
 from shared.model.layers.parameters import DecoderParameters, Specs, unused_tensors
 from shared.model.weights.checkpoint import Checkpoint
 from shared.model.weights.schemes import MAKERS
@@ -36,14 +37,23 @@ class WeightPlan:
     specs: Specs
 
     @classmethod
-    def make(cls, checkpoint: Checkpoint, config: ModelConfig, quantization: Quantization = AS_STORED) -> WeightPlan:
-        """Checks every name, shape and dtype, and reads no tensor.
+    def make(
+        cls,
+        checkpoint: Checkpoint,
+        config: ModelConfig,
+        quantization: Quantization = AS_STORED,
+        *,
+        has_head: bool = False,
+    ) -> WeightPlan:
+        """Checks every name, shape and dtype, and reads no tensor. `has_head`: of the head, too.
 
         Raises:
             ConfigError: another `quantization` than a checkpoint in fewer bits has.
             ModelLoadError: as `match_sources`.
         """
         whole = DecoderParameters.allocate(config, torch.float32, "meta").checkpoint_views(config)
+        if has_head:
+            whole |= HeadParameters.allocate(config, torch.float32, "meta").checkpoint_views(config)
         shapes = {name: tuple(view.shape) for name, view in whole.items()}
         sources = match_sources(checkpoint, shapes, MAKERS, config.quantization, unused_tensors(config))
         if quantization == "auto":

@@ -21,6 +21,7 @@ from shared.engine.messages import (
     SequenceReserved,
     StepOutput,
 )
+from shared.engine.runner.heads import open_heads
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.sampling_params import SamplingParams
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
@@ -55,21 +56,27 @@ class EngineRun:
         structures: StructureCompiler | None = None,
         eos: frozenset[int] = frozenset(),
         speculator: Speculator | None = None,
+        has_head: bool = False,
+        num_guesses: int | None = 0,
         **policy,
     ) -> None:
         """`num_blocks`: of each KV group; `eos`: what ends an answer; `policy`: further fields of the scheduler's
-        config."""
-        self.decoder = Decoder.load(folder, dtype, device, kernels=kernels, deterministic=deterministic)
+        config. `has_head`: the checkpoint's is loaded; it guesses `num_guesses` tokens, or as many as gain time."""
+        self.decoder = Decoder.load(
+            folder, dtype, device, kernels=kernels, deterministic=deterministic, has_head=has_head
+        )
         model = self.decoder.config
         config = config or RunnerConfig(max_num_seqs=MAX_NUM_SEQS)
         config = replace(config, num_host_blocks=policy.get("num_host_blocks", 0))
-        self.layout = model.block_layout(BLOCK_SIZE, kv_dtype, grouped=True)
+        self.layout = model.block_layout(BLOCK_SIZE, kv_dtype, grouped=True, has_head=has_head)
         groups = self.layout.groups
         num_blocks *= groups.size
         self.pool = BlockPool(num_blocks, BLOCK_SIZE)
         policy_config = SchedulerConfig(config.max_num_seqs, max_num_batched_tokens, **policy)
-        self.scheduler = Scheduler(self.pool, policy_config, groups=groups, speculator=speculator)
         self.runner = Runner(self.decoder, self.layout, num_blocks, config, structures=structures)
+        if self.runner.heads is not None and num_guesses != 0:
+            speculator = Speculator([], num_guesses, open_heads(self.runner.heads))
+        self.scheduler = Scheduler(self.pool, policy_config, groups=groups, speculator=speculator)
         self.eos = eos
         with torch.inference_mode():
             self.runner.start()

@@ -29,7 +29,7 @@ SHAPES = {
     "one expert": ("qwen3.5-moe", [STATE, FULL], 2, 2, 8, 8, 2),
 }
 VECTORS = "whole vectors, for the C++ kernels"
-FIRST = ("every fourth layer attends", "a state over several blocks", VECTORS)
+FIRST = ("a state over several blocks", VECTORS)
 SPLITS = [
     (Degrees(2), False),
     (Degrees(2, expert=2), True),
@@ -136,7 +136,7 @@ def test_ranks_in_twos_and_in_fours_take_each_others_states(in_parts):
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 32])
 def test_prompts_about_a_block_give_the_tokens_of_transformers(tmp_path, length):
-    folder = checkpoint(tmp_path / "model", "every fourth layer attends")
+    folder = checkpoint(tmp_path / "model", VECTORS)
     prompt = PROMPT[:length]
     expected = transformers_greedy(folder, prompt)
     with EngineRun(folder) as prefill, EngineRun(folder) as decode:
@@ -153,7 +153,7 @@ def test_prompts_and_answers_of_a_batch_do_not_change_each_other(folder):
         assert run.generate(*prompts, max_tokens=24) == expected
 
 
-@pytest.mark.parametrize("num_host_blocks", [0, 400])
+@pytest.mark.parametrize("num_host_blocks", [pytest.param(0, marks=pytest.mark.slow), 400])
 def test_preemption_changes_no_token(tmp_path, num_host_blocks):
     folder = checkpoint(tmp_path / "model", "every fourth layer attends")
     prompts = [[5 + (i * k) % 200 for i in range(20 + 9 * k)] for k in range(1, 5)]

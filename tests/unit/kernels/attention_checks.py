@@ -143,10 +143,11 @@ def check_prefill_tiles(
     tile: int,
     window: int | None,
     is_chunked: bool = False,
+    most: int = 2**31 - 1,
     device: str = "cpu",
     **shape: Any,
 ) -> None:
-    """Chunks with chosen tiles, single tokens left alone."""
+    """Chunks of at most `most` tokens with chosen tiles, the others and single tokens left alone."""
     from shared.kernels.attention.prefill.configs import PrefillConfig
     from shared.kernels.attention.prefill.launch import prefill_attention
 
@@ -154,11 +155,46 @@ def check_prefill_tiles(
     output = torch.full_like(case.query, float("nan"))
     prefill_attention(
         case.query, case.pool, LAYER, case.batch, output, scale=scale_of(case), window=window,
-        is_chunked=is_chunked, config=PrefillConfig(rows, tile, num_warps=4, num_stages=2),
+        is_chunked=is_chunked, config=PrefillConfig(rows, tile, num_warps=4, num_stages=2), most=most,
     )  # fmt: skip
-    long = torch.tensor([query_len > 1 for query_len, _ in plan for _ in range(query_len)], device=device)
+    long = torch.tensor([1 < query_len <= most for query_len, _ in plan for _ in range(query_len)], device=device)
     assert_near(output[long].flatten(1), exact_attention(case, window, is_chunked=is_chunked)[long.cpu()])
     assert bool(output[~long].isnan().all())
+
+
+def check_long_chunks(
+    plan: list[tuple[int, int]], *, unit: int, by_torch: bool = False, device: str = "cpu", **shape: Any
+) -> None:
+    """Every chunk in squares and rectangles of `unit` tokens, by torch's ops beside the formula, or by cuDNN beside the
+    kernel for any chunk."""
+    from shared.kernels.attention.prefill.cudnn import long_attention
+    from shared.kernels.attention.prefill.launch import prefill_attention
+
+    case = AttentionCase(plan, device=device, **shape)
+    scale = scale_of(case)
+    output = torch.full_like(case.query, float("nan"))
+    for index in range(len(plan)):
+        long_attention(
+            case.query, case.pool, LAYER, case.batch, index, output, scale=scale, unit=unit,
+            attend=_attend_by_torch if by_torch else None,
+        )  # fmt: skip
+    if by_torch:
+        expected = exact_attention(case, None)
+    else:
+        usual = torch.full_like(case.query, float("nan"))
+        prefill_attention(case.query, case.pool, LAYER, case.batch, usual, scale=scale, window=None)
+        expected = usual.flatten(1)
+    assert_near(output.flatten(1), expected)
+
+
+def _attend_by_torch(query: Tensor, key: Tensor, value: Tensor, scale: float, is_causal: bool) -> tuple[Tensor, Tensor]:
+    group = query.shape[1] // key.shape[1]
+    key, value = (rows.float().repeat_interleave(group, dim=1) for rows in (key, value))
+    scores = query.float() @ key.transpose(-1, -2) * scale
+    if is_causal:
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1).bool(), float("-inf"))
+    output = torch.empty_like(query.transpose(1, 2)).transpose(1, 2)
+    return output.copy_(scores.softmax(-1) @ value), scores.logsumexp(-1, keepdim=True)
 
 
 def check_latents(

@@ -175,6 +175,9 @@ def is_likely(counts: Tensor, expected: Tensor) -> bool:
     return not counts[~there].any() and float(statistic) < freedom + 4 * math.sqrt(2 * freedom)
 
 
+@pytest.mark.parametrize(
+    "cpu", [isa if isa in ISAS[:1] else pytest.param(isa, marks=pytest.mark.slow) for isa in ISAS], indirect=True
+)
 @pytest.mark.parametrize("way", WAYS)
 def test_tokens_are_as_frequent_as_their_chances(cpu: CpuKernels, way: str) -> None:
     """Of 100,000 seeds, at three positions; and the choices at two of them do not depend on one another."""

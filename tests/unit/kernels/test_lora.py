@@ -44,8 +44,15 @@ def test_a_step_without_such_rows_changes_nothing() -> None:
         assert torch.equal(out, torch.ones(3, 128))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize(("num_rows", "in_size"), [(1, 64), (23, 200)])
+@pytest.mark.parametrize(
+    ("num_rows", "in_size", "dtype"),
+    [
+        (1, 64, torch.float32),
+        (23, 200, torch.float16),
+        pytest.param(1, 64, torch.float16, marks=pytest.mark.slow),
+        pytest.param(23, 200, torch.float32, marks=pytest.mark.slow),
+    ],
+)
 def test_triton_adds_what_the_reference_adds(interpreted: Run, dtype: torch.dtype, num_rows: int, in_size: int) -> None:
     interpreted(lora_checks.check_triton_loras, num_rows, in_size, dtype)
 

@@ -23,6 +23,13 @@ LAUNCHES_OF_A_LAYER = {"llama": 9, "qwen3-moe": 12, "deepseek-v3": 26, "qwen3-ne
 """Most that a decoding layer may have in a graph."""
 
 
+EACH_FAMILY = [
+    name if name in ("Qwen3ForCausalLM", "gpt-oss", "qwen3.5-moe") else pytest.param(name, marks=pytest.mark.slow)
+    for name in (*FAMILIES, *EXPERTS, *OTHERS, *STATES)
+]
+"""As values of a parameter: one of each kind of cache beside those of MODELS, in slow tests all."""
+
+
 def decode(name: str) -> dict[str, tuple[Noted, Noted]]:
     """By way, two steps that follow each other: the second is launched while the first runs."""
     steps = Steps(on_meta.model(name, 2))
@@ -121,7 +128,7 @@ def family_steps(folder: Path) -> int:
     return len(steps.captured)
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *EXPERTS, *OTHERS, *STATES])
+@pytest.mark.parametrize("family", EACH_FAMILY)
 def test_every_family_decodes_in_graphs_without_meeting_the_host(compiled: Run, tmp_path: Path, family: str) -> None:
     assert compiled(family_steps, write_family(tmp_path, family)) == 6  # of 1, 2, 4, 8, 16 and 20 sequences
 
@@ -137,7 +144,7 @@ def mixed_steps(folder: Path) -> dict[str, tuple[int, int]]:
     return found
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *EXPERTS, *OTHERS, *STATES])
+@pytest.mark.parametrize("family", EACH_FAMILY)
 def test_every_family_runs_mixed_steps_in_pieces_without_meeting_the_host(
     compiled: Run, tmp_path: Path, family: str
 ) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shared.kernels.attention.decode.splits import DecodeConfig, DecodeGrid, decode_config, decode_grid
+from shared.kernels.attention.prefill.cuts import cut_chunk, long_chunks, num_pairs, shapes_until
+from shared.kernels.batch import AttentionBatch
 from shared.kernels.device import DeviceLimits
 
 from . import attention_checks as checks
@@ -103,8 +106,8 @@ def test_lengths_come_from_the_device(interpreted: Run) -> None:
     interpreted(checks.check_lengths_come_from_the_device)
 
 
-@pytest.mark.parametrize("window", [None, 1, 7, 30])
-@pytest.mark.parametrize(("rows", "tile"), [(16, 16), (32, 16), (16, 32)])
+@pytest.mark.parametrize("window", [None, 7, *(pytest.param(window, marks=pytest.mark.slow) for window in (1, 30))])
+@pytest.mark.parametrize(("rows", "tile"), [(32, 16), (16, 32), pytest.param(16, 16, marks=pytest.mark.slow)])
 def test_tiles_on_every_side_of_the_window_equal_the_reference(
     interpreted: Run, rows: int, tile: int, window: int | None
 ) -> None:
@@ -120,12 +123,52 @@ def test_tiles_on_every_side_of_the_window_equal_the_reference(
     )
 
 
-@pytest.mark.parametrize("window", [1, 7, 16, 30])
+@pytest.mark.parametrize("window", [7, 16, *(pytest.param(window, marks=pytest.mark.slow) for window in (1, 30))])
 def test_chunks_equal_the_formula(interpreted: Run, window: int) -> None:
     sizes = {"window": window, "is_chunked": True, "heads": (3, 1), "head_dim": 16, "block_size": 8}
     interpreted(checks.check_prefill_tiles, [(1, 20), (23, 61), (5, 5)], rows=16, tile=16, **sizes)
     interpreted(checks.check_split_decode, [150, 33, 1, 60], tile=16, **sizes)
     interpreted(checks.check_attention, [(1, 61), (23, 61), (1, 1)], **sizes)
+
+
+@pytest.mark.parametrize("plan", [[(32, 32)], [(37, 90)], [(16, 417), (50, 51), (21, 64)]])
+def test_long_chunks_joined_from_parts_equal_the_formula(interpreted: Run, plan: list[tuple[int, int]]) -> None:
+    for heads, head_dim in (((3, 1), 16), ((4, 2), 24)):
+        sizes = {"heads": heads, "head_dim": head_dim, "block_size": 8}
+        interpreted(checks.check_long_chunks, plan, unit=16, by_torch=True, **sizes)
+
+
+def test_chunks_past_a_length_are_left_alone(interpreted: Run) -> None:
+    plan = [(1, 20), (23, 61), (5, 5), (24, 40), (6, 90)]
+    interpreted(checks.check_prefill_tiles, plan, rows=16, tile=16, window=None, most=23, heads=(3, 1), head_dim=16)
+
+
+@given(query_len=st.integers(1, 900), context=st.integers(0, 3000), unit=st.sampled_from([1, 16, 100]))
+@example(query_len=1, context=0, unit=16)
+def test_each_pair_of_a_chunk_lies_in_one_part_of_its_cut(query_len: int, context: int, unit: int) -> None:
+    cut = cut_chunk(query_len, context + query_len, unit)
+    seen = np.zeros((query_len, context + query_len), dtype=np.int64)
+    first = context - cut.lead
+    seen[:, first:] += np.arange(first, context + query_len) <= np.arange(context, context + query_len)[:, None]
+    for part in cut.rectangles:
+        assert part.first_key + part.keys <= first
+        seen[part.first_row : part.first_row + part.rows, part.first_key : part.first_key + part.keys] += 1
+    assert (seen == np.tri(*seen.shape, context, dtype=np.int64)).all()
+    squares, rectangles = shapes_until(cut.square, unit)
+    assert cut.square in squares
+    assert {(part.rows, part.keys) for part in cut.rectangles} <= set(rectangles)
+    assert cut.num_pairs >= num_pairs(query_len, context + query_len)
+
+
+def test_long_chunks_are_cut_where_that_computes_faster() -> None:
+    def chosen(*plan: tuple[int, int]) -> tuple[int, ...]:
+        query_lens, kv_lens = zip(*plan, strict=True)
+        tables = [range(-(-max(kv_lens) // 16))] * len(plan)
+        return long_chunks(AttentionBatch.from_lists(query_lens, kv_lens, tables, 16), num_heads=32)
+
+    assert chosen((8192, 8192)) == chosen((2048, 8192)) == (0,)
+    assert chosen((1, 4000), (4096, 4096), (700, 700), (2048, 4096)) == (1, 3)
+    assert chosen((1023, 9000)) == chosen((1100, 1100)) == chosen((2048, 2064)) == ()
 
 
 def test_the_layers_of_a_step_share_one_plan(interpreted: Run) -> None:

@@ -17,7 +17,7 @@ from .compiling import TARGETS
 from .conftest import Run
 from .test_triton_compiles import MATRIX_INSTRUCTIONS
 
-DTYPES = [torch.float32, torch.float16]
+DTYPES = [pytest.param(torch.float32, marks=pytest.mark.slow), torch.float16]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -54,9 +54,19 @@ def headroom(size: int, rate: float, prompt: int = 1000, output: int = 300) -> f
     return pool_headroom(fleet(1)[0], size, Mix(rate, Work.of(prompt, 0), prompt, output), TARGETS, BLOCK)
 
 
-@given(st.floats(5.0, 100.0), st.integers(1, 40))
-@settings(max_examples=8, deadline=None, phases=(Phase.explicit, Phase.generate))
+@pytest.mark.parametrize(("rate", "begin"), [(7.3, 40), (61.0, 1)])
 def test_constant_load_ends_at_the_fewest_workers_with_the_headroom_and_stays_there(rate, begin):
+    ends_at_the_fewest_workers(rate, begin)
+
+
+@pytest.mark.slow
+@given(st.floats(5.0, 100.0), st.integers(1, 40))
+@settings(max_examples=20, deadline=None, phases=(Phase.explicit, Phase.generate))
+def test_any_constant_load_does(rate, begin):
+    ends_at_the_fewest_workers(rate, begin)
+
+
+def ends_at_the_fewest_workers(rate: float, begin: int) -> None:
     planner = ElasticPlanner(CONFIG)
     decisions = play(planner, 40, rate, begin)
     size = decisions[-1].target.decode

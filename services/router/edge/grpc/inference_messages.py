@@ -30,12 +30,13 @@ def sampling_params(message: types_pb2.SamplingParams, defaults: GenerationDefau
     """The wire's sampling fields, absent ones at their defaults; raises InvalidRequest naming the field."""
     given: dict[str, Any] = dict(defaults.given)
     for field, value in message.ListFields():
-        limit = _MAX_LIST_LEN.get(field.name)
+        name = field.name  # a descriptor makes a new string each time
+        limit = _MAX_LIST_LEN.get(name)
         if limit is not None and len(value) > limit:
-            raise InvalidRequest(f"{field.name} has more than {limit} entries", field=field.name, limit=limit)
-        if field.name in _OWN_FORMS:
+            raise InvalidRequest(f"{name} has more than {limit} entries", field=name, limit=limit)
+        if name in _OWN_FORMS:
             continue
-        given[field.name] = tuple(value) if field.name in ("stop", "stop_token_ids") else value
+        given[name] = tuple(value) if name in ("stop", "stop_token_ids") else value
     given["logit_bias"] = tuple(sorted(message.logit_bias.items()))
     if message.bad_sequences:
         raise InvalidRequest("bad_sequences is between router and workers: send bad_words", field="bad_sequences")
@@ -114,9 +115,10 @@ def response_of(
 
 def _add_finish(response: inference_pb2.GenerateResponse, finish: OutputFinish) -> None:
     response.finish_reason = finish_reason_to_proto(finish.reason)
-    response.usage.num_prompt_tokens = finish.usage.num_prompt_tokens
-    response.usage.num_output_tokens = finish.usage.num_output_tokens
-    response.usage.num_cached_tokens = finish.usage.num_cached_tokens
+    usage, counts = response.usage, finish.usage
+    usage.num_prompt_tokens = counts.num_prompt_tokens
+    usage.num_output_tokens = counts.num_output_tokens
+    usage.num_cached_tokens = counts.num_cached_tokens
     response.ttft.CopyFrom(ttft_message(finish.record))
     response.prefill_worker = finish.record.prefill_worker
     response.decode_worker = finish.record.decode_worker

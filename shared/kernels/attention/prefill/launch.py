@@ -10,7 +10,7 @@ from shared.kernels import device as devices
 from shared.kernels.attention.contract import check_paged_attention
 from shared.kernels.attention.prefill.configs import PrefillConfig, prefill_config
 from shared.kernels.attention.prefill.jit import prefill_tiles
-from shared.kernels.attention.prefill.schedule import longest_chunk, plan_prefill
+from shared.kernels.attention.prefill.schedule import ANY, longest_chunk, plan_prefill
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.device import next_power_of_2
 from shared.kernels.pool_view import PoolView
@@ -30,8 +30,9 @@ def prefill_attention(
     is_chunked: bool = False,
     config: PrefillConfig | None = None,
     uniform: bool = False,
+    most: int = ANY,
 ) -> None:
-    """Fill the rows of `output` whose sequences have two query tokens or more; leave the others.
+    """Fill the rows of `output` whose sequences have two to `most` query tokens; leave the others.
 
     Args:
         query: [num_tokens, num_heads, head_dim], contiguous.
@@ -47,6 +48,7 @@ def prefill_attention(
         config: sizes to use instead of `prefill_config`'s.
         uniform: fill all rows, in arithmetic that does not depend on where a chunk begins or ends: every tile of keys
             goes through the same code. A row whose length on the device is 0 gets zeros.
+        most: of a sequence's query tokens, unless `uniform`.
     """
     check_paged_attention(query, pool, layer, batch, window, softcap, sinks, is_chunked=is_chunked)
     assert scale > 0
@@ -57,14 +59,14 @@ def prefill_attention(
     assert batch.block_tables.stride(1) == 1
     elements = pool.elements
     assert elements.stride(0) < 2**31
-    longest = max(batch.query_lens, default=0) if uniform else longest_chunk(batch)
+    longest = max(batch.query_lens, default=0) if uniform else longest_chunk(batch, most)
     if not longest:
         return
     _, num_heads, head_dim = query.shape
     group = num_heads // pool.num_kv_heads
     if config is None:
         config = batch.remember(
-            ("prefill sizes", head_dim, group, query.dtype),
+            ("prefill sizes", head_dim, group, query.dtype, most),
             lambda: prefill_config(
                 head_dim, query.element_size(), longest * group, devices.device_limits(query.device)
             ),
@@ -72,7 +74,8 @@ def prefill_attention(
     rows = max(config.rows, next_power_of_2(group))
     tile_tokens = rows // group
     least = 1 if uniform else 2
-    plan = batch.remember(("prefill", tile_tokens, least), lambda: plan_prefill(batch, tile_tokens, least))
+    most = ANY if uniform else most
+    plan = batch.remember(("prefill", tile_tokens, least, most), lambda: plan_prefill(batch, tile_tokens, least, most))
     prefill_tiles[(pool.num_kv_heads, plan.num_tiles)](
         query,
         elements,

@@ -26,14 +26,20 @@ class PrefillPlan:
         return self.items.shape[0]
 
 
-def longest_chunk(batch: AttentionBatch) -> int:
-    """Tokens of the longest query that has several; 0 where none has."""
-    return batch.remember("longest chunk", lambda: max((n for n in batch.query_lens if n > 1), default=0))
+ANY = 2**31 - 1
+"""More tokens than any query has."""
 
 
-def plan_prefill(batch: AttentionBatch, tile_tokens: int, least: int = 2) -> PrefillPlan:
-    """Lay out tiles of `tile_tokens` query tokens, on the device, for the queries of `least` tokens or more."""
-    num_tiles = sum(-(-query_len // tile_tokens) for query_len in batch.query_lens if query_len >= least)
+def longest_chunk(batch: AttentionBatch, most: int = ANY) -> int:
+    """Tokens of the longest query that has several and at most `most`; 0 where none has."""
+    return batch.remember(
+        ("longest chunk", most), lambda: max((n for n in batch.query_lens if 1 < n <= most), default=0)
+    )
+
+
+def plan_prefill(batch: AttentionBatch, tile_tokens: int, least: int = 2, most: int = ANY) -> PrefillPlan:
+    """Lay out tiles of `tile_tokens` query tokens, on the device, for the queries of `least` to `most` tokens."""
+    num_tiles = sum(-(-query_len // tile_tokens) for query_len in batch.query_lens if least <= query_len <= most)
     items = torch.empty((num_tiles, WIDTH.value), dtype=torch.int32, device=batch.seq_lens.device)
     if num_tiles:
         plan_prefill_items[(batch.num_seqs,)](
@@ -43,6 +49,7 @@ def plan_prefill(batch: AttentionBatch, tile_tokens: int, least: int = 2) -> Pre
             num_tiles,
             tile_tokens,
             least,
+            most,
             SEQS=SEQS,
             ITEMS=ITEMS,
             num_warps=4,

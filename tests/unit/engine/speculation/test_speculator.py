@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from shared.engine.sampling_params import MOST_GUESSES, Speculation
+from shared.engine.sampling_params import DRAFTERS, MOST_GUESSES, Speculation
 from shared.engine.speculation.drafter import Draft
 from shared.engine.speculation.gain import ARM_STEPS, ARMS, LONGEST_STAY
 from shared.engine.speculation.row_costs import OLD, RowCosts
@@ -108,8 +108,8 @@ def test_the_drafter_that_expects_more_is_taken_and_counted():
     assert speculator.propose([item], 64) == {"0.9": (7, 7)}
     speculator.verified("0.9", 2, 1)
     assert speculator.methods == {"worse", "better"}
-    assert speculator.counters.num_guesses == {"ngram": 0, "grammar": 0, "draft": 0, "better": 2}
-    assert speculator.counters.num_accepted == {"ngram": 0, "grammar": 0, "draft": 0, "better": 1}
+    assert speculator.counters.num_guesses == {**dict.fromkeys(DRAFTERS, 0), "better": 2}
+    assert speculator.counters.num_accepted == {**dict.fromkeys(DRAFTERS, 0), "better": 1}
 
 
 def test_a_busy_moment_is_forgotten():

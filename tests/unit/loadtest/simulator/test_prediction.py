@@ -71,7 +71,9 @@ def as_served(requests: list[SimRequest]) -> list[Served]:
     ]
 
 
-@pytest.mark.parametrize("mode", ["disaggregated", "collocated", pytest.param("auto", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "mode", ["collocated", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("disaggregated", "auto"))]
+)
 def test_the_stretches_that_calibrate_predict_the_others(mode: str) -> None:
     """A cluster whose steps take longer than its workers report, in busy stretches, and whose router takes time too."""
     requests, fleet = trace(600, 8.0), cluster(mode)

@@ -72,6 +72,7 @@ def test_auto_alone_compares_pairs_and_decides_which_workers_decode(monkeypatch)
     assert splits[-1] <= {f"w{number}" for number in range(8)}
 
 
+@pytest.mark.slow
 def test_what_auto_admits_beyond_its_capacity_is_not_overtaken_until_it_is_late():
     """Requests that are bound with half of their time gone had none left for the shorter ones that came behind them."""
     targets, times = Targets(1.0, 0.025), roofline(LLAMA_3_8B, GPUS["H100"], 1)
@@ -92,6 +93,7 @@ def test_ours_beats_round_robin_where_prefixes_and_queues_matter():
     assert ours.hit_rate > blind.hit_rate
 
 
+@pytest.mark.slow
 def test_at_three_times_the_capacity_goodput_stays():
     """Every first token in time is one: what cannot be in time is refused, and its place goes to one that can."""
     trace = head()
@@ -127,6 +129,7 @@ def one() -> float:
     return simulate(head(), 7.0, "tandem", setup(16, 16)).goodput
 
 
+@pytest.mark.slow
 def test_several_routers_with_views_a_step_old_place_nearly_as_well_as_one(one):
     trace = head()
     stale = replace(spec(), report_s=0.05)
@@ -157,6 +160,7 @@ def test_a_router_that_gets_all_the_load_uses_the_whole_fleet(one):
     assert simulate(trace, 7.0, "tandem", uneven).goodput >= 0.97 * one
 
 
+@pytest.mark.slow
 def test_looking_at_few_workers_costs_little_goodput(one):
     trace = head()
     few = {"max_candidates": 4, "tie_margin": 0.02}

@@ -97,8 +97,22 @@ def test_every_family_is_as_merged(tmp_path: Path, name: str) -> None:
     assert_as_merged(tmp_path / "base", model, adapter)
 
 
-@pytest.mark.parametrize("name", ["mixtral", "qwen3-moe", "glm4-moe"])
-@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize(
+    ("kernels", "name"),
+    [
+        ("auto", "qwen3-moe"),
+        ("torch", "mixtral"),
+        *(
+            pytest.param(kernels, name, marks=pytest.mark.slow)
+            for kernels, name in (
+                ("auto", "mixtral"),
+                ("auto", "glm4-moe"),
+                ("torch", "qwen3-moe"),
+                ("torch", "glm4-moe"),
+            )
+        ),
+    ],
+)
 def test_adapters_of_experts_are_as_merged(tmp_path: Path, name: str, kernels: str) -> None:
     """Of all experts and of some, of one of their projections alone, beside each other and the base."""
     model = save(tmp_path / "base", name, hidden_size=64, moe_intermediate_size=48)

@@ -104,3 +104,39 @@ def test_a_batch_some_time_from_now_is_no_larger_than_all_that_is_known(running,
     one = view(num_decoding=running + promised, num_context_tokens=100 * (running + promised))
     one.num_promised, one.num_promised_tokens = promised, 100 * promised
     assert tpot_s(one, TIMES, 1, 100, in_s, life_s) <= tpot_s(one, TIMES, 1, 100) * (1 + 1e-9)
+
+
+@given(
+    times,
+    st.integers(0, 64),
+    st.integers(0, 2000),
+    st.floats(0, 1e4),
+    st.floats(1e-3, 0.2) | st.just(math.inf),
+    st.integers(1, 8192),
+    st.floats(1, 1e5) | st.just(math.inf),
+)
+def test_a_pace_is_to_the_last_digit_what_its_definition_gives(
+    times, batch, context, pairs, target_s, budget, num_tokens
+):
+    def step_s(chunk):
+        own_s = times.fixed_s + batch * times.sequence_s + batch * context * times.kv_s
+        products_s = (batch + chunk) * times.token_s
+        return own_s + chunk * (pairs * times.attention_s) + times.hidden_s(times.read_s, products_s)
+
+    chunk = min(num_tokens, max(1.0, budget - batch))
+    if batch and target_s < math.inf:
+        limit_s = AIM * target_s
+        if step_s(0.0) > target_s:
+            limit_s = GAP_TARGETS * step_s(0.0)
+        own_s = times.fixed_s + batch * times.sequence_s + batch * context * times.kv_s
+        largest = min(
+            (limit_s - own_s - read_s - batch * token_s) / (token_s + pairs * times.attention_s)
+            if token_s + pairs * times.attention_s > 0
+            else math.inf
+            if limit_s - own_s - read_s - batch * token_s >= 0
+            else 0.0
+            for read_s, token_s in times.lines
+        )
+        chunk = max(min(chunk, LEAST_CHUNK), min(chunk, largest))
+    expected = (chunk, step_s(chunk), step_s(0.0) if batch else 0.0)
+    assert pace_of(times, batch, batch * context, pairs, target_s, budget, num_tokens) == expected

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import random
+import time
 from dataclasses import replace
 
 import pytest
@@ -15,7 +17,7 @@ from services.router.placement.paces import pace_of, prompt_rate, steady_rate
 from services.router.placement.pairs import HAND_OFF_GAIN, QUEUED_STEPS, PairPolicy
 from services.router.placement.policy import Placement, PlacementConfig
 from services.router.placement.prediction import MIN_OBSERVATIONS, TtftPredictor
-from services.router.placement.views import NO_HITS, PlacementRequest, Work
+from services.router.placement.views import NO_HITS, PlacementRequest, Work, WorkerView
 from shared.engine.scheduler.pacing import AIM
 from shared.sizing.step_time import StepTimes
 from tests.unit.router.placement.builders import pool, prompt, view
@@ -323,3 +325,104 @@ def test_every_pair_of_workers_that_do_both_is_one_of_them_or_gives_more(loads, 
     here = [pair.in_time for pair in pairs if pair.decode == pair.prefill]
     if here and any(pair.decode != pair.prefill for pair in pairs):
         assert max(pair.in_time for pair in pairs) > max(here) + HAND_OFF_GAIN
+
+
+@st.composite
+def events(draw):
+    """(what happens, to which of the workers, a number)."""
+    return draw(
+        st.lists(
+            st.tuples(
+                st.sampled_from(("report", "measured", "commit", "slack", "full", "request")),
+                st.integers(0, 5),
+                st.integers(1, 60),
+            ),
+            max_size=40,
+        )
+    )
+
+
+def _happen(what: str, one: WorkerView, number: int, now_s: float) -> None:
+    if what == "report":
+        one.num_decoding, one.num_context_tokens, one.num_promised = number, 400 * number, 0
+        one.num_queued_tokens, one.num_queued_pairs, one.reported_s = 30 * (number % 7), 9000.0 * (number % 7), now_s
+    elif what == "measured":
+        one.times = replace(TIMES, token_s=1e-6 * number, fixed_s=1e-4 * number)
+    elif what == "commit":
+        one.num_decoding, one.num_promised = one.num_decoding + 1, one.num_promised + 1
+        one.num_context_tokens, one.num_promised_tokens = one.num_context_tokens + 10, one.num_promised_tokens + 10
+    elif what == "slack":
+        one.least_slack_s = number / 1000
+    elif what == "full":
+        one.accepting, one.max_step_tokens = not one.accepting, 64 * number
+
+
+@given(events(), st.integers(0, 6))
+def test_decisions_are_those_that_nothing_kept_would_give(happened, num_measured):
+    """What is kept of a view's answers, and which worker is typical, is not to be seen in any choice or wait."""
+
+    def fleet():
+        return pool(*(worker(f"w{i}", answers=4 * i, times=TIMES if i < num_measured else None) for i in range(6)))
+
+    def placement():
+        made = Placement(PlacementConfig(tpot_target_s=TARGET_S, ttft_target_s=1.0))
+        for _ in range(MIN_OBSERVATIONS):
+            made.predictor.ttft.observe(1.0, 1.0)
+        for number in range(12):
+            made.split.demand.arrived(Work.of(400 + number, 0), 400 + number, 0.1 * number)
+        return made
+
+    kept, forgotten, one_fleet, other_fleet = placement(), placement(), fleet(), fleet()
+    now_s = 2.0
+    for what, place, number in [*happened, ("request", 0, 10)]:
+        now_s += 0.05
+        for views in (one_fleet, other_fleet):
+            _happen(what, list(views)[place], number, now_s)
+        if what != "request":
+            continue
+        for one in other_fleet:
+            one.known = None
+        other_fleet.version += 1
+        request = PlacementRequest(40 * number, 16, slack_s=number / 30, now_s=now_s)
+        chosen = [
+            one.choose_pair(request, views, views) for one, views in ((kept, one_fleet), (forgotten, other_fleet))
+        ]
+        assert chosen[0] == chosen[1]
+        assert (chosen[0] and chosen[0].pairs) == (chosen[1] and chosen[1].pairs)
+        assert kept.pairs.wait_s(Work(), one_fleet) == forgotten.pairs.wait_s(Work(), other_fleet)
+        own = Work.of(40 * number, 0)
+        assert kept.pairs.idle_s(own, one_fleet) == forgotten.pairs.idle_s(own, other_fleet)
+
+
+def test_the_typical_worker_is_looked_for_anew_where_others_are_to_decode_or_it_knows_nothing():
+    slow, quick = (worker(name, times=replace(TIMES, token_s=token_s)) for name, token_s in (("a", 2e-5), ("b", 1e-5)))
+    policy, both, first = PairPolicy(TARGET_S, TtftPredictor(), Demand()), pool(slow, quick), frozenset("a")
+    policy.look(both, first, both.version)
+    assert policy.typical is quick.times
+    policy.look(both, frozenset("b"), both.version)
+    assert policy.typical is slow.times
+    policy.look(both, first, both.version)
+    quick.times = None
+    policy.look(both, first, both.version)
+    assert policy.typical is slow.times
+
+
+@pytest.mark.timing
+def test_a_pair_among_a_thousand_workers_is_chosen_in_less_than_a_millisecond():
+    rng = random.Random(1)
+    views = [
+        worker(f"w{n}", answers=rng.randint(5, 40), queued=rng.choice((0, 0, 1500)), least_slack_s=rng.uniform(0, 0.05))
+        for n in range(1000)
+    ]
+    workers, placement = pool(*views), Placement(PlacementConfig(tpot_target_s=0.025, ttft_target_s=1.0, explain=False))
+    for number in range(100):
+        placement.split.demand.arrived(Work.of(800, 200), 1000, 0.01 * number)
+    costs = []
+    for number in range(550):
+        for one in rng.sample(views, 20):  # so many report meanwhile
+            _happen("report", one, rng.randint(5, 40), 1.0 + number / 1000)
+        request = PlacementRequest(rng.randint(300, 2000), 16, slack_s=1.0, now_s=1.0 + number / 1000)
+        begin = time.thread_time()
+        placement.choose_pair(request, workers, workers)
+        costs.append(time.thread_time() - begin)
+    assert sorted(costs)[len(costs) // 10] < 1e-3  # the quiet moments of a shared machine

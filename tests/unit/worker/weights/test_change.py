@@ -41,7 +41,9 @@ class Host:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         config = load_config(folder)
-        self.model = SimpleNamespace(fingerprint="old", config=config, dtype=torch.float32, texts_digest="")
+        self.model = SimpleNamespace(
+            fingerprint="old", config=config, dtype=torch.float32, texts_digest="", has_head=False
+        )
         degrees = SimpleNamespace(num_ranks=1)
         self.settings = SimpleNamespace(degrees=degrees, has_adapters=False, quantization="none", name="w")
         self.calls: list[str] = []

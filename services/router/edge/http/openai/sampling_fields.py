@@ -238,7 +238,7 @@ class SpeculationFields(BaseModel):
 
     model_config = STRICT
 
-    method: Literal["auto", "off", "ngram", "grammar", "draft"] = "auto"
+    method: Literal["auto", "off", "ngram", "grammar", "draft", "heads"] = "auto"
     """auto: all that the decode worker is set to; else the only drafter that may guess."""
     max: int | None = None
     """Most tokens that one step guesses."""

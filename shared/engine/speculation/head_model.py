@@ -1,0 +1,110 @@
+"""Guesses of a checkpoint's head: from what the model's own step gave, one layer says the token after the next one, and
+again from what it gave itself.
+
+Its KV is a layer of the sequences' blocks, written with each step; that of a guess lies behind all that is valid, where
+the next step writes. So there is nothing to catch up with, to hand over or to take back. Pure policy: `runner` has the
+tensors.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from shared.engine.plan import NoToken, SampledToken, SampleSpec
+from shared.engine.sequence import EngineSequence
+from shared.engine.speculation.guessing_model import Drafted, GuessingModel, GuessRecord
+from shared.sizing.step_time import StepWork
+
+
+class HeadGuess(NamedTuple):
+    """One guess to be made: from the model's state at a position, or from the guess before."""
+
+    sequence_id: str
+    position: int  # of the state, or where the KV of the guess before goes
+    token_id: int | None  # the guess before; None: the model's state
+    spec: SampleSpec
+    block_ids: tuple[int, ...]  # covers that position
+
+
+class HeadRunner(Protocol):
+    """Computes a head over the blocks of its model's pool."""
+
+    def is_ready(self, sequence_id: str, position: int) -> bool:
+        """Whether the last step has computed this sequence at that position, and kept what the head gives there."""
+        ...
+
+    def guess(self, guesses: Sequence[HeadGuess]) -> Sequence[SampledToken | NoToken]:
+        """A token each; where it is from a guess before, writes the KV of that one."""
+        ...
+
+
+class HeadModel(GuessingModel):
+    """The head's guesses for all sequences. The engine thread alone calls it."""
+
+    method = "heads"
+    follows_steps = True
+    writes_ahead = True
+
+    def __init__(
+        self, runner: HeadRunner, block_size: int, most_tokens: int, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        """`most_tokens`: of a sequence that the model has positions for. `clock`: in seconds."""
+        super().__init__(clock)
+        self._runner = runner
+        self._block_size = block_size
+        self._most_tokens = most_tokens
+        self._records: dict[str, GuessRecord] = {}
+        self._broken: set[str] = set()
+
+    def takes(self, sequence: EngineSequence) -> bool:
+        """See `GuessingModel`."""
+        return sequence.num_tokens < self._most_tokens and sequence.sequence_id not in self._broken
+
+    def is_ready(self, sequence: EngineSequence) -> bool:
+        """See `GuessingModel`: the step before has computed its newest token but one."""
+        record = self._records.get(sequence.sequence_id)
+        if record is None:
+            record = self._records[sequence.sequence_id] = self._new_record(sequence)
+        if sequence.num_tokens != record.guessed_at:
+            self._learn(sequence, record)
+        return self._runner.is_ready(sequence.sequence_id, sequence.num_tokens - 2)
+
+    def begin(self, sequence: EngineSequence, most: int) -> Drafted:
+        """See `GuessingModel`. Guesses have KV in the blocks that the sequence holds; the first one has none yet, and
+        the last one never."""
+        room = len(sequence.block_ids) * self._block_size - sequence.num_tokens + 2
+        most = min(most, room, self._most_tokens - sequence.num_tokens)
+        return self._begin(sequence, self._records[sequence.sequence_id], most)
+
+    def round(self, drafts: Sequence[Drafted]) -> None:
+        """See `GuessingModel`."""
+        if not drafts:
+            return
+        begun_s = self._clock()
+        found = self._runner.guess([self._guess(draft) for draft in drafts])
+        self._timed(StepWork(len(drafts), sum([draft.sequence.num_tokens for draft in drafts])), begun_s)
+        for draft, token in zip(drafts, found, strict=True):
+            if isinstance(token, SampledToken):
+                self._take(draft, self._records[draft.sequence.sequence_id], token)
+            else:
+                self._broken.add(draft.sequence.sequence_id)
+                draft.most = len(draft.token_ids)
+
+    def forget(self, sequence_id: str) -> None:
+        """See `GuessingModel`."""
+        self._records.pop(sequence_id, None)
+        self._broken.discard(sequence_id)
+
+    def _record(self, sequence_id: str) -> GuessRecord | None:
+        return self._records.get(sequence_id)
+
+    def _guess(self, draft: Drafted) -> HeadGuess:
+        sequence, count = draft.sequence, len(draft.token_ids)
+        end = sequence.num_tokens + count
+        spec = SampleSpec(
+            self._records[sequence.sequence_id].sampling, end, banned_token_ids=sequence.banned_token_ids(count)
+        )
+        newest = draft.token_ids[-1] if count else None
+        return HeadGuess(sequence.sequence_id, end - 2, newest, spec, sequence.table())

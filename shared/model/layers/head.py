@@ -1,0 +1,135 @@
+"""The head of a checkpoint: one layer more, which guesses the token after the next one (multi-token prediction,
+DeepSeek-AI 2024, arXiv:2412.19437, section 2.2).
+
+At position i it reads the model's last hidden state there, behind the final norm, and token i + 1. So its KV at a
+position is known once the token behind that is. Embedding and output projection are the model's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from shared.kernels.backend import DecoderOps
+from shared.kernels.batch import AttentionBatch
+from shared.kernels.cpu.torch_threads import in_this_thread
+from shared.kernels.layer_stack import LayerInputs
+from shared.kernels.pool_view import PoolView
+from shared.kernels.quantized import Weight
+from shared.model.config.model_config import ModelConfig
+from shared.model.layers.modules import DecoderModules, build_layer, build_linear, offset_norm
+from shared.model.layers.parameters import (
+    NO_SPECS,
+    Allocator,
+    LayerParameters,
+    Specs,
+    allocate_layer,
+    layer_views,
+)
+from shared.model.layers.pieces import DecoderPieces
+from shared.model.layers.rope import Rotary
+from shared.model.layers.scales import scaled_embedding
+
+
+def head_prefix(config: ModelConfig) -> str:
+    """How the names of the head's tensors begin."""
+    return f"model.layers.{config.num_layers}."
+
+
+@dataclass(frozen=True)
+class HeadParameters:
+    """A head's parameters."""
+
+    embedding_norm: Tensor  # [hidden_size], of the embedded token
+    hidden_norm: Tensor  # [hidden_size], of the hidden state
+    projection: Weight  # [hidden_size, 2 * hidden_size], of the token, then the hidden state
+    layer: LayerParameters
+    norm: Tensor  # [hidden_size], of what it gives
+
+    @classmethod
+    def allocate(
+        cls, config: ModelConfig, dtype: torch.dtype, device: torch.device | str, specs: Specs = NO_SPECS
+    ) -> HeadParameters:
+        """Uninitialised; arguments as of `DecoderParameters.allocate`."""
+        new, size = Allocator(dtype, device, specs), config.hidden_size
+        return cls(
+            embedding_norm=new.empty(size),
+            hidden_norm=new.empty(size),
+            projection=new.weight({f"{head_prefix(config)}eh_proj": size}, 2 * size),
+            layer=allocate_layer(config.with_head(), config.num_layers, new),
+            norm=new.empty(size),
+        )
+
+    def checkpoint_views(self, config: ModelConfig) -> dict[str, Weight]:
+        """As `DecoderParameters.checkpoint_views`."""
+        own: dict[str, Weight] = {
+            "enorm.weight": self.embedding_norm,
+            "hnorm.weight": self.hidden_norm,
+            "eh_proj.weight": self.projection,
+            "shared_head.norm.weight": self.norm,
+            **layer_views(config.with_head(), self.layer),
+        }
+        prefix = head_prefix(config)
+        return {prefix + name: view for name, view in own.items()}
+
+
+class Head:
+    """Computes a head. Keeps no state between calls; its KV is the layer behind the model's in the same blocks."""
+
+    def __init__(
+        self, config: ModelConfig, parameters: HeadParameters, of_model: DecoderModules, kernels: DecoderOps
+    ) -> None:
+        """Takes ownership of the parameters; `of_model`: what it shares with the model."""
+        assert config.head_layer is not None, "a model without a head"
+        self._config = single = replace(config, layers=(config.head_layer,), head_layer=None)
+        self._kernels = kernels
+        self._embedding = of_model.embedding
+        dtype = of_model.embedding.dtype
+        self._embedding_norm = offset_norm(parameters.embedding_norm, config)
+        self._hidden_norm = offset_norm(parameters.hidden_norm, config)
+        self._projection = build_linear(kernels, parameters.projection, None, dtype)
+        modules = DecoderModules(
+            of_model.embedding,
+            (build_layer(parameters.layer, kernels, single, dtype, 0),),
+            offset_norm(parameters.norm, config),
+            of_model.lm_head,
+        )
+        number = config.num_layers
+        self._pieces = DecoderPieces(single, modules, kernels, places=[(0, number)], first_layer=number)
+        self._rotary = Rotary(single, dtype=dtype, device=of_model.embedding.device)
+
+    def forward(
+        self, token_ids: Tensor, hidden: Tensor, positions: Tensor, pool: PoolView, batch: AttentionBatch, rows: Tensor
+    ) -> Tensor:
+        """Writes the head's KV of all tokens of a batch.
+
+        Args:
+            token_ids: [num_tokens] int64, the token behind each.
+            hidden: [num_tokens, hidden_size], the model's at each, behind its final norm; or what this gave at the
+                position before.
+            positions: [num_tokens] int64.
+            pool: of blocks of a layout with a head, changed in place.
+            batch: the sequences.
+            rows: [num_rows] int64, of the tokens; none costs no attention.
+
+        Returns:
+            [num_rows, hidden_size], normed: `Decoder.logits` makes logits of it, of the token after the next one.
+        """
+        with in_this_thread(token_ids, hidden.numel()):
+            cos, sin = self._rotary.cos_sin(positions)
+            embedded = scaled_embedding(functional.embedding(token_ids, self._embedding), self._config)
+        eps, is_centered = self._config.rms_norm_eps, self._config.is_centered
+        both = (
+            self._kernels.rms_norm(embedded, self._embedding_norm, eps, is_centered=is_centered),
+            self._kernels.rms_norm(hidden, self._hidden_norm, eps, is_centered=is_centered),
+        )
+        with in_this_thread(token_ids, hidden.numel()):
+            joined = torch.cat(both, dim=1)
+        x = self._projection.forward(joined)
+        if not rows.shape[0]:
+            self._pieces.first(x, cos, sin, pool, batch.group_slots)
+            return x[:0]
+        return self._pieces.run(LayerInputs(x, cos, sin, pool, batch, None), rows)

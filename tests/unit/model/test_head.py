@@ -1,0 +1,146 @@
+"""A checkpoint's head: its logits beside its equations, and heads that are refused."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn import functional
+
+from shared.errors import ModelLoadError
+from shared.kernels.batch import AttentionBatch
+from shared.kernels.pool_view import PoolView
+from shared.model.checkpoints import write_random_checkpoint
+from shared.model.decoder import Decoder
+from shared.model.families.registry import load_config
+from shared.model.weights.head import has_head
+
+WITH_HEAD = {"num_nextn_predict_layers": 1}
+NUM_TOKENS, BLOCK_SIZE = 37, 16
+PREFIX = "model.layers.2."
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_random_checkpoint(tmp_path, extra_config=WITH_HEAD)
+    return tmp_path
+
+
+def rewrite(folder: Path, **changes: Tensor | None) -> None:
+    """Tensors of the head, by name with __ for a dot; None takes one off."""
+    tensors = load_file(folder / "model.safetensors")
+    for name, tensor in changes.items():
+        tensors.pop(PREFIX + name.replace("__", "."), None)
+        if tensor is not None:
+            tensors[PREFIX + name.replace("__", ".")] = tensor
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def normed(x: Tensor, weight: Tensor) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight
+
+
+def rotated(x: Tensor) -> Tensor:
+    """[num_tokens, num_heads, head_dim] by the angles of positions 0, 1, …"""
+    half = x.shape[-1] // 2
+    angles = torch.arange(len(x), dtype=torch.float64)[:, None] * 10_000.0 ** (-torch.arange(half) / half)
+    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+    a, b = x[..., :half], x[..., half:]
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+
+def by_equations(tensors: dict[str, Tensor], hidden: Tensor, following: Tensor) -> Tensor:
+    """Section 2.2 of arXiv:2412.19437: h' = M [norm(embedding of token i + 1); norm(h_i)], one layer, the output
+    projection. M's columns are in the order of the published weights: the token's first."""
+    t = {name: tensor.double() for name, tensor in tensors.items()}
+    own = {name.removeprefix(PREFIX): tensor for name, tensor in t.items() if name.startswith(PREFIX)}
+    embedded = normed(t["model.embed_tokens.weight"][following], own["enorm.weight"])
+    x = torch.cat((embedded, normed(hidden, own["hnorm.weight"])), -1) @ own["eh_proj.weight"].T
+    read = normed(x, own["input_layernorm.weight"])
+    q, k, v = ((read @ own[f"self_attn.{name}_proj.weight"].T).view(len(x), -1, 8) for name in "qkv")
+    q, k = rotated(q), rotated(k).repeat_interleave(2, 1)
+    scores = torch.einsum("ihd,jhd->hij", q, k) / 8**0.5
+    scores = scores.masked_fill(torch.ones(len(x), len(x)).triu(1).bool(), -torch.inf)
+    attended = torch.einsum("hij,jhd->ihd", scores.softmax(-1), v.repeat_interleave(2, 1)).flatten(1)
+    x = x + attended @ own["self_attn.o_proj.weight"].T
+    read = normed(x, own["post_attention_layernorm.weight"])
+    gate, up = (read @ own[f"mlp.{name}_proj.weight"].T for name in ("gate", "up"))
+    x = x + (functional.silu(gate) * up) @ own["mlp.down_proj.weight"].T
+    return normed(x, own["shared_head.norm.weight"]) @ t["lm_head.weight"].T
+
+
+@pytest.mark.parametrize("cuts", [(0, NUM_TOKENS), (0, 5, 6, 30, NUM_TOKENS)])
+def test_a_heads_logits_are_those_of_its_equations(folder: Path, cuts: tuple[int, ...]):
+    decoder, plain = (Decoder.load(folder, torch.float32, "cpu", has_head=has) for has in (True, False))
+    assert decoder.head is not None
+    pool, own = (
+        PoolView.of(torch.zeros(layout.shape(4), dtype=torch.uint8), layout)
+        for layout in (decoder.config.block_layout(BLOCK_SIZE, "float32", has_head=has) for has in (True, False))
+    )
+    tokens = (7 + 31 * torch.arange(NUM_TOKENS + 1)) % 128
+    states, logits = [], []
+    with torch.inference_mode():
+        for begin, end in pairwise(cuts):
+            batch = AttentionBatch.from_lists([end - begin], [end], [[2, 0, 3]], BLOCK_SIZE)
+            rows, positions = torch.arange(end - begin), torch.arange(begin, end)
+            hidden = decoder.hidden(tokens[begin:end], positions, pool, batch, rows)
+            assert hidden.equal(plain.hidden(tokens[begin:end], positions, own, batch, rows)), (
+                "its KV is another layer's"
+            )
+            states.append(hidden)
+            following = tokens[begin + 1 : end + 1]
+            logits.append(decoder.logits(decoder.head.forward(following, hidden, positions, pool, batch, rows)))
+    expected = by_equations(load_file(folder / "model.safetensors"), torch.cat(states).double(), tokens[1:])
+    torch.testing.assert_close(torch.cat(logits).double(), expected, atol=2e-4, rtol=2e-4)
+
+
+def test_a_head_is_loaded_only_where_it_is_asked_for(folder: Path):
+    assert has_head(folder, load_config(folder))
+    assert Decoder.load(folder, torch.float32, "cpu").head is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"enorm__weight": None}, r"1 tensor.*missing from the checkpoint: model\.layers\.2\.enorm\.weight"),
+        ({"eh_proj__weight": torch.zeros(48, 96)}, r"eh_proj\.weight has shape \[48, 96\], expected \[32, 64\]"),
+        (
+            {"shared_head__norm__weight": torch.zeros(48)},
+            r"norm\.weight has shape \[48\], expected \[32\]",
+        ),
+        ({"embed_tokens__weight": torch.zeros(100, 32)}, r"shape \[100, 32\], model\.embed_tokens\.weight \[128, 32\]"),
+        (
+            {"shared_head__head__weight": torch.zeros(128, 32)},
+            r"head\.weight differs from lm_head\.weight",
+        ),
+    ],
+)
+def test_a_head_that_does_not_fit_is_refused_by_name(folder: Path, changes: dict[str, Tensor | None], message: str):
+    rewrite(folder, **changes)
+    with pytest.raises(ModelLoadError, match=message):
+        Decoder.load(folder, torch.float32, "cpu", has_head=True)
+
+
+def test_what_a_head_shares_with_its_model_may_be_there_twice(folder: Path):
+    tensors = load_file(folder / "model.safetensors")
+    rewrite(
+        folder,
+        embed_tokens__weight=tensors["model.embed_tokens.weight"].clone(),
+        shared_head__head__weight=tensors["lm_head.weight"].clone(),
+    )
+    assert Decoder.load(folder, torch.float32, "cpu", has_head=True).head is not None
+
+
+@pytest.mark.parametrize(
+    "fields", [{"num_nextn_predict_layers": 0}, {}, {"sliding_window": 8, "use_sliding_window": True}]
+)
+def test_without_a_layer_that_can_guess_there_is_no_head(tmp_path: Path, fields: dict[str, object]):
+    architecture = "Qwen2ForCausalLM" if "sliding_window" in fields else "LlamaForCausalLM"
+    extra = {**({"max_window_layers": 0, **WITH_HEAD} if "sliding_window" in fields else {}), **fields}
+    config = write_random_checkpoint(tmp_path, architecture, extra_config=extra)
+    assert config.head_layer is None
+    assert not has_head(tmp_path, config)

@@ -88,7 +88,7 @@ class WorkerSettings(
     """Whether UCX sends and receives blocks straight from and into the GPU's memory, not by way of host memory; the GPU
     then also checks them and makes their tags. Only on cuda, by one process, with a UCX that has CUDA transports, and
     without block_encryption, which is done on the host. auto: where all of that is so."""
-    block_compression: Compression = "auto"
+    block_compression: Compression = "off"
     """Whether hand-offs send blocks of 16-bit KV packed, without loss, in some 0.7 of their bytes. auto: to another
     host, where the measured rates of link, packing and unpacking say that it is faster; on: always; off: never, and
     none are taken packed. Only on the CPU: blocks of GPUs are sent as they are."""

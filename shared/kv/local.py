@@ -239,7 +239,7 @@ class LocalTransfer:
         host_bytes(receive.memory).cast("B")[: source.nbytes] = host_bytes(source).cast("B")
         if is_block:
             self.counters.blocks_received += 1
-            self.counters.bytes_received += source.nbytes
+            self.counters.bytes_received += receive.memory.nbytes
         receive.end()
 
 

@@ -42,7 +42,7 @@ class TransferCounters:
     notes_sent: int = 0  # and trailers
     note_bytes_sent: int = 0
     blocks_received: int = 0
-    bytes_received: int = 0
+    bytes_received: int = 0  # of the memory that they have here
     send_s: float = 0.0  # seconds from a block's start to its end, over all blocks; many are on their way at once
     num_failed_sends: int = 0
     blocks_packed: int = 0  # of the blocks sent

@@ -148,7 +148,8 @@ class Wire:
             self.link.ended(num_bytes, time.perf_counter(), taken=taken)
 
     def count(self, closed: Sequence[_Closed], counters: TransferCounters) -> None:
-        """Counts packed blocks that have gone, and gives their buffers back."""
+        """Counts packed blocks that have gone, and gives their buffers back. Those of a send that failed are not kept,
+        as sealed ones are not: something may still read them."""
         for item in closed:
             if item.packed is not None:
                 counters.blocks_packed += 1

@@ -83,7 +83,7 @@ async def handed_off(key: FleetKey | None, sender_of=LocalTransfer, takes: bool 
         return pool, inbox, arrived, outcome, sender
     finally:
         shipment.drop_receiver()
-        await asyncio.wait((finishing,))
+        await asyncio.gather(finishing, return_exceptions=True)
         await sender.close()
         await receiver.close()
 

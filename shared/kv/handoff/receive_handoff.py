@@ -407,9 +407,11 @@ class HandoffReceiver:
         return list(trailer.block_indexes)
 
     async def _confirm(self, indexes: Sequence[int]) -> None:
-        """Checks blocks that have arrived and were not checked before; to its end, since a seal opens each once."""
+        """Checks blocks that have arrived and were not checked before; to its end, since each is opened and
+        unpacked in place, once."""
         async with self._checking:
-            new = [index for index in indexes if index not in self.checksums and index not in self.damaged]
+            once = dict.fromkeys(indexes)  # a note and the trailer behind it name the same blocks
+            new = [index for index in once if index not in self.checksums and index not in self.damaged]
             if new:
                 await unbroken(self._check(new))
 

@@ -12,11 +12,14 @@ from shared.kernels.packing import reference
 from shared.kv.fleet_key import FleetKey
 from shared.kv.handoff.link_rate import MEASURED_BYTES, LinkRate
 from shared.kv.handoff.receive_handoff import ArrivalCheck, HandoffReceiver, ReceivedHandoff
-from shared.kv.handoff.shipment import Shipment, Wire
+from shared.kv.handoff.shipment import Shipment, Wire, encode_note, encode_trailer
 from shared.kv.local import LocalPlane, LocalTransfer
 from shared.kv.packing import BlockPacking, PackingRates
 from shared.kv.pool import OutgoingBlock
-from shared.kv.seal import Purpose
+from shared.kv.seal import Purpose, SealedBlock
+from shared.kv.transfer import TRAILER_INDEX
+from shared.rpc.pb.tandem.v1 import types_pb2
+from tests.waiting import until
 
 BLOCK_BYTES, NUM_TOKENS, DEADLINE_S = 32768, 48, 300.0
 KEYS = [None, FleetKey(bytes(32)), FleetKey(bytes(32), encryption="aes-gcm")]
@@ -106,6 +109,45 @@ async def test_a_damaged_packed_block_is_found(key) -> None:
     pool, inbox, arrived, _, _ = await handed_off(key, Damaging)
     assert inbox.damaged == {1}
     assert [bytes(arrived[i]) for i in (0, 2)] == [pool[0], pool[2]]
+
+
+@pytest.mark.parametrize(("key", "packs"), [*((key, True) for key in KEYS), (KEYS[2], False)])
+async def test_a_block_that_a_note_and_the_trailer_name_is_opened_once(key, packs: bool) -> None:
+    """Note and trailer are read together, since the block before them comes late."""
+    plane, packing = LocalPlane(), BlockPacking(ReferencePacker(), BLOCK_BYTES, "bfloat16")
+    sender, receiver = LocalTransfer(plane), LocalTransfer(plane)
+    await sender.start()
+    await receiver.start()
+    pool, arrived = [drawn(0), drawn(1)], {index: bytearray(BLOCK_BYTES) for index in range(2)}
+    check = ArrivalCheck(BLOCK_BYTES, packing)
+    inbox = HandoffReceiver(receiver, check, {i: memoryview(data) for i, data in arrived.items()}, NUM_TOKENS, key)
+    ticket, _ = inbox.open()
+    receiving = asyncio.create_task(inbox.receive(DEADLINE_S))
+    seal = None if key is None else key.seal(Purpose.HANDOFF, ticket, BLOCK_BYTES)
+    sums = [check.checksum(memoryview(block)) for block in pool]
+    leaving = []
+    for index, block in enumerate(pool):
+        packed = packing.pack(memoryview(block)) if packs else memoryview(block)
+        (closed,) = [SealedBlock(packed)] if seal is None else seal.close_blocks([(index, packed)])
+        leaving.append((index, closed.wire))
+        note = types_pb2.HandoffTrailer(
+            more=True, block_indexes=[index], checksums=[sums[index]], packed_bytes=[packed.nbytes] * packs,
+            block_tags=[closed.tag] if closed.tag else [],
+        )  # fmt: skip
+        await sender.send(receiver.address, ticket, TRAILER_INDEX, memoryview(encode_note(note, seal, index)))
+        for _ in range(20):
+            await asyncio.sleep(0)  # the receiver begins to wait for block 0, and reads the others' names meanwhile
+    trailer = types_pb2.HandoffTrailer(
+        block_indexes=[0, 1], checksums=sums, first_token=9, num_computed_tokens=NUM_TOKENS
+    )
+    await sender.send(receiver.address, ticket, TRAILER_INDEX, memoryview(encode_trailer(trailer, 2, seal, 2)))
+    await until(lambda: inbox.num_arrived == 3)
+    await sender.send_blocks(receiver.address, ticket, leaving, lambda: None)
+    assert await receiving == ReceivedHandoff(9, False)
+    assert not inbox.damaged
+    assert [bytes(arrived[i]) for i in range(2)] == pool
+    await sender.close()
+    await receiver.close()
 
 
 async def test_sizes_that_no_receiver_asked_for_end_the_hand_off() -> None:

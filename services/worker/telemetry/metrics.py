@@ -276,7 +276,9 @@ METRICS: tuple[Observed[WorkerSources], ...] = (
         lambda worker: worker.transfer.bytes_saved,
     ),
     Observed(
-        counter("tandem_transfer_received_bytes_total", "Bytes of KV blocks received from other processes, as unpacked."),
+        counter(
+            "tandem_transfer_received_bytes_total", "Bytes of KV blocks received from other processes, as unpacked."
+        ),
         lambda worker: worker.transfer.bytes_received,
     ),
     Observed(

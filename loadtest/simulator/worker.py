@@ -22,7 +22,7 @@ from shared.identity import BOTH, Roles
 from shared.kv.pool import BlockPool, OutgoingBlock, PoolEvents
 
 MAX_UNSENT_SHARE = 0.5
-"""As `services/worker/host.py` has it."""
+"""As `services/worker/engine_parts.py` has it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from services.worker.host import TIMED_ANSWER
+from services.worker.engine_parts import TIMED_ANSWER
 from shared.model.text.tokenizer import Tokenizer
 from tests.e2e.running import BLOCK_SIZE, DEMO, block_bytes, loads, running
 from tests.e2e.stage import HOST_BYTES, prompt, staged

@@ -127,7 +127,7 @@ async def moved_under_load(stage: Stage, num: int, max_tokens: int, moves_each: 
 async def test_answers_that_move_are_the_answers_that_stay_and_a_worker_that_ends_moves_its_own(tmp_path):
     """The second worker is gone before its answers end."""
     async with staged(tmp_path, num_decode=2, num_kv_blocks=600) as stage:
-        counts = await moved_under_load(stage, num=4, max_tokens=300, moves_each=5)
+        counts = await moved_under_load(stage, num=4, max_tokens=700, moves_each=5)
         assert counts["begun"] == counts["move"] >= 16
         assert counts["switched"] + counts["stayed"] == counts["move"]
         assert counts["switched"] >= 14

@@ -90,6 +90,7 @@ dtype={{ include "tandem.poolSetting" (merge (dict "key" "dtype" "name" "dtype")
 ,kvDtype={{ include "tandem.poolSetting" (merge (dict "key" "kv_dtype" "name" "kvDtype") .) | default "auto" -}}
 ,blockSize={{ include "tandem.poolSetting" (merge (dict "key" "block_size" "name" "blockSize") .) | default "16" -}}
 ,deterministic={{ include "tandem.poolSetting" (merge (dict "key" "deterministic" "name" "") .) | default "false" -}}
+,prefill_kv_dtype={{ include "tandem.poolSetting" (merge (dict "key" "prefill_kv_dtype" "name" "") .) | default "same" -}}
 {{- end }}
 
 {{/* Label of the workers that may be used together, and part of the router's selector: one layout, one model, and one

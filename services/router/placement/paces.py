@@ -1,124 +1,14 @@
 """What a worker's next steps take, by its own model of step times: to the first token of a prompt that goes there, and
-between the tokens of an answer.
-
-Beside running answers a worker bounds its steps by the target for TPOT (`shared/engine/scheduler/pacing.py`), so a
-prompt goes there in chunks of what is left of each step, and in larger ones while its answers are ahead of the target;
-without answers it goes in the largest that the worker takes.
-"""
+between the tokens of an answer."""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
+from services.router.placement.beside import DEFAULT_BUDGET, Beside, Known, pace_of
 from services.router.placement.views import Work, WorkerView
-from shared.engine.scheduler.pacing import AIM, GAP_TARGETS, LEAST_CHUNK
+from shared.engine.scheduler.pacing import AIM, GAP_TARGETS
 from shared.sizing.step_time import StepTimes, StepWork
-
-DEFAULT_BUDGET = 2048
-"""Tokens of a step where a worker does not say its own."""
-
-
-class Pace(NamedTuple):
-    """Of one worker, with the answers that run there or are to."""
-
-    chunk_tokens: float
-    """Of prompts in one step."""
-    step_s: float
-    """Of a step with such a chunk."""
-    decode_s: float
-    """Of a step without; 0 where no answer runs."""
-
-    @property
-    def tokens_a_second(self) -> float:
-        """Of prompts."""
-        return self.chunk_tokens / self.step_s
-
-    def seconds(self, num_tokens: float) -> float:
-        """To compute that many tokens of prompts; a step's time at least."""
-        return max(1.0, num_tokens / self.chunk_tokens) * self.step_s
-
-
-class Beside:
-    """The steps of a worker beside its answers, whatever prompts it computes: made once for many of these."""
-
-    __slots__ = (
-        "_attention_s",
-        "_bounds",
-        "_exposed",
-        "_most",
-        "_num_answers",
-        "_own_s",
-        "_read_s",
-        "_token_s",
-        "decode_s",
-    )
-
-    def __init__(
-        self, times: StepTimes, num_answers: float, num_context_tokens: float, target_s: float, budget: float
-    ) -> None:
-        """See `pace_of`."""
-        self._num_answers, self._most = num_answers, max(1.0, budget - num_answers)
-        self._own_s = times.fixed_s + num_answers * times.sequence_s + num_context_tokens * times.kv_s
-        self._attention_s, self._read_s, self._token_s = times.attention_s, times.read_s, times.token_s
-        self._exposed = 1 - times.overlap
-        self.decode_s = self._own_s + times.hidden_s(times.read_s, num_answers * times.token_s) if num_answers else 0.0
-        """Of a step without prompts, seconds; 0 where no answer runs."""
-        self._bounds: tuple[tuple[float, float], ...] = ()
-        if num_answers and target_s < math.inf:
-            late = self.decode_s > target_s  # even without prompts
-            limit_s = GAP_TARGETS * self.decode_s if late else AIM * target_s
-            self._bounds = tuple(
-                (limit_s - self._own_s - read_s - num_answers * token_s, token_s) for read_s, token_s in times.lines
-            )
-
-    def pace(self, pairs_a_token: float, num_tokens: float = math.inf) -> Pace:
-        """The largest chunk whose step the answers bear; its step is within both of `StepTimes.lines`. Written out:
-        a request asks for some hundred of them."""
-        attention_s = pairs_a_token * self._attention_s
-        chunk = num_tokens if num_tokens < self._most else self._most
-        if self._bounds:
-            least = math.inf
-            for left_s, token_s in self._bounds:
-                a_token_s = token_s + attention_s
-                if a_token_s > 0:
-                    room = left_s / a_token_s
-                    if room < least:
-                        least = room
-                elif left_s < 0:
-                    least = 0.0
-            if least < chunk:
-                chunk = max(least, min(chunk, LEAST_CHUNK))
-        read_s, products_s = self._read_s, (self._num_answers + chunk) * self._token_s
-        longer_s, shorter_s = (read_s, products_s) if read_s > products_s else (products_s, read_s)
-        return Pace(chunk, self._own_s + chunk * attention_s + (longer_s + self._exposed * shorter_s), self.decode_s)
-
-
-def pace_of(
-    times: StepTimes,
-    num_answers: float,
-    num_context_tokens: float,
-    pairs_a_token: float,
-    target_s: float,
-    budget: float,
-    num_tokens: float = math.inf,
-) -> Pace:
-    """The pace at which a worker computes prompts of `num_tokens` in all, each token of which attends to
-    `pairs_a_token`, beside answers whose target for TPOT is `target_s` (infinite: none)."""
-    return Beside(times, num_answers, num_context_tokens, target_s, budget).pace(pairs_a_token, num_tokens)
-
-
-class Known(NamedTuple):
-    """What a view's own answers leave of its worker's steps, kept in `WorkerView.known` until what it depends on has
-    changed: by a report, by a request that was placed there, or, where the worker has measured nothing, by `times`."""
-
-    times: StepTimes
-    target_s: float
-    fields: tuple[int, int, int, int, int]
-    steady: Beside
-    """By the target."""
-    burst: Beside
-    """While its answers are ahead of the target."""
 
 
 def _known(view: WorkerView, times: StepTimes, target_s: float) -> Known:

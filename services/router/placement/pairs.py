@@ -20,9 +20,10 @@ import math
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from services.router.placement.beside import DEFAULT_BUDGET, pace_of
 from services.router.placement.decision import Pair
 from services.router.placement.demand import Demand
-from services.router.placement.paces import DEFAULT_BUDGET, own_s, pace_of, prompt_rate, steady_rate, tpot_s, ttft_s
+from services.router.placement.paces import own_s, prompt_rate, steady_rate, tpot_s, ttft_s
 from services.router.placement.prediction import TtftPredictor, filled_level
 from services.router.placement.views import PlacementRequest, Pool, Work, WorkerView
 from shared.sizing.step_time import StepTimes

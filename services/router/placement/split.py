@@ -15,8 +15,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from services.router.placement.beside import DEFAULT_BUDGET, Pace, pace_of
 from services.router.placement.demand import Demand, Mix
-from services.router.placement.paces import DEFAULT_BUDGET, Pace, pace_of
 from services.router.placement.views import Work, WorkerView
 from shared.engine.scheduler.pacing import AIM, GAP_TARGETS
 from shared.sizing.step_time import StepTimes

@@ -8,12 +8,10 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from services.router.placement.beside import Known
 from shared.sizing.step_time import StepTimes
-
-if TYPE_CHECKING:
-    from services.router.placement.paces import Known
 
 
 class Work(NamedTuple):

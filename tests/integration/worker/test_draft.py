@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from services.worker import host
-from services.worker.host import LoadedModel, load_model, open_speculator
+from services.worker import loaded_model
+from services.worker.engine_parts import open_speculator
+from services.worker.loaded_model import LoadedModel, load_model
 from services.worker.settings import WorkerSettings
 from shared.config import load_settings
 from shared.errors import ConfigError, ModelLoadError
@@ -52,7 +53,7 @@ def test_the_draft_and_its_pool_take_of_the_same_memory(monkeypatch: pytest.Monk
     """Each block of the model's pool leaves room for one of the draft's, which has as many tokens."""
     write_random_checkpoint(tmp_path, vocab_size=3072, num_kv_heads=2, head_dim=16)
     memory = SimpleNamespace(available=400_000_000)
-    monkeypatch.setattr(host.psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(loaded_model.psutil, "virtual_memory", lambda: memory)
     alone, beside = load(), load("--draft", str(tmp_path))
     assert beside.draft is not None
     assert alone.draft is None

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from services.local.places import reserved_address
-from services.worker import host
+from services.worker import host, loaded_model
 from services.worker.group import leader
 from services.worker.host import EngineHost
 from services.worker.settings import WorkerSettings
@@ -51,7 +51,7 @@ async def test_a_start_that_fails_half_way_ends_the_followers(monkeypatch: pytes
         followers.extend(child for child in psutil.Process().children() if child not in others)
         raise ConfigError("the runner cannot start", field="num_kv_blocks")
 
-    monkeypatch.setattr(host, "_start_runner", failing)
+    monkeypatch.setattr(host, "start_runner", failing)
     engine_host = EngineHost(group_settings())
     with pytest.raises(ConfigError, match="cannot start"):
         await engine_host.start(lambda *_: None)
@@ -68,7 +68,7 @@ async def test_the_pool_is_sized_when_all_ranks_hold_their_slices(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Memory that a follower has not taken yet is not free."""
-    choose, fingerprint = host._choose_num_blocks, host.fingerprint
+    choose, fingerprint = loaded_model._choose_num_blocks, loaded_model.fingerprint
     had_loaded: list[bool] = []
 
     def let_the_follower_load(*arguments: Any) -> str:
@@ -81,8 +81,8 @@ async def test_the_pool_is_sized_when_all_ranks_hold_their_slices(
 
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     monkeypatch.setattr(leader, "FOLLOWER", "tests.integration.worker.held_follower")
-    monkeypatch.setattr(host, "fingerprint", let_the_follower_load)
-    monkeypatch.setattr(host, "_choose_num_blocks", looking)
+    monkeypatch.setattr(loaded_model, "fingerprint", let_the_follower_load)
+    monkeypatch.setattr(loaded_model, "_choose_num_blocks", looking)
     engine_host = EngineHost(group_settings())
     try:
         await engine_host.start(lambda *_: None)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from services.worker.host import LoadedModel, load_model, open_speculator, wants_head
+from services.worker.engine_parts import open_speculator
+from services.worker.loaded_model import LoadedModel, load_model, wants_head
 from services.worker.settings import WorkerSettings
 from shared.config import load_settings
 from shared.engine.runner.runner import Runner, RunnerConfig

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from services.worker.host import LoadedModel, load_model
+from services.worker.loaded_model import LoadedModel, load_model
 from services.worker.machine import self_test as module
 from services.worker.machine.self_test import NUM_OUTPUT_TOKENS, self_test
 from services.worker.settings import WorkerSettings

@@ -202,6 +202,11 @@ BAD = [
         ("pools[1].kvDtype", "kvDtype=auto", "kvDtype=bf16"),
     ),
     Bad(
+        "a-width-of-prefill-kv-for-one-pool",
+        pools({"config": {"prefill_kv_dtype": "bf16"}}, {}),
+        ("pools[1].prefill_kv_dtype", "prefill_kv_dtype=bf16", "prefill_kv_dtype=same"),
+    ),
+    Bad(
         "unequal-block-sizes",
         pools({"blockSize": 32}, {"extraArgs": ["--block-size=64"]}),
         ("pools[1].blockSize", "blockSize=32", "blockSize=64"),

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from services.worker.engine_parts import open_speculator
 from services.worker.group.start import check_group
-from services.worker.host import open_speculator
 from services.worker.machine import choices
 from services.worker.machine.choices import (
     DTYPES,

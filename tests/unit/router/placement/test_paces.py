@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.placement.paces import pace_of, tpot_s, ttft_s
+from services.router.placement.beside import pace_of
+from services.router.placement.paces import tpot_s, ttft_s
 from services.router.placement.views import Work
 from shared.engine.scheduler.pacing import AIM, GAP_TARGETS, LEAST_CHUNK
 from shared.sizing.step_time import StepTimes, StepWork

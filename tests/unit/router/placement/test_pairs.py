@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.router.placement.beside import pace_of
 from services.router.placement.decision import Route
 from services.router.placement.demand import Demand
-from services.router.placement.paces import pace_of, prompt_rate, steady_rate
+from services.router.placement.paces import prompt_rate, steady_rate
 from services.router.placement.pairs import HAND_OFF_GAIN, QUEUED_STEPS, PairPolicy
 from services.router.placement.policy import Placement, PlacementConfig
 from services.router.placement.prediction import MIN_OBSERVATIONS, TtftPredictor

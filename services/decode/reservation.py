@@ -88,6 +88,7 @@ class Reservation:
         while True:
             ticket, needed = self.receiver.open()
             self._num_arrived = -1
+            packing = self.receiver.check.packing
             self._answer(
                 worker_pb2.Reserved(
                     request_id=self._request_id,
@@ -95,6 +96,7 @@ class Reservation:
                     needed_blocks=sorted(needed),
                     num_cached_tokens=self._num_cached_tokens,
                     reassignable=True,
+                    unpack_bytes_s=0.0 if packing is None else packing.rates.unpack_bytes_s,
                 )
             )
             outcome = await self.receiver.receive(self._timeout_s)

@@ -42,7 +42,7 @@ class DecodeRole:
         self.requests: dict[str, DecodeRequest] = {}
         self._lost = LostMemory()
         self._looking: asyncio.TimerHandle | None = None  # while any hand-off is under way
-        self._arrival_check = ArrivalCheck(worker.host.model.layout.block_bytes)
+        self._arrival_check = ArrivalCheck(worker.host.model.layout.block_bytes, worker.host.packing)
         self.commands: Mapping[str, TakeCommand] = {
             "reserve": self._reserve,
             "reassign": self._reassign,

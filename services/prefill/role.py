@@ -17,16 +17,22 @@ from shared.engine.sequence import Goal
 from shared.errors import InvalidRequest, PeerUnreachable, TandemError
 from shared.kernels.kv_conversion import BlockConversion
 from shared.kv.block_memory import leaving
-from shared.kv.handoff.shipment import Shipment
+from shared.kv.handoff.link_rate import LinkRate
+from shared.kv.handoff.shipment import Shipment, Wire
 from shared.kv.handoff.stall import STALLED_S, StallWatch
 from shared.kv.pool import OutgoingBlock
 from shared.kv.seal import Purpose
 from shared.kv.transfer import TICKET_BITS
+from shared.kv.ucx.address import PeerAddress
 from shared.rpc.errors import to_proto
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 from shared.telemetry.logs import failure_level
 from shared.telemetry.tracing.span import Attributes
 
+PACKED_BYTES = 8 << 20
+"""Of blocks that are packed together, while those before are on their way."""
+MAX_LINKS = 1024
+"""Receivers whose links are measured; the one that was sent to least recently goes first."""
 NOTED_BYTES = 64 << 20
 """Of blocks that one note names: those of a longer step are checked while later ones of it travel."""
 MAX_WATCHES = 1024
@@ -68,7 +74,8 @@ class PrefillRole:
         self._worker = worker
         self._host = worker.host
         layout = worker.host.model.layout
-        self._noted = max(1, NOTED_BYTES // layout.block_bytes)
+        self._noted = max(1, (NOTED_BYTES if worker.host.packing is None else PACKED_BYTES) // layout.block_bytes)
+        self._links: OrderedDict[bytes, LinkRate] = OrderedDict()
         self._convert = BlockConversion(layout).convert if layout.format.sent else None
         self.requests: dict[str, _Submitted] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -102,6 +109,7 @@ class PrefillRole:
             HANDOFF_TIMEOUT_S,
             self._host.seal(Purpose.HANDOFF, submit.ticket),
             self._convert,
+            self._wire(submit),
         )
         log.debug("request %s: %d tokens to prefill", submit.request_id, len(submit.token_ids))
         item = _Submitted(
@@ -127,6 +135,18 @@ class PrefillRole:
             self.fail(sequence_id, error)
             return
         self._worker.compute(sequence, item, submit, self)
+
+    def _wire(self, submit: worker_pb2.Submit) -> Wire | None:
+        """Packing for the receiver of a hand-off, where both sides have it."""
+        packing = self._host.packing
+        if packing is None or submit.unpack_bytes_s <= 0:
+            return None
+        link = self._links.setdefault(submit.transfer_address, LinkRate())
+        self._links.move_to_end(submit.transfer_address)
+        if len(self._links) > MAX_LINKS:
+            self._links.popitem(last=False)
+        same_host = PeerAddress.host_in(submit.transfer_address) == PeerAddress.host_in(self._host.transfer.address)
+        return Wire(packing, link, submit.unpack_bytes_s, self._host.settings.block_compression, same_host)
 
     def _cancel(self, session: Session, cancel: types_pb2.Cancel) -> None:
         sequence_id = session.key(cancel.request_id)

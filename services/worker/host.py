@@ -36,8 +36,10 @@ from shared.engine.step_counters import StepCounters
 from shared.errors import ModelLoadError
 from shared.identity import BOTH, Roles, WorkerRole
 from shared.kernels.cpu.multilinear import fastest_sum
+from shared.kernels.cpu.packing import fastest_packing
 from shared.kernels.lora.step import LoadedAdapter
 from shared.kv.fleet_key import FleetKey, seal_of
+from shared.kv.packing import PACKED_DTYPES, BlockPacking
 from shared.kv.pool import BlockPool
 from shared.kv.seal import Purpose, Seal
 from shared.kv.transfer import KVTransfer
@@ -69,6 +71,8 @@ class EngineHost:
         self.model: LoadedModel
         self.guesses: GuessCounters
         """Of the engine; as `model`, there once it is started."""
+        self.packing: BlockPacking | None = None
+        """Of blocks as hand-offs send them; None where they are only sent as they are."""
         self.structures: StructureCompiler
         """For structured output; as `model`, there once it is started."""
         self._group: RankGroup | None = None
@@ -115,6 +119,7 @@ class EngineHost:
         await self.transfer.start()
         if self.fleet_key is not None and not self.transfer.takes_gpu_memory:  # else the GPU makes the tags
             self.fleet_key.use(await asyncio.to_thread(fastest_sum))
+        self.packing = await asyncio.to_thread(self._open_packing)
         checkpoint = self.model.config
         self.structures = StructureCompiler(
             lambda: Tokenizer.load(self.settings.model), checkpoint.eos_token_ids, checkpoint.vocab_size
@@ -134,6 +139,14 @@ class EngineHost:
         return await asyncio.to_thread(
             load_model, settings, progress, self._group, lambda error: emit(EngineDied(error)), self._roles
         )
+
+    def _open_packing(self) -> BlockPacking | None:
+        """Blocking. On GPUs there is none: it would read what leaves by device pointer."""
+        sent = self.model.layout.handed_off
+        if self.settings.block_compression == "off" or self.settings.is_on_gpu or sent.dtype not in PACKED_DTYPES:
+            return None
+        packer = fastest_packing()
+        return BlockPacking(packer, sent.block_bytes, sent.dtype) if packer is not None else None
 
     def _emitter(self) -> Callable[[Event], None]:
         loop = asyncio.get_running_loop()

@@ -15,6 +15,7 @@ from shared.config import ServiceSettings
 from shared.errors import ConfigError
 from shared.identity import Roles, WorkerRole
 from shared.kv.encryption_modes import NO_ENCRYPTION
+from shared.kv.packing import Compression
 from shared.model.ranks.shard import Degrees
 from shared.rpc.fleet_settings import FleetSettings
 from shared.settings.common import AdapterSettings, AnswerSettings, Degree, EncryptionSettings, EngineSettings
@@ -87,6 +88,11 @@ class WorkerSettings(
     """Whether UCX sends and receives blocks straight from and into the GPU's memory, not by way of host memory; the GPU
     then also checks them and makes their tags. Only on cuda, by one process, with a UCX that has CUDA transports, and
     without block_encryption, which is done on the host. auto: where all of that is so."""
+    block_compression: Compression = "off"
+    """Whether hand-offs send blocks of 16-bit KV packed, without loss: bf16 in some 0.7 of their bytes. off: never, and
+    none are taken packed; on: always, where both workers have it; auto: to another host, where the rates that both have
+    measured of link, packing and unpacking say that it is faster. Only on the CPU: blocks of GPUs are sent as they
+    are."""
     kernels: str = "auto"
     """Backend of the model's ops: triton (CUDA), cpu (C++), torch, or auto: the first that this machine
     supports."""

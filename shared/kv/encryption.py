@@ -37,6 +37,8 @@ MAX_SENDERS = 256
 MAX_SPARE_BYTES = 64 << 20
 """Of buffers kept for the next blocks: memory that is new to the process costs as much time as to encrypt it."""
 
+_STEP_BYTES = 16 << 10
+"""Sizes of larger buffers are multiples of this."""
 _COUNT = struct.Struct("<Q")
 _PLACE = struct.Struct("<cQQ")  # b"B"lock or b"M"essage, ticket, index or number
 _NONCE_PREFIX = bytes(4)
@@ -118,7 +120,7 @@ class EncryptingSeal:
             return False
         num_bytes = memory.nbytes
         buffer = self._cipher.spare.take(num_bytes + MAC_BYTES)
-        aside = memoryview(buffer)
+        aside = memoryview(buffer)[: num_bytes + MAC_BYTES]
         aside[:num_bytes], aside[num_bytes:] = memory.cast("B"), tag[_HEAD_BYTES:]
         try:
             self._aead(tag).decrypt_into(_nonce(tag), aside, self._place(b"B", index), memory.cast("B"))
@@ -146,8 +148,9 @@ class EncryptingSeal:
     def _close_block(self, index: int, memory: memoryview) -> SealedBlock:
         head, num_bytes = self._head(), memory.nbytes
         buffer = self._cipher.spare.take(num_bytes + MAC_BYTES)
-        self._aead(head).encrypt_into(_nonce(head), memory.cast("B"), self._place(b"B", index), buffer)
-        return SealedBlock(memoryview(buffer)[:num_bytes], head + bytes(buffer[num_bytes:]))
+        made = memoryview(buffer)[: num_bytes + MAC_BYTES]
+        self._aead(head).encrypt_into(_nonce(head), memory.cast("B"), self._place(b"B", index), made)
+        return SealedBlock(made[:num_bytes], head + bytes(made[num_bytes:]))
 
     def _head(self) -> bytes:
         salt, count = self._cipher.next_nonce()
@@ -173,7 +176,9 @@ class SpareBuffers:
         self._free_bytes = 0
 
     def take(self, num_bytes: int) -> bytearray:
-        """A buffer of exactly this size, with any content."""
+        """A buffer of at least this size, with any content: packed blocks differ by a little."""
+        if num_bytes > _STEP_BYTES:
+            num_bytes = -(-num_bytes // _STEP_BYTES) * _STEP_BYTES
         with self._lock:
             for place, buffer in enumerate(self._free):
                 if len(buffer) == num_bytes:

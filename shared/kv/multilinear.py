@@ -41,7 +41,8 @@ def _sum_chunk(words: Words, keys: Words) -> int:
 
 
 class MultilinearHash:
-    """Hashes blocks of one size; holds as many bytes of keys as a block has."""
+    """Hashes blocks of one size; holds as many bytes of keys as a block has. A shorter one has the hash that it would
+    have with zeros behind it: who compares must know its size."""
 
     def __init__(self, key: bytes, block_bytes: int, total: ExactSum = exact_sum) -> None:
         """`block_bytes` is a multiple of 8; `total` may be a faster one."""
@@ -56,5 +57,5 @@ class MultilinearHash:
 
     def _sum(self, block: BlockMemory) -> int:
         words = np.frombuffer(host_bytes(block), np.dtype("<u8"))
-        assert len(words) == len(self._keys), f"a block of {8 * len(words)} bytes, not {8 * len(self._keys)}"
-        return self._total(words, self._keys)
+        assert len(words) <= len(self._keys), f"a block of {8 * len(words)} bytes, not {8 * len(self._keys)}"
+        return self._total(words, self._keys[: len(words)])

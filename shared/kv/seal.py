@@ -34,7 +34,7 @@ class SealedBlock:
     """A block as it crosses."""
 
     wire: BlockMemory
-    """As long as the block."""
+    """As long as what was sealed: the block, or its packed form."""
     tag: bytes = b""
     """Reaches the receiver another way than the block; empty without a seal."""
 

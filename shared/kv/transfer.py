@@ -42,9 +42,11 @@ class TransferCounters:
     notes_sent: int = 0  # and trailers
     note_bytes_sent: int = 0
     blocks_received: int = 0
-    bytes_received: int = 0
+    bytes_received: int = 0  # of the memory that they have here
     send_s: float = 0.0  # seconds from a block's start to its end, over all blocks; many are on their way at once
     num_failed_sends: int = 0
+    blocks_packed: int = 0  # of the blocks sent
+    bytes_saved: int = 0  # by which they were smaller
     num_endpoints: int = 0  # open now
 
     def sent(self, index: int, num_bytes: int, seconds: float = 0.0) -> None:

@@ -73,3 +73,23 @@ async def test_disaggregated_is_collocated_is_cached(tmp_path, kv_dtype):
         response = await cluster.complete(prompt(75), **fields)
         assert response["choices"][0]["token_ids"] == expected
         assert response["usage"]["prompt_tokens_details"]["cached_tokens"] == 64
+
+
+async def _num_packed(cluster) -> float:
+    """Blocks that the prefill worker has sent packed."""
+    page = (await cluster.http.get(f"http://{cluster.cluster.metrics['prefill-0']}/metrics")).text
+    lines = [line for line in page.splitlines() if line.startswith("tandem_transfer_packed_blocks_total")]
+    assert len(lines) == 1, lines
+    return float(lines[0].split()[-1])
+
+
+@pytest.mark.slow
+async def test_packed_hand_offs_change_no_token(tmp_path, monkeypatch):
+    fields = {"max_tokens": 32, "ignore_eos": True}
+    async with running(tmp_path / "plain", kv_dtype="bf16") as cluster:
+        expected = await cluster.tokens(prompt(75), **fields)
+        assert await _num_packed(cluster) == 0
+    monkeypatch.setenv("TANDEM_WORKER_BLOCK_COMPRESSION", "on")
+    async with running(tmp_path / "packed", kv_dtype="bf16") as cluster:
+        assert await cluster.tokens(prompt(75), **fields) == expected
+        assert await _num_packed(cluster) >= 75 // BLOCK_SIZE

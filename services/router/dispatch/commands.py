@@ -45,6 +45,7 @@ class AttemptCommands:
             num_stored_blocks=self._active.hits.num_stored_blocks,
             peers=self._peers(prefill),
             notes=reserved.reassignable,
+            unpack_bytes_s=reserved.unpack_bytes_s,
             priority=min(0, self._request.priority),
             retain_s=self._request.retain_s,
             session=self._request.session,

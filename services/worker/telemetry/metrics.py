@@ -268,7 +268,17 @@ METRICS: tuple[Observed[WorkerSources], ...] = (
         lambda worker: worker.transfer.bytes_sent,
     ),
     Observed(
-        counter("tandem_transfer_received_bytes_total", "Bytes of KV blocks received from other processes."),
+        counter("tandem_transfer_packed_blocks_total", "Of the sent KV blocks, those that were packed."),
+        lambda worker: worker.transfer.blocks_packed,
+    ),
+    Observed(
+        counter("tandem_transfer_saved_bytes_total", "Bytes by which packed blocks were smaller as they were sent."),
+        lambda worker: worker.transfer.bytes_saved,
+    ),
+    Observed(
+        counter(
+            "tandem_transfer_received_bytes_total", "Bytes of KV blocks received from other processes, as unpacked."
+        ),
         lambda worker: worker.transfer.bytes_received,
     ),
     Observed(

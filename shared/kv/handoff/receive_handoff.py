@@ -18,6 +18,7 @@ from shared.kv.block_memory import BlockMemory, beside_loop, each_beside_loop, h
 from shared.kv.checksum_weights import checksum_weights, weighted_sum
 from shared.kv.fleet_key import FleetKey
 from shared.kv.handoff.shipment import decode_trailer, trailer_bytes
+from shared.kv.packing import BlockPacking
 from shared.kv.seal import Purpose, Seal
 from shared.kv.transfer import Incoming, KVTransfer, new_ticket
 from shared.rpc.pb.tandem.v1 import types_pb2
@@ -31,21 +32,25 @@ class Announced:
     checksum: int
     tag: bytes = b""
     """By the seal, where there is one."""
+    packed_bytes: int = 0
+    """As it arrives; 0: as it is."""
 
 
 def announcements(trailer: types_pb2.HandoffTrailer) -> list[tuple[int, Announced]]:
     """(block index, its entry) of each block that a note or trailer names."""
     tags = trailer.block_tags or [b""] * len(trailer.block_indexes)
-    named = zip(trailer.block_indexes, trailer.checksums, tags, strict=True)
-    return [(index, Announced(checksum, tag)) for index, checksum, tag in named]
+    sizes = trailer.packed_bytes or [0] * len(trailer.block_indexes)
+    named = zip(trailer.block_indexes, trailer.checksums, tags, sizes, strict=True)
+    return [(index, Announced(checksum, tag, size)) for index, checksum, tag, size in named]
 
 
 class ArrivalCheck:
     """Checks blocks of one size; holds a checksum's weights, 8 bytes a word."""
 
-    def __init__(self, block_bytes: int) -> None:
-        """`block_bytes` is a multiple of 8."""
+    def __init__(self, block_bytes: int, packing: BlockPacking | None = None) -> None:
+        """`block_bytes` is a multiple of 8. With a `packing` blocks in host memory may arrive packed."""
         self.block_bytes = block_bytes
+        self.packing = packing
         self._weights = checksum_weights(block_bytes // 8)
 
     async def sound(self, blocks: Sequence[tuple[int, BlockMemory, Announced]], seal: Seal | None = None) -> list[bool]:
@@ -70,18 +75,40 @@ class ArrivalCheck:
     def _check(self, blocks: Sequence[tuple[int, BlockMemory, Announced]], seal: Seal | None) -> list[bool]:
         opened = [True] * len(blocks)
         if seal is not None:
-            opened = seal.open_blocks([(index, memory, announced.tag) for index, memory, announced in blocks])
+            opened = seal.open_blocks(
+                [(index, _arrived(memory, announced), announced.tag) for index, memory, announced in blocks]
+            )
+        opened = [
+            is_ours and self._unpacked(memory, announced.packed_bytes)
+            for is_ours, (_, memory, announced) in zip(opened, blocks, strict=True)
+        ]
         sums = self._checksums([memory for _, memory, _ in blocks])
         return [
             is_ours and total == announced.checksum
             for is_ours, total, (_, _, announced) in zip(opened, sums, blocks, strict=True)
         ]
 
+    def _unpacked(self, memory: BlockMemory, packed_bytes: int) -> bool:
+        """Unpacks a block that arrived packed; False where its bytes are damaged."""
+        if not packed_bytes:
+            return True
+        assert self.packing is not None, "sizes are checked where they are announced"
+        try:
+            self.packing.unpack(host_bytes(memory), packed_bytes)
+        except TransferFailed:
+            return False
+        return True
+
     def _checksums(self, blocks: Sequence[BlockMemory]) -> list[int]:
         held = on_device(blocks)
         if held is not None:
             return held.sums.of(held.block_ids)
         return [weighted_sum(np.frombuffer(host_bytes(block), np.dtype("<u8")), self._weights) for block in blocks]
+
+
+def _arrived(memory: BlockMemory, announced: Announced) -> BlockMemory:
+    """The part of a block's memory that its message filled."""
+    return host_bytes(memory)[: announced.packed_bytes] if announced.packed_bytes else memory
 
 
 class MemoryLost(TransferFailed):
@@ -236,7 +263,7 @@ class HandoffReceiver:
         self._num_messages, self._has_trailer = 0, False
         if self.fleet_key is not None:
             self._seal = self.fleet_key.seal(Purpose.HANDOFF, self._ticket, self.check.block_bytes)
-        size = trailer_bytes(len(needed), self._seal)
+        size = trailer_bytes(len(needed), self._seal, packed=self.check.packing is not None)
         self._incoming = self.transfer.expect(self._ticket, memory, size)
         return self._ticket, needed
 
@@ -368,14 +395,23 @@ class HandoffReceiver:
         for index, announced in announcements(trailer):
             if index not in self._needed:
                 raise TransferFailed(f"the sender names block {index}, which was not expected")
+            size = announced.packed_bytes
+            if size and (self.check.packing is None or size % 8 or size >= self.check.block_bytes):
+                raise TransferFailed(
+                    f"the sender packs block {index} in {size} bytes",
+                    field="packed_bytes",
+                    limit=self.check.block_bytes - 8,
+                )
             if self._announced.setdefault(index, announced).checksum != announced.checksum:
                 raise TransferFailed(f"the sender gives block {index} two checksums")
         return list(trailer.block_indexes)
 
     async def _confirm(self, indexes: Sequence[int]) -> None:
-        """Checks blocks that have arrived and were not checked before; to its end, since a seal opens each once."""
+        """Checks blocks that have arrived and were not checked before; to its end, since each is opened and
+        unpacked in place, once."""
         async with self._checking:
-            new = [index for index in indexes if index not in self.checksums and index not in self.damaged]
+            once = dict.fromkeys(indexes)  # a note and the trailer behind it name the same blocks
+            new = [index for index in once if index not in self.checksums and index not in self.damaged]
             if new:
                 await unbroken(self._check(new))
 

@@ -12,16 +12,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
+import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Self
 
 from google.protobuf.message import DecodeError
 
 from shared.errors import TransferFailed
-from shared.kv.block_memory import AsSent, BlockMemory, each_beside_loop
+from shared.kv.block_memory import AsSent, BlockMemory, each_beside_loop, host_bytes
+from shared.kv.handoff.link_rate import LinkRate
+from shared.kv.packing import BlockPacking, Compression
 from shared.kv.pool import OutgoingBlock
 from shared.kv.seal import Seal, SealedBlock
-from shared.kv.transfer import TRAILER_INDEX, KVTransfer
+from shared.kv.transfer import TRAILER_INDEX, KVTransfer, TransferCounters
 from shared.rpc.pb.tandem.v1 import types_pb2
 
 logger = logging.getLogger(__name__)
@@ -29,13 +33,16 @@ logger = logging.getLogger(__name__)
 _LENGTH = struct.Struct("<I")
 _FIXED_BYTES = 64  # length prefix, scalar fields, tags and lengths of the two packed lists
 _BYTES_PER_BLOCK = 5 + 8  # a varint index and a fixed64 checksum
+_BYTES_PER_PACKED = 5  # a varint size
 _TAG_FRAME_BYTES = 2  # before each block's tag
 
 
-def trailer_bytes(num_blocks: int, seal: Seal | None = None) -> int:
-    """Bytes of every trailer for a hand-off of at most `num_blocks` blocks, and the most of a note."""
+def trailer_bytes(num_blocks: int, seal: Seal | None = None, *, packed: bool = False) -> int:
+    """Bytes of every trailer for a hand-off of at most `num_blocks` blocks, and the most of a note. `packed`: the most
+    of a note with sizes of packed blocks, for a receiver that takes them; trailers have none."""
     tags = (_TAG_FRAME_BYTES + seal.tag_bytes) * num_blocks + seal.tag_bytes if seal is not None else 0
-    return _FIXED_BYTES + _BYTES_PER_BLOCK * num_blocks + tags
+    sizes = _BYTES_PER_PACKED * num_blocks if packed else 0
+    return _FIXED_BYTES + _BYTES_PER_BLOCK * num_blocks + sizes + tags
 
 
 def encode_note(note: types_pb2.HandoffTrailer, seal: Seal | None = None, number: int = 0) -> bytes:
@@ -72,6 +79,8 @@ def decode_trailer(data: bytes, seal: Seal | None = None, number: int = 0) -> ty
         raise TransferFailed("the trailer is not a HandoffTrailer") from error
     if len(trailer.block_indexes) != len(trailer.checksums):
         raise TransferFailed("the trailer has not one checksum a block")
+    if len(trailer.packed_bytes) not in (0, len(trailer.checksums)):
+        raise TransferFailed("the message has not one size a block", field="packed_bytes")
     tagged = bool(trailer.block_tags) or (seal is not None and trailer.more)
     if tagged and len(trailer.block_tags) != len(trailer.checksums):
         raise TransferFailed("the message has not one tag a block", field="block_tags")
@@ -81,6 +90,71 @@ def decode_trailer(data: bytes, seal: Seal | None = None, number: int = 0) -> ty
 def _encode(message: types_pb2.HandoffTrailer, seal: Seal | None, number: int) -> bytes:
     body = message.SerializeToString()
     return _LENGTH.pack(len(body)) + (body if seal is None else seal.close_message(number, body))
+
+
+@dataclass(frozen=True, slots=True)
+class _Closed:
+    """A block that is ready to leave."""
+
+    sealed: SealedBlock
+    packed: memoryview | None = None
+    """Of the packing, to be given back."""
+    saved_bytes: int = 0
+
+    @property
+    def packed_bytes(self) -> int:
+        """0 where it leaves as it is."""
+        return 0 if self.packed is None else self.packed.nbytes
+
+
+def _close_packed(index: int, place: BlockMemory, packing: BlockPacking, seal: Seal | None) -> _Closed:
+    """A block, while a processor's cache holds it."""
+    block = host_bytes(place)
+    packed = packing.pack(block)
+    leaving = block if packed is None else packed
+    sealed = SealedBlock(leaving) if seal is None else seal.close_blocks([(index, leaving)])[0]
+    return _Closed(sealed, packed, block.nbytes - leaving.nbytes)
+
+
+@dataclass(slots=True)
+class Wire:
+    """Packing for one receiver, and the link to it."""
+
+    packer: BlockPacking
+    link: LinkRate
+    unpack_bytes_s: float
+    """The receiver's."""
+    mode: Compression
+    same_host: bool = False
+    """Nothing crosses a link: `auto` does not pack."""
+
+    def packing(self) -> BlockPacking | None:
+        """What packs the next blocks; None: they leave as they are."""
+        if self.unpack_bytes_s <= 0 or self.mode == "off":
+            return None
+        if self.mode == "on":
+            return self.packer
+        pays = not self.same_host and self.link.packs(self.packer.rates, self.unpack_bytes_s)
+        return self.packer if pays else None
+
+    async def timed(self, num_bytes: int, sending: Awaitable[None]) -> None:
+        """Awaits what sends so many bytes, and measures the link by it."""
+        self.link.began(num_bytes, time.perf_counter())
+        taken = False
+        try:
+            await sending
+            taken = True
+        finally:
+            self.link.ended(num_bytes, time.perf_counter(), taken=taken)
+
+    def count(self, closed: Sequence[_Closed], counters: TransferCounters) -> None:
+        """Counts packed blocks that have gone, and gives their buffers back. Those of a send that failed are not kept,
+        as sealed ones are not: something may still read them."""
+        for item in closed:
+            if item.packed is not None:
+                counters.blocks_packed += 1
+                counters.bytes_saved += item.saved_bytes
+                self.packer.give_back(item.packed)
 
 
 class Shipment:
@@ -102,10 +176,14 @@ class Shipment:
         timeout_s: float,
         seal: Seal | None = None,
         convert: Callable[[Sequence[BlockMemory]], list[AsSent]] | None = None,
+        wire: Wire | None = None,
     ) -> None:
         """`memory(block_ids)` gives the bytes of each, `release(blocks)` gives the sender's references back. A receiver
         that takes nothing for `timeout_s` after the last chunk is given up. `seal` protects blocks, notes and the
-        trailer. `convert`, for any thread, makes of blocks what is sent in their place, sealed and checked."""
+        trailer. `convert`, for any thread, makes of blocks what is sent in their place, sealed and checked. `wire`: of
+        a receiver that takes packed blocks, for blocks that notes name."""
+        self._wire = wire
+        self._packing = asyncio.Lock()  # one part is packed while the one before is on its way
         self._convert = convert
         self._transfer = transfer
         self.address = address
@@ -117,7 +195,7 @@ class Shipment:
         self._timeout_s = timeout_s
         self._seal = seal
         self._num_messages = 0  # notes and trailer
-        self._unnoted: list[tuple[OutgoingBlock, bytes]] = []  # blocks that leave, with their tags
+        self._unnoted: list[tuple[OutgoingBlock, _Closed]] = []  # blocks that leave
         self._noting: asyncio.Task[None] | None = None
         self._checksums: dict[int, int] = {}  # of converted blocks, by index
         self._tags: dict[int, bytes] = {}  # of blocks without a note, for the trailer
@@ -204,7 +282,8 @@ class Shipment:
     async def _send_batch(self, blocks: Sequence[OutgoingBlock], tags: asyncio.Future[list[bytes]] | None) -> None:
         """Seals and sends blocks; `tags` takes theirs, None: a note does."""
         try:
-            sealed = await self._close_blocks(blocks)
+            async with self._packing:
+                closed = await self._close_blocks(blocks, packs=tags is None)
         except Exception as error:
             self._error = _as_failure(error)
             self._release(blocks)
@@ -212,10 +291,10 @@ class Shipment:
                 tags.set_exception(self._error)
                 tags.exception()  # the owner of the blocks may not read it
             return
-        made = [item.tag for item in sealed]
+        made = [item.sealed.tag for item in closed]
         noting: asyncio.Task[None] | None = None
         if tags is None:
-            self._unnoted += zip(blocks, made, strict=True)
+            self._unnoted += zip(blocks, closed, strict=True)
             if self._noting is None or self._noting.done():
                 self._noting = asyncio.create_task(self._send_notes())
             noting = self._noting
@@ -223,33 +302,46 @@ class Shipment:
             self._tags.update((block.index, tag) for block, tag in zip(blocks, made, strict=True) if tag)
             if not tags.done():
                 tags.set_result(made)
-        await self._send(blocks, sealed)
+        await self._send(blocks, closed)
         if noting is not None:
             await asyncio.wait((noting,))
 
-    async def _close_blocks(self, blocks: Sequence[OutgoingBlock]) -> list[SealedBlock]:
+    async def _close_blocks(self, blocks: Sequence[OutgoingBlock], *, packs: bool) -> list[_Closed]:
         memory = await self._memory([block.block_id for block in blocks])
         if self._convert is not None:
             converted = await each_beside_loop(memory, memory, self._convert)
             memory = [made.memory for made in converted]
             self._checksums.update((block.index, made.checksum) for block, made in zip(blocks, converted, strict=True))
         seal = self._seal
-        if seal is None:
-            return [SealedBlock(place) for place in memory]
-        pairs = [(block.index, place) for block, place in zip(blocks, memory, strict=True)]
-        return await each_beside_loop(pairs, memory, seal.close_blocks)
+        packing = self._wire.packing() if packs and self._wire is not None else None
+        if seal is None and packing is None:
+            return [_Closed(SealedBlock(place)) for place in memory]
 
-    async def _send(self, blocks: Sequence[OutgoingBlock], sealed: Sequence[SealedBlock]) -> None:
+        def close(pairs: Sequence[tuple[int, BlockMemory]]) -> list[_Closed]:
+            if packing is None:
+                assert seal is not None
+                return list(map(_Closed, seal.close_blocks(pairs)))
+            return [_close_packed(index, place, packing, seal) for index, place in pairs]
+
+        pairs = [(block.index, place) for block, place in zip(blocks, memory, strict=True)]
+        return await each_beside_loop(pairs, memory, close)
+
+    async def _send(self, blocks: Sequence[OutgoingBlock], closed: Sequence[_Closed]) -> None:
         try:
             if self._dropped:
                 raise TransferFailed("the peer is gone")
             if self._error is None and blocks:
                 self.num_posted += len(blocks)
-                leaving = [(block.index, item.wire) for block, item in zip(blocks, sealed, strict=True)]
-                await self._transfer.send_blocks(self.address, self._ticket, leaving, self._count_taken)
+                leaving = [(block.index, item.sealed.wire) for block, item in zip(blocks, closed, strict=True)]
+                sending = self._transfer.send_blocks(self.address, self._ticket, leaving, self._count_taken)
+                if self._wire is None:
+                    await sending
+                else:
+                    await self._wire.timed(sum(memory.nbytes for _, memory in leaving), sending)
+                    self._wire.count(closed, self._transfer.counters)
                 if self._seal is not None:
-                    for item in sealed:
-                        self._seal.give_back(item)
+                    for item in closed:
+                        self._seal.give_back(item.sealed)
         except Exception as error:
             self._error = self._error or _as_failure(error)
         finally:
@@ -267,8 +359,10 @@ class Shipment:
                     more=True,
                     block_indexes=[block.index for block, _ in noted],
                     checksums=[self._checksum(block) for block, _ in noted],
-                    block_tags=[tag for _, tag in noted if tag],
+                    block_tags=[item.sealed.tag for _, item in noted if item.sealed.tag],
                 )
+                if any(item.packed is not None for _, item in noted):
+                    note.packed_bytes.extend(item.packed_bytes for _, item in noted)
                 data = bytearray(encode_note(note, self._seal, self._next_number()))
                 self.num_posted += 1
                 await self._transfer.send(self.address, self._ticket, TRAILER_INDEX, memoryview(data))

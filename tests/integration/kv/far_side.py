@@ -13,13 +13,17 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import uvloop
 
 from shared.errors import TransferFailed
+from shared.kernels.cpu.packing import fastest_packing
 from shared.kv.encryption_modes import NO_ENCRYPTION
 from shared.kv.fleet_key import FleetKey, seal_of
+from shared.kv.handoff.link_rate import LinkRate
 from shared.kv.handoff.receive_handoff import ArrivalCheck
-from shared.kv.handoff.shipment import Shipment
+from shared.kv.handoff.shipment import Shipment, Wire
+from shared.kv.packing import BlockPacking
 from shared.kv.pool import OutgoingBlock
 from shared.kv.seal import Purpose
 from shared.kv.transfer import TRAILER_INDEX, Incoming, KVTransfer
@@ -37,6 +41,19 @@ Sizes = Sequence[tuple[int, int]]
 def content(ticket: int, index: int, num_bytes: int) -> bytes:
     """What a sender sends as this block of this ticket."""
     return hashlib.shake_128(f"{ticket}:{index}".encode()).digest(num_bytes)
+
+
+def packable(ticket: int, index: int, num_bytes: int) -> bytes:
+    """Of bfloat16 numbers with two exponents, so that packing shrinks it."""
+    numbers = np.frombuffer(content(ticket, index, num_bytes), np.uint16)
+    return (numbers & 0x80FF | 0x3F00).astype(np.uint16).tobytes()
+
+
+def block_packing() -> BlockPacking:
+    """By the library that workers use."""
+    packer = fastest_packing()
+    assert packer is not None, "this machine compiles no kernels"
+    return BlockPacking(packer, BLOCK_BYTES, "bfloat16")
 
 
 class Memory:
@@ -117,11 +134,15 @@ class FarSide:
         sealed_for: int | None = None,
         resummed: bool = False,
         swapped: Sequence[int] = (),
-    ) -> None:
+        packed: bool = False,
+    ) -> dict[str, int]:
         """Ships whole blocks as a prefill worker does, with a note; `damaged` ones have a bit flipped on the way, of
         which the checksum knows if they are `resummed`; two `swapped` ones arrive in each other's place. `content_of`:
-        the ticket whose content they have; `sealed_for`: the one whose seal, where it is another."""
-        memory = {index: bytearray(content(content_of, index, BLOCK_BYTES)) for index in indexes}
+        the ticket whose content they have; `sealed_for`: the one whose seal, where it is another. `packed`: the content
+        is packable, and is packed. Returns what this side has sent until now."""
+        made = packable if packed else content
+        memory = {index: bytearray(made(content_of, index, BLOCK_BYTES)) for index in indexes}
+        wire = Wire(block_packing(), LinkRate(), unpack_bytes_s=1e9, mode="on") if packed else None
         check = ArrivalCheck(BLOCK_BYTES)
         sums = [check.checksum(_flipped(memory[index], resummed and index in damaged)) for index in indexes]
 
@@ -132,6 +153,7 @@ class FarSide:
             _Damaging(self._transfer, damaged, swapped), bytes.fromhex(address), ticket, len(indexes),
             views, lambda _: None, timeout_s=60.0,
             seal=seal_of(self._key, Purpose.HANDOFF, ticket if sealed_for is None else sealed_for, BLOCK_BYTES),
+            wire=wire,
         )  # fmt: skip
         blocks = [OutgoingBlock("s", index, index, known) for index, known in zip(indexes, sums, strict=True)]
         shipment.add_noted(blocks)
@@ -139,6 +161,8 @@ class FarSide:
             await shipment.finish(FIRST_TOKEN, NUM_TOKENS, finished=False)
         else:
             await shipment.sent()
+        counters = self._transfer.counters
+        return {"blocks_packed": counters.blocks_packed, "saved": counters.bytes_saved, "sent": counters.bytes_sent}
 
     async def cancel(self, ticket: int) -> None:
         """Ends a hand-off."""
@@ -158,6 +182,7 @@ class _Damaging:
 
     def __init__(self, transfer: KVTransfer, damaged: Sequence[int], swapped: Sequence[int]) -> None:
         self._transfer = transfer
+        self.counters = transfer.counters
         self._damaged = damaged
         self._swapped = dict(zip(swapped, reversed(swapped), strict=True))
 

@@ -30,8 +30,8 @@ class Reservation:
         return [index for index, block in self.memory.items() if block == content(RIGHT, index, BLOCK_BYTES)]
 
 
-async def ship(sides: Sides, ticket: int, indexes, content_of: int = RIGHT, **more) -> None:
-    await sides.far(
+async def ship(sides: Sides, ticket: int, indexes, content_of: int = RIGHT, **more) -> dict[str, int]:
+    return await sides.far(
         "ship", address=sides.near.address.hex(), ticket=ticket, indexes=list(indexes), content_of=content_of, **more
     )
 

@@ -110,6 +110,7 @@ class Worker:
             transfer=self.transfer,
             incarnation=5,
             fleet_key=None,
+            packing=None,
             seal=lambda *_: None,
             settings=SimpleNamespace(
                 name="w", max_num_seqs=8, max_num_batched_tokens=64, tpot_target_ms=-1, tp=1, pp=1, ep=1

@@ -45,6 +45,7 @@ def prefill_worker(
         transfer=SimpleNamespace(counters=SimpleNamespace(bytes_sent=0, bytes_received=0)),
         engine=SimpleNamespace(steps=SimpleNamespace(num_steps=0, busy_s=0.0), submit=submit),
         settings=SimpleNamespace(name="prefill-0", tpot_target_ms=tpot_target_ms),
+        packing=None,
         model=SimpleNamespace(layout=BlockLayout(1, 16, KVFormat("float32", 1, 8))),
     )
     connector = SimpleNamespace(

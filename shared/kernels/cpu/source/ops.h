@@ -69,6 +69,8 @@ void tandem_sample_tokens(
     const float* logits, const float* temperatures, const int32_t* top_ks, const double* top_ps, const float* min_ps,
     const uint64_t* seeds, const uint64_t* positions, int64_t* out, int64_t num_rows, int64_t vocab_size);
 void tandem_multilinear(const uint64_t* words, const uint64_t* keys, int64_t n, uint64_t* out);
+int64_t tandem_pack(const uint16_t* x, int64_t n, uint8_t* out, int64_t capacity);
+int tandem_unpack(const uint8_t* packed, int64_t size, uint16_t* x, int64_t n);
 struct Lora;
 struct LoraRows;
 void tandem_add_lora(

@@ -1,0 +1,1 @@
+"""Blocks of 16-bit floats in fewer bytes, losslessly."""

@@ -23,7 +23,7 @@ if __package__ in (None, ""):
 
 from models.recipe.chat import BOS, EOS  # noqa: E402
 from models.recipe.corpus import Chapter, RecipeError, fetch, read_chapters  # noqa: E402
-from models.recipe.data import Rows, chapter_text, split, token_id  # noqa: E402
+from models.recipe.data import Rows, Split, chapter_text, split, token_id  # noqa: E402
 from models.recipe.export import as_shipped, write_config, write_weights  # noqa: E402
 from models.recipe.network import Llama, Shape  # noqa: E402
 from models.recipe.optim import Optimizer  # noqa: E402
@@ -42,12 +42,8 @@ def main(
     cache_dir: Annotated[Path, typer.Option(help="where the Debian package is kept")] = CACHE,
 ) -> None:
     """Train a draft of the demo model by the demo model's own probabilities."""
-    torch.manual_seed(seed)
-    torch.set_num_threads(threads)
-    package_root, _ = fetch(cache_dir)
-    parts = split(read_chapters(package_root))
-    tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
-    teacher, model = load(target, Shape()), Llama(SHAPE)
+    teacher, tokenizer, parts = begin(target, cache_dir, threads, seed)
+    model = Llama(SHAPE)
     sizes = [sum(p.numel() for p in each.parameters()) for each in (model, teacher)]
     print(f"{sizes[0]} parameters beside {sizes[1]}", flush=True)
     train(model, teacher, Rows(tokenizer, parts.train, CHAT_SHARE, seed), steps)
@@ -56,6 +52,16 @@ def main(
     size = write_weights(model, out)
     found = agreement(as_shipped(model), teacher, tokenizer, parts.held_out)
     print(json.dumps({**found, "bytes": size}), flush=True)
+
+
+def begin(target: Path, cache_dir: Path, threads: int, seed: int) -> tuple[Llama, Tokenizer, Split]:
+    """The model that is guessed for, its tokenizer, and the text that it was trained on. Sets torch's seed and threads,
+    before anything is drawn. Raises RecipeError."""
+    torch.manual_seed(seed)
+    torch.set_num_threads(threads)
+    package_root, _ = fetch(cache_dir)
+    parts = split(read_chapters(package_root))
+    return load(target, Shape()), Tokenizer.from_file(str(target / "tokenizer.json")), parts
 
 
 def load(folder: Path, shape: Shape) -> Llama:

@@ -15,16 +15,15 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (the field's usual name)
 import typer
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 ROOT = Path(__file__).resolve().parents[2]
 if __package__ in (None, ""):
     sys.path.insert(0, str(ROOT))
 
-from models.recipe.corpus import RecipeError, fetch, read_chapters  # noqa: E402
-from models.recipe.data import Rows, chapter_text, split  # noqa: E402
-from models.recipe.draft import divergence, load  # noqa: E402
+from models.recipe.corpus import RecipeError  # noqa: E402
+from models.recipe.data import Rows, chapter_text  # noqa: E402
+from models.recipe.draft import begin, divergence  # noqa: E402
 from models.recipe.network import Layer, Llama, Shape  # noqa: E402
 from models.recipe.optim import Optimizer  # noqa: E402
 from models.recipe.train import CACHE, CHAT_SHARE, SHORT_ROW, TOKENS_PER_STEP  # noqa: E402
@@ -85,12 +84,8 @@ def main(
     cache_dir: Annotated[Path, typer.Option(help="where the Debian package is kept")] = CACHE,
 ) -> None:
     """Train a head of the demo model by the demo model's own probabilities."""
-    torch.manual_seed(seed)
-    torch.set_num_threads(threads)
-    package_root, _ = fetch(cache_dir)
-    parts = split(read_chapters(package_root))
-    tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
-    teacher, head = load(target, Shape()), Head(Shape())
+    teacher, tokenizer, parts = begin(target, cache_dir, threads, seed)
+    head = Head(Shape())
     optimizer = Optimizer(head, steps)
     batches = Rows(tokenizer, parts.train, CHAT_SHARE, seed).batches(TOKENS_PER_STEP // SHORT_ROW, SHORT_ROW)
     started = time.monotonic()

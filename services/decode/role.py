@@ -24,7 +24,8 @@ from shared.engine.messages import (
 from shared.engine.sequence import Goal
 from shared.errors import Internal, ModelMismatch, TandemError, TransferFailed, WorkerLost
 from shared.kv.block_memory import BlockMemory
-from shared.kv.handoff.receive_handoff import ArrivalCheck, HandoffReceiver, LostMemory, MemoryLost
+from shared.kv.handoff.arrival_check import ArrivalCheck
+from shared.kv.handoff.receive_handoff import HandoffReceiver, LostMemory, MemoryLost
 from shared.kv.handoff.stall import REPORT_EVERY_S
 from shared.rpc.errors import to_proto
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2

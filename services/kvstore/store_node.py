@@ -24,7 +24,8 @@ from shared.block_service.client import SentBlock
 from shared.block_service.store_client import Wanted
 from shared.errors import ConfigError, ModelMismatch, StoreUnavailable, TransferFailed
 from shared.kv.fleet_key import FleetKey, seal_of
-from shared.kv.handoff.receive_handoff import LostMemory, MemoryLost, announcements, receive_trailer
+from shared.kv.handoff.arrival_check import announcements
+from shared.kv.handoff.receive_handoff import LostMemory, MemoryLost, receive_trailer
 from shared.kv.handoff.shipment import Shipment, trailer_bytes
 from shared.kv.pool import OutgoingBlock
 from shared.kv.seal import Purpose, Seal

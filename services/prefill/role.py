@@ -18,8 +18,9 @@ from shared.errors import InvalidRequest, PeerUnreachable, TandemError
 from shared.kernels.kv_conversion import BlockConversion
 from shared.kv.block_memory import leaving
 from shared.kv.handoff.link_rate import LinkRate
-from shared.kv.handoff.shipment import Shipment, Wire
+from shared.kv.handoff.shipment import Shipment
 from shared.kv.handoff.stall import STALLED_S, StallWatch
+from shared.kv.handoff.wire import Wire
 from shared.kv.pool import OutgoingBlock
 from shared.kv.seal import Purpose
 from shared.kv.transfer import TICKET_BITS

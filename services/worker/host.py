@@ -33,7 +33,6 @@ from shared.engine.runner.runner import Runner
 from shared.engine.scheduler.scheduler import Scheduler
 from shared.engine.speculation.speculator import GuessCounters
 from shared.engine.step_counters import StepCounters
-from shared.errors import ModelLoadError
 from shared.identity import BOTH, Roles, WorkerRole
 from shared.kernels.cpu.multilinear import fastest_sum
 from shared.kernels.cpu.packing import fastest_packing
@@ -196,12 +195,6 @@ class EngineHost:
         before, resting = self.model, self.engine
         try:
             self.model = await self._load(settings, lambda _fraction, _what: None)
-            if self.model.has_head != before.has_head:
-                raise ModelLoadError(
-                    f"{folder} has {int(self.model.has_head)} heads, the model before {int(before.has_head)}: "
-                    "its blocks have another size",
-                    field="folder",
-                )
             await self._start_engine(resting.steps)
         except BaseException:
             self.model, self.engine = before, resting

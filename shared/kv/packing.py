@@ -16,7 +16,7 @@ Compression = Literal["auto", "off", "on"]
 PACKED_DTYPES = ("bfloat16", "float16")
 """KV dtypes whose blocks can be packed."""
 _KEPT_OF_16 = 15
-"""A block that does not get smaller than so many sixteenths is sent as it is."""
+"""Sixteenths of a block: one whose packed form is longer than this share is sent as it is."""
 _MEASURED = 3
 
 

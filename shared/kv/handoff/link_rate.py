@@ -25,7 +25,7 @@ class LinkRate:
         self._packs = False
 
     def began(self, num_bytes: int, now_s: float) -> None:
-        """Blocks of so many bytes, as they are sent, begin to leave."""
+        """Blocks begin to leave; `num_bytes`: of all of them, packed or not."""
         if not self._on_their_way:
             self._since_s, self._taken = now_s, 0
         self._on_their_way += num_bytes

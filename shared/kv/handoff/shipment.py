@@ -12,20 +12,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
-import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Self
 
 from google.protobuf.message import DecodeError
 
 from shared.errors import TransferFailed
-from shared.kv.block_memory import AsSent, BlockMemory, each_beside_loop, host_bytes
-from shared.kv.handoff.link_rate import LinkRate
-from shared.kv.packing import BlockPacking, Compression
+from shared.kv.block_memory import AsSent, BlockMemory, each_beside_loop
+from shared.kv.handoff.wire import ClosedBlock, Wire, close_packed
 from shared.kv.pool import OutgoingBlock
 from shared.kv.seal import Seal, SealedBlock
-from shared.kv.transfer import TRAILER_INDEX, KVTransfer, TransferCounters
+from shared.kv.transfer import TRAILER_INDEX, KVTransfer
 from shared.rpc.pb.tandem.v1 import types_pb2
 
 logger = logging.getLogger(__name__)
@@ -92,71 +90,6 @@ def _encode(message: types_pb2.HandoffTrailer, seal: Seal | None, number: int) -
     return _LENGTH.pack(len(body)) + (body if seal is None else seal.close_message(number, body))
 
 
-@dataclass(frozen=True, slots=True)
-class _Closed:
-    """A block that is ready to leave."""
-
-    sealed: SealedBlock
-    packed: memoryview | None = None
-    """Of the packing, to be given back."""
-    saved_bytes: int = 0
-
-    @property
-    def packed_bytes(self) -> int:
-        """0 where it leaves as it is."""
-        return 0 if self.packed is None else self.packed.nbytes
-
-
-def _close_packed(index: int, place: BlockMemory, packing: BlockPacking, seal: Seal | None) -> _Closed:
-    """A block, while a processor's cache holds it."""
-    block = host_bytes(place)
-    packed = packing.pack(block)
-    leaving = block if packed is None else packed
-    sealed = SealedBlock(leaving) if seal is None else seal.close_blocks([(index, leaving)])[0]
-    return _Closed(sealed, packed, block.nbytes - leaving.nbytes)
-
-
-@dataclass(slots=True)
-class Wire:
-    """Packing for one receiver, and the link to it."""
-
-    packer: BlockPacking
-    link: LinkRate
-    unpack_bytes_s: float
-    """The receiver's."""
-    mode: Compression
-    same_host: bool = False
-    """Nothing crosses a link: `auto` does not pack."""
-
-    def packing(self) -> BlockPacking | None:
-        """What packs the next blocks; None: they leave as they are."""
-        if self.unpack_bytes_s <= 0 or self.mode == "off":
-            return None
-        if self.mode == "on":
-            return self.packer
-        pays = not self.same_host and self.link.packs(self.packer.rates, self.unpack_bytes_s)
-        return self.packer if pays else None
-
-    async def timed(self, num_bytes: int, sending: Awaitable[None]) -> None:
-        """Awaits what sends so many bytes, and measures the link by it."""
-        self.link.began(num_bytes, time.perf_counter())
-        taken = False
-        try:
-            await sending
-            taken = True
-        finally:
-            self.link.ended(num_bytes, time.perf_counter(), taken=taken)
-
-    def count(self, closed: Sequence[_Closed], counters: TransferCounters) -> None:
-        """Counts packed blocks that have gone, and gives their buffers back. Those of a send that failed are not kept,
-        as sealed ones are not: something may still read them."""
-        for item in closed:
-            if item.packed is not None:
-                counters.blocks_packed += 1
-                counters.bytes_saved += item.saved_bytes
-                self.packer.give_back(item.packed)
-
-
 class Shipment:
     """Sends blocks to one receiver: a sequence's to a decode worker, a batch to a store, a prefix from there.
 
@@ -183,7 +116,8 @@ class Shipment:
         trailer. `convert`, for any thread, makes of blocks what is sent in their place, sealed and checked. `wire`: of
         a receiver that takes packed blocks, for blocks that notes name."""
         self._wire = wire
-        self._packing = asyncio.Lock()  # one part is packed while the one before is on its way
+        # With packing, one part is packed while the one before is on its way.
+        self._closing: AbstractAsyncContextManager[object] = nullcontext() if wire is None else asyncio.Lock()
         self._convert = convert
         self._transfer = transfer
         self.address = address
@@ -195,7 +129,7 @@ class Shipment:
         self._timeout_s = timeout_s
         self._seal = seal
         self._num_messages = 0  # notes and trailer
-        self._unnoted: list[tuple[OutgoingBlock, _Closed]] = []  # blocks that leave
+        self._unnoted: list[tuple[OutgoingBlock, ClosedBlock]] = []  # blocks that leave
         self._noting: asyncio.Task[None] | None = None
         self._checksums: dict[int, int] = {}  # of converted blocks, by index
         self._tags: dict[int, bytes] = {}  # of blocks without a note, for the trailer
@@ -282,7 +216,7 @@ class Shipment:
     async def _send_batch(self, blocks: Sequence[OutgoingBlock], tags: asyncio.Future[list[bytes]] | None) -> None:
         """Seals and sends blocks; `tags` takes theirs, None: a note does."""
         try:
-            async with self._packing:
+            async with self._closing:
                 closed = await self._close_blocks(blocks, packs=tags is None)
         except Exception as error:
             self._error = _as_failure(error)
@@ -306,7 +240,7 @@ class Shipment:
         if noting is not None:
             await asyncio.wait((noting,))
 
-    async def _close_blocks(self, blocks: Sequence[OutgoingBlock], *, packs: bool) -> list[_Closed]:
+    async def _close_blocks(self, blocks: Sequence[OutgoingBlock], *, packs: bool) -> list[ClosedBlock]:
         memory = await self._memory([block.block_id for block in blocks])
         if self._convert is not None:
             converted = await each_beside_loop(memory, memory, self._convert)
@@ -315,18 +249,18 @@ class Shipment:
         seal = self._seal
         packing = self._wire.packing() if packs and self._wire is not None else None
         if seal is None and packing is None:
-            return [_Closed(SealedBlock(place)) for place in memory]
+            return [ClosedBlock(SealedBlock(place)) for place in memory]
 
-        def close(pairs: Sequence[tuple[int, BlockMemory]]) -> list[_Closed]:
+        def close(pairs: Sequence[tuple[int, BlockMemory]]) -> list[ClosedBlock]:
             if packing is None:
                 assert seal is not None
-                return list(map(_Closed, seal.close_blocks(pairs)))
-            return [_close_packed(index, place, packing, seal) for index, place in pairs]
+                return list(map(ClosedBlock, seal.close_blocks(pairs)))
+            return [close_packed(index, place, packing, seal) for index, place in pairs]
 
         pairs = [(block.index, place) for block, place in zip(blocks, memory, strict=True)]
         return await each_beside_loop(pairs, memory, close)
 
-    async def _send(self, blocks: Sequence[OutgoingBlock], closed: Sequence[_Closed]) -> None:
+    async def _send(self, blocks: Sequence[OutgoingBlock], closed: Sequence[ClosedBlock]) -> None:
         try:
             if self._dropped:
                 raise TransferFailed("the peer is gone")

@@ -21,7 +21,8 @@ from shared.engine.messages import (
 )
 from shared.engine.sequence import Goal
 from shared.kv.block_memory import leaving
-from shared.kv.handoff.receive_handoff import ArrivalCheck, HandoffReceiver, ReceivedHandoff
+from shared.kv.handoff.arrival_check import ArrivalCheck
+from shared.kv.handoff.receive_handoff import HandoffReceiver, ReceivedHandoff
 from shared.kv.handoff.shipment import Shipment
 from shared.kv.pool import OutgoingBlock
 from shared.kv.transfer import KVTransfer

@@ -13,7 +13,7 @@ from shared.errors import Overloaded, TransferFailed
 from shared.kernels.backends import cpu as cpu_backend
 from shared.kernels.kv_conversion import BlockConversion
 from shared.kernels.pool_view import PoolView
-from shared.kv.handoff.receive_handoff import ArrivalCheck
+from shared.kv.handoff.arrival_check import ArrivalCheck
 from shared.kv.layout import BlockLayout, KVFormat
 from shared.model.decoder import Decoder
 from shared.model.ranks.shard import Degrees

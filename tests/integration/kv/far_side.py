@@ -20,9 +20,10 @@ from shared.errors import TransferFailed
 from shared.kernels.cpu.packing import fastest_packing
 from shared.kv.encryption_modes import NO_ENCRYPTION
 from shared.kv.fleet_key import FleetKey, seal_of
+from shared.kv.handoff.arrival_check import ArrivalCheck
 from shared.kv.handoff.link_rate import LinkRate
-from shared.kv.handoff.receive_handoff import ArrivalCheck
-from shared.kv.handoff.shipment import Shipment, Wire
+from shared.kv.handoff.shipment import Shipment
+from shared.kv.handoff.wire import Wire
 from shared.kv.packing import BlockPacking
 from shared.kv.pool import OutgoingBlock
 from shared.kv.seal import Purpose

@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from shared.errors import TransferFailed
-from shared.kv.handoff.receive_handoff import ArrivalCheck, HandoffReceiver, ReceivedHandoff
+from shared.kv.handoff.arrival_check import ArrivalCheck
+from shared.kv.handoff.receive_handoff import HandoffReceiver, ReceivedHandoff
 from shared.kv.transfer import KVTransfer
 from tests.integration.kv.conftest import Sides
 from tests.integration.kv.far_side import BLOCK_BYTES, FIRST_TOKEN, NUM_TOKENS, UNTOUCHED, content

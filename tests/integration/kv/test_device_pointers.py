@@ -15,7 +15,7 @@ from shared.engine.runner.block_access import BlockSums, DeviceBlocks
 from shared.engine.runner.device_link import DeviceLink
 from shared.kernels.torch_backend import TorchKernels
 from shared.kv.fleet_key import FleetKey
-from shared.kv.handoff.receive_handoff import Announced, ArrivalCheck
+from shared.kv.handoff.arrival_check import Announced, ArrivalCheck
 from shared.kv.layout import BlockLayout, KVFormat
 from shared.kv.seal import Purpose
 from shared.kv.transfer import TRAILER_INDEX, new_ticket

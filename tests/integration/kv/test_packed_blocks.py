@@ -9,7 +9,8 @@ import pytest
 
 from shared.errors import TransferFailed
 from shared.kv.fleet_key import FleetKey
-from shared.kv.handoff.receive_handoff import ArrivalCheck, ReceivedHandoff
+from shared.kv.handoff.arrival_check import ArrivalCheck
+from shared.kv.handoff.receive_handoff import ReceivedHandoff
 from shared.kv.ucx import UcxTransfer
 from tests.integration.kv.conftest import BY_NETWORK, FAR_HOST, NEAR_HOST, FarProcess, Sides
 from tests.integration.kv.far_side import BLOCK_BYTES, block_packing, packable

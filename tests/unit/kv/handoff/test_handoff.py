@@ -9,8 +9,8 @@ import pytest
 
 from shared.errors import PeerUnreachable, TransferFailed
 from shared.kv.fleet_key import FleetKey
+from shared.kv.handoff.arrival_check import ArrivalCheck
 from shared.kv.handoff.receive_handoff import (
-    ArrivalCheck,
     HandoffReceiver,
     MemoryLost,
     ReceivedHandoff,

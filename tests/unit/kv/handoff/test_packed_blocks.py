@@ -10,9 +10,11 @@ import pytest
 from shared.errors import TransferFailed
 from shared.kernels.packing import reference
 from shared.kv.fleet_key import FleetKey
+from shared.kv.handoff.arrival_check import ArrivalCheck
 from shared.kv.handoff.link_rate import MEASURED_BYTES, LinkRate
-from shared.kv.handoff.receive_handoff import ArrivalCheck, HandoffReceiver, ReceivedHandoff
-from shared.kv.handoff.shipment import Shipment, Wire, encode_note, encode_trailer
+from shared.kv.handoff.receive_handoff import HandoffReceiver, ReceivedHandoff
+from shared.kv.handoff.shipment import Shipment, encode_note, encode_trailer
+from shared.kv.handoff.wire import Wire
 from shared.kv.local import LocalPlane, LocalTransfer
 from shared.kv.packing import BlockPacking, PackingRates
 from shared.kv.pool import OutgoingBlock

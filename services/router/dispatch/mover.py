@@ -103,17 +103,7 @@ class Mover:
             leaving = MoveCause.PREFERENCE
         if view is None:  # removed: it gets nothing new
             return Desk(link.name, StepWork(), 0, 0, 0, accepting=False, leaving=leaving)
-        return Desk(
-            link.name,
-            StepWork(view.num_decoding, view.num_context_tokens),
-            view.num_requests,
-            view.max_num_seqs,
-            view.num_free_blocks,
-            view.times,
-            view.least_slack_s,
-            view.accepting and (not self.preferred or link.name in self.preferred),
-            leaving,
-        )
+        return Desk.of(view, leaving, preferred=self.preferred)
 
 
 def running_answer(active: ActiveRequest, block_size: int, now: float) -> RunningAnswer:

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
 
+from services.router.placement.views import WorkerView
 from shared.sizing.step_time import StepTimes, StepWork
 
 FIRST_GUESS_TOKENS = 64
@@ -64,6 +65,21 @@ class Desk:
     """Takes new work."""
     leaving: MoveCause | None = None
     """Why all its answers are to go; None: they may stay."""
+
+    @classmethod
+    def of(cls, view: WorkerView, leaving: MoveCause | None, *, preferred: Set[str]) -> Desk:
+        """By the router's view of the worker. `preferred`: workers to which answers may move; none of them: to all."""
+        return cls(
+            view.name,
+            StepWork(view.num_decoding, view.num_context_tokens),
+            view.num_requests,
+            view.max_num_seqs,
+            view.num_free_blocks,
+            view.times,
+            view.least_slack_s,
+            view.accepting and (not preferred or view.name in preferred),
+            leaving,
+        )
 
     @property
     def step_s(self) -> float | None:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from services.router.placement.beside import DEFAULT_BUDGET, Pace, pace_of
 from services.router.placement.demand import Demand, Mix
+from services.router.placement.pairs import MOST_DISPLACED
 from services.router.placement.views import Work, WorkerView
 from shared.engine.scheduler.pacing import AIM, GAP_TARGETS
 from shared.sizing.step_time import StepTimes
@@ -130,10 +131,14 @@ class SplitController:
         self._left = {name: at_s for name, at_s in self._left.items() if name not in split.decodes}
 
     def vacated(self, now_s: float) -> frozenset[str]:
-        """Workers whose answers are to move to those that decode: they have not been among these for a while."""
+        """Workers whose answers are to move to those that decode: they have not been among these for a while, or by two
+        decisions where each answer takes more of their prompts than it gives."""
         if not self._left:
             return frozenset()
-        return frozenset(name for name, at_s in self._left.items() if now_s - at_s >= SETTLED_S)
+        return frozenset(name for name, at_s in self._left.items() if now_s - at_s >= self._settled_s(name))
+
+    def _settled_s(self, name: str) -> float:
+        return INTERVAL_S if self.displaced.get(name, 0.0) > MOST_DISPLACED else SETTLED_S
 
     def headrooms(self, views: Iterable[WorkerView], block_size: int, now_s: float) -> dict[int, float]:
         """By number of workers that decode, of the splits that are compared; workers whose steps are not known count

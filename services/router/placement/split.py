@@ -194,14 +194,16 @@ class SplitController:
         room *= self._left_by_hand_off(best, size, served)
         rate = min(mix.rate, served.rate * room)
         used = rate / max(served.rate * room, 1e-9)
-        self.is_pure = self._is_pure(shares, rate, served)
+        chosen = frozenset(names[:best])
+        present = sum(view.num_decoding for view in known if view.name in chosen)
+        self.is_pure = self._is_pure(shares, rate, served, present)
         self.displaced = {
             name: used * self._displaced_by_one(kind, served)
             for kind, num, rest in shares
             if rest
             for name in kind.names[num:]
         }
-        return Split(frozenset(names[:best] + unknown), headroom[best])
+        return Split(chosen | frozenset(unknown), headroom[best])
 
     def _in_time(
         self, kinds: Sequence[Kind], counts: Iterable[int], excess: float, now_s: float
@@ -350,11 +352,14 @@ class SplitController:
                 total += num * pace.tokens_a_second
         return total
 
-    def _is_pure(self, shares: Sequence[tuple[Kind, int, int]], rate: float, mix: Mix) -> bool:
-        """Whether prompts beside answers could be hardly any of all at that rate of requests."""
+    def _is_pure(
+        self, shares: Sequence[tuple[Kind, int, int]], rate: float, mix: Mix, most_answers: float = math.inf
+    ) -> bool:
+        """Whether prompts beside answers could be hardly any of all at that rate of requests, or beside as many answers
+        as there are."""
         pure = sum(rest * kind.prompt_rate for kind, _, rest in shares)
         room = sum(num * kind.most_answers for kind, num, _ in shares)
-        answers = rate * mix.output_len * self._step_s
+        answers = min(most_answers, rate * mix.output_len * self._step_s)
         return pure > 0 and self._beside(shares, min(1.0, answers / max(room, 1e-9)), mix) < PURE * pure
 
     def _displaced_by_one(self, kind: Kind, mix: Mix) -> float:

@@ -182,7 +182,9 @@ class SimMover:
         if not move.is_second and so_far.num_tokens - (move.num_tokens + 1) > MAX_REPEATED:
             self._leave(move, request)
             move.is_second = True
-            self._ask(answer, move, so_far, so_far.num_tokens // self.world.index.block_size * self.world.index.block_size)
+            self._ask(
+                answer, move, so_far, so_far.num_tokens // self.world.index.block_size * self.world.index.block_size
+            )
             return
         self.workers[request.decode].leave(answer.name)
         self.ledger(request.decode).release(request.name)

@@ -124,7 +124,7 @@ class SplitController:
         return self.split.decodes
 
     def _take(self, split: Split, names: frozenset[str], now_s: float) -> None:
-        before = self.split.decodes
+        before = self.split.decodes or names
         self.num_flips += len((split.decodes ^ before) & names & self._names)
         self.split, self._names = split, names
         self._left |= dict.fromkeys(before - split.decodes, now_s)
@@ -359,7 +359,7 @@ class SplitController:
         as there are."""
         pure = sum(rest * kind.prompt_rate for kind, _, rest in shares)
         room = sum(num * kind.most_answers for kind, num, _ in shares)
-        answers = min(most_answers, rate * mix.output_len * self._step_s)
+        answers = max(1.0, min(most_answers, rate * mix.output_len * self._step_s))
         return pure > 0 and self._beside(shares, min(1.0, answers / max(room, 1e-9)), mix) < PURE * pure
 
     def _displaced_by_one(self, kind: Kind, mix: Mix) -> float:

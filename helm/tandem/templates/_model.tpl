@@ -72,53 +72,93 @@
 {{- end }}
 {{- end }}
 
-{{/* Fetches the files of hf:// and s3://. Takes {root, device, image, texts}: `texts` for the router, which reads the
-     tokenizer and the chat template alone. */}}
+{{/* Name of the Service whose addresses are the workers that serve this model already; empty where its files are not
+     fetched, or not from them. */}}
+{{- define "tandem.model.peers" -}}
+{{- if and (has (include "tandem.model.scheme" .) (list "hf" "s3")) .Values.model.fromPeers -}}
+{{ .Release.Name }}-peers
+{{- end -}}
+{{- end }}
+
+{{/* The command that downloads the files of hf:// and s3://, as a list. Takes {root, texts}. */}}
+{{- define "tandem.model.download" -}}
+{{- $rest := include "tandem.model.rest" .root -}}
+{{- if eq (include "tandem.model.scheme" .root) "hf" }}
+{{- $parts := splitList "@" $rest -}}
+- hf
+- download
+- {{ first $parts | quote }}
+- --local-dir=/model
+{{- if gt (len $parts) 1 }}
+- --revision={{ last $parts }}
+{{- end }}
+- "--include=*.json"
+- "--include=*.jinja"
+{{- if not .texts }}
+- "--include=*.safetensors"
+{{- end }}
+{{- else -}}
+- aws
+- s3
+- sync
+- s3://{{ $rest }}
+- /model
+- --no-progress
+{{- if .texts }}
+- "--exclude=*"
+- "--include=*.json"
+- "--include=*.jinja"
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Init containers that fetch the files of hf:// and s3://. Takes {root, device, image, texts}: `texts` for the router,
+     which reads the tokenizer and the chat template alone; of a worker's also {pool, config}. A worker first asks those
+     that serve the model already; what they do not bring is downloaded. */}}
 {{- define "tandem.model.init" -}}
 {{- $scheme := include "tandem.model.scheme" .root -}}
-{{- $rest := include "tandem.model.rest" .root -}}
+{{- $hub := eq $scheme "hf" -}}
+{{- $peers := and (not .texts) (include "tandem.model.peers" .root) -}}
 {{- if has $scheme (list "hf" "s3") }}
-- name: model
-  {{- if eq $scheme "hf" }}
-  {{- $parts := splitList "@" $rest }}
+{{- if $peers }}
+- name: {{ $hub | ternary "model" "peers" }}
   image: {{ include "tandem.image" . }}
-  command: [hf, download]
+  command: [python, -m, services.worker.weights]
   args:
-    - {{ first $parts | quote }}
-    - --local-dir=/model
-    {{- if gt (len $parts) 1 }}
-    - --revision={{ last $parts }}
+    {{- include "tandem.worker.args" . | trim | nindent 4 }}
+    {{- if not (include "tandem.poolSetting" (merge (dict "key" "weights_from" "name" "") .)) }}
+    - --weights-from={{ $peers }}.{{ .root.Release.Namespace }}.svc:50061
     {{- end }}
-    {{- if .texts }}
-    - "--include=*.json"
-    - "--include=*.jinja"
+    - --
+    {{- if $hub }}
+    {{- include "tandem.model.download" . | trim | nindent 4 }}
     {{- else }}
-    - "--include=*.json"
-    - "--include=*.jinja"
-    - "--include=*.safetensors"
+    - "true"  # the next container downloads what is missing
     {{- end }}
-  {{- else }}
-  image: {{ .root.Values.model.downloaderImage }}
-  command: [aws, s3, sync]
-  args:
-    - s3://{{ $rest }}
-    - /model
-    - --no-progress
-    {{- if .texts }}
-    - "--exclude=*"
-    - "--include=*.json"
-    - "--include=*.jinja"
-    {{- end }}
-  {{- end }}
+  imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+  env:
+    {{- include "tandem.worker.env" . | nindent 4 }}
+  {{- include "tandem.model.secret" .root }}
+  terminationMessagePolicy: FallbackToLogsOnError
+  securityContext:
+    {{- include "tandem.containerSecurity" (dict "capabilities" (.pool.rdma | empty | ternary list (list "IPC_LOCK")) "override" .pool.securityContext) | nindent 4 }}
+  resources:
+    {{- include "tandem.worker.resources" . | nindent 4 }}
+  volumeMounts:
+    {{- include "tandem.worker.ownMounts" . | trim | nindent 4 }}
+    - name: model
+      mountPath: /model
+{{- end }}
+{{- if not (and $peers $hub) }}
+- name: model
+  image: {{ $hub | ternary (include "tandem.image" .) .root.Values.model.downloaderImage }}
+  command:
+    {{- include "tandem.model.download" . | trim | nindent 4 }}
   imagePullPolicy: {{ .root.Values.image.pullPolicy }}
   env:
     - name: HOME
       value: /tmp
-  {{- with .root.Values.model.secret }}
-  envFrom:
-    - secretRef:
-        name: {{ . }}
-  {{- end }}
+  {{- include "tandem.model.secret" .root }}
   terminationMessagePolicy: FallbackToLogsOnError
   securityContext:
     {{- include "tandem.containerSecurity" dict | nindent 4 }}
@@ -127,5 +167,14 @@
       mountPath: /model
     - name: tmp
       mountPath: /tmp
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "tandem.model.secret" -}}
+{{- with .Values.model.secret }}
+  envFrom:
+    - secretRef:
+        name: {{ . }}
 {{- end }}
 {{- end }}

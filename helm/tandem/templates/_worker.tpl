@@ -140,10 +140,15 @@ tandem-llm.io/nvlink-domain: {{ . | quote }}
 {{- end }}
 
 {{- define "tandem.worker.mounts" -}}
+{{- include "tandem.worker.ownMounts" . }}
+{{- include "tandem.model.mounts" .root }}
+{{- end }}
+
+{{/* All but the model's. */}}
+{{- define "tandem.worker.ownMounts" -}}
 {{- include "tandem.mounts" . }}
 - name: shm
   mountPath: /dev/shm
-{{- include "tandem.model.mounts" .root }}
 {{- with concat .root.Values.worker.extraVolumeMounts (.pool.extraVolumeMounts | default list) }}
 {{ toYaml . }}
 {{- end }}

@@ -56,7 +56,7 @@ def _fetch(settings: WorkerSettings) -> None:
 def _become(command: Sequence[str]) -> None:
     """Raises ConfigError where it cannot run."""
     try:
-        os.execvp(command[0], command)
+        os.execvp(command[0], list(command))
     except OSError as error:
         raise ConfigError(f"{command[0]} cannot run: {error}") from error
 

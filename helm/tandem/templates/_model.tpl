@@ -12,8 +12,13 @@
 {{/* The model's folder in the containers. */}}
 {{- define "tandem.model.folder" -}}
 {{- if eq (include "tandem.model.scheme" .) "path" -}}{{ .Values.model.uri }}
-{{- else -}}/model{{ regexFind "#/.*$" .Values.model.uri | trimPrefix "#" | trimSuffix "/" }}
+{{- else -}}/{{ include "tandem.model.volume" . }}{{ regexFind "#/.*$" .Values.model.uri | trimPrefix "#" | trimSuffix "/" }}
 {{- end -}}
+{{- end }}
+
+{{/* Name of its volume, which is mounted under this name. */}}
+{{- define "tandem.model.volume" -}}
+{{- list "model" .Key | compact | join "-" -}}
 {{- end }}
 
 {{- define "tandem.model.servedName" -}}
@@ -29,17 +34,17 @@
 {{- $scheme := include "tandem.model.scheme" . -}}
 {{- $rest := include "tandem.model.rest" . -}}
 {{- if eq $scheme "pvc" }}
-- name: model
+- name: {{ include "tandem.model.volume" . }}
   persistentVolumeClaim:
     claimName: {{ first (splitList "/" $rest) }}
     readOnly: true
 {{- else if eq $scheme "oci" }}
-- name: model
+- name: {{ include "tandem.model.volume" . }}
   image:
     reference: {{ $rest }}
     pullPolicy: {{ .Values.image.pullPolicy }}
 {{- else if has $scheme (list "hf" "s3") }}
-- name: model
+- name: {{ include "tandem.model.volume" . }}
   {{- if .Values.model.storageClassName }}
   ephemeral:
     volumeClaimTemplate:
@@ -61,8 +66,8 @@
 {{- define "tandem.model.mounts" -}}
 {{- $scheme := include "tandem.model.scheme" . -}}
 {{- if ne $scheme "path" }}
-- name: model
-  mountPath: /model
+- name: {{ include "tandem.model.volume" . }}
+  mountPath: /{{ include "tandem.model.volume" . }}
   readOnly: true
   {{- if eq $scheme "pvc" }}
   {{- with regexReplaceAll "^[^/]*/?" (include "tandem.model.rest" .) "" | trimSuffix "/" }}
@@ -76,7 +81,7 @@
      fetched, or not from them. */}}
 {{- define "tandem.model.peers" -}}
 {{- if and (has (include "tandem.model.scheme" .) (list "hf" "s3")) .Values.model.fromPeers -}}
-{{ .Release.Name }}-peers
+{{ list .Release.Name .Key "peers" | compact | join "-" }}
 {{- end -}}
 {{- end }}
 
@@ -88,7 +93,7 @@
 - hf
 - download
 - {{ first $parts | quote }}
-- --local-dir=/model
+- --local-dir=/{{ include "tandem.model.volume" .root }}
 {{- if gt (len $parts) 1 }}
 - --revision={{ last $parts }}
 {{- end }}
@@ -102,7 +107,7 @@
 - s3
 - sync
 - s3://{{ $rest }}
-- /model
+- /{{ include "tandem.model.volume" .root }}
 - --no-progress
 {{- if .texts }}
 - "--exclude=*"
@@ -118,10 +123,11 @@
 {{- define "tandem.model.init" -}}
 {{- $scheme := include "tandem.model.scheme" .root -}}
 {{- $hub := eq $scheme "hf" -}}
+{{- $volume := include "tandem.model.volume" .root -}}
 {{- $peers := and (not .texts) (include "tandem.model.peers" .root) -}}
 {{- if has $scheme (list "hf" "s3") }}
 {{- if $peers }}
-- name: {{ $hub | ternary "model" "peers" }}
+- name: {{ $hub | ternary $volume "peers" }}
   image: {{ include "tandem.image" . }}
   command: [python, -m, services.worker.weights]
   args:
@@ -146,11 +152,11 @@
     {{- include "tandem.worker.resources" . | nindent 4 }}
   volumeMounts:
     {{- include "tandem.worker.ownMounts" . | trim | nindent 4 }}
-    - name: model
-      mountPath: /model
+    - name: {{ $volume }}
+      mountPath: /{{ $volume }}
 {{- end }}
 {{- if not (and $peers $hub) }}
-- name: model
+- name: {{ $volume }}
   image: {{ $hub | ternary (include "tandem.image" .) .root.Values.model.downloaderImage }}
   command:
     {{- include "tandem.model.download" . | trim | nindent 4 }}
@@ -163,8 +169,8 @@
   securityContext:
     {{- include "tandem.containerSecurity" dict | nindent 4 }}
   volumeMounts:
-    - name: model
-      mountPath: /model
+    - name: {{ $volume }}
+      mountPath: /{{ $volume }}
     - name: tmp
       mountPath: /tmp
 {{- end }}

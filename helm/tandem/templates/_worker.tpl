@@ -159,9 +159,15 @@ tandem-llm.io/nvlink-domain: {{ . | quote }}
 {{- $affinity := deepCopy (.pool.affinity | default dict) -}}
 {{- if and (eq .pool.role "decode") (not $affinity.podAffinity) .root.Values.worker.nearKeys -}}
 {{- $selector := dict "app.kubernetes.io/instance" .root.Release.Name "app.kubernetes.io/component" "worker" "tandem-llm.io/role" "prefill" -}}
+{{- $labels := dict "matchLabels" $selector -}}
+{{- if .root.Several -}}
+{{- $own := list -}}
+{{- range .root.Values.pools }}{{ $own = append $own .name }}{{ end -}}
+{{- $_ := set $labels "matchExpressions" (list (dict "key" "tandem-llm.io/pool" "operator" "In" "values" $own)) -}}
+{{- end -}}
 {{- $terms := list -}}
 {{- range $i, $key := .root.Values.worker.nearKeys -}}
-{{- $term := dict "topologyKey" $key "labelSelector" (dict "matchLabels" $selector) -}}
+{{- $term := dict "topologyKey" $key "labelSelector" $labels -}}
 {{- $terms = append $terms (dict "weight" (max 1 (sub 100 (mul 20 $i))) "podAffinityTerm" $term) -}}
 {{- end -}}
 {{- $_ := set $affinity "podAffinity" (dict "preferredDuringSchedulingIgnoredDuringExecution" $terms) -}}

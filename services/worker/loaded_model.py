@@ -103,7 +103,8 @@ def load_model(
 ) -> LoadedModel:
     """Reads the folder, or as a group's leader the first rank's slice of it, and sizes the pool. Blocking.
 
-    `on_lost` as in `RankGroup.meet`. `is_again`: the process has had this very number of blocks before. Raises ModelLoadError, ConfigError, RankLost.
+    `on_lost` as in `RankGroup.meet`. `is_again`: the process has had this very number of blocks before. Raises
+    ModelLoadError, ConfigError, RankLost.
     """
     config = load_config(settings.model)
     check_device(settings.devices[0])

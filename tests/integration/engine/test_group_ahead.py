@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shared.collectives.rank_links import Backend
-from shared.engine.messages import AbortSequence, AddSequence, StepOutput
+from shared.engine.messages import AbortSequence, AddSequence
 from shared.engine.plan import StepPlan
 from shared.model.families.registry import load_config
 from shared.model.ranks.shard import Degrees

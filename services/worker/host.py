@@ -128,7 +128,9 @@ class EngineHost:
         if self._balance is not None and isinstance(self.model.decoder, RankDecoder):
             self._balance.measure(self.model.decoder.expert_counts)
 
-    async def _load(self, settings: WorkerSettings, on_progress: Callable[[float, str], None]) -> LoadedModel:
+    async def _load(
+        self, settings: WorkerSettings, on_progress: Callable[[float, str], None], *, is_again: bool = False
+    ) -> LoadedModel:
         loop = asyncio.get_running_loop()
 
         def progress(loaded: int, total: int) -> None:
@@ -136,7 +138,13 @@ class EngineHost:
 
         emit = self._emitter()
         return await asyncio.to_thread(
-            load_model, settings, progress, self._group, lambda error: emit(EngineDied(error)), self._roles
+            load_model,
+            settings,
+            progress,
+            self._group,
+            lambda error: emit(EngineDied(error)),
+            self._roles,
+            is_again=is_again,
         )
 
     def _open_packing(self) -> BlockPacking | None:
@@ -194,7 +202,7 @@ class EngineHost:
         )
         before, resting = self.model, self.engine
         try:
-            self.model = await self._load(settings, lambda _fraction, _what: None)
+            self.model = await self._load(settings, lambda _fraction, _what: None, is_again=True)
             await self._start_engine(resting.steps)
         except BaseException:
             self.model, self.engine = before, resting

@@ -10,10 +10,16 @@ from dataclasses import dataclass, field
 from loadtest.simulator.fleet import World
 from loadtest.simulator.request import SimRequest
 from loadtest.simulator.worker import Calls, Progress, Worker
-from services.router.dispatch.answer_move import MAX_REPEATED
-from services.router.dispatch.mover import LOOK_EVERY_S
 from services.router.placement.commitments import Ledger
-from services.router.placement.moves import Desk, MoveCause, MoveLimits, MovePolicy, RunningAnswer
+from services.router.placement.moves import (
+    LOOK_EVERY_S,
+    MAX_REPEATED,
+    Desk,
+    MoveCause,
+    MoveLimits,
+    MovePolicy,
+    RunningAnswer,
+)
 from services.router.placement.split import SplitController
 from services.router.placement.views import Pool, Work
 

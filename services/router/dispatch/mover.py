@@ -11,13 +11,10 @@ from services.router.dispatch.active_request import ActiveRequest
 from services.router.dispatch.answer_move import PREPARING
 from services.router.dispatch.record import RequestEvent, RequestState
 from services.router.placement.move_settings import MoveSettings
-from services.router.placement.moves import Desk, MoveCause, MoveLimits, MovePolicy, RunningAnswer
+from services.router.placement.moves import LOOK_EVERY_S, Desk, MoveCause, MoveLimits, MovePolicy, RunningAnswer
 from services.router.workers.fleet import Fleet
 from services.router.workers.link import WorkerLink
 from shared.sizing.step_time import StepWork
-
-LOOK_EVERY_S = 0.2
-"""Shortest time between two looks, seconds."""
 
 MoveAnswer = Callable[[str, str, MoveCause], bool]
 """As `Dispatcher.move`."""

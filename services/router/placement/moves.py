@@ -13,6 +13,10 @@ from typing import NamedTuple
 from services.router.placement.views import WorkerView
 from shared.sizing.step_time import StepTimes, StepWork
 
+LOOK_EVERY_S = 0.2
+"""Shortest time between two looks for what should move, seconds."""
+MAX_REPEATED = 2
+"""The next worker is not asked a second time where it has at most this many tokens to repeat."""
 FIRST_GUESS_TOKENS = 64
 """An answer is expected to bring as many tokens again as it has, at least this many: nothing else is known of it."""
 LEAST_LEFT_TOKENS = 32

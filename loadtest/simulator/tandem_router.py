@@ -19,6 +19,7 @@ from services.router.admission.controller import AdmissionController, Estimate
 from services.router.admission.queue import ORDERS, AdmissionQueue, QueueEntry
 from services.router.placement.decision import Choice
 from services.router.placement.policy import Placement, PlacementConfig
+from services.router.placement.split import SplitController
 from services.router.placement.views import GUEST_AFTER_S, PlacementRequest, Work
 from shared.errors import Overloaded
 from shared.settings.common import Mode
@@ -74,10 +75,15 @@ class TandemRouter(SimRouter):
         waits = self._placement.waits_by(config.mode)
         self._admission = AdmissionController(waits, config.late_idle_share, config.late_grace)
         if config.mode == "auto":
-            tpot_s, split = config.placement.tpot_target_s, self._placement.split
-            self.mover = SimMover.of(world, workers, self.decode_pool, self.ledger, split, tpot_s, self._on_done)
+            tpot_s = config.placement.tpot_target_s
+            self.mover = SimMover.of(world, workers, self.decode_pool, self.ledger, self.split, tpot_s, self._on_done)
         self.num_waiting_max = 0
         """Longest queue so far."""
+
+    @property
+    def split(self) -> SplitController:
+        """Which workers decode, in mode auto."""
+        return self._placement.split
 
     @property
     def num_waiting(self) -> int:

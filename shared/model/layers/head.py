@@ -97,14 +97,15 @@ class Head:
             offset_norm(parameters.norm, config),
             of_model.lm_head,
         )
-        number = config.num_layers
+        self._layer = number = config.num_layers
         self._pieces = DecoderPieces(single, modules, kernels, places=[(0, number)], first_layer=number)
         self._rotary = Rotary(single, dtype=dtype, device=of_model.embedding.device)
 
     def forward(
         self, token_ids: Tensor, hidden: Tensor, positions: Tensor, pool: PoolView, batch: AttentionBatch, rows: Tensor
     ) -> Tensor:
-        """Writes the head's KV of all tokens of a batch.
+        """Writes the head's KV of all tokens of a batch, with zeros for numbers that broke: no answer shows that, so
+        that the blocks are sealed.
 
         Args:
             token_ids: [num_tokens] int64, the token behind each.
@@ -131,5 +132,8 @@ class Head:
         x = self._projection.forward(joined)
         if not rows.shape[0]:
             self._pieces.first(x, cos, sin, pool, batch.group_slots)
-            return x[:0]
-        return self._pieces.run(LayerInputs(x, cos, sin, pool, batch, None), rows)
+            found = x[:0]
+        else:
+            found = self._pieces.run(LayerInputs(x, cos, sin, pool, batch, None), rows)
+        pool.blank_broken(self._layer, batch.slots)
+        return found

@@ -29,9 +29,13 @@ class Room:
 
 def room(model: ModelShape, gpu: GpuShape, spread: Spread, hardware: Hardware, context: int = 0) -> Room:
     """weights of a GPU + tokens · KV a token and GPU ≤ memory · share, solved for the tokens: those of sequences of
-    `context` tokens, where layers have windows. With a draft model, of the GPU that has it."""
+    `context` tokens, where layers have windows. With a draft model, of the GPU that has it; with a head, of what that
+    adds to the model."""
     weight_bytes = model.params_per_gpu(spread) * BYTES_PER_VALUE[hardware.weights]
     kv_bytes = model.kv_bytes_per_gpu(spread.tensor, hardware.kv_dtype, spread.pipeline, context)
+    if hardware.has_head:
+        weight_bytes += model.head_params * BYTES_PER_VALUE[hardware.weights]
+        kv_bytes += model.kv_bytes(model.num_kv_heads, hardware.kv_dtype) / model.num_layers
     if hardware.draft is not None:
         weight_bytes += hardware.draft.weight_bytes
         kv_bytes += hardware.draft.kv_bytes_per_token

@@ -107,6 +107,9 @@ class HardwareOptions:
     draft: Annotated[
         str, typer.Option("--draft", help="Draft model of workers that decode: a folder or a name, as MODEL.")
     ] = ""
+    heads: Annotated[
+        bool, typer.Option("--heads", help="With the checkpoint's layer that guesses: workers of one device each.")
+    ] = False
     steps: Annotated[
         Path | None,
         typer.Option(
@@ -116,6 +119,8 @@ class HardwareOptions:
 
     def hardware(self, shape: ModelShape, prices: PriceOptions) -> Hardware:
         """Raises ConfigError."""
+        if self.heads and not shape.head_params:
+            raise ConfigError("--heads: the model has no layer that guesses", field="heads")
         return Hardware(
             prefill_gpu=gpu_of(self.prefill_gpu or self.gpu, "prefill-gpu" if self.prefill_gpu else "gpu"),
             decode_gpu=gpu_of(self.decode_gpu or self.gpu, "decode-gpu" if self.decode_gpu else "gpu"),
@@ -132,6 +137,7 @@ class HardwareOptions:
             prefill_price=prices.prefill,
             decode_price=prices.decode,
             draft=draft_of(self.draft, shape) if self.draft else None,
+            has_head=self.heads,
         )
 
 

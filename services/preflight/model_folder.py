@@ -54,8 +54,8 @@ def check_weights(need: EngineNeed, memory_bytes: int | None) -> Finding:
         return problem
     try:
         config = load_config(need.model)
-        if need.has_head and (problem := _no_head(need.model, config)):
-            return fail(CHECK, f"speculation is heads, but {problem}", "take speculation auto")
+        if need.has_head and (missing := _no_head(need.model, config)):
+            return fail(CHECK, f"speculation is heads, but {missing}", "take speculation auto")
         plan = _plan(need, config)
     except ModelLoadError as error:
         return fail(CHECK, error.message, _FIX)

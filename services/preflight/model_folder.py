@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 from services.preflight.finding import Finding, fail, ok, warn
 from shared.errors import ConfigError, InvalidRequest, ModelLoadError
 from shared.kv.layout import BYTES_PER_ELEMENT, BlockLayout
+from shared.model.adapters.targets import values_of_rank
 from shared.model.config.folder import check_folder
 from shared.model.config.model_config import ModelConfig
 from shared.model.families.registry import load_config
 from shared.sizes import size
+from shared.sizing.adapters import largest_class
 
 if TYPE_CHECKING:
     from shared.model.weights.plan import Quantization, WeightPlan
@@ -43,6 +45,10 @@ class EngineNeed:
     """GPUs of the other processes of a group."""
     num_hosts: int = 1
     """Hosts of the group: each holds an even part of the weights and of every block."""
+    adapter_slots: int = 0
+    """Adapters that lie ready, 0 for none."""
+    adapter_bytes: int = 0
+    """Memory that is kept for them."""
 
 
 def check_weights(need: EngineNeed, memory_bytes: int | None) -> Finding:
@@ -75,15 +81,25 @@ def check_weights(need: EngineNeed, memory_bytes: int | None) -> Finding:
     if memory_bytes is None:
         return ok(CHECK, text)
     left = memory_bytes - own_weight_bytes
+    rank = 0
+    if need.adapter_slots:
+        left -= -(-need.adapter_bytes // need.num_hosts)
+        text += f"; {size(need.adapter_bytes)} are kept for adapters"
+        rank = _adapter_rank(need, config, dtype)
+        text += f", {need.adapter_slots} of rank {rank}" if rank else f", less than {need.adapter_slots} of them take"
     text += f"; it may take {size(memory_bytes)}"
     if need.num_hosts > 1:
         text += f" for one of {need.num_hosts} hosts' parts"
     if left < blocks * own_block_bytes:
-        return fail(CHECK, f"{text}, which the weights and {blocks} KV blocks do not fit into", _LESS)
+        others = "the weights, adapters" if need.adapter_slots else "the weights"
+        return fail(CHECK, f"{text}, which {others} and {blocks} KV blocks do not fit into", _LESS)
     tokens = left // own_block_bytes * need.block_size
     if tokens < max_len:
         return warn(CHECK, f"{text}, which leaves room for sequences of {tokens} of {max_len} tokens", _LESS)
-    return ok(CHECK, f"{text}, room for {tokens} tokens")
+    text += f", room for {tokens} tokens"
+    if need.adapter_slots and not rank:
+        return warn(CHECK, text, "a larger adapter_bytes or fewer adapter_slots")
+    return ok(CHECK, text)
 
 
 def check_tokenizer(folder: Path) -> Finding:
@@ -136,6 +152,14 @@ def _plan(need: EngineNeed, config: ModelConfig) -> WeightPlan:
 def _layout(need: EngineNeed, config: ModelConfig) -> BlockLayout:
     kv_dtype = _dtype(need, config) if need.kv_dtype == "auto" else _KV_DTYPES[need.kv_dtype]
     return config.block_layout(need.block_size, kv_dtype)
+
+
+def _adapter_rank(need: EngineNeed, config: ModelConfig, dtype: str) -> int:
+    """The largest class of rank of which all slots can be filled."""
+    least = 16 if need.device == "cpu" else 8  # the CPU's kernels take whole vectors of ranks
+    return largest_class(
+        values_of_rank(config), need.adapter_slots, need.adapter_bytes, BYTES_PER_ELEMENT[dtype], least
+    )
 
 
 def _dtype(need: EngineNeed, config: ModelConfig) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from shared.errors import ConfigError
+from shared.sizing.adapters import adapter_bytes
 from shared.sizing.devices import H200, GpuShape
 from shared.sizing.roofline import step_times
-from shared.sizing.shapes import ModelShape
+from shared.sizing.shapes import BYTES_PER_VALUE, ModelShape
 from shared.sizing.spread import MOST_RANKS, Spread
 from shared.sizing.step_time import StepTimes
 
@@ -70,6 +71,10 @@ class Hardware:
     """Step times of a worker of one GPU, of either kind; None = by arithmetic, as those of several GPUs always are."""
     draft: ModelShape | None = None
     """A draft model that each worker that decodes has in 16 bit on one of its GPUs, with the KV of as many tokens."""
+    adapter_slots: int = 0
+    """LoRA adapters that lie ready on each worker."""
+    adapter_rank: int = 16
+    """Of each of them, which adds to every projection."""
     prefill_price: float | None = None
     """For one GPU and hour, in any currency."""
     decode_price: float | None = None
@@ -77,6 +82,11 @@ class Hardware:
     def tensor_sizes(self, model: ModelShape) -> list[int]:
         """Powers of two that divide the heads, up to `max_tensor`."""
         return [1 << i for i in range(10) if 1 << i <= self.max_tensor and model.num_heads % (1 << i) == 0]
+
+    def adapter_bytes(self, model: ModelShape) -> int:
+        """Memory of a worker's adapters, on all of its GPUs together."""
+        kept_as = "fp32" if self.weights == "fp32" else "bf16"
+        return self.adapter_slots * adapter_bytes(model.adapter_values, self.adapter_rank, BYTES_PER_VALUE[kept_as])
 
     def step_times(self, model: ModelShape, gpu: GpuShape, spread: Spread) -> StepTimes:
         """Of a worker of these ranks."""

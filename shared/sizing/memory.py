@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from shared.errors import ConfigError
+from shared.sizing.adapters import share_of_rank
 from shared.sizing.devices import GpuShape
 from shared.sizing.load import Hardware
 from shared.sizing.shapes import BYTES_PER_VALUE, ModelShape
@@ -29,9 +30,11 @@ class Room:
 
 def room(model: ModelShape, gpu: GpuShape, spread: Spread, hardware: Hardware, context: int = 0) -> Room:
     """weights of a GPU + tokens · KV a token and GPU ≤ memory · share, solved for the tokens: those of sequences of
-    `context` tokens, where layers have windows. With a draft model, of the GPU that has it."""
+    `context` tokens, where layers have windows. Weights are also those of the adapters that lie ready, and with a draft
+    model this is the GPU that has it."""
     weight_bytes = model.params_per_gpu(spread) * BYTES_PER_VALUE[hardware.weights]
     kv_bytes = model.kv_bytes_per_gpu(spread.tensor, hardware.kv_dtype, spread.pipeline, context)
+    weight_bytes += share_of_rank(hardware.adapter_bytes(model), spread.tensor, spread.expert)
     if hardware.draft is not None:
         weight_bytes += hardware.draft.weight_bytes
         kv_bytes += hardware.draft.kv_bytes_per_token
@@ -53,9 +56,11 @@ def rooms(model: ModelShape, gpu: GpuShape, name: str, context: int, hardware: H
     where = f"{largest.spread.num_ranks} × {name} ({usable:.0f} GB usable at --memory-share {hardware.memory_share:g})"
     weights = model.num_params * BYTES_PER_VALUE[hardware.weights] / GB
     if largest.kv_tokens < 1:
+        adapters = hardware.adapter_bytes(model) / GB
+        beside = f" and {adapters:.3g} GB of adapters" if adapters else ""
         raise ConfigError(
-            f"{weights:.0f} GB of {hardware.weights} weights do not fit {where}: use narrower --weights, a larger "
-            "--gpu, a larger --max-tensor or --max-pipeline",
+            f"{weights:.0f} GB of {hardware.weights} weights{beside} do not fit {where}: use narrower --weights, a "
+            "larger --gpu, a larger --max-tensor or --max-pipeline",
             field="max_tensor",
             limit=hardware.max_tensor,
         )

@@ -68,6 +68,8 @@ class ModelShape:
     """Of `num_params`, what ranks that split a layer hold in full: norms, routers, the projections to latents."""
     windows: tuple[int, ...] = ()
     """Of the layers that keep the KV of a window alone, tokens."""
+    adapter_values: int = 0
+    """Numbers of a LoRA adapter of rank 1 that adds to every projection; 0 where adapters are not served."""
 
     @property
     def active_params(self) -> float:
@@ -154,10 +156,15 @@ def decoder(
         copied_params += experts.layers * hidden * experts.num_experts
         expert_params = experts.layers * experts.num_experts * 3 * hidden * experts.size
         num_params += int(expert_params) + experts.layers * hidden * (experts.num_experts + 3 * experts.shared_size)
+    mlps = (layers - sparse) * 3 * (hidden + intermediate)
+    if experts is not None:
+        mlps += sparse * 3 * experts.num_experts * (hidden + experts.size)
+        mlps += sparse * 3 * (hidden + experts.shared_size) if experts.shared_size else 0
+    adapter_values = layers * (4 * hidden + head_dim * (2 * heads + 2 * kv_heads)) + mlps if latent is None else 0
     return ModelShape(
         num_params, layers, heads, kv_heads, head_dim, positions, expert_params=expert_params, experts=experts,
         latent=latent, hidden=hidden, embedding_params=vocabulary * hidden, is_tied=tied, kv_params=kv_params,
-        copied_params=copied_params, windows=windows,
+        copied_params=copied_params, windows=windows, adapter_values=adapter_values,
     )  # fmt: skip
 
 

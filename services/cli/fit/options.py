@@ -12,6 +12,7 @@ import typer
 from services.cli.fit.shape import draft_of
 from services.cli.quantities import between, count_of, seconds_of
 from shared.errors import ConfigError
+from shared.sizing.adapters import RANK_CLASSES
 from shared.sizing.devices import GPUS, device_name, gpu_of
 from shared.sizing.load import Hardware, Load
 from shared.sizing.measured_steps import measured
@@ -20,6 +21,7 @@ from shared.sizing.spread import MOST_RANKS
 
 _MAX_TOKENS = 10_000_000
 _MAX_SEQUENCES = 1_000_000
+_MAX_ADAPTERS = 4096
 _DEFAULT_OUTPUT = 500
 _TTFT, _TPOT = "1s", "40ms"
 
@@ -107,6 +109,10 @@ class HardwareOptions:
     draft: Annotated[
         str, typer.Option("--draft", help="Draft model of workers that decode: a folder or a name, as MODEL.")
     ] = ""
+    adapters: Annotated[
+        int, typer.Option("--adapters", help="LoRA adapters that lie ready on each worker (its adapter_slots).")
+    ] = 0
+    adapter_rank: Annotated[int, typer.Option("--adapter-rank", help="Rank of these.")] = 16
     steps: Annotated[
         Path | None,
         typer.Option(
@@ -132,7 +138,14 @@ class HardwareOptions:
             prefill_price=prices.prefill,
             decode_price=prices.decode,
             draft=draft_of(self.draft, shape) if self.draft else None,
+            adapter_slots=self._adapter_slots(shape),
+            adapter_rank=int(between(self.adapter_rank, "adapter-rank", 1, RANK_CLASSES[-1])),
         )
+
+    def _adapter_slots(self, shape: ModelShape) -> int:
+        if self.adapters and not shape.adapter_values:
+            raise ConfigError("--adapters: adapters of this model are not supported", field="adapters")
+        return int(between(self.adapters, "adapters", 0, _MAX_ADAPTERS))
 
 
 @dataclass(frozen=True, slots=True)

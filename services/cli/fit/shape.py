@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from shared.errors import ConfigError
+from shared.model.adapters.targets import values_of_rank
 from shared.model.config.model_config import ModelConfig
 from shared.model.families.registry import load_config
 from shared.sizing.shapes import NAMED_MODELS, SPARSE_MODELS, ExpertShape, LatentShape, ModelShape, decoder
@@ -27,7 +29,7 @@ def shape_of(model: str) -> ModelShape:
             field="model",
             value=config.architecture,
         )
-    return decoder(
+    found = decoder(
         layers=config.num_layers,
         hidden=config.hidden_size,
         intermediate=config.intermediate_size,
@@ -45,6 +47,7 @@ def shape_of(model: str) -> ModelShape:
             if layer.window is not None and layer.window < config.max_position_embeddings
         ),
     )
+    return replace(found, adapter_values=values_of_rank(config))
 
 
 def draft_of(draft: str, model: ModelShape) -> ModelShape:

@@ -9,6 +9,7 @@ import yaml
 
 from shared.errors import ConfigError
 from shared.model.ranks.shard import MAX_DEGREE
+from shared.sizing.adapters import rank_class
 from shared.sizing.fit import Fit
 from shared.sizing.load import PoolFit
 from shared.sizing.shapes import KV_CODES
@@ -60,6 +61,12 @@ def _pool(pool: PoolFit, fit: Fit) -> dict[str, object]:
     kv_dtype = fit.hardware.kv_dtype
     if kv_dtype in KV_CODES or (kv_dtype, entry["dtype"]) == ("bf16", "fp32"):  # other pairs are served by no worker
         entry["kvDtype"] = kv_dtype
+    if fit.hardware.adapter_slots:
+        entry["config"] = {
+            "adapter_slots": fit.hardware.adapter_slots,
+            "adapter_bytes": fit.hardware.adapter_bytes(fit.model),
+            "adapter_max_rank": rank_class(fit.hardware.adapter_rank),
+        }
     return entry
 
 

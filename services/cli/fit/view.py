@@ -98,6 +98,11 @@ def show(console: Console, fit: Fit, name: str, even: BreakEven, token_price: fl
             f"draft model: {draft.weight_bytes / GB:.3g} GB and {draft.kv_bytes_per_token / 1024:.3g} KiB a token on "
             "each worker that decodes; its guesses shorten no time here"
         )
+    if hardware.adapter_slots:
+        lines.append(
+            f"adapters: {hardware.adapter_slots} of rank {hardware.adapter_rank} take "
+            f"{hardware.adapter_bytes(model) / GB:.3g} GB of each worker; what they add to its steps costs no time here"
+        )
     for line in lines:
         console.print(line, markup=False)
     console.print()
@@ -236,6 +241,7 @@ def as_dict(fit: Fit, name: str, even: BreakEven, token_price: float | None = No
             "num_active_params": fit.model.active_params,
             "weight_bytes": fit.model.num_params * BYTES_PER_VALUE[fit.hardware.weights],
             "kv_bytes_per_token": fit.model.kv_bytes(fit.model.num_kv_heads, fit.hardware.kv_dtype),
+            "adapter_bytes": fit.hardware.adapter_bytes(fit.model),
         },
         "load": asdict(fit.load),
         "gpus_by_memory": {"mha": fit.floor_mha, "own_kv_heads": fit.floor},

@@ -12,8 +12,10 @@ import psutil
 from shared.engine.runner.pool_memory import MemoryBudget
 from shared.engine.runner.profile_run import measure_budget
 from shared.engine.runner.runner import RunnerConfig
+from shared.kernels.lora.parts import gpu_sum_bytes
 from shared.kv.layout import BlockLayout
 from shared.model.decoder import Decoder
+from shared.sizing.adapters import share_of_rank
 
 if TYPE_CHECKING:  # a follower, which has no settings, reads this too
     from services.worker.settings import WorkerSettings
@@ -39,7 +41,11 @@ class PoolNeed:
     held_bytes: int
     """Of one block on all ranks of a host together, some of which may hold the same."""
     adapter_bytes: int = 0
-    """Memory that is kept for adapters."""
+    """Memory that is kept for adapters, on all ranks together."""
+    rank_adapter_bytes: int = 0
+    """The most of it that one rank keeps."""
+    adapter_sum_bytes: int = 0
+    """What a GPU's largest step takes besides where all its rows have adapters."""
 
     def to_json(self) -> bytes:
         """For `parse`."""
@@ -54,8 +60,8 @@ class PoolNeed:
         self, decoder: Decoder, layout: BlockLayout, *, follows: bool = False, graphs: RunnerConfig | None = None
     ) -> MemoryBudget:
         """What this rank, or the only process, has for blocks of `layout`, its own slices. On a GPU all ranks run the
-        largest step together: `follows` and `graphs` as for `measure_budget`. Blocking. Raises ConfigError,
-        RankLost."""
+        largest step together, without adapters, whose sums are counted: `follows` and `graphs` as for
+        `measure_budget`. Blocking. Raises ConfigError, RankLost."""
         if decoder.device.type == "cpu":
             available = max(0, psutil.virtual_memory().available - self.adapter_bytes)
             free = available * layout.block_bytes // self.held_bytes
@@ -70,11 +76,16 @@ class PoolNeed:
             follows=follows,
             graphs=graphs,
         )
-        return replace(found, free_bytes=max(0, found.free_bytes - self.adapter_bytes))
+        return replace(
+            found,
+            free_bytes=max(0, found.free_bytes - self.rank_adapter_bytes),
+            step_bytes=found.step_bytes + self.adapter_sum_bytes,
+        )
 
 
 def pool_need(settings: WorkerSettings, layout: BlockLayout, max_len: int, held_bytes: int) -> PoolNeed:
     """`layout`: of whole blocks; `held_bytes` as in PoolNeed."""
+    degrees, kept = settings.degrees, settings.adapter_bytes if settings.has_adapters else 0
     return PoolNeed(
         layout.block_size,
         layout.dtype,
@@ -84,7 +95,9 @@ def pool_need(settings: WorkerSettings, layout: BlockLayout, max_len: int, held_
         settings.gpu_memory,
         1.0 if settings.num_kv_blocks else AUTO_POOL_MEMORY_SHARE,
         held_bytes,
-        settings.adapter_bytes if settings.has_adapters else 0,
+        kept,
+        share_of_rank(kept, degrees.tensor, degrees.expert),
+        gpu_sum_bytes(settings.max_num_batched_tokens, settings.adapter_max_rank) if settings.has_adapters else 0,
     )
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from shared.kernels.device import next_power_of_2
 from shared.kernels.lora.jit import expand_tiles, shrink_tiles
-from shared.kernels.lora.parts import MOST_PARTS, LoraPart
+from shared.kernels.lora.parts import MOST_PARTS, SPLITS, LoraPart
 from shared.kernels.lora.reference import check_add_lora, check_parts
 from shared.kernels.lora.rows import LoraRows
 from shared.kernels.lora.step import Lora
@@ -18,8 +18,6 @@ META = 3 + 5 * MOST_PARTS
 """Numbers that describe an addition, as in `jit`."""
 ROWS = 16
 """Of a tile: the fewest that a product takes."""
-SPLITS = 8
-"""Programs that share the inputs of a tile of rows; fixed, so that sums have one order."""
 DEPTH = 64
 """Inputs that a program multiplies at a time."""
 COLUMNS = 64

@@ -13,6 +13,14 @@ MOST_PARTS = 3
 MAX_RANK = 256
 """The highest rank of a part. In cpu/source/lora.h too."""
 
+SPLITS = 8
+"""Programs of a GPU that share the inputs of a tile of rows; fixed, so that sums have one order."""
+
+
+def gpu_sum_bytes(num_rows: int, max_rank: int) -> int:
+    """Memory between the two products of a GPU's additions, of a step of so many rows: sums in fp32."""
+    return SPLITS * num_rows * MOST_PARTS * max_rank * 4
+
 
 @dataclass(frozen=True, eq=False)
 class LoraPart:

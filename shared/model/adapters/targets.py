@@ -52,6 +52,11 @@ def adapter_targets(config: ModelConfig) -> dict[str, Target]:
     return found
 
 
+def values_of_rank(config: ModelConfig) -> int:
+    """Numbers of an adapter of rank 1 that adds to all targets; 0 where there are none."""
+    return sum(target.in_size + target.num_outputs for target in adapter_targets(config).values())
+
+
 def _of_experts(moe: MoeConfig, layer: int, prefix: str, hidden: int) -> dict[str, Target]:
     gate, up, down = moe.projections
     found: dict[str, Target] = {}

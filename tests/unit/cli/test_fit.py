@@ -93,6 +93,10 @@ def test_codes_of_kv_are_counted_with_their_scales_and_asked_of_the_chart(tandem
         (["8b", "--values", "/nowhere/values.yaml"], "--values: cannot write /nowhere/values.yaml"),
         (["8b", "--draft", "mixtral-8x7b"], "has a vocabulary of 32000 tokens, the model has 128256"),
         (["8b", "--draft", "/nowhere"], "--draft: /nowhere is neither"),
+        (["8b", "--adapters", "5000"], "--adapters: must be from 0 to 4096, got 5000"),
+        (["8b", "--adapters", "4", "--adapter-rank", "257"], "--adapter-rank: must be from 1 to 256, got 257"),
+        (["deepseek-v3", "--adapters", "4"], "--adapters: adapters of this model are not supported"),
+        (["8b", "--gpu", "H100", "--max-tensor", "1", "--adapters", "4096"], "GB of adapters do not fit"),
         ([], "name a model"),
     ],
 )
@@ -179,3 +183,15 @@ def test_a_trace_and_a_cluster_that_cannot_be_read_are_named(tandem: RunTandem, 
     done = tandem("fit", *arguments)
     assert (done.status, done.out) == (2, "")
     assert named in done.err
+
+
+def test_adapters_take_memory_and_are_asked_of_the_chart(tandem: RunTandem, tmp_path: Path):
+    values = tmp_path / "values.yaml"
+    load = ("8b", "--gpu", "H100", "--adapters", "16", "--adapter-rank", "16", "--values", str(values))
+    done = tandem("fit", *load, "--json")
+    assert done.status == 0, done.err
+    kept = json.loads(done.out)["model"]["adapter_bytes"]
+    assert kept == 16 * 2 * 16 * 32 * (2 * 8192 + 2 * 5120 + 3 * 18_432)
+    assert "16 of rank 16 take 1.34 GB of each worker" in tandem("fit", *load).out
+    for pool in yaml.safe_load(values.read_text())["pools"]:
+        assert pool["config"] == {"adapter_slots": 16, "adapter_bytes": kept, "adapter_max_rank": 16}

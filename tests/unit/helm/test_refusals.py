@@ -218,6 +218,14 @@ BAD = [
         ("pools[0].resources.limits", "raise replicas"),
     ),
     Bad(
+        "adapters-that-take-all-memory",
+        {
+            **pools({"device": "cpu", "resources": {"limits": {"memory": "2Gi"}}}, {"device": "cpu"}),
+            "worker": {"config": {"adapter_folders": "/adapters", "adapter_bytes": 2 << 30}},
+        },
+        ("pools[0].resources.limits.memory: 2Gi", "2147483648 bytes", "config.adapter_bytes"),
+    ),
+    Bad(
         "two-ways-to-a-gpu",
         pools({"resources": GPU, "dra": {"deviceClassName": "gpu.nvidia.com"}}),
         ("pools[0].dra", "choose one"),
@@ -272,3 +280,7 @@ def test_a_bad_value_is_refused_by_name(helm: Helm, bad: Bad) -> None:
 
 def test_the_values_that_the_bad_ones_start_from_are_good(helm: Helm) -> None:
     assert "demo-p" in helm.render(values=pools())
+    cpu = {"device": "cpu", "resources": {"limits": {"memory": "2Gi"}}}
+    assert "demo-p" in helm.render(
+        values={**pools(cpu), "worker": {"config": {"adapter_folders": "/adapters", "adapter_bytes": 1 << 30}}}
+    )

@@ -17,7 +17,9 @@ from services.preflight.machine import Machine
 from services.preflight.model_folder import EngineNeed, check_tokenizer, check_weights
 from services.preflight.needs import Overrides, needs_of
 from shared.errors import ConfigError, InvalidRequest
+from shared.model.adapters.targets import values_of_rank
 from shared.model.checkpoints import write_random_checkpoint
+from shared.model.families.registry import load_config
 from tests.integration.engine.families import write_family
 from tests.unit.preflight.trees import add
 
@@ -167,6 +169,33 @@ def test_room_for_short_sequences_alone_is_a_warning(need: EngineNeed) -> None:
     assert finding.level is Level.WARN
     assert "of 512 tokens" in finding.text
     assert check_weights(replace(need, max_model_len=32), weights + 5 * 16 * TOKEN_BYTES).level is Level.OK
+
+
+def test_memory_for_adapters_is_kept_and_said_by_rank(need: EngineNeed) -> None:
+    weights = (need.model / "model.safetensors").stat().st_size
+    need, memory = replace(need, max_model_len=32), weights + 32 * TOKEN_BYTES + (1 << 20)
+    assert check_weights(need, memory).level is Level.OK
+    of_rank_1 = values_of_rank(load_config(need.model)) * 4
+    kept = replace(need, adapter_slots=3, adapter_bytes=3 * 32 * of_rank_1)
+    finding = check_weights(kept, memory + kept.adapter_bytes)
+    assert finding.level is Level.OK
+    assert "kept for adapters, 3 of rank 32" in finding.text
+    finding = check_weights(replace(kept, adapter_bytes=2 << 20), memory)
+    assert finding.level is Level.FAIL
+    assert "adapters and 1 KV blocks do not fit" in finding.text
+    finding = check_weights(replace(kept, adapter_bytes=3 * 16 * of_rank_1 - 1), memory)
+    assert finding.level is Level.WARN  # rank 8 is laid out as 16 on a CPU
+    assert "adapter_slots" in finding.fix
+
+
+def test_a_worker_that_takes_adapters_needs_memory_for_them() -> None:
+    flags = ["--model", "models/demo", "--adapter-slots", "4", "--adapter-bytes", "1000"]
+    without = needs_of(Component.WORKER, Overrides(), flags, DEMO).engine
+    found = needs_of(Component.WORKER, Overrides(), [*flags, "--adapter-folders", "/adapters"], DEMO).engine
+    assert without is not None
+    assert found is not None
+    assert (without.adapter_slots, without.adapter_bytes) == (0, 0)
+    assert (found.adapter_slots, found.adapter_bytes) == (4, 1000)
 
 
 @pytest.mark.parametrize("cut", [4, -100])

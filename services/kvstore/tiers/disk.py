@@ -285,7 +285,7 @@ def _locked(path: Path) -> BinaryIO:
         path.touch()
     # Not for writing: an open writer would keep the disk from being remounted read-only.
     for mode in ("rb", "r+b"):
-        lock: BinaryIO = path.open(mode)  # type: ignore[assignment]
+        lock: BinaryIO = path.open(mode)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

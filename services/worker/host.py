@@ -174,7 +174,7 @@ class EngineHost:
 
     async def unload(self) -> None:
         """Drops weights and pool. Nothing may have a block of the pool, and commands are dropped until `reload`; a
-        no-op while there are none. Only of one process, without adapters."""
+        no-op while there are none. Only of one process; adapters rest."""
         if self.model.loaded is None:
             return
         engine = self.engine

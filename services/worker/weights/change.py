@@ -17,7 +17,15 @@ from services.worker.host import EngineHost, let_go, release_memory
 from services.worker.machine.choices import dtype_name
 from services.worker.session import Session
 from services.worker.telemetry.load import LoadReporter
-from shared.errors import Cancelled, DeadlineExceeded, Internal, InvalidRequest, ModelLoadError, TandemError
+from shared.errors import (
+    Cancelled,
+    ConfigError,
+    DeadlineExceeded,
+    Internal,
+    InvalidRequest,
+    ModelLoadError,
+    TandemError,
+)
 from shared.fingerprints import headed_fingerprint
 from shared.model.families.registry import load_config
 from shared.model.text.texts_digest import texts_digest
@@ -120,7 +128,10 @@ class WeightChanges:
             raise InvalidRequest(f"folder must be absolute, not {command.folder!r}", field="folder")
         _check_changeable(host)
         if command.step == CHECK:
-            return await asyncio.to_thread(check_folder, host, folder)
+            try:
+                return await asyncio.to_thread(check_folder, host, folder)
+            except (ModelLoadError, ConfigError) as error:  # the caller named it, and this worker is none the worse
+                raise InvalidRequest(error.message, **{**error.details, "field": "folder"}) from error
         if command.step == PAUSE:
             await self._pause(session, command.timeout_s)
         elif command.step == RESUME:
@@ -231,8 +242,10 @@ async def _within(timeout_s: float, work: Callable[[], Awaitable[object]], what:
 def _check_changeable(host: EngineHost) -> None:
     """Raises InvalidRequest for a worker whose weights stay for its life."""
     settings = host.settings
-    if settings.degrees.num_ranks > 1:
-        raise InvalidRequest(f"worker {settings.name} is several processes, whose weights cannot be changed yet")
+    if settings.group_hosts > 1:
+        raise InvalidRequest(f"worker {settings.name} is on several hosts: its weights cannot be changed yet")
+    if settings.degrees.num_ranks > 1 and settings.is_on_gpu:
+        raise InvalidRequest(f"worker {settings.name} is on several GPUs: its weights cannot be changed yet")
 
 
 def check_folder(host: EngineHost, folder: Path) -> str:

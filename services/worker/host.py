@@ -130,7 +130,9 @@ class EngineHost:
         self.structures.start(checkpoint.vocab_size)
         await self._start_engine(StepCounters())
 
-    async def _load(self, settings: WorkerSettings, on_progress: Callable[[float, str], None]) -> LoadedModel:
+    async def _load(
+        self, settings: WorkerSettings, on_progress: Callable[[float, str], None], *, is_again: bool = False
+    ) -> LoadedModel:
         loop = asyncio.get_running_loop()
 
         def progress(loaded: int, total: int) -> None:
@@ -138,7 +140,13 @@ class EngineHost:
 
         emit = self._emitter()
         return await asyncio.to_thread(
-            load_model, settings, progress, self._group, lambda error: emit(EngineDied(error)), self._roles
+            load_model,
+            settings,
+            progress,
+            self._group,
+            lambda error: emit(EngineDied(error)),
+            self._roles,
+            is_again=is_again,
         )
 
     def _open_packing(self) -> BlockPacking | None:
@@ -210,7 +218,7 @@ class EngineHost:
         try:
             if self._new_group is not None:
                 self._group = self._new_group(settings)
-            self.model = await self._load(settings, lambda _fraction, _what: None)
+            self.model = await self._load(settings, lambda _fraction, _what: None, is_again=True)
             await self._start_engine(resting.steps)
         except BaseException:
             self.model, self.engine = before, resting

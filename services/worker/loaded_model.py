@@ -97,10 +97,13 @@ def load_model(
     group: RankGroup | None = None,
     on_lost: Callable[[TandemError], None] = lambda _: None,
     roles: Roles = BOTH,
+    *,
+    is_again: bool = False,
 ) -> LoadedModel:
     """Reads the folder, or as a group's leader the first rank's slice of it, and sizes the pool. Blocking.
 
-    `on_lost` as in `RankGroup.meet`. Raises ModelLoadError, ConfigError, RankLost.
+    `on_lost` as in `RankGroup.meet`. `is_again`: the process has had this very number of blocks before. Raises
+    ModelLoadError, ConfigError, RankLost.
     """
     config = load_config(settings.model)
     check_device(settings.devices[0])
@@ -153,7 +156,7 @@ def load_model(
     draft = _read_draft(settings, config.vocab_size, backend) if settings.draft else None
     draft_bytes = -(-draft[1].block_bytes // layout.groups.size) if draft is not None else 0
     need = pool_need(settings, layout, wanted_len, held_bytes + draft_bytes)
-    num_blocks = _choose_num_blocks(settings, decoder, layout, need, group)
+    num_blocks = _choose_num_blocks(settings, decoder, layout, need, group, is_again=is_again)
     return LoadedModel(
         loaded=decoder,
         config=config,
@@ -240,7 +243,13 @@ def _read_draft(settings: WorkerSettings, vocab_size: int, backend: str) -> tupl
 
 
 def _choose_num_blocks(
-    settings: WorkerSettings, decoder: Decoder, layout: BlockLayout, need: PoolNeed, group: RankGroup | None
+    settings: WorkerSettings,
+    decoder: Decoder,
+    layout: BlockLayout,
+    need: PoolNeed,
+    group: RankGroup | None,
+    *,
+    is_again: bool = False,
 ) -> int:
     """Raises ConfigError where the pool does not fit; it says how many blocks do. Raises RankLost."""
     own, fewest = layout, None
@@ -251,6 +260,9 @@ def _choose_num_blocks(
     # Ranks of a group capture nothing.
     graphs = runner_config(settings, need.max_model_len) if group is None else None
     budget = need.budget(decoder, own, graphs=graphs)
+    if is_again:
+        # Graphs may take a segment more than the first time; what the pool's share leaves is for just that.
+        budget = replace(budget, share=1.0)
     if group is not None and group.has_own_pools:
         fewest = group.fewest(budget.num_blocks(own))
     return budget.choose(settings.num_kv_blocks, most_blocks(settings, layout, need.max_model_len), own, fewest)

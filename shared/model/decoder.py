@@ -47,6 +47,8 @@ class Decoder:
     """Groups of processes that its layers are spread over."""
     is_split = False
     """Whether the vocabulary's rows, and so the logits, are spread over processes."""
+    waits_for_ranks = False
+    """Whether a call returns only when other processes have computed their parts."""
 
     def __init__(
         self,

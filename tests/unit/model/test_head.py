@@ -21,6 +21,7 @@ from shared.model.decoder import Decoder
 from shared.model.families.registry import load_config
 from shared.model.layers.head import num_listed
 from shared.model.weights.head import has_head
+from shared.model.weights.plan import Quantization
 from tests.unit.kernels.isas import needs_library
 
 WITH_HEAD = {"num_nextn_predict_layers": 1}
@@ -138,6 +139,18 @@ def test_guesses_are_chosen_among_the_first_tokens_by_weights_that_are_read_fast
     tensors["model.embed_tokens.weight"] = embedding
     expected = by_equations(tensors, hidden.double(), tokens[1:])
     torch.testing.assert_close(logits[:, :count].double(), expected[:, :count], atol=2e-3, rtol=2e-3)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])
+def test_a_rounded_models_list_has_its_own_rows(tmp_path: Path, quantization: Quantization):
+    write_random_checkpoint(tmp_path, extra_config=WITH_HEAD, vocab_size=2112, hidden_size=64)
+    decoder = Decoder.load(tmp_path, torch.float32, "cpu", quantization=quantization, has_head=True)
+    assert decoder.head is not None
+    states = torch.randn(3, 64, generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        found, expected = decoder.head.logits(states), decoder.logits(states)
+    torch.testing.assert_close(found[:, :1056], expected[:, :1056])
+    assert (found[:, 1056:] == -torch.inf).all()
 
 
 def test_a_small_vocabulary_is_listed_whole():

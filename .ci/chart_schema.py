@@ -44,7 +44,7 @@ BY_CHART: dict[type[BaseModel], tuple[str, ...]] = {
     ),
     KVStoreSettings: (
         "bind", "tls", "fleet_key", "metrics", "redis_url", "redis_password", "redis_cluster", "name",
-        "host_bytes", "disk_folder", "disk_bytes", "log_format",
+        "host_bytes", "disk_folder", "disk_bytes", "disk_shared", "log_format",
     ),
 }  # fmt: skip
 """Settings that other values or the cluster decide: they are refused under `config`."""

@@ -198,6 +198,14 @@
     {{- end -}}
   {{- end -}}
 {{- end -}}
+{{- with .Values.kvstore.volume -}}
+  {{- if and .sharedClaim .storageClassName -}}
+    {{- fail "kvstore.volume.storageClassName: is for a volume of each node; kvstore.volume.sharedClaim is a claim that is there" -}}
+  {{- end -}}
+  {{- if and .sharedClaim (not .enabled) -}}
+    {{- fail "kvstore.volume.sharedClaim: kvstore.volume.enabled is false" -}}
+  {{- end -}}
+{{- end -}}
 {{- with .Values.router.autoscaling -}}
   {{- if and .enabled (lt (int .maxReplicas) (int .minReplicas)) -}}
     {{- fail (printf "router.autoscaling.maxReplicas: %d is below minReplicas: %d" (int .maxReplicas) (int .minReplicas)) -}}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from services.worker.adapters.slots import Room, SlotTable
-from shared.errors import Internal, InvalidRequest, ModelLoadError, NotFound, Overloaded, TandemError
+from shared.errors import Draining, Internal, InvalidRequest, ModelLoadError, NotFound, Overloaded, TandemError
 from shared.kernels.cpu.torch_threads import keep_to_one_thread
 from shared.kernels.lora.step import LoadedAdapter, PackedAdapter
 from shared.model.adapters.adapter import WEIGHTS_FILE
@@ -97,6 +97,7 @@ class AdapterPool:
         self._loads: dict[str, asyncio.Task[None]] = {}
         self._turn = asyncio.Lock()  # of the load that waits for room, in the order of requests
         self._freed = asyncio.Event()
+        self._rests = False
         self.num_loads = 0
         self.load_s = 0.0
         """Of all loads since start, from a request for one to its slot."""
@@ -212,6 +213,22 @@ class AdapterPool:
             self._loads[digest] = asyncio.create_task(self._bring(self._known[digest]), name=f"adapter-{digest}")
         return lease
 
+    async def rest(self) -> None:
+        """Empties all slots, and reads nothing until `wake`: there will be no weights to which adapters add. No request
+        uses one. What is known stays so, and is read again for the next request."""
+        self._rests = True
+        self._freed.set()
+        await asyncio.gather(*self._loads.values(), return_exceptions=True)
+        await asyncio.get_running_loop().run_in_executor(self._thread, lambda: None)  # behind what it reads
+        for digest in self._slots.resident:
+            self._place(self._slots.drop(digest), None)
+            self._forget_unused(digest)
+        self.on_change()
+
+    def wake(self) -> None:
+        """There are weights again."""
+        self._rests = False
+
     async def close(self) -> None:
         """Ends the loads. Twice is fine."""
         for task in list(self._loads.values()):
@@ -221,7 +238,12 @@ class AdapterPool:
     # --- inside
 
     async def _run(self, folder: Path) -> LoadedAdapter:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._read, folder)
+        """Raises ModelLoadError, and Draining where there are no weights, or none any more."""
+        if not self._rests:
+            loaded = await asyncio.get_running_loop().run_in_executor(self._thread, self._read, folder)
+        if self._rests:
+            raise Draining("this worker has no weights just now", field="adapter")
+        return loaded
 
     async def _bring(self, known: KnownAdapter) -> None:
         """Brings an adapter into a slot for those that wait for it; returns when none waits."""

@@ -12,6 +12,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from services.kvstore.settings import KVStoreSettings
 from services.worker.settings import WorkerSettings
 from shared.config import load_settings
 from shared.seeds import SAMPLER_VERSION
@@ -365,6 +366,29 @@ def test_store_nodes_have_names_that_stay(helm: Helm) -> None:
     assert flags(main_of(manifests, "prefill"))["store"] == nodes
     assert flags(main_of(manifests, "router"))["stores"] == nodes
     assert flags(main_of(manifests, "kvstore"))["host-bytes"] == str(1 << 30)
+
+
+def test_store_nodes_have_a_volume_each_or_one_claim_together(helm: Helm) -> None:
+    own, shared = (
+        helm.manifests(values={"kvstore": {"replicas": 2, "volume": {"enabled": True, "size": "10Gi", **more}}})
+        for more in ({}, {"sharedClaim": "nfs"})
+    )
+    assert [each["metadata"]["name"] for each in own.one("StatefulSet", "kvstore")["spec"]["volumeClaimTemplates"]] == [
+        "blocks"
+    ]
+    assert "volumeClaimTemplates" not in shared.one("StatefulSet", "kvstore")["spec"]
+    (volume,) = (each for each in shared.pods["kvstore"]["spec"]["volumes"] if each["name"] == "blocks")
+    assert volume["persistentVolumeClaim"] == {"claimName": "nfs"}
+    settings = []
+    for manifests in (own, shared):
+        container = main_of(manifests, "kvstore")
+        settings.append(
+            load_settings(KVStoreSettings, [filled(text, {"POD_NAME": "n-0"}) for text in container["args"]])
+        )
+        (mount,) = (each for each in container["volumeMounts"] if each["name"] == "blocks")
+        assert str(settings[-1].disk_folder).startswith(mount["mountPath"])
+    assert [each.disk_shared for each in settings] == [False, True]
+    assert {(each.name, each.disk_bytes) for each in settings} == {("n-0", 9 << 30)}
 
 
 def test_redis_is_reached_by_the_store_alone(defaults: Manifests) -> None:

@@ -34,11 +34,10 @@ from shared.model.arithmetic import arithmetic_digest
 from shared.model.config.model_config import ModelConfig
 from shared.model.decoder import Decoder
 from shared.model.families.registry import load_config
-from shared.model.layers.head import head_prefix
 from shared.model.ranks.block_slices import block_slices
 from shared.model.ranks.rank_decoder import RankDecoder
 from shared.model.text.texts_digest import texts_digest
-from shared.model.weights.head import has_head
+from shared.model.weights.head import missing_head
 from shared.model.weights.loader import fingerprint
 
 logger = logging.getLogger(__name__)
@@ -211,11 +210,8 @@ def wants_head(settings: WorkerSettings, config: ModelConfig, roles: Roles) -> b
         problem = f"worker {settings.name} is {settings.degrees.num_ranks} processes: a head takes 1"
     elif settings.is_on_gpu and WorkerRole.DECODE in roles:
         problem = f"a worker that decodes on {settings.device} guesses nothing: heads need its CPU"
-    elif not has_head(Path(settings.model), config):
-        missing = f"tensor {head_prefix(config)}*"
-        if config.head_layer is None:
-            missing = "num_nextn_predict_layers, or its layers are not all of a kind that keeps the whole text"
-        problem = f"{settings.model} has no head: no {missing}"
+    else:
+        problem = missing_head(Path(settings.model), config)
     if problem:
         raise ConfigError(f"speculation is heads, but {problem}", field="speculation", value="heads")
     return True

@@ -71,6 +71,8 @@ class Hardware:
     """Step times of a worker of one GPU, of either kind; None = by arithmetic, as those of several GPUs always are."""
     draft: ModelShape | None = None
     """A draft model that each worker that decodes has in 16 bit on one of its GPUs, with the KV of as many tokens."""
+    has_head: bool = False
+    """Whether all workers, of one rank each then, have the checkpoint's layer that guesses, and its KV."""
     adapter_slots: int = 0
     """LoRA adapters that lie ready on each worker."""
     adapter_rank: int = 16
@@ -98,6 +100,8 @@ class Hardware:
     def spreads(self, model: ModelShape) -> list[Spread]:
         """What a worker may be, fewest GPUs first: stages and ranks of a stage are powers of two. Experts are split as
         everything is: that no rank reads more of them than another one is never slower here."""
+        if self.has_head:
+            return [Spread()]
         most = min(self.max_pipeline, model.num_layers)
         stages = [1 << i for i in range(10) if 1 << i <= most]
         found = [Spread(t, p) for p in stages for t in self.tensor_sizes(model) if t * p <= MOST_RANKS]

@@ -68,6 +68,8 @@ class ModelShape:
     """Of `num_params`, what ranks that split a layer hold in full: norms, routers, the projections to latents."""
     windows: tuple[int, ...] = ()
     """Of the layers that keep the KV of a window alone, tokens."""
+    head_params: float = 0.0
+    """Beside `num_params`, those of the checkpoint's layer that guesses (multi-token prediction); 0: it has none."""
     adapter_values: int = 0
     """Numbers of a LoRA adapter of rank 1 that adds to every projection; 0 where adapters are not served."""
 
@@ -138,10 +140,11 @@ class ModelShape:
 def decoder(
     *, layers: int, hidden: int, intermediate: int, heads: int, kv_heads: int, vocabulary: int, positions: int,
     head_dim: int = 0, tied: bool = False, experts: ExpertShape | None = None, latent: LatentShape | None = None,
-    windows: tuple[int, ...] = (),
+    windows: tuple[int, ...] = (), head: bool = False,
 ) -> ModelShape:  # fmt: skip
     """A decoder of Llama's kind, its parameters counted: embeddings, attention, gated MLP or experts, norms. With
-    latents `kv_heads` is 1 and `head_dim` that of a query."""
+    latents `kv_heads` is 1 and `head_dim` that of a query. `head`: the checkpoint has a layer that guesses, as the
+    last one."""
     head_dim = head_dim or hidden // heads
     attention = hidden * head_dim * (2 * heads + 2 * kv_heads) if latent is None else _attention(hidden, heads, latent)
     num_params = layers * (attention + 2 * hidden) + vocabulary * hidden * (1 if tied else 2) + hidden
@@ -152,6 +155,12 @@ def decoder(
     if latent is not None:
         copied_params += layers * _latent_projections(hidden, latent)
     expert_params = 0.0
+    head_params = 0.0
+    if head:  # its projection of two inputs, and a norm of each and of what it gives
+        block = 3 * intermediate
+        if experts is not None:
+            block = experts.num_experts * (3 * experts.size + 1) + 3 * experts.shared_size
+        head_params = attention + 2 * hidden + hidden * block + 2 * hidden * hidden + 3 * hidden
     if experts is not None:
         copied_params += experts.layers * hidden * experts.num_experts
         expert_params = experts.layers * experts.num_experts * 3 * hidden * experts.size
@@ -164,7 +173,7 @@ def decoder(
     return ModelShape(
         num_params, layers, heads, kv_heads, head_dim, positions, expert_params=expert_params, experts=experts,
         latent=latent, hidden=hidden, embedding_params=vocabulary * hidden, is_tied=tied, kv_params=kv_params,
-        copied_params=copied_params, windows=windows, adapter_values=adapter_values,
+        copied_params=copied_params, windows=windows, head_params=head_params, adapter_values=adapter_values,
     )  # fmt: skip
 
 
@@ -197,7 +206,7 @@ MIXTRAL_8X7B = decoder(
 DEEPSEEK_V3 = decoder(
     layers=61, hidden=7168, intermediate=18_432, heads=128, kv_heads=1, vocabulary=129_280, positions=163_840,
     head_dim=192, experts=ExpertShape(layers=58, num_experts=256, top_k=8, size=2048, shared_size=2048),
-    latent=LatentShape(kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128, q_rank=1536),
+    latent=LatentShape(kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128, q_rank=1536), head=True,
 )  # fmt: skip
 SPARSE_MODELS = {"mixtral-8x7b": MIXTRAL_8X7B, "deepseek-v3": DEEPSEEK_V3}
 """Published shapes with experts."""

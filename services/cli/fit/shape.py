@@ -41,6 +41,7 @@ def shape_of(model: str) -> ModelShape:
         tied=config.tie_word_embeddings,
         experts=_experts(config),
         latent=_latent(config),
+        head=config.head_layer is not None,
         windows=tuple(
             layer.window
             for layer in config.layers

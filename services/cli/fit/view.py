@@ -98,6 +98,12 @@ def show(console: Console, fit: Fit, name: str, even: BreakEven, token_price: fl
             f"draft model: {draft.weight_bytes / GB:.3g} GB and {draft.kv_bytes_per_token / 1024:.3g} KiB a token on "
             "each worker that decodes; its guesses shorten no time here"
         )
+    if hardware.has_head:
+        own = model.head_params * BYTES_PER_VALUE[hardware.weights]
+        lines.append(
+            f"head: {own / GB:.3g} GB and {kv / model.num_layers / 1024:.3g} KiB a token on each worker; its guesses, "
+            "of workers that decode on CPUs alone, shorten no time here"
+        )
     if hardware.adapter_slots:
         lines.append(
             f"adapters: {hardware.adapter_slots} of rank {hardware.adapter_rank} take "

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
+from services.cli.fit.shape import shape_of
 from services.cli.quantities import count_of, seconds_of
 from shared.errors import ConfigError
+from shared.model.checkpoints import write_random_checkpoint
+from shared.model.families.registry import load_config
+from shared.model.layers.head import HeadParameters
 from tests.integration.engine.families import write_family
 from tests.unit.cli.conftest import RunTandem
 
@@ -141,6 +147,22 @@ def test_a_draft_takes_memory_of_workers_that_decode_alone(tandem: RunTandem):
     assert less["weight_bytes"] - decode["weight_bytes"] == pytest.approx(16e9, rel=0.01)
     assert less["kv_bytes_per_token"] - decode["kv_bytes_per_token"] == 128 * 1024
     assert less["kv_tokens"] < decode["kv_tokens"]
+
+
+def test_a_head_takes_memory_of_all_workers_of_one_device_each(tandem: RunTandem, tmp_path: Path):
+    write_random_checkpoint(tmp_path, max_position_embeddings=512, extra_config={"num_nextn_predict_layers": 1})
+    config = load_config(tmp_path)
+    views = HeadParameters.allocate(config, torch.float32, "meta").checkpoint_views(config)
+    arguments = ("fit", str(tmp_path), "--context", "256", "--concurrency", "4", "--max-tensor", "2", "--json")
+    plain, headed = (json.loads(tandem(*arguments, *more).out)["pools"] for more in ((), ("--heads",)))
+    for before, now in zip(plain, headed, strict=True):
+        added = sum(math.prod(view.shape) for view in views.values())
+        assert now["weight_bytes"] - before["weight_bytes"] == pytest.approx(2 * added)
+        assert now["kv_bytes_per_token"] == pytest.approx(before["kv_bytes_per_token"] * 3 / 2)
+    assert shape_of("deepseek-v3").head_params == pytest.approx(11.5e9, rel=0.02)
+    refused = tandem("fit", "8b", "--heads")
+    assert refused.status == 2
+    assert "--heads: the model has no layer that guesses" in refused.err
 
 
 def test_the_load_at_which_two_pools_and_one_change_places(tandem: RunTandem):

@@ -147,7 +147,9 @@ async def _ordinary_streams(cluster: ChaosCluster, found: Findings) -> AsyncIter
 @contextlib.asynccontextmanager
 async def _watched(cluster: ChaosCluster, lags: LoopLags) -> AsyncIterator[None]:
     """Looks at every process's page now and then, and once more at the end."""
-    async with httpx.AsyncClient(timeout=DEADLINE_S, verify=False) as client:
+    # A connection for each look: one that is kept may be closed just as it is used.
+    limits = httpx.Limits(max_keepalive_connections=0)
+    async with httpx.AsyncClient(timeout=DEADLINE_S, verify=False, limits=limits) as client:
 
         async def look() -> None:
             for name, address in cluster.local.metrics.items():

@@ -5,12 +5,10 @@
      Key: the entry's key, empty for the first; it begins the names of its Deployments and volumes
      In: the values' path of its `pools`, such as models.story.
      Entry: the path of its model
-     Several: whether there are others
      SharesStore: whether its workers use the release's store nodes. */}}
 {{- define "tandem.models" -}}
 {{- if not .Models -}}
-{{- $several := not (empty .Values.models) -}}
-{{- $base := dict "Release" .Release "Chart" .Chart "Capabilities" .Capabilities "Files" .Files "Template" .Template "Several" $several -}}
+{{- $base := dict "Release" .Release "Chart" .Chart "Capabilities" .Capabilities "Files" .Files "Template" .Template -}}
 {{- $first := dict "Values" .Values "Key" "" "In" "" "Entry" "model" "SharesStore" true -}}
 {{- $models := list (merge $first $base) -}}
 {{- range $key, $given := .Values.models -}}

@@ -160,7 +160,7 @@ tandem-llm.io/nvlink-domain: {{ . | quote }}
 {{- if and (eq .pool.role "decode") (not $affinity.podAffinity) .root.Values.worker.nearKeys -}}
 {{- $selector := dict "app.kubernetes.io/instance" .root.Release.Name "app.kubernetes.io/component" "worker" "tandem-llm.io/role" "prefill" -}}
 {{- $labels := dict "matchLabels" $selector -}}
-{{- if .root.Several -}}
+{{- if .root.Key -}}
 {{- $own := list -}}
 {{- range .root.Values.pools }}{{ $own = append $own .name }}{{ end -}}
 {{- $_ := set $labels "matchExpressions" (list (dict "key" "tandem-llm.io/pool" "operator" "In" "values" $own)) -}}

@@ -224,7 +224,8 @@ class RedisIndex:
             used_bytes += int(info_fields(info)["used_memory"])
         commands = [Command.of("EXISTS", *BOOKKEEPING_KEYS, slot=TABLE_SLOT), count_command(), *self._markers("EXISTS")]
         num_bookkeeping = sum(await self._redis.call(*commands, connection=RedisConnection.READ))
-        return IndexStats(num_keys - num_bookkeeping, used_bytes, self._redis.address)
+        num_blocks = max(0, num_keys - num_bookkeeping)  # bookkeeping that began between the two reads is no block
+        return IndexStats(num_blocks, used_bytes, self._redis.address)
 
     async def probe(self) -> None:
         """See BlockIndex.

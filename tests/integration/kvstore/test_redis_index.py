@@ -147,6 +147,33 @@ async def test_concurrent_publishers_of_the_same_blocks_lose_nothing(valkey_url:
         await client.close()
 
 
+async def test_a_table_that_begins_between_the_two_reads_of_the_stats_is_no_block(
+    index: RedisIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = index._redis.nodes
+
+    class Late:
+        """A node behind whose answer a worker registers."""
+
+        def __init__(self, node: Any) -> None:
+            self._node = node
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._node, name)
+
+        async def ask(self, *what: Any) -> Any:
+            answer = await self._node.ask(*what)
+            monkeypatch.setattr(index._redis, "nodes", nodes)
+            await index.publish(A, Tier.DEVICE, b"")
+            return answer
+
+    async def then_published() -> Any:
+        return [Late(node) for node in await nodes()]
+
+    monkeypatch.setattr(index._redis, "nodes", then_published)
+    assert (await index.stats()).num_blocks == 0
+
+
 @pytest.mark.parametrize(("in_url", "beside"), [("&password=s3cret", ""), ("", "s3cret")])
 async def test_stats_count_blocks_and_hide_credentials(
     valkey_url: str, index: RedisIndex, admin: Redis, in_url: str, beside: str

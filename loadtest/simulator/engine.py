@@ -29,7 +29,9 @@ from shared.sizing.step_time import StepTimes, StepWork
 
 MOST_STEPS = 256
 """Steps that are done at once."""
-_TOKEN = SampledToken(0)
+OUTPUT_TOKEN = 0
+"""All tokens of answers."""
+_TOKEN = SampledToken(OUTPUT_TOKEN)
 
 Command = Callable[[], None]
 Factors = NDArray[np.float64]
@@ -114,6 +116,7 @@ class Engine:
         self._batch: list[EngineSequence] = []  # that the last step computed and that did not end
         self._largest = 0  # number of sequences that a planned step decoded
         self._run: _DecodeRun | None = None
+        self._leaving: list[str] = []  # once the run has ended
         self._ticket = 0  # of the next event that is due: older ones are void
 
     def submit(self, command: Command) -> None:
@@ -127,6 +130,15 @@ class Engine:
             # The step that runs now is the last of the run.
             num_steps = bisect_left(self._run.ends_s, self._clock.now_s) + 1
             self._wait(self._run.ends_s[num_steps - 1], self._end_run, self._run, num_steps)
+
+    def abort(self, sequence_id: str) -> None:
+        """Part of a command: the sequence gets no more tokens but that of a step that runs."""
+        if self._run is not None:
+            self._leaving.append(sequence_id)
+            return
+        self.scheduler.abort(sequence_id)
+        self.scheduler.take_ended()
+        self._batch = [sequence for sequence in self._batch if sequence.sequence_id != sequence_id]
 
     @property
     def is_decoding(self) -> bool:
@@ -234,6 +246,8 @@ class Engine:
             self.scheduler.take_ended()
             tokens = [NewToken(sequence.sequence_id, _TOKEN, FinishReason.LENGTH) for sequence in ended]
             self._host.on_output(StepOutput(tuple(tokens)))
+        while self._leaving:
+            self.abort(self._leaving.pop())
         self._between()
 
     def _apply(self, run: _DecodeRun, num_steps: int) -> None:

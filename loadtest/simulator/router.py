@@ -152,5 +152,6 @@ class SimRouter(ABC):
             self.predictor.observe_gap(self.world.clock.now_s - request.first_token_s)
 
     def _on_done(self, request: SimRequest) -> None:
+        request.finished_s = self.world.clock.now_s
         self.release(request)
         self.changed()

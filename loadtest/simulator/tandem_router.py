@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from loadtest.simulator.fleet import World
+from loadtest.simulator.mover import SimMover
 from loadtest.simulator.request import SimRequest
 from loadtest.simulator.router import SimRouter
 from loadtest.simulator.worker import Worker
@@ -18,6 +19,7 @@ from services.router.admission.controller import AdmissionController, Estimate
 from services.router.admission.queue import ORDERS, AdmissionQueue, QueueEntry
 from services.router.placement.decision import Choice
 from services.router.placement.policy import Placement, PlacementConfig
+from services.router.placement.split import SplitController
 from services.router.placement.views import GUEST_AFTER_S, PlacementRequest, Work
 from shared.errors import Overloaded
 from shared.settings.common import Mode
@@ -61,6 +63,8 @@ class TandemRouter(SimRouter):
         routers = [f"router-{other}" for other in range(num_routers)]
         self._queue: AdmissionQueue[_Active] = AdmissionQueue(config.queue_limit, order=ORDERS[config.order])
         self._again = False
+        self.mover: SimMover | None = None
+        """Of mode auto: in the others nothing is vacated, and no worker's steps are known."""
         super().__init__(world, workers, routers[number])
         if num_routers > 1:
             for pool in (self.prefill_pool, self.decode_pool):
@@ -70,8 +74,16 @@ class TandemRouter(SimRouter):
         self._placement = Placement(config.placement, seed, self.predictor)
         waits = self._placement.waits_by(config.mode)
         self._admission = AdmissionController(waits, config.late_idle_share, config.late_grace)
+        if config.mode == "auto":
+            tpot_s = config.placement.tpot_target_s
+            self.mover = SimMover.of(world, workers, self.decode_pool, self.ledger, self.split, tpot_s, self._on_done)
         self.num_waiting_max = 0
         """Longest queue so far."""
+
+    @property
+    def split(self) -> SplitController:
+        """Which workers decode, in mode auto."""
+        return self._placement.split
 
     @property
     def num_waiting(self) -> int:
@@ -116,12 +128,21 @@ class TandemRouter(SimRouter):
         if self._queue and self.decode_pool.shared and not self._again:
             self._again = True
             self.world.clock.after(GUEST_AFTER_S, self._change_again)
+        if self.mover is not None:
+            self.mover.look()
 
     def _change_again(self) -> None:
         self._again = False
         self.changed()
 
+    def _on_joined(self, request: SimRequest) -> None:
+        super()._on_joined(request)
+        if self.mover is not None:
+            self.mover.begin(request)
+
     def _on_done(self, request: SimRequest) -> None:
+        if self.mover is not None:
+            self.mover.end(request)
         self._placement.split.demand.ended(request.num_output_tokens)
         super()._on_done(request)
 

@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
+from typing import NamedTuple
 
 from loadtest.simulator.adapters import SimAdapters
-from loadtest.simulator.engine import Engine, Noise
+from loadtest.simulator.engine import OUTPUT_TOKEN, Engine, Noise
 from loadtest.simulator.fleet import Report, WorkerSpec, World
 from loadtest.simulator.request import SimRequest
 from shared.engine.messages import NewToken, StepOutput
@@ -37,6 +38,15 @@ class Calls:
     """Its last one came."""
 
 
+class Progress(NamedTuple):
+    """How far an answer is."""
+
+    num_tokens: int
+    """Prompt and output."""
+    hashes: Sequence[bytes]
+    """Of the full blocks whose KV is computed."""
+
+
 Reserved = Callable[[frozenset[int] | None], None]
 """Gets the indexes of the blocks that must arrive; None: there is no room."""
 
@@ -46,12 +56,16 @@ class _Held:
     """A request on this worker."""
 
     request: SimRequest
+    name: str
+    """Of its sequence."""
     calls: Calls
     came_s: float
     goal: Goal
     here: bool = False
     """Its prompt is computed here, and so is its answer."""
     joined: bool = False
+    has_left: bool = False
+    """Its router wants no more of it."""
     num_cached: int = 0
     receiver: Worker | None = None
     is_asking: bool = False
@@ -100,9 +114,9 @@ class Worker:
 
     def prefill_here(self, request: SimRequest, calls: Calls) -> None:
         """Computes a prompt and then its answer."""
-        self._hold(request, calls, Goal.COMPLETION).here = True
-        sequence = self._sequence(request, Goal.COMPLETION)
-        self._add(request, sequence)
+        held = self._hold(request, calls, Goal.COMPLETION)
+        held.here = True
+        self._add(held, self._sequence(request, Goal.COMPLETION))
 
     def reserve_in_turn(self, request: SimRequest, calls: Calls, answer: Reserved) -> None:
         """Like `reserve`, but waits for room behind those that came before."""
@@ -116,7 +130,7 @@ class Worker:
         held.receiver, held.is_asking = receiver, needed is not None
         held.is_shipping = held.is_asking
         sequence = self._sequence(request, Goal.FIRST_TOKEN, needed or frozenset(), receiver.name.encode())
-        self._add(request, sequence)
+        self._add(held, sequence)
 
     def join(self, request: SimRequest) -> None:
         """All blocks of a reserved request have arrived, and its first token; it waits for its adapter."""
@@ -130,6 +144,46 @@ class Worker:
 
         self.engine.submit(command)
 
+    def go_on(
+        self, request: SimRequest, name: str, so_far: Progress, calls: Calls, source: Worker | None = None
+    ) -> None:
+        """Computes the rest of an answer under that name, behind its tokens so far; `source`: from which their blocks
+        come first. Of `calls`, `on_joined` tells of its first token here."""
+        held = self._hold(request, calls, Goal.COMPLETION, name)
+        sequence = self._sequence(request, Goal.COMPLETION)
+        sequence.sequence_id = name
+        sequence.token_ids += [OUTPUT_TOKEN] * (so_far.num_tokens - request.num_prompt_tokens)
+        sequence.block_hashes = list(so_far.hashes)
+        missing = [block for block in so_far.hashes if self.engine.pool.find(block) is None]
+
+        def arrived() -> None:
+            self.engine.submit(lambda: self._adopt(missing))
+            self._add(held, sequence)
+
+        if source is None or not missing:
+            self._add(held, sequence)
+        else:
+            ask_s = self.spec.wire_s
+            self._clock.after(ask_s, lambda: self._clock.at(source.send_blocks(len(missing)), arrived))
+
+    def progress(self, name: str) -> Progress | None:
+        """How far the answer of that name is; None where it has ended or left."""
+        held = self._held.get(name)
+        self.engine.settle()
+        sequence = self.engine.scheduler.sequences.get(name)
+        if held is None or held.has_left or sequence is None:
+            return None
+        num_tokens = len(sequence.token_ids)
+        num_sealed = (num_tokens - 1) // self.spec.block_size  # the newest token's KV is not computed
+        return Progress(num_tokens, tuple(sequence.block_hashes[:num_sealed]))
+
+    def leave(self, name: str) -> None:
+        """A router wants no more of an answer: nothing is told of it from now on, and it ends a message later."""
+        held = self._held.get(name)
+        if held is not None:
+            held.has_left = True
+        self._after_message(self.engine.submit, partial(self._drop, name))
+
     def forget(self) -> None:
         """Drops all cached prefixes."""
         self.engine.pool.clear_cache()
@@ -141,7 +195,8 @@ class Worker:
         """See `EngineHost`."""
         held = self._held[sequence_id]
         held.num_cached = num_cached_tokens
-        held.request.num_cached_tokens = num_cached_tokens
+        if held.name == held.request.name:  # a prompt, not an answer that moves
+            held.request.num_cached_tokens = num_cached_tokens
         if held.receiver is not None and not held.is_asking:
             held.is_asking = True
             answer = partial(self._on_room, held)
@@ -151,7 +206,9 @@ class Worker:
         """See `EngineHost`."""
         self._ship(output.blocks)
         for token in output.tokens:
-            held = self._held[token.sequence_id]
+            held = self._held.get(token.sequence_id)
+            if held is None:
+                continue  # it left while the step ran
             if held.goal is Goal.FIRST_TOKEN:
                 self._on_prefilled(held)
             else:
@@ -182,7 +239,7 @@ class Worker:
                 held.is_shipping, sequence.ship_blocks = True, needed
             else:
                 assert held.receiver is not None
-                self._clock.at(self._send(len(needed)), held.receiver.join, held.request)
+                self._clock.at(self.send_blocks(len(needed)), held.receiver.join, held.request)
 
         self.engine.submit(command)
 
@@ -191,7 +248,8 @@ class Worker:
             held.joined = True
             if held.here:
                 self._first_token(held)
-            self._after_message(held.calls.on_joined, held.request)
+            if not held.has_left:
+                self._after_message(held.calls.on_joined, held.request)
         if token.finish_reason is not None:
             self._finish(held)
 
@@ -199,22 +257,41 @@ class Worker:
         self._after_message(held.calls.on_first_token, held.request, self._clock.now_s - held.came_s, held.num_cached)
 
     def _finish(self, held: _Held) -> None:
-        self.adapters.release(held.request.name)
-        del self._held[held.request.name]
-        held.request.finished_s = self._clock.now_s + self.spec.message_s
+        self._free(held)
+        if not held.has_left:
+            self._after_message(held.calls.on_done, held.request)
+
+    def _drop(self, name: str) -> None:
+        held = self._held.get(name)
+        if held is not None:  # it has not ended meanwhile
+            held.has_left = True
+            self.engine.abort(name)
+            self._free(held)
+
+    def _free(self, held: _Held) -> None:
+        self.adapters.release(held.name)
+        del self._held[held.name]
         if self._waiting:
             self.engine.submit(self._reserve_next)
-        self._after_message(held.calls.on_done, held.request)
+
+    def _adopt(self, hashes: Sequence[bytes]) -> None:
+        """Blocks that have arrived, as far as there is room for them, are a cached prefix."""
+        pool = self.engine.pool
+        wanted = [block for block in hashes if pool.find(block) is None][: pool.num_free]
+        found = pool.allocate(len(wanted))
+        for block_id, block in zip(found, wanted, strict=True):
+            pool.seal(block_id, block)
+        pool.release(found)
 
     def _ship(self, blocks: Sequence[OutgoingBlock]) -> None:
         """Over one link, one message after the other, while the next step computes."""
         for sequence_id, outgoing in groupby(blocks, lambda block: block.sequence_id):
             batch = list(outgoing)
-            self._held[sequence_id].shipped_s = self._send(len(batch))
+            self._held[sequence_id].shipped_s = self.send_blocks(len(batch))
             block_ids, receiver = [block.block_id for block in batch], batch[0].receiver
             self._clock.at(self._link_free_s, self._sent, block_ids, receiver)
 
-    def _send(self, num_blocks: int) -> float:
+    def send_blocks(self, num_blocks: int) -> float:
         """When blocks that are sent now, behind those before, have arrived."""
         self._link_free_s = max(self._link_free_s, self._clock.now_s) + num_blocks * self._block_s
         return self._link_free_s + self.spec.wire_s
@@ -264,15 +341,20 @@ class Worker:
         self._adapters_due = True
         self._plan_report(self.spec.report_s)
 
-    def _add(self, request: SimRequest, sequence: EngineSequence) -> None:
+    def _add(self, held: _Held, sequence: EngineSequence) -> None:
         """Its prompt is computed once its adapter is there; others pass it meanwhile."""
         came_s = self._clock.now_s
 
         def ready() -> None:
-            request.adapter_s = self._clock.now_s - came_s
-            self.engine.submit(lambda: self.engine.scheduler.add(sequence))
+            if held.name == held.request.name:
+                held.request.adapter_s = self._clock.now_s - came_s
+            self.engine.submit(add)
 
-        self.adapters.when_ready(request.name, ready)
+        def add() -> None:
+            if not held.has_left:
+                self.engine.scheduler.add(sequence)
+
+        self.adapters.when_ready(held.name, ready)
 
     def _reserve(self, request: SimRequest, calls: Calls) -> frozenset[int] | None:
         try:
@@ -291,9 +373,10 @@ class Worker:
             self._waiting.popleft()
             self._clock.after(self.spec.wire_s, answer, needed)
 
-    def _hold(self, request: SimRequest, calls: Calls, goal: Goal) -> _Held:
-        self.adapters.hold(request.name, request.adapter)
-        held = self._held[request.name] = _Held(request, calls, self._clock.now_s, goal)
+    def _hold(self, request: SimRequest, calls: Calls, goal: Goal, name: str = "") -> _Held:
+        name = name or request.name
+        self.adapters.hold(name, request.adapter)
+        held = self._held[name] = _Held(request, name, calls, self._clock.now_s, goal)
         return held
 
     def _after_message(self, call: Callable[..., None], *args: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from shared.errors import ConfigError
@@ -82,8 +83,9 @@ class Hardware:
     decode_price: float | None = None
 
     def tensor_sizes(self, model: ModelShape) -> list[int]:
-        """Powers of two that divide the heads, up to `max_tensor`."""
-        return [1 << i for i in range(10) if 1 << i <= self.max_tensor and model.num_heads % (1 << i) == 0]
+        """Powers of two that divide the heads, and the parts of states, up to `max_tensor`."""
+        divided = model.num_heads if model.states is None else math.gcd(model.num_heads, model.states.parts)
+        return [1 << i for i in range(10) if 1 << i <= self.max_tensor and divided % (1 << i) == 0]
 
     def adapter_bytes(self, model: ModelShape) -> int:
         """Memory of a worker's adapters, on all of its GPUs together."""

@@ -41,6 +41,9 @@ def main(
         Option(help=f"{_QUICK_WORKERS} workers, two loads, one pair of targets, {_QUICK_SECONDS:g} s"),
     ] = False,
     continue_: Annotated[bool, Option(name="continue", help="keep what OUT has of cells")] = False,
+    anew: Annotated[
+        bool, Option(help="of the cells that OUT has auto alone, beside the fixed systems as they are there")
+    ] = False,
     jobs: Annotated[int, Option(help="processes")] = 1,
     seed: Annotated[int, Option()] = 0,
 ) -> None:
@@ -57,7 +60,7 @@ def main(
         Pool([fast] * workers, seed),
         Loads(traces, seconds, seed),
         out,
-        kept(out) if continue_ else {"capacities": {}, "cells": {}, "scenarios": {}},
+        kept(out) if continue_ or anew else {"capacities": {}, "cells": {}, "scenarios": {}},
     )
     wanted = [
         Cell(workload, pair, load)
@@ -66,7 +69,10 @@ def main(
         for load in decimals(loads, "loads")
     ]
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as executor:
-        study.run_cells(executor, wanted)
+        if anew:
+            study.run_auto_anew(executor, wanted)
+        else:
+            study.run_cells(executor, wanted)
         if scenarios != "none":
             wanted_scenarios = names(scenarios, "scenarios", SCENARIOS)
             slower = worker_spec(replace(options, device=choice(slow, "slow", GPUS), steps=None), None, 0.0)

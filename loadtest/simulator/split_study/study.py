@@ -14,10 +14,11 @@ from typing import Any
 from loadtest.rig.markdown import bold, table
 from loadtest.rig.results import commit, machine, write_json
 from loadtest.simulator.load import WORKLOADS
+from loadtest.simulator.simulation import AUTO
 from loadtest.simulator.split_study.cells import TARGETS, Cell, Compared, Loads, compare
 from loadtest.simulator.split_study.scenarios import turnover, two_speeds
 from loadtest.simulator.split_study.search import capacity
-from loadtest.simulator.split_study.systems import Pool, System
+from loadtest.simulator.split_study.systems import Pool, Run, System, run
 from shared.errors import ConfigError
 
 Rows = dict[str, Any]
@@ -52,6 +53,19 @@ class Study:
                     running[cell] = executor.submit(run_cell, *args)
         for cell, future in running.items():
             self._note("cells", cell.name, future.result())
+
+    def run_auto_anew(self, executor: ProcessPoolExecutor, cells: Sequence[Cell]) -> None:
+        """Auto alone, beside what is known of the fixed systems of these cells."""
+        running: dict[Cell, Future[Run]] = {}
+        for cell in cells:
+            if cell.name in self.rows["cells"]:
+                rate = self.rows["capacities"][f"{cell.workload}, {cell.targets}"]["rate"]
+                running[cell] = executor.submit(run_auto, self._pool, self._loads, cell, rate)
+        for cell, future in running.items():
+            row = self.rows["cells"][cell.name]
+            tried = [Run(**found) for found in row["tried"]]
+            best = Run(**row["best"])
+            self._note("cells", cell.name, Compared(best, future.result(), tried, row["num_left_out"]))
 
     def run_scenarios(self, executor: ProcessPoolExecutor, scenarios: Sequence[str], mixed: Pool) -> None:
         """Those that are not known yet."""
@@ -99,6 +113,12 @@ def run_cell(pool: Pool, loads: Loads, cell: Cell, rate: float, starts: Sequence
     """See `compare`."""
     requests = loads.requests(cell.workload, cell.load * rate)
     return compare(pool, loads.targets(cell.targets, cell.workload), requests, starts)
+
+
+def run_auto(pool: Pool, loads: Loads, cell: Cell, rate: float) -> Run:
+    """Auto in a cell."""
+    requests = loads.requests(cell.workload, cell.load * rate)
+    return run(System(AUTO), pool, loads.targets(cell.targets, cell.workload), requests)
 
 
 def results(rows: Rows) -> list[dict[str, object]]:

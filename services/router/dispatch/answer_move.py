@@ -16,14 +16,12 @@ from services.router.dispatch.active_request import ActiveRequest
 from services.router.dispatch.commands import AttemptCommands
 from services.router.dispatch.record import MoveNote, RequestEvent, RequestState
 from services.router.dispatch.transitions import HOLDERS, Holder
-from services.router.placement.moves import MoveCause
+from services.router.placement.moves import MAX_REPEATED, MoveCause
 from services.router.placement.views import Work
 from services.router.workers.link import Message, WorkerLink
 from shared.errors import DeadlineExceeded, Overloaded, TandemError
 from shared.rpc.pb.tandem.v1 import types_pb2
 
-MAX_REPEATED = 2
-"""The next worker is not asked a second time where it has at most this many tokens to repeat."""
 MOVE_TIMEOUT_S = 30.0
 """A move that has not got a token from the next worker after this time is given up, seconds."""
 

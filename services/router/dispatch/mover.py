@@ -11,13 +11,10 @@ from services.router.dispatch.active_request import ActiveRequest
 from services.router.dispatch.answer_move import PREPARING
 from services.router.dispatch.record import RequestEvent, RequestState
 from services.router.placement.move_settings import MoveSettings
-from services.router.placement.moves import Desk, MoveCause, MoveLimits, MovePolicy, RunningAnswer
+from services.router.placement.moves import LOOK_EVERY_S, Desk, MoveCause, MoveLimits, MovePolicy, RunningAnswer
 from services.router.workers.fleet import Fleet
 from services.router.workers.link import WorkerLink
 from shared.sizing.step_time import StepWork
-
-LOOK_EVERY_S = 0.2
-"""Shortest time between two looks, seconds."""
 
 MoveAnswer = Callable[[str, str, MoveCause], bool]
 """As `Dispatcher.move`."""
@@ -103,17 +100,7 @@ class Mover:
             leaving = MoveCause.PREFERENCE
         if view is None:  # removed: it gets nothing new
             return Desk(link.name, StepWork(), 0, 0, 0, accepting=False, leaving=leaving)
-        return Desk(
-            link.name,
-            StepWork(view.num_decoding, view.num_context_tokens),
-            view.num_requests,
-            view.max_num_seqs,
-            view.num_free_blocks,
-            view.times,
-            view.least_slack_s,
-            view.accepting and (not self.preferred or link.name in self.preferred),
-            leaving,
-        )
+        return Desk.of(view, leaving, preferred=self.preferred)
 
 
 def running_answer(active: ActiveRequest, block_size: int, now: float) -> RunningAnswer:

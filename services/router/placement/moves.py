@@ -5,13 +5,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
 
+from services.router.placement.views import WorkerView
 from shared.sizing.step_time import StepTimes, StepWork
 
+LOOK_EVERY_S = 0.2
+"""Shortest time between two looks for what should move, seconds."""
+MAX_REPEATED = 2
+"""The next worker is not asked a second time where it has at most this many tokens to repeat."""
 FIRST_GUESS_TOKENS = 64
 """An answer is expected to bring as many tokens again as it has, at least this many: nothing else is known of it."""
 LEAST_LEFT_TOKENS = 32
@@ -64,6 +69,21 @@ class Desk:
     """Takes new work."""
     leaving: MoveCause | None = None
     """Why all its answers are to go; None: they may stay."""
+
+    @classmethod
+    def of(cls, view: WorkerView, leaving: MoveCause | None, *, preferred: Set[str]) -> Desk:
+        """By the router's view of the worker. `preferred`: workers to which answers may move; none of them: to all."""
+        return cls(
+            view.name,
+            StepWork(view.num_decoding, view.num_context_tokens),
+            view.num_requests,
+            view.max_num_seqs,
+            view.num_free_blocks,
+            view.times,
+            view.least_slack_s,
+            view.accepting and (not preferred or view.name in preferred),
+            leaving,
+        )
 
     @property
     def step_s(self) -> float | None:

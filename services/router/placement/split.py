@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from services.router.placement.beside import DEFAULT_BUDGET, Pace, pace_of
 from services.router.placement.demand import Demand, Mix
+from services.router.placement.pairs import MOST_DISPLACED
 from services.router.placement.views import Work, WorkerView
 from shared.engine.scheduler.pacing import AIM, GAP_TARGETS
 from shared.sizing.step_time import StepTimes
@@ -123,17 +124,21 @@ class SplitController:
         return self.split.decodes
 
     def _take(self, split: Split, names: frozenset[str], now_s: float) -> None:
-        before = self.split.decodes
+        before = self.split.decodes or names
         self.num_flips += len((split.decodes ^ before) & names & self._names)
         self.split, self._names = split, names
         self._left |= dict.fromkeys(before - split.decodes, now_s)
         self._left = {name: at_s for name, at_s in self._left.items() if name not in split.decodes}
 
     def vacated(self, now_s: float) -> frozenset[str]:
-        """Workers whose answers are to move to those that decode: they have not been among these for a while."""
+        """Workers whose answers are to move to those that decode: they have not been among these for a while, or by two
+        decisions where each answer takes more of their prompts than it gives."""
         if not self._left:
             return frozenset()
-        return frozenset(name for name, at_s in self._left.items() if now_s - at_s >= SETTLED_S)
+        return frozenset(name for name, at_s in self._left.items() if now_s - at_s >= self._settled_s(name))
+
+    def _settled_s(self, name: str) -> float:
+        return INTERVAL_S if self.displaced.get(name, 0.0) > MOST_DISPLACED else SETTLED_S
 
     def headrooms(self, views: Iterable[WorkerView], block_size: int, now_s: float) -> dict[int, float]:
         """By number of workers that decode, of the splits that are compared; workers whose steps are not known count
@@ -189,14 +194,16 @@ class SplitController:
         room *= self._left_by_hand_off(best, size, served)
         rate = min(mix.rate, served.rate * room)
         used = rate / max(served.rate * room, 1e-9)
-        self.is_pure = self._is_pure(shares, rate, served)
+        chosen = frozenset(names[:best])
+        present = sum(view.num_decoding for view in known if view.name in chosen)
+        self.is_pure = self._is_pure(shares, rate, served, present)
         self.displaced = {
             name: used * self._displaced_by_one(kind, served)
             for kind, num, rest in shares
             if rest
             for name in kind.names[num:]
         }
-        return Split(frozenset(names[:best] + unknown), headroom[best])
+        return Split(chosen | frozenset(unknown), headroom[best])
 
     def _in_time(
         self, kinds: Sequence[Kind], counts: Iterable[int], excess: float, now_s: float
@@ -345,11 +352,14 @@ class SplitController:
                 total += num * pace.tokens_a_second
         return total
 
-    def _is_pure(self, shares: Sequence[tuple[Kind, int, int]], rate: float, mix: Mix) -> bool:
-        """Whether prompts beside answers could be hardly any of all at that rate of requests."""
+    def _is_pure(
+        self, shares: Sequence[tuple[Kind, int, int]], rate: float, mix: Mix, most_answers: float = math.inf
+    ) -> bool:
+        """Whether prompts beside answers could be hardly any of all at that rate of requests, or beside as many answers
+        as there are."""
         pure = sum(rest * kind.prompt_rate for kind, _, rest in shares)
         room = sum(num * kind.most_answers for kind, num, _ in shares)
-        answers = rate * mix.output_len * self._step_s
+        answers = max(1.0, min(most_answers, rate * mix.output_len * self._step_s))
         return pure > 0 and self._beside(shares, min(1.0, answers / max(room, 1e-9)), mix) < PURE * pure
 
     def _displaced_by_one(self, kind: Kind, mix: Mix) -> float:

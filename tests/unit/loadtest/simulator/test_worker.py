@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from loadtest.simulator.clock import Clock
 from loadtest.simulator.fleet import World
 from loadtest.simulator.prefix_index import PrefixIndex
 from loadtest.simulator.request import SimRequest, from_trace
 from loadtest.simulator.residuals import lognormal_residuals
-from loadtest.simulator.worker import Calls, Worker
+from loadtest.simulator.worker import Calls, Progress, Worker
 from loadtest.workloads.trace import TraceRequest
 from shared.identity import BOTH
 from shared.sizing.step_time import StepTimes, StepWork
@@ -65,7 +68,6 @@ def test_times_of_one_prompt_and_its_answer_by_hand():
     message_s = fleet.one.spec.message_s
     assert fleet.first[request.name] == pytest.approx(prompt_s + message_s)
     assert fleet.done[request.name] == pytest.approx(prompt_s + sum(steps_s) + message_s)
-    assert request.finished_s == fleet.done[request.name]
     assert fleet.one.engine.num_steps == 4
     fleet.check_empty()
 
@@ -118,6 +120,67 @@ def test_steps_done_at_once_are_those_done_one_by_one(plans_ahead, tpot_target_s
         assert mine.busy_s == pytest.approx(other.busy_s)
         assert sorted(mine.pool.cached_hashes()) == sorted(other.pool.cached_hashes())
     assert at_once.world.clock.num_events < one_by_one.world.clock.num_events
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 1), st.integers(1, 300), st.integers(2, 200), st.floats(0, 2), st.booleans()),
+        min_size=1,
+        max_size=12,
+    ),
+    st.booleans(),
+    st.booleans(),
+)
+def test_answers_that_go_on_elsewhere_end_once_and_leave_no_block(requests, plans_ahead, step_by_step):
+    """Each moves at some time, or is left there after all; both workers have it meanwhile."""
+    fleet = Fleet(step_by_step, plans_ahead=plans_ahead)
+    ends: Counter[str] = Counter()
+    counted = Calls(lambda *_: None, lambda _: None, lambda request: ends.update([request.name]))
+
+    def move(request: SimRequest, back: bool) -> None:
+        so_far = fleet.one.progress(request.name)
+        if so_far is None or so_far.num_tokens == request.num_prompt_tokens:
+            return
+        assert so_far.num_tokens < request.num_prompt_tokens + request.num_output_tokens
+        assert len(so_far.hashes) == (so_far.num_tokens - 1) // 16
+        fleet.other.go_on(request, request.name + ".m1", so_far, counted, fleet.one)
+        (fleet.other if back else fleet.one).leave(request.name + ".m1" * back)
+
+    asked = fleet.requests(*[(at_s, prompt, answer) for at_s, prompt, answer, _, _ in sorted(requests)])
+    for request, (_, _, _, after_s, back) in zip(asked, sorted(requests), strict=True):
+        fleet.world.clock.at(request.at_s, fleet.one.prefill_here, request, counted)
+        fleet.world.clock.at(request.at_s + after_s, move, request, back)
+    fleet.world.clock.run()
+    fleet.check_empty()
+    assert ends == Counter(request.name for request in asked)
+
+
+def test_a_moved_answers_blocks_are_fetched_and_the_rest_of_its_tokens_computed():
+    fleet = Fleet()
+    (request,) = fleet.requests((0.0, 100, 60))
+    begun: list[float] = []
+    calls = Calls(lambda *_: None, lambda _: begun.append(fleet.world.clock.now_s), fleet.calls.on_done)
+    fleet.one.prefill_here(request, fleet.calls)
+    found: list[Progress] = []
+
+    def move() -> None:
+        so_far = fleet.one.progress(request.name)
+        assert so_far is not None
+        found.append(so_far)
+        fleet.other.go_on(request, "again", so_far, calls, fleet.one)
+        fleet.one.leave(request.name)
+
+    fleet.world.clock.at(0.1, move)
+    fleet.world.clock.run()
+    (so_far,) = found
+    link_s = len(so_far.hashes) * 16 * fleet.one.spec.kv_bytes_per_token / fleet.one.spec.link
+    num_left = so_far.num_tokens - 16 * len(so_far.hashes)
+    step_s = TIMES.step_s(StepWork().with_chunk(num_left, 16 * len(so_far.hashes)))
+    wires_s = 2 * fleet.one.spec.wire_s
+    assert begun == [pytest.approx(0.1 + wires_s + link_s + step_s + fleet.one.spec.message_s)]
+    assert fleet.other.engine.num_steps == request.num_prompt_tokens + 60 - so_far.num_tokens
+    fleet.check_empty()
 
 
 def test_a_command_waits_for_the_step_that_runs_and_for_the_next_where_that_is_planned():

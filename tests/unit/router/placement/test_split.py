@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.router.placement.demand import Mix
+from services.router.placement.pairs import MOST_DISPLACED
 from services.router.placement.split import GAIN, INTERVAL_S, SETTLED_S, WORTH, SplitController
 from services.router.placement.views import Work
 from shared.sizing.step_time import StepTimes
@@ -135,10 +136,34 @@ def test_a_worker_that_is_not_to_decode_any_more_loses_its_answers_once_that_has
     after = controller.decodes(views, BLOCK, now_s)
     assert after < before
     assert controller.vacated(now_s) == frozenset()
+    controller.displaced = {}
+    assert controller.vacated(now_s + INTERVAL_S) == frozenset()
     assert controller.vacated(now_s + SETTLED_S) == before - after
     told(controller, 128, 1000, 20.0, now_s, 60.0)
     again = controller.decodes(views, BLOCK, now_s + 60.0)
     assert not controller.vacated(now_s + 120.0) & again
+
+
+@given(
+    st.lists(st.tuples(st.integers(50, 6000), st.integers(2, 1500), st.floats(1.0, 200.0)), min_size=1, max_size=4),
+    st.integers(2, 12),
+)
+def test_answers_leave_once_two_decisions_say_so_where_each_displaces_more_prompts_than_it_brings(phases, size):
+    controller, views, now_s = SplitController(TPOT_S), fleet(size), 0.0
+    unwanted: list[frozenset[str]] = [frozenset()] * 100
+    for prompt, output, rate in phases:
+        for _ in range(8):
+            for n in range(10):
+                controller.demand.arrived(Work.of(prompt, 0), prompt, now_s + n / rate)
+                controller.demand.ended(output)
+            now_s += max(INTERVAL_S, 10 / rate)
+            decoding = controller.decodes(views, BLOCK, now_s)
+            others = frozenset(one.name for one in views) - decoding
+            vacated = controller.vacated(now_s)
+            assert vacated <= others & unwanted[-1], "one decision alone moves nothing"
+            soon = {name for name, cost in controller.displaced.items() if cost > MOST_DISPLACED}
+            assert soon & unwanted[-1] <= vacated
+            unwanted.append(others)
 
 
 @pytest.mark.parametrize("size", [3, 60, 1000])
@@ -197,8 +222,23 @@ def test_nothing_is_displaced_where_all_do_both():
 
 
 def test_workers_that_decode_compute_no_prompts_where_these_would_be_hardly_any():
-    assert decided(4000, 64, 200.0).is_pure
-    assert not decided(4000, 64, 20.0).is_pure, "few answers leave room"
+    busy = [*fleet(4, num_decoding=90, num_context_tokens=90 * 4032), *fleet(12, name="x")]
+    assert decided(4000, 64, 200.0, busy).is_pure
+    assert not decided(4000, 64, 20.0, busy).is_pure, "few answers leave room"
+    assert not decided(4000, 64, 200.0, fleet(16, num_decoding=1)).is_pure, "as long as few have come"
+
+
+@given(st.integers(50, 6000), st.integers(2, 1500), st.floats(1.0, 400.0), st.lists(st.integers(0, 256), max_size=8))
+def test_more_answers_never_let_decoding_workers_begin_to_compute_prompts(prompt, output, rate, counts):
+    shares = [(kind, 4, 4) for kind in SplitController(TPOT_S)._kinds(fleet(8), mix_of(prompt, output, rate), BLOCK)]
+    controller = SplitController(TPOT_S)
+    found = [controller._is_pure(shares, rate, mix_of(prompt, output, rate), count) for count in sorted(counts)]
+    assert found == sorted(found)
+    assert controller._is_pure(shares, rate, mix_of(prompt, output, rate)) >= any(found)
+
+
+def mix_of(prompt: int, output: int, rate: float) -> Mix:
+    return Mix(rate, Work.of(prompt, 0), float(prompt), float(output))
 
 
 def test_answers_are_judged_by_workers_that_decode_and_prompts_by_the_others():

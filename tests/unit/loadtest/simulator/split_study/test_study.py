@@ -41,6 +41,21 @@ def test_a_cell_compares_auto_with_the_best_fixed_system_and_is_kept(tmp_path, c
     assert "mean 7.000" in capsys.readouterr().out, "a cell that is known is not run again"
 
 
+@pytest.mark.slow
+def test_auto_alone_is_run_anew_beside_the_fixed_systems_that_are_kept(tmp_path):
+    out = tmp_path / "study.json"
+    call(main, [*SMALL, "--out", str(out)])
+    kept = json.loads(out.read_text())
+    row = kept["cells"]["short, balanced, 0.7"]
+    spoilt = {**row, "auto": {**row["auto"], "goodput": 1.0}, "ratio": 7.0}
+    out.write_text(json.dumps({**kept, "cells": {"short, balanced, 0.7": spoilt, "azure, tpot, 0.7": row}}))
+    call(main, [*SMALL, "--out", str(out), "--anew"])
+    cells = json.loads(out.read_text())["cells"]
+    found = cells["short, balanced, 0.7"]
+    assert {**found, "auto": {**found["auto"], "cpu_s": row["auto"]["cpu_s"]}} == row
+    assert cells["azure, tpot, 0.7"] == row, "it was not asked for"
+
+
 def test_wrong_arguments_are_named():
     for flags, field in ((["--cells", "azure"], "cells"), (["--continue"], "continue"), (["--loads", "x"], "loads")):
         with pytest.raises(ConfigError) as wrong:

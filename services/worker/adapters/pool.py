@@ -14,7 +14,7 @@ from typing import Protocol
 
 from services.worker.adapters.slots import Room, SlotTable
 from shared.errors import Internal, InvalidRequest, ModelLoadError, NotFound, Overloaded, TandemError
-from shared.kernels.cpu.torch_threads import keep_to_one_thread
+from shared.kernels.cpu.torch_threads import work_beside_steps
 from shared.kernels.lora.step import LoadedAdapter, PackedAdapter
 from shared.model.adapters.adapter import WEIGHTS_FILE
 from shared.model.config.folder import ADAPTER_FILE
@@ -40,6 +40,8 @@ class KnownAdapter:
     folder: Path
     rank: int
     num_bytes: int
+    is_given: bool = False
+    """A client has named the folder: before each read it must lie in one of the roots."""
 
 
 @dataclass(slots=True, eq=False)
@@ -87,7 +89,7 @@ class AdapterPool:
         self._slots = slots
         self._roots = tuple(root.resolve() for root in roots)
         self.on_change = on_change
-        self._thread = ThreadPoolExecutor(1, "adapters", initializer=keep_to_one_thread)
+        self._thread = ThreadPoolExecutor(1, "adapters", initializer=work_beside_steps)
         self._known: dict[str, KnownAdapter] = {}
         self.names: dict[str, str] = {}
         """Name → digest."""
@@ -132,14 +134,15 @@ class AdapterPool:
             )
         try:
             found = Path(folder).resolve()
+            files = {file: (found / file).resolve() for file in (ADAPTER_FILE, WEIGHTS_FILE)}
         except (OSError, ValueError, RuntimeError) as error:
             raise InvalidRequest(f"lora_path is no path: {error}", field="lora_path") from None
         if not Path(folder).is_absolute() or not any(found.is_relative_to(root) for root in self._roots):
             raise InvalidRequest(
                 "lora_path must be an absolute path in one of the worker's adapter_folders", field="lora_path"
             )
-        for file in (ADAPTER_FILE, WEIGHTS_FILE):
-            if not any((found / file).resolve().is_relative_to(root) for root in self._roots):
+        for file, behind in files.items():
+            if not any(behind.is_relative_to(root) for root in self._roots):
                 raise InvalidRequest(
                     f"lora_path: its {file} is a link out of the worker's adapter_folders", field="lora_path"
                 )
@@ -152,11 +155,13 @@ class AdapterPool:
         self.name(name, known.digest)
         return known
 
-    async def stage(self, folder: Path) -> KnownAdapter:
+    async def stage(self, folder: Path, *, is_given: bool = False) -> KnownAdapter:
         """Reads an adapter, which then can be used by its digest, until `name` or `unstage`; it is brought into a slot
-        where there is room. Raises ModelLoadError, ConfigError."""
-        loaded = await self._run(folder)
-        known = KnownAdapter(loaded.digest, folder, loaded.rank, loaded.num_bytes)
+        where there is room. `is_given`: it is what `allowed` has returned. Raises InvalidRequest,
+        ModelLoadError, ConfigError."""
+        read = self._read_given if is_given else self._read
+        loaded = await self._run(read, folder)
+        known = KnownAdapter(loaded.digest, folder, loaded.rank, loaded.num_bytes, is_given)
         if not self._is_there(known.digest) and (room := self._slots.make_room(known.digest, known.num_bytes)):
             self._fill(room.emptied, room.slot, loaded)
         self._known[known.digest] = known
@@ -220,8 +225,19 @@ class AdapterPool:
 
     # --- inside
 
-    async def _run(self, folder: Path) -> LoadedAdapter:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._read, folder)
+    async def _run(self, read: ReadAdapter, folder: Path) -> LoadedAdapter:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, read, folder)
+
+    def _read_given(self, folder: Path) -> LoadedAdapter:
+        return self._read(self.allowed(str(folder)))
+
+    def _read_again(self, folder: Path) -> LoadedAdapter:
+        try:
+            return self._read_given(folder)
+        except InvalidRequest as error:  # the request that waits has not named it
+            raise ModelLoadError(
+                f"{folder} is not what it was when it was named: {error.message}", field="adapter"
+            ) from error
 
     async def _bring(self, known: KnownAdapter) -> None:
         """Brings an adapter into a slot for those that wait for it; returns when none waits."""
@@ -267,7 +283,7 @@ class AdapterPool:
     async def _load(self, known: KnownAdapter, room: Room) -> None:
         self._empty(room.emptied)
         try:
-            loaded = await self._run(known.folder)
+            loaded = await self._run(self._read_again if known.is_given else self._read, known.folder)
             if loaded.digest != known.digest:
                 raise ModelLoadError(
                     f"{known.folder} holds another adapter than when it was named: load it again",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 MAX_NAMES = 4096
 """Most names of adapters on a worker."""
+MAX_NAMELESS = 64
+"""Most adapters that had a name and can still be brought back for a request that began under it."""
 
 
 class ReadAdapter(Protocol):
@@ -94,7 +96,8 @@ class AdapterPool:
         self.names: dict[str, str] = {}
         """Name → digest."""
         self._staged: Counter[str] = Counter()  # times that one was read and has no name yet
-        self._unloaded: set[str] = set()  # of these, none stays that no request uses
+        self._unloaded: set[str] = set()  # of these, none stays in a slot that no request uses
+        self._nameless: OrderedDict[str, None] = OrderedDict()  # digests that had a name, the last one last
         self._waiting: dict[str, list[AdapterLease]] = {}
         self._loads: dict[str, asyncio.Task[None]] = {}
         self._turn = asyncio.Lock()  # of the load that waits for room, in the order of requests
@@ -186,7 +189,8 @@ class AdapterPool:
             raise Overloaded(f"this worker has {MAX_NAMES} adapters", field="lora_name", limit=MAX_NAMES)
         before, self.names[name] = self.names.get(name), digest
         self._staged[digest] -= 1
-        self._forget_unused(before)
+        self._nameless.pop(digest, None)
+        self._lost_name(before)
         logger.info("adapter %r is %s", name, digest)
         self.on_change()
         return self._known[digest]
@@ -197,7 +201,7 @@ class AdapterPool:
             raise NotFound(f"there is no adapter {name!r}", field="lora_name", value=name)
         digest = self.names.pop(name)
         self._unloaded.add(digest)
-        self._forget_unused(digest)
+        self._lost_name(digest)
         logger.info("adapter %r is removed", name)
         self.on_change()
 
@@ -328,16 +332,27 @@ class AdapterPool:
         self._forget_unused(digest)
         self._freed.set()
 
-    def _forget_unused(self, digest: str | None) -> None:
-        """Drops what no name means and no request uses: at once where it was unloaded; what a name meant before stays
-        while it lies in a slot, as requests for it may still be on their way."""
-        if digest is None or self._staged[digest] or digest in self.names.values():
+    def _lost_name(self, digest: str | None) -> None:
+        """What a name meant is still known for a while: requests that began under it may come, from a queue or from a
+        worker that was lost."""
+        if digest is None or digest in self.names.values():
+            return
+        self._nameless[digest] = None
+        self._nameless.move_to_end(digest)
+        self._forget_unused(digest)
+        if len(self._nameless) > MAX_NAMELESS:
+            self._forget_unused(self._nameless.popitem(last=False)[0])
+
+    def _forget_unused(self, digest: str) -> None:
+        """Takes what no name means and no request uses out of its slot where it was unloaded, and drops it there where
+        it lies in none."""
+        if self._staged[digest] or digest in self.names.values():
             return
         if digest in self._loads or digest in self._waiting:
             return
         if digest in self._unloaded and digest in self._slots.resident and not self._slots.num_pins(digest):
             self._place(self._slots.drop(digest), None)
             self._freed.set()
-        if digest not in self._slots.resident:
+        if digest not in self._slots.resident and digest not in self._nameless:
             self._known.pop(digest, None)
             self._unloaded.discard(digest)

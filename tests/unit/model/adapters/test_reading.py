@@ -129,7 +129,14 @@ def test_the_identity_follows_every_tensor_and_the_configuration_and_no_name_or_
         ({"lora_alpha": 0}, "lora_alpha"),
         ({"lora_alpha": 1e7}, "lora_alpha must be at most 1000000"),
         ({"lora_alpha": 10**400}, "lora_alpha must be a finite number"),
-        ({"rank_pattern": {".*q": 3}}, r"rank_pattern\.\.\*q is a pattern"),
+        ({"rank_pattern": {"(q+)+": 3}}, r"rank_pattern\.\(q\+\)\+ is no end of modules' names"),
+        ({"rank_pattern": {".*.*.*q": 3}}, "is no end of modules' names"),
+        ({"rank_pattern": {f".*{number}": 3 for number in range(17)}}, "more than 16 patterns in which"),
+        ({"alpha_pattern": {str(number): 3 for number in range(4097)}}, "alpha_pattern has 4097 patterns"),
+        ({"alpha_pattern": {"(q_proj": 3}}, "is no end of modules' names"),
+        ({"alpha_pattern": {"q" * 300: 3}}, "is no end of modules' names"),
+        ({"kasa_config": {"beta": 1e-4}}, "KaSA"),
+        ({"use_something_new": True}, "use_something_new is set: this way to compute is not known"),
         ({"rank_pattern": {"q_proj": 257}}, r"rank_pattern\.q_proj must be at most 256"),
         ({"alpha_pattern": {"q_proj": None}}, r"alpha_pattern\.q_proj is missing"),
         ({"alpha_pattern": 3}, "alpha_pattern must be an object"),
@@ -144,6 +151,48 @@ def test_a_configuration_that_is_not_served_is_refused_by_its_field(
     rewrite(tmp_path, **fields)
     with pytest.raises(ModelLoadError, match=named):
         read_adapter(tmp_path, CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "scales"),
+    [
+        ({"v_proj": 3}, {"0.q": 2, "0.v": 3 / 4, "1.v": 3 / 4}),
+        ({"layers.1.self_attn.v_proj": 3}, {"0.v": 2, "1.v": 3 / 4}),
+        ({"^model.layers.1.self_attn.v_proj": 3}, {"0.v": 2, "1.v": 3 / 4}),
+        ({"^v_proj": 3, "proj": 5, "v": 7}, {"0.v": 2, "1.v": 2}),  # no whole name, no part between dots
+        ({r".*\.v_proj": 3}, {"0.q": 2, "1.v": 3 / 4}),
+        ({r"layers\.[01]\.self_attn\.(q|v)_proj": 3}, {"0.q": 3 / 4, "1.v": 3 / 4}),
+        ({r"layers\.\d+\..*_proj$": 3}, {"0.q": 3 / 4, "1.v": 3 / 4}),
+        ({"v_proj": 3, "layers.1.self_attn.v_proj": 5}, {"1.v": 3 / 4}),  # the first counts
+        ({"layers.1.self_attn.v_proj": 5, "v_proj": 3}, {"0.v": 3 / 4, "1.v": 5 / 4}),
+        ({"model.language_model.layers.1.self_attn.v_proj": 3}, {"0.v": 2, "1.v": 3 / 4}),
+    ],
+)
+def test_patterns_name_modules_as_peft_has_them(
+    tmp_path: Path, pattern: dict[str, int], scales: dict[str, float]
+) -> None:
+    write_random_adapter(tmp_path, CONFIG, rank=4, targets=["q_proj", "v_proj"])
+    rewrite(tmp_path, alpha_pattern=pattern)
+    layers = read_adapter(tmp_path, CONFIG).layers
+    found = {name: layers[int(name[0])]["qkv"]["qv".index(name[2])].scale for name in scales}
+    assert found == pytest.approx(scales)
+
+
+def test_the_order_of_patterns_is_a_part_of_the_identity(tmp_path: Path) -> None:
+    write_random_adapter(tmp_path, CONFIG, rank=4)
+    digests = set()
+    for order in (("v_proj", "layers.1.self_attn.v_proj"), ("layers.1.self_attn.v_proj", "v_proj")):
+        rewrite(tmp_path, alpha_pattern={key: len(key) for key in order})
+        digests.add(read_adapter(tmp_path, CONFIG).digest)
+    assert len(digests) == 2
+
+
+def test_names_of_a_model_with_images_are_those_of_its_language_model(tmp_path: Path) -> None:
+    write_random_adapter(tmp_path, CONFIG, targets=["q_proj"])
+    plain = read_adapter(tmp_path, CONFIG).layers[1]["qkv"][0]
+    names = [f"model.language_model.layers.{layer}.self_attn.q_proj" for layer in range(2)]
+    rewrite(tmp_path, rename("model.layers.", "model.language_model.layers."), target_modules=names)
+    assert torch.equal(read_adapter(tmp_path, CONFIG).layers[1]["qkv"][0].a, plain.a)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from shared.errors import ModelLoadError
 from shared.kernels.lora.parts import MAX_RANK
+from shared.model.adapters.expert_stacks import PARAMETERS
 from shared.model.config.folder import ADAPTER_FILE
 from shared.model.config.json_fields import JsonFields, read_json_object
 
@@ -34,8 +35,6 @@ _REFUSED = {
     "modules_to_save": "whole modules beside the low-rank ones are not supported: merge the adapter into its model",
     "trainable_token_indices": "embeddings of tokens are not supported: merge the adapter into its model",
     "layer_replication": "replicated layers are not supported",
-    "target_parameters": "pairs for bare parameters, such as all experts of a layer in one tensor, are not supported: "
-    "their names do not say of which parameter they are; experts that are named one by one are served",
     "alora_invocation_tokens": "adapters that begin in the middle of a text (aLoRA) are not supported",
     "arrow_config": "Arrow is not supported",
     "kasa_config": "KaSA is not supported",
@@ -55,6 +54,8 @@ class AdapterConfig:
     is_rank_stabilised: bool
     target_modules: tuple[str, ...] | None
     """Ends of modules' names; None: the tensors alone say which."""
+    target_parameters: tuple[str, ...]
+    """Ends of names of experts' parameters."""
     ranks: Sequence[tuple[re.Pattern[str], int]]
     """Patterns of modules' names and their rank, where it differs; the first that fits counts."""
     alphas: Sequence[tuple[re.Pattern[str], float]]
@@ -83,6 +84,7 @@ class AdapterConfig:
             alpha=fields.number("lora_alpha", default=8.0, maximum=_MOST_ALPHA),
             is_rank_stabilised=fields.boolean("use_rslora", default=False),
             target_modules=_target_modules(fields),
+            target_parameters=_target_parameters(fields),
             ranks=[(_compiled(ranks, key), ranks.integer(key, maximum=MAX_RANK)) for key in ranks.names],
             alphas=[(_compiled(alphas, key), alphas.number(key, maximum=_MOST_ALPHA)) for key in alphas.names],
             content=json.dumps([values, ranks.names, alphas.names], sort_keys=True).encode(),
@@ -96,6 +98,10 @@ class AdapterConfig:
         """The factor on a module's addition."""
         rank = self.rank_of(module)
         return _of(self.alphas, module, self.alpha) / (math.sqrt(rank) if self.is_rank_stabilised else rank)
+
+    def names_parameter(self, name: str) -> bool:
+        """Whether `target_parameters` names this one."""
+        return any(_ends(name, target) for target in self.target_parameters)
 
     def names(self, module: str) -> bool:
         """Whether `target_modules` names this module."""
@@ -137,6 +143,17 @@ def _target_modules(fields: JsonFields) -> tuple[str, ...] | None:
         return None
     found = fields.optional_text_list("target_modules")
     return None if found is None else tuple(map(_of_text, found))
+
+
+def _target_parameters(fields: JsonFields) -> tuple[str, ...]:
+    found = tuple(map(_of_text, fields.optional_text_list("target_parameters") or ()))
+    for name in found:
+        if name.rpartition(".")[2] not in PARAMETERS:
+            raise fields.fault(
+                "target_parameters",
+                f"names {name}: of bare parameters only experts' {' and '.join(PARAMETERS)} are served",
+            )
+    return found
 
 
 def _pattern(fields: JsonFields, name: str) -> JsonFields:

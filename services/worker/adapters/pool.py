@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
@@ -26,6 +27,8 @@ MAX_NAMES = 4096
 """Most names of adapters on a worker."""
 MAX_NAMELESS = 64
 """Most adapters that had a name and can still be brought back for a request that began under it."""
+MAX_READERS, CORES_OF_READER = 4, 8
+"""Adapters that are read at once, at most, and cores for each: loads that come together wait for each other less."""
 
 
 class ReadAdapter(Protocol):
@@ -72,8 +75,8 @@ class AdapterLease:
 
 
 class AdapterPool:
-    """Runs on the event loop. Folders are read, and tensors laid out, one adapter at a time in a thread of its own
-    beside the engine's steps; the engine thread is only handed what is ready."""
+    """Runs on the event loop. Folders are read, and tensors laid out, in threads of its own beside the engine's steps,
+    one of them where cores are few; the engine thread is only handed what is ready."""
 
     def __init__(
         self,
@@ -91,7 +94,8 @@ class AdapterPool:
         self._slots = slots
         self._roots = tuple(root.resolve() for root in roots)
         self.on_change = on_change
-        self._thread = ThreadPoolExecutor(1, "adapters", initializer=work_beside_steps)
+        num_readers = max(1, min(MAX_READERS, len(os.sched_getaffinity(0)) // CORES_OF_READER))
+        self._threads = ThreadPoolExecutor(num_readers, "adapters", initializer=work_beside_steps)
         self._known: dict[str, KnownAdapter] = {}
         self.names: dict[str, str] = {}
         """Name → digest."""
@@ -225,12 +229,12 @@ class AdapterPool:
         """Ends the loads. Twice is fine."""
         for task in list(self._loads.values()):
             await end_task(task)
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     # --- inside
 
     async def _run(self, read: ReadAdapter, folder: Path) -> LoadedAdapter:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, read, folder)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, read, folder)
 
     def _read_given(self, folder: Path) -> LoadedAdapter:
         return self._read(self.allowed(str(folder)))

@@ -44,7 +44,7 @@ BY_CHART: dict[type[BaseModel], tuple[str, ...]] = {
     ),
     KVStoreSettings: (
         "bind", "tls", "fleet_key", "metrics", "redis_url", "redis_password", "redis_cluster", "name",
-        "host_bytes", "disk_folder", "disk_bytes", "log_format",
+        "host_bytes", "disk_folder", "disk_bytes", "disk_shared", "log_format",
     ),
 }  # fmt: skip
 """Settings that other values or the cluster decide: they are refused under `config`."""
@@ -66,11 +66,32 @@ def settings_schema(settings: type[BaseModel], prefix: str) -> tuple[dict[str, A
 def build() -> str:
     """The file's text."""
     schema = json.loads(BASE.read_text())
+    schema["properties"]["models"] = _models(schema["properties"])
     services = (("router", RouterSettings), ("worker", WorkerSettings), ("kvstore", KVStoreSettings))
     for service, settings in services:
         schema["definitions"][f"{service}Config"], further = settings_schema(settings, f"{service}.")
         schema["definitions"] |= further
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+
+
+def _models(properties: dict[str, Any]) -> dict[str, Any]:
+    """Of `models`: each entry has what `model` and `pools` have."""
+    model = properties["model"]
+    own = {
+        name: part for name, part in model["properties"].items() if not part.get("description", "").startswith("Moved")
+    }
+    shares = {"description": "Its workers use the store nodes too; its blocks have the size of the first model's."}
+    return {
+        "description": "More models behind the same routers, each with workers of its own.",
+        "type": "object",
+        "propertyNames": {"pattern": "^[a-z]([-a-z0-9]*[a-z0-9])?$", "maxLength": 20},
+        "additionalProperties": {
+            "type": "object",
+            "required": ["uri", "pools"],
+            "additionalProperties": False,
+            "properties": {**own, "pools": properties["pools"], "sharesStore": {**shares, "type": "boolean"}},
+        },
+    }
 
 
 def _plain(part: dict[str, Any], prefix: str) -> dict[str, Any]:

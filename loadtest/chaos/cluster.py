@@ -106,7 +106,13 @@ class ChaosCluster:
         return await _within(FREE_TIMEOUT_S, self.num_used_adapters, lambda count: count == 0)
 
     async def num_used_adapters(self) -> int:
-        """Adapters that workers keep for requests, by their own pages."""
+        """Adapters that workers keep for requests, by their own pages; -1 where one does not come in time."""
+        try:
+            return await self._num_used_adapters()
+        except httpx.HTTPError:
+            return -1
+
+    async def _num_used_adapters(self) -> int:
         found = 0
         async with httpx.AsyncClient(timeout=STATUS_TIMEOUT_S, verify=False) as client:
             for name, address in self.local.metrics.items():

@@ -205,6 +205,7 @@ class KVStoreServer:
             settings.send_bytes_per_s,
             _quotas(settings),
             settings.pin_share,
+            self._node_name if settings.disk_shared else "",
         )
         identity = WorkerIdentity(self._node_name, secrets.randbits(63) + 1, WorkerRole.STORE)
         claims = LocalIndexWriter(self._index, self._availability)

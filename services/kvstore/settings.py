@@ -59,9 +59,13 @@ class KVStoreSettings(ServiceSettings, FleetSettings, EncryptionSettings, Metric
     host_bytes: int = Field(default=0, ge=0)
     """Size of the host memory tier; 0 = none. Bytes."""
     disk_folder: Path | None = None
-    """Folder of the disk tier, used by this process alone; the blocks outlive the process."""
+    """Folder of the disk tier, used by this process alone unless disk_shared; the blocks outlive the process."""
     disk_bytes: int = Field(default=0, ge=0)
     """Size of the disk tier; 0 = none. Bytes."""
+    disk_shared: bool = False
+    """Whether disk_folder is on a file system that several store nodes mount. Each then keeps disk_bytes in a folder of
+    its own there, which has the node's name, and serves what any of them stored, also of nodes that are gone. Needs a
+    file system with locks, such as NFS 4."""
     block_bytes: int = Field(default=0, ge=0, multiple_of=8)
     """Size of the workers' blocks, if known: then memory is allocated and budgets are checked at the start, not when
     the first worker connects. 0 = taken from the first worker. Bytes."""

@@ -18,6 +18,7 @@ from services.kvstore.tiers.accounts import Quotas
 from services.kvstore.tiers.arena import HostArena
 from services.kvstore.tiers.disk import DiskTier
 from services.kvstore.tiers.order import PLAIN, Keep
+from services.kvstore.tiers.shared_disk import SharedDiskTier
 from services.kvstore.tiers.stack import TierStack
 from services.kvstore.tiers.tier import BlockTier, TierEvents
 from shared.block_service.client import SentBlock
@@ -38,6 +39,8 @@ from shared.tasks import unbroken
 logger = logging.getLogger(__name__)
 TRANSFER_TIMEOUT_S = 10.0
 """A transfer without progress for this long is abandoned. Seconds."""
+LOOK_S = 5.0
+"""Between two looks at what neighbours hold in a shared disk folder. Seconds."""
 FETCH_BATCH = 8
 """Blocks read in one batch."""
 T = TypeVar("T")
@@ -98,6 +101,8 @@ class NodeConfig:
     send_bytes_per_s: float = 0.0
     quotas: Mapping[Tier, Quotas] = field(default_factory=dict)
     pin_share: float = 0.0
+    shared_as: str = ""
+    """The node's name in a disk folder that others use too; empty: it is this node's alone."""
 
 
 class StoreNode:
@@ -121,13 +126,18 @@ class StoreNode:
         self._config = config
         self._transfer = transfer
         self._fleet_key = fleet_key
-        self._tiers = TierStack([], config.disk_folder if config.disk_bytes else None)
         self._disk: DiskTier | None = None
         if config.disk_bytes:
             assert config.disk_folder is not None
-            quotas = config.quotas.get(Tier.DISK)
-            self._disk = DiskTier(config.disk_folder, config.disk_bytes, 1, quotas, config.pin_share)
+            bounds = (config.disk_bytes, 1, config.quotas.get(Tier.DISK), config.pin_share)
+            if config.shared_as:
+                self._disk = SharedDiskTier(config.disk_folder, config.shared_as, *bounds)
+            else:
+                self._disk = DiskTier(config.disk_folder, *bounds)
+        self._tiers = TierStack([], self._disk.folder if self._disk is not None else None)
+        if self._disk is not None:
             self._tiers.tiers.append(self._disk)
+        self._looking: asyncio.Task[None] | None = None
         kinds = [Tier.HOST] * bool(config.host_bytes) + [Tier.DISK] * bool(config.disk_bytes)
         self._publishers = {tier: publisher(tier) for tier in kinds}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store tiers")
@@ -162,9 +172,13 @@ class StoreNode:
         await self._transfer.start()
         for publisher in self._publishers.values():
             await publisher.start()
+        if isinstance(self._disk, SharedDiskTier):
+            self._looking = asyncio.create_task(self._look(self._disk))
 
     async def close(self) -> None:
         """Ends running transfers; idempotent."""
+        if self._looking is not None:
+            self._looking.cancel()
         for task in list(self._receiving):
             task.cancel()
         if self._receiving:
@@ -214,6 +228,12 @@ class StoreNode:
         if tenant is not None:
             check_tenant(tenant)
         return await self.with_tiers(lambda tiers: tiers.flush(tenant))
+
+    async def _look(self, disk: SharedDiskTier) -> None:
+        """Follows what neighbours store and evict."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            await self.with_tiers(lambda tiers: tiers.look(disk))
 
     async def _memory(self, slots: Sequence[int]) -> list[memoryview]:
         """Of slots of the staging memory."""

@@ -81,7 +81,8 @@ class LocalCluster:
         self._on_progress = on_progress if on_progress is not None else _ignore
         self._index: EmbeddedValkey | None = None
         self._workers: list[WorkerPlan] = []
-        self._stores: dict[str, str] = {}
+        self.stores: dict[str, str] = {}
+        """host:port of the store nodes by name; the KV store is the first."""
         self._parts: dict[str, ServicePart] = {}
         self._places: Places = places if places is not None else ThisHost()
         self._environment = cluster_environment(loopback=self._places.on_loopback)
@@ -224,17 +225,17 @@ class LocalCluster:
     def _named_stores(self, pools: ModelPools | None = None) -> str:
         """The store nodes of a model, or all, as the services' flags name them."""
         names = self.spec.store_names if pools is None else self.spec.stores_of(pools)
-        return ",".join(f"{name}={self._stores[name]}" for name in names)
+        return ",".join(f"{name}={self.stores[name]}" for name in names)
 
     async def _spawn_stores(self, kvstore: str, redis_url: str) -> None:
         """The KV store is the first store node; starts the others."""
         if not self.spec.has_store:
             return
         first, *others = self.spec.store_names
-        self._stores[first] = kvstore
+        self.stores[first] = kvstore
         for number, name in enumerate(others, start=1):
             address = self._places.reserve(name)
-            self._stores[name] = address
+            self.stores[name] = address
             await self._spawn(name, self._commands.store_node(number, address, redis_url))
 
     async def _start_routers(self, kvstore: str) -> None:
@@ -300,7 +301,7 @@ class LocalCluster:
         await self._supervisor.close()
         workers = [one.name for plan in self._workers for one in (plan, *plan.members)]
         routers = [router.name for router in self.spec.routers]
-        for stage in (routers, workers, ["kvstore", *self._stores]):
+        for stage in (routers, workers, ["kvstore", *self.stores]):
             children = [self._parts[name].child for name in stage if name in self._parts]
             await asyncio.gather(*(child.stop(timeout_s) for child in children))
         if self._index is not None:

@@ -45,6 +45,8 @@ class EngineNeed:
     """GPUs of the other processes of a group."""
     num_hosts: int = 1
     """Hosts of the group: each holds an even part of the weights and of every block."""
+    has_head: bool = False
+    """Whether the checkpoint's head is loaded, whose KV is a layer more of every block."""
     adapter_slots: int = 0
     """Adapters that lie ready, 0 for none."""
     adapter_bytes: int = 0
@@ -58,6 +60,8 @@ def check_weights(need: EngineNeed, memory_bytes: int | None) -> Finding:
         return problem
     try:
         config = load_config(need.model)
+        if need.has_head and (missing := _no_head(need.model, config)):
+            return fail(CHECK, f"speculation is heads, but {missing}", "take speculation auto")
         plan = _plan(need, config)
     except ModelLoadError as error:
         return fail(CHECK, error.message, _FIX)
@@ -146,12 +150,18 @@ def _plan(need: EngineNeed, config: ModelConfig) -> WeightPlan:
     from shared.model.weights.plan import WeightPlan
 
     with Checkpoint.of(need.model) as checkpoint:
-        return WeightPlan.make(checkpoint, config, need.quantization)
+        return WeightPlan.make(checkpoint, config, need.quantization, has_head=need.has_head)
+
+
+def _no_head(folder: Path, config: ModelConfig) -> str:
+    from shared.model.weights.head import missing_head
+
+    return missing_head(folder, config)
 
 
 def _layout(need: EngineNeed, config: ModelConfig) -> BlockLayout:
     kv_dtype = _dtype(need, config) if need.kv_dtype == "auto" else _KV_DTYPES[need.kv_dtype]
-    return config.block_layout(need.block_size, kv_dtype)
+    return config.block_layout(need.block_size, kv_dtype, has_head=need.has_head)
 
 
 def _adapter_rank(need: EngineNeed, config: ModelConfig, dtype: str) -> int:

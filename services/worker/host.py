@@ -24,7 +24,7 @@ from services.worker.loaded_model import LoadedModel, load_model
 from services.worker.machine.choices import (
     dtype_setting,
 )
-from services.worker.machine.cores import take_cores, take_share
+from services.worker.machine.cores import choose_group_cores, take_cores, take_share
 from services.worker.settings import WorkerSettings
 from shared import failpoints
 from shared.engine.engine import Engine
@@ -76,6 +76,8 @@ class EngineHost:
         self.structures: StructureCompiler
         """For structured output; as `model`, there once it is started."""
         self._group: RankGroup | None = None
+        self._new_group: Callable[[WorkerSettings], RankGroup] | None = None
+        """Starts the group that this worker is; None for one process."""
         self._balance: ExpertBalance | None = None
         self._unheard: list[Event] = []  # until `listen`; the engine emits little before its first command
         self._on_event: Callable[[Event], None] = self._unheard.append
@@ -109,9 +111,11 @@ class EngineHost:
                 self._balance = await asyncio.to_thread(
                     lambda: ExpertBalance(self.settings, load_config(self.settings.model))
                 )
-            # On this thread: the kernel ends the followers with the thread that started them.
             placement = () if self._balance is None else self._balance.placement
-            self._group = start_group(self.settings, dtype, kernels, placement)
+            cores = choose_group_cores(self.settings)  # before this process takes its own share of them
+            self._new_group = lambda settings: start_group(settings, dtype, kernels, placement, cores)
+            # On this thread: the kernel ends the followers with the thread that started them.
+            self._group = self._new_group(self.settings)
             take_share(self.settings.name, self._group.own_share)
         else:
             take_cores(self.settings)
@@ -126,10 +130,10 @@ class EngineHost:
         )
         self.structures.start(checkpoint.vocab_size)
         await self._start_engine(StepCounters())
-        if self._balance is not None and isinstance(self.model.decoder, RankDecoder):
-            self._balance.measure(self.model.decoder.expert_counts)
 
-    async def _load(self, settings: WorkerSettings, on_progress: Callable[[float, str], None]) -> LoadedModel:
+    async def _load(
+        self, settings: WorkerSettings, on_progress: Callable[[float, str], None], *, is_again: bool = False
+    ) -> LoadedModel:
         loop = asyncio.get_running_loop()
 
         def progress(loaded: int, total: int) -> None:
@@ -137,7 +141,13 @@ class EngineHost:
 
         emit = self._emitter()
         return await asyncio.to_thread(
-            load_model, settings, progress, self._group, lambda error: emit(EngineDied(error)), self._roles
+            load_model,
+            settings,
+            progress,
+            self._group,
+            lambda error: emit(EngineDied(error)),
+            self._roles,
+            is_again=is_again,
         )
 
     def _open_packing(self) -> BlockPacking | None:
@@ -172,19 +182,31 @@ class EngineHost:
         on_thread = runner.prepare_thread if isinstance(runner, Runner) else lambda: None
         self.engine = engine = Engine(scheduler, runner, self._emitter(), steps=steps, on_thread=on_thread)
         engine.start()
+        if self._balance is not None and isinstance(self.model.decoder, RankDecoder):
+            self._balance.measure(self.model.decoder.expert_counts)
 
     async def unload(self) -> None:
         """Drops weights and pool. Nothing may have a block of the pool, and commands are dropped until `reload`; a
-        no-op while there are none. Only of one process, without adapters."""
+        no-op while there are none. A group's other ranks end. Adapters rest."""
         if self.model.loaded is None:
             return
         engine = self.engine
         self.engine = RestingEngine(self._emitter(), engine.steps)
         await asyncio.to_thread(engine.close)
         self.engine.steps.waiting = True
+        if self._balance is not None:
+            await asyncio.to_thread(self._balance.keep)
+            self._balance.measure(dict)
+        await self._end_group()
         self.model = replace(self.model, loaded=None, draft=None)
         del engine
         await asyncio.to_thread(release_memory)
+
+    async def _end_group(self) -> None:
+        """Ends the other ranks; none where there are none."""
+        if self._group is not None:
+            await asyncio.to_thread(self._group.close)
+            self._group = None
 
     async def reload(self, folder: Path) -> None:
         """Reads weights of the same shapes, and starts the engine over an empty pool of the size before. `unload` comes
@@ -195,10 +217,13 @@ class EngineHost:
         )
         before, resting = self.model, self.engine
         try:
-            self.model = await self._load(settings, lambda _fraction, _what: None)
+            if self._new_group is not None:
+                self._group = self._new_group(settings)
+            self.model = await self._load(settings, lambda _fraction, _what: None, is_again=True)
             await self._start_engine(resting.steps)
         except BaseException:
             self.model, self.engine = before, resting
+            await self._end_group()
             raise
         self.folder = folder
 
@@ -226,8 +251,7 @@ class EngineHost:
             await asyncio.to_thread(self.engine.close)
         if self._balance is not None:
             await asyncio.to_thread(self._balance.keep)
-        if self._group is not None:
-            await asyncio.to_thread(self._group.close)
+        await self._end_group()
         await self.transfer.close()
 
 

@@ -34,11 +34,10 @@ from shared.model.arithmetic import arithmetic_digest
 from shared.model.config.model_config import ModelConfig
 from shared.model.decoder import Decoder
 from shared.model.families.registry import load_config
-from shared.model.layers.head import head_prefix
 from shared.model.ranks.block_slices import block_slices
 from shared.model.ranks.rank_decoder import RankDecoder
 from shared.model.text.texts_digest import texts_digest
-from shared.model.weights.head import has_head
+from shared.model.weights.head import missing_head
 from shared.model.weights.loader import fingerprint
 
 logger = logging.getLogger(__name__)
@@ -98,10 +97,13 @@ def load_model(
     group: RankGroup | None = None,
     on_lost: Callable[[TandemError], None] = lambda _: None,
     roles: Roles = BOTH,
+    *,
+    is_again: bool = False,
 ) -> LoadedModel:
     """Reads the folder, or as a group's leader the first rank's slice of it, and sizes the pool. Blocking.
 
-    `on_lost` as in `RankGroup.meet`. Raises ModelLoadError, ConfigError, RankLost.
+    `on_lost` as in `RankGroup.meet`. `is_again`: the process has had this very number of blocks before. Raises
+    ModelLoadError, ConfigError, RankLost.
     """
     config = load_config(settings.model)
     check_device(settings.devices[0])
@@ -154,7 +156,7 @@ def load_model(
     draft = _read_draft(settings, config.vocab_size, backend) if settings.draft else None
     draft_bytes = -(-draft[1].block_bytes // layout.groups.size) if draft is not None else 0
     need = pool_need(settings, layout, wanted_len, held_bytes + draft_bytes)
-    num_blocks = _choose_num_blocks(settings, decoder, layout, need, group)
+    num_blocks = _choose_num_blocks(settings, decoder, layout, need, group, is_again=is_again)
     return LoadedModel(
         loaded=decoder,
         config=config,
@@ -208,11 +210,8 @@ def wants_head(settings: WorkerSettings, config: ModelConfig, roles: Roles) -> b
         problem = f"worker {settings.name} is {settings.degrees.num_ranks} processes: a head takes 1"
     elif settings.is_on_gpu and WorkerRole.DECODE in roles:
         problem = f"a worker that decodes on {settings.device} guesses nothing: heads need its CPU"
-    elif not has_head(Path(settings.model), config):
-        missing = f"tensor {head_prefix(config)}*"
-        if config.head_layer is None:
-            missing = "num_nextn_predict_layers, or its layers are not all of a kind that keeps the whole text"
-        problem = f"{settings.model} has no head: no {missing}"
+    else:
+        problem = missing_head(Path(settings.model), config)
     if problem:
         raise ConfigError(f"speculation is heads, but {problem}", field="speculation", value="heads")
     return True
@@ -244,7 +243,13 @@ def _read_draft(settings: WorkerSettings, vocab_size: int, backend: str) -> tupl
 
 
 def _choose_num_blocks(
-    settings: WorkerSettings, decoder: Decoder, layout: BlockLayout, need: PoolNeed, group: RankGroup | None
+    settings: WorkerSettings,
+    decoder: Decoder,
+    layout: BlockLayout,
+    need: PoolNeed,
+    group: RankGroup | None,
+    *,
+    is_again: bool = False,
 ) -> int:
     """Raises ConfigError where the pool does not fit; it says how many blocks do. Raises RankLost."""
     own, fewest = layout, None
@@ -255,6 +260,9 @@ def _choose_num_blocks(
     # Ranks of a group capture nothing.
     graphs = runner_config(settings, need.max_model_len) if group is None else None
     budget = need.budget(decoder, own, graphs=graphs)
+    if is_again:
+        # Graphs may take a segment more than the first time; what the pool's share leaves is for just that.
+        budget = replace(budget, share=1.0)
     if group is not None and group.has_own_pools:
         fewest = group.fewest(budget.num_blocks(own))
     return budget.choose(settings.num_kv_blocks, most_blocks(settings, layout, need.max_model_len), own, fewest)

@@ -34,6 +34,8 @@ class RankLinks:
     """The ranks that send their slices of blocks to the leader; None where this rank is not one, or the only one."""
     adapters: Collectives | None = None
     """All ranks, where they read adapters: for what the leader asks of those."""
+    on_device: bool = False
+    """Whether sums and hidden states are queued on the ranks' devices, and no call waits on the host."""
 
     def fail(self, rank: int) -> None:
         """Ends this rank's waits for any other: `rank` is known to be gone. From any thread."""
@@ -146,10 +148,11 @@ class Ways:
         of_sums = {group.ranks: links for group, links in joined.items() if group.name not in apart}
         # A group for sums alone comes behind the one of the same ranks for plans, and takes its place.
         everyone, blocks, adapters = named["everyone"], named.get("blocks"), named.get("adapters")
+        on_device = self.backend == "nccl"
         slices = blocks if len(self.senders) == self.num_ranks else named.get("slices")
         if self.pipeline == 1:
             whole = of_sums[tuple(range(self.num_ranks))]
-            return RankLinks(everyone, whole, whole, None, None, blocks, slices, adapters)
+            return RankLinks(everyone, whole, whole, None, None, blocks, slices, adapters, on_device)
         tensor, first = self.tensor, rank - rank % self.tensor
         last_stage = range(tensor * (self.pipeline - 1), tensor * self.pipeline)
         return RankLinks(
@@ -161,4 +164,5 @@ class Ways:
             blocks,
             slices,
             adapters,
+            on_device,
         )

@@ -34,6 +34,17 @@ def device_limits(device: torch.device) -> DeviceLimits:
     return DeviceLimits(f"sm_{properties.major}{properties.minor}", shared_bytes, properties.multi_processor_count)
 
 
+OVERLAPPED = {"OVERLAPS": True, "launch_pdl": True}
+APART = {"OVERLAPS": False}
+
+
+def overlap(device: torch.device) -> dict[str, bool]:
+    """Arguments of a launch whose kernel calls `await_kernels_before`: it begins while the one before ends, where the
+    device can do that."""
+    arch = device_limits(device).arch
+    return OVERLAPPED if arch.startswith("sm_") and int(arch.removeprefix("sm_")) >= 90 else APART
+
+
 def next_power_of_2(value: int) -> int:
     """The smallest power of two that is at least `value`, for `value >= 1`: the sizes that tiles come in."""
     return 1 << (value - 1).bit_length()

@@ -27,3 +27,12 @@ class LinearSpec:
         if self.index_groups:
             return self.index_groups
         return -(-in_size // self.group) if self.group else 1
+
+
+_GROUPS = (128, 64, 32, 16)
+
+
+def int4_spec(in_size: int) -> LinearSpec | None:
+    """Of plain numbers that are rounded to 4 bits: the most columns a group that divide a row; None: no such group."""
+    group = next((group for group in _GROUPS if in_size % group == 0), None)
+    return None if group is None else LinearSpec("int4", group, has_zeros=True)

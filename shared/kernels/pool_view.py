@@ -124,6 +124,13 @@ class PoolView:
         self.rows.view(torch.uint8)[places] = codes.view(torch.uint8)
         self.scales[places] = scales
 
+    def blank_broken(self, layer: int, slots: Tensor) -> None:
+        """Puts zeros where keys, values or latents of some tokens are NaN or infinite. Arguments as of `write`."""
+        blocks = torch.div(slots, self.block_size, rounding_mode="floor")
+        places = (blocks, layer, slice(None), slice(None), slots % self.block_size)
+        numbers = self.scales if self.has_scales else self.rows  # numbers that are none have no scale
+        numbers[places] = numbers[places].nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+
     def open(self, runs: Tensor, dtype: torch.dtype) -> Tensor:
         """Runs of single heads, copied from the pool, as numbers: [..., num_runs, head_bytes] uint8 to
         [..., num_runs * block_size, head_dim] of `dtype`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -23,7 +24,7 @@ from shared.model.adapters.adapter import MAX_BYTES, Adapter, read_adapter
 from shared.model.config.model_config import ModelConfig
 from shared.model.families.registry import load_config
 from shared.model.kernel_choice import check_deterministic, check_kernels, check_specs, kernels_for, stacks
-from shared.model.layers.head import Head, HeadParameters
+from shared.model.layers.head import Head, HeadParameters, listed_rows
 from shared.model.layers.modules import DecoderModules, add_up
 from shared.model.layers.parameters import DecoderParameters
 from shared.model.layers.pieces import DecoderPieces
@@ -46,6 +47,8 @@ class Decoder:
     """Groups of processes that its layers are spread over."""
     is_split = False
     """Whether the vocabulary's rows, and so the logits, are spread over processes."""
+    waits_for_ranks = False
+    """Whether a call returns only when other processes have computed their parts."""
 
     def __init__(
         self,
@@ -125,6 +128,8 @@ class Decoder:
                 head = HeadParameters.allocate(config, dtype, device, plan.specs)
                 views |= head.checkpoint_views(config)
             fill_weights(checkpoint, plan.sources, views, on_progress)
+        if head is not None and parameters.embedding.device.type == "cpu":  # nothing is guessed on other devices
+            head = replace(head, listed=listed_rows(parameters, config.vocab_size))
         decoder = cls(config, parameters, chosen)
         if head is not None:
             decoder.add_head(config, head)

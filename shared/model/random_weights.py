@@ -12,7 +12,7 @@ from shared.kernels.backends.registry import AUTO, choose_kernels
 from shared.kernels.quantized import QuantizedWeight, quantize_rows
 from shared.model.config.model_config import ModelConfig
 from shared.model.decoder import Decoder
-from shared.model.layers.head import HeadParameters
+from shared.model.layers.head import HeadParameters, num_listed
 from shared.model.layers.parameters import NO_SPECS, DecoderParameters, Specs
 from shared.model.weights.plan import AS_STORED, Quantization, rounding_specs
 
@@ -69,7 +69,9 @@ def add_random_head(decoder: Decoder, seed: int = 0) -> None:
     for name, view in parameters.checkpoint_views(config).items():
         assert isinstance(view, torch.Tensor), "plain numbers"
         view.normal_(*mean_and_std(name, view.shape, config), generator=generator)
-    decoder.add_head(config, parameters)
+    listed = torch.empty((num_listed(config.vocab_size), config.hidden_size), dtype=decoder.dtype)
+    listed.normal_(0.0, _LOGIT_STD / math.sqrt(config.hidden_size) / config.logit_scale, generator=generator)
+    decoder.add_head(config, replace(parameters, listed=listed))
 
 
 def random_decoder(

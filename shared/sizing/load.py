@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from shared.errors import ConfigError
@@ -71,6 +72,8 @@ class Hardware:
     """Step times of a worker of one GPU, of either kind; None = by arithmetic, as those of several GPUs always are."""
     draft: ModelShape | None = None
     """A draft model that each worker that decodes has in 16 bit on one of its GPUs, with the KV of as many tokens."""
+    has_head: bool = False
+    """Whether all workers, of one rank each then, have the checkpoint's layer that guesses, and its KV."""
     adapter_slots: int = 0
     """LoRA adapters that lie ready on each worker."""
     adapter_rank: int = 16
@@ -80,8 +83,9 @@ class Hardware:
     decode_price: float | None = None
 
     def tensor_sizes(self, model: ModelShape) -> list[int]:
-        """Powers of two that divide the heads, up to `max_tensor`."""
-        return [1 << i for i in range(10) if 1 << i <= self.max_tensor and model.num_heads % (1 << i) == 0]
+        """Powers of two that divide the heads, and the parts of states, up to `max_tensor`."""
+        divided = model.num_heads if model.states is None else math.gcd(model.num_heads, model.states.parts)
+        return [1 << i for i in range(10) if 1 << i <= self.max_tensor and divided % (1 << i) == 0]
 
     def adapter_bytes(self, model: ModelShape) -> int:
         """Memory of a worker's adapters, on all of its GPUs together."""
@@ -98,6 +102,8 @@ class Hardware:
     def spreads(self, model: ModelShape) -> list[Spread]:
         """What a worker may be, fewest GPUs first: stages and ranks of a stage are powers of two. Experts are split as
         everything is: that no rank reads more of them than another one is never slower here."""
+        if self.has_head:
+            return [Spread()]
         most = min(self.max_pipeline, model.num_layers)
         stages = [1 << i for i in range(10) if 1 << i <= most]
         found = [Spread(t, p) for p in stages for t in self.tensor_sizes(model) if t * p <= MOST_RANKS]

@@ -30,11 +30,14 @@ class Room:
 
 def room(model: ModelShape, gpu: GpuShape, spread: Spread, hardware: Hardware, context: int = 0) -> Room:
     """weights of a GPU + tokens · KV a token and GPU ≤ memory · share, solved for the tokens: those of sequences of
-    `context` tokens, where layers have windows. Weights are also those of the adapters that lie ready, and with a draft
-    model this is the GPU that has it."""
+    `context` tokens, where layers have windows. Weights are also those of a head and of adapters that lie ready; with a
+    draft model this is the GPU that has it."""
     weight_bytes = model.params_per_gpu(spread) * BYTES_PER_VALUE[hardware.weights]
     kv_bytes = model.kv_bytes_per_gpu(spread.tensor, hardware.kv_dtype, spread.pipeline, context)
     weight_bytes += share_of_rank(hardware.adapter_bytes(model), spread.tensor, spread.expert)
+    if hardware.has_head:
+        weight_bytes += model.head_params * BYTES_PER_VALUE[hardware.weights]
+        kv_bytes += model.kv_bytes(model.num_kv_heads, hardware.kv_dtype) / model.num_layers
     if hardware.draft is not None:
         weight_bytes += hardware.draft.weight_bytes
         kv_bytes += hardware.draft.kv_bytes_per_token

@@ -32,11 +32,12 @@ def roofline(
     bandwidth = gpu.bandwidth * gpu.bandwidth_efficiency
     read_s = BYTES_PER_VALUE[weights] / (bandwidth * num_gpus)  # of a parameter
     experts = model.experts
+    state_bytes = 0 if model.states is None else 2 * model.states.nbytes  # of a sequence's states, read and written
     return StepTimes(
         fixed_s=STEP_OVERHEAD_S,
         read_s=(model.num_params - model.expert_params) * read_s,
-        token_s=2 * model.active_params / flops,
-        sequence_s=0.0,
+        token_s=model.token_flops / flops,
+        sequence_s=state_bytes / (bandwidth * num_gpus),
         kv_s=model.kv_bytes_per_gpu(num_gpus, kv_dtype) / bandwidth,
         attention_s=model.attention_flops / flops,
         overlap=overlap,

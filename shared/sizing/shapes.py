@@ -42,8 +42,32 @@ class LatentShape:
 
 
 @dataclass(frozen=True, slots=True)
+class StateShape:
+    """Layers that keep a state of a sequence instead of keys and values: the gated delta rule."""
+
+    layers: int
+    params: int
+    """Of each of them, in place of attention's."""
+    matrix: int
+    """Numbers of a layer that a token reads for its own value and for its query, and updates."""
+    values: int
+    """Numbers in fp32 that a layer keeps, those of the convolution included."""
+    parts: int
+    """Ranks that split a layer are a divisor of them."""
+
+    @property
+    def nbytes(self) -> int:
+        """Of a sequence, in all of these layers."""
+        return 4 * self.layers * self.values
+
+
+KEPT_STATES = 3
+"""Of a sequence, at most: the one that a step reads, and two that it writes (`KVGroups.written_states`)."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A decoder, dense or with experts, its cache of heads' keys and values or of latents."""
+    """A decoder, dense or with experts, its cache of heads' keys and values, of latents, or of states besides."""
 
     num_params: float
     num_layers: int
@@ -68,6 +92,10 @@ class ModelShape:
     """Of `num_params`, what ranks that split a layer hold in full: norms, routers, the projections to latents."""
     windows: tuple[int, ...] = ()
     """Of the layers that keep the KV of a window alone, tokens."""
+    head_params: float = 0.0
+    """Beside `num_params`, those of the checkpoint's layer that guesses (multi-token prediction); 0: it has none."""
+    states: StateShape | None = None
+    """Of some of the layers, which have no KV."""
     adapter_values: int = 0
     """Numbers of a LoRA adapter of rank 1 that adds to every projection; 0 where adapters are not served."""
 
@@ -77,6 +105,17 @@ class ModelShape:
         if self.experts is None:
             return self.num_params
         return self.num_params - self.expert_params * (1 - self.experts.top_k / self.experts.num_experts)
+
+    @property
+    def kv_layers(self) -> int:
+        """Layers that keep keys and values."""
+        return self.num_layers - (0 if self.states is None else self.states.layers)
+
+    @property
+    def token_flops(self) -> float:
+        """Operations for one token, but for those of attention."""
+        found = 2.0 * self.active_params
+        return found if self.states is None else found + 6.0 * self.states.layers * self.states.matrix
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -91,7 +130,7 @@ class ModelShape:
     @property
     def attention_flops(self) -> float:
         """Operations for one token attending to one earlier token: scores and values, all layers."""
-        return 2.0 * self.num_layers * self.num_heads * self.head_values
+        return 2.0 * self.kv_layers * self.num_heads * self.head_values
 
     @property
     def head_values(self) -> int:
@@ -100,18 +139,22 @@ class ModelShape:
 
     def kv_bytes(self, num_kv_heads: int, dtype: str, context: int = 0) -> float:
         """K and V of one token in all layers, for that many KV heads; of a model's own one head, its latent. With a
-        `context`, the mean over the tokens of such a sequence, of which layers with windows keep the last alone."""
+        `context`, the mean over the tokens of such a sequence, of which layers with windows keep the last alone, and
+        those with a state no KV but KEPT_STATES of these."""
         values, scales = num_kv_heads * self.head_values, 2 * num_kv_heads if dtype in KV_CODES else 0
         if self.latent is not None and num_kv_heads == self.num_kv_heads:
             values = self.latent.kv_rank + self.latent.rope_dim
-        layers = self.num_layers - sum(max(0.0, 1 - window / context) for window in self.windows if context)
-        return layers * (values * BYTES_PER_VALUE[dtype] + scales * BYTES_PER_VALUE["fp32"])
+        layers = self.kv_layers - sum(max(0.0, 1 - window / context) for window in self.windows if context)
+        found = layers * (values * BYTES_PER_VALUE[dtype] + scales * BYTES_PER_VALUE["fp32"])
+        if self.states is not None and context:
+            found += KEPT_STATES * self.states.nbytes / context * num_kv_heads / self.num_kv_heads
+        return found
 
     def kv_bytes_per_gpu(self, tensor: int, dtype: str, pipeline: int = 1, context: int = 0) -> float:
         """The same on one GPU of a worker of `tensor` x `pipeline`: each has its share of the KV heads, at least one,
         in its stage's layers. With more GPUs than KV heads several hold the same one; latents are one head. With stages
-        all layers keep all tokens."""
-        kv_bytes = self.kv_bytes(-(-self.num_kv_heads // tensor), dtype, context if pipeline == 1 else 0)
+        layers with windows keep all tokens."""
+        kv_bytes = self.kv_bytes(-(-self.num_kv_heads // tensor), dtype, context if pipeline == 1 or self.states else 0)
         return kv_bytes * self.layers_of(pipeline) / self.num_layers
 
     def layers_of(self, pipeline: int) -> int:
@@ -138,20 +181,30 @@ class ModelShape:
 def decoder(
     *, layers: int, hidden: int, intermediate: int, heads: int, kv_heads: int, vocabulary: int, positions: int,
     head_dim: int = 0, tied: bool = False, experts: ExpertShape | None = None, latent: LatentShape | None = None,
-    windows: tuple[int, ...] = (),
+    windows: tuple[int, ...] = (), head: bool = False, gated: bool = False, states: StateShape | None = None,
 ) -> ModelShape:  # fmt: skip
     """A decoder of Llama's kind, its parameters counted: embeddings, attention, gated MLP or experts, norms. With
-    latents `kv_heads` is 1 and `head_dim` that of a query."""
+    latents `kv_heads` is 1 and `head_dim` that of a query. `head`: the checkpoint has a layer that guesses, as the
+    last one. `gated`: queries come with gates. `states`: of some of the layers, which do not attend."""
     head_dim = head_dim or hidden // heads
-    attention = hidden * head_dim * (2 * heads + 2 * kv_heads) if latent is None else _attention(hidden, heads, latent)
-    num_params = layers * (attention + 2 * hidden) + vocabulary * hidden * (1 if tied else 2) + hidden
+    of_heads = hidden * head_dim * ((3 if gated else 2) * heads + 2 * kv_heads)
+    attention = of_heads if latent is None else _attention(hidden, heads, latent)
+    attending = layers - (0 if states is None else states.layers)
+    num_params = attending * attention + layers * 2 * hidden + vocabulary * hidden * (1 if tied else 2) + hidden
+    num_params += 0 if states is None else states.layers * states.params
     sparse = 0 if experts is None else experts.layers
     num_params += (layers - sparse) * 3 * hidden * intermediate
-    kv_params = layers * hidden * head_dim * 2 * kv_heads if latent is None else 0
+    kv_params = attending * hidden * head_dim * 2 * kv_heads if latent is None else 0
     copied_params = layers * 2 * hidden + hidden
     if latent is not None:
         copied_params += layers * _latent_projections(hidden, latent)
     expert_params = 0.0
+    head_params = 0.0
+    if head:  # its projection of two inputs, and a norm of each and of what it gives
+        block = 3 * intermediate
+        if experts is not None:
+            block = experts.num_experts * (3 * experts.size + 1) + 3 * experts.shared_size
+        head_params = attention + 2 * hidden + hidden * block + 2 * hidden * hidden + 3 * hidden
     if experts is not None:
         copied_params += experts.layers * hidden * experts.num_experts
         expert_params = experts.layers * experts.num_experts * 3 * hidden * experts.size
@@ -160,11 +213,14 @@ def decoder(
     if experts is not None:
         mlps += sparse * 3 * experts.num_experts * (hidden + experts.size)
         mlps += sparse * 3 * (hidden + experts.shared_size) if experts.shared_size else 0
-    adapter_values = layers * (4 * hidden + head_dim * (2 * heads + 2 * kv_heads)) + mlps if latent is None else 0
+    adapter_values = layers * (4 * hidden + head_dim * (2 * heads + 2 * kv_heads)) + mlps
+    if latent is not None or states is not None:
+        adapter_values = 0
     return ModelShape(
         num_params, layers, heads, kv_heads, head_dim, positions, expert_params=expert_params, experts=experts,
         latent=latent, hidden=hidden, embedding_params=vocabulary * hidden, is_tied=tied, kv_params=kv_params,
-        copied_params=copied_params, windows=windows, adapter_values=adapter_values,
+        copied_params=copied_params, windows=windows, head_params=head_params, states=states,
+        adapter_values=adapter_values,
     )  # fmt: skip
 
 
@@ -197,7 +253,7 @@ MIXTRAL_8X7B = decoder(
 DEEPSEEK_V3 = decoder(
     layers=61, hidden=7168, intermediate=18_432, heads=128, kv_heads=1, vocabulary=129_280, positions=163_840,
     head_dim=192, experts=ExpertShape(layers=58, num_experts=256, top_k=8, size=2048, shared_size=2048),
-    latent=LatentShape(kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128, q_rank=1536),
+    latent=LatentShape(kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128, q_rank=1536), head=True,
 )  # fmt: skip
 SPARSE_MODELS = {"mixtral-8x7b": MIXTRAL_8X7B, "deepseek-v3": DEEPSEEK_V3}
 """Published shapes with experts."""

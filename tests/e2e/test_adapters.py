@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 import pytest_asyncio
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from shared.model.adapters.random_adapter import write_random_adapter
@@ -176,6 +178,44 @@ async def test_what_is_not_allowed_or_does_not_fit_is_refused_and_changes_nothin
         )
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert await ask(cluster, "a") == adapters.expected["a"]
+
+
+def other_weights(adapters: Adapters, folder: Path) -> Path:
+    """The demo model with adapter `d` in its weights."""
+    shutil.copytree(DEMO, folder)
+    tensors = load_file(DEMO / "model.safetensors")
+    changed = merged(adapters.base, adapters.folder / "d").state_dict()
+    save_file(
+        {name: changed[name].to(old.dtype).contiguous() for name, old in tensors.items()}, folder / "model.safetensors"
+    )
+    return folder
+
+
+async def test_adapters_are_read_again_where_weights_leave_and_add_to_those_that_come(
+    cluster: Running, adapters: Adapters, tmp_path: Path
+) -> None:
+    async def answers() -> list[list[int]]:
+        return list(await asyncio.gather(*(ask(cluster, model) for model in ("", "a", "b"))))
+
+    expected = [adapters.expected[name] for name in ("", "a", "b")]
+    assert await answers() == expected
+    assert (await cluster.http.post("/sleep", timeout=DEADLINE_S)).status_code == 200
+    body = {"lora_name": "c", "lora_path": str(adapters.folder / "c")}
+    refused = await cluster.http.post("/v1/load_lora_adapter", json=body, timeout=DEADLINE_S)
+    assert (refused.status_code, "no weights" in refused.text) == (503, True), refused.text
+    assert (await cluster.http.post("/wake_up", timeout=DEADLINE_S)).status_code == 200
+    assert await answers() == expected
+    await load(cluster, "c", adapters.folder / "c")
+    assert await ask(cluster, "c") == adapters.expected["c"]
+    other = other_weights(adapters, tmp_path / "other")
+    response = await cluster.http.post("/v1/update_weights", json={"model_path": str(other)}, timeout=DEADLINE_S)
+    assert response.status_code == 200, response.text
+    base = load_oracle(other)
+    found = [Adapters._answer(base), *(Adapters._answer(merged(base, adapters.folder / name)) for name in ("a", "b"))]
+    assert await answers() == found != expected
+    response = await cluster.http.post("/v1/update_weights", json={"model_path": str(DEMO)}, timeout=DEADLINE_S)
+    assert response.status_code == 200, response.text
+    assert await answers() == expected
 
 
 @pytest.mark.parametrize("kind", ["decode", pytest.param("prefill", marks=pytest.mark.slow)])

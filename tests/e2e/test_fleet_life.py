@@ -156,10 +156,10 @@ async def test_a_worker_that_dies_after_an_update_comes_back_with_its_weights(cl
 async def test_a_folder_of_other_shapes_is_refused_by_the_tensors_name_and_the_weights_stay(cluster, folders):
     before = await answer(cluster, PROMPT)
     response = await update(cluster, folders["other"])
-    assert 400 <= response.status_code < 600, response.text
+    assert response.status_code == 400, response.text
     assert "model.layers.0.mlp" in response.json()["error"]["message"]
     response = await update(cluster, folders["old"].parent / "none")
-    assert 400 <= response.status_code < 600, response.text
+    assert response.status_code == 400, response.text
     response = await update(cluster, Path("relative"))
     assert response.status_code == 400, response.text
     assert (await answer(cluster, PROMPT))[:2] == before[:2]

@@ -19,6 +19,7 @@ from tests.e2e.running import BLOCK_SIZE, DEMO, PatientCommands, Running, block_
 from tests.e2e.stage import HOST_BYTES, staged
 from tests.e2e.streams import NUM_STREAMS, Streams, prompt, under_fault, undisturbed
 from tests.e2e.test_experts import write_model
+from tests.e2e.test_fleet_life import checkpoint
 from tests.integration.engine.test_greedy_against_transformers import transformers_greedy
 from tests.unit.collectives.in_threads import needs_library
 
@@ -37,6 +38,43 @@ def ranks(cluster: Running, worker: str) -> list[psutil.Process]:
 
 def incarnations(status: inference_pb2.ClusterStatus) -> dict[str, int]:
     return {w.worker.name: w.worker.incarnation for w in status.workers if w.connected}
+
+
+class TwoWays(PatientCommands):
+    """A group over a shared pool, and one whose ranks have pools of their own."""
+
+    def worker(self, plan, kvstore):
+        split = ("--pp", "2", "--group-pool", "own") if plan.name == "decode-0" else ("--tp", "2")
+        return [*super().worker(plan, kvstore), *split]
+
+
+async def test_groups_sleep_wake_and_take_other_weights(tmp_path):
+    shape = {"hidden_size": 128, "intermediate_size": 256, "num_layers": 2, "head_dim": 32, "num_heads": 4}
+    old, new = (checkpoint(tmp_path / name, seed, **shape) for seed, name in enumerate(("old", "new"), 1))
+    tokens = prompt(0)
+    expected = [transformers_greedy(folder, tokens) for folder in (old, new)]
+    assert expected[0] != expected[1]
+    async with running(tmp_path / "run", old, kind=TwoWays) as cluster:
+        assert await cluster.tokens(tokens, max_tokens=64) == expected[0]
+        before = {name: ranks(cluster, name) for name in ("prefill-0", "decode-0")}
+        assert [len(each) for each in before.values()] == [2, 2]
+        assert (await cluster.http.post("/sleep")).status_code == 200
+        for name, (leader, follower) in before.items():
+            assert ranks(cluster, name) == [leader]
+            await gone(follower.pid)
+        assert (await cluster.http.post("/wake_up")).status_code == 200
+        assert [len(ranks(cluster, name)) for name in before] == [2, 2]
+        assert await cluster.tokens(tokens, max_tokens=64) == expected[0]
+        for folder, wanted in ((new, expected[1]), (old, expected[0])):
+            response = await cluster.http.post("/v1/update_weights", json={"model_path": str(folder)})
+            assert response.status_code == 200, response.text
+            assert await cluster.tokens(tokens, max_tokens=64) == wanted
+        (tmp_path / "new" / "model.safetensors").write_bytes(b"broken")
+        response = await cluster.http.post("/v1/update_weights", json={"model_path": str(new)})
+        assert response.status_code == 400, response.text
+        assert await cluster.tokens(tokens, max_tokens=64) == expected[0]
+        assert {name: ranks(cluster, name)[0] for name in before} == {name: each[0] for name, each in before.items()}
+        await cluster.idle()
 
 
 @pytest.mark.slow

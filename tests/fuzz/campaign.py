@@ -15,8 +15,9 @@ import grpc
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from shared.rpc.pb.tandem.v1 import inference_pb2
-from tests.fuzz.json_values import Bodies, crossed, texts
+from services.router.edge.http.weights import SleepBody, UpdateBody
+from shared.rpc.pb.tandem.v1 import cache_pb2, fleet_pb2, inference_pb2
+from tests.fuzz.json_values import BOUNDARY, Bodies, crossed, raw_forms, texts
 from tests.fuzz.proto_messages import damaged, raw_messages
 from tests.waiting import DEADLINE_S
 
@@ -27,27 +28,48 @@ SHARE_DRAWN = 0.2
 PATHS = {
     "/v1/completions": "CompletionRequest",
     "/v1/chat/completions": "ChatRequest",
+    "/v1/messages": "MessagesRequest",
+    "/v1/messages/count_tokens": "CountRequest",
+    "/tokenize": "TokenizeRequest",
+    "/detokenize": "DetokenizeRequest",
     "/v1/responses": "ResponseRequest",
     "/v1/conversations": "ConversationRequest",
+    "/v1/conversations/conv_1": "ConversationUpdate",
+    "/v1/conversations/conv_1/items": "ItemsRequest",
     "/v1/batches": "BatchRequest",
     "/v1/embeddings": "EmbeddingRequest",
     "/v1/score": "ScoreRequest",
     "/v1/rerank": "RerankRequest",
     "/v1/cache/warm": "ChatRequest",
     "/v1/cache/close": "CloseRequest",
+    "/v1/update_weights": "UpdateBody",
+    "/sleep": "SleepBody",
+    "/wake_up": "SleepBody",
 }
+OPERATORS = {model.__name__: model.model_json_schema() for model in (UpdateBody, SleepBody)}
+"""Bodies that the OpenAPI document leaves out."""
 METHODS = {
-    "Generate": inference_pb2.GenerateRequest.DESCRIPTOR,
-    "Warm": inference_pb2.GenerateRequest.DESCRIPTOR,
-    "CloseSession": inference_pb2.CloseSessionRequest.DESCRIPTOR,
-    "GetStatus": inference_pb2.GetStatusRequest.DESCRIPTOR,
-    "Explain": inference_pb2.ExplainRequest.DESCRIPTOR,
+    f"/{service.full_name}/{name}": service.methods_by_name[name].input_type
+    for service, names in (
+        (
+            inference_pb2.DESCRIPTOR.services_by_name["InferenceService"],
+            "Generate GenerateBatch Tokenize Detokenize ListModels GetRequest Warm CloseSession GetStatus Explain",
+        ),
+        (
+            cache_pb2.DESCRIPTOR.services_by_name["CacheService"],
+            "GetCacheStats FlushCache PinPrefix UnpinPrefix",
+        ),
+        # Not Drain and Sleep, which are obeyed.
+        (fleet_pb2.DESCRIPTOR.services_by_name["FleetService"], "LoadAdapter UnloadAdapter UpdateWeights WakeUp"),
+    )
+    for name in names.split()
 }
 REFUSALS = {
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.NOT_FOUND,
     grpc.StatusCode.RESOURCE_EXHAUSTED,
     grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.FAILED_PRECONDITION,
 }
 Case = TypeVar("Case")
 
@@ -111,6 +133,7 @@ def fuzz_http(edge: Edge, num_cases: int, found: Findings) -> None:
     connection.request("GET", "/openapi.json")
     document = json.load(connection.getresponse())
     connection.request("GET", "/v1/models")
+    document["components"]["schemas"] |= OPERATORS
     bodies = Bodies(document, json.load(connection.getresponse())["data"][0]["id"])
     header = st.sampled_from(["x-tenant", "x-priority", "x-session-id", "x-ttft-timeout-ms", "x-request-id", "expect"])
     value = st.sampled_from(["1", "-1", "a", "", "nan"]) | st.text(
@@ -118,10 +141,17 @@ def fuzz_http(edge: Edge, num_cases: int, found: Findings) -> None:
     )
     headers = st.one_of(st.just({}), st.just({}), st.dictionaries(header, value, max_size=2))
     plain = st.tuples(st.just("/v1/completions"), st.just(b'{"prompt": "x", "max_tokens": 2}'), st.just({}))
-    cases = st.one_of(plain, *(st.tuples(st.just(path), bodies.raw(name), headers) for path, name in PATHS.items()))
+    forms = st.tuples(
+        st.just("/v1/files"), raw_forms, st.just({"content-type": f"multipart/form-data; boundary={BOUNDARY}"})
+    )
+    cases = st.one_of(
+        plain, forms, *(st.tuples(st.just(path), bodies.raw(name), headers) for path, name in PATHS.items())
+    )
 
     def run(case: tuple[str, bytes, dict[str, str]]) -> None:
         path, body, given_headers = case
+        if path == "/sleep" and _sends_to_sleep(body):
+            return
         try:
             connection.request("POST", path, body, given_headers)
             answer = connection.getresponse()
@@ -138,6 +168,14 @@ def fuzz_http(edge: Edge, num_cases: int, found: Findings) -> None:
 
     each(cases, num_cases, run, lambda a, b, rng: (a[0], crossed(a[1], b[1], rng), b[2]))
     connection.close()
+
+
+def _sends_to_sleep(body: bytes) -> bool:
+    """Whether it names no worker, which is all of them: that would be obeyed."""
+    try:
+        return not json.loads(body or b"{}").get("workers")
+    except (ValueError, AttributeError):
+        return False
 
 
 def fuzz_wire(edge: Edge, num_cases: int, found: Findings) -> None:
@@ -183,14 +221,10 @@ def fuzz_grpc(edge: Edge, num_cases: int, found: Findings) -> None:
     with grpc.insecure_channel(edge.grpc) as channel:
 
         def run(case: tuple[str, bytes, list[tuple[str, str]]]) -> None:
-            name, raw, hints = case
+            path, raw, hints = case
             printable = [(key, "".join(c for c in value if " " <= c <= "~")) for key, value in hints]
-            path = f"/tandem.v1.InferenceService/{name}"
             try:
-                if name == "Generate":
-                    _ = list(channel.unary_stream(path)(raw, metadata=printable, timeout=DEADLINE_S))
-                else:
-                    channel.unary_unary(path)(raw, metadata=printable, timeout=DEADLINE_S)
+                _ = list(channel.unary_stream(path)(raw, metadata=printable, timeout=DEADLINE_S))
                 found.outcomes["grpc OK"] += 1
             except grpc.RpcError as error:
                 code, details = error.code(), error.details() or ""  # type: ignore[attr-defined]

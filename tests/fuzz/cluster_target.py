@@ -20,7 +20,7 @@ from shared.telemetry.loop_lag import WINDOW_S
 from tests.e2e.running import DEMO
 from tests.fuzz.adapter_campaign import fuzz_adapters
 from tests.fuzz.campaign import Findings, fuzz_grpc, fuzz_http, fuzz_wire
-from tests.fuzz.service_campaign import BLOCKS, fuzz_calls, fuzz_sessions
+from tests.fuzz.service_campaign import BLOCKS, RECORDS, fuzz_calls, fuzz_sessions
 from tests.waiting import DEADLINE_S
 
 NUM_STREAMS = 2
@@ -99,6 +99,8 @@ async def _targets(cluster: ChaosCluster) -> tuple[RouterTarget, dict[str, PartT
     parts = {
         worker.worker.name: PartTarget(worker.address, cluster.pid(worker.worker.name)) for worker in status.workers
     }
+    address = next(iter(cluster.local.stores.values()))
+    parts["records"] = PartTarget(address, cluster.pid("kvstore"))
     return RouterTarget(router.http, router.grpc), parts
 
 
@@ -121,6 +123,7 @@ def _campaign(
         # A Drain is obeyed, as it should be: on a cluster that is to go on answering it is left out.
         fuzz_sessions(parts[f"{role}-0"], role, counts["services"] // 4, found, spared=("drain",))
         fuzz_calls(parts[f"{role}-0"], BLOCKS, counts["services"] // 4, found)
+    fuzz_calls(parts["records"], RECORDS, counts["services"] // 4, found)
 
 
 @contextlib.asynccontextmanager

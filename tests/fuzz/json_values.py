@@ -24,6 +24,31 @@ junk = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4), max_leaves=8
 )
 
+BOUNDARY = "edge"
+
+
+@st.composite
+def _forms(draw: st.DrawFn) -> bytes:
+    line = json.dumps({"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}).encode()
+    files = st.sampled_from([line, line + b"\n" + line, b"", b"{"]) | st.binary(max_size=40)
+    purpose = st.sampled_from([b"batch", b"user_data"]) | st.binary(max_size=10)
+    expiry = st.sampled_from([b"3600", b"-1", b"nan"])
+    kinds = {"file": files, "purpose": purpose, "expires_after[anchor]": st.just(b"created_at")}
+    kinds |= {"expires_after[seconds]": expiry, "other": st.binary(max_size=10)}
+    names = [name for name in ("purpose", "file") if draw(st.integers(0, 9))]
+    form = b""
+    for name in (*draw(st.lists(st.sampled_from(list(kinds)), max_size=2)), *names):
+        filename = '; filename="f.jsonl"' if name == "file" else ""
+        head = f'--{BOUNDARY}\r\ncontent-disposition: form-data; name="{name}"{filename}\r\n\r\n'
+        form += head.encode() + draw(kinds[name]) + b"\r\n"
+    return form + f"--{BOUNDARY}--\r\n".encode()
+
+
+raw_forms = st.one_of(
+    _forms(), _forms(), st.builds(lambda *what: _damaged(*what), _forms(), st.floats(0, 1), st.binary(max_size=6))
+)
+"""Uploads of files, one in three damaged."""
+
 
 class Bodies:
     """Strategies of one document."""
@@ -32,6 +57,7 @@ class Bodies:
         """`model`: the name that is served."""
         self._model = model
         self._schemas: Mapping[str, Schema] = document["components"]["schemas"]
+        self._objects: dict[str, st.SearchStrategy[dict[str, Any]]] = {}
 
     def raw(self, name: str) -> st.SearchStrategy[bytes]:
         """Bodies of the schema `name`: as JSON, and as JSON with a piece cut out or replaced."""
@@ -40,7 +66,8 @@ class Bodies:
 
     def _value(self, schema: Schema) -> st.SearchStrategy[Any]:
         if "$ref" in schema:
-            return self._object(self._schemas[schema["$ref"].rpartition("/")[2]])
+            name = schema["$ref"].rpartition("/")[2]
+            return st.deferred(lambda: self._named(name))  # some hold others of their kind
         if "anyOf" in schema:
             return st.one_of(*(self._value(each) for each in schema["anyOf"]))
         if "const" in schema:
@@ -55,6 +82,11 @@ class Bodies:
         if schema.get("type") == "array":
             return st.lists(self._value(schema["items"]), max_size=5)
         return kinds.get(schema.get("type", ""), junk)
+
+    def _named(self, name: str) -> st.SearchStrategy[dict[str, Any]]:
+        if name not in self._objects:
+            self._objects[name] = self._object(self._schemas[name])
+        return self._objects[name]
 
     def _object(self, schema: Schema, *, chance_of_junk: bool = False) -> st.SearchStrategy[dict[str, Any]]:
         """The required fields and a few others, and with `chance_of_junk` some with any value."""

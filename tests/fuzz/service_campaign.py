@@ -46,6 +46,7 @@ def unary_methods(file: FileDescriptor, service: str) -> Mapping[str, Descriptor
 
 
 BLOCKS = unary_methods(kvstore_pb2.DESCRIPTOR, "BlockService")
+RECORDS = unary_methods(kvstore_pb2.DESCRIPTOR, "RecordService")
 
 
 def fuzz_calls(service: Target, methods: Mapping[str, Descriptor], num_cases: int, found: Findings) -> None:

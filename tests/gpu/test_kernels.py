@@ -231,6 +231,17 @@ def test_codes_in_any_order_many_rows_and_rows_that_are_no_numbers(dtype: torch.
         coded_checks.check_rows_that_are_no_numbers(dtype, "cuda")
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_products_of_few_rows_equal_the_exact_ones(dtype: torch.dtype) -> None:
+    for num_rows in (1, 16, 31, 64):
+        for in_size, out_size in ((256, 128), (4096, 6144), (14_336, 4096), (4096, 28_672)):
+            decoder_checks.check_few_rows(num_rows, in_size, out_size, dtype=dtype, device="cuda")
+
+
+def test_captured_products_of_few_rows_follow_their_input() -> None:
+    decoder_checks.check_captured_few_rows()
+
+
 @pytest.mark.parametrize("form", ["int4 groups with zeros", "int8 rows, rounded rows", "fp8 blocks"])
 def test_captured_products_with_codes_follow_their_input(form: str) -> None:
     coded_checks.check_capture(form)

@@ -95,9 +95,9 @@ class Release:
             time.sleep(0.1)
 
 
-def ask(router: str, prompt: list[int], num_tokens: int) -> list[int]:
+def ask(router: str, prompt: list[int], num_tokens: int, model: str = "demo") -> list[int]:
     """The tokens of one greedy answer. Raises OSError for whatever is no answer."""
-    body = {"model": "demo", "prompt": prompt, "max_tokens": num_tokens, "temperature": 0, "ignore_eos": True}
+    body = {"model": model, "prompt": prompt, "max_tokens": num_tokens, "temperature": 0, "ignore_eos": True}
     request = urllib.request.Request(
         f"http://{router}:8000/v1/completions",
         json.dumps({**body, "return_token_ids": True}).encode(),

@@ -107,6 +107,27 @@ def test_an_upgrade_and_a_rollback_change_the_workers_and_not_the_answers(releas
     assert ask(router, PROMPT, 16) == expected
 
 
+def test_a_second_model_joins_by_an_upgrade_and_both_answer(release: Release):
+    expected = ask(release.router(), PROMPT, 16)
+    with pytest.raises(OSError, match="404"):
+        ask(release.router(), PROMPT, 16, "story")
+    pool = {"name": "all", "role": "collocated", "replicas": 1, "dtype": "fp32"}
+    settings = [f"models.story.pools[0].{key}={value}" for key, value in pool.items()]
+    settings += ["models.story.uri=" + VALUES["model"]["uri"], f"models.story.pools[0].extraArgs={{{','.join(SMALL)}}}"]
+    release.upgrade(*settings)
+    router = release.router()
+    (story,) = release.pods("worker", pool="story-all")
+    release.until(lambda: _names(release, router) == set(release.pods("worker")), "all workers of both models")
+    models = {each.worker.name: each.model for each in release.status(router).workers}
+    assert models == {name: "story" if name == story else "demo" for name in release.pods("worker")}
+    assert {each.name: each.mode for each in release.status(router).models} == {
+        "demo": "disaggregated",
+        "story": "collocated",
+    }
+    assert ask(router, PROMPT, 16, "story") == ask(router, PROMPT, 16) == expected, "they have one folder"
+    assert "Succeeded" in release.helm("test", NAME)
+
+
 def test_nothing_is_left_after_an_uninstall(release: Release):
     release.helm("uninstall", NAME)
     core = f"/api/v1/namespaces/{release.namespace}"

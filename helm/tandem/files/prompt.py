@@ -1,4 +1,4 @@
-"""Sends one prompt to the release and prints the answer; exit status 1 without one."""
+"""Sends a prompt to each model of the release and prints the answers; exit status 1 where one does not come."""
 
 import json
 import os
@@ -24,24 +24,24 @@ def ask(url: str, model: str, key: str, ca: str) -> dict:
 
 
 def main() -> int:
-    """Reads TANDEM_URL, TANDEM_MODEL, TANDEM_API_KEY and TANDEM_CA."""
+    """Reads TANDEM_URL, TANDEM_MODELS, TANDEM_API_KEY and TANDEM_CA."""
+    return 1 if [model for model in json.loads(os.environ["TANDEM_MODELS"]) if not answers(model)] else 0
+
+
+def answers(model: str) -> bool:
+    """Whether the model gave at least a token."""
     setting = os.environ.get
     try:
-        answer = ask(
-            os.environ["TANDEM_URL"],
-            os.environ["TANDEM_MODEL"],
-            setting("TANDEM_API_KEY", ""),
-            setting("TANDEM_CA", ""),
-        )
+        answer = ask(os.environ["TANDEM_URL"], model, setting("TANDEM_API_KEY", ""), setting("TANDEM_CA", ""))
     except urllib.error.HTTPError as error:
-        print(f"{error.code}: {error.read().decode(errors='replace')}")
-        return 1
+        print(f"{model}: {error.code}: {error.read().decode(errors='replace')}")
+        return False
     except OSError as error:
-        print(f"no answer: {error}")
-        return 1
+        print(f"{model}: no answer: {error}")
+        return False
     tokens = answer["usage"]["completion_tokens"]
-    print(f"{PROMPT}{answer['choices'][0]['text']} ({tokens} tokens)")
-    return 0 if tokens > 0 else 1
+    print(f"{model}: {PROMPT}{answer['choices'][0]['text']} ({tokens} tokens)")
+    return tokens > 0
 
 
 if __name__ == "__main__":

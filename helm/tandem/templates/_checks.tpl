@@ -1,18 +1,22 @@
 {{/* What the schema cannot say: contradictions between values. Each refusal begins with the value's path. */}}
 
 {{- define "tandem.checks" -}}
-{{- include "tandem.checks.pools" . -}}
-{{- include "tandem.checks.roles" . -}}
-{{- include "tandem.checks.layouts" . -}}
+{{- include "tandem.models" . -}}
+{{- range $root := .Models -}}
+{{- include "tandem.checks.pools" $root -}}
+{{- include "tandem.checks.roles" $root -}}
+{{- include "tandem.checks.layouts" $root -}}
+{{- include "tandem.checks.model" $root -}}
+{{- end -}}
+{{- include "tandem.checks.models" . -}}
 {{- include "tandem.checks.redis" . -}}
-{{- include "tandem.checks.model" . -}}
 {{- include "tandem.checks.sizes" . -}}
 {{- end }}
 
 {{- define "tandem.checks.pools" -}}
 {{- $names := list -}}
 {{- range $i, $pool := .Values.pools -}}
-  {{- $at := printf "pools[%d]" $i -}}
+  {{- $at := printf "%spools[%d]" $.In $i -}}
   {{- if has .name $names -}}
     {{- fail (printf "%s.name: %s is the name of another pool too; each needs a name of its own" $at .name) -}}
   {{- end -}}
@@ -84,17 +88,17 @@
 {{- range .Values.pools }}{{ $roles = append $roles .role }}{{ end -}}
 {{- range $i, $pool := .Values.pools -}}
   {{- if and (has "auto" $roles) (ne $pool.role "auto") -}}
-    {{- fail (printf "pools[%d].role: %s, and another pool has role: auto, whose router decides for each request which worker prefills and which decodes; make all pools auto, or none" $i $pool.role) -}}
+    {{- fail (printf "%spools[%d].role: %s, and another pool has role: auto, whose router decides for each request which worker prefills and which decodes; make all pools auto, or none" $.In $i $pool.role) -}}
   {{- end -}}
 {{- end -}}
 {{- if not (or (has "prefill" $roles) (has "collocated" $roles) (has "auto" $roles)) -}}
-  {{- fail "pools: none can prefill; add one with role: prefill or collocated, or make all of them auto" -}}
+  {{- fail (printf "%spools: none can prefill; add one with role: prefill or collocated, or make all of them auto" .In) -}}
 {{- end -}}
 {{- if not (or (has "decode" $roles) (has "collocated" $roles) (has "auto" $roles)) -}}
-  {{- fail "pools: none can decode; add one with role: decode or collocated, or make all of them auto" -}}
+  {{- fail (printf "%spools: none can decode; add one with role: decode or collocated, or make all of them auto" .In) -}}
 {{- end -}}
 {{- if and (has "decode" $roles) (has "collocated" $roles) -}}
-  {{- fail "pools: roles decode and collocated exclude each other: a router lets all of its decode workers compute prompts, or none; make all of them one role" -}}
+  {{- fail (printf "%spools: roles decode and collocated exclude each other: a router lets all of its decode workers compute prompts, or none; make all of them one role" .In) -}}
 {{- end -}}
 {{- end }}
 
@@ -104,9 +108,42 @@
   {{- $layout := include "tandem.layout" (dict "root" $ "pool" .) -}}
   {{- range $part := splitList "," $layout -}}
     {{- if not (has $part (splitList "," $first)) -}}
-      {{- fail (printf "pools[%d].%s: pools that exchange blocks need one layout, but %s has %s and %s has %s" $i (first (splitList "=" $part)) $pool.name $layout (first $.Values.pools).name $first) -}}
+      {{- fail (printf "%spools[%d].%s: pools that exchange blocks need one layout, but %s has %s and %s has %s" $.In $i (first (splitList "=" $part)) $pool.name $layout (first $.Values.pools).name $first) -}}
     {{- end -}}
   {{- end -}}
+{{- end -}}
+{{- end }}
+
+{{/* Between models. */}}
+{{- define "tandem.checks.models" -}}
+{{- $pools := dict -}}
+{{- $names := dict -}}
+{{- $beside := "" -}}
+{{- $plain := "" -}}
+{{- range $root := .Models -}}
+  {{- if has $root.Key (list "router" "kvstore" "redis" "planner" "gateway") -}}
+    {{- fail (printf "%s: %s is the name of another part of the release" $root.Entry $root.Key) -}}
+  {{- end -}}
+  {{- range .Values.pools -}}
+    {{- with get $pools .name -}}
+      {{- fail (printf "%spools: the release has two pools with the name %s, the other in %spools" $root.In . (get $pools (printf "%s/in" .))) -}}
+    {{- end -}}
+    {{- $_ := set $pools .name .name -}}
+    {{- $_ := set $pools (printf "%s/in" .name) $root.In -}}
+    {{- if eq .role "decode" }}{{ $plain = $root.Entry }}{{ end -}}
+  {{- end -}}
+  {{- $name := include "tandem.model.servedName" $root -}}
+  {{- with get $names $name -}}
+    {{- fail (printf "%s.servedName: %s is the name of %s too" $root.Entry $name .) -}}
+  {{- end -}}
+  {{- $_ := set $names $name $root.Entry -}}
+  {{- if eq (include "tandem.computesBeside" $root) "yes" }}{{ $beside = $root.Entry }}{{ end -}}
+  {{- if and $root.Key $root.SharesStore (not (include "tandem.stores" $root)) -}}
+    {{- fail (printf "%s.sharesStore: there are no store nodes; set kvstore.hostMemory or kvstore.volume" $root.Entry) -}}
+  {{- end -}}
+{{- end -}}
+{{- if and $beside $plain -}}
+  {{- fail (printf "models: %s has collocated workers beside a prefill pool, and %s a decode pool: a router lets the decode workers of all its models compute prompts, or none" $beside $plain) -}}
 {{- end -}}
 {{- end }}
 
@@ -133,22 +170,22 @@
 {{- $fetched := has $scheme (list "hf" "s3") -}}
 {{- with .Values.model -}}
   {{- if and $fetched (not .size) -}}
-    {{- fail (printf "model.size: %s:// needs the room for the model's files, such as 40Gi" $scheme) -}}
+    {{- fail (printf "%s.size: %s:// needs the room for the model's files, such as 40Gi" $.Entry $scheme) -}}
   {{- end -}}
   {{- range $key := list "size" "storageClassName" "secret" -}}
     {{- if and (not $fetched) (get $.Values.model $key) -}}
-      {{- fail (printf "model.%s: is for hf:// and s3:// alone; %s is not fetched into the Pod" $key $.Values.model.uri) -}}
+      {{- fail (printf "%s.%s: is for hf:// and s3:// alone; %s is not fetched into the Pod" $.Entry $key $.Values.model.uri) -}}
     {{- end -}}
   {{- end -}}
   {{- if and (eq $scheme "s3") (not .downloaderImage) -}}
-    {{- fail "model.downloaderImage: s3:// needs an image with the command aws; Tandem's own has none" -}}
+    {{- fail (printf "%s.downloaderImage: s3:// needs an image with the command aws; Tandem's own has none" $.Entry) -}}
   {{- end -}}
   {{- if and (ne $scheme "s3") .downloaderImage -}}
-    {{- fail "model.downloaderImage: is for s3:// alone" -}}
+    {{- fail (printf "%s.downloaderImage: is for s3:// alone" $.Entry) -}}
   {{- end -}}
 {{- end -}}
 {{- if and (eq $scheme "oci") (semverCompare "<1.31-0" .Capabilities.KubeVersion.Version) -}}
-  {{- fail (printf "model.uri: oci:// needs Kubernetes 1.31 or later with image volumes; this is %s" .Capabilities.KubeVersion.Version) -}}
+  {{- fail (printf "%s.uri: oci:// needs Kubernetes 1.31 or later with image volumes; this is %s" .Entry .Capabilities.KubeVersion.Version) -}}
 {{- end -}}
 {{- end }}
 
@@ -159,6 +196,14 @@
     {{- if ge $host (include "tandem.bytes" (dict "value" . "field" "kvstore.resources.limits.memory") | int64) -}}
       {{- fail (printf "kvstore.hostMemory: %s does not fit kvstore.resources.limits.memory: %s, which the process needs part of" $.Values.kvstore.hostMemory .) -}}
     {{- end -}}
+  {{- end -}}
+{{- end -}}
+{{- with .Values.kvstore.volume -}}
+  {{- if and .sharedClaim .storageClassName -}}
+    {{- fail "kvstore.volume.storageClassName: is for a volume of each node; kvstore.volume.sharedClaim is a claim that is there" -}}
+  {{- end -}}
+  {{- if and .sharedClaim (not .enabled) -}}
+    {{- fail "kvstore.volume.sharedClaim: kvstore.volume.enabled is false" -}}
   {{- end -}}
 {{- end -}}
 {{- with .Values.router.autoscaling -}}

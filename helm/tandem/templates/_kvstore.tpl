@@ -58,6 +58,9 @@
 {{- if .root.Values.kvstore.volume.enabled }}
 - --disk-folder=/var/lib/tandem/blocks
 - --disk-bytes={{ div (mul 9 (include "tandem.bytes" (dict "value" .root.Values.kvstore.volume.size "field" "kvstore.volume.size") | int64)) 10 }}
+{{- if .root.Values.kvstore.volume.sharedClaim }}
+- --disk-shared=true
+{{- end }}
 {{- end }}
 {{- if .root.Values.redis.external.cluster }}
 - --redis-cluster=true

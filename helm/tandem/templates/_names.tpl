@@ -48,7 +48,7 @@ redis://{{ .Release.Name }}-redis:6379/0
 {{- define "tandem.stores" -}}
 {{- $nodes := list -}}
 {{- $name := printf "%s-kvstore" .Release.Name -}}
-{{- if or .Values.kvstore.hostMemory .Values.kvstore.volume.enabled -}}
+{{- if and (or .Values.kvstore.hostMemory .Values.kvstore.volume.enabled) (or (not .Key) .SharesStore) -}}
 {{- range $number := until (int .Values.kvstore.replicas) -}}
 {{- $nodes = append $nodes (printf "%s-%d=%s-%d.%s-nodes.%s.svc:50070" $name $number $name $number $name $.Release.Namespace) -}}
 {{- end -}}
@@ -62,6 +62,13 @@ redis://{{ .Release.Name }}-redis:6379/0
 {{- range .Values.pools }}{{ $roles = append $roles .role }}{{ end -}}
 {{- $all := uniq $roles | join "," -}}
 {{- if has $all (list "auto" "collocated") -}}{{ $all }}{{- else -}}disaggregated{{- end -}}
+{{- end }}
+
+{{/* "yes" where collocated workers stand beside a prefill pool. */}}
+{{- define "tandem.computesBeside" -}}
+{{- $roles := list -}}
+{{- range .Values.pools }}{{ $roles = append $roles .role }}{{ end -}}
+{{- and (has "collocated" $roles) (has "prefill" $roles) | ternary "yes" "no" -}}
 {{- end }}
 
 {{/* cpu or cuda. Takes a pool. */}}
@@ -96,7 +103,7 @@ dtype={{ include "tandem.poolSetting" (merge (dict "key" "dtype" "name" "dtype")
 {{/* Label of the workers that may be used together, and part of the router's selector: one layout, one model, and one
 version of the sampler, shared/seeds.py's. */}}
 {{- define "tandem.layoutLabel" -}}
-{{- printf "%s,sampler=2,%s" .Values.model.uri (include "tandem.layout" (dict "root" . "pool" (first .Values.pools))) | sha256sum | trunc 12 -}}
+{{- printf "%s,sampler=2,%s" (list .Key .Values.model.uri | compact | join "=") (include "tandem.layout" (dict "root" . "pool" (first .Values.pools))) | sha256sum | trunc 12 -}}
 {{- end }}
 
 {{- define "tandem.workerSelector" -}}

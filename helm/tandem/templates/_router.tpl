@@ -2,11 +2,16 @@
 
 {{- define "tandem.router.config" -}}
 {{- $config := deepCopy .Values.router.config -}}
-{{- $roles := list -}}
-{{- range .Values.pools }}{{ $roles = append $roles .role }}{{ end -}}
-{{- if and (has "collocated" $roles) (has "prefill" $roles) -}}
+{{- include "tandem.models" . -}}
+{{- range $root := .Models -}}
+{{- if eq (include "tandem.computesBeside" $root) "yes" -}}
 {{/* Collocated workers beside a prefill pool compute the prompts that would wait longer for it. */}}
 {{- $_ := set $config "placement" (merge ($config.placement | default dict) (dict "prefill_here_max_tokens" 1048576)) -}}
+{{- end -}}
+{{- if $root.Key -}}
+{{- $entry := include "tandem.models.entry" $root | fromYaml -}}
+{{- $_ := set $config "models" (mergeOverwrite ($config.models | default dict) (dict $root.Values.model.servedName $entry)) -}}
+{{- end -}}
 {{- end -}}
 {{- if $config }}{{ $config | toYaml }}{{ end -}}
 {{- end }}
@@ -76,7 +81,9 @@
   mountPath: /etc/tandem/edge-tls
   readOnly: true
 {{- end }}
-{{- include "tandem.model.mounts" .root }}
+{{- range $model := .root.Models }}
+{{- include "tandem.model.mounts" $model }}
+{{- end }}
 {{- with .root.Values.worker.extraVolumeMounts }}
 {{ toYaml . }}
 {{- end }}

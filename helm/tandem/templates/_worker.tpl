@@ -140,10 +140,15 @@ tandem-llm.io/nvlink-domain: {{ . | quote }}
 {{- end }}
 
 {{- define "tandem.worker.mounts" -}}
+{{- include "tandem.worker.ownMounts" . }}
+{{- include "tandem.model.mounts" .root }}
+{{- end }}
+
+{{/* All but the model's. */}}
+{{- define "tandem.worker.ownMounts" -}}
 {{- include "tandem.mounts" . }}
 - name: shm
   mountPath: /dev/shm
-{{- include "tandem.model.mounts" .root }}
 {{- with concat .root.Values.worker.extraVolumeMounts (.pool.extraVolumeMounts | default list) }}
 {{ toYaml . }}
 {{- end }}
@@ -154,9 +159,15 @@ tandem-llm.io/nvlink-domain: {{ . | quote }}
 {{- $affinity := deepCopy (.pool.affinity | default dict) -}}
 {{- if and (eq .pool.role "decode") (not $affinity.podAffinity) .root.Values.worker.nearKeys -}}
 {{- $selector := dict "app.kubernetes.io/instance" .root.Release.Name "app.kubernetes.io/component" "worker" "tandem-llm.io/role" "prefill" -}}
+{{- $labels := dict "matchLabels" $selector -}}
+{{- if .root.Several -}}
+{{- $own := list -}}
+{{- range .root.Values.pools }}{{ $own = append $own .name }}{{ end -}}
+{{- $_ := set $labels "matchExpressions" (list (dict "key" "tandem-llm.io/pool" "operator" "In" "values" $own)) -}}
+{{- end -}}
 {{- $terms := list -}}
 {{- range $i, $key := .root.Values.worker.nearKeys -}}
-{{- $term := dict "topologyKey" $key "labelSelector" (dict "matchLabels" $selector) -}}
+{{- $term := dict "topologyKey" $key "labelSelector" $labels -}}
 {{- $terms = append $terms (dict "weight" (max 1 (sub 100 (mul 20 $i))) "podAffinityTerm" $term) -}}
 {{- end -}}
 {{- $_ := set $affinity "podAffinity" (dict "preferredDuringSchedulingIgnoredDuringExecution" $terms) -}}

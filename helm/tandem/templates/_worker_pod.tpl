@@ -40,7 +40,7 @@ spec:
   {{- end }}
   {{- if or $root.Values.preflight.enabled (has (include "tandem.model.scheme" $root) (list "hf" "s3")) }}
   initContainers:
-    {{- with include "tandem.model.init" (dict "root" $root "device" $device "image" $pool.image) | trim }}{{ . | nindent 4 }}{{ end }}
+    {{- with include "tandem.model.init" (merge (dict "device" $device "image" $pool.image) .) | trim }}{{ . | nindent 4 }}{{ end }}
     {{- if $root.Values.preflight.enabled }}
     - name: preflight
       image: {{ $image }}

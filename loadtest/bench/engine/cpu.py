@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 import torch
 
-from loadtest.bench.engine.cuda import BLOCK_SIZE, Step
+from loadtest.bench.engine.cuda import BLOCK_SIZE, Step, in_groups
 from loadtest.bench.engine.mixed import measure, mixed_steps, report
 from loadtest.bench.peers.adapter import Settings, random_prompt
 from loadtest.bench.peers.ours import Ours
@@ -49,14 +49,14 @@ class Bench:
         """`kv_dtype`: None = `dtype`."""
         self.decoder = Decoder.load(folder, dtype, "cpu", kernels=kernels)
         self.layout = self.decoder.config.block_layout(BLOCK_SIZE, dtype_name(kv_dtype or dtype))
-        self.runner = Runner(self.decoder, self.layout, num_kv_tokens // BLOCK_SIZE + 64)
+        self.runner = Runner(self.decoder, self.layout, (num_kv_tokens // BLOCK_SIZE + 64) * self.layout.groups.size)
         # Blocks never written would all lie on one page of zeros, and reading them would cost nothing.
         # These bytes are about 0.011 in fp32 and bf16, and usual codes with such scales.
         self.runner.kv_blocks.fill_(0x3C)
 
     def step_s(self, step: Step, repeats: int) -> float:
         """Median seconds of the step."""
-        plan = step.plan(self.decoder.config.vocab_size)
+        plan = in_groups(step.plan(self.decoder.config.vocab_size), self.layout)
         with torch.inference_mode():
             return median_s(lambda: self.runner.execute(plan), repeats)
 
@@ -80,7 +80,7 @@ def _prefill(bench: Bench, step: Step, repeats: int) -> Result:
 def _decode(bench: Bench, step: Step, repeats: int) -> Result:
     """A small batch is bound by reading weights, as they lie in memory, and KV, a large one by its products: the nearer
     limit counts."""
-    kv_bytes = step.batch * step.start * bench.layout.block_bytes / BLOCK_SIZE
+    kv_bytes = step.batch * bench.layout.groups.num_blocks(step.start) * bench.layout.block_bytes
     reading_s = (weight_bytes(bench.decoder, step.batch) + kv_bytes) / read_bandwidth(3)
     products_s = 2.0 * step.batch * active_parameters(bench.decoder.config) / matmul_rate(3)
     limit = step.batch / max(reading_s, products_s)
@@ -110,7 +110,7 @@ def kv_room(config: ModelConfig, kv_dtype: torch.dtype, folder: Path) -> int:
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     layout = config.block_layout(BLOCK_SIZE, dtype_name(kv_dtype))
-    return max(0, free - weights) // 2 // (layout.block_bytes // BLOCK_SIZE)
+    return max(0, free - weights) // 2 // (layout.groups.size * layout.block_bytes // BLOCK_SIZE)
 
 
 def main(
@@ -231,7 +231,11 @@ def matmul_rate(repeats: int = 5) -> float:
 
 def active_parameters(config: ModelConfig) -> int:
     """Of the projections, those that every token is multiplied by: of experts, as many as it chooses."""
-    found = config.num_layers * _attention(config) + _head(config)
+    num_states = len(config.state_layers)
+    found = (config.num_layers - num_states) * _attention(config) + _head(config)
+    if config.delta is not None:
+        sizes = config.delta
+        found += num_states * config.hidden_size * (sizes.projected_size + sizes.value_size)
     num_dense = config.num_layers
     if config.moe is not None:
         num_dense -= config.num_expert_layers
@@ -240,13 +244,21 @@ def active_parameters(config: ModelConfig) -> int:
 
 
 def prefill_flops(config: ModelConfig, num_tokens: int) -> float:
-    """Of the projections for every token (the output head's for one), and of causal attention by heads."""
+    """Of the projections for every token (the output head's for one), of causal attention by heads to what each layer
+    sees, and of what layers with states read of them and write."""
     head = _head(config)
     key_dim, value_dim = (config.head_dim, config.head_dim)
     if config.latent is not None:
         key_dim, value_dim = config.latent.query_dim, config.latent.value_dim
-    attention = config.num_layers * config.num_heads * (key_dim + value_dim) * num_tokens**2
-    return 2.0 * (active_parameters(config) - head) * num_tokens + 2.0 * head + attention
+    windows = [min(layer.window or num_tokens, num_tokens) for layer in config.layers if not layer.has_state]
+    pairs = sum(window * num_tokens - window**2 / 2 for window in windows)  # of a token with one it sees
+    attention = 2.0 * config.num_heads * (key_dim + value_dim) * pairs
+    states = 0.0
+    if config.delta is not None:  # read for its own value and for what a query asks for, and updated
+        sizes = config.delta
+        matrix = sizes.num_value_heads * sizes.key_dim * sizes.value_dim
+        states = 6.0 * len(config.state_layers) * matrix * num_tokens
+    return 2.0 * (active_parameters(config) - head) * num_tokens + 2.0 * head + attention + states
 
 
 def weight_bytes(decoder: Decoder, batch: int) -> float:
@@ -263,7 +275,7 @@ def _attention(config: ModelConfig) -> int:
     """Parameters of a layer's attention."""
     hidden, heads, latent = config.hidden_size, config.num_heads, config.latent
     if latent is None:
-        return hidden * config.head_dim * (2 * heads + 2 * config.num_kv_heads)
+        return hidden * config.head_dim * ((3 if config.is_gated else 2) * heads + 2 * config.num_kv_heads)
     query = heads * latent.query_dim
     placed = hidden * query if latent.q_rank is None else latent.q_rank * (hidden + query)
     by_head = latent.kv_rank * (latent.nope_dim + latent.value_dim)

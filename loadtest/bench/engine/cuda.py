@@ -25,6 +25,7 @@ from shared.engine.runner.profile_run import measure_budget
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import ConfigError
+from shared.kv.layout import BlockLayout
 from shared.model.decoder import Decoder
 from shared.model.families.registry import parse_config
 from shared.model.layers.parameters import DecoderParameters
@@ -92,6 +93,17 @@ class Step:
                 for i in range(self.batch)
             )
         )
+
+
+def in_groups(plan: StepPlan, layout: BlockLayout) -> StepPlan:
+    """The plan for blocks of this layout: as many where there is one block as the layout has groups."""
+    size = layout.groups.size
+    return StepPlan(
+        tuple(
+            item._replace(block_ids=tuple(block * size + group for block in item.block_ids for group in range(size)))
+            for item in plan.sequences
+        )
+    )
 
 
 STEPS = (

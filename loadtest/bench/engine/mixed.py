@@ -18,7 +18,7 @@ from typing import Annotated
 
 import torch
 
-from loadtest.bench.engine.cuda import LLAMA_8B
+from loadtest.bench.engine.cuda import LLAMA_8B, in_groups
 from loadtest.bench.kernels.limits import cuda_device
 from loadtest.rig.command_line import Option, Out, choice, integers
 from loadtest.rig.measure import percentile
@@ -194,10 +194,10 @@ def measure(decoder: Decoder, steps: Sequence[MixedStep], rounds: int, pieces: i
     longest = max(max(step.start + 1, step.before + step.chunk) for step in steps)
     batch = max(step.num_decodes + bool(step.chunk) for step in steps)
     settings = RunnerConfig(batch, longest, most, piecewise_tokens=pieces)
-    runner = Runner(decoder, layout, max(step.num_blocks for step in steps), settings)
+    runner = Runner(decoder, layout, max(step.num_blocks for step in steps) * layout.groups.size, settings)
     runner.pool.rows.normal_()
     runner.start()
-    plans = {step: step.plan(config.vocab_size) for step in steps}
+    plans = {step: in_groups(step.plan(config.vocab_size), layout) for step in steps}
     return [min(runs) for runs in in_rounds(steps, lambda step: runner.execute(plans[step]), rounds)]
 
 

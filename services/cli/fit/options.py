@@ -109,6 +109,9 @@ class HardwareOptions:
     draft: Annotated[
         str, typer.Option("--draft", help="Draft model of workers that decode: a folder or a name, as MODEL.")
     ] = ""
+    heads: Annotated[
+        bool, typer.Option("--heads", help="With the checkpoint's layer that guesses: workers of one device each.")
+    ] = False
     adapters: Annotated[
         int, typer.Option("--adapters", help="LoRA adapters that lie ready on each worker (its adapter_slots).")
     ] = 0
@@ -122,6 +125,8 @@ class HardwareOptions:
 
     def hardware(self, shape: ModelShape, prices: PriceOptions) -> Hardware:
         """Raises ConfigError."""
+        if self.heads and not shape.head_params:
+            raise ConfigError("--heads: the model has no layer that guesses", field="heads")
         return Hardware(
             prefill_gpu=gpu_of(self.prefill_gpu or self.gpu, "prefill-gpu" if self.prefill_gpu else "gpu"),
             decode_gpu=gpu_of(self.decode_gpu or self.gpu, "decode-gpu" if self.decode_gpu else "gpu"),
@@ -138,6 +143,7 @@ class HardwareOptions:
             prefill_price=prices.prefill,
             decode_price=prices.decode,
             draft=draft_of(self.draft, shape) if self.draft else None,
+            has_head=self.heads,
             adapter_slots=self._adapter_slots(shape),
             adapter_rank=int(between(self.adapter_rank, "adapter-rank", 1, RANK_CLASSES[-1])),
         )

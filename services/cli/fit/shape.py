@@ -9,7 +9,7 @@ from shared.errors import ConfigError
 from shared.model.adapters.targets import values_of_rank
 from shared.model.config.model_config import ModelConfig
 from shared.model.families.registry import load_config
-from shared.sizing.shapes import NAMED_MODELS, SPARSE_MODELS, ExpertShape, LatentShape, ModelShape, decoder
+from shared.sizing.shapes import NAMED_MODELS, SPARSE_MODELS, ExpertShape, LatentShape, ModelShape, StateShape, decoder
 
 
 def shape_of(model: str) -> ModelShape:
@@ -23,12 +23,6 @@ def shape_of(model: str) -> ModelShape:
             f"{model} is neither a model folder nor one of {', '.join(named)}", field="model", value=model
         )
     config = load_config(path.parent if path.is_file() else path)
-    if config.delta is not None:
-        raise ConfigError(
-            f"{model} is of {config.architecture}, whose layers have states, which fit does not count",
-            field="model",
-            value=config.architecture,
-        )
     found = decoder(
         layers=config.num_layers,
         hidden=config.hidden_size,
@@ -41,21 +35,30 @@ def shape_of(model: str) -> ModelShape:
         tied=config.tie_word_embeddings,
         experts=_experts(config),
         latent=_latent(config),
+        head=config.head_layer is not None,
+        gated=config.is_gated,
+        states=_states(config),
         windows=tuple(
             layer.window
             for layer in config.layers
             if layer.window is not None and layer.window < config.max_position_embeddings
         ),
     )
-    return replace(found, adapter_values=values_of_rank(config))
+    return found if found.states else replace(found, adapter_values=values_of_rank(config))
 
 
 def draft_of(draft: str, model: ModelShape) -> ModelShape:
-    """As `shape_of`. Raises ConfigError (`draft`) where the vocabularies differ."""
+    """As `shape_of`. Raises ConfigError (`draft`) where the vocabularies differ, or layers have states."""
     try:
         found = shape_of(draft)
     except ConfigError as error:
         raise ConfigError(f"--draft: {error.message}", field="draft", value=draft) from error
+    if found.states is not None:
+        raise ConfigError(
+            f"--draft: layers of {draft} have states, from which a wrong guess cannot be taken back",
+            field="draft",
+            value=draft,
+        )
     own, wanted = (round(each.embedding_params / each.hidden) for each in (found, model))
     if own != wanted:
         raise ConfigError(
@@ -79,6 +82,17 @@ def _latent(config: ModelConfig) -> LatentShape | None:
         return None
     latent = config.latent
     return LatentShape(latent.kv_rank, latent.nope_dim, latent.rope_dim, latent.value_dim, latent.q_rank or 0)
+
+
+def _states(config: ModelConfig) -> StateShape | None:
+    if config.delta is None:
+        return None
+    sizes, hidden = config.delta, config.hidden_size
+    params = hidden * (sizes.projected_size + sizes.value_size) + sizes.mixed_size * sizes.kernel_size
+    params += 2 * sizes.num_value_heads + sizes.value_dim  # decays with their biases, the norm
+    return StateShape(
+        len(config.state_layers), params, sizes.matrix_elements, sizes.state_elements, config.num_state_parts
+    )
 
 
 def uri_of(model: str) -> str:

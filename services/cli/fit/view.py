@@ -14,7 +14,7 @@ from shared.sizing.degrees import DegreeFit
 from shared.sizing.fit import Cost, Fit
 from shared.sizing.load import PoolFit
 from shared.sizing.memory import GB, gpus_by_memory
-from shared.sizing.shapes import BYTES_PER_VALUE, NAMED_MODELS
+from shared.sizing.shapes import BYTES_PER_VALUE, KEPT_STATES, NAMED_MODELS
 
 GIB = 1 << 30
 PUBLISHED_LOADS = ((8000, 32), (128_000, 256))
@@ -79,13 +79,14 @@ def show(console: Console, fit: Fit, name: str, even: BreakEven, token_price: fl
     kept = model.kv_bytes(model.num_kv_heads, hardware.kv_dtype, load.context)
     weights = model.num_params * BYTES_PER_VALUE[hardware.weights]
     active = "" if model.experts is None else f" ({model.active_params / 1e9:.3g} B of them for a token)"
-    values = f"2 · {model.num_layers} layers · {model.num_kv_heads} heads · {model.head_dim}"
+    values = f"2 · {model.kv_layers} layers · {model.num_kv_heads} heads · {model.head_dim}"
     if model.latent is not None:
         values = f"{model.num_layers} layers · latents of {model.latent.kv_rank} + {model.latent.rope_dim}"
+    states = "" if model.states is None else f", {KEPT_STATES} states of {model.states.nbytes / 1e6:.3g} MB included"
     lines = [
         f"{name}: {model.num_params / 1e9:.3g} B parameters{active}, {weights / GB:.3g} GB in {hardware.weights}; "
         f"KV {kv / 1024:.0f} KiB a token in {hardware.kv_dtype} ({values}), "
-        f"{kept * load.context / GIB:.1f} GiB for {load.context:,} tokens",
+        f"{kept * load.context / GIB:.1f} GiB for {load.context:,} tokens{states}",
         f"load: {load.concurrency} sequences at once, {load.rate:.3g} req/s, prompts of {load.prompt_len:,}, answers "
         f"of {load.output_len:,} tokens; TTFT {load.ttft_s:g} s for {1 - load.late_share:.0%}, "
         f"TPOT {load.tpot_s * 1e3:g} ms",
@@ -97,6 +98,12 @@ def show(console: Console, fit: Fit, name: str, even: BreakEven, token_price: fl
         lines.append(
             f"draft model: {draft.weight_bytes / GB:.3g} GB and {draft.kv_bytes_per_token / 1024:.3g} KiB a token on "
             "each worker that decodes; its guesses shorten no time here"
+        )
+    if hardware.has_head:
+        own = model.head_params * BYTES_PER_VALUE[hardware.weights]
+        lines.append(
+            f"head: {own / GB:.3g} GB and {kv / model.num_layers / 1024:.3g} KiB a token on each worker; its guesses, "
+            "of workers that decode on CPUs alone, shorten no time here"
         )
     if hardware.adapter_slots:
         lines.append(

@@ -110,6 +110,10 @@ class HostArena:
         self.counters.num_hits += 1
         return checksum
 
+    def whose(self, block_hash: bytes) -> tuple[str, Keep]:
+        """See BlockTier."""
+        return self.blocks.tenant_of(block_hash), self.blocks.keep_of(block_hash)
+
     def drop(self, block_hash: bytes) -> None:
         """See BlockTier."""
         if block_hash in self.blocks:

@@ -14,6 +14,7 @@ the tenant, so that quotas hold over a restart too: at the start the header of e
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import struct
@@ -106,6 +107,11 @@ class DiskTier:
         check_quotas("disk_bytes", self._quotas, block_bytes + HEADER_BYTES)
 
     @property
+    def folder(self) -> Path:
+        """Where its blocks are, and the pins of its node."""
+        return self._folder
+
+    @property
     def used_bytes(self) -> int:
         """Bytes of the files."""
         return self.blocks.used_bytes
@@ -125,23 +131,15 @@ class DiskTier:
             return
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            if not (self._folder / "lock").exists():
-                (self._folder / "lock").touch()
-            lock = (self._folder / "lock").open(
-                "rb"
-            )  # not for writing: an open writer would keep the disk from being remounted read-only
+            self._lock = _locked(self._folder / "lock")
+        except BlockingIOError as error:
+            raise ConfigError(
+                f"another process uses the disk tier's folder {self._folder}", field="disk_folder"
+            ) from error
         except OSError as error:
             raise ConfigError(
                 f"the disk tier's folder {self._folder} cannot be used: {error}", field="disk_folder"
             ) from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            lock.close()
-            raise ConfigError(
-                f"another process uses the disk tier's folder {self._folder}", field="disk_folder"
-            ) from error
-        self._lock = lock
         self._adopt()
 
     def close(self) -> None:
@@ -186,7 +184,7 @@ class DiskTier:
             self.counters.num_misses += 1
             return None
         with self._disk_errors():
-            checksum = self._read(block_hash, into)
+            checksum = read_block(self._path(block_hash), block_hash, into)
             if checksum is None:
                 self.counters.num_bad += 1
                 self.blocks.drop(block_hash)
@@ -197,6 +195,10 @@ class DiskTier:
         self._touch(block_hash)
         self.counters.num_hits += 1
         return checksum
+
+    def whose(self, block_hash: bytes) -> tuple[str, Keep]:
+        """See BlockTier."""
+        return self.blocks.tenant_of(block_hash), self.blocks.keep_of(block_hash)
 
     def drop(self, block_hash: bytes) -> None:
         """See BlockTier."""
@@ -210,8 +212,7 @@ class DiskTier:
         return TierEvents(*self.blocks.drain())
 
     def _path(self, block_hash: bytes) -> Path:
-        name = block_hash.hex()
-        return self._folder / name[:2] / (name + SUFFIX)
+        return block_path(self._folder, block_hash)
 
     def _adopt(self) -> None:
         """Adopts an earlier process's files in the order of their use; deletes unfinished and damaged ones."""
@@ -220,8 +221,8 @@ class DiskTier:
             for path in self._folder.glob("??/*"):
                 if path.suffix == UNFINISHED_SUFFIX:
                     path.unlink()
-                elif (block_hash := _hash_of(path)) is not None:
-                    stat, header = path.stat(), _read_header(path, block_hash)
+                elif (block_hash := hash_of(path)) is not None:
+                    stat, header = path.stat(), read_header(path, block_hash)
                     if header is None or stat.st_size != HEADER_BYTES + header.num_bytes:
                         self.counters.num_bad += 1
                         path.unlink()
@@ -256,26 +257,6 @@ class DiskTier:
                 unfinished.unlink()
             raise
 
-    def _read(self, block_hash: bytes, into: memoryview) -> int | None:
-        """The checksum, or None when the file is damaged or gone.
-
-        Raises ValueError when the file is whole and `into` has another size than its block.
-        """
-        try:
-            with self._path(block_hash).open("rb", buffering=0) as file:
-                header = file.read(HEADER_BYTES)
-                size = file.readinto(into.cast("B"))
-                rest = file.read(1)
-        except FileNotFoundError:
-            return None
-        stored = Header.parse(header, block_hash)
-        if stored is not None and stored.num_bytes != into.nbytes:
-            raise ValueError(f"the block has {stored.num_bytes} bytes, not {into.nbytes}")
-        checksum = block_checksum(into)
-        if stored is None or stored.checksum != checksum or size != into.nbytes or rest:
-            return None
-        return checksum
-
     def _touch(self, block_hash: bytes, keep: Keep | None = None) -> None:
         self.blocks.use(block_hash, keep)
         with contextlib.suppress(OSError):  # a read-only disk still serves; only the order of use is lost
@@ -291,12 +272,63 @@ class DiskTier:
             raise StoreUnavailable(f"the disk tier in {self._folder}: {error}", tier="disk") from error
 
 
-def _read_header(path: Path, block_hash: bytes) -> Header | None:
+def block_path(folder: Path, block_hash: bytes) -> Path:
+    """Where a block lies in a tier's folder."""
+    name = block_hash.hex()
+    return folder / name[:2] / (name + SUFFIX)
+
+
+def _locked(path: Path) -> BinaryIO:
+    """Locks a file, which is made if it is missing, until it is closed. Raises BlockingIOError where another process
+    has it, OSError."""
+    if not path.exists():
+        path.touch()
+    # Not for writing: an open writer would keep the disk from being remounted read-only.
+    for mode in ("rb", "r+b"):
+        lock: BinaryIO = path.open(mode)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            lock.close()
+            if error.errno != errno.EBADF or mode != "rb":
+                raise
+        else:
+            return lock
+    raise AssertionError  # not reached
+
+
+def read_header(path: Path, block_hash: bytes) -> Header | None:
+    """None where the file does not begin with a header of this block. Raises OSError."""
     with path.open("rb", buffering=0) as file:
         return Header.parse(file.read(HEADER_BYTES), block_hash)
 
 
-def _hash_of(path: Path) -> bytes | None:
+def read_block(path: Path, block_hash: bytes, into: memoryview) -> int | None:
+    """Copies the block of a file to `into`; returns its checksum, or None when the file is damaged or gone.
+
+    Raises ValueError when the file is whole and `into` has another size than its block, OSError.
+    """
+    try:
+        with path.open("rb", buffering=0) as file:
+            header = file.read(HEADER_BYTES)
+            size = file.readinto(into.cast("B"))
+            rest = file.read(1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno == errno.ESTALE:  # another host has deleted it
+            return None
+        raise
+    stored = Header.parse(header, block_hash)
+    if stored is not None and stored.num_bytes != into.nbytes:
+        raise ValueError(f"the block has {stored.num_bytes} bytes, not {into.nbytes}")
+    checksum = block_checksum(into)
+    if stored is None or stored.checksum != checksum or size != into.nbytes or rest:
+        return None
+    return checksum
+
+
+def hash_of(path: Path) -> bytes | None:
     """The hash in a file's name; None for a file that is no block."""
     try:
         block_hash = bytes.fromhex(path.stem)

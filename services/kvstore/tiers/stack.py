@@ -10,6 +10,7 @@ from pathlib import Path
 
 from services.kvstore.tiers.order import PLAIN, Keep
 from services.kvstore.tiers.pins import Pin, PinBook
+from services.kvstore.tiers.shared_disk import SharedDiskTier
 from services.kvstore.tiers.tier import BlockTier
 from shared.errors import InvalidRequest, NotFound, StoreUnavailable
 from shared.kv_index.holders import Tier
@@ -96,7 +97,7 @@ class TierStack:
         for tier in self.tiers:
             if not tier.holds(block_hash) or not self._readable(tier):
                 continue
-            tenant, keep = tier.blocks.tenant_of(block_hash), tier.blocks.keep_of(block_hash)
+            tenant, keep = tier.whose(block_hash)
             try:
                 checksum = tier.read(block_hash, into)
             except StoreUnavailable as error:
@@ -111,6 +112,15 @@ class TierStack:
             self.put(block_hash, into, checksum, wanting, tenant, keep)
             return FoundBlock(checksum, tier.tier)
         return None
+
+    def look(self, shared: SharedDiskTier) -> None:
+        """Lets a shared tier see what its neighbours hold; a failure is the tier's."""
+        try:
+            shared.look()
+        except StoreUnavailable as error:
+            self._fail(shared, error)
+        else:
+            self._recover(shared)
 
     def flush(self, tenant: str | None = None) -> tuple[int, int]:
         """Drops all blocks, or one tenant's, pinned ones too; returns how many and their bytes, a block in two tiers

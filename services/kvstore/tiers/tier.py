@@ -76,6 +76,9 @@ class BlockTier(Protocol):
         nothing, when `into` has another size.
         """
 
+    def whose(self, block_hash: bytes) -> tuple[str, Keep]:
+        """The tenant that a held block belongs to, and how long it is wanted."""
+
     def drop(self, block_hash: bytes) -> None:
         """Removes a block; one that is not held is ignored."""
 

@@ -8,13 +8,13 @@ import os
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from services.worker.adapters.slots import Room, SlotTable
-from shared.errors import Internal, InvalidRequest, ModelLoadError, NotFound, Overloaded, TandemError
+from shared.errors import Draining, Internal, InvalidRequest, ModelLoadError, NotFound, Overloaded, TandemError
 from shared.kernels.cpu.torch_threads import work_beside_steps
 from shared.kernels.lora.step import LoadedAdapter, PackedAdapter
 from shared.model.adapters.adapter import WEIGHTS_FILE
@@ -96,6 +96,7 @@ class AdapterPool:
         self.on_change = on_change
         num_readers = max(1, min(MAX_READERS, len(os.sched_getaffinity(0)) // CORES_OF_READER))
         self._threads = ThreadPoolExecutor(num_readers, "adapters", initializer=work_beside_steps)
+        self._reads: set[Future[LoadedAdapter]] = set()  # that a thread is at, or will be
         self._known: dict[str, KnownAdapter] = {}
         self.names: dict[str, str] = {}
         """Name → digest."""
@@ -106,6 +107,7 @@ class AdapterPool:
         self._loads: dict[str, asyncio.Task[None]] = {}
         self._turn = asyncio.Lock()  # of the load that waits for room, in the order of requests
         self._freed = asyncio.Event()
+        self._rests = False
         self.num_loads = 0
         self.load_s = 0.0
         """Of all loads since start, from a request for one to its slot."""
@@ -225,6 +227,23 @@ class AdapterPool:
             self._loads[digest] = asyncio.create_task(self._bring(self._known[digest]), name=f"adapter-{digest}")
         return lease
 
+    async def rest(self) -> None:
+        """Empties all slots, and reads nothing until `wake`: there will be no weights to which adapters add. No request
+        uses one. What is known stays so, and is read again for the next request."""
+        self._rests = True
+        self._freed.set()
+        await asyncio.gather(*self._loads.values(), return_exceptions=True)
+        # Also those that nobody waits for any more.
+        await asyncio.gather(*map(asyncio.wrap_future, tuple(self._reads)), return_exceptions=True)
+        for digest in self._slots.resident:
+            self._place(self._slots.drop(digest), None)
+            self._forget_unused(digest)
+        self.on_change()
+
+    def wake(self) -> None:
+        """There are weights again."""
+        self._rests = False
+
     async def close(self) -> None:
         """Ends the loads. Twice is fine."""
         for task in list(self._loads.values()):
@@ -234,7 +253,15 @@ class AdapterPool:
     # --- inside
 
     async def _run(self, read: ReadAdapter, folder: Path) -> LoadedAdapter:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, read, folder)
+        """Raises ModelLoadError, and Draining where there are no weights, or none any more."""
+        if not self._rests:
+            reading = self._threads.submit(read, folder)
+            self._reads.add(reading)
+            reading.add_done_callback(self._reads.discard)
+            loaded = await asyncio.wrap_future(reading)
+        if self._rests:
+            raise Draining("this worker has no weights just now", field="adapter")
+        return loaded
 
     def _read_given(self, folder: Path) -> LoadedAdapter:
         return self._read(self.allowed(str(folder)))

@@ -8,9 +8,10 @@ from torch import distributed
 from services.worker.group.leader import RankGroup
 from services.worker.group.meeting.leader_port import open_meeting
 from services.worker.machine.choices import check_device, choose_backend, choose_dtype
-from services.worker.machine.cores import choose_group_cores
 from services.worker.settings import WorkerSettings
 from shared.collectives.rank_links import Ways
+from shared.cores.core_choice import CoreShare
+from shared.cores.topology import Topology
 from shared.engine.group.own_slices import SliceForm
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.errors import ConfigError
@@ -58,9 +59,16 @@ def check_group(settings: WorkerSettings) -> tuple[torch.dtype, str]:
     return dtype, kernels_for(config, devices[0], dtype, backend).name
 
 
-def start_group(settings: WorkerSettings, dtype: torch.dtype, kernels: str, placement: Placement) -> RankGroup:
-    """The followers, started. On the thread that lives as long as the process. Raises ConfigError."""
-    share, topology = choose_group_cores(settings)
+def start_group(
+    settings: WorkerSettings,
+    dtype: torch.dtype,
+    kernels: str,
+    placement: Placement,
+    cores: tuple[CoreShare, Topology],
+) -> RankGroup:
+    """The followers, started. On the thread that lives as long as the process. `cores`: see `choose_group_cores`.
+    Raises ConfigError."""
+    share, topology = cores
     degrees = settings.degrees
     sending = senders(load_config(settings.model), degrees) if settings.has_own_pools else ()
     ways = Ways(

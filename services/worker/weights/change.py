@@ -12,11 +12,20 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Protocol
 
+from services.worker.adapters.pool import AdapterPool
 from services.worker.host import EngineHost, let_go, release_memory
 from services.worker.machine.choices import dtype_name
 from services.worker.session import Session
 from services.worker.telemetry.load import LoadReporter
-from shared.errors import Cancelled, DeadlineExceeded, Internal, InvalidRequest, ModelLoadError, TandemError
+from shared.errors import (
+    Cancelled,
+    ConfigError,
+    DeadlineExceeded,
+    Internal,
+    InvalidRequest,
+    ModelLoadError,
+    TandemError,
+)
 from shared.fingerprints import headed_fingerprint
 from shared.model.families.registry import load_config
 from shared.model.text.texts_digest import texts_digest
@@ -43,6 +52,7 @@ class Changed(Protocol):
 
     host: EngineHost
     load: LoadReporter
+    adapters: AdapterPool | None
     idle: asyncio.Event
     died: asyncio.Event
 
@@ -118,7 +128,10 @@ class WeightChanges:
             raise InvalidRequest(f"folder must be absolute, not {command.folder!r}", field="folder")
         _check_changeable(host)
         if command.step == CHECK:
-            return await asyncio.to_thread(check_folder, host, folder)
+            try:
+                return await asyncio.to_thread(check_folder, host, folder)
+            except (ModelLoadError, ConfigError) as error:  # the caller named it, and this worker is none the worse
+                raise InvalidRequest(error.message, **{**error.details, "field": "folder"}) from error
         if command.step == PAUSE:
             await self._pause(session, command.timeout_s)
         elif command.step == RESUME:
@@ -126,7 +139,7 @@ class WeightChanges:
         elif not load.paused:
             raise InvalidRequest("only a paused worker loads or unloads weights", field="step")
         elif command.step == UNLOAD:
-            await host.unload()
+            await self._unload()
             load.asleep = True
             load.flush()
             logger.info("asleep: weights and pool are freed")
@@ -165,7 +178,7 @@ class WeightChanges:
         before, was_asleep = host.model.fingerprint, load.asleep
         await asyncio.to_thread(check_folder, host, folder)
         if not was_asleep:
-            await host.unload()
+            await self._unload()
         failed: Exception | None = None
         try:
             await host.reload(folder)
@@ -180,7 +193,7 @@ class WeightChanges:
             if isinstance(failed, TandemError):
                 raise failed
             raise ModelLoadError(f"{folder} cannot be loaded: {type(failed).__name__}: {failed}") from failed
-        self._worker.on_engine_changed()
+        self._has_weights()
         load.asleep = False
         if host.model.fingerprint != before:
             load.model_fingerprint = host.model.fingerprint
@@ -195,7 +208,17 @@ class WeightChanges:
             logger.critical("nor can those of before: this process ends", exc_info=True)
             self._worker.died.set()
             raise
+        self._has_weights()
+
+    async def _unload(self) -> None:
+        if self._worker.adapters is not None:
+            await self._worker.adapters.rest()
+        await self._worker.host.unload()
+
+    def _has_weights(self) -> None:
         self._worker.on_engine_changed()
+        if self._worker.adapters is not None:
+            self._worker.adapters.wake()
 
     def _resume(self) -> None:
         """A worker that sleeps stays paused."""
@@ -219,10 +242,10 @@ async def _within(timeout_s: float, work: Callable[[], Awaitable[object]], what:
 def _check_changeable(host: EngineHost) -> None:
     """Raises InvalidRequest for a worker whose weights stay for its life."""
     settings = host.settings
-    if settings.degrees.num_ranks > 1:
-        raise InvalidRequest(f"worker {settings.name} is several processes, whose weights cannot be changed yet")
-    if settings.has_adapters:
-        raise InvalidRequest(f"worker {settings.name} serves adapters: its weights cannot be changed yet")
+    if settings.group_hosts > 1:
+        raise InvalidRequest(f"worker {settings.name} is on several hosts: its weights cannot be changed yet")
+    if settings.degrees.num_ranks > 1 and settings.is_on_gpu:
+        raise InvalidRequest(f"worker {settings.name} is on several GPUs: its weights cannot be changed yet")
 
 
 def check_folder(host: EngineHost, folder: Path) -> str:

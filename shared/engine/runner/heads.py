@@ -84,7 +84,7 @@ class Heads:
                 first, rows = self._begun[guess.sequence_id]
                 self._newest[guess.sequence_id] = rows[guess.position - first]
         states = torch.stack([self._newest[guess.sequence_id] for guess in guesses])
-        logits = self._decoder.logits(states)
+        logits = self._head.logits(states)
         specs = [guess.spec for guess in guesses]
         tokens = self._sampler.sample(logits, [guess.sequence_id for guess in guesses], specs)
         logprobs = TopLogprobs.of(logits, tokens, specs, self._link.send)

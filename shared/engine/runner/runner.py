@@ -204,9 +204,8 @@ class Runner:
 
     @property
     def is_async(self) -> bool:
-        """True where `launch` returns while the device computes, so that planning ahead gains time. Never in a group:
-        its followers learn by the next plan which tokens were sampled."""
-        return self._link.is_async and not self._decoder.is_split
+        """True where `launch` returns while the device computes, so that planning ahead gains time."""
+        return self._link.is_async and not self._decoder.waits_for_ranks
 
     def start(self) -> None:
         """Prepares what steps will use; call it once, in inference mode, before the first step.
@@ -396,11 +395,23 @@ class Runner:
         """The inputs, with the tokens in place that the step before sampled."""
         inputs = self._inputs.of(items)
         if inputs.pending is not None:
-            assert self._sampled is not None, "a group's plans follow the result before"
             places, rows = inputs.pending
-            # A row without a token is -1; it computes from token 0 instead, and the result is dropped.
-            inputs.token_ids.index_copy_(0, places, self._sampled.index_select(0, rows).clamp(min=0))
+            inputs.token_ids.index_copy_(0, places, self._sampled_at(rows))
         return inputs
+
+    def _sampled_at(self, rows: Tensor) -> Tensor:
+        """[len(rows)] int64, the tokens that the step before sampled there. A group's leader has them, and sends them
+        to the ranks that embed them: on the device, before the host knows them."""
+        if self._sampled is None:
+            assert self._decoder.is_split
+            assert self._announce is None, "nothing was sampled before"
+            tokens = torch.zeros_like(rows)
+        else:
+            # A row without a token is -1; it computes from token 0 instead, and the result is dropped.
+            tokens = self._sampled.index_select(0, rows).clamp(min=0)
+        if isinstance(self._decoder, RankDecoder):
+            self._decoder.spread(tokens)
+        return tokens
 
     def _remember(self, tokens: Tensor) -> None:
         """Keeps the sampled tokens [num_rows] for the next step's `pending` tokens; static steps read one buffer."""

@@ -26,7 +26,6 @@ from collections.abc import Callable, Collection, Sequence
 
 from shared.engine.messages import NewToken, SequenceEnded, SequenceFailed, StepOutput
 from shared.engine.plan import NoToken, PlannedSequence, SampledToken, StepPlan, StepResult, step_work
-from shared.engine.sampling_params import MOST_GUESSES
 from shared.engine.scheduler.beams import BeamSearches
 from shared.engine.scheduler.blocks import Admission, BatchLimit, GrowthReserve
 from shared.engine.scheduler.config import SchedulerConfig as SchedulerConfig
@@ -546,11 +545,10 @@ class Scheduler:
         plain_s = self._predicted_s(_plain(planned.values()))
         size, block_size = self.groups.size, self.pool.block_size
         spare = size * len(self.sequences.running)
-        if speculator.writes_ahead:
-            for sequence in sequences:
-                ahead = min(MOST_GUESSES, sequence.num_guessable_tokens)
-                if ahead > 0 and self.pool.num_free > spare:
-                    self._tables.grow(sequence, 1 + ahead)
+        for sequence in sequences:
+            ahead = speculator.num_written_ahead(sequence)
+            if ahead > 0 and self.pool.num_free > spare:
+                self._tables.grow(sequence, 1 + ahead)
         guessed = speculator.propose(sequences, budget, plain_s, room.limit_s)
         for sequence_id, guesses in guessed.items():
             sequence, item = self.sequences[sequence_id], planned[sequence_id]

@@ -124,6 +124,8 @@ class Speculator:
         self._of_step: Gains | None = None  # of the present step
         self.is_resting = False
         """Whether none is asked for the present step: then nothing is learned from it."""
+        self._asks_model = False  # for the present step
+        self._is_first = False  # of those that ask a head
         self._num_sequences = 0  # of it
         self._num_right = 0  # of its guesses
         self._clock = processor_clock
@@ -141,13 +143,16 @@ class Speculator:
 
     @property
     def follows_steps(self) -> bool:
-        """Whether what a head guesses with is wanted of the next step."""
-        return self._model is not None and self._model.follows_steps and not self.is_resting
+        """Whether the present step is to give what a head guesses with: not where it is not asked, in a trial's steps
+        without guesses least of all, which would seem as long as those with."""
+        return self._asks_model and self._model is not None and self._model.follows_steps
 
-    @property
-    def writes_ahead(self) -> bool:
-        """Whether guesses are made with blocks of sequences, behind their newest tokens."""
-        return self._model is not None and self._model.writes_ahead
+    def num_written_ahead(self, sequence: EngineSequence) -> int:
+        """Tokens behind its newest one that are guessed in the sequence's blocks, before a step computes any."""
+        model = self._model
+        if model is None or not model.writes_ahead or not _may_ask(model, sequence):
+            return 0
+        return self._most(sequence)
 
     def propose(
         self, sequences: Sequence[EngineSequence], most_rows: int, plain_s: float = 0.0, limit_s: float = math.inf
@@ -158,6 +163,9 @@ class Speculator:
         gains = self._next_step(len(sequences))
         drafts = self._drafts(sequences) if gains is None or gains.asks(gains.others) else {}
         model = self._model if gains is None or gains.asks(gains.model) else None
+        was_asking, self._asks_model = self._asks_model, model is not None
+        # Behind a step that gave a head nothing to guess with, one that asks it says nothing of what guessing gains.
+        self._is_first = self.follows_steps and not was_asking
         is_plain = self._fixed is None and self._num_guessing >= PLAIN_EVERY
         found: dict[str, tuple[int, ...]] = {}
         if (drafts or model is not None) and not is_plain:
@@ -193,9 +201,12 @@ class Speculator:
     ) -> None:
         """A decode step has ended; `plain_s` is predicted of it without its guesses. `drafting_s`: what a draft model
         took for it, which `step_s` leaves out."""
-        if plain_s > 0:
+        if plain_s <= 0:
+            return
+        self._took_s = step_s + drafting_s
+        # What a head guesses with makes all steps longer that give it, whether they have guesses or not.
+        if self._asks_model or self._model is None or not self._model.follows_steps:
             self._costs.measured(num_sequences, num_guesses, step_s / plain_s)
-            self._took_s = step_s + drafting_s
 
     def take_drafting_s(self) -> float:
         """Seconds that a draft model took since the last call."""
@@ -221,12 +232,13 @@ class Speculator:
         gains = self._gains.get(num_sequences.bit_length())
         self.is_resting = gains is not None and gains.rests
         if gains is not None and self.is_resting:
+            self._asks_model = False
             gains.ended(0.0, 0)
         return self.is_resting
 
     def _end_step(self) -> None:
         if self._of_step is not None:
-            took_s = self._took_s
+            took_s = 0.0 if self._is_first else self._took_s
             if took_s > 0 and self._clock is not None:
                 took_s = self._clock() - self._begun_s
             self._of_step.ended(took_s, self._num_sequences + self._num_right)
@@ -294,13 +306,7 @@ class Speculator:
     ) -> float:
         """Puts the model's guesses in the place of `drafts`, by sequence, where they are expected to be worth more.
         Returns the seconds that this took."""
-        asked = [
-            sequence
-            for sequence in sequences
-            if sequence.sampling.speculation.allows(model.method)
-            and _most_guesses(sequence) > 0
-            and model.takes(sequence)
-        ]
+        asked = [sequence for sequence in sequences if _may_ask(model, sequence)]
         if not asked or (step.plain_s <= 0 and self._fixed is None):
             return 0.0
         begun_s = model.total_s
@@ -406,6 +412,11 @@ class Speculator:
 
 def _falling(drafts: Sequence[Draft]) -> list[float]:
     return sorted((chance for draft in drafts for chance in draft.chances), reverse=True)
+
+
+def _may_ask(model: GuessingModel, sequence: EngineSequence) -> bool:
+    allows = sequence.sampling.speculation.allows(model.method)
+    return allows and _most_guesses(sequence) > 0 and model.takes(sequence)
 
 
 def _most_guesses(sequence: EngineSequence) -> int:

@@ -6,6 +6,7 @@
 import triton
 import triton.language as tl
 
+from shared.kernels.overlap_jit import await_kernels_before
 from shared.kernels.rounding_jit import rounded
 
 
@@ -37,8 +38,10 @@ def act_and_mul_tiles(
     ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,
     TILE: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Grid (num_tokens * ceil(size / TILE),): a stretch of one token."""
+    await_kernels_before(OVERLAPS)
     num_tiles = (size + TILE - 1) // TILE
     token = (tl.program_id(0) // num_tiles).to(tl.int64)
     columns = tl.program_id(0) % num_tiles * TILE + tl.arange(0, TILE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from shared.kernels import device as devices
 from shared.kernels.activation.jit import act_and_mul_tiles
 from shared.kernels.activation.reference import check_act_and_mul
 from shared.kernels.activation.rules import GATES, SILU, Activation
@@ -28,6 +29,13 @@ def act_and_mul(gate_up: Tensor, activation: Activation = SILU) -> Tensor:
         return output
     tile = min(MAX_TILE, next_power_of_2(size))
     act_and_mul_tiles[(num_tokens * -(-size // tile),)](
-        gate_up, output, size, **constants(activation), TILE=tile, num_warps=4, enable_fp_fusion=False
+        gate_up,
+        output,
+        size,
+        **constants(activation),
+        TILE=tile,
+        **devices.overlap(gate_up.device),
+        num_warps=4,
+        enable_fp_fusion=False,
     )
     return output

@@ -12,9 +12,9 @@ from shared.kernels.experts import launch as grouped
 from shared.kernels.experts import reference as experts
 from shared.kernels.experts import routing_launch as routing
 from shared.kernels.latent import launch as latent
-from shared.kernels.linear import make_plain_linear
 from shared.kernels.lora import launch as lora
 from shared.kernels.lora.static import TritonSlots
+from shared.kernels.matmul.few import make_few_rows_linear
 from shared.kernels.matmul.launch import make_rowwise_linear
 from shared.kernels.quantized import make_opened_experts, make_opened_linear
 from shared.kernels.rmsnorm import launch as rmsnorm
@@ -31,7 +31,7 @@ class TritonKernels:
 
     is_deterministic = False
     serves_latents = True
-    make_linear = staticmethod(make_plain_linear)
+    make_linear = staticmethod(make_few_rows_linear)
     make_experts = staticmethod(grouped.make_grouped_experts)
     choose_experts = staticmethod(routing.choose_experts)
     make_batched_linear = staticmethod(experts.make_plain_batched_linear)

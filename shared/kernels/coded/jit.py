@@ -13,6 +13,7 @@ import triton.language as tl
 
 from shared.kernels.coded.open_jit import opened_codes
 from shared.kernels.kv_codes_jit import encoded
+from shared.kernels.overlap_jit import await_kernels_before
 
 
 @triton.jit
@@ -70,8 +71,10 @@ def multiply_codes(
     IS_WHOLE: tl.constexpr,  # in_size is a multiple of DEPTH
     PTX: tl.constexpr,
     STAGES: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Grid (row tiles, out tiles, splits): x weight^T + bias. Splits are added up in their order by the last to end."""
+    await_kernels_before(OVERLAPS)
     row_tile, out_tile, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     rows = row_tile * ROWS + tl.arange(0, ROWS)
     columns = out_tile * COLUMNS + tl.arange(0, COLUMNS)

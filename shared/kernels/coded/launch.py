@@ -144,6 +144,7 @@ def multiply(
         IS_WHOLE=in_size % weight.depth == 0,
         PTX=_knows_ptx(x.dtype, limits),
         STAGES=config.num_stages,
+        **devices.overlap(x.device),
         num_warps=config.num_warps,
     )
     return output

@@ -25,7 +25,7 @@ more memory than some devices share."""
 CHANNELS = 128
 TOKENS = 32
 COLUMNS = 32
-"""Of a matrix, in one program of a prompt."""
+"""Of a matrix, in one program of a prompt. Narrower ones are padded: programs of 16 met an illegal access on a GPU."""
 NORMED = 2048
 """Elements that a program norms."""
 FETCHED_AHEAD = 160 * 1024
@@ -120,14 +120,13 @@ class _Call:
         within = torch.empty(num_rows, heads, chunk, **shape)
         factors = torch.empty(3, num_rows, heads, **shape)
         solved = (own, reads, within, factors, num_rows)
-        columns = max(16, min(COLUMNS, next_power_of_2(layer.value_dim)))
         limits = device.device_limits(projected.device)
         num_warps = 4 if limits.arch.startswith(("sm_9", "gfx")) else 8  # of what spills least
         options: dict[str, Any] = {
             **self.heads,
             "BLOCK_SIZE": batch.block_size,
             "CHUNK": chunk,
-            "COLUMNS": columns,
+            "COLUMNS": COLUMNS,
             "PRECISION": _precision(projected),
             "enable_fp_fusion": False,
         }
@@ -136,7 +135,7 @@ class _Call:
             *self.of_token, self.active, *self.gates, *self.states, *of_batch, first_row, *solved,
             **options, num_warps=num_warps, num_stages=1,
         )  # fmt: skip
-        prompt_jit.pass_chunks[(-(-layer.value_dim // columns), heads, num_seqs)](
+        prompt_jit.pass_chunks[(-(-layer.value_dim // COLUMNS), heads, num_seqs)](
             self.active, *self.of_pool, *of_batch, first_row, *solved, self.output,
             **options, **self.matrices, num_warps=4,
             num_stages=2 if limits.shared_bytes >= FETCHED_AHEAD else 1,

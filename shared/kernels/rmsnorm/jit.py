@@ -6,6 +6,7 @@
 import triton
 import triton.language as tl
 
+from shared.kernels.overlap_jit import await_kernels_before
 from shared.kernels.rounding_jit import rounded
 
 
@@ -30,8 +31,10 @@ def rms_norm_rows(
     CENTERED: tl.constexpr,  # a row's mean is taken from it first
     ROWS: tl.constexpr,
     SIZE: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Grid (ceil(num_rows / ROWS),): rows whole, SIZE >= size."""
+    await_kernels_before(OVERLAPS)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, SIZE)
     places = rows.to(tl.int64)[:, None] * size + columns[None, :]

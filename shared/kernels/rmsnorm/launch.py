@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from shared.kernels import device as devices
 from shared.kernels.device import next_power_of_2
 from shared.kernels.rmsnorm.jit import rms_norm_rows
 from shared.kernels.rmsnorm.reference import check_add_rms_norm, check_rms_norm
@@ -68,6 +69,7 @@ def _launch(
         CENTERED=is_centered,
         ROWS=rows,
         SIZE=padded,
+        **devices.overlap(x.device),
         num_warps=min(16, max(4, padded // 1024)),
         enable_fp_fusion=False,
     )

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from shared.kernels.kv_codes_jit import encoded, head_elements
+from shared.kernels.overlap_jit import await_kernels_before
 from shared.kernels.rounding_jit import rounded
 
 
@@ -113,8 +114,10 @@ def rotate_and_write_heads(
     BLOCK_SIZE: tl.constexpr,
     HALF: tl.constexpr,
     HEADS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Grid (num_tokens, ceil(num_heads / HEADS) + ceil(num_kv_heads / HEADS)): some heads of one token."""
+    await_kernels_before(OVERLAPS)
     token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     num_query_parts = (num_heads + HEADS - 1) // HEADS
     dtype = placed.dtype.element_ty

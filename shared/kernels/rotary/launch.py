@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from shared.kernels import device as devices
 from shared.kernels.device import next_power_of_2
 from shared.kernels.pool_view import PoolView
 from shared.kernels.rotary.jit import rotate_and_write_heads
@@ -69,6 +70,7 @@ def rotate_and_write(
         BLOCK_SIZE=pool.block_size,
         HALF=half,
         HEADS=tile,
+        **devices.overlap(query.device),
         num_warps=4,
         enable_fp_fusion=False,
     )

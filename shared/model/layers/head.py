@@ -7,7 +7,9 @@ position is known once the token behind that is. Embedding and output projection
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,13 +19,15 @@ from shared.kernels.backend import DecoderOps
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.cpu.torch_threads import in_this_thread
 from shared.kernels.layer_stack import LayerInputs
+from shared.kernels.linear_spec import int4_spec
 from shared.kernels.pool_view import PoolView
-from shared.kernels.quantized import Weight
+from shared.kernels.quantized import OpenedLinear, QuantizedWeight, Weight, rounded
 from shared.model.config.model_config import ModelConfig
 from shared.model.layers.modules import DecoderModules, build_layer, build_linear, offset_norm
 from shared.model.layers.parameters import (
     NO_SPECS,
     Allocator,
+    DecoderParameters,
     LayerParameters,
     Specs,
     allocate_layer,
@@ -31,7 +35,32 @@ from shared.model.layers.parameters import (
 )
 from shared.model.layers.pieces import DecoderPieces
 from shared.model.layers.rope import Rotary
-from shared.model.layers.scales import scaled_embedding
+from shared.model.layers.scales import scaled_embedding, scaled_logits
+
+LISTED_SHARE, LEAST_LISTED = 0.5, 1024
+"""Of a vocabulary, the first tokens, among which guesses are chosen, and the fewest of them: the ids of byte-pair
+vocabularies are in the order of their merges, the most frequent ones first."""
+LEAST_ROUNDED = 1 << 16
+"""Numbers of a weight that is rounded: smaller ones are read in no time."""
+_ROWS = 32
+"""What the number of listed tokens is a multiple of, as kernels take rows."""
+
+
+def num_listed(vocab_size: int) -> int:
+    """Tokens that guesses are chosen among."""
+    return min(vocab_size, max(LEAST_LISTED, math.ceil(LISTED_SHARE * vocab_size / _ROWS) * _ROWS))
+
+
+def listed_rows(parameters: DecoderParameters, vocab_size: int) -> Weight | None:
+    """A copy of the output projection's rows of listed tokens; None where its form cannot be cut."""
+    weight, count = parameters.lm_head, num_listed(vocab_size)
+    if isinstance(weight, Tensor):
+        return weight[:count].clone()
+    if weight.index is not None:
+        return None
+    rows = weight.rows(0, count)
+    zeros = None if rows.zeros is None else rows.zeros.clone()
+    return replace(rows, codes=rows.codes.clone(), scales=rows.scales.clone(), zeros=zeros)
 
 
 def head_prefix(config: ModelConfig) -> str:
@@ -48,6 +77,9 @@ class HeadParameters:
     projection: Weight  # [hidden_size, 2 * hidden_size], of the token, then the hidden state
     layer: LayerParameters
     norm: Tensor  # [hidden_size], of what it gives
+    listed: Weight | None = (
+        None  # [num_listed, hidden_size], of `listed_rows`; None: the whole output projection is used
+    )
 
     @classmethod
     def allocate(
@@ -90,21 +122,34 @@ class Head:
         dtype = of_model.embedding.dtype
         self._embedding_norm = offset_norm(parameters.embedding_norm, config)
         self._hidden_norm = offset_norm(parameters.hidden_norm, config)
-        self._projection = build_linear(kernels, parameters.projection, None, dtype)
+        narrow = partial(_rounded, kernels=kernels, dtype=dtype)
+        self._projection = build_linear(kernels, narrow(parameters.projection), None, dtype)
+        layer = parameters.layer
+        layer = replace(
+            layer,
+            qkv=narrow(layer.qkv),
+            o=narrow(layer.o),
+            gate_up=layer.gate_up if layer.gate_up is None else narrow(layer.gate_up),
+            down=layer.down if layer.down is None else narrow(layer.down),
+        )
         modules = DecoderModules(
             of_model.embedding,
-            (build_layer(parameters.layer, kernels, single, dtype, 0),),
+            (build_layer(layer, kernels, single, dtype, 0),),
             offset_norm(parameters.norm, config),
             of_model.lm_head,
         )
-        number = config.num_layers
+        self._layer = number = config.num_layers
         self._pieces = DecoderPieces(single, modules, kernels, places=[(0, number)], first_layer=number)
         self._rotary = Rotary(single, dtype=dtype, device=of_model.embedding.device)
+        self._output = of_model.lm_head
+        if parameters.listed is not None:
+            self._output = build_linear(kernels, narrow(parameters.listed), None, dtype)
 
     def forward(
         self, token_ids: Tensor, hidden: Tensor, positions: Tensor, pool: PoolView, batch: AttentionBatch, rows: Tensor
     ) -> Tensor:
-        """Writes the head's KV of all tokens of a batch.
+        """Writes the head's KV of all tokens of a batch, with zeros for numbers that broke: no answer shows that, so
+        that the blocks are sealed.
 
         Args:
             token_ids: [num_tokens] int64, the token behind each.
@@ -131,5 +176,32 @@ class Head:
         x = self._projection.forward(joined)
         if not rows.shape[0]:
             self._pieces.first(x, cos, sin, pool, batch.group_slots)
-            return x[:0]
-        return self._pieces.run(LayerInputs(x, cos, sin, pool, batch, None), rows)
+            found = x[:0]
+        else:
+            found = self._pieces.run(LayerInputs(x, cos, sin, pool, batch, None), rows)
+        pool.blank_broken(self._layer, batch.slots)
+        return found
+
+    def logits(self, states: Tensor) -> Tensor:
+        """What `forward` gave [num_rows, hidden_size] to [num_rows, vocab_size] fp32; of tokens that are not listed
+        -inf."""
+        found = self._output.forward(states)
+        with in_this_thread(found, found.numel()):
+            scaled = scaled_logits(found.float(), self._config)
+            if scaled.shape[1] == self._config.vocab_size:
+                return scaled
+            logits = scaled.new_full((len(states), self._config.vocab_size), -math.inf)
+            logits[:, : scaled.shape[1]] = scaled
+            return logits
+
+
+def _rounded(weight: Weight, kernels: DecoderOps, dtype: torch.dtype) -> Weight:
+    """In 4 bits where that is faster: no answer depends on a head's weights. Else as it is."""
+    if not isinstance(weight, Tensor) or weight.device.type != "cpu" or weight.numel() < LEAST_ROUNDED:
+        return weight
+    spec = int4_spec(weight.shape[1])
+    if spec is None or kernels.is_deterministic:
+        return weight
+    few = QuantizedWeight.allocate(spec, (weight.shape[0] % _ROWS or _ROWS, weight.shape[1]), "cpu")
+    opens = isinstance(kernels.make_quantized_linear(few, None, dtype), OpenedLinear)
+    return weight if opens else rounded(weight, spec)

@@ -64,6 +64,7 @@ class RankDecoder(Decoder):
         super().__init__(shard.local_config, parameters, kernels, links.stage, places)
         self.config = shard.config
         self.num_stages = shard.degrees.pipeline
+        self.waits_for_ranks = not links.on_device
         self._shard = shard
         self._links = links
         self._owners = {layer: slot_owners(shard.expert_sets(layer)) for layer in self.pieces.num_chosen}
@@ -127,6 +128,12 @@ class RankDecoder(Decoder):
         pool = self._own(pool)
         normed = [self._through(part, pool) for part in parts]
         return self._vocabulary.logits(torch.cat(normed), num_candidates)
+
+    def spread(self, token_ids: Tensor) -> None:
+        """Fills `token_ids` [num_tokens] int64 with the leader's on the ranks that embed them, in the order of their
+        calls; the others' mean nothing. Raises RankLost."""
+        if self._links.behind is None and self._links.stage is not None:
+            self._links.stage.broadcast(token_ids)
 
     def read_adapter(self, folder: Path, *, max_rank: int = MAX_RANK, max_bytes: int = MAX_BYTES) -> Adapter:
         """See `Decoder`: this rank's part."""

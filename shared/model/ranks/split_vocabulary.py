@@ -80,12 +80,14 @@ class SplitVocabulary:
         num_rows, shape = gathered.shape[2], (gathered.shape[2], gathered.shape[0] * count)
         values = gathered[:, 0].transpose(0, 1).reshape(shape)
         ids = gathered[:, 1].transpose(0, 1).reshape(shape).view(torch.int32).long()
-        kept = values != _NONE  # a part of few rows fills up with what must not be written
-        row, place = kept.nonzero(as_tuple=True)
-        logits = torch.full((num_rows, vocab_size), _NONE, device=values.device)
-        column = ids[row, place].clamp(0, vocab_size - 1)  # where a rank was lost, any bits
-        logits[row, column] = values[row, place]
-        return logits
+        begins = torch.arange(num_rows, device=values.device)[:, None] * vocab_size
+        places = begins + ids.clamp(0, vocab_size - 1)  # where a rank was lost, any bits
+        # A part of few rows fills up with what must not be written: that goes behind the last row. To leave it out
+        # would take its number, for which the host would wait for the device.
+        places = torch.where(values == _NONE, num_rows * vocab_size, places)
+        logits = torch.full((num_rows * vocab_size + 1,), _NONE, device=values.device)
+        logits.scatter_(0, places.flatten(), values.flatten())
+        return logits[:-1].view(num_rows, vocab_size)
 
 
 def _padded(own: Tensor | None, num_rows: int, width: int, device: torch.device) -> Tensor:

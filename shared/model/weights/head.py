@@ -24,6 +24,16 @@ def has_head(folder: Path, config: ModelConfig) -> bool:
         return any(name.startswith(head_prefix(config)) for name in checkpoint.entries)
 
 
+def missing_head(folder: Path, config: ModelConfig) -> str:
+    """Why a folder has no head that can be served; empty: it has one. Raises ModelLoadError."""
+    if has_head(folder, config):
+        return ""
+    missing = f"tensor {head_prefix(config)}*"
+    if config.head_layer is None:
+        missing = "num_nextn_predict_layers, or its layers are not all of a kind that keeps the whole text"
+    return f"{folder} has no head: no {missing}"
+
+
 def check_head(checkpoint: Checkpoint, config: ModelConfig) -> None:
     """Raises ModelLoadError (`tensor`) for a head whose embedding or output projection is not the model's."""
     entries = checkpoint.entries

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 import torch
 
 from shared.errors import ConfigError
-from shared.kernels.linear_spec import Kind, LinearSpec
+from shared.kernels.linear_spec import Kind, LinearSpec, int4_spec
 from shared.model.config.model_config import ModelConfig
 from shared.model.config.quantization import STACKED
 from shared.model.layers.head import HeadParameters
@@ -24,8 +24,6 @@ Quantization = Literal["auto", "int8", "int4", "fp8", "w8a8"]
 int8, and activations too where the computation is in 16 bits."""
 AS_STORED: Quantization = "auto"
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
-_GROUPS = (128, 64, 32, 16)
-"""Columns of a 4-bit group: the most of these that divide a row."""
 
 
 @dataclass(frozen=True)
@@ -128,10 +126,7 @@ def rounding_specs(
 def _rounding(kind: Kind | Literal["w8a8"], in_size: int) -> LinearSpec | None:
     if kind == "w8a8":
         return LinearSpec("int8", 0, rounds_input=True)
-    if kind != "int4":
-        return LinearSpec(kind, 0)
-    group = next((group for group in _GROUPS if in_size % group == 0), None)
-    return None if group is None else LinearSpec(kind, group, has_zeros=True)
+    return int4_spec(in_size) if kind == "int4" else LinearSpec(kind, 0)
 
 
 def _num_bytes(spec: LinearSpec, shape: tuple[int, ...]) -> int:

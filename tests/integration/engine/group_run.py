@@ -40,6 +40,7 @@ from shared.model.layers.expert_placement import Placement
 from shared.model.ranks.block_slices import block_slices, senders
 from shared.model.ranks.rank_decoder import RankDecoder
 from shared.model.ranks.shard import Degrees
+from shared.structure.compiler import StructureCompiler
 from tests.integration.engine.engine_run import BLOCK_SIZE, MAX_NUM_SEQS, EngineRun
 from tests.waiting import DEADLINE_S
 
@@ -64,6 +65,8 @@ class GroupRun(EngineRun):
         devices: Sequence[str] = (),
         speculator: Speculator | None = None,
         has_adapters: bool = False,
+        ahead: bool | None = None,
+        structures: StructureCompiler | None = None,
         **policy,
     ) -> None:
         """`num_blocks`: of each KV group. `own_pools`: each rank has its slices of blocks alone, else they share one
@@ -115,13 +118,20 @@ class GroupRun(EngineRun):
             own = self.decoder.own_layout(BLOCK_SIZE, kv_dtype) if own_pools else self.layout
             slices = partial(SlicedBlocks, form, self.links) if own_pools else None
             self.runner = Runner(
-                self.decoder, own, num_blocks, config, pool=shared, announce=self.announcer, slices=slices
+                self.decoder,
+                own,
+                num_blocks,
+                config,
+                structures=structures,
+                pool=shared,
+                announce=self.announcer,
+                slices=slices,
             )
             with torch.inference_mode():
                 self.runner.start()
         self.eos = frozenset()
         self.events = queue.Queue()
-        self.engine = Engine(self.scheduler, self.runner, self.events.put)
+        self.engine = Engine(self.scheduler, self.runner, self.events.put, ahead)
         self.engine.start()
         self.names = 0
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from shared.model.checkpoints import write_random_checkpoint
 from shared.model.families.registry import load_config
-from shared.model.layers.head import HeadParameters
+from shared.model.layers.head import HeadParameters, num_listed
 from shared.model.random_weights import mean_and_std
 from tests.integration.engine.families import EXPERTS
 
@@ -24,12 +24,14 @@ FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
 
 
 def write_knowing(folder: Path, family: str = "llama", vocab_size: int = 320, **options: Any) -> Path:
-    """A model whose next token follows from the token before, nearly always, and whose head knows it nearly always."""
+    """A model whose next token follows from the token before, nearly always, and whose head knows it nearly always. All
+    are among the first tokens, which a head guesses."""
     architecture, fields = FAMILIES[family]
     write_random_checkpoint(folder, architecture, vocab_size=vocab_size, hidden_size=64, extra_config=fields, **options)
     tensors = load_file(folder / "model.safetensors")
     generator = torch.Generator().manual_seed(3)
-    after = torch.randperm(vocab_size, generator=generator)
+    count = num_listed(vocab_size)
+    after = torch.cat([torch.randperm(count, generator=generator) for _ in range(2)])[:vocab_size]
     embedding = torch.randn(vocab_size, 64, generator=generator)
     for name, tensor in tensors.items():
         if name.endswith(("o_proj.weight", "down_proj.weight")):
@@ -37,7 +39,7 @@ def write_knowing(folder: Path, family: str = "llama", vocab_size: int = 320, **
         elif name.endswith("norm.weight"):
             tensor.fill_(1.0)
     tensors["model.embed_tokens.weight"] = embedding
-    tensors["lm_head.weight"][after] = 0.25 * embedding
+    tensors["lm_head.weight"].zero_().index_add_(0, after, 0.25 * embedding)
     projection = next(name for name in tensors if name.endswith("eh_proj.weight"))
     tensors[projection] = torch.cat((torch.eye(64), 0.02 * torch.randn(64, 64, generator=generator)), dim=1)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

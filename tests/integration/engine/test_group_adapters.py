@@ -80,10 +80,13 @@ def answers(run: EngineRun, slots: list[int], roots: list[str] | None = None) ->
     return run.collect([item.sequence_id for item in made])
 
 
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("name", SPLITS)
-def test_adapters_and_the_base_beside_each_other_give_the_tokens_of_the_merged_models(model: Model, name: str) -> None:
+def test_adapters_and_the_base_beside_each_other_give_the_tokens_of_the_merged_models(
+    model: Model, name: str, *, ahead: bool
+) -> None:
     degrees, options = SPLITS[name]
-    with closing(GroupRun(model.folder, degrees, has_adapters=True, **options)) as run:
+    with closing(GroupRun(model.folder, degrees, has_adapters=True, ahead=ahead, **options)) as run:
         for slot, path in enumerate(model.adapters[:2], 1):
             run.place(slot, path)
         assert answers(run, [0, 1, 2, 1]) == [model.expected[place] for place in (0, 1, 2, 1)]

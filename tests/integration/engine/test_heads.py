@@ -194,3 +194,6 @@ def test_a_head_that_gives_no_numbers_guesses_nothing_and_changes_nothing(start)
     expected = plain(start, "llama").generate(PROMPTS[3], max_tokens=LENGTH)
     assert run.generate(PROMPTS[3], max_tokens=LENGTH) == expected
     assert accepted(run) == (0, 0)
+    sealed = [run.pool.find(block_hash) for block_hash in run.pool._findable]
+    assert len(sealed) >= (len(PROMPTS[3]) + LENGTH) // BLOCK_SIZE - 1
+    assert run.runner.kv_blocks[sealed].view(torch.float32).isfinite().all()

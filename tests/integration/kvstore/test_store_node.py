@@ -227,3 +227,19 @@ async def test_in_a_fleet_with_a_key_blocks_are_kept_and_given_sealed_for_their_
         assert decode_trailer(await incoming.trailer(), seal).block_indexes
         await r.near.cancel(ticket)
         assert [index for index, block in enumerate(memory) if block == BLOCKS[index]] == held
+
+
+async def test_a_node_gives_what_a_neighbour_on_the_same_file_system_stored(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("services.kvstore.store_node.LOOK_S", 0.01)
+    shared = {"disk_folder": tmp_path, "disk_bytes": 1 << 20}
+    async with rig(**shared, shared_as="store-1") as other:
+        async with rig(**shared, shared_as="store-0", host_bytes=1 << 20) as one:
+            await one.give(CHAIN[:4], BLOCKS)
+            await until(lambda: other.index.held[Tier.DISK] == set(CHAIN[:4]))
+            assert await other.give(CHAIN[:5], BLOCKS) == [4], "what a neighbour has is not stored twice"
+            await until(lambda: one.index.held[Tier.DISK] == set(CHAIN[:5]))
+        came = await other.fetch(CHAIN[:5])  # the neighbour has ended
+        assert came == {i: (bytes(BLOCKS[i]), Tier.DISK) for i in range(5)}
+        async with rig(**shared, shared_as="store-0") as again:
+            await until(lambda: again.index.held[Tier.DISK] == set(CHAIN[:5]))
+            assert await again.fetch(CHAIN[:5]) == came

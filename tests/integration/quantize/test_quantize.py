@@ -19,9 +19,12 @@ from services.cli.main import build_app
 from services.quantize.compressed import KINDS
 from services.quantize.job import Wish, Written, quantize
 from shared.errors import ConfigError, TandemError
+from shared.model.checkpoints import write_random_checkpoint
 from shared.model.decoder import Decoder
+from shared.model.layers.head import head_prefix
 from shared.model.text.tokenizer import Tokenizer
 from tests.integration.engine.families import write_family
+from tests.integration.engine.heads import FAMILIES as HEADED
 from tests.integration.engine.test_greedy_against_transformers import load_transformers
 from tests.quantized_checkpoints import STORAGES, write_quantized
 from tests.unit.model.paged_run import prompt_logits
@@ -120,6 +123,23 @@ def test_factors_cancel_out_in_every_family(tmp_path, text, family, scheme):
         found = logits_of(load_transformers(tmp_path / f"{name} opened"), PROMPT)
         errors.append(float((found - expected).square().mean().sqrt() / expected.std()))
     assert errors[1] <= 1.5 * errors[0] + 0.01
+
+
+@pytest.mark.parametrize("scheme", KINDS)
+@pytest.mark.parametrize("family", HEADED)
+def test_a_head_stays_as_wide_as_it_is_and_guesses_for_the_rounded_model(tmp_path, family, scheme):
+    architecture, fields = HEADED[family]
+    options = {"vocab_size": 320, "hidden_size": 64, "extra_config": fields, "dtype": torch.bfloat16}
+    config = write_random_checkpoint(tmp_path / "source", architecture, **options)
+    found, prefix = written(tmp_path / "source", tmp_path / "out", Wish(scheme)), head_prefix(config)
+    plain, stored = (load_file(tmp_path / name / "model.safetensors") for name in ("source", "out"))
+    of_head = {name: tensor for name, tensor in plain.items() if name.startswith(prefix)}
+    assert of_head.keys() == {name for name in stored if name.startswith(prefix)}
+    assert all(stored[name].dtype == tensor.dtype and stored[name].equal(tensor) for name, tensor in of_head.items())
+    assert f"{prefix}eh_proj" in found.kept
+    decoder = Decoder.load(tmp_path / "out", torch.float32, "cpu", has_head=True)
+    assert decoder.head is not None
+    assert decoder.quantization == scheme
 
 
 def with_outliers(folder: Path) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from functools import partial
 
 import psutil
 import pytest
@@ -12,6 +13,7 @@ from services.worker import host
 from services.worker.host import EngineHost
 from services.worker.settings import WorkerSettings
 from shared.config import load_settings
+from shared.engine.engine import Engine
 from shared.engine.messages import AddSequence, EngineDied, Event, SequenceFailed, StepOutput
 from shared.engine.sampling_params import SamplingParams
 from shared.engine.sequence import EngineSequence, Goal
@@ -35,7 +37,8 @@ SPLITS = [
     ("--pp", "2", *OVER_TCP),
     ("--tp", "2", "--pp", "2", *OVER_TCP),
 ]
-CASES = [(how, flags) for how in (signal.SIGSTOP, signal.SIGKILL) for flags in SPLITS]
+CASES = [(how, flags, ahead) for how in (signal.SIGSTOP, signal.SIGKILL) for flags in SPLITS for ahead in (False, True)]
+FIRST = [CASES[0], (signal.SIGKILL, SPLITS[1], True)]
 
 
 def settings(*flags: str) -> WorkerSettings:
@@ -47,11 +50,15 @@ def settings(*flags: str) -> WorkerSettings:
 
 
 @pytest.mark.parametrize(
-    ("how", "flags"), [CASES[0], *(pytest.param(*case, marks=pytest.mark.slow) for case in CASES[1:])], ids=str
+    ("how", "flags", "ahead"),
+    [*FIRST, *(pytest.param(*case, marks=pytest.mark.slow) for case in CASES if case not in FIRST)],
+    ids=str,
 )
 async def test_a_lost_rank_ends_the_engine_and_every_process(
-    monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], how: signal.Signals
+    monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], how: signal.Signals, *, ahead: bool
 ) -> None:
+    """`ahead`: with a step in flight when it is lost, as on GPUs."""
+    monkeypatch.setattr(host, "Engine", partial(Engine, ahead=ahead))
     # The leader is this process, which other tests need as it was.
     monkeypatch.setattr(host, "take_share", lambda *_: None)
     others = psutil.Process().children()  # of tests before this one

@@ -75,9 +75,9 @@ async def test_the_pool_is_sized_when_all_ranks_hold_their_slices(
         (tmp_path / "go").touch()
         return fingerprint(*arguments)
 
-    def looking(*arguments: Any) -> int:
+    def looking(*arguments: Any, **more: Any) -> int:
         had_loaded.append((tmp_path / "loaded").exists())
-        return choose(*arguments)
+        return choose(*arguments, **more)
 
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     monkeypatch.setattr(leader, "FOLLOWER", "tests.integration.worker.held_follower")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import shutil
+import sys
 from io import FileIO
 from pathlib import Path
 
@@ -242,8 +244,33 @@ async def test_a_disk_that_writes_a_part_at_a_time_gets_all(tmp_path, monkeypatc
     assert (fetch._staging / "f").read_bytes() == data[:-5].tobytes()
 
 
-def test_a_fetch_from_nobody_of_a_folder_that_is_not_there_fails(source, tmp_path, monkeypatch, capfd):
+def test_a_fetch_from_nobody_of_a_folder_that_is_not_there_fails(source, tmp_path, capfd):
     for folder, status in ((tmp_path / "none", EXIT_REFUSED), (source, 0)):
-        monkeypatch.setattr("sys.argv", ["weights", "--name=w", f"--model={folder}"])
-        assert fetch_alone() == status
+        assert fetch_alone(["--name=w", f"--model={folder}"]) == status
         assert ("weights_from names nobody" in "".join(capfd.readouterr())) == bool(status)
+
+
+async def test_a_command_fetches_what_no_peer_brings(source, tmp_path):
+    async def fetch(folder: str, address: str) -> int | None:
+        given = [
+            "--name=w",
+            f"--model={tmp_path / folder}",
+            f"--weights-from={address}",
+            "--",
+            "touch",
+            f"{tmp_path}/called-{folder}",
+        ]
+        process = await asyncio.create_subprocess_exec(sys.executable, "-m", "services.worker.weights", *given)
+        return await process.wait()
+
+    async with peer(source) as server:
+        address = server.address
+        assert await fetch("a", address) == 0
+    assert contents(tmp_path / "a") == wanted(source)
+    assert await fetch("b", address) == 0, "the command's"
+    assert [path.name for path in sorted(tmp_path.glob("called-*"))] == ["called-b"]
+
+
+def test_a_command_that_is_none_is_named(tmp_path, capfd):
+    assert fetch_alone(["--name=w", f"--model={tmp_path / 'none'}", "--", "no-such-program"]) == EXIT_REFUSED
+    assert "no-such-program cannot run" in "".join(capfd.readouterr())

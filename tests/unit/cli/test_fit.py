@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
+from services.cli.fit.shape import shape_of
 from services.cli.quantities import count_of, seconds_of
 from shared.errors import ConfigError
+from shared.model.checkpoints import write_random_checkpoint
+from shared.model.families.registry import load_config
+from shared.model.layers.head import HeadParameters
+from shared.model.layers.parameters import DecoderParameters
+from shared.sizing.shapes import KEPT_STATES
 from tests.integration.engine.families import write_family
 from tests.unit.cli.conftest import RunTandem
 
@@ -106,11 +114,37 @@ def test_refusals_name_the_option_and_exit_with_2(tandem: RunTandem, arguments: 
     assert says in done.err
 
 
-def test_a_model_with_states_is_refused_by_name(tandem: RunTandem, tmp_path: Path):
+def test_states_count_as_memory_of_a_sequence(tandem: RunTandem, tmp_path: Path):
     write_family(tmp_path, "qwen3-next")
-    done = tandem("fit", str(tmp_path))
-    assert done.status == 2
-    assert "Qwen3NextForCausalLM, whose layers have states, which fit does not count" in done.err
+    config = load_config(tmp_path)
+    assert config.delta is not None
+    shape = shape_of(str(tmp_path))
+    views = DecoderParameters.allocate(config, torch.bfloat16, "meta").checkpoint_views(config)
+    counted = sum(view.numel() for view in views.values())
+    assert shape.num_params == pytest.approx(
+        counted, rel=0.02
+    )  # a gate of shared experts and norms of heads are left out
+    layout = config.block_layout(16, "bfloat16")
+    kv_layers = config.num_layers - len(config.state_layers)
+    assert shape.kv_bytes_per_token == kv_layers * 2 * 2 * config.num_kv_heads * config.head_dim
+    context = 16 * 64
+    states = KEPT_STATES * len(config.state_layers) * config.delta.state_bytes
+    assert shape.kv_bytes(config.num_kv_heads, "bf16", context) * context == pytest.approx(
+        context * shape.kv_bytes_per_token + states
+    )
+    held = layout.groups.num_blocks(context) * layout.block_bytes  # blocks of states are not filled to the last byte
+    assert shape.kv_bytes(config.num_kv_heads, "bf16", context) * context <= held
+
+    device = "memory=1G,bandwidth=60G,flops=900G"
+    done = tandem("fit", str(tmp_path), "--gpu", device, "--context", "512", "--tpot", "100ms", "--json")
+    assert done.status == 0, done.err
+    assert all(pool["kv_tokens"] > 0 for pool in json.loads(done.out)["pools"])
+    refused = tandem("fit", str(tmp_path), "--adapters", "2")
+    assert refused.status == 2
+    assert "--adapters: adapters of this model are not supported" in refused.err
+    drafted = tandem("fit", str(tmp_path), "--draft", str(tmp_path))
+    assert drafted.status == 2
+    assert "have states, from which a wrong guess cannot be taken back" in drafted.err
 
 
 def test_degrees_as_json_and_as_a_table(tandem: RunTandem):
@@ -141,6 +175,22 @@ def test_a_draft_takes_memory_of_workers_that_decode_alone(tandem: RunTandem):
     assert less["weight_bytes"] - decode["weight_bytes"] == pytest.approx(16e9, rel=0.01)
     assert less["kv_bytes_per_token"] - decode["kv_bytes_per_token"] == 128 * 1024
     assert less["kv_tokens"] < decode["kv_tokens"]
+
+
+def test_a_head_takes_memory_of_all_workers_of_one_device_each(tandem: RunTandem, tmp_path: Path):
+    write_random_checkpoint(tmp_path, max_position_embeddings=512, extra_config={"num_nextn_predict_layers": 1})
+    config = load_config(tmp_path)
+    views = HeadParameters.allocate(config, torch.float32, "meta").checkpoint_views(config)
+    arguments = ("fit", str(tmp_path), "--context", "256", "--concurrency", "4", "--max-tensor", "2", "--json")
+    plain, headed = (json.loads(tandem(*arguments, *more).out)["pools"] for more in ((), ("--heads",)))
+    for before, now in zip(plain, headed, strict=True):
+        added = sum(math.prod(view.shape) for view in views.values())
+        assert now["weight_bytes"] - before["weight_bytes"] == pytest.approx(2 * added)
+        assert now["kv_bytes_per_token"] == pytest.approx(before["kv_bytes_per_token"] * 3 / 2)
+    assert shape_of("deepseek-v3").head_params == pytest.approx(11.5e9, rel=0.02)
+    refused = tandem("fit", "8b", "--heads")
+    assert refused.status == 2
+    assert "--heads: the model has no layer that guesses" in refused.err
 
 
 def test_the_load_at_which_two_pools_and_one_change_places(tandem: RunTandem):

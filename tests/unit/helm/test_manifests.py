@@ -12,6 +12,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from services.kvstore.settings import KVStoreSettings
 from services.worker.settings import WorkerSettings
 from shared.config import load_settings
 from shared.seeds import SAMPLER_VERSION
@@ -160,7 +161,81 @@ def test_a_model_reaches_worker_and_router(helm: Helm, uri: str) -> None:
             (mount,) = (each for each in pod["containers"][0]["volumeMounts"] if each["name"] == "model")
             assert mount["readOnly"] is True
             assert mount.get("subPath", "") == ("a/b" if uri.startswith("pvc") else "")
-        assert [each["name"] for each in pod["initContainers"]] == [*(["model"] if fetched else []), "preflight"]
+        asked_first = ["peers"] if uri.startswith("s3") and name == "prefill" else []
+        names = [*asked_first, *(["model"] if fetched else []), "preflight"]
+        assert [each["name"] for each in pod["initContainers"]] == names
+
+
+HUB = {"uri": "hf://org/name@v1", "size": "40Gi", "secret": "token"}
+BUCKET = {"uri": "s3://bucket/m", "size": "40Gi", "downloaderImage": "aws:1"}
+
+
+def asked_peers(container: Manifest) -> tuple[WorkerSettings, list[str]]:
+    """The settings with which an init container asks, and the command behind them."""
+    assert container["command"] == ["python", "-m", "services.worker.weights"]
+    at = container["args"].index("--")
+    given = [filled(text, {}) for text in container["args"][:at] if not text.startswith("--config=")]
+    return load_settings(WorkerSettings, given), container["args"][at + 1 :]
+
+
+def test_a_new_pod_asks_the_workers_of_its_model_and_then_the_hub(helm: Helm) -> None:
+    manifests = helm.manifests(values={"model": HUB})
+    service = manifests.one("Service", "peers")["spec"]
+    assert service["clusterIP"] == "None", "one address for each ready Pod"
+    for name in ("prefill", "decode"):
+        pod = manifests.pods[name]
+        asking, preflight = pod["spec"]["initContainers"]
+        settings, download = asked_peers(asking)
+        assert settings.weights_from == f"demo-peers.serving.svc:{service['ports'][0]['port']}"
+        assert str(settings.model) == "/model"
+        assert download[:3] == ["hf", "download", "org/name"]
+        assert {"--local-dir=/model", "--revision=v1", "--include=*.safetensors"} <= set(download)
+        assert asking["envFrom"] == [{"secretRef": {"name": "token"}}]
+        mounts = {each["name"]: each for each in asking["volumeMounts"]}
+        assert "readOnly" not in mounts["model"]
+        assert mounts.keys() == {each["name"] for each in preflight["volumeMounts"]}
+        assert service["selector"].items() <= pod["metadata"]["labels"].items()
+        (port,) = (each for each in pod["spec"]["containers"][0]["ports"] if each["name"] == "session")
+        assert service["ports"][0]["targetPort"] == port["name"]
+        assert "weights-from" not in flags(main_of(manifests, name)), "its folder is there by then"
+    texts = manifests.pods["router"]["spec"]["initContainers"][0]
+    assert texts["command"][:2] == ["hf", "download"]
+    assert "--include=*.safetensors" not in texts["command"], "a router needs no weights"
+
+
+def test_what_peers_have_not_is_downloaded_from_a_bucket(helm: Helm) -> None:
+    asking, download, _ = helm.manifests(values={"model": BUCKET}).pods["decode"]["spec"]["initContainers"]
+    settings, command = asked_peers(asking)
+    assert settings.weights_from == "demo-peers.serving.svc:50061"
+    assert command == ["true"]
+    assert download["command"][:4] == ["aws", "s3", "sync", "s3://bucket/m"]
+    assert (asking["image"], download["image"]) == ("tandem:0.1.0-cpu", "aws:1")
+
+
+def test_another_model_comes_from_no_worker_of_the_old_one(helm: Helm) -> None:
+    old, new = (
+        helm.manifests(values={"model": {**HUB, "uri": f"hf://org/name@{revision}"}}) for revision in ("v1", "v2")
+    )
+    selected = [each.one("Service", "peers")["spec"]["selector"].items() for each in (old, new)]
+    labels = [each.pods["prefill"]["metadata"]["labels"].items() for each in (old, new)]
+    assert [selected[i] <= labels[j] for i in (0, 1) for j in (0, 1)] == [True, False, False, True]
+
+
+@pytest.mark.parametrize("values", [{"uri": "/models/m"}, {"uri": "pvc://c/m"}, {**HUB, "fromPeers": False}])
+def test_no_peer_is_asked_for_what_is_there_or_by_ones_own_choice(helm: Helm, values: Mapping[str, Any]) -> None:
+    manifests = helm.manifests(values={"model": values})
+    assert "demo-peers" not in [each["metadata"]["name"] for each in manifests.of("Service")]
+    for _, _, container in containers(manifests):
+        assert container.get("command") != ["python", "-m", "services.worker.weights"]
+
+
+def test_ones_own_peers_are_asked_in_place_of_the_services(helm: Helm) -> None:
+    values = {"model": HUB, "worker": {"config": {"weights_from": "elsewhere:50061"}}}
+    manifests = helm.manifests(values=values)
+    asking = manifests.pods["prefill"]["spec"]["initContainers"][0]
+    assert "weights-from" not in flags(asking), "the file says it"
+    assert "--config=/etc/tandem/config/pool-prefill.yaml" in asking["args"]
+    assert "elsewhere:50061" in manifests.one("ConfigMap", "config")["data"]["pool-prefill.yaml"]
 
 
 def test_the_preflight_looks_at_what_the_service_starts_with(defaults: Manifests) -> None:
@@ -291,6 +366,29 @@ def test_store_nodes_have_names_that_stay(helm: Helm) -> None:
     assert flags(main_of(manifests, "prefill"))["store"] == nodes
     assert flags(main_of(manifests, "router"))["stores"] == nodes
     assert flags(main_of(manifests, "kvstore"))["host-bytes"] == str(1 << 30)
+
+
+def test_store_nodes_have_a_volume_each_or_one_claim_together(helm: Helm) -> None:
+    own, shared = (
+        helm.manifests(values={"kvstore": {"replicas": 2, "volume": {"enabled": True, "size": "10Gi", **more}}})
+        for more in ({}, {"sharedClaim": "nfs"})
+    )
+    assert [each["metadata"]["name"] for each in own.one("StatefulSet", "kvstore")["spec"]["volumeClaimTemplates"]] == [
+        "blocks"
+    ]
+    assert "volumeClaimTemplates" not in shared.one("StatefulSet", "kvstore")["spec"]
+    (volume,) = (each for each in shared.pods["kvstore"]["spec"]["volumes"] if each["name"] == "blocks")
+    assert volume["persistentVolumeClaim"] == {"claimName": "nfs"}
+    settings = []
+    for manifests in (own, shared):
+        container = main_of(manifests, "kvstore")
+        settings.append(
+            load_settings(KVStoreSettings, [filled(text, {"POD_NAME": "n-0"}) for text in container["args"]])
+        )
+        (mount,) = (each for each in container["volumeMounts"] if each["name"] == "blocks")
+        assert str(settings[-1].disk_folder).startswith(mount["mountPath"])
+    assert [each.disk_shared for each in settings] == [False, True]
+    assert {(each.name, each.disk_bytes) for each in settings} == {("n-0", 9 << 30)}
 
 
 def test_redis_is_reached_by_the_store_alone(defaults: Manifests) -> None:

@@ -257,6 +257,12 @@ BAD = [
         ("kvstore.hostMemory", "8Gi"),
     ),
     Bad(
+        "a-shared-claim-of-a-class",
+        {"kvstore": {"volume": {"enabled": True, "sharedClaim": "nfs", "storageClassName": "fast"}}},
+        ("kvstore.volume.storageClassName", "sharedClaim"),
+    ),
+    Bad("a-shared-claim-that-is-off", {"kvstore": {"volume": {"sharedClaim": "nfs"}}}, ("kvstore.volume.sharedClaim",)),
+    Bad(
         "a-maximum-below-the-minimum",
         {"router": {"autoscaling": {"enabled": True, "minReplicas": 4, "maxReplicas": 2}}},
         ("router.autoscaling.maxReplicas",),

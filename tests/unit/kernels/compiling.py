@@ -270,6 +270,9 @@ def compile_the_rest(dtype: torch.dtype, arch: str = "sm_90") -> list[Compiled]:
         for is_centered in (False, True):
             kernels.rms_norm(x, weight, 1e-5, is_centered=is_centered)
             kernels.add_rms_norm(x, x, weight, 1e-5, is_centered=is_centered)
+        for num_rows, out_size in ((1, 4096), (32, 4096), (64, 132 * 128)):
+            linear = kernels.make_linear(torch.zeros(out_size, 512, dtype=dtype), None, own=False)
+            linear.forward(torch.zeros(num_rows, 512, dtype=dtype))
         for activation in (SILU, GELU, Activation("clamped", alpha=1.702, limit=7.0)):
             kernels.act_and_mul(torch.zeros(64, 28672, dtype=dtype), activation)
         query, key = torch.zeros(8, 32, 128, dtype=dtype), torch.zeros(8, 8, 128, dtype=dtype)

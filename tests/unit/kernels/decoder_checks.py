@@ -4,6 +4,8 @@ on a GPU in `tests/gpu`.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -49,6 +51,57 @@ def check_act_and_mul(
 ) -> None:
     gate_up = random_tensor(num_tokens, 2 * size, dtype=dtype, device=device) * 4
     assert_near(triton_kernels().act_and_mul(gate_up, activation), TorchKernels().act_and_mul(gate_up, activation))
+
+
+def check_few_rows(num_rows: int, in_size: int, out_size: int, *, dtype: torch.dtype, device: str = "cpu") -> None:
+    """The product of few rows in all its tiles, with and without a bias, beside the exact one."""
+    from shared.kernels.matmul.few import COLUMNS, NARROW, WIDE, multiply
+
+    x, weight, bias = (
+        random_tensor(*shape, dtype=dtype, device=device)
+        for shape in ((num_rows, in_size), (out_size, in_size), (out_size,))
+    )
+    tickets = torch.zeros(out_size // COLUMNS, dtype=torch.int32, device=device)
+    for config in (NARROW, WIDE) if num_rows in NARROW.rows else (WIDE,):
+        for added in (None, bias):
+            found = multiply(x, weight, added, tickets, config)
+            exact = x.double() @ weight.double().t() + (0 if added is None else added.double())
+            assert_near(found / in_size**0.5, exact / in_size**0.5)
+            assert not tickets.any()
+
+
+def check_captured_few_rows() -> None:
+    """Layers one behind the other in a CUDA graph, replayed with other numbers: each begins while the last one ends."""
+    from shared.kernels.matmul.few import FewRowsLinear
+
+    sizes = (4096, 6144, 4096, 28_672, 4096)
+    layers = [
+        FewRowsLinear(random_tensor(after, before, dtype=torch.bfloat16, device="cuda", seed=after) / before**0.5, None)
+        for before, after in pairwise(sizes)
+    ]
+
+    def through(layers: list[FewRowsLinear], rows: Tensor) -> Tensor:
+        for layer in layers:
+            rows = triton_kernels().rms_norm(layer.forward(rows), layer.weight.new_ones(layer.out_size), 1e-6)
+        return rows
+
+    for num_rows in (1, 32, 64):
+        x = random_tensor(num_rows, sizes[0], dtype=torch.bfloat16, device="cuda")
+
+        through(layers, x)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = through(layers, x)
+        for seed in range(1, 6):
+            x.copy_(random_tensor(num_rows, sizes[0], dtype=torch.bfloat16, device="cuda", seed=seed))
+            graph.replay()
+            torch.cuda.synchronize()
+            expected = x
+            for layer in layers:
+                rows = torch.nn.functional.linear(expected, layer.weight)
+                expected = TorchKernels.rms_norm(rows, layer.weight.new_ones(layer.out_size), 1e-6)
+            assert (found - expected).abs().max() < 0.1, f"{num_rows} rows"
 
 
 def check_experts(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import torch
@@ -20,6 +20,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from shared.collectives.interface import Collectives
+from shared.collectives.rank_links import RankLinks, Ways
 from shared.engine.plan import PlannedSequence, SampleSpec, StepPlan
 from shared.engine.runner import runner as runners
 from shared.engine.runner.device_link import DeviceLink
@@ -31,6 +33,9 @@ from shared.model.decoder import Decoder
 from shared.model.families.registry import load_config, parse_config
 from shared.model.layers.parameters import DecoderParameters
 from shared.model.random_weights import specs_of
+from shared.model.ranks.rank_decoder import RankDecoder
+from shared.model.ranks.shard import Degrees, Shard
+from shared.model.ranks.shard_weights import allocate_shard
 from shared.model.text.tokenizer import Tokenizer
 from shared.model.weights.plan import AS_STORED, Quantization
 from shared.structure.compiler import StructureCompiler
@@ -235,25 +240,69 @@ class _Graph:
         """Queues nothing: the launches were noted at the capture."""
 
 
-class Steps:
-    """A runner of one model on meta tensors, ready for steps."""
+class _OnDevice:
+    """`Collectives` whose calls are queued on the device, as NCCL's are."""
 
-    def __init__(self, described: ModelConfig, quantization: Quantization = AS_STORED, **config: Any) -> None:
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+    def all_reduce(self, x: Tensor) -> None:
+        assert x.is_contiguous()
+
+    def gather(self, x: Tensor) -> Tensor | None:
+        return x.new_empty((self.size, *x.shape)) if self.rank == 0 else None
+
+    def broadcast(self, x: Tensor) -> None:
+        assert x.is_contiguous()
+
+
+class _Announcer:
+    """Of a leader whose followers are elsewhere."""
+
+    def __call__(self, plan: StepPlan) -> None:
+        pass
+
+    def check(self) -> None:
+        pass
+
+
+def _links(degrees: Degrees, rank: int) -> RankLinks:
+    """Of one rank among GPUs."""
+    ways = Ways(degrees.tensor, degrees.pipeline, "nccl")
+    return ways.join(rank, lambda group: cast(Collectives, _OnDevice(group.ranks.index(rank), len(group.ranks))))
+
+
+class Steps:
+    """A runner of one model on meta tensors, ready for steps; with `degrees`, that of one rank of a group of GPUs."""
+
+    def __init__(
+        self,
+        described: ModelConfig,
+        quantization: Quantization = AS_STORED,
+        degrees: Degrees | None = None,
+        rank: int = 0,
+        **config: Any,
+    ) -> None:
         self.noted = Noted()
         self.captured: list[Counter[str]] = []
         self._watch = _Watch(self.noted)
-        parameters = DecoderParameters.allocate(
-            described, torch.bfloat16, META, specs=specs_of(described, quantization)
-        )
-        decoder = Decoder(described, parameters, triton_kernels())
+        self._follows, specs = rank > 0, specs_of(described, quantization)
+        layout, more = described.block_layout(BLOCK_SIZE, "bfloat16"), {}
+        if degrees is None:
+            parameters = DecoderParameters.allocate(described, torch.bfloat16, META, specs=specs)
+            decoder = Decoder(described, parameters, triton_kernels())
+        else:
+            shard = Shard(described, degrees, rank)
+            parameters = allocate_shard(shard, torch.bfloat16, META, specs)
+            decoder = RankDecoder(shard, parameters, triton_kernels(), _links(degrees, rank))
+            layout = decoder.own_layout(BLOCK_SIZE, "bfloat16")
+            more = {} if rank else {"announce": _Announcer()}
         ends = load_config(DEMO).eos_token_ids
         structures = StructureCompiler(lambda: Tokenizer.load(DEMO), ends, described.vocab_size)
         settings = {"max_num_seqs": 20, "max_seq_len": 512, "warm_up": False, "staged_transfer": False, **config}
         with patch.object(runners, "CudaGraphs", lambda _device: self):
-            layout = described.block_layout(BLOCK_SIZE, "bfloat16")
-            self.runner = Runner(
-                decoder, layout, 256, RunnerConfig(**settings), MetaLink(self.noted), structures=structures
-            )
+            link = MetaLink(self.noted)
+            self.runner = Runner(decoder, layout, 256, RunnerConfig(**settings), link, structures, **more)
         with self.watched():
             self.runner.start()
 
@@ -290,7 +339,10 @@ class Steps:
     def run(self, plan: StepPlan) -> Noted:
         """What one step asked for, up to and without its result."""
         with self.watched() as noted:
-            self.runner.launch(plan)
+            if self._follows:
+                self.runner.follow(plan)
+            else:
+                self.runner.launch(plan)
         return Noted(noted.launches.copy(), noted.sends, noted.fetches, noted.waits)
 
 

@@ -255,3 +255,27 @@ def test_other_pairs_of_dtypes_are_refused(kernels: DecoderOps, compute: torch.d
     pool = pool_of_nan(tuple(case.pool.rows.shape), kv)
     with pytest.raises(AssertionError, match=f"KV in {kv} beside {compute}"):
         kernels.paged_attention(case.query, pool, LAYER, case.batch, scale=1.0, window=None)
+
+
+@pytest.mark.parametrize("kv_dtype", [FP32, BF16, INT8, FP8])
+def test_zeros_take_the_place_of_numbers_that_broke_and_of_no_other(kernels: DecoderOps, kv_dtype: torch.dtype) -> None:
+    """As the kernels write them, in the layer and for the tokens that are named."""
+    query, key, value = (
+        comparing.random_tensor(7, count, 64, dtype=FP32, device="cpu", seed=seed)
+        for seed, count in enumerate((4, 2, 2))
+    )
+    key[2, 1, 5], value[4, 0, 7] = math.nan, math.inf
+    flat = torch.ones(7, 64), torch.zeros(7, 64)
+    pool = pool_of_nan((3, 2, 2, 2, 16, 64), kv_dtype)
+    pool.memory.zero_()
+    for layer in range(2):
+        kernels.rotate_and_write(query, key, value, *flat, pool, layer, SLOTS, q_norm=None, k_norm=None, eps=1e-6)
+    before = pool.memory.clone()
+    pool.blank_broken(1, SLOTS[:4])
+    opened = pool.open(pool.memory, FP32).view(3, 2, 2, 2, 16, 64)
+    broken = ~opened.isfinite().flatten(4).all(-1)  # [num_blocks, num_layers, num_planes, num_kv_heads]
+    assert broken.nonzero().tolist() == sorted([[0, 0, 0, 1], [1, 0, 1, 0], [1, 1, 1, 0]])
+    assert torch.equal(pool.memory[:, 0], before[:, 0])
+    pool.blank_broken(1, SLOTS)
+    assert pool.open(pool.memory[:, 1], FP32).isfinite().all()
+    assert int((pool.memory[:, 1] != before[:, 1]).sum()) <= 2 * 4

@@ -11,6 +11,7 @@ import torch
 from shared.kernels.lora.parts import LoraPart
 from shared.kernels.lora.step import ExpertLoras, Projection
 from shared.model.adapters.adapter import Adapter
+from shared.model.ranks.shard import Degrees
 from shared.model.weights.plan import Quantization
 from tests.integration.engine.families import EXPERTS, FAMILIES, OTHERS, STATES, write_family
 
@@ -46,6 +47,47 @@ def test_a_decode_step_meets_the_host_nowhere_and_sends_little(compiled: Run, na
         assert first.fetches == ahead.fetches == 1, ways
         # A mask follows from the token of the step before, which the host waits for while the device computes.
         assert (first.waits, ahead.waits) == (0, 1 if "structure" in ways else 0), ways
+
+
+SPLIT = [
+    (name, degrees)
+    for name, of_model in (
+        ("llama", (Degrees(2), Degrees(2, 2), Degrees(1, 2))),
+        ("qwen3-moe", (Degrees(2, expert=2),)),
+        ("deepseek-v3", (Degrees(2),)),
+        ("qwen3-next", (Degrees(2),)),
+    )
+    for degrees in of_model
+]
+
+
+def of_ranks(name: str, degrees: Degrees) -> list[tuple[bool, dict[str, list[Noted]]]]:
+    """By rank, whether its steps are launched ahead, and by way a decode, one behind it in flight, and a long prompt
+    beside it."""
+    found = []
+    for rank in range(degrees.num_ranks):
+        steps = Steps(on_meta.model(name, 2), degrees=degrees, rank=rank)
+        groups = {"num_groups": steps.runner.layout.groups.size}
+        by_way = {}
+        for ways in (*WAYS, ["greedy", "greedy"], [*on_meta.WAYS, "greedy"]):
+            plans = [plan(ways, 20, first=True, **groups), plan(ways, 21, pending=True, **groups)]
+            plans.append(plan(ways, 22, pending=True, chunk=40, **groups))
+            by_way["+".join(ways)] = [steps.run(each) for each in plans]
+        found.append((steps.runner.is_async, by_way))
+    return found
+
+
+@pytest.mark.parametrize(("name", "degrees"), SPLIT, ids=str)
+def test_no_rank_of_a_group_of_gpus_meets_its_host(compiled: Run, name: str, degrees: Degrees) -> None:
+    leader, *followers = compiled(of_ranks, name, degrees)
+    assert leader[0], "its steps are launched ahead"
+    for ways, noted in leader[1].items():
+        assert [each.fetches for each in noted] == [1, 1, 1], ways
+        # Only a mask waits for a token in flight; the last sequence's chunk follows none.
+        assert [each.waits for each in noted] == [0, "structure" in ways, "structure+" in ways], ways
+    for _, by_way in followers:
+        for ways, noted in by_way.items():
+            assert all((each.fetches, each.waits) == (0, 0) for each in noted), ways
 
 
 def settled(num_of_each: int) -> dict[str, tuple[int, int]]:

@@ -169,6 +169,7 @@ def test_a_rank_with_one_kv_head_is_served(compiled: Run) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_the_other_kernels_compile_without_spills(compiled: Run, dtype: torch.dtype, arch: str) -> None:
     kernels = compiled(compiling.compile_the_rest, dtype, arch)
-    assert set(by_name(kernels)) == THE_REST
+    has_few = arch == "sm_90" and dtype != torch.float32  # elsewhere torch multiplies
+    assert set(by_name(kernels)) == THE_REST | ({"multiply_few"} if has_few else set())
     assert all(kernel.shared_bytes <= TARGETS[arch].shared_bytes for kernel in kernels)
     assert_nothing_spills(kernels, ON_THE_STACK.get(arch, {}))

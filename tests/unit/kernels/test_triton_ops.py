@@ -33,6 +33,15 @@ def test_blocks_are_copied_and_checked_bit_for_bit(
     interpreted(block_checks.check_blocks, num_blocks, block_shape, block_ids, dtype=dtype)
 
 
+@pytest.mark.parametrize(
+    ("num_rows", "in_size", "out_size"), [(1, 1024, 256), (7, 512, 128), (32, 256, 384), (50, 256, 256)]
+)
+def test_products_of_few_rows_equal_the_exact_ones(
+    interpreted: Run, num_rows: int, in_size: int, out_size: int
+) -> None:
+    interpreted(decoder_checks.check_few_rows, num_rows, in_size, out_size, dtype=torch.float16)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize(

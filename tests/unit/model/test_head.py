@@ -13,15 +13,21 @@ from torch.nn import functional
 
 from shared.errors import ModelLoadError
 from shared.kernels.batch import AttentionBatch
+from shared.kernels.linear_spec import LinearSpec
 from shared.kernels.pool_view import PoolView
+from shared.kernels.quantized import quantize_rows
 from shared.model.checkpoints import write_random_checkpoint
 from shared.model.decoder import Decoder
 from shared.model.families.registry import load_config
+from shared.model.layers.head import num_listed
 from shared.model.weights.head import has_head
+from shared.model.weights.plan import Quantization
+from tests.unit.kernels.isas import needs_library
 
 WITH_HEAD = {"num_nextn_predict_layers": 1}
 NUM_TOKENS, BLOCK_SIZE = 37, 16
 PREFIX = "model.layers.2."
+LARGE = ("eh_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 
 
 @pytest.fixture
@@ -96,6 +102,59 @@ def test_a_heads_logits_are_those_of_its_equations(folder: Path, cuts: tuple[int
             logits.append(decoder.logits(decoder.head.forward(following, hidden, positions, pool, batch, rows)))
     expected = by_equations(load_file(folder / "model.safetensors"), torch.cat(states).double(), tokens[1:])
     torch.testing.assert_close(torch.cat(logits).double(), expected, atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.parametrize("kernels", ["torch", pytest.param("cpu", marks=needs_library)])
+@pytest.mark.parametrize("tie", [False, True])
+def test_guesses_are_chosen_among_the_first_tokens_by_weights_that_are_read_fast(
+    tmp_path: Path, kernels: str, tie: bool
+):
+    """The C++ kernels read all but small weights in 4 bits, torch's ops would open these at each call. The answer's
+    logits are what they are without a head."""
+    sizes = {"vocab_size": 2112, "hidden_size": 256, "intermediate_size": 256, "tie": tie}
+    config = write_random_checkpoint(tmp_path, extra_config=WITH_HEAD, **sizes)
+    decoder, plain = (
+        Decoder.load(tmp_path, torch.float32, "cpu", kernels=kernels, has_head=has) for has in (True, False)
+    )
+    head, count = decoder.head, num_listed(config.vocab_size)
+    assert head is not None
+    assert count == 1056
+    layout = decoder.config.block_layout(BLOCK_SIZE, "float32", has_head=True)
+    pool = PoolView.of(torch.zeros(layout.shape(4), dtype=torch.uint8), layout)
+    batch = AttentionBatch.from_lists([NUM_TOKENS], [NUM_TOKENS], [[2, 0, 3]], BLOCK_SIZE)
+    positions, tokens = torch.arange(NUM_TOKENS), (7 + 31 * torch.arange(NUM_TOKENS + 1)) % 2112
+    with torch.inference_mode():
+        hidden = decoder.hidden(tokens[:-1], positions, pool, batch, positions)
+        assert decoder.logits(hidden).equal(plain.logits(hidden))
+        logits = head.logits(head.forward(tokens[1:], hidden, positions, pool, batch, positions))
+    assert logits.shape == (NUM_TOKENS, config.vocab_size)
+    assert (logits[:, count:] == -torch.inf).all()
+    tensors = load_file(tmp_path / "model.safetensors")
+    embedding = tensors["model.embed_tokens.weight"].clone()
+    tensors.setdefault("lm_head.weight", embedding)
+    if kernels == "cpu":
+        for name in ("lm_head", *(PREFIX + name for name in LARGE)):
+            tensor = tensors[f"{name}.weight"]
+            tensors[f"{name}.weight"] = quantize_rows(tensor, LinearSpec("int4", 128, has_zeros=True)).dense()
+    tensors["model.embed_tokens.weight"] = embedding
+    expected = by_equations(tensors, hidden.double(), tokens[1:])
+    torch.testing.assert_close(logits[:, :count].double(), expected[:, :count], atol=2e-3, rtol=2e-3)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])
+def test_a_rounded_models_list_has_its_own_rows(tmp_path: Path, quantization: Quantization):
+    write_random_checkpoint(tmp_path, extra_config=WITH_HEAD, vocab_size=2112, hidden_size=64)
+    decoder = Decoder.load(tmp_path, torch.float32, "cpu", quantization=quantization, has_head=True)
+    assert decoder.head is not None
+    states = torch.randn(3, 64, generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        found, expected = decoder.head.logits(states), decoder.logits(states)
+    torch.testing.assert_close(found[:, :1056], expected[:, :1056])
+    assert (found[:, 1056:] == -torch.inf).all()
+
+
+def test_a_small_vocabulary_is_listed_whole():
+    assert [num_listed(size) for size in (320, 1024, 1500, 3072, 32_001)] == [320, 1024, 1024, 1536, 16_032]
 
 
 def test_a_head_is_loaded_only_where_it_is_asked_for(folder: Path):

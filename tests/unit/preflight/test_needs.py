@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import shutil
 import socket
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from services.preflight.component import Component
 from services.preflight.finding import Level
@@ -20,6 +22,7 @@ from shared.errors import ConfigError, InvalidRequest
 from shared.model.adapters.targets import values_of_rank
 from shared.model.checkpoints import write_random_checkpoint
 from shared.model.families.registry import load_config
+from shared.model.layers.head import HeadParameters
 from tests.integration.engine.families import write_family
 from tests.unit.preflight.trees import add
 
@@ -142,6 +145,31 @@ def test_a_host_of_a_group_needs_room_for_its_part_alone(need: EngineNeed) -> No
     finding = check_weights(replace(need, num_hosts=2), memory)
     assert finding.level is Level.OK
     assert "for one of 2 hosts' parts" in finding.text
+
+
+def test_a_head_takes_memory_of_its_own(tmp_path: Path) -> None:
+    write_random_checkpoint(tmp_path, max_position_embeddings=512, extra_config={"num_nextn_predict_layers": 1})
+    flags = ["--model", str(tmp_path), "--dtype", "fp32", "--name", "w"]
+    plain, heads = (needs_of(Component.WORKER, Overrides(), [*flags, "--speculation", name], DEMO).engine
+                    for name in ("auto", "heads"))  # fmt: skip
+    assert plain is not None
+    assert heads is not None
+    assert f"KV {TOKEN_BYTES} B a token" in check_weights(plain, 1 << 30).text
+    assert f"KV {TOKEN_BYTES * 3 // 2} B a token" in check_weights(heads, 1 << 30).text
+    config = load_config(tmp_path)
+    views = HeadParameters.allocate(config, torch.float32, "meta").checkpoint_views(config)
+    weights = sum(math.prod(view.shape) * 4 for view in views.values())
+    of_both = (tmp_path / "model.safetensors").stat().st_size
+    room = of_both + 16 * TOKEN_BYTES * 3 // 2
+    assert check_weights(heads, room).level is not Level.FAIL
+    assert check_weights(heads, room - weights).level is Level.FAIL
+    assert check_weights(plain, room - weights).level is not Level.FAIL
+
+
+def test_heads_of_a_checkpoint_without_one_are_refused(need: EngineNeed) -> None:
+    finding = check_weights(replace(need, has_head=True), 1 << 30)
+    assert finding.level is Level.FAIL
+    assert "has no head: no num_nextn_predict_layers" in finding.text
 
 
 def test_rounded_weights_need_less_memory(need: EngineNeed) -> None:

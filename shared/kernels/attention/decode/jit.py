@@ -22,6 +22,7 @@ from shared.kernels.attention.jit import (
     slot_offsets,
 )
 from shared.kernels.kv_codes_jit import head_elements, load_scales, opened
+from shared.kernels.overlap_jit import await_kernels_before
 
 
 @triton.jit
@@ -97,8 +98,10 @@ def decode_parts(
     TILE: tl.constexpr,
     HEADS: tl.constexpr,  # heads that the merge reads at once
     CHUNK: tl.constexpr,  # parts of each
+    OVERLAPS: tl.constexpr,
 ):
     """Grid (num_kv_heads, num_slots): one part of one sequence for one KV head and the query heads that share it."""
+    await_kernels_before(OVERLAPS)
     kv_head, slot = tl.program_id(0), tl.program_id(1)
     num_kv_heads = tl.num_programs(0)
     item = items + slot * WIDTH

@@ -6,6 +6,7 @@ import math
 
 from torch import Tensor
 
+from shared.kernels import device as devices
 from shared.kernels.attention.contract import check_paged_attention
 from shared.kernels.attention.decode.jit import decode_parts
 from shared.kernels.attention.decode.schedule import plan_decode
@@ -106,6 +107,7 @@ def decode_attention(
         TILE=config.tile,
         HEADS=heads_at_once,
         CHUNK=merge_chunk(heads_at_once, dims),
+        **devices.overlap(query.device),
         num_warps=config.num_warps,
         num_stages=config.num_stages,
         enable_fp_fusion=True,

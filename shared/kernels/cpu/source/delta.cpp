@@ -11,6 +11,13 @@
 #include "simd.h"
 #include "thread_pool.h"
 
+// Of a product: nothing is 0, the result is not wanted above its diagonal, or the rows are 0 there.
+enum Triangle { kOfNone, kOfResult, kOfRows };
+
+#ifdef TANDEM_AMX
+#include "delta_tiles.h"
+#endif
+
 // As in shared/kernels/cpu/delta.py.
 struct DeltaLayer {
   const float *conv, *decay, *decay_bias;  // [taps][channels], [value heads] each
@@ -34,6 +41,7 @@ constexpr int64_t kChunk = 64;
 constexpr float kNormEps = 1e-6f;
 constexpr int kTileRows = kVectors == 32 ? 8 : 4, kTileVectors = kVectors == 32 ? 2 : 1;  // of a product's sums
 constexpr int kRowVectors = kVectors == 32 ? 8 : 2;  // of a matrix's row, at once in a step of one token
+constexpr int kSolved = kVectors == 32 ? 4 : 2;      // of a chunk's updates, at once
 
 float rounded_to(const float*, float x) { return x; }
 float rounded_to(const bf16*, float x) {
@@ -74,24 +82,133 @@ void product_tile(const float* a, int64_t lda, const float* b, int64_t ldb, int6
     for (int v = 0; v < V; v++) f(row + r, column + 16 * v, c[r][v]);
 }
 
-template <int V, typename F>
+template <Triangle kTriangle, int R, int V, typename F>
+void product_rows(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t depth, int64_t row, int64_t column, F& f) {
+  if (kTriangle == kOfResult && column >= row + R) return;
+  product_tile<R, V>(a, lda, b, ldb, kTriangle == kOfRows ? std::min(depth, row + R) : depth, row, column, f);
+}
+
+template <Triangle kTriangle, int V, typename F>
 void product_columns(
     const float* a, int64_t lda, const float* b, int64_t ldb, int64_t rows, int64_t depth, int64_t column, F& f) {
   int64_t row = 0;
   for (; row + kTileRows <= rows; row += kTileRows)
-    product_tile<kTileRows, V>(a, lda, b, ldb, depth, row, column, f);
-  for (; row < rows; row++) product_tile<1, V>(a, lda, b, ldb, depth, row, column, f);
+    product_rows<kTriangle, kTileRows, V>(a, lda, b, ldb, depth, row, column, f);
+  for (; row < rows; row++) product_rows<kTriangle, 1, V>(a, lda, b, ldb, depth, row, column, f);
 }
 
-// a [rows][depth] times b [depth][columns], columns a multiple of 16.
-template <typename F>
+// a [rows][depth] times b [depth][columns], columns a multiple of 16; calls f(row, column, 16 sums).
+template <Triangle kTriangle, typename F>
 void product(
     const float* a, int64_t lda, const float* b, int64_t ldb, int64_t rows, int64_t depth, int64_t columns, F&& f) {
   int64_t column = 0;
   for (; column + 16 * kTileVectors <= columns; column += 16 * kTileVectors)
-    product_columns<kTileVectors>(a, lda, b, ldb, rows, depth, column, f);
-  for (; column < columns; column += 16) product_columns<1>(a, lda, b, ldb, rows, depth, column, f);
+    product_columns<kTriangle, kTileVectors>(a, lda, b, ldb, rows, depth, column, f);
+  for (; column < columns; column += 16) product_columns<kTriangle, 1>(a, lda, b, ldb, rows, depth, column, f);
 }
+
+// Products of a chunk's tokens with each other and with a state. Queries and keys are rows of k numbers; calls of f as
+// of `product`.
+template <typename T>
+class Products {
+ public:
+  static int64_t room(int64_t, int64_t) { return 0; }  // in numbers
+  Products(int64_t k, int64_t v, float*) : k_(k), v_(v) {}
+
+  // active [n][channels]: queries, then keys; keys [k][kChunk], the same in columns.
+  void take_tokens(const float* active, int64_t channels, const float* keys, int64_t n) {
+    active_ = active, channels_ = channels, keys_ = keys, n_ = n;
+  }
+  void take_state(const float* state) { state_ = state; }  // [k][v]
+
+  // Queries, or keys, times keys, up to the diagonal.
+  template <bool kKeys, typename F>
+  void with_keys(F&& f) const {
+    product<kOfResult>(active_ + (kKeys ? k_ : 0), channels_, keys_, kChunk, n_, k_, (n_ + 15) / 16 * 16, f);
+  }
+  template <bool kKeys, typename F>
+  void with_state(F&& f) const {
+    product<kOfNone>(active_ + (kKeys ? k_ : 0), channels_, state_, v_, n_, k_, v_, f);
+  }
+  // Rows of the triangle [n][kChunk] times updates [n][v].
+  template <typename F>
+  void within(const float* rows, const float* updates, F&& f) const {
+    product<kOfRows>(rows, kChunk, updates, v_, n_, n_, v_, f);
+  }
+  // Keys, of which the tokens are columns, times updates.
+  template <typename F>
+  void of_tokens(const float* updates, F&& f) const {
+    product<kOfNone>(keys_, kChunk, updates, v_, k_, n_, v_, f);
+  }
+
+ private:
+  int64_t k_, v_;
+  const float *active_ = nullptr, *keys_ = nullptr, *state_ = nullptr;
+  int64_t channels_ = 0, n_ = 0;
+};
+
+#ifdef TANDEM_AMX
+template <>
+class Products<bf16> {
+ public:
+  static int64_t room(int64_t k, int64_t v) {
+    const int64_t wide = whole_tiles(k), deep = whole_tiles(v);
+    return kChunk * (4 * wide + kChunk + deep) + wide * deep + 16 * 14;
+  }
+  Products(int64_t k, int64_t v, float* memory) : k_(k), v_(v) {
+    const int64_t wide = whole_tiles(k), deep = whole_tiles(v);
+    memory += -(uintptr_t(memory) / 4) % 16;  // tiles lie in whole lines of the cache
+    auto rows = [&](int64_t count, int64_t depth) {
+      const RowHalves found{(bf16*)memory, (bf16*)memory + count * depth, depth};
+      memory += (count * depth + 15) / 16 * 16;
+      return found;
+    };
+    auto pairs = [&](int64_t depth, int64_t columns) {
+      const PairHalves found{(uint32_t*)memory, (uint32_t*)memory + depth / 2 * columns, columns};
+      memory += depth * columns;
+      return found;
+    };
+    queries_ = rows(kChunk, wide), keys_ = rows(kChunk, wide), tokens_ = rows(wide, kChunk), within_ = rows(kChunk, kChunk);
+    key_pairs_ = pairs(wide, kChunk), state_ = pairs(wide, deep), updates_ = pairs(kChunk, deep);
+    tiles_.shape(16, 16);
+  }
+
+  void take_tokens(const float* active, int64_t channels, const float* keys, int64_t n) {
+    n_ = n;
+    queries_.split(active, channels, n, k_);
+    keys_.split(active + k_, channels, n, k_);
+    tokens_.split(keys, kChunk, k_, kChunk);
+    key_pairs_.split(keys, kChunk, k_, kChunk);
+  }
+  void take_state(const float* state) { state_.split(state, v_, k_, v_); }
+
+  template <bool kKeys, typename F>
+  void with_keys(F&& f) const {
+    tile_product<kOfResult>(kKeys ? keys_ : queries_, key_pairs_, n_, whole_tiles(n_), f);
+  }
+  template <bool kKeys, typename F>
+  void with_state(F&& f) const {
+    tile_product<kOfNone>(kKeys ? keys_ : queries_, state_, n_, v_, f);
+  }
+  template <typename F>
+  void within(const float* rows, const float* updates, F&& f) {
+    within_.split(rows, kChunk, n_, kChunk);
+    updates_.split(updates, v_, n_, v_);
+    tile_product<kOfRows>(within_, updates_, n_, v_, f, whole_tiles(n_));
+  }
+  template <typename F>
+  void of_tokens(const float* updates, F&& f) {
+    updates_.split(updates, v_, n_, v_);
+    tile_product<kOfNone>(tokens_, updates_, k_, v_, f, whole_tiles(n_));
+  }
+
+ private:
+  int64_t k_, v_, n_ = 0;
+  RowHalves queries_, keys_, tokens_, within_;
+  PairHalves key_pairs_, state_, updates_;
+  TwoByTwo tiles_;
+};
+#endif
 
 template <typename T>
 struct Task {
@@ -306,19 +423,23 @@ struct Task {
     const int64_t filled = ids[kFilled * step.num_states] >= 0 ? end / step.block_size * step.block_size - start : count;
     int64_t used = 0;
     memory.resize(std::max<int64_t>(
-        memory.size(), (before + 2 * kChunk) * channels + times * k * v + kChunk * (k + 2 * kChunk + 3 * v) + v + 1024));
+        memory.size(), (before + 2 * kChunk) * channels + times * k * v + kChunk * (k + 4 * kChunk + 3 * v) +
+                           Products<T>::room(k, v) + v + 1024));
     float *inputs = room(used, (before + kChunk) * channels), *active = room(used, kChunk * channels);
     float *states = room(used, times * k * v), *keys = room(used, k * kChunk);
     Chunk chunk{keys};
+    chunk.keys_with_keys = room(used, kChunk * kChunk), chunk.queries_with_keys = room(used, kChunk * kChunk);
     chunk.system = room(used, kChunk * kChunk), chunk.within = room(used, kChunk * kChunk);
     chunk.updates = room(used, kChunk * v), chunk.found = room(used, kChunk * v);
-    chunk.since = room(used, kChunk), chunk.rates = room(used, kChunk);
+    chunk.since = room(used, kChunk), chunk.grown = room(used, kChunk), chunk.rates = room(used, kChunk);
+    Products<T> products(k, v, memory.data() + used);
     read_tail(inputs);
     for (int64_t h = 0; h < times; h++) read(matrix(h), k * v, states + h * k * v);
     for (int64_t done = 0; done < count;) {
       const int64_t n = std::min(kChunk, (done < filled ? filled : count) - done);
       convolve(first + done, n, inputs, active);
-      for (int64_t h = 0; h < times; h++) pass(first + done, n, h, active, states + h * k * v, chunk);
+      relate(n, active, chunk, products);
+      for (int64_t h = 0; h < times; h++) pass(first + done, n, h, active, states + h * k * v, chunk, products);
       std::memmove(inputs, inputs + n * channels, 4 * before * channels);
       done += n;
       if (done == filled && filled < count) keep(kFilled, inputs, states);
@@ -331,70 +452,93 @@ struct Task {
   }
 
   struct Chunk {
-    float* keys;  // [k][kChunk]: columns are tokens
-    float *system, *within, *updates, *found, *since, *rates;
+    float* keys;                                  // [k][kChunk]: columns are tokens
+    float *keys_with_keys, *queries_with_keys;    // [kChunk][kChunk], up to the diagonal
+    float *system, *within;                       // these of one value head
+    float *updates, *found, *since, *grown, *rates;
   };
 
+  // What all value heads of some tokens share: products of keys, and of queries with keys.
+  void relate(int64_t n, const float* active, const Chunk& c, Products<T>& products) const {
+    for (int64_t i = 0; i < k; i++) {
+      for (int64_t t = 0; t < n; t++) c.keys[i * kChunk + t] = active[t * channels + k + i];
+      for (int64_t t = n; t < kChunk; t++) c.keys[i * kChunk + t] = 0.0f;
+    }
+    products.take_tokens(active, channels, c.keys, n);
+    products.template with_keys<false>([&](int64_t row, int64_t column, Floats x) {
+      store(c.queries_with_keys + row * kChunk + column, x);
+    });
+    products.template with_keys<true>([&](int64_t row, int64_t column, Floats x) {
+      store(c.keys_with_keys + row * kChunk + column, x);
+    });
+  }
+
   // Some tokens of one value head: their updates, what they read, and the state behind them.
-  void pass(int64_t token, int64_t n, int64_t h, const float* active, float* state, const Chunk& c) const {
-    const int64_t head = key_head * times + h, padded = (n + 15) / 16 * 16;
+  void pass(
+      int64_t token, int64_t n, int64_t h, const float* active, float* state, const Chunk& c, Products<T>& products) const {
+    const int64_t head = key_head * times + h;
     float sum = 0;
     for (int64_t t = 0; t < n; t++) {
       const auto [log_decay, rate] = gates(token + t, head);
-      c.since[t] = sum += log_decay, c.rates[t] = rate;
+      c.since[t] = sum += log_decay, c.grown[t] = std::exp(sum), c.rates[t] = rate;
     }
-    for (int64_t i = 0; i < k; i++) {
-      for (int64_t t = 0; t < n; t++) c.keys[i * kChunk + t] = active[t * channels + k + i];
-      for (int64_t t = n; t < padded; t++) c.keys[i * kChunk + t] = 0.0f;
-    }
-    for (int64_t t = n; t < padded; t++) c.since[t] = sum;
-    // Products of keys, and of queries with keys, times the decay between the two tokens; nothing from later ones.
-    auto between = [&](int64_t row, int64_t column, int64_t last) {
-      const Floats e = exp16(smaller(all(c.since[row]) - load(c.since + column), zeros()));
-      const int64_t lanes = last - column;
-      return lanes <= 0 ? zeros() : lanes >= 16 ? e : keep_lanes(lanes, e);
-    };
-    product(active + k, channels, c.keys, kChunk, n, k, padded, [&](int64_t row, int64_t column, Floats x) {
-      store(c.system + row * kChunk + column, x * all(c.rates[row]) * between(row, column, row));
-    });
-    product(active, channels, c.keys, kChunk, n, k, padded, [&](int64_t row, int64_t column, Floats x) {
-      store(c.within + row * kChunk + column, x * between(row, column, row + 1));
-    });
+    for (int64_t t = n; t < kChunk; t++) c.since[t] = sum;
+    // Times the decay between the two tokens; nothing from later ones.
+    for (int64_t row = 0; row < n; row++)
+      for (int64_t column = 0, at = row * kChunk; column < kChunk; column += 16) {
+        if (column > row) {
+          store(c.within + at + column, zeros());
+          continue;
+        }
+        const Floats decay = exp16(smaller(all(c.since[row]) - load(c.since + column), zeros()));
+        store(c.system + at + column, up_to(row - column, load(c.keys_with_keys + at + column) * all(c.rates[row]) * decay));
+        store(c.within + at + column, up_to(row + 1 - column, load(c.queries_with_keys + at + column) * decay));
+      }
     // What is not known yet, then the updates, one token after another.
     const float* values = active + 2 * k + h * v;
-    product(active + k, channels, state, v, n, k, v, [&](int64_t row, int64_t column, Floats x) {
+    products.take_state(state);
+    products.template with_state<true>([&](int64_t row, int64_t column, Floats x) {
       const Floats value = load(values + row * channels + column);
-      store(c.updates + row * v + column, (value - x * all(std::exp(c.since[row]))) * all(c.rates[row]));
+      store(c.updates + row * v + column, (value - x * all(c.grown[row])) * all(c.rates[row]));
     });
-    for (int64_t column = 0; column < v; column += 16) {
-      for (int64_t row = 1; row < n; row++) {
-        Floats left[2] = {load(c.updates + row * v + column), zeros()};
-        int64_t j = 0;
-        for (; j + 2 <= row; j += 2)
-#pragma GCC unroll 2
-          for (int i = 0; i < 2; i++)
-            left[i] = minus_product(left[i], all(c.system[row * kChunk + j + i]), load(c.updates + (j + i) * v + column));
-        if (j < row) left[0] = minus_product(left[0], all(c.system[row * kChunk + j]), load(c.updates + j * v + column));
-        store(c.updates + row * v + column, left[0] + left[1]);
-      }
-    }
-    product(active, channels, state, v, n, k, v, [&](int64_t row, int64_t column, Floats x) {
-      store(c.found + row * v + column, x * all(std::exp(c.since[row])));
+    int64_t solved = 0;
+    for (; solved + 16 * kSolved <= v; solved += 16 * kSolved) solve<kSolved>(c, n, solved);
+    for (; solved < v; solved += 16) solve<1>(c, n, solved);
+    products.template with_state<false>([&](int64_t row, int64_t column, Floats x) {
+      store(c.found + row * v + column, x * all(c.grown[row]));
     });
-    product(c.within, kChunk, c.updates, v, n, n, v, [&](int64_t row, int64_t column, Floats x) {
+    products.within(c.within, c.updates, [&](int64_t row, int64_t column, Floats x) {
       store(c.found + row * v + column, load(c.found + row * v + column) + x);
     });
     for (int64_t t = 0; t < n; t++) finish(c.found + t * v, token + t, head);
-    for (int64_t t = 0; t < padded; t += 16) {
-      const Floats rest = exp16(all(sum) - load(c.since + t));
-      for (int64_t i = 0; i < k; i++) store(c.keys + i * kChunk + t, load(c.keys + i * kChunk + t) * rest);
+    for (int64_t t = 0; t < n; t++) {
+      const Floats rest = all(std::exp(sum - c.since[t]));
+      for (int64_t i = 0; i < v; i += 16) store(c.updates + t * v + i, load(c.updates + t * v + i) * rest);
     }
     const Floats whole = all(std::exp(sum));
-    product(c.keys, kChunk, c.updates, v, k, n, v, [&](int64_t row, int64_t column, Floats x) {
+    products.of_tokens(c.updates, [&](int64_t row, int64_t column, Floats x) {
       store(state + row * v + column, plus_product(x, whole, load(state + row * v + column)));
     });
   }
-  static Floats keep_lanes(int64_t count, Floats x) { return ::keep(first_lanes(count), x); }
+
+  // Updates of 16 V columns, in which each token's have those of the tokens before it taken out.
+  template <int V>
+  void solve(const Chunk& c, int64_t n, int64_t column) const {
+    for (int64_t row = 1; row < n; row++) {
+      Floats left[V][2];
+      for (int i = 0; i < V; i++) left[i][0] = load(c.updates + row * v + column + 16 * i), left[i][1] = zeros();
+      for (int64_t j = 0; j < row; j++) {
+        const Floats factor = all(c.system[row * kChunk + j]);
+#pragma GCC unroll 4
+        for (int i = 0; i < V; i++)
+          left[i][j % 2] = minus_product(left[i][j % 2], factor, load(c.updates + j * v + column + 16 * i));
+      }
+      for (int i = 0; i < V; i++) store(c.updates + row * v + column + 16 * i, left[i][0] + left[i][1]);
+    }
+  }
+  static Floats up_to(int64_t count, Floats x) {
+    return count <= 0 ? zeros() : count >= 16 ? x : ::keep(first_lanes(count), x);
+  }
 };
 
 template <typename T>

@@ -6,9 +6,11 @@ import math
 
 import pytest
 
+from shared.engine.plan import SampledToken
 from shared.engine.sampling_params import DRAFTERS, MOST_GUESSES, Speculation
 from shared.engine.speculation.drafter import Draft
 from shared.engine.speculation.gain import ARM_STEPS, ARMS, LONGEST_STAY
+from shared.engine.speculation.head_model import HeadModel
 from shared.engine.speculation.row_costs import OLD, RowCosts
 from shared.engine.speculation.speculator import PLAIN_EVERY, Speculator
 from shared.errors import InvalidRequest
@@ -159,6 +161,56 @@ def test_guesses_come_back_when_they_gain_again():
     answered(speculator, 500, 0.2, lambda _: 0)
     found = answered(speculator, 5 * LONGEST_STAY, 0.05)
     assert sum(map(bool, found[-50:])) >= 50 - 2 * ARM_STEPS - 1  # beside a trial, or the plain step now and then
+
+
+class SevensHead:
+    """A head's runner that guesses 7, behind steps that gave it what it guesses with."""
+
+    def __init__(self):
+        self.has_begun = False
+
+    def is_ready(self, _sequence_id, _position):
+        return self.has_begun
+
+    def guess(self, guesses):
+        return [SampledToken(7, 0.0) for _ in guesses]
+
+
+def answered_with_head(begin_s, steps=3000):
+    """Guesses of each step of one sequence of sevens, one at most: a step takes 0.1 s, and `begin_s` more where it
+    gives what the head guesses with."""
+    runner = SevensHead()
+    speculator = Speculator([], model=HeadModel(runner, 16, 10**6, clock=lambda: 0.0))
+    item = sequence("s", [7, 7], max_tokens=10**5, speculation=Speculation("heads", 1))
+    item.block_ids, found = list(range(10**4)), []
+    for _ in range(steps):
+        rests = speculator.rests(1)
+        guesses = 0 if rests else len(speculator.propose([item], 64, 0.1).get("s", ()))
+        found.append(guesses)
+        runner.has_begun = speculator.follows_steps
+        if not rests:
+            speculator.measured(1, guesses, 0.1, 0.1 + begin_s * runner.has_begun)
+            speculator.verified("s", guesses, guesses)
+        item.token_ids += [7] * (1 + guesses)
+    return found
+
+
+@pytest.mark.parametrize(("begin_s", "gains"), [(0.05, True), (0.15, False)])
+def test_a_head_is_asked_where_its_guesses_are_worth_what_all_steps_pay_for_it(begin_s, gains):
+    """Two tokens in 0.15 s, or in 0.25 s, beside one in 0.1 s."""
+    found = answered_with_head(begin_s)
+    assert sum(found[1500:]) / 1500 > 0.9 if gains else sum(found[1500:]) / 1500 < 0.1
+
+
+def test_blocks_are_taken_ahead_for_what_may_be_guessed_in_them_alone():
+    head = Speculator([Sure()], model=HeadModel(SevensHead(), 16, 100))
+    for speculation, ahead in (("auto", 15), ("ngram", 0), ("off", 0), ("heads", 15)):
+        asked = Speculation(speculation)
+        assert head.num_written_ahead(sequence("s", [2, 3], max_tokens=99, speculation=asked)) == ahead
+    assert head.num_written_ahead(sequence("s", [2, 3], max_tokens=99, speculation=Speculation("heads", 4))) == 4
+    assert head.num_written_ahead(sequence("s", [2, 3], max_tokens=3)) == 2
+    assert head.num_written_ahead(sequence("s", [2] * 100, max_tokens=9)) == 0  # it has no positions for more
+    assert Speculator([Sure()]).num_written_ahead(sequence("s", [2, 3], max_tokens=99)) == 0
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Both tiers under one name, so that one suite holds for both."""
+"""All tiers under one name, so that one suite holds for all."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import pytest
 
 from services.kvstore.tiers.arena import HostArena
 from services.kvstore.tiers.disk import HEADER_BYTES, DiskTier
+from services.kvstore.tiers.shared_disk import SharedDiskTier
 from tests.unit.kvstore.tiers.blocks import BLOCK_BYTES
 
 MakeTier = Callable[[int], HostArena | DiskTier]
 
 
-@pytest.fixture(params=["host", "disk"])
+@pytest.fixture(params=["host", "disk", "shared"])
 def make_tier(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeTier]:
     """A started tier with room for that many blocks."""
     made: list[HostArena | DiskTier] = []
@@ -23,8 +24,11 @@ def make_tier(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeTi
         tier: HostArena | DiskTier
         if request.param == "host":
             tier = HostArena(num_blocks * BLOCK_BYTES + 7, BLOCK_BYTES)
-        else:
+        elif request.param == "disk":
             tier = DiskTier(tmp_path / "blocks", num_blocks * (BLOCK_BYTES + HEADER_BYTES) + 7, BLOCK_BYTES)
+        else:
+            budget = num_blocks * (BLOCK_BYTES + HEADER_BYTES) + 7
+            tier = SharedDiskTier(tmp_path / "shared", "store-0", budget, BLOCK_BYTES)
         tier.start()
         made.append(tier)
         return tier

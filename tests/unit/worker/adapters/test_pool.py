@@ -14,7 +14,7 @@ import pytest
 
 from services.worker.adapters.pool import MAX_NAMELESS, AdapterPool
 from services.worker.adapters.slots import SlotTable
-from shared.errors import InvalidRequest, ModelLoadError, NotFound, Overloaded
+from shared.errors import Draining, InvalidRequest, ModelLoadError, NotFound, Overloaded
 from shared.kernels.lora.step import LoadedAdapter
 from tests.waiting import DEADLINE_S, until
 
@@ -219,3 +219,29 @@ async def test_only_folders_in_the_roots_are_allowed_links_followed(tmp_path: Pa
             with pytest.raises(InvalidRequest, match="lora_path"):
                 r.pool.allowed(str(folder))
     assert r.reads == []
+
+
+async def test_a_pool_that_rests_has_nothing_in_slots_and_reads_again_once_it_wakes() -> None:
+    async with rig() as r:
+        await r.add("a", "A")
+        r.gates["b"] = threading.Event()
+        r.contents["b"] = "B"
+        reading = asyncio.create_task(r.pool.add("b", Path("/adapters/b")))
+        await until(lambda: r.reads[-1:] == ["b"])
+        resting = asyncio.create_task(r.pool.rest())
+        await asyncio.sleep(0)
+        r.gates.pop("b").set()
+        await resting
+        with pytest.raises(Draining, match="no weights"):
+            await reading
+        assert (r.pool.resident, set(r.placed.values())) == (frozenset(), {None})
+        with pytest.raises(Draining, match="no weights"):
+            await r.pool.add("b", Path("/adapters/b"))
+        with pytest.raises(Draining, match="no weights"):
+            await r.pool.hold("A").ready()
+        r.pool.wake()
+        lease = r.pool.hold("A")
+        assert r.placed[await lease.ready()] == "A"
+        lease.release()
+        await r.pool.rest()
+        assert r.pool.names == {"a": "A"}, "what is known stays so"

@@ -45,7 +45,7 @@ class Host:
             fingerprint="old", config=config, dtype=torch.float32, texts_digest="", has_head=False
         )
         degrees = SimpleNamespace(num_ranks=1)
-        self.settings = SimpleNamespace(degrees=degrees, has_adapters=False, quantization="none", name="w")
+        self.settings = SimpleNamespace(degrees=degrees, group_hosts=1, is_on_gpu=False, quantization="none", name="w")
         self.calls: list[str] = []
         self.reading = lambda _folder: None
 
@@ -58,6 +58,19 @@ class Host:
         self.folder = folder
 
 
+class Adapters:
+    """A pool of adapters, by what it was called."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    async def rest(self) -> None:
+        self._host.calls.append("rest")
+
+    def wake(self) -> None:
+        self._host.calls.append("wake")
+
+
 class Worker:
     """What `WeightChanges` reaches."""
 
@@ -67,6 +80,7 @@ class Worker:
             paused=False, asleep=False, engine=None, model_fingerprint="", flush=lambda: self.paused.append(None)
         )
         self.paused: list[None] = []
+        self.adapters = Adapters(self.host)
         self.idle = asyncio.Event()
         self.died = asyncio.Event()
         self.changes = WeightChanges(self)
@@ -168,7 +182,7 @@ async def test_nothing_is_left_of_weights_that_failed_when_the_old_ones_are_read
     worker.host.reading = read
     assert await worker.take(session, PAUSE) == ""
     assert await worker.take(session, LOAD, new) == "no room"
-    assert worker.host.calls == ["unload", "reload new", "reload old"]
+    assert worker.host.calls == ["rest", "unload", "reload new", "reload old", "wake"]
     assert not worker.died.is_set()
 
 
@@ -180,7 +194,18 @@ async def test_a_worker_that_sleeps_wakes_with_no_folder_that_does_not_fit(folde
     for step in (PAUSE, UNLOAD):
         assert await worker.take(session, step) == ""
     assert "mlp" in await worker.take(session, LOAD, other)
-    assert worker.host.calls == ["unload"]
+    assert worker.host.calls == ["rest", "unload"]
     assert worker.load.asleep
     assert await worker.take(session, LOAD) == ""
-    assert worker.host.calls == ["unload", "reload old"]
+    assert worker.host.calls == ["rest", "unload", "reload old", "wake"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"), [({"group_hosts": 2}, "several hosts"), ({"is_on_gpu": True}, "several GPUs")]
+)
+async def test_a_group_whose_ranks_cannot_be_started_anew_says_so(folder, changed, says):
+    worker, session = Worker(folder), Listening(1)
+    vars(worker.host.settings).update({"degrees": SimpleNamespace(num_ranks=2), **changed})
+    for step in (CHECK, PAUSE, UNLOAD):
+        assert says in await worker.take(session, step)
+    assert not worker.load.paused

@@ -37,6 +37,8 @@ ENGINE_TOKEN = "engine.token"
 """Where an engine is given a sequence that holds a certain token id: exit, as a fault in native code would end it."""
 UCX_SEND = "ucx.send"
 """Before a block or trailer leaves over UCX: hang, raise."""
+ADAPTER_READ = "adapter.read"
+"""Before a worker reads an adapter's folder: hang, raise."""
 
 Kind = Literal["hang", "raise", "drop", "exit"]
 KINDS: Mapping[str, tuple[Kind, ...]] = {
@@ -44,6 +46,7 @@ KINDS: Mapping[str, tuple[Kind, ...]] = {
     SESSION_SEND: ("hang", "raise", "drop"),
     UCX_SEND: ("hang", "raise"),
     ENGINE_TOKEN: ("exit",),
+    ADAPTER_READ: ("hang", "raise"),
 }
 EXIT_STATUS = 70
 """Of a process that the kind `exit` ended."""

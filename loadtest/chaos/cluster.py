@@ -6,21 +6,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import grpc.aio
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
+from loadtest.chaos.adapters import NAMES, NUM_SLOTS
 from loadtest.chaos.network import Network
 from loadtest.chaos.phases import num_held, whole
 from loadtest.chaos.victims import PEERS, Status, merged
 from loadtest.rig.cluster import Extras, local_cluster
 from services.local.cluster import LocalCluster
 from services.local.supervisor import Died
-from shared.failpoints import ENGINE_STEP
+from shared.failpoints import ADAPTER_READ, ENGINE_STEP
 from shared.rpc.pb.tandem.v1 import fleet_pb2, fleet_pb2_grpc, inference_pb2, inference_pb2_grpc
 from shared.rpc.server import channel
 
+T = TypeVar("T")
 POLL_S = 0.003
 """While a moment must not be missed …"""
 CALM_POLL_S = 0.05
@@ -30,6 +35,7 @@ WHOLE_TIMEOUT_S = 60.0
 FREE_TIMEOUT_S = 10.0
 """Blocks that are held this long after the last answer are leaked, whatever a time-out would do later."""
 HANG_S = 20
+READ_HANG_S = 5
 
 
 class ChaosCluster:
@@ -76,6 +82,50 @@ class ChaosCluster:
         status = merged(await self.statuses())
         return num_held(status) if status is not None else -1
 
+    async def load_adapter(self, name: str, folder: Path) -> None:
+        """Through the first router, to all workers. Raises AioRpcError."""
+        stub = fleet_pb2_grpc.FleetServiceStub(self._channels[0])
+        await stub.LoadAdapter(fleet_pb2.LoadAdapterRequest(name=name, folder=str(folder)))
+
+    async def unload_adapter(self, name: str) -> None:
+        """Likewise."""
+        stub = fleet_pb2_grpc.FleetServiceStub(self._channels[0])
+        await stub.UnloadAdapter(fleet_pb2.UnloadAdapterRequest(name=name))
+
+    async def until_adapters(self, count: int) -> bool:
+        """Whether every router comes to know so many names of adapters at every worker, within WHOLE_TIMEOUT_S."""
+
+        def is_so(statuses: Sequence[Status | None]) -> bool:
+            workers = [worker for status in statuses if status is not None for worker in status.workers]
+            return None not in statuses and all(worker.num_adapters == count for worker in workers)
+
+        return await _within(WHOLE_TIMEOUT_S, self.statuses, is_so)
+
+    async def until_unused(self) -> bool:
+        """Whether no worker keeps an adapter for a request, within FREE_TIMEOUT_S."""
+        return await _within(FREE_TIMEOUT_S, self.num_used_adapters, lambda count: count == 0)
+
+    async def num_used_adapters(self) -> int:
+        """Adapters that workers keep for requests, by their own pages; -1 where one does not come in time."""
+        try:
+            return await self._num_used_adapters()
+        except httpx.HTTPError:
+            return -1
+
+    async def _num_used_adapters(self) -> int:
+        found = 0
+        async with httpx.AsyncClient(timeout=STATUS_TIMEOUT_S, verify=False) as client:
+            for name, address in self.local.metrics.items():
+                if name.startswith(("prefill", "decode")):
+                    page = (await client.get(f"http://{address}/metrics")).text
+                    found += sum(
+                        int(sample.value)
+                        for family in text_string_to_metric_families(page)
+                        for sample in family.samples
+                        if sample.name == "tandem_adapters" and sample.labels["state"] == "used"
+                    )
+        return found
+
     async def drain(self, *names: str, undo: bool = False) -> None:
         """These workers take no new requests, or take them again; returns when the routers know."""
         stub = fleet_pb2_grpc.FleetServiceStub(self._channels[0])
@@ -120,16 +170,31 @@ class ChaosCluster:
             return None
 
 
+async def _within(timeout_s: float, look: Callable[[], Awaitable[T]], is_so: Callable[[T], bool]) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not is_so(await look()):
+        if time.monotonic() > deadline:
+            return False
+        await asyncio.sleep(CALM_POLL_S)
+    return True
+
+
 @contextlib.asynccontextmanager
 async def chaos_cluster(
-    model: Path, folder: Path, *, networked: bool = False, speculation: str = "off"
+    model: Path, folder: Path, *, networked: bool = False, speculation: str = "off", adapters: Path | None = None
 ) -> AsyncIterator[ChaosCluster]:
     """Starts the cluster in fp32 on free ports, with logs in `folder`, and stops it. `networked`: each part in a
-    network of its own. `speculation`: of its workers."""
+    network of its own. `speculation`: of its workers. `adapters`: a folder with one of each of NAMES, of which a worker
+    has not all ready at once; SIGUSR1 then holds a worker's reads of adapters."""
     network = Network() if networked else None
     if network is not None:
         network.open()
     hanging = ("--failpoints", f"{ENGINE_STEP}=hang:{HANG_S}")  # SIGUSR1 hangs a worker's engine
+    served: dict[str, str | int] = {}
+    if adapters is not None:
+        hanging = ("--failpoints", f"{ADAPTER_READ}=hang:{READ_HANG_S}")
+        named = " ".join(f"{name}={adapters / name}" for name in NAMES)
+        served = {"adapters": named, "adapter_folders": str(adapters), "adapter_slots": NUM_SLOTS}
     async with local_cluster(
         Extras(worker_flags=hanging),
         network,
@@ -145,6 +210,7 @@ async def chaos_cluster(
         prefix_fetch="always",
         restart=True,
         state_dir=folder,
+        **served,
     ) as local:
         chaos = ChaosCluster(local, network)
         try:

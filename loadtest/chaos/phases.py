@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from loadtest.chaos.streams import Streams
+from loadtest.chaos import adapters
+from loadtest.chaos.streams import ANSWER_LEN, Streams
 from loadtest.chaos.victims import Status
 from shared.rpc.pb.tandem.v1 import types_pb2
 
@@ -35,7 +36,12 @@ def reached(phase: str, before: Status, streams: Streams) -> Callable[[Status], 
         held = sum(worker.num_requests + worker.load.num_running for worker in prefills)
         return decoding(status) and not held and all(len(stream.tokens) > 1 for stream in streams.all)
 
+    def under_late(_: Status) -> bool:
+        """Answers of the adapter that will be unloaded have begun, and have far to go."""
+        return any(stream.model == adapters.LATE and 0 < len(stream.tokens) < ANSWER_LEN // 2 for stream in streams.all)
+
     found = {"queued": queued, "prefilling": prefilling, "shipping": shipping, "decoding": decoding}
+    found |= {adapters.LOAD: shipping, adapters.JOIN: shipping, adapters.UNLOAD: under_late}
     return {**found, "after-hand-off": after_hand_off}[phase]
 
 

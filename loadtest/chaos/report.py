@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 from string import ascii_lowercase
 
+from loadtest.chaos import adapters
 from loadtest.chaos.trial import PHASES, Outcome, Trial
 from loadtest.rig.markdown import bold, table
 from shared.errors import ConfigError
@@ -98,11 +99,12 @@ def summary(rows: Sequence[Row]) -> str:
     lines = dict.fromkeys((outcome.trial.victim, outcome.trial.fault) for outcome in outcomes)
     found = {(row.outcome.trial.victim, row.outcome.trial.fault, row.outcome.trial.phase): row for row in rows}
     marks = _marks(rows)
-    cells = [[*line, *(_cell(found.get((*line, phase)), marks) for phase in PHASES)] for line in lines]
+    phases = [phase for phase in (*PHASES, *adapters.PHASES) if any(row.outcome.trial.phase == phase for row in rows)]
+    cells = [[*line, *(_cell(found.get((*line, phase)), marks) for phase in phases)] for line in lines]
     num_good = sum(outcome.good for outcome in outcomes)
     return "\n".join(
         (
-            table(("victim", "fault", *PHASES), cells, left=(0, 1)),
+            table(("victim", "fault", *phases), cells, left=(0, 1)),
             "",
             "Each cell: streams lost, streams with a wrong token, KV blocks leaked, longest pause of a client. "
             f"{num_good} of {len(outcomes)} trials cost no more than a pause.",

@@ -12,13 +12,17 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+import grpc.aio
+
+from loadtest.chaos.adapters import LATE, LOAD, NAMES, UNLOAD, write_adapters
 from loadtest.chaos.cluster import HANG_S, POLL_S, WHOLE_TIMEOUT_S, ChaosCluster, chaos_cluster
 from loadtest.chaos.phases import reached
-from loadtest.chaos.streams import ANSWER_TIMEOUT_S, Stream, Streams, prompts, undisturbed
+from loadtest.chaos.streams import ANSWER_TIMEOUT_S, Stream, Streams, ask, prompts, undisturbed
 from loadtest.chaos.trial import CONTROL, LASTING_CUT, PARTITIONS, Outcome, Trial, judge
 from loadtest.chaos.victims import PEERS, Status, cut_pairs, may_be, one_pair, parts_of
 from services.local.supervisor import MAX_DEATHS, WINDOW_S
 from shared.errors import Internal
+from shared.failpoints import ADAPTER_READ
 
 PARTITION_S = 10.0
 """Longer than a router waits before it gives a worker up, and a worker a router."""
@@ -91,6 +95,12 @@ class Deaths:
 
 NUM_STREAMS = 24
 PHASE_TIMEOUT_S = 30.0
+BASE = ("",)
+"""What all streams ask for …"""
+WITHOUT_LATE = ("", *NAMES)
+"""… or these in turn, …"""
+WITH_LATE = ("", *NAMES, LATE)
+"""… or these."""
 FETCHERS = ("prefill-1", "decode-1")
 """In trials of the fetch peer these get the prompts."""
 
@@ -113,20 +123,28 @@ class Chaos:
         self._resuming = resuming
         self._speculation = speculation
         self._texts = prompts(num_streams)
-        self._calm: Sequence[Stream] = ()
+        self._calm: dict[tuple[str, ...], Sequence[Stream]] = {}  # by the streams' models
+        self._adapters = folder.absolute() / "adapters"
         self._num_trials = 0
         self._num_clusters = 0
 
     async def run(self, todo: Sequence[Trial], on_outcome: Callable[[Outcome, float], None]) -> None:
         """`on_outcome` is called after each trial, with the seconds that it took."""
-        for networked, group in itertools.groupby(todo, key=lambda trial: trial.needs_network):
+        for kind, group in itertools.groupby(todo, key=lambda trial: (trial.needs_network, trial.has_adapters)):
+            networked, has_adapters = kind
+            if has_adapters:
+                write_adapters(self._model, self._adapters)
             left = iter(group)
             pending = next(left, None)
             while pending is not None:
                 self._num_clusters += 1
                 folder = self._folder / f"cluster-{self._num_clusters}"
                 async with chaos_cluster(
-                    self._model, folder, networked=networked, speculation=self._speculation
+                    self._model,
+                    folder,
+                    networked=networked,
+                    speculation=self._speculation,
+                    adapters=self._adapters if has_adapters else None,
                 ) as cluster:
                     pending = await self._try_on(cluster, pending, left, on_outcome)
 
@@ -135,8 +153,13 @@ class Chaos:
     ) -> Trial | None:
         """Trials until one leaves something behind; the next one, None where there is none."""
         await cluster.until_whole()
-        if not self._calm:
-            self._calm = await self._undisturbed(cluster)
+        if _models(first) not in self._calm:
+            if first.has_adapters:
+                await self._load_late(cluster)
+            for models in (WITHOUT_LATE, WITH_LATE) if first.has_adapters else (BASE,):
+                self._calm[models] = await self._undisturbed(cluster, models)
+            if first.has_adapters:
+                await cluster.unload_adapter(LATE)
         pending: Trial | None = first
         intact, deaths = True, Deaths()
         while pending is not None and intact:
@@ -151,9 +174,15 @@ class Chaos:
         self._num_trials += 1
         return f"trial-{self._num_trials}"
 
-    async def _undisturbed(self, cluster: ChaosCluster) -> Sequence[Stream]:
+    async def _load_late(self, cluster: ChaosCluster) -> None:
+        """Returns when both routers know it."""
+        await cluster.load_adapter(LATE, self._adapters / LATE)
+        if not await cluster.until_adapters(len(NAMES) + 1):
+            raise Internal(f"not every router knows adapter {LATE}")
+
+    async def _undisturbed(self, cluster: ChaosCluster, models: Sequence[str]) -> Sequence[Stream]:
         """The answers without a fault, twice. Raises Internal where they fail or differ: nothing can be compared."""
-        first, second = [await undisturbed(cluster.targets, self._texts, self._salt()) for _ in range(2)]
+        first, second = [await undisturbed(cluster.targets, self._texts, self._salt(), models) for _ in range(2)]
         if any(one.tokens != other.tokens for one, other in zip(first, second, strict=True)):
             raise Internal("undisturbed streams differ from run to run")
         return second
@@ -166,7 +195,10 @@ class Chaos:
         if trial.fault in DEADLY:
             await deaths.wait(may_be(trial.victim))
         cluster.local.take_changes()
-        streams = Streams(cluster.targets, self._texts, self._salt(), resuming=self._resuming)
+        models = _models(trial)
+        if trial.phase == UNLOAD:
+            await self._load_late(cluster)
+        streams = Streams(cluster.targets, self._texts, self._salt(), resuming=self._resuming, models=models)
         fetches = "peer" in trial.victim
         if fetches:
             await self._place_prefixes(cluster, streams.salt)
@@ -175,6 +207,9 @@ class Chaos:
         status = await cluster.until(reached(trial.phase, before, streams), PHASE_TIMEOUT_S, poll_s=POLL_S)
         if status is None:
             notes.append("the phase did not come")
+        call = None
+        if status is not None and trial.phase in (LOAD, UNLOAD):
+            call = await self._begin_call(trial, cluster, status)
         striking = asyncio.create_task(self._strike(trial, cluster, status, deaths))
         await asyncio.sleep(0)  # it strikes
         if status is not None and not streams.num_open:
@@ -185,9 +220,60 @@ class Chaos:
             await cluster.undrain_peers(WHOLE_TIMEOUT_S)
             notes += await _fetch_notes(cluster, before, trial)
         leaked, intact = await self._after(cluster, notes)
+        if trial.has_adapters:
+            notes += await self._adapter_notes(trial, cluster, call)
+            intact &= not notes
         if trial.fault == LASTING_CUT and cluster.network is not None:
             cluster.network.heal()
-        return judge(trial, streams.all, self._calm, leaked, "; ".join(notes)), intact
+        return judge(trial, streams.all, self._calm[models], leaked, "; ".join(notes)), intact
+
+    async def _begin_call(self, trial: Trial, cluster: ChaosCluster, status: Status) -> asyncio.Task[None]:
+        """A load that the victim is in the middle of, or an unload that goes out together with the fault."""
+        if trial.phase == UNLOAD:
+            return asyncio.create_task(cluster.unload_adapter(LATE))
+        victims = parts_of(trial.victim, status)
+        logs = [cluster.local.children[part].log_path for part in victims]
+        seen = [log.stat().st_size for log in logs]
+        _signal([cluster.pid(part) for part in victims], signal.SIGUSR1)
+        call = asyncio.create_task(cluster.load_adapter(LATE, self._adapters / LATE))
+        deadline = time.monotonic() + PHASE_TIMEOUT_S
+        while not all(f"failpoint {ADAPTER_READ}" in _behind(*each) for each in zip(logs, seen, strict=True)):
+            if time.monotonic() > deadline:
+                raise Internal(f"{', '.join(victims)} did not begin to read an adapter")
+            await asyncio.sleep(POLL_S)
+        return call
+
+    async def _adapter_notes(self, trial: Trial, cluster: ChaosCluster, call: asyncio.Task[None] | None) -> list[str]:
+        """What is not as the call's answer says, and what workers keep for no request; the name is gone in the end."""
+        notes = []
+        refusal = None
+        if call is not None:
+            try:
+                async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                    await call
+            except grpc.aio.AioRpcError as error:
+                refusal = error
+            except TimeoutError:
+                notes.append(f"the {trial.phase} was not answered")
+        if refusal is not None and (trial.phase == UNLOAD or refusal.code() is not grpc.StatusCode.UNAVAILABLE):
+            notes.append(f"the {trial.phase} failed: {refusal.code().name} {refusal.details()}")
+        is_named = trial.phase == LOAD and refusal is None
+        if not await cluster.until_adapters(len(NAMES) + is_named):
+            notes.append(f"not every worker has {len(NAMES) + is_named} adapters")
+        place = WITH_LATE.index(LATE)
+        known = self._calm[WITH_LATE][place].tokens
+        for router in range(len(cluster.targets)):
+            target, text = cluster.targets[router], self._texts[place]
+            (answer,) = await ask([target], [text], "late", resuming=False, models=(LATE,))
+            if is_named and answer.tokens != known:
+                notes.append(f"adapter {LATE} gives another answer at router {router}: {answer.error}")
+            elif not is_named and not answer.error.startswith("NOT_FOUND"):
+                notes.append(f"adapter {LATE} is still known to router {router}: {answer.error}")
+        if is_named:
+            await cluster.unload_adapter(LATE)
+        if not await cluster.until_unused():
+            notes.append("a worker keeps an adapter for a request that has ended")
+        return notes
 
     async def _strike(self, trial: Trial, cluster: ChaosCluster, status: Status | None, deaths: Deaths) -> None:
         if status is None or trial == CONTROL:
@@ -218,6 +304,19 @@ class Chaos:
             notes.append(f"not whole after {WHOLE_TIMEOUT_S:g} s: {given_up or reason}")
         leaked = await cluster.num_leaked()
         return max(0, leaked), intact and not leaked
+
+
+def _models(trial: Trial) -> tuple[str, ...]:
+    """What the streams ask for in turn."""
+    if not trial.has_adapters:
+        return BASE
+    return WITH_LATE if trial.phase == UNLOAD else WITHOUT_LATE
+
+
+def _behind(log: Path, begin: int) -> str:
+    with log.open(errors="replace") as file:
+        file.seek(begin)
+        return file.read()
 
 
 async def _fetch_notes(cluster: ChaosCluster, before: Status, trial: Trial) -> list[str]:

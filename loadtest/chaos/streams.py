@@ -32,6 +32,8 @@ class Stream:
     error: str = ""
     """Why the answer is not complete; empty where it is."""
     num_reconnects: int = 0
+    model: str = ""
+    """Asked for; empty: the base model."""
 
     @property
     def ttft_s(self) -> float:
@@ -62,11 +64,12 @@ class Streams:
         *,
         resuming: bool,
         answer_len: int = ANSWER_LEN,
+        models: Sequence[str] = ("",),
     ) -> None:
         """`targets` are the routers' gRPC addresses, which the clients begin with in turn. Requests share cached
         prefixes with those of the same `salt` alone. A `resuming` client whose connection breaks asks the next router
-        with what it has, as often as it takes."""
-        self.all = [Stream(list(text)) for text in texts]
+        with what it has, as often as it takes. `models`: of the streams in turn; empty: the base model."""
+        self.all = [Stream(list(text), model=models[number % len(models)]) for number, text in enumerate(texts)]
         self._targets = targets
         self.salt = salt
         self._resuming = resuming
@@ -118,6 +121,7 @@ class Streams:
         if not left:
             return
         request = inference_pb2.GenerateRequest(
+            model=stream.model,
             tokens=inference_pb2.TokenIds(ids=stream.prompt + stream.tokens),
             sampling=types_pb2.SamplingParams(temperature=0.0, max_tokens=left, ignore_eos=True),
             cache_salt=self.salt,
@@ -128,17 +132,21 @@ class Streams:
                 stream.times.append(time.monotonic())
 
 
-async def ask(targets: Sequence[str], texts: Sequence[list[int]], salt: str, *, resuming: bool) -> list[Stream]:
+async def ask(
+    targets: Sequence[str], texts: Sequence[list[int]], salt: str, *, resuming: bool, models: Sequence[str] = ("",)
+) -> list[Stream]:
     """Sends all requests at once and returns their streams at their ends."""
-    streams = Streams(targets, texts, salt, resuming=resuming)
+    streams = Streams(targets, texts, salt, resuming=resuming, models=models)
     streams.start()
     await streams.wait(ANSWER_TIMEOUT_S)
     return streams.all
 
 
-async def undisturbed(targets: Sequence[str], texts: Sequence[list[int]], salt: str) -> list[Stream]:
+async def undisturbed(
+    targets: Sequence[str], texts: Sequence[list[int]], salt: str, models: Sequence[str] = ("",)
+) -> list[Stream]:
     """The answers without a fault. Raises Internal where they fail: nothing can be compared."""
-    streams = await ask(targets, texts, salt, resuming=False)
+    streams = await ask(targets, texts, salt, resuming=False, models=models)
     if errors := {stream.error for stream in streams if stream.error}:
         raise Internal(f"undisturbed streams fail: {', '.join(sorted(errors))}")
     return streams

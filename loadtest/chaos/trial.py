@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product, zip_longest
 
+from loadtest.chaos import adapters
 from loadtest.chaos.streams import Stream
 
 VICTIMS = ("router", "prefill", "decode", "kvstore", "redis", "store", "peer")
@@ -27,6 +28,7 @@ PARTITIONS = ("one-way-partition", "two-way-partition")
 LASTING_CUT = "lasting-cut"
 """Of one worker of each side of a link, both ways, until all streams have ended and everything is free."""
 FAULTS = ("SIGKILL", "SIGSTOP-3s", "SIGSTOP-20s", "hung-engine", *PARTITIONS, "drain")
+ADAPTER_FAULTS = ("SIGKILL", "SIGSTOP-3s", "drain")
 PHASES = ("queued", "prefilling", "shipping", "decoding", "after-hand-off")
 WORKERS = ("prefill", "decode", "peer")
 """Victims with an engine."""
@@ -48,6 +50,11 @@ class Trial:
         """Its parts run in networks of their own."""
         return self.fault in PARTITIONS or self.fault == LASTING_CUT
 
+    @property
+    def has_adapters(self) -> bool:
+        """Its streams are of adapters, of which workers have not all ready at once."""
+        return self.phase in adapters.PHASES
+
     def matches(self, only: str) -> bool:
         """Whether `only` asks for it: words that its name must have, alternatives separated by commas."""
         own = str(self).split()
@@ -61,8 +68,8 @@ CONTROL = Trial("nobody", "nothing", "decoding")
 
 
 def trials(only: str = "") -> list[Trial]:
-    """All that exist; partitions, which have another cluster, last. Victims and faults both come in turn, so that
-    hardly any trial has to wait until its victim may die again."""
+    """All that exist; those with adapters, and partitions, which have other clusters, last. Victims and faults both
+    come in turn, so that hardly any trial has to wait until its victim may die again."""
     singles = [
         [Trial(victim, FAULTS[(place + turn) % len(FAULTS)], phase) for place, victim in enumerate(VICTIMS)]
         for phase, turn in product(PHASES, range(len(FAULTS)))
@@ -72,7 +79,11 @@ def trials(only: str = "") -> list[Trial]:
     links += [Trial("prefill~decode", LASTING_CUT, phase) for phase in PHASES]
     none: list[Trial] = []
     mixed = [trial for turn in zip_longest(singles, groups, fillvalue=none) for each in turn for trial in each]
-    everything = sorted([CONTROL, *mixed, *links], key=lambda trial: trial.needs_network)
+    loads = [
+        Trial(victim, fault, phase)
+        for phase, fault, victim in product(adapters.PHASES, ADAPTER_FAULTS, ("prefill", "decode"))
+    ]
+    everything = sorted([CONTROL, *mixed, *links, *loads], key=lambda trial: (trial.needs_network, trial.has_adapters))
     return [trial for trial in everything if _exists(trial) and trial.matches(only)]
 
 

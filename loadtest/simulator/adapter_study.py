@@ -19,6 +19,7 @@ from loadtest.rig.command_line import Option, Out, decimals, run
 from loadtest.rig.markdown import table
 from loadtest.rig.results import Result, write
 from loadtest.simulator.cli import FleetOptions, PlacementOptions, WorkerOptions, setup_of
+from loadtest.simulator.fleet import WorkerSpec
 from loadtest.simulator.load import Workload, at_rate, poisson
 from loadtest.simulator.request import SimRequest
 from loadtest.simulator.simulation import COLLOCATED, STATIC, Setup, play
@@ -41,18 +42,19 @@ class Case:
     rate: float
     adapters: Sequence[str]
     seed: int
+    readers: int = 1
 
     def played(self, load_s: float, slots: int) -> tuple[list[SimRequest], int]:
         """The requests with their results, and the loads after the first ones; `load_s` 0: all are resident."""
-        groups = [
-            replace(group, worker=replace(group.worker, adapter_load_s=load_s, adapter_slots=slots))
-            for group in self.setup.groups
-        ]
+        groups = [replace(group, worker=self._worker(group.worker, load_s, slots)) for group in self.setup.groups]
         workload = Workload(LogNormal(1024, 0.4), LogNormal(128, 0.4)).requests(len(self.adapters), self.seed)
         trace = at_rate(poisson(workload, self.seed), self.rate, len(self.adapters) / self.rate)
         workers: dict[str, Worker] = {}
         requests = play(trace, 1.0, self.policy, replace(self.setup, groups=groups), self.adapters, workers)
         return requests, sum(worker.adapters.num_loads for worker in workers.values())
+
+    def _worker(self, spec: WorkerSpec, load_s: float, slots: int) -> WorkerSpec:
+        return replace(spec, adapter_load_s=load_s, adapter_slots=slots, adapter_readers=self.readers)
 
 
 def zipf(num_requests: int, num_adapters: int, exponent: float, seed: int) -> list[str]:
@@ -135,6 +137,7 @@ def main(
     load_ms: Annotated[str, Option(help="of one adapter; several give several rows")] = "50 100 200",
     rate: Annotated[float, Option(help="requests/s")] = 60.0,
     requests: Annotated[int, Option()] = 12_000,
+    readers: Annotated[int, Option(help="adapters that a worker reads at once: one for 8 cores, up to 4")] = 2,
     hot_share: Annotated[float, Option(help="of the requests, from the half of the run on")] = 0.5,
     ttft: Annotated[float, Option(help="target, seconds")] = 1.0,
     tpot: Annotated[float, Option(help="target, seconds")] = 0.05,
@@ -151,7 +154,7 @@ def main(
     placement = setup.tandem.placement
     placement = replace(placement, weights={**placement.weights, "adapter": weight})
     setup = replace(setup, tandem=replace(setup.tandem, placement=placement))
-    case = Case(setup, policy, rate, zipf(requests, adapters, exponent, seed), seed)
+    case = Case(setup, policy, rate, zipf(requests, adapters, exponent, seed), seed, readers)
     plain, _ = case.played(0.0, slots)
     known = assigned_loads(case.adapters, workers, slots)
     least = least_loads(case.adapters, workers * slots)

@@ -1,4 +1,4 @@
-"""A simulated worker's adapters: the real table of slots, and loads that take a time, one behind the other."""
+"""A simulated worker's adapters: the real table of slots, and loads that take a time, some at once."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class SimAdapters:
         self._slots = SlotTable(spec.adapter_slots, spec.adapter_slots)
         self._leases: dict[str, _Lease] = {}
         self._turns: deque[str] = deque()
-        """Adapters to be loaded, the first one now."""
-        self._is_loading = False
+        """Adapters that wait for their load."""
+        self._loading: set[str] = set()
         self.num_loads = 0
         if not spec.adapter_load_s:
             self._slots = SlotTable(len(world.adapters), len(world.adapters))
@@ -46,7 +46,7 @@ class SimAdapters:
             return
         lease = self._leases[request] = _Lease(adapter)
         lease.is_pinned = self._slots.pin(adapter) is not None
-        if not lease.is_pinned and adapter not in self._turns:
+        if not lease.is_pinned and adapter not in self._turns and adapter not in self._loading:
             self._turns.append(adapter)
             self._next()
 
@@ -72,15 +72,17 @@ class SimAdapters:
         assert not any(self._slots.num_pins(adapter) for adapter in self._world.adapters), "an adapter is pinned"
 
     def _next(self) -> None:
-        if self._is_loading or not self._turns or self._slots.make_room(self._turns[0], 1) is None:
-            return
-        self._is_loading = True
-        self.num_loads += 1
-        self._changed()
-        self._world.clock.after(self._spec.adapter_load_s, self._loaded)
+        while self._turns and len(self._loading) < self._spec.adapter_readers:
+            if self._slots.make_room(self._turns[0], 1) is None:
+                return
+            adapter = self._turns.popleft()
+            self._loading.add(adapter)
+            self.num_loads += 1
+            self._changed()
+            self._world.clock.after(self._spec.adapter_load_s, self._loaded, adapter)
 
-    def _loaded(self) -> None:
-        adapter, self._is_loading = self._turns.popleft(), False
+    def _loaded(self, adapter: str) -> None:
+        self._loading.remove(adapter)
         self._slots.filled(adapter)
         self._changed()
         for lease in list(self._leases.values()):

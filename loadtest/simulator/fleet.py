@@ -46,8 +46,10 @@ class WorkerSpec:
     """Seconds between two load reports at least: a change after a longer time is sent at once."""
     adapter_slots: int = 16
     """Adapters that lie ready at once."""
+    adapter_readers: int = 1
+    """Adapters that are read at once."""
     adapter_load_s: float = 0.0
-    """Seconds that the load of one takes; one is loaded at a time, beside the steps."""
+    """Seconds that the load of one takes, beside the steps."""
     decoding_report_s: float = 0.1
     """Between two load reports while nothing but decoding happens."""
 

@@ -26,6 +26,7 @@ from services.worker.machine.choices import (
 )
 from services.worker.machine.cores import choose_group_cores, take_cores, take_share
 from services.worker.settings import WorkerSettings
+from shared import failpoints
 from shared.engine.engine import Engine
 from shared.engine.messages import EngineDied, Event
 from shared.engine.resting_engine import RestingEngine
@@ -228,6 +229,8 @@ class EngineHost:
 
     def read_adapter(self, folder: Path) -> LoadedAdapter:
         """See `ReadAdapter`; in a group every rank reads its part. Raises ModelLoadError, RankLost."""
+        if failpoints.armed:
+            failpoints.strike(failpoints.ADAPTER_READ)
         settings, decoder = self.settings, self.model.decoder
         limits = {"max_rank": settings.adapter_max_rank, "max_bytes": settings.adapter_bytes}
         if self._group is not None:

@@ -13,10 +13,12 @@ from pathlib import Path
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from loadtest.chaos.adapters import write_adapters
 from loadtest.chaos.cluster import WHOLE_TIMEOUT_S, ChaosCluster, chaos_cluster
 from loadtest.chaos.streams import ask, prompts, undisturbed
 from shared.telemetry.loop_lag import WINDOW_S
 from tests.e2e.running import DEMO
+from tests.fuzz.adapter_campaign import fuzz_adapters
 from tests.fuzz.campaign import Findings, fuzz_grpc, fuzz_http, fuzz_wire
 from tests.fuzz.service_campaign import BLOCKS, RECORDS, fuzz_calls, fuzz_sessions
 from tests.waiting import DEADLINE_S
@@ -69,7 +71,9 @@ async def fuzz_cluster(counts: Mapping[str, int], found: Findings, folder: Path)
     """The cases of each kind against one cluster: what clients send to its first router, sessions and block messages to
     its workers. Adds to the findings where a stream is lost or wrong, and where the cluster is not as it was: a process
     that ended, a part that is missing, a block that is held."""
-    async with chaos_cluster(DEMO, folder) as cluster:
+    adapters = Path(os.path.abspath(folder / "adapters" / "allowed"))  # noqa: ASYNC240  # nothing is looked up
+    write_adapters(DEMO, adapters)
+    async with chaos_cluster(DEMO, folder, adapters=adapters) as cluster:
         if await cluster.until_whole() is None:
             raise TimeoutError(f"the cluster was not whole within {WHOLE_TIMEOUT_S:g} s")
         pids = {name: child.pid for name, child in cluster.local.children.items()}
@@ -78,7 +82,7 @@ async def fuzz_cluster(counts: Mapping[str, int], found: Findings, folder: Path)
             await asyncio.sleep(2 * WINDOW_S)  # for so long the pages show what the start cost
             lags.clock_ms.clear()
             lags.computing_ms.clear()
-            await asyncio.to_thread(_campaign, await _targets(cluster), counts, found)
+            await asyncio.to_thread(_campaign, await _targets(cluster), adapters, counts, found)
         if {name: child.pid for name, child in cluster.local.children.items()} != pids:
             found.failed("the cluster", "a process ended and was started again")
         if await cluster.until_whole() is None:
@@ -101,9 +105,13 @@ async def _targets(cluster: ChaosCluster) -> tuple[RouterTarget, dict[str, PartT
 
 
 def _campaign(
-    targets: tuple[RouterTarget, Mapping[str, PartTarget]], counts: Mapping[str, int], found: Findings
+    targets: tuple[RouterTarget, Mapping[str, PartTarget]],
+    adapters: Path,
+    counts: Mapping[str, int],
+    found: Findings,
 ) -> None:
     router, parts = targets
+    fuzz_adapters(router, adapters, DEMO, counts["adapters"], found)
     fuzz_http(router, counts["http"], found)
     fuzz_wire(router, counts["wire"], found)
     if counts.get("schema"):

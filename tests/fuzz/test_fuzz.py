@@ -15,11 +15,12 @@ from tests.fuzz.cluster_target import fuzz_cluster
 async def test_a_thousand_cases_of_all_kinds_disturb_no_cluster(tmp_path):
     pytest.importorskip("schemathesis", reason="schemathesis is not installed: make setup")
     found = Findings()
-    lags = await fuzz_cluster({**shares(800), "schema": 100, "services": 200}, found, tmp_path)
+    lags = await fuzz_cluster({**shares(800), "schema": 100, "services": 200, "adapters": 100}, found, tmp_path)
     print(dict(found.outcomes), lags)
     assert not found.failures, found.failures[:5]
     assert found.outcomes.keys() >= {
         *("http 200", "http 400", "grpc OK", "grpc INVALID_ARGUMENT", "schema 200", "schema 400"),
+        *("load_lora_adapter 200", "load_lora_adapter 400", "unload_lora_adapter 200", "unload_lora_adapter 404"),
         *("prefill session OK", "decode session OK", "/tandem.v1.BlockService/LookUp OK"),
     }
     assert found.num_streams >= 2

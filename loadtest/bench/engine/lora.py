@@ -2,18 +2,20 @@
 
 Both run in each round, in an order that turns, so that a machine whose speed drifts drifts for both; a case's figure is
 the median over the rounds of base time / time with adapters. One case has an adapter in every eighth row: what that
-leaves to the base's rows.
+leaves to the base's rows. Another decodes while adapters are read beside it, in a thread as a worker's.
 """
 
 from __future__ import annotations
 
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Annotated
 
+import numpy as np
 import torch
 
 from loadtest.bench.engine.cpu import DTYPES, Bench
@@ -22,6 +24,7 @@ from loadtest.rig.command_line import Option, Out, choice
 from loadtest.rig.models import SHAPES, checkpoint
 from loadtest.rig.results import Report, Result, machine
 from shared.engine.plan import StepPlan
+from shared.kernels.cpu.torch_threads import work_beside_steps
 from shared.model.adapters.random_adapter import write_random_adapter
 
 NUM_ADAPTERS = 8
@@ -89,6 +92,41 @@ def load(bench: Bench, folder: Path, rank: int, dtype: torch.dtype) -> tuple[flo
     return seconds, num_bytes
 
 
+def load_beside(bench: Bench, step: Step, folder: Path, rounds: int) -> list[Result]:
+    """Steps of the base while a thread reads and lays out one adapter after the other, beside the same steps alone;
+    in turns, one load each round."""
+    plan = step.plan(bench.decoder.config.vocab_size)
+
+    def take() -> float:
+        begun = time.perf_counter()
+        bench.runner.execute(plan)
+        return time.perf_counter() - begun
+
+    def read() -> float:
+        begun = time.perf_counter()
+        bench.decoder.pack_adapter(bench.decoder.read_adapter(folder))
+        return time.perf_counter() - begun
+
+    alone, beside, loads = [], [], []
+    with ThreadPoolExecutor(1, initializer=work_beside_steps) as thread:
+        thread.submit(read).result()
+        for _ in range(rounds):
+            alone += [take() for _ in range(8)]
+            loading = thread.submit(read)
+            while not loading.done():
+                beside.append(take())
+            loads.append(loading.result())
+    p99 = float(np.quantile(alone, 0.99))
+    longest = max(beside) / p99
+    return [
+        Result("a load beside decode 8: step alone, median", 1e3 * median(alone), "ms"),
+        Result("a load beside decode 8: step alone, p99", 1e3 * p99, "ms"),
+        Result("a load beside decode 8: step, median", 1e3 * median(beside), "ms"),
+        Result("a load beside decode 8: longest step / p99 alone", longest, "x", 1.1, 1.1 / longest),
+        Result("a load beside decode 8: disk to kernels, median", 1e3 * median(loads), "ms", 500, 0.5 / median(loads)),
+    ]
+
+
 def main(
     model: Annotated[str, Option(help=f"a model folder, or a shape: {', '.join(SHAPES)}")] = "1b",
     dtype: Annotated[str, Option(help=" or ".join(DTYPES))] = "bf16",
@@ -112,5 +150,6 @@ def main(
             ]
         )
         report.add([result for case in chosen for result in measure(bench, case, rounds)])
+        report.add(load_beside(bench, Step(8, context, 1), Path(adapters) / "1", rounds))
     print(f"{model} in {dtype}, rank {rank}, kernels {bench.decoder.kernels.name}, on {machine()}\n")
     report.print()

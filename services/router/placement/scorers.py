@@ -150,9 +150,10 @@ def nearness(view: WorkerView, context: ScoringContext) -> float:
 
 
 def adapter_residency(view: WorkerView, context: ScoringContext) -> float:
-    """Half for a worker that is one of the adapter's homes, half where the adapter is ready to compute with."""
+    """A fifth for a worker that is one of the adapter's homes, the rest where the adapter is ready to compute with: one
+    that has it ready serves it without a load, home or not."""
     is_ready = view.adapters.get(context.request.adapter, False)
-    return 0.5 * (view.name in context.homes) + 0.5 * is_ready
+    return 0.2 * (view.name in context.homes) + 0.8 * is_ready
 
 
 SCORERS: tuple[Scorer, ...] = (

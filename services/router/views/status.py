@@ -67,7 +67,7 @@ def worker_status(link: WorkerLink) -> inference_pb2.WorkerStatus:
     load.CopyFrom(link.load)
     load.draining |= link.retired
     load.ClearField("adapters")  # a key may see the status and not the names of other tenants
-    adapters = link.adapters
+    num_adapters, num_ready_adapters = link.num_adapters
     return inference_pb2.WorkerStatus(
         worker=worker,
         role=role_to_proto(holder_role(link.roles)),
@@ -76,8 +76,8 @@ def worker_status(link: WorkerLink) -> inference_pb2.WorkerStatus:
         connected=link.connected,
         load=load if link.connected else None,
         num_requests=link.num_requests,
-        num_adapters=len(adapters),
-        num_ready_adapters=sum(adapters.values()),
+        num_adapters=num_adapters,
+        num_ready_adapters=num_ready_adapters,
         kernels=link.welcome.kernels if link.welcome is not None else "",
         dtype=link.welcome.dtype if link.welcome is not None else "",
         pool_bytes=link.welcome.pool_bytes if link.welcome is not None else 0,

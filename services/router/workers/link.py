@@ -146,9 +146,9 @@ class WorkerLink:
         return self._standing.suspicion
 
     @property
-    def adapters(self) -> Mapping[str, bool]:
-        """See `Standing.adapters`."""
-        return self._standing.adapters
+    def num_adapters(self) -> tuple[int, int]:
+        """Adapters with a name, in all and ready to compute with; none while the worker is not connected."""
+        return self._standing.num_adapters, self._standing.num_ready_adapters
 
     @property
     def max_model_len(self) -> int:

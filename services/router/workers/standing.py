@@ -27,6 +27,10 @@ class Standing:
         """No new work for it, and its name in the pool may be another link's."""
         self.suspicion = ""
         """Why it gets no new work although it is connected; empty where it is well."""
+        self.num_adapters = 0
+        """With a name; none while the worker is not connected."""
+        self.num_ready_adapters = 0
+        """Of these, ready to compute with."""
         self._name = name
         self._label = label
         self._pools = pools
@@ -70,6 +74,7 @@ class Standing:
     def end(self) -> None:
         """The worker is lost, or left."""
         self._ledger = None
+        self.num_adapters = self.num_ready_adapters = 0
         if not self.retired:  # else another link may have this name by now
             self._leave_pools()
 
@@ -128,11 +133,8 @@ class Standing:
         """All adapters that the worker knows now."""
         if self._ledger is not None:
             self._ledger.view.adapters = {item.digest: item.resident for item in adapters.adapters}
-
-    @property
-    def adapters(self) -> Mapping[str, bool]:
-        """Digest of each adapter that the worker knows → whether it is ready; empty while it is not connected."""
-        return {} if self._ledger is None else self._ledger.view.adapters
+            self.num_adapters = len({item.digest for item in adapters.adapters if item.name})
+            self.num_ready_adapters = len({item.digest for item in adapters.adapters if item.name and item.resident})
 
     def commit(self, request_id: str, work: Work, num_blocks: int, num_answer_tokens: int) -> None:
         """A request was placed there: placement counts its work, its blocks and its answer from now on."""

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from services.worker.adapters.slots import Room, SlotTable
 from shared.errors import Draining, Internal, InvalidRequest, ModelLoadError, NotFound, Overloaded, TandemError
-from shared.kernels.cpu.torch_threads import keep_to_one_thread
+from shared.kernels.cpu.torch_threads import work_beside_steps
 from shared.kernels.lora.step import LoadedAdapter, PackedAdapter
 from shared.model.adapters.adapter import WEIGHTS_FILE
 from shared.model.config.folder import ADAPTER_FILE
@@ -24,6 +25,10 @@ logger = logging.getLogger(__name__)
 
 MAX_NAMES = 4096
 """Most names of adapters on a worker."""
+MAX_NAMELESS = 64
+"""Most adapters that had a name and can still be brought back for a request that began under it."""
+MAX_READERS, CORES_OF_READER = 4, 8
+"""Adapters that are read at once, at most, and cores for each: loads that come together wait for each other less."""
 
 
 class ReadAdapter(Protocol):
@@ -40,6 +45,8 @@ class KnownAdapter:
     folder: Path
     rank: int
     num_bytes: int
+    is_given: bool = False
+    """A client has named the folder: before each read it must lie in one of the roots."""
 
 
 @dataclass(slots=True, eq=False)
@@ -68,8 +75,8 @@ class AdapterLease:
 
 
 class AdapterPool:
-    """Runs on the event loop. Folders are read, and tensors laid out, one adapter at a time in a thread of its own
-    beside the engine's steps; the engine thread is only handed what is ready."""
+    """Runs on the event loop. Folders are read, and tensors laid out, in threads of its own beside the engine's steps,
+    one of them where cores are few; the engine thread is only handed what is ready."""
 
     def __init__(
         self,
@@ -87,12 +94,15 @@ class AdapterPool:
         self._slots = slots
         self._roots = tuple(root.resolve() for root in roots)
         self.on_change = on_change
-        self._thread = ThreadPoolExecutor(1, "adapters", initializer=keep_to_one_thread)
+        num_readers = max(1, min(MAX_READERS, len(os.sched_getaffinity(0)) // CORES_OF_READER))
+        self._threads = ThreadPoolExecutor(num_readers, "adapters", initializer=work_beside_steps)
+        self._reads: set[Future[LoadedAdapter]] = set()  # that a thread is at, or will be
         self._known: dict[str, KnownAdapter] = {}
         self.names: dict[str, str] = {}
         """Name → digest."""
         self._staged: Counter[str] = Counter()  # times that one was read and has no name yet
-        self._unloaded: set[str] = set()  # of these, none stays that no request uses
+        self._unloaded: set[str] = set()  # of these, none stays in a slot that no request uses
+        self._nameless: OrderedDict[str, None] = OrderedDict()  # digests that had a name, the last one last
         self._waiting: dict[str, list[AdapterLease]] = {}
         self._loads: dict[str, asyncio.Task[None]] = {}
         self._turn = asyncio.Lock()  # of the load that waits for room, in the order of requests
@@ -133,14 +143,15 @@ class AdapterPool:
             )
         try:
             found = Path(folder).resolve()
+            files = {file: (found / file).resolve() for file in (ADAPTER_FILE, WEIGHTS_FILE)}
         except (OSError, ValueError, RuntimeError) as error:
             raise InvalidRequest(f"lora_path is no path: {error}", field="lora_path") from None
         if not Path(folder).is_absolute() or not any(found.is_relative_to(root) for root in self._roots):
             raise InvalidRequest(
                 "lora_path must be an absolute path in one of the worker's adapter_folders", field="lora_path"
             )
-        for file in (ADAPTER_FILE, WEIGHTS_FILE):
-            if not any((found / file).resolve().is_relative_to(root) for root in self._roots):
+        for file, behind in files.items():
+            if not any(behind.is_relative_to(root) for root in self._roots):
                 raise InvalidRequest(
                     f"lora_path: its {file} is a link out of the worker's adapter_folders", field="lora_path"
                 )
@@ -153,11 +164,13 @@ class AdapterPool:
         self.name(name, known.digest)
         return known
 
-    async def stage(self, folder: Path) -> KnownAdapter:
+    async def stage(self, folder: Path, *, is_given: bool = False) -> KnownAdapter:
         """Reads an adapter, which then can be used by its digest, until `name` or `unstage`; it is brought into a slot
-        where there is room. Raises ModelLoadError, ConfigError."""
-        loaded = await self._run(folder)
-        known = KnownAdapter(loaded.digest, folder, loaded.rank, loaded.num_bytes)
+        where there is room. `is_given`: it is what `allowed` has returned. Raises InvalidRequest,
+        ModelLoadError, ConfigError."""
+        read = self._read_given if is_given else self._read
+        loaded = await self._run(read, folder)
+        known = KnownAdapter(loaded.digest, folder, loaded.rank, loaded.num_bytes, is_given)
         if not self._is_there(known.digest) and (room := self._slots.make_room(known.digest, known.num_bytes)):
             self._fill(room.emptied, room.slot, loaded)
         self._known[known.digest] = known
@@ -182,7 +195,8 @@ class AdapterPool:
             raise Overloaded(f"this worker has {MAX_NAMES} adapters", field="lora_name", limit=MAX_NAMES)
         before, self.names[name] = self.names.get(name), digest
         self._staged[digest] -= 1
-        self._forget_unused(before)
+        self._nameless.pop(digest, None)
+        self._lost_name(before)
         logger.info("adapter %r is %s", name, digest)
         self.on_change()
         return self._known[digest]
@@ -193,7 +207,7 @@ class AdapterPool:
             raise NotFound(f"there is no adapter {name!r}", field="lora_name", value=name)
         digest = self.names.pop(name)
         self._unloaded.add(digest)
-        self._forget_unused(digest)
+        self._lost_name(digest)
         logger.info("adapter %r is removed", name)
         self.on_change()
 
@@ -219,7 +233,8 @@ class AdapterPool:
         self._rests = True
         self._freed.set()
         await asyncio.gather(*self._loads.values(), return_exceptions=True)
-        await asyncio.get_running_loop().run_in_executor(self._thread, lambda: None)  # behind what it reads
+        # Also those that nobody waits for any more.
+        await asyncio.gather(*map(asyncio.wrap_future, tuple(self._reads)), return_exceptions=True)
         for digest in self._slots.resident:
             self._place(self._slots.drop(digest), None)
             self._forget_unused(digest)
@@ -233,17 +248,31 @@ class AdapterPool:
         """Ends the loads. Twice is fine."""
         for task in list(self._loads.values()):
             await end_task(task)
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     # --- inside
 
-    async def _run(self, folder: Path) -> LoadedAdapter:
+    async def _run(self, read: ReadAdapter, folder: Path) -> LoadedAdapter:
         """Raises ModelLoadError, and Draining where there are no weights, or none any more."""
         if not self._rests:
-            loaded = await asyncio.get_running_loop().run_in_executor(self._thread, self._read, folder)
+            reading = self._threads.submit(read, folder)
+            self._reads.add(reading)
+            reading.add_done_callback(self._reads.discard)
+            loaded = await asyncio.wrap_future(reading)
         if self._rests:
             raise Draining("this worker has no weights just now", field="adapter")
         return loaded
+
+    def _read_given(self, folder: Path) -> LoadedAdapter:
+        return self._read(self.allowed(str(folder)))
+
+    def _read_again(self, folder: Path) -> LoadedAdapter:
+        try:
+            return self._read_given(folder)
+        except InvalidRequest as error:  # the request that waits has not named it
+            raise ModelLoadError(
+                f"{folder} is not what it was when it was named: {error.message}", field="adapter"
+            ) from error
 
     async def _bring(self, known: KnownAdapter) -> None:
         """Brings an adapter into a slot for those that wait for it; returns when none waits."""
@@ -289,7 +318,7 @@ class AdapterPool:
     async def _load(self, known: KnownAdapter, room: Room) -> None:
         self._empty(room.emptied)
         try:
-            loaded = await self._run(known.folder)
+            loaded = await self._run(self._read_again if known.is_given else self._read, known.folder)
             if loaded.digest != known.digest:
                 raise ModelLoadError(
                     f"{known.folder} holds another adapter than when it was named: load it again",
@@ -334,16 +363,27 @@ class AdapterPool:
         self._forget_unused(digest)
         self._freed.set()
 
-    def _forget_unused(self, digest: str | None) -> None:
-        """Drops what no name means and no request uses: at once where it was unloaded; what a name meant before stays
-        while it lies in a slot, as requests for it may still be on their way."""
-        if digest is None or self._staged[digest] or digest in self.names.values():
+    def _lost_name(self, digest: str | None) -> None:
+        """What a name meant is still known for a while: requests that began under it may come, from a queue or from a
+        worker that was lost."""
+        if digest is None or digest in self.names.values():
+            return
+        self._nameless[digest] = None
+        self._nameless.move_to_end(digest)
+        self._forget_unused(digest)
+        if len(self._nameless) > MAX_NAMELESS:
+            self._forget_unused(self._nameless.popitem(last=False)[0])
+
+    def _forget_unused(self, digest: str) -> None:
+        """Takes what no name means and no request uses out of its slot where it was unloaded, and drops it there where
+        it lies in none."""
+        if self._staged[digest] or digest in self.names.values():
             return
         if digest in self._loads or digest in self._waiting:
             return
         if digest in self._unloaded and digest in self._slots.resident and not self._slots.num_pins(digest):
             self._place(self._slots.drop(digest), None)
             self._freed.set()
-        if digest not in self._slots.resident:
+        if digest not in self._slots.resident and digest not in self._nameless:
             self._known.pop(digest, None)
             self._unloaded.discard(digest)

@@ -92,7 +92,7 @@ class RouterAdapters:
             self._staged[session][command.digest] -= 1
             return known
         # Not on the event loop: to follow links on a network mount may take as long as it likes.
-        known = await pool.stage(await asyncio.to_thread(pool.allowed, command.folder))
+        known = await pool.stage(await asyncio.to_thread(pool.allowed, command.folder), is_given=True)
         if session in self._staged:
             self._staged[session][known.digest] += 1
         else:

@@ -5,6 +5,7 @@ beside the steps. What was read is placed between two plans, by its number, so t
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import weakref
 from collections import deque
@@ -21,8 +22,10 @@ from shared.collectives.interface import Collectives
 from shared.collectives.rank_links import RankLinks
 from shared.engine.runner.device_link import DeviceLink
 from shared.errors import ModelLoadError, RankLost, TandemError, TransferFailed
-from shared.kernels.cpu.torch_threads import keep_to_one_thread
+from shared.kernels.cpu.torch_threads import work_beside_steps
 from shared.kernels.lora.step import LoadedAdapter, PackedAdapter
+from shared.model.adapters.adapter import WEIGHTS_FILE
+from shared.model.config.folder import ADAPTER_FILE
 from shared.model.ranks.rank_decoder import RankDecoder
 
 logger = logging.getLogger(__name__)
@@ -39,6 +42,7 @@ class _Request(NamedTuple):
     folder: str
     max_rank: int
     max_bytes: int
+    files: tuple[str, ...]  # of the folder, links followed
     dropped: tuple[int, ...]  # numbers of loads that will not be placed
 
 
@@ -88,7 +92,8 @@ class GroupAdapters:
                 raise RankLost("this worker's group has ended")
             self._count += 1
             dropped = tuple(self._dropped.popleft() for _ in range(len(self._dropped)))
-            request = _Request(self._count, str(folder.resolve()), max_rank, max_bytes, dropped)
+            found = folder.resolve()
+            request = _Request(self._count, str(found), max_rank, max_bytes, _files(found), dropped)
             broadcast_bytes(self._group, _ENCODER.encode(request))
             own, answer, failure = _read(self._decoder, request)
             frames = self._group.gather(answer.frame())
@@ -146,7 +151,7 @@ class AdapterFollower:
 
     def _run(self) -> None:
         self._link.bind_thread()
-        keep_to_one_thread()
+        work_beside_steps()
         try:
             while (message := broadcast_bytes(self._group)) != _END:
                 request = _REQUESTS.decode(message)
@@ -172,8 +177,8 @@ def _read(
     folder = Path(request.folder)
     try:
         # Another host's links may lead elsewhere than those that the leader has followed.
-        if from_leader and folder.resolve() != folder:
-            raise ModelLoadError(f"{folder} is reached by a link on this host, and is not on the leader's")
+        if from_leader and (folder.resolve() != folder or _files(folder) != request.files):
+            raise ModelLoadError(f"{folder} or a file in it is a link on this host, and is not on the leader's")
         adapter = decoder.read_adapter(folder, max_rank=request.max_rank, max_bytes=request.max_bytes)
         packed = decoder.pack_adapter(adapter)
     except Exception as error:
@@ -182,6 +187,10 @@ def _read(
         text = error.message if isinstance(error, TandemError) else f"{type(error).__name__}: {error}"
         return None, _Answer("", 0, text[:_MOST_TEXT] or "it failed"), error
     return (adapter.rank, packed), _Answer(adapter.digest, packed.nbytes, ""), None
+
+
+def _files(folder: Path) -> tuple[str, ...]:
+    return tuple(os.path.realpath(folder / name) for name in (ADAPTER_FILE, WEIGHTS_FILE))
 
 
 def _check_same(folder: Path, answers: list[_Answer]) -> None:

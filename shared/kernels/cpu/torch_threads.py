@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +17,8 @@ from torch import Tensor
 FEWEST_ELEMENTS, MOST_ELEMENTS = 1 << 7, 1 << 21
 """Below the first torch takes no thread in any case: MKL's cosine does from 128 elements on, torch's own loops from
 some thousands. The second is what a thread copies in about half a millisecond."""
+_NICER = 6
+"""Steps of priority, of which each is worth a fourth."""
 
 
 @contextmanager
@@ -58,9 +63,13 @@ def _set_mkl_threads() -> Callable[[int], int]:
     return function or (lambda _: 0)
 
 
-def keep_to_one_thread() -> None:
-    """The calling thread's torch ops take no further threads from now on, however much they compute: for work beside
-    the engine's."""
+def work_beside_steps() -> None:
+    """The calling thread's torch ops take no further threads from now on, however much they compute, and where cores
+    are short it has a fifth of what a thread that computes a step has: a step is a tenth longer at most on two cores,
+    whose threads share out what is left, and an adapter of 25 MB, 0.07 s of work, still there in half a second."""
+    with contextlib.suppress(OSError, AttributeError):  # forbidden here, or another system than Linux
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + _NICER)
     functions = _functions()
     if functions is not None:
         functions.omp_set_num_threads(1)

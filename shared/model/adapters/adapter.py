@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -15,6 +16,7 @@ from shared.errors import ModelLoadError
 from shared.kernels.lora.parts import MAX_RANK, LoraPart
 from shared.kernels.lora.step import ExpertParts, Projection
 from shared.model.adapters.config import AdapterConfig
+from shared.model.adapters.expert_stacks import ExpertStack, expert_stack, is_expert_stack
 from shared.model.adapters.targets import Target, adapter_targets
 from shared.model.config.model_config import ModelConfig
 from shared.model.layers.rope import rotary_order
@@ -98,8 +100,17 @@ def read_adapter(
     """
     settings = AdapterConfig.read(folder)
     with _open(folder, max_bytes) as checkpoint:
-        pairs = _pairs(settings, checkpoint, config, max_rank)
+        pairs, stacks = _pairs(settings, checkpoint, config, max_rank)
         tensors, digest = _read_all(settings, checkpoint)
+    rank = max(tensors[module + LORA_A].shape[0] for module in pairs) if pairs else 0
+    rank = max(rank, *(own for _, own in stacks.values())) if stacks else rank
+    scales, whole = {module: settings.scale_of(module) for module in pairs}, adapter_targets(config)
+    for module, (stack, _) in stacks.items():
+        for name, a, b in stack.pairs(config, tensors.pop(module + LORA_A), tensors.pop(module + LORA_B)):
+            if name in pairs:
+                raise _refused(name, "is there by itself, and among all experts of its layer")
+            pairs[name], scales[name] = whole[name], settings.scale_of(stack.name)
+            tensors[name + LORA_A], tensors[name + LORA_B] = a, b
     own = config if part is None else part.local_config
     parts: list[dict[Projection, list[LoraPart]]] = [{} for _ in range(own.num_layers)]
     of_experts: dict[int, dict[int, dict[Projection, list[LoraPart]]]] = {}
@@ -121,10 +132,10 @@ def read_adapter(
         found = parts[place.layer]
         if place.expert is not None:
             found = of_experts.setdefault(place.layer, {}).setdefault(experts.index(place.expert), {})
-        found.setdefault(target.projection, []).append(LoraPart(a, b, settings.scale_of(module), place.begin))
+        found.setdefault(target.projection, []).append(LoraPart(a, b, scales[module], place.begin))
     return Adapter(
         digest,
-        max(tensors[module + LORA_A].shape[0] for module in pairs),
+        rank,
         tuple({projection: _by_outputs(found) for projection, found in layer.items()} for layer in parts),
         {
             layer: {
@@ -166,7 +177,7 @@ def _read_all(settings: AdapterConfig, checkpoint: Checkpoint) -> tuple[dict[str
     found: dict[str, Tensor] = {}
     for name in sorted(checkpoint.entries):
         entry, tensor = checkpoint.entries[name], checkpoint.whole(name)
-        if not bool(torch.isfinite(tensor.flatten()).all()):
+        if tensor.numel() and not all(math.isfinite(end) for end in torch.aminmax(tensor)):  # NaN is both ends
             raise _refused(name, "holds NaN or infinite numbers")
         header = f"{name}\0{entry.dtype}\0{entry.shape}\0".encode()
         digest.update(len(header).to_bytes(8, "little") + header)
@@ -175,15 +186,23 @@ def _read_all(settings: AdapterConfig, checkpoint: Checkpoint) -> tuple[dict[str
     return found, digest.hexdigest()
 
 
-def _pairs(settings: AdapterConfig, checkpoint: Checkpoint, config: ModelConfig, max_rank: int) -> dict[str, Target]:
-    """Module → where it lies; every tensor is one of a pair that fits. Raises ModelLoadError."""
+def _pairs(
+    settings: AdapterConfig, checkpoint: Checkpoint, config: ModelConfig, max_rank: int
+) -> tuple[dict[str, Target], dict[str, tuple[ExpertStack, int]]]:
+    """Module → where it lies, and those of all experts of a layer → what they add to, and their rank; every tensor is
+    one of a pair that fits. Raises ModelLoadError."""
     if config.latent is not None:
         raise ModelLoadError(f"adapters of {config.architecture}, whose attention is over latents, are not supported")
     if config.delta is not None:
         raise ModelLoadError(f"adapters of {config.architecture}, whose layers have states, are not supported")
-    targets, found = adapter_targets(config), {}
+    targets, found, stacked = adapter_targets(config), {}, set()
     for name, entry in checkpoint.entries.items():
         module = _module(name)
+        if settings.target_parameters and is_expert_stack(module):
+            stacked.add(module)
+            if entry.dtype not in DENSE:
+                raise _refused(name, f"is stored as {entry.dtype}, expected one of {', '.join(DENSE)}")
+            continue
         if module not in targets:
             raise _refused(name, f"adds to {module}, {_why_no_target(module, config)}")
         if not settings.names(module):
@@ -191,19 +210,41 @@ def _pairs(settings: AdapterConfig, checkpoint: Checkpoint, config: ModelConfig,
         found[module] = targets[module]
         if entry.dtype not in DENSE:
             raise _refused(name, f"is stored as {entry.dtype}, expected one of {', '.join(DENSE)}")
-    if not found:
+    if not found and not stacked:
         raise ModelLoadError(f"{WEIGHTS_FILE} holds no tensors", file=WEIGHTS_FILE)
     by_name = {_plain(name): entry for name, entry in checkpoint.entries.items()}
     if len(by_name) < len(checkpoint.entries):
         raise ModelLoadError(f"{WEIGHTS_FILE} holds a tensor twice, with and without {PREFIX}", file=WEIGHTS_FILE)
     for module, target in found.items():
         _check_pair(settings, by_name, module, target, max_rank)
+    return found, _stacks(settings, by_name, sorted(stacked), config, max_rank)
+
+
+def _stacks(
+    settings: AdapterConfig,
+    entries: Mapping[str, TensorEntry],
+    modules: Iterable[str],
+    config: ModelConfig,
+    max_rank: int,
+) -> dict[str, tuple[ExpertStack, int]]:
+    found: dict[str, tuple[ExpertStack, int]] = {}
+    for module in modules:
+        pair = [entries.get(module + end) for end in (LORA_A, LORA_B)]
+        if pair[0] is None or pair[1] is None:
+            raise _refused(module, "has one half of a pair, and the other is missing")
+        stack, rank = expert_stack(module, pair[0].shape, pair[1].shape, config)
+        if not settings.names_parameter(stack.name):
+            raise _refused(module, f"adds to {stack.name}, which target_parameters of the configuration does not name")
+        if any(other == stack for other, _ in found.values()):
+            raise _refused(module, f"adds to {stack.name}, as another pair does")
+        _check_rank(settings, stack.name, max_rank)
+        if rank != settings.rank_of(stack.name):
+            raise _refused(module, f"has rank {rank}, and the configuration makes it {settings.rank_of(stack.name)}")
+        found[module] = stack, rank
     return found
 
 
-def _check_pair(
-    settings: AdapterConfig, entries: Mapping[str, TensorEntry], module: str, target: Target, max_rank: int
-) -> None:
+def _check_rank(settings: AdapterConfig, module: str, max_rank: int) -> int:
     rank = settings.rank_of(module)
     if rank > max_rank:
         raise ModelLoadError(
@@ -212,6 +253,13 @@ def _check_pair(
             value=rank,
             limit=max_rank,
         )
+    return rank
+
+
+def _check_pair(
+    settings: AdapterConfig, entries: Mapping[str, TensorEntry], module: str, target: Target, max_rank: int
+) -> None:
+    rank = _check_rank(settings, module, max_rank)
     for end, shape in ((LORA_A, (rank, target.in_size)), (LORA_B, (target.num_outputs, rank))):
         entry = entries.get(module + end)
         if entry is None:

@@ -63,7 +63,7 @@ class TensorEntry:
     paired_heads: int = 0  # heads whose rotated rows lie in pairs, as GGUF's do of some families; 0: in halves
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # a hash over all entries would be taken anew for each tensor that is read
 class SafetensorsFile:
     """One file's checked header."""
 

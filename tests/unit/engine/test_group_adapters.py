@@ -114,12 +114,18 @@ def test_what_the_leader_cannot_read_is_its_own_error() -> None:
         assert leader.read(FOLDER, 8, 100).packed.number == 2
 
 
-def test_a_follower_opens_no_folder_that_a_link_of_its_own_host_leads_to(tmp_path: Path) -> None:
+@pytest.mark.parametrize("which", ["folder", "file"])
+def test_a_follower_opens_nothing_that_a_link_of_its_own_host_leads_to(tmp_path: Path, which: str) -> None:
     (tmp_path / "secret").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "secret")
+    folder, names = tmp_path / "adapter", ("adapter_config.json", "adapter_model.safetensors")
+    if which == "folder":
+        folder.symlink_to(tmp_path / "secret")
+    else:
+        folder.mkdir()
+        (folder / names[1]).symlink_to(tmp_path / "secret" / names[1])
     reader: Any = Reader()
-    request = _Request(1, str(tmp_path / "link"), 8, 100, ())
-    own, answer, failure = _read(reader, request, from_leader=True)
+    on_leader = tuple(str(folder / name) for name in names)
+    own, answer, failure = _read(reader, _Request(1, str(folder), 8, 100, on_leader, ()), from_leader=True)
     assert (own, reader.folders) == (None, [])
     assert "a link on this host" in answer.error
     assert isinstance(failure, ModelLoadError)

@@ -52,11 +52,12 @@ def test_one_other_token_is_wrong_also_in_an_answer_that_was_lost() -> None:
 def test_engines_hang_in_workers_alone_and_no_victim_comes_twice_in_a_row() -> None:
     every = trials()
     assert every[0] == CONTROL
-    assert len(every) == len(set(every)) == 1 + (6 * len(VICTIMS) + 3 + len(GROUPS) + 2 * len(LINKS) + 1) * len(PHASES)
+    num_plain = 1 + (6 * len(VICTIMS) + 3 + len(GROUPS) + 2 * len(LINKS) + 1) * len(PHASES)
+    assert len(every) == len(set(every)) == num_plain + 2 * 3 * 3  # workers, faults and phases of adapters
     assert {trial.victim for trial in every if trial.fault == "hung-engine"} == {"prefill", "decode", "peer"}
     assert all(a.victim != b.victim for a, b in pairwise(every) if b.fault != LASTING_CUT)
-    networked = [trial.needs_network for trial in every]
-    assert networked == sorted(networked)  # two clusters, not one after the other in turn
+    clusters = [(trial.needs_network, trial.has_adapters) for trial in every]
+    assert clusters == sorted(clusters)  # three kinds of them, not one after the other in turn
 
 
 def test_trials_are_chosen_by_words() -> None:

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -38,12 +39,26 @@ def merged(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
         module = name.removesuffix(".lora_A.weight")
         plain = module.removeprefix("base_model.model.")
         leaf = plain.rpartition(".")[2]
+        experts, b = plain.removesuffix(".base_layer"), tensors[f"{module}.lora_B.weight"]
+        if experts.endswith(".mlp.experts"):
+            _add_to_all(weights, experts, tensors[name], b, fields)
+            continue
         rank = fields.get("rank_pattern", {}).get(leaf, fields["r"])
         alpha = fields.get("alpha_pattern", {}).get(leaf, fields["lora_alpha"])
         scale = alpha / (math.sqrt(rank) if fields.get("use_rslora") else rank)
         weight, rows = _weight(weights, plain)
-        weight[rows] += scale * (tensors[f"{module}.lora_B.weight"].float() @ tensors[name].float())
+        weight[rows] += scale * (b.float() @ tensors[name].float())
     return found
+
+
+def _add_to_all(weights: dict[str, Parameter], experts: str, a: Tensor, b: Tensor, fields: dict[str, Any]) -> None:
+    """Of experts whose additions are one pair: PEFT's `ParamWrapper`."""
+    for leaf in ("gate_up_proj", "down_proj"):
+        weight = weights[f"{experts}.{leaf}"]  # [experts, outputs, inputs]
+        if weight.shape[1:] == (b.shape[0], a.shape[1]):
+            of_b = b.float().view(b.shape[0], -1, weight.shape[0])
+            of_a = a.float().view(weight.shape[0], -1, a.shape[1])
+            weight += fields["lora_alpha"] / fields["r"] * torch.einsum("ore,eri->eoi", of_b, of_a)
 
 
 def _weight(weights: dict[str, Parameter], module: str) -> tuple[Tensor, slice]:

@@ -97,6 +97,26 @@ def test_every_family_is_as_merged(tmp_path: Path, name: str) -> None:
     assert_as_merged(tmp_path / "base", model, adapter)
 
 
+@pytest.mark.parametrize("name", ["qwen3-moe", pytest.param("mixtral", marks=pytest.mark.slow)])
+def test_one_pair_for_all_experts_of_a_layer_is_as_merged(tmp_path: Path, name: str) -> None:
+    model = save(tmp_path / "base", name, hidden_size=64, moe_intermediate_size=48)
+    config = load_config(tmp_path / "base")
+    assert config.moe is not None
+    count, inner, hidden = config.moe.routing.num_experts, config.moe.expert_size, config.hidden_size
+    leaves = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    adapter = write_random_adapter(
+        tmp_path / "adapter", config, rank=4, targets=["o_proj"], target_parameters=leaves, strength=2.0
+    )
+    tensors, draw = load_file(adapter / "adapter_model.safetensors"), torch.Generator().manual_seed(7)
+    for layer in range(config.num_layers):
+        experts = f"base_model.model.model.layers.{layer}.mlp.experts"
+        for module, in_size, outputs in ((f"{experts}.base_layer", hidden, 2 * inner), (experts, inner, hidden)):
+            tensors[f"{module}.lora_A.weight"] = torch.randn(4 * count, in_size, generator=draw) * in_size**-0.5
+            tensors[f"{module}.lora_B.weight"] = torch.randn(outputs, 4 * count, generator=draw)
+    save_file(tensors, adapter / "adapter_model.safetensors")
+    assert_as_merged(tmp_path / "base", model, adapter)
+
+
 @pytest.mark.parametrize(
     ("kernels", "name"),
     [

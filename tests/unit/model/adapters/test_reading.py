@@ -122,14 +122,22 @@ def test_the_identity_follows_every_tensor_and_the_configuration_and_no_name_or_
         ({"lora_bias": True}, "lora_bias"),
         ({"fan_in_fan_out": True}, "fan_in_fan_out"),
         ({"layer_replication": [[0, 1]]}, "layer_replication"),
-        ({"target_parameters": ["experts.gate_up_proj"]}, "target_parameters"),
+        ({"target_parameters": ["gate.weight"]}, "target_parameters names gate.weight"),
+        ({"target_parameters": "gate_up_proj"}, "target_parameters must be a list"),
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights"),
         ({"r": 257}, "256"),
         ({"r": "16"}, "r must be an integer"),
         ({"lora_alpha": 0}, "lora_alpha"),
         ({"lora_alpha": 1e7}, "lora_alpha must be at most 1000000"),
         ({"lora_alpha": 10**400}, "lora_alpha must be a finite number"),
-        ({"rank_pattern": {".*q": 3}}, r"rank_pattern\.\.\*q is a pattern"),
+        ({"rank_pattern": {"(q+)+": 3}}, r"rank_pattern\.\(q\+\)\+ is no end of modules' names"),
+        ({"rank_pattern": {".*.*.*q": 3}}, "is no end of modules' names"),
+        ({"rank_pattern": {f".*{number}": 3 for number in range(17)}}, "more than 16 patterns in which"),
+        ({"alpha_pattern": {str(number): 3 for number in range(4097)}}, "alpha_pattern has 4097 patterns"),
+        ({"alpha_pattern": {"(q_proj": 3}}, "is no end of modules' names"),
+        ({"alpha_pattern": {"q" * 300: 3}}, "is no end of modules' names"),
+        ({"kasa_config": {"beta": 1e-4}}, "KaSA"),
+        ({"use_something_new": True}, "use_something_new is set: this way to compute is not known"),
         ({"rank_pattern": {"q_proj": 257}}, r"rank_pattern\.q_proj must be at most 256"),
         ({"alpha_pattern": {"q_proj": None}}, r"alpha_pattern\.q_proj is missing"),
         ({"alpha_pattern": 3}, "alpha_pattern must be an object"),
@@ -144,6 +152,48 @@ def test_a_configuration_that_is_not_served_is_refused_by_its_field(
     rewrite(tmp_path, **fields)
     with pytest.raises(ModelLoadError, match=named):
         read_adapter(tmp_path, CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "scales"),
+    [
+        ({"v_proj": 3}, {"0.q": 2, "0.v": 3 / 4, "1.v": 3 / 4}),
+        ({"layers.1.self_attn.v_proj": 3}, {"0.v": 2, "1.v": 3 / 4}),
+        ({"^model.layers.1.self_attn.v_proj": 3}, {"0.v": 2, "1.v": 3 / 4}),
+        ({"^v_proj": 3, "proj": 5, "v": 7}, {"0.v": 2, "1.v": 2}),  # no whole name, no part between dots
+        ({r".*\.v_proj": 3}, {"0.q": 2, "1.v": 3 / 4}),
+        ({r"layers\.[01]\.self_attn\.(q|v)_proj": 3}, {"0.q": 3 / 4, "1.v": 3 / 4}),
+        ({r"layers\.\d+\..*_proj$": 3}, {"0.q": 3 / 4, "1.v": 3 / 4}),
+        ({"v_proj": 3, "layers.1.self_attn.v_proj": 5}, {"1.v": 3 / 4}),  # the first counts
+        ({"layers.1.self_attn.v_proj": 5, "v_proj": 3}, {"0.v": 3 / 4, "1.v": 5 / 4}),
+        ({"model.language_model.layers.1.self_attn.v_proj": 3}, {"0.v": 2, "1.v": 3 / 4}),
+    ],
+)
+def test_patterns_name_modules_as_peft_has_them(
+    tmp_path: Path, pattern: dict[str, int], scales: dict[str, float]
+) -> None:
+    write_random_adapter(tmp_path, CONFIG, rank=4, targets=["q_proj", "v_proj"])
+    rewrite(tmp_path, alpha_pattern=pattern)
+    layers = read_adapter(tmp_path, CONFIG).layers
+    found = {name: layers[int(name[0])]["qkv"]["qv".index(name[2])].scale for name in scales}
+    assert found == pytest.approx(scales)
+
+
+def test_the_order_of_patterns_is_a_part_of_the_identity(tmp_path: Path) -> None:
+    write_random_adapter(tmp_path, CONFIG, rank=4)
+    digests = set()
+    for order in (("v_proj", "layers.1.self_attn.v_proj"), ("layers.1.self_attn.v_proj", "v_proj")):
+        rewrite(tmp_path, alpha_pattern={key: len(key) for key in order})
+        digests.add(read_adapter(tmp_path, CONFIG).digest)
+    assert len(digests) == 2
+
+
+def test_names_of_a_model_with_images_are_those_of_its_language_model(tmp_path: Path) -> None:
+    write_random_adapter(tmp_path, CONFIG, targets=["q_proj"])
+    plain = read_adapter(tmp_path, CONFIG).layers[1]["qkv"][0]
+    names = [f"model.language_model.layers.{layer}.self_attn.q_proj" for layer in range(2)]
+    rewrite(tmp_path, rename("model.layers.", "model.language_model.layers."), target_modules=names)
+    assert torch.equal(read_adapter(tmp_path, CONFIG).layers[1]["qkv"][0].a, plain.a)
 
 
 @pytest.mark.parametrize(
@@ -186,6 +236,78 @@ def test_parts_of_experts_lie_by_layer_and_expert(tmp_path: Path) -> None:
     assert [(p.begin, *p.b.shape, p.a.shape[1]) for p in found.down] == [(0, 48, 4, 40)]
     assert not any(adapter.layers)
     assert adapter.nbytes == 4 * (5 * (4 * 88 + 7 * 88 + 4 * 88))
+
+
+STACK = "base_model.model.model.layers.1.mlp.experts"
+
+
+def write_stacks(folder: Path, rank: int = 2, **fields: Any) -> Path:
+    """Pairs of all experts of MIXTRAL's second layer, as PEFT saves them for the parameters of transformers 5."""
+    write_random_adapter(folder, MIXTRAL, targets=["q_proj"], target_parameters=["gate_up_proj", "down_proj"], **fields)
+    draw = torch.Generator().manual_seed(3)
+
+    def add(tensors: dict[str, torch.Tensor]) -> None:
+        for name, in_size, outputs in ((f"{STACK}.base_layer", 48, 80), (STACK, 40, 48)):
+            tensors[f"{name}.lora_A.weight"] = torch.randn(3 * rank, in_size, generator=draw)
+            tensors[f"{name}.lora_B.weight"] = torch.randn(outputs, 3 * rank, generator=draw)
+
+    rewrite(folder, add)
+    return folder
+
+
+def twice(tensors: dict[str, torch.Tensor]) -> None:
+    for end in ("lora_A", "lora_B"):
+        tensors[f"{STACK}.base_layer.base_layer.{end}.weight"] = tensors[f"{STACK}.{end}.weight"].clone()
+
+
+def test_a_pair_of_all_experts_of_a_layer_is_one_for_each_projection_of_each(tmp_path: Path) -> None:
+    write_stacks(tmp_path, rank_pattern={r".*\.experts\..*": 2}, alpha_pattern={"gate_up_proj": 6, "down_proj": 10})
+    adapter = read_adapter(tmp_path, MIXTRAL)
+    assert adapter.rank == 16
+    assert list(adapter.experts) == [1]
+    tensors = load_file(tmp_path / "adapter_model.safetensors")
+    for expert, parts in adapter.experts[1].items():
+        assert [(part.begin, part.scale) for part in (*parts.gate_up, *parts.down)] == [(0, 3), (40, 3), (0, 5)]
+        found = [torch.cat([part.b @ part.a for part in each]) for each in (parts.gate_up, parts.down)]
+        for own, name in zip(found, (f"{STACK}.base_layer", STACK), strict=True):
+            a = tensors[f"{name}.lora_A.weight"][2 * expert : 2 * expert + 2]
+            b = tensors[f"{name}.lora_B.weight"][:, [expert, 3 + expert]]
+            torch.testing.assert_close(own, b @ a)
+
+
+@pytest.mark.parametrize(
+    ("change", "fields", "named"),
+    [
+        (lambda tensors: tensors.pop(f"{STACK}.lora_B.weight"), {}, "the other is missing"),
+        (rename("layers.1.mlp.experts", "layers.2.mlp.experts"), {}, "does not have there"),
+        (lambda tensors: tensors.update({f"{STACK}.lora_A.weight": torch.zeros(6, 41)}), {}, "fit neither"),
+        (lambda tensors: tensors.update({f"{STACK}.lora_A.weight": torch.zeros(0, 40)}), {}, "fit neither"),
+        (lambda tensors: tensors.update({f"{STACK}.lora_A.weight": torch.zeros(6)}), {}, "fit neither"),
+        (twice, {}, "as another pair does"),
+        (lambda _: None, {"target_parameters": ["gate_up_proj"]}, "down_proj, which target_parameters"),
+        (lambda _: None, {"rank_pattern": {"experts.down_proj": 3, "experts.gate_up_proj": 2}}, "makes it 3"),
+        (lambda _: None, {"rank_pattern": {"experts.down_proj": 256}}, "makes it 256|rank is 256"),
+        (
+            lambda tensors: tensors.update(
+                {
+                    f"base_model.model.model.layers.1.block_sparse_moe.experts.0.w2.lora_{end}.weight": torch.zeros(
+                        *shape
+                    )
+                    for end, shape in (("A", (16, 40)), ("B", (48, 16)))
+                }
+            ),
+            {"target_modules": ["q_proj", "w2"]},
+            "by itself, and among all experts",
+        ),
+    ],
+)
+def test_pairs_of_all_experts_that_do_not_fit_are_refused(
+    tmp_path: Path, change: Any, fields: dict[str, Any], named: str
+) -> None:
+    write_stacks(tmp_path, rank_pattern={"gate_up_proj": 2, "down_proj": 2})
+    rewrite(tmp_path, change, **fields)
+    with pytest.raises(ModelLoadError, match=named):
+        read_adapter(tmp_path, MIXTRAL)
 
 
 def test_routers_experts_of_one_tensor_latents_and_states_are_refused_by_name(tmp_path: Path) -> None:

@@ -43,9 +43,9 @@ def test_tokens_count_by_where_their_kv_lies():
 def test_a_worker_that_has_the_adapter_ready_is_better_than_one_that_has_to_load_it():
     context = ScoringContext(PlacementRequest(100, 16, adapter="A"))
     ready, known = view(adapters={"A": True, "B": False}), view(adapters={"A": False})
-    assert [adapter_residency(each, context) for each in (ready, known, view())] == [0.5, 0.0, 0.0]
+    assert [adapter_residency(each, context) for each in (ready, known, view())] == [0.8, 0.0, 0.0]
     at_home = replace(context, homes=("w",))
-    assert [adapter_residency(replace(each, name="w"), at_home) for each in (ready, known)] == [1.0, 0.5]
+    assert [adapter_residency(replace(each, name="w"), at_home) for each in (ready, known)] == [1.0, 0.2]
     (scorer,) = [each for each in SCORERS if each.name == "adapter"]
     assert scorer.applies(context)
     assert not scorer.applies(ScoringContext(prompt(100)))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from shared.kernels.lora.step import LoadedAdapter
 from shared.model.adapters.adapter import read_adapter
 from shared.model.adapters.random_adapter import write_random_adapter
 from tests.unit.model.adapters.test_reading import CONFIG
+from tests.waiting import DEADLINE_S
 
 PARTS = ("allowed", "secret", "a", "out", "file-out", "in", "loop", "..", ".", "", "b", "\0", "x" * 300, "~", "a\n")
 _opened: list[list[str]] = []
@@ -80,6 +83,40 @@ async def test_files_that_are_links_out_of_the_folders_are_refused(tree: Path) -
     for name in ("file-out", "b"):
         with pytest.raises(InvalidRequest, match="is a link out of"):
             pool.allowed(str(tree / "allowed" / name))
+    await pool.close()
+
+
+async def test_a_folder_that_leads_elsewhere_when_it_is_read_again_opens_nothing_outside(tree: Path) -> None:
+    def read(folder: Path) -> LoadedAdapter:
+        packed: Any = SimpleNamespace(nbytes=1)
+        return LoadedAdapter(read_adapter(folder, CONFIG).digest, 1, packed, 1)
+
+    secret, own = tree / "secret", tree / "allowed" / "a"
+    pool = AdapterPool(read, lambda slot, packed: None, SlotTable(1, 1), (tree / "allowed",))
+    known = await pool.stage(pool.allowed(str(own)), is_given=True)
+    await pool.stage(pool.allowed(str(write_random_adapter(own.parent / "c", CONFIG, rank=1))), is_given=True)
+    assert known.digest not in pool.resident
+    weights = own / "adapter_model.safetensors"
+    weights.unlink()
+    weights.symlink_to(secret / "adapter_model.safetensors")
+    with opened() as paths:
+        lease = pool.hold(known.digest)
+        async with asyncio.timeout(DEADLINE_S):
+            with pytest.raises(ModelLoadError, match="link out of the worker's adapter_folders"):
+                await lease.ready()
+            with pytest.raises(InvalidRequest, match="link out of"):
+                await pool.stage(own, is_given=True)
+    assert not _real(paths) & {str(path) for path in secret.rglob("*")}
+    await pool.close()
+
+
+async def test_a_file_that_is_a_link_to_itself_is_refused(tree: Path) -> None:
+    weights = tree / "allowed" / "a" / "adapter_model.safetensors"
+    weights.unlink()
+    weights.symlink_to(weights.name)
+    pool = pool_of(tree / "allowed")
+    with pytest.raises(InvalidRequest, match="lora_path is no path"):
+        pool.allowed(str(weights.parent))
     await pool.close()
 
 

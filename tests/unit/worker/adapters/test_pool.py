@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from services.worker.adapters.pool import AdapterPool
+from services.worker.adapters.pool import MAX_NAMELESS, AdapterPool
 from services.worker.adapters.slots import SlotTable
 from shared.errors import Draining, InvalidRequest, ModelLoadError, NotFound, Overloaded
 from shared.kernels.lora.step import LoadedAdapter
@@ -172,9 +172,26 @@ async def test_an_unloaded_adapter_leaves_its_slot_when_the_last_request_ends() 
             r.pool.remove("a")
         running.release()
         await until(lambda: r.placed == {1: None})
-        assert r.pool.known() == []
+        late = r.pool.hold("A")  # began under the name, on a worker that was lost meanwhile
+        async with asyncio.timeout(DEADLINE_S):
+            assert await late.ready() == 1
+        late.release()
+        await until(lambda: r.placed == {1: None})
+
+
+async def test_of_those_without_a_name_the_last_ones_are_known() -> None:
+    async with rig() as r:
+        for number in range(MAX_NAMELESS + 3):
+            await r.add("a", f"A{number}")
+        r.pool.remove("a")
+        assert len(r.pool.known()) == MAX_NAMELESS
         with pytest.raises(Overloaded):
-            r.pool.hold("A")
+            r.pool.hold("A0")
+        r.contents["a"] = "A3"
+        lease = r.pool.hold("A3")
+        async with asyncio.timeout(DEADLINE_S):
+            await lease.ready()
+        lease.release()
 
 
 async def test_what_was_read_has_no_name_until_it_gets_one() -> None:

@@ -9,36 +9,41 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from statistics import mean
+from typing import Annotated, Any, TypeVar
 
 import aiohttp
 
-from loadtest.clients.base import Call, Client, RequestFailed
-from loadtest.clients.connect import make_client
-from loadtest.clients.target import parse_target
-from loadtest.metrics import request_metrics
+from loadtest.baseline.workloads import with_other_prompts
+from loadtest.commands import measure_plan
+from loadtest.config import LoadConfig, Traffic
+from loadtest.metrics import goodput, request_metrics
 from loadtest.records import RequestRecord
 from loadtest.rig.cluster import Extras, local_cluster
 from loadtest.rig.command_line import Option, Out, choice
 from loadtest.rig.measure import percentile
 from loadtest.rig.models import DEMO
 from loadtest.rig.results import Report, Result, machine
+from loadtest.run import plan_run
+from loadtest.schedule import Limits
 from loadtest.slo import Slo, parse_slo
 from loadtest.workloads.tokens import Span, TokenSource
+from services.local.cluster import LocalCluster
 from shared.errors import Internal
+
+T = TypeVar("T")
 
 STEP_TIMES = {
     "fixed_s": 2e-3, "read_s": 15e-3, "token_s": 3e-4, "sequence_s": 1e-4, "kv_s": 2e-7, "attention_s": 1e-7,
 }  # fmt: skip
 """Of each worker: slow enough that two shared cores carry the router and the clients besides."""
 MODES = ("auto", "disaggregated", "collocated")
-
+BESIDE = "batch beside interactive"
 _MOST_LINES = 20_000
 _POLL_S, _SETTLE_S, _LIMIT_S = 0.2, 3.0, 300.0
 
@@ -72,7 +77,14 @@ class Batches:
         await self._until(name, lambda batch: batch["status"] == "cancelled")
         await asyncio.sleep(_SETTLE_S)
 
-    async def completed(self, name: str) -> tuple[int, float]:
+    async def rate(self, name: str, meanwhile: Awaitable[T]) -> tuple[float, T]:
+        """Lines a second that are answered while something else goes on, and what that gives."""
+        before, from_s = await self._completed(name)
+        found = await meanwhile
+        after, until_s = await self._completed(name)
+        return (after - before) / (until_s - from_s), found
+
+    async def _completed(self, name: str) -> tuple[int, float]:
         """Lines that have an answer, and the time of that."""
         batch = await self._ask("GET", f"/v1/batches/{name}")
         if batch["request_counts"]["failed"] or batch["status"] != "in_progress":
@@ -96,34 +108,31 @@ class Batches:
         return "\n".join(lines).encode()
 
 
-async def interactive(
-    client: Client, rate: float, window_s: float, lengths: tuple[int, int], seed: int
-) -> list[RequestRecord]:
-    """Requests that arrive in a window, at `rate` a second in the mean, with their answers."""
-    draw, source, records = random.Random(seed), TokenSource(seed), list[RequestRecord]()
-    begin_s, at_s = time.perf_counter(), 0.0
-    async with asyncio.TaskGroup() as group:
-        while (at_s := at_s + draw.expovariate(rate)) < window_s:
-            number = len(records)
-            record = RequestRecord(number, f"i{seed}-{begin_s:.3f}-{number}", *lengths, due_s=at_s)
-            records.append(record)
-            prompt = source.span(Span(f"{record.request_id}", lengths[0]))
-            await asyncio.sleep(max(0.0, begin_s + at_s - time.perf_counter()))
-            group.create_task(_answer(client, record, prompt))
-    return records
+def timed_cluster(folder: Path, workers: int, mode: str, targets: Slo) -> LocalCluster:
+    """Of workers whose steps take STEP_TIMES; not started."""
+    steps = folder / "steps.json"
+    steps.write_text(json.dumps({"step_times": STEP_TIMES}))
+    num_prefill = 0 if mode == "collocated" else workers // 2
+    flags = [
+        f"--targets.{name}-s={value}"
+        for name, value in (("ttft", targets.ttft_s), ("tpot", targets.tpot_s))
+        if value is not None
+    ]
+    return local_cluster(
+        Extras(router_flags=flags), model=DEMO, device=f"timed:{steps}", mode=mode, num_prefill=num_prefill,
+        num_decode=workers - num_prefill, num_kv_blocks=4096, state_dir=folder / "state",
+    )  # fmt: skip
 
 
-async def _answer(client: Client, record: RequestRecord, prompt: Any) -> None:
-    try:
-        await client.generate(client.encode(Call(record.request_id, prompt, record.max_tokens)), record.reply)
-    except RequestFailed as error:
-        record.failure = error.failure
-
-
-def in_time(records: list[RequestRecord], slo: Slo) -> float:
-    """Share of the requests that met both targets."""
-    found = [request_metrics(record) for record in records]
-    return sum(one is not None and slo.met(one.ttft_s, one.tpot_s) for one in found) / len(found)
+def results(title: str, records: Sequence[RequestRecord]) -> list[Result]:
+    """Times of interactive requests."""
+    found = [one for one in map(request_metrics, records) if one is not None]
+    ttft_ms, tpot_ms = [1e3 * one.ttft_s for one in found], [1e3 * (one.tpot_s or 0.0) for one in found]
+    return [
+        Result(f"{title}, TTFT p50", percentile(ttft_ms, 50), "ms"),
+        Result(f"{title}, TTFT p99", percentile(ttft_ms, 99), "ms"),
+        Result(f"{title}, TPOT p99", percentile(tpot_ms, 99), "ms"),
+    ]
 
 
 def main(
@@ -138,70 +147,50 @@ def main(
     out: Out = None,
 ) -> None:
     """Measure goodput of interactive requests beside a batch, and the batch's throughput beside them."""
-    targets, lengths, report = parse_slo(slo), (prompt_tokens, answer_tokens), Report(out)
+    targets, report = parse_slo(slo), Report(out)
     choice(mode, "mode", MODES)
 
     async def measure(folder: Path) -> None:
-        steps = folder / "steps.json"
-        steps.write_text(json.dumps({"step_times": STEP_TIMES}))
-        num_prefill = 0 if mode == "collocated" else workers // 2
-        flags = [f"--targets.ttft-s={targets.ttft_s}", f"--targets.tpot-s={targets.tpot_s}"]
-        cluster = local_cluster(
-            Extras(router_flags=flags), model=DEMO, device=f"timed:{steps}", mode=mode, num_prefill=num_prefill,
-            num_decode=workers - num_prefill, num_kv_blocks=4096, state_dir=folder / "state",
-        )  # fmt: skip
+        cluster = timed_cluster(folder, workers, mode, targets)
         async with cluster, aiohttp.ClientSession(f"http://{cluster.http}") as http:
-            client = make_client(parse_target(f"grpc://{cluster.grpc}"))
-            await client.start()
-            batches = Batches(http, lengths)
+            batches = Batches(http, (prompt_tokens, answer_tokens))
             async with batches.running() as name:
-                before, from_s = await batches.completed(name)
-                await asyncio.sleep(window)
-                after, until_s = await batches.completed(name)
-            most = (after - before) / (until_s - from_s)
+                most, _ = await batches.rate(name, asyncio.sleep(window))
             report.add([Result("batch alone", most, "requests/s")])
-            records: dict[bool, list[RequestRecord]] = {False: [], True: []}
-            lines, seconds = 0, 0.0
+
+            async def interactive(turn: int) -> Sequence[RequestRecord]:
+                """Both windows of a round have the same arrivals."""
+                config = LoadConfig(
+                    f"grpc://{cluster.grpc}", f"random:input={prompt_tokens},output={answer_tokens}", targets,
+                    Traffic(arrivals="poisson", rate=load * most), Limits(duration_s=window), seed=turn // 2,
+                )  # fmt: skip
+                plan = with_other_prompts(plan_run(config), turn)
+                return (await measure_plan(plan, "", asyncio.Event(), log=False)).records
+
+            alone, beside, rates = list[RequestRecord](), list[RequestRecord](), list[float]()
             for turn in range(2 * rounds):
-                is_beside, seed = turn % 4 in (1, 2), turn // 2
-                if not is_beside:
-                    records[False] += await interactive(client, load * most, window, lengths, seed)
+                if turn % 4 in (0, 3):
+                    alone += await interactive(turn)
                     continue
                 async with batches.running() as name:
-                    before, from_s = await batches.completed(name)
-                    records[True] += await interactive(client, load * most, window, lengths, seed)
-                    after, until_s = await batches.completed(name)
-                lines, seconds = lines + after - before, seconds + until_s - from_s
-            await client.close()
-        alone, beside = (in_time(records[is_beside], targets) for is_beside in (False, True))
-        for title, found in (("interactive alone", records[False]), ("interactive beside a batch", records[True])):
-            times = [one for one in map(request_metrics, found) if one is not None]
-            report.add(
-                [
-                    Result(f"{title}, TTFT p50", 1e3 * percentile([one.ttft_s for one in times], 50), "ms"),
-                    Result(f"{title}, TTFT p99", 1e3 * percentile([one.ttft_s for one in times], 99), "ms"),
-                    Result(f"{title}, TPOT p99", 1e3 * percentile([one.tpot_s or 0.0 for one in times], 99), "ms"),
-                ]
-            )
+                    rate, records = await batches.rate(name, interactive(turn))
+                rates.append(rate)
+                beside += records
+        report.add(results("interactive alone", alone) + results("interactive beside a batch", beside))
+        reached = [100 * goodput(records, targets, window).attainment for records in (alone, beside)]
+        ratio, idle = reached[1] / reached[0], (1 - load) * most
         report.add(
             [
-                Result("interactive alone, in time", 100 * alone, "%"),
-                Result("interactive beside a batch, in time", 100 * beside, "%", peer="alone", ratio=beside / alone),
-                Result(
-                    "batch beside interactive", lines / seconds, "requests/s", peer="idle capacity",
-                    ratio=lines / seconds / ((1 - load) * most),
-                ),
+                Result("interactive alone, in time", reached[0], "%"),
+                Result("interactive beside a batch, in time", reached[1], "%", peer="alone", ratio=ratio),
+                Result(BESIDE, mean(rates), "requests/s", peer="idle capacity", ratio=mean(rates) / idle),
             ]
-        )  # fmt: skip
-        print(f"{len(records[False])} and {len(records[True])} interactive requests at {load * most:.1f}/s, {targets}")
+        )
+        print(f"{len(alone)} and {len(beside)} interactive requests at {load * most:.1f}/s, {targets}")
 
     with tempfile.TemporaryDirectory(prefix="tandem-batch-") as temporary:
         asyncio.run(measure(Path(temporary)))
     print(
-        f"{workers} timed workers, mode {mode}, prompts of {prompt_tokens}, answers of {answer_tokens}, on {machine()}"
+        f"{workers} timed workers, mode {mode}, prompts of {prompt_tokens}, answers of {answer_tokens}, {machine()}\n"
     )
     report.print()
-
-
-if __name__ == "__main__":
-    main()

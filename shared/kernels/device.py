@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -22,8 +23,9 @@ INTERPRETER = DeviceLimits("", shared_bytes=227 * 1024, num_multiprocessors=8)
 """Stands in for a device where kernels are interpreted."""
 
 
+@cache
 def device_limits(device: torch.device) -> DeviceLimits:
-    """The limits of a CUDA or ROCm device; `INTERPRETER` on the CPU."""
+    """The limits of a CUDA or ROCm device; `INTERPRETER` on the CPU. Kept: launchers ask for each kernel of a step."""
     if device.type != "cuda":
         return INTERPRETER
     properties = torch.cuda.get_device_properties(device)

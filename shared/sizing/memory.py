@@ -37,7 +37,7 @@ def room(model: ModelShape, gpu: GpuShape, spread: Spread, hardware: Hardware, c
     weight_bytes += share_of_rank(hardware.adapter_bytes(model), spread.tensor, spread.expert)
     if hardware.has_head:
         weight_bytes += model.head_params * BYTES_PER_VALUE[hardware.weights]
-        kv_bytes += model.kv_bytes(model.num_kv_heads, hardware.kv_dtype) / model.num_layers
+        kv_bytes += model.kv_bytes(model.num_kv_heads, hardware.kv_dtype) / model.kv_layers
     if hardware.draft is not None:
         weight_bytes += hardware.draft.weight_bytes
         kv_bytes += hardware.draft.kv_bytes_per_token

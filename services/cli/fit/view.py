@@ -102,7 +102,7 @@ def show(console: Console, fit: Fit, name: str, even: BreakEven, token_price: fl
     if hardware.has_head:
         own = model.head_params * BYTES_PER_VALUE[hardware.weights]
         lines.append(
-            f"head: {own / GB:.3g} GB and {kv / model.num_layers / 1024:.3g} KiB a token on each worker; its guesses, "
+            f"head: {own / GB:.3g} GB and {kv / model.kv_layers / 1024:.3g} KiB a token on each worker; its guesses, "
             "of workers that decode on CPUs alone, shorten no time here"
         )
     if hardware.adapter_slots:

@@ -11,6 +11,7 @@ from shared.kernels import device as devices
 from shared.kernels.device import DeviceLimits, next_power_of_2
 from shared.kernels.linear import PlainLinear
 from shared.kernels.matmul.few_jit import multiply_few
+from shared.kernels.matmul.launch import check_product
 
 MOST_ROWS = 64
 """Rows of x that are few."""
@@ -76,14 +77,10 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, tickets: Tensor, co
     Returns:
         [num_rows, out_size], x's dtype.
     """
-    num_rows, in_size = x.shape
-    out_size = weight.shape[0]
-    assert weight.shape == (out_size, in_size), f"{tuple(weight.shape)} for rows of {in_size}"
-    assert x.dtype == weight.dtype, f"{x.dtype} times {weight.dtype}"
+    check_product(x, weight, bias)
+    (num_rows, in_size), out_size = x.shape, weight.shape[0]
     assert in_size % config.depth == 0
     assert out_size % config.columns == 0
-    assert x.is_contiguous(), "x is strided"
-    assert weight.is_contiguous(), "the weight is strided"
     tiles = out_size // config.columns
     splits, steps_a_split = splits_of(in_size, out_size, config, devices.device_limits(x.device).num_multiprocessors)
     rows = max(_FEWEST_ROWS, next_power_of_2(num_rows))

@@ -42,6 +42,16 @@ def matmul_config(num_rows: int, out_size: int, dtype: torch.dtype, limits: Devi
     return MANY if limits.arch == "sm_90" and tiles >= limits.num_multiprocessors else HALF
 
 
+def check_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Asserts what the launchers of products with weights as they are have in common: shapes, dtypes, no strides."""
+    in_size, out_size = x.shape[1], weight.shape[0]
+    assert weight.shape == (out_size, in_size), f"{tuple(weight.shape)} for rows of {in_size}"
+    assert x.dtype == weight.dtype, f"{x.dtype} times {weight.dtype}"
+    assert bias is None or (bias.shape == (out_size,) and bias.dtype == x.dtype and bias.is_contiguous())
+    assert x.is_contiguous(), "x is strided"
+    assert weight.is_contiguous(), "the weight is strided"
+
+
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, config: MatmulConfig | None = None) -> Tensor:
     """`x weight^T + bias` in fp32 sums, rounded once; a row's result depends on that row alone, to the bit.
 
@@ -54,13 +64,8 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, config: MatmulConfi
     Returns:
         [num_rows, out_size], x's dtype.
     """
-    num_rows, in_size = x.shape
-    out_size = weight.shape[0]
-    assert weight.shape == (out_size, in_size), f"{tuple(weight.shape)} for rows of {in_size}"
-    assert x.dtype == weight.dtype, f"{x.dtype} times {weight.dtype}"
-    assert bias is None or (bias.shape == (out_size,) and bias.dtype == x.dtype and bias.is_contiguous())
-    assert x.is_contiguous(), "x is strided"
-    assert weight.is_contiguous(), "the weight is strided"
+    check_product(x, weight, bias)
+    (num_rows, in_size), out_size = x.shape, weight.shape[0]
     output = torch.empty((num_rows, out_size), dtype=x.dtype, device=x.device)
     if num_rows == 0:
         return output

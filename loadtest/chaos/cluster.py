@@ -93,7 +93,7 @@ class ChaosCluster:
         await stub.UnloadAdapter(fleet_pb2.UnloadAdapterRequest(name=name))
 
     async def until_adapters(self, count: int) -> bool:
-        """Whether every router comes to know so many names of adapters at every worker, within WHOLE_TIMEOUT_S."""
+        """Whether every router reports this number of adapters by name at each worker, within WHOLE_TIMEOUT_S."""
 
         def is_so(statuses: Sequence[Status | None]) -> bool:
             workers = [worker for status in statuses if status is not None for worker in status.workers]

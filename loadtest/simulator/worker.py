@@ -178,7 +178,7 @@ class Worker:
         return Progress(num_tokens, tuple(sequence.block_hashes[:num_sealed]))
 
     def leave(self, name: str) -> None:
-        """A router wants no more of an answer: nothing is told of it from now on, and it ends a message later."""
+        """Cancels an answer: its router hears no more of it, and the worker ends it when the message has arrived."""
         held = self._held.get(name)
         if held is not None:
             held.has_left = True

@@ -233,7 +233,7 @@ class AdapterPool:
         self._rests = True
         self._freed.set()
         await asyncio.gather(*self._loads.values(), return_exceptions=True)
-        # Also those that nobody waits for any more.
+        # Also those of loads that were cancelled.
         await asyncio.gather(*map(asyncio.wrap_future, tuple(self._reads)), return_exceptions=True)
         for digest in self._slots.resident:
             self._place(self._slots.drop(digest), None)

@@ -17,6 +17,7 @@ from shared.model.ranks.shard import Degrees
 from shared.model.text.tokenizer import Tokenizer
 from shared.structure.compiler import StructureCompiler
 from shared.structure.structured_output import StructuredOutput, StructureKind
+from tests.integration.engine import test_static_decode
 from tests.integration.engine.engine_run import EngineRun
 from tests.integration.engine.families import write_family
 from tests.integration.engine.group_run import GroupRun
@@ -26,18 +27,13 @@ pytestmark = needs_library
 
 DEMO = Path("models/demo")
 PROMPTS = [[5 + (i * k) % 200 for i in range(14 + 9 * k)] for k in range(1, 7)]
+GREEDY, SAMPLED, _, PENALIZED, CUT = test_static_decode.WAYS
 WAYS: list[dict[str, Any]] = [
-    {},
-    {"temperature": 0.9, "top_p": 0.9, "seed": 12, "logprobs": 2},
+    GREEDY,
+    SAMPLED,
     {"min_tokens": 4, "stop_token_ids": tuple(range(9, 250)), "temperature": 1.0, "seed": 3},
-    {
-        "temperature": 0.7,
-        "repetition_penalty": 1.3,
-        "frequency_penalty": 0.4,
-        "bad_sequences": ((9, 30), (7,)),
-        "seed": 5,
-    },
-    {"temperature": 1.1, "top_k": 7, "min_p": 0.02, "seed": 2**63 + 1},
+    PENALIZED,
+    CUT,
     {"structured_output": StructuredOutput(StructureKind.REGEX, "[a-z ]{60}"), "temperature": 1.0, "seed": 9},
 ]
 """One a prompt, as in `test_static_decode`; one ends early, and one's mask follows from the token in flight."""

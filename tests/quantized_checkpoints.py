@@ -285,6 +285,9 @@ def write_mxfp4(source: Path, quantized: Path, opened: Path) -> None:
     _write(opened, plain, config, source)
 
 
+_ALL_FP4 = torch.tensor([*FP4_E2M1, *(-value for value in FP4_E2M1)])
+_ALL_FP8 = torch.arange(256).to(torch.uint8).view(torch.float8_e4m3fn).float().nan_to_num()
+_MX = {"type": "float", "symmetric": True, "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
 _FP8 = {"num_bits": 8, "type": "float", "symmetric": True}
 _DYNAMIC = {
     "input_activations": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
@@ -293,16 +296,32 @@ _DYNAMIC = {
 
 def _pack_nvfp4(weight: Tensor, _: torch.Generator) -> Packed:
     """The whole's scale makes the largest group's 448."""
-    table = torch.tensor([*FP4_E2M1, *(-value for value in FP4_E2M1)])
     groups = weight.unflatten(1, (-1, 16))
     peaks = groups.abs().amax(-1)
     whole = 6.0 * 448.0 / peaks.max()
     scales = (peaks / 6.0 * whole).to(torch.float8_e4m3fn)
     own = (scales.float() / whole)[..., None]
-    codes = (groups[..., None] / own[..., None] - table).abs().argmin(-1)
+    codes = (groups[..., None] / own[..., None] - _ALL_FP4).abs().argmin(-1)
     packed = (codes[..., 0::2] | codes[..., 1::2] << 4).to(torch.uint8).flatten(1)
     parts = {"weight_packed": packed, "weight_scale": scales, "weight_global_scale": whole.view(1)}
-    return {**parts, "input_global_scale": torch.ones(1)}, (table[codes] * own).flatten(1)
+    return {**parts, "input_global_scale": torch.ones(1)}, (_ALL_FP4[codes] * own).flatten(1)
+
+
+def _pack_mx(table: Tensor, codes_of: Callable[[Tensor], dict[str, Tensor]]) -> Callable[..., Packed]:
+    """Groups of 32 columns with a power of two each, which makes their largest number one of the table's."""
+
+    def pack(weight: Tensor, _: torch.Generator) -> Packed:
+        groups = weight.unflatten(1, (-1, 32))
+        exponents = (groups.abs().amax(-1) / table.max()).log2().ceil().clamp(min=-127)
+        places = (groups[..., None] / exponents.exp2()[..., None, None] - table).abs().argmin(-1)
+        opened = (table[places] * exponents.exp2()[..., None]).flatten(1)
+        return {**codes_of(places), "weight_scale": (exponents + 127).to(torch.uint8)}, opened
+
+    return pack
+
+
+def _mxfp4_codes(places: Tensor) -> dict[str, Tensor]:
+    return {"weight_packed": (places[..., 0::2] | places[..., 1::2] << 4).to(torch.uint8).flatten(1)}
 
 
 STORAGES: dict[str, Storage] = {
@@ -346,9 +365,16 @@ STORAGES: dict[str, Storage] = {
         ),
         _pack_nvfp4,
     ),
+    "mxfp4 linear": Storage(
+        compressed_config({"num_bits": 4, **_MX}, "mxfp4-pack-quantized"), _pack_mx(_ALL_FP4, _mxfp4_codes)
+    ),
+    "mxfp8": Storage(
+        compressed_config({"num_bits": 8, **_MX}, "mxfp8-quantized"),
+        _pack_mx(_ALL_FP8, lambda places: {"weight": places.to(torch.uint8).view(torch.float8_e4m3fn).flatten(1)}),
+    ),
     "nf4": bits4("nf4", nested=True),
     "fp4": bits4("fp4", nested=False),
 }  # fmt: skip
 """By name."""
-OPENED = ("nvfp4", "nf4", "fp4")
+OPENED = ("nvfp4", "mxfp4 linear", "nf4", "fp4")
 """Those that are kept in the computation's dtype."""

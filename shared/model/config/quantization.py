@@ -20,9 +20,16 @@ STACKED = "its experts lie in one tensor, which is read plain or in mxfp4 and ke
 """Why an architecture takes no other storage, for messages."""
 STACKED_METHOD: Method = "mxfp4"
 """The one of experts that lie in one tensor."""
-_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized")
+_FORMATS = (
+    "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized",
+    "mxfp4-pack-quantized", "mxfp8-quantized",
+)  # fmt: skip
 NVFP4_GROUP = 16
 """Columns that share a scale in NVFP4."""
+MX_GROUP = 32
+"""Columns that share a scale, a power of two, in MXFP4 and MXFP8: OCP Microscaling Formats 1.0."""
+Floats4 = Literal["", "nvfp4", "mxfp4"]
+"""Ways to store floats of 4 bits."""
 _STRATEGIES = ("tensor", "channel", "group", "block")
 _ALL_LINEAR = "Linear"
 _PATTERN = "re:"
@@ -38,7 +45,7 @@ class WeightScheme:
     is_ordered: bool = False  # whether an index says which columns form a group
     block_rows: int = 0  # rows that share a scale too; 0 = each row has its own, or all have one
     rounds_input: bool = False  # as in LinearSpec
-    is_nvfp4: bool = False  # floats of 4 bits, which are opened while they are read; `kind` says nothing of them
+    floats4: Floats4 = ""  # floats of 4 bits, which are opened while they are read; `kind` says nothing of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +133,8 @@ def _compressed_tensors(fields: JsonFields) -> QuantizationConfig:
     _check_format(fields)
     if (sparsity := fields.child("sparsity_config")) is not None and sparsity.text("format", "dense") != "dense":
         raise fields.fault("sparsity_config", "is not supported: publish the weights dense")
+    if (transforms := fields.child("transform_config")) is not None and transforms.names:
+        raise fields.fault("transform_config", "is not supported: weights that are rotated need rotated inputs")
     groups = fields.child("config_groups")
     if groups is None or not groups.names:
         raise fields.fault("config_groups", "is missing")
@@ -141,7 +150,7 @@ def _compressed_tensors(fields: JsonFields) -> QuantizationConfig:
         if weights is None:
             raise group.fault("weights", "is missing")
         scheme = _compressed_scheme(weights)
-        rounds = scheme.kind != "fp8" and not scheme.is_nvfp4 and _rounds_input(group.child("input_activations"))
+        rounds = scheme.kind != "fp8" and not scheme.floats4 and _rounds_input(group.child("input_activations"))
         schemes.append((targets, replace(scheme, rounds_input=rounds)))
     ignored = tuple(fields.optional_text_list("ignore") or ())
     _check_patterns(fields, "ignore", ignored)
@@ -158,7 +167,7 @@ def _compressed_scheme(fields: JsonFields) -> WeightScheme:
     bits, kind_of = fields.integer("num_bits", default=8), fields.text("type", default="int")
     kinds: dict[tuple[str, int], Kind] = {("int", 4): "int4", ("int", 8): "int8", ("float", 8): "fp8"}
     if (kind_of, bits) == ("float", 4):
-        return _nvfp4(fields)
+        return _floats4(fields)
     if (kind_of, bits) not in kinds:
         known = "int 4, int 8, float 4, float 8"
         raise fields.fault("num_bits", f"{bits} of type {kind_of} is not supported; supported: {known}")
@@ -182,13 +191,18 @@ def _compressed_scheme(fields: JsonFields) -> WeightScheme:
     )
 
 
-def _nvfp4(fields: JsonFields) -> WeightScheme:
-    strategy, size = fields.text("strategy", default="tensor_group"), fields.integer("group_size", default=NVFP4_GROUP)
-    if strategy != "tensor_group":
-        raise fields.fault("strategy", f"{strategy!r} is not supported with float 4; supported: tensor_group")
-    if size != NVFP4_GROUP:
-        raise fields.fault("group_size", f"{size} is not supported with float 4; supported: {NVFP4_GROUP}")
-    return WeightScheme("int4", size, is_nvfp4=True)
+_FLOATS4: Mapping[str, tuple[Floats4, int]] = {"tensor_group": ("nvfp4", NVFP4_GROUP), "group": ("mxfp4", MX_GROUP)}
+"""Strategy → what it is with floats of 4 bits, and the columns that share a scale."""
+
+
+def _floats4(fields: JsonFields) -> WeightScheme:
+    strategy = fields.text("strategy", default="tensor_group")
+    if strategy not in _FLOATS4:
+        raise fields.fault("strategy", f"{strategy!r} is not supported with float 4; supported: {', '.join(_FLOATS4)}")
+    name, group = _FLOATS4[strategy]
+    if (size := fields.integer("group_size", default=group)) != group:
+        raise fields.fault("group_size", f"{size} is not supported with float 4 by {strategy}; supported: {group}")
+    return WeightScheme("int4", group, floats4=name)
 
 
 def _rounds_input(fields: JsonFields | None) -> bool:

@@ -1,5 +1,5 @@
-"""Sources of weights that are opened to plain numbers as they are read: MXFP4's experts, NVFP4, and bitsandbytes' 4
-bits."""
+"""Sources of weights that are opened to plain numbers as they are read: MXFP4's experts, MXFP4 and NVFP4 of linear
+layers, and bitsandbytes' 4 bits."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ from torch import Tensor
 
 from shared.errors import ModelLoadError
 from shared.kernels.quantized import unpack_nibbles
-from shared.model.config.quantization import NVFP4_GROUP, QuantizationConfig, WeightScheme
+from shared.model.config.quantization import MX_GROUP, QuantizationConfig, WeightScheme
 from shared.model.weights.checkpoint import Checkpoint
 from shared.model.weights.safetensors_files import DENSE, TensorEntry
 from shared.model.weights.sources import PIECE_ELEMENTS, check_entry, check_scales, needed
 
-_MX_BLOCK = 32
-"""Columns that share a scale: OCP Microscaling Formats 1.0."""
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _E8M0_BIAS, _E8M0_NAN = 127, 255
 _STATE = "weight.quant_state.bitsandbytes__"
@@ -52,8 +50,7 @@ class Mxfp4Experts:
     def check(self, checkpoint: Checkpoint) -> None:
         """See `WeightSource`."""
         for _, scales in checkpoint.rows(self.scales, 0, checkpoint.entries[self.scales].shape[0]):
-            if bool((scales == _E8M0_NAN).any()):
-                raise ModelLoadError(f"{self.scales} has scales that are no number: damaged", tensor=self.scales)
+            check_scales(self.scales, powers_of_two(scales))
 
     def pieces(self, checkpoint: Checkpoint, begin: int, end: int) -> Iterator[tuple[int, Tensor]]:
         """See `WeightSource`; an expert at a time."""
@@ -62,31 +59,40 @@ class Mxfp4Experts:
             blocks = torch.cat([rows.clone() for _, rows in checkpoint.rows(self.blocks, expert, expert + 1)])[0]
             scales = torch.cat([rows.clone() for _, rows in checkpoint.rows(self.scales, expert, expert + 1)])[0]
             codes = unpack_nibbles(blocks)  # [out_size, groups, 32]
-            opened = torch.ldexp(table[codes.int()], scales.int()[..., None] - _E8M0_BIAS)
-            yield expert, opened.flatten(1).T[None]
+            yield expert, (table[codes.int()] * powers_of_two(scales)[..., None]).flatten(1).T[None]
+
+
+def powers_of_two(stored: Tensor) -> Tensor:
+    """Scales of the type E8M0, uint8, in fp32; NaN where one is no number."""
+    exponents = stored.int() - _E8M0_BIAS
+    return torch.where(
+        stored == _E8M0_NAN, torch.nan, torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents)
+    )
 
 
 def mxfp4_source(name: str, shape: tuple[int, ...], entries: Mapping[str, TensorEntry]) -> Mxfp4Experts:
     """The reader of one of gpt-oss's stacked weights. Raises ModelLoadError."""
     experts, in_size, out_size = shape
-    if in_size % _MX_BLOCK:
+    if in_size % MX_GROUP:
         raise ModelLoadError(
-            f"{name} has {in_size} inputs, which blocks of {_MX_BLOCK} do not divide", tensor=name, limit=_MX_BLOCK
+            f"{name} has {in_size} inputs, which blocks of {MX_GROUP} do not divide", tensor=name, limit=MX_GROUP
         )
     blocks, scales = f"{name}_blocks", f"{name}_scales"
-    groups = in_size // _MX_BLOCK
-    check_entry(entries[blocks], (experts, out_size, groups, _MX_BLOCK // 2), ("U8",))
+    groups = in_size // MX_GROUP
+    check_entry(entries[blocks], (experts, out_size, groups, MX_GROUP // 2), ("U8",))
     check_entry(needed(entries, scales, f"{blocks} has no scales"), (experts, out_size, groups), ("U8",))
     return Mxfp4Experts(blocks, scales)
 
 
 @dataclass(frozen=True)
-class Nvfp4Source:
-    """A weight [out_size, in_size] as compressed-tensors stores NVFP4: two codes a byte, the first in the lower half, a
-    scale in fp8 for each group of a row's columns, and one for the whole, by which those are divided."""
+class Floats4Source:
+    """A weight [out_size, in_size] as compressed-tensors stores floats of 4 bits: two codes a byte, the first in the
+    lower half, and a scale for each group of a row's columns. In MXFP4 that is a power of two; in NVFP4 it is in fp8,
+    and all are divided by one for the whole."""
 
     module: str
     shape: tuple[int, int]
+    scheme: WeightScheme
     spec: None = None
 
     @property
@@ -97,37 +103,52 @@ class Nvfp4Source:
     @property
     def names(self) -> tuple[str, ...]:
         """See `WeightSource`."""
-        return tuple(f"{self.module}.weight_{end}" for end in ("packed", "scale", "global_scale"))
+        ends = ("packed", "scale", *(("global_scale",) if self.scheme.floats4 == "nvfp4" else ()))
+        return tuple(f"{self.module}.weight_{end}" for end in ends)
 
     def check(self, checkpoint: Checkpoint) -> None:
         """See `WeightSource`."""
-        _check_finite(self.names[1], checkpoint.whole(self.names[1]).float())
-        check_scales(self.names[2], checkpoint.whole(self.names[2]))
+        if self.scheme.floats4 == "nvfp4":
+            _check_finite(self.names[1], checkpoint.whole(self.names[1]).float())
+            check_scales(self.names[2], checkpoint.whole(self.names[2]))
+        else:
+            check_scales(self.names[1], powers_of_two(checkpoint.whole(self.names[1])))
 
     def pieces(self, checkpoint: Checkpoint, begin: int, end: int) -> Iterator[tuple[int, Tensor]]:
         """See `WeightSource`."""
         table = torch.tensor([*_E2M1, *(-value for value in _E2M1)])
-        scales = checkpoint.whole(self.names[1]).float() / checkpoint.whole(self.names[2]).float().view(())
+        scales = self._scales(checkpoint)
         for first, rows in checkpoint.rows(self.name, begin, end):
-            codes = unpack_nibbles(rows).view(len(rows), -1, NVFP4_GROUP)
+            codes = unpack_nibbles(rows).view(len(rows), -1, self.scheme.group)
             yield first, (table[codes.int()] * scales[first : first + len(rows), :, None]).flatten(1)
 
+    def _scales(self, checkpoint: Checkpoint) -> Tensor:
+        """[out_size, groups] fp32."""
+        scales = checkpoint.whole(self.names[1])
+        if self.scheme.floats4 == "mxfp4":
+            return powers_of_two(scales)
+        return scales.float() / checkpoint.whole(self.names[2]).float().view(())
 
-def nvfp4_source(module: str, shape: tuple[int, int], entries: Mapping[str, TensorEntry]) -> Nvfp4Source:
-    """The reader of NVFP4. Raises ModelLoadError."""
+
+def floats4_source(
+    module: str, shape: tuple[int, int], scheme: WeightScheme, entries: Mapping[str, TensorEntry]
+) -> Floats4Source:
+    """The reader of NVFP4 and MXFP4. Raises ModelLoadError."""
     out_size, in_size = shape
-    source = Nvfp4Source(module, shape)
-    packed, scale, whole = source.names
-    if in_size % NVFP4_GROUP:
+    source = Floats4Source(module, shape, scheme)
+    packed, scale, *of_all = source.names
+    if in_size % scheme.group:
         raise ModelLoadError(
-            f"{module}.weight has {in_size} columns, which groups of {NVFP4_GROUP} do not divide",
+            f"{module}.weight has {in_size} columns, which groups of {scheme.group} do not divide",
             tensor=f"{module}.weight",
             field="group_size",
         )
     check_entry(needed(entries, packed, "its scales are there"), (out_size, in_size // 2), ("U8",))
-    check_entry(needed(entries, scale, f"{packed} has no scales"), (out_size, in_size // NVFP4_GROUP), ("F8_E4M3",))
-    of_all = needed(entries, whole, f"{packed} has no scale for the whole")
-    check_entry(of_all, of_all.shape if prod(of_all.shape) == 1 else (1,), DENSE)
+    kinds = ("F8_E4M3",) if scheme.floats4 == "nvfp4" else ("U8",)
+    check_entry(needed(entries, scale, f"{packed} has no scales"), (out_size, in_size // scheme.group), kinds)
+    for name in of_all:
+        entry = needed(entries, name, f"{packed} has no scale for the whole")
+        check_entry(entry, entry.shape if prod(entry.shape) == 1 else (1,), DENSE)
     return source
 
 

@@ -12,10 +12,10 @@ from torch import Tensor
 from shared.errors import ModelLoadError
 from shared.kernels.linear_spec import Kind, LinearSpec
 from shared.kernels.quantized import INT4_MIDDLE, Piece, unpack_nibbles
-from shared.model.config.quantization import STACKED_METHOD, QuantizationConfig, WeightScheme
+from shared.model.config.quantization import MX_GROUP, STACKED_METHOD, QuantizationConfig, WeightScheme
 from shared.model.weights.checkpoint import Checkpoint
 from shared.model.weights.gguf_source import gguf_source
-from shared.model.weights.opened import Nvfp4Source, bits4_source, mxfp4_source, nvfp4_source
+from shared.model.weights.opened import Floats4Source, bits4_source, floats4_source, mxfp4_source, powers_of_two
 from shared.model.weights.safetensors_files import DENSE, TensorEntry
 from shared.model.weights.sources import PIECE_ELEMENTS, Makers, check_entry, check_scales, needed
 
@@ -87,7 +87,7 @@ class RowSource(_Stored):
 
     def check(self, checkpoint: Checkpoint) -> None:
         """See `WeightSource`."""
-        check_scales(self.scale_name, checkpoint.whole(self.scale_name))
+        check_scales(self.scale_name, self._scales(checkpoint))
         self._check_index(checkpoint)
         zeros_name = f"{self.module}.weight_zero_point"
         if zeros_name in self.names and not self.scheme.has_zeros and checkpoint.whole(zeros_name).any():
@@ -116,7 +116,8 @@ class RowSource(_Stored):
         return (rows + INT4_MIDDLE).to(torch.uint8) if self.kind == "int4" else rows
 
     def _scales(self, checkpoint: Checkpoint) -> Tensor:
-        scales = checkpoint.whole(self.scale_name).float()
+        stored = checkpoint.whole(self.scale_name)
+        scales = powers_of_two(stored) if stored.dtype == torch.uint8 else stored.float()
         return scales if scales.dim() == 2 else scales.view(-1, 1)
 
     def _zeros(self, checkpoint: Checkpoint) -> Tensor | None:
@@ -209,10 +210,10 @@ def row_source(
     scheme: WeightScheme,
     _config: QuantizationConfig,
     entries: Mapping[str, TensorEntry],
-) -> RowSource | Nvfp4Source:
+) -> RowSource | Floats4Source:
     """The reader of compressed-tensors and of fp8 checkpoints. Raises ModelLoadError."""
-    if scheme.is_nvfp4:
-        return nvfp4_source(module, shape, entries)
+    if scheme.floats4:
+        return floats4_source(module, shape, scheme, entries)
     out_size, in_size = shape
     _check_sizes(module, scheme, in_size)
     packed, plain = f"{module}.weight_packed", f"{module}.weight"
@@ -231,7 +232,8 @@ def row_source(
     if groups == 1:
         allowed.append((rows,))
         allowed += [(), (1,), (1, 1)] if not scheme.block_rows else []
-    check_entry(scales, scales.shape if scales.shape in allowed else allowed[0], DENSE)
+    kinds = (*DENSE, "U8") if (scheme.kind, scheme.group) == ("fp8", MX_GROUP) else DENSE  # U8: of MXFP8
+    check_entry(scales, scales.shape if scales.shape in allowed else allowed[0], kinds)
     names.append(scale_name)
     if scheme.has_zeros:
         zeros = needed(entries, f"{plain}_zero_point", "the scheme is not symmetric")

@@ -59,7 +59,18 @@ def expected_of(folder: Path) -> tuple[torch.Tensor, list[int]]:
 
 
 @pytest.mark.parametrize(
-    "name", few("int4 groups with zeros", "w8a8", "awq", "gptq ordered", "small fp8 blocks", "nf4", "nvfp4")
+    "name",
+    few(
+        "int4 groups with zeros",
+        "w8a8",
+        "awq",
+        "gptq ordered",
+        "small fp8 blocks",
+        "nf4",
+        "nvfp4",
+        "mxfp4 linear",
+        "mxfp8",
+    ),
 )
 def test_every_storage_gives_the_logits_and_tokens_of_the_opened_weights(tmp_path, name):
     quantized, opened = write(tmp_path, name)

@@ -149,6 +149,19 @@ BAD: dict[str, tuple[str, Callable[[dict[str, Tensor], dict[str, Any]], object],
         "nvfp4", lambda t, _: t.update({f"{MODULE}.weight_scale": t[f"{MODULE}.weight_scale"][:, :1]}), ".weight_scale",
         "has shape",
     ),
+    "powers of two that are no number": (
+        "mxfp4 linear", lambda t, _: t[f"{MODULE}.weight_scale"][3, 1].fill_(255), ".weight_scale", "no number",
+    ),
+    "powers of two of fp8 that are no number": (
+        "mxfp8", lambda t, _: t[f"{MODULE}.weight_scale"][3, 1].fill_(255), ".weight_scale", "no number",
+    ),
+    "powers of two beside groups of another size": (
+        "mxfp8", lambda t, c: (
+            _scheme(c).update(group_size=16),
+            t.update({f"{MODULE}.weight_scale": t[f"{MODULE}.weight_scale"].repeat_interleave(2, 1)}),
+        ),
+        ".weight_scale", "is stored as U8",
+    ),
     "a state that is no JSON": ("nf4", lambda t, _: t[f"{MODULE}.{STATE}"].zero_(), STATE, "is no JSON"),
     "blocks of another size": (
         "nf4", lambda t, _: t.update({f"{MODULE}.{STATE}": state(blocksize=128)}), ".absmax", "64 numbers, not the 32",
@@ -193,7 +206,8 @@ def test_a_damaged_checkpoint_is_refused_by_tensor_before_weights_are_read(tmp_p
 @pytest.mark.parametrize(
     ("storage", "change", "field"),
     [
-        ("int4 groups", {"format": "mxfp4-pack-quantized"}, "format"),
+        ("int4 groups", {"format": "mxfp6-pack-quantized"}, "format"),
+        ("int4 groups", {"transform_config": {"config_groups": {"R1": {}}}}, "transform_config"),
         ("int4 groups", {"quant_method": "hqq"}, "quant_method"),
         ("nf4", {"load_in_4bit": False}, "load_in_4bit"),
         ("nf4", {"bnb_4bit_quant_type": "int4"}, "bnb_4bit_quant_type"),

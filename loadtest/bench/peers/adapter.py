@@ -60,6 +60,15 @@ class ReturnsLogits(Protocol):
         ...
 
 
+@runtime_checkable
+class Embeds(Protocol):
+    """An adapter that can embed texts."""
+
+    def embed_s(self, prompts: list[list[int]]) -> float:
+        """Seconds from handing over all texts to the last hidden state of each one's last token, in fp32."""
+        ...
+
+
 def random_prompt(num_tokens: int, generator: random.Random, vocab_size: int = VOCAB_SIZE) -> list[int]:
     """Random tokens, so that no prompt's prefix is cached."""
     return [generator.randrange(3, vocab_size) for _ in range(num_tokens)]

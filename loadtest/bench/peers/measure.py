@@ -32,6 +32,8 @@ PAUSE_S = 0.3
 START_S = 3600.0
 """Start timeout in seconds; an engine may convert the checkpoint first."""
 END_S = 20.0
+EMBED_LEN = 128
+"""Tokens of a text that is embedded, on average."""
 
 
 class CannotRun(Exception):
@@ -108,19 +110,32 @@ class Case:
     name: str
     num_prompts: int
     prompt_len: int
-    num_steps: int = 0  # 0: only the prompt
+    num_steps: int = 0  # 0: only the prompts
+    embeds: bool = False
+    """The prompts are embedded, all at once; their lengths are a quarter of `prompt_len` to seven quarters."""
 
     @property
     def tokens(self) -> int:
         """Tokens computed in the time that a turn returns."""
-        return self.num_prompts if self.num_steps else self.prompt_len
+        return self.num_prompts if self.num_steps else self.num_prompts * self.prompt_len
 
     def task(self, generator: random.Random) -> dict[str, Any]:
         """The arguments of `EngineProcess.ask`, with fresh prompts."""
-        prompts = [random_prompt(self.prompt_len, generator) for _ in range(self.num_prompts)]
+        prompts = [random_prompt(length, generator) for length in self._lengths()]
+        if self.embeds:
+            generator.shuffle(prompts)
+            return {"op": "embed", "prompts": prompts}
         if self.num_steps:
             return {"op": "decode", "prompts": prompts, "num_steps": self.num_steps}
         return {"op": "prefill", "prompt": prompts[0]}
+
+    def _lengths(self) -> list[int]:
+        """Of the prompts; their mean is `prompt_len`."""
+        if not self.embeds or self.num_prompts == 1:
+            return [self.prompt_len] * self.num_prompts
+        apart = 1.5 * self.prompt_len / (self.num_prompts - 1)
+        lengths = [round(0.25 * self.prompt_len + apart * place) for place in range(self.num_prompts)]
+        return [*lengths[:-1], self.num_prompts * self.prompt_len - sum(lengths[:-1])]
 
 
 @dataclass
@@ -182,6 +197,7 @@ class Turns:
     prefill: Annotated[str, Option(help="prompt lengths")] = "512 2048"
     batch: Annotated[str, Option(help="sequences that decode together")] = "1 8 32"
     context: Annotated[int, Option(help="prompt tokens of each sequence")] = 256
+    embed: Annotated[str, Option(help="texts of 128 tokens on average that are embedded at once")] = ""
     steps: Annotated[int, Option(help="decode steps of a turn; their median is the figure")] = 12
     rounds: Annotated[int, Option()] = 5
     threads: Annotated[int, Option()] = 2
@@ -190,7 +206,9 @@ class Turns:
         """Prompts, then batches; `ending`: of their names. Raises ConfigError."""
         prompts = [Case(f"prefill {n}{ending}", 1, n) for n in integers(self.prefill, "prefill")]
         batches = integers(self.batch, "batch")
-        return prompts + [Case(f"decode {n}{ending}", n, self.context, self.steps) for n in batches]
+        decodes = [Case(f"decode {n}{ending}", n, self.context, self.steps) for n in batches]
+        texts = integers(self.embed, "embed") if self.embed else []
+        return prompts + decodes + [Case(f"embed {n}{ending}", n, EMBED_LEN, embeds=True) for n in texts]
 
 
 def main(

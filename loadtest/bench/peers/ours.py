@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 import torch
 
@@ -90,7 +91,7 @@ class Ours:
         self._meter = meter
         spare = spare_steps(prompts)
         for prompt in prompts:
-            self._add(prompt, num_steps + spare + 1, sampling)
+            self._add(prompt, num_steps + spare + 1, **sampling)
         left = len(prompts) * (num_steps + spare + 1)
         full = []
         while left > 0:
@@ -100,6 +101,16 @@ class Ours:
                 full.append(step)
         times = [(b.at_s - a.at_s, b.metered - a.metered) for a, b in itertools.pairwise(full)]
         return times[-num_steps:]
+
+    def embed_s(self, prompts: list[list[int]]) -> float:
+        """See `Embeds`."""
+        start, left = time.perf_counter(), len(prompts)
+        for prompt in prompts:
+            self._add(prompt, 1, pooling="last")
+        while left > 0:
+            step = self._next_step()
+            left -= step.num_tokens
+        return step.at_s - start
 
     def logits(self, prompt: list[int]) -> list[list[float]]:
         """See `EngineAdapter`."""
@@ -123,8 +134,8 @@ class Ours:
         """Ends the engine's thread."""
         self._engine.close()
 
-    def _add(self, prompt: list[int], num_tokens: int, further: Mapping[str, float] = MappingProxyType({})) -> None:
-        sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens, seed=0, **further)  # type: ignore[arg-type]
+    def _add(self, prompt: list[int], num_tokens: int, **further: Any) -> None:
+        sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens, seed=0, **further)
         self._engine.submit(
             AddSequence(
                 EngineSequence(

@@ -7,6 +7,9 @@ from typing import Any
 
 from loadtest.bench.peers.adapter import Settings
 
+EMBEDDED_TOGETHER = 32
+"""Texts of a batch, the default of sentence-transformers."""
+
 
 class TransformersSdpa:
     """See `EngineAdapter`."""
@@ -43,10 +46,27 @@ class TransformersSdpa:
             times.append(time.perf_counter() - start)
         return times
 
+    def embed_s(self, prompts: list[list[int]]) -> float:
+        """See `Embeds`: batches of 32 texts, the longest first, padded, as sentence-transformers makes them."""
+        start = time.perf_counter()
+        longest_first = sorted(prompts, key=len, reverse=True)
+        for begin in range(0, len(prompts), EMBEDDED_TOGETHER):
+            self._embed(longest_first[begin : begin + EMBEDDED_TOGETHER])
+        return time.perf_counter() - start
+
     def logits(self, prompt: list[int]) -> list[list[float]]:
         """See `EngineAdapter`."""
         with self._torch.inference_mode():
             return self._model(self._torch.tensor([prompt])).logits[0].float().tolist()  # type: ignore[no-any-return]
+
+    def _embed(self, prompts: list[list[int]]) -> Any:
+        size = max(map(len, prompts))
+        with self._torch.inference_mode():
+            ids = self._torch.tensor([prompt + [0] * (size - len(prompt)) for prompt in prompts])
+            ends = self._torch.tensor([len(prompt) for prompt in prompts])
+            mask = (self._torch.arange(size) < ends[:, None]).long()
+            hidden = self._model.model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+            return hidden[self._torch.arange(len(prompts)), ends - 1].float()
 
     def _first_tokens(self, prompts: list[list[int]]) -> tuple[Any, Any]:
         with self._torch.inference_mode():

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TextIO
 
-from loadtest.bench.peers.adapter import EngineAdapter, ReturnsLogits, Settings
+from loadtest.bench.peers.adapter import Embeds, EngineAdapter, ReturnsLogits, Settings
 
 CLASSES = {
     "ours": "Ours",
@@ -31,6 +31,8 @@ def answer(adapter: EngineAdapter, task: dict[str, Any]) -> Any:
             return adapter.prefill_s(task["prompt"])
         case "decode":
             return median(adapter.decode_steps_s(task["prompts"], task["num_steps"]))
+        case "embed" if isinstance(adapter, Embeds):
+            return adapter.embed_s(task["prompts"])
         case "logits" if isinstance(adapter, ReturnsLogits):
             return adapter.logits(task["prompt"])
         case op:

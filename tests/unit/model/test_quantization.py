@@ -158,7 +158,7 @@ BAD: dict[str, tuple[str, Callable[[dict[str, Tensor], dict[str, Any]], object],
     "powers of two beside groups of another size": (
         "mxfp8", lambda t, c: (
             _scheme(c).update(group_size=16),
-            t.update({f"{MODULE}.weight_scale": t[f"{MODULE}.weight_scale"].repeat_interleave(2, 1)}),
+            t.update({name: part.repeat_interleave(2, 1) for name, part in t.items() if name.endswith("_scale")}),
         ),
         ".weight_scale", "is stored as U8",
     ),

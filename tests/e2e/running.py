@@ -155,8 +155,10 @@ class Running:
         os.kill(self.pid(name), number)
 
     def pid(self, name: str) -> int:
-        """Of the process of that name."""
-        return self.cluster.children[name].pid
+        """Of the process of that name; `valkey` is the index's."""
+        pid = self.cluster.index_pid if name == "valkey" else self.cluster.children[name].pid
+        assert pid is not None
+        return pid
 
     async def arm(self, *names: str) -> None:
         """Arms the failpoints of these processes; returns when they are."""

@@ -5,7 +5,7 @@ What a step has for every sequence is a NamedTuple: made several times faster th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -161,6 +161,11 @@ class StepResult:
     targets: tuple[tuple[SampledToken, ...], ...] = ()
     pooled: tuple[NDArray[np.float32], ...] = ()
     """[hidden_size], the sum over `num_pooled` hidden states, of those that have any."""
+
+
+def decode_work(items: Collection[PlannedSequence]) -> StepWork:
+    """Of a step that only decodes, without its guesses."""
+    return StepWork(len(items), sum([item.start + 1 for item in items]))
 
 
 def step_work(plan: StepPlan) -> StepWork:

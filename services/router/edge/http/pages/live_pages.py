@@ -13,6 +13,7 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from services.router.edge.tenants.auth import ApiKeys, credentials
 from services.router.views.cluster_view import ClusterView
@@ -42,6 +43,16 @@ class LivePages:
         self._keys = keys
         self._view = view
         self._files = {path.name: path.read_bytes() for path in sorted(PAGE.iterdir()) if path.suffix in TYPES}
+
+    def routes(self) -> list[Route]:
+        """All paths."""
+        return [
+            Route("/", self.page),
+            Route("/page/{name}", self.asset),
+            Route("/status", self.status),
+            Route("/status/requests", self.requests),
+            Route("/status/requests/{request_id:path}", self.request),
+        ]
 
     async def page(self, _: Request) -> Response:
         """`GET /`."""

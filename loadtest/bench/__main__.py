@@ -29,11 +29,8 @@ BENCHMARKS = {
     "eval": _benchmark("quality", "Perplexity of a model in fewer bits, and its distance from the plain one."),
     "quant": _benchmark("peers.quant", "Weights in fewer bits beside plain ones and beside peers, in turns."),
     "speculation": _benchmark("speculation.measure", "Answers with guesses beside the same answers without."),
-        "speculation.measure", "Answers with guesses of what comes next, beside the same without."
-    ),
     "index": _benchmark("index", "Match, publish and memory of the block index by its size."),
     "prefix": _benchmark("prefix.measure", "Prefix hits of a fleet beside one ideal cache, and TTFT with the store."),
-    "agents": _benchmark("prefix.agents", "What agents find again of their conversations in a pool, retained and not."),
     "router": _benchmark("router.measure", "Latency that a router adds to a request, and its token throughput."),
     "overload": _benchmark("router.overload", "A router at three times its workers' capacity."),
     "batch-beside": _benchmark("batch_beside", "Interactive requests beside a batch, and what it gets of the rest."),

@@ -112,7 +112,7 @@ class StepPlan:
 
     @property
     def num_guesses(self) -> int:
-        """Of these, guesses of what answers go on with."""
+        """Of these, guesses of the answers' next tokens."""
         return sum([len(item.samples) - 1 for item in self.sequences if len(item.samples) > 1])
 
     @property

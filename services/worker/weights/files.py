@@ -90,7 +90,7 @@ def entries_of(path: Path) -> tuple[TensorEntry, ...]:
 
 
 def what_lies_at(entries: Sequence[TensorEntry], offset: int) -> str:
-    """The first and the last tensor of a file's piece, empty where none begins or goes on in it."""
+    """The first and the last tensor of a file's piece, empty where none begins or continues in it."""
     end = offset + PIECE_BYTES
     found = [entry.name for entry in entries if entry.begin < end and offset < entry.begin + entry.num_bytes]
     return " to ".join(dict.fromkeys((found[0], found[-1]))) if found else ""

@@ -173,7 +173,7 @@ class AdapterFollower:
 def _read(
     decoder: RankDecoder, request: _Request, *, from_leader: bool = False
 ) -> tuple[tuple[int, PackedAdapter] | None, _Answer, Exception | None]:
-    """((low rank, part) where it was read, what the leader is told, what went wrong): an answer follows in any case."""
+    """((low rank, part) where it was read, what the leader gets, what went wrong): an answer follows in any case."""
     folder = Path(request.folder)
     try:
         # Another host's links may lead elsewhere than those that the leader has followed.

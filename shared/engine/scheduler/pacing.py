@@ -2,7 +2,7 @@
 
 An answer is due a token in a share of `tpot_target_s` from its first one on. Steps that are quicker put it ahead of
 that: it has slack, which a later step may spend for a larger chunk of a prompt. It may also owe some, in steps to come:
-a part of what its tokens that are expected still will earn if steps go on as they have been. A step spends a part of
+a part of what its tokens that are expected still will earn if steps stay as they have been. A step spends a part of
 the least of both sums, so that several in a row can, and takes no longer than the greatest gap between two tokens of an
 answer. An answer that would miss its target even without prompts beside it bounds steps by that gap alone.
 

@@ -57,7 +57,7 @@ class StepPlanner:
         prompts: list[EngineSequence] = []
         for sequence in self._sequences.running:
             if sequence.ends_in_flight or sequence.num_in_flight_samples > (not sequence.search):
-                continue  # it ends, or which of its guesses are right, or which beams go on, is not known yet
+                continue  # it ends, or which of its guesses are right, or which beams continue, is not known yet
             num_unplanned = sequence.num_unplanned_tokens
             if num_unplanned == 1:
                 decodes.append(sequence)

@@ -77,13 +77,13 @@ class LivePages:
         """`GET /status/requests/{id}`: one request's split and placements."""
         tenant = self._keys.check(credentials(request.headers))
         found = self._view.request(request.path_params["request_id"], tenant)
-        told = None if found.explanation is None else _fields(found.explanation)
+        explanation = None if found.explanation is None else _fields(found.explanation)
         return _json(
             {
                 "request": dataclasses.asdict(found.row),
                 "ttft_split_ms": found.split,
                 "parts_ms": found.parts,
-                "explanation": told,
+                "explanation": explanation,
             }
         )
 

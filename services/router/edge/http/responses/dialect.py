@@ -46,8 +46,8 @@ class Responses:
         return ParsedResponse.of(chat, original=request, earlier=earlier, box=box)
 
     def again(self, call: ParsedResponse, items: Sequence[Item], max_tokens: int | None) -> ParsedResponse:
-        """The same call behind the items that it has brought so far, for at most `max_tokens` further tokens. A tool call
-        that the client required has been made: the next one is the model's choice."""
+        """The same call behind the items that it has brought so far, for at most `max_tokens` further tokens. A tool
+        call that the client required has been made: the next one is the model's choice."""
         choice = call.original.tool_choice
         if isinstance(choice, AllowedTools):
             choice = choice.model_copy(update={"mode": "auto"})

@@ -191,7 +191,7 @@ class StoreNode:
             await self.with_tiers(lambda tiers: tiers.look(disk))
 
     async def _memory(self, slots: Sequence[int]) -> list[memoryview]:
-        """Of slots of the staging memory."""
+        """The bytes of some slots of the staging memory."""
         return [self._staging.memory(slot) for slot in slots]
 
     async def fetch(
@@ -275,7 +275,7 @@ class StoreNode:
     def _admit(
         self, offered: list[tuple[int, bytes]], most: int, block_bytes: int, tenant: str, keep: Keep
     ) -> list[tuple[int, tuple[BlockTier, ...]]]:
-        """In the tiers' thread: (index, tiers that want the block) of at most `most` blocks."""
+        """At most `most` pairs (index of a block, tiers that want it). Runs in the tiers' thread."""
         wanted: list[tuple[int, tuple[BlockTier, ...]]] = []
         for index, name in offered:
             if len(wanted) == most:
@@ -292,7 +292,7 @@ class StoreNode:
         whose: tuple[str, Keep],
         seal: Seal | None,
     ) -> int:
-        """In the tiers' thread; returns how many blocks are not what they were where they were made."""
+        """Stores blocks, in the tiers' thread; returns how many blocks are not what they were where they were made."""
         num_bad = 0
         for place, announced in announcements(trailer):
             name, slot, tiers = blocks[place]

@@ -241,7 +241,7 @@ class EngineHost:
         return LoadedAdapter(adapter.digest, adapter.rank, packed, packed.nbytes)
 
     def seal(self, purpose: Purpose, ticket: int) -> Seal | None:
-        """Of a ticket; None in a fleet without a key."""
+        """The seal of a ticket; None in a fleet without a key."""
         layout = self.model.layout.handed_off if purpose is Purpose.HANDOFF else self.model.layout
         return seal_of(self.fleet_key, purpose, ticket, layout.block_bytes)
 

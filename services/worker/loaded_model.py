@@ -86,8 +86,8 @@ class LoadedModel:
 
     @property
     def fingerprint(self) -> str:
-        """Of the checkpoint in this dtype, in deterministic mode also of the bits computed; workers of one fleet have
-        the same one."""
+        """The fingerprint of the checkpoint in this dtype, in deterministic mode also of the bits computed; workers of
+        one fleet have the same one."""
         return self.roots.model_fingerprint
 
 

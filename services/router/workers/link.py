@@ -160,7 +160,7 @@ class WorkerLink:
 
     @property
     def model_fingerprint(self) -> str:
-        """Of the weights that it has now; empty while not connected."""
+        """The fingerprint of the weights that it has now; empty while not connected."""
         return self.welcome.model_fingerprint if self.welcome is not None else ""
 
     def fit(self, misfit: str) -> None:
@@ -323,7 +323,7 @@ class WorkerLink:
         return not (self.load.draining or self.suspicion or slept)
 
     def _hello(self) -> bytes:
-        """Of the next session."""
+        """The next session's first command, serialized."""
         self._num_sessions += 1
         hello = types_pb2.Hello(
             router_name=self._router_name,

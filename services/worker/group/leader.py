@@ -159,7 +159,7 @@ class RankGroup:
         self._links.everyone.gather(torch.zeros(1))
 
     def _wait_for_hosts(self) -> None:
-        """As long as it takes: another host may still be bringing the model, or start itself. Raises RankLost."""
+        """Waits as long as it takes: another host may still be bringing the model, or start itself. Raises RankLost."""
         logged_at = time.monotonic()
         while self._meeting is not None and (missing := set(range(1, self._ways.hosts)) - set(self._meeting.present)):
             self._check_started()

@@ -75,7 +75,7 @@ def piece_views(buffer: npt.NDArray[np.uint8], num_pieces: int) -> list[memoryvi
 
 
 def checksums_of(pieces: Sequence[memoryview]) -> list[int]:
-    """Of each piece, as of a block (`shared/kv/checksum.py`)."""
+    """The checksum of each piece, as of a block (`shared/kv/checksum.py`)."""
     return [weighted_sum(np.frombuffer(piece, np.uint64), _weights()) for piece in pieces]
 
 

@@ -135,7 +135,7 @@ class AdapterFollower:
         self._thread = threading.Thread(target=self._run, name="adapters", daemon=True)
 
     def start(self) -> None:
-        """From now on loads are answered."""
+        """Starts to answer loads."""
         self._thread.start()
 
     def join(self) -> None:

@@ -40,7 +40,7 @@ class Lifecycle:
         groups: KVGroups | None = None,
         speculator: Speculator | None = None,
     ) -> None:
-        """As the scheduler's."""
+        """The arguments are the scheduler's."""
         self.pool = pool
         self.config = config
         self.groups = groups or KVGroups(pool.block_size)

@@ -73,7 +73,7 @@ class Member:
 
     @property
     def name(self) -> str:
-        """For the log."""
+        """The member's name in the log."""
         return f"{self._settings.name} (host {self._settings.group_host_index})"
 
     async def start(self) -> None:

@@ -216,7 +216,7 @@ class ResponseWriter:
 
     @property
     def max_tokens_left(self) -> int | None:
-        """Of `max_output_tokens`."""
+        """What is left of `max_output_tokens`; None where it is not set."""
         limit = self._call.original.max_output_tokens
         return None if limit is None else limit - sum(usage.num_output_tokens for usage in self._all_usages())
 

@@ -206,7 +206,7 @@ class ResponseWriter:
         return self._items.called(item, output, error)
 
     @property
-    def goes_on(self) -> bool:
+    def needs_another_turn(self) -> bool:
         """Whether the model is asked again: its turn was whole, it called tools of servers, and nothing waits for the
         client."""
         kinds = {str(item["type"]) for item in self._items.items[self._num_turn_items :]}

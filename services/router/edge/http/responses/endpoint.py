@@ -16,7 +16,7 @@ from services.router.edge.http.endpoint import BodyWriter, InferenceEndpoint, Pa
 from services.router.edge.http.responses.background import Background
 from services.router.edge.http.responses.conversations import with_items
 from services.router.edge.http.responses.dialect import ParsedResponse, Responses, ResponseWriter, response_id_of
-from services.router.edge.http.responses.shelf import Shelf
+from services.router.edge.http.responses.shelf import Item, Shelf
 from services.router.edge.input_processor import MAX_REQUEST_ID_LEN, CallInfo, InputProcessor
 from services.router.edge.request_ledger import CallEntry
 from services.router.edge.settings import EdgeSettings
@@ -90,11 +90,8 @@ class ResponsesEndpoint(InferenceEndpoint):
             await super()._run(parsed, plan, info, reply, account, entry)
             return
         entry.answers_begin()
-        call, writer, max_calls = (
-            parsed,
-            ResponseWriter(parsed, plan, info.request_id),
-            self._responses.servers.max_calls - parsed.num_made,
-        )
+        call, writer = parsed, ResponseWriter(parsed, plan, info.request_id)
+        num_calls_left = self._responses.servers.max_calls - parsed.num_made
 
         async def send(events: bytes) -> None:
             if parsed.stream and events:
@@ -114,18 +111,11 @@ class ResponsesEndpoint(InferenceEndpoint):
             await send(writer.end_turn())
             is_spent = False
             for item in writer.waiting_calls:
-                is_spent = max_calls == 0
-                if is_spent:
-                    came: tuple[str | None, str | None] = (
-                        None,
-                        f"at most {self._responses.servers.max_calls} calls are made for a response",
-                    )
-                else:
-                    max_calls -= 1
-                    server = call.box.servers[str(item["server_label"])]
-                    came = await server.call(str(item["name"]), str(item["arguments"]))
-                await send(writer.called(item, *came))
-            if is_spent or not writer.goes_on:
+                is_spent = num_calls_left == 0
+                output, error = (None, self._too_many_calls) if is_spent else await _called(call, item)
+                num_calls_left -= not is_spent
+                await send(writer.called(item, output, error))
+            if is_spent or not writer.needs_another_turn:
                 break
             call = self._responses.again(call, writer.items, writer.max_tokens_left)
             plan = await self._plan(call, replace(info, request_id=turn_id(info.request_id, turn)))
@@ -138,6 +128,10 @@ class ResponsesEndpoint(InferenceEndpoint):
             body = writer.body()
             await self._ended(parsed, writer)
             await reply.json(body)
+
+    @property
+    def _too_many_calls(self) -> str:
+        return f"at most {self._responses.servers.max_calls} calls are made for a response"
 
     async def _ended(self, parsed: ParsedRequest, writer: StreamWriter | BodyWriter) -> None:
         """See `InferenceEndpoint`."""
@@ -160,6 +154,12 @@ def turn_id(request_id: str, turn: int) -> str:
     """The id of a later turn of the model; behind a long one's digest where the two together were too long."""
     found = f"{request_id}.{turn}"
     return found if len(found) <= MAX_REQUEST_ID_LEN else f"{hashlib.sha256(request_id.encode()).hexdigest()}.{turn}"
+
+
+async def _called(call: ParsedResponse, item: Item) -> tuple[str | None, str | None]:
+    """Calls a server's tool; (its output, what went wrong), one of them None."""
+    server = call.box.servers[str(item["server_label"])]
+    return await server.call(str(item["name"]), str(item["arguments"]))
 
 
 async def _nowhere(_: Message) -> None:

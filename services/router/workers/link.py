@@ -99,8 +99,8 @@ class WorkerLink:
         self._sessions = WorkerSessions(
             worker.name,
             worker.address,
-            self._hello,
-            self._connected,
+            lambda: _envelope(hello=self._new_epoch()),
+            self._welcomed,
             self._ended,
             credentials=credentials,
             token=token,
@@ -322,10 +322,10 @@ class WorkerLink:
         slept = self._stream is not None and self._stream.has_slept
         return not (self.load.draining or self.suspicion or slept)
 
-    def _hello(self) -> bytes:
-        """The next session's first command, serialized."""
+    def _new_epoch(self) -> types_pb2.Hello:
+        """The next session's first command."""
         self._num_sessions += 1
-        hello = types_pb2.Hello(
+        return types_pb2.Hello(
             router_name=self._router_name,
             protocol_version=PROTOCOL_VERSION,
             sampler_version=SAMPLER_VERSION,
@@ -335,7 +335,6 @@ class WorkerLink:
             give_up_ms=round(self._limits.give_up_after_s * 1e3),
             tpot_target_s=self._tpot_target_s,
         )
-        return _envelope(hello=hello)
 
     def _judge(self) -> None:
         """Keeps new work away from a worker that is suspected, until it is well again."""
@@ -389,11 +388,15 @@ class WorkerLink:
             case other:
                 logger.warning("worker %s sent %s in mid-session", self.name, other)
 
-    def _connected(self, welcome: types_pb2.Welcome) -> WorkerStream:
-        """The worker may get work from now on. Raises ModelMismatch where it does not fit."""
+    def _welcomed(self, welcome: types_pb2.Welcome) -> WorkerStream:
+        """Connects a worker that fits; raises ModelMismatch for others."""
         if missing := self.roles - roles_from_proto(welcome.roles):
             raise ModelMismatch(f"{self.address} is not a {roles_text(missing)} worker")
         self._check(welcome)
+        return self._connected(welcome)
+
+    def _connected(self, welcome: types_pb2.Welcome) -> WorkerStream:
+        """The worker may get work from now on."""
         logger.info("worker %s connected, incarnation %016x", self.name, welcome.worker.incarnation)
         self.welcome = welcome
         self.mismatch = ""

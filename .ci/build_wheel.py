@@ -29,7 +29,18 @@ sys.path.insert(0, str(ROOT))
 
 from shared.kernels.cpu.build import CannotBuild, prebuild, prebuilt_names  # noqa: E402 - the path is set only now
 
-CONTENT = ("services", "shared", "tandem", "loadtest", "models/demo", "proto", "pyproject.toml", "README.md", "LICENSE")
+CONTENT = (
+    "services",
+    "shared",
+    "tandem",
+    "tandem_cli",
+    "loadtest",
+    "models/demo",
+    "proto",
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+)
 LIBRARIES = "shared/kernels/cpu/prebuilt"
 SYSTEM = frozenset(
     ("libstdc++.so.6", "libm.so.6", "libgcc_s.so.1", "libc.so.6", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1")

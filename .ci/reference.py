@@ -25,12 +25,12 @@ from pydantic import BaseModel, SecretStr  # noqa: E402
 from pydantic.fields import FieldInfo  # noqa: E402
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption  # noqa: E402
 
-from services.cli.main import build_app  # noqa: E402
 from services.kvstore.settings import KVStoreSettings  # noqa: E402
 from services.planner.settings import PlannerSettings  # noqa: E402
 from services.router.settings import RouterSettings  # noqa: E402
 from services.worker.settings import WorkerSettings  # noqa: E402
 from shared.config import ServiceSettings  # noqa: E402
+from tandem_cli.main import build_app  # noqa: E402
 
 INTRODUCTION = """\
 # Reference

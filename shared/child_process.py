@@ -131,7 +131,7 @@ class ChildProcess:
             await self._ended(_KILLED_TIMEOUT_S)
 
     def send_signal(self, number: signal.Signals) -> None:
-        """To the process alone, where it still runs."""
+        """Sends a signal to the process alone, where it still runs."""
         if self._process is not None and self._process.returncode is None:
             with suppress(ProcessLookupError):
                 self._process.send_signal(number)

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class LogSettings(SettingGroup):
-    """Of every process, and of a local cluster."""
+    """Log settings of every process, and of a local cluster."""
 
     log_format: LogFormat = "text"
     """Format of the log on stderr: text, or one JSON object a line."""

@@ -20,7 +20,7 @@ def main() -> None:
     server.chmod(0o755)
     (HOME / "bin/valkey-server").symlink_to(server)
     packages = Path(sysconfig.get_path("purelib"))
-    for name in ("services", "shared", "tandem"):
+    for name in ("services", "shared", "tandem", "tandem_cli", "loadtest"):
         compileall.compile_dir(packages / name, quiet=1)
 
 

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
-
 from services.kvstore.requests import check_tenant
+from services.kvstore.staging import Staging
 from services.kvstore.tiers.accounts import Quotas
 from services.kvstore.tiers.arena import HostArena
 from services.kvstore.tiers.disk import DiskTier
@@ -23,7 +22,7 @@ from services.kvstore.tiers.stack import TierStack
 from services.kvstore.tiers.tier import BlockTier, TierEvents
 from shared.block_service.client import SentBlock
 from shared.block_service.store_client import Wanted
-from shared.errors import ConfigError, ModelMismatch, StoreUnavailable, TransferFailed
+from shared.errors import ModelMismatch, StoreUnavailable, TransferFailed
 from shared.kv.fleet_key import FleetKey, seal_of
 from shared.kv.handoff.arrival_check import announcements
 from shared.kv.handoff.receive_handoff import LostMemory, MemoryLost, receive_trailer
@@ -44,50 +43,6 @@ LOOK_S = 5.0
 FETCH_BATCH = 8
 """Blocks read in one batch."""
 T = TypeVar("T")
-
-
-class Staging:
-    """Slots of one block each. Use it on the event loop's thread."""
-
-    def __init__(self, budget_bytes: int, block_bytes: int) -> None:
-        """Allocates the memory; the system provides pages as they are written. Raises ConfigError (field staging_bytes)
-        when not even one block fits."""
-        self.num_slots = budget_bytes // block_bytes
-        if self.num_slots == 0:
-            raise ConfigError(
-                f"staging_bytes is {budget_bytes} bytes, one block takes {block_bytes}",
-                field="staging_bytes",
-                limit=block_bytes,
-            )
-        self._memory = np.empty((self.num_slots, block_bytes), np.uint8)
-        self._free = list(range(self.num_slots))
-        self._given_back = asyncio.Event()
-
-    @property
-    def num_free(self) -> int:
-        """Free slots."""
-        return len(self._free)
-
-    def memory(self, slot: int) -> memoryview:
-        """The slot's bytes, writable."""
-        return memoryview(self._memory[slot])
-
-    def take(self, count: int) -> list[int]:
-        """Takes up to `count` free slots, fewer if fewer are free."""
-        taken, self._free = self._free[:count], self._free[count:]
-        return taken
-
-    async def wait(self, count: int) -> list[int]:
-        """Takes up to `count` slots, at least one; waits while none is free."""
-        while not self._free:
-            self._given_back.clear()
-            await self._given_back.wait()
-        return self.take(count)
-
-    def give_back(self, slot: int) -> None:
-        """Frees a slot."""
-        self._free.append(slot)
-        self._given_back.set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +191,7 @@ class StoreNode:
             await self.with_tiers(lambda tiers: tiers.look(disk))
 
     async def _memory(self, slots: Sequence[int]) -> list[memoryview]:
-        """Of slots of the staging memory."""
+        """The bytes of some slots of the staging memory."""
         return [self._staging.memory(slot) for slot in slots]
 
     async def fetch(
@@ -320,7 +275,7 @@ class StoreNode:
     def _admit(
         self, offered: list[tuple[int, bytes]], most: int, block_bytes: int, tenant: str, keep: Keep
     ) -> list[tuple[int, tuple[BlockTier, ...]]]:
-        """In the tiers' thread: (index, tiers that want the block) of at most `most` blocks."""
+        """At most `most` pairs (index of a block, tiers that want it). Runs in the tiers' thread."""
         wanted: list[tuple[int, tuple[BlockTier, ...]]] = []
         for index, name in offered:
             if len(wanted) == most:
@@ -337,7 +292,7 @@ class StoreNode:
         whose: tuple[str, Keep],
         seal: Seal | None,
     ) -> int:
-        """In the tiers' thread; returns how many blocks are not what they were where they were made."""
+        """Stores blocks, in the tiers' thread; returns how many blocks are not what they were where they were made."""
         num_bad = 0
         for place, announced in announcements(trailer):
             name, slot, tiers = blocks[place]

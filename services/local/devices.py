@@ -33,7 +33,7 @@ ON_CPU = DeviceShare(CPU, 0.0)
 
 
 def is_gpu(device: str) -> bool:
-    """Of a device that `parse_devices` gave."""
+    """Whether a device that `parse_devices` gave is a GPU."""
     return device.startswith("cuda")
 
 

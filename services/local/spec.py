@@ -133,7 +133,7 @@ class ClusterSpec(ClusterOptions, AliasSettings):
 
     @property
     def num_workers(self) -> int:
-        """Of all models."""
+        """The number of workers of all models."""
         return sum(len(pools.workers) for pools in self.pools)
 
     def degrees(self, role: WorkerRole) -> Degrees:
@@ -144,7 +144,7 @@ class ClusterSpec(ClusterOptions, AliasSettings):
         return Degrees(tensor or self.tp, self.pp, expert or self.ep)
 
     def hosts(self, role: WorkerRole) -> int:
-        """Of each worker of a role."""
+        """The number of hosts of each worker of a role."""
         return self.group_hosts if self.degrees(role).num_ranks > 1 else 1
 
     def _check_hosts(self) -> None:
@@ -187,7 +187,7 @@ class ClusterSpec(ClusterOptions, AliasSettings):
 
     @property
     def num_processes(self) -> int:
-        """Of all workers: a worker has as many as ranks."""
+        """The number of processes of all workers: one for each rank."""
         return sum(self.degrees(role).num_ranks for pools in self.pools for role, _ in pools.workers)
 
     @property

@@ -160,7 +160,7 @@ class PlannerService:
 
     @staticmethod
     async def _replicas(calls: ClusterCalls, pool: str) -> int:
-        """Of a pool that there is."""
+        """The replicas of a pool; 0 without a name."""
         return await calls.replicas(pool) if pool else 0
 
     async def _routers(self, pods: list[Pod]) -> list[RouterFigures]:

@@ -36,7 +36,8 @@ class RouterTlsSettings(SettingGroup):
     address."""
 
     def client(self) -> ClientTls | None:
-        """For connections; None without TLS. Raises ConfigError where the file is no authority's certificate."""
+        """The TLS context for connections; None without TLS. Raises ConfigError where the file is no authority's
+        certificate."""
         if self.ca is None:
             return None
         try:

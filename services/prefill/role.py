@@ -278,7 +278,7 @@ class PrefillRole:
         self._worker.shipments.ended(now - (item.shipping_since or begun), now - begun, failed=failed)
 
     def _release(self, blocks: Sequence[OutgoingBlock]) -> None:
-        """Of one sequence, and so for one receiver."""
+        """Gives back blocks of one sequence, and so of one receiver."""
         if blocks:
             block_ids = tuple(block.block_id for block in blocks)
             self._host.engine.submit(ReleaseBlocks(block_ids, blocks[0].receiver))

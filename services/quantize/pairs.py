@@ -35,7 +35,7 @@ class Pair:
 
 
 def pairs_of(config: ModelConfig, layer: int) -> Iterator[Pair]:
-    """Of a layer's attention, unless it is over latents, and of a dense feed-forward block."""
+    """The pairs of a layer's attention, unless it is over latents, and of its feed-forward block, if it is dense."""
     if config.latent is not None:
         return
     names, prefix = config.names, f"model.layers.{layer}."

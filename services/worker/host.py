@@ -167,7 +167,7 @@ class EngineHost:
         return emit
 
     async def _start_engine(self, steps: StepCounters) -> None:
-        """Over the model; `steps` go on."""
+        """Over the model; `steps` count on."""
         pool = BlockPool(self.model.num_blocks, self.model.layout.block_size)
         is_recomputed = not self.model.layout.format.source
         config = scheduler_config(self.settings, self.model.num_host_blocks, recomputes=is_recomputed)
@@ -241,7 +241,7 @@ class EngineHost:
         return LoadedAdapter(adapter.digest, adapter.rank, packed, packed.nbytes)
 
     def seal(self, purpose: Purpose, ticket: int) -> Seal | None:
-        """Of a ticket; None in a fleet without a key."""
+        """The seal of a ticket; None in a fleet without a key."""
         layout = self.model.layout.handed_off if purpose is Purpose.HANDOFF else self.model.layout
         return seal_of(self.fleet_key, purpose, ticket, layout.block_bytes)
 

@@ -86,8 +86,8 @@ class LoadedModel:
 
     @property
     def fingerprint(self) -> str:
-        """Of the checkpoint in this dtype, in deterministic mode also of the bits computed; workers of one fleet have
-        the same one."""
+        """The fingerprint of the checkpoint in this dtype, in deterministic mode also of the bits computed; workers of
+        one fleet have the same one."""
         return self.roots.model_fingerprint
 
 
@@ -118,35 +118,8 @@ def load_model(
     has_kv_groups, is_guessing = settings.degrees.has_kv_groups, wants_head(settings, config, roles)
     layout = config.block_layout(settings.block_size, kv_dtype, grouped=has_kv_groups, has_head=is_guessing)
     layout = replace(layout, format=replace(layout.format, source=source, sent=sent))
-    if group is None:
-        decoder = Decoder.load(
-            settings.model,
-            dtype,
-            settings.devices[0],
-            on_progress,
-            backend,
-            deterministic=settings.deterministic,
-            quantization=settings.quantization,
-            has_head=is_guessing,
-        )
-    else:
-        links = group.meet(on_lost)
-        decoder = RankDecoder.load_rank(
-            settings.model,
-            dtype,
-            group.kernels,
-            group.degrees,
-            links,
-            on_progress,
-            group.placement,
-            settings.devices[0],
-            settings.quantization,
-        )
-    identity = fingerprint(settings.model, dtype_name(dtype), settings.quantization)
-    if is_guessing:
-        identity = headed_fingerprint(identity)
-    if settings.deterministic:
-        identity = deterministic_fingerprint(identity, arithmetic_digest(decoder, layout))
+    decoder = _load_decoder(settings, dtype, backend, group, on_progress, on_lost, has_head=is_guessing)
+    identity = _identity(settings, dtype, decoder, layout, has_head=is_guessing)
     wanted_len = settings.max_model_len or config.max_position_embeddings
     if group is not None:
         group.wait_loaded()
@@ -180,6 +153,54 @@ def load_model(
         draft=None if draft is None else LoadedDraft(*draft, num_blocks // layout.groups.size),
         has_head=is_guessing,
     )
+
+
+def _load_decoder(
+    settings: WorkerSettings,
+    dtype: torch.dtype,
+    backend: str,
+    group: RankGroup | None,
+    on_progress: Callable[[int, int], None],
+    on_lost: Callable[[TandemError], None],
+    *,
+    has_head: bool,
+) -> Decoder:
+    """The whole model, or the first rank's slice of it, which reads while its followers read theirs."""
+    if group is None:
+        return Decoder.load(
+            settings.model,
+            dtype,
+            settings.devices[0],
+            on_progress,
+            backend,
+            deterministic=settings.deterministic,
+            quantization=settings.quantization,
+            has_head=has_head,
+        )
+    links = group.meet(on_lost)
+    return RankDecoder.load_rank(
+        settings.model,
+        dtype,
+        group.kernels,
+        group.degrees,
+        links,
+        on_progress,
+        group.placement,
+        settings.devices[0],
+        settings.quantization,
+    )
+
+
+def _identity(
+    settings: WorkerSettings, dtype: torch.dtype, decoder: Decoder, layout: BlockLayout, *, has_head: bool
+) -> str:
+    """The fingerprint of what computes the KV; see `LoadedModel.fingerprint`."""
+    identity = fingerprint(settings.model, dtype_name(dtype), settings.quantization)
+    if has_head:
+        identity = headed_fingerprint(identity)
+    if settings.deterministic:
+        identity = deterministic_fingerprint(identity, arithmetic_digest(decoder, layout))
+    return identity
 
 
 def _check_states(settings: WorkerSettings, config: ModelConfig) -> None:

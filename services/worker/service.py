@@ -155,7 +155,7 @@ class WorkerService:
 
 
 def service_name(roles: Roles) -> str:
-    """In logs, metrics and traces: tandem-prefill, tandem-decode, or tandem-worker for both."""
+    """The name in logs, metrics and traces: tandem-prefill, tandem-decode, or tandem-worker for both."""
     return "tandem-worker" if len(roles) > 1 else f"tandem-{roles_text(roles)}"
 
 

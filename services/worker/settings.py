@@ -376,7 +376,7 @@ class WorkerSettings(
 
     @property
     def may_guess(self) -> bool:
-        """Whether its device lets it guess what answers go on with."""
+        """Whether its device lets it guess the next tokens of answers."""
         return not self.is_on_gpu and self.step_times is None
 
     def for_roles(self, roles: Roles) -> Self:

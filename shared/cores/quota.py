@@ -7,7 +7,8 @@ from pathlib import Path, PurePosixPath
 
 
 def read_quota(root: Path = Path("/")) -> float | None:
-    """In CPUs, such as 2.5: the least of this process's cgroup and those around it; None where none limits it.
+    """The quota in CPUs, such as 2.5: the least of this process's cgroup and those around it; None where none limits
+    it.
 
     Reads cgroups of both versions below `root`. Raises nothing.
     """

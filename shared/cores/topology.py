@@ -85,7 +85,8 @@ def _nodes(devices: Path) -> list[tuple[int, tuple[int, ...]]]:
 
 
 def _fast(devices: Path, online: Iterable[int]) -> set[int]:
-    """By the kernel's own list on Intel's hybrid processors, else by capacity (ARM) or highest clock."""
+    """The fast cores, by the kernel's own list on Intel's hybrid processors, else by capacity (ARM) or highest
+    clock."""
     all_cpus = set(online)
     performance = all_cpus.intersection(_list(devices / "cpu_core/cpus"))
     if performance:

@@ -5,7 +5,7 @@ What a step has for every sequence is a NamedTuple: made several times faster th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -62,7 +62,7 @@ class PlannedSequence(NamedTuple):
 
     @property
     def guesses(self) -> tuple[int, ...]:
-        """Of the tokens, the last ones, which are guessed."""
+        """The guessed tokens: the last ones."""
         return self.token_ids[1 - len(self.samples) :] if len(self.samples) > 1 else ()
 
     @property
@@ -71,7 +71,7 @@ class PlannedSequence(NamedTuple):
         return self.start >= self.num_prompt_tokens and len(self.token_ids) == max(1, len(self.samples))
 
     def num_kept(self, chosen: Sequence[SampledToken | NoToken]) -> int:
-        """Of the tokens that were chosen for its samples, the first ones that count: all up to the first that is not
+        """How many of the tokens chosen for its samples count, the first ones: all up to the first that is not
         what was guessed in its place."""
         kept = 1
         for guess, found in zip(self.guesses, chosen, strict=False):
@@ -107,12 +107,12 @@ class StepPlan:
 
     @property
     def num_prefill_tokens(self) -> int:
-        """Of these, tokens of prompts, and those that are computed again; the others continue answers."""
+        """Tokens of prompts, and those that are computed again; the others continue answers."""
         return sum([len(item.token_ids) for item in self.sequences if not item.is_decode])
 
     @property
     def num_guesses(self) -> int:
-        """Of these, guesses of what answers go on with."""
+        """Guesses of the answers' next tokens."""
         return sum([len(item.samples) - 1 for item in self.sequences if len(item.samples) > 1])
 
     @property
@@ -161,6 +161,11 @@ class StepResult:
     targets: tuple[tuple[SampledToken, ...], ...] = ()
     pooled: tuple[NDArray[np.float32], ...] = ()
     """[hidden_size], the sum over `num_pooled` hidden states, of those that have any."""
+
+
+def decode_work(items: Collection[PlannedSequence]) -> StepWork:
+    """The work of a step that only decodes, without its guesses."""
+    return StepWork(len(items), sum([item.start + 1 for item in items]))
 
 
 def step_work(plan: StepPlan) -> StepWork:

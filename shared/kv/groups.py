@@ -18,7 +18,7 @@ from dataclasses import dataclass
 MAX_GROUPS = 16
 """More would cost a step more than blocks behind windows are worth: such a model keeps all layers in one group."""
 MAX_PADDING = 8
-"""Of the layers that all groups together have room for, at most one in so many is left empty."""
+"""Of the layers that all groups together have room for, at most one in this number is left empty."""
 STATE_WINDOW = 2
 """Of a group of states."""
 NO_BLOCK = -1
@@ -61,7 +61,7 @@ class KVGroups:
         return max(0, num_tokens - window + 1) // self.block_size
 
     def num_blocks(self, num_tokens: int, step_tokens: int = 1) -> int:
-        """Blocks that a sequence of so many tokens holds at most, computed `step_tokens` at once."""
+        """Blocks that a sequence of `num_tokens` tokens holds at most, computed `step_tokens` at once."""
         every = -(-num_tokens // self.block_size)
         held = every * len(self.full)
         for group, window in self.windowed:
@@ -77,7 +77,7 @@ class KVGroups:
 
     def written_states(self, start: int, end: int) -> tuple[int, ...]:
         """Blocks into which the tokens `start` … `end` - 1, computed at once, write states, rising: the last that they
-        fill, for others that go on behind it, and the one of the newest token, for the next step."""
+        fill, for others that continue behind it, and the one of the newest token, for the next step."""
         last_full, last = end // self.block_size - 1, (end - 1) // self.block_size
         return (last,) if last_full == last or last_full < start // self.block_size else (last_full, last)
 
@@ -97,7 +97,7 @@ class KVGroups:
         return found
 
     def max_tokens(self, num_blocks: int, step_tokens: int = 1) -> int:
-        """Tokens of the longest sequence of whole blocks that so many blocks hold; without a group that keeps
+        """Tokens of the longest sequence of whole blocks that `num_blocks` blocks hold; without a group that keeps
         everything there is no bound, and it is what all of them would hold of it."""
         if self.is_plain:
             return num_blocks * self.block_size
@@ -111,7 +111,7 @@ class KVGroups:
         return low * self.block_size
 
     def longest(self, has: Callable[[int], bool], end: int, start: int = 0) -> int:
-        """The longest prefix, in blocks, at which every group can go on: `start` < it <= `end`, else `start`.
+        """The longest prefix, in blocks, at which every group can continue: `start` < it <= `end`, else `start`.
 
         `has` says whether the block at a place is at hand; all that the token behind `start` blocks sees is.
         """

@@ -401,7 +401,7 @@ class BlockPool:
             self._wants.setdefault(session, {})[block_id] = None
 
     def _give_up(self, block_id: int) -> None:
-        """It is not to be retained any more, whoever wanted that."""
+        """No session retains it any more."""
         del self._retentions[block_id]
         for session in self._wanted_by.pop(block_id):
             if session != _NO_SESSION:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 
@@ -101,21 +101,37 @@ def write_random_checkpoint(
     folder.mkdir(parents=True, exist_ok=True)
     _write_json(folder / "config.json", fields)
     shapes = _shapes(config)
-    shards = _plan_shards(shapes, dtype.itemsize, max_shard_bytes)
-    weight_map: dict[str, str] = {}
-    for index, names in enumerate(shards, start=1):
-        file_name = SINGLE_FILE if len(shards) == 1 else f"model-{index:05d}-of-{len(shards):05d}.safetensors"
-        tensors = {name: _random_tensor(name, shapes[name], config, seed, device).to(dtype).cpu() for name in names}
-        save_file(tensors, folder / file_name, metadata={"format": "pt"})
-        weight_map |= dict.fromkeys(names, file_name)
-    if len(shards) > 1:
-        total_size = sum(math.prod(shape) for shape in shapes.values()) * dtype.itemsize
-        _write_json(folder / INDEX_FILE, {"metadata": {"total_size": total_size}, "weight_map": weight_map})
+    _write_shards(
+        folder,
+        shapes,
+        dtype,
+        max_shard_bytes,
+        lambda name: _random_tensor(name, shapes[name], config, seed, device).to(dtype).cpu(),
+    )
     if tokenizer_from is not None:
         for name in TOKENIZER_FILES:
             if (tokenizer_from / name).is_file():
                 shutil.copyfile(tokenizer_from / name, folder / name)
     return config
+
+
+def _write_shards(
+    folder: Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    dtype: torch.dtype,
+    max_shard_bytes: int | None,
+    tensor_of: Callable[[str], torch.Tensor],
+) -> None:
+    """Safetensors files of the tensors that `tensor_of` makes, one file at a time, and the index of several."""
+    shards = _plan_shards(shapes, dtype.itemsize, max_shard_bytes)
+    weight_map: dict[str, str] = {}
+    for index, names in enumerate(shards, start=1):
+        file_name = SINGLE_FILE if len(shards) == 1 else f"model-{index:05d}-of-{len(shards):05d}.safetensors"
+        save_file({name: tensor_of(name) for name in names}, folder / file_name, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(names, file_name)
+    if len(shards) > 1:
+        total_size = sum(math.prod(shape) for shape in shapes.values()) * dtype.itemsize
+        _write_json(folder / INDEX_FILE, {"metadata": {"total_size": total_size}, "weight_map": weight_map})
 
 
 def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:

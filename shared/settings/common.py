@@ -94,7 +94,7 @@ class AnswerSettings(SettingGroup):
     and processors that compute alike; others are refused. Not with kernels torch, or fp16 on a CPU,
     nor for models with experts or latent attention."""
     speculation: SpeculationMode = "off"
-    """Which sources guess what running answers go on with, so that one step computes several tokens; answers are the
+    """Which sources guess the next tokens of running answers, so that one step computes several tokens; answers are the
     same with any. ngram: what followed the same tokens before, in the prompt or in the answer. heads: the checkpoint's
     layer that predicts further than the next token; refused where there is none. auto: ngram, what a
     structure leaves no choice about, and what a draft model gives where there is one. No more is guessed than makes

@@ -58,7 +58,7 @@ def _nearest_other(found: Fit, step: float) -> float | None:
 
 
 def _at(found: Fit, factor: float) -> Fit | None:
-    """The same with so many times the sequences and requests; None where it is not tried, or cannot be served."""
+    """The same with `factor` times the sequences and requests; None where it is not tried, or cannot be served."""
     load = found.load
     sequences = round(load.concurrency * factor)
     if sequences < 1 or found.gpus * factor > MOST_GPUS:

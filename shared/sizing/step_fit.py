@@ -113,6 +113,11 @@ class StepTimeFit:
             self._follow()
         return self._times
 
+    def predicted_s(self, work: StepWork) -> float:
+        """Of such a step; 0 where nothing is known."""
+        times = self.times
+        return times.step_s(work) if times is not None else 0.0
+
     def _follow(self) -> None:
         """A machine that becomes slower does so for all kinds of steps: the newest ones tell of the others."""
         self._followed = self.num_steps

@@ -17,13 +17,13 @@ import grpc.aio
 import httpx
 import psutil
 
-from services.cli.main import main
 from services.local.cluster import LocalCluster
 from services.local.commands import TandemCommands
 from services.local.spec import ClusterSpec
 from services.local.supervisor import Died, Restarted
 from shared.model.families.registry import load_config
 from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+from tandem_cli.main import main
 from tests.e2e.patient import PATIENCE_S, patient
 from tests.fork_server import forked_services
 from tests.waiting import DEADLINE_S, until

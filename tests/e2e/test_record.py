@@ -28,7 +28,7 @@ ADMIN, TENANT = "k-admin", "k-tenant"
 
 async def begun(run: Running, *arguments: str) -> asyncio.subprocess.Process:
     """`tandem record`, a process of its own: it gets Ctrl-C."""
-    command = [sys.executable, "-m", "services.cli.main", "record", "--target", run.cluster.grpc, *arguments]
+    command = [sys.executable, "-m", "tandem_cli.main", "record", "--target", run.cluster.grpc, *arguments]
     return await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE)
 
 

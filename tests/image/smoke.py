@@ -112,7 +112,7 @@ def smoke(image: str, values: Path) -> None:
     manifests = Helm(find("helm")).manifests(values)
     size = int(podman("image", "inspect", "--format", "{{.Size}}", image).stdout)
     print(f"{image}: {size / 1e6:.0f} MB", flush=True)
-    shown = podman("run", "--rm", "--pull=never", image, "services.cli.main", "--help").stdout
+    shown = podman("run", "--rm", "--pull=never", image, "tandem_cli.main", "--help").stdout
     has_preflight = "preflight" in shown
     print(f"preflight: {'run before each service' if has_preflight else 'this image has none'}", flush=True)
     members = members_of(manifests)

@@ -12,10 +12,11 @@ import grpc.aio
 import pytest
 
 from services.router.placement.views import Pool
-from services.router.workers import worker_stream
+from services.router.workers import sessions
 from services.router.workers.discovery import DiscoveredWorker
 from services.router.workers.link import WorkerLink
-from services.router.workers.worker_stream import SessionCall, greet
+from services.router.workers.sessions import greet
+from services.router.workers.worker_stream import SessionCall
 from shared.errors import ModelMismatch
 from shared.identity import BOTH, DECODE, WorkerRole
 from shared.rpc.errors import from_rpc_error
@@ -138,14 +139,14 @@ async def greeting(address: str) -> None:
 
 
 async def test_a_refusal_that_crosses_the_hello_is_a_refusal_all_the_same(monkeypatch):
-    monkeypatch.setattr(worker_stream, "REFUSED_WITHIN_S", 60.0)
+    monkeypatch.setattr(sessions, "REFUSED_WITHIN_S", 60.0)
     async with other_worker(OLD_SESSION_SERVICES[1], types_pb2.Welcome()) as old:
         with pytest.raises(ModelMismatch, match="worker d0 speaks session protocol 1"):
             await greeting(old)
 
 
 async def test_an_internal_error_of_a_worker_that_knows_sessions_stays_one(monkeypatch):
-    monkeypatch.setattr(worker_stream, "REFUSED_WITHIN_S", 0.2)
+    monkeypatch.setattr(sessions, "REFUSED_WITHIN_S", 0.2)
     async with other_worker(SESSION_SERVICE, types_pb2.Welcome()) as worker:
         with pytest.raises(grpc.aio.AioRpcError) as failed:
             await greeting(worker)

@@ -96,7 +96,7 @@ def test_an_unpacked_wheel_computes_without_a_compiler(tmp_path, libraries):
         ROOT / "models/demo/model.safetensors"
     ).stat().st_size
     program = (
-        "import torch, services.cli.main, services.local.spec as spec\n"
+        "import torch, tandem_cli.main, services.local.spec as spec\n"
         "from shared.rpc.pb.tandem.v1 import inference_pb2\n"
         "from shared.kernels.cpu.build import choose\n"
         "from shared.kernels.backends.registry import choose_kernels\n"

@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.core import TyperGroup
 
-from services.cli.main import build_app
+from tandem_cli.main import build_app
 from tests.unit.scripts import ROOT, load_script
 
 

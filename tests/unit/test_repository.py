@@ -15,9 +15,10 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 ROOT = Path(__file__).parents[2]
+TOPS = ("shared", "services", "tandem", "loadtest", "tandem_cli")
 FOLDERS = sorted(
     path.relative_to(ROOT).as_posix()
-    for top in ("shared", "services")
+    for top in TOPS
     for path in (ROOT / top, *(ROOT / top).rglob("*"))
     if (path / "__init__.py").exists() and "pb" not in path.parts
 )
@@ -36,9 +37,9 @@ def imported_modules(path: Path) -> Iterator[str]:
 
 
 def file_of(module: str) -> PurePosixPath | None:
-    """The file that defines the module, or the name within one; None outside shared/ and services/."""
+    """The file that defines the module, or the name within one; None outside the product's folders."""
     parts = module.split(".")
-    if parts[0] not in ("shared", "services"):
+    if parts[0] not in TOPS:
         return None
     for end in (len(parts), len(parts) - 1):
         place = PurePosixPath(*parts[:end])
@@ -53,7 +54,7 @@ def file_of(module: str) -> PurePosixPath | None:
 def imports() -> list[tuple[PurePosixPath, PurePosixPath]]:
     """(importing file, imported file), without the `__main__.py` of services, which put a process together."""
     found = []
-    for top in ("shared", "services"):
+    for top in TOPS:
         for path in (ROOT / top).rglob("*.py"):
             own = PurePosixPath(path.relative_to(ROOT).as_posix())
             if not own.is_relative_to(GENERATED) and own.name != "__main__.py":
@@ -73,7 +74,7 @@ def neighbours(folder: str, imports: list[tuple[PurePosixPath, PurePosixPath]]) 
     return graph
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
+@pytest.mark.parametrize("folder", [".", *FOLDERS])
 def test_no_circle_between_neighbours(folder: str, imports: list[tuple[PurePosixPath, PurePosixPath]]) -> None:
     try:
         TopologicalSorter(neighbours(folder, imports)).prepare()
@@ -85,7 +86,7 @@ PAGES = sorted(
     [*ROOT.glob("*.md"), *(page for room in ("docs", "helm", "loadtest") for page in ROOT.glob(f"{room}/**/*.md"))]
 )
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-FILE = re.compile(r"`((?:services|shared|loadtest|tests|docs|proto|models|\.ci)/[\w./-]+)`")
+FILE = re.compile(r"`((?:services|shared|loadtest|tandem|tandem_cli|tests|docs|proto|models|\.ci)/[\w./-]+)`")
 
 
 def name(page: Path) -> str:
@@ -139,7 +140,7 @@ def test_the_index_of_decisions_lists_each_once() -> None:
 def test_code_cites_decisions_where_they_stand() -> None:
     cited = re.compile(r"docs/decisions/([\w-]+\.md), (\d{4})")
     wrong = []
-    for room in ("services", "shared", "loadtest", "tandem"):
+    for room in TOPS:
         for file in (ROOT / room).rglob("*.py"):
             for page, number in cited.findall(file.read_text(encoding="utf-8")):
                 target = ROOT / "docs" / "decisions" / page

@@ -55,8 +55,8 @@ def look(python: str = sys.executable) -> dict[str, Any]:
     try:
         found = subprocess.run([python, "-c", _PROBE], capture_output=True, text=True, check=True, timeout=120)
     except (subprocess.SubprocessError, OSError) as error:
-        told = str(getattr(error, "stderr", "") or error).strip().splitlines()
-        raise ConfigError(f"torch does not start with {python}: {told[-1] if told else error}") from error
+        lines = str(getattr(error, "stderr", "") or error).strip().splitlines()
+        raise ConfigError(f"torch does not start with {python}: {lines[-1] if lines else error}") from error
     machine: dict[str, Any] = json.loads(found.stdout)
     return machine
 

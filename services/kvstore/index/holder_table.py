@@ -72,7 +72,7 @@ class TableVersion:
 
     @classmethod
     def parse(cls, value: bytes) -> TableVersion:
-        """From the value of the version key."""
+        """Reads the value of the version key."""
         return cls(value[:8], int.from_bytes(value[8:16], "little"))
 
 

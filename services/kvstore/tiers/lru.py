@@ -58,7 +58,7 @@ class BlockLru:
         self._clock = clock
         self.retained_bytes = 0
         self.num_hint_hits = 0
-        """Reads of retained blocks behind so many bytes of new ones that without retention they would be gone."""
+        """Reads of retained blocks that newer blocks would have evicted without retention."""
         self._added_bytes = 0  # since start
         self._used_at: dict[bytes, int] = {}  # of those retained: `_added_bytes` at their last use
         self._offered: dict[bytes, None] = {}  # not held, oldest offer first

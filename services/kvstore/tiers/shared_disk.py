@@ -50,7 +50,7 @@ class SharedDiskTier(DiskTier):
         of a folder."""
         super().__init__(own_folder(folder, node), budget_bytes, block_bytes, quotas, pin_share)
         self._neighbours = Neighbours(self._folder)
-        self._told: set[bytes] = set()  # what the index has been told is here
+        self._announced: set[bytes] = set()  # what the index lists as here
 
     def start(self) -> None:
         """See `DiskTier`; neighbours' blocks are events too."""
@@ -112,10 +112,10 @@ class SharedDiskTier(DiskTier):
         """See BlockTier; a block that leaves one folder and is in another has not left."""
         own = super().drain_events()
         changed = dict.fromkeys([*own.sealed, *own.evicted, *self._neighbours.drain()])
-        sealed = [name for name in changed if self.holds(name) and name not in self._told]
-        evicted = [name for name in changed if not self.holds(name) and name in self._told]
-        self._told.update(sealed)
-        self._told.difference_update(evicted)
+        sealed = [name for name in changed if self.holds(name) and name not in self._announced]
+        evicted = [name for name in changed if not self.holds(name) and name in self._announced]
+        self._announced.update(sealed)
+        self._announced.difference_update(evicted)
         return TierEvents(sealed, evicted)
 
 

@@ -160,7 +160,7 @@ def _buckets(grown: Mapping[Key, float], what: str) -> dict[float, float]:
 
 
 def _decode_loads(status: inference_pb2.ClusterStatus) -> list[types_pb2.Load]:
-    """Of the decode workers that a router sees; every router sees them all."""
+    """The loads of the decode workers that a router sees; every router sees them all."""
     return [one.load for one in status.workers if one.connected and one.role == types_pb2.WORKER_ROLE_DECODE]
 
 

@@ -56,7 +56,7 @@ class Sources:
             await client.close()
 
     async def routers(self, pods: Sequence[Pod]) -> list[RouterFigures]:
-        """Of all ready routers."""
+        """The figures of all ready routers."""
         ready = [pod for pod in pods if pod.component == "router" and pod.ready]
         return await asyncio.gather(*map(self._router, ready))
 

@@ -160,7 +160,7 @@ class Correction:
         self._quiet_until_s = -math.inf
 
     def observe(self, seen: Observation, rate: float, missed: float, others: float) -> None:
-        """Of a tick in which no worker was cold; `others` missed a target that this pool is not to blame for."""
+        """Takes a tick in which no worker was cold; `others` missed a target that this pool is not to blame for."""
         if self.value > 1 and abs(rate / max(self._corrected_rate, 1e-9) - 1) > _OTHER_LOAD:
             self.value, self._corrected_rate = max(1.0, self.value / _RAISE), rate
         if seen.now_s < self._quiet_until_s:
@@ -195,7 +195,7 @@ class PrefillNeed:
         self._correction.forget()
 
     def workers(self, demand: Demand, spare: float = 0.0) -> Need:
-        """For the demand plus a share `spare` of it."""
+        """The number of workers for the demand plus a share `spare` of it."""
         config = self._config
         load = demand.prefill_load * self._correction.value * (1 + spare)
         # The prompt's own time is part of its TTFT; long ones take more than the mean.
@@ -255,7 +255,7 @@ class DecodeNeed:
         self._slow.forget()
 
     def workers(self, demand: Demand, spare: float = 0.0) -> Need:
-        """For the demand plus a share `spare` of it."""
+        """The number of workers for the demand plus a share `spare` of it."""
         by_kv = self._config.kv_share * demand.sequences / max(demand.workers_by_kv, 1e-9)
         capacity = min(self.capacity, by_kv) if demand.workers_by_kv > 0 else self.capacity
         longer = self._pace.at(capacity) / demand.tpot_s if demand.tpot_s > 0 else 1.0

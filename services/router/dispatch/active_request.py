@@ -233,7 +233,7 @@ class ActiveRequest:
             self.move(RequestEvent.FINISH)
 
     def _emit_found(self, tokens: types_pb2.SequenceTokens) -> None:
-        """Of a beam search only the end is an answer: the tokens before it say that it goes on, and a retry begins
+        """Of a beam search only the end is an answer: the tokens before it say that it continues, and a retry begins
         anew."""
         self.record.num_output_tokens += len(tokens.token_ids)
         finish = finish_reason_from_proto(tokens.finish_reason)

@@ -23,7 +23,7 @@ class AttemptCommands:
             self._salt += f"\0attempt={active.wire_id}"  # what an earlier attempt left is no prefix: all is computed
 
     def reserve(self, decode: str, *, prefill_here: bool) -> worker_pb2.Reserve:
-        """For the decode worker of that name, which computes the prompt itself or awaits its blocks."""
+        """The command to the decode worker of that name, which computes the prompt itself or awaits its blocks."""
         peers = self._peers(decode) if prefill_here else []
         stored = self._active.hits.num_stored_blocks
         return self._reserve(self._active.wire_id, prefill_here=prefill_here, num_stored_blocks=stored, peers=peers)
@@ -31,7 +31,8 @@ class AttemptCommands:
     def submit(
         self, sender_id: str, prefill: str, transfer_address: bytes, reserved: worker_pb2.Reserved
     ) -> worker_pb2.Submit:
-        """For the prefill worker of that name. `transfer_address`: of the decode worker, which answered `reserved`."""
+        """The command to the prefill worker of that name. `transfer_address`: of the decode worker, which answered
+        `reserved`."""
         return worker_pb2.Submit(
             request_id=sender_id,
             num_prompt_tokens=self._request.num_prompt_tokens,

@@ -234,7 +234,7 @@ class Dispatcher:
         self._observer.noted(record)
 
     def _note_wait(self, record: RequestRecord) -> None:
-        """Of a request that is refused without having waited: what the queue's head waits for now."""
+        """Notes for a request that is refused without having waited what the queue's head waits for now."""
         cause = self._room.blocked.cause
         if cause is not None and not record.waits:
             record.waits = {cause: max(time.perf_counter() - record.ask.arrived_at, 1e-9)}

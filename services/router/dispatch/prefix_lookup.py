@@ -121,7 +121,7 @@ def hits_of(match: PrefixMatch, live: Set[tuple[str, int]], block_size: int) -> 
 
 
 def grouped_hits(match: PrefixMatch, live: Set[tuple[str, int]], groups: KVGroups) -> PrefixHits:
-    """Likewise, of a scattered match over blocks of KV groups: the longest prefixes at which every group can go on."""
+    """The same of a scattered match over blocks of KV groups: the longest prefixes that suffice for every group."""
     held: defaultdict[str, set[int]] = defaultdict(set)
     stored: set[int] = set()
     for place, holders in enumerate(match.blocks):

@@ -296,7 +296,7 @@ class RequestRecord:
 
     @property
     def decode_worker(self) -> str:
-        """Of the newest attempt, the one to which the answer has moved; empty before the first."""
+        """The decode worker of the newest attempt, or the one to which the answer has moved; empty before the first."""
         for entry in reversed(self.entries if self.moves else ()):
             if entry.event in (RequestEvent.SWITCHED, RequestEvent.LEFT_ALONE):
                 return entry.worker
@@ -306,7 +306,8 @@ class RequestRecord:
 
     @property
     def prefill_worker(self) -> str:
-        """Of the newest attempt; empty before the first, and where the decode worker computes the prompt."""
+        """The prefill worker of the newest attempt; empty before the first, and where the decode worker computes the
+        prompt."""
         if not self.choices or self.choices[-1].prefill is None:
             return ""
         for entry in reversed(self.entries if self.num_failures else ()):  # else none was replaced

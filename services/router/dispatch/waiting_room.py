@@ -154,7 +154,7 @@ class WaitingRoom:
         return attempt or await self._wait(active, estimate, now, returning=returning)
 
     async def _wait(self, active: ActiveRequest, estimate: Estimate, now: float, *, returning: bool) -> Attempt:
-        """In the queue, since others are before it or no worker can start it."""
+        """Waits in the queue, since others are before the request or no worker can start it."""
         item = estimate.item
         wait_s = min(self._config.queue_timeout_s, max(0.0, estimate.given_up_s - now))
         queued = _Queued(active, estimate, asyncio.get_running_loop().create_future())

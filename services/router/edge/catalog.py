@@ -40,7 +40,7 @@ class Catalog:
         return [(adapter, model) for model in self.models for adapter in model.names.adapters_of(tenant)]
 
     def not_ready_reasons(self) -> dict[str, str]:
-        """By model: empty where a prompt can be served now, else what is missing."""
+        """What each model lacks to serve a prompt now; empty where nothing."""
         return {model.model_name: model.core.not_ready_reason() for model in self.models}
 
     def not_ready_reason(self) -> str:

@@ -223,23 +223,8 @@ class InputProcessor:
         if options.bad_words:
             sampling = replace(sampling, bad_sequences=self._prompts.bad_sequences(options.bad_words))
         context_len = self.context_len()
-        num_room = context_len - (sampling.max_tokens or 1)
-        if isinstance(prompt, TokensPrompt):
-            prompt = TokensPrompt(_truncated(prompt.token_ids, options.truncate_to, num_room))
-        token_ids = await self._prompts.token_ids(prompt, context_len)
-        token_ids = tuple(_truncated(token_ids, options.truncate_to, num_room))
-        prompt_field = "messages" if isinstance(prompt, ChatPrompt) else "prompt"
-        check_num_tokens(len(token_ids), context_len, prompt_field)
+        token_ids = await self._token_ids(prompt, sampling, options, context_len)
         num_left = context_len - len(token_ids)
-        if sampling.max_tokens is not None and sampling.max_tokens > num_left:
-            limit = num_left + len(token_ids)
-            raise PromptTooLong(
-                f"max_tokens is too large: {sampling.max_tokens}; {limit} tokens fit in all "
-                f"and the prompt takes {len(token_ids)}, so at most {num_left} are left for the answer",
-                field="max_tokens",
-                limit=num_left,
-                value=sampling.max_tokens,
-            )
         if isinstance(prompt, ChatPrompt):
             sampling = self._behind_reasoning(sampling, token_ids)
         await self._structures.check(sampling.structured_output)
@@ -264,6 +249,28 @@ class InputProcessor:
             adapter="" if adapter is None else adapter.digest,
             adapter_name="" if adapter is None else adapter.name,
         )
+
+    async def _token_ids(
+        self, prompt: Prompt, sampling: SamplingParams, options: PromptOptions, context_len: int
+    ) -> tuple[int, ...]:
+        """The prompt's tokens, cut where the client wants that. Raises PromptTooLong where they leave no room for the
+        answer."""
+        num_room = context_len - (sampling.max_tokens or 1)
+        if isinstance(prompt, TokensPrompt):
+            prompt = TokensPrompt(_truncated(prompt.token_ids, options.truncate_to, num_room))
+        token_ids = await self._prompts.token_ids(prompt, context_len)
+        token_ids = tuple(_truncated(token_ids, options.truncate_to, num_room))
+        check_num_tokens(len(token_ids), context_len, "messages" if isinstance(prompt, ChatPrompt) else "prompt")
+        num_left = context_len - len(token_ids)
+        if sampling.max_tokens is not None and sampling.max_tokens > num_left:
+            raise PromptTooLong(
+                f"max_tokens is too large: {sampling.max_tokens}; {context_len} tokens fit in all "
+                f"and the prompt takes {len(token_ids)}, so at most {num_left} are left for the answer",
+                field="max_tokens",
+                limit=num_left,
+                value=sampling.max_tokens,
+            )
+        return token_ids
 
     def _behind_reasoning(self, sampling: SamplingParams, token_ids: Sequence[int]) -> SamplingParams:
         """The structure of a conversation's answer begins where the model's reasoning ends."""

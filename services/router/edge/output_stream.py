@@ -288,7 +288,7 @@ class OutputStream:
 
     @property
     def num_output_tokens(self) -> int:
-        """Of all answers so far; those of a beam search are all that were computed, for whichever beam."""
+        """The output tokens of all answers so far; of a beam search all that were computed, for any beam."""
         return sum(map(self._num_tokens, self._answers))
 
     def _num_tokens(self, answer: _Answer) -> int:

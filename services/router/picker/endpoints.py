@@ -31,8 +31,8 @@ def probe(address: Address, context: ssl.SSLContext | None) -> Endpoint:
 
 
 def tls_context(edge: Tls) -> ssl.SSLContext | None:
-    """For routers whose HTTP API speaks TLS. Their certificates are not verified: routers are addressed by IP, and
-    nothing secret is sent or believed."""
+    """The context for routers whose HTTP API speaks TLS. Their certificates are not verified: routers are addressed by
+    IP, and nothing secret is sent or believed."""
     if edge.cert is None or edge.key is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -31,7 +31,7 @@ ECHOED = (ProcessingMode.FULL_DUPLEX_STREAMED, ProcessingMode.GRPC)
 
 
 def headers_of(headers: HeaderMap) -> dict[str, str]:
-    """By lower-case name; of a name that stands twice the first counts, as on the router's own edge."""
+    """The headers by lower-case name; of a name that stands twice the first counts, as on the router's own edge."""
     found: dict[str, str] = {}
     for header in headers.headers:
         value = header.raw_value.decode("latin-1") if header.raw_value else header.value

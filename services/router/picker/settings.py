@@ -9,7 +9,7 @@ from shared.settings.group import SettingGroup
 
 
 class PickerSettings(SettingGroup):
-    """For gateways that ask by Envoy's ext-proc protocol."""
+    """Settings of the endpoint picker, for gateways that ask by Envoy's ext-proc protocol."""
 
     bind: str = ""
     """host:port on which gateways ask which router serves a request (Gateway API Inference Extension, ext-proc over

@@ -61,7 +61,7 @@ class AdapterSets:
         self._ranked: OrderedDict[tuple[Pool, str], tuple[int, tuple[str, ...]]] = OrderedDict()
 
     def placed(self, adapter: str, num_tokens: int, now_s: float) -> None:
-        """A request was placed, of an adapter or (empty) of the base model, whose work is so many tokens."""
+        """A request was placed, of an adapter or (empty) of the base model, whose work is `num_tokens`."""
         self._all.add(num_tokens, now_s)
         if not adapter:
             return

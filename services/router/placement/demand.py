@@ -126,7 +126,7 @@ class Demand:
         return self._context / max(self._count, 1e-9) + self.output_len / 2
 
     def share_with_gaps(self, num_gaps: float) -> float:
-        """The share of the newest answers with at least so many gaps between their tokens; of one token: all such."""
+        """The share of the newest answers with at least `num_gaps` gaps between their tokens; of one token, all."""
         if len(self._lengths) < FEWEST_ENDED:
             return min(1.0, self.num_gaps / max(num_gaps, 1e-9))
         if self._sorted is None:

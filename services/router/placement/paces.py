@@ -88,7 +88,7 @@ def _to_compute(view: WorkerView, known: Known, num_tokens: int, num_pairs: floa
 
 def prompt_rate(view: WorkerView, times: StepTimes, target_s: float, pairs_a_token: float = 0.0) -> float:
     """Tokens of prompts a second that the worker computes of its queue, or where that is empty, of prompts whose tokens
-    attend to so many."""
+    attend to `pairs_a_token` tokens each."""
     pairs = view.num_queued_pairs / view.num_queued_tokens if view.num_queued_tokens else pairs_a_token
     return _known(view, times, target_s).steady.pace(pairs).tokens_a_second
 
@@ -102,7 +102,7 @@ def steady_rate(
     output_len: float,
     context_len: float,
 ) -> float:
-    """Tokens of prompts a second that a worker goes on computing where each `prompt_tokens` of them are followed by an
+    """Tokens of prompts a second that a worker keeps computing where each `prompt_tokens` of them are followed by an
     answer there, of `output_len` tokens and that context: beside as many answers as that rate keeps running. 0 where
     steps of one answer take longer than the target."""
     life_s = output_len * AIM * target_s

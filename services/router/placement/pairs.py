@@ -160,13 +160,13 @@ class PairPolicy:
         return self._demand.num_gaps * self._tpot_s
 
     def _as_answers_end(self, now_s: float, steady_s: float) -> float:
-        """Of what takes `now_s` beside the answers that run at this moment, and `steady_s` beside as many as go on
+        """Of what takes `now_s` beside the answers that run at this moment, and `steady_s` beside as many as stay
         running: once these have ended, the rest of it goes as fast as that."""
         life_s = self._life_s
         return now_s if now_s <= life_s else min(now_s, life_s + (1 - life_s / now_s) * steady_s)
 
     def _steady_rate(self, work: Work) -> float:
-        """Tokens of such prompts a second that go on at one worker while answers end and others begin: where all do
+        """Tokens of such prompts a second that continue at one worker while answers end and others begin: where all do
         both, beside those of its own prompts (0 where the target leaves no time for one), else on those that only
         prefill."""
         assert self.typical is not None, "see `look`"
@@ -323,6 +323,6 @@ def _without_small_gains(pairs: list[Pair]) -> list[Pair]:
 
 
 def _filled_s(num_tokens: float, views: Sequence[WorkerView], rates: Sequence[float]) -> float:
-    """Seconds until some worker has computed its queue and its share of so many tokens, at these rates."""
+    """Seconds until some worker has computed its queue and its share of `num_tokens` tokens, at these rates."""
     waits = [(view.num_queued_tokens / rate, rate) for view, rate in zip(views, rates, strict=True)]
     return filled_level(num_tokens, waits)

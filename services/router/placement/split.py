@@ -2,8 +2,8 @@
 
 A fleet of W workers may be split in any way between both ends: one that decodes beside W - 1 that prefill, up to all W
 doing both. Each split is judged by its headroom: how many times the present demand it could serve, with every step as
-long as the target for TPOT allows. By that target a worker that decodes has room for so many answers, and what is left
-of each step computes chunks of prompts; a worker that does not decode computes prompts at its full pace. So whether
+long as the target for TPOT allows. By that target a worker that decodes has room for some answers, and what is left of
+each step computes chunks of prompts; a worker that does not decode computes prompts at its full pace. So whether
 reading the weights once for both is worth more than decoding on few workers follows from the steps' own coefficients.
 
 The decision is a preference: it moves no weight, ends nothing, and no cache is lost. It holds for what comes next.
@@ -142,7 +142,7 @@ class SplitController:
 
     def headrooms(self, views: Iterable[WorkerView], block_size: int, now_s: float) -> dict[int, float]:
         """By number of workers that decode, of the splits that are compared; workers whose steps are not known count
-        for none. Empty where nothing can be told. Decides nothing."""
+        for none. Empty where nothing is known. Decides nothing."""
         known = [view for view in views if view.times is not None]
         if not self._can_tell(known):
             return {}
@@ -272,7 +272,7 @@ class SplitController:
 
     def _long_enough(self, kinds: Sequence[Kind], count: int, mix: Mix) -> float:
         """The share of the answers with tokens enough to make up for the gap behind the first one, by steps as they are
-        with so many answers, or as long as chunks make them where prompts are computed beside: the others are late
+        with that many answers, or as long as chunks make them where prompts are computed beside: the others are late
         wherever they are handed over. 1 where all do both."""
         shares = _shares(kinds, count)
         room = sum(num * kind.most_answers for kind, num, _ in shares)

@@ -112,7 +112,7 @@ class GoodputView:
         return made
 
     def _split(self, asked_s: float, now_s: float) -> inference_pb2.SplitVerdict | None:
-        """Of several models' splits the one that could gain most."""
+        """The split that could gain most, of several models'."""
         made_s, kept = self._splits.get(asked_s, (-math.inf, None))
         if now_s - made_s < SPLIT_KEPT_S:
             return kept

@@ -37,7 +37,7 @@ class MoveAccount(NamedTuple):
 
 
 def move_outcome(record: RequestRecord) -> MoveOutcome | None:
-    """Of the move that the newest entry decided; None where it decided none."""
+    """The outcome of the move that the newest entry decided; None where it decided none."""
     return _outcome(record.entries[-2], record.entries[-1]) if len(record.entries) > 1 else None
 
 

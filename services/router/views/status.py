@@ -109,5 +109,5 @@ def _failures(fleet: Fleet) -> list[str]:
 
 
 def _kv_dtype(layout: types_pb2.BlockLayout) -> str:
-    """Of a decode worker whose prompts come converted, with what they were computed in: `int8<bfloat16`."""
+    """The KV format; where prompts come converted, with what they were computed in: `int8<bfloat16`."""
     return f"{layout.dtype}<{layout.source_dtype}" if layout.source_dtype else layout.dtype

@@ -100,7 +100,8 @@ def tpot_s(record: RequestRecord) -> float | None:
 
 
 def ttft_split(record: RequestRecord) -> TtftSplit:
-    """Of the attempt that brought the first token; what lies before its look-up is in `placement_ms`."""
+    """The parts of the TTFT in the attempt that brought the first token; what lies before its look-up is in
+    `placement_ms`."""
     if isinstance(record.split, TtftSplit):
         return record.split
     split = _split(record)
@@ -148,7 +149,7 @@ def _split(record: RequestRecord) -> TtftSplit:
 
 
 def system_fingerprint_of(record: RequestRecord) -> str:
-    """Of the weights that its tokens are of; several joined by +, empty before the first token."""
+    """The fingerprint of the weights that computed the answer; several joined by +, empty before the first token."""
     return "+".join(map(system_fingerprint, record.weights))
 
 

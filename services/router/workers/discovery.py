@@ -66,8 +66,8 @@ class StaticDiscovery:
         decodes: Mapping[str, str],
         labels: Mapping[str, tuple[str, ...]] | None = None,
     ) -> StaticDiscovery:
-        """From host:port by name, and the labels of some of the names. A worker in both pools, at one address, has both
-        roles; raises ConfigError for a name with two addresses."""
+        """The workers of host:port by name, with the labels of some of the names. A worker in both pools, at one
+        address, has both roles; raises ConfigError for a name with two addresses."""
         where = labels or {}
         found: dict[tuple[str, str], Roles] = {}
         for roles, pool in ((PREFILL, prefills), (DECODE, decodes)):

@@ -10,29 +10,26 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import Any
 
 import grpc
 
 from services.router.placement.views import Pool, Work
+from services.router.workers.calls import WorkerCalls
 from services.router.workers.discovery import DiscoveredWorker
 from services.router.workers.liveness import LivenessLimits
+from services.router.workers.sessions import WorkerSessions
 from services.router.workers.standing import Standing
-from services.router.workers.worker_stream import SessionCall, WorkerStream, greet, outcome_of
+from services.router.workers.worker_stream import WorkerStream
 from shared.errors import ModelMismatch, TandemError, WorkerDied, WorkerLost
 from shared.identity import WorkerRole, roles_text
-from shared.rpc.connection import Connection
 from shared.rpc.convert import roles_from_proto
 from shared.rpc.errors import from_proto
-from shared.rpc.fleet_identity import fleet_metadata
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
-from shared.rpc.protocol import PROTOCOL_VERSION, SESSION_METHOD, other_protocol, other_sampler
+from shared.rpc.protocol import PROTOCOL_VERSION
 from shared.seeds import SAMPLER_VERSION
 from shared.tasks import end_task
 
-FIRST_BACKOFF_S = 0.05
-MAX_BACKOFF_S = 2.0
 MAX_KEPT_TRACES = 1024
 """Traces that wait for the next heartbeat to a worker; of more, the oldest are dropped."""
 CLOSE_TIMEOUT_S = 2.0
@@ -99,13 +96,19 @@ class WorkerLink:
         self._router_name = router_name
         self._check = check
         self._on_change = on_change
-        self._connection = Connection(worker.address, credentials)
-        self._metadata = fleet_metadata(token)
+        self._sessions = WorkerSessions(
+            worker.name,
+            worker.address,
+            lambda: _envelope(hello=self._new_epoch()),
+            self._welcomed,
+            self._ended,
+            credentials=credentials,
+            token=token,
+        )
         self._tpot_target_s = tpot_target_s
         self._on_adapters = on_adapters
         self._on_weights = on_weights
-        self._calls: dict[int, asyncio.Future[Any]] = {}  # that are not answered
-        self._num_calls = 0
+        self._calls = WorkerCalls()
         self._receivers: dict[str, Receiver] = {}
         self._drained = asyncio.Event()
         self._kept_traces: deque[bytes] = deque(maxlen=MAX_KEPT_TRACES)
@@ -157,7 +160,7 @@ class WorkerLink:
 
     @property
     def model_fingerprint(self) -> str:
-        """Of the weights that it has now; empty while not connected."""
+        """The fingerprint of the weights that it has now; empty while not connected."""
         return self.welcome.model_fingerprint if self.welcome is not None else ""
 
     def fit(self, misfit: str) -> None:
@@ -234,22 +237,22 @@ class WorkerLink:
         self, *, load: worker_pb2.LoadAdapter | None = None, unload: worker_pb2.UnloadAdapter | None = None
     ) -> types_pb2.Adapter:
         """Carries one of both out on the worker, whatever call they name; raises what that answers, or WorkerLost."""
-        call = self._next_call()
+        call = self._calls.begin()
         if load is not None:
             self.send(
                 load_adapter=worker_pb2.LoadAdapter(call=call, name=load.name, folder=load.folder, digest=load.digest)
             )
         elif unload is not None:
             self.send(unload_adapter=worker_pb2.UnloadAdapter(call=call, name=unload.name, digest=unload.digest))
-        adapter: types_pb2.Adapter = await self._answer_of(call)
+        adapter: types_pb2.Adapter = await self._calls.answer_of(call)
         return adapter
 
     async def close_session(self, tenant: str, session: str) -> int:
         """The worker retains nothing for a tenant's session any more; returns the number of blocks that this frees.
         Raises WorkerLost."""
-        call = self._next_call()
+        call = self._calls.begin()
         self.send(close_session=worker_pb2.CloseSession(call=call, tenant=tenant, session=session))
-        num_blocks: int = await self._answer_of(call)
+        num_blocks: int = await self._calls.answer_of(call)
         return num_blocks
 
     async def change_weights(
@@ -257,29 +260,9 @@ class WorkerLink:
     ) -> Any:
         """Has the worker take one step of a change; returns its WeightsChanged. Raises what that answers, or
         WorkerLost."""
-        call = self._next_call()
+        call = self._calls.begin()
         self.send(change_weights=worker_pb2.ChangeWeights(call=call, step=step, folder=folder, timeout_s=timeout_s))
-        return await self._answer_of(call)
-
-    def _next_call(self) -> int:
-        self._num_calls += 1
-        return self._num_calls
-
-    async def _answer_of(self, call: int) -> Any:
-        answer = self._calls[call] = asyncio.get_running_loop().create_future()
-        try:
-            return await answer
-        finally:
-            self._calls.pop(call, None)
-
-    def _answered(self, call: int, result: object, error: TandemError | None = None) -> None:
-        answer = self._calls.get(call)
-        if answer is None or answer.done():
-            return
-        if error is not None:
-            answer.set_exception(error)
-        else:
-            answer.set_result(result)
+        return await self._calls.answer_of(call)
 
     async def heard(self) -> None:
         """Returns once the worker was heard from anew, or is lost; at once where it sends no heartbeats."""
@@ -317,7 +300,7 @@ class WorkerLink:
 
     async def run(self) -> None:
         """Keeps the session up; returns once the worker is retired and drained. Ends by being cancelled before."""
-        sessions = asyncio.create_task(self._run_sessions(), name=f"session-{self.name}")
+        sessions = asyncio.create_task(self._sessions.run(self._drained), name=f"session-{self.name}")
         try:
             await self._drained.wait()
             if self._stream is not None:
@@ -325,19 +308,13 @@ class WorkerLink:
                 await asyncio.wait({sessions}, timeout=CLOSE_TIMEOUT_S)
         finally:
             await end_task(sessions)
-            await self._connection.close()
+            await self._sessions.close()
 
-    async def _run_sessions(self) -> None:
-        backoff_s = FIRST_BACKOFF_S
-        while True:
-            reason, broke = await outcome_of(self._session(), self.name)
-            if self.connected and not self.suspicion:
-                backoff_s = FIRST_BACKOFF_S
-            self._lost(reason, died=broke and self._may_have_died)
-            if self._drained.is_set():
-                return
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(MAX_BACKOFF_S, backoff_s * 2)
+    def _ended(self, reason: str, broke: bool) -> bool:
+        """A session ended, or could not begin; returns whether the worker was well in it."""
+        was_well = self.connected and not self.suspicion
+        self._lost(reason, died=broke and self._may_have_died)
+        return was_well
 
     @property
     def _may_have_died(self) -> bool:
@@ -345,27 +322,8 @@ class WorkerLink:
         slept = self._stream is not None and self._stream.has_slept
         return not (self.load.draining or self.suspicion or slept)
 
-    async def _session(self) -> None:
-        # Commands are serialized where they are made, and events read where they are taken.
-        opened: Any = self._connection.channel().stream_stream(SESSION_METHOD)
-        begin: Callable[[], SessionCall] = partial(opened, metadata=self._metadata)
-        call = begin()
-        try:
-            welcome = await greet(self.name, call, _envelope(hello=self._new_epoch()), begin)
-            if welcome is None:
-                return
-            if welcome.protocol_version != PROTOCOL_VERSION:
-                raise other_protocol(f"worker {self.name}", welcome.protocol_version, "this router")
-            if welcome.sampler_version != SAMPLER_VERSION:
-                raise other_sampler(f"worker {self.name}", welcome.sampler_version, "this router")
-            if missing := self.roles - roles_from_proto(welcome.roles):
-                raise ModelMismatch(f"{self.address} is not a {roles_text(missing)} worker")
-            self._check(welcome)
-            await self._connected(welcome).run(call)
-        finally:
-            call.cancel()
-
     def _new_epoch(self) -> types_pb2.Hello:
+        """The next session's first command."""
         self._num_sessions += 1
         return types_pb2.Hello(
             router_name=self._router_name,
@@ -422,21 +380,20 @@ class WorkerLink:
                 self._deliver(event.failed.request_id, from_proto(event.failed.error))
             case "load":
                 self._on_load(event.load)
-            case "adapter_changed":
-                changed = event.adapter_changed
-                error = from_proto(changed.error) if changed.HasField("error") else None
-                self._answered(changed.call, changed.adapter, error)
-            case "weights_changed":
-                weights = event.weights_changed
-                failed = from_proto(weights.error) if weights.HasField("error") else None
-                self._answered(weights.call, weights, failed)
-            case "session_closed":
-                self._answered(event.session_closed.call, event.session_closed.num_blocks)
+            case "adapter_changed" | "weights_changed" | "session_closed":
+                self._calls.take(event)
             case "heartbeat":
                 if self._stream is not None:
                     self._stream.take_beat(event.heartbeat)
             case other:
                 logger.warning("worker %s sent %s in mid-session", self.name, other)
+
+    def _welcomed(self, welcome: types_pb2.Welcome) -> WorkerStream:
+        """Connects a worker that fits; raises ModelMismatch for others."""
+        if missing := self.roles - roles_from_proto(welcome.roles):
+            raise ModelMismatch(f"{self.address} is not a {roles_text(missing)} worker")
+        self._check(welcome)
+        return self._connected(welcome)
 
     def _connected(self, welcome: types_pb2.Welcome) -> WorkerStream:
         """The worker may get work from now on."""
@@ -470,9 +427,7 @@ class WorkerLink:
         receivers, self._receivers = self._receivers, {}
         for receive in receivers.values():
             receive((WorkerDied if died else WorkerLost)(f"worker {self.name} was lost: {reason}"))
-        for answer in self._calls.values():
-            if not answer.done():
-                answer.set_exception(WorkerLost(f"worker {self.name} was lost: {reason}"))
+        self._calls.fail(WorkerLost(f"worker {self.name} was lost: {reason}"))
         if was is not None:
             if self._on_lost is not None and not self._drained.is_set():
                 self._on_lost(types_pb2.PeerLost(name=self.name, transfer_address=was.transfer_address))

@@ -48,7 +48,7 @@ class WeightWorker(Protocol):
 
     @property
     def model_fingerprint(self) -> str:
-        """Of the weights that it has now; empty while not connected."""
+        """The fingerprint of the weights that it has now; empty while not connected."""
         ...
 
     async def change_weights(

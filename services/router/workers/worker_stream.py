@@ -4,32 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from time import monotonic
-from typing import Any
 
-import grpc
 import grpc.aio
 
 from services.router.workers.liveness import Liveness, LivenessLimits
-from shared.errors import TandemError, WorkerLost
-from shared.rpc.errors import from_rpc_error
+from shared.errors import WorkerLost
 from shared.rpc.outbox import Outbox
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
-from shared.rpc.protocol import other_protocol
 
 BEATS_OF_LIFE = 2
 """Heartbeats that show that a worker lives: one may have been on its way when it died."""
 MAX_OUTGOING = 16_384
 """Commands that may wait for a worker to read them; then its session is ended."""
-
-HELLO_TIMEOUT_S = 10.0
-"""For the answer to a hello."""
-REFUSED_WITHIN_S = 1.0
-"""A worker that knows the method waits for longer than this for a hello."""
-
-logger = logging.getLogger(__name__)
 
 SessionCall = grpc.aio.StreamStreamCall[bytes, bytes]
 """Takes serialized `Commands`, gives serialized `Events`."""
@@ -148,63 +136,3 @@ class WorkerStream:
     def _wake_hearers(self) -> None:
         self._beat.set()
         self._beat = asyncio.Event()
-
-
-async def greet(
-    worker_name: str, call: SessionCall, hello: bytes, begin: Callable[[], SessionCall]
-) -> types_pb2.Welcome | None:
-    """Sends a serialized hello on a new call; returns the worker's answer, None where it ended the session.
-
-    A worker that does not know the session's method refuses it at once. Where that crosses the hello, gRPC says of the
-    call that it failed internally, and no more: then another call of `begin`, which sends nothing, gets the reason.
-    """
-    try:
-        async with asyncio.timeout(HELLO_TIMEOUT_S):
-            await call.write(hello)
-            first = await anext(aiter(call), None)
-    except grpc.aio.AioRpcError as error:
-        if error.code() is grpc.StatusCode.INTERNAL and await _is_unknown(begin()):
-            raise other_protocol(f"worker {worker_name}", 1, "this router") from error
-        raise
-    return None if first is None else worker_pb2.Events.FromString(first).events[0].welcome
-
-
-async def _is_unknown(call: SessionCall) -> bool:
-    """Whether the worker refuses a call because it does not know the method."""
-    try:
-        async with asyncio.timeout(REFUSED_WITHIN_S):
-            return await call.code() is grpc.StatusCode.UNIMPLEMENTED
-    except TimeoutError:
-        return False
-    finally:
-        call.cancel()
-
-
-async def outcome_of(session: Coroutine[Any, Any, None], worker_name: str) -> tuple[str, bool]:
-    """Runs a session to its end. Returns why it ended, and whether its connection broke, as it does when the worker's
-    process ends. Raises nothing for an error of the session, not even for a bug in handling what the worker sent, so
-    that the caller can open the next session."""
-    # A task of its own: gRPC ends the reader of a stream that the other side cancelled with CancelledError.
-    task = asyncio.create_task(session)
-    try:
-        await asyncio.wait({task})
-    finally:
-        if not task.done():
-            task.cancel()
-            await asyncio.wait({task})
-    if task.cancelled():
-        return "the worker cancelled the session", False
-    error = task.exception()
-    match error:
-        case None:
-            return "the worker closed the session", False
-        case grpc.aio.AioRpcError() if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-            return str(other_protocol(f"worker {worker_name}", 1, "this router")), False
-        case grpc.aio.AioRpcError():
-            broke = error.code() is grpc.StatusCode.UNAVAILABLE
-            return str(from_rpc_error(error, f"worker {worker_name}")), broke
-        case TandemError() | TimeoutError() | asyncio.InvalidStateError() | grpc.aio.UsageError():
-            return str(error) or type(error).__name__, False
-        case _:
-            logger.error("session with worker %s", worker_name, exc_info=error)
-            return f"{type(error).__name__}: {error}", False

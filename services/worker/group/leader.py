@@ -43,7 +43,7 @@ from shared.telemetry.logs import LogFormat, LogLevel
 
 logger = logging.getLogger(__name__)
 
-_TELL_S = 60.0
+_LOG_INTERVAL_S = 60.0
 """Between warnings that hosts are missing."""
 
 
@@ -159,13 +159,13 @@ class RankGroup:
         self._links.everyone.gather(torch.zeros(1))
 
     def _wait_for_hosts(self) -> None:
-        """As long as it takes: another host may still be bringing the model, or start itself. Raises RankLost."""
-        told = time.monotonic()
+        """Waits as long as it takes: another host may still be bringing the model, or start itself. Raises RankLost."""
+        logged_at = time.monotonic()
         while self._meeting is not None and (missing := set(range(1, self._ways.hosts)) - set(self._meeting.present)):
             self._check_started()
-            if time.monotonic() - told > _TELL_S:
+            if time.monotonic() - logged_at > _LOG_INTERVAL_S:
                 logger.warning("this worker's group still waits for hosts %s", ", ".join(map(str, sorted(missing))))
-                told = time.monotonic()
+                logged_at = time.monotonic()
             time.sleep(WATCH_INTERVAL_S)
 
     @property
@@ -267,10 +267,10 @@ class RankGroup:
         self._closing_s = time.monotonic()
         if self._meeting is not None:
             self._meeting.expect_ends()
-        for told in (self._blocks, self._adapters, self._announcer):
+        for channel in (self._blocks, self._adapters, self._announcer):
             try:
-                if told is not None:
-                    told.close()
+                if channel is not None:
+                    channel.close()
             except RankLost as error:
                 logger.warning("%s", error)
         deadline = self._closing_s + END_TIMEOUT_S

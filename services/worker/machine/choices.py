@@ -77,7 +77,7 @@ def choose_kv_dtype(wanted: str, compute: torch.dtype, *, has_latents: bool = Fa
 
 
 def dtype_setting(dtype: torch.dtype) -> str:
-    """As the setting `dtype` has it."""
+    """The value of the setting `dtype` for it."""
     return next(name for name, served in DTYPES.items() if served == dtype)
 
 
@@ -104,5 +104,5 @@ def choose_kv_formats(
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """As torch names it, without its module."""
+    """Torch's name for it, without the module."""
     return str(dtype).removeprefix("torch.")

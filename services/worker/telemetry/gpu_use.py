@@ -32,7 +32,7 @@ class GpuUse:
 
     @classmethod
     def of(cls, devices: Sequence[str]) -> GpuUse:
-        """Of torch's devices, such as `cuda:0`; others have none."""
+        """The meters of torch's devices, such as `cuda:0`; others have none."""
         on_gpu = [torch.device(device).index or 0 for device in devices if device.startswith("cuda")]
         found = {str(index): getattr(torch.cuda.get_device_properties(index), "uuid", None) for index in on_gpu}
         return cls({name: f"GPU-{uuid}" for name, uuid in found.items() if uuid is not None})

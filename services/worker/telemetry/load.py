@@ -163,7 +163,7 @@ class LoadReporter:
         return message
 
     def _num_whole(self, num_blocks: int) -> int:
-        """What a sequence of so many blocks has at most, in blocks of tokens."""
+        """What a sequence of `num_blocks` blocks has at most, in blocks of tokens."""
         return self._groups.max_tokens(num_blocks) // self._groups.block_size
 
     def close(self) -> None:

@@ -109,7 +109,7 @@ class WeightChanges:
             return await self._take(session, command)
 
     def left(self, session: Session) -> None:
-        """The router that paused this worker is gone: nobody else will tell it to go on."""
+        """The router that paused this worker is lost, and no other one would resume it."""
         self._end_pause(session)
         if self._paused_by is session and not self._changing.locked() and not self._worker.load.asleep:
             logger.warning("router %s left this worker paused: it resumes", session.router_name)

@@ -75,7 +75,7 @@ def piece_views(buffer: npt.NDArray[np.uint8], num_pieces: int) -> list[memoryvi
 
 
 def checksums_of(pieces: Sequence[memoryview]) -> list[int]:
-    """Of each piece, as of a block (`shared/kv/checksum.py`)."""
+    """The checksum of each piece, as of a block (`shared/kv/checksum.py`)."""
     return [weighted_sum(np.frombuffer(piece, np.uint64), _weights()) for piece in pieces]
 
 
@@ -90,7 +90,7 @@ def entries_of(path: Path) -> tuple[TensorEntry, ...]:
 
 
 def what_lies_at(entries: Sequence[TensorEntry], offset: int) -> str:
-    """The first and the last tensor of a file's piece, empty where none begins or goes on in it."""
+    """The first and the last tensor of a file's piece, empty where none begins or continues in it."""
     end = offset + PIECE_BYTES
     found = [entry.name for entry in entries if entry.begin < end and offset < entry.begin + entry.num_bytes]
     return " to ".join(dict.fromkeys((found[0], found[-1]))) if found else ""

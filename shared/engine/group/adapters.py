@@ -135,7 +135,7 @@ class AdapterFollower:
         self._thread = threading.Thread(target=self._run, name="adapters", daemon=True)
 
     def start(self) -> None:
-        """From now on loads are answered."""
+        """Starts to answer loads."""
         self._thread.start()
 
     def join(self) -> None:
@@ -173,7 +173,7 @@ class AdapterFollower:
 def _read(
     decoder: RankDecoder, request: _Request, *, from_leader: bool = False
 ) -> tuple[tuple[int, PackedAdapter] | None, _Answer, Exception | None]:
-    """((low rank, part) where it was read, what the leader is told, what went wrong): an answer follows in any case."""
+    """((low rank, part) where it was read, what the leader gets, what went wrong): an answer follows in any case."""
     folder = Path(request.folder)
     try:
         # Another host's links may lead elsewhere than those that the leader has followed.

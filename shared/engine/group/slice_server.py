@@ -79,7 +79,7 @@ class SliceServer:
         self._thread = threading.Thread(target=self._run, name="slices", daemon=True)
 
     def start(self) -> None:
-        """From now on commands are obeyed."""
+        """Starts to carry out commands."""
         self._thread.start()
 
     def join(self) -> None:

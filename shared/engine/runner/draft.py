@@ -46,7 +46,7 @@ def check_draft(folder: Path, vocab_size: int) -> None:
 
 
 def draft_layout(decoder: Decoder, block_size: int) -> BlockLayout:
-    """Of its KV, in its own dtype."""
+    """The layout of the draft model's KV, in its own dtype."""
     return decoder.config.block_layout(block_size, str(decoder.dtype).removeprefix("torch."))
 
 

@@ -34,7 +34,7 @@ class SequenceHistories:
         self._tails: Tensor | None = None  # [max_num_seqs, longest beginning of a rule] int64, the newest token last
 
     def tokens(self, vocab_size: int) -> TokenHistory:
-        """Of all slots, allocated by the first call."""
+        """The tokens of all slots, allocated by the first call."""
         if self._tokens is None:
             self._tokens = TokenHistory.empty(self._max_num_seqs, vocab_size, self._link.device)
         return self._tokens

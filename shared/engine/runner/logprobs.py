@@ -36,7 +36,8 @@ class TopLogprobs:
 
     @classmethod
     def of(cls, logits: Tensor, tokens: Tensor, specs: Sequence[SampleSpec], send: Send) -> TopLogprobs | None:
-        """From `logits` [num_rows, vocab_size] and the chosen `tokens` [num_rows]; None where no row asks for any."""
+        """Computes them from `logits` [num_rows, vocab_size] and the chosen `tokens` [num_rows]; None where no row asks
+        for any."""
         asking = [i for i, spec in enumerate(specs) if spec.params.logprobs is not None]
         if not asking:
             return None

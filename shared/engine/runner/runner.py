@@ -223,7 +223,7 @@ class Runner:
             self._static.start()
 
     def prepare_thread(self) -> None:
-        """For the thread that will take the steps, before its first; in inference mode. A no-op on a CPU."""
+        """Prepares the thread that will take the steps, before its first; in inference mode. A no-op on a CPU."""
         self._link.bind_thread()
         decoder, kernels = self._decoder, self._decoder.kernels
         is_plain = not decoder.is_split and decoder.config.latent is None and not kernels.is_deterministic
@@ -421,7 +421,8 @@ class Runner:
             self._static.sampled[: tokens.shape[0]].copy_(tokens)
 
     def _source_of(self, items: tuple[PlannedSequence, ...]) -> Callable[[int], str | None]:
-        """For a row of the step's logits, the part of the model whose numbers broke; None without `debug_numerics`."""
+        """Finds for a row of the step's logits the part of the model whose numbers broke; None without
+        `debug_numerics`."""
         if self._probe is None:
             return _unknown
         numerics = self._probe.last_step()

@@ -1,7 +1,7 @@
 """A device of another speed: steps take the time that a model of their duration gives, and compute nothing.
 
-Everything around the step is real: the scheduler, the KV pool, its hand-offs and the router. So many workers fit on few
-cores, and a machine without a GPU shows how a fleet of them behaves.
+Everything around the step is real: the scheduler, the KV pool, its hand-offs and the router. So many workers
+fit on a few cores, and a machine without a GPU shows how a fleet of GPUs behaves.
 """
 
 from __future__ import annotations

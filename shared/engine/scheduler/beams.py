@@ -1,13 +1,13 @@
-"""Beam search: several answers to one prompt followed at once, of which the likeliest go on. Pure policy.
+"""Beam search: several answers to one prompt followed at once, of which the likeliest continue. Pure policy.
 
 A search begins as one sequence. Each open answer, a *beam*, is a sequence of its own while a token is computed for it.
 Then it is parked: it leaves the table and keeps its blocks until the others of its search are there too. The likeliest
 continuations of all are the next beams. The first one of a parent takes over its blocks. Each further one shares those
 that are full and has the last one copied, where the pool has a block for it; else it waits as a preempted sequence
 does, and finds the full blocks in the cache. Parked blocks are given back first where any sequence lacks blocks, so
-that beams which wait for each other can always go on one by one.
+that beams which wait for each other can always continue one by one.
 
-What goes on and what ends is chosen as `transformers` chooses it (`GenerationMixin._beam_search`), with exact sums.
+What continues and what ends is chosen as `transformers` chooses it (`GenerationMixin._beam_search`), with exact sums.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Continuation:
 
 
 class BeamChoice:
-    """Which continuations go on, and which answers are the best ended ones."""
+    """Which beams continue, and which answers are the best ended ones."""
 
     def __init__(self, search: BeamSearch, ends: frozenset[int], max_tokens: int) -> None:
         """An answer ends with a token of `ends`, or with `max_tokens` tokens."""
@@ -151,7 +151,7 @@ class BeamSearches:
             return  # the blocks are wanted elsewhere, and the token means nothing
         sampling = sequence.sampling
         ends = _ends(sequence)
-        num_likeliest = search.width + len(ends)  # of which so many do not end it
+        num_likeliest = search.width + len(ends)  # of which at least `width` do not end it
         assert sampling.max_tokens is not None
         most = min(sampling.max_tokens, sequence.max_tokens_total - sequence.num_prompt_tokens)
         sequence.sampling = replace(sampling, beams=None, temperature=0.0, logprobs=num_likeliest)

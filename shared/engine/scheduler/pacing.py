@@ -2,7 +2,7 @@
 
 An answer is due a token in a share of `tpot_target_s` from its first one on. Steps that are quicker put it ahead of
 that: it has slack, which a later step may spend for a larger chunk of a prompt. It may also owe some, in steps to come:
-a part of what its tokens that are expected still will earn if steps go on as they have been. A step spends a part of
+a part of what its tokens that are expected still will earn if steps stay as they have been. A step spends a part of
 the least of both sums, so that several in a row can, and takes no longer than the greatest gap between two tokens of an
 answer. An answer that would miss its target even without prompts beside it bounds steps by that gap alone.
 
@@ -95,7 +95,7 @@ class Pacing:
         num_paced = _num_paced(sequence, 0)
         if self.tpot_target_s == 0 or sequence.paced_from_s is None or num_paced < 1:
             return
-        if self._decode_s(self._newest) > self.tpot_target_s:
+        if self._fit.predicted_s(self._newest) > self.tpot_target_s:
             return  # no chunk made it late
         is_late = now_s - sequence.paced_from_s > num_paced * self.tpot_target_s
         change = LATE_SHARE - 1 if is_late else LATE_SHARE
@@ -111,7 +111,7 @@ class Pacing:
         a target."""
         if self.tpot_target_s == 0:
             return None
-        decode_s = self._decode_s(decoding)
+        decode_s = self._fit.predicted_s(decoding)
         found = [
             self.slack_s(sequence, now_s) + self._credit_s(self._num_left(sequence, 0), decode_s)
             for sequence in sequences
@@ -124,7 +124,7 @@ class Pacing:
         if self.tpot_target_s == 0:
             return StepRoom(None, math.inf, StepWork())
         decoding = StepWork(len(planned), sum(item.end for item in planned.values()))
-        limit_s = self.step_limit_s((sequences[name] for name in planned), begin_s, self._decode_s(decoding))
+        limit_s = self.step_limit_s((sequences[name] for name in planned), begin_s, self._fit.predicted_s(decoding))
         return StepRoom(self._fit.times, limit_s, decoding)
 
     def step_limit_s(self, answers: Iterable[EngineSequence], begin_s: float, decode_s: float = 0.0) -> float:
@@ -144,11 +144,6 @@ class Pacing:
                 least = min(least, slack + self._credit_s(num_left, decode_s))
         spent = SPENT_SHARE * least if least > 0 else least
         return min(bounded_by, max(LEAST_SHARE * self.tpot_target_s, self._due_s + spent))
-
-    def _decode_s(self, decoding: StepWork) -> float:
-        """What such a step takes; 0 where nothing is known."""
-        times = self._fit.times
-        return times.step_s(decoding) if times is not None else 0.0
 
     def _credit_s(self, num_left: int, decode_s: float) -> float:
         """What an answer may owe that is expected to have this many tokens more, in steps as the newest ones were;

@@ -35,7 +35,7 @@ class BlockTables:
 
     def cached(self, sequence: EngineSequence, num_tokens: int) -> list[int]:
         """The places of its table, filled from the pool, for the longest prefix of its first `num_tokens` that it can
-        go on behind. Changes nothing: see `BlockPool.match`."""
+        continue behind. Changes nothing: see `BlockPool.match`."""
         return self._pool.match(self.hashes(sequence)[: num_tokens // self._pool.block_size])
 
     def before_arrival(self, sequence: EngineSequence) -> list[int]:
@@ -120,8 +120,8 @@ class BlockTables:
         """Gives back blocks that no token from `num_computed_tokens` on sees: none here."""
 
     def worth_storing(self, sequence: EngineSequence, num_tokens: int) -> range | list[int]:
-        """Places of the blocks of its first `num_tokens` by which another worker could go on, less those that came by a
-        hand-off."""
+        """Places of the blocks of its first `num_tokens` by which another worker could continue, less those that came
+        by a hand-off."""
         return range(sequence.num_arrived_blocks, num_tokens // self._pool.block_size)
 
     def free(self, sequence: EngineSequence) -> None:

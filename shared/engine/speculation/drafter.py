@@ -8,7 +8,7 @@ from shared.engine.sequence import EngineSequence
 
 
 class Draft(NamedTuple):
-    """How an answer may go on behind its newest token."""
+    """A guess of an answer's tokens behind its newest one."""
 
     token_ids: tuple[int, ...] = ()
     chances: tuple[float, ...] = ()

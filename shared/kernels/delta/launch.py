@@ -9,7 +9,7 @@ from torch import Tensor
 
 from shared.kernels import device
 from shared.kernels.batch import AttentionBatch
-from shared.kernels.delta import prompt_jit, reference, step_jit
+from shared.kernels.delta import conv_jit, prompt_jit, reference, step_jit
 from shared.kernels.delta.reference import count_ones
 from shared.kernels.delta_layer import DeltaLayer, check_delta_attention, state_words
 from shared.kernels.device import next_power_of_2
@@ -104,12 +104,12 @@ class _Call:
         first_row, num_seqs, most = first_seq, batch.num_seqs - first_seq, max(batch.query_lens[first_seq:])
         num_rows, heads = projected.shape[0] - first_row, layer.num_value_heads
         of_batch = (batch.query_start, batch.seq_lens, first_seq)
-        prompt_jit.convolve_tokens[(-(-most // TOKENS), self.num_tiles, num_seqs)](
+        conv_jit.convolve_tokens[(-(-most // TOKENS), self.num_tiles, num_seqs)](
             *self.of_token, layer.conv, *self.of_pool, batch.query_start, first_seq, self.active,
             **self.channels, TOKENS=TOKENS, num_warps=8, enable_fp_fusion=False,
         )  # fmt: skip
         if layer.kernel_size > 1:
-            prompt_jit.keep_tails[(self.num_tiles, num_seqs)](
+            conv_jit.keep_tails[(self.num_tiles, num_seqs)](
                 *self.of_token, *self.of_pool, *of_batch,
                 **self.channels, BLOCK_SIZE=batch.block_size, TAPS=self.taps, num_warps=4, enable_fp_fusion=False,
             )  # fmt: skip

@@ -119,3 +119,13 @@ def gated_normed(x, squares, weight, gate, eps, VALUE_DIM: tl.constexpr, dtype: 
 def activated(x, dtype: tl.constexpr):
     """What the convolution gave, fp32, rounded before and behind its activation; of `dtype`."""
     return silu(rounded(x, dtype)).to(dtype)
+
+
+@triton.jit
+def sequence_bounds(query_start, seq_lens, ids, num_states, seq, BLOCK_SIZE: tl.constexpr):
+    """(row of a sequence's first token in the step, its tokens, those up to where a state is kept before the end)."""
+    begin = tl.load(query_start + seq)
+    count = tl.load(query_start + seq + 1) - begin
+    end = tl.load(seq_lens + seq)
+    filled = end // BLOCK_SIZE * BLOCK_SIZE - (end - count)
+    return begin, count, tl.where(tl.load(ids + FILLED * num_states) >= 0, filled, count)

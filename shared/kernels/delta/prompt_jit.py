@@ -1,8 +1,8 @@
 """Prompts of the gated delta rule in Triton: states are read from a pool's blocks and written there.
 
-A prompt is cut into chunks of CHUNK tokens, anew behind a token whose state is kept: `convolve_tokens` and
-`keep_tails`, then `solve_chunks` for all chunks at once, and `pass_chunks` from chunk to chunk. All is in fp32, and
-every sum has one order.
+Behind the convolution (`conv_jit.py`) a prompt is cut into chunks of CHUNK tokens, anew behind a token whose state is
+kept: `solve_chunks` for all chunks at once, then `pass_chunks` from chunk to chunk. All is in fp32, and every sum has
+one order.
 """
 
 # mypy: disable-error-code="import-untyped, import-not-found, no-untyped-def, no-untyped-call, untyped-decorator"
@@ -15,23 +15,12 @@ from shared.kernels.delta.parts_jit import (
     FILLED,
     LAST,
     NORM_EPS,
-    activated,
     gated_normed,
     has_state,
     load_gates,
     matrix_places,
-    tail_places,
+    sequence_bounds,
 )
-
-
-@triton.jit
-def sequence_bounds(query_start, seq_lens, ids, num_states, seq, BLOCK_SIZE: tl.constexpr):
-    """(row of a sequence's first token in the step, its tokens, those up to where a state is kept before the end)."""
-    begin = tl.load(query_start + seq)
-    count = tl.load(query_start + seq + 1) - begin
-    end = tl.load(seq_lens + seq)
-    filled = end // BLOCK_SIZE * BLOCK_SIZE - (end - count)
-    return begin, count, tl.where(tl.load(ids + FILLED * num_states) >= 0, filled, count)
 
 
 @triton.jit
@@ -40,162 +29,6 @@ def chunk_bounds(chunk, count, filled, CHUNK: tl.constexpr):
     before = (filled + CHUNK - 1) // CHUNK
     first = tl.where(chunk < before, chunk * CHUNK, filled + (chunk - before) * CHUNK)
     return first, tl.maximum(tl.minimum(tl.where(chunk < before, filled, count) - first, CHUNK), 0)
-
-
-@triton.jit(do_not_specialize=["number", "first_seq", "query_start"])
-def convolve_tokens(
-    projected,
-    stride,
-    conv,  # [KERNEL, MIXED] fp32
-    words,
-    states,
-    num_states,
-    number,
-    query_start,  # [num_seqs + 1] int32
-    first_seq,
-    active,  # [num_tokens, MIXED]
-    MIXED: tl.constexpr,
-    KERNEL: tl.constexpr,
-    KEY_SIZE: tl.constexpr,
-    MATRIX: tl.constexpr,
-    WORDS: tl.constexpr,
-    PARTS: tl.constexpr,
-    RUN: tl.constexpr,
-    TILE: tl.constexpr,
-    TOKENS: tl.constexpr,
-):
-    """Grid (ceil(most tokens / TOKENS), ceil(MIXED / TILE), num_seqs): some channels of some tokens of a sequence."""
-    seq = first_seq + tl.program_id(2)
-    begin = tl.load(query_start + seq)
-    count = tl.load(query_start + seq + 1) - begin
-    tokens = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    if tl.program_id(0) * TOKENS < count:
-        channels = tl.program_id(1) * TILE + tl.arange(0, TILE)
-        real = (tokens < count)[:, None] & (channels < MIXED)[None, :]
-        if MIXED % TILE != 0:
-            channels = tl.minimum(channels, MIXED - 1)
-        ids = states + seq.to(tl.int64) * 3 * num_states
-        dtype = projected.dtype.element_ty
-        total = tl.zeros([TOKENS, TILE], tl.float32)
-        for tap in tl.static_range(KERNEL):
-            places = tokens + tap - (KERNEL - 1)
-            rows = projected + (begin + tl.maximum(places, 0)).to(tl.int64)[:, None] * stride + channels[None, :]
-            inputs = tl.load(rows, mask=real & (places >= 0)[:, None], other=0.0).to(tl.float32)
-            if tl.program_id(0) * TOKENS < KERNEL - 1:
-                taps = (places + KERNEL - 1)[:, None]
-                earlier = tail_places(
-                    ids, number, channels[None, :], taps, MIXED, KEY_SIZE, KERNEL, MATRIX, WORDS, PARTS, RUN
-                )
-                is_there = real & (places < 0)[:, None] & has_state(ids)[:, None]
-                inputs += tl.load(words + earlier, mask=is_there, other=0.0)
-            total += inputs * tl.load(conv + tap * MIXED + channels)[None, :]
-        rows = active + (begin + tokens).to(tl.int64)[:, None] * MIXED + channels[None, :]
-        tl.store(rows, activated(total, dtype), mask=real)
-
-
-@triton.jit
-def tail_at(
-    end,  # of a sequence's tokens, the first ones
-    projected,
-    stride,
-    begin,
-    words,
-    ids,
-    number,
-    channels,
-    real,
-    MIXED: tl.constexpr,
-    KERNEL: tl.constexpr,
-    KEY_SIZE: tl.constexpr,
-    MATRIX: tl.constexpr,
-    WORDS: tl.constexpr,
-    PARTS: tl.constexpr,
-    RUN: tl.constexpr,
-    TAPS: tl.constexpr,
-):
-    """[channels, TAPS] fp32: the convolution's last inputs up to a token, those before the step among them."""
-    taps = tl.arange(0, TAPS)
-    places = end - (KERNEL - 1) + taps
-    rows = projected + (begin + tl.maximum(places, 0)).to(tl.int64)[None, :] * stride + channels[:, None]
-    is_new = real[:, None] & ((places >= 0) & (taps < KERNEL - 1))[None, :]
-    is_old = real[:, None] & (places < 0)[None, :] & has_state(ids)[:, None]
-    earlier = tail_places(
-        ids,
-        number,
-        channels[:, None],
-        (places + KERNEL - 1)[None, :],
-        MIXED,
-        KEY_SIZE,
-        KERNEL,
-        MATRIX,
-        WORDS,
-        PARTS,
-        RUN,
-    )
-    inputs = tl.load(rows, mask=is_new, other=0.0).to(tl.float32)
-    return inputs + tl.load(words + earlier, mask=is_old, other=0.0)
-
-
-@triton.jit(do_not_specialize=["number", "first_seq", "query_start", "seq_lens"])
-def keep_tails(
-    projected,
-    stride,
-    words,
-    states,
-    num_states,
-    number,
-    query_start,  # [num_seqs + 1] int32
-    seq_lens,  # [num_seqs] int32
-    first_seq,
-    MIXED: tl.constexpr,
-    KERNEL: tl.constexpr,
-    KEY_SIZE: tl.constexpr,
-    MATRIX: tl.constexpr,
-    WORDS: tl.constexpr,
-    PARTS: tl.constexpr,
-    RUN: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TAPS: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """Grid (ceil(MIXED / TILE), num_seqs): the convolution's last inputs of some channels, where a state is kept."""
-    seq = first_seq + tl.program_id(1)
-    ids = states + seq.to(tl.int64) * 3 * num_states
-    begin, count, filled = sequence_bounds(query_start, seq_lens, ids, num_states, seq, BLOCK_SIZE)
-    channels = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    real = channels < MIXED
-    if MIXED % TILE != 0:
-        channels = tl.minimum(channels, MIXED - 1)
-    at_filled = tail_at(
-        filled, projected, stride, begin, words, ids, number, channels, real,
-        MIXED, KERNEL, KEY_SIZE, MATRIX, WORDS, PARTS, RUN, TAPS,
-    )  # fmt: skip
-    at_end = tail_at(
-        count, projected, stride, begin, words, ids, number, channels, real,
-        MIXED, KERNEL, KEY_SIZE, MATRIX, WORDS, PARTS, RUN, TAPS,
-    )  # fmt: skip
-    taps = tl.arange(0, TAPS)[None, :]
-    both = real[:, None] & (taps < KERNEL - 1)
-    tl.debug_barrier()  # they may be written where another thread reads
-    places = tail_places(
-        ids + LAST * num_states, number, channels[:, None], taps, MIXED, KEY_SIZE, KERNEL, MATRIX, WORDS, PARTS, RUN
-    )
-    tl.store(words + places, at_end, mask=both)
-    if filled < count:
-        places = tail_places(
-            ids + FILLED * num_states,
-            number,
-            channels[:, None],
-            taps,
-            MIXED,
-            KEY_SIZE,
-            KERNEL,
-            MATRIX,
-            WORDS,
-            PARTS,
-            RUN,
-        )
-        tl.store(words + places, at_filled, mask=both)
 
 
 @triton.jit

@@ -18,7 +18,7 @@ SPLITS = 8
 
 
 def gpu_sum_bytes(num_rows: int, max_rank: int) -> int:
-    """Memory between the two products of a GPU's additions, of a step of so many rows: sums in fp32."""
+    """Memory between the two products of a GPU's additions, of a step of `num_rows` rows: sums in fp32."""
     return SPLITS * num_rows * MOST_PARTS * max_rank * 4
 
 

@@ -155,7 +155,7 @@ class LoraSlots(Protocol):
 
     def fill(self, slots: Sequence[int], size: int, empty: Callable[[int], Tensor]) -> None:
         """Queues which slot each row of the next step of `size` rows has, 0 for none; rows behind `slots` have none.
-        `empty`: makes memory on the host to copy from, of so many bytes, uint8."""
+        `empty`: makes memory on the host to copy from, of the given number of bytes, uint8."""
         ...
 
     def step(self, size: int) -> Loras:

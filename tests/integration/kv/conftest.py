@@ -19,10 +19,10 @@ import pytest
 import uvloop
 
 from shared.errors import TransferFailed
-from shared.kv.local import LocalPlane, LocalTransfer
 from shared.kv.transfer import KVTransfer
 from shared.kv.ucx import UcxTransfer
 from tests.integration.kv.far_side import FarSide
+from tests.local_transfer import LocalPlane, LocalTransfer
 from tests.waiting import DEADLINE_S
 
 NEAR_HOST = b"near host: 16 B."

@@ -16,13 +16,13 @@ from shared.errors import ConfigError, ModelMismatch
 from shared.identity import WorkerIdentity, WorkerRole
 from shared.kv.fleet_key import FleetKey
 from shared.kv.handoff.shipment import decode_trailer, encode_trailer, trailer_bytes
-from shared.kv.local import LocalPlane, LocalTransfer
 from shared.kv.seal import Purpose
 from shared.kv.transfer import TRAILER_INDEX, new_ticket
 from shared.kv_index.holders import Tier
 from shared.kv_index.publisher import IndexPublisher
 from shared.rpc.pb.tandem.v1 import types_pb2
 from tests.integration.kvstore.workers import hashes
+from tests.local_transfer import LocalPlane, LocalTransfer
 from tests.waiting import DEADLINE_S, until
 
 BLOCK_BYTES = 4096

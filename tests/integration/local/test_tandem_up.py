@@ -18,7 +18,7 @@ import pytest
 from tests.waiting import DEADLINE_S
 
 ROOT = Path(__file__).resolve().parents[3]
-TANDEM = [sys.executable, "-m", "services.cli.main"]
+TANDEM = [sys.executable, "-m", "tandem_cli.main"]
 MODEL = ROOT / "models" / "demo"
 
 

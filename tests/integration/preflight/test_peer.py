@@ -26,7 +26,7 @@ KEY = "the fleet's secret, long enough"
 async def serving() -> AsyncIterator[str]:
     """`tandem preflight --serve` as a process; its address. Ends with status 0."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.cli.main", "preflight", "--serve", "127.0.0.1:0"),
+        *(sys.executable, "-m", "tandem_cli.main", "preflight", "--serve", "127.0.0.1:0"),
         stdout=asyncio.subprocess.PIPE,
     )
     assert process.stdout is not None
@@ -118,7 +118,7 @@ async def test_the_command_as_an_init_container_would_run_it(tmp_path_factory: p
     log = tmp_path_factory.mktemp("pod") / "termination-log"
     log.touch()
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.cli.main", "preflight", "--component", "worker", "--json"),
+        *(sys.executable, "-m", "tandem_cli.main", "preflight", "--component", "worker", "--json"),
         *("--termination-log", str(log), "--", "--model", "models/demo", "--device", "cuda"),
         stdout=asyncio.subprocess.PIPE,
     )

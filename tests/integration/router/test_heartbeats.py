@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from services.router.workers import link, worker_stream
+from services.router.workers import link, sessions, worker_stream
 from services.router.workers.liveness import LivenessLimits
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 from tests.integration.router import test_dispatch
@@ -225,4 +225,4 @@ async def test_a_worker_that_reads_no_commands_loses_its_session(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
-    monkeypatch.setattr(link, "MAX_BACKOFF_S", 0.1)
+    monkeypatch.setattr(sessions, "MAX_BACKOFF_S", 0.1)

@@ -27,11 +27,11 @@ from shared.engine.messages import (
 from shared.kv.fleet_key import FleetKey, seal_of, token_of
 from shared.kv.groups import KVGroups
 from shared.kv.hashing import chain
-from shared.kv.local import LocalPlane, LocalTransfer
 from shared.kv.pool import BlockPool, OutgoingBlock
 from shared.rpc.fleet_identity import FleetGuard
 from shared.rpc.pb.tandem.v1 import kvstore_pb2_grpc
 from shared.rpc.server import RpcServer
+from tests.local_transfer import LocalPlane, LocalTransfer
 from tests.waiting import DEADLINE_S, until
 
 BLOCK_SIZE = 16

@@ -27,13 +27,13 @@ from shared.identity import DECODE, PREFILL, Roles, WorkerRole
 from shared.kv.checksum_weights import checksum_weights, weighted_sum
 from shared.kv.hashing import ChainRoots
 from shared.kv.layout import LAYOUT_VERSION, BlockLayout, KVFormat
-from shared.kv.local import LocalPlane, LocalTransfer
 from shared.kv.pool import BlockPool
 from shared.rpc.fleet_identity import FleetGuard
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 from shared.rpc.protocol import PROTOCOL_VERSION
 from shared.rpc.server import RpcServer, channel
 from shared.seeds import SAMPLER_VERSION
+from tests.local_transfer import LocalPlane, LocalTransfer
 from tests.waiting import DEADLINE_S, until
 
 NUM_BLOCKS = 32

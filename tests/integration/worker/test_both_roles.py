@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from shared.identity import BOTH, DECODE, PREFILL
-from shared.kv.local import LocalPlane
 from shared.rpc.convert import roles_from_proto
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 from tests.integration.worker.session_rig import SAMPLING, Router, said, serving
+from tests.local_transfer import LocalPlane
 
 NUM_LEFT = SAMPLING["max_tokens"] - 1  # behind the first token, which the prefill role sends
 

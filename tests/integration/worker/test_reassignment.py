@@ -9,9 +9,9 @@ import pytest
 
 from shared.engine.messages import JoinSequence
 from shared.identity import DECODE, PREFILL
-from shared.kv.local import LocalPlane
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 from tests.integration.worker.session_rig import SAMPLING, Router, pools, serving
+from tests.local_transfer import LocalPlane
 from tests.waiting import DEADLINE_S, until
 
 

@@ -14,12 +14,12 @@ from shared.engine.speculation.ngram import NgramDrafter
 from shared.engine.speculation.speculator import Speculator
 from shared.errors import TransferFailed
 from shared.identity import DECODE, PREFILL
-from shared.kv.local import LocalPlane
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 from shared.rpc.protocol import PROTOCOL_VERSION
 from shared.rpc.server import channel
 from shared.seeds import SAMPLER_VERSION
 from tests.integration.worker.session_rig import PROMPT, SAMPLING, Router, said, serving
+from tests.local_transfer import LocalPlane
 from tests.waiting import DEADLINE_S, until
 
 ANSWER = [7] * SAMPLING["max_tokens"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from services.cli.main import main
+from tandem_cli.main import main
 from tests.unit.cli.scripted_router import ScriptedRouter
 
 

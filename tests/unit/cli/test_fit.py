@@ -10,14 +10,14 @@ import pytest
 import torch
 import yaml
 
-from services.cli.fit.shape import shape_of
-from services.cli.quantities import count_of, seconds_of
 from shared.errors import ConfigError
 from shared.model.checkpoints import write_random_checkpoint
 from shared.model.families.registry import load_config
 from shared.model.layers.head import HeadParameters
 from shared.model.layers.parameters import DecoderParameters
 from shared.sizing.shapes import KEPT_STATES
+from tandem_cli.fit.shape import shape_of
+from tandem_cli.quantities import count_of, seconds_of
 from tests.integration.engine.families import write_family
 from tests.unit.cli.conftest import RunTandem
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from services.cli.foreground import Foreground
 from services.local.cluster import LocalCluster
 from services.local.spec import ClusterSpec
 from shared.errors import ModelLoadError, WorkerLost
+from tandem_cli.foreground import Foreground
 from tests.unit.local.fakes import FakeCommands, fake_spec
 from tests.waiting import DEADLINE_S
 

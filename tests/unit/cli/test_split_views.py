@@ -7,9 +7,9 @@ import io
 import pytest
 from rich.console import Console
 
-from services.cli.explain import pair_table, summary_line
 from services.router.placement.decision import Route
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
+from tandem_cli.explain import pair_table, summary_line
 from tests.unit.cli.conftest import RunTandem
 from tests.unit.cli.scripted_router import ScriptedRouter
 from tests.unit.cli.test_views import cluster, decision, drawn

@@ -9,9 +9,9 @@ import pytest
 
 from loadtest.simulator.prediction import read_served
 from loadtest.workloads.mooncake import read_mooncake
-from services.cli.record.trace_file import TraceFile
 from shared.errors import ConfigError
 from shared.rpc.pb.tandem.v1 import fleet_pb2
+from tandem_cli.record.trace_file import TraceFile
 
 
 def recorded(at_s: float, num_prompt: int, num_output: int, **fields: object) -> fleet_pb2.RecordedRequest:

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from services.cli import up
-from services.cli.main import DISTRIBUTION
 from services.local.spec import DEMO_MODEL, ClusterOptions, ClusterSpec
 from shared.errors import InvalidRequest, Unauthenticated
 from shared.identity import WorkerRole
 from shared.model.ranks.shard import Degrees
 from shared.settings.group import option_names
+from tandem_cli import up
+from tandem_cli.main import DISTRIBUTION
 from tests.unit.cli.conftest import Result, RunTandem
 from tests.unit.cli.scripted_router import ScriptedRouter
 

@@ -8,10 +8,10 @@ import json
 import pytest
 from rich.console import Console
 
-from services.cli.explain import candidate_table, summary_line
-from services.cli.top import Frame, Steps
 from shared.errors import Overloaded
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
+from tandem_cli.explain import candidate_table, summary_line
+from tandem_cli.top import Frame, Steps
 from tests.unit.cli.conftest import RunTandem
 from tests.unit.cli.scripted_router import ScriptedRouter
 

@@ -69,6 +69,7 @@ sequences = st.builds(
     num_alternatives=st.integers(0, 20),
     num_pooled=st.just(0),  # a group pools no hidden states
     adapter=ints,
+    following=st.just(0),  # a group has no head, which alone reads it
 )
 copies = st.builds(BlockCopy, ints, ints, st.booleans())
 plans = st.builds(StepPlan, st.lists(sequences, max_size=3).map(tuple), st.lists(copies, max_size=3).map(tuple))

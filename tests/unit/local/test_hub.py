@@ -30,7 +30,7 @@ for model in sys.argv[1:]:
 
 ADAPTERS = """
 import sys
-from services.cli.up import find_adapters
+from tandem_cli.up import find_adapters
 from shared.errors import TandemError
 for adapters in sys.argv[1:]:
     try:

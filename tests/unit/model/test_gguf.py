@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from services.cli.up import find_model
 from shared.errors import ConfigError, ModelLoadError
 from shared.model.checkpoints import write_random_checkpoint
 from shared.model.decoder import Decoder
@@ -22,6 +21,7 @@ from shared.model.gguf.header import read_gguf
 from shared.model.text.tokenizer import Tokenizer
 from shared.model.weights.loader import fingerprint
 from shared.model.weights.plan import AS_STORED, QUANTIZATIONS
+from tandem_cli.up import find_model
 from tests.gguf_files import write_model
 
 DEMO = Path(__file__).parents[3] / "models" / "demo"

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.cli.fit.shape import shape_of
 from shared.kernels.lora.reference import make_plain_lora
 from shared.kernels.lora.step import PROJECTIONS
 from shared.model.adapters.adapter import read_adapter
@@ -21,6 +20,7 @@ from shared.sizing.load import Hardware
 from shared.sizing.memory import room
 from shared.sizing.shapes import DEEPSEEK_V3, LLAMA_3_8B, MIXTRAL_8X7B, decoder
 from shared.sizing.spread import Spread
+from tandem_cli.fit.shape import shape_of
 from tests.integration.engine.families import write_family
 
 

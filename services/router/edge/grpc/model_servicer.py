@@ -25,38 +25,38 @@ class ModelServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Generate(  # type: ignore[override]  # noqa: N802  # as InferenceServicer's
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> None:
-        """By the request's model."""
+        """Served by the request's model."""
         await self._servicer_of(request.model).Generate(request, context)
 
     async def GenerateBatch(  # type: ignore[override]  # noqa: N802  # likewise
         self, request: inference_pb2.GenerateBatchRequest, context: Context
     ) -> None:
-        """By the first request's model; its servicer refuses a batch with others."""
+        """Served by the first request's model; its servicer refuses a batch with others."""
         name = request.requests[0].model if request.requests else ""
         await self._servicer_of(name).GenerateBatch(request, context)
 
     async def Warm(  # noqa: N802
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> inference_pb2.Warmed:
-        """By the request's model."""
+        """Served by the request's model."""
         return await self._servicer_of(request.model).Warm(request, context)
 
     async def CloseSession(  # noqa: N802
         self, request: inference_pb2.CloseSessionRequest, context: Context
     ) -> inference_pb2.ClosedSession:
-        """By the request's model."""
+        """Served by the request's model."""
         return await self._servicer_of(request.model).CloseSession(request, context)
 
     async def Tokenize(  # noqa: N802
         self, request: inference_pb2.TokenizeRequest, context: Context
     ) -> inference_pb2.TokenizeResponse:
-        """By the request's model."""
+        """Served by the request's model."""
         return await self._servicer_of(request.model).Tokenize(request, context)
 
     async def Detokenize(  # noqa: N802
         self, request: inference_pb2.DetokenizeRequest, context: Context
     ) -> inference_pb2.DetokenizeResponse:
-        """By the request's model."""
+        """Served by the request's model."""
         return await self._servicer_of(request.model).Detokenize(request, context)
 
     async def ListModels(  # noqa: N802
@@ -74,7 +74,7 @@ class ModelServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def GetStatus(  # noqa: N802
         self, request: inference_pb2.GetStatusRequest, context: Context
     ) -> inference_pb2.ClusterStatus:
-        """Of all models."""
+        """The status of all models."""
         return await self._servicer_of("").GetStatus(request, context)
 
     async def Explain(  # noqa: N802

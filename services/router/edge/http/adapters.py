@@ -7,6 +7,7 @@ from typing import Annotated, TypeVar
 from pydantic import BaseModel, StringConstraints
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
 
 from services.router.edge.http.bodies import STRICT, parse_body, read_body
 from services.router.edge.input_processor import InputProcessor
@@ -39,6 +40,13 @@ class Adapters:
     def __init__(self, input_processor: InputProcessor, keys: ApiKeys) -> None:
         self._input_processor = input_processor
         self._keys = keys
+
+    def routes(self) -> list[Route]:
+        """All paths."""
+        return [
+            Route("/v1/load_lora_adapter", self.load, methods=["POST"]),
+            Route("/v1/unload_lora_adapter", self.unload, methods=["POST"]),
+        ]
 
     async def load(self, request: Request) -> Response:
         """Answers once every connected worker has the adapter; requests that arrive after that use it."""

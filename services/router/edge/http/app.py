@@ -32,7 +32,8 @@ from services.router.edge.http.pages.live_pages import LivePages
 from services.router.edge.http.pooling.endpoint import Pooling
 from services.router.edge.http.responses.background import Background
 from services.router.edge.http.responses.conversations import Conversations
-from services.router.edge.http.responses.endpoint import Responses, ResponsesEndpoint
+from services.router.edge.http.responses.dialect import Responses
+from services.router.edge.http.responses.endpoint import ResponsesEndpoint
 from services.router.edge.http.responses.mcp.servers import Servers
 from services.router.edge.http.responses.shelf import Shelf
 from services.router.edge.http.responses.stored import StoredResponses
@@ -184,40 +185,16 @@ def build_app(
                 for path, dialect in dialects.items()
             ),
             Route("/v1/responses", responses, methods=["POST"], name="/v1/responses"),
-            Route("/v1/responses/{response_id}", stored.one, methods=["GET"]),
-            Route("/v1/responses/{response_id}", stored.delete, methods=["DELETE"]),
-            Route("/v1/responses/{response_id}/cancel", stored.cancel, methods=["POST"]),
-            Route("/v1/responses/{response_id}/input_items", stored.input_items),
+            *stored.routes(),
             *conversations.routes(),
             *batches.routes(),
             *Pooling(input_processor, keys, settings).routes(),
             Route("/v1/cache/close", SessionClosing(input_processor, keys).close, methods=["POST"]),
-            Route("/v1/messages/count_tokens", tokens.count_tokens, methods=["POST"]),
-            Route("/tokenize", tokens.tokenize, methods=["POST"]),
-            Route("/detokenize", tokens.detokenize, methods=["POST"]),
-            Route("/tokenizer_info", tokens.info),
-            Route("/v1/load_lora_adapter", adapters.load, methods=["POST"]),
-            Route("/v1/unload_lora_adapter", adapters.unload, methods=["POST"]),
-            Route("/v1/update_weights", weights.update, methods=["POST"]),
-            Route("/sleep", weights.sleep, methods=["POST"]),
-            Route("/wake_up", weights.wake_up, methods=["POST"]),
-            Route("/is_sleeping", weights.is_sleeping),
-            Route("/v1/models", pages.models),
-            Route("/v1/models/", pages.models),
-            Route("/v1/models/{model:path}", pages.model),
-            Route("/version", pages.version),
-            Route("/", live.page),
-            Route("/page/{name}", live.asset),
-            Route("/docs", pages.docs),
-            Route("/openapi.json", pages.openapi),
-            Route("/healthz", pages.healthz),
-            Route("/health", pages.healthz),  # vLLM's name
-            Route("/ping", pages.healthz, methods=["GET", "POST"]),  # SageMaker's
-            Route("/readyz", pages.readyz),
-            Route("/metrics", pages.metrics),
-            Route("/status", live.status),
-            Route("/status/requests", live.requests),
-            Route("/status/requests/{request_id:path}", live.request),
+            *tokens.routes(),
+            *adapters.routes(),
+            *weights.routes(),
+            *pages.routes(),
+            *live.routes(),
         ],
         middleware=_middleware(settings),
         exception_handlers={

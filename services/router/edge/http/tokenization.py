@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from services.router.edge.http.anthropic.endpoint import Messages
 from services.router.edge.http.bodies import STRICT, TokenIdList, check_json_size, parse_body, read_body
@@ -73,6 +74,15 @@ class Tokenization:
         self._keys = keys
         self._settings = settings
         self._messages = messages
+
+    def routes(self) -> list[Route]:
+        """All paths."""
+        return [
+            Route("/v1/messages/count_tokens", self.count_tokens, methods=["POST"]),
+            Route("/tokenize", self.tokenize, methods=["POST"]),
+            Route("/detokenize", self.detokenize, methods=["POST"]),
+            Route("/tokenizer_info", self.info),
+        ]
 
     async def tokenize(self, request: Request) -> Response:
         """`POST /tokenize`."""

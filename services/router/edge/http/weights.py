@@ -9,6 +9,7 @@ from typing import Annotated, TypeVar
 from pydantic import BaseModel, Field, StringConstraints
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from services.router.edge.http.bodies import STRICT, parse_body, read_body
 from services.router.edge.input_processor import InputProcessor
@@ -49,6 +50,15 @@ class Weights:
     def __init__(self, input_processor: InputProcessor, keys: ApiKeys) -> None:
         self._input_processor = input_processor
         self._keys = keys
+
+    def routes(self) -> list[Route]:
+        """All paths."""
+        return [
+            Route("/v1/update_weights", self.update, methods=["POST"]),
+            Route("/sleep", self.sleep, methods=["POST"]),
+            Route("/wake_up", self.wake_up, methods=["POST"]),
+            Route("/is_sleeping", self.is_sleeping),
+        ]
 
     async def update(self, request: Request) -> Response:
         """Answers once every worker of the model computes with the new weights."""

@@ -18,7 +18,7 @@ CALLER = "tandem.caller"
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """For whom the router calls its own API. No key is asked for."""
+    """The tenant for which the router calls its own API, without a key."""
 
     tenant: str
     account: str

@@ -62,7 +62,7 @@ def rendered(template: ChatTemplate, prompt: ChatPrompt) -> str:
 
 
 def _effort(template: ChatTemplate, prompt: ChatPrompt) -> dict[str, JsonValue]:
-    """As the template's own variable, or, where it only has a switch, to turn reasoning off and on."""
+    """The reasoning effort as the template's own variable, or as its switch where it only has one."""
     effort = prompt.reasoning_effort
     if effort is None:
         return {}
@@ -90,7 +90,7 @@ def _verbosity(template: ChatTemplate, prompt: ChatPrompt) -> dict[str, JsonValu
 
 
 def _instructed(messages: list[ChatMessage], tools: Sequence[Mapping[str, JsonValue]]) -> list[ChatMessage]:
-    """With the tools at the end of a system message that comes first."""
+    """The messages with the tools at the end of a system message that comes first."""
     if not tools:
         return messages
     lines = "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)

@@ -51,7 +51,7 @@ class SplitVerdict:
 
     @property
     def gain(self) -> float:
-        """By which factor the best one would have served more."""
+        """The factor by which the best split would have served more."""
         return self.best_headroom / max(self.headroom, 1e-9)
 
     @property
@@ -125,5 +125,5 @@ def joined(prompts: StepTimes, answers: StepTimes) -> StepTimes:
 
 
 def targets_of(ttft_s: float, tpot_s: float) -> Targets:
-    """From a router's settings, in which 0 is none."""
+    """The targets of a router's settings, in which 0 is none."""
     return Targets(tpot_s or math.inf, ttft_s or math.inf)

@@ -22,7 +22,7 @@ class _Entry:
 
 
 class EndedRequests:
-    """In the order in which they ended. On the event loop alone."""
+    """The newest ended requests, in the order in which they ended. For the event loop's thread alone."""
 
     def __init__(self, limit: int, targets: Targets) -> None:
         """Keeps `limit` requests."""

@@ -122,14 +122,14 @@ def outcome(record: RequestRecord) -> Outcome | None:
 
 
 def error_code(record: RequestRecord) -> str:
-    """Of the error that ended it; empty where none did."""
+    """The code of the error that ended the request; empty where none did."""
     failure = record.entries[-1].error if record.entries and record.state is RequestState.FAILED else None
     return failure.code if failure is not None else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Of the router; seconds, 0 = none."""
+    """The router's targets; seconds, 0 = none."""
 
     ttft_s: float = 0.0
     tpot_s: float = 0.0
@@ -178,7 +178,7 @@ def judge(record: RequestRecord, targets: Targets) -> Verdict:
 
 
 def _waited_for(record: RequestRecord) -> Cause:
-    """Of a request that waited in the queue, or would have."""
+    """The cause of a wait in the queue, also of a request that was refused instead."""
     spent = queue_parts(record, ended_at(record) - record.ask.arrived_at)
     held: Parts = {cause: value for cause, value in spent.items() if cause is not Cause.QUEUEING} or spent
     return max(held, key=held.__getitem__, default=Cause.QUEUEING)

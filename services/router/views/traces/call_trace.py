@@ -145,7 +145,7 @@ NO_TRACE = CallTrace(None)
 
 
 def _attributes(error: TandemError | None, route: str, model: str) -> dict[str, Value]:
-    """Of any call, by the semantic conventions for generative AI, as far as they go."""
+    """Attributes of any call, by the semantic conventions for generative AI, as far as they go."""
     attributes: dict[str, Value] = {
         "gen_ai.operation.name": _operation(route),
         "gen_ai.provider.name": "tandem",

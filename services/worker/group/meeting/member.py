@@ -73,7 +73,7 @@ class Member:
 
     @property
     def name(self) -> str:
-        """For the log."""
+        """The member's name in the log."""
         return f"{self._settings.name} (host {self._settings.group_host_index})"
 
     async def start(self) -> None:
@@ -112,14 +112,14 @@ class Member:
         os._exit(status)
 
     async def _join(self) -> Leader:
-        told = time.monotonic()
+        logged_at = time.monotonic()
         while True:
             try:
                 return await self._enter()
             except (OSError, TimeoutError) as error:
-                if time.monotonic() - told > _WARN_INTERVAL_S:
+                if time.monotonic() - logged_at > _WARN_INTERVAL_S:
                     logger.warning("%s still waits for the leader at %s: %s", self.name, self._leader, error)
-                    told = time.monotonic()
+                    logged_at = time.monotonic()
             await asyncio.sleep(RETRY_S)
 
     async def _enter(self) -> Leader:

@@ -1,4 +1,4 @@
-"""The scheduler's order of work, told step by step."""
+"""The scheduler's order of work, step by step."""
 
 from __future__ import annotations
 

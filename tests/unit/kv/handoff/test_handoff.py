@@ -19,11 +19,11 @@ from shared.kv.handoff.receive_handoff import (
     receive_trailer,
 )
 from shared.kv.handoff.shipment import Shipment, encode_trailer, trailer_bytes
-from shared.kv.local import LocalPlane, LocalTransfer
 from shared.kv.pool import OutgoingBlock
 from shared.kv.seal import Purpose
 from shared.kv.transfer import TRAILER_INDEX
 from shared.rpc.pb.tandem.v1 import types_pb2
+from tests.local_transfer import LocalPlane, LocalTransfer
 
 TICKET = 5
 DEADLINE_S = 300.0

@@ -15,12 +15,12 @@ from shared.kv.handoff.link_rate import MEASURED_BYTES, LinkRate
 from shared.kv.handoff.receive_handoff import HandoffReceiver, ReceivedHandoff
 from shared.kv.handoff.shipment import Shipment, encode_note, encode_trailer
 from shared.kv.handoff.wire import Wire
-from shared.kv.local import LocalPlane, LocalTransfer
 from shared.kv.packing import BlockPacking, PackingRates
 from shared.kv.pool import OutgoingBlock
 from shared.kv.seal import Purpose, SealedBlock
 from shared.kv.transfer import TRAILER_INDEX
 from shared.rpc.pb.tandem.v1 import types_pb2
+from tests.local_transfer import LocalPlane, LocalTransfer
 from tests.waiting import until
 
 BLOCK_BYTES, NUM_TOKENS, DEADLINE_S = 32768, 48, 300.0

@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from services.cli.explain import move_line
 from services.router.dispatch.record import Ask, Failure, MoveNote, RequestRecord, RequestState
 from services.router.dispatch.record import RequestEvent as E
 from services.router.dispatch.transitions import after
@@ -20,6 +19,7 @@ from services.router.views.timings import ttft_split
 from services.router.views.traces.request_spans import request_spans
 from shared.errors import Overloaded, WorkerLost
 from shared.telemetry.trace_context import TraceContext
+from tandem_cli.explain import move_line
 
 NOTE = MoveNote(MoveCause.DRAIN, "d0", "d1")
 BACK = MoveNote(MoveCause.RESCUE, "d1", "d0")

@@ -128,7 +128,7 @@ class MessagesRequest(CountRequest):
 
 
 def _parts(block: Block) -> list[Block]:
-    """Of a call's result."""
+    """The content blocks of a call's result."""
     return block.content if isinstance(block.content, list) else []
 
 

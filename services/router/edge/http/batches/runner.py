@@ -291,9 +291,11 @@ class BatchRunner:
             answer = await post(self._app, state.endpoint, raw, caller, headers)
             if answer.status not in AGAIN:
                 return answer
-            told = answer.headers.get("retry-after", "")
+            retry_after = answer.headers.get("retry-after", "")
             wait_s = min(LONGEST_RETRY_S, 2 * wait_s)
-            await asyncio.sleep(max(float(told) if told.isdecimal() else 0.0, wait_s) * random.uniform(0.5, 1.0))
+            await asyncio.sleep(
+                max(float(retry_after) if retry_after.isdecimal() else 0.0, wait_s) * random.uniform(0.5, 1.0)
+            )
 
     async def _give_up(self, batch: Batch, data: Path, code: str, message: str) -> None:
         """Gives the lines without an answer this error."""

@@ -101,7 +101,7 @@ class Completions:
         )
 
     def _sampling(self, request: CompletionRequest) -> SamplingParams:
-        """Of an answer of no tokens one is computed: it comes with what the prompt's tokens are like."""
+        """For an answer of no tokens one is computed: it comes with what the prompt's tokens are like."""
         sampling = request.sampling_params(request.max_tokens or None, request.logprobs, self._defaults, request.n or 1)
         if request.max_tokens == 0:
             sampling = replace(sampling, max_tokens=1)

@@ -302,8 +302,8 @@ class SamplingFields(StructureFields):
     def sampling_params(
         self, max_tokens: int | None, logprobs: int | None, defaults: GenerationDefaults, n: int = 1
     ) -> SamplingParams:
-        """As the core's value object, with the model's defaults, for `n` answers; raises InvalidRequest naming the
-        field."""
+        """The core's value object of these fields, with the model's defaults, for `n` answers; raises InvalidRequest
+        naming the field."""
         given: dict[str, Any] = {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
         if self.top_k == -1:  # vLLM's other way to say "off"
             given["top_k"] = 0
@@ -336,7 +336,7 @@ def _speculation(given: str | SpeculationFields | None) -> Speculation:
 
 
 def _biases(given: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
-    """By token id, as the core takes them."""
+    """The biases by token id, as the core takes them."""
     biases: dict[int, float] = {}
     for key, bias in given.items():
         if not key.isascii() or not key.isdecimal() or len(key) > 10:

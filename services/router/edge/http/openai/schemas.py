@@ -89,7 +89,7 @@ class ToolCall(BaseModel):
     index: int | None = None
 
     def for_template(self) -> dict[str, JsonValue]:
-        """As templates read it."""
+        """The form that chat templates read."""
         function: dict[str, JsonValue] = {"name": self.function.name, "arguments": self.function.arguments or "{}"}
         return {"id": self.id or "", "type": "function", "function": function}
 
@@ -168,7 +168,7 @@ class Tool(BaseModel):
         return self.function
 
     def for_template(self) -> dict[str, JsonValue]:
-        """As templates read it."""
+        """The form that chat templates read."""
         assert self.function is not None
         function: dict[str, JsonValue] = {"name": self.function.name}
         if self.function.description is not None:
@@ -248,7 +248,7 @@ class ResumedChoice(BaseModel):
     finish_reason: Literal["stop", "length"] | None = None
 
     def resumed(self) -> Resume:
-        """As the core's value object."""
+        """The core's value object of these fields."""
         ended = None if self.finish_reason is None else FinishReason(self.finish_reason)
         return Resume(tuple(self.token_ids), self.num_chars, ended, self.sampler_version)
 
@@ -299,7 +299,7 @@ class CommonRequest(SamplingFields):
 
     @property
     def retain_s(self) -> float | None:
-        """By `prompt_cache_retention`: how long its prefix is kept after each use. Seconds; None: not said."""
+        """What `prompt_cache_retention` says: how long its prefix is kept after each use. Seconds; None: not said."""
         return None if self.prompt_cache_retention is None else RETENTIONS[self.prompt_cache_retention]
 
     @property
@@ -369,7 +369,7 @@ class ChatRequest(CommonRequest):
 
     @property
     def max_answer_tokens(self) -> int | None:
-        """Of both fields the smaller one."""
+        """The smaller one of both fields."""
         limits = [limit for limit in (self.max_tokens, self.max_completion_tokens) if limit is not None]
         return min(limits, default=None)
 

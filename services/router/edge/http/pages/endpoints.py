@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from services.router.edge.catalog import Catalog
 from services.router.edge.http.errors import as_tandem_error, error_headers, error_json
@@ -41,6 +42,22 @@ class Pages:
         self._created = int(time.time())
         self._version = importlib.metadata.version("tandem-llm")
         self._openapi: bytes | None = None  # until it is asked for
+
+    def routes(self) -> list[Route]:
+        """All paths."""
+        return [
+            Route("/v1/models", self.models),
+            Route("/v1/models/", self.models),
+            Route("/v1/models/{model:path}", self.model),
+            Route("/version", self.version),
+            Route("/docs", self.docs),
+            Route("/openapi.json", self.openapi),
+            Route("/healthz", self.healthz),
+            Route("/health", self.healthz),  # vLLM's name
+            Route("/ping", self.healthz, methods=["GET", "POST"]),  # SageMaker's
+            Route("/readyz", self.readyz),
+            Route("/metrics", self.metrics),
+        ]
 
     async def models(self, request: Request) -> Response:
         """`GET /v1/models`."""

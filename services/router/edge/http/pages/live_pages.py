@@ -13,6 +13,7 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from services.router.edge.tenants.auth import ApiKeys, credentials
 from services.router.views.cluster_view import ClusterView
@@ -43,6 +44,16 @@ class LivePages:
         self._view = view
         self._files = {path.name: path.read_bytes() for path in sorted(PAGE.iterdir()) if path.suffix in TYPES}
 
+    def routes(self) -> list[Route]:
+        """All paths."""
+        return [
+            Route("/", self.page),
+            Route("/page/{name}", self.asset),
+            Route("/status", self.status),
+            Route("/status/requests", self.requests),
+            Route("/status/requests/{request_id:path}", self.request),
+        ]
+
     async def page(self, _: Request) -> Response:
         """`GET /`."""
         return self._file("index.html")
@@ -66,13 +77,13 @@ class LivePages:
         """`GET /status/requests/{id}`: one request's split and placements."""
         tenant = self._keys.check(credentials(request.headers))
         found = self._view.request(request.path_params["request_id"], tenant)
-        told = None if found.explanation is None else _fields(found.explanation)
+        explanation = None if found.explanation is None else _fields(found.explanation)
         return _json(
             {
                 "request": dataclasses.asdict(found.row),
                 "ttft_split_ms": found.split,
                 "parts_ms": found.parts,
-                "explanation": told,
+                "explanation": explanation,
             }
         )
 

@@ -197,7 +197,7 @@ async def _unread(_: Message) -> None:
 
 
 def _cosines(first: Vectors, second: Vectors) -> list[float]:
-    """Of each of `second` with its own of `first`, or with the only one."""
+    """The cosine of each of `second` with its own of `first`, or with the only one."""
     lengths = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
     found: list[float] = ((first * second).sum(axis=1) / np.maximum(lengths, np.float32(1e-12))).tolist()
     return found

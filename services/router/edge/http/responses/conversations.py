@@ -146,7 +146,7 @@ def with_items(conversation: Conversation, added: list[Item]) -> Conversation:
 
 
 def _checked(items: list[InputItem]) -> list[Item]:
-    """As they are kept. Raises InvalidRequest (`items`) for what no response could read."""
+    """The items in the form in which they are kept. Raises InvalidRequest (`items`) for what no response could read."""
     item_messages(items, "items")
     return kept_items(items)
 

@@ -195,7 +195,7 @@ def _server_tool(given: ServerTool) -> dict[str, Any]:
 
 
 def _format(given: TextFormat) -> dict[str, Any]:
-    """As the chat's `response_format`, where the schema stands a level deeper."""
+    """The chat's `response_format`, where the schema stands a level deeper."""
     if given.type != "json_schema":
         return {"type": given.type}
     schema = {"name": given.name or "answer", "schema": given.schema_, "strict": given.strict}

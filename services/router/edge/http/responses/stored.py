@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from services.router.edge.http.listing import in_order, page, tenant_of
 from services.router.edge.http.responses.background import Background
@@ -19,6 +20,15 @@ class StoredResponses:
         self._keys = keys
         self._shelf = shelf
         self._background = background
+
+    def routes(self) -> list[Route]:
+        """All paths."""
+        return [
+            Route("/v1/responses/{response_id}", self.one, methods=["GET"]),
+            Route("/v1/responses/{response_id}", self.delete, methods=["DELETE"]),
+            Route("/v1/responses/{response_id}/cancel", self.cancel, methods=["POST"]),
+            Route("/v1/responses/{response_id}/input_items", self.input_items),
+        ]
 
     async def one(self, request: Request) -> Response:
         """`GET /v1/responses/{id}`."""

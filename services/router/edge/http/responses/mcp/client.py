@@ -41,7 +41,7 @@ class McpTool:
 
 @dataclass(frozen=True, slots=True)
 class CallLimits:
-    """Of each message to a server."""
+    """Limits of each message to a server."""
 
     timeout_s: float
     max_bytes: int  # of an answer

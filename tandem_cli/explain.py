@@ -10,10 +10,10 @@ import typer
 from google.protobuf.json_format import MessageToJson
 from rich.table import Table
 
-from services.cli.options import LOCAL, Connection
-from services.cli.tables import console_of, table_of
 from shared.rpc.pb.tandem.v1 import inference_pb2
 from tandem import AsyncTandemClient
+from tandem_cli.options import LOCAL, Connection
+from tandem_cli.tables import console_of, table_of
 
 _PIPED_WIDTH = 200
 _WHY = {

@@ -17,14 +17,14 @@ import grpc.aio
 import typer
 from google.protobuf.json_format import MessageToJson
 
-from services.cli.failures import EXIT_FAILED
-from services.cli.options import LOCAL, Connection
-from services.cli.quantities import count_of, seconds_of
-from services.cli.record.trace_file import TraceFile, cluster_file
 from shared.errors import TandemError
 from shared.rpc.pb.tandem.v1 import fleet_pb2, fleet_pb2_grpc
 from tandem import AsyncTandemClient
 from tandem.failures import typed
+from tandem_cli.failures import EXIT_FAILED
+from tandem_cli.options import LOCAL, Connection
+from tandem_cli.quantities import count_of, seconds_of
+from tandem_cli.record.trace_file import TraceFile, cluster_file
 
 _LONGEST_S = 30 * 86_400.0
 _KEY_BYTES = 32

@@ -9,9 +9,9 @@ from typing import Annotated
 import grpc.aio
 import typer
 
-from services.cli.options import LOCAL, Connection
 from shared.rpc.pb.tandem.v1 import fleet_pb2, fleet_pb2_grpc
 from tandem import AsyncTandemClient
+from tandem_cli.options import LOCAL, Connection
 
 TIMEOUT_S = 30.0
 

@@ -19,13 +19,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from services.cli.options import LOCAL, Connection
-from services.cli.status import adapters, preference, split_line
-from services.cli.tables import console_of, table_of
 from shared.errors import TandemError
 from shared.rpc.convert import worker_roles
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
 from tandem import AsyncTandemClient
+from tandem_cli.options import LOCAL, Connection
+from tandem_cli.status import adapters, preference, split_line
+from tandem_cli.tables import console_of, table_of
 
 _PIPED_WIDTH = 120
 _QUIT = ("q", "Q", "\x1b", "\x03")

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from services.cli.failures import EXIT_FAILED
 from services.local.spec import DEMO_MODEL
 from services.preflight.checks import CheckOptions, check_skipped, run_checks
 from services.preflight.component import Component
@@ -20,6 +19,7 @@ from services.preflight.needs import Needs, Overrides, needs_of
 from services.preflight.peer.serve import PreflightServer
 from services.preflight.report import as_json, print_finding, summary, write_termination_message
 from shared.errors import ConfigError
+from tandem_cli.failures import EXIT_FAILED
 
 _SETTINGS_CHECK = "settings"
 

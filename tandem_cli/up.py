@@ -9,13 +9,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from services.cli.foreground import Foreground
 from services.local.cluster_file import OF_A_MODEL, ClusterFile
 from services.local.hub import fetch, hub_model
 from services.local.model_pools import ModelPools, PoolOptions
 from services.local.spec import DEMO_MODEL, ClusterOptions, ClusterSpec
 from shared.errors import ConfigError
 from shared.settings.named_folders import named_entries
+from tandem_cli.foreground import Foreground
 
 
 def _read_config(context: typer.Context, path: Path | None) -> Path | None:

@@ -45,9 +45,9 @@ def preflight(
 ) -> None:
     """Check what a component needs of this machine; exit 1 if it would not start."""
     # Imported here: it brings the settings of all services, half the time that any other command would take to start.
-    from services.cli.preflight_run import run
     from services.preflight.checks import CheckOptions
     from services.preflight.needs import Overrides
+    from tandem_cli.preflight_run import run
 
     overrides, options = Overrides(model, device, redis_url), CheckOptions(rdma, peer, wait, skip or [])
     raise typer.Exit(run(component, overrides, flags or [], options, serve, termination_log, as_json_=as_json_))

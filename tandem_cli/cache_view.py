@@ -7,9 +7,9 @@ from collections import defaultdict
 from rich.console import Console
 from rich.table import Table
 
-from services.cli.tables import share, table_of
 from shared.rpc.pb.tandem.v1 import cache_pb2, kvstore_pb2
 from shared.sizes import size
+from tandem_cli.tables import share, table_of
 
 _TIERS = {kvstore_pb2.TIER_DEVICE: "pool", kvstore_pb2.TIER_HOST: "host", kvstore_pb2.TIER_DISK: "disk"}
 

@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass
 from rich.console import Console
 from rich.table import Table
 
-from services.cli.tables import table_of
 from shared.sizing.break_even import HOURS_OF_A_MONTH, MOST_GPUS, BreakEven, paying_tokens
 from shared.sizing.degrees import DegreeFit
 from shared.sizing.fit import Cost, Fit
 from shared.sizing.load import PoolFit
 from shared.sizing.memory import GB, gpus_by_memory
 from shared.sizing.shapes import BYTES_PER_VALUE, KEPT_STATES, NAMED_MODELS
+from tandem_cli.tables import table_of
 
 GIB = 1 << 30
 PUBLISHED_LOADS = ((8000, 32), (128_000, 256))

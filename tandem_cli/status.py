@@ -9,12 +9,12 @@ import typer
 from google.protobuf.json_format import MessageToJson
 from rich.table import Table
 
-from services.cli.options import LOCAL, Connection
-from services.cli.tables import console_of, share, table_of
 from shared.rpc.convert import role_from_proto, worker_roles
 from shared.rpc.pb.tandem.v1 import inference_pb2
 from shared.sizes import size
 from tandem import AsyncTandemClient
+from tandem_cli.options import LOCAL, Connection
+from tandem_cli.tables import console_of, share, table_of
 
 _PIPED_WIDTH = 200
 """Width without a terminal, in columns: nothing is cut."""

@@ -11,8 +11,6 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from services.cli.failures import EXIT_INTERRUPTED, report
-from services.cli.split_view import print_summary
 from services.local.cluster import LocalCluster
 from services.local.commands import ServiceCommands
 from services.local.model_pools import ModelPools
@@ -21,6 +19,8 @@ from services.local.supervisor import Died, Restarted
 from shared import process_events
 from shared.errors import TandemError, WorkerLost
 from tandem import AsyncTandemClient, Options
+from tandem_cli.failures import EXIT_INTERRUPTED, report
+from tandem_cli.split_view import print_summary
 
 EXAMPLE_PROMPT = "In the beginning"
 EXAMPLE_SAMPLING = Options(temperature=0.5, seed=1, max_tokens=40)

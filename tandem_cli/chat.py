@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from services.cli.failures import report
-from services.cli.generate import write_text
-from services.cli.options import LOCAL, Connection, MaxTokens, Temperature, TopP
 from shared.errors import TandemError
 from tandem import Options, TandemClient
+from tandem_cli.failures import report
+from tandem_cli.generate import write_text
+from tandem_cli.options import LOCAL, Connection, MaxTokens, Temperature, TopP
 
 _HELP = "/reset starts over, /exit or Ctrl-D leaves, Ctrl-C cuts an answer short"
 

@@ -10,22 +10,22 @@ from typing import Annotated
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from services.cli.cache import build_cache_app
-from services.cli.chat import chat
-from services.cli.dataclass_options import spread
-from services.cli.drain import drain, undrain
-from services.cli.explain import explain
-from services.cli.failures import EXIT_INTERRUPTED, exit_status, report
-from services.cli.fit.command import fit
-from services.cli.generate import generate
-from services.cli.preflight import preflight
-from services.cli.quantize import quantize
-from services.cli.record.command import record
-from services.cli.status import status
-from services.cli.top import top
-from services.cli.up import up
 from shared.environment import check_variables
 from shared.errors import TandemError
+from tandem_cli.cache import build_cache_app
+from tandem_cli.chat import chat
+from tandem_cli.dataclass_options import spread
+from tandem_cli.drain import drain, undrain
+from tandem_cli.explain import explain
+from tandem_cli.failures import EXIT_INTERRUPTED, exit_status, report
+from tandem_cli.fit.command import fit
+from tandem_cli.generate import generate
+from tandem_cli.preflight import preflight
+from tandem_cli.quantize import quantize
+from tandem_cli.record.command import record
+from tandem_cli.status import status
+from tandem_cli.top import top
+from tandem_cli.up import up
 
 DISTRIBUTION = "tandem-llm"
 

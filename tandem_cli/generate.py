@@ -10,7 +10,11 @@ import typer
 from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 
-from services.cli.options import (
+from shared.errors import InvalidRequest
+from shared.rpc.pb.tandem.v1 import types_pb2
+from tandem import Answer, AnswerStream, Options, TandemClient
+from tandem.options import Prompt
+from tandem_cli.options import (
     DEFAULT_RETRY_FOR_S,
     LOCAL,
     Connection,
@@ -21,11 +25,7 @@ from services.cli.options import (
     TopK,
     TopP,
 )
-from services.cli.split_view import print_summary
-from shared.errors import InvalidRequest
-from shared.rpc.pb.tandem.v1 import types_pb2
-from tandem import Answer, AnswerStream, Options, TandemClient
-from tandem.options import Prompt
+from tandem_cli.split_view import print_summary
 
 
 def generate(

@@ -9,8 +9,6 @@ from typing import Annotated
 
 import typer
 
-from services.cli.fit.shape import draft_of
-from services.cli.quantities import between, count_of, seconds_of
 from shared.errors import ConfigError
 from shared.sizing.adapters import RANK_CLASSES
 from shared.sizing.devices import GPUS, device_name, gpu_of
@@ -18,6 +16,8 @@ from shared.sizing.load import Hardware, Load
 from shared.sizing.measured_steps import measured
 from shared.sizing.shapes import BYTES_PER_VALUE, KV_CODES, KV_DTYPES, ModelShape
 from shared.sizing.spread import MOST_RANKS
+from tandem_cli.fit.shape import draft_of
+from tandem_cli.quantities import between, count_of, seconds_of
 
 _MAX_TOKENS = 10_000_000
 _MAX_SEQUENCES = 1_000_000

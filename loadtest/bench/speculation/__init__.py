@@ -1,0 +1,1 @@
+"""`python -m loadtest.bench speculation`: guesses of the next tokens."""

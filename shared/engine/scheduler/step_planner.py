@@ -1,0 +1,196 @@
+"""What a step holds: continuous batching with chunked prefill. Pure policy, part of the scheduler.
+
+Each step takes every running sequence that is down to its newest token first (decode), then chunks of prompts in the
+order that `PromptOrder` gives, under one budget of tokens; with a target, also within the time that the running answers
+bear (`Pacing`). A sequence starts when the pool has room for it and for what all are expected to grow, and when the
+batch then still keeps the target of time a step.
+
+Out of blocks, the youngest running sequence of the lowest priority is preempted. A prompt that cannot start for want of
+blocks, or of a place in the batch, preempts sequences of less priority.
+
+A step that only decodes may also compute guesses of the next tokens (`shared.engine.speculation`): those that are right
+are tokens of the same step. The KV of the others lies behind all computed tokens, and is written over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shared.engine.plan import PlannedSequence, StepPlan, decode_work
+from shared.engine.scheduler.lifecycle import Lifecycle
+from shared.engine.scheduler.pacing import StepRoom
+from shared.engine.scheduler.sequence_table import PromptOrder, StepsInFlight, UnsentBlocks
+from shared.engine.sequence import EngineSequence, Goal, Status
+from shared.engine.speculation.speculator import Speculator
+
+MAX_STEP_TARGETS = 256
+"""Prompt tokens of a step whose logits are all kept, for their log-probabilities: each takes the vocabulary in fp32."""
+
+
+class StepPlanner:
+    """Chooses each step's sequences and how many tokens of each; starts and preempts sequences for it."""
+
+    def __init__(self, lifecycle: Lifecycle, in_flight: StepsInFlight, unsent: UnsentBlocks) -> None:
+        self._lifecycle = lifecycle
+        self._in_flight = in_flight
+        self._unsent = unsent
+        self._pool = lifecycle.pool
+        self._config = lifecycle.config
+        self._clock = lifecycle.clock
+        self._sequences = lifecycle.sequences
+        self._tables = lifecycle.tables
+        self._swap = lifecycle.swap
+        self._pacing = lifecycle.pacing
+        self._speculator = lifecycle.speculator
+        self._order = PromptOrder(lifecycle.config.max_overtaken_s)
+        self._ends_s = 0.0  # when the newest planned step is expected to end
+
+    def plan(self) -> StepPlan:
+        """The next step, in flight until `apply`. Changes the pool (allocates, preempts), starts waiting sequences.
+
+        Empty where there is nothing to compute, or where the result of the step in flight decides what comes next.
+        At most one step may be in flight.
+        """
+        if not self._preempt_by_priority():
+            return StepPlan(())
+        decodes: list[EngineSequence] = []
+        prompts: list[EngineSequence] = []
+        for sequence in self._sequences.running:
+            if sequence.ends_in_flight or sequence.num_in_flight_samples > (not sequence.search):
+                continue  # it ends, or which of its guesses are right, or which beams continue, is not known yet
+            num_unplanned = sequence.num_unplanned_tokens
+            if num_unplanned == 1:
+                decodes.append(sequence)
+            elif num_unplanned > 1:
+                prompts.append(sequence)
+        planned: dict[str, PlannedSequence] = {}
+        if not self._add_decodes(decodes, planned):
+            return StepPlan(())
+        num_decoding = len(planned)
+        budget = self._config.max_num_batched_tokens - num_decoding
+        begin_s = max(self._clock(), self._ends_s) if self._in_flight else self._clock()
+        room = self._pacing.room(planned, self._sequences, begin_s)
+        if budget > 0 and not self._add_prompts(prompts, planned, budget, room):
+            return StepPlan(())
+        if self._speculator is not None and budget > 0 and len(planned) == num_decoding and not self._in_flight:
+            self._add_guesses(self._speculator, planned, budget, room)
+        self._ends_s = begin_s + room.predicted_s()
+        sequences = [self._sequences[name] for name in planned]
+        begins = self._speculator is not None and self._speculator.follows_steps
+        copies = self._swap.take_copies()
+        return self._in_flight.begin(list(planned.values()), sequences, copies, begins_guesses=begins)
+
+    def _preempt_by_priority(self) -> bool:
+        """Starts waiting sequences that have more priority than one that runs, which gives its blocks back as need be;
+        False where the step in flight must end first."""
+        if not self._sequences.waiting or not self._sequences.running or self._sequences.running[-1].priority == 0:
+            return True
+        for sequence in self._order.sort((), tuple(self._sequences.waiting), self._clock()):
+            if self._victim_of(sequence) is None or self._unsent.is_full(sequence.receiver):
+                break
+            while not self._lifecycle.start(sequence) and sequence.status is Status.WAITING:
+                victim = self._victim_of(sequence)
+                if victim is None:
+                    return True
+                if self._in_flight:
+                    return False  # its copies would wait for the next step, and its blocks could be given to receives
+                self._lifecycle.preempt(victim)
+        return True
+
+    def _victim_of(self, sequence: EngineSequence) -> EngineSequence | None:
+        """The running sequence that gives way to this one first, if any does."""
+        last = self._sequences.running[-1] if self._sequences.running else None
+        return last if last is not None and last.priority < sequence.priority else None
+
+    def _add_decodes(self, ready: Sequence[EngineSequence], planned: dict[str, PlannedSequence]) -> bool:
+        """One token each; False where the step in flight must end first, since no sequence can be preempted before."""
+        is_ahead = len(self._in_flight) > 0
+        for sequence in ready:
+            if len(planned) == self._config.max_num_batched_tokens:
+                break
+            if sequence.status is not Status.RUNNING:  # preempted by an earlier one of this step
+                continue
+            if not self._tables.grow(sequence, 1):
+                if is_ahead:
+                    return False
+                if not self._make_room(sequence, 1, planned):
+                    continue
+            planned[sequence.sequence_id] = self._in_flight.share(sequence, 1)
+        return True
+
+    def _add_prompts(
+        self, ready: Sequence[EngineSequence], planned: dict[str, PlannedSequence], budget: int, room: StepRoom
+    ) -> bool:
+        """Chunks of prompts, those that start included; False as in `_add_decodes`."""
+        running = [s for s in ready if s.status is Status.RUNNING]
+        num_targets_left = MAX_STEP_TARGETS
+        may_start = True
+        for sequence in self._order.sort(running, tuple(self._sequences.waiting), self._clock()):
+            if budget == 0 or room.is_full:
+                break
+            if sequence.status is Status.WAITING:
+                if not may_start or self._unsent.is_full(sequence.receiver):
+                    continue
+                may_start = self._lifecycle.start(sequence)  # none behind one that waits for blocks starts before it
+                if not may_start:
+                    continue
+            self._lifecycle.skip_cached(sequence)
+            count = min(budget, self._in_a_chunk(sequence), self._tables.tokens_before_found(sequence, budget))
+            count = room.most(sequence.num_planned_tokens, count)
+            if sequence.sampling.prompt_logprobs is not None:
+                count = min(count, num_targets_left)
+                num_targets_left -= count
+            if not count:
+                continue
+            if self._in_flight and not self._tables.grow(sequence, count):
+                # Copies that were decided must be done before anything else happens to their blocks.
+                return self._swap.has_copies
+            if self._make_room(sequence, count, planned):
+                room.take(sequence.num_planned_tokens, count)
+                planned[sequence.sequence_id] = self._in_flight.share(sequence, count)
+                budget -= count
+        return True
+
+    def _in_a_chunk(self, sequence: EngineSequence) -> int:
+        """Tokens up to the end, or to a last chunk whose blocks are few enough to be waited for."""
+        left, last, size = sequence.num_unplanned_tokens, self._config.max_last_chunk, self._pool.block_size
+        if not 0 < last < left or not sequence.ship_blocks:
+            return left
+        begin = -(-(sequence.num_planned_tokens + left - last) // size) * size
+        return min(left, begin - sequence.num_planned_tokens)
+
+    def _add_guesses(
+        self, speculator: Speculator, planned: dict[str, PlannedSequence], budget: int, room: StepRoom
+    ) -> None:
+        """Adds guesses to the shares of a step that only decodes, as far as there are blocks for them that no sequence
+        will miss."""
+        sequences = [self._sequences[name] for name, item in planned.items() if item.is_decode]
+        # The runner counts what it has sampled for penalties, what is not kept too.
+        sequences = [s for s in sequences if s.goal is Goal.COMPLETION and not s.has_penalties and not s.search]
+        if speculator.rests(len(sequences)):
+            return
+        plain_s = self._lifecycle.step_fit.predicted_s(decode_work(planned.values()))
+        size, block_size = self._lifecycle.groups.size, self._pool.block_size
+        spare = size * len(self._sequences.running)
+        for sequence in sequences:
+            ahead = speculator.num_written_ahead(sequence)
+            if ahead > 0 and self._pool.num_free > spare:
+                self._tables.grow(sequence, 1 + ahead)
+        guessed = speculator.propose(sequences, budget, plain_s, room.limit_s)
+        for sequence_id, guesses in guessed.items():
+            sequence, item = self._sequences[sequence_id], planned[sequence_id]
+            if self._pool.num_free <= spare:
+                guesses = guesses[: len(sequence.block_ids) // size * block_size - item.end]
+            if guesses and self._tables.grow(sequence, 1 + len(guesses)):
+                planned[sequence_id] = self._in_flight.with_guesses(item, sequence, guesses)
+
+    def _make_room(self, sequence: EngineSequence, count: int, planned: dict[str, PlannedSequence]) -> bool:
+        """Grows a running sequence, preempting younger ones as needed; False where it had to go itself."""
+        while not self._tables.grow(sequence, count):
+            if self._lifecycle.beams.give_back():
+                continue
+            victim = next((s for s in reversed(self._sequences.running) if s.sequence_id not in planned), sequence)
+            self._lifecycle.preempt(victim)
+            if victim is sequence:
+                return False
+        return True

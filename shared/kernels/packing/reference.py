@@ -8,8 +8,8 @@ numbers, as states are, the upper halves are bf16 numbers, and the lower halves 
 - For each 2,048 numbers, the last time for what is left: bits of a code (1 to 7, or 16: the numbers follow as they
   are; 32 is added where the chunk is of 1,024 numbers of 32 bits), first exponent of the range, u16 count of rare
   exponents. Then the lower halves of numbers of 32 bits. Then a byte a number: its fraction, or the first 7 bits of it,
-  and, lowest, the sign. Then the codes, a plane of bits after another, each in whole bytes. Then the rare exponents, a byte each,
-  in order: those whose code is the highest.
+  and, lowest, the sign. Then the codes, a plane of bits after another, each in whole bytes. Then the rare exponents, a
+  byte each, in order: those whose code is the highest.
 - Zeros up to a multiple of 8 bytes.
 """
 

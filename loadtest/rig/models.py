@@ -119,6 +119,15 @@ SHAPES: dict[str, Shape] = {
             "attention_bias": True,
             "rms_norm_eps": 1e-5,
         },
+        "rope": {
+            "rope_type": "yarn",
+            "rope_theta": 150_000.0,
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
     },
     "gemma3-1b": {
         "architecture": "Gemma3ForCausalLM",

@@ -68,6 +68,8 @@ class KVGroups:
     def num_blocks(self, num_tokens: int, step_tokens: int = 1) -> int:
         """Blocks that a sequence of so many tokens holds at most, computed `step_tokens` at once."""
         every, held = -(-num_tokens // self.block_size), 0
+        if self.is_plain:
+            return every
         for window, is_state, count in _kinds(self.windows, self.num_states):
             most = every
             if window is not None:

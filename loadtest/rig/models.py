@@ -102,10 +102,57 @@ SHAPES: dict[str, Shape] = {
             "norm_topk_prob": True,
         },
     },
+    "gpt-oss-small": {
+        "architecture": "GptOssForCausalLM",
+        "vocab_size": 32000,
+        "hidden_size": 1024,
+        "intermediate_size": 512,
+        "num_layers": 8,
+        "num_heads": 16,
+        "num_kv_heads": 4,
+        "head_dim": 64,
+        "extra_config": {
+            "layer_types": ["sliding_attention", "full_attention"] * 4,
+            "sliding_window": 128,
+            "num_local_experts": 32,
+            "num_experts_per_tok": 4,
+            "attention_bias": True,
+            "rms_norm_eps": 1e-5,
+        },
+        "rope": {
+            "rope_type": "yarn",
+            "rope_theta": 150_000.0,
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+    },
+    "gemma3-1b": {
+        "architecture": "Gemma3ForCausalLM",
+        "vocab_size": 32000,
+        "hidden_size": 1152,
+        "intermediate_size": 6912,
+        "num_layers": 26,
+        "num_heads": 4,
+        "num_kv_heads": 1,
+        "head_dim": 256,
+        "extra_config": {
+            "layer_types": [("full" if layer % 6 == 5 else "sliding") + "_attention" for layer in range(26)],
+            "sliding_window": 512,
+            "query_pre_attn_scalar": 256,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+            },
+        },
+    },
 }
 """125m: a small GQA Llama; 1b: TinyLlama's shape; 4b: Qwen3-4B's; qwen3-moe and deepseek-v2-lite: three layers of
 Qwen3-30B-A3B and of DeepSeek-V2-Lite, experts and heads of full size and number; qwen3-next-small: eight narrower
-layers of Qwen3-Next, two of which attend, with states of full size a head. All with a vocabulary of 32,000."""
+layers of Qwen3-Next, two of which attend, with states of full size a head; gpt-oss-small: eight narrower layers of
+gpt-oss; gemma3-1b: Gemma 3 1B's shape. All with a vocabulary of 32,000."""
 
 SERVED: dict[str, Shape] = {
     "xs": {"hidden_size": 384, "intermediate_size": 1024, "num_layers": 8, "num_heads": 6, "num_kv_heads": 3},

@@ -81,7 +81,7 @@ class PrefixAware:
             return view.num_queued_tokens + need.num_uncached_tokens(view.name)
 
         def decode_cost(view: WorkerView) -> float:
-            used = (view.num_total_blocks - view.num_free_blocks) * need.block_size
+            used = (view.num_total_blocks - view.num_free_blocks) * need.groups.block_size
             return used + need.num_uncached_tokens(view.name)
 
         return _least(prefills, prefill_cost, self._random), _least(decodes, decode_cost, self._random)

@@ -12,6 +12,7 @@ from services.router.placement.commitments import Ledger
 from services.router.placement.prediction import TtftPredictor
 from services.router.placement.views import NO_WORK, PlacementRequest, Pool, Work, WorkerView
 from shared.identity import WorkerRole
+from shared.kv.groups import KVGroups
 
 
 class SimRouter(ABC):
@@ -96,7 +97,11 @@ class SimRouter(ABC):
         """The request for placement, with the prefix hits in the index now."""
         hits = self.world.index.match(request.runs, request.num_prompt_tokens)
         return PlacementRequest(
-            request.num_prompt_tokens, self.world.index.block_size, hits, request.session, adapter=request.adapter
+            request.num_prompt_tokens,
+            KVGroups(self.world.index.block_size),
+            hits,
+            request.session,
+            adapter=request.adapter,
         )
 
     def ledger(self, worker: str) -> Ledger:

@@ -141,7 +141,7 @@ class ServedModel:
             return None
         preferred = self.placement.split.split.decodes if mode == "auto" else frozenset()
         num_decoding = sum(view.name in preferred for view in decodes) or len(decodes)
-        return UsedFleet(mode, prefills, decodes, num_decoding, fleet.layout.block_size)
+        return UsedFleet(mode, prefills, decodes, num_decoding, fleet.layout.groups)
 
     def status(self) -> inference_pb2.ClusterStatus:
         """This model's part of the cluster, as the router sees it."""

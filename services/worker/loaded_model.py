@@ -214,10 +214,6 @@ def _check_states(settings: WorkerSettings, config: ModelConfig) -> None:
             field="speculation",
             value=settings.speculation,
         )
-    if settings.has_adapters:
-        raise ConfigError(
-            f"adapters of {config.architecture}, whose layers have states, are not supported", field="adapters"
-        )
 
 
 def wants_head(settings: WorkerSettings, config: ModelConfig, roles: Roles) -> bool:

@@ -18,7 +18,14 @@ from shared.kv.encryption_modes import NO_ENCRYPTION
 from shared.kv.packing import Compression
 from shared.model.ranks.shard import Degrees
 from shared.rpc.fleet_settings import FleetSettings
-from shared.settings.common import AdapterSettings, AnswerSettings, Degree, EncryptionSettings, EngineSettings
+from shared.settings.common import (
+    AdapterSettings,
+    AnswerSettings,
+    BlockSize,
+    Degree,
+    EncryptionSettings,
+    EngineSettings,
+)
 from shared.settings.named_folders import parse_adapters
 from shared.telemetry.settings import MetricsPageSettings, SpanSettings, VllmMetricsSettings
 
@@ -158,7 +165,7 @@ class WorkerSettings(
     store: str = ""
     """Store nodes to offer blocks to and to fetch prefixes from: host:port or name=host:port, comma-separated; empty =
     none. The names decide which node stores which blocks, so all workers must have the same list."""
-    block_size: Literal[16, 32, 64] = 16
+    block_size: BlockSize = 16
     """Tokens in a block."""
     max_num_seqs: int = Field(default=0, ge=0, le=4096)
     """Most sequences that hold blocks at once. 0 = 256 on a GPU, 64 otherwise."""

@@ -115,7 +115,7 @@ class Worker:
         self._tpot_target_s = 0.0  # the routers'
         self._publisher = publisher
         self._holding: set[asyncio.Task[None]] = set()
-        self.load = LoadReporter(host.transfer.counters, self._publish_load, connector, host.model.layout.groups)
+        self.load = LoadReporter(host.transfer.counters, self._publish_load, connector)
         self.shipments = ShipmentCounters()
         """Of the prefill role."""
         connector.nodes.on_change = self.load.flush
@@ -228,7 +228,7 @@ class Worker:
             layout=layout_to_proto(model.layout),
             transfer_address=host.transfer.address,
             transfer_kind="ucx",
-            num_blocks=model.layout.groups.max_tokens(model.num_blocks) // model.layout.block_size,
+            num_blocks=model.num_blocks,
             max_model_len=model.max_model_len,
             max_num_seqs=host.settings.max_num_seqs,
             max_num_batched_tokens=host.settings.max_num_batched_tokens,

@@ -12,8 +12,11 @@ and looked up like a window of two tokens. A step writes the last two of its blo
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 MAX_GROUPS = 16
 """More would cost a step more than blocks behind windows are worth: such a model keeps all layers in one group."""
@@ -21,6 +24,8 @@ MAX_PADDING = 8
 """Of the layers that all groups together have room for, at most one in this number is left empty."""
 STATE_WINDOW = 2
 """Of a group of states."""
+UNBOUNDED = 1 << 62
+"""Tokens of a sequence of any length."""
 NO_BLOCK = -1
 """In place of a block's id: the sequence holds none there, and needs none."""
 
@@ -62,13 +67,16 @@ class KVGroups:
 
     def num_blocks(self, num_tokens: int, step_tokens: int = 1) -> int:
         """Blocks that a sequence of `num_tokens` tokens holds at most, computed `step_tokens` at once."""
-        every = -(-num_tokens // self.block_size)
-        held = every * len(self.full)
-        for group, window in self.windowed:
-            most = -(-(window - 1 + step_tokens) // self.block_size) + 1
-            if self.is_state(group):
+        every, held = -(-num_tokens // self.block_size), 0
+        if self.is_plain:
+            return every
+        for window, is_state, count in _kinds(self.windows, self.num_states):
+            most = every
+            if window is not None:
+                most = min(every, -(-(window - 1 + step_tokens) // self.block_size) + 1)
+            if is_state:
                 most = min(most, 3)  # what a step reads, and two that it writes
-            held += min(every, most)
+            held += count * most
         return held
 
     def is_state(self, group: int) -> bool:
@@ -96,11 +104,31 @@ class KVGroups:
             found.append(nothing if place == NO_BLOCK else block_ids[behind - self.num_states : behind])
         return found
 
-    def max_tokens(self, num_blocks: int, step_tokens: int = 1) -> int:
-        """Tokens of the longest sequence of whole blocks that `num_blocks` blocks hold; without a group that keeps
-        everything there is no bound, and it is what all of them would hold of it."""
+    def num_missing(self, num_tokens: int, num_cached: int, step_tokens: int = 1) -> int:
+        """Of `num_blocks`, those that a pool lacks which has the blocks by which to go on behind the first `num_cached`
+        tokens."""
+        if self.is_plain:
+            return max(0, -(-num_tokens // self.block_size) - num_cached // self.block_size)
+        held, at_hand = num_cached // self.block_size, 0
+        for window, _, count in _kinds(self.windows, self.num_states):
+            first = 0 if window is None else self.first_seen(window, num_tokens)
+            at_hand += count * max(0, held - first)
+        return max(0, self.num_blocks(num_tokens, step_tokens) - at_hand)
+
+    def num_tokens(self, num_blocks: int, length: float) -> float:
+        """Tokens of sequences of `length` tokens each that `num_blocks` blocks hold."""
         if self.is_plain:
             return num_blocks * self.block_size
+        length = max(1.0, length)
+        return num_blocks * length / self.num_blocks(math.ceil(length))
+
+    def max_tokens(self, num_blocks: int, step_tokens: int = 1) -> int:
+        """Tokens of the longest sequence of whole blocks that `num_blocks` blocks hold: UNBOUNDED where no group keeps
+        everything and they hold the windows."""
+        if self.is_plain:
+            return num_blocks * self.block_size
+        if not self.full and self.num_blocks(UNBOUNDED, step_tokens) <= num_blocks:
+            return UNBOUNDED
         low, high = 0, num_blocks
         while low < high:
             middle = (low + high + 1) // 2
@@ -140,6 +168,14 @@ class KVGroups:
         firsts = [0 if window is None else self.first_seen(window, num_tokens) for window in self.windows]
         num_blocks, size = -(-num_tokens // self.block_size), self.size
         return [block * size + group for block in range(num_blocks) for group in range(size) if block >= firsts[group]]
+
+
+@lru_cache(maxsize=64)
+def _kinds(windows: tuple[int | None, ...], num_states: int) -> tuple[tuple[int | None, bool, int], ...]:
+    """(window, whether it is of states, number of groups) of the groups that are alike."""
+    num_others = len(windows) - num_states
+    found = Counter((window, group >= num_others) for group, window in enumerate(windows))
+    return tuple((window, is_state, count) for (window, is_state), count in found.items())
 
 
 def group_layers(windows: Sequence[int | None]) -> tuple[tuple[int, ...], ...]:

@@ -13,8 +13,8 @@ import numpy.typing as npt
 from shared.kv.encryption import SpareBuffers
 
 Compression = Literal["auto", "off", "on"]
-PACKED_DTYPES = ("bfloat16", "float16")
-"""KV dtypes whose blocks can be packed."""
+PACKED_DTYPES = ("float32", "bfloat16", "float16")
+"""KV dtypes whose blocks can be packed. Blocks of states, which are in fp32, are packed by what they hold."""
 _KEPT_OF_16 = 15
 """Sixteenths of a block: one whose packed form is longer than this share is sent as it is."""
 _MEASURED = 3
@@ -80,8 +80,8 @@ class BlockPacking:
         """By the best of a few, since other processes disturb."""
         drawn = np.random.default_rng(0).standard_normal(self.block_bytes // 2, np.float32)
         numbers = (drawn.view(np.uint32) >> 16).astype(np.uint16)
-        if dtype == "float16":
-            numbers = drawn.astype(np.float16).view(np.uint16)
+        if dtype != "bfloat16":
+            numbers = drawn.astype(dtype).view(np.uint16)[: self.block_bytes // 2]
         out, size = np.zeros(self.block_bytes + 8192, np.uint8), 0
 
         def pack() -> None:

@@ -20,6 +20,7 @@ from shared.engine.sampling_params import (
 )
 from shared.errors import InvalidRequest
 from shared.identity import Roles, WorkerRole, roles_text
+from shared.kv.groups import KVGroups
 from shared.kv.layout import LAYOUT_VERSION, BlockLayout, KVFormat
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
 from shared.sizing.step_time import StepTimes
@@ -223,6 +224,13 @@ def layout_from_proto(message: types_pb2.BlockLayout) -> BlockLayout:
         windows=tuple(window or None for window in message.windows) or (None,),
         num_states=message.num_states,
     )
+
+
+def groups_of(worker: inference_pb2.WorkerStatus) -> KVGroups:
+    """Of a worker's KV; of one with an earlier router, which does not say, a plain one."""
+    if worker.HasField("layout"):
+        return layout_from_proto(worker.layout).groups
+    return KVGroups(max(1, worker.block_size))
 
 
 def step_times_to_proto(times: StepTimes) -> types_pb2.StepTimes:

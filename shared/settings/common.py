@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, StringConstraints, ValidationInfo, field_validator
 
 from shared.kernels.lora.parts import MAX_RANK
 from shared.kv.encryption_modes import NO_ENCRYPTION, Encryption
@@ -20,6 +20,11 @@ SpeculationMode = Literal["off", "ngram", "heads", "auto"]
 
 Degree = Annotated[int, Field(ge=1, le=MAX_DEGREE)]
 """Processes, stages or hosts of one worker."""
+BlockSize = Annotated[
+    Literal[16, 32, 64],
+    BeforeValidator(lambda given: int(given) if isinstance(given, str) and given.isdecimal() else given),
+]
+"""Tokens; flags and variables are text, which a choice of numbers does not take."""
 ModelName = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^[\x21-\x7e]+$")]
 """As clients write it: printable ASCII without spaces."""
 

@@ -12,7 +12,7 @@ from google.protobuf.json_format import ParseDict, ParseError
 
 from shared.errors import ConfigError
 from shared.identity import WorkerRole
-from shared.rpc.convert import role_from_proto, step_times_from_proto
+from shared.rpc.convert import groups_of, role_from_proto, step_times_from_proto
 from shared.rpc.pb.tandem.v1 import inference_pb2
 from shared.settings.common import Mode
 
@@ -81,14 +81,15 @@ def _worker(worker: inference_pb2.WorkerStatus) -> MeasuredWorker:
     from loadtest.simulator.prediction import MeasuredWorker
 
     load, roles = worker.load, {role_from_proto(role) for role in worker.roles or [worker.role]}
-    num_tokens = load.num_total_blocks * worker.block_size
+    groups = groups_of(worker)
+    num_tokens = min(groups.max_tokens(load.num_total_blocks), load.num_total_blocks * groups.block_size)
     return MeasuredWorker(
         worker.worker.name,
         WorkerRole.PREFILL in roles,
         WorkerRole.DECODE in roles,
         step_times_from_proto(load.step_times) if load.HasField("step_times") else None,
-        load.num_total_blocks,
-        worker.block_size,
+        num_tokens // groups.block_size,
+        groups.block_size,
         worker.pool_bytes // max(1, num_tokens),
         worker.max_num_seqs,
         worker.max_num_batched_tokens,

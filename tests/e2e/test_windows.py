@@ -14,8 +14,9 @@ from shared.model.checkpoints import write_random_checkpoint
 from shared.model.families.registry import load_config
 from tests.e2e.running import BLOCK_SIZE, DEMO, PatientCommands
 from tests.e2e.stage import HOST_BYTES, Stage, prompt, staged
-from tests.integration.engine.families import OWN_ROPES, STATES
+from tests.integration.engine.families import OWN_ROPES, STATES, write_family
 from tests.integration.engine.test_greedy_against_transformers import transformers_greedy
+from tests.integration.engine.test_kv_groups import in_chunks
 
 NUM_TOKENS = 24
 WINDOW = 21
@@ -73,6 +74,25 @@ async def test_handed_over_stored_and_cached_prefixes_give_the_tokens_of_transfo
         assert hits.local == dict.fromkeys(("prefill-0", "prefill-1"), 12 * BLOCK_SIZE)
         assert hits.store == 12 * BLOCK_SIZE
         assert await stage.num_bad() == 0
+
+
+class ShortSteps(PatientCommands):
+    """Prompts are computed in steps of a few blocks."""
+
+    def worker(self, plan, kvstore):
+        return [*super().worker(plan, kvstore), "--max-num-batched-tokens", str(16 * BLOCK_SIZE)]
+
+
+async def test_a_prompt_of_several_pools_is_answered_where_all_layers_see_a_window(tmp_path: Path):
+    """Router and workers count the window, and a step's tokens: 40 blocks hold 640 tokens of a dense model."""
+    sizes = {"vocab_size": 2048, "max_position_embeddings": 2048, "extra_config": {"sliding_window": WINDOW}}
+    model = write_family(tmp_path / "model", "MistralForCausalLM", tokenizer_from=DEMO, **sizes)
+    tokens = prompt(1200, seed=41)
+    expected = in_chunks(model, tokens, NUM_TOKENS)
+    async with staged(tmp_path / "run", ShortSteps, model=model, num_kv_blocks=40) as stage:
+        asking = [asyncio.create_task(stage.ask(tokens, tenant=f"t{number}")) for number in range(2)]
+        assert [answer for answer, _ in await asyncio.gather(*asking)] == [expected] * 2
+        await stage.idle()
 
 
 class Holding(PatientCommands):

@@ -103,6 +103,15 @@ def test_an_old_flag(flags, caplog):
     ]
 
 
+def test_a_choice_of_numbers_is_read_from_flags_variables_and_files(tmp_path, monkeypatch):
+    assert load_settings(WorkerSettings, [*WORKER, "--block-size", "64"]).block_size == 64
+    assert load_settings(WorkerSettings, [*WORKER, *from_yaml(tmp_path, "block_size: 32")]).block_size == 32
+    monkeypatch.setenv("TANDEM_WORKER_BLOCK_SIZE", "32")
+    assert load_settings(WorkerSettings, WORKER).block_size == 32
+    with pytest.raises(ConfigError, match="16, 32 or 64"):
+        load_settings(WorkerSettings, [*WORKER, "--block-size", "48"])
+
+
 def test_an_old_variable(monkeypatch, caplog):
     monkeypatch.setenv("TANDEM_WORKER_MAX_STEP_TOKENS", "64")
     assert load_settings(WorkerSettings, WORKER).max_num_batched_tokens == 64

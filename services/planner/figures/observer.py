@@ -19,7 +19,8 @@ from shared.errors import (
     RequestRunning,
     Unauthenticated,
 )
-from shared.rpc.convert import step_times_from_proto
+from shared.kv.groups import KVGroups
+from shared.rpc.convert import groups_of, step_times_from_proto
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
 
 TTFT = "gen_ai_server_time_to_first_token_seconds"
@@ -109,7 +110,7 @@ class Observer:
             num_cached_tokens=round(outcomes.get("cached tokens", 0.0)),
             num_output_tokens=round(outcomes.get("output tokens", 0.0)),
             workers=_views(statuses[0]),
-            block_size=next((one.block_size for one in statuses[0].workers if one.block_size), 16),
+            groups=next((groups_of(one) for one in statuses[0].workers if one.block_size), KVGroups(16)),
         )
 
     def _growth(self, key: Key, value: float) -> float:

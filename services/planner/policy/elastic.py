@@ -22,6 +22,7 @@ from services.planner.policy.planner import Decision, Governor
 from services.router.placement.demand import Mix
 from services.router.placement.views import Work, WorkerView
 from services.router.placement.what_if import Targets, pool_headroom, workers_needed
+from shared.kv.groups import KVGroups
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +89,14 @@ class ElasticPlanner:
             what = "no worker has reported what its steps take" if worker is None else "no request has finished"
             return self._decided(seen.now_s, before, before.decode, f"{what} yet")
         targets = Targets(self._config.tpot_s, self._config.ttft_s)
-        if pool_headroom(worker, self._config.decode.max_workers, mix, targets, seen.block_size) <= 0:
+        if pool_headroom(worker, self._config.decode.max_workers, mix, targets, seen.groups) <= 0:
             why = "no number of workers meets the targets for such requests"
             return self._decided(seen.now_s, before, before.decode, why)
-        sizes = self._sizes(worker, mix, targets, seen.block_size)
+        sizes = self._sizes(worker, mix, targets, seen.groups)
         wanted, held = self._governor.propose(
             seen.now_s, before.decode, sizes.firm, sizes.need, sizes.spare, demand.rate_now, demand.rate_noise
         )
-        now = pool_headroom(worker, max(1, seen.decode.num_ready), mix, targets, seen.block_size)
+        now = pool_headroom(worker, max(1, seen.decode.num_ready), mix, targets, seen.groups)
         reason = (
             f"{mix.rate:.2f} req/s of {mix.prompt.tokens} tokens to compute and {mix.output_len:.0f} to answer "
             f"(correction {self._correction.value:.2f}): {seen.decode.num_ready} workers, split best, have headroom "
@@ -115,10 +116,10 @@ class ElasticPlanner:
         else:
             self._correction.observe(seen, demand.rate, seen.num_late + seen.num_slow, 0.0)
 
-    def _sizes(self, worker: WorkerView, mix: Mix, targets: Targets, block_size: int) -> Sizes:
+    def _sizes(self, worker: WorkerView, mix: Mix, targets: Targets, groups: KVGroups) -> Sizes:
         most, headroom, band = self._config.decode.max_workers, self._config.headroom, self._config.band
         firm, need, spare = (
-            workers_needed(worker, mix, targets, block_size, headroom * share, most)
+            workers_needed(worker, mix, targets, groups, headroom * share, most)
             for share in (1 - band / 2, 1.0, 1 + band)
         )
         return Sizes(firm, need, spare)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from services.router.placement.views import WorkerView
+from shared.kv.groups import KVGroups
 from shared.sizing.step_time import StepTimes
 
 
@@ -79,5 +80,5 @@ class Observation:
     """Δ"""
     workers: Sequence[WorkerView] = ()
     """Those that decode, as placement would see them; without their present load."""
-    block_size: int = 16
-    """Tokens of their blocks."""
+    groups: KVGroups = field(default_factory=lambda: KVGroups(16))
+    """Of their KV."""

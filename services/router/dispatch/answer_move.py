@@ -20,6 +20,7 @@ from services.router.placement.moves import MAX_REPEATED, MoveCause
 from services.router.placement.views import Work
 from services.router.workers.link import Message, WorkerLink
 from shared.errors import DeadlineExceeded, Overloaded, TandemError
+from shared.kv.groups import KVGroups
 from shared.rpc.pb.tandem.v1 import types_pb2
 
 MOVE_TIMEOUT_S = 30.0
@@ -52,14 +53,14 @@ class AnswerMove:
         active: ActiveRequest,
         seat: Seat,
         target: WorkerLink,
-        block_size: int,
+        groups: KVGroups,
         commands: AttemptCommands,
         receive: Callable[[WorkerLink, Message | TandemError], None],
     ) -> None:
         """`seat`: of the answer. `receive` takes the target's messages."""
         self._active = active
         self._target = target
-        self._block_size = block_size
+        self._groups = groups
         self._commands = commands
         self._receive = receive
         self._next = Seat(target, "")
@@ -75,7 +76,7 @@ class AnswerMove:
         self._active.move(RequestEvent.MOVE, self._target.name)
         late = DeadlineExceeded(f"not moved within {MOVE_TIMEOUT_S:g} s", limit=MOVE_TIMEOUT_S)
         self._timer = asyncio.get_running_loop().call_later(MOVE_TIMEOUT_S, self._receive, self._target, late)
-        num_sealed = (self._active.num_tokens - 1) // self._block_size  # the newest token's KV is not computed
+        num_sealed = (self._active.num_tokens - 1) // self._groups.block_size  # the newest token's KV is not computed
         peer = types_pb2.PrefixHolder(address=source.address, num_blocks=num_sealed)
         try:
             self._ask([peer] if num_sealed else [], num_sealed)
@@ -121,9 +122,9 @@ class AnswerMove:
         """Raises WorkerLost. `num_held`: blocks that it need not compute."""
         active, target = self._active, self._target
         name = f"{active.wire_id}.m{sum(entry.event in _ASKS for entry in active.record.entries)}"
-        num_cached = num_held * self._block_size
+        num_cached = num_held * self._groups.block_size
         work = Work.of(max(1, active.num_tokens - num_cached), num_cached)
-        num_blocks = -(-(active.num_tokens + 1) // self._block_size)
+        num_blocks = self._groups.num_blocks(active.num_tokens + 1)
         was, self._next, self._position = self._next, Seat(target, name), len(active.produced)
         if self.seat is was:
             self.seat = self._next
@@ -142,7 +143,7 @@ class AnswerMove:
         """With the tokens so far; the old worker's blocks have been fetched, or could not be."""
         self._next.leave()
         self._active.move(RequestEvent.ASKED_ANEW, self._target.name)
-        self._ask((), self._active.num_tokens // self._block_size)
+        self._ask((), self._active.num_tokens // self._groups.block_size)
 
     def _on_next(self, tokens: types_pb2.SequenceTokens) -> None:
         active = self._active

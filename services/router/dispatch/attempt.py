@@ -28,6 +28,7 @@ from services.router.placement.views import NO_WORK, Work
 from services.router.workers.link import Message, WorkerLink
 from shared.errors import PeerUnreachable, TandemError, TransferFailed, WorkerDied, WorkerLost
 from shared.fingerprints import weights_digest
+from shared.kv.groups import KVGroups
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 
 Successor = tuple[WorkerLink, Work]
@@ -148,10 +149,10 @@ class Attempt:
         if self._active.state is _FINISHED or self._error is not None:
             self._over.set_result(None)
 
-    def move(self, target: WorkerLink, cause: MoveCause, block_size: int) -> None:
+    def move(self, target: WorkerLink, cause: MoveCause, groups: KVGroups) -> None:
         """Moves the answer, which decodes and stays so where the move fails, to another decode worker."""
         self._prefill = None  # it has been out since the decode worker joined
-        self._move = AnswerMove(self._active, self._seat, target, block_size, self._commands, self.receive)
+        self._move = AnswerMove(self._active, self._seat, target, groups, self._commands, self.receive)
         self._move.begin(cause)
 
     def refuse(self) -> None:

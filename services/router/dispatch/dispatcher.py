@@ -194,7 +194,7 @@ class Dispatcher:
         if active.is_suspect or self._fleet.converts:
             return False
         active.log.debug("request %s moves from %s to %s", active.wire_id, attempt.decode.name, worker_name)
-        attempt.move(link, cause, layout.block_size)
+        attempt.move(link, cause, layout.groups)
         return True
 
     def vacate(self, workers: Set[str], preferred: Set[str] = frozenset()) -> None:

@@ -14,6 +14,7 @@ from services.router.placement.move_settings import MoveSettings
 from services.router.placement.moves import LOOK_EVERY_S, Desk, MoveCause, MoveLimits, MovePolicy, RunningAnswer
 from services.router.workers.fleet import Fleet
 from services.router.workers.link import WorkerLink
+from shared.kv.groups import KVGroups
 from shared.sizing.step_time import StepWork
 
 MoveAnswer = Callable[[str, str, MoveCause], bool]
@@ -64,7 +65,7 @@ class Mover:
         ]
         under_way = [active.record.moves[-1][1:] for active in living if active.state in PREPARING]
         answers = [
-            running_answer(active, layout.block_size, now)
+            running_answer(active, layout.groups, now)
             for active in living
             if active.state is RequestState.DECODING
             and active.record.decode_worker in sources
@@ -103,14 +104,14 @@ class Mover:
         return Desk.of(view, leaving, preferred=self.preferred)
 
 
-def running_answer(active: ActiveRequest, block_size: int, now: float) -> RunningAnswer:
+def running_answer(active: ActiveRequest, groups: KVGroups, now: float) -> RunningAnswer:
     """What the policy knows of an answer; `now` in time.perf_counter() seconds."""
     moved_at = next((e.at for e in reversed(active.record.entries) if e.event is RequestEvent.MOVE), -math.inf)
     return RunningAnswer(
         active.request.request_id,
         active.record.decode_worker,
         active.num_tokens,
-        -(-(active.num_tokens + 1) // block_size),
+        groups.num_blocks(active.num_tokens + 1),
         len(active.produced),
         max_left=max(0, (active.request.sampling.max_tokens or 0) - len(active.produced)),
         rested_s=now - moved_at,

@@ -23,6 +23,7 @@ from services.router.placement.policy import Placement
 from services.router.placement.views import GUEST_AFTER_S, PlacementRequest, Pool, Work
 from services.router.workers.fleet import Fleet
 from shared.errors import Overloaded, TandemError, WorkerDied, WorkerLost
+from shared.kv.groups import KVGroups
 from shared.settings.common import Mode
 
 
@@ -259,7 +260,7 @@ class WaitingRoom:
         fleet, layout = self._fleet, self._fleet.layout
         if layout is None:
             return None
-        wanted = self._wanted(active, layout.block_size, self._due_s(active, estimate.item))
+        wanted = self._wanted(active, layout.groups, self._due_s(active, estimate.item))
         choice = self._choose(wanted)
         if choice is None:
             self._note_blocked(wanted)
@@ -286,7 +287,10 @@ class WaitingRoom:
         active.log.debug(
             "request %s: prefill on %s, decode on %s", active.wire_id, (prefill or decode).name, decode.name
         )
-        attempt.open(wanted.work((prefill or decode).name), wanted.num_missing_blocks(decode.name))
+        view = fleet.decode_pool.get(decode.name)
+        step_tokens = view.max_step_tokens if view is not None and prefill is None else 1
+        num_blocks = wanted.num_missing_blocks(decode.name, step_tokens=max(1, step_tokens))
+        attempt.open(wanted.work((prefill or decode).name), num_blocks)
         return attempt
 
     def _choose(self, wanted: PlacementRequest) -> Choice | None:
@@ -309,12 +313,12 @@ class WaitingRoom:
             return item.arrived_s + self._placement.ttft_target_s
         return item.deadline_s
 
-    def _wanted(self, active: ActiveRequest, block_size: int, deadline_s: float) -> PlacementRequest:
+    def _wanted(self, active: ActiveRequest, groups: KVGroups, deadline_s: float) -> PlacementRequest:
         """What placement has to know of a request now."""
         request, now_s = active.request, time.perf_counter()
         return PlacementRequest(
             active.num_tokens,
-            block_size,
+            groups,
             active.hits,
             session=f"{request.tenant}/{request.session}" if request.session else "",
             slack_s=deadline_s - now_s,
@@ -342,7 +346,7 @@ class WaitingRoom:
         near = fleet.decode_pool.get(decode)
         if near is None or fleet.layout is None or active.num_failures + 1 >= self._config.max_attempts:
             return None
-        wanted = self._wanted(active, fleet.layout.block_size, math.inf)
+        wanted = self._wanted(active, fleet.layout.groups, math.inf)
         wanted = replace(wanted, excluded=wanted.excluded | {lost} | wanted.cut.get(decode, frozenset()))
         name = self._placement.choose_prefill(wanted, fleet.prefill_pool, near.label)
         if name is None:

@@ -12,12 +12,14 @@ Filter = Callable[[WorkerView, PlacementRequest], bool]
 """Whether the worker can take the request now."""
 
 
-def can_hold(view: WorkerView, request: PlacementRequest) -> bool:
-    """A free batch slot, and free blocks for what it does not hold yet plus one for each running request."""
+def can_hold(view: WorkerView, request: PlacementRequest, *, computes: bool = False) -> bool:
+    """A free batch slot, and free blocks for what it does not hold yet plus one of each KV group for each running
+    request. `computes`: its prompt is computed there, in steps, of which each takes blocks behind the windows too."""
+    missing = request.num_missing_blocks(view.name, step_tokens=max(1, view.max_step_tokens) if computes else 1)
     return (
         view.accepting
         and view.num_requests < view.max_num_seqs
-        and request.num_missing_blocks(view.name) + view.num_requests <= view.num_free_blocks
+        and missing + view.num_requests * request.groups.size <= view.num_free_blocks
     )
 
 

@@ -114,7 +114,7 @@ class Placement:
     def choose_pair(self, request: PlacementRequest, decodes: Pool, prefills: Pool) -> Choice | None:
         """The same, where workers have both roles: for this request any two of them, or one for both parts."""
         self.split.gap_s, self.split.hand_off_s = self.predictor.gap_s, self.predictor.hand_off_s
-        preferred = self.split.decodes(decodes, request.block_size, request.now_s)
+        preferred = self.split.decodes(decodes, request.groups, request.now_s)
         self.pairs.look(prefills, preferred, prefills.version)
         if self.pairs.typical is None:  # nothing can be predicted yet
             return self.choose(request, decodes, prefills, collocated=False)
@@ -154,7 +154,10 @@ class Placement:
 
     def _collocated(self, request: PlacementRequest, decodes: Pool, last: str) -> Choice | None:
         found = self._candidates(
-            decodes, lambda view, request: can_hold(view, request) and self._has_room(view, request), request, last
+            decodes,
+            lambda view, request: can_hold(view, request, computes=True) and self._has_room(view, request),
+            request,
+            last,
         )
         decode, ranked = self._pick("collocated", found, self._context(request, decodes, last))
         if decode is None:

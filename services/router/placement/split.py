@@ -20,6 +20,7 @@ from services.router.placement.demand import Demand, Mix
 from services.router.placement.pairs import MOST_DISPLACED
 from services.router.placement.views import Work, WorkerView
 from shared.engine.scheduler.pacing import AIM, GAP_TARGETS
+from shared.kv.groups import KVGroups
 from shared.sizing.step_time import StepTimes
 
 INTERVAL_S = 1.0
@@ -115,12 +116,12 @@ class SplitController:
         """Changes of a worker's preference."""
         self._names: frozenset[str] = frozenset()
 
-    def decodes(self, views: Iterable[WorkerView], block_size: int, now_s: float) -> frozenset[str]:
+    def decodes(self, views: Iterable[WorkerView], groups: KVGroups, now_s: float) -> frozenset[str]:
         """The workers that are to decode, decided anew where that is due. None of the names: all of them."""
         if now_s >= self._next_s:
             self._next_s = now_s + INTERVAL_S
             found = list(views)
-            self._take(self._decide(found, block_size, now_s), frozenset(view.name for view in found), now_s)
+            self._take(self._decide(found, groups, now_s), frozenset(view.name for view in found), now_s)
         return self.split.decodes
 
     def _take(self, split: Split, names: frozenset[str], now_s: float) -> None:
@@ -140,14 +141,14 @@ class SplitController:
     def _settled_s(self, name: str) -> float:
         return INTERVAL_S if self.displaced.get(name, 0.0) > MOST_DISPLACED else SETTLED_S
 
-    def headrooms(self, views: Iterable[WorkerView], block_size: int, now_s: float) -> dict[int, float]:
+    def headrooms(self, views: Iterable[WorkerView], groups: KVGroups, now_s: float) -> dict[int, float]:
         """By number of workers that decode, of the splits that are compared; workers whose steps are not known count
         for none. Empty where nothing is known. Decides nothing."""
         known = [view for view in views if view.times is not None]
         if not self._can_tell(known):
             return {}
         mix = self.demand.mix(now_s)
-        return self._compared(known, self._kinds(known, mix, block_size), mix)
+        return self._compared(known, self._kinds(known, mix, groups), mix)
 
     def _can_tell(self, known: Sequence[WorkerView]) -> bool:
         return bool(known) and self._tpot_s < math.inf
@@ -163,14 +164,14 @@ class SplitController:
             for count in _counts(size, now)
         }
 
-    def _decide(self, views: Sequence[WorkerView], block_size: int, now_s: float) -> Split:
+    def _decide(self, views: Sequence[WorkerView], groups: KVGroups, now_s: float) -> Split:
         everyone = Split(frozenset(view.name for view in views), math.inf)
         self.displaced, self.is_pure = {}, False
         known = [view for view in views if view.times is not None]
         if not self._can_tell(known) or self.demand.num_arrived < FEWEST_ARRIVALS:
             return everyone
         mix = self.demand.mix(now_s)
-        kinds = self._kinds(known, mix, block_size)
+        kinds = self._kinds(known, mix, groups)
         headroom = self._compared(known, kinds, mix)
         if not headroom:
             return everyone
@@ -286,13 +287,13 @@ class SplitController:
             return 1.0
         return self.demand.share_with_gaps((self.gap_s - step_s) / max(self._tpot_s - step_s, 1e-9))
 
-    def _kinds(self, views: Sequence[WorkerView], mix: Mix, block_size: int) -> list[Kind]:
+    def _kinds(self, views: Sequence[WorkerView], mix: Mix, groups: KVGroups) -> list[Kind]:
         """In the order in which they are to decode: first those that lose the least prompts by it."""
 
         def prompt_rate(times: StepTimes) -> float:
             return _prompt_rate(times, mix, DEFAULT_BUDGET)
 
-        return self._at(mix, [self._kind(group, mix, block_size) for group in _alike(views, prompt_rate)])
+        return self._at(mix, [self._kind(group, mix, groups) for group in _alike(views, prompt_rate)])
 
     def _at(self, mix: Mix, kinds: Iterable[Kind]) -> list[Kind]:
         return sorted(
@@ -300,7 +301,7 @@ class SplitController:
             key=lambda kind: kind.prompt_rate / max(kind.most_answers, 1e-9),
         )
 
-    def _kind(self, group: Sequence[WorkerView], mix: Mix, block_size: int) -> Kind:
+    def _kind(self, group: Sequence[WorkerView], mix: Mix, groups: KVGroups) -> Kind:
         held = self.split.decodes
         ordered = sorted(group, key=lambda view: (view.name not in held, -view.num_decoding, view.name))
         budget = float(group[0].max_step_tokens or DEFAULT_BUDGET)
@@ -315,7 +316,7 @@ class SplitController:
             tuple(view.name for view in ordered),
             _times_of(decode),
             _times_of(other),
-            FULL * decode.num_total_blocks * block_size,
+            FULL * groups.num_tokens(decode.num_total_blocks, mix.context_len),
             decode.max_num_seqs,
             budget,
         )

@@ -11,6 +11,7 @@ from itertools import chain, islice
 from typing import NamedTuple
 
 from services.router.placement.beside import Known
+from shared.kv.groups import KVGroups
 from shared.sizing.step_time import StepTimes
 
 
@@ -285,7 +286,8 @@ class PlacementRequest:
 
     num_tokens: int
     """Prompt tokens, plus those that a retried request has already produced."""
-    block_size: int
+    groups: KVGroups
+    """Of the fleet's KV."""
     hits: PrefixHits = NO_HITS
     session: str = ""
     """Turns of one conversation share it; empty = none."""
@@ -306,7 +308,7 @@ class PlacementRequest:
 
     def __post_init__(self) -> None:
         """Counts the blocks, once for all workers."""
-        self.num_blocks = -(-(self.num_tokens + 1) // self.block_size)
+        self.num_blocks = self.groups.num_blocks(self.num_tokens + 1)
 
     def is_reachable(self, decode: str, prefills: Pool) -> bool:
         """Whether a decode worker can be reached from the pool, by any worker that is there."""
@@ -318,10 +320,14 @@ class PlacementRequest:
         num_tokens = self.hits.local.get(name, 0)
         return num_tokens if num_tokens >= least else 0
 
-    def num_missing_blocks(self, name: str, least_hit: float = 0.0) -> int:
-        """Blocks of the request that the worker does not hold yet."""
-        num_blocks, num_tokens = self.num_blocks, self.hits.local.get(name, 0)
-        return max(0, num_blocks - num_tokens // self.block_size) if num_tokens >= least_hit else num_blocks
+    def num_missing_blocks(self, name: str, least_hit: float = 0.0, step_tokens: int = 1) -> int:
+        """Blocks of the request that the worker does not hold yet; `step_tokens`: that it computes of it at once, 1
+        where the prompt's KV arrives."""
+        num_tokens = self.hits.local.get(name, 0)
+        if step_tokens == 1 and (not num_tokens or num_tokens < least_hit):
+            return self.num_blocks
+        num_held = num_tokens if num_tokens >= least_hit else 0
+        return self.groups.num_missing(self.num_tokens + 1, num_held, step_tokens)
 
     def num_uncached_tokens(self, name: str, least_hit: float = 0.0) -> int:
         """Tokens that the worker would compute: at least the last one, which yields the next token. Hits of fewer

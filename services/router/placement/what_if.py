@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from services.router.placement.demand import Mix, SteadyDemand
 from services.router.placement.split import SplitController
 from services.router.placement.views import WorkerView
+from shared.kv.groups import KVGroups
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,25 +21,25 @@ class Targets:
     ttft_s: float = math.inf
 
 
-def headrooms(views: Sequence[WorkerView], mix: Mix, targets: Targets, block_size: int) -> dict[int, float]:
+def headrooms(views: Sequence[WorkerView], mix: Mix, targets: Targets, groups: KVGroups) -> dict[int, float]:
     """How many times the mix the workers could serve, by how many of them decode; empty where nothing is known."""
     controller = SplitController(targets.tpot_s, targets.ttft_s, SteadyDemand(mix))
-    return controller.headrooms([replace(view, num_decoding=0) for view in views], block_size, 0.0)
+    return controller.headrooms([replace(view, num_decoding=0) for view in views], groups, 0.0)
 
 
-def pool_headroom(worker: WorkerView, size: int, mix: Mix, targets: Targets, block_size: int) -> float:
+def pool_headroom(worker: WorkerView, size: int, mix: Mix, targets: Targets, groups: KVGroups) -> float:
     """The most that `size` workers like this one could serve, in any split, in times of the mix; 0 where they cannot
     serve it within the targets at all."""
     pool = [replace(worker, name=f"{number}") for number in range(size)]
-    return max(headrooms(pool, mix, targets, block_size).values(), default=0.0)
+    return max(headrooms(pool, mix, targets, groups).values(), default=0.0)
 
 
-def workers_needed(worker: WorkerView, mix: Mix, targets: Targets, block_size: int, headroom: float, most: int) -> int:
+def workers_needed(worker: WorkerView, mix: Mix, targets: Targets, groups: KVGroups, headroom: float, most: int) -> int:
     """The fewest workers like this one with at least that headroom; `most` where no fewer have it."""
     low, high = 1, most
     while low < high:
         middle = (low + high) // 2
-        if pool_headroom(worker, middle, mix, targets, block_size) >= headroom:
+        if pool_headroom(worker, middle, mix, targets, groups) >= headroom:
             high = middle
         else:
             low = middle + 1

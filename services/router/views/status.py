@@ -90,6 +90,7 @@ def worker_status(link: WorkerLink) -> inference_pb2.WorkerStatus:
         max_num_seqs=link.welcome.max_num_seqs if link.welcome is not None else 0,
         max_num_batched_tokens=link.welcome.max_num_batched_tokens if link.welcome is not None else 0,
         block_size=link.welcome.layout.block_size if link.welcome is not None else 0,
+        layout=link.welcome.layout if link.welcome is not None else None,
     )
 
 

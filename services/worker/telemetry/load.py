@@ -11,7 +11,6 @@ from pathlib import Path
 
 from services.worker.blocks.connector import KVConnector
 from shared.engine.messages import EngineLoad
-from shared.kv.groups import KVGroups
 from shared.kv.transfer import TransferCounters
 from shared.kv_index.holders import Tier
 from shared.rpc.convert import step_times_to_proto
@@ -75,11 +74,8 @@ class LoadReporter:
         counters: TransferCounters,
         publish: Callable[[types_pb2.Load], None],
         connector: KVConnector,
-        groups: KVGroups,
     ) -> None:
-        """`publish` sends a report to every session. `groups`: of KV; routers count in blocks of tokens, which one
-        block of each makes."""
-        self._groups = groups
+        """`publish` sends a report to every session."""
         self._counters = counters
         self._connector = connector
         self._publish = publish
@@ -139,12 +135,12 @@ class LoadReporter:
         )
         if load is not None:
             # Beyond what running answers are expected to take.
-            message.num_free_blocks = self._num_whole(max(0, load.num_free_blocks - load.num_growth_blocks))
-            message.num_total_blocks = self._num_whole(load.num_total_blocks)
+            message.num_free_blocks = max(0, load.num_free_blocks - load.num_growth_blocks)
+            message.num_total_blocks = load.num_total_blocks
             message.num_running = load.num_running
             message.num_waiting = load.num_waiting
             message.num_queued_tokens = load.num_queued_tokens
-            message.num_cached_blocks = load.num_cached_blocks // self._groups.size
+            message.num_cached_blocks = load.num_cached_blocks
             message.num_prompt_tokens = load.num_prompt_tokens
             message.num_prefix_hit_tokens = load.num_prefix_hit_tokens
             message.num_preemptions = load.num_preemptions
@@ -161,10 +157,6 @@ class LoadReporter:
             if load.step_times is not None:
                 message.step_times.CopyFrom(step_times_to_proto(load.step_times))
         return message
-
-    def _num_whole(self, num_blocks: int) -> int:
-        """What a sequence of `num_blocks` blocks has at most, in blocks of tokens."""
-        return self._groups.max_tokens(num_blocks) // self._groups.block_size
 
     def close(self) -> None:
         """Drops a pending report."""

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # settings, which import no torch, read the limits
     from torch import Tensor
 
-MOST_PARTS = 3
-"""Parts of one projection at most: queries, keys and values. In cpu/source/lora.h too."""
+MOST_PARTS = 4
+"""Parts of one projection at most, where a layer has a state: queries to values, gates, rates, decays. In
+cpu/source/lora.h too."""
 MAX_RANK = 256
 """The highest rank of a part. In cpu/source/lora.h too."""
 

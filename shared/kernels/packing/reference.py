@@ -1,13 +1,15 @@
 """The packed form of a block, in numpy: the C++ kernels (`cpu/source/packing.cpp`) make and read the same bytes.
 
 Of bf16 numbers nearly all exponents lie in a short range, so that 8 bits of each say little; what is in that range by
-place takes 3 or 4 bits. (fp16 goes the same way: the 8 bits are then exponent and three bits of the fraction.)
+place takes 3 or 4 bits. (fp16 goes the same way: the 8 bits are then exponent and three bits of the fraction.) Of fp32
+numbers, as states are, the upper halves are bf16 numbers, and the lower halves are kept.
 
 - 8 bytes: version as u32, count of numbers as u32; all little-endian.
 - For each 2,048 numbers, the last time for what is left: bits of a code (1 to 7, or 16: the numbers follow as they
-  are), first exponent of the range, u16 count of rare exponents. Then a byte a number: its fraction and, lowest, the
-  sign. Then the codes, a plane of bits after another, each in whole bytes. Then the rare exponents, a byte each,
-  in order: those whose code is the highest.
+  are; 32 is added where the chunk is of 1,024 numbers of 32 bits), first exponent of the range, u16 count of rare
+  exponents. Then the lower halves of numbers of 32 bits. Then a byte a number: its fraction, or the first 7 bits of it,
+  and, lowest, the sign. Then the codes, a plane of bits after another, each in whole bytes. Then the rare exponents, a
+  byte each, in order: those whose code is the highest.
 - Zeros up to a multiple of 8 bytes.
 """
 
@@ -23,6 +25,7 @@ from shared.errors import TransferFailed
 
 CHUNK = 2048
 RAW = 16
+HALVES = 32
 MOST_BITS = 7
 VERSION = 1
 _SAMPLED = 4
@@ -53,18 +56,26 @@ def unpack(packed: bytes, num_numbers: int) -> Halves:
 
 
 def _pack_chunk(numbers: Halves) -> bytes:
+    raw = _CHUNK_HEAD.pack(RAW, 0, 0) + numbers.astype("<u2").tobytes()
+    packed = _pack_numbers(numbers, b"", 0)
+    if len(numbers) % 2 == 0 and (packed is None or len(packed) >= len(raw)):
+        packed = _pack_numbers(numbers[1::2], numbers[::2].astype("<u2").tobytes(), HALVES)
+    return packed if packed is not None and len(packed) < len(raw) else raw
+
+
+def _pack_numbers(numbers: Halves, halves: bytes, kind: int) -> bytes | None:
+    """A chunk of these numbers, or upper halves of them, behind the lower ones; None: nothing is gained."""
     turned = numbers << 1 | numbers >> 15
     low, high = (turned & 0xFF).astype(np.uint8), (turned >> 8).astype(np.uint8)
-    raw = _CHUNK_HEAD.pack(RAW, 0, 0) + numbers.astype("<u2").tobytes()
     bits, first = _choose_range(high[::_SAMPLED])
     if bits == RAW:
-        return raw
+        return None
     last = (1 << bits) - 1
     codes = np.minimum(high - np.uint8(first), np.uint8(last))
     planes = [np.packbits(codes >> bit & 1, bitorder="little").tobytes() for bit in range(bits)]
     rare = high[codes == last]
-    packed = b"".join((_CHUNK_HEAD.pack(bits, first, len(rare)), low.tobytes(), *planes, rare.tobytes()))
-    return packed if len(packed) < len(raw) else raw
+    head = _CHUNK_HEAD.pack(bits | kind, first, len(rare))
+    return b"".join((head, halves, low.tobytes(), *planes, rare.tobytes()))
 
 
 def _choose_range(sample: Bytes) -> tuple[int, int]:
@@ -99,12 +110,17 @@ def _unpack_chunk(packed: bytes, place: int, numbers: Halves) -> int:
         place += num_bytes
         return np.frombuffer(packed, np.uint8, num_bytes, place - num_bytes)
 
-    bits, first, num_rare = _CHUNK_HEAD.unpack(take(_CHUNK_HEAD.size).tobytes())
-    if bits == RAW:
+    kind, first, num_rare = _CHUNK_HEAD.unpack(take(_CHUNK_HEAD.size).tobytes())
+    if kind == RAW:
         numbers[:] = take(2 * count).view("<u2")
         return place
-    if not 1 <= bits <= MOST_BITS:
+    bits = kind & ~HALVES
+    if not 1 <= bits <= MOST_BITS or (kind & HALVES and count % 2):
         raise TransferFailed(f"a packed block has codes of {bits} bits", field="packed_bytes", limit=MOST_BITS)
+    if kind & HALVES:
+        count //= 2
+        numbers[::2] = take(2 * count).view("<u2")
+        numbers = numbers[1::2]
     low = take(count).astype(np.uint16)
     codes = np.zeros(count, np.uint8)
     for bit in range(bits):

@@ -19,6 +19,7 @@ from shared.model.adapters.config import AdapterConfig
 from shared.model.adapters.expert_stacks import ExpertStack, expert_stack, is_expert_stack
 from shared.model.adapters.targets import Target, adapter_targets
 from shared.model.config.model_config import ModelConfig
+from shared.model.layers.modules import part_orders
 from shared.model.layers.rope import rotary_order
 from shared.model.weights.checkpoint import Checkpoint
 from shared.model.weights.safetensors_files import DENSE, TensorEntry, read_header, text_name
@@ -115,7 +116,6 @@ def read_adapter(
     parts: list[dict[Projection, list[LoraPart]]] = [{} for _ in range(own.num_layers)]
     of_experts: dict[int, dict[int, dict[Projection, list[LoraPart]]]] = {}
     first, targets = 0 if part is None else part.first_layer, adapter_targets(own)
-    order = rotary_order(config)
     for module, target in pairs.items():
         local = _counted_from(module, first)
         if local not in targets:  # another stage's
@@ -127,8 +127,8 @@ def read_adapter(
         a, b = tensors[module + LORA_A], tensors[module + LORA_B]
         if part is not None:
             a, b = part.cut(module, target, a, b)
-        if order is not None and target.projection == "qkv":
-            b = _ordered(b, place.begin, order, own)
+        if target.projection == "qkv":
+            b = _ordered(b, place, own)
         found = parts[place.layer]
         if place.expert is not None:
             found = of_experts.setdefault(place.layer, {}).setdefault(experts.index(place.expert), {})
@@ -193,8 +193,6 @@ def _pairs(
     one of a pair that fits. Raises ModelLoadError."""
     if config.latent is not None:
         raise ModelLoadError(f"adapters of {config.architecture}, whose attention is over latents, are not supported")
-    if config.delta is not None:
-        raise ModelLoadError(f"adapters of {config.architecture}, whose layers have states, are not supported")
     targets, found, stacked = adapter_targets(config), {}, set()
     for name, entry in checkpoint.entries.items():
         module = _module(name)
@@ -299,12 +297,25 @@ def _counted_from(module: str, first: int) -> str:
     return f"{_LAYERS}{int(number) - first}.{rest}"
 
 
-def _ordered(b: Tensor, begin: int, order: Tensor, config: ModelConfig) -> Tensor:
-    """Rows of queries and keys in the order in which the kernels rotate them."""
-    num_placed = (config.num_heads + config.num_kv_heads) * config.head_dim - begin
+def _ordered(b: Tensor, target: Target, config: ModelConfig) -> Tensor:
+    """The rows of a part of `qkv` in the order in which the kernels have them."""
+    if config.layers[target.layer].has_state:
+        assert config.delta is not None
+        if not config.delta.is_by_head:
+            return b
+        of_qkv, of_rates = part_orders(config.delta)
+        return b[of_qkv if target.begin == 0 else of_rates]
+    order, size = rotary_order(config), config.head_dim
+    if order is None:
+        return b
+    num_queries = config.num_heads * size * (2 if config.is_gated else 1)
+    num_placed = num_queries + config.num_kv_heads * size - target.begin
     if num_placed <= 0:
         return b
-    placed = b[:num_placed].view(-1, config.head_dim, b.shape[1])[:, order]
+    by_head = b[:num_placed].view(-1, size, b.shape[1])
+    placed = by_head[:, order]
+    if config.is_gated and target.begin == 0:  # queries, each with its gate behind it, whose rows stay
+        placed[1::2] = by_head[1::2]
     return torch.cat((placed.flatten(0, 1), b[num_placed:]))
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from shared.kernels.lora.step import Projection
 from shared.model.config.model_config import ModelConfig
 from shared.model.config.moe_config import MoeConfig
-from shared.model.layers.parameters import gate_up_rows, qkv_rows
+from shared.model.layers.parameters import DELTA_OUT, gate_up_rows, qkv_rows, rate_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +24,21 @@ class Target:
 
 def adapter_targets(config: ModelConfig) -> dict[str, Target]:
     """Module name, as in a checkpoint of text alone → where it lies. Without routers, and experts of one tensor, which
-    are no targets; empty for a model whose attention is over latents, or with layers that have a state."""
-    if config.latent is not None or config.delta is not None:
+    are no targets; empty for a model whose attention is over latents. Where a layer has a state, its rates and decays
+    are the last outputs of `qkv`."""
+    if config.latent is not None:
         return {}
-    hidden, heads, inner = config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size
+    hidden, inner = config.hidden_size, config.intermediate_size
     found: dict[str, Target] = {}
     for layer in range(config.num_layers):
         prefix = f"model.layers.{layer}."
         fused: list[tuple[Projection, dict[str, int], int]] = [
-            ("qkv", qkv_rows(config), hidden),
-            ("o", {"self_attn.o_proj": hidden}, heads),
+            ("qkv", qkv_rows(config, layer), hidden),
+            ("o", {"self_attn.o_proj": hidden}, config.num_heads * config.head_dim),
         ]
+        if config.layers[layer].has_state and config.delta is not None:
+            of_qkv = qkv_rows(config, layer) | rate_rows(config)
+            fused = [("qkv", of_qkv, hidden), ("o", {DELTA_OUT: hidden}, config.delta.value_size)]
         moe = config.moe if config.has_experts(layer) else None
         mlp, size = (config.names.mlp, inner) if moe is None else (f"{moe.prefix}.{moe.shared}", moe.shared_size)
         if size:

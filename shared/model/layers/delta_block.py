@@ -16,18 +16,21 @@ from shared.kernels.delta_layer import DeltaLayer
 from shared.kernels.lora.step import Loras
 from shared.kernels.pool_view import PoolView
 from shared.model.config.model_config import ModelConfig
-from shared.model.layers.modules import LayerModules
+from shared.model.layers.modules import LayerModules, project
 
 
 class DeltaBlock:
     """Linear attention by the gated delta rule, in place of an attention block."""
 
-    def __init__(self, config: ModelConfig, layer: LayerModules, kernels: DecoderOps, place: tuple[int, int]) -> None:
-        """Keeps references to its arguments; `place` is one of `layer_places`."""
+    def __init__(
+        self, config: ModelConfig, layer: LayerModules, kernels: DecoderOps, place: tuple[int, int], index: int
+    ) -> None:
+        """Keeps references to its arguments; `place` is one of `layer_places`, `index` the layer's number, from 0."""
         assert config.delta is not None
         assert layer.delta is not None
         modules, delta = layer.delta, config.delta
         self._kernels = kernels
+        self._index = index
         self._layer = layer
         self._rates = modules.rates
         self._delta = DeltaLayer(
@@ -60,12 +63,13 @@ class DeltaBlock:
         loras: Loras | None = None,
     ) -> Tensor:
         """[num_tokens, hidden_size], normalised, to the projections [num_tokens, projected_size] as
-        `DecoderOps.delta_attention` takes them. The other arguments as for `AttentionBlock.place`; adapters add to no
-        such layer."""
-        assert loras is None, "adapters of layers with a state"
+        `DecoderOps.delta_attention` takes them. The other arguments as for `AttentionBlock.place`."""
         wide, narrow = self._layer.qkv.forward(x), self._rates.forward(x)
         with in_this_thread(x, wide.numel()):
-            return torch.cat((wide, narrow), -1)
+            projected = torch.cat((wide, narrow), -1)
+        if loras is not None:
+            loras.add(projected, x, self._index, "qkv")
+        return projected
 
     def attend(self, query: Tensor, pool: PoolView, batch: AttentionBatch) -> Tensor:
         """What `place` gave to [num_tokens, value_size], gated and normed. Reads and writes the sequences' states."""
@@ -73,5 +77,4 @@ class DeltaBlock:
 
     def project(self, attended: Tensor, loras: Loras | None = None) -> Tensor:
         """[num_tokens, value_size] to [num_tokens, hidden_size]."""
-        assert loras is None, "adapters of layers with a state"
-        return self._layer.o.forward(attended)
+        return project(self._layer.o, attended, loras, self._index, "o")

@@ -219,9 +219,18 @@ def _build_delta(parameters: DeltaParameters, ops: DecoderOps) -> DeltaModules:
 
 
 def _sort_by_part(qkv: Weight, rates: Tensor, delta: DeltaConfig) -> None:
-    """Rows that lie by key head in the order of `mixed_size` and the gates, of all heads each; in place."""
+    """Rows that lie by key head in the order of `part_orders`; in place."""
     if not delta.is_by_head:
         return
+    of_qkv, of_rates = part_orders(delta)
+    for rows in qkv.by_row if isinstance(qkv, QuantizedWeight) else [qkv]:
+        if rows is not None:
+            rows.copy_(rows[of_qkv])
+    rates.copy_(rates[of_rates])
+
+
+def part_orders(delta: DeltaConfig) -> tuple[Tensor, Tensor]:
+    """Rows by key head in the order of `mixed_size` and the gates, of all heads each; and of the rates and decays."""
     times = delta.num_value_heads // delta.num_key_heads
 
     def order(sizes: list[int]) -> Tensor:
@@ -229,10 +238,7 @@ def _sort_by_part(qkv: Weight, rates: Tensor, delta: DeltaConfig) -> None:
         return torch.cat([part.flatten() for part in torch.split(by_head, sizes, 1)])
 
     of_values = times * delta.value_dim
-    for rows in qkv.by_row if isinstance(qkv, QuantizedWeight) else [qkv]:
-        if rows is not None:
-            rows.copy_(rows[order([delta.key_dim, delta.key_dim, of_values, of_values])])
-    rates.copy_(rates[order([times, times])])
+    return order([delta.key_dim, delta.key_dim, of_values, of_values]), order([times, times])
 
 
 @overload

@@ -19,7 +19,7 @@ BIAS_COLUMNS = 32
 """Columns behind an expert's inputs where experts have biases: the first one holds the bias of gate and up, which the
 input 1 there adds, the others keep whole vectors."""
 
-_DELTA_OUT = "linear_attn.out_proj"
+DELTA_OUT = "linear_attn.out_proj"
 Specs = Mapping[str, LinearSpec]
 """Checkpoint tensor name → form of a projection in fewer bits."""
 NO_SPECS: Specs = {}
@@ -194,6 +194,15 @@ def delta_rows(config: ModelConfig) -> dict[str, int]:
     return {"linear_attn.in_proj_qkv": delta.mixed_size, "linear_attn.in_proj_z": delta.value_size}
 
 
+def rate_rows(config: ModelConfig) -> dict[str, int]:
+    """Likewise, of the rates and decays of such a layer, which are a projection of their own."""
+    assert config.delta is not None
+    heads = config.delta.num_value_heads
+    if config.delta.is_by_head:
+        return {"linear_attn.in_proj_ba": 2 * heads}
+    return {"linear_attn.in_proj_b": heads, "linear_attn.in_proj_a": heads}
+
+
 def gate_up_rows(config: ModelConfig, mlp: str, inner: int) -> dict[str, int]:
     """As `qkv_rows`, of a dense block of that name."""
     if config.names.gate_up is not None:
@@ -261,7 +270,7 @@ def allocate_layer(
     q_norm, k_norm = (None if size is None else new.empty(size) for size in sizes)
     o_name, o_size = ("self_attn.o_proj", config.num_heads * config.value_dim)
     if delta is not None:
-        o_name, o_size = _DELTA_OUT, delta.value_size
+        o_name, o_size = DELTA_OUT, delta.value_size
     has_bias = config.mlp_bias and inner > 0
     has_qkv_bias, has_o_bias = config.qkv_bias and delta is None, config.o_bias and delta is None
     return LayerParameters(
@@ -351,7 +360,7 @@ def layer_views(config: ModelConfig, layer: LayerParameters) -> dict[str, Weight
         f"self_attn.{q_norm}.weight": layer.q_norm,
         f"self_attn.{k_norm}.weight": layer.k_norm,
         "self_attn.sinks": layer.sinks,
-        f"{'self_attn.o_proj' if layer.delta is None else _DELTA_OUT}.weight": layer.o,
+        f"{'self_attn.o_proj' if layer.delta is None else DELTA_OUT}.weight": layer.o,
         "self_attn.o_proj.bias": layer.o_bias,
         f"{mlp}.down_proj.weight": layer.down,
         f"{mlp}.down_proj.bias": layer.down_bias,

@@ -196,7 +196,7 @@ def _attention(
     config: ModelConfig, index: int, layer: LayerModules, kernels: DecoderOps, place: tuple[int, int], number: int
 ) -> AttentionBlock | LatentAttentionBlock | DeltaBlock:
     if config.layers[index].has_state:
-        return DeltaBlock(config, layer, kernels, place)
+        return DeltaBlock(config, layer, kernels, place, index)
     if config.latent is None:
         return AttentionBlock(config, index, layer, kernels, place, number)
     return LatentAttentionBlock(config, layer, kernels, number)

@@ -18,7 +18,9 @@ from shared.model.checkpoints import write_random_checkpoint
 from shared.model.families.registry import load_config
 from shared.model.ranks.shard import Degrees
 from tests.integration.engine.engine_run import EngineRun, hand_off
+from tests.integration.engine.families import STATES, write_family
 from tests.integration.engine.group_run import GroupRun
+from tests.integration.engine.test_greedy_against_transformers import load_transformers
 from tests.quantized_checkpoints import STORAGES, write_quantized
 from tests.unit.collectives.in_threads import needs_library
 from tests.unit.engine.speculation.drafters import HostileDrafter, KnowingDrafter
@@ -118,6 +120,29 @@ def test_unequal_groups_hand_over_answers_with_adapters(model: Model, engines: l
             engines[other].pool.clear_cache()
             pair = (slots[number][place], slots[other][place])
             assert hand_off(run, engines[other], PROMPT, NUM_TOKENS, slots=pair) == model.expected[1 + place]
+
+
+def test_layers_with_states_have_their_additions_whole_and_over_ranks(tmp_path: Path) -> None:
+    """Projections by key head, rates and decays; beside the base, behind a prefix, and handed over with a repair."""
+    sizes = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "num_experts_per_tok": 2}
+    extra = {**STATES["qwen3-next"][1], **sizes}
+    write_family(tmp_path / "base", "qwen3-next", num_kv_heads=2, extra_config=extra)
+    adapter = write_random_adapter(tmp_path / "adapter", load_config(tmp_path / "base"), rank=6, strength=2.0)
+    oracle = load_transformers(tmp_path / "base")
+    expected = [oracle_greedy(each, PROMPT, NUM_TOKENS)[0] for each in (oracle, merged(oracle, adapter))]
+    assert expected[0] != expected[1]
+    with (
+        closing(EngineRun(tmp_path / "base")) as one,
+        closing(GroupRun(tmp_path / "base", Degrees(2), has_adapters=True)) as two,
+    ):
+        for run in (one, two):
+            run.place(1, adapter)
+            assert answers(run, [0, 1]) == expected
+            assert answers(run, [1, 0]) == expected[::-1]
+            run.pool.clear_cache()
+        assert hand_off(one, two, PROMPT, NUM_TOKENS, slots=(1, 1), corrupt=1) == expected[1]
+        one.pool.clear_cache()
+        assert hand_off(two, one, PROMPT, NUM_TOKENS, slots=(1, 1)) == expected[1]
 
 
 def test_guesses_change_no_answer_of_an_adapter_over_ranks(model: Model) -> None:

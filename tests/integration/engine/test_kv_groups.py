@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from shared.engine.messages import AddSequence, EngineLoad, ReserveSequence, SequenceReserved, StepOutput
 from shared.engine.runner.runner import RunnerConfig
 from shared.engine.sequence import Goal
+from shared.errors import PromptTooLong
 from shared.kv.hashing import chain
 from tests.integration.engine.engine_run import BLOCK_SIZE, EngineRun, hand_off
 from tests.integration.engine.families import OWN_ROPES, write_family
-from tests.integration.engine.test_greedy_against_transformers import transformers_greedy
+from tests.integration.engine.test_greedy_against_transformers import load_transformers, transformers_greedy
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 PROMPT = [7 + (i * 37) % 190 for i in range(83)]
@@ -131,13 +133,27 @@ def test_a_hand_off_sends_full_layers_and_the_last_blocks_of_windows(tmp_path):
     assert most <= num_tokens // BLOCK_SIZE + (2048 + 128) // BLOCK_SIZE + 1
 
 
-def test_a_long_prompt_holds_no_more_memory_behind_its_window(tmp_path):
+@torch.no_grad()
+def in_chunks(folder, prompt, num_tokens, size=1024):
+    """Greedy tokens of transformers behind a prompt that is read in chunks: of windows its cache keeps no more."""
+    model, cache, answer = load_transformers(folder), None, []
+    chunks = [prompt[begin : begin + size] for begin in range(0, len(prompt), size)]
+    while len(answer) < num_tokens:
+        given = torch.tensor([chunks.pop(0) if chunks else answer[-1:]])
+        read = model(given, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        cache = read.past_key_values
+        answer += [] if chunks else [int(read.logits[0, -1].argmax())]
+    return answer
+
+
+def test_a_long_prompt_is_answered_in_a_pool_of_an_eighth_and_holds_no_more_memory_behind_its_window(tmp_path):
     """32,768 tokens in steps of 1,024, a window of 40: from the second step on 64 blocks that are computed, and the 3
     that the window reaches back to."""
     sizes = {"num_layers": 2, "max_position_embeddings": 40_000, "extra_config": {"sliding_window": 40}}
     folder = write_family(tmp_path / "model", "MistralForCausalLM", **sizes)
-    prompt, used = [3 + i * 7 % 200 for i in range(32_768)], []
-    with EngineRun(folder, 2100, 1024) as run:
+    prompt, used = [3 + (i * i * 7 + i // 5) % 200 for i in range(32_768)], []
+    expected = in_chunks(folder, prompt, 16)
+    with EngineRun(folder, 256, 1024) as run, EngineRun(folder, 256, 1024) as other:
         launch = run.runner.launch
 
         def watched(plan):
@@ -145,6 +161,11 @@ def test_a_long_prompt_holds_no_more_memory_behind_its_window(tmp_path):
             return launch(plan)
 
         run.runner.launch = watched
-        run.generate(prompt, max_tokens=3)
-    assert used[:32] == [64, *[67] * 31]
-    assert all(count <= 4 for count in used[32:])
+        assert run.generate(prompt, max_tokens=16)[0] == expected
+        assert used[:32] == [64, *[67] * 31]
+        assert all(count <= 4 for count in used[32:])
+        run.pool.clear_cache()
+        assert hand_off(other, run, prompt, max_tokens=16) == expected
+    # What does not fit beside the window is refused, not computed for ever.
+    with EngineRun(folder, 66, 1024) as tight, pytest.raises(PromptTooLong):
+        tight.generate(prompt, max_tokens=1)

@@ -27,6 +27,8 @@ def numbers(kind: str, count: int) -> np.ndarray:
     if kind == "any bits":
         return random.integers(0, 1 << 16, count, dtype=np.uint16)
     wide = random.standard_normal(count).astype(np.float32)
+    if kind == "fp32":
+        return wide.view(np.uint16)[:count]
     if kind == "fp16":
         return wide.astype(np.float16).view(np.uint16)
     drawn = (wide.view(np.uint32) >> 16).astype(np.uint16)
@@ -37,7 +39,7 @@ def numbers(kind: str, count: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("count", SIZES)
-@pytest.mark.parametrize("kind", ["normal", "special", "any bits", "fp16", "one"])
+@pytest.mark.parametrize("kind", ["normal", "special", "any bits", "fp16", "fp32", "one"])
 def test_packed_blocks_open_to_the_same_bits_and_have_the_reference_s_bytes(native, kind, count):
     given = numbers(kind, count)
     expected = reference.pack(given)
@@ -65,11 +67,17 @@ def test_what_does_not_shrink_or_does_not_fit_is_not_packed(native):
     assert native.pack(given, np.zeros(len(reference.pack(given)) - 8, np.uint8)) == 0
 
 
-def test_hostile_bytes_are_refused_and_nothing_beside_the_block_is_written(native):
+def test_numbers_of_32_bits_shrink_by_a_seventh(native):
+    given = numbers("fp32", 1 << 16)
+    assert 0 < native.pack(given, np.zeros(given.nbytes, np.uint8)) < given.nbytes * 6 / 7
+
+
+@pytest.mark.parametrize("kind", ["special", "fp32"])
+def test_hostile_bytes_are_refused_and_nothing_beside_the_block_is_written(native, kind):
     random, count = np.random.default_rng(1), 3000
-    sound = np.frombuffer(reference.pack(numbers("special", count)), np.uint8)
+    sound = np.frombuffer(reference.pack(numbers(kind, count)), np.uint8)
     memory = np.full(count + 64, 0xABCD, np.uint16)
-    for turn in range(4000):
+    for turn in range(2000):
         packed = sound.copy()
         places = random.integers(0, min(len(packed), (12, len(packed))[turn % 2]), 1 + turn % 3)
         packed[places] = random.integers(0, 256, len(places))

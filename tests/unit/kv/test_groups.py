@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.kv.groups import STATE_WINDOW, KVGroups, group_layers
+from shared.kv.groups import STATE_WINDOW, UNBOUNDED, KVGroups, group_layers
 from shared.kv.hashing import chain
 
 BLOCK = 4
@@ -61,7 +61,22 @@ def test_the_longest_sequence_of_a_pool_fits_and_a_longer_one_does_not(windows, 
     assert most % BLOCK == 0
     assert groups.num_blocks(most, step) <= num_blocks
     if None in windows:
+        assert most < UNBOUNDED
+    if most < UNBOUNDED:
         assert groups.num_blocks(most + BLOCK, step) > num_blocks
+
+
+@given(WINDOWS, st.integers(1, 200), st.integers(0, 50), st.integers(1, 40))
+def test_what_a_pool_lacks_is_never_less_than_what_its_prefix_leaves(windows, num_tokens, num_cached, step):
+    """Blocks that are held behind the prefix, of which those that the pool has are not taken."""
+    groups, start = KVGroups(BLOCK, windows), min(num_cached, num_tokens // BLOCK) * BLOCK
+    at_hand, most = set(groups.seen_by_next(start)), 0
+    for begin in range(start, num_tokens, step):
+        end = min(begin + step, num_tokens)
+        rows = range(begin // BLOCK, -(-end // BLOCK))
+        held = set(groups.seen_by_next(begin)) | {block * groups.size + g for block in rows for g in range(groups.size)}
+        most = max(most, len(held - at_hand))
+    assert most <= groups.num_missing(num_tokens, start, step) <= groups.num_blocks(num_tokens, step)
 
 
 @given(st.integers(0, 90), st.integers(1, 40))

@@ -16,7 +16,7 @@ from services.router.placement.demand import Mix
 from services.router.placement.views import Work
 from services.router.placement.what_if import Targets, pool_headroom
 from shared.errors import ConfigError
-from tests.unit.router.placement.test_split import BLOCK, SLOW, fleet
+from tests.unit.router.placement.test_split import GROUPS, SLOW, fleet
 
 CONFIG = PlannerConfig(
     gpu_budget=40, ttft_s=2.0, tpot_s=0.03, start_s=60.0, is_elastic=True, decode=PoolLimits(max_workers=60)
@@ -36,7 +36,7 @@ def seen(now_s: float, rate: float, size: int, prompt: int = 1000, output: int =
         "num_prompt_tokens": ended * prompt,
         "num_output_tokens": ended * output,
         "workers": fleet(size),
-        "block_size": BLOCK,
+        "groups": GROUPS,
     }
     return Observation(now_s, **{"prefill": PoolCount(0, 0), "decode": PoolCount(size, size), **figures, **more})
 
@@ -51,7 +51,7 @@ def play(planner: ElasticPlanner, ticks: int, rate: float, size: int, begin_s: f
 
 
 def headroom(size: int, rate: float, prompt: int = 1000, output: int = 300) -> float:
-    return pool_headroom(fleet(1)[0], size, Mix(rate, Work.of(prompt, 0), prompt, output), TARGETS, BLOCK)
+    return pool_headroom(fleet(1)[0], size, Mix(rate, Work.of(prompt, 0), prompt, output), TARGETS, GROUPS)
 
 
 @pytest.mark.parametrize(("rate", "begin"), [(7.3, 40), (61.0, 1)])

@@ -15,6 +15,7 @@ from services.planner.policy.config import PlannerConfig, PoolLimits
 from services.planner.policy.need import DecodePace
 from services.planner.policy.planner import Governor
 from shared.errors import Internal
+from shared.kv.groups import KVGroups
 from shared.rpc.convert import step_times_to_proto
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
 from shared.sizing.step_time import StepTimes
@@ -166,7 +167,7 @@ tandem_request_output_tokens_count {count}
     )
     (worker,) = seen.workers
     assert (worker.name, worker.times, worker.max_num_seqs, worker.max_step_tokens) == ("d-0", STEPS, 64, 512)
-    assert (worker.num_total_blocks, seen.block_size, worker.num_decoding) == (100, 32, 0)
+    assert (worker.num_total_blocks, seen.groups, worker.num_decoding) == (100, KVGroups(32), 0)
     assert (seen.prefill.replicas, seen.prefill.num_ready, seen.decode.num_ready) == (0, 0, 1)
 
 

@@ -20,7 +20,6 @@ from services.worker.telemetry.load import REFRESH_S, LoadReporter, ResidentMemo
 from services.worker.worker import Worker
 from shared.engine.messages import Command, EngineLoad, SetTargets
 from shared.identity import WorkerRole
-from shared.kv.groups import KVGroups
 from shared.kv.layout import BlockLayout, KVFormat
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 
@@ -75,7 +74,7 @@ async def test_a_change_after_a_quiet_time_is_told_at_once_and_those_behind_it_t
     worker = prefill_worker()
     published: list[int] = []
     reporter = LoadReporter(
-        worker.host.transfer.counters, lambda told: published.append(told.num_running), worker.connector, KVGroups(16)
+        worker.host.transfer.counters, lambda told: published.append(told.num_running), worker.connector
     )
     state = EngineLoad(*[0] * 13)
     for num_running in (1, 2):  # of one turn

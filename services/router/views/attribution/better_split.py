@@ -14,6 +14,7 @@ from services.router.placement.split import FEWEST_ARRIVALS
 from services.router.placement.views import Work, WorkerView
 from services.router.placement.what_if import Targets, headrooms
 from services.router.views.attribution.verdict import Outcome, Verdict, outcome
+from shared.kv.groups import KVGroups
 from shared.settings.common import Mode
 from shared.sizing.step_time import StepTimes
 
@@ -34,7 +35,7 @@ class UsedFleet:
     """In other modes all of them."""
     num_decoding: int
     """Workers that decode, of all."""
-    block_size: int
+    groups: KVGroups
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +83,8 @@ def judge_split(fleet: UsedFleet, mix: Mix, targets: Targets) -> SplitVerdict | 
     workers = _one_kind(fleet) if fleet.mode == "disaggregated" else list(fleet.decodes)
     if not all(view.times is not None for view in workers):
         return None
-    elastic = headrooms(workers, mix, targets, fleet.block_size)
-    apart = headrooms(workers, mix, replace(targets, ttft_s=_APART_S), fleet.block_size)
+    elastic = headrooms(workers, mix, targets, fleet.groups)
+    apart = headrooms(workers, mix, replace(targets, ttft_s=_APART_S), fleet.groups)
     present = (apart if fleet.mode == "disaggregated" else elastic).get(fleet.num_decoding)
     if present is None:
         return None

@@ -41,6 +41,7 @@ constexpr int64_t kChunk = 64;
 constexpr float kNormEps = 1e-6f;
 constexpr int kTileRows = kVectors == 32 ? 8 : 4, kTileVectors = kVectors == 32 ? 2 : 1;  // of a product's sums
 constexpr int kRowVectors = kVectors == 32 ? 8 : 2;  // of a matrix's row, at once in a step of one token
+constexpr int64_t kAheadRows = 8;
 constexpr int kSolved = kVectors == 32 ? 4 : 2;      // of a chunk's updates, at once
 
 float rounded_to(const float*, float x) { return x; }
@@ -352,52 +353,57 @@ struct Task {
 
   void one(int64_t token) {
     int64_t used = 0;
-    memory.resize(std::max<int64_t>(memory.size(), (before + 2) * channels + k * v + v + 4 * k + 96));
+    memory.resize(std::max<int64_t>(memory.size(), (before + 2) * channels + k * v + v + 4 * times * k + 96));
     float *inputs = room(used, (before + 1) * channels), *active = room(used, channels);
     float *local = room(used, k * v), *found = room(used, v);
-    auto* from = (const float**)room(used, 2 * k);  // the rows of a matrix
-    auto* to = (float**)room(used, 2 * k);
+    auto* from = (const float**)room(used, 2 * times * k);  // the rows of the matrices
+    auto* to = (float**)room(used, 2 * times * k);
     read_tail(inputs);
     convolve(token, 1, inputs, active);
     write_tail(kLast, inputs + channels);
     // Rows that lie in one run each are updated there; others are put together first.
     const bool has_whole_rows = first_number % v == 0 && step.run_words % v == 0;
+    const bool is_read_there = has_whole_rows && has_state();
+    for (int64_t row = 0; row < times * k; row++) {
+      from[row] = is_read_there ? find(kRead, matrix(0) + row * v).first : local + row % k * v;
+      to[row] = has_whole_rows ? find(kLast, matrix(0) + row * v).first : local + row % k * v;
+    }
     for (int64_t h = 0; h < times; h++) {
       const int64_t head = key_head * times + h, at = matrix(h);
       const auto [log_decay, rate] = gates(token, head);
-      const bool is_read_there = has_whole_rows && has_state();
       if (!is_read_there) read(at, k * v, local);
-      for (int64_t row = 0; row < k; row++) {
-        from[row] = is_read_there ? find(kRead, at + row * v).first : local + row * v;
-        to[row] = has_whole_rows ? find(kLast, at + row * v).first : local + row * v;
-      }
       const float* values = active + 2 * k + h * v;
-      update(active, active + k, values, std::exp(log_decay), rate, from, to, found);
+      const int64_t last = is_read_there ? (times - h) * k - 1 : 0;
+      update(active, active + k, values, std::exp(log_decay), rate, from + h * k, to + h * k, last, found);
       if (!has_whole_rows) write(kLast, at, k * v, local);
       finish(found, token, head);
     }
   }
 
-  // to = decay from + key (x) update, and what the query reads of it.
+  // to = decay from + key (x) update, and what the query reads of it. Rows lie in short runs, which a processor does not
+  // read ahead over: up to row `last`, of the matrices behind this one too, they are fetched kAheadRows before.
   void update(
       const float* query, const float* key, const float* value, float decay, float rate, const float* const* from,
-      float* const* to, float* found) const {
+      float* const* to, int64_t last, float* found) const {
     Floats dots = zeros();
     for (int64_t i = 0; i < k; i += 16) dots = plus_product(dots, load(query + i), load(key + i));
     const Floats own = all(sum_of(dots)), d = all(decay), r = all(rate);
     int64_t column = 0;
     for (; column + 16 * kRowVectors <= v; column += 16 * kRowVectors)
-      update_columns<kRowVectors>(query, key, value, d, r, own, from, to, found, column);
-    for (; column < v; column += 16) update_columns<1>(query, key, value, d, r, own, from, to, found, column);
+      update_columns<kRowVectors>(query, key, value, d, r, own, from, to, last, found, column);
+    for (; column < v; column += 16) update_columns<1>(query, key, value, d, r, own, from, to, last, found, column);
   }
   template <int V>
   void update_columns(
       const float* query, const float* key, const float* value, Floats decay, Floats rate, Floats own,
-      const float* const* from, float* const* to, float* found, int64_t column) const {
+      const float* const* from, float* const* to, int64_t last, float* found, int64_t column) const {
     Floats known[V], asked[V];
     for (int i = 0; i < V; i++) known[i] = asked[i] = zeros();
     for (int64_t row = 0; row < k; row++) {
       const Floats a = all(key[row]), b = all(query[row]);
+      const float* ahead = from[std::min(row + kAheadRows, last)] + column;
+#pragma GCC unroll 8
+      for (int i = 0; i < V; i++) __builtin_prefetch(ahead + 16 * i, 1);
 #pragma GCC unroll 8
       for (int i = 0; i < V; i++) {
         const Floats s = load(from[row] + column + 16 * i);

@@ -13,7 +13,7 @@ struct Lora {     // all additions to one projection
   const void* a;  // fp32 [ranks / 16][k][16], or bf16 [ranks / 16][k / 2][16][2]
   int64_t ranks;  // of all parts together; a part's rank is a multiple of 16, as is its number of outputs
   int64_t num_parts;
-  LoraPart parts[3];
+  LoraPart parts[4];
 };
 
 // Rows that have an addition, sorted by which; a tile is up to kLoraRows of these, of one addition.

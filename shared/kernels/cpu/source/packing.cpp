@@ -1,5 +1,5 @@
-// Blocks of 16-bit floats in fewer bytes, losslessly: most exponents lie in a short range, and a place in that range takes
-// 3 or 4 bits instead of 8. The format: shared/kernels/packing/reference.py.
+// Blocks of floats in fewer bytes, losslessly: most exponents lie in a short range, and a place in that range takes 3 or 4
+// bits instead of 8. The format: shared/kernels/packing/reference.py.
 #include <algorithm>
 #include <bit>
 #include <cstddef>
@@ -17,6 +17,8 @@ constexpr int64_t kChunk = 2048;  // numbers that share a range
 constexpr int64_t kGroup = 64;    // numbers whose bits of one plane are one word
 constexpr int64_t kHead = 8, kChunkHead = 4;
 constexpr uint8_t kVersion = 1, kRaw = 16, kMostBits = 7;
+constexpr uint8_t kHalves = 32;  // beside a chunk's bits: its numbers have 32
+constexpr int64_t kNotPacked = int64_t(1) << 40;
 constexpr int kSampled = 4;               // one of so many exponents is counted
 constexpr int64_t kMostChunk = kChunkHead + kChunk + kMostBits * (kChunk / 8) + kChunk;
 constexpr int64_t kPatience = 16 * kChunk * 2;  // bytes after which a block that does not shrink is given up
@@ -112,69 +114,64 @@ Range choose_range(const uint8_t* high, int64_t n) {
   return best;
 }
 
-// Returns the bytes written to `out`, which has room for kMostChunk.
-int64_t pack_chunk(const uint16_t* x, int64_t n, Chunk& chunk, uint8_t* out) {
+// Packs n numbers of 16 bits, or with kStep 2 of 32 bits in two halves, the lower one first, which stays as it is. Returns
+// the bytes written to `out`, which has room for kMostChunk; kNotPacked where exponents take as much as they do.
+template <int kStep>
+int64_t pack_numbers(const uint16_t* x, int64_t n, Chunk& chunk, uint8_t* out) {
   for (int64_t i = 0; i < n; i++) {
-    const uint16_t turned = uint16_t(x[i] << 1 | x[i] >> 15);
+    const uint16_t upper = x[i * kStep + kStep - 1], turned = uint16_t(upper << 1 | upper >> 15);
     chunk.low[i] = uint8_t(turned);
     chunk.high[i] = uint8_t(turned >> 8);
   }
   const Range range = choose_range(chunk.high, n);
+  if (range.num_bits == kRaw) return kNotPacked;
+  const uint8_t last = uint8_t((1 << range.num_bits) - 1), first = uint8_t(range.first);
+  for (int64_t i = 0; i < n; i++) chunk.codes[i] = std::min(uint8_t(chunk.high[i] - first), last);
+  const int64_t padded = (n + kGroup - 1) / kGroup * kGroup;
+  std::memset(chunk.codes + n, 0, size_t(padded - n));
+  uint8_t* low = out + kChunkHead + 2 * (kStep - 1) * n;
+  uint8_t* planes = low + n;
+  uint8_t* rare = planes + range.num_bits * plane_bytes(n);
   uint16_t num_rare = 0;
-  int64_t size = kChunkHead + 2 * n;
-  if (range.num_bits != kRaw) {
-    const uint8_t last = uint8_t((1 << range.num_bits) - 1), first = uint8_t(range.first);
-    for (int64_t i = 0; i < n; i++) chunk.codes[i] = std::min(uint8_t(chunk.high[i] - first), last);
-    const int64_t padded = (n + kGroup - 1) / kGroup * kGroup;
-    std::memset(chunk.codes + n, 0, size_t(padded - n));
-    uint8_t* planes = out + kChunkHead + n;
-    uint8_t* rare = planes + range.num_bits * plane_bytes(n);
-    for (int64_t i = 0; i < n; i += kGroup) {
-      const size_t bytes = size_t(std::min<int64_t>(8, plane_bytes(n) - i / 8));
-      uint64_t outside = ~uint64_t(0);
-      for (int b = 0; b < range.num_bits; b++) {
-        const uint64_t word = bits_of(chunk.codes + i, b);
-        std::memcpy(planes + b * plane_bytes(n) + i / 8, &word, bytes);
-        outside &= word;
-      }
-      for (; outside; outside &= outside - 1) rare[num_rare++] = chunk.high[i + std::countr_zero(outside)];
+  for (int64_t i = 0; i < n; i += kGroup) {
+    const size_t bytes = size_t(std::min<int64_t>(8, plane_bytes(n) - i / 8));
+    uint64_t outside = ~uint64_t(0);
+    for (int b = 0; b < range.num_bits; b++) {
+      const uint64_t word = bits_of(chunk.codes + i, b);
+      std::memcpy(planes + b * plane_bytes(n) + i / 8, &word, bytes);
+      outside &= word;
     }
-    const int64_t packed = kChunkHead + n + range.num_bits * plane_bytes(n) + num_rare;
-    if (packed < size) {
-      size = packed;
-      std::memcpy(out + kChunkHead, chunk.low, size_t(n));
-      out[0] = uint8_t(range.num_bits);
-      out[1] = first;
-      std::memcpy(out + 2, &num_rare, 2);
-      return size;
-    }
+    for (; outside; outside &= outside - 1) rare[num_rare++] = chunk.high[i + std::countr_zero(outside)];
   }
+  if (kStep == 2)
+    for (int64_t i = 0; i < n; i++) std::memcpy(out + kChunkHead + 2 * i, x + 2 * i, 2);
+  std::memcpy(low, chunk.low, size_t(n));
+  out[0] = uint8_t(range.num_bits | (kStep == 2 ? kHalves : 0));
+  out[1] = first;
+  std::memcpy(out + 2, &num_rare, 2);
+  return rare + num_rare - out;
+}
+
+// Returns the bytes written to `out`, which has room for kMostChunk.
+int64_t pack_chunk(const uint16_t* x, int64_t n, Chunk& chunk, uint8_t* out) {
+  const int64_t raw = kChunkHead + 2 * n;
+  if (const int64_t size = pack_numbers<1>(x, n, chunk, out); size < raw) return size;
+  if (n % 2 == 0)
+    if (const int64_t size = pack_numbers<2>(x, n / 2, chunk, out); size < raw) return size;
   const uint8_t head[kChunkHead] = {kRaw, 0, 0, 0};
   std::memcpy(out, head, kChunkHead);
   std::memcpy(out + kChunkHead, x, size_t(2 * n));
-  return size;
+  return raw;
 }
 
 enum Fault { kSound = 0, kBadHead = 1, kTooShort = 2, kBadChunk = 3, kBadRare = 4, kTooLong = 5 };
 
-// Reads from `p` to at most `end`, and leaves `p` behind the chunk.
-Fault unpack_chunk(const uint8_t*& p, const uint8_t* end, uint16_t* x, int64_t n, Chunk& chunk) {
-  if (end - p < kChunkHead) return kTooShort;
-  const int num_bits = p[0];
-  const uint8_t first = p[1];
-  uint16_t num_rare;
-  std::memcpy(&num_rare, p + 2, 2);
-  p += kChunkHead;
-  if (num_bits == kRaw) {
-    if (end - p < 2 * n) return kTooShort;
-    std::memcpy(x, p, size_t(2 * n));
-    p += 2 * n;
-    return kSound;
-  }
-  if (num_bits < 1 || num_bits > kMostBits) return kBadChunk;
-  if (end - p < n + num_bits * plane_bytes(n) + num_rare) return kTooShort;
-  const uint8_t* low = p;
-  const uint8_t* planes = low + n;
+// Of n numbers, as `pack_numbers` has them, what follows their lower halves. Leaves `p` behind it.
+template <int kStep>
+Fault unpack_numbers(
+    const uint8_t*& p, const uint8_t* end, int num_bits, int first, int num_rare, uint16_t* x, int64_t n, Chunk& chunk) {
+  if (end - p < (2 * kStep - 1) * n + num_bits * plane_bytes(n) + num_rare) return kTooShort;
+  const uint8_t *halves = p, *low = halves + 2 * (kStep - 1) * n, *planes = low + n;
   const uint8_t* rare = planes + num_bits * plane_bytes(n);
   const uint8_t* rare_end = rare + num_rare;
   for (int64_t i = 0; i < n; i += kGroup) {
@@ -192,10 +189,31 @@ Fault unpack_chunk(const uint8_t*& p, const uint8_t* end, uint16_t* x, int64_t n
   if (rare != rare_end) return kBadRare;
   for (int64_t i = 0; i < n; i++) {
     const uint16_t turned = uint16_t(low[i] | chunk.high[i] << 8);
-    x[i] = uint16_t(turned >> 1 | turned << 15);
+    if (kStep == 2) std::memcpy(x + 2 * i, halves + 2 * i, 2);
+    x[i * kStep + kStep - 1] = uint16_t(turned >> 1 | turned << 15);
   }
   p = rare_end;
   return kSound;
+}
+
+// Reads from `p` to at most `end`, and leaves `p` behind the chunk.
+Fault unpack_chunk(const uint8_t*& p, const uint8_t* end, uint16_t* x, int64_t n, Chunk& chunk) {
+  if (end - p < kChunkHead) return kTooShort;
+  const uint8_t kind = p[0], first = p[1];
+  uint16_t num_rare;
+  std::memcpy(&num_rare, p + 2, 2);
+  p += kChunkHead;
+  if (kind == kRaw) {
+    if (end - p < 2 * n) return kTooShort;
+    std::memcpy(x, p, size_t(2 * n));
+    p += 2 * n;
+    return kSound;
+  }
+  const int num_bits = kind & ~kHalves;
+  const bool in_halves = kind & kHalves;
+  if (num_bits < 1 || num_bits > kMostBits || (in_halves && n % 2)) return kBadChunk;
+  return in_halves ? unpack_numbers<2>(p, end, num_bits, first, num_rare, x, n / 2, chunk)
+                   : unpack_numbers<1>(p, end, num_bits, first, num_rare, x, n, chunk);
 }
 
 }  // namespace

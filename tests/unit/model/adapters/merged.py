@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +78,9 @@ class MixedBatch:
     """Sequences of one decoder that step together, each with its adapter or none."""
 
     def __init__(self, decoder: Decoder, adapters: Sequence[PackedAdapter | None], max_tokens: int) -> None:
-        num_blocks = -(-max_tokens // BLOCK_SIZE)
         layout = decoder.config.block_layout(BLOCK_SIZE, str(decoder.dtype).removeprefix("torch."))
+        self.groups = layout.groups
+        num_blocks = -(-max_tokens // BLOCK_SIZE) * self.groups.size
         shape = layout.shape(num_blocks * len(adapters))
         self.pool = PoolView.of(torch.full(shape, 255, dtype=torch.uint8), layout)
         self.decoder = decoder
@@ -108,11 +110,26 @@ class MixedBatch:
             torch.tensor([token for part in tokens for token in part]),
             positions,
             self.pool,
-            AttentionBatch.from_lists(counts, self.lengths, self.tables, BLOCK_SIZE),
+            self._batch(counts),
             rows,
             lengths if self.decoder.rotary.needs_lengths else None,
             loras=loras if self.distinct else None,
         )
+
+    def _batch(self, counts: list[int]) -> AttentionBatch:
+        groups = self.groups
+        first, *later = (
+            AttentionBatch.from_lists(
+                counts, self.lengths, [table[group :: groups.size] for table in self.tables], BLOCK_SIZE
+            )
+            for group in range(groups.size - groups.num_states)
+        )
+        batch = first if groups.is_plain else first.with_groups(later)
+        if groups.num_states:
+            ends = zip(self.tables, counts, self.lengths, strict=True)
+            states = [groups.state_blocks(table, end - count, end) for table, count, end in ends]
+            batch = replace(batch, state_blocks=torch.tensor(states, dtype=torch.int32))
+        return batch
 
     def greedy(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
         """Each sequence's continuation."""

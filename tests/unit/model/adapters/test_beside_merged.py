@@ -88,6 +88,9 @@ def test_every_form_of_adapter_is_as_merged(tmp_path: Path, form: str, kernels: 
         "cohere2",
         "llama4",
         "smollm3",
+        "qwen3-next",
+        "qwen3.5",
+        "qwen3.5-moe",
     ],
 )
 def test_every_family_is_as_merged(tmp_path: Path, name: str) -> None:

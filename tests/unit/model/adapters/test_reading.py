@@ -310,7 +310,7 @@ def test_pairs_of_all_experts_that_do_not_fit_are_refused(
         read_adapter(tmp_path, MIXTRAL)
 
 
-def test_routers_experts_of_one_tensor_latents_and_states_are_refused_by_name(tmp_path: Path) -> None:
+def test_routers_experts_of_one_tensor_and_latents_are_refused_by_name(tmp_path: Path) -> None:
     write_random_adapter(tmp_path, CONFIG, targets=["q_proj", "gate_proj"])
     rewrite(tmp_path, rename("mlp.gate_proj", "block_sparse_moe.gate"), target_modules=["q_proj", "gate"])
     with pytest.raises(ModelLoadError, match=r"block_sparse_moe\.gate, and adapters of routers"):
@@ -322,10 +322,6 @@ def test_routers_experts_of_one_tensor_latents_and_states_are_refused_by_name(tm
         read_adapter(tmp_path, parse_config(GPT_OSS))
     with pytest.raises(ModelLoadError, match="latents"):
         read_adapter(tmp_path, parse_config(DEEPSEEK))
-    with pytest.raises(ModelLoadError, match="adapters of Qwen3_5ForCausalLM, whose layers have states"):
-        read_adapter(
-            tmp_path, parse_config({**FIELDS, "architectures": ["Qwen3_5ForCausalLM"], "full_attention_interval": 2})
-        )
 
 
 def test_limits_of_rank_and_bytes_are_named(tmp_path: Path) -> None:

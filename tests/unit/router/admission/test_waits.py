@@ -20,6 +20,7 @@ from services.router.admission.controller import (
 )
 from services.router.placement.views import NO_HITS, PlacementRequest, WorkerView
 from shared.errors import Overloaded
+from shared.kv.groups import KVGroups
 from tests.unit.router.placement.builders import pool, view
 
 
@@ -31,7 +32,7 @@ def worker(**fields) -> WorkerView:
     return WorkerView(**{**known, **fields})
 
 
-REQUEST = PlacementRequest(64, 16, NO_HITS)
+REQUEST = PlacementRequest(64, KVGroups(16), NO_HITS)
 
 
 @pytest.mark.parametrize(

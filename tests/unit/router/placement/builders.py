@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from services.router.placement.views import PlacementRequest, Pool, PrefixHits, WorkerView
+from shared.kv.groups import KVGroups
 
 
 def view(name: str = "w", **changes) -> WorkerView:
@@ -27,4 +28,4 @@ def pool(*views: WorkerView) -> Pool:
 
 def prompt(num_tokens: int = 64, session: str = "", store: int = 0, **local: int) -> PlacementRequest:
     """A prompt with `local` hit tokens by worker."""
-    return PlacementRequest(num_tokens, 16, PrefixHits.of(local, store), session)
+    return PlacementRequest(num_tokens, KVGroups(16), PrefixHits.of(local, store), session)

@@ -9,6 +9,7 @@ import pytest
 
 from services.router.placement.filters import can_hold, candidates, has_queue_room
 from services.router.placement.views import GUEST_AFTER_S, PlacementRequest, PrefixHits
+from shared.kv.groups import KVGroups
 from tests.unit.router.placement.builders import pool, prompt, view
 
 
@@ -21,6 +22,19 @@ def test_a_worker_takes_no_more_requests_than_its_batch_has_places(num_requests:
 def test_blocks_are_free_for_the_prompt_its_next_token_and_every_running_request(num_free: int, holds: bool) -> None:
     # 64 tokens and one more are five blocks of 16, of which the worker holds two; two requests may grow.
     assert can_hold(view("w", num_free_blocks=num_free, num_requests=2), prompt(64, w=32)) is holds
+
+
+@pytest.mark.parametrize(
+    ("num_free", "holds", "computes"), [(7, False, False), (8, True, False), (15, False, True), (16, True, True)]
+)
+def test_of_a_model_of_windows_alone_a_long_prompt_takes_the_blocks_of_its_windows(
+    num_free: int, holds: bool, computes: bool
+) -> None:
+    # One token at a time, a window of 40 lies in four blocks of 16 and one of 5 in two; with a step's 64, in eight and
+    # in six. The request that runs may grow by a block of each group.
+    request = PlacementRequest(32_768, KVGroups(16, (40, 5)), PrefixHits())
+    worker = view("w", num_free_blocks=num_free, num_requests=1, max_step_tokens=64)
+    assert can_hold(worker, request, computes=computes) is holds
 
 
 def test_who_accepts_nothing_is_passed_by() -> None:
@@ -41,18 +55,18 @@ def test_an_idle_worker_has_room_whatever_the_limit() -> None:
 @pytest.mark.parametrize(("queued", "room"), [(0, True), (19, True), (20, False), (21, False)])
 def test_a_worker_of_another_router_is_taken_for_a_long_hit_alone(queued: int, room: bool) -> None:
     other = view("w", num_queued_tokens=queued, in_shard=False, exclusive_since_s=10.0)
-    request = PlacementRequest(64, 16, PrefixHits.of({"w": 60}), now_s=10.0)
+    request = PlacementRequest(64, KVGroups(16), PrefixHits.of({"w": 60}), now_s=10.0)
     assert has_queue_room(other, request, 100, patience=2.0) is room
-    assert not has_queue_room(other, PlacementRequest(64, 16, now_s=10.0), 100)
+    assert not has_queue_room(other, PlacementRequest(64, KVGroups(16), now_s=10.0), 100)
 
 
 def test_a_worker_of_another_router_counts_as_ones_own_once_it_was_left_alone_for_long_enough() -> None:
     other = view("w", num_queued_tokens=50, in_shard=False, exclusive_since_s=10.0)
     for now_s, room in ((10.0 + GUEST_AFTER_S, True), (9.99 + GUEST_AFTER_S, False)):
-        assert has_queue_room(other, PlacementRequest(64, 16, now_s=now_s), 100) is room
+        assert has_queue_room(other, PlacementRequest(64, KVGroups(16), now_s=now_s), 100) is room
         later = replace(other, guest_after_s=2 * GUEST_AFTER_S)  # another router's turn comes first
-        assert not has_queue_room(later, PlacementRequest(64, 16, now_s=now_s), 100)
-        assert has_queue_room(later, PlacementRequest(64, 16, now_s=now_s + GUEST_AFTER_S), 100) is room
+        assert not has_queue_room(later, PlacementRequest(64, KVGroups(16), now_s=now_s), 100)
+        assert has_queue_room(later, PlacementRequest(64, KVGroups(16), now_s=now_s + GUEST_AFTER_S), 100) is room
 
 
 def test_only_workers_that_know_the_adapter_are_considered_also_where_they_failed_the_request() -> None:

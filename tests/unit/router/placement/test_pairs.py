@@ -20,6 +20,7 @@ from services.router.placement.policy import Placement, PlacementConfig
 from services.router.placement.prediction import MIN_OBSERVATIONS, TtftPredictor
 from services.router.placement.views import NO_HITS, PlacementRequest, Pool, Work
 from shared.engine.scheduler.pacing import AIM
+from shared.kv.groups import KVGroups
 from shared.sizing.step_time import StepTimes
 from tests.unit.router.placement.builders import pool, prompt, view
 
@@ -83,7 +84,7 @@ def test_a_worker_that_has_measured_nothing_is_taken_for_one_like_the_others():
 
 
 def test_pairs_that_are_late_come_behind_those_in_time():
-    request = PlacementRequest(2000, 16, slack_s=0.2, now_s=0.0)
+    request = PlacementRequest(2000, KVGroups(16), slack_s=0.2, now_s=0.0)
     pairs = chosen(worker("a", answers=4), worker("b", queued=60_000), request=request)
     assert pairs[0].in_time > 0.5
     assert min(pairs, key=lambda pair: pair.in_time).prefill == "b"
@@ -116,7 +117,7 @@ def test_a_prompt_waits_for_a_nearer_pair_while_there_is_time_and_not_longer():
 
 
 def test_a_cut_pair_is_not_taken():
-    request = PlacementRequest(500, 16, cut={"a": frozenset({"b"})})
+    request = PlacementRequest(500, KVGroups(16), cut={"a": frozenset({"b"})})
     pairs = chosen(worker("a", answers=8), worker("b"), request=request, preferred={"a"})
     assert ("a", "b") not in {(pair.decode, pair.prefill) for pair in pairs}
 
@@ -124,10 +125,10 @@ def test_a_cut_pair_is_not_taken():
 def test_placement_takes_pairs_once_a_worker_knows_its_steps():
     placement = Placement(PlacementConfig(tpot_target_s=TARGET_S))
     workers = pool(worker("a", times=None), worker("b", times=None))
-    assert placement.choose_pair(PlacementRequest(64, 16, now_s=0.0), workers, workers)
+    assert placement.choose_pair(PlacementRequest(64, KVGroups(16), now_s=0.0), workers, workers)
     for one in workers:
         one.times = TIMES
-    choice = placement.choose_pair(PlacementRequest(64, 16, now_s=0.0), workers, workers)
+    choice = placement.choose_pair(PlacementRequest(64, KVGroups(16), now_s=0.0), workers, workers)
     assert choice.pairs
     assert choice.route in (Route.SAME_WORKER, Route.HAND_OFF)
     assert (choice.prefill is None) == (choice.route is Route.SAME_WORKER)
@@ -257,7 +258,7 @@ def test_a_worker_takes_no_further_prompt_behind_more_than_some_steps_or_a_long_
 )
 def test_a_pair_never_breaks_a_limit(states, num_tokens, slack_s, target_s):
     views = [worker(f"w{n}", answers, queued, in_shard=own) for n, (answers, queued, own) in enumerate(states)]
-    request = PlacementRequest(num_tokens, 16, slack_s=slack_s)
+    request = PlacementRequest(num_tokens, KVGroups(16), slack_s=slack_s)
     by_name = {one.name: one for one in views}
     pairs = chosen(*views, request=request, target_s=target_s)
     for pair in pairs:
@@ -386,7 +387,7 @@ def test_decisions_are_those_that_nothing_kept_would_give(happened, num_measured
         for one in other_fleet:
             one.known = None
         other_fleet.version += 1
-        request = PlacementRequest(40 * number, 16, slack_s=number / 30, now_s=now_s)
+        request = PlacementRequest(40 * number, KVGroups(16), slack_s=number / 30, now_s=now_s)
         chosen = [
             one.choose_pair(request, views, views) for one, views in ((kept, one_fleet), (forgotten, other_fleet))
         ]
@@ -424,7 +425,7 @@ def test_a_pair_among_a_thousand_workers_is_chosen_in_less_than_a_millisecond():
     for number in range(550):
         for place in rng.sample(range(len(views)), 20):  # so many report meanwhile
             _happen("report", workers, place, rng.randint(5, 40), 1.0 + number / 1000)
-        request = PlacementRequest(rng.randint(300, 2000), 16, slack_s=1.0, now_s=1.0 + number / 1000)
+        request = PlacementRequest(rng.randint(300, 2000), KVGroups(16), slack_s=1.0, now_s=1.0 + number / 1000)
         begin = time.thread_time()
         placement.choose_pair(request, workers, workers)
         costs.append(time.thread_time() - begin)

@@ -15,6 +15,7 @@ from services.router.placement.filters import can_hold, has_queue_room
 from services.router.placement.policy import Placement, PlacementConfig
 from services.router.placement.prediction import TtftPredictor
 from services.router.placement.views import NO_WORK, PlacementRequest, PrefixHits, Work, WorkerView
+from shared.kv.groups import KVGroups
 from tests.unit.router.placement.builders import pool, prompt, view
 
 
@@ -196,7 +197,7 @@ def test_a_decision_among_a_thousand_workers_takes_less_than_a_millisecond():
     prefills = pool(*(view(f"p{n}", num_queued_tokens=n) for n in range(1000)))
     placement = Placement(PlacementConfig())
     local = {f"{role}{n}": 512 for role in "pd" for n in range(1000)}  # the system prompt that everyone holds
-    request = PlacementRequest(12_000, 16, PrefixHits.of({**local, "p7": 6000, "d9": 6000}))
+    request = PlacementRequest(12_000, KVGroups(16), PrefixHits.of({**local, "p7": 6000, "d9": 6000}))
     costs = []
     for _ in range(200):
         begin = time.perf_counter()

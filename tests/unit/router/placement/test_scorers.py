@@ -22,6 +22,7 @@ from services.router.placement.scorers import (
     weights,
 )
 from services.router.placement.views import PlacementRequest, PrefixHits
+from shared.kv.groups import KVGroups
 from tests.unit.router.placement.builders import prompt, view
 
 
@@ -34,14 +35,14 @@ def test_prefill_load_is_a_half_at_its_scale():
 
 def test_tokens_count_by_where_their_kv_lies():
     tiers = TierWeights(1.0, 0.5, 0.25)
-    request = ScoringContext(PlacementRequest(100, 16, PrefixHits.of({"w": 20, "other": 60}, store=80)))
+    request = ScoringContext(PlacementRequest(100, KVGroups(16), PrefixHits.of({"w": 20, "other": 60}, store=80)))
     assert prefix_hit(view("w"), request, tiers) == pytest.approx((20 + 0.5 * 40 + 0.25 * 20) / 100)
     assert prefix_hit(view("other"), request, tiers) == pytest.approx((60 + 0.25 * 20) / 100)
     assert prefix_hit(view("none"), request, tiers) == pytest.approx((0.5 * 60 + 0.25 * 20) / 100)
 
 
 def test_a_worker_that_has_the_adapter_ready_is_better_than_one_that_has_to_load_it():
-    context = ScoringContext(PlacementRequest(100, 16, adapter="A"))
+    context = ScoringContext(PlacementRequest(100, KVGroups(16), adapter="A"))
     ready, known = view(adapters={"A": True, "B": False}), view(adapters={"A": False})
     assert [adapter_residency(each, context) for each in (ready, known, view())] == [0.8, 0.0, 0.0]
     at_home = replace(context, homes=("w",))
@@ -101,7 +102,7 @@ def test_sessions_are_remembered_up_to_a_limit_and_a_turn_without_prefill_keeps_
 )  # fmt: skip
 def test_scores_lie_between_0_and_1(free, requests, queued, num_tokens, local, peer, store):
     worker = view("w", num_free_blocks=free, num_requests=requests, num_queued_tokens=queued)
-    request = PlacementRequest(num_tokens, 16, PrefixHits({"w": local}, peer, store))
+    request = PlacementRequest(num_tokens, KVGroups(16), PrefixHits({"w": local}, peer, store))
     for last, near in (("", ()), ("w", ("zone", "rack")), ("other", ("zone",))):
         context = ScoringContext(request, scale_tokens=2048, last=last, near=near)
         for scorer in SCORERS:

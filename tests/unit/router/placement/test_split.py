@@ -13,13 +13,14 @@ from services.router.placement.demand import Mix
 from services.router.placement.pairs import MOST_DISPLACED
 from services.router.placement.split import GAIN, INTERVAL_S, SETTLED_S, WORTH, SplitController
 from services.router.placement.views import Work
+from shared.kv.groups import KVGroups
 from shared.sizing.step_time import StepTimes
 from tests.unit.router.placement.builders import view
 
 FAST = StepTimes(0.5e-3, 6e-3, 27e-6, 0.0, 50e-9, 1e-9, overlap=0.0)
 SLOW = StepTimes(0.5e-3, 7e-3, 200e-6, 0.0, 60e-9, 8e-9, overlap=0.0)
 TPOT_S = 0.03
-BLOCK = 16
+GROUPS = KVGroups(16)
 
 
 def fleet(size: int, times: StepTimes = FAST, name: str = "w", **changes):
@@ -44,13 +45,13 @@ def told(controller: SplitController, prompt: int, output: int, rate: float, beg
 def decoders(prompt: int, output: int, rate: float = 20.0, views=None, **targets) -> int:
     controller = SplitController(TPOT_S, **targets)
     now_s = told(controller, prompt, output, rate, 0.0)
-    return len(controller.decodes(views or fleet(16), BLOCK, now_s))
+    return len(controller.decodes(views or fleet(16), GROUPS, now_s))
 
 
 def test_everyone_does_both_before_anything_is_known():
     controller = SplitController(TPOT_S)
-    assert len(controller.decodes(fleet(4), BLOCK, 0.0)) == 4
-    assert len(SplitController(math.inf).decodes(fleet(4), BLOCK, 0.0)) == 4
+    assert len(controller.decodes(fleet(4), GROUPS, 0.0)) == 4
+    assert len(SplitController(math.inf).decodes(fleet(4), GROUPS, 0.0)) == 4
 
 
 def test_long_answers_take_more_workers_than_long_prompts():
@@ -70,77 +71,77 @@ def test_a_tight_target_for_the_first_token_leaves_prompts_to_those_that_only_pr
 def test_all_do_both_where_a_hand_off_takes_most_of_an_answers_time():
     controller = SplitController(TPOT_S)
     now_s = told(controller, 4000, 64, 20.0, 0.0)
-    assert len(controller.decodes(fleet(16), BLOCK, now_s)) < 16
+    assert len(controller.decodes(fleet(16), GROUPS, now_s)) < 16
     controller.gap_s = 0.8 * 64 * TPOT_S
-    assert len(controller.decodes(fleet(16), BLOCK, now_s + INTERVAL_S)) == 16
+    assert len(controller.decodes(fleet(16), GROUPS, now_s + INTERVAL_S)) == 16
 
 
 def test_all_do_both_where_a_hand_offs_messages_take_most_of_the_time_to_the_first_token():
     controller = SplitController(TPOT_S, 1.0)
     now_s = told(controller, 4000, 64, 20.0, 0.0)
-    assert len(controller.decodes(fleet(16), BLOCK, now_s)) < 16
+    assert len(controller.decodes(fleet(16), GROUPS, now_s)) < 16
     controller.hand_off_s = 0.8
-    assert len(controller.decodes(fleet(16), BLOCK, now_s + INTERVAL_S)) == 16
+    assert len(controller.decodes(fleet(16), GROUPS, now_s + INTERVAL_S)) == 16
 
 
 def test_slow_arithmetic_decodes():
     controller = SplitController(TPOT_S)
     now_s = told(controller, 2000, 200, 10.0, 0.0)
-    chosen = controller.decodes([*fleet(4, FAST, "fast"), *fleet(4, SLOW, "slow")], BLOCK, now_s)
+    chosen = controller.decodes([*fleet(4, FAST, "fast"), *fleet(4, SLOW, "slow")], GROUPS, now_s)
     assert sum(name.startswith("slow") for name in chosen) >= min(4, len(chosen))
 
 
 def test_a_new_mix_is_followed_within_thirty_seconds():
     controller, views = SplitController(TPOT_S), fleet(16)
     now_s = told(controller, 4000, 64, 20.0, 0.0, 120.0)
-    before = controller.decodes(views, BLOCK, now_s)
+    before = controller.decodes(views, GROUPS, now_s)
     now_s = told(controller, 128, 1000, 20.0, now_s, 30.0)
-    assert len(controller.decodes(views, BLOCK, now_s)) > 2 * len(before)
+    assert len(controller.decodes(views, GROUPS, now_s)) > 2 * len(before)
 
 
 def test_those_that_decode_go_on_decoding():
     controller, views = SplitController(TPOT_S), fleet(16)
     now_s = told(controller, 1000, 300, 20.0, 0.0)
-    first = controller.decodes(views, BLOCK, now_s)
+    first = controller.decodes(views, GROUPS, now_s)
     now_s = told(controller, 900, 330, 20.0, now_s)
-    second = controller.decodes(views[::-1], BLOCK, now_s)
+    second = controller.decodes(views[::-1], GROUPS, now_s)
     assert first <= second or second <= first
 
 
 def test_a_decision_holds_for_its_interval():
     controller, views = SplitController(TPOT_S), fleet(16)
     now_s = told(controller, 4000, 64, 20.0, 0.0)
-    first = controller.decodes(views, BLOCK, now_s)
+    first = controller.decodes(views, GROUPS, now_s)
     told(controller, 128, 1000, 200.0, now_s, 0.5)
-    assert controller.decodes(views, BLOCK, now_s + 0.9 * INTERVAL_S) == first
+    assert controller.decodes(views, GROUPS, now_s + 0.9 * INTERVAL_S) == first
 
 
 def test_flips_count_workers_whose_preference_changed_not_those_that_came_or_went():
     controller, views = SplitController(TPOT_S), fleet(16)
-    controller.decodes(views[:8], BLOCK, -INTERVAL_S)
-    controller.decodes(views, BLOCK, 0.0)
+    controller.decodes(views[:8], GROUPS, -INTERVAL_S)
+    controller.decodes(views, GROUPS, 0.0)
     assert controller.num_flips == 0  # all do both
     now_s = told(controller, 4000, 64, 20.0, 0.0)
-    first = controller.decodes(views, BLOCK, now_s)
+    first = controller.decodes(views, GROUPS, now_s)
     assert controller.num_flips == 16 - len(first)
     now_s = told(controller, 128, 1000, 20.0, now_s, 60.0)
-    second = controller.decodes(views, BLOCK, now_s)
+    second = controller.decodes(views, GROUPS, now_s)
     assert controller.num_flips == 16 - len(first) + len(first ^ second)
 
 
 def test_a_worker_that_is_not_to_decode_any_more_loses_its_answers_once_that_has_lasted():
     controller, views = SplitController(TPOT_S), fleet(16)
     now_s = told(controller, 128, 1000, 20.0, 0.0)
-    before = controller.decodes(views, BLOCK, now_s)
+    before = controller.decodes(views, GROUPS, now_s)
     now_s = told(controller, 4000, 64, 20.0, now_s, 60.0)
-    after = controller.decodes(views, BLOCK, now_s)
+    after = controller.decodes(views, GROUPS, now_s)
     assert after < before
     assert controller.vacated(now_s) == frozenset()
     controller.displaced = {}
     assert controller.vacated(now_s + INTERVAL_S) == frozenset()
     assert controller.vacated(now_s + SETTLED_S) == before - after
     told(controller, 128, 1000, 20.0, now_s, 60.0)
-    again = controller.decodes(views, BLOCK, now_s + 60.0)
+    again = controller.decodes(views, GROUPS, now_s + 60.0)
     assert not controller.vacated(now_s + 120.0) & again
 
 
@@ -157,7 +158,7 @@ def test_answers_leave_once_two_decisions_say_so_where_each_displaces_more_promp
                 controller.demand.arrived(Work.of(prompt, 0), prompt, now_s + n / rate)
                 controller.demand.ended(output)
             now_s += max(INTERVAL_S, 10 / rate)
-            decoding = controller.decodes(views, BLOCK, now_s)
+            decoding = controller.decodes(views, GROUPS, now_s)
             others = frozenset(one.name for one in views) - decoding
             vacated = controller.vacated(now_s)
             assert vacated <= others & unwanted[-1], "one decision alone moves nothing"
@@ -170,7 +171,7 @@ def test_answers_leave_once_two_decisions_say_so_where_each_displaces_more_promp
 def test_some_workers_always_decode_and_names_are_known(size):
     controller, views = SplitController(TPOT_S), fleet(size)
     now_s = told(controller, 1000, 100, 5.0 * size / 3, 0.0, 3.0)
-    chosen = controller.decodes(views, BLOCK, now_s)
+    chosen = controller.decodes(views, GROUPS, now_s)
     assert 1 <= len(chosen) <= size
     assert chosen <= {one.name for one in views}
 
@@ -185,11 +186,11 @@ def test_no_other_split_has_much_more_headroom(prompt, output, rate, size, overl
     for n in range(20):
         controller.demand.arrived(Work.of(prompt, 0), prompt, n / rate)
         controller.demand.ended(output)
-    chosen = controller.decodes(views, BLOCK, 20 / rate)
+    chosen = controller.decodes(views, GROUPS, 20 / rate)
     if math.isinf(controller.split.headroom):
         return
     mix = controller.demand.mix(20 / rate)
-    kinds = controller._kinds(views, mix, BLOCK)
+    kinds = controller._kinds(views, mix, GROUPS)
     answers = controller._answers(mix)
     headroom = [controller._headroom(kinds, count, answers, mix) for count in range(1, size + 1)]
     assert headroom[len(chosen) - 1] * max(GAIN, WORTH) * 1.001 >= max(headroom)
@@ -198,7 +199,7 @@ def test_no_other_split_has_much_more_headroom(prompt, output, rate, size, overl
 def decided(prompt: int, output: int, rate: float, views=None) -> SplitController:
     controller = SplitController(TPOT_S)
     now_s = told(controller, prompt, output, rate, 0.0)
-    controller.decodes(views or fleet(16), BLOCK, now_s)
+    controller.decodes(views or fleet(16), GROUPS, now_s)
     return controller
 
 
@@ -230,7 +231,7 @@ def test_workers_that_decode_compute_no_prompts_where_these_would_be_hardly_any(
 
 @given(st.integers(50, 6000), st.integers(2, 1500), st.floats(1.0, 400.0), st.lists(st.integers(0, 256), max_size=8))
 def test_more_answers_never_let_decoding_workers_begin_to_compute_prompts(prompt, output, rate, counts):
-    shares = [(kind, 4, 4) for kind in SplitController(TPOT_S)._kinds(fleet(8), mix_of(prompt, output, rate), BLOCK)]
+    shares = [(kind, 4, 4) for kind in SplitController(TPOT_S)._kinds(fleet(8), mix_of(prompt, output, rate), GROUPS)]
     controller = SplitController(TPOT_S)
     found = [controller._is_pure(shares, rate, mix_of(prompt, output, rate), count) for count in sorted(counts)]
     assert found == sorted(found)
@@ -246,12 +247,12 @@ def test_answers_are_judged_by_workers_that_decode_and_prompts_by_the_others():
     views = fleet(16)
     controller = SplitController(TPOT_S)
     now_s = told(controller, 4000, 64, 100.0, 0.0)
-    decoding = controller.decodes(views, BLOCK, now_s)
+    decoding = controller.decodes(views, GROUPS, now_s)
     assert 0 < len(decoding) < 16
-    expected = controller.headrooms(views, BLOCK, now_s)
+    expected = controller.headrooms(views, GROUPS, now_s)
     for one in views:
         one.times = replace(FAST, attention_s=0.0) if one.name in decoding else replace(FAST, kv_s=0.0)
-    found = controller.headrooms(views, BLOCK, now_s)
+    found = controller.headrooms(views, GROUPS, now_s)
     count = len(decoding)
     assert found[count] == pytest.approx(expected[count], rel=0.05)
 
@@ -270,10 +271,10 @@ def test_a_few_prompts_that_nothing_can_serve_beside_the_others_do_not_choose_th
     those of a demand without them."""
     views, usual = fleet(8), [(1000, 300)] * 19
     without, mixed = SplitController(TPOT_S, 10.0), SplitController(TPOT_S, 10.0)
-    expected = without.decodes(views, BLOCK, told_mixed(without, usual, 114.0))
+    expected = without.decodes(views, GROUPS, told_mixed(without, usual, 114.0))
     now_s = told_mixed(mixed, [*usual, (100_000, 300)], 120.0)
-    assert len(mixed.decodes(views, BLOCK, now_s)) == len(expected)
-    headroom = mixed.headrooms(views, BLOCK, now_s)
+    assert len(mixed.decodes(views, GROUPS, now_s)) == len(expected)
+    headroom = mixed.headrooms(views, GROUPS, now_s)
     assert max(headroom, key=headroom.__getitem__) < len(expected) - 1, "by the mean the long ones chose it"
 
 
@@ -284,7 +285,7 @@ def test_all_do_both_where_many_answers_are_too_short_to_make_up_for_the_gap_of_
         controller = SplitController(TPOT_S)
         controller.gap_s = gap_s
         now_s = told_mixed(controller, [(4000, 10), (4000, 10), (4000, 300)], 20.0)
-        assert (len(controller.decodes(views, BLOCK, now_s)) == 16) is all_do_both
+        assert (len(controller.decodes(views, GROUPS, now_s)) == 16) is all_do_both
 
 
 @given(st.lists(st.floats(1.0, 1.5), min_size=2, max_size=12))
@@ -294,7 +295,7 @@ def test_fits_that_differ_by_less_than_hardware_does_are_of_one_kind(noise):
         one.times = replace(FAST, token_s=factor * FAST.token_s)
     controller = SplitController(TPOT_S)
     mix = Mix(1.0, Work.of(1000, 0), 1000.0, 100.0)
-    (kind,) = controller._kinds(views, mix, BLOCK)
+    (kind,) = controller._kinds(views, mix, GROUPS)
     assert sorted(kind.names) == [one.name for one in views]
-    both = controller._kinds([*views, *fleet(3, SLOW, "slow")], mix, BLOCK)
+    both = controller._kinds([*views, *fleet(3, SLOW, "slow")], mix, GROUPS)
     assert sorted(len(kind.names) for kind in both) == sorted([len(noise), 3])

@@ -13,7 +13,7 @@ from services.router.placement.views import Work
 from services.router.placement.what_if import Targets, headrooms
 from services.router.views.attribution.better_split import WORTH, UsedFleet, judge_split, mix_of, targets_of
 from services.router.views.attribution.verdict import Outcome, Verdict
-from tests.unit.router.placement.test_split import BLOCK, FAST, TPOT_S, fleet
+from tests.unit.router.placement.test_split import FAST, GROUPS, TPOT_S, fleet
 from tests.unit.router.views.attribution.requests import ended
 
 TARGETS = Targets(TPOT_S, 2.0)
@@ -22,7 +22,7 @@ GOOD = Verdict(True)
 
 def used(mode: str, num_prefills: int, num_decodes: int, num_decoding: int = 0, **changes) -> UsedFleet:
     prefills, decodes = fleet(num_prefills, name="p", **changes), fleet(num_decodes, name="d", **changes)
-    return UsedFleet(mode, prefills, decodes, num_decoding or num_decodes, BLOCK)  # type: ignore[arg-type]
+    return UsedFleet(mode, prefills, decodes, num_decoding or num_decodes, GROUPS)  # type: ignore[arg-type]
 
 
 def mix(prompt: int = 4000, output: float = 64.0, rate: float = 20.0) -> Mix:
@@ -51,7 +51,7 @@ def test_prompts_beside_answers_count_in_two_pools_only_as_what_another_mode_cou
 
 def test_the_present_and_the_best_split_are_what_the_model_says():
     verdict = judge_split(used("collocated", 0, 8), mix(), TARGETS)
-    found = headrooms(fleet(8, name="d"), mix(), TARGETS, BLOCK)
+    found = headrooms(fleet(8, name="d"), mix(), TARGETS, GROUPS)
     assert verdict is not None
     assert (verdict.headroom, verdict.best_headroom) == (found[8], max(found.values()))
     assert verdict.best_decoding == max(found, key=found.__getitem__)

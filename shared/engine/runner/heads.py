@@ -19,20 +19,23 @@ from shared.engine.runner.eager_inputs import StepInputs
 from shared.engine.runner.logprobs import TopLogprobs
 from shared.engine.runner.sampler import PendingStep, Sampler
 from shared.engine.speculation.head_model import HeadGuess, HeadModel
-from shared.kernels.batch import AttentionBatch
 from shared.kernels.pool_view import PoolView
+from shared.kv.groups import KVGroups
 from shared.model.decoder import Decoder
 
 
 class Heads:
     """Part of a runner; implements `HeadRunner`. The engine thread alone calls it."""
 
-    def __init__(self, decoder: Decoder, pool: PoolView, link: DeviceLink, max_num_seqs: int) -> None:
-        """`pool`: the runner's, of blocks with a head's layer."""
-        assert decoder.head is not None, "the layout has a layer for a head, and none was loaded"
+    def __init__(
+        self, decoder: Decoder, pool: PoolView, groups: KVGroups, link: DeviceLink, max_num_seqs: int
+    ) -> None:
+        """`pool`: the runner's, of blocks with a head's layer; `groups`: of its KV."""
+        assert decoder.head is not None, "no head was loaded"
         self._decoder = decoder
         self._head = decoder.head
         self._pool = pool
+        self._groups = groups
         self._link = link
         self._sampler = Sampler(decoder.kernels, link, max_num_seqs)
         # Of the last step, by sequence: (position of the first row, what the head gives there [num_rows, hidden_size]).
@@ -40,9 +43,9 @@ class Heads:
         self._newest: dict[str, Tensor] = {}  # [hidden_size], behind the newest guess
 
     @property
-    def block_size(self) -> int:
-        """Tokens of a block."""
-        return self._pool.block_size
+    def groups(self) -> KVGroups:
+        """Of the sequences' blocks."""
+        return self._groups
 
     @property
     def most_tokens(self) -> int:
@@ -60,7 +63,8 @@ class Heads:
         rows = send(torch.tensor(chosen, dtype=torch.int64))
         token_ids.index_copy_(0, rows, tokens.clamp(min=0))
         wanted = rows if plan.begins_guesses else rows[:0]
-        found = self._head.forward(token_ids, hidden, inputs.positions, self._pool, inputs.batch, wanted)
+        batch = self._head.own_batch(inputs.batch)
+        found = self._head.forward(token_ids, hidden, inputs.positions, self._pool, batch, wanted)
         self._begun, self._newest = {}, {}
         if not plan.begins_guesses:
             return
@@ -95,12 +99,8 @@ class Heads:
         if not guesses:
             return
         send = self._link.send
-        batch = AttentionBatch.from_lists(
-            [1] * len(guesses),
-            [guess.position + 1 for guess in guesses],
-            [guess.block_ids for guess in guesses],
-            self._pool.block_size,
-            self._link.device,
+        batch = self._head.batch_of(
+            [guess.position for guess in guesses], [guess.block_ids for guess in guesses], self._groups
         )
         found = self._head.forward(
             send(torch.tensor([guess.token_id for guess in guesses], dtype=torch.int64)),
@@ -116,4 +116,4 @@ class Heads:
 
 def open_heads(heads: Heads) -> HeadModel:
     """What guesses with it."""
-    return HeadModel(heads, heads.block_size, heads.most_tokens)
+    return HeadModel(heads, heads.groups, heads.most_tokens)

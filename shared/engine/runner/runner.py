@@ -133,7 +133,7 @@ class Runner:
         # The other backends read lengths on the host: a graph of theirs would keep the lengths of its capture.
         has_graphs = self._link.is_async and of_triton
         is_static = has_graphs if config.static_decode is None else config.static_decode
-        has_head = layout.num_layers > decoder.config.num_layers and layout.groups.is_plain
+        has_head = decoder.head is not None
         may_pad = is_capturable and not config.debug_numerics and not decoder.is_split and not has_head
         is_static = is_static and may_pad
         in_pieces = config.piecewise_tokens
@@ -183,8 +183,8 @@ class Runner:
         self._sampler = Sampler(decoder.kernels, link, config.max_num_seqs)
         self._masks = None if structures is None else StructureMasks(structures, link)
         self._last: PendingStep | None = None
-        self.heads = Heads(decoder, self.pool, link, config.max_num_seqs) if has_head else None
-        """Where the layout has a head's layer."""
+        self.heads = Heads(decoder, self.pool, layout.groups, link, config.max_num_seqs) if has_head else None
+        """Where the decoder has a head: the layout is one with its layer."""
 
     def _open_blocks(
         self, kernels: Kernels, slices: OpenSlices | None

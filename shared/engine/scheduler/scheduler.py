@@ -292,6 +292,7 @@ class Scheduler:
         if num_taken:
             # The KV behind the last right guess is of tokens that the answer does not have.
             sequence.num_computed_tokens = item.end - (len(chosen) - num_taken)
+            self._tables.keep_guessed(sequence, item.start)
             self._tables.seal(sequence, item.start)
             if sequence.goal is Goal.FIRST_TOKEN:
                 blocks += self._ship(sequence, -(-item.end // self.pool.block_size))
@@ -548,13 +549,16 @@ class Scheduler:
         for sequence in sequences:
             ahead = speculator.num_written_ahead(sequence)
             if ahead > 0 and self.pool.num_free > spare:
-                self._tables.grow(sequence, 1 + ahead)
+                self._tables.grow_ahead(sequence, 1 + ahead)
         guessed = speculator.propose(sequences, budget, plain_s, room.limit_s)
         for sequence_id, guesses in guessed.items():
             sequence, item = self.sequences[sequence_id], planned[sequence_id]
-            if self.pool.num_free <= spare:
+            num_free = max(0, self.pool.num_free - spare)
+            if self.groups.num_states:
+                guesses = guesses[: num_free // self.groups.num_states]
+            if not num_free:
                 guesses = guesses[: len(sequence.block_ids) // size * block_size - item.end]
-            if guesses and self._tables.grow(sequence, 1 + len(guesses)):
+            if guesses and self._tables.grow_for_guesses(sequence, len(guesses)):
                 planned[sequence_id] = self._in_flight.with_guesses(item, sequence, guesses)
 
     def _make_room(self, sequence: EngineSequence, count: int, planned: dict[str, PlannedSequence]) -> bool:

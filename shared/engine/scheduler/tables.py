@@ -76,6 +76,17 @@ class BlockTables:
         num_tokens = sequence.num_computed_tokens + sequence.num_in_flight_tokens + count
         return self._grow_to(sequence, -(-num_tokens // self._pool.block_size))
 
+    def grow_ahead(self, sequence: EngineSequence, count: int) -> bool:
+        """As `grow`, for tokens that may be guessed and computed or not."""
+        return self.grow(sequence, count)
+
+    def grow_for_guesses(self, sequence: EngineSequence, count: int) -> bool:
+        """As `grow`, for the newest token, which has its blocks, and so many guesses of those behind it."""
+        return self.grow(sequence, 1 + count)
+
+    def keep_guessed(self, sequence: EngineSequence, start: int) -> None:
+        """A step with guesses from `start` on was taken up to `num_computed_tokens`: nothing to do here."""
+
     def _grow_to(self, sequence: EngineSequence, num_places: int) -> bool:
         missing = num_places - len(sequence.block_ids)
         if missing <= 0:
@@ -216,14 +227,50 @@ class GroupedTables(BlockTables):
         num_places = self._groups.size * -(-num_tokens // self._groups.block_size)
         if not self._groups.num_states:
             return self._grow_to(sequence, num_places)
-        return self._grow_with_states(sequence, count, num_places)
+        start = sequence.num_planned_tokens
+        return self._grow_with_states(sequence, num_places, self._groups.written_states(start, start + count))
 
-    def _grow_with_states(self, sequence: EngineSequence, count: int, num_places: int) -> bool:
-        """Of states, only the blocks that these tokens are written to."""
+    def grow_ahead(self, sequence: EngineSequence, count: int) -> bool:
+        """See `BlockTables`: of states none, since what is written there is not known."""
+        if not self._groups.num_states:
+            return self.grow(sequence, count)
+        num_tokens = sequence.num_planned_tokens + count
+        return self._grow_with_states(sequence, self._groups.size * -(-num_tokens // self._groups.block_size), ())
+
+    def grow_for_guesses(self, sequence: EngineSequence, count: int) -> bool:
+        """See `BlockTables`: of states one for each guess, in `guess_states`."""
+        if not self.grow_ahead(sequence, 1 + count):
+            return False
+        try:
+            sequence.guess_states = self._pool.allocate(count * self._groups.num_states)
+        except OutOfBlocks:
+            return False
+        return True
+
+    def keep_guessed(self, sequence: EngineSequence, start: int) -> None:
+        """See `BlockTables`: of the states behind guesses those that the sequence goes on from, or others may, take
+        their places in its table; the others are given back."""
+        groups, states, block_ids = self._groups, sequence.guess_states, sequence.block_ids
+        if not states:
+            return
+        end, count = sequence.num_computed_tokens, groups.num_states
+        for block in groups.written_states(start, end):
+            guess = min((block + 1) * groups.block_size, end) - 2 - start
+            if guess < 0:
+                continue  # behind the step's first token it was written where it belongs
+            behind = (block + 1) * groups.size
+            of_guess, places = slice(guess * count, (guess + 1) * count), slice(behind - count, behind)
+            before = block_ids[places]
+            block_ids[places], states[of_guess] = states[of_guess], before
+            sequence.num_holes -= before.count(NO_BLOCK)
+        sequence.block_table = ()
+        sequence.guess_states = []
+        self._pool.release(held_of(states))
+
+    def _grow_with_states(self, sequence: EngineSequence, num_places: int, written: Iterable[int]) -> bool:
+        """Of states, only the blocks that are written to."""
         groups, block_ids = self._groups, sequence.block_ids
         size, num_held = groups.size, len(block_ids)
-        start = sequence.num_planned_tokens
-        written = groups.written_states(start, start + count)
         wanted = [place for place in range(num_held, num_places) if not groups.is_state(place % size)]
         for block in written:
             states = range(block * size + size - groups.num_states, (block + 1) * size)
@@ -270,6 +317,8 @@ class GroupedTables(BlockTables):
 
     def free(self, sequence: EngineSequence) -> None:
         """See `BlockTables`."""
+        self._pool.release(sequence.guess_states)
+        sequence.guess_states = []
         super().free(sequence)
         sequence.seen_from = []
         sequence.num_holes = 0

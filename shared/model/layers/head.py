@@ -8,6 +8,7 @@ position is known once the token behind that is. Embedding and output projection
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -22,6 +23,7 @@ from shared.kernels.layer_stack import LayerInputs
 from shared.kernels.linear_spec import int4_spec
 from shared.kernels.pool_view import PoolView
 from shared.kernels.quantized import OpenedLinear, QuantizedWeight, Weight, rounded
+from shared.kv.groups import KVGroups
 from shared.model.config.model_config import ModelConfig
 from shared.model.layers.modules import DecoderModules, build_layer, build_linear, offset_norm
 from shared.model.layers.parameters import (
@@ -63,11 +65,6 @@ def listed_rows(parameters: DecoderParameters, vocab_size: int) -> Weight | None
     return replace(rows, codes=rows.codes.clone(), scales=rows.scales.clone(), zeros=zeros)
 
 
-def head_prefix(config: ModelConfig) -> str:
-    """How the names of the head's tensors begin."""
-    return f"model.layers.{config.num_layers}."
-
-
 @dataclass(frozen=True)
 class HeadParameters:
     """A head's parameters."""
@@ -86,26 +83,28 @@ class HeadParameters:
         cls, config: ModelConfig, dtype: torch.dtype, device: torch.device | str, specs: Specs = NO_SPECS
     ) -> HeadParameters:
         """Uninitialised; arguments as of `DecoderParameters.allocate`."""
-        new, size = Allocator(dtype, device, specs), config.hidden_size
+        assert config.head is not None, "a model without a head"
+        new, size, names = Allocator(dtype, device, specs), config.hidden_size, config.head.names
         return cls(
             embedding_norm=new.empty(size),
             hidden_norm=new.empty(size),
-            projection=new.weight({f"{head_prefix(config)}eh_proj": size}, 2 * size),
-            layer=allocate_layer(config.with_head(), config.num_layers, new),
+            projection=new.weight({names.prefix + names.projection: size}, 2 * size),
+            layer=allocate_layer(config.with_head(), config.num_layers, new, prefix=names.prefix + names.layer),
             norm=new.empty(size),
         )
 
     def checkpoint_views(self, config: ModelConfig) -> dict[str, Weight]:
         """As `DecoderParameters.checkpoint_views`."""
+        assert config.head is not None, "a model without a head"
+        names = config.head.names
         own: dict[str, Weight] = {
-            "enorm.weight": self.embedding_norm,
-            "hnorm.weight": self.hidden_norm,
-            "eh_proj.weight": self.projection,
-            "shared_head.norm.weight": self.norm,
-            **layer_views(config.with_head(), self.layer),
+            f"{names.embedding_norm}.weight": self.embedding_norm,
+            f"{names.hidden_norm}.weight": self.hidden_norm,
+            f"{names.projection}.weight": self.projection,
+            f"{names.norm}.weight": self.norm,
         }
-        prefix = head_prefix(config)
-        return {prefix + name: view for name, view in own.items()}
+        own |= {names.layer + name: view for name, view in layer_views(config.with_head(), self.layer).items()}
+        return {names.prefix + name: view for name, view in own.items()}
 
 
 class Head:
@@ -115,8 +114,8 @@ class Head:
         self, config: ModelConfig, parameters: HeadParameters, of_model: DecoderModules, kernels: DecoderOps
     ) -> None:
         """Takes ownership of the parameters; `of_model`: what it shares with the model."""
-        assert config.head_layer is not None, "a model without a head"
-        self._config = single = replace(config, layers=(config.head_layer,), head_layer=None)
+        assert config.head is not None, "a model without a head"
+        self._config = single = replace(config, layers=(config.head.layer,), head=None)
         self._kernels = kernels
         self._embedding = of_model.embedding
         dtype = of_model.embedding.dtype
@@ -138,12 +137,27 @@ class Head:
             offset_norm(parameters.norm, config),
             of_model.lm_head,
         )
+        self._group, self._row = config.with_head().layer_places[-1]
         self._layer = number = config.num_layers
-        self._pieces = DecoderPieces(single, modules, kernels, places=[(0, number)], first_layer=number)
+        self._pieces = DecoderPieces(single, modules, kernels, places=[(0, self._row)], first_layer=number)
         self._rotary = Rotary(single, dtype=dtype, device=of_model.embedding.device)
         self._output = of_model.lm_head
         if parameters.listed is not None:
             self._output = build_linear(kernels, narrow(parameters.listed), None, dtype)
+
+    def own_batch(self, batch: AttentionBatch) -> AttentionBatch:
+        """Of a step over KV groups, what concerns the head's."""
+        if not batch.groups:
+            return batch
+        own = batch.groups[self._group]
+        return replace(own, groups=(own,))
+
+    def batch_of(self, positions: Sequence[int], block_ids: Sequence[Sequence[int]], groups: KVGroups) -> AttentionBatch:
+        """One token of each of several sequences, whose tables those of all groups are: as `own_batch`. On the CPU."""
+        tables = [ids[self._group :: groups.size] for ids in block_ids]
+        lens = [position + 1 for position in positions]
+        own = AttentionBatch.from_lists([1] * len(lens), lens, tables, groups.block_size)
+        return own if groups.is_plain else replace(own, groups=(own,))
 
     def forward(
         self, token_ids: Tensor, hidden: Tensor, positions: Tensor, pool: PoolView, batch: AttentionBatch, rows: Tensor
@@ -157,7 +171,7 @@ class Head:
                 position before.
             positions: [num_tokens] int64.
             pool: of blocks of a layout with a head, changed in place.
-            batch: the sequences.
+            batch: the sequences, of `own_batch` or `batch_of`.
             rows: [num_rows] int64, of the tokens; none costs no attention.
 
         Returns:
@@ -179,7 +193,7 @@ class Head:
             found = x[:0]
         else:
             found = self._pieces.run(LayerInputs(x, cos, sin, pool, batch, None), rows)
-        pool.blank_broken(self._layer, batch.slots)
+        pool.blank_broken(self._row if batch.groups else self._layer, batch.slots)
         return found
 
     def logits(self, states: Tensor) -> Tensor:

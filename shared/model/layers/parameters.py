@@ -241,10 +241,11 @@ class Allocator:
 
 
 def allocate_layer(
-    config: ModelConfig, index: int, new: Allocator, experts: Sequence[int] | None = None
+    config: ModelConfig, index: int, new: Allocator, experts: Sequence[int] | None = None, prefix: str = ""
 ) -> LayerParameters:
-    """One of a config's layers, the `index`-th; `experts` as for `DecoderParameters.allocate`, of this layer."""
-    hidden, prefix = config.hidden_size, f"model.layers.{index}."
+    """One of a config's layers, the `index`-th; `experts` as for `DecoderParameters.allocate`, of this layer. `prefix`:
+    what its tensors' names begin with, by default its number's."""
+    hidden, prefix = config.hidden_size, prefix or f"model.layers.{index}."
     names, qkv_parts = config.names, qkv_rows(config, index)
     delta = config.delta if config.layers[index].has_state else None
     moe = config.moe if config.has_experts(index) else None

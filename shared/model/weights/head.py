@@ -6,39 +6,35 @@ from pathlib import Path
 
 from shared.errors import ModelLoadError
 from shared.model.config.model_config import ModelConfig
-from shared.model.layers.head import head_prefix
 from shared.model.weights.checkpoint import Checkpoint
 from shared.model.weights.safetensors_files import DENSE
 from shared.model.weights.sources import TIED_NAME, TIED_SOURCE
 
-_SHARED = {"embed_tokens.weight": TIED_SOURCE, "shared_head.head.weight": TIED_NAME}
-"""What a head shares with its model, and many checkpoints have twice."""
-
-
 def has_head(folder: Path, config: ModelConfig) -> bool:
     """Whether there is any tensor of one: checkpoints in fewer bits often leave it out, and say nothing of it. Raises
     ModelLoadError."""
-    if config.head_layer is None:
+    if config.head is None:
         return False
     with Checkpoint.of(folder) as checkpoint:
-        return any(name.startswith(head_prefix(config)) for name in checkpoint.entries)
+        return any(name.startswith(config.head.names.prefix) for name in checkpoint.entries)
 
 
 def missing_head(folder: Path, config: ModelConfig) -> str:
     """Why a folder has no head that can be served; empty: it has one. Raises ModelLoadError."""
     if has_head(folder, config):
         return ""
-    missing = f"tensor {head_prefix(config)}*"
-    if config.head_layer is None:
-        missing = "num_nextn_predict_layers, or its layers are not all of a kind that keeps the whole text"
+    missing = "num_nextn_predict_layers, or its layers are not all of a kind that keeps the whole text"
+    if config.head is not None:
+        missing = f"tensor {config.head.names.prefix}*"
     return f"{folder} has no head: no {missing}"
 
 
 def check_head(checkpoint: Checkpoint, config: ModelConfig) -> None:
     """Raises ModelLoadError (`tensor`) for a head whose embedding or output projection is not the model's."""
-    entries = checkpoint.entries
-    for own, of_model in _SHARED.items():
-        name = head_prefix(config) + own
+    assert config.head is not None, "a model without a head"
+    entries, names = checkpoint.entries, config.head.names
+    for own, of_model in ((names.embedding, TIED_SOURCE), (names.output, TIED_NAME)):
+        name = f"{names.prefix}{own}.weight"
         if of_model == TIED_NAME and config.tie_word_embeddings and TIED_NAME not in entries:
             of_model = TIED_SOURCE
         if name not in entries or of_model not in entries:

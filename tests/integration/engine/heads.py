@@ -14,12 +14,14 @@ from shared.model.checkpoints import write_random_checkpoint
 from shared.model.families.registry import load_config
 from shared.model.layers.head import HeadParameters, num_listed
 from shared.model.random_weights import mean_and_std
-from tests.integration.engine.families import EXPERTS
+from tests.integration.engine.families import EXPERTS, STATES
 
 WITH_HEAD = {"num_nextn_predict_layers": 1}
 FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
     "llama": ("LlamaForCausalLM", WITH_HEAD),
     "deepseek-v3": (EXPERTS["deepseek-v3"][0], {**EXPERTS["deepseek-v3"][1], **WITH_HEAD}),
+    "qwen3-next": STATES["qwen3-next"],
+    "qwen3.5": STATES["qwen3.5"],
 }
 
 
@@ -27,20 +29,22 @@ def write_knowing(folder: Path, family: str = "llama", vocab_size: int = 320, **
     """A model whose next token follows from the token before, nearly always, and whose head knows it nearly always. All
     are among the first tokens, which a head guesses."""
     architecture, fields = FAMILIES[family]
-    write_random_checkpoint(folder, architecture, vocab_size=vocab_size, hidden_size=64, extra_config=fields, **options)
+    sizes = {"vocab_size": vocab_size, "hidden_size": 64, "extra_config": fields, **options}
+    config = write_random_checkpoint(folder, architecture, **sizes)
     tensors = load_file(folder / "model.safetensors")
     generator = torch.Generator().manual_seed(3)
     count = num_listed(vocab_size)
     after = torch.cat([torch.randperm(count, generator=generator) for _ in range(2)])[:vocab_size]
     embedding = torch.randn(vocab_size, 64, generator=generator)
     for name, tensor in tensors.items():
-        if name.endswith(("o_proj.weight", "down_proj.weight")):
+        if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")):
             tensor *= 0.02
-        elif name.endswith("norm.weight"):
-            tensor.fill_(1.0)
+        elif tensor.dim() == 1 and "norm" in name.split(".", 1)[1]:
+            tensor.fill_(1.0 if "linear_attn" in name else 1.0 - config.norm_offset)
     tensors["model.embed_tokens.weight"] = embedding
     tensors["lm_head.weight"].zero_().index_add_(0, after, 0.25 * embedding)
-    projection = next(name for name in tensors if name.endswith("eh_proj.weight"))
+    assert config.head is not None
+    projection = f"{config.head.names.prefix}{config.head.names.projection}.weight"
     tensors[projection] = torch.cat((torch.eye(64), 0.02 * torch.randn(64, 64, generator=generator)), dim=1)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder

@@ -186,13 +186,6 @@ def _check_states(settings: WorkerSettings, config: ModelConfig) -> None:
     """Raises ConfigError for a setting that is not served where layers have states."""
     if config.delta is None:
         return
-    if settings.speculation != "off":
-        raise ConfigError(
-            f"speculation is {settings.speculation}, and {config.architecture} has layers with states, from which a "
-            "wrong guess cannot be taken back: off is served",
-            field="speculation",
-            value=settings.speculation,
-        )
     if settings.has_adapters:
         raise ConfigError(
             f"adapters of {config.architecture}, whose layers have states, are not supported", field="adapters"

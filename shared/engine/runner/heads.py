@@ -27,9 +27,7 @@ from shared.model.decoder import Decoder
 class Heads:
     """Part of a runner; implements `HeadRunner`. The engine thread alone calls it."""
 
-    def __init__(
-        self, decoder: Decoder, pool: PoolView, groups: KVGroups, link: DeviceLink, max_num_seqs: int
-    ) -> None:
+    def __init__(self, decoder: Decoder, pool: PoolView, groups: KVGroups, link: DeviceLink, max_num_seqs: int) -> None:
         """`pool`: the runner's, of blocks with a head's layer; `groups`: of its KV."""
         assert decoder.head is not None, "no head was loaded"
         self._decoder = decoder
@@ -52,8 +50,17 @@ class Heads:
         """Of a sequence that the model has positions for."""
         return self._decoder.config.max_position_embeddings
 
+    @property
+    def behind(self) -> tuple[int, ...]:
+        """See `Head`."""
+        return self._head.behind
+
+    def joined(self, kept: Tensor) -> Tensor:
+        """See `Head`."""
+        return self._head.joined(kept)
+
     def follow(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor, tokens: Tensor) -> None:
-        """Writes the head's KV of a step's tokens. hidden: [num_tokens, hidden_size]; tokens: [num_samples] int64, what
+        """Writes the head's KV of a step's tokens. hidden: [num_tokens, hidden_size], as it reads them; tokens: [num_samples] int64, what
         was chosen, below 0 where nothing can be."""
         items, send = plan.sequences, self._link.send
         behind = [token for item in items for token in (*item.token_ids[1:], item.following)]

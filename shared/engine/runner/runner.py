@@ -349,8 +349,7 @@ class Runner:
     def _forward_hidden(
         self, items: tuple[PlannedSequence, ...], inputs: StepInputs
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """What the layers give behind the final norm [num_rows, hidden_size], of all tokens where a head reads them;
-        the logits as `forward` gives them; and [num_pooling, hidden_size] fp32: for each sequence that has any, the sum
+        """What a head reads [num_tokens, hidden_size], or without one some rows behind the final norm; the logits as `forward` gives them; and [num_pooling, hidden_size] fp32: for each sequence that has any, the sum
         of its last `num_pooled` tokens' hidden states. Never in a group."""
         assert self._decoder.num_stages == 1, "a group pools nothing"
         assert not self._decoder.is_split, "a group pools nothing"
@@ -362,10 +361,12 @@ class Runner:
                 wanted.append(range(end - item.num_pooled, end))
         for_logits = logit_rows(items)
         rows: Sequence[int] = range(end)
-        if self.heads is None:
+        behind = () if self.heads is None else self.heads.behind
+        if self.heads is None or behind:
             rows = sorted({*for_logits, *(row for part in wanted for row in part)})
         place = {row: i for i, row in enumerate(rows)}
         send = self._link.send
+        kept = self.kv_blocks.new_empty((end, len(behind), self._decoder.config.hidden_size), dtype=self._decoder.dtype)
         hidden = self._decoder.hidden(
             inputs.token_ids,
             inputs.positions,
@@ -374,12 +375,15 @@ class Runner:
             send(torch.tensor(rows, dtype=torch.int64)),
             inputs.rope_lengths,
             self._adapters.loras(items),
+            kept if behind else None,
         )
         sums = [
             hidden.index_select(0, send(torch.tensor([place[row] for row in part]))).float().sum(dim=0)
             for part in wanted
         ]
         of_logits = hidden.index_select(0, send(torch.tensor([place[row] for row in for_logits], dtype=torch.int64)))
+        if self.heads is not None and behind:
+            hidden = self.heads.joined(kept)
         return hidden, self._decoder.logits(of_logits), torch.stack(sums) if sums else None
 
     def _forward_staged(self, items: tuple[PlannedSequence, ...]) -> Tensor:

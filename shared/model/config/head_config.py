@@ -1,10 +1,15 @@
-"""A head as data: a layer beside a model's own, which guesses the token after the next one."""
+"""A head as data: one layer that guesses the token after the next one. Where what it reads comes from, its layer, and
+where what it gives goes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from shared.model.config.layer_config import LayerConfig
+
+if TYPE_CHECKING:
+    from shared.model.config.model_config import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -17,16 +22,29 @@ class HeadNames:
     hidden_norm: str
     projection: str
     norm: str
-    embedding: str  # of a copy of the model's, which many checkpoints have
-    output: str  # likewise, of its output projection
+    embedding: str  # where it is not the model's, or a copy of it
+    output: str  # likewise, the output projection
 
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """A head of a model's own checkpoint."""
+    """A head of a model's own checkpoint (multi-token prediction), or of a folder apart (EAGLE-3).
 
-    layer: LayerConfig
+    The former's projection joins the token and the model's state behind its final norm, before the layer; what it gives
+    behind its norm is read like that state. The latter's joins the states behind some of the model's layers, its layer's
+    attention reads token and state side by side, and what it gives is read like the joined states.
+    """
+
+    layer: LayerConfig  # as it lies behind the model's layers, in their blocks
     names: HeadNames
+    behind: tuple[int, ...] = ()  # how many of the model's first layers gave each state; none: all, and the final norm
+    own: ModelConfig | None = None  # sizes of a layer from a folder apart; None: the model's
+    num_guessable: int = 0  # tokens of its own output projection; 0: it guesses by the model's
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether it has a folder of its own."""
+        return self.own is not None
 
 
 def numbered_names(layer: int) -> HeadNames:
@@ -39,3 +57,7 @@ QWEN_NAMES = HeadNames(
     "mtp.", "layers.0.", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm", "embed_tokens", "lm_head"
 )
 """Of Qwen3-Next and Qwen 3.5."""
+EAGLE_NAMES = HeadNames(
+    "", "midlayer.", "midlayer.input_layernorm", "midlayer.hidden_norm", "fc", "norm", "embed_tokens", "lm_head"
+)
+"""Of EAGLE-3."""

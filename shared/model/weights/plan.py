@@ -114,7 +114,7 @@ def rounding_specs(
     if config.moe is not None and config.moe.shared_gate is not None:
         kept_plain = (*kept_plain, f".{config.moe.shared_gate}.weight")
     specs: dict[str, LinearSpec] = {}
-    rounded = ("model.layers.", *(() if config.head is None else (config.head.names.prefix,)))
+    rounded = ("model.layers.", *(() if config.head is None or config.head.is_apart else (config.head.names.prefix,)))
     for name, shape in shapes.items():
         if not name.startswith(rounded) or not name.endswith(".weight") or len(shape) != 2:
             continue

@@ -60,8 +60,8 @@ class Heads:
         return self._head.joined(kept)
 
     def follow(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor, tokens: Tensor) -> None:
-        """Writes the head's KV of a step's tokens. hidden: [num_tokens, hidden_size], as it reads them; tokens: [num_samples] int64, what
-        was chosen, below 0 where nothing can be."""
+        """Writes the head's KV of a step's tokens. hidden: [num_tokens, hidden_size], as it reads them;
+        tokens: [num_samples] int64, what was chosen, below 0 where nothing can be."""
         items, send = plan.sequences, self._link.send
         behind = [token for item in items for token in (*item.token_ids[1:], item.following)]
         ends = list(accumulate(len(item.token_ids) for item in items))

@@ -349,8 +349,9 @@ class Runner:
     def _forward_hidden(
         self, items: tuple[PlannedSequence, ...], inputs: StepInputs
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """What a head reads [num_tokens, hidden_size], or without one some rows behind the final norm; the logits as `forward` gives them; and [num_pooling, hidden_size] fp32: for each sequence that has any, the sum
-        of its last `num_pooled` tokens' hidden states. Never in a group."""
+        """What a head reads [num_tokens, hidden_size], or without one some rows behind the final norm; the logits as
+        `forward` gives them; and [num_pooling, hidden_size] fp32: for each sequence that has any, the sum of its last
+        `num_pooled` tokens' hidden states. Never in a group."""
         assert self._decoder.num_stages == 1, "a group pools nothing"
         assert not self._decoder.is_split, "a group pools nothing"
         wanted = list[range]()

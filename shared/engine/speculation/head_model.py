@@ -51,7 +51,8 @@ class HeadModel(GuessingModel):
     def __init__(
         self, runner: HeadRunner, groups: KVGroups, most_tokens: int, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        """`groups`: of the sequences' blocks. `most_tokens`: of a sequence that the model has positions for. `clock`: in seconds."""
+        """`groups`: of the sequences' blocks. `most_tokens`: of a sequence that the model has positions for. `clock`:
+        in seconds."""
         super().__init__(clock)
         self._runner = runner
         self._groups = groups

@@ -191,8 +191,8 @@ class Head:
 
         Args:
             token_ids: [num_tokens] int64, the token behind each.
-            hidden: [num_tokens, hidden_size], the model's at each, behind its final norm, or what `joined` gave; or what
-                this gave at the position before.
+            hidden: [num_tokens, hidden_size], the model's at each, behind its final norm, or what `joined` gave; or
+                what this gave at the position before.
             positions: [num_tokens] int64.
             pool: of blocks of a layout with a head, changed in place.
             batch: the sequences, of `own_batch` or `batch_of`.

@@ -263,7 +263,7 @@ def test_tokens_beyond_the_vocabulary_are_refused(folders, tmp_path):
     tensors = load_file(head / "model.safetensors")
     tensors["d2t"][-1] = 121
     save_file(tensors, head / "model.safetensors")
-    with pytest.raises(ModelLoadError, match="d2t must name 200 different tokens of 320, found 200 from .* to 320"):
+    with pytest.raises(ModelLoadError, match=r"d2t must name 200 different tokens of 320, found 200 from .* to 320"):
         Decoder.load(model, torch.float32, "cpu", head_folder=head)
 
 

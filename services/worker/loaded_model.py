@@ -205,8 +205,8 @@ def _check_states(settings: WorkerSettings, config: ModelConfig) -> None:
 
 def wants_head(settings: WorkerSettings, config: ModelConfig, roles: Roles) -> bool:
     """Whether a head is loaded, the checkpoint's or that of the draft's folder, as all workers of a fleet must have it:
-    a layer of their blocks is its. Raises ConfigError where the settings need one that is not served. By no other setting than `heads`: what `auto`
-    found would differ between workers of one fleet."""
+    a layer of their blocks is its. Raises ConfigError where the settings need one that is not served. By no other
+    setting than `heads`: what `auto` found would differ between workers of one fleet."""
     if settings.speculation != "heads":
         return False
     problem = ""

@@ -30,9 +30,10 @@ from shared.engine.scheduler.beams import BeamSearches
 from shared.engine.scheduler.blocks import Admission, BatchLimit, GrowthReserve
 from shared.engine.scheduler.config import SchedulerConfig as SchedulerConfig
 from shared.engine.scheduler.config import SchedulerCounters
+from shared.engine.scheduler.host_swap import HostSwap
 from shared.engine.scheduler.pacing import Pacing, StepRoom
 from shared.engine.scheduler.sequence_table import PromptOrder, SequenceTable, StepsInFlight, UnsentBlocks
-from shared.engine.scheduler.tables import WANTED, HostSwap, block_tables, held_of
+from shared.engine.scheduler.tables import WANTED, block_tables, held_of
 from shared.engine.sequence import EngineSequence, Goal, Status
 from shared.engine.speculation.speculator import Speculator
 from shared.errors import Overloaded, TandemError, TransferFailed

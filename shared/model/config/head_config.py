@@ -30,9 +30,9 @@ class HeadNames:
 class HeadConfig:
     """A head of a model's own checkpoint (multi-token prediction), or of a folder apart (EAGLE-3).
 
-    The former's projection joins the token and the model's state behind its final norm, before the layer; what it gives
-    behind its norm is read like that state. The latter's joins the states behind some of the model's layers, its layer's
-    attention reads token and state side by side, and what it gives is read like the joined states.
+    The former's projection joins the token and the model's state behind its final norm, before the layer; what it
+    gives behind its norm is read like that state. The latter's joins the states behind some of the model's layers, its
+    layer's attention reads token and state side by side, and what it gives is read like the joined states.
     """
 
     layer: LayerConfig  # as it lies behind the model's layers, in their blocks

@@ -50,9 +50,9 @@ class AttentionBatch:
     state_blocks: Tensor | None = (
         None  # [num_seqs, 3, num_states] int32: of each group of states the blocks of `KVGroups.state_places`
     )
-    state_rounds: tuple[tuple[Tensor, AttentionBatch], ...] = ()
-    """Of a step with guesses: the first tokens of all sequences as a step of their own, then the second ones, and so
-    on, each with its rows [num_rows] int64 of this step. A token reads the state that the one before it wrote."""
+    token_states: Tensor | None = None
+    """[num_tokens, 3, num_states] int32, in place of `state_blocks` in a step with guesses: those of each token by
+    itself, which reads what the one before it wrote."""
     _remembered: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

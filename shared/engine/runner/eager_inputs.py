@@ -106,31 +106,16 @@ class EagerInputs:
             return batch
         assert self._groups is not None
         if any(item.guess_states for item in items):
-            return replace(batch, state_rounds=self._state_rounds(items))
+            of_tokens = [
+                blocks
+                for item in items
+                for blocks in self._groups.guess_state_blocks(item.block_ids, item.start, item.guess_states)
+            ]
+            return replace(batch, token_states=self._link.send(torch.from_numpy(np.array(of_tokens, dtype=np.int32))))
         found = [
             self._groups.state_blocks(item.block_ids, item.start, item.start + len(item.token_ids)) for item in items
         ]
         return replace(batch, state_blocks=self._link.send(torch.from_numpy(np.array(found, dtype=np.int32))))
-
-    def _state_rounds(self, items: Sequence[PlannedSequence]) -> tuple[tuple[Tensor, AttentionBatch], ...]:
-        """See `AttentionBatch.state_rounds`: all sequences decode, some with guesses."""
-        assert self._groups is not None
-        blocks = [self._groups.guess_state_blocks(item.block_ids, item.start, item.guess_states) for item in items]
-        begins = [0, *accumulate(len(item.token_ids) for item in items)]
-        rounds = []
-        for place in range(max(map(len, blocks))):
-            seqs = [seq for seq, found in enumerate(blocks) if place < len(found)]
-            batch = AttentionBatch.from_lists(
-                [1] * len(seqs),
-                [items[seq].start + place + 1 for seq in seqs],
-                [items[seq].block_ids[:: self._num_groups] for seq in seqs],
-                self._block_size,
-                self._link.device,
-            )
-            ids = np.array([blocks[seq][place] for seq in seqs], dtype=np.int32)
-            rows = torch.tensor([begins[seq] + place for seq in seqs], dtype=torch.int64)
-            rounds.append((self._link.send(rows), replace(batch, state_blocks=self._link.send(torch.from_numpy(ids)))))
-        return tuple(rounds)
 
     def _arrays(self, items: Sequence[PlannedSequence]) -> list[NDArray[np.int32]]:
         """Block tables; those that a step before had are not converted again."""

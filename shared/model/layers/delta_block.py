@@ -69,13 +69,7 @@ class DeltaBlock:
 
     def attend(self, query: Tensor, pool: PoolView, batch: AttentionBatch) -> Tensor:
         """What `place` gave to [num_tokens, value_size], gated and normed. Reads and writes the sequences' states."""
-        if not batch.state_rounds:
-            return self._kernels.delta_attention(query, self._delta, pool, batch)
-        found = query.new_empty(query.shape[0], self._delta.value_size)
-        for rows, tokens in batch.state_rounds:
-            of_tokens = self._kernels.delta_attention(query.index_select(0, rows), self._delta, pool, tokens)
-            found.index_copy_(0, rows, of_tokens)
-        return found
+        return self._kernels.delta_attention(query, self._delta, pool, batch)
 
     def project(self, attended: Tensor, loras: Loras | None = None) -> Tensor:
         """[num_tokens, value_size] to [num_tokens, hidden_size]."""

@@ -103,9 +103,10 @@ def _guessable(checkpoint: Checkpoint, config: ModelConfig) -> torch.Tensor:
     why = f"of {vocab_size} tokens the head guesses {count}"
     check_entry(needed(checkpoint.entries, _OFFSETS, why), (count,), ("I64", "I32"))
     tokens = tokens + checkpoint.whole(_OFFSETS).long()
-    if int(tokens.min()) < 0 or int(tokens.max()) >= vocab_size or len(tokens.unique()) < count:
+    num_found = len(set(tokens.tolist()))
+    if int(tokens.min()) < 0 or int(tokens.max()) >= vocab_size or num_found < count:
         raise ModelLoadError(
-            f"{_OFFSETS} must name {count} different tokens of {vocab_size}, found {len(tokens.unique())} from "
+            f"{_OFFSETS} must name {count} different tokens of {vocab_size}, found {num_found} from "
             f"{int(tokens.min())} to {int(tokens.max())}",
             tensor=_OFFSETS,
         )

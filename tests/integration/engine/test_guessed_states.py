@@ -70,7 +70,7 @@ def end(run: EngineRun) -> None:
     assert run.pool.num_used == 0
 
 
-@pytest.mark.parametrize("num_guesses", [1, 5, MOST_GUESSES])
+@pytest.mark.parametrize("num_guesses", [pytest.param(1, marks=pytest.mark.slow), 5, MOST_GUESSES])
 def test_right_and_wrong_guesses_change_nothing(folder, way, expected, num_guesses):
     for drafter in drafters(expected):
         run = run_with(folder, drafter, num_guesses)

@@ -135,7 +135,7 @@ def test_a_head_stays_as_wide_as_it_is_and_guesses_for_the_rounded_model(tmp_pat
     of_head = {name: tensor for name, tensor in plain.items() if name.startswith(prefix)}
     assert of_head.keys() == {name for name in stored if name.startswith(prefix)}
     assert all(stored[name].dtype == tensor.dtype and stored[name].equal(tensor) for name, tensor in of_head.items())
-    assert f"{prefix}eh_proj" in found.kept
+    assert f"{prefix}{config.head.names.projection}" in found.kept
     decoder = Decoder.load(tmp_path / "out", torch.float32, "cpu", has_head=True)
     assert decoder.head is not None
     assert decoder.quantization == scheme

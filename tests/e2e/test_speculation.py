@@ -113,6 +113,6 @@ async def test_a_head_from_a_folder_apart_guesses_behind_a_hand_off_and_changes_
         expected = await answers(cluster, speculation="off")
         assert await answers(cluster, speculation={"method": "heads", "max": 1}) == expected
         guessed, right = await counted(cluster)
-        assert 0 < guessed / 2 < right
+        assert 0 < guessed / 4 < right
         assert await answers(cluster) == expected
         assert await figures(cluster, "prefill-0", "tandem_engine_guessed_tokens_total") == 0

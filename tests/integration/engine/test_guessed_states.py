@@ -50,8 +50,8 @@ def expected(folder: Path, way: dict[str, Any]) -> list[list[int]]:
         return run.generate(*PROMPTS, max_tokens=LENGTH, **way)
 
 
-def drafters(expected: list[list[int]]) -> list[Drafter]:
-    known = {tuple(prompt): tokens for prompt, tokens in zip(PROMPTS, expected, strict=True)}
+def drafters(prompts: list[list[int]], expected: list[list[int]]) -> list[Drafter]:
+    known = {tuple(prompt): tokens for prompt, tokens in zip(prompts, expected, strict=True)}
     return [
         KnowingDrafter(known),
         KnowingDrafter(known, lambda place, token: token if place < 4 else 7),
@@ -72,7 +72,7 @@ def end(run: EngineRun) -> None:
 
 @pytest.mark.parametrize("num_guesses", [pytest.param(1, marks=pytest.mark.slow), 5, MOST_GUESSES])
 def test_right_and_wrong_guesses_change_nothing(folder, way, expected, num_guesses):
-    for drafter in drafters(expected):
+    for drafter in drafters(PROMPTS, expected):
         run = run_with(folder, drafter, num_guesses)
         assert run.generate(*PROMPTS, max_tokens=LENGTH, **way) == expected
         num_guessed, num_right = accepted(run)
@@ -84,7 +84,7 @@ def test_right_and_wrong_guesses_change_nothing(folder, way, expected, num_guess
 
 def test_a_state_that_was_kept_behind_right_guesses_is_what_others_go_on_from(folder, way, expected):
     """A conversation that goes on behind the answer finds blocks up to its last full one."""
-    for drafter in drafters(expected)[:2]:
+    for drafter in drafters(PROMPTS, expected)[:2]:
         run = run_with(folder, drafter)
         answer = run.generate(PROMPTS[1], max_tokens=LENGTH, **way)[0]
         whole = [*PROMPTS[1], *answer]
@@ -99,7 +99,7 @@ def test_a_state_that_was_kept_behind_right_guesses_is_what_others_go_on_from(fo
 
 def test_a_handed_over_answer_is_the_same(folder, way, expected):
     with EngineRun(folder) as prefill:
-        for drafter in drafters(expected)[1:4:2]:
+        for drafter in drafters(PROMPTS, expected)[1:4:2]:
             run = run_with(folder, drafter)
             for prompt, tokens in zip(PROMPTS[1::2], expected[1::2], strict=True):
                 assert hand_off(prefill, run, prompt, LENGTH, **way) == tokens
@@ -111,13 +111,14 @@ def test_a_handed_over_answer_is_the_same(folder, way, expected):
 def test_preemption_changes_no_token(tmp_path, num_host_blocks):
     folder, length = tmp_path / "model", 120  # a state does not grow: only long answers fill the pool
     checkpoint(folder, "every fourth layer attends")
+    prompts = [[5 + (i * k) % 200 for i in range(20 + 9 * k)] for k in range(1, 7)]
     with EngineRun(folder, max_num_batched_tokens=512) as roomy:
-        expected = roomy.generate(*PROMPTS, max_tokens=length, **WAYS[1])
+        expected = roomy.generate(*prompts, max_tokens=length, **WAYS[1])
     groups = load_config(folder).block_layout(BLOCK_SIZE, "float32").groups
-    blocks = -(-groups.num_blocks(len(PROMPTS[-1]) + length, 24) // groups.size) + 1
-    for drafter in drafters(expected)[1:4:2]:
+    blocks = -(-groups.num_blocks(len(prompts[-1]) + length, 24) // groups.size) + 1
+    for drafter in drafters(prompts, expected)[1 : 2 if num_host_blocks else None]:
         run = run_with(folder, drafter, num_blocks=blocks, num_host_blocks=num_host_blocks, output_quantile=0.0)
-        assert run.generate(*PROMPTS, max_tokens=length, **WAYS[1]) == expected
+        assert run.generate(*prompts, max_tokens=length, **WAYS[1]) == expected
         assert run.scheduler.counters.num_preemptions > 0
         assert accepted(run)[0] > 0
         end(run)
@@ -133,7 +134,7 @@ def test_guesses_change_no_answer_of_a_group(tmp_path, degrees, own_pools):
     checkpoint(folder, VECTORS, num_heads=8, num_kv_heads=4)
     with EngineRun(folder) as run:
         expected = run.generate(*PROMPTS, max_tokens=LENGTH)
-    for drafter in drafters(expected)[:2]:
+    for drafter in drafters(PROMPTS, expected)[:2]:
         speculator = Speculator([drafter], num_guesses=MOST_GUESSES)
         with closing(GroupRun(folder, degrees, own_pools=own_pools, speculator=speculator)) as group:
             assert group.generate(*PROMPTS, max_tokens=LENGTH) == expected

@@ -8,9 +8,10 @@ _MARK = "-deterministic-"
 _HEAD = "-head"
 
 
-def headed_fingerprint(model: str) -> str:
-    """Of a model whose blocks have the KV of its head too: no block of it is one without."""
-    return f"{model}{_HEAD}"
+def headed_fingerprint(model: str, head: str = "") -> str:
+    """Of a model whose blocks have the KV of its head too: no block of it is one without. `head`: the fingerprint of a
+    head that has a folder of its own."""
+    return f"{model}{_HEAD}{head}"
 
 
 def deterministic_fingerprint(model: str, arithmetic: str) -> str:

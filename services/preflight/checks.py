@@ -123,5 +123,5 @@ def _token_bytes(need: EngineNeed | None) -> float | None:
         return None
     try:
         return kv_bytes_per_token(need)
-    except (ModelLoadError, InvalidRequest):
+    except (ModelLoadError, InvalidRequest, ConfigError):
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from shared.kv.layout import BYTES_PER_ELEMENT, BlockLayout
 from shared.model.adapters.targets import values_of_rank
 from shared.model.config.folder import check_folder
 from shared.model.config.model_config import ModelConfig
+from shared.model.families.eagle3 import read_eagle
 from shared.model.families.registry import load_config
 from shared.sizes import size
 from shared.sizing.adapters import largest_class
@@ -25,6 +26,7 @@ CHECK = "model"
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _KV_DTYPES = {**_DTYPES, "int8": "int8", "fp8": "float8_e4m3fn"}
 _FIX = "see that the volume is mounted and complete; a download that was cut off has to be repeated"
+_OTHER_HEAD = "take the head that was trained for this model, or speculation auto without a draft"
 _LESS = "a larger device or memory limit, a dtype of 16 bits instead of fp32, or a smaller model"
 
 
@@ -46,7 +48,9 @@ class EngineNeed:
     num_hosts: int = 1
     """Hosts of the group: each holds an even part of the weights and of every block."""
     has_head: bool = False
-    """Whether the checkpoint's head is loaded, whose KV is a layer more of every block."""
+    """Whether a head is loaded, whose KV is a layer more of every block."""
+    head_folder: Path | None = None
+    """Of one that is not the checkpoint's."""
     adapter_slots: int = 0
     """Adapters that lie ready, 0 for none."""
     adapter_bytes: int = 0
@@ -59,14 +63,15 @@ def check_weights(need: EngineNeed, memory_bytes: int | None) -> Finding:
     if problem := _unreadable(need.model):
         return problem
     try:
-        config = load_config(need.model)
-        if need.has_head and (missing := _no_head(need.model, config)):
+        config = _config(need)
+        if need.has_head and need.head_folder is None and (missing := _no_head(need.model, config)):
             return fail(CHECK, f"speculation is heads, but {missing}", "take speculation auto")
         plan = _plan(need, config)
     except ModelLoadError as error:
         return fail(CHECK, error.message, _FIX)
     except ConfigError as error:
-        return fail(CHECK, error.message, "leave quantization at auto")
+        of_head = error.details.get("field") == "draft"
+        return fail(CHECK, error.message, _OTHER_HEAD if of_head else "leave quantization at auto")
     try:
         layout = _layout(need, config)
     except InvalidRequest as error:
@@ -123,7 +128,7 @@ def check_tokenizer(folder: Path) -> Finding:
 
 def kv_bytes_per_token(need: EngineNeed) -> float:
     """Bytes of KV for one token of the model. Raises ModelLoadError, InvalidRequest."""
-    return _layout(need, load_config(need.model)).block_bytes / need.block_size
+    return _layout(need, _config(need)).block_bytes / need.block_size
 
 
 def _unreadable(folder: Path) -> Finding | None:
@@ -150,7 +155,14 @@ def _plan(need: EngineNeed, config: ModelConfig) -> WeightPlan:
     from shared.model.weights.plan import WeightPlan
 
     with Checkpoint.of(need.model) as checkpoint:
-        return WeightPlan.make(checkpoint, config, need.quantization, has_head=need.has_head)
+        is_own = need.has_head and need.head_folder is None
+        return WeightPlan.make(checkpoint, config, need.quantization, has_head=is_own)
+
+
+def _config(need: EngineNeed) -> ModelConfig:
+    """Of the model, with a head of a folder apart. Raises ModelLoadError, ConfigError."""
+    config = load_config(need.model)
+    return config if need.head_folder is None else replace(config, head=read_eagle(need.head_folder, config))
 
 
 def _no_head(folder: Path, config: ModelConfig) -> str:

@@ -85,6 +85,7 @@ def _worker(overrides: Overrides, flags: list[str]) -> Needs:
             settings.devices[1:] if settings.is_on_gpu else (),
             settings.group_hosts,
             settings.speculation == "heads",
+            settings.head_folder,
             settings.adapter_slots if settings.has_adapters else 0,
             settings.adapter_bytes if settings.has_adapters else 0,
         ),

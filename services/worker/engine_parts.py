@@ -75,7 +75,7 @@ def open_speculator(
     model: GuessingModel | None = None
     if isinstance(runner, Runner) and runner.heads is not None and WorkerRole.DECODE in roles:
         model = open_heads(runner.heads)
-        logger.info("the checkpoint's head guesses")
+        logger.info("%s guesses", settings.head_folder or "the checkpoint's head")
     if draft is not None:
         model = open_draft(draft.decoder, draft.layout, draft.num_blocks, settings.max_num_seqs)
         logger.info(

@@ -33,6 +33,7 @@ from shared.kv.transfer import TRAILER_INDEX
 from shared.model.arithmetic import arithmetic_digest
 from shared.model.config.model_config import ModelConfig
 from shared.model.decoder import Decoder
+from shared.model.families.eagle3 import read_eagle
 from shared.model.families.registry import load_config
 from shared.model.ranks.block_slices import block_slices
 from shared.model.ranks.rank_decoder import RankDecoder
@@ -76,7 +77,9 @@ class LoadedModel:
     """As `shared.model.text.texts_digest` of its folder."""
     draft: LoadedDraft | None = None
     has_head: bool = False
-    """Whether its blocks have the KV of the checkpoint's head."""
+    """Whether its blocks have the KV of a head."""
+    head_identity: str = ""
+    """Fingerprint of a head that has a folder of its own."""
 
     @property
     def decoder(self) -> Decoder:
@@ -107,26 +110,29 @@ def load_model(
     """
     config = load_config(settings.model)
     check_device(settings.devices[0])
-    _check_states(settings, config)
     backend = choose_backend(settings)
-    if settings.draft:
+    head_folder = settings.head_folder
+    served = config if head_folder is None else replace(config, head=read_eagle(head_folder, config))
+    if settings.draft and head_folder is None:
         check_draft(Path(settings.draft), config.vocab_size)
     dtype = choose_dtype(settings.dtype, config, settings.devices[0], backend) if group is None else group.dtype
     kv_dtype, source, sent = choose_kv_formats(
         settings, dtype, has_latents=config.latent is not None, has_states=config.delta is not None, roles=roles
     )
     has_kv_groups, is_guessing = settings.degrees.has_kv_groups, wants_head(settings, config, roles)
-    layout = config.block_layout(settings.block_size, kv_dtype, grouped=has_kv_groups, has_head=is_guessing)
+    layout = served.block_layout(settings.block_size, kv_dtype, grouped=has_kv_groups, has_head=is_guessing)
     layout = replace(layout, format=replace(layout.format, source=source, sent=sent))
     decoder = _load_decoder(settings, dtype, backend, group, on_progress, on_lost, has_head=is_guessing)
-    identity = _identity(settings, dtype, decoder, layout, has_head=is_guessing)
+    head_identity = "" if head_folder is None else fingerprint(head_folder, dtype_name(dtype))
+    identity = _identity(settings, dtype, decoder, layout, head_identity if is_guessing else None)
     wanted_len = settings.max_model_len or config.max_position_embeddings
     if group is not None:
         group.wait_loaded()
     held_bytes = layout.block_bytes
     if group is not None and group.has_own_pools:
         held_bytes = group.held_bytes(SliceForm(layout, block_slices(config, group.degrees)))
-    draft = _read_draft(settings, config.vocab_size, backend) if settings.draft else None
+    has_draft = settings.draft and head_folder is None
+    draft = _read_draft(settings, config.vocab_size, backend) if has_draft else None
     draft_bytes = -(-draft[1].block_bytes // layout.groups.size) if draft is not None else 0
     need = pool_need(settings, layout, wanted_len, held_bytes + draft_bytes)
     num_blocks = _choose_num_blocks(settings, decoder, layout, need, group, is_again=is_again)
@@ -152,6 +158,7 @@ def load_model(
         texts_digest=texts_digest(settings.model),
         draft=None if draft is None else LoadedDraft(*draft, num_blocks // layout.groups.size),
         has_head=is_guessing,
+        head_identity=head_identity,
     )
 
 
@@ -176,6 +183,7 @@ def _load_decoder(
             deterministic=settings.deterministic,
             quantization=settings.quantization,
             has_head=has_head,
+            head_folder=settings.head_folder,
         )
     links = group.meet(on_lost)
     return RankDecoder.load_rank(
@@ -192,34 +200,22 @@ def _load_decoder(
 
 
 def _identity(
-    settings: WorkerSettings, dtype: torch.dtype, decoder: Decoder, layout: BlockLayout, *, has_head: bool
+    settings: WorkerSettings, dtype: torch.dtype, decoder: Decoder, layout: BlockLayout, head: str | None
 ) -> str:
-    """The fingerprint of what computes the KV; see `LoadedModel.fingerprint`."""
+    """The fingerprint of what computes the KV; see `LoadedModel.fingerprint`. `head`: of a head that guesses, empty
+    where the model's folder has it; None without one."""
     identity = fingerprint(settings.model, dtype_name(dtype), settings.quantization)
-    if has_head:
-        identity = headed_fingerprint(identity)
+    if head is not None:
+        identity = headed_fingerprint(identity, head)
     if settings.deterministic:
         identity = deterministic_fingerprint(identity, arithmetic_digest(decoder, layout))
     return identity
 
 
-def _check_states(settings: WorkerSettings, config: ModelConfig) -> None:
-    """Raises ConfigError for a setting that is not served where layers have states."""
-    if config.delta is None:
-        return
-    if settings.speculation != "off":
-        raise ConfigError(
-            f"speculation is {settings.speculation}, and {config.architecture} has layers with states, from which a "
-            "wrong guess cannot be taken back: off is served",
-            field="speculation",
-            value=settings.speculation,
-        )
-
-
 def wants_head(settings: WorkerSettings, config: ModelConfig, roles: Roles) -> bool:
-    """Whether the checkpoint's head is loaded, as all workers of a fleet must have it: a layer of their blocks is its.
-    Raises ConfigError where the settings need one that is not served. By no other setting than `heads`: what `auto`
-    found would differ between workers of one fleet."""
+    """Whether a head is loaded, the checkpoint's or that of the draft's folder, as all workers of a fleet must have it:
+    a layer of their blocks is its. Raises ConfigError where the settings need one that is not served. By no other
+    setting than `heads`: what `auto` found would differ between workers of one fleet."""
     if settings.speculation != "heads":
         return False
     problem = ""
@@ -227,7 +223,7 @@ def wants_head(settings: WorkerSettings, config: ModelConfig, roles: Roles) -> b
         problem = f"worker {settings.name} is {settings.degrees.num_ranks} processes: a head takes 1"
     elif settings.is_on_gpu and WorkerRole.DECODE in roles:
         problem = f"a worker that decodes on {settings.device} guesses nothing: heads need its CPU"
-    else:
+    elif settings.head_folder is None:
         problem = missing_head(Path(settings.model), config)
     if problem:
         raise ConfigError(f"speculation is heads, but {problem}", field="speculation", value="heads")

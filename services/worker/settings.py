@@ -386,6 +386,11 @@ class WorkerSettings(
         """Whether its device lets it guess the next tokens of answers."""
         return not self.is_on_gpu and self.step_times is None
 
+    @property
+    def head_folder(self) -> Path | None:
+        """Of a head that is not the checkpoint's own."""
+        return Path(self.draft) if self.draft and self.speculation == "heads" else None
+
     def for_roles(self, roles: Roles) -> Self:
         """The same settings, with the defaults that depend on the roles filled in, and no draft model where nothing
         would ask it."""
@@ -395,7 +400,7 @@ class WorkerSettings(
         filled = {
             "max_num_batched_tokens": self.max_num_batched_tokens or chunk,
             "max_num_seqs": self.max_num_seqs or num_seqs,
-            "draft": self.draft if WorkerRole.DECODE in roles and self.may_guess else "",
+            "draft": self.draft if self.head_folder or (WorkerRole.DECODE in roles and self.may_guess) else "",
         }
         return self.model_copy(update=filled)
 

@@ -54,6 +54,7 @@ class PlannedSequence(NamedTuple):
     num_pooled: int = 0  # last tokens of these whose hidden states are summed
     adapter: int = 0  # slot of its adapter on the worker, from 1; 0 = none
     following: int = 0  # the token behind these, where none is chosen there
+    guess_states: tuple[int, ...] = ()  # of each guess a block of each group of states, for the state behind it
 
     @property
     def end(self) -> int:

@@ -64,6 +64,7 @@ class EngineSequence:
     status: Status = Status.WAITING
     block_ids: list[int] = field(default_factory=list)  # those of KV groups take turns; NO_BLOCK where none is held
     num_holes: int = 0  # places of `block_ids` without a block
+    guess_states: list[int] = field(default_factory=list)  # as `PlannedSequence` has them, of the step in flight
     seen_from: list[int] = field(default_factory=list)  # by KV group: blocks before this one were given back
     block_table: tuple[int, ...] = ()  # `block_ids` as plans have them, made anew where those grew
     block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks, as far as hashed

@@ -340,7 +340,8 @@ class DecoderOps(Protocol):
             projected: [num_tokens, projected_size], rows contiguous: queries, keys, values, gates, rates, decays.
             layer: its weights and sizes.
             pool: changed in place: the blocks that `state_blocks` has for what the step writes. States are in fp32.
-            batch: the step's sequences, with `state_blocks`. One without a block of the state before begins with zeros.
+            batch: the step's sequences, with `state_blocks`, or `token_states`: then tokens are computed one by one.
+                One without a block of the state before begins with zeros.
 
         Returns:
             [num_tokens, value_size], projected's dtype.

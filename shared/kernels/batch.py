@@ -50,6 +50,9 @@ class AttentionBatch:
     state_blocks: Tensor | None = (
         None  # [num_seqs, 3, num_states] int32: of each group of states the blocks of `KVGroups.state_places`
     )
+    token_states: Tensor | None = None
+    """[num_tokens, 3, num_states] int32, in place of `state_blocks` in a step with guesses: those of each token by
+    itself, which reads what the one before it wrote."""
     _remembered: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

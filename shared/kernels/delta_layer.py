@@ -62,9 +62,11 @@ def check_delta_attention(projected: Tensor, layer: DeltaLayer, pool: PoolView, 
     assert layer.norm.shape == (layer.value_dim,)
     assert layer.norm.dtype == projected.dtype
     assert all(x.dtype == torch.float32 and x.is_contiguous() for x in (layer.conv, layer.decay, layer.decay_bias))
-    states = batch.state_blocks
+    states, count = batch.state_blocks, batch.num_seqs
+    if batch.token_states is not None:
+        states, count = batch.token_states, batch.num_tokens
     assert states is not None, "states lie in KV groups"
-    assert states.shape[:2] == (batch.num_seqs, 3)
+    assert states.shape[:2] == (count, 3)
     assert states.dtype == torch.int32
     assert states.is_contiguous()
     words = state_words(pool, layer.num_parts)[0, :, 0].numel()

@@ -68,6 +68,8 @@ class LayerSizes:
     """Of the feed-forward blocks, one without bounds."""
     is_centered: bool = False
     """Of the layers' norms, as for `rms_norm`."""
+    kept_behind: tuple[int, ...] = ()
+    """Numbers of first layers behind which the residual stream can be kept, each less than all of them."""
 
 
 class LayerInputs(NamedTuple):
@@ -79,6 +81,9 @@ class LayerInputs(NamedTuple):
     pool: PoolView  # changed in place
     batch: AttentionBatch  # the step's sequences
     loras: Loras | None = None  # what adapters add; None where no token has one
+    kept: Tensor | None = (
+        None  # [num_tokens, len(kept_behind), hidden_size], where the residual stream behind those layers goes
+    )
 
 
 class LayerStack(Protocol):

@@ -7,7 +7,8 @@ what lies behind them is given back, and is NO_BLOCK in its list.
 
 A block of a group of states holds no tokens but what some layers keep of all tokens up to its last one, or up to the
 newest one. What the next token needs is the block in which the token before it lies: so states are kept, handed over
-and looked up like a window of two tokens. A step writes the last two of its blocks alone: see `written_states`.
+and looked up like a window of two tokens. A step writes the last two of its blocks alone: see `written_states`. Behind
+guesses it writes a state each, to blocks that are in no list: those of the right ones then take their places there.
 """
 
 from __future__ import annotations
@@ -102,6 +103,19 @@ class KVGroups:
         for place in self.state_places(start, end):
             behind = (place + 1) * self.size
             found.append(nothing if place == NO_BLOCK else block_ids[behind - self.num_states : behind])
+        return found
+
+    def guess_state_blocks(
+        self, block_ids: Sequence[int], start: int, guess_states: Sequence[int]
+    ) -> list[list[Sequence[int]]]:
+        """As `state_blocks`, for each token of a step by itself that computes the one at `start` and guesses behind it:
+        each reads what the one before it wrote. `guess_states`: `num_states` blocks for each guess."""
+        nothing = (NO_BLOCK,) * self.num_states
+        before, _, own = self.state_blocks(block_ids, start, start + 1)
+        found = [[before, nothing, own]]
+        for first in range(0, len(guess_states), self.num_states):
+            states = guess_states[first : first + self.num_states]
+            found.append([found[-1][2], nothing, states])
         return found
 
     def num_missing(self, num_tokens: int, num_cached: int, step_tokens: int = 1) -> int:

@@ -137,7 +137,7 @@ def _write_shards(
 def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     parameters = DecoderParameters.allocate(config, torch.float32, "meta")
     views = parameters.checkpoint_views(config)
-    if config.head_layer is not None:
+    if config.head is not None:
         views |= HeadParameters.allocate(config, torch.float32, "meta").checkpoint_views(config)
     return {name: tuple(view.shape) for name, view in views.items()}
 

@@ -22,6 +22,7 @@ from shared.kernels.lora.step import PROJECTIONS, Loras, PackedAdapter
 from shared.kernels.pool_view import PoolView
 from shared.model.adapters.adapter import MAX_BYTES, Adapter, read_adapter
 from shared.model.config.model_config import ModelConfig
+from shared.model.families.eagle3 import read_eagle
 from shared.model.families.registry import load_config
 from shared.model.kernel_choice import check_deterministic, check_kernels, check_specs, kernels_for, stacks
 from shared.model.layers.head import Head, HeadParameters, listed_rows
@@ -31,7 +32,7 @@ from shared.model.layers.pieces import DecoderPieces
 from shared.model.layers.rope import Rotary
 from shared.model.layers.scales import scaled_embedding, scaled_logits
 from shared.model.weights.checkpoint import Checkpoint
-from shared.model.weights.head import check_head
+from shared.model.weights.head import check_head, read_head
 from shared.model.weights.loader import OnProgress, ask_for_huge_pages, fill_weights
 from shared.model.weights.plan import AS_STORED, Quantization, WeightPlan
 
@@ -79,7 +80,8 @@ class Decoder:
         """What guesses the token after the next one, where it was loaded."""
         self._stack: LayerStack | None = None
         if stacks(config) and isinstance(self.kernels, StacksLayers):
-            self._stack = self.kernels.stack_layers(modules.layers, modules.norm, _sizes(config), group)
+            sizes = _sizes(config, config.layer_places if places is None else places)
+            self._stack = self.kernels.stack_layers(modules.layers, modules.norm, sizes, group)
 
     @classmethod
     def load(
@@ -93,6 +95,7 @@ class Decoder:
         deterministic: bool = False,
         quantization: Quantization = AS_STORED,
         has_head: bool = False,
+        head_folder: Path | None = None,
     ) -> Decoder:
         """Read a model folder in Hugging Face layout.
 
@@ -105,14 +108,18 @@ class Decoder:
             deterministic: each sequence's results depend on that sequence alone, to the bit.
             quantization: the kind that plain weights are rounded to.
             has_head: whether to load the head too.
+            head_folder: of a head apart, which is loaded in place of the checkpoint's own.
 
         Raises:
-            ConfigError: those kernels cannot serve this device, dtype or architecture, or these sizes in that mode.
+            ConfigError: those kernels cannot serve this device, dtype or architecture, or these sizes in that mode; the
+                head is another model's.
             ModelLoadError: the folder cannot be served; see `load_config` and `load_weights`.
         """
         if torch.device(device).type == "cpu":
             ask_for_huge_pages()
         config = load_config(folder)
+        if head_folder is not None:
+            config, has_head = replace(config, head=read_eagle(head_folder, config)), False
         if deterministic:
             check_deterministic(config)
         with Checkpoint.of(folder, ahead=torch.device(device).type == "cuda") as checkpoint:
@@ -128,9 +135,13 @@ class Decoder:
                 head = HeadParameters.allocate(config, dtype, device, plan.specs)
                 views |= head.checkpoint_views(config)
             fill_weights(checkpoint, plan.sources, views, on_progress)
-        if head is not None and parameters.embedding.device.type == "cpu":  # nothing is guessed on other devices
+        if head_folder is not None:
+            head = read_head(head_folder, config, dtype, device)
+        elif head is not None and parameters.embedding.device.type == "cpu":  # nothing is guessed on other devices
             head = replace(head, listed=listed_rows(parameters, config.vocab_size))
-        decoder = cls(config, parameters, chosen)
+        # A head's layer may move others to other groups.
+        places = None if head is None else config.with_head().layer_places[:-1]
+        decoder = cls(config, parameters, chosen, places=places)
         if head is not None:
             decoder.add_head(config, head)
         decoder.quantization = plan.kinds
@@ -175,12 +186,15 @@ class Decoder:
         rows: Tensor,
         rope_lengths: Tensor | None = None,
         loras: Loras | None = None,
+        kept: Tensor | None = None,
     ) -> Tensor:
         """As `forward`, but for the last layer's output behind the final norm: [len(rows), hidden_size] in the model's
-        dtype."""
+        dtype. `kept`: [num_tokens, len(behind), hidden_size], filled with what a head joins that reads several
+        layers."""
         assert token_ids.shape == positions.shape == (batch.num_tokens,)
         assert rows.dim() == 1
-        return self._run(LayerInputs(*self.embed(token_ids, positions, rope_lengths), pool, batch, loras), rows)
+        x, cos, sin = self.embed(token_ids, positions, rope_lengths)
+        return self._run(LayerInputs(x, cos, sin, pool, batch, loras, kept), rows)
 
     def _run(self, inputs: LayerInputs, rows: Tensor) -> Tensor:
         """As `LayerStack.run`, by one call for all layers where there is a stack."""
@@ -255,7 +269,7 @@ class Decoder:
         return other
 
 
-def _sizes(config: ModelConfig) -> LayerSizes:
+def _sizes(config: ModelConfig, places: Sequence[tuple[int, int]]) -> LayerSizes:
     return LayerSizes(
         config.num_heads,
         config.num_kv_heads,
@@ -267,8 +281,9 @@ def _sizes(config: ModelConfig) -> LayerSizes:
         encodings=tuple(config.ropes.index(layer.rope) for layer in config.layers),
         temperatures=tuple(map(config.temperature_encoding, range(config.num_layers))),
         num_encodings=len(config.ropes) + len(config.temperatures),
-        places=config.layer_places,
+        places=tuple(places),
         softcap=config.softcap,
         activation=config.activation,
         is_centered=config.is_centered,
+        kept_behind=() if config.head is None else config.head.behind,
     )

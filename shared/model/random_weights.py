@@ -10,6 +10,7 @@ import torch
 
 from shared.kernels.backends.registry import AUTO, choose_kernels
 from shared.kernels.quantized import QuantizedWeight, quantize_rows
+from shared.model.config.head_config import HeadConfig, numbered_names
 from shared.model.config.model_config import ModelConfig
 from shared.model.decoder import Decoder
 from shared.model.layers.head import HeadParameters, num_listed
@@ -35,7 +36,7 @@ def mean_and_std(name: str, shape: Sequence[int], config: ModelConfig) -> tuple[
         return 1.0, 0.1
     if name.endswith(".A_log"):
         return -1.0, 1.0
-    if name.endswith("norm.weight"):
+    if name.endswith(("norm.weight", "_norm_embedding.weight", "_norm_hidden.weight")):
         is_behind = name.split(".")[-2] in (config.names.attention_norm, config.names.output_norm)
         return (_BEHIND if is_behind else 1.0) - config.norm_offset, 0.1
     if name.endswith((".bias", "_bias")):
@@ -62,8 +63,9 @@ def mean_and_std(name: str, shape: Sequence[int], config: ModelConfig) -> tuple[
 def add_random_head(decoder: Decoder, seed: int = 0) -> None:
     """Gives a decoder on the CPU that has none a head with its last layer's sizes."""
     config = decoder.config
-    if config.head_layer is None:
-        config = replace(config, head_layer=config.layers[-1], num_unused_layers=1)
+    if config.head is None:
+        head = HeadConfig(config.layers[-1], numbered_names(config.num_layers))
+        config = replace(config, head=head, num_unused_layers=1)
     parameters = HeadParameters.allocate(config, decoder.dtype, decoder.device)
     generator = torch.Generator(decoder.device).manual_seed(seed)
     for name, view in parameters.checkpoint_views(config).items():

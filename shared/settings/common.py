@@ -106,9 +106,9 @@ class AnswerSettings(SettingGroup):
     tokens come faster. Not on GPUs, nor by prefill workers, which compute a head's KV: with heads, prefill and decode
     workers need the same setting. A request's `speculation` narrows it."""
     draft: str = ""
-    """Folder of a draft model: a second, much smaller model of the same vocabulary, whose guesses are used with
-    speculation auto. Each worker that decodes on a CPU loads it, with a KV pool of its own beside the model's; prefill
-    workers and GPUs do not. Empty = none."""
+    """With speculation auto, folder of a draft model: a second, much smaller model of the same vocabulary. Each worker
+    that decodes on a CPU loads it, with a KV pool of its own beside the model's; prefill workers and GPUs do not. With
+    speculation heads, folder of an EAGLE-3 head for this model, which all workers load. Empty = none."""
     prefix_fetch: PrefixFetch = "auto"
     """auto: a prompt waits briefly for a prefix from peers or store nodes, and is computed while the rest arrives.
     always: it waits until the prefix is here. never: prefixes are not fetched."""
@@ -116,8 +116,8 @@ class AnswerSettings(SettingGroup):
     @field_validator("draft")
     @classmethod
     def _check_draft(cls, value: str, info: ValidationInfo) -> str:
-        if value and (speculation := info.data.get("speculation", "auto")) != "auto":
-            raise ValueError(f"needs speculation auto, which is {speculation}: nothing else asks a draft model")
+        if value and (speculation := info.data.get("speculation", "auto")) not in ("auto", "heads"):
+            raise ValueError(f"needs speculation auto or heads, which is {speculation}: nothing else asks a draft")
         return value
 
 

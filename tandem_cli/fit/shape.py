@@ -35,7 +35,7 @@ def shape_of(model: str) -> ModelShape:
         tied=config.tie_word_embeddings,
         experts=_experts(config),
         latent=_latent(config),
-        head=config.head_layer is not None,
+        head=config.head is not None,
         gated=config.is_gated,
         states=_states(config),
         windows=tuple(

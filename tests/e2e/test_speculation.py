@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.running import DEMO, Running, running
-from tests.integration.engine.heads import write_knowing
+from tests.integration.engine.heads import write_knowing, write_knowing_eagle
 
 COPIED = [20 + (i * 37) % 900 for i in range(60)]
 PROMPTS: list[object] = ["And God said, let the waters", [*COPIED, *COPIED], "In the beginning"]
@@ -101,4 +101,18 @@ async def test_a_checkpoints_head_guesses_behind_a_hand_off_and_changes_no_answe
         guessed, right = await counted(cluster)
         assert 0 < guessed / 2 < right
         assert await answers(cluster, speculation={"method": "heads", "max": 2}) == expected
+        assert await figures(cluster, "prefill-0", "tandem_engine_guessed_tokens_total") == 0
+
+
+@pytest.mark.slow
+async def test_a_head_from_a_folder_apart_guesses_behind_a_hand_off_and_changes_no_answer(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 3072, "max_position_embeddings": 2048, "num_layers": 4}
+    folder = write_knowing(tmp_path / "model", tokenizer_from=DEMO, **sizes)
+    head = write_knowing_eagle(tmp_path / "head", folder)
+    async with running(tmp_path, model=folder, dtype="fp32", speculation="heads", draft=str(head)) as cluster:
+        expected = await answers(cluster, speculation="off")
+        assert await answers(cluster, speculation={"method": "heads", "max": 1}) == expected
+        guessed, right = await counted(cluster)
+        assert 0 < guessed / 4 < right
+        assert await answers(cluster) == expected
         assert await figures(cluster, "prefill-0", "tandem_engine_guessed_tokens_total") == 0

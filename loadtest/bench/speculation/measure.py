@@ -39,6 +39,7 @@ from shared.engine.speculation.head_model import HeadModel
 from shared.engine.speculation.ngram import NgramDrafter
 from shared.engine.speculation.speculator import Speculator
 from shared.kernels.lora.step import PackedAdapter
+from shared.kv.groups import KVGroups
 from shared.kv.pool import BlockPool
 from shared.model.decoder import Decoder
 from shared.model.random_weights import add_random_head
@@ -145,7 +146,7 @@ class Bench:
         if heads is not None:
             add_random_head(decoder)
             steps = paired_steps(decoder, heads, num_blocks, BLOCK_SIZE, MAX_BATCH)
-            guesses = HeadModel(steps, BLOCK_SIZE, decoder.config.max_position_embeddings)
+            guesses = HeadModel(steps, KVGroups(BLOCK_SIZE), decoder.config.max_position_embeddings)
             self.speculators[HEADS] = _speculator([], guesses)
             self._runners[HEADS] = GivenAnswers(steps, self._runner.answers)
         self._engines = {

@@ -253,8 +253,9 @@ def check_folder(host: EngineHost, folder: Path) -> str:
     samples. Raises ModelLoadError, which names the first tensor that does not fit, and ConfigError."""
     model, settings = host.model, host.settings
     with Checkpoint.of(folder) as checkpoint:
-        WeightPlan.make(checkpoint, model.config, settings.quantization, has_head=model.has_head)
-        if model.has_head:
+        has_own_head = model.has_head and not model.head_identity
+        WeightPlan.make(checkpoint, model.config, settings.quantization, has_head=has_own_head)
+        if has_own_head:
             check_head(checkpoint, model.config)
     if load_config(folder) != model.config:
         raise ModelLoadError(f"config.json of {folder} is of another model", field="folder", file="config.json")
@@ -265,4 +266,4 @@ def check_folder(host: EngineHost, folder: Path) -> str:
             file="tokenizer.json",
         )
     identity = fingerprint(folder, dtype_name(model.dtype), settings.quantization)
-    return headed_fingerprint(identity) if model.has_head else identity
+    return headed_fingerprint(identity, model.head_identity) if model.has_head else identity

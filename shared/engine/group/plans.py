@@ -22,7 +22,7 @@ from shared.engine.sampling_params import SamplingParams
 from shared.errors import InvalidRequest, ModelMismatch, TransferFailed
 from shared.kernels.lora.step import PackedAdapter
 
-VERSION = 5
+VERSION = 6
 """Version of the message, raised with every change of its fields. Both ends must have the same one."""
 
 _HEADER = struct.Struct("<4sH")  # magic, version
@@ -57,6 +57,7 @@ class _Sequence(NamedTuple):
     targets: tuple[int, ...]
     num_alternatives: int
     adapter: int
+    guess_states: tuple[int, ...]
 
 
 class _Plan(NamedTuple):
@@ -103,6 +104,7 @@ class PlanEncoder:
             item.targets,
             item.num_alternatives,
             item.adapter,
+            item.guess_states,
         )
 
 
@@ -153,6 +155,7 @@ class PlanDecoder:
             item.targets,
             item.num_alternatives,
             adapter=item.adapter,
+            guess_states=item.guess_states,
         )
 
 

@@ -13,6 +13,7 @@ from shared.kernels.backends.registry import AUTO
 from shared.kv.layout import BlockLayout
 from shared.kv.pool import BlockPool
 from shared.model.decoder import Decoder
+from shared.model.families.eagle3 import is_eagle
 from shared.model.families.registry import load_config
 
 
@@ -24,8 +25,14 @@ def load_draft(folder: Path, dtype: torch.dtype, vocab_size: int, kernels: str =
 
 
 def check_draft(folder: Path, vocab_size: int) -> None:
-    """Raises ConfigError (`draft`) where the model in that folder has another vocabulary, or layers with states, and
-    ModelLoadError where it is none that can be served."""
+    """Raises ConfigError (`draft`) where the model in that folder has another vocabulary, or layers with states, or is
+    a head, and ModelLoadError where it is none that can be served."""
+    if is_eagle(folder):
+        raise ConfigError(
+            f"draft {folder} is a head, which reads its model's states: take speculation heads",
+            field="draft",
+            value=str(folder),
+        )
     config = load_config(folder)
     if config.delta is not None:
         raise ConfigError(

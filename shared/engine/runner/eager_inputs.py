@@ -105,6 +105,13 @@ class EagerInputs:
         if not self._num_states:
             return batch
         assert self._groups is not None
+        if any(item.guess_states for item in items):
+            of_tokens = [
+                blocks
+                for item in items
+                for blocks in self._groups.guess_state_blocks(item.block_ids, item.start, item.guess_states)
+            ]
+            return replace(batch, token_states=self._link.send(torch.from_numpy(np.array(of_tokens, dtype=np.int32))))
         found = [
             self._groups.state_blocks(item.block_ids, item.start, item.start + len(item.token_ids)) for item in items
         ]

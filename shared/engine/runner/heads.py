@@ -19,20 +19,21 @@ from shared.engine.runner.eager_inputs import StepInputs
 from shared.engine.runner.logprobs import TopLogprobs
 from shared.engine.runner.sampler import PendingStep, Sampler
 from shared.engine.speculation.head_model import HeadGuess, HeadModel
-from shared.kernels.batch import AttentionBatch
 from shared.kernels.pool_view import PoolView
+from shared.kv.groups import KVGroups
 from shared.model.decoder import Decoder
 
 
 class Heads:
     """Part of a runner; implements `HeadRunner`. The engine thread alone calls it."""
 
-    def __init__(self, decoder: Decoder, pool: PoolView, link: DeviceLink, max_num_seqs: int) -> None:
-        """`pool`: the runner's, of blocks with a head's layer."""
-        assert decoder.head is not None, "the layout has a layer for a head, and none was loaded"
+    def __init__(self, decoder: Decoder, pool: PoolView, groups: KVGroups, link: DeviceLink, max_num_seqs: int) -> None:
+        """`pool`: the runner's, of blocks with a head's layer; `groups`: of its KV."""
+        assert decoder.head is not None, "no head was loaded"
         self._decoder = decoder
         self._head = decoder.head
         self._pool = pool
+        self._groups = groups
         self._link = link
         self._sampler = Sampler(decoder.kernels, link, max_num_seqs)
         # Of the last step, by sequence: (position of the first row, what the head gives there [num_rows, hidden_size]).
@@ -40,18 +41,27 @@ class Heads:
         self._newest: dict[str, Tensor] = {}  # [hidden_size], behind the newest guess
 
     @property
-    def block_size(self) -> int:
-        """Tokens of a block."""
-        return self._pool.block_size
+    def groups(self) -> KVGroups:
+        """Of the sequences' blocks."""
+        return self._groups
 
     @property
     def most_tokens(self) -> int:
         """Of a sequence that the model has positions for."""
         return self._decoder.config.max_position_embeddings
 
+    @property
+    def behind(self) -> tuple[int, ...]:
+        """See `Head`."""
+        return self._head.behind
+
+    def joined(self, kept: Tensor) -> Tensor:
+        """See `Head`."""
+        return self._head.joined(kept)
+
     def follow(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor, tokens: Tensor) -> None:
-        """Writes the head's KV of a step's tokens. hidden: [num_tokens, hidden_size]; tokens: [num_samples] int64, what
-        was chosen, below 0 where nothing can be."""
+        """Writes the head's KV of a step's tokens. hidden: [num_tokens, hidden_size], as it reads them;
+        tokens: [num_samples] int64, what was chosen, below 0 where nothing can be."""
         items, send = plan.sequences, self._link.send
         behind = [token for item in items for token in (*item.token_ids[1:], item.following)]
         ends = list(accumulate(len(item.token_ids) for item in items))
@@ -60,7 +70,8 @@ class Heads:
         rows = send(torch.tensor(chosen, dtype=torch.int64))
         token_ids.index_copy_(0, rows, tokens.clamp(min=0))
         wanted = rows if plan.begins_guesses else rows[:0]
-        found = self._head.forward(token_ids, hidden, inputs.positions, self._pool, inputs.batch, wanted)
+        batch = self._head.own_batch(inputs.batch)
+        found = self._head.forward(token_ids, hidden, inputs.positions, self._pool, batch, wanted)
         self._begun, self._newest = {}, {}
         if not plan.begins_guesses:
             return
@@ -95,12 +106,8 @@ class Heads:
         if not guesses:
             return
         send = self._link.send
-        batch = AttentionBatch.from_lists(
-            [1] * len(guesses),
-            [guess.position + 1 for guess in guesses],
-            [guess.block_ids for guess in guesses],
-            self._pool.block_size,
-            self._link.device,
+        batch = self._head.batch_of(
+            [guess.position for guess in guesses], [guess.block_ids for guess in guesses], self._groups
         )
         found = self._head.forward(
             send(torch.tensor([guess.token_id for guess in guesses], dtype=torch.int64)),
@@ -116,4 +123,4 @@ class Heads:
 
 def open_heads(heads: Heads) -> HeadModel:
     """What guesses with it."""
-    return HeadModel(heads, heads.block_size, heads.most_tokens)
+    return HeadModel(heads, heads.groups, heads.most_tokens)

@@ -133,7 +133,7 @@ class Runner:
         # The other backends read lengths on the host: a graph of theirs would keep the lengths of its capture.
         has_graphs = self._link.is_async and of_triton
         is_static = has_graphs if config.static_decode is None else config.static_decode
-        has_head = layout.num_layers > decoder.config.num_layers and layout.groups.is_plain
+        has_head = decoder.head is not None
         may_pad = is_capturable and not config.debug_numerics and not decoder.is_split and not has_head
         is_static = is_static and may_pad
         in_pieces = config.piecewise_tokens
@@ -183,8 +183,8 @@ class Runner:
         self._sampler = Sampler(decoder.kernels, link, config.max_num_seqs)
         self._masks = None if structures is None else StructureMasks(structures, link)
         self._last: PendingStep | None = None
-        self.heads = Heads(decoder, self.pool, link, config.max_num_seqs) if has_head else None
-        """Where the layout has a head's layer."""
+        self.heads = Heads(decoder, self.pool, layout.groups, link, config.max_num_seqs) if has_head else None
+        """Where the decoder has a head: the layout is one with its layer."""
 
     def _open_blocks(
         self, kernels: Kernels, slices: OpenSlices | None
@@ -349,9 +349,9 @@ class Runner:
     def _forward_hidden(
         self, items: tuple[PlannedSequence, ...], inputs: StepInputs
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """What the layers give behind the final norm [num_rows, hidden_size], of all tokens where a head reads them;
-        the logits as `forward` gives them; and [num_pooling, hidden_size] fp32: for each sequence that has any, the sum
-        of its last `num_pooled` tokens' hidden states. Never in a group."""
+        """What a head reads [num_tokens, hidden_size], or without one some rows behind the final norm; the logits as
+        `forward` gives them; and [num_pooling, hidden_size] fp32: for each sequence that has any, the sum of its last
+        `num_pooled` tokens' hidden states. Never in a group."""
         assert self._decoder.num_stages == 1, "a group pools nothing"
         assert not self._decoder.is_split, "a group pools nothing"
         wanted = list[range]()
@@ -362,10 +362,12 @@ class Runner:
                 wanted.append(range(end - item.num_pooled, end))
         for_logits = logit_rows(items)
         rows: Sequence[int] = range(end)
-        if self.heads is None:
+        behind = () if self.heads is None else self.heads.behind
+        if self.heads is None or behind:
             rows = sorted({*for_logits, *(row for part in wanted for row in part)})
         place = {row: i for i, row in enumerate(rows)}
         send = self._link.send
+        kept = self.kv_blocks.new_empty((end, len(behind), self._decoder.config.hidden_size), dtype=self._decoder.dtype)
         hidden = self._decoder.hidden(
             inputs.token_ids,
             inputs.positions,
@@ -374,12 +376,15 @@ class Runner:
             send(torch.tensor(rows, dtype=torch.int64)),
             inputs.rope_lengths,
             self._adapters.loras(items),
+            kept if behind else None,
         )
         sums = [
             hidden.index_select(0, send(torch.tensor([place[row] for row in part]))).float().sum(dim=0)
             for part in wanted
         ]
         of_logits = hidden.index_select(0, send(torch.tensor([place[row] for row in for_logits], dtype=torch.int64)))
+        if self.heads is not None and behind:
+            hidden = self.heads.joined(kept)
         return hidden, self._decoder.logits(of_logits), torch.stack(sums) if sums else None
 
     def _forward_staged(self, items: tuple[PlannedSequence, ...]) -> Tensor:

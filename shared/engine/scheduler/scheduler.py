@@ -247,6 +247,7 @@ class Scheduler:
         if num_taken:
             # The KV behind the last right guess is of tokens that the answer does not have.
             sequence.num_computed_tokens = item.end - (len(chosen) - num_taken)
+            self._tables.keep_guessed(sequence, item.start)
             self._tables.seal(sequence, item.start)
             if sequence.goal is Goal.FIRST_TOKEN:
                 blocks += self._ship(sequence, -(-item.end // self.pool.block_size))

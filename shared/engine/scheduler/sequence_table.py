@@ -277,6 +277,7 @@ class StepsInFlight:
         return item._replace(
             token_ids=item.token_ids + guesses,
             block_ids=sequence.table(),
+            guess_states=tuple(sequence.guess_states),
             samples=(
                 first,
                 *(

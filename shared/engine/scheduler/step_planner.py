@@ -170,18 +170,21 @@ class StepPlanner:
         if speculator.rests(len(sequences)):
             return
         plain_s = self._lifecycle.step_fit.predicted_s(decode_work(planned.values()))
-        size, block_size = self._lifecycle.groups.size, self._pool.block_size
-        spare = size * len(self._sequences.running)
+        groups, block_size = self._lifecycle.groups, self._pool.block_size
+        spare = groups.size * len(self._sequences.running)
         for sequence in sequences:
             ahead = speculator.num_written_ahead(sequence)
             if ahead > 0 and self._pool.num_free > spare:
-                self._tables.grow(sequence, 1 + ahead)
+                self._tables.grow_ahead(sequence, 1 + ahead)
         guessed = speculator.propose(sequences, budget, plain_s, room.limit_s)
         for sequence_id, guesses in guessed.items():
             sequence, item = self._sequences[sequence_id], planned[sequence_id]
-            if self._pool.num_free <= spare:
-                guesses = guesses[: len(sequence.block_ids) // size * block_size - item.end]
-            if guesses and self._tables.grow(sequence, 1 + len(guesses)):
+            num_free = max(0, self._pool.num_free - spare)
+            if groups.num_states:
+                guesses = guesses[: num_free // groups.num_states]
+            if not num_free:
+                guesses = guesses[: len(sequence.block_ids) // groups.size * block_size - item.end]
+            if guesses and self._tables.grow_for_guesses(sequence, len(guesses)):
                 planned[sequence_id] = self._in_flight.with_guesses(item, sequence, guesses)
 
     def _make_room(self, sequence: EngineSequence, count: int, planned: dict[str, PlannedSequence]) -> bool:

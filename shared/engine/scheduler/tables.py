@@ -1,14 +1,9 @@
-"""Block tables: which blocks each sequence holds, and what host memory holds of those that lost theirs. Pure policy.
-
-A copy to or from host memory belongs to the plan of the step before which it must be done, and copies run in the order
-in which they were decided. So a freed block, or a freed slot, may be given away at once; the runner copies the bytes.
-"""
+"""Block tables: which blocks each sequence holds. Pure policy."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from shared.engine.plan import BlockCopy
 from shared.engine.sequence import EngineSequence
 from shared.kv.groups import NO_BLOCK, KVGroups
 from shared.kv.hashing import extend_chain
@@ -75,6 +70,17 @@ class BlockTables:
         """Blocks for `count` more computed tokens; False where the pool has too few."""
         num_tokens = sequence.num_computed_tokens + sequence.num_in_flight_tokens + count
         return self._grow_to(sequence, -(-num_tokens // self._pool.block_size))
+
+    def grow_ahead(self, sequence: EngineSequence, count: int) -> bool:
+        """As `grow`, for tokens that may be guessed and computed or not."""
+        return self.grow(sequence, count)
+
+    def grow_for_guesses(self, sequence: EngineSequence, count: int) -> bool:
+        """As `grow`, for the newest token, which has its blocks, and so many guesses of those behind it."""
+        return self.grow(sequence, 1 + count)
+
+    def keep_guessed(self, sequence: EngineSequence, start: int) -> None:
+        """A step with guesses from `start` on was taken up to `num_computed_tokens`: nothing to do here."""
 
     def _grow_to(self, sequence: EngineSequence, num_places: int) -> bool:
         missing = num_places - len(sequence.block_ids)
@@ -216,14 +222,50 @@ class GroupedTables(BlockTables):
         num_places = self._groups.size * -(-num_tokens // self._groups.block_size)
         if not self._groups.num_states:
             return self._grow_to(sequence, num_places)
-        return self._grow_with_states(sequence, count, num_places)
+        start = sequence.num_planned_tokens
+        return self._grow_with_states(sequence, num_places, self._groups.written_states(start, start + count))
 
-    def _grow_with_states(self, sequence: EngineSequence, count: int, num_places: int) -> bool:
-        """Of states, only the blocks that these tokens are written to."""
+    def grow_ahead(self, sequence: EngineSequence, count: int) -> bool:
+        """See `BlockTables`: of states none, since what is written there is not known."""
+        if not self._groups.num_states:
+            return self.grow(sequence, count)
+        num_tokens = sequence.num_planned_tokens + count
+        return self._grow_with_states(sequence, self._groups.size * -(-num_tokens // self._groups.block_size), ())
+
+    def grow_for_guesses(self, sequence: EngineSequence, count: int) -> bool:
+        """See `BlockTables`: of states one for each guess, in `guess_states`."""
+        if not self.grow_ahead(sequence, 1 + count):
+            return False
+        try:
+            sequence.guess_states = self._pool.allocate(count * self._groups.num_states)
+        except OutOfBlocks:
+            return False
+        return True
+
+    def keep_guessed(self, sequence: EngineSequence, start: int) -> None:
+        """See `BlockTables`: of the states behind guesses those that the sequence goes on from, or others may, take
+        their places in its table; the others are given back."""
+        groups, states, block_ids = self._groups, sequence.guess_states, sequence.block_ids
+        if not states:
+            return
+        end, count = sequence.num_computed_tokens, groups.num_states
+        for block in groups.written_states(start, end):
+            guess = min((block + 1) * groups.block_size, end) - 2 - start
+            if guess < 0:
+                continue  # behind the step's first token it was written where it belongs
+            behind = (block + 1) * groups.size
+            of_guess, places = slice(guess * count, (guess + 1) * count), slice(behind - count, behind)
+            before = block_ids[places]
+            block_ids[places], states[of_guess] = states[of_guess], before
+            sequence.num_holes -= before.count(NO_BLOCK)
+        sequence.block_table = ()
+        sequence.guess_states = []
+        self._pool.release(held_of(states))
+
+    def _grow_with_states(self, sequence: EngineSequence, num_places: int, written: Iterable[int]) -> bool:
+        """Of states, only the blocks that are written to."""
         groups, block_ids = self._groups, sequence.block_ids
         size, num_held = groups.size, len(block_ids)
-        start = sequence.num_planned_tokens
-        written = groups.written_states(start, start + count)
         wanted = [place for place in range(num_held, num_places) if not groups.is_state(place % size)]
         for block in written:
             states = range(block * size + size - groups.num_states, (block + 1) * size)
@@ -270,6 +312,8 @@ class GroupedTables(BlockTables):
 
     def free(self, sequence: EngineSequence) -> None:
         """See `BlockTables`."""
+        self._pool.release(sequence.guess_states)
+        sequence.guess_states = []
         super().free(sequence)
         sequence.seen_from = []
         sequence.num_holes = 0
@@ -316,82 +360,3 @@ def block_tables(pool: BlockPool, groups: KVGroups, step_tokens: int) -> BlockTa
 def held_of(block_ids: Iterable[int]) -> list[int]:
     """Those of a table, or of slots, that are blocks."""
     return [block_id for block_id in block_ids if block_id >= 0]
-
-
-class HostSwap:
-    """Slots of one block each. A sequence is moved out whole or not at all: it is then recomputed."""
-
-    def __init__(self, pool: BlockPool, num_slots: int, num_groups: int) -> None:
-        """`num_slots` 0: nothing is ever moved out. `num_groups`: of KV."""
-        self._pool = pool
-        self._num_groups = num_groups
-        self._num_slots = num_slots
-        self._free = list(reversed(range(num_slots)))
-        self._copies: list[BlockCopy] = []
-
-    @property
-    def num_used(self) -> int:
-        """Slots that hold a block."""
-        return self._num_slots - len(self._free)
-
-    @property
-    def has_copies(self) -> bool:
-        """True where copies wait for a step to take them."""
-        return bool(self._copies)
-
-    def move_out(self, sequence: EngineSequence) -> bool:
-        """Plans copies of the blocks that a sequence has computed, which the caller then frees; False without room.
-
-        No step in flight may write to them.
-        """
-        assert not sequence.host_slots, f"{sequence.sequence_id} lies in host memory already"
-        # It may hold blocks not written to yet.
-        written = sequence.block_ids[: -(-sequence.num_computed_tokens // self._pool.block_size) * self._num_groups]
-        num_blocks = len(held_of(written))
-        if num_blocks == 0 or num_blocks > len(self._free):
-            return False
-        sequence.host_slots = [NO_BLOCK if block_id == NO_BLOCK else self._free.pop() for block_id in written]
-        sequence.num_host_tokens = sequence.num_computed_tokens
-        pairs = zip(written, sequence.host_slots, strict=True)
-        self._copies += [BlockCopy(block_id, slot, to_host=True) for block_id, slot in pairs if slot != NO_BLOCK]
-        return True
-
-    def move_in(self, sequence: EngineSequence) -> int:
-        """Brings a sequence's KV back behind the prefix that `block_ids` holds, into blocks that it allocates; the
-        slots are free then. Returns how many of its tokens are computed. Where the pool has too few blocks, as windows
-        may need what is behind the prefix and behind what was moved out at once, these are the prefix's alone.
-        """
-        held = len(sequence.block_ids)
-        computed = max(held // self._num_groups * self._pool.block_size, sequence.num_host_tokens)
-        slots = sequence.host_slots[held:]
-        if slots:
-            try:
-                fresh = iter(self._pool.allocate(len(held_of(slots))))
-            except OutOfBlocks:
-                self.drop(sequence)
-                return held // self._num_groups * self._pool.block_size
-            block_ids = [NO_BLOCK if slot == NO_BLOCK else next(fresh) for slot in slots]
-            sequence.block_ids += block_ids
-            pairs = zip(block_ids, slots, strict=True)
-            self._copies += [BlockCopy(block_id, slot, to_host=False) for block_id, slot in pairs if slot != NO_BLOCK]
-        self.drop(sequence)
-        return computed
-
-    def drop(self, sequence: EngineSequence) -> None:
-        """Frees a sequence's slots, if it has any."""
-        self._free += reversed(held_of(sequence.host_slots))
-        sequence.host_slots = []
-        sequence.num_host_tokens = 0
-
-    def clone(self, source_id: int, block_id: int) -> None:
-        """Plans a copy within the pool; both blocks are in use until the next step has begun."""
-        self._copies.append(BlockCopy(block_id, NO_BLOCK, to_host=False, source_id=source_id))
-
-    def drop_clones(self, block_ids: Collection[int]) -> None:
-        """Takes back the copies within the pool to these blocks that no step has taken, before they are freed."""
-        self._copies = [c for c in self._copies if c.source_id is None or c.block_id not in block_ids]
-
-    def take_copies(self) -> tuple[BlockCopy, ...]:
-        """The copies decided since the last call, for the step that is planned now."""
-        copies, self._copies = tuple(self._copies), []
-        return copies

@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 from shared.engine.plan import NoToken, SampledToken, SampleSpec
 from shared.engine.sequence import EngineSequence
 from shared.engine.speculation.guessing_model import Drafted, GuessingModel, GuessRecord
+from shared.kv.groups import KVGroups
 from shared.sizing.step_time import StepWork
 
 
@@ -48,12 +49,13 @@ class HeadModel(GuessingModel):
     writes_ahead = True
 
     def __init__(
-        self, runner: HeadRunner, block_size: int, most_tokens: int, clock: Callable[[], float] = time.perf_counter
+        self, runner: HeadRunner, groups: KVGroups, most_tokens: int, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        """`most_tokens`: of a sequence that the model has positions for. `clock`: in seconds."""
+        """`groups`: of the sequences' blocks. `most_tokens`: of a sequence that the model has positions for. `clock`:
+        in seconds."""
         super().__init__(clock)
         self._runner = runner
-        self._block_size = block_size
+        self._groups = groups
         self._most_tokens = most_tokens
         self._records: dict[str, GuessRecord] = {}
         self._broken: set[str] = set()
@@ -74,7 +76,8 @@ class HeadModel(GuessingModel):
     def begin(self, sequence: EngineSequence, most: int) -> Drafted:
         """See `GuessingModel`. Guesses have KV in the blocks that the sequence holds; the first one has none yet, and
         the last one never."""
-        room = len(sequence.block_ids) * self._block_size - sequence.num_tokens + 2
+        num_places = len(sequence.block_ids) // self._groups.size * self._groups.block_size
+        room = num_places - sequence.num_tokens + 2
         most = min(most, room, self._most_tokens - sequence.num_tokens)
         return self._begin(sequence, self._records[sequence.sequence_id], most)
 

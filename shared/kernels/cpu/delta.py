@@ -27,7 +27,7 @@ class _Step(Structure):
         ("words", c_void_p),
         *((name, c_int64) for name in ("block_stride", "num_runs", "run_words", "run_stride", "part_stride")),
         ("states", c_void_p),
-        *((name, c_int64) for name in ("num_states", "num_seqs", "block_size")),
+        *((name, c_int64) for name in ("num_states", "num_seqs", "block_size", "is_by_token")),
         *((name, c_void_p) for name in ("query_start", "seq_lens", "out")),
     ]
 
@@ -42,7 +42,8 @@ def delta_attention(
 ) -> Tensor:
     """`DecoderOps.delta_attention` of a layer that fits."""
     check_delta_attention(projected, layer, pool, batch)
-    words, states = state_words(pool, layer.num_parts), batch.state_blocks
+    words, is_by_token = state_words(pool, layer.num_parts), batch.token_states is not None
+    states = batch.token_states if is_by_token else batch.state_blocks
     assert states is not None
     assert all(tensor.is_contiguous() for tensor in (batch.query_start, batch.seq_lens, layer.norm))
     out = projected.new_empty(projected.shape[0], layer.value_size)
@@ -62,6 +63,7 @@ def delta_attention(
         states.shape[2],
         batch.num_seqs,
         batch.block_size,
+        is_by_token,
         batch.query_start.data_ptr(),
         batch.seq_lens.data_ptr(),
         out.data_ptr(),

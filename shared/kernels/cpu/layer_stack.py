@@ -47,7 +47,7 @@ class _Sizes(Structure):
         (name, c_int64)
         for name in (
             "num_layers", "hidden", "heads", "kv_heads", "dim", "inner",
-            "tokens", "num_seqs", "max_blocks", "num_rows", "is_bf16", "gate", "is_centered",
+            "tokens", "num_seqs", "max_blocks", "num_rows", "is_bf16", "gate", "is_centered", "num_kept",
         )
     ]  # fmt: skip
 
@@ -57,7 +57,7 @@ class _Memory(Structure):
         (name, c_void_p)
         for name in (
             "residual", "normed", "qkv", "placed", "attended", "out", "gate_up", "activated", "scratch", "pool",
-            "cos", "sin", "groups", "query_start", "seq_lens", "rows",
+            "cos", "sin", "groups", "query_start", "seq_lens", "rows", "kept", "kept_behind",
         )
     ]  # fmt: skip
 
@@ -131,6 +131,8 @@ class CpuLayerStack:
         self._last_norm = last_norm
         self._sizes = sizes
         self._group = group
+        self._kept_behind = np.array(sizes.kept_behind, dtype=np.int64)
+        assert all(0 < count < len(layers) for count in sizes.kept_behind)
         self._hidden = last_norm.shape[0]
         self._inner = projections[0][-1].in_size
         self._dtype = last_norm.dtype
@@ -151,7 +153,7 @@ class CpuLayerStack:
 
     def run(self, inputs: LayerInputs, logit_rows: Tensor) -> Tensor:
         """See `LayerStack`."""
-        x, cos, sin, pool, batch, loras = inputs
+        x, cos, sin, pool, batch, loras, kept = inputs
         sizes, num_tokens = self._sizes, x.shape[0]
         groups = batch.groups or (batch,)
         layers = self._grouped if batch.groups else self._layers
@@ -166,7 +168,12 @@ class CpuLayerStack:
         assert x.dtype == cos.dtype == sin.dtype == self._dtype
         assert_kv_dtype(self._dtype, pool.dtype)
         assert logit_rows.dtype == torch.int64
+        num_kept = 0 if kept is None else len(sizes.kept_behind)
         tensors = (x, cos, sin, logit_rows, batch.query_start, batch.seq_lens, *places)
+        if kept is not None:
+            assert kept.shape == (num_tokens, num_kept, self._hidden)
+            assert kept.dtype == x.dtype
+            tensors = (*tensors, kept)
         assert all(tensor.is_contiguous() for tensor in tensors)
         assert all(part.block_tables.shape == batch.block_tables.shape for part in groups)
         heads, kv_heads = (count * sizes.head_dim for count in (sizes.num_heads, sizes.num_kv_heads))
@@ -184,6 +191,8 @@ class CpuLayerStack:
             *(tensor.data_ptr() for tensor in (cos, sin)),
             ctypes.addressof(c_groups),
             *(tensor.data_ptr() for tensor in (batch.query_start, batch.seq_lens, logit_rows)),
+            _pointer(kept),
+            self._kept_behind.ctypes.data,
         )
         step = _Sizes(
             num_layers=len(layers),
@@ -199,6 +208,7 @@ class CpuLayerStack:
             is_bf16=is_bf16(x),
             gate=GATES.index(sizes.activation.gate),
             is_centered=sizes.is_centered,
+            num_kept=num_kept,
         )
         assert loras is None or isinstance(loras, StepLoras), "additions of another backend"
         additions = None if loras is None or not loras.rows.num_rows else self._additions(loras)

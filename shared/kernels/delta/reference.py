@@ -6,7 +6,8 @@ S' = a · S + b · k ⊗ (v - a · S k), and reads S' q. Everything here is in f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -134,6 +135,11 @@ def gated_norm(x: Tensor, weight: Tensor, gate: Tensor, eps: float) -> Tensor:
 def delta_attention(projected: Tensor, layer: DeltaLayer, pool: PoolView, batch: AttentionBatch) -> Tensor:
     """`DecoderOps.delta_attention`."""
     check_delta_attention(projected, layer, pool, batch)
+    if batch.token_states is not None:
+        found = projected.new_empty(projected.shape[0], layer.value_size)
+        for rows, tokens in batch.remember("tokens", lambda: _by_token(batch)):
+            found.index_copy_(0, rows, delta_attention(projected.index_select(0, rows), layer, pool, tokens))
+        return found
     steps = batch.remember("states", lambda: StateSteps.of(batch))
     mixed, gates, rates = torch.split(projected, [layer.mixed_size, layer.value_size, 2 * layer.num_value_heads], -1)
     found = projected.new_empty(projected.shape[0], layer.num_value_heads, layer.value_dim)
@@ -145,6 +151,32 @@ def delta_attention(projected: Tensor, layer: DeltaLayer, pool: PoolView, batch:
         part = slice(chunk.begin, chunk.begin + chunk.ends[-1])
         found[part] = _several(mixed[part], rates[part], layer, states, chunk)
     return gated_norm(found, layer.norm, gates.reshape(found.shape), layer.eps).flatten(1)
+
+
+def _by_token(batch: AttentionBatch) -> list[tuple[Tensor, AttentionBatch]]:
+    """Of a step with `token_states`: the first tokens of all sequences as a step of their own, then the second ones,
+    and so on, each with its rows [num_rows] int64 of that step."""
+    assert batch.token_states is not None
+    rounds, device = [], batch.slots.device
+    begins = [0, *accumulate(batch.query_lens)]
+    for place in range(max(batch.query_lens)):
+        seqs = [seq for seq, count in enumerate(batch.query_lens) if place < count]
+        rows = torch.tensor([begins[seq] + place for seq in seqs], device=device)
+        kv_lens = tuple(batch.kv_lens[seq] - batch.query_lens[seq] + place + 1 for seq in seqs)
+        tokens = replace(
+            batch,
+            query_start=torch.arange(len(seqs) + 1, dtype=torch.int32, device=device),
+            seq_lens=torch.tensor(kv_lens, dtype=torch.int32, device=device),
+            block_tables=batch.block_tables[seqs],
+            slots=batch.slots[rows],
+            query_lens=(1,) * len(seqs),
+            kv_lens=kv_lens,
+            groups=(),
+            state_blocks=batch.token_states[rows],
+            token_states=None,
+        )
+        rounds.append((rows, tokens))
+    return rounds
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from shared.kernels.activation.rules import SILU, Activation
 from shared.kv.groups import STATE_WINDOW, group_layers
 from shared.kv.layout import BlockLayout, KVFormat
 from shared.model.config.delta_config import DeltaConfig
+from shared.model.config.head_config import HeadConfig
 from shared.model.config.latent_config import LatentConfig
 from shared.model.config.layer_config import PLAIN_NAMES, LayerConfig, QkNorm, Temperature, TensorNames
 from shared.model.config.moe_config import MoeConfig
@@ -60,7 +61,7 @@ class ModelConfig:
     latent: LatentConfig | None = None  # None: attention over the keys and values of heads
     delta: DeltaConfig | None = None  # of layers with a state; None: there are none
     num_unused_layers: int = 0  # layers of a checkpoint behind the decoder's own, such as those that predict further
-    head_layer: LayerConfig | None = None  # the first of these where it can guess: see `HeadParameters`
+    head: HeadConfig | None = None  # the first of these where it can guess: see `HeadParameters`
     quantization: QuantizationConfig | None = None  # None: the checkpoint's weights are plain numbers
 
     @property
@@ -70,8 +71,8 @@ class ModelConfig:
 
     def with_head(self) -> ModelConfig:
         """With the head's layer behind the others."""
-        assert self.head_layer is not None, "a model without a head"
-        return replace(self, layers=(*self.layers, self.head_layer), head_layer=None, num_unused_layers=0)
+        assert self.head is not None, "a model without a head"
+        return replace(self, layers=(*self.layers, self.head.layer), head=None, num_unused_layers=0)
 
     @property
     def has_stacked_experts(self) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 
 from shared.kernels.experts.rules import Routing
 from shared.model.config.delta_config import DeltaConfig
+from shared.model.config.head_config import QWEN_NAMES, HeadConfig
 from shared.model.config.json_fields import JsonFields
 from shared.model.config.layer_config import LINEAR, LayerConfig, layer_kinds
 from shared.model.config.model_config import ModelConfig
@@ -68,6 +69,9 @@ def _hybrid(
         LayerConfig(None if kind == LINEAR else rope, has_experts=has, has_state=kind == LINEAR)
         for kind, has in zip(kinds, has_experts, strict=True)
     ]
+    if fields.integer("mtp_num_hidden_layers", default=1, minimum=0):
+        # As the first layer of all in what is dense; checkpoints without one say nothing of it.
+        own["head"] = HeadConfig(LayerConfig(rope, has_experts=has_experts[0]), QWEN_NAMES)
     return read_decoder(
         fields, architecture, layers, **attention_biases(fields), qk_norm="head", norm_offset=1.0, is_gated=True, **own
     )

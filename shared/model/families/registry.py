@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shared.model.config.folder import CONFIG_FILE, check_model_folder
+from shared.model.config.head_config import HeadConfig, numbered_names
 from shared.model.config.json_fields import JsonFields, read_json_object
 from shared.model.config.model_config import ModelConfig
 from shared.model.config.quantization import FIELD, STACKED, STACKED_METHOD, QuantizationConfig
@@ -144,7 +145,8 @@ def _with_head(model: ModelConfig, fields: JsonFields) -> ModelConfig:
     is_plain = all(layer.window is None and not layer.has_state and layer.temperature is None for layer in model.layers)
     if not count or not is_plain or model.prefix_length:
         return model
-    return replace(model, num_unused_layers=count, head_layer=replace(last, has_experts=model.moe is not None))
+    head = HeadConfig(replace(last, has_experts=model.moe is not None), numbered_names(model.num_layers))
+    return replace(model, num_unused_layers=count, head=head)
 
 
 def _architecture(fields: JsonFields) -> str:

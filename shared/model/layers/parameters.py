@@ -250,10 +250,17 @@ class Allocator:
 
 
 def allocate_layer(
-    config: ModelConfig, index: int, new: Allocator, experts: Sequence[int] | None = None
+    config: ModelConfig,
+    index: int,
+    new: Allocator,
+    experts: Sequence[int] | None = None,
+    prefix: str = "",
+    num_read: int = 1,
 ) -> LayerParameters:
-    """One of a config's layers, the `index`-th; `experts` as for `DecoderParameters.allocate`, of this layer."""
-    hidden, prefix = config.hidden_size, f"model.layers.{index}."
+    """One of a config's layers, the `index`-th; `experts` as for `DecoderParameters.allocate`, of this layer. `prefix`:
+    what its tensors' names begin with, by default its number's. `num_read`: states that attention reads side by
+    side."""
+    hidden, prefix = config.hidden_size, prefix or f"model.layers.{index}."
     names, qkv_parts = config.names, qkv_rows(config, index)
     delta = config.delta if config.layers[index].has_state else None
     moe = config.moe if config.has_experts(index) else None
@@ -278,7 +285,7 @@ def allocate_layer(
         attention_norm=norm(names.attention_norm),
         post_norm=norm(names.post_norm),
         output_norm=norm(names.output_norm),
-        qkv=weight(qkv_parts, hidden),
+        qkv=weight(qkv_parts, num_read * hidden),
         qkv_bias=new.empty(sum(qkv_parts.values())).zero_() if has_qkv_bias else None,  # not every part's is stored
         q_norm=q_norm,
         k_norm=k_norm,

@@ -52,6 +52,7 @@ class DecoderPieces:
         ]
         self._mlp = [feed_forward(layer, index, config, kernels) for index, layer in enumerate(modules.layers)]
         self._drops_rows = True
+        self._kept_behind = () if config.head is None else config.head.behind
 
     @property
     def num_layers(self) -> int:
@@ -93,7 +94,13 @@ class DecoderPieces:
             [num_tokens, num_heads, head_dim].
         """
         normed = self._norm(x, self._modules.layers[0].input_norm)
-        return self._attention[0].place(normed, cos, sin, pool, slots, loras)
+        return self.place(normed, cos, sin, pool, slots, loras)
+
+    def place(
+        self, read: Tensor, cos: Tensor, sin: Tensor, pool: PoolView, slots: Tensor, loras: Loras | None = None
+    ) -> Tensor:
+        """As `first`, of what the first layer's attention reads."""
+        return self._attention[0].place(read, cos, sin, pool, slots, loras)
 
     def attend(self, layer: int, query: Tensor, pool: PoolView, batch: AttentionBatch) -> Tensor:
         """A layer's attention: [num_tokens, num_heads, head_dim] to [num_tokens, num_heads * value_dim]."""
@@ -132,6 +139,12 @@ class DecoderPieces:
     def last(self, residual: Tensor, attended: Tensor, logit_rows: Tensor, loras: Loras | None = None) -> Tensor:
         """From the last attention on: [num_logits, hidden_size] of the wanted rows, normed. The last layer's
         feed-forward block is computed for them alone."""
+        return self.ends(residual, attended, logit_rows, loras)[0]
+
+    def ends(
+        self, residual: Tensor, attended: Tensor, logit_rows: Tensor, loras: Loras | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """As `last`; and the residual stream behind the last layer, of the same rows."""
         drops_rows = self._drops_rows and logit_rows.shape[0] < attended.shape[0]
         layer = self.num_layers - 1
         projected = self._attention[layer].project(attended, loras)
@@ -139,12 +152,12 @@ class DecoderPieces:
             loras = None if loras is None else loras.of_kept()
             projected, residual = projected.index_select(0, logit_rows), residual.index_select(0, logit_rows)
             if not logit_rows.shape[0]:
-                return projected  # what comes now has an effect on nothing
-        normed, _ = self._finish(layer, projected, residual, loras)
+                return projected, residual  # what comes now has an effect on nothing
+        normed, residual = self._finish(layer, projected, residual, loras)
         if drops_rows:
-            return normed
+            return normed, residual
         with in_this_thread(normed, normed.numel()):
-            return normed[logit_rows]
+            return normed[logit_rows], residual[logit_rows]
 
     def run(self, inputs: LayerInputs, logit_rows: Tensor) -> Tensor:
         """As `LayerStack.run`, also for no token."""
@@ -159,12 +172,16 @@ class DecoderPieces:
 
     def _to_last_attention(self, inputs: LayerInputs) -> tuple[Tensor, Tensor]:
         """(what the last layer's attention gives, the residual stream before it)."""
-        residual, cos, sin, pool, batch, loras = inputs
+        residual, cos, sin, pool, batch, loras, kept = inputs
         slots = batch.group_slots
         query = self.first(residual, cos, sin, pool, slots, loras)
         for layer in range(self.num_layers - 1):
             attended = self.attend(layer, query, pool, batch)
             query, residual = self.between(layer, residual, attended, cos, sin, pool, slots, loras)
+            if kept is not None and layer + 1 in self._kept_behind:
+                for place, count in enumerate(self._kept_behind):
+                    if count == layer + 1:
+                        kept[:, place].copy_(residual)
         return self.attend(self.num_layers - 1, query, pool, batch), residual
 
     def _finish(self, layer: int, projected: Tensor, residual: Tensor, loras: Loras | None) -> tuple[Tensor, Tensor]:

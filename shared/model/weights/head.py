@@ -1,44 +1,50 @@
-"""Whether a checkpoint has a head that guesses, and one that can be served."""
+"""Whether a checkpoint has a head that guesses, and one that can be served; a head that is read from a folder apart."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+
+import torch
 
 from shared.errors import ModelLoadError
 from shared.model.config.model_config import ModelConfig
-from shared.model.layers.head import head_prefix
+from shared.model.layers.head import HeadParameters
 from shared.model.weights.checkpoint import Checkpoint
+from shared.model.weights.loader import fill_weights
 from shared.model.weights.safetensors_files import DENSE
-from shared.model.weights.sources import TIED_NAME, TIED_SOURCE
+from shared.model.weights.schemes import MAKERS
+from shared.model.weights.sources import TIED_NAME, TIED_SOURCE, check_entry, match_sources, needed
 
-_SHARED = {"embed_tokens.weight": TIED_SOURCE, "shared_head.head.weight": TIED_NAME}
-"""What a head shares with its model, and many checkpoints have twice."""
+_OFFSETS, _OTHER_LAYER = "d2t", "layers.0."
+_UNREAD = (_OFFSETS, "t2d", "embed_tokens.")
 
 
 def has_head(folder: Path, config: ModelConfig) -> bool:
     """Whether there is any tensor of one: checkpoints in fewer bits often leave it out, and say nothing of it. Raises
     ModelLoadError."""
-    if config.head_layer is None:
+    if config.head is None:
         return False
     with Checkpoint.of(folder) as checkpoint:
-        return any(name.startswith(head_prefix(config)) for name in checkpoint.entries)
+        return any(name.startswith(config.head.names.prefix) for name in checkpoint.entries)
 
 
 def missing_head(folder: Path, config: ModelConfig) -> str:
     """Why a folder has no head that can be served; empty: it has one. Raises ModelLoadError."""
     if has_head(folder, config):
         return ""
-    missing = f"tensor {head_prefix(config)}*"
-    if config.head_layer is None:
-        missing = "num_nextn_predict_layers, or its layers are not all of a kind that keeps the whole text"
+    missing = "num_nextn_predict_layers, or its layers are not all of a kind that keeps the whole text"
+    if config.head is not None:
+        missing = f"tensor {config.head.names.prefix}*"
     return f"{folder} has no head: no {missing}"
 
 
 def check_head(checkpoint: Checkpoint, config: ModelConfig) -> None:
     """Raises ModelLoadError (`tensor`) for a head whose embedding or output projection is not the model's."""
-    entries = checkpoint.entries
-    for own, of_model in _SHARED.items():
-        name = head_prefix(config) + own
+    assert config.head is not None, "a model without a head"
+    entries, names = checkpoint.entries, config.head.names
+    for own, of_model in ((names.embedding, TIED_SOURCE), (names.output, TIED_NAME)):
+        name = f"{names.prefix}{own}.weight"
         if of_model == TIED_NAME and config.tie_word_embeddings and TIED_NAME not in entries:
             of_model = TIED_SOURCE
         if name not in entries or of_model not in entries:
@@ -60,3 +66,48 @@ def check_head(checkpoint: Checkpoint, config: ModelConfig) -> None:
                 f"{name} differs from {of_model}, which a head has from its model: take speculation ngram",
                 tensor=name,
             )
+
+
+def read_head(folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -> HeadParameters:
+    """The head that a folder apart has, as `config` has it. Raises ModelLoadError, which names a tensor that is missing
+    or does not fit."""
+    with Checkpoint.of(folder) as checkpoint:
+        named = config
+        assert config.head is not None, "a model without a head"
+        if any(name.startswith(_OTHER_LAYER) for name in checkpoint.entries):
+            own = config.head.names
+            moved = {
+                field: value.replace(own.layer, _OTHER_LAYER)
+                for field, value in (("embedding_norm", own.embedding_norm), ("hidden_norm", own.hidden_norm))
+            }
+            named = replace(config, head=replace(config.head, names=replace(own, layer=_OTHER_LAYER, **moved)))
+        parameters = HeadParameters.allocate(named, dtype, device)
+        if TIED_SOURCE.removeprefix("model.") in checkpoint.entries:
+            size = config.vocab_size, config.hidden_size
+            parameters = replace(parameters, embedding=torch.empty(size, dtype=dtype, device=device))
+        views = parameters.checkpoint_views(named)
+        shapes = {name: tuple(view.shape) for name, view in views.items()}
+        sources = match_sources(checkpoint, shapes, MAKERS, unused=_UNREAD)
+        tokens = _guessable(checkpoint, config)
+        fill_weights(checkpoint, sources, views)
+    return replace(parameters, tokens=tokens.to(device))
+
+
+def _guessable(checkpoint: Checkpoint, config: ModelConfig) -> torch.Tensor:
+    """[num_guessable] int64, the tokens of a head's own output projection: each row's number and an offset."""
+    assert config.head is not None, "a model without a head"
+    count, vocab_size = config.head.num_guessable, config.vocab_size
+    tokens = torch.arange(count)
+    if count == vocab_size and _OFFSETS not in checkpoint.entries:
+        return tokens
+    why = f"of {vocab_size} tokens the head guesses {count}"
+    check_entry(needed(checkpoint.entries, _OFFSETS, why), (count,), ("I64", "I32"))
+    tokens = tokens + checkpoint.whole(_OFFSETS).long()
+    num_found = len(set(tokens.tolist()))
+    if int(tokens.min()) < 0 or int(tokens.max()) >= vocab_size or num_found < count:
+        raise ModelLoadError(
+            f"{_OFFSETS} must name {count} different tokens of {vocab_size}, found {num_found} from "
+            f"{int(tokens.min())} to {int(tokens.max())}",
+            tensor=_OFFSETS,
+        )
+    return tokens

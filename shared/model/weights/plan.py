@@ -114,8 +114,9 @@ def rounding_specs(
     if config.moe is not None and config.moe.shared_gate is not None:
         kept_plain = (*kept_plain, f".{config.moe.shared_gate}.weight")
     specs: dict[str, LinearSpec] = {}
+    rounded = ("model.layers.", *(() if config.head is None or config.head.is_apart else (config.head.names.prefix,)))
     for name, shape in shapes.items():
-        if not name.startswith("model.layers.") or not name.endswith(".weight") or len(shape) != 2:
+        if not name.startswith(rounded) or not name.endswith(".weight") or len(shape) != 2:
             continue
         if not name.endswith(kept_plain) and (spec := _rounding(kind, shape[1])) is not None:
             specs[name] = spec

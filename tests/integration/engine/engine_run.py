@@ -57,14 +57,16 @@ class EngineRun:
         eos: frozenset[int] = frozenset(),
         speculator: Speculator | None = None,
         has_head: bool = False,
+        head_folder: Path | None = None,
         num_guesses: int | None = 0,
         **policy,
     ) -> None:
         """`num_blocks`: of each KV group; `eos`: what ends an answer; `policy`: further fields of the scheduler's
-        config. `has_head`: the checkpoint's is loaded; it guesses `num_guesses` tokens, or as many as gain time."""
-        self.decoder = Decoder.load(
-            folder, dtype, device, kernels=kernels, deterministic=deterministic, has_head=has_head
-        )
+        config. `has_head`: the checkpoint's is loaded, or that in `head_folder`; it guesses `num_guesses` tokens, or as
+        many as gain time."""
+        has_head = has_head or head_folder is not None
+        options = {"kernels": kernels, "deterministic": deterministic, "has_head": has_head}
+        self.decoder = Decoder.load(folder, dtype, device, head_folder=head_folder, **options)
         model = self.decoder.config
         config = config or RunnerConfig(max_num_seqs=MAX_NUM_SEQS)
         config = replace(config, num_host_blocks=policy.get("num_host_blocks", 0))

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from shared.engine.plan import NoToken, SampledToken
 from shared.engine.runner.runner import RunnerConfig
 from shared.engine.sampling_params import MOST_GUESSES, Speculation
 from shared.engine.speculation.head_model import HeadGuess
 from shared.engine.speculation.ngram import NgramDrafter
+from shared.kernels.batch import AttentionBatch
+from shared.kernels.pool_view import PoolView
+from shared.model.decoder import Decoder
 from shared.model.families.registry import load_config
 from shared.model.text.tokenizer import Tokenizer
 from shared.structure.compiler import StructureCompiler
 from tests.integration.engine.engine_run import BLOCK_SIZE, EngineRun, hand_off
 from tests.integration.engine.families import write_family
 from tests.integration.engine.heads import FAMILIES, write_knowing, write_with_random_head
+from tests.integration.engine.test_greedy_against_transformers import load_transformers
 from tests.integration.engine.test_speculation import DEMO, LENGTH, PROMPTS, accepted, answers, assert_same, ids
 
 LONG = 48
@@ -80,6 +86,40 @@ def test_a_head_that_knows_changes_nothing_and_is_right(start, family, num_guess
     assert_same(answers(run, WAYS), answers(plain(start, family), WAYS))
     num_guessed, num_right = accepted(run)
     assert num_right > 0.5 * num_guessed > 0
+
+
+@pytest.mark.parametrize("family", ["qwen3-next", "qwen3.5", pytest.param("qwen3.5-moe", marks=pytest.mark.slow)])
+def test_the_layer_of_a_model_with_states_is_that_of_transformers(tmp_path, family):
+    """Its own layer as a model of one: what it reads is its projection of both normed halves, the token's first."""
+    folder = write_family(tmp_path / "model", family, vocab_size=320)
+    decoder = Decoder.load(folder, torch.float32, "cpu", has_head=True)
+    layout = decoder.config.block_layout(BLOCK_SIZE, "float32", has_head=True)
+    count, generator = 37, torch.Generator().manual_seed(1)
+    hidden = torch.randn(count, 64, generator=generator)
+    tokens = torch.randint(0, 320, (count,), generator=generator)
+    pool = PoolView.of(torch.zeros(layout.shape(4), dtype=torch.uint8), layout)
+    batch = AttentionBatch.from_lists([count], [count], [[2, 0, 3]], BLOCK_SIZE).with_groups(())
+    with torch.inference_mode():
+        rows = torch.arange(count)
+        logits = decoder.logits(decoder.head.forward(tokens, hidden, rows, pool, batch, rows))
+
+    fields, tensors = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
+    own = {name: tensor for name, tensor in tensors.items() if name in ("model.embed_tokens.weight", "lm_head.weight")}
+    layer = {name: tensor for name, tensor in tensors.items() if name.startswith("mtp.layers.0.")}
+    own |= {name.replace("mtp.", "model."): tensor for name, tensor in layer.items()}
+    own["model.norm.weight"] = tensors["mtp.norm.weight"]
+    (tmp_path / "layer").mkdir()
+    fields |= {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
+    (tmp_path / "layer" / "config.json").write_text(json.dumps(fields))
+    save_file(own, tmp_path / "layer" / "model.safetensors", metadata={"format": "pt"})
+    halves = [
+        x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * (1 + tensors[f"mtp.pre_fc_norm_{name}.weight"])
+        for x, name in ((tensors["model.embed_tokens.weight"][tokens], "embedding"), (hidden, "hidden"))
+    ]
+    with torch.inference_mode():
+        read = torch.cat(halves, -1) @ tensors["mtp.fc.weight"].T
+        expected = load_transformers(tmp_path / "layer")(inputs_embeds=read[None]).logits[0]
+    torch.testing.assert_close(logits, expected, atol=1e-3, rtol=1e-3)
 
 
 def test_a_head_without_sense_changes_nothing(start):

@@ -20,7 +20,6 @@ from services.quantize.job import Wish, Written, quantize
 from shared.errors import ConfigError, TandemError
 from shared.model.checkpoints import write_random_checkpoint
 from shared.model.decoder import Decoder
-from shared.model.layers.head import head_prefix
 from shared.model.text.tokenizer import Tokenizer
 from tandem_cli.main import build_app
 from tests.integration.engine.families import write_family
@@ -131,12 +130,12 @@ def test_a_head_stays_as_wide_as_it_is_and_guesses_for_the_rounded_model(tmp_pat
     architecture, fields = HEADED[family]
     options = {"vocab_size": 320, "hidden_size": 64, "extra_config": fields, "dtype": torch.bfloat16}
     config = write_random_checkpoint(tmp_path / "source", architecture, **options)
-    found, prefix = written(tmp_path / "source", tmp_path / "out", Wish(scheme)), head_prefix(config)
+    found, prefix = written(tmp_path / "source", tmp_path / "out", Wish(scheme)), config.head.names.prefix
     plain, stored = (load_file(tmp_path / name / "model.safetensors") for name in ("source", "out"))
     of_head = {name: tensor for name, tensor in plain.items() if name.startswith(prefix)}
     assert of_head.keys() == {name for name in stored if name.startswith(prefix)}
     assert all(stored[name].dtype == tensor.dtype and stored[name].equal(tensor) for name, tensor in of_head.items())
-    assert f"{prefix}eh_proj" in found.kept
+    assert f"{prefix}{config.head.names.projection}" in found.kept
     decoder = Decoder.load(tmp_path / "out", torch.float32, "cpu", has_head=True)
     assert decoder.head is not None
     assert decoder.quantization == scheme

@@ -12,13 +12,13 @@ from services.worker.loaded_model import LoadedModel, load_model, wants_head
 from services.worker.settings import WorkerSettings
 from shared.config import load_settings
 from shared.engine.runner.runner import Runner, RunnerConfig
-from shared.errors import ConfigError
+from shared.errors import ConfigError, ModelLoadError
 from shared.fingerprints import headed_fingerprint
 from shared.identity import BOTH, DECODE, PREFILL, Roles
 from shared.model.checkpoints import write_random_checkpoint
 from shared.model.families.registry import load_config
 from shared.structure.compiler import StructureCompiler
-from tests.integration.engine.heads import write_knowing
+from tests.integration.engine.heads import write_eagle, write_knowing
 
 
 @pytest.fixture(scope="module")
@@ -70,3 +70,39 @@ def test_a_worker_of_several_processes_or_on_a_gpu_has_no_head(folder: Path) -> 
         with pytest.raises(ConfigError, match=message):
             wants_head(wanted(folder, "heads", *flags), config, DECODE)
     assert wants_head(wanted(folder, "heads", "--device", "cuda", roles=PREFILL), config, PREFILL)
+
+
+@pytest.mark.parametrize("roles", [PREFILL, DECODE])
+def test_a_head_apart_is_a_layer_of_all_workers_blocks_and_part_of_their_name(
+    tmp_path: Path, folder: Path, roles: Roles
+) -> None:
+    layers = {"eagle_aux_hidden_state_layer_ids": [1, 1, 1]}
+    one, other = (write_eagle(tmp_path / str(count), folder, count, **layers) for count in (200, 190))
+    plain, own = (load(folder, speculation, roles=roles) for speculation in ("ngram", "heads"))
+    model = load(folder, "heads", "--draft", str(one), roles=roles)
+    assert model.layout.num_layers == plain.layout.num_layers + 1
+    assert model.draft is None
+    assert model.decoder.head is not None
+    assert model.decoder.head.behind == (1, 1, 1)
+    names = {item.fingerprint for item in (plain, own, model)}
+    names.add(load(folder, "heads", "--draft", str(other), roles=roles).fingerprint)
+    assert len(names) == 4
+    assert model.fingerprint == load(folder, "heads", "--draft", str(one), roles=BOTH).fingerprint
+
+
+def test_a_head_apart_that_does_not_fit_is_refused_at_the_start(tmp_path: Path, folder: Path) -> None:
+    head = write_eagle(tmp_path / "head", folder, vocab_size=512, eagle_aux_hidden_state_layer_ids=[1, 1, 1])
+    with pytest.raises(ConfigError, match="vocabulary of 512, the model has 320"):
+        load(folder, "heads", "--draft", str(head))
+    with pytest.raises(ConfigError, match="take speculation heads"):
+        load(folder, "auto", "--draft", str(head))
+    with pytest.raises(ModelLoadError, match="LlamaForCausalLM is no head"):
+        load(folder, "heads", "--draft", str(folder))
+
+
+def test_a_model_with_states_has_its_own_head_and_speculates(tmp_path: Path) -> None:
+    hybrid = write_knowing(tmp_path / "hybrid", "qwen3-next")
+    plain, model = (load(hybrid, speculation) for speculation in ("ngram", "heads"))
+    assert model.layout.num_layers == plain.layout.num_layers + 1
+    assert model.layout.num_states > 0
+    assert model.fingerprint == headed_fingerprint(plain.fingerprint)

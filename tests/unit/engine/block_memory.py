@@ -45,6 +45,9 @@ class BlockMemory:
 
     def _move_states(self, item: PlannedSequence, sequence: EngineSequence) -> None:
         """Reads the state behind the token before a step's first one, and writes those that the step is to write."""
+        if item.guesses:
+            self._guess_states(item, sequence)
+            return
         for group in filter(self.groups.is_state, range(self.groups.size)):
             if item.start:
                 self.check(sequence, item.block_ids, group, item.start - 1, item.start, item.start)
@@ -55,6 +58,20 @@ class BlockMemory:
                 block_id = item.block_ids[block * self.groups.size + group]
                 assert block_id >= 0, f"{item.sequence_id} writes a state to no block"
                 self.blocks[block_id] = state
+
+    def _guess_states(self, item: PlannedSequence, sequence: EngineSequence) -> None:
+        """Likewise, where each token has a state of its own."""
+        tokens = self.groups.guess_state_blocks(item.block_ids, item.start, item.guess_states)
+        assert len(tokens) == len(item.token_ids)
+        for place, group in enumerate(filter(self.groups.is_state, range(self.groups.size))):
+            if item.start:
+                self.check(sequence, item.block_ids, group, item.start - 1, item.start, item.start)
+            for position, (before, _, own) in enumerate(tokens, item.start):
+                if position > item.start:
+                    assert self.blocks[before[place]][0][:3] == (sequence, position - 1, group)
+                assert own[place] >= 0, f"{item.sequence_id} writes a state to no block"
+                token_id = item.token_ids[position - item.start]
+                self.blocks[own[place]] = [(sequence, position, group, token_id)] * self.block_size
 
     def check(self, reader: EngineSequence, block_ids, group: int, first: int, num_tokens: int, num_computed: int):
         """The tokens `first` … `num_tokens` - 1 of a block table are the reader's, those before `num_computed` ones

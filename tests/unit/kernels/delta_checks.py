@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -39,11 +40,12 @@ class DeltaCase:
         number: int = 1,
         parts: int = 1,
         runs: int = 1,
+        by_token: bool = False,
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
     ) -> None:
         """`heads`: of keys, of values; `dims`: of a key, of a value; `words`: numbers of a block, which lie in
-        `runs` runs of each of `parts` parts."""
+        `runs` runs of each of `parts` parts; `by_token`: each token has a state, as in a step with guesses."""
         shape = {"dtype": dtype, "device": device}
         (key_heads, value_heads), (key_dim, value_dim) = heads, dims
         mixed = 2 * key_heads * key_dim + value_heads * value_dim
@@ -69,7 +71,10 @@ class DeltaCase:
         groups = KVGroups(block_size, (None, *[STATE_WINDOW] * num_states), num_states)
         query_lens, kv_lens = zip(*plan, strict=True)
         widths = [-(-kv_len // block_size) * groups.size for kv_len in kv_lens]
-        order = random.Random(0).sample(range(sum(widths) + 1), sum(widths))
+        num_blocks = sum(widths)
+        if by_token:
+            num_blocks += num_states * sum(count - 1 for count in query_lens)
+        order = random.Random(0).sample(range(num_blocks + 1), num_blocks)
         tables = [order[sum(widths[:seq]) : sum(widths[: seq + 1])] for seq in range(len(plan))]
         batch = AttentionBatch.from_lists(
             query_lens, kv_lens, [table[:: groups.size] for table in tables], block_size, device
@@ -77,9 +82,16 @@ class DeltaCase:
         ends = zip(tables, kv_lens, query_lens, strict=True)
         blocks = [groups.state_blocks(table, end - count, end) for table, end, count in ends]
         self.batch = replace(batch, state_blocks=torch.tensor(blocks, dtype=torch.int32, device=device))
+        if by_token:
+            left, of_tokens = iter(order[sum(widths) :]), []
+            for table, end, count in zip(tables, kv_lens, query_lens, strict=True):
+                own = list(islice(left, num_states * (count - 1)))
+                of_tokens += groups.guess_state_blocks(table, end - count, own)
+            states = torch.tensor(of_tokens, dtype=torch.int32, device=device)
+            self.batch = replace(batch, token_states=states)
         assert words % (runs * parts) == 0
         run_words = words // (runs * parts)
-        rows = torch.full((sum(widths) + 1, runs, 1, parts, 1, run_words), torch.nan, device=device)
+        rows = torch.full((num_blocks + 1, runs, 1, parts, 1, run_words), torch.nan, device=device)
         for read, _, _ in blocks:
             for block in read:
                 if block >= 0:
@@ -92,6 +104,20 @@ class DeltaCase:
         pool = replace(self.pool, memory=self.pool.memory.clone())
         batch = replace(self.batch)  # without another backend's plan
         return kernels.delta_attention(self.projected, self.layer, pool, batch), state_words(pool, self.layer.num_parts)
+
+    def run_apart(self, kernels: DecoderOps) -> tuple[Tensor, Tensor]:
+        """As `run`, with a call for each token that has a state."""
+        pool, batch, found = replace(self.pool, memory=self.pool.memory.clone()), self.batch, []
+        states, row = batch.token_states, 0
+        assert states is not None
+        for seq, (count, end) in enumerate(zip(batch.query_lens, batch.kv_lens, strict=True)):
+            table = batch.block_tables[seq].tolist()
+            for position in range(end - count, end):
+                one = AttentionBatch.from_lists([1], [position + 1], [table], batch.block_size, states.device)
+                one = replace(one, state_blocks=states[row : row + 1])
+                found.append(kernels.delta_attention(self.projected[row : row + 1], self.layer, pool, one))
+                row += 1
+        return torch.cat(found), state_words(pool, self.layer.num_parts)
 
 
 def check_delta(kernels: DecoderOps, case: DeltaCase) -> None:

@@ -98,6 +98,25 @@ def test_the_gated_delta_rule_equals_the_reference(cpu, dtype, sizes):
         check_delta(cpu, DeltaCase(plan, dtype=dtype, **{"dims": (32, 48), **sizes}))
 
 
+@needs_library
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "sizes",
+    [{"words": 500}, {"heads": (2, 4), "dims": (16, 32), "words": 768, "parts": 2, "runs": 3}, {"dims": (8, 12)}],
+    ids=str,
+)
+def test_a_step_with_guesses_leaves_the_state_behind_each_token_as_a_step_of_it_would(cpu, dtype, sizes):
+    case = DeltaCase([(4, 4), (1, 8), (6, 21), (2, 30)], dtype=dtype, by_token=True, **{"dims": (32, 48), **sizes})
+    check_delta(cpu, case)
+    is_left_to_torch = sizes.get("dims") == (8, 12)
+    for found, expected in zip(case.run(cpu), case.run_apart(cpu), strict=True):
+        tolerance = {"rtol": 1e-5, "atol": 1e-6} if is_left_to_torch and dtype == torch.float32 else {}
+        if is_left_to_torch:
+            torch.testing.assert_close(found, expected, equal_nan=True, **tolerance)
+        else:
+            assert found.nan_to_num().equal(expected.nan_to_num())
+
+
 PLANS = {
     "decodes": [(1, 1), (1, 2), (1, 16), (1, 17), (1, 130)],
     "prompts": [(1, 1), (33, 33), (64, 64), (65, 65), (7, 7)],

@@ -201,5 +201,5 @@ def test_without_a_layer_that_can_guess_there_is_no_head(tmp_path: Path, fields:
     architecture = "Qwen2ForCausalLM" if "sliding_window" in fields else "LlamaForCausalLM"
     extra = {**({"max_window_layers": 0, **WITH_HEAD} if "sliding_window" in fields else {}), **fields}
     config = write_random_checkpoint(tmp_path, architecture, extra_config=extra)
-    assert config.head_layer is None
+    assert config.head is None
     assert not has_head(tmp_path, config)

@@ -31,6 +31,7 @@ struct DeltaStep {
   int64_t block_stride, num_runs, run_words, run_stride, part_stride;
   const int32_t* states;   // [sequences][3][num_states]: blocks to read, to write on the way, and to write behind
   int64_t num_states, num_seqs, block_size;
+  int64_t is_by_token;     // `states` are [tokens][3][num_states], and each token reads what the one before it wrote
   const int32_t *query_start, *seq_lens;
   void* out;  // [tokens][value heads * value dim]
 };
@@ -215,7 +216,7 @@ template <typename T>
 struct Task {
   const DeltaLayer& layer;
   const DeltaStep& step;
-  int64_t seq, key_head;
+  int64_t seq, key_head;  // by token, the token
   std::vector<float>& memory;
 
   const int64_t k = layer.key_dim, v = layer.value_dim, times = layer.value_heads / layer.key_heads;
@@ -551,9 +552,17 @@ template <typename T>
 void delta_attention(const DeltaLayer& layer, const DeltaStep& step, float eps) {
   parallel_for(step.num_seqs * layer.key_heads, [&](int64_t task) {
     static thread_local std::vector<float> memory;
-    Task<T> found{layer, step, task / layer.key_heads, task % layer.key_heads, memory};
-    found.eps = eps;
-    found.run();
+    const int64_t seq = task / layer.key_heads, key_head = task % layer.key_heads;
+    if (!step.is_by_token) {
+      Task<T> found{layer, step, seq, key_head, memory};
+      found.eps = eps;
+      return found.run();
+    }
+    for (int64_t token = step.query_start[seq]; token < step.query_start[seq + 1]; token++) {
+      Task<T> found{layer, step, token, key_head, memory};
+      found.eps = eps;
+      found.one(token);
+    }
   });
 }
 

@@ -37,6 +37,7 @@ struct Sizes {
   int64_t is_bf16;
   int64_t gate;  // of tandem_act_and_mul
   int64_t is_centered;  // of tandem_rms_norm
+  int64_t num_kept;
 };
 
 struct Memory {  // of one step
@@ -48,6 +49,8 @@ struct Memory {  // of one step
   const KVGroup* groups;
   const int32_t *query_start, *seq_lens;
   const int64_t* rows;
+  std::byte* kept;             // [tokens, num_kept, hidden], the residual stream …
+  const int64_t* kept_behind;  // … behind so many layers, fewer than all
 };
 
 // Low-rank additions to the projections, for the rows that have one.
@@ -81,6 +84,14 @@ void keep_rows(std::byte* x, int64_t row_bytes, const int64_t* rows, int64_t cou
   copy.resize(count * row_bytes);
   for (int64_t i = 0; i < count; i++) std::memcpy(copy.data() + i * row_bytes, x + rows[i] * row_bytes, row_bytes);
   std::memcpy(x, copy.data(), copy.size());
+}
+
+void keep_behind(int64_t num_layers, const Sizes& s, const Memory& m) {
+  const int64_t bytes = s.hidden * s.element();
+  for (int64_t place = 0; place < s.num_kept; place++)
+    if (m.kept_behind[place] == num_layers)
+      for (int64_t t = 0; t < s.tokens; t++)
+        std::memcpy(m.kept + (t * s.num_kept + place) * bytes, m.residual + t * bytes, bytes);
 }
 
 }  // namespace
@@ -149,6 +160,7 @@ extern "C" int tandem_layers(
     linear(m.activated, layer.down, m.out, s.inner, s.hidden, 4 * i + 3);
     if (const int failed = add_up()) return failed;
     add_norm(layer.output_norm, is_last ? last_norm : layers[i + 1].input_norm);
+    if (s.num_kept) keep_behind(i + 1, s, m);
   }
   if (tokens != s.num_rows) keep_rows(m.normed, s.hidden * s.element(), m.rows, s.num_rows, copy);
   return 0;

@@ -5,8 +5,8 @@ from __future__ import annotations
 from random import Random
 
 from shared.engine.plan import SampledToken, StepPlan, StepResult
+from shared.engine.scheduler.host_swap import HostSwap
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
-from shared.engine.scheduler.tables import HostSwap
 from shared.engine.sequence import EngineSequence
 from shared.kv.groups import KVGroups
 from shared.kv.pool import BlockPool

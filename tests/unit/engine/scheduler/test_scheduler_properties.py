@@ -68,7 +68,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         groups,
     ):
         self.groups = groups
-        drafting = drafting if not groups.num_states else ""
         num_blocks *= self.groups.size
         self.pool = BlockPool(num_blocks, BLOCK)
         self.now = 0.0
@@ -290,7 +289,11 @@ def written_by(plan: StepPlan, groups: KVGroups) -> dict[int, str]:
     """Blocks that a step writes to, with whose they are."""
     written: dict[int, str] = {}
     for item in plan.sequences:
-        states = groups.written_states(item.start, item.end)
+        states = groups.written_states(item.start, item.start + 1 if item.guesses else item.end)
+        assert len(item.guess_states) == groups.num_states * len(item.guesses)
+        for block_id in item.guess_states:
+            assert block_id not in written, "two states are written to one block"
+            written[block_id] = item.sequence_id
         for index in range(item.start // BLOCK * groups.size, -(-item.end // BLOCK) * groups.size):
             if groups.is_state(index % groups.size) and index // groups.size not in states:
                 continue

@@ -14,6 +14,7 @@ from shared.engine.speculation.head_model import HeadModel
 from shared.engine.speculation.row_costs import OLD, RowCosts
 from shared.engine.speculation.speculator import PLAIN_EVERY, Speculator
 from shared.errors import InvalidRequest
+from shared.kv.groups import KVGroups
 from tests.unit.engine.builders import sequence
 
 
@@ -180,7 +181,7 @@ def answered_with_head(begin_s, steps=3000):
     """Guesses of each step of one sequence of sevens, one at most: a step takes 0.1 s, and `begin_s` more where it
     gives what the head guesses with."""
     runner = SevensHead()
-    speculator = Speculator([], model=HeadModel(runner, 16, 10**6, clock=lambda: 0.0))
+    speculator = Speculator([], model=HeadModel(runner, KVGroups(16), 10**6, clock=lambda: 0.0))
     item = sequence("s", [7, 7], max_tokens=10**5, speculation=Speculation("heads", 1))
     item.block_ids, found = list(range(10**4)), []
     for _ in range(steps):
@@ -203,7 +204,7 @@ def test_a_head_is_asked_where_its_guesses_are_worth_what_all_steps_pay_for_it(b
 
 
 def test_blocks_are_taken_ahead_for_what_may_be_guessed_in_them_alone():
-    head = Speculator([Sure()], model=HeadModel(SevensHead(), 16, 100))
+    head = Speculator([Sure()], model=HeadModel(SevensHead(), KVGroups(16), 100))
     for speculation, ahead in (("auto", 15), ("ngram", 0), ("off", 0), ("heads", 15)):
         asked = Speculation(speculation)
         assert head.num_written_ahead(sequence("s", [2, 3], max_tokens=99, speculation=asked)) == ahead

@@ -11,6 +11,7 @@ from loadtest.simulator.fleet import World
 from loadtest.simulator.request import SimRequest
 from loadtest.simulator.worker import Calls, Progress, Worker
 from services.router.placement.commitments import Ledger
+from services.router.placement.lengths import AnswerLife
 from services.router.placement.moves import (
     LOOK_EVERY_S,
     MAX_REPEATED,
@@ -23,6 +24,8 @@ from services.router.placement.moves import (
 from services.router.placement.split import SplitController
 from services.router.placement.views import Pool, Work
 
+COUNT_EVERY_S = 0.5
+
 
 @dataclass(slots=True)
 class _Answer:
@@ -31,6 +34,7 @@ class _Answer:
     request: SimRequest
     name: str
     """Of its sequence."""
+    life: AnswerLife
     num_asks: int = 0
     """Of workers to which it was to move, so far."""
     moved_s: float = -math.inf
@@ -64,6 +68,7 @@ class SimMover:
     """Answers that went on elsewhere, so far."""
     _answers: dict[str, _Answer] = field(default_factory=dict)
     _looked_s: float = -math.inf
+    _counted_s: float = -math.inf
     _is_due: bool = False
 
     @classmethod
@@ -83,13 +88,25 @@ class SimMover:
 
     def begin(self, request: SimRequest) -> None:
         """An answer runs where it was placed."""
-        self._answers[request.name] = _Answer(request, request.name)
+        self._answers[request.name] = _Answer(request, request.name, self.split.demand.begin())
 
     def end(self, request: SimRequest) -> None:
         """An answer has ended; where it was about to move it does not any more."""
         answer = self._answers.pop(request.name, None)
-        if answer is not None and answer.move is not None:
-            self._leave(answer.move, request)
+        if answer is not None:
+            answer.life.ended(request.num_output_tokens)
+            if answer.move is not None:
+                self._leave(answer.move, request)
+
+    def count(self) -> None:
+        """How far the answers are. The router hears of each token; here once a second is enough."""
+        now_s = self.world.clock.now_s
+        if now_s < self._counted_s + COUNT_EVERY_S:
+            return
+        self._counted_s = now_s
+        for answer in self._answers.values():
+            num_tokens = self.workers[answer.request.decode].num_tokens(answer.name)
+            answer.life.at(num_tokens - answer.request.num_prompt_tokens)
 
     def look(self) -> None:
         """Begins the moves that are due; see `Mover`."""

@@ -95,6 +95,8 @@ class TandemRouter(SimRouter):
         now_s, need = self.world.clock.now_s, self.need(request)
         own = _work(request, need)
         self._placement.split.demand.arrived(own, request.num_prompt_tokens, now_s)
+        if self.mover is not None:
+            self.mover.count()
         try:
             estimate = self._enter(request, own)
             active = _Active(request, need, estimate)
@@ -143,7 +145,6 @@ class TandemRouter(SimRouter):
     def _on_done(self, request: SimRequest) -> None:
         if self.mover is not None:
             self.mover.end(request)
-        self._placement.split.demand.ended(request.num_output_tokens)
         super()._on_done(request)
 
     def _expire_later(self, active: _Active) -> None:

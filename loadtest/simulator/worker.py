@@ -166,6 +166,12 @@ class Worker:
             ask_s = self.spec.wire_s
             self._clock.after(ask_s, lambda: self._clock.at(source.send_blocks(len(missing)), arrived))
 
+    def num_tokens(self, name: str) -> int:
+        """Of the sequence of that name; 0 where it has ended."""
+        self.engine.settle()
+        sequence = self.engine.scheduler.sequences.get(name)
+        return len(sequence.token_ids) if sequence is not None else 0
+
     def progress(self, name: str) -> Progress | None:
         """How far the answer of that name is; None where it has ended or left."""
         held = self._held.get(name)

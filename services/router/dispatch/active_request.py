@@ -24,6 +24,7 @@ from services.router.dispatch.request import (
     TokenLogprobs,
 )
 from services.router.dispatch.transitions import after
+from services.router.placement.lengths import AnswerLife
 from services.router.placement.views import NO_HITS, PrefixHits
 from shared.errors import DeadlineExceeded, Internal, TandemError, TransferFailed
 from shared.rpc.convert import finish_reason_from_proto
@@ -111,14 +112,16 @@ class ActiveRequest:
         serial: int = 1,
         record: RequestRecord | None = None,
         observer: RecordObserver = UNOBSERVED,
+        life: AnswerLife | None = None,
     ) -> None:
         """`coalescer` wakes its reader. `serial`: the number of this call, another one for each. `record`: the
-        request's, a new one where none is given; `observer` follows it."""
+        request's, a new one where none is given; `observer` follows it. `life` counts how long the answer is."""
         self.request = request
         self._serial = serial
         self.record = record if record is not None else request.new_record()
         """Written by this class and by those that run the request."""
         self._observer = observer
+        self._life = life
         trace = self.record.ask.trace
         self.log = request_log(logger, request.request_id, trace.trace_hex if trace is not None else "")
         self.num_attempts = 0
@@ -217,7 +220,7 @@ class ActiveRequest:
         token_ids = tuple(tokens.token_ids)
         prompt = _logprobs(tokens.prompt_logprobs) if tokens.prompt_logprobs and not self.produced else ()
         self.produced.extend(token_ids)
-        self.record.num_output_tokens += len(token_ids)
+        self._count(len(token_ids))
         finish = finish_reason_from_proto(tokens.finish_reason)
         logprobs = _logprobs(tokens.logprobs) if tokens.logprobs else ()
         waiting = self._pending
@@ -235,7 +238,7 @@ class ActiveRequest:
     def _emit_found(self, tokens: types_pb2.SequenceTokens) -> None:
         """Of a beam search only the end is an answer: the tokens before it say that it continues, and a retry begins
         anew."""
-        self.record.num_output_tokens += len(tokens.token_ids)
+        self._count(len(tokens.token_ids))
         finish = finish_reason_from_proto(tokens.finish_reason)
         if finish is None:
             return
@@ -253,6 +256,20 @@ class ActiveRequest:
         self._pending = TokenDelta((), (), finish, (), found)
         self.record.decode_ms, self.record.preempted_ms = tokens.decode_ms, tokens.preempted_ms
         self.move(RequestEvent.FINISH)
+
+    def _count(self, num_more: int) -> None:
+        record, life = self.record, self._life
+        record.num_output_tokens += num_more
+        if life is not None and record.num_output_tokens > life.due:
+            life.at(record.num_output_tokens)
+
+    def count_length(self) -> None:
+        """The answer has ended, or nothing more of it comes: what that tells of other answers' lengths."""
+        life, self._life = self._life, None
+        if life is not None and self.finished:
+            life.ended(self.num_output_tokens)
+        elif life is not None:
+            life.left()
 
     def begin(self, task: asyncio.Task[None]) -> None:
         """The dispatcher's task runs the request; from now on its time counts."""

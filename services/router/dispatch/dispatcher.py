@@ -104,7 +104,8 @@ class Dispatcher:
         except Overloaded as error:
             self._refused(record, error)
             raise
-        active = ActiveRequest(request, self._coalescer, next(self._serials), record, self._observer)
+        life = self._room.begin()
+        active = ActiveRequest(request, self._coalescer, next(self._serials), record, self._observer, life)
         if older is not None:
             older.stop(TakenOver(f"request {request.request_id!r} continues on another call"))
         if request.resume is not None:
@@ -210,20 +211,21 @@ class Dispatcher:
         """Every request ends here, also one whose task was cancelled before its first step. A last token that came
         first decides, whatever crossed it."""
         error = None if task.cancelled() else task.exception()
-        if active.finished:
-            self._room.ended(active.num_output_tokens)
-        elif active.stopped is not None:
-            self._fail(active, active.stopped)
-        elif error is None:
-            active.move(RequestEvent.CANCEL)
-            active.log.debug("request %s is cancelled", active.request.request_id)
-        else:
-            self._fail(active, error)
+        active.count_length()
+        if not active.finished:
+            self._end_early(active, active.stopped or error)
         if self._active.get(active.request.request_id) is active:  # else it was taken over
             del self._active[active.request.request_id]
         active.settle()
         if self._is_draining and not self._active:
             self._drained.set()
+
+    def _end_early(self, active: ActiveRequest, error: BaseException | None) -> None:
+        if error is not None:
+            self._fail(active, error)
+        else:
+            active.move(RequestEvent.CANCEL)
+            active.log.debug("request %s is cancelled", active.request.request_id)
 
     def _refused(self, record: RequestRecord, error: Overloaded) -> None:
         """A full queue did not take the request."""

@@ -19,6 +19,7 @@ from services.router.dispatch.record import RequestEvent
 from services.router.dispatch.request import Request
 from services.router.placement.cut_pairs import CutPairs
 from services.router.placement.decision import Choice, Route
+from services.router.placement.lengths import AnswerLife
 from services.router.placement.policy import Placement
 from services.router.placement.views import GUEST_AFTER_S, PlacementRequest, Pool, Work
 from services.router.workers.fleet import Fleet
@@ -118,9 +119,10 @@ class WaitingRoom:
         if self._queue and self._again is None and self._fleet.shared:
             self._again = asyncio.get_running_loop().call_later(GUEST_AFTER_S, self._pump_again)
 
-    def ended(self, num_output_tokens: int) -> None:
-        """An answer has ended: the next ones are expected to be as long as such."""
-        self._placement.split.demand.ended(num_output_tokens)
+    def begin(self) -> AnswerLife:
+        """Of a request's answer: the next ones are expected to be as long as those that run and those that have
+        ended."""
+        return self._placement.split.demand.begin()
 
     @property
     def vacated(self) -> frozenset[str]:

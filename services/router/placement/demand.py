@@ -1,24 +1,21 @@
-"""What arrives and what has ended: the demand that a split of the workers has to serve. Plain data, no clock."""
+"""What arrives, and how long answers are: the demand that a split of the workers has to serve. Plain data, no clock."""
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
+from services.router.placement.lengths import AnswerLife, Lengths
 from services.router.placement.views import Work
 
 WINDOW_S = 10.0
 """Demand is a running mean in which an arrival of this age weighs 1/e."""
-FIRST_OUTPUT_GUESS = 128.0
-"""Tokens of an answer, before any has ended."""
 NEWEST = 512
-"""Arrivals, and answers, by which what is unlike the mean is known."""
-FEWEST_ENDED = 32
-"""With fewer answers their mean stands for all."""
+"""Arrivals by which what is unlike the mean is known."""
 SHARES = (1.0, 0.98, 0.95, 0.9, 0.8, 0.65, 0.5, 0.3, 0.1)
 """Of the requests, the cheapest ones, that are looked at by themselves."""
 
@@ -55,12 +52,8 @@ class Demand:
         self._begin_s = math.inf
         self._count = self._tokens = self._pairs = self._context = 0.0
         self.num_arrived = 0
-        self.output_len = FIRST_OUTPUT_GUESS
-        """Mean tokens of an answer."""
-        self._num_ended = 0
+        self._lengths = Lengths()
         self._newest: deque[tuple[Work, int]] = deque(maxlen=NEWEST)
-        self._lengths: deque[int] = deque(maxlen=NEWEST)
-        self._sorted: list[int] | None = None
 
     def arrived(self, own: Work, num_tokens: int, now_s: float) -> None:
         """A request of `num_tokens`, of which `own` is to be computed."""
@@ -73,12 +66,9 @@ class Demand:
         self._context += num_tokens
         self._newest.append((own, num_tokens))
 
-    def ended(self, num_output_tokens: int) -> None:
-        """An answer has ended."""
-        self._num_ended += 1
-        self.output_len += max(0.02, 1.0 / self._num_ended) * (num_output_tokens - self.output_len)
-        self._lengths.append(num_output_tokens)
-        self._sorted = None
+    def begin(self) -> AnswerLife:
+        """Of one answer, which the caller keeps up to date: by those that run and have ended the next are judged."""
+        return AnswerLife(self._lengths)
 
     def mix(self, now_s: float) -> Mix:
         """All that arrives."""
@@ -116,6 +106,11 @@ class Demand:
         return Work(max(1, round(self._tokens / count)), self._pairs / count)
 
     @property
+    def output_len(self) -> float:
+        """Tokens of an answer, in the mean."""
+        return self._lengths.mean
+
+    @property
     def num_gaps(self) -> float:
         """Between the tokens of an answer, in the mean: what its TPOT divides by; at least one."""
         return max(1.0, self.output_len - 1.0)
@@ -126,14 +121,12 @@ class Demand:
         return self._context / max(self._count, 1e-9) + self.output_len / 2
 
     def share_with_gaps(self, num_gaps: float) -> float:
-        """The share of the newest answers with at least `num_gaps` gaps between their tokens; of one token, all."""
-        if len(self._lengths) < FEWEST_ENDED:
-            return min(1.0, self.num_gaps / max(num_gaps, 1e-9))
-        if self._sorted is None:
-            self._sorted = sorted(self._lengths)
-        num_alone = bisect_left(self._sorted, 2)  # without a second token there is no gap to be late by
-        num_shorter = bisect_left(self._sorted, num_gaps + 1) - num_alone
-        return 1.0 - max(0, num_shorter) / len(self._sorted)
+        """The share of the answers with at least `num_gaps` gaps between their tokens; of one token: all such, for
+        without a second token there is no gap to be late by."""
+        if num_gaps <= 1.0:
+            return 1.0
+        alone = 1.0 - self._lengths.share_longer(1)
+        return alone + self._lengths.share_longer(num_gaps)
 
     def _decay(self, now_s: float) -> None:
         if now_s > self._at_s:
@@ -148,8 +141,12 @@ class SteadyDemand(Demand):
 
     def __init__(self, mix: Mix) -> None:
         super().__init__()
-        self.output_len = mix.output_len
         self._mix = mix
+
+    @property
+    def output_len(self) -> float:
+        """See `Demand`."""
+        return self._mix.output_len
 
     def mix(self, now_s: float) -> Mix:  # noqa: ARG002 - the same at all times
         """See `Demand`."""

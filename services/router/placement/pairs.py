@@ -26,6 +26,7 @@ from services.router.placement.demand import Demand
 from services.router.placement.paces import own_s, prompt_rate, steady_rate, tpot_s, ttft_s
 from services.router.placement.prediction import TtftPredictor, filled_level
 from services.router.placement.views import PlacementRequest, Pool, Work, WorkerView
+from shared.engine.scheduler.pacing import AIM
 from shared.sizing.step_time import StepTimes
 
 BEST = 4
@@ -123,11 +124,7 @@ class PairPolicy:
         alone_s = self._alone_s(own)
         if soonest_s is None or soonest_s <= self._life_s:
             return max(alone_s, soonest_s or 0.0)
-        steady_s = alone_s
-        if self._all_do_both:
-            rate = self._steady_rate(own)
-            steady_s = own.tokens / rate if rate else math.inf
-        return max(alone_s, self._as_answers_end(soonest_s, steady_s))
+        return max(alone_s, self._as_answers_end(soonest_s, alone_s))  # while it computes, none begins there
 
     def wait_s(self, ahead: Work, pool: Pool) -> float | None:
         """Seconds until some worker has computed its queue and its share of what is ahead."""
@@ -211,12 +208,7 @@ class PairPolicy:
         if is_pure and request.slack_s < math.inf:
             prefills = [view for view in prefills if view.name not in preferred or not view.num_decoding]
         waits = [
-            (
-                view,
-                ttft_s(view, view.times or typical, request.work(view.name), target_s, request.now_s)
-                + self._predictor.load_s(view, request.adapter),
-            )
-            for view in prefills
+            (view, self._ttft_s(view, request) + self._predictor.load_s(view, request.adapter)) for view in prefills
         ]
         joins_s = min((wait_s for _, wait_s in waits), default=0.0)
         life_s = self._life_s
@@ -243,8 +235,7 @@ class PairPolicy:
                 if prefill.name not in without
             ]
             if decode.name in names:  # with its own answer among those beside which it computes the prompt
-                work = request.work(decode.name)
-                wait_s = ttft_s(decode, decode.times or typical, work, target_s, request.now_s, 1, request.num_tokens)
+                wait_s = self._ttft_s(decode, request, 1)
                 found.append(self._pair(request, decode, decode, wait_s, step_s, preferred))
         if all(view.name in preferred for view in prefills):
             found = _without_small_gains(found)
@@ -253,6 +244,19 @@ class PairPolicy:
         if found and self._may_wait(found[0], request):
             return ()
         return tuple(found)
+
+    def _ttft_s(self, view: WorkerView, request: PlacementRequest, num_new_answers: int = 0) -> float:
+        """See `ttft_s`; where that is longer than the answers there last, the rest is computed without them."""
+        times, own = view.times or self.typical, request.work(view.name)
+        assert times is not None, "see `look`"
+        context = request.num_tokens if num_new_answers else 0
+        found_s = ttft_s(view, times, own, self._tpot_s, request.now_s, num_new_answers, context)
+        if found_s <= self._life_s or (view.name in self._preferred and not self._all_do_both):
+            return found_s  # on a worker that is to decode others take their place
+        num_tokens, num_pairs = view.num_queued_tokens + own.tokens, view.num_queued_pairs + own.pairs
+        budget = view.max_step_tokens or DEFAULT_BUDGET
+        pace = pace_of(times, 0, 0, num_pairs / num_tokens, math.inf, budget, num_tokens)
+        return self._as_answers_end(found_s, pace.seconds(num_tokens))
 
     def _most_step_s(self, view: WorkerView, request: PlacementRequest) -> float:
         """That the worker may take with such an answer besides."""
@@ -266,9 +270,12 @@ class PairPolicy:
         and there is time to wait for another, or it is late anyway."""
         if math.isinf(request.slack_s) or self._alone_s(request.work(best.prefill)) > request.slack_s:
             return False
-        whole_s = self._alone_s(Work.of(request.num_tokens, 0))
-        is_far = best.ttft_s > max(FAR * whole_s, 2 * QUEUED_STEPS * self._tpot_s)
-        return is_far and not (request.slack_s / 2 < best.ttft_s <= request.slack_s)
+        whole = Work.of(request.num_tokens, 0)
+        least_s = max(FAR * self._alone_s(whole), 2 * QUEUED_STEPS * self._tpot_s)
+        if best.ttft_s > least_s and self._all_do_both:  # no worker is for long without answers, as in the overload
+            rate = self._steady_rate(whole)
+            least_s = max(least_s, FAR * whole.tokens / rate) if rate else math.inf
+        return best.ttft_s > least_s and not (request.slack_s / 2 < best.ttft_s <= request.slack_s)
 
     def _alone_s(self, own: Work) -> float:
         """To the first token on an idle worker."""
@@ -286,16 +293,29 @@ class PairPolicy:
         preferred: Collection[str],
     ) -> Pair:
         is_one = prefill.name == decode.name
+        least_s = step_s
         if not is_one:
             wait_s += self._predictor.hand_off_s
             step_s += max(0.0, self._predictor.gap_s - step_s) / self._demand.num_gaps
         in_time = self._predictor.ttft.share_within(request.slack_s, wait_s)
+        if not is_one:
+            in_time *= self._share_with_gap(least_s)
         if step_s > self._tpot_s:
             in_time = 0.0
         score = self._prefill_score(prefill, wait_s, request, preferred) + self._decode_score(decode, step_s, preferred)
         if not is_one:
             score += HAND_OFF
         return Pair(decode.name, prefill.name, wait_s, step_s, in_time, score)
+
+    def _share_with_gap(self, step_s: float) -> float:
+        """The share of the answers with tokens enough to make up for a hand-off's gap by steps of that length, or by
+        those that prompts beside answers make."""
+        gap_s = self._predictor.gap_s
+        if self._all_do_both:
+            step_s = max(step_s, AIM * self._tpot_s)
+        if gap_s <= step_s or self._tpot_s == math.inf:
+            return 1.0
+        return self._demand.share_with_gaps((gap_s - step_s) / max(self._tpot_s - step_s, 1e-9))
 
     def _decode_score(self, view: WorkerView, step_s: float, preferred: Collection[str]) -> float:
         used = step_s / self._tpot_s if self._tpot_s < math.inf else view.num_requests / max(1, view.max_num_seqs)

@@ -41,8 +41,9 @@ ALIKE = 0.03
 with more headroom is better; the present one is kept until it is twice that behind."""
 UNLIKE = 1.6
 """Workers whose prompts take this many times as long as the next quicker one's are of another hardware."""
-WORTH = 1.05
-"""A split has to be worth this many times what all workers doing both are: hand-offs cost what is not counted."""
+WORTH = 1.25
+"""A split has to be worth this many times what all workers doing both are. Hand-offs, workers of one part that wait for
+the other, and what a mean mix does not say cost a tenth to a quarter of what the steps let expect."""
 MOST_SPLITS = 40
 """That are compared; of a larger fleet an even choice and the neighbours of the present one."""
 SHORT = 0.1
@@ -179,12 +180,14 @@ class SplitController:
         in_time = self._in_time(kinds, headroom, excess, now_s)
         size, now = len(known), sum(view.name in self.split.decodes for view in known)
         most = max(share for share, _ in in_time.values())
-        value = {count: share * max(1.0, headroom[count] / RESERVE) for count, (share, _) in in_time.items()}
-        best = max((count for count in value if in_time[count][0] >= most - ALIKE), key=value.__getitem__)
-        if value[best] <= WORTH * value[size]:
-            best = size
-        is_near = now and in_time[now][0] >= most - 2 * ALIKE
-        if is_near and value[best] <= GAIN * value[now] and value[now] > value[size]:
+        value = {
+            count: share * max(1.0, headroom[count] / RESERVE) / (WORTH if count < size else 1.0)
+            for count, (share, _) in in_time.items()
+        }
+        alike = [count for count in value if count == size or in_time[count][0] >= most - ALIKE]
+        best = max(alike, key=value.__getitem__)
+        is_near = now and (now == size or in_time[now][0] >= most - 2 * ALIKE)
+        if is_near and value[best] <= GAIN * value[now]:
             best = now
         served = in_time[best][1]
         kinds = self._at(served, kinds)

@@ -10,6 +10,7 @@ import pytest
 from services.router.dispatch.active_request import ActiveRequest, WriteCoalescer
 from services.router.dispatch.record import Failure, RequestEvent, RequestRecord, RequestState
 from services.router.dispatch.request import FinishReason, Request
+from services.router.placement.lengths import AnswerLife, Lengths
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import Internal, WorkerLost
 from shared.rpc.pb.tandem.v1 import types_pb2
@@ -37,6 +38,29 @@ async def test_tokens_that_waited_come_as_one_delta_in_order(active: ActiveReque
     [delta] = [delta async for delta in deltas(active)]
     assert (delta.token_ids, delta.finish_reason) == ((5, 6, 7, 8), FinishReason.LENGTH)
     assert [entry.logprob for entry in delta.logprobs] == [-5.0, -6.0, -7.0, -8.0]
+
+
+async def test_what_an_answer_tells_of_lengths_is_its_tokens_so_far_and_its_end() -> None:
+    lengths, expected = Lengths(), Lengths()
+    request = Request("r", (1, 2), SamplingParams(seed=1, max_tokens=8))
+    answers = [ActiveRequest(request, WriteCoalescer(), life=AnswerLife(lengths)) for _ in range(3)]
+    lives = [AnswerLife(expected) for _ in range(3)]
+    for active, life in zip(answers, lives, strict=True):
+        for event in (RequestEvent.PLACED, RequestEvent.SUBMITTED, RequestEvent.JOINED):
+            active.move(event)
+        active.emit(tokens(5))
+        active.emit(tokens(6, 7))
+        life.at(3)
+        assert lengths.mean == expected.mean
+    answers[0].emit(tokens(8, finish=types_pb2.FINISH_REASON_LENGTH))
+    for active in answers[:2]:  # the second is cancelled, the third runs
+        active.count_length()
+        active.count_length()
+    lives[0].ended(4)
+    lives[1].left()
+    assert lengths.mean == expected.mean
+    for num_tokens in range(6):
+        assert lengths.share_longer(num_tokens) == expected.share_longer(num_tokens)
 
 
 async def test_an_error_comes_behind_the_tokens_before_it(active: ActiveRequest) -> None:

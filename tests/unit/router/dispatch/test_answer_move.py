@@ -18,6 +18,7 @@ from shared.errors import (
     WorkerDied,
     WorkerLost,
 )
+from shared.kv.groups import KVGroups
 from shared.rpc.pb.tandem.v1 import types_pb2
 from tests.unit.router.dispatch.attempt_rig import PROMPT, Link, Rig
 
@@ -39,7 +40,7 @@ class MoveRig(Rig):
         self.move()
 
     def move(self) -> None:
-        self.attempt.move(self.next, MoveCause.DRAIN, 16)  # type: ignore[arg-type]
+        self.attempt.move(self.next, MoveCause.DRAIN, KVGroups(16))  # type: ignore[arg-type]
 
     def from_next(self, *token_ids: int, **fields: Any) -> None:
         self.attempt.receive(self.next, types_pb2.SequenceTokens(token_ids=token_ids, **fields))  # type: ignore[arg-type]
@@ -295,7 +296,7 @@ async def test_log_probabilities_of_the_prompt_are_not_asked_for_again() -> None
 
 async def test_an_answer_that_has_moved_can_move_on_and_back(rig: MoveRig) -> None:
     rig.from_next(3)
-    rig.attempt.move(rig.decode, MoveCause.RESCUE, 16)  # type: ignore[arg-type]
+    rig.attempt.move(rig.decode, MoveCause.RESCUE, KVGroups(16))  # type: ignore[arg-type]
     assert rig.decode.sent[-1].request_id == "r#1.1.m2"
     rig.decoded(4)
     assert (rig.active.produced, rig.attempt.decode.name) == ([1, 2, 3, 4], "d0")

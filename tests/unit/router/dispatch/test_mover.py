@@ -6,11 +6,12 @@ from services.router.dispatch.active_request import ActiveRequest, WriteCoalesce
 from services.router.dispatch.mover import running_answer
 from services.router.dispatch.request import Request
 from shared.engine.sampling_params import SamplingParams
+from shared.kv.groups import KVGroups
 
 
 async def test_an_answer_takes_blocks_of_the_size_that_the_fleet_has_now():
     """A fleet that all workers have left may come back with another layout."""
     active = ActiveRequest(Request("r", tuple(range(31)), SamplingParams(seed=1, max_tokens=8)), WriteCoalescer())
-    assert [running_answer(active, size, now=1.0).num_blocks for size in (16, 32, 8)] == [2, 1, 4]
+    assert [running_answer(active, KVGroups(size), now=1.0).num_blocks for size in (16, 32, 8)] == [2, 1, 4]
     active.produced.append(7)
-    assert [running_answer(active, size, now=1.0).num_blocks for size in (16, 32, 8)] == [3, 2, 5]
+    assert [running_answer(active, KVGroups(size), now=1.0).num_blocks for size in (16, 32, 8)] == [3, 2, 5]

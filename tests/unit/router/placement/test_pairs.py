@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from services.router.placement.beside import pace_of
 from services.router.placement.decision import Route
 from services.router.placement.demand import Demand
-from services.router.placement.paces import prompt_rate, steady_rate
+from services.router.placement.paces import prompt_rate, steady_rate, ttft_s
 from services.router.placement.pairs import HAND_OFF_GAIN, QUEUED_STEPS, PairPolicy
 from services.router.placement.policy import Placement, PlacementConfig
 from services.router.placement.prediction import MIN_OBSERVATIONS, TtftPredictor
@@ -44,8 +44,8 @@ def worker(name: str, answers: int = 0, queued: int = 0, **changes):
     )
 
 
-def chosen(*views, request=None, preferred=None, target_s=TARGET_S, predictor=None):
-    policy = PairPolicy(target_s, predictor or TtftPredictor(), Demand())
+def chosen(*views, request=None, preferred=None, target_s=TARGET_S, predictor=None, demand=None):
+    policy = PairPolicy(target_s, predictor or TtftPredictor(), demand or Demand())
     names = {one.name for one in views} if preferred is None else preferred
     policy.look(views)
     return policy.choose(request or prompt(500), views, views, names)
@@ -110,10 +110,61 @@ def test_a_prompt_waits_for_a_nearer_pair_while_there_is_time_and_not_longer():
     wait_s = chosen(far, request=prompt(4000))[0].ttft_s
     alone_s = TIMES.prompt_s(4000)
     assert wait_s > 8 * alone_s
+    demand = Demand()  # of prompts that come with few answers: the others will have room again
+    for _ in range(20):
+        demand.arrived(Work.of(4000, 0), 4000, 0.0)
     for slack_s, starts in ((3 * wait_s, False), (1.5 * wait_s, True), (wait_s / 2, False), (alone_s / 2, True)):
-        assert bool(chosen(far, request=replace(prompt(4000), slack_s=slack_s))) is starts
+        assert bool(chosen(far, request=replace(prompt(4000), slack_s=slack_s), demand=demand)) is starts
     near = worker("b")
     assert chosen(far, near, request=replace(prompt(4000), slack_s=3 * wait_s))[0].prefill == "b"
+
+
+def test_a_prompt_does_not_wait_for_a_quicker_worker_where_answers_leave_none():
+    """Short prompts with long answers: each worker computes prompts as slowly as this one, and idles if they wait."""
+    busy = worker("a", answers=40)
+    busy.num_context_tokens = 105_000
+    demand = Demand()
+    for _ in range(20):
+        demand.arrived(Work.of(1000, 0), 1000, 0.0)
+        demand.begin().ended(1000)
+    assert chosen(busy, request=prompt(1000))[0].ttft_s > 5 * TIMES.prompt_s(1000)
+    assert chosen(busy, request=replace(prompt(1000), slack_s=100.0), demand=demand)
+
+
+@given(st.integers(1, 60), st.integers(100, 100_000), st.integers(2, 2000))
+def test_a_prompt_beside_answers_is_never_predicted_sooner_than_without_nor_later_than_beside_them_all(
+    answers, tokens, output
+):
+    demand = Demand()
+    demand.arrived(Work.of(tokens, 0), tokens, 0.0)
+    demand.begin().ended(output)
+    one = worker("a", answers=answers)
+    policy = PairPolicy(TARGET_S, known(), demand)
+    policy.look([one])
+    request = prompt(tokens)
+    found_s = policy._ttft_s(one, request)
+    beside_s = ttft_s(one, TIMES, request.work("a"), TARGET_S, 0.0)
+    alone_s = ttft_s(worker("b"), TIMES, request.work("a"), TARGET_S, 0.0)
+    assert alone_s * (1 - 1e-9) <= found_s <= beside_s * (1 + 1e-9)
+
+
+def test_in_one_pool_a_hand_off_has_to_leave_most_answers_time_to_make_up_for_its_gap():
+    """Of answers of 20 tokens none is in time behind a gap of five steps, whatever is gained before the first one."""
+    here, other = worker("a", answers=10), worker("b", answers=10)
+    for length, is_in_time in ((20, False), (2000, True)):
+        demand, predictor = Demand(), TtftPredictor()
+        for _ in range(50):
+            demand.begin().ended(length)
+        predictor.observe_gap(5 * TARGET_S)
+        policy = PairPolicy(TARGET_S, predictor, demand)
+        policy.look([here, other])
+        request = replace(prompt(500), slack_s=1.0)
+        shares = {
+            decode is prefill: policy._pair(request, decode, prefill, 0.1, 0.9 * TARGET_S, ()).in_time
+            for decode, prefill in ((here, here), (here, other))
+        }
+        assert shares[True] > 0.9
+        assert (shares[False] > 0.9) is is_in_time
 
 
 def test_a_cut_pair_is_not_taken():
@@ -206,7 +257,7 @@ def test_a_wait_that_is_longer_than_the_answers_beside_it_does_not_go_on_as_slow
     demand = Demand()
     for _ in range(40):
         demand.arrived(Work.of(4000, 0), 4000, 0.0)
-        demand.ended(20)
+        demand.begin().ended(20)
     full = [worker(name, answers=60) for name in "ab"]
     for one in full:
         one.num_context_tokens = 110_000

@@ -19,7 +19,7 @@ from tests.unit.router.placement.builders import view
 
 FAST = StepTimes(0.5e-3, 6e-3, 27e-6, 0.0, 50e-9, 1e-9, overlap=0.0)
 SLOW = StepTimes(0.5e-3, 7e-3, 200e-6, 0.0, 60e-9, 8e-9, overlap=0.0)
-TPOT_S = 0.03
+TPOT_S = 0.0125
 GROUPS = KVGroups(16)
 
 
@@ -38,7 +38,7 @@ def told(controller: SplitController, prompt: int, output: int, rate: float, beg
     count = round(seconds * rate)
     for n in range(count):
         controller.demand.arrived(Work.of(prompt, 0), prompt, begin_s + n / rate)
-        controller.demand.ended(output)
+        controller.demand.begin().ended(output)
     return begin_s + seconds
 
 
@@ -156,7 +156,7 @@ def test_answers_leave_once_two_decisions_say_so_where_each_displaces_more_promp
         for _ in range(8):
             for n in range(10):
                 controller.demand.arrived(Work.of(prompt, 0), prompt, now_s + n / rate)
-                controller.demand.ended(output)
+                controller.demand.begin().ended(output)
             now_s += max(INTERVAL_S, 10 / rate)
             decoding = controller.decodes(views, GROUPS, now_s)
             others = frozenset(one.name for one in views) - decoding
@@ -185,7 +185,7 @@ def test_no_other_split_has_much_more_headroom(prompt, output, rate, size, overl
     controller, views = SplitController(tpot_s), fleet(size, times)
     for n in range(20):
         controller.demand.arrived(Work.of(prompt, 0), prompt, n / rate)
-        controller.demand.ended(output)
+        controller.demand.begin().ended(output)
     chosen = controller.decodes(views, GROUPS, 20 / rate)
     if math.isinf(controller.split.headroom):
         return
@@ -223,7 +223,7 @@ def test_nothing_is_displaced_where_all_do_both():
 
 
 def test_workers_that_decode_compute_no_prompts_where_these_would_be_hardly_any():
-    busy = [*fleet(4, num_decoding=90, num_context_tokens=90 * 4032), *fleet(12, name="x")]
+    busy = [*fleet(4, num_decoding=25, num_context_tokens=25 * 4032), *fleet(12, name="x")]
     assert decided(4000, 64, 200.0, busy).is_pure
     assert not decided(4000, 64, 20.0, busy).is_pure, "few answers leave room"
     assert not decided(4000, 64, 200.0, fleet(16, num_decoding=1)).is_pure, "as long as few have come"
@@ -262,7 +262,7 @@ def told_mixed(controller: SplitController, requests, rate: float, seconds: floa
     for n in range(round(seconds * rate)):
         prompt, output = requests[n % len(requests)]
         controller.demand.arrived(Work.of(prompt, 0), prompt, n / rate)
-        controller.demand.ended(output)
+        controller.demand.begin().ended(output)
     return seconds
 
 

@@ -20,7 +20,8 @@ from shared.model.config.folder import ADAPTER_FILE
 MAX_READERS, CORES_OF_READER = 4, 8
 """Adapters that are read at once, at most, and cores for each: loads that come together wait for each other less."""
 
-_From, _Found = TypeVar("_From"), TypeVar("_Found")
+_From = TypeVar("_From")
+_Found = TypeVar("_Found")
 
 
 class ReadAdapter(Protocol):

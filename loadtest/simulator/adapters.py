@@ -38,7 +38,8 @@ class SimAdapters:
         for adapter in world.adapters:  # all were read when they got their names
             self._host.keep(adapter, 1)
         if not spec.adapter_load_s:
-            self._slots = SlotTable(len(world.adapters), len(world.adapters))
+            num_slots = max(1, len(world.adapters))
+            self._slots = SlotTable(num_slots, num_slots)
             for adapter in world.adapters:  # all resident
                 self._slots.make_room(adapter, 1)
                 self._slots.filled(adapter)

@@ -7,7 +7,7 @@ for by Zipf's law, and one that nobody asked for which becomes much of the work 
 from __future__ import annotations
 
 import heapq
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -26,6 +26,7 @@ from loadtest.simulator.simulation import COLLOCATED, STATIC, Setup, play
 from loadtest.simulator.worker import Worker
 from loadtest.workloads.lengths import LogNormal
 from services.router.placement.scorers import weights
+from services.worker.adapters.slots import SlotTable
 
 WARM_SHARE = 0.2
 """Of the requests, the first: their adapters are loaded for the first time, and their times are left out."""
@@ -43,18 +44,31 @@ class Case:
     adapters: Sequence[str]
     seed: int
     readers: int = 1
+    copies: int = 0
+    """Adapters of which each host keeps a copy."""
+    copy_s: float = 0.0
+    """That it takes to bring one of these into a slot."""
 
-    def played(self, load_s: float, slots: int) -> tuple[list[SimRequest], int]:
-        """The requests with their results, and the loads after the first ones; `load_s` 0: all are resident."""
+    def played(self, load_s: float, slots: int) -> tuple[list[SimRequest], int, int]:
+        """The requests with their results, the loads, and those of them that were reads; `load_s`: of a read, 0: all
+        are resident."""
         groups = [replace(group, worker=self._worker(group.worker, load_s, slots)) for group in self.setup.groups]
         workload = Workload(LogNormal(1024, 0.4), LogNormal(128, 0.4)).requests(len(self.adapters), self.seed)
         trace = at_rate(poisson(workload, self.seed), self.rate, len(self.adapters) / self.rate)
         workers: dict[str, Worker] = {}
         requests = play(trace, 1.0, self.policy, replace(self.setup, groups=groups), self.adapters, workers)
-        return requests, sum(worker.adapters.num_loads for worker in workers.values())
+        pools = [worker.adapters for worker in workers.values()]
+        return requests, sum(pool.num_loads for pool in pools), sum(pool.num_reads for pool in pools)
 
     def _worker(self, spec: WorkerSpec, load_s: float, slots: int) -> WorkerSpec:
-        return replace(spec, adapter_load_s=load_s, adapter_slots=slots, adapter_readers=self.readers)
+        return replace(
+            spec,
+            adapter_load_s=load_s,
+            adapter_slots=slots,
+            adapter_readers=self.readers,
+            adapter_copies=self.copies,
+            adapter_copy_s=self.copy_s,
+        )
 
 
 def zipf(num_requests: int, num_adapters: int, exponent: float, seed: int) -> list[str]:
@@ -92,7 +106,7 @@ def least_loads(adapters: Sequence[str], num_slots: int) -> int:
 def assigned_loads(adapters: Sequence[str], num_workers: int, num_slots: int) -> int:
     """Loads of the best assignment that knows each adapter's share of all requests, and no order: one worker for each,
     but as many as its share needs for one that is more than a worker's part; the workers have equal work, and throw out
-    what they used longest ago."""
+    what they used least, as real ones do."""
     shares = Counter(adapters)
     work = [0.0] * num_workers
     homes: dict[str, list[int]] = {}
@@ -101,17 +115,17 @@ def assigned_loads(adapters: Sequence[str], num_workers: int, num_slots: int) ->
         homes[adapter] = sorted(range(num_workers), key=work.__getitem__)[:copies]
         for home in homes[adapter]:
             work[home] += times / copies
-    held: list[OrderedDict[str, None]] = [OrderedDict() for _ in range(num_workers)]
+    tables = [SlotTable(num_slots, num_slots) for _ in range(num_workers)]
     turns = {adapter: count() for adapter in homes}
     loads = 0
     for adapter in adapters:
-        own = held[homes[adapter][next(turns[adapter]) % len(homes[adapter])]]
+        own = tables[homes[adapter][next(turns[adapter]) % len(homes[adapter])]]
         if adapter not in own:
             loads += 1
-            if len(own) == num_slots:
-                own.popitem(last=False)
-        own[adapter] = None
-        own.move_to_end(adapter)
+            own.make_room(adapter, 1)
+            own.filled(adapter)
+        own.pin(adapter)
+        own.unpin(adapter)
     return loads
 
 
@@ -134,7 +148,9 @@ def main(
     workers: Annotated[int, Option(help="of both roles; --prefill of them prefill alone")] = 8,
     prefill: Annotated[int, Option(help="prefill workers; 0 = every worker computes and answers")] = 0,
     exponent: Annotated[float, Option(help="of Zipf's law")] = 1.0,
-    load_ms: Annotated[str, Option(help="of one adapter; several give several rows")] = "50 100 200",
+    load_ms: Annotated[str, Option(help="of one adapter's read; several give several rows")] = "100 400",
+    copies: Annotated[int, Option(help="adapters of which each worker's host keeps a copy")] = 0,
+    copy_ms: Annotated[float, Option(help="from a copy into a slot")] = 20.0,
     rate: Annotated[float, Option(help="requests/s")] = 60.0,
     requests: Annotated[int, Option()] = 12_000,
     readers: Annotated[int, Option(help="adapters that a worker reads at once: one for 8 cores, up to 4")] = 2,
@@ -144,49 +160,65 @@ def main(
     weight: Annotated[float, Option(help="of the scorer `adapter`")] = weights()["adapter"],
     model: Annotated[str, Option()] = "llama-3-8b",
     device: Annotated[str, Option()] = "H100",
-    seed: Annotated[int, Option()] = 0,
+    seed: Annotated[str, Option(help="several give several rows")] = "0",
 ) -> None:
     """Adapters by Zipf's law and a sudden hot one, in virtual time."""
-    policy = STATIC if prefill else COLLOCATED
-    fleet = FleetOptions(prefill=prefill, decode=workers - prefill, ttft_s=ttft, tpot_s=tpot, seed=seed)
-    options = WorkerOptions(model=model, device=device, gpus=1, paced=True)
-    setup = setup_of(options, fleet, PlacementOptions(), policy)
-    placement = setup.tandem.placement
-    placement = replace(placement, weights={**placement.weights, "adapter": weight})
-    setup = replace(setup, tandem=replace(setup.tandem, placement=placement))
-    case = Case(setup, policy, rate, zipf(requests, adapters, exponent, seed), seed, readers)
-    plain, _ = case.played(0.0, slots)
-    known = assigned_loads(case.adapters, workers, slots)
-    least = least_loads(case.adapters, workers * slots)
     rows, results = [], []
-    for load_s in (each / 1e3 for each in decimals(load_ms, "load_ms")):
-        found, loads = case.played(load_s, slots)
-        p99, base = ttft_s(found, 0.99), ttft_s(plain, 0.99)
-        begin_s = found[len(found) // 2].at_s
-        hot = replace(case, adapters=_with_hot(case.adapters, hot_share, seed))
-        sudden, _ = hot.played(load_s, slots)
-        first, after = (attainment(sudden, setup, begin_s + at_s, begin_s + at_s + 10) for at_s in (0, 10))
-        refused = sum(request.refused for request in found) / len(found)
-        rows.append(
-            [f"{1e3 * load_s:.0f}", f"{1e3 * base:.0f}", f"{1e3 * p99:.0f}", f"{p99 / base:.2f}", f"{refused:.1%}",
-             f"{loads}", f"{loads / known:.2f}", f"{loads / least:.2f}", f"{first:.1%}", f"{after:.1%}"]
-        )  # fmt: skip
-        name = f"load of {1e3 * load_s:.0f} ms"
-        results += [
-            Result(f"{name}: p99 TTFT over all resident", p99 / base, "x", 1.5, 1.5 / max(p99 / base, 1e-9)),
-            Result(f"{name}: loads over the best assignment by shares", loads / known, "x", 1.2, 1.2 * known / loads),
-            Result(f"{name}: loads over one pool that knows the future", loads / least, "x"),
-            Result(f"{name}: attainment in the first 10 s of a hot adapter", first, "", MIN_ATTAINMENT, first / 0.95),
-        ]
-    print(
-        table(
-            ["load, ms", "p99 TTFT all resident, ms", "with loads, ms", "ratio", "refused", "loads", "over assignment",
-             "over the future", "hot, 0 to 10 s", "10 to 20 s"],
-            rows,
-        )
-    )  # fmt: skip
+    for one in seed.split():
+        policy = STATIC if prefill else COLLOCATED
+        fleet = FleetOptions(prefill=prefill, decode=workers - prefill, ttft_s=ttft, tpot_s=tpot, seed=int(one))
+        options = WorkerOptions(model=model, device=device, gpus=1, paced=True)
+        setup = setup_of(options, fleet, PlacementOptions(), policy)
+        placement = setup.tandem.placement
+        placement = replace(placement, weights={**placement.weights, "adapter": weight})
+        setup = replace(setup, tandem=replace(setup.tandem, placement=placement))
+        drawn = zipf(requests, adapters, exponent, int(one))
+        case = Case(setup, policy, rate, drawn, int(one), readers, copies, copy_ms / 1e3)
+        for row, found in _of_case(case, slots, workers, decimals(load_ms, "load_ms"), hot_share):
+            rows.append([one, *row])
+            results += found
+    print(table(["seed", *_COLUMNS], rows))
     if out is not None:
         write(out, results)
+
+
+_COLUMNS = (
+    "read, ms", "p99 TTFT all resident, ms", "with loads, ms", "ratio", "refused", "loads", "of these reads",
+    "loads over assignment", "over the future", "hot, 0 to 10 s", "10 to 20 s",
+)  # fmt: skip
+
+
+def _of_case(
+    case: Case, slots: int, workers: int, loads_ms: Sequence[float], hot_share: float
+) -> Iterator[tuple[list[str], list[Result]]]:
+    """A row for each time of a read, and its results."""
+    plain, _, _ = case.played(0.0, slots)
+    known = assigned_loads(case.adapters, workers, slots)
+    least = least_loads(case.adapters, workers * slots)
+    for load_s in (each / 1e3 for each in loads_ms):
+        found, loads, reads = case.played(load_s, slots)
+        p99, base = ttft_s(found, 0.99), ttft_s(plain, 0.99)
+        begin_s = found[len(found) // 2].at_s
+        hot = replace(case, adapters=_with_hot(case.adapters, hot_share, case.seed))
+        sudden, _, _ = hot.played(load_s, slots)
+        first, after = (attainment(sudden, case.setup, begin_s + at_s, begin_s + at_s + 10) for at_s in (0, 10))
+        refused = sum(request.refused for request in found) / len(found)
+        row = [f"{1e3 * load_s:.0f}", f"{1e3 * base:.0f}", f"{1e3 * p99:.0f}", f"{p99 / base:.2f}", f"{refused:.1%}"]
+        row += [f"{loads}", f"{reads}", f"{loads / known:.2f}", f"{loads / least:.2f}", f"{first:.1%}", f"{after:.1%}"]
+        name = f"seed {case.seed}, read of {1e3 * load_s:.0f} ms"
+        yield (
+            row,
+            [
+                Result(f"{name}: p99 TTFT over all resident", p99 / base, "x", 1.5, 1.5 / max(p99 / base, 1e-9)),
+                Result(
+                    f"{name}: loads over the best assignment by shares", loads / known, "x", 1.2, 1.2 * known / loads
+                ),
+                Result(f"{name}: loads over one pool that knows the future", loads / least, "x"),
+                Result(
+                    f"{name}: attainment in the first 10 s of a hot adapter", first, "", MIN_ATTAINMENT, first / 0.95
+                ),
+            ],
+        )
 
 
 def _with_hot(adapters: Sequence[str], share: float, seed: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""A simulated worker's adapters: the real table of slots, and loads that take a time, some at once."""
+"""A simulated worker's adapters: the real tables of slots and copies; reads and copies take a time, some at once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from loadtest.simulator.fleet import WorkerSpec, World
-from services.worker.adapters.slots import SlotTable
+from services.router.placement.views import Tier
+from services.worker.adapters.slots import HostTable, SlotTable
 
 
 @dataclass(slots=True)
@@ -26,19 +27,35 @@ class SimAdapters:
         self._slots = SlotTable(spec.adapter_slots, spec.adapter_slots)
         self._leases: dict[str, _Lease] = {}
         self._turns: deque[str] = deque()
-        """Adapters that wait for their load."""
+        """Adapters that wait for room."""
         self._loading: set[str] = set()
+        self._readers_free_s = [0.0] * spec.adapter_readers  # when each thread that reads has done what it was given
+        self._copier_free_s = 0.0
         self.num_loads = 0
+        self.num_reads = 0
+        """Of these, those without a copy in the host's memory."""
+        self._host = HostTable(spec.adapter_copies, self._slots.uses)
+        for adapter in world.adapters:  # all were read when they got their names
+            self._host.keep(adapter, 1)
         if not spec.adapter_load_s:
-            self._slots = SlotTable(len(world.adapters), len(world.adapters))
+            num_slots = max(1, len(world.adapters))
+            self._slots = SlotTable(num_slots, num_slots)
             for adapter in world.adapters:  # all resident
                 self._slots.make_room(adapter, 1)
                 self._slots.filled(adapter)
 
-    def listed(self) -> Mapping[str, bool]:
-        """Adapter → whether it is ready."""
+    def listed(self) -> Mapping[str, Tier]:
+        """Adapter → where it is."""
         resident = self._slots.resident
-        return {adapter: adapter in resident for adapter in self._world.adapters}
+        return {adapter: self._tier(adapter, adapter in resident) for adapter in self._world.adapters}
+
+    def _tier(self, adapter: str, is_ready: bool) -> Tier:
+        return Tier.READY if is_ready else Tier.HOST if adapter in self._host else Tier.FOLDER
+
+    @property
+    def room(self) -> int:
+        """Further adapters that could be loaded at once."""
+        return max(0, self._slots.num_spare - len(self._turns))
 
     def hold(self, request: str, adapter: str) -> None:
         """The request needs its adapter until it is released; twice is once."""
@@ -72,17 +89,27 @@ class SimAdapters:
         assert not any(self._slots.num_pins(adapter) for adapter in self._world.adapters), "an adapter is pinned"
 
     def _next(self) -> None:
-        while self._turns and len(self._loading) < self._spec.adapter_readers:
-            if self._slots.make_room(self._turns[0], 1) is None:
-                return
+        while self._turns and self._slots.make_room(self._turns[0], 1) is not None:
             adapter = self._turns.popleft()
             self._loading.add(adapter)
             self.num_loads += 1
             self._changed()
-            self._world.clock.after(self._spec.adapter_load_s, self._loaded, adapter)
+            self._world.clock.at(self._loaded_s(adapter), self._loaded, adapter)
+
+    def _loaded_s(self, adapter: str) -> float:
+        """When one whose load begins now will be there."""
+        now_s, spec = self._world.clock.now_s, self._spec
+        if adapter in self._host:
+            self._copier_free_s = max(now_s, self._copier_free_s) + spec.adapter_copy_s
+            return self._copier_free_s
+        self.num_reads += 1
+        first = min(range(spec.adapter_readers), key=self._readers_free_s.__getitem__)
+        self._readers_free_s[first] = max(now_s, self._readers_free_s[first]) + spec.adapter_load_s
+        return self._readers_free_s[first]
 
     def _loaded(self, adapter: str) -> None:
         self._loading.remove(adapter)
+        self._host.keep(adapter, 1)
         self._slots.filled(adapter)
         self._changed()
         for lease in list(self._leases.values()):

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from loadtest.simulator.clock import Clock
 from loadtest.simulator.prefix_index import PrefixIndex
+from services.router.placement.views import Tier
 from shared.sizing.step_time import StepTimes, StepWork
 
 PREFILL_CHUNK, DECODE_CHUNK = 8192, 512
@@ -49,7 +50,11 @@ class WorkerSpec:
     adapter_readers: int = 1
     """Adapters that are read at once."""
     adapter_load_s: float = 0.0
-    """Seconds that the load of one takes, beside the steps."""
+    """Seconds that the load of one takes from its folder, beside the steps."""
+    adapter_copies: int = 0
+    """Adapters of which the host keeps a copy."""
+    adapter_copy_s: float = 0.0
+    """Seconds that the load of one takes from there."""
     decoding_report_s: float = 0.1
     """Between two load reports while nothing but decoding happens."""
 
@@ -69,8 +74,10 @@ class Report:
     promised: StepWork
     """A step of those to come; see `Scheduler`."""
     least_slack_s: float | None
-    adapters: Mapping[str, bool] | None
-    """Known adapter → whether it is ready; None: as in the report before."""
+    adapters: Mapping[str, Tier] | None
+    """Known adapter → where it is; None: as in the report before."""
+    adapter_room: int
+    """Further adapters that it could load at once."""
     step_times: StepTimes | None
     """None where too few steps were measured, or nothing reads them."""
 

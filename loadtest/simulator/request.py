@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from loadtest.simulator.prefix_index import PrefixIndex
 from loadtest.workloads.trace import TraceRequest
-from services.router.placement.views import NO_WORK, Work
+from services.router.placement.views import NO_WORK, Tier, Work
 from shared.engine.sampling_params import SamplingParams
 
 
@@ -31,6 +31,8 @@ class SimRequest:
     decode: str = ""
     ahead: Work = NO_WORK
     """Work queued ahead of it, in its router's view."""
+    tier: Tier = Tier.FOLDER
+    """Where that worker had its adapter, in its router's view."""
     placed_s: float = 0.0
     predicted_ttft_s: float | None = None
     """From then on; None where nothing was predicted."""

@@ -10,7 +10,7 @@ from loadtest.simulator.request import SimRequest
 from loadtest.simulator.worker import Calls, Worker
 from services.router.placement.commitments import Ledger
 from services.router.placement.prediction import TtftPredictor
-from services.router.placement.views import NO_WORK, PlacementRequest, Pool, Work, WorkerView
+from services.router.placement.views import NO_WORK, PlacementRequest, Pool, Tier, Work, WorkerView
 from shared.identity import WorkerRole
 from shared.kv.groups import KVGroups
 
@@ -80,6 +80,7 @@ class SimRouter(ABC):
         view.accepting = worker not in self._draining
         if report.adapters is not None:
             view.adapters = report.adapters
+        view.adapter_room = report.adapter_room
         view.times, view.least_slack_s = report.step_times, report.least_slack_s
         ledger.report(
             num_free_blocks=report.num_free_blocks,
@@ -113,7 +114,8 @@ class SimRouter(ABC):
         now_s = self.world.clock.now_s
         request.decode, request.prefill, request.placed_s = decode, prefill, now_s
         work = need.work(prefill or decode)
-        request.ahead = self._ledgers[prefill or decode].view.queued
+        view = self._ledgers[prefill or decode].view
+        request.ahead, request.tier = view.queued, view.adapters.get(request.adapter, Tier.FOLDER)
         here = NO_WORK if prefill else work
         self._ledgers[decode].commit(
             request.name,
@@ -142,7 +144,7 @@ class SimRouter(ABC):
         self.predictor.ttft.observe(request.predicted_ttft_s or 0.0, now_s - request.placed_s)
         own = Work.of(request.num_prompt_tokens - num_cached, num_cached)
         if request.adapter_s:
-            self.predictor.observe_adapter(request.adapter_s)
+            self.predictor.observe_adapter(request.adapter_s, request.tier)
             on_worker_s -= request.adapter_s
         if request.prefilled_here:
             self.predictor.observe_here(request.ahead, own, on_worker_s)

@@ -55,6 +55,8 @@ class EngineNeed:
     """Adapters that lie ready, 0 for none."""
     adapter_bytes: int = 0
     """Memory that is kept for them."""
+    adapter_host_bytes: int = 0
+    """Memory of the host that is kept for copies: on a CPU it is the engine's too."""
 
 
 def check_weights(need: EngineNeed, memory_bytes: int | None) -> Finding:
@@ -92,8 +94,9 @@ def check_weights(need: EngineNeed, memory_bytes: int | None) -> Finding:
     left = memory_bytes - own_weight_bytes
     rank = 0
     if need.adapter_slots:
-        left -= -(-need.adapter_bytes // need.num_hosts)
-        text += f"; {size(need.adapter_bytes)} are kept for adapters"
+        copies = need.adapter_host_bytes if need.device == "cpu" else 0
+        left -= -(-(need.adapter_bytes + copies) // need.num_hosts)
+        text += f"; {size(need.adapter_bytes + copies)} are kept for adapters"
         rank = _adapter_rank(need, config, dtype)
         text += f", {need.adapter_slots} of rank {rank}" if rank else f", less than {need.adapter_slots} of them take"
     text += f"; it may take {size(memory_bytes)}"

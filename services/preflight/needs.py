@@ -88,6 +88,7 @@ def _worker(overrides: Overrides, flags: list[str]) -> Needs:
             settings.head_folder,
             settings.adapter_slots if settings.has_adapters else 0,
             settings.adapter_bytes if settings.has_adapters else 0,
+            settings.adapter_host_bytes if settings.has_adapters else 0,
         ),
         redis=_redis(overrides),
         transfers=True,

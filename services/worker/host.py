@@ -235,10 +235,11 @@ class EngineHost:
         limits = {"max_rank": settings.adapter_max_rank, "max_bytes": settings.adapter_bytes}
         if self._group is not None:
             assert isinstance(decoder, RankDecoder)
-            return self._group.open_adapters(decoder).read(folder, **limits)
+            return self._group.open_adapters(decoder).read(folder, **limits, keeps_copy=settings.adapter_host_bytes > 0)
         adapter = decoder.read_adapter(folder, **limits)
         packed = decoder.pack_adapter(adapter)
-        return LoadedAdapter(adapter.digest, adapter.rank, packed, packed.nbytes)
+        copy = decoder.host_copy(adapter, packed) if settings.adapter_host_bytes else None
+        return LoadedAdapter(adapter.digest, adapter.rank, packed, packed.nbytes, copy)
 
     def seal(self, purpose: Purpose, ticket: int) -> Seal | None:
         """The seal of a ticket; None in a fleet without a key."""

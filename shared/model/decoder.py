@@ -18,9 +18,9 @@ from shared.kernels.batch import AttentionBatch
 from shared.kernels.cpu.torch_threads import in_this_thread
 from shared.kernels.layer_stack import LayerInputs, LayerSizes, LayerStack, StacksLayers
 from shared.kernels.lora.parts import MAX_RANK
-from shared.kernels.lora.step import PROJECTIONS, Loras, PackedAdapter
+from shared.kernels.lora.step import PROJECTIONS, HostCopy, Loras, PackedAdapter
 from shared.kernels.pool_view import PoolView
-from shared.model.adapters.adapter import MAX_BYTES, Adapter, read_adapter
+from shared.model.adapters.adapter import MAX_BYTES, Adapter, in_dtype, read_adapter
 from shared.model.config.model_config import ModelConfig
 from shared.model.families.eagle3 import read_eagle
 from shared.model.families.registry import load_config
@@ -233,6 +233,13 @@ class Decoder:
             if (modules := layers[index].experts) is not None
         }
         return PackedAdapter.of(adapter.layers, in_sizes, self.kernels, like, experts)
+
+    def host_copy(self, adapter: Adapter, packed: PackedAdapter) -> HostCopy:
+        """What brings an adapter back that was laid out as `packed`. On a CPU that is `packed` itself."""
+        if self.device.type == "cpu":
+            return HostCopy(packed.nbytes, lambda: packed)
+        kept = in_dtype(adapter, self._modules.embedding.dtype)
+        return HostCopy(kept.nbytes, lambda: self.pack_adapter(kept))
 
     @property
     def first_norm(self) -> Tensor | None:

@@ -86,6 +86,9 @@ class AdapterSettings(SettingGroup):
     whose adapter is still to come waits, and holds no place."""
     adapter_bytes: int = Field(default=1 << 30, ge=1)
     """Memory that these may take, in a group of processes on all of them together. Bytes."""
+    adapter_host_bytes: int = Field(default=1 << 29, ge=0)
+    """Memory of the host for adapters that were read, also when others have their slots: one that comes back is copied,
+    not read. In a group of processes for all of them together. 0 = each is read anew. Bytes."""
     adapter_max_rank: int = Field(default=MAX_RANK, ge=1, le=MAX_RANK)
     """Highest rank of an adapter that is taken."""
 

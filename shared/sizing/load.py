@@ -76,6 +76,8 @@ class Hardware:
     """Whether all workers, of one rank each then, have the checkpoint's layer that guesses, and its KV."""
     adapter_slots: int = 0
     """LoRA adapters that lie ready on each worker."""
+    adapter_copies: int = 0
+    """LoRA adapters of which the host of each worker keeps a copy."""
     adapter_rank: int = 16
     """Of each of them, which adds to every projection."""
     prefill_price: float | None = None
@@ -89,8 +91,15 @@ class Hardware:
 
     def adapter_bytes(self, model: ModelShape) -> int:
         """Memory of a worker's adapters, on all of its GPUs together."""
+        return self.adapter_slots * self._one_adapter_bytes(model)
+
+    def adapter_host_bytes(self, model: ModelShape) -> int:
+        """Memory of the host for copies of a worker's adapters."""
+        return self.adapter_copies * self._one_adapter_bytes(model)
+
+    def _one_adapter_bytes(self, model: ModelShape) -> int:
         kept_as = "fp32" if self.weights == "fp32" else "bf16"
-        return self.adapter_slots * adapter_bytes(model.adapter_values, self.adapter_rank, BYTES_PER_VALUE[kept_as])
+        return adapter_bytes(model.adapter_values, self.adapter_rank, BYTES_PER_VALUE[kept_as])
 
     def step_times(self, model: ModelShape, gpu: GpuShape, spread: Spread) -> StepTimes:
         """Of a worker of these ranks."""

@@ -115,6 +115,10 @@ class HardwareOptions:
     adapters: Annotated[
         int, typer.Option("--adapters", help="LoRA adapters that lie ready on each worker (its adapter_slots).")
     ] = 0
+    adapter_copies: Annotated[
+        int,
+        typer.Option("--adapter-copies", help="LoRA adapters that each worker's host keeps (its adapter_host_bytes)."),
+    ] = 0
     adapter_rank: Annotated[int, typer.Option("--adapter-rank", help="Rank of these.")] = 16
     steps: Annotated[
         Path | None,
@@ -144,14 +148,15 @@ class HardwareOptions:
             decode_price=prices.decode,
             draft=draft_of(self.draft, shape) if self.draft else None,
             has_head=self.heads,
-            adapter_slots=self._adapter_slots(shape),
+            adapter_slots=self._num_adapters(shape, self.adapters, "adapters"),
+            adapter_copies=self._num_adapters(shape, self.adapter_copies, "adapter-copies"),
             adapter_rank=int(between(self.adapter_rank, "adapter-rank", 1, RANK_CLASSES[-1])),
         )
 
-    def _adapter_slots(self, shape: ModelShape) -> int:
-        if self.adapters and not shape.adapter_values:
-            raise ConfigError("--adapters: adapters of this model are not supported", field="adapters")
-        return int(between(self.adapters, "adapters", 0, _MAX_ADAPTERS))
+    def _num_adapters(self, shape: ModelShape, count: int, option: str) -> int:
+        if count and not shape.adapter_values:
+            raise ConfigError(f"--{option}: adapters of this model are not supported", field=option)
+        return int(between(count, option, 0, _MAX_ADAPTERS))
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,7 @@ def _pool(pool: PoolFit, fit: Fit) -> dict[str, object]:
         entry["config"] = {
             "adapter_slots": fit.hardware.adapter_slots,
             "adapter_bytes": fit.hardware.adapter_bytes(fit.model),
+            **({"adapter_host_bytes": copies} if (copies := fit.hardware.adapter_host_bytes(fit.model)) else {}),
             "adapter_max_rank": rank_class(fit.hardware.adapter_rank),
         }
     return entry

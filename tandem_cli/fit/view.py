@@ -110,6 +110,11 @@ def show(console: Console, fit: Fit, name: str, even: BreakEven, token_price: fl
             f"adapters: {hardware.adapter_slots} of rank {hardware.adapter_rank} take "
             f"{hardware.adapter_bytes(model) / GB:.3g} GB of each worker; what they add to its steps costs no time here"
         )
+    if hardware.adapter_copies:
+        lines.append(
+            f"copies of {hardware.adapter_copies} take {hardware.adapter_host_bytes(model) / GB:.3g} GB of each "
+            "worker's host, which is not counted among the memory of its GPUs"
+        )
     for line in lines:
         console.print(line, markup=False)
     console.print()
@@ -249,6 +254,7 @@ def as_dict(fit: Fit, name: str, even: BreakEven, token_price: float | None = No
             "weight_bytes": fit.model.num_params * BYTES_PER_VALUE[fit.hardware.weights],
             "kv_bytes_per_token": fit.model.kv_bytes(fit.model.num_kv_heads, fit.hardware.kv_dtype),
             "adapter_bytes": fit.hardware.adapter_bytes(fit.model),
+            "adapter_host_bytes": fit.hardware.adapter_host_bytes(fit.model),
         },
         "load": asdict(fit.load),
         "gpus_by_memory": {"mha": fit.floor_mha, "own_kv_heads": fit.floor},

@@ -70,9 +70,11 @@
   {{- $memory := dig "limits" "memory" "" ($pool.resources | default $.Values.worker.resources) -}}
   {{- if and $adapters $memory (eq $device "cpu") (regexMatch "^[0-9]+(Ki|Mi|Gi|Ti)?$" (toString $memory)) -}}
     {{- $kept := include "tandem.poolSetting" (dict "root" $ "pool" $pool "key" "adapter_bytes" "name" "") | trim | default "1073741824" | float64 | int64 -}}
+    {{- $copies := include "tandem.poolSetting" (dict "root" $ "pool" $pool "key" "adapter_host_bytes" "name" "") | trim | default "536870912" | float64 | int64 -}}
+    {{- $kept = add $kept $copies -}}
     {{- $whole := mul $ranks (include "tandem.bytes" (dict "value" $memory "field" "resources.limits.memory") | int64) -}}
     {{- if ge $kept $whole -}}
-      {{- fail (printf "%s.resources.limits.memory: %s, and %d bytes of it are kept for adapters (config.adapter_bytes) beside the weights" $at (toString $memory) $kept) -}}
+      {{- fail (printf "%s.resources.limits.memory: %s, and %d bytes of it are kept for adapters (config.adapter_bytes, adapter_host_bytes) beside the weights" $at (toString $memory) $kept) -}}
     {{- end -}}
   {{- end -}}
   {{- range $flag := list "name" "bind" "model" "metrics" "kvstore" "store" "device" "drain-timeout-s" "tp" "pp" "ep" "group-hosts" "group-leader" "group-host-index" "group-address" -}}

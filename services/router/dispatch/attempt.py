@@ -78,6 +78,7 @@ class Attempt:
         self._placed_at = time.perf_counter()
         self._num_tokens = active.num_tokens
         self._ahead = self._computing.queued  # before it, where it is computed
+        self._tier = self._computing.tier_of(active.request.adapter)
         self._timeout_s = worker_timeout_s
         self._choose_successor = choose_successor
         self._num_senders = 1  # prefill workers so far
@@ -294,6 +295,7 @@ class Attempt:
         self._sender_id = f"{self._active.wire_id}.{self._num_senders}"
         self._prefill, work = successor
         self._computing, self._ahead = self._prefill, self._prefill.queued
+        self._tier = self._computing.tier_of(self._active.request.adapter)
         self._prefill.open(self._sender_id, partial(self.receive, self._prefill), work, num_blocks=0)
         self._active.move(RequestEvent.SENDER_LOST, self._prefill.name, error)
         if not is_waiting:
@@ -388,7 +390,7 @@ class Attempt:
         num_cached = min(tokens.num_cached_tokens, self._num_tokens - 1)
         own = Work.of(self._num_tokens - num_cached, num_cached)
         if tokens.adapter_ms > 0:
-            self._predictor.observe_adapter(tokens.adapter_ms / 1e3)
+            self._predictor.observe_adapter(tokens.adapter_ms / 1e3, self._tier)
         if self._prefill is None:
             self._predictor.observe_here(self._ahead, own, on_worker_s)
         else:

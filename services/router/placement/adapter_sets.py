@@ -15,8 +15,9 @@ from services.router.placement.views import Pool
 
 GROWS_S, SHRINKS_S = 3.0, 60.0
 """Time in which a share is forgotten to 1/e: a set has the size of the larger of both shares."""
-HEADROOM = 1.25
-"""Homes over the workers that would be busy with the adapter's share alone."""
+HEADROOM = 2.0
+"""Homes over the workers that would be busy with the adapter's share alone: with one, a busy home has another beside
+it."""
 MAX_ADAPTERS = 4096
 """Of those with work or homes on record; the ones that were asked for longest ago are forgotten first."""
 

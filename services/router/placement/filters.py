@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
-from services.router.placement.views import PlacementRequest, Pool, WorkerView
+from services.router.placement.views import PlacementRequest, Pool, Tier, WorkerView
 
 Filter = Callable[[WorkerView, PlacementRequest], bool]
 """Whether the worker can take the request now."""
@@ -41,6 +41,11 @@ def has_queue_room(view: WorkerView, request: PlacementRequest, max_queued_token
     return queued < patience * request.num_hit_tokens(view.name) - max_queued_tokens
 
 
+def has_adapter_room(view: WorkerView, adapter: str) -> bool:
+    """Whether a request's adapter is ready there, or can be loaded without waiting for the end of others' requests."""
+    return view.adapters.get(adapter) is Tier.READY or view.adapter_room is None or view.adapter_room > 0
+
+
 def candidates(
     pool: Pool,
     fits: Filter,
@@ -57,7 +62,8 @@ def candidates(
 
     Half of `limit` goes to the longest prefix holders and to `favourites`, the rest is sampled. If none of them fits,
     the first fitting worker of the whole pool is taken: a request never waits while some worker has room. Workers that
-    the request excludes do not fit, unless the pool has no others. Those that do not know its adapter never fit.
+    the request excludes do not fit, unless the pool has no others. Those that do not know its adapter never fit; those
+    that have no room for it are considered where all others lack it too.
     """
     others: Iterable[WorkerView] = pool
     if request.adapter:
@@ -73,6 +79,15 @@ def candidates(
         def fits(view: WorkerView, request: PlacementRequest) -> bool:
             return view.name not in allowed and fits_allowed(view, request)
 
+    found = _sampled(pool, fits, request, favourites, limit, rng)
+    if not request.adapter:
+        return found
+    return [view for view in found if has_adapter_room(view, request.adapter)] or found
+
+
+def _sampled(
+    pool: Pool, fits: Filter, request: PlacementRequest, favourites: Sequence[str], limit: int, rng: random.Random
+) -> list[WorkerView]:
     holders = request.hits.holders
     if len(pool) <= limit:
         return [view for view in pool if fits(view, request)]

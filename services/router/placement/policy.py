@@ -252,6 +252,7 @@ class Placement:
         """The best by weighted mean; ties go to this router's shard first, then at random."""
         if not views:
             return None, ()
+        context.least_queued = min([view.num_queued_tokens for view in views])
         names, weights, columns = [], [], []
         for scorer, weight in self._scorers[stage]:
             if scorer.applies(context):

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from statistics import median
 
-from services.router.placement.views import NO_WORK, PlacementRequest, Pool, Work, WorkerView
+from services.router.placement.views import NO_WORK, PlacementRequest, Pool, Tier, Work, WorkerView
 
 FORGETTING = 0.99
 """The weight of an observation halves after about 70 newer ones."""
@@ -165,9 +165,9 @@ class TtftPredictor:
         """Of reserve, submit and the first token's return: the median of the newest. Seconds."""
         self.gap_s = 0.0
         """From a first token that was computed elsewhere to the second one: the median of the newest. Seconds."""
-        self.adapter_s = 0.0
-        """For which a request waited whose adapter had to be loaded: the median of the newest. Seconds."""
-        self._adapters: deque[float] = deque(maxlen=NEWEST)
+        self.adapter_s = dict.fromkeys(Tier, 0.0)
+        """For which a request waited whose adapter the worker had there: the median of the newest. Seconds."""
+        self._adapters: dict[Tier, deque[float]] = {tier: deque(maxlen=NEWEST) for tier in Tier}
         self._hand_offs: deque[float] = deque(maxlen=NEWEST)
         self._gaps: deque[float] = deque(maxlen=NEWEST)
         self.ttft = Reliability()
@@ -196,14 +196,15 @@ class TtftPredictor:
         self._gaps.append(seconds)
         self.gap_s = median(self._gaps)
 
-    def observe_adapter(self, seconds: float) -> None:
-        """A request waited so long for its adapter, which was not ready on the worker."""
-        self._adapters.append(seconds)
-        self.adapter_s = median(self._adapters)
+    def observe_adapter(self, seconds: float, tier: Tier) -> None:
+        """A request waited so long for its adapter, which the worker had there when it was chosen."""
+        if tier is not Tier.READY:
+            self._adapters[tier].append(seconds)
+            self.adapter_s[tier] = median(self._adapters[tier])
 
     def load_s(self, view: WorkerView, adapter: str) -> float:
         """Seconds until a request's adapter is ready on the worker; 0 for none, and where it is ready."""
-        return self.adapter_s if adapter and not view.adapters.get(adapter, False) else 0.0
+        return self.adapter_s[view.adapters.get(adapter, Tier.FOLDER)] if adapter else 0.0
 
     def least_load_s(self, pool: Pool, adapter: str) -> float:
         """The same of the worker that has it soonest."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from services.router.placement.views import PlacementRequest, WorkerView
+from services.router.placement.views import PlacementRequest, Tier, WorkerView
 
 Stage = Literal["prefill", "decode", "collocated"]
 """Which worker is being chosen: prefill, decode, or collocated."""
@@ -38,6 +38,8 @@ class ScoringContext:
     """Label of the chosen decode worker; empty = unknown."""
     homes: tuple[str, ...] = ()
     """The workers that are to have the request's adapter; see `AdapterSets`."""
+    least_queued: int = 0
+    """Prompt tokens in the shortest queue among the workers that are compared."""
 
 
 def _always(_: ScoringContext) -> bool:
@@ -149,11 +151,21 @@ def nearness(view: WorkerView, context: ScoringContext) -> float:
     return shared / longest
 
 
+_SAME_QUEUE, _LONGER_QUEUE = 0.3, 0.6
+"""Between these, in `scale_tokens` by which its queue is longer than the shortest one, a worker's adapter counts less
+and less."""
+
+
 def adapter_residency(view: WorkerView, context: ScoringContext) -> float:
-    """A fifth for a worker that is one of the adapter's homes, the rest where the adapter is ready to compute with: one
-    that has it ready serves it without a load, home or not."""
-    is_ready = view.adapters.get(context.request.adapter, False)
-    return 0.2 * (view.name in context.homes) + 0.8 * is_ready
+    """0.9 where the adapter is ready to compute with, 0.1 more on one of its homes; 0.5 for a home that has to load it.
+    All of it while the worker's queue is about as short as any, nothing where waiting would take longer than a load."""
+    is_home = view.name in context.homes
+    if view.adapters.get(context.request.adapter) is Tier.READY:
+        value = 1.0 if is_home else 0.9
+    else:
+        value = 0.5 if is_home else 0.0
+    longer = (view.num_queued_tokens - context.least_queued) / context.scale_tokens
+    return value * min(1.0, max(0.0, (_LONGER_QUEUE - longer) / (_LONGER_QUEUE - _SAME_QUEUE)))
 
 
 SCORERS: tuple[Scorer, ...] = (
@@ -222,7 +234,7 @@ SCORERS: tuple[Scorer, ...] = (
         setting="adapter",
         name="adapter",
         stages=("prefill", "decode", "collocated"),
-        default_weight=0.5,
+        default_weight=0.7,
         doc="Any worker: is to have the request's adapter, or has it ready, so that it need not be loaded.",
         score=adapter_residency,
         applies=lambda context: bool(context.request.adapter),

@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from itertools import chain, islice
 from typing import NamedTuple
 
@@ -66,6 +67,17 @@ class Replicas:
         else:
             self._routers_of.pop(worker, None)
         return set(self._counts) != num_before
+
+
+class Tier(IntEnum):
+    """Where a worker has an adapter; the nearer one counts."""
+
+    FOLDER = 0
+    """It is to be read."""
+    HOST = 1
+    """A copy in the host's memory."""
+    READY = 2
+    """In a slot: its requests start at once."""
 
 
 GUEST_AFTER_S = 0.5
@@ -132,8 +144,10 @@ class WorkerView:
     """When its newest report came; infinite: none has. Seconds."""
     least_slack_s: float | None = None
     """Seconds that the running answer nearest to missing its target is ahead of it; None without any, or a target."""
-    adapters: Mapping[str, bool] = field(default_factory=dict)
-    """Digests of the adapters that it knows → whether it has them ready to compute with."""
+    adapters: Mapping[str, Tier] = field(default_factory=dict)
+    """Digests of the adapters that it knows → where it has them."""
+    adapter_room: int | None = None
+    """Further adapters that it could load at once, the others' requests being served; None: not known."""
     known: Known | None = field(default=None, compare=False, repr=False)
     """What `paces.py` has worked out from the fields above, which it compares."""
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 
-from services.router.placement.views import Pool, Work
+from services.router.placement.views import Pool, Tier, Work
 from services.router.workers.calls import WorkerCalls
 from services.router.workers.discovery import DiscoveredWorker
 from services.router.workers.liveness import LivenessLimits
@@ -132,6 +132,10 @@ class WorkerLink:
     def queued(self) -> Work:
         """The prompt tokens that it still has to compute, by the router's view; none while not connected."""
         return self._standing.queued
+
+    def tier_of(self, adapter: str) -> Tier:
+        """Where it has the adapter of this digest, by its last list."""
+        return self._standing.tier_of(adapter)
 
     @property
     def load(self) -> types_pb2.Load:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 
 from services.router.placement.commitments import Ledger
-from services.router.placement.views import NO_WORK, Pool, Work, WorkerView
+from services.router.placement.views import NO_WORK, Pool, Tier, Work, WorkerView
 from shared.identity import WorkerRole
 from shared.rpc.convert import roles_from_proto, step_times_from_proto
 from shared.rpc.pb.tandem.v1 import types_pb2
@@ -43,6 +43,10 @@ class Standing:
     def queued(self) -> Work:
         """The prompt tokens that it still has to compute, by the router's view; none while not connected."""
         return self._ledger.view.queued if self._ledger is not None else NO_WORK
+
+    def tier_of(self, adapter: str) -> Tier:
+        """Where the worker has the adapter of this digest, by its last list."""
+        return Tier.FOLDER if self._ledger is None else self._ledger.view.adapters.get(adapter, Tier.FOLDER)
 
     @property
     def num_open(self) -> int:
@@ -111,6 +115,7 @@ class Standing:
             for role in self._roles:
                 self._pools[role].version += 1
         view.times = times
+        view.adapter_room = load.adapter_room if load.HasField("adapter_room") else None
         view.least_slack_s = load.least_slack_s if load.HasField("least_slack_s") else None
         self._refused = False
         self._set_accepting()
@@ -132,7 +137,7 @@ class Standing:
     def has_adapters(self, adapters: types_pb2.AdapterList) -> None:
         """All adapters that the worker knows now."""
         if self._ledger is not None:
-            self._ledger.view.adapters = {item.digest: item.resident for item in adapters.adapters}
+            self._ledger.view.adapters = {item.digest: _tier(item) for item in adapters.adapters}
             self.num_adapters = len({item.digest for item in adapters.adapters if item.name})
             self.num_ready_adapters = len({item.digest for item in adapters.adapters if item.name and item.resident})
 
@@ -177,3 +182,7 @@ class Standing:
     def _set_accepting(self) -> None:
         if self._ledger is not None:
             self._ledger.view.accepting = not (self.load.draining or self._refused or self.suspicion or self._misfit)
+
+
+def _tier(adapter: types_pb2.Adapter) -> Tier:
+    return Tier.READY if adapter.resident else Tier.HOST if adapter.on_host else Tier.FOLDER

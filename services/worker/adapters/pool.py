@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
-from services.worker.adapters.slots import Room, SlotTable
-from shared.errors import Draining, Internal, InvalidRequest, ModelLoadError, NotFound, Overloaded, TandemError
-from shared.kernels.cpu.torch_threads import work_beside_steps
+from services.worker.adapters.slots import HostTable, Room, SlotTable
+from services.worker.adapters.source import AdapterSource, KnownAdapter, ReadAdapter
+from shared.errors import Internal, NotFound, Overloaded, TandemError
 from shared.kernels.lora.step import LoadedAdapter, PackedAdapter
-from shared.model.adapters.adapter import WEIGHTS_FILE
-from shared.model.config.folder import ADAPTER_FILE
 from shared.tasks import end_task
 
 logger = logging.getLogger(__name__)
@@ -27,26 +22,6 @@ MAX_NAMES = 4096
 """Most names of adapters on a worker."""
 MAX_NAMELESS = 64
 """Most adapters that had a name and can still be brought back for a request that began under it."""
-MAX_READERS, CORES_OF_READER = 4, 8
-"""Adapters that are read at once, at most, and cores for each: loads that come together wait for each other less."""
-
-
-class ReadAdapter(Protocol):
-    """Reads a folder and lays it out, in a thread of the pool's. Raises ModelLoadError."""
-
-    def __call__(self, folder: Path) -> LoadedAdapter: ...
-
-
-@dataclass(frozen=True, slots=True)
-class KnownAdapter:
-    """What a worker knows of an adapter, wherever its tensors are."""
-
-    digest: str
-    folder: Path
-    rank: int
-    num_bytes: int
-    is_given: bool = False
-    """A client has named the folder: before each read it must lie in one of the roots."""
 
 
 @dataclass(slots=True, eq=False)
@@ -75,8 +50,8 @@ class AdapterLease:
 
 
 class AdapterPool:
-    """Runs on the event loop. Folders are read, and tensors laid out, in threads of its own beside the engine's steps,
-    one of them where cores are few; the engine thread is only handed what is ready."""
+    """Runs on the event loop. Tensors are read and laid out in `AdapterSource`'s threads, beside the engine's steps;
+    the engine thread is only handed what is ready."""
 
     def __init__(
         self,
@@ -85,18 +60,15 @@ class AdapterPool:
         slots: SlotTable,
         roots: tuple[Path, ...] = (),
         on_change: Callable[[], None] = lambda: None,
+        host_bytes: int = 0,
     ) -> None:
         """`place` hands a slot's new content, or None, to the engine, in order with the sequences that use it.
         `roots`: folders from which `add` reads what is asked for later. `on_change`: what is known or resident has
-        changed."""
-        self._read = read
+        changed. `host_bytes`: most memory for copies, by which an adapter comes back into a slot."""
+        self._source = AdapterSource(read, roots, HostTable(host_bytes, slots.uses))
         self._place = place
         self._slots = slots
-        self._roots = tuple(root.resolve() for root in roots)
         self.on_change = on_change
-        num_readers = max(1, min(MAX_READERS, len(os.sched_getaffinity(0)) // CORES_OF_READER))
-        self._threads = ThreadPoolExecutor(num_readers, "adapters", initializer=work_beside_steps)
-        self._reads: set[Future[LoadedAdapter]] = set()  # that a thread is at, or will be
         self._known: dict[str, KnownAdapter] = {}
         self.names: dict[str, str] = {}
         """Name → digest."""
@@ -107,10 +79,11 @@ class AdapterPool:
         self._loads: dict[str, asyncio.Task[None]] = {}
         self._turn = asyncio.Lock()  # of the load that waits for room, in the order of requests
         self._freed = asyncio.Event()
-        self._rests = False
         self.num_loads = 0
         self.load_s = 0.0
         """Of all loads since start, from a request for one to its slot."""
+        self.num_copied = 0
+        """Of these, those that needed no read."""
 
     def num_ready(self) -> dict[str, int]:
         """Adapters in slots, by whether a request uses them."""
@@ -128,6 +101,21 @@ class AdapterPool:
         """Digests of those whose requests can start at once."""
         return self._slots.resident
 
+    @property
+    def on_host(self) -> Collection[str]:
+        """Digests of those that come into a slot without a read."""
+        return self._source.copied
+
+    @property
+    def host_bytes(self) -> int:
+        """Memory of all copies."""
+        return self._source.copy_bytes
+
+    @property
+    def num_spare(self) -> int:
+        """Further adapters that can be loaded without waiting for the end of requests."""
+        return max(0, self._slots.num_spare - sum(digest not in self._slots for digest in self._waiting))
+
     def known(self) -> list[tuple[str, KnownAdapter]]:
         """(name, adapter) by name; an empty name for those that have none yet, or none any more."""
         named = [(name, self._known[digest]) for name, digest in sorted(self.names.items())]
@@ -135,27 +123,8 @@ class AdapterPool:
         return named + [("", known) for digest, known in self._known.items() if digest not in used]
 
     def allowed(self, folder: str) -> Path:
-        """A folder that a client named, if it and its files lie in one of the roots, links followed. Nothing is opened.
-        Raises InvalidRequest (`lora_path`)."""
-        if not self._roots:
-            raise InvalidRequest(
-                "adapters cannot be loaded into this worker: its adapter_folders is empty", field="lora_path"
-            )
-        try:
-            found = Path(folder).resolve()
-            files = {file: (found / file).resolve() for file in (ADAPTER_FILE, WEIGHTS_FILE)}
-        except (OSError, ValueError, RuntimeError) as error:
-            raise InvalidRequest(f"lora_path is no path: {error}", field="lora_path") from None
-        if not Path(folder).is_absolute() or not any(found.is_relative_to(root) for root in self._roots):
-            raise InvalidRequest(
-                "lora_path must be an absolute path in one of the worker's adapter_folders", field="lora_path"
-            )
-        for file, behind in files.items():
-            if not any(behind.is_relative_to(root) for root in self._roots):
-                raise InvalidRequest(
-                    f"lora_path: its {file} is a link out of the worker's adapter_folders", field="lora_path"
-                )
-        return found
+        """See `AdapterSource`."""
+        return self._source.allowed(folder)
 
     async def add(self, name: str, folder: Path) -> KnownAdapter:
         """Reads an adapter and gives it a name, which from then on means it and no other; it is brought into a slot
@@ -168,8 +137,7 @@ class AdapterPool:
         """Reads an adapter, which then can be used by its digest, until `name` or `unstage`; it is brought into a slot
         where there is room. `is_given`: it is what `allowed` has returned. Raises InvalidRequest,
         ModelLoadError, ConfigError."""
-        read = self._read_given if is_given else self._read
-        loaded = await self._run(read, folder)
+        loaded = await self._source.first(folder, is_given=is_given)
         known = KnownAdapter(loaded.digest, folder, loaded.rank, loaded.num_bytes, is_given)
         if not self._is_there(known.digest) and (room := self._slots.make_room(known.digest, known.num_bytes)):
             self._fill(room.emptied, room.slot, loaded)
@@ -230,11 +198,10 @@ class AdapterPool:
     async def rest(self) -> None:
         """Empties all slots, and reads nothing until `wake`: there will be no weights to which adapters add. No request
         uses one. What is known stays so, and is read again for the next request."""
-        self._rests = True
+        resting = asyncio.create_task(self._source.rest())
         self._freed.set()
         await asyncio.gather(*self._loads.values(), return_exceptions=True)
-        # Also those of loads that were cancelled.
-        await asyncio.gather(*map(asyncio.wrap_future, tuple(self._reads)), return_exceptions=True)
+        await resting
         for digest in self._slots.resident:
             self._place(self._slots.drop(digest), None)
             self._forget_unused(digest)
@@ -242,37 +209,15 @@ class AdapterPool:
 
     def wake(self) -> None:
         """There are weights again."""
-        self._rests = False
+        self._source.wake()
 
     async def close(self) -> None:
         """Ends the loads. Twice is fine."""
         for task in list(self._loads.values()):
             await end_task(task)
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._source.close()
 
     # --- inside
-
-    async def _run(self, read: ReadAdapter, folder: Path) -> LoadedAdapter:
-        """Raises ModelLoadError, and Draining where there are no weights, or none any more."""
-        if not self._rests:
-            reading = self._threads.submit(read, folder)
-            self._reads.add(reading)
-            reading.add_done_callback(self._reads.discard)
-            loaded = await asyncio.wrap_future(reading)
-        if self._rests:
-            raise Draining("this worker has no weights just now", field="adapter")
-        return loaded
-
-    def _read_given(self, folder: Path) -> LoadedAdapter:
-        return self._read(self.allowed(str(folder)))
-
-    def _read_again(self, folder: Path) -> LoadedAdapter:
-        try:
-            return self._read_given(folder)
-        except InvalidRequest as error:  # the request that waits has not named it
-            raise ModelLoadError(
-                f"{folder} is not what it was when it was named: {error.message}", field="adapter"
-            ) from error
 
     async def _bring(self, known: KnownAdapter) -> None:
         """Brings an adapter into a slot for those that wait for it; returns when none waits."""
@@ -318,18 +263,15 @@ class AdapterPool:
     async def _load(self, known: KnownAdapter, room: Room) -> None:
         self._empty(room.emptied)
         try:
-            loaded = await self._run(self._read_again if known.is_given else self._read, known.folder)
-            if loaded.digest != known.digest:
-                raise ModelLoadError(
-                    f"{known.folder} holds another adapter than when it was named: load it again",
-                    field="adapter",
-                    value=known.digest,
-                )
+            is_copied = known.digest in self._source.copied
+            packed = await self._source.again(known)
+            self.num_copied += is_copied
         except BaseException:
             self._slots.drop(known.digest)
             self._freed.set()
             raise
-        self._fill((), room.slot, loaded)
+        self._place(room.slot, packed)
+        self._slots.filled(known.digest)
 
     def _fill(self, emptied: tuple[tuple[str, int], ...], slot: int, loaded: LoadedAdapter) -> None:
         self._empty(emptied)
@@ -381,9 +323,12 @@ class AdapterPool:
             return
         if digest in self._loads or digest in self._waiting:
             return
+        if digest in self._unloaded and not self._slots.num_pins(digest):
+            self._source.forget(digest)
         if digest in self._unloaded and digest in self._slots.resident and not self._slots.num_pins(digest):
             self._place(self._slots.drop(digest), None)
             self._freed.set()
         if digest not in self._slots.resident and digest not in self._nameless:
             self._known.pop(digest, None)
+            self._source.forget(digest)
             self._unloaded.discard(digest)

@@ -7,7 +7,8 @@ import logging
 from collections import Counter
 from collections.abc import Collection
 
-from services.worker.adapters.pool import AdapterLease, AdapterPool, KnownAdapter
+from services.worker.adapters.pool import AdapterLease, AdapterPool
+from services.worker.adapters.source import KnownAdapter
 from services.worker.session import Session
 from shared.errors import ConfigError, Internal, InvalidRequest, ModelLoadError, NotFound, Overloaded, TandemError
 from shared.rpc.errors import to_proto
@@ -50,11 +51,13 @@ class RouterAdapters:
         """All that have names; None without a pool."""
         if self._pool is None:
             return None
-        resident = self._pool.resident
-        return types_pb2.AdapterList(adapters=[_to_proto(name, known, resident) for name, known in self._pool.known()])
+        tiers = self._pool.resident, self._pool.on_host
+        return types_pb2.AdapterList(adapters=[_to_proto(name, known, *tiers) for name, known in self._pool.known()])
 
     def report(self, load: types_pb2.Load) -> None:
-        """Writes them into a report where they have changed since the last one."""
+        """Writes into a report how many more could come, and all of them where they have changed since the last one."""
+        if self._pool is not None:
+            load.adapter_room = self._pool.num_spare
         if self.are_due and (adapters := self.listed()) is not None:
             self.are_due = False
             load.adapters.CopyFrom(adapters)
@@ -73,7 +76,7 @@ class RouterAdapters:
                     self._pool.unstage(command.digest)
             else:
                 known = await self._load(session, command, self._pool)
-                answer.adapter.CopyFrom(_to_proto(command.name, known, self._pool.resident))
+                answer.adapter.CopyFrom(_to_proto(command.name, known, self._pool.resident, self._pool.on_host))
         except Exception as error:
             known_error = error if isinstance(error, TandemError) else Internal(f"{type(error).__name__}: {error}")
             if isinstance(error, ModelLoadError | ConfigError):  # what the caller named cannot be served
@@ -103,12 +106,13 @@ class RouterAdapters:
         return session in self._staged and self._staged[session][digest] > 0
 
 
-def _to_proto(name: str, known: KnownAdapter, resident: Collection[str]) -> types_pb2.Adapter:
-    """An adapter as routers get it; `resident`: digests of those in slots."""
+def _to_proto(name: str, known: KnownAdapter, resident: Collection[str], on_host: Collection[str]) -> types_pb2.Adapter:
+    """An adapter as routers get it; `resident`: digests of those in slots, `on_host`: of those with a copy."""
     return types_pb2.Adapter(
         name=name,
         digest=known.digest,
         rank=known.rank,
         num_bytes=known.num_bytes,
         resident=known.digest in resident,
+        on_host=known.digest in on_host,
     )

@@ -1,10 +1,10 @@
-"""Which adapters lie in a worker's slots. Pure policy: plain numbers, no tensors."""
+"""Which adapters lie in a worker's slots, and which have a copy on the host. Pure policy: plain numbers, no tensors."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
 
+from services.worker.adapters.uses import Uses
 from shared.errors import ConfigError
 
 
@@ -27,13 +27,19 @@ class Room:
 
 class SlotTable:
     """Slots from 1 on, under a budget of bytes. An adapter that no request pins stays until its room is needed, then
-    the one that was used least recently goes first; one that is pinned, or is being loaded, stays."""
+    the one that was used least goes first, see `Uses`; one that is pinned, or is being loaded, stays."""
 
     def __init__(self, num_slots: int, budget_bytes: int) -> None:
         self._free = list(range(num_slots, 0, -1))
         self._budget_bytes = budget_bytes
-        self._held: OrderedDict[str, _Held] = OrderedDict()  # by digest, the least recently used first
+        self._held: dict[str, _Held] = {}  # by digest
+        self.uses = Uses(num_slots)
+        """Of all adapters, those in no slot among them."""
         self.num_evicted = 0
+
+    def __contains__(self, digest: object) -> bool:
+        """Whether it has a slot, filled or not."""
+        return digest in self._held
 
     @property
     def used_bytes(self) -> int:
@@ -44,6 +50,12 @@ class SlotTable:
     def resident(self) -> frozenset[str]:
         """Digests of those that can be used now."""
         return frozenset(digest for digest, held in self._held.items() if not held.is_loading)
+
+    @property
+    def num_spare(self) -> int:
+        """Slots that are free, or whose adapter no request uses: further adapters that can come now, their bytes left
+        out of account."""
+        return len(self._free) + sum(not held.num_pins and not held.is_loading for held in self._held.values())
 
     def num_pins(self, digest: str) -> int:
         """Requests that use it."""
@@ -56,7 +68,7 @@ class SlotTable:
         if held is None or held.is_loading:
             return None
         held.num_pins += 1
-        self._held.move_to_end(digest)
+        self.uses.add(digest)
         return held.slot
 
     def unpin(self, digest: str) -> None:
@@ -78,12 +90,13 @@ class SlotTable:
             )
         free_bytes, free_slots = self._budget_bytes - self.used_bytes, len(self._free)
         leaving: list[str] = []
-        for other, held in self._held.items():
+        unused = (other for other, held in self._held.items() if not held.num_pins and not held.is_loading)
+        for other in sorted(unused, key=self.uses.of):
             if free_slots and free_bytes >= num_bytes:
                 break
-            if not held.num_pins and not held.is_loading:
-                leaving.append(other)
-                free_bytes, free_slots = free_bytes + held.num_bytes, free_slots + 1
+            held = self._held[other]
+            leaving.append(other)
+            free_bytes, free_slots = free_bytes + held.num_bytes, free_slots + 1
         if not free_slots or free_bytes < num_bytes:
             return None
         emptied = tuple((other, self.drop(other)) for other in leaving)
@@ -108,3 +121,37 @@ class SlotTable:
         used = [held.slot for held in self._held.values()]
         assert len({*used, *self._free}) == len(used) + len(self._free), "a slot is there twice"
         assert self.used_bytes <= self._budget_bytes, "more bytes than the budget"
+
+
+class HostTable:
+    """Of which adapters the host's memory keeps a copy, in slots or not: those that were used most, as far as a budget
+    of bytes goes."""
+
+    def __init__(self, budget_bytes: int, uses: Uses) -> None:
+        self._budget_bytes = budget_bytes
+        self._uses = uses
+        self._held: dict[str, int] = {}  # digest -> bytes
+
+    def __contains__(self, digest: object) -> bool:
+        return digest in self._held
+
+    @property
+    def used_bytes(self) -> int:
+        """Of all copies."""
+        return sum(self._held.values())
+
+    def keep(self, digest: str, num_bytes: int) -> tuple[str, ...]:
+        """Takes a copy in, as of one use more than are on record. Returns the digests of those that there is no room
+        for any more, that of this one among them where the others were used more."""
+        self._held[digest] = num_bytes
+        leaving: list[str] = []
+        for other in sorted(self._held, key=lambda other: self._uses.of(other, 1 if other == digest else 0)):
+            if self.used_bytes <= self._budget_bytes:
+                break
+            del self._held[other]
+            leaving.append(other)
+        return tuple(leaving)
+
+    def drop(self, digest: str) -> None:
+        """Its copy is kept no longer, if there is one."""
+        self._held.pop(digest, None)

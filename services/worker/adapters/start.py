@@ -20,6 +20,7 @@ async def start_adapters(host: EngineHost) -> AdapterPool | None:
         lambda slot, packed: host.engine.submit(PlaceAdapter(slot, packed)),
         SlotTable(settings.adapter_slots, settings.adapter_bytes),
         parse_folders(settings.adapter_folders),
+        host_bytes=settings.adapter_host_bytes,
     )
     try:
         for name, folder in parse_adapters(settings.adapters).items():

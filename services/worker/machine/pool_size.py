@@ -41,9 +41,11 @@ class PoolNeed:
     held_bytes: int
     """Of one block on all ranks of a host together, some of which may hold the same."""
     adapter_bytes: int = 0
-    """Memory that is kept for adapters, on all ranks together."""
+    """Memory that is kept for adapters in slots, on all ranks together."""
     rank_adapter_bytes: int = 0
     """The most of it that one rank keeps."""
+    adapter_host_bytes: int = 0
+    """Memory of the host that is kept for copies of adapters, of all ranks."""
     adapter_sum_bytes: int = 0
     """What a GPU's largest step takes besides where all its rows have adapters."""
 
@@ -63,7 +65,7 @@ class PoolNeed:
         largest step together, without adapters, whose sums are counted: `follows` and `graphs` as for
         `measure_budget`. Blocking. Raises ConfigError, RankLost."""
         if decoder.device.type == "cpu":
-            available = max(0, psutil.virtual_memory().available - self.adapter_bytes)
+            available = max(0, psutil.virtual_memory().available - self.adapter_bytes - self.adapter_host_bytes)
             free = available * layout.block_bytes // self.held_bytes
             return MemoryBudget(free, step_bytes=0, share=self.host_share)
         found = measure_budget(
@@ -97,6 +99,7 @@ def pool_need(settings: WorkerSettings, layout: BlockLayout, max_len: int, held_
         held_bytes,
         kept,
         share_of_rank(kept, degrees.tensor, degrees.expert),
+        settings.adapter_host_bytes if settings.has_adapters else 0,
         gpu_sum_bytes(settings.max_num_batched_tokens, settings.adapter_max_rank) if settings.has_adapters else 0,
     )
 

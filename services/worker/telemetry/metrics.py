@@ -100,7 +100,7 @@ METRICS: tuple[Observed[WorkerSources], ...] = (
         lambda worker: {} if worker.adapters is None else worker.adapters.num_ready(),
     ),
     Observed(
-        counter("tandem_adapter_loads_total", "Adapters read into a slot for requests that waited."),
+        counter("tandem_adapter_loads_total", "Adapters brought into a slot for requests that waited."),
         lambda worker: 0 if worker.adapters is None else worker.adapters.num_loads,
     ),
     Observed(
@@ -108,6 +108,18 @@ METRICS: tuple[Observed[WorkerSources], ...] = (
             "tandem_adapter_load_seconds_total", "Time of those, from the first request's wait to the slot, seconds."
         ),
         lambda worker: 0.0 if worker.adapters is None else worker.adapters.load_s,
+    ),
+    Observed(
+        counter(
+            "tandem_adapter_copies_total", "Of these loads, those from a copy in the host's memory, without a read."
+        ),
+        lambda worker: 0 if worker.adapters is None else worker.adapters.num_copied,
+    ),
+    Observed(
+        gauge(
+            "tandem_adapter_host_bytes", "Memory of the host for copies of adapters, in a group on all ranks, bytes."
+        ),
+        lambda worker: 0 if worker.adapters is None else worker.adapters.host_bytes,
     ),
     Observed(
         counter("tandem_adapters_evicted_total", "Adapters that left their slot for another one."),

@@ -108,6 +108,16 @@ class PackedAdapter:
         return of_experts + sum(lora.nbytes for lora in self.loras if lora is not None)
 
 
+@dataclass(frozen=True, eq=False)
+class HostCopy:
+    """An adapter in the host's memory, from which it can be laid out again without its folder."""
+
+    num_bytes: int
+    """That it takes, in a group on all ranks together."""
+    lay_out: Callable[[], PackedAdapter]
+    """Blocking; from any thread but the engine's. Raises RankLost where a rank of the group is gone."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedAdapter:
     """An adapter that was read and laid out for the kernels."""
@@ -117,6 +127,8 @@ class LoadedAdapter:
     packed: PackedAdapter
     num_bytes: int
     """That it takes, in a group on all ranks together."""
+    copy: HostCopy | None = None
+    """None where none is to be kept."""
 
 
 @dataclass(frozen=True, eq=False)

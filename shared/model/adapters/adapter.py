@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Protocol
@@ -55,6 +55,25 @@ class Adapter:
         of_experts = (found for layer in self.experts.values() for found in layer.values())
         parts += (part for found in of_experts for part in (*found.gate_up, *found.down))
         return sum(part.a.nbytes + part.b.nbytes for part in parts)
+
+
+def in_dtype(adapter: Adapter, dtype: torch.dtype) -> Adapter:
+    """The same adapter with its tensors in the dtype that they are computed in."""
+
+    def part_of(part: LoraPart) -> LoraPart:
+        return replace(part, a=part.a.to(dtype), b=part.b.to(dtype))
+
+    def expert_of(parts: ExpertParts) -> ExpertParts:
+        return ExpertParts(tuple(map(part_of, parts.gate_up)), tuple(map(part_of, parts.down)))
+
+    return replace(
+        adapter,
+        layers=tuple({name: tuple(map(part_of, parts)) for name, parts in layer.items()} for layer in adapter.layers),
+        experts={
+            index: {number: expert_of(parts) for number, parts in found.items()}
+            for index, found in adapter.experts.items()
+        },
+    )
 
 
 class AdapterPart(Protocol):

@@ -245,3 +245,16 @@ def test_adapters_take_memory_and_are_asked_of_the_chart(tandem: RunTandem, tmp_
     assert "16 of rank 16 take 1.34 GB of each worker" in tandem("fit", *load).out
     for pool in yaml.safe_load(values.read_text())["pools"]:
         assert pool["config"] == {"adapter_slots": 16, "adapter_bytes": kept, "adapter_max_rank": 16}
+
+
+def test_copies_of_adapters_take_the_hosts_memory_and_none_of_the_gpus(tandem: RunTandem, tmp_path: Path):
+    values = tmp_path / "values.yaml"
+    load = ("8b", "--gpu", "H100", "--adapters", "16", "--values", str(values))
+    without, found = (tandem("fit", *load, *more, "--json").out for more in ((), ("--adapter-copies", "200")))
+    before, after = (json.loads(text) for text in (without, found))
+    copies = after["model"]["adapter_host_bytes"]
+    assert (before["model"]["adapter_host_bytes"], copies) == (0, 200 * after["model"]["adapter_bytes"] // 16)
+    assert before["pools"] == after["pools"]
+    config = [pool["config"]["adapter_host_bytes"] for pool in yaml.safe_load(values.read_text())["pools"]]
+    assert set(config) == {copies}
+    assert "copies of 200 take 16.8 GB" in tandem("fit", *load, "--adapter-copies", "200").out

@@ -16,7 +16,7 @@ from shared.collectives.rank_links import Ways
 from shared.engine.group.adapters import AdapterFollower, GroupAdapters, _read, _Request
 from shared.engine.runner.device_link import DeviceLink
 from shared.errors import ModelLoadError, RankLost, TransferFailed
-from shared.kernels.lora.step import PackedAdapter
+from shared.kernels.lora.step import HostCopy, PackedAdapter
 from shared.model.adapters.adapter import Adapter
 from tests.unit.collectives.in_threads import joined, needs_library
 
@@ -42,6 +42,9 @@ class Reader:
         if self.failure is not None:
             raise self.failure
         return Adapter(self.digest, 4, ())
+
+    def host_copy(self, _: Adapter, packed: PackedAdapter) -> HostCopy:
+        return HostCopy(20, lambda: packed)
 
     def pack_adapter(self, _: Adapter) -> PackedAdapter:
         return PackedAdapter((_Lora(),))
@@ -81,6 +84,24 @@ def test_every_rank_has_its_part_once_and_what_is_not_placed_is_dropped() -> Non
             follower.take(third.packed.number)
     with pytest.raises(RankLost, match="has ended"):
         leader.read(FOLDER, 8, 100)
+
+
+def test_every_rank_lays_its_part_out_again_while_the_leaders_copy_is_kept() -> None:
+    with group(*(Reader() for _ in range(3))) as (leader, followers):
+        first = leader.read(FOLDER, 8, 100, keeps_copy=True)
+        assert first.copy is not None
+        assert first.copy.num_bytes == 60
+        for follower in followers:
+            follower.take(first.packed.number)
+        again = first.copy.lay_out()
+        assert again.number == first.packed.number + 1
+        for follower in followers:
+            assert follower.take(again.number).nbytes == 10
+        assert [len(follower._copies) for follower in followers] == [1, 1]
+        del first
+        gc.collect()
+        assert leader.read(FOLDER, 8, 100).copy is None
+        assert [len(follower._copies) for follower in followers] == [0, 0]
 
 
 @pytest.mark.parametrize(

@@ -223,7 +223,7 @@ BAD = [
             **pools({"device": "cpu", "resources": {"limits": {"memory": "2Gi"}}}, {"device": "cpu"}),
             "worker": {"config": {"adapter_folders": "/adapters", "adapter_bytes": 2 << 30}},
         },
-        ("pools[0].resources.limits.memory: 2Gi", "2147483648 bytes", "config.adapter_bytes"),
+        ("pools[0].resources.limits.memory: 2Gi", "2684354560 bytes", "config.adapter_bytes"),
     ),
     Bad(
         "two-ways-to-a-gpu",

@@ -208,6 +208,10 @@ def test_memory_for_adapters_is_kept_and_said_by_rank(need: EngineNeed) -> None:
     finding = check_weights(kept, memory + kept.adapter_bytes)
     assert finding.level is Level.OK
     assert "kept for adapters, 3 of rank 32" in finding.text
+    copies = replace(kept, adapter_host_bytes=2 << 20)
+    assert check_weights(copies, memory + kept.adapter_bytes).level is Level.FAIL
+    on_gpu = replace(copies, device="cuda:0", dtype="fp32")  # the host's memory is not what its engine has
+    assert check_weights(on_gpu, memory + kept.adapter_bytes).level is Level.OK
     finding = check_weights(replace(kept, adapter_bytes=2 << 20), memory)
     assert finding.level is Level.FAIL
     assert "adapters and 1 KV blocks do not fit" in finding.text
@@ -217,13 +221,13 @@ def test_memory_for_adapters_is_kept_and_said_by_rank(need: EngineNeed) -> None:
 
 
 def test_a_worker_that_takes_adapters_needs_memory_for_them() -> None:
-    flags = ["--model", "models/demo", "--adapter-slots", "4", "--adapter-bytes", "1000"]
+    flags = ["--model", "models/demo", "--adapter-slots", "4", "--adapter-bytes", "1000", "--adapter-host-bytes", "70"]
     without = needs_of(Component.WORKER, Overrides(), flags, DEMO).engine
     found = needs_of(Component.WORKER, Overrides(), [*flags, "--adapter-folders", "/adapters"], DEMO).engine
     assert without is not None
     assert found is not None
-    assert (without.adapter_slots, without.adapter_bytes) == (0, 0)
-    assert (found.adapter_slots, found.adapter_bytes) == (4, 1000)
+    assert (without.adapter_slots, without.adapter_bytes, without.adapter_host_bytes) == (0, 0, 0)
+    assert (found.adapter_slots, found.adapter_bytes, found.adapter_host_bytes) == (4, 1000, 70)
 
 
 @pytest.mark.parametrize("cut", [4, -100])

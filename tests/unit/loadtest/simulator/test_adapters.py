@@ -24,9 +24,10 @@ def test_a_pool_that_knows_the_future_loads_least() -> None:
 @pytest.mark.parametrize("policy", [COLLOCATED, STATIC])
 def test_every_request_gets_its_adapter_and_a_cold_one_waits_for_the_load(policy: str) -> None:
     case = Case(setup(2 * (policy == STATIC), 4), policy, 20.0, zipf(300, 40, 1.0, 1), 1)
-    plain, no_loads = case.played(0.0, 4)
-    loaded, num_loads = case.played(0.2, 4)
+    plain, no_loads, _ = case.played(0.0, 4)
+    loaded, num_loads, num_reads = case.played(0.2, 4)
     assert no_loads == 0
+    assert num_reads == num_loads
     assert num_loads >= len(set(case.adapters))
     assert all(request.finished_s > 0 for request in (*plain, *loaded))
     assert not any(request.adapter_s for request in plain)
@@ -39,7 +40,15 @@ def test_a_hot_adapter_spreads_over_the_workers_and_loads_no_others_out() -> Non
     setup_ = setup(0, 4)
     adapters = _with_hot(zipf(400, 8, 1.0, 2), 0.6, 2)
     assert HOT not in adapters[:200]
-    requests, _ = Case(setup_, COLLOCATED, 40.0, adapters, 2).played(0.1, 16)
+    requests, _, _ = Case(setup_, COLLOCATED, 40.0, adapters, 2).played(0.1, 16)
     hot = [request for request in requests if request.adapter == HOT]
     assert len({request.decode for request in hot}) > 1
     assert sum(request.adapter_s > 0 for request in hot) < len(hot) / 2
+
+
+def test_a_host_that_keeps_all_adapters_reads_none_twice_and_copies_are_soon_there() -> None:
+    case = Case(setup(0, 4), COLLOCATED, 20.0, zipf(300, 40, 1.0, 1), 1, copies=40, copy_s=0.01)
+    loaded, num_loads, num_reads = case.played(100.0, 12)
+    assert num_loads > num_reads == 0
+    assert all(request.finished_s > 0 for request in loaded)
+    assert 0.0 < max(request.adapter_s for request in loaded) < 100.0

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from shared.kernels.lora.rows import LoraRows
+from shared.model.adapters.adapter import in_dtype
 from shared.model.adapters.random_adapter import write_random_adapter
 from shared.model.decoder import Decoder
 from shared.model.families.registry import load_config
@@ -223,3 +224,23 @@ def test_an_adapter_of_a_base_in_fewer_bits_adds_what_it_adds_to_the_plain_one(t
     assert torch.equal(*deltas)
     assert deltas[0][0].abs().max() > 0
     assert not deltas[0][[1, 4]].any()
+
+
+@pytest.mark.parametrize(("name", "sizes"), [("llama", WIDE), ("mixtral", {})])
+def test_a_copy_on_the_host_gives_what_the_folder_gave(tmp_path: Path, name: str, sizes: dict[str, Any]) -> None:
+    save(tmp_path / "base", name, **sizes)
+    config = load_config(tmp_path / "base")
+    folder = write_random_adapter(tmp_path / "adapter", config, rank=4, dtype=torch.bfloat16)
+    decoder = Decoder.load(tmp_path / "base", torch.float32, "cpu")
+    adapter = decoder.read_adapter(folder)
+    packed = decoder.pack_adapter(adapter)
+    copy = decoder.host_copy(adapter, packed)
+    assert copy.num_bytes == packed.nbytes
+    kept = in_dtype(adapter, torch.float32)  # as where the kernels' memory is a device's
+    assert kept.nbytes == 2 * adapter.nbytes
+    of_folder, *others = (
+        MixedBatch(decoder, [each], len(PROMPT)).step([PROMPT])
+        for each in (packed, copy.lay_out(), decoder.pack_adapter(kept))
+    )
+    for logits in others:
+        assert torch.equal(logits, of_folder)

@@ -12,7 +12,7 @@ from services.router.dispatch.request import Request
 from services.router.placement.cut_pairs import CutPairs
 from services.router.placement.decision import Choice
 from services.router.placement.prediction import Reliability
-from services.router.placement.views import PrefixHits, PrefixPeer, Work
+from services.router.placement.views import PrefixHits, PrefixPeer, Tier, Work
 from shared.engine.sampling_params import SamplingParams
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 
@@ -43,6 +43,9 @@ class Link:
 
     def cancel(self, request_id: str, **peer: str) -> None:
         self.calls.append(("cancel", request_id, peer))
+
+    def tier_of(self, adapter: str) -> Tier:
+        return Tier.READY if adapter else Tier.FOLDER
 
     def computed(self, request_id: str) -> None:
         self.calls.append(("computed", request_id))

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from services.router.placement.filters import can_hold, candidates, has_queue_room
-from services.router.placement.views import GUEST_AFTER_S, PlacementRequest, PrefixHits
+from services.router.placement.views import GUEST_AFTER_S, PlacementRequest, PrefixHits, Tier, WorkerView
 from shared.kv.groups import KVGroups
 from tests.unit.router.placement.builders import pool, prompt, view
 
@@ -70,7 +70,7 @@ def test_a_worker_of_another_router_counts_as_ones_own_once_it_was_left_alone_fo
 
 
 def test_only_workers_that_know_the_adapter_are_considered_also_where_they_failed_the_request() -> None:
-    known, other = view("known", adapters={"A": True}), view("other", adapters={"B": True})
+    known, other = view("known", adapters={"A": Tier.HOST}), view("other", adapters={"B": Tier.READY})
     workers = pool(known, other, *(view(f"w{number}") for number in range(50)))
     for limit in (4, 100):
         for excluded in (frozenset[str](), frozenset({"known"})):
@@ -79,3 +79,18 @@ def test_only_workers_that_know_the_adapter_are_considered_also_where_they_faile
             assert [item.name for item in found] == ["known"]
         assert not candidates(workers, can_hold, replace(prompt(64), adapter="C"), (), limit, random.Random(1))
         assert len(candidates(workers, can_hold, prompt(64), (), limit, random.Random(1))) >= 4
+
+
+def test_a_worker_whose_slots_are_all_in_use_is_considered_where_the_others_lack_room_too() -> None:
+    full = view("full", adapters={"A": Tier.HOST}, adapter_room=0)
+    ready = view("ready", adapters={"A": Tier.READY}, adapter_room=0)
+    roomy = view("roomy", adapters={"A": Tier.FOLDER}, adapter_room=1)
+    request = replace(prompt(64), adapter="A")
+
+    def found(*views: WorkerView, limit: int) -> set[str]:
+        return {item.name for item in candidates(pool(*views), can_hold, request, (), limit, random.Random(1))}
+
+    for limit in (1, 10):
+        assert found(full, limit=limit) == {"full"}
+    assert found(full, ready, roomy, limit=10) == {"ready", "roomy"}
+    assert found(full, replace(roomy, adapter_room=None), limit=10) == {"roomy"}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.router.placement.prediction import NEWEST, CostModel, TtftPredictor
-from services.router.placement.views import NO_WORK, Work
+from services.router.placement.views import NO_WORK, Tier, Work
 from tests.unit.router.placement.builders import pool, prompt, view
 
 
@@ -65,12 +65,15 @@ def test_an_adapter_that_is_loaded_takes_its_time_beside_the_queue():
     for n in range(1, 30):
         predictor.observe_prefill(NO_WORK, Work(n * 100), n * 0.1)
     wanted = replace(prompt(100), adapter="A")
-    ready, cold = (view(name, adapters={"A": name == "ready"}) for name in ("ready", "cold"))
+    ready, cold = (view(name, adapters={"A": tier}) for name, tier in (("r", Tier.READY), ("c", Tier.FOLDER)))
     assert predictor.pool_s(cold, wanted) == predictor.pool_s(ready, wanted), "no load was seen yet"
-    predictor.observe_adapter(0.5)
+    predictor.observe_adapter(0.5, Tier.FOLDER)
+    predictor.observe_adapter(0.2, Tier.HOST)
+    predictor.observe_adapter(0.1, Tier.READY)  # it left its slot meanwhile
     assert predictor.pool_s(ready, wanted) == pytest.approx(0.1, rel=0.01)
     assert predictor.pool_s(cold, wanted) == pytest.approx(0.6, rel=0.01)
     assert predictor.pool_s(cold, prompt(100)) == pytest.approx(0.1, rel=0.01)
+    assert predictor.pool_s(view(adapters={"A": Tier.HOST}), wanted) == pytest.approx(0.3, rel=0.01)
     cold.num_queued_tokens = 1000
     assert predictor.here_s(cold, wanted) == pytest.approx(1.1, rel=0.01), "it is loaded while the queue passes"
     assert [predictor.least_load_s(pool(*views), "A") for views in ([ready, cold], [cold], [])] == [0.0, 0.5, 0.0]

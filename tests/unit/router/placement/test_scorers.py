@@ -21,7 +21,7 @@ from services.router.placement.scorers import (
     stickiness,
     weights,
 )
-from services.router.placement.views import PlacementRequest, PrefixHits
+from services.router.placement.views import PlacementRequest, PrefixHits, Tier
 from shared.kv.groups import KVGroups
 from tests.unit.router.placement.builders import prompt, view
 
@@ -43,13 +43,22 @@ def test_tokens_count_by_where_their_kv_lies():
 
 def test_a_worker_that_has_the_adapter_ready_is_better_than_one_that_has_to_load_it():
     context = ScoringContext(PlacementRequest(100, KVGroups(16), adapter="A"))
-    ready, known = view(adapters={"A": True, "B": False}), view(adapters={"A": False})
-    assert [adapter_residency(each, context) for each in (ready, known, view())] == [0.8, 0.0, 0.0]
+    ready, known = view(adapters={"A": Tier.READY, "B": Tier.HOST}), view(adapters={"A": Tier.HOST})
+    assert [adapter_residency(each, context) for each in (ready, known, view())] == [0.9, 0.0, 0.0]
     at_home = replace(context, homes=("w",))
-    assert [adapter_residency(replace(each, name="w"), at_home) for each in (ready, known)] == [1.0, 0.2]
+    assert [adapter_residency(replace(each, name="w"), at_home) for each in (ready, known)] == [1.0, 0.5]
     (scorer,) = [each for each in SCORERS if each.name == "adapter"]
     assert scorer.applies(context)
     assert not scorer.applies(ScoringContext(prompt(100)))
+
+
+def test_an_adapter_is_worth_no_queue_that_is_much_longer_than_the_shortest_one():
+    context = ScoringContext(PlacementRequest(100, 16, adapter="A"), scale_tokens=1000, least_queued=5000)
+    queues = [5000, 5300, 5450, 5600, 9000]
+    found = [
+        adapter_residency(view(num_queued_tokens=queued, adapters={"A": Tier.READY}), context) for queued in queues
+    ]
+    assert found == pytest.approx([0.9, 0.9, 0.45, 0.0, 0.0])
 
 
 def test_hits_shorter_than_the_least_that_counts_are_none():

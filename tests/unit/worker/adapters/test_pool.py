@@ -15,19 +15,20 @@ import pytest
 from services.worker.adapters.pool import MAX_NAMELESS, AdapterPool
 from services.worker.adapters.slots import SlotTable
 from shared.errors import Draining, InvalidRequest, ModelLoadError, NotFound, Overloaded
-from shared.kernels.lora.step import LoadedAdapter
+from shared.kernels.lora.step import HostCopy, LoadedAdapter
 from tests.waiting import DEADLINE_S, until
 
 
 class Rig:
     """A pool whose folders are what the test says; a read of a folder in `held` waits until it is taken out."""
 
-    def __init__(self, num_slots: int, root: Path) -> None:
+    def __init__(self, num_slots: int, root: Path, host_bytes: int) -> None:
         self.contents: dict[str, str] = {}  # folder name -> digest
         self.gates: dict[str, threading.Event] = {}
         self.reads: list[str] = []
         self.placed: dict[int, str | None] = {}
-        self.pool = AdapterPool(self.read, self.place, SlotTable(num_slots, 100), (root,))
+        self.copied: list[str] = []
+        self.pool = AdapterPool(self.read, self.place, SlotTable(num_slots, 100), (root,), host_bytes=host_bytes)
 
     def read(self, folder: Path) -> LoadedAdapter:
         self.reads.append(folder.name)
@@ -37,7 +38,11 @@ class Rig:
         if digest == "broken":
             raise ModelLoadError(f"{folder.name} is damaged")
         packed: Any = SimpleNamespace(nbytes=1, digest=digest)
-        return LoadedAdapter(digest, 4, packed, packed.nbytes)
+        return LoadedAdapter(digest, 4, packed, packed.nbytes, HostCopy(1, lambda: self.copy(packed)))
+
+    def copy(self, packed: Any) -> Any:
+        self.copied.append(packed.digest)
+        return packed
 
     def place(self, slot: int, packed: Any) -> None:
         self.placed[slot] = None if packed is None else packed.digest
@@ -48,8 +53,8 @@ class Rig:
 
 
 @asynccontextmanager
-async def rig(num_slots: int = 2, root: Path = Path("/adapters")) -> AsyncIterator[Rig]:
-    made = Rig(num_slots, root)
+async def rig(num_slots: int = 2, root: Path = Path("/adapters"), host_bytes: int = 0) -> AsyncIterator[Rig]:
+    made = Rig(num_slots, root, host_bytes)
     try:
         yield made
     finally:
@@ -245,3 +250,74 @@ async def test_a_pool_that_rests_has_nothing_in_slots_and_reads_again_once_it_wa
         lease.release()
         await r.pool.rest()
         assert r.pool.names == {"a": "A"}, "what is known stays so"
+
+
+async def use(r: Rig, digest: str) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        lease = r.pool.hold(digest)
+        assert r.placed[await lease.ready()] == digest
+    lease.release()
+
+
+async def test_what_has_lost_its_slot_comes_back_by_its_copy_while_another_folder_is_read() -> None:
+    async with rig(num_slots=2, host_bytes=3) as r:
+        await r.add("a", "A")
+        await r.add("b", "B")
+        await r.add("c", "C")  # takes the slot of A
+        assert set(r.pool.on_host) == {"A", "B", "C"}
+        await use(r, "A")
+        assert (r.reads, r.copied) == (["a", "b", "c"], ["A"])
+        assert (r.pool.num_loads, r.pool.num_copied) == (1, 1)
+        assert r.pool.host_bytes == 3
+        r.gates["d"], r.contents["d"] = threading.Event(), "D"
+        reading = asyncio.create_task(r.pool.add("d", Path("/adapters/d")))
+        await until(lambda: r.reads[-1] == "d")
+        await use(r, "B")
+        await use(r, "C")
+        assert not reading.done(), "copies wait for no read"
+        r.gates["d"].set()
+        await reading
+
+
+async def test_copies_keep_to_their_memory_and_those_that_are_used_most_stay() -> None:
+    async with rig(num_slots=1, host_bytes=2) as r:
+        await r.add("a", "A")
+        await r.add("b", "B")
+        for _ in range(3):
+            await use(r, "A")
+            await use(r, "B")
+        await r.add("c", "C")  # was never used
+        assert (set(r.pool.on_host), r.pool.host_bytes) == ({"A", "B"}, 2)
+        num_reads = len(r.reads)
+        await use(r, "A")
+        await use(r, "C")
+        await use(r, "B")
+        assert r.reads[num_reads:] == ["c"]
+
+
+async def test_no_copy_is_kept_of_what_was_unloaded_nor_while_there_are_no_weights() -> None:
+    async with rig(num_slots=1, host_bytes=5) as r:
+        await r.add("a", "A")
+        await r.add("b", "B")
+        r.pool.remove("a")
+        assert set(r.pool.on_host) == {"B"}
+        await r.pool.rest()
+        assert not r.pool.on_host
+        r.pool.wake()
+        await use(r, "B")
+        assert r.reads == ["a", "b", "b"]
+        assert r.copied == []
+
+
+async def test_room_is_what_no_request_holds() -> None:
+    async with rig(num_slots=2) as r:
+        await r.add("a", "A")
+        assert r.pool.num_spare == 2
+        held = r.pool.hold("A")
+        assert r.pool.num_spare == 1
+        await r.add("b", "B")
+        also = r.pool.hold("B")
+        assert r.pool.num_spare == 0
+        for lease in (held, also):
+            lease.release()
+        assert r.pool.num_spare == 2

@@ -1,4 +1,4 @@
-"""Slots of adapters: what is used stays, the least recently used goes first, and the budget holds."""
+"""Slots of adapters, and copies: what is used stays, the least used goes first, and the budgets hold."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from services.worker.adapters.slots import SlotTable
+from services.worker.adapters.slots import HostTable, SlotTable
+from services.worker.adapters.uses import Uses
 from shared.errors import ConfigError
 
 
@@ -90,3 +91,71 @@ def test_random_uses_never_lose_a_pinned_adapter_nor_a_slot(seed: int) -> None:
         assert {name: count for name, count in pins.items() if count} == {
             name: table.num_pins(name) for name in pins if table.num_pins(name)
         }
+
+
+def test_one_that_is_used_often_outlasts_one_that_was_used_last_and_goes_when_it_is_used_no_longer() -> None:
+    table = SlotTable(2, 100)
+    for name in "ab":
+        load(table, name)
+    for name in "aaab":
+        table.pin(name)
+        table.unpin(name)
+    room = table.make_room("c", 1)
+    assert room is not None
+    assert [digest for digest, _ in room.emptied] == ["b"]
+    table.filled("c")
+    for _ in range(200):
+        table.pin("c")
+        table.unpin("c")
+    room = table.make_room("b", 1)
+    assert room is not None
+    assert [digest for digest, _ in room.emptied] == ["a"]
+
+
+def test_spare_slots_are_those_that_are_free_or_unused() -> None:
+    table = SlotTable(3, 100)
+    assert table.num_spare == 3
+    load(table, "a")
+    assert table.num_spare == 3
+    table.pin("a")
+    assert table.num_spare == 2
+    assert table.make_room("b", 1) is not None
+    assert table.num_spare == 1, "one is on its way"
+    table.filled("b")
+    assert table.num_spare == 2
+
+
+def test_copies_are_kept_of_those_that_are_used_most() -> None:
+    uses = Uses(2)
+    host = HostTable(10, uses)
+    for name in "aaab":
+        uses.add(name)
+    assert host.keep("a", 6) == ()
+    assert host.keep("b", 6) == ("b",), "once, and now once more: less than a"
+    uses.add("b")
+    uses.add("b")
+    assert host.keep("b", 6) == ("a",)
+    assert host.keep("c", 11) == ("c",), "it never fits"
+    assert ("a" in host, "b" in host, "c" in host, host.used_bytes) == (False, True, False, 6)
+    host.drop("b")
+    host.drop("b")
+    assert host.used_bytes == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_tail_that_is_asked_for_once_costs_fewer_loads_than_if_the_oldest_went(seed: int) -> None:
+    draw = random.Random(seed)
+    table, oldest, num_loads = SlotTable(8, 100), list[str](), [0, 0]
+    for _ in range(4000):
+        name = f"a{int(draw.paretovariate(0.6))}"
+        if table.pin(name) is None:
+            num_loads[0] += 1
+            load(table, name)
+            table.pin(name)
+        table.unpin(name)
+        if name in oldest:
+            oldest.remove(name)
+        else:
+            num_loads[1] += 1
+        oldest = [*oldest[-7:], name]
+    assert num_loads[0] < num_loads[1]

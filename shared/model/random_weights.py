@@ -10,8 +10,8 @@ import torch
 
 from shared.kernels.backends.registry import AUTO, choose_kernels
 from shared.kernels.quantized import QuantizedWeight, quantize_rows
-from shared.model.config.head_config import HeadConfig, numbered_names
-from shared.model.config.model_config import ModelConfig
+from shared.model.config.head_names import numbered_names
+from shared.model.config.model_config import HeadConfig, ModelConfig
 from shared.model.decoder import Decoder
 from shared.model.layers.head import HeadParameters, num_listed
 from shared.model.layers.parameters import NO_SPECS, DecoderParameters, Specs

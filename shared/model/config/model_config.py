@@ -9,14 +9,14 @@ from shared.kernels.activation.rules import SILU, Activation
 from shared.kv.groups import STATE_WINDOW, group_layers
 from shared.kv.layout import BlockLayout, KVFormat
 from shared.model.config.delta_config import DeltaConfig
-from shared.model.config.head_config import HeadConfig
+from shared.model.config.head_names import HeadNames
 from shared.model.config.latent_config import LatentConfig
 from shared.model.config.layer_config import PLAIN_NAMES, LayerConfig, QkNorm, Temperature, TensorNames
 from shared.model.config.moe_config import MoeConfig
 from shared.model.config.quantization import QuantizationConfig
 from shared.model.config.rope_config import RopeConfig
 
-__all__ = ["ModelConfig", "RopeConfig"]
+__all__ = ["HeadConfig", "ModelConfig", "RopeConfig"]
 
 
 @dataclass(frozen=True)
@@ -197,3 +197,25 @@ class ModelConfig:
         lie behind each other. Heads have even sizes, so each has room for whole numbers of states."""
         num_groups = -(-len(self.state_layers) * delta.state_bytes // layout.block_bytes)
         return replace(layout, windows=(*layout.windows, *[STATE_WINDOW] * num_groups), num_states=num_groups)
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """A head as data: one layer that guesses the token after the next one, what it reads, and where what it gives goes.
+
+    It is of a model's own checkpoint (multi-token prediction), or of a folder apart (EAGLE-3). The former's projection
+    joins the token and the model's state behind its final norm, before the layer; what it gives behind its norm is read
+    like that state. The latter's joins the states behind some of the model's layers, its
+    layer's attention reads token and state side by side, and what it gives is read like the joined states.
+    """
+
+    layer: LayerConfig  # as it lies behind the model's layers, in their blocks
+    names: HeadNames
+    behind: tuple[int, ...] = ()  # how many of the model's first layers gave each state; none: all, and the final norm
+    own: ModelConfig | None = None  # sizes of a layer from a folder apart; None: the model's
+    num_guessable: int = 0  # tokens of its own output projection; 0: it guesses by the model's
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether it has a folder of its own."""
+        return self.own is not None

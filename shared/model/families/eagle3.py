@@ -6,10 +6,10 @@ from pathlib import Path
 
 from shared.errors import ConfigError
 from shared.model.config.folder import CONFIG_FILE
-from shared.model.config.head_config import EAGLE_NAMES, HeadConfig
+from shared.model.config.head_names import EAGLE_NAMES
 from shared.model.config.json_fields import JsonFields, read_json_object
 from shared.model.config.layer_config import LayerConfig
-from shared.model.config.model_config import ModelConfig
+from shared.model.config.model_config import HeadConfig, ModelConfig
 from shared.model.families.registry import parse_config
 
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")

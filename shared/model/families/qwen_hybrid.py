@@ -6,10 +6,10 @@ from typing import Any
 
 from shared.kernels.experts.rules import Routing
 from shared.model.config.delta_config import DeltaConfig
-from shared.model.config.head_config import QWEN_NAMES, HeadConfig
+from shared.model.config.head_names import QWEN_NAMES
 from shared.model.config.json_fields import JsonFields
 from shared.model.config.layer_config import LINEAR, LayerConfig, layer_kinds
-from shared.model.config.model_config import ModelConfig
+from shared.model.config.model_config import HeadConfig, ModelConfig
 from shared.model.config.moe_config import MoeConfig, chosen_experts
 from shared.model.config.rope_config import RopeConfig
 from shared.model.families.decoder_fields import attention_biases, max_positions, num_layers, read_decoder

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shared.model.config.folder import CONFIG_FILE, check_model_folder
-from shared.model.config.head_config import HeadConfig, numbered_names
+from shared.model.config.head_names import numbered_names
 from shared.model.config.json_fields import JsonFields, read_json_object
-from shared.model.config.model_config import ModelConfig
+from shared.model.config.model_config import HeadConfig, ModelConfig
 from shared.model.config.quantization import FIELD, STACKED, STACKED_METHOD, QuantizationConfig
 from shared.model.families import (
     cohere,

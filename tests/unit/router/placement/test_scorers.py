@@ -53,7 +53,7 @@ def test_a_worker_that_has_the_adapter_ready_is_better_than_one_that_has_to_load
 
 
 def test_an_adapter_is_worth_no_queue_that_is_much_longer_than_the_shortest_one():
-    context = ScoringContext(PlacementRequest(100, 16, adapter="A"), scale_tokens=1000, least_queued=5000)
+    context = ScoringContext(PlacementRequest(100, KVGroups(16), adapter="A"), scale_tokens=1000, least_queued=5000)
     queues = [5000, 5300, 5450, 5600, 9000]
     found = [
         adapter_residency(view(num_queued_tokens=queued, adapters={"A": Tier.READY}), context) for queued in queues

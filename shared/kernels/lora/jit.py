@@ -55,7 +55,7 @@ def shrink_tiles(
 def expand_tiles(
     output,  # [num_tokens, out_size], what the projection gave
     meta,  # as above
-    scales,  # [num_additions, 3] fp32
+    scales,  # [num_additions, most parts] fp32
     tiles,
     order,
     sums,
@@ -68,7 +68,7 @@ def expand_tiles(
     RANKS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Grid (tiles, tiles of COLUMNS outputs, parts): adds scale (x a^T) b^T, the splits' sums taken in their order."""
+    """Grid (tiles, tiles of COLUMNS outputs, most parts): adds scale (x a^T) b^T, the splits' sums taken in their order."""
     tile, part = tl.program_id(0), tl.program_id(2)
     addition = tl.load(tiles + tile * 3).to(tl.int64)
     fields = meta + addition * META
@@ -95,7 +95,7 @@ def expand_tiles(
         place = b + columns.to(tl.int64)[:, None] * rank + ranks[None, :]
         weights = tl.load(place, mask=(columns < outputs)[:, None] & inside, other=0.0)
         found = tl.dot(shrunk, tl.trans(weights.to(tl.float32)), found, input_precision="ieee")
-    scale = tl.load(scales + addition * 3 + part)
+    scale = tl.load(scales + addition * tl.num_programs(2) + part)
     places = output + tokens[:, None] * out_size + (begin + columns)[None, :]
     mask = real[:, None] & (columns < outputs)[None, :]
     before = tl.load(places, mask=mask, other=0.0).to(tl.float32)

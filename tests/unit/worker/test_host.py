@@ -317,6 +317,6 @@ def test_a_draft_model_is_loaded_where_something_may_ask_it(
 
 @pytest.mark.parametrize("speculation", ["off", "ngram"])
 def test_a_draft_model_that_nothing_asks_is_refused(speculation: str) -> None:
-    with pytest.raises(ConfigError, match=f"needs speculation auto, which is {speculation}") as refused:
+    with pytest.raises(ConfigError, match=f"needs speculation auto or heads, which is {speculation}") as refused:
         settings("--speculation", speculation, "--draft", "models/demo-draft")
     assert refused.value.field == "draft"

@@ -32,8 +32,11 @@ def system_fingerprint(fingerprint: str) -> str:
 def difference(worker: str, fleet: str) -> str:
     """Why a worker of one fingerprint cannot serve beside workers of another, for the operator."""
     (model, _, ours), (fleet_model, _, theirs) = worker.partition(_MARK), fleet.partition(_MARK)
-    if (own := model.endswith(_HEAD)) != fleet_model.endswith(_HEAD):
+    (base, own, head), (fleet_base, its, fleet_head) = model.partition(_HEAD), fleet_model.partition(_HEAD)
+    if own != its:
         return f"runs {'with' if own else 'without'} speculation heads, the fleet {'without' if own else 'with'} it"
+    if base == fleet_base and head != fleet_head:
+        return f"guesses by head {head or 'of its model'}, the fleet by {fleet_head or 'that of its model'}"
     if model != fleet_model or ours == theirs:
         return f"serves model {worker}, the fleet {fleet}"
     if not ours or not theirs:

@@ -69,6 +69,7 @@ def check_weights(need: EngineNeed, memory_bytes: int | None) -> Finding:
         if need.has_head and need.head_folder is None and (missing := _no_head(need.model, config)):
             return fail(CHECK, f"speculation is heads, but {missing}", "take speculation auto")
         plan = _plan(need, config)
+        num_of_head = _head_elements(need, config)
     except ModelLoadError as error:
         return fail(CHECK, error.message, _FIX)
     except ConfigError as error:
@@ -79,8 +80,8 @@ def check_weights(need: EngineNeed, memory_bytes: int | None) -> Finding:
     except InvalidRequest as error:
         return fail(CHECK, error.message, "leave kv_dtype at auto")
     dtype = _dtype(need, config)
-    num_elements = sum(math.prod(shape) for shape in plan.shapes.values())
-    weight_bytes = plan.weight_bytes(BYTES_PER_ELEMENT[dtype])
+    num_elements = sum(math.prod(shape) for shape in plan.shapes.values()) + num_of_head
+    weight_bytes = plan.weight_bytes(BYTES_PER_ELEMENT[dtype]) + num_of_head * BYTES_PER_ELEMENT[dtype]
     form = f"{plan.kinds} beside {dtype}" if plan.kinds else dtype
     own_weight_bytes, own_block_bytes = (-(-n // need.num_hosts) for n in (weight_bytes, layout.block_bytes))
     max_len = min(need.max_model_len or config.max_position_embeddings, config.max_position_embeddings)
@@ -160,6 +161,13 @@ def _plan(need: EngineNeed, config: ModelConfig) -> WeightPlan:
     with Checkpoint.of(need.model) as checkpoint:
         is_own = need.has_head and need.head_folder is None
         return WeightPlan.make(checkpoint, config, need.quantization, has_head=is_own)
+
+
+def _head_elements(need: EngineNeed, config: ModelConfig) -> int:
+    """Of a head that has a folder apart. Raises ModelLoadError for one whose tensors do not fit."""
+    from shared.model.weights.head import head_elements
+
+    return 0 if need.head_folder is None else head_elements(need.head_folder, config)
 
 
 def _config(need: EngineNeed) -> ModelConfig:

@@ -44,7 +44,7 @@ def shape_of(model: str) -> ModelShape:
             if layer.window is not None and layer.window < config.max_position_embeddings
         ),
     )
-    return found if found.states else replace(found, adapter_values=values_of_rank(config))
+    return replace(found, adapter_values=values_of_rank(config))
 
 
 def draft_of(draft: str, model: ModelShape) -> ModelShape:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from services.worker.adapters.slots import HostTable, Room, SlotTable
 from services.worker.adapters.source import AdapterSource, KnownAdapter, ReadAdapter
-from shared.errors import Internal, NotFound, Overloaded, TandemError
+from shared.errors import ConfigError, Internal, NotFound, Overloaded, TandemError
 from shared.kernels.lora.step import LoadedAdapter, PackedAdapter
 from shared.tasks import end_task
 
@@ -139,8 +139,13 @@ class AdapterPool:
         ModelLoadError, ConfigError."""
         loaded = await self._source.first(folder, is_given=is_given)
         known = KnownAdapter(loaded.digest, folder, loaded.rank, loaded.num_bytes, is_given)
-        if not self._is_there(known.digest) and (room := self._slots.make_room(known.digest, known.num_bytes)):
-            self._fill(room.emptied, room.slot, loaded)
+        try:
+            if not self._is_there(known.digest) and (room := self._slots.make_room(known.digest, known.num_bytes)):
+                self._fill(room.emptied, room.slot, loaded)
+        except ConfigError:
+            if known.digest not in self._known:
+                self._source.forget(known.digest)
+            raise
         self._known[known.digest] = known
         self._unloaded.discard(known.digest)
         self._staged[known.digest] += 1

@@ -143,13 +143,17 @@ class HostTable:
     def keep(self, digest: str, num_bytes: int) -> tuple[str, ...]:
         """Takes a copy in, as of one use more than are on record. Returns the digests of those that there is no room
         for any more, that of this one among them where the others were used more."""
-        self._held[digest] = num_bytes
-        leaving: list[str] = []
-        for other in sorted(self._held, key=lambda other: self._uses.of(other, 1 if other == digest else 0)):
-            if self.used_bytes <= self._budget_bytes:
+        held = self._held | {digest: num_bytes}
+        left_bytes, leaving = sum(held.values()), list[str]()
+        for other in sorted(held, key=lambda other: self._uses.of(other, 1 if other == digest else 0)):
+            if left_bytes <= self._budget_bytes:
                 break
-            del self._held[other]
+            left_bytes -= held[other]
             leaving.append(other)
+        if num_bytes > self._budget_bytes or digest in leaving:  # others make no room for one that does not stay
+            self._held.pop(digest, None)
+            return (digest,)
+        self._held = {other: size for other, size in held.items() if other not in leaving}
         return tuple(leaving)
 
     def drop(self, digest: str) -> None:

@@ -68,7 +68,7 @@ def expand_tiles(
     RANKS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Grid (tiles, tiles of COLUMNS outputs, most parts): adds scale (x a^T) b^T, the splits' sums taken in their order."""
+    """Grid (tiles, tiles of COLUMNS outputs, most parts): adds scale (x a^T) b^T, the splits' sums in their order."""
     tile, part = tl.program_id(0), tl.program_id(2)
     addition = tl.load(tiles + tile * 3).to(tl.int64)
     fields = meta + addition * META

@@ -58,10 +58,11 @@ class Adapter:
 
 
 def in_dtype(adapter: Adapter, dtype: torch.dtype) -> Adapter:
-    """The same adapter with its tensors in the dtype that they are computed in."""
+    """The same adapter with its tensors in the dtype that they are computed in, in memory of their own: an expert's may
+    be views of all experts'."""
 
     def part_of(part: LoraPart) -> LoraPart:
-        return replace(part, a=part.a.to(dtype), b=part.b.to(dtype))
+        return replace(part, a=part.a.to(dtype, copy=True), b=part.b.to(dtype, copy=True))
 
     def expert_of(parts: ExpertParts) -> ExpertParts:
         return ExpertParts(tuple(map(part_of, parts.gate_up)), tuple(map(part_of, parts.down)))

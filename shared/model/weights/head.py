@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from shared.errors import ModelLoadError
+from shared.kernels.quantized import Weight
 from shared.model.config.model_config import ModelConfig
 from shared.model.layers.head import HeadParameters
 from shared.model.weights.checkpoint import Checkpoint
 from shared.model.weights.loader import fill_weights
 from shared.model.weights.safetensors_files import DENSE
 from shared.model.weights.schemes import MAKERS
-from shared.model.weights.sources import TIED_NAME, TIED_SOURCE, check_entry, match_sources, needed
+from shared.model.weights.sources import TIED_NAME, TIED_SOURCE, WeightSource, check_entry, match_sources, needed
 
 _OFFSETS, _OTHER_LAYER = "d2t", "layers.0."
 _UNREAD = (_OFFSETS, "t2d", "embed_tokens.")
@@ -72,25 +74,39 @@ def read_head(folder: Path, config: ModelConfig, dtype: torch.dtype, device: tor
     """The head that a folder apart has, as `config` has it. Raises ModelLoadError, which names a tensor that is missing
     or does not fit."""
     with Checkpoint.of(folder) as checkpoint:
-        named = config
-        assert config.head is not None, "a model without a head"
-        if any(name.startswith(_OTHER_LAYER) for name in checkpoint.entries):
-            own = config.head.names
-            moved = {
-                field: value.replace(own.layer, _OTHER_LAYER)
-                for field, value in (("embedding_norm", own.embedding_norm), ("hidden_norm", own.hidden_norm))
-            }
-            named = replace(config, head=replace(config.head, names=replace(own, layer=_OTHER_LAYER, **moved)))
-        parameters = HeadParameters.allocate(named, dtype, device)
-        if TIED_SOURCE.removeprefix("model.") in checkpoint.entries:
-            size = config.vocab_size, config.hidden_size
-            parameters = replace(parameters, embedding=torch.empty(size, dtype=dtype, device=device))
-        views = parameters.checkpoint_views(named)
-        shapes = {name: tuple(view.shape) for name, view in views.items()}
-        sources = match_sources(checkpoint, shapes, MAKERS, unused=_UNREAD)
-        tokens = _guessable(checkpoint, config)
+        parameters, views, sources = _matched(checkpoint, config, dtype, device)
         fill_weights(checkpoint, sources, views)
-    return replace(parameters, tokens=tokens.to(device))
+    return parameters
+
+
+def head_elements(folder: Path, config: ModelConfig) -> int:
+    """Numbers of such a head's weights. Raises ModelLoadError as `read_head` does, but looks at no weight."""
+    with Checkpoint.of(folder) as checkpoint:
+        _, views, _ = _matched(checkpoint, config, torch.float32, "meta")
+    return sum(math.prod(view.shape) for view in views.values())
+
+
+def _matched(
+    checkpoint: Checkpoint, config: ModelConfig, dtype: torch.dtype, device: torch.device | str
+) -> tuple[HeadParameters, dict[str, Weight], dict[str, WeightSource]]:
+    """(a head without its weights, by name where they go, and where they come from)."""
+    assert config.head is not None, "a model without a head"
+    named = config
+    if any(name.startswith(_OTHER_LAYER) for name in checkpoint.entries):
+        own = config.head.names
+        moved = {
+            field: value.replace(own.layer, _OTHER_LAYER)
+            for field, value in (("embedding_norm", own.embedding_norm), ("hidden_norm", own.hidden_norm))
+        }
+        named = replace(config, head=replace(config.head, names=replace(own, layer=_OTHER_LAYER, **moved)))
+    parameters = HeadParameters.allocate(named, dtype, device)
+    if TIED_SOURCE.removeprefix("model.") in checkpoint.entries:
+        size = config.vocab_size, config.hidden_size
+        parameters = replace(parameters, embedding=torch.empty(size, dtype=dtype, device=device))
+    views = parameters.checkpoint_views(named)
+    shapes = {name: tuple(view.shape) for name, view in views.items()}
+    sources = match_sources(checkpoint, shapes, MAKERS, unused=_UNREAD)
+    return replace(parameters, tokens=_guessable(checkpoint, config).to(device)), views, sources
 
 
 def _guessable(checkpoint: Checkpoint, config: ModelConfig) -> torch.Tensor:

@@ -139,9 +139,8 @@ def test_states_count_as_memory_of_a_sequence(tandem: RunTandem, tmp_path: Path)
     done = tandem("fit", str(tmp_path), "--gpu", device, "--context", "512", "--tpot", "100ms", "--json")
     assert done.status == 0, done.err
     assert all(pool["kv_tokens"] > 0 for pool in json.loads(done.out)["pools"])
-    refused = tandem("fit", str(tmp_path), "--adapters", "2")
-    assert refused.status == 2
-    assert "--adapters: adapters of this model are not supported" in refused.err
+    adapted = tandem("fit", str(tmp_path), "--gpu", device, "--context", "512", "--adapters", "2", "--json")
+    assert adapted.status == 0, adapted.err
     drafted = tandem("fit", str(tmp_path), "--draft", str(tmp_path))
     assert drafted.status == 2
     assert "have states, from which a wrong guess cannot be taken back" in drafted.err

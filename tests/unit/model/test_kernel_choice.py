@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from shared.errors import ConfigError
-from shared.fingerprints import deterministic_fingerprint, difference
+from shared.fingerprints import deterministic_fingerprint, difference, headed_fingerprint
 from shared.kernels.backends import registry
 from shared.kernels.backends.registry import Backend
 from shared.kernels.torch_backend import TorchKernels
@@ -178,3 +178,8 @@ def test_what_differs_is_said() -> None:
     assert difference(ours, "m") == "runs with deterministic, the fleet without it"
     assert difference("n", theirs) == f"serves model n, the fleet {theirs}"
     assert difference("n", "m") == "serves model n, the fleet m"
+    own, apart, other = headed_fingerprint("m"), headed_fingerprint("m", "e1"), headed_fingerprint("m", "e2")
+    assert difference(apart, "m") == "runs with speculation heads, the fleet without it"
+    assert difference("m", own) == "runs without speculation heads, the fleet with it"
+    assert difference(apart, own) == "guesses by head e1, the fleet by that of its model"
+    assert difference(apart, other) == "guesses by head e1, the fleet by e2"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from services.preflight.component import Component
 from services.preflight.finding import Level
@@ -24,6 +25,7 @@ from shared.model.checkpoints import write_random_checkpoint
 from shared.model.families.registry import load_config
 from shared.model.layers.head import HeadParameters
 from tests.integration.engine.families import write_family
+from tests.integration.engine.heads import write_eagle
 from tests.unit.preflight.trees import add
 
 DEMO = Path("models/demo")
@@ -164,6 +166,26 @@ def test_a_head_takes_memory_of_its_own(tmp_path: Path) -> None:
     assert check_weights(heads, room).level is not Level.FAIL
     assert check_weights(heads, room - weights).level is Level.FAIL
     assert check_weights(plain, room - weights).level is not Level.FAIL
+
+
+def test_a_head_in_a_folder_apart_takes_memory_and_is_looked_at(tmp_path: Path) -> None:
+    write_random_checkpoint(tmp_path / "model", max_position_embeddings=512)
+    head = write_eagle(tmp_path / "head", tmp_path / "model")
+    flags = ["--model", str(tmp_path / "model"), "--dtype", "fp32", "--name", "w", "--speculation"]
+    plain, heads = (needs_of(Component.WORKER, Overrides(), [*flags, *more], DEMO).engine
+                    for more in (("off",), ("heads", "--draft", str(head))))  # fmt: skip
+    assert plain is not None
+    assert heads is not None
+    weights = sum(view.numel() * 4 for name, view in load_file(head / "model.safetensors").items() if "2" not in name)
+    room = (tmp_path / "model" / "model.safetensors").stat().st_size + 16 * TOKEN_BYTES * 3
+    assert check_weights(heads, room + weights).level is not Level.FAIL
+    assert check_weights(heads, room + weights // 2).level is Level.FAIL
+    assert check_weights(plain, room + weights // 2).level is not Level.FAIL
+    tensors = load_file(head / "model.safetensors")
+    save_file({name: tensor for name, tensor in tensors.items() if name != "fc.weight"}, head / "model.safetensors")
+    refused = check_weights(heads, 1 << 30)
+    assert refused.level is Level.FAIL
+    assert "fc.weight" in refused.text
 
 
 def test_heads_of_a_checkpoint_without_one_are_refused(need: EngineNeed) -> None:

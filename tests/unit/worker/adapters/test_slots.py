@@ -137,9 +137,23 @@ def test_copies_are_kept_of_those_that_are_used_most() -> None:
     assert host.keep("b", 6) == ("a",)
     assert host.keep("c", 11) == ("c",), "it never fits"
     assert ("a" in host, "b" in host, "c" in host, host.used_bytes) == (False, True, False, 6)
+    for _ in range(9):
+        uses.add("c")
+    assert host.keep("c", 11) == ("c",), "nor does it cost others their copies"
+    assert "b" in host
     host.drop("b")
     host.drop("b")
     assert host.used_bytes == 0
+
+
+def test_copies_stay_where_one_that_was_used_less_comes() -> None:
+    uses = Uses(100)
+    host = HostTable(10, uses)
+    for name in ("a", "b", "b", "b", "c", "c"):
+        uses.add(name)
+    assert host.keep("a", 2) == host.keep("b", 6) == ()
+    assert host.keep("c", 8) == ("c",), "beside b there is no room for it, so a need not go"
+    assert ("a" in host, "b" in host) == (True, True)
 
 
 @pytest.mark.parametrize("seed", range(5))

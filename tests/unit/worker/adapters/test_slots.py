@@ -149,7 +149,7 @@ def test_copies_are_kept_of_those_that_are_used_most() -> None:
 def test_copies_stay_where_one_that_was_used_less_comes() -> None:
     uses = Uses(100)
     host = HostTable(10, uses)
-    for name in ("a", "b", "b", "b", "c", "c"):
+    for name in ("a", "b", "b", "b", "b", "c", "c"):
         uses.add(name)
     assert host.keep("a", 2) == host.keep("b", 6) == ()
     assert host.keep("c", 8) == ("c",), "beside b there is no room for it, so a need not go"

@@ -167,7 +167,7 @@ class EngineHost:
         return emit
 
     async def _start_engine(self, steps: StepCounters) -> None:
-        """Over the model; `steps` count on."""
+        """Starts an engine over the model; `steps` keep what was counted before."""
         pool = BlockPool(self.model.num_blocks, self.model.layout.block_size)
         is_recomputed = not self.model.layout.format.source
         config = scheduler_config(self.settings, self.model.num_host_blocks, recomputes=is_recomputed)

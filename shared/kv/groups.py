@@ -119,8 +119,8 @@ class KVGroups:
         return found
 
     def num_missing(self, num_tokens: int, num_cached: int, step_tokens: int = 1) -> int:
-        """Of `num_blocks`, those that a pool lacks which has the blocks by which to go on behind the first `num_cached`
-        tokens."""
+        """Of `num_blocks`, those that are not at hand where the blocks from which to continue behind the first
+        `num_cached` tokens are."""
         if self.is_plain:
             return max(0, -(-num_tokens // self.block_size) - num_cached // self.block_size)
         held, at_hand = num_cached // self.block_size, 0

@@ -1,4 +1,4 @@
-"""Real clusters that guess what answers go on with: the same tokens as without, and fewer steps."""
+"""Real clusters that guess answers' next tokens: the same tokens as without, and fewer steps."""
 
 from __future__ import annotations
 

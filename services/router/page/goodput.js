@@ -66,7 +66,7 @@ function verdict(window) {
   return `${name}: it cost ${window.causes[0].num_lost} of ${count(window.num_requests)} requests (${percent(share)}).`;
 }
 
-/** Which split of the workers would have served the window better; empty where it cannot be told. */
+/** Which split of the workers would have served the window better; empty where that is not known. */
 function splitVerdict(split) {
   if (!split) return "";
   const model = split.model ? `${split.model}: ` : "";

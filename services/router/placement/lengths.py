@@ -20,7 +20,7 @@ _EXACT = 8
 
 
 def _bounds() -> list[int]:
-    """Each token up to `_EXACT`, then so many bounds an octave."""
+    """Each token up to `_EXACT`, then `_SHARES` bounds an octave."""
     bounds = list(range(1, _EXACT + 1))
     while len(bounds) < _EXACT + _SHARES * (_OCTAVES - 3):
         bounds.append(bounds[-_SHARES] * 2)
@@ -44,12 +44,12 @@ class Lengths:
         self._mean: float | None = FIRST_GUESS
 
     def moved(self, stage: int, num_more: int) -> None:
-        """So many answers more, or fewer, are in the stage."""
+        """`num_more` further answers are in the stage, or fewer where that is negative."""
         self._num_inside[stage] += num_more
         self._mean = None
 
     def passed(self, stage: int) -> None:
-        """A running answer has all tokens of the stage and goes on."""
+        """A running answer has all tokens of the stage and has not ended."""
         self._see(stage, 0.0)
 
     def ended(self, num_tokens: int) -> None:
@@ -68,7 +68,7 @@ class Lengths:
         return self._mean
 
     def share_longer(self, num_tokens: float) -> float:
-        """Of the answers, those with more than so many tokens."""
+        """The share of answers that have more than `num_tokens` tokens."""
         left = 1.0
         for stage in range(self._last + 1):
             begin, end = begin_of(stage), BOUNDS[stage]
@@ -128,7 +128,7 @@ class AnswerLife:
         """With more tokens than these `at` has something to count."""
 
     def at(self, num_tokens: int) -> None:
-        """The answer runs, with so many tokens."""
+        """The answer runs, and has `num_tokens` tokens."""
         lengths = self._lengths
         while num_tokens > self.due and self._stage < len(BOUNDS) - 1:
             if self._stage >= 0:
@@ -139,7 +139,7 @@ class AnswerLife:
             self.due = BOUNDS[self._stage]
 
     def ended(self, num_tokens: int) -> None:
-        """The answer has ended, with so many; without any it says nothing."""
+        """The answer has ended with `num_tokens` tokens; one without any is not counted."""
         self.at(num_tokens)
         if num_tokens > 0:
             self._lengths.ended(num_tokens)
@@ -152,7 +152,7 @@ class AnswerLife:
 
 
 def stage_of(num_tokens: int) -> int:
-    """In which an answer of so many tokens ends."""
+    """The stage in which an answer of `num_tokens` tokens ends."""
     return min(bisect_left(BOUNDS, num_tokens), len(BOUNDS) - 1)
 
 

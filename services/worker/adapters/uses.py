@@ -29,6 +29,6 @@ class Uses:
             self._found.popitem(last=False)
 
     def of(self, digest: str, more: int = 0) -> tuple[float, int]:
-        """(uses by now and so many `more`, number of its last one), by which the least used one sorts first."""
+        """(its faded uses and `more`, number of its last one), by which the least used one sorts first."""
         count, number = self._found.get(digest, (0.0, 0))
         return count * self._fade ** (self._number - number) + more, number

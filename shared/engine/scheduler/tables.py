@@ -76,7 +76,7 @@ class BlockTables:
         return self.grow(sequence, count)
 
     def grow_for_guesses(self, sequence: EngineSequence, count: int) -> bool:
-        """As `grow`, for the newest token, which has its blocks, and so many guesses of those behind it."""
+        """As `grow`, for the newest token, which has its blocks, and `count` guesses of those behind it."""
         return self.grow(sequence, 1 + count)
 
     def keep_guessed(self, sequence: EngineSequence, start: int) -> None:
@@ -243,7 +243,7 @@ class GroupedTables(BlockTables):
         return True
 
     def keep_guessed(self, sequence: EngineSequence, start: int) -> None:
-        """See `BlockTables`: of the states behind guesses those that the sequence goes on from, or others may, take
+        """See `BlockTables`: of the states behind guesses those from which the sequence, or others, may continue take
         their places in its table; the others are given back."""
         groups, states, block_ids = self._groups, sequence.guess_states, sequence.block_ids
         if not states:

@@ -235,7 +235,7 @@ class PairPolicy:
                 if prefill.name not in without
             ]
             if decode.name in names:  # with its own answer among those beside which it computes the prompt
-                wait_s = self._ttft_s(decode, request, 1)
+                wait_s = self._ttft_s(decode, request, 1) + self._predictor.load_s(decode, request.adapter)
                 found.append(self._pair(request, decode, decode, wait_s, step_s, preferred))
         if all(view.name in preferred for view in prefills):
             found = _without_small_gains(found)

@@ -18,7 +18,7 @@ from services.router.placement.paces import prompt_rate, steady_rate, ttft_s
 from services.router.placement.pairs import HAND_OFF_GAIN, QUEUED_STEPS, PairPolicy
 from services.router.placement.policy import Placement, PlacementConfig
 from services.router.placement.prediction import MIN_OBSERVATIONS, TtftPredictor
-from services.router.placement.views import NO_HITS, PlacementRequest, Pool, Work
+from services.router.placement.views import NO_HITS, PlacementRequest, Pool, Tier, Work
 from shared.engine.scheduler.pacing import AIM
 from shared.kv.groups import KVGroups
 from shared.sizing.step_time import StepTimes
@@ -96,6 +96,18 @@ def test_no_hand_off_whose_gap_takes_more_than_the_answers_target_leaves():
     assert chosen(*views, preferred={"a"}, predictor=predictor)[0].prefill == "b"
     predictor.observe_gap(Demand().output_len * TARGET_S)
     assert chosen(*views, preferred={"a"}, predictor=predictor)[0].prefill == "a"
+
+
+def test_one_worker_does_both_where_the_adapter_is_ready_rather_than_where_it_is_to_be_read():
+    views = worker("a", adapters={"A": Tier.FOLDER}), worker("b", queued=200, adapters={"A": Tier.READY})
+    request = replace(prompt(500), slack_s=1.0)
+    predictor = TtftPredictor()
+    predictor.observe_adapter(3.0, Tier.FOLDER)
+    assert chosen(*views, request=request, predictor=predictor)[0].decode == "a"
+    pairs = chosen(*views, request=replace(request, adapter="A"), predictor=predictor)
+    assert (pairs[0].decode, pairs[0].prefill) == ("b", "b")
+    waits = {(pair.decode, pair.prefill): pair.ttft_s for pair in pairs}
+    assert waits["a", "a"] > 3.0 > waits["b", "b"]
 
 
 def test_a_prompt_goes_where_most_of_it_is_cached_although_it_has_time():

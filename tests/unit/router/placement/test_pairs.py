@@ -185,6 +185,16 @@ def test_a_cut_pair_is_not_taken():
     assert ("a", "b") not in {(pair.decode, pair.prefill) for pair in pairs}
 
 
+def test_a_prompt_is_computed_beside_its_own_answer_only_where_its_steps_find_blocks():
+    """Behind windows a step takes more blocks than an answer keeps."""
+    request = PlacementRequest(500, KVGroups(16, (None, 32)))
+    here, there = worker("a"), worker("b", queued=4000)
+    assert chosen(here, there, request=request, preferred={"a"})[0].prefill == "a"
+    here.num_free_blocks = request.num_blocks
+    pairs = chosen(here, there, request=request, preferred={"a"})
+    assert {(pair.decode, pair.prefill) for pair in pairs if pair.decode == "a"} == {("a", "b")}
+
+
 def test_placement_takes_pairs_once_a_worker_knows_its_steps():
     placement = Placement(PlacementConfig(tpot_target_s=TARGET_S))
     workers = pool(worker("a", times=None), worker("b", times=None))

@@ -55,7 +55,7 @@ class SimAdapters:
     @property
     def room(self) -> int:
         """Further adapters that could be loaded at once."""
-        return max(0, self._slots.num_spare - len(self._turns))
+        return max(0, self._slots.num_spare(1) - len(self._turns))
 
     def hold(self, request: str, adapter: str) -> None:
         """The request needs its adapter until it is released; twice is once."""

@@ -113,8 +113,10 @@ class AdapterPool:
 
     @property
     def num_spare(self) -> int:
-        """Further adapters that can be loaded without waiting for the end of requests."""
-        return max(0, self._slots.num_spare - sum(digest not in self._slots for digest in self._waiting))
+        """Further adapters, as large as the largest that is known, that can be loaded without waiting for the end of
+        requests; none while one waits for that already."""
+        most_bytes = max((known.num_bytes for known in self._known.values()), default=0)
+        return max(0, self._slots.num_spare(most_bytes) - sum(digest not in self._slots for digest in self._waiting))
 
     def known(self) -> list[tuple[str, KnownAdapter]]:
         """(name, adapter) by name; an empty name for those that have none yet, or none any more."""

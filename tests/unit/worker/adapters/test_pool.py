@@ -24,6 +24,7 @@ class Rig:
 
     def __init__(self, num_slots: int, root: Path, host_bytes: int) -> None:
         self.contents: dict[str, str] = {}  # folder name -> digest
+        self.sizes: dict[str, int] = {}  # by digest, of 100 bytes in all; 1 for others
         self.gates: dict[str, threading.Event] = {}
         self.reads: list[str] = []
         self.placed: dict[int, str | None] = {}
@@ -37,7 +38,7 @@ class Rig:
         digest = self.contents[folder.name]
         if digest == "broken":
             raise ModelLoadError(f"{folder.name} is damaged")
-        packed: Any = SimpleNamespace(nbytes=1, digest=digest)
+        packed: Any = SimpleNamespace(nbytes=self.sizes.get(digest, 1), digest=digest)
         return LoadedAdapter(digest, 4, packed, packed.nbytes, HostCopy(1, lambda: self.copy(packed)))
 
     def copy(self, packed: Any) -> Any:
@@ -321,3 +322,31 @@ async def test_room_is_what_no_request_holds() -> None:
         for lease in (held, also):
             lease.release()
         assert r.pool.num_spare == 2
+
+
+async def test_there_is_room_for_as_many_as_fit_that_are_as_large_as_the_largest() -> None:
+    async with rig(num_slots=8) as r:
+        r.sizes = {"A": 40, "B": 30}
+        await r.add("a", "A")
+        assert r.pool.num_spare == 2
+        await r.add("b", "B")
+        held = [r.pool.hold("B")]
+        assert r.pool.num_spare == 1
+        held.append(r.pool.hold("A"))
+        assert r.pool.num_spare == 0
+        for lease in held:
+            lease.release()
+        assert r.pool.num_spare == 2
+
+
+async def test_there_is_no_room_while_a_load_waits_for_some() -> None:
+    async with rig(num_slots=8) as r:
+        r.sizes = {"A": 80, "B": 40}
+        for digest in "ABC":
+            await r.add(digest.lower(), digest)
+        leases = [r.pool.hold("B"), r.pool.hold("A")]
+        await until(lambda: not r.pool._freed.is_set() and r.pool._turn.locked())
+        assert r.pool.num_spare == 0
+        leases[0].release()
+        async with asyncio.timeout(DEADLINE_S):
+            await leases[1].ready()

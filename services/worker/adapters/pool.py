@@ -102,6 +102,11 @@ class AdapterPool:
         return self._slots.resident
 
     @property
+    def loading(self) -> frozenset[str]:
+        """Digests of those that come into a slot just now; one that waits for room is not among them."""
+        return self._slots.loading
+
+    @property
     def on_host(self) -> Collection[str]:
         """Digests of those that come into a slot without a read."""
         return self._source.copied
@@ -264,6 +269,7 @@ class AdapterPool:
 
     async def _load(self, known: KnownAdapter, room: Room) -> None:
         self._empty(room.emptied)
+        self.on_change()
         try:
             is_copied = known.digest in self._source.copied
             packed = await self._source.again(known)

@@ -51,6 +51,11 @@ class SlotTable:
         """Digests of those that can be used now."""
         return frozenset(digest for digest, held in self._held.items() if not held.is_loading)
 
+    @property
+    def loading(self) -> frozenset[str]:
+        """Digests of those that have a slot, which is not filled yet."""
+        return frozenset(digest for digest, held in self._held.items() if held.is_loading)
+
     def num_spare(self, most_bytes: int) -> int:
         """Further adapters of up to `most_bytes` each that can come now: there are as many slots, and bytes, that are
         free or whose adapter no request uses."""

@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from services.worker.adapters.pool import MAX_NAMELESS, AdapterPool
+from services.worker.adapters.router_adapters import RouterAdapters
 from services.worker.adapters.slots import SlotTable
 from shared.errors import Draining, InvalidRequest, ModelLoadError, NotFound, Overloaded
 from shared.kernels.lora.step import HostCopy, LoadedAdapter
+from shared.rpc.pb.tandem.v1 import types_pb2
 from tests.waiting import DEADLINE_S, until
 
 
@@ -350,3 +352,32 @@ async def test_there_is_no_room_while_a_load_waits_for_some() -> None:
         leases[0].release()
         async with asyncio.timeout(DEADLINE_S):
             await leases[1].ready()
+
+
+async def test_routers_hear_that_an_adapter_comes_into_its_slot_and_not_that_one_waits_for_room() -> None:
+    async with rig(num_slots=1) as r:
+        adapters = RouterAdapters(r.pool, "w")
+
+        def changed() -> None:
+            adapters.are_due = True
+
+        r.pool.on_change = changed
+        for digest in "ABC":
+            await r.add(digest.lower(), digest)
+
+        def reported() -> dict[str, tuple[bool, bool]] | None:
+            load = types_pb2.Load()
+            adapters.report(load)
+            seen = {item.digest: (item.loading, item.resident) for item in load.adapters.adapters}
+            return seen if load.HasField("adapters") else None
+
+        assert reported() == {"A": (False, False), "B": (False, False), "C": (False, True)}
+        r.gates["a"] = threading.Event()
+        leases = [r.pool.hold("A"), r.pool.hold("B")]
+        await until(lambda: len(r.reads) == 4)
+        assert reported() == {"A": (True, False), "B": (False, False), "C": (False, False)}
+        r.gates["a"].set()
+        async with asyncio.timeout(DEADLINE_S):
+            await leases[0].ready()
+        await until(lambda: adapters.are_due)
+        assert reported() == {"A": (False, True), "B": (False, False), "C": (False, False)}

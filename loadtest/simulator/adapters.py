@@ -53,9 +53,14 @@ class SimAdapters:
         return Tier.READY if is_ready else Tier.HOST if adapter in self._host else Tier.FOLDER
 
     @property
+    def loading(self) -> frozenset[str]:
+        """Those that come into a slot just now."""
+        return self._slots.loading
+
+    @property
     def room(self) -> int:
         """Further adapters that could be loaded at once."""
-        return max(0, self._slots.num_spare - len(self._turns))
+        return max(0, self._slots.num_spare(1) - len(self._turns))
 
     def hold(self, request: str, adapter: str) -> None:
         """The request needs its adapter until it is released; twice is once."""

@@ -76,6 +76,8 @@ class Report:
     least_slack_s: float | None
     adapters: Mapping[str, Tier] | None
     """Known adapter → where it is; None: as in the report before."""
+    loading_adapters: frozenset[str]
+    """Those that come into a slot just now."""
     adapter_room: int
     """Further adapters that it could load at once."""
     step_times: StepTimes | None

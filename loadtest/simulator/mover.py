@@ -128,7 +128,7 @@ class SimMover:
         under_way = [(a.request.decode, a.move.target.name) for a in self._answers.values() if a.move is not None]
         there = [a for a in self._answers.values() if a.move is None and a.request.decode in sources]
         running = [found for answer in there if (found := self._running(answer, now_s)) is not None]
-        for name, target, _ in self.policy.choose(sources, desks, running, under_way, now_s):
+        for name, target, _ in self.policy.choose(sources, desks, running, under_way, now_s, num_groups=1):
             self._move(self._answers[name], self.workers[target])
         if running:
             self._look_later(LOOK_EVERY_S)

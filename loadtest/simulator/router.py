@@ -80,6 +80,7 @@ class SimRouter(ABC):
         view.accepting = worker not in self._draining
         if report.adapters is not None:
             view.adapters = report.adapters
+        view.loading_adapters = report.loading_adapters
         view.adapter_room = report.adapter_room
         view.times, view.least_slack_s = report.step_times, report.least_slack_s
         ledger.report(

@@ -321,6 +321,7 @@ class Worker:
             promised=scheduler.sequences.promised,
             least_slack_s=scheduler.least_slack_s(decoding),
             adapters=self.adapters.listed() if self._adapters_due else None,
+            loading_adapters=self.adapters.loading,
             adapter_room=self.adapters.room,
             step_times=scheduler.step_fit.times if self._world.reports_times else None,
         )

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,6 +73,7 @@ async def fuzz_cluster(counts: Mapping[str, int], found: Findings, folder: Path)
     its workers. Adds to the findings where a stream is lost or wrong, and where the cluster is not as it was: a process
     that ended, a part that is missing, a block that is held."""
     adapters = Path(os.path.abspath(folder / "adapters" / "allowed"))  # noqa: ASYNC240  # nothing is looked up
+    shutil.rmtree(adapters.parent, ignore_errors=True)  # of the run before
     write_adapters(DEMO, adapters)
     async with chaos_cluster(DEMO, folder, adapters=adapters) as cluster:
         if await cluster.until_whole() is None:

@@ -71,7 +71,7 @@ class Mover:
             and active.record.decode_worker in sources
             and active.request.sampling.beams is None
         ]
-        for proposed in self._policy.choose(sources, desks, answers, under_way, now):
+        for proposed in self._policy.choose(sources, desks, answers, under_way, now, layout.groups.size):
             self._move(*proposed)
         if answers:
             self._look_later(LOOK_EVERY_S)  # some may have to wait for moves to end, or for rest

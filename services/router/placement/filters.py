@@ -42,8 +42,10 @@ def has_queue_room(view: WorkerView, request: PlacementRequest, max_queued_token
 
 
 def has_adapter_room(view: WorkerView, adapter: str) -> bool:
-    """Whether a request's adapter is ready there, or can be loaded without waiting for the end of others' requests."""
-    return view.adapters.get(adapter) is Tier.READY or view.adapter_room is None or view.adapter_room > 0
+    """Whether a request's adapter is ready there or being loaded, or can be loaded without waiting for the end of
+    others' requests."""
+    is_there = view.adapters.get(adapter) is Tier.READY or adapter in view.loading_adapters
+    return is_there or view.adapter_room is None or view.adapter_room > 0
 
 
 def candidates(

@@ -165,9 +165,11 @@ class MovePolicy:
         answers: Iterable[RunningAnswer],
         under_way: Iterable[tuple[str, str]],
         now_s: float,
+        num_groups: int,
     ) -> list[ProposedMove]:
         """The answers to move now. `answers`: those on the sources; `under_way`: source and target of each move that
-        has not ended. The answers that are expected to last longest go first, of each source."""
+        has not ended; `num_groups`: of the fleet's KV, of which each answer may soon take a block more. The answers
+        that are expected to last longest go first, of each source."""
         known = {desk.name: desk for desk in desks}
         busy = Counter(name for pair in under_way for name in pair)
         room = self._limits.per_router - sum(busy.values()) // 2
@@ -182,7 +184,7 @@ class MovePolicy:
                 continue
             if cause is MoveCause.RESCUE and now_s - self._relieved_at.get(answer.worker, -math.inf) < RELIEF_S:
                 continue
-            target = self._target(answer, cause, known, busy, sources)
+            target = self._target(answer, cause, known, busy, sources, num_groups)
             if target is None:
                 continue
             if cause is MoveCause.RESCUE:
@@ -208,6 +210,7 @@ class MovePolicy:
         desks: Mapping[str, Desk],
         busy: Mapping[str, int],
         sources: Mapping[str, MoveCause],
+        num_groups: int,
     ) -> Desk | None:
         """The best worker for the answer, as it is with it; None where none is fit."""
         source_s = desks[answer.worker].step_s
@@ -217,7 +220,7 @@ class MovePolicy:
                 continue
             if busy.get(desk.name, 0) >= self._limits.per_worker or desk.num_requests >= desk.max_num_seqs:
                 continue
-            if answer.num_blocks + desk.num_requests > desk.num_free_blocks:
+            if answer.num_blocks + desk.num_requests * num_groups > desk.num_free_blocks:
                 continue
             after = desk.with_answer(answer.num_tokens, answer.num_blocks)
             step_s = after.step_s

@@ -23,6 +23,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from services.router.placement.beside import DEFAULT_BUDGET, pace_of
 from services.router.placement.decision import Pair
 from services.router.placement.demand import Demand
+from services.router.placement.filters import can_hold
 from services.router.placement.paces import own_s, prompt_rate, steady_rate, tpot_s, ttft_s
 from services.router.placement.prediction import TtftPredictor, filled_level
 from services.router.placement.views import PlacementRequest, Pool, Work, WorkerView
@@ -234,8 +235,9 @@ class PairPolicy:
                 for prefill, wait_s in waits[:BEST]
                 if prefill.name not in without
             ]
-            if decode.name in names:  # with its own answer among those beside which it computes the prompt
-                wait_s = self._ttft_s(decode, request, 1)
+            if decode.name in names and can_hold(decode, request, computes=True):
+                # with its own answer among those beside which it computes the prompt
+                wait_s = self._ttft_s(decode, request, 1) + self._predictor.load_s(decode, request.adapter)
                 found.append(self._pair(request, decode, decode, wait_s, step_s, preferred))
         if all(view.name in preferred for view in prefills):
             found = _without_small_gains(found)

@@ -178,6 +178,9 @@ class Placement:
         if decode is None:
             return None
         cut = request.cut.get(decode.name, frozenset())
+        may_compute = can_hold(decode, request, computes=True)
+        if not may_compute:
+            cut |= {decode.name}
         found = self._candidates(
             prefills,
             (lambda view, request: view.name not in cut and self._has_room(view, request)) if cut else self._has_room,
@@ -190,7 +193,7 @@ class Placement:
         if prefill is not None and prefill.name == decode.name:  # it has both roles: nothing has to be handed over
             route, predicted_s = Route.COLLOCATED, self.predictor.here_s(decode, request)
         else:
-            route, predicted_s = self._route(request, decode, prefill, num_prefills=len(prefills))
+            route, predicted_s = self._route(request, decode, prefill, may_compute=may_compute and len(prefills) > 0)
         if route is Route.HAND_OFF and prefill is None:
             return None
         name = prefill.name if prefill is not None and route is Route.HAND_OFF else None
@@ -232,15 +235,16 @@ class Placement:
         return [] if any(map(is_in_time, others)) else views
 
     def _route(
-        self, request: PlacementRequest, decode: WorkerView, prefill: WorkerView | None, *, num_prefills: int
+        self, request: PlacementRequest, decode: WorkerView, prefill: WorkerView | None, *, may_compute: bool
     ) -> tuple[Route, float | None]:
-        """Where the prompt is computed, and the predicted seconds to its first token."""
+        """Where the prompt is computed, and the predicted seconds to its first token. `may_compute`: the decode worker
+        may do it."""
         thresholds = self._config.thresholds
         pool_s = self.predictor.pool_s(prefill, request) if prefill is not None else math.inf
         # Several routers may use a decode worker of another's shard at the same moment: only short prompts go there.
         most = max(thresholds.short_suffix_tokens, thresholds.max_here_tokens if decode.in_shard else 0)
         num_uncached = request.num_uncached_tokens(decode.name)
-        if request.never_here or not num_prefills or decode.num_queued_tokens + num_uncached > most:
+        if request.never_here or not may_compute or decode.num_queued_tokens + num_uncached > most:
             return Route.HAND_OFF, pool_s  # it already has enough to prefill
         here_s = self.predictor.here_s(decode, request)
         route = thresholds.route(num_uncached, here_s, pool_s)

@@ -146,6 +146,8 @@ class WorkerView:
     """Seconds that the running answer nearest to missing its target is ahead of it; None without any, or a target."""
     adapters: Mapping[str, Tier] = field(default_factory=dict)
     """Digests of the adapters that it knows → where it has them."""
+    loading_adapters: frozenset[str] = frozenset()
+    """Digests of those that come into a slot just now."""
     adapter_room: int | None = None
     """Further adapters that it could load at once, the others' requests being served; None: not known."""
     known: Known | None = field(default=None, compare=False, repr=False)

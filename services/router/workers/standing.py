@@ -137,7 +137,9 @@ class Standing:
     def has_adapters(self, adapters: types_pb2.AdapterList) -> None:
         """All adapters that the worker knows now."""
         if self._ledger is not None:
-            self._ledger.view.adapters = {item.digest: _tier(item) for item in adapters.adapters}
+            view = self._ledger.view
+            view.adapters = {item.digest: _tier(item) for item in adapters.adapters}
+            view.loading_adapters = frozenset(item.digest for item in adapters.adapters if item.loading)
             self.num_adapters = len({item.digest for item in adapters.adapters if item.name})
             self.num_ready_adapters = len({item.digest for item in adapters.adapters if item.name and item.resident})
 

@@ -102,6 +102,11 @@ class AdapterPool:
         return self._slots.resident
 
     @property
+    def loading(self) -> frozenset[str]:
+        """Digests of those that come into a slot just now; one that waits for room is not among them."""
+        return self._slots.loading
+
+    @property
     def on_host(self) -> Collection[str]:
         """Digests of those that come into a slot without a read."""
         return self._source.copied
@@ -113,8 +118,10 @@ class AdapterPool:
 
     @property
     def num_spare(self) -> int:
-        """Further adapters that can be loaded without waiting for the end of requests."""
-        return max(0, self._slots.num_spare - sum(digest not in self._slots for digest in self._waiting))
+        """Further adapters, as large as the largest that is known, that can be loaded without waiting for the end of
+        requests; none while one waits for that already."""
+        most_bytes = max((known.num_bytes for known in self._known.values()), default=0)
+        return max(0, self._slots.num_spare(most_bytes) - sum(digest not in self._slots for digest in self._waiting))
 
     def known(self) -> list[tuple[str, KnownAdapter]]:
         """(name, adapter) by name; an empty name for those that have none yet, or none any more."""
@@ -267,6 +274,7 @@ class AdapterPool:
 
     async def _load(self, known: KnownAdapter, room: Room) -> None:
         self._empty(room.emptied)
+        self.on_change()
         try:
             is_copied = known.digest in self._source.copied
             packed = await self._source.again(known)

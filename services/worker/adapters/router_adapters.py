@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Collection
+from typing import NamedTuple
 
 from services.worker.adapters.pool import AdapterLease, AdapterPool
 from services.worker.adapters.source import KnownAdapter
@@ -51,8 +52,8 @@ class RouterAdapters:
         """All that have names; None without a pool."""
         if self._pool is None:
             return None
-        tiers = self._pool.resident, self._pool.on_host
-        return types_pb2.AdapterList(adapters=[_to_proto(name, known, *tiers) for name, known in self._pool.known()])
+        places = _Places.of(self._pool)
+        return types_pb2.AdapterList(adapters=[_to_proto(name, known, places) for name, known in self._pool.known()])
 
     def report(self, load: types_pb2.Load) -> None:
         """Writes into a report how many more could come, and all of them where they have changed since the last one."""
@@ -76,7 +77,7 @@ class RouterAdapters:
                     self._pool.unstage(command.digest)
             else:
                 known = await self._load(session, command, self._pool)
-                answer.adapter.CopyFrom(_to_proto(command.name, known, self._pool.resident, self._pool.on_host))
+                answer.adapter.CopyFrom(_to_proto(command.name, known, _Places.of(self._pool)))
         except Exception as error:
             known_error = error if isinstance(error, TandemError) else Internal(f"{type(error).__name__}: {error}")
             if isinstance(error, ModelLoadError | ConfigError):  # what the caller named cannot be served
@@ -106,13 +107,27 @@ class RouterAdapters:
         return session in self._staged and self._staged[session][digest] > 0
 
 
-def _to_proto(name: str, known: KnownAdapter, resident: Collection[str], on_host: Collection[str]) -> types_pb2.Adapter:
-    """An adapter as routers get it; `resident`: digests of those in slots, `on_host`: of those with a copy."""
+class _Places(NamedTuple):
+    """Which adapters are where, by digest."""
+
+    resident: Collection[str]
+    loading: Collection[str]
+    on_host: Collection[str]
+
+    @classmethod
+    def of(cls, pool: AdapterPool) -> _Places:
+        """As it is now."""
+        return cls(pool.resident, pool.loading, pool.on_host)
+
+
+def _to_proto(name: str, known: KnownAdapter, places: _Places) -> types_pb2.Adapter:
+    """An adapter as routers get it."""
     return types_pb2.Adapter(
         name=name,
         digest=known.digest,
         rank=known.rank,
         num_bytes=known.num_bytes,
-        resident=known.digest in resident,
-        on_host=known.digest in on_host,
+        resident=known.digest in places.resident,
+        on_host=known.digest in places.on_host,
+        loading=known.digest in places.loading,
     )

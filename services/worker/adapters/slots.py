@@ -52,10 +52,16 @@ class SlotTable:
         return frozenset(digest for digest, held in self._held.items() if not held.is_loading)
 
     @property
-    def num_spare(self) -> int:
-        """Slots that are free, or whose adapter no request uses: further adapters that can come now, their bytes left
-        out of account."""
-        return len(self._free) + sum(not held.num_pins and not held.is_loading for held in self._held.values())
+    def loading(self) -> frozenset[str]:
+        """Digests of those that have a slot, which is not filled yet."""
+        return frozenset(digest for digest, held in self._held.items() if held.is_loading)
+
+    def num_spare(self, most_bytes: int) -> int:
+        """Further adapters of up to `most_bytes` each that can come now: there are as many slots, and bytes, that are
+        free or whose adapter no request uses."""
+        fixed = [held.num_bytes for held in self._held.values() if held.num_pins or held.is_loading]
+        num_slots = len(self._free) + len(self._held) - len(fixed)
+        return min(num_slots, (self._budget_bytes - sum(fixed)) // max(1, most_bytes))
 
     def num_pins(self, digest: str) -> int:
         """Requests that use it."""

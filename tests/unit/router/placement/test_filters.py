@@ -94,3 +94,6 @@ def test_a_worker_whose_slots_are_all_in_use_is_considered_where_the_others_lack
         assert found(full, limit=limit) == {"full"}
     assert found(full, ready, roomy, limit=10) == {"ready", "roomy"}
     assert found(full, replace(roomy, adapter_room=None), limit=10) == {"roomy"}
+    loading = replace(full, name="loading", loading_adapters=frozenset({"A"}))
+    assert found(full, loading, limit=10) == {"loading"}, "a second load would be no quicker"
+    assert found(full, replace(loading, loading_adapters=frozenset({"B"})), limit=10) == {"full", "loading"}

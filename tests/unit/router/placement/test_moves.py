@@ -47,8 +47,9 @@ def proposed(
     running: Sequence[RunningAnswer],
     under_way: Sequence[tuple[str, str]] = (),
     now_s: float = 100.0,
+    num_groups: int = 1,
 ) -> list[ProposedMove]:
-    return policy.choose(policy.sources(desks, now_s), desks, running, under_way, now_s)
+    return policy.choose(policy.sources(desks, now_s), desks, running, under_way, now_s, num_groups)
 
 
 def draining(*names: str, others: Sequence[Desk] = ()) -> list[Desk]:
@@ -100,6 +101,15 @@ def test_workers_that_are_wanted_for_prompts_lose_their_answers_only_to_workers_
     assert proposed(quick, [wanted, full], answers("d0", 1)) == [ProposedMove("d0-0", "d1", MoveCause.PREFERENCE)]
     drained = replace(wanted, leaving=MoveCause.DRAIN)
     assert [move.target for move in proposed(slow, [drained, full], answers("d0", 1))] == ["d1"]  # it has to go
+
+
+@pytest.mark.parametrize("num_groups", [1, 3])
+def test_a_target_keeps_a_block_of_each_group_for_each_of_its_answers(num_groups: int):
+    enough = desk("d1", 10, num_free_blocks=32 + 10 * num_groups)
+    scarce = replace(enough, num_free_blocks=enough.num_free_blocks - 1)
+    for other, expected in ((enough, ["d1"]), (scarce, [])):
+        found = proposed(MovePolicy(LIMITS), draining("d0", others=[other]), answers("d0", 1), num_groups=num_groups)
+        assert [move.target for move in found] == expected
 
 
 def test_no_answer_moves_to_a_worker_that_loses_its_own():
@@ -197,8 +207,9 @@ answer_of = st.tuples(
     st.integers(1, 3),
     st.integers(1, 6),
     st.sampled_from([0.0, 0.01, 0.03]),
+    st.integers(1, 3),
 )
-def test_bounds_rests_and_room_hold_for_any_fleet(made, drawn, pairs, per_worker, per_router, target_s):
+def test_bounds_rests_and_room_hold_for_any_fleet(made, drawn, pairs, per_worker, per_router, target_s, num_groups):
     desks = [replace(each, name=f"d{number}") for number, each in enumerate(made)]
     by_name = {each.name: each for each in desks}
     running = [
@@ -210,7 +221,7 @@ def test_bounds_rests_and_room_hold_for_any_fleet(made, drawn, pairs, per_worker
     policy = MovePolicy(MoveLimits(per_worker, per_router), target_s)
     policy.sources(desks, 0.0)  # since when they are slow
     sources = policy.sources(desks, STRAINED_S)
-    found = policy.choose(sources, desks, running, under_way, STRAINED_S)
+    found = policy.choose(sources, desks, running, under_way, STRAINED_S, num_groups)
     busy = Counter(name for pair in under_way for name in pair)
     before = busy.copy()
     taken: Counter[str] = Counter()
@@ -237,7 +248,8 @@ def test_bounds_rests_and_room_hold_for_any_fleet(made, drawn, pairs, per_worker
     assert len(found) <= max(0, per_router - len(under_way))
     assert all(busy[name] <= max(per_worker, before[name]) for name in busy)
     assert all(by_name[name].num_requests + count <= by_name[name].max_num_seqs for name, count in taken.items())
-    assert all(blocks[name] + by_name[name].num_requests <= by_name[name].num_free_blocks for name in blocks)
+    for name in blocks:
+        assert blocks[name] + by_name[name].num_requests * num_groups <= by_name[name].num_free_blocks
     assert all(count == 1 for count in rescued.values())
 
 

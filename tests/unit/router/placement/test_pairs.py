@@ -18,7 +18,7 @@ from services.router.placement.paces import prompt_rate, steady_rate, ttft_s
 from services.router.placement.pairs import HAND_OFF_GAIN, QUEUED_STEPS, PairPolicy
 from services.router.placement.policy import Placement, PlacementConfig
 from services.router.placement.prediction import MIN_OBSERVATIONS, TtftPredictor
-from services.router.placement.views import NO_HITS, PlacementRequest, Pool, Work
+from services.router.placement.views import NO_HITS, PlacementRequest, Pool, Tier, Work
 from shared.engine.scheduler.pacing import AIM
 from shared.kv.groups import KVGroups
 from shared.sizing.step_time import StepTimes
@@ -98,6 +98,18 @@ def test_no_hand_off_whose_gap_takes_more_than_the_answers_target_leaves():
     assert chosen(*views, preferred={"a"}, predictor=predictor)[0].prefill == "a"
 
 
+def test_one_worker_does_both_where_the_adapter_is_ready_rather_than_where_it_is_to_be_read():
+    views = worker("a", adapters={"A": Tier.FOLDER}), worker("b", queued=200, adapters={"A": Tier.READY})
+    request = replace(prompt(500), slack_s=1.0)
+    predictor = TtftPredictor()
+    predictor.observe_adapter(3.0, Tier.FOLDER)
+    assert chosen(*views, request=request, predictor=predictor)[0].decode == "a"
+    pairs = chosen(*views, request=replace(request, adapter="A"), predictor=predictor)
+    assert (pairs[0].decode, pairs[0].prefill) == ("b", "b")
+    waits = {(pair.decode, pair.prefill): pair.ttft_s for pair in pairs}
+    assert waits["a", "a"] > 3.0 > waits["b", "b"]
+
+
 def test_a_prompt_goes_where_most_of_it_is_cached_although_it_has_time():
     request = replace(prompt(4000, b=3500), slack_s=100.0)
     assert chosen(worker("a"), worker("b", queued=6000), request=request)[0].prefill == "b"
@@ -171,6 +183,16 @@ def test_a_cut_pair_is_not_taken():
     request = PlacementRequest(500, KVGroups(16), cut={"a": frozenset({"b"})})
     pairs = chosen(worker("a", answers=8), worker("b"), request=request, preferred={"a"})
     assert ("a", "b") not in {(pair.decode, pair.prefill) for pair in pairs}
+
+
+def test_a_prompt_is_computed_beside_its_own_answer_only_where_its_steps_find_blocks():
+    """Behind windows a step takes more blocks than an answer keeps."""
+    request = PlacementRequest(500, KVGroups(16, (None, 32)))
+    here, there = worker("a"), worker("b", queued=4000)
+    assert chosen(here, there, request=request, preferred={"a"})[0].prefill == "a"
+    here.num_free_blocks = request.num_blocks
+    pairs = chosen(here, there, request=request, preferred={"a"})
+    assert {(pair.decode, pair.prefill) for pair in pairs if pair.decode == "a"} == {("a", "b")}
 
 
 def test_placement_takes_pairs_once_a_worker_knows_its_steps():

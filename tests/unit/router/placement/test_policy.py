@@ -67,6 +67,18 @@ def test_a_decode_worker_that_no_prefill_worker_reaches_computes_the_prompt():
     assert choose([view("d")], [view("p"), view("full", num_queued_tokens=10_000)], cut) is None
 
 
+def test_a_decode_worker_computes_a_short_prompt_only_where_its_steps_find_blocks():
+    """Behind windows a step takes more blocks than an answer keeps."""
+    request = PlacementRequest(500, KVGroups(16, (None, 32)))
+    for num_free, prefill in ((100, None), (request.num_blocks, "p")):
+        one = view("d", num_free_blocks=num_free, max_step_tokens=2048)
+        short = Thresholds(short_suffix_tokens=1000)
+        assert choose([one], [view("p")], request, thresholds=short) == Choice("d", prefill)
+        both = [view("p", num_queued_tokens=1000), one]  # "d" has both roles
+        assert choose([one], both, request, thresholds=Thresholds(0)) == Choice("d", prefill)
+        assert choose([one], [one], request, thresholds=short) == (None if prefill else Choice("d", None))
+
+
 def test_a_holder_whose_queue_would_make_it_late_is_passed_by():
     placement = Placement(PlacementConfig(), predictor=trained())
     prefills = pool(view("p0", num_queued_tokens=1000), view("p1"))

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from services.router.placement.views import Pool
+from services.router.placement.filters import has_adapter_room
+from services.router.placement.views import Pool, Tier
 from services.router.workers.discovery import DiscoveredWorker, StaticDiscovery
 from services.router.workers.fleet import Fleet
 from services.router.workers.kubernetes_discovery import worker_of
@@ -68,6 +69,21 @@ def test_a_session_begins_with_the_target_that_the_router_promises():
     worker, pools = DiscoveredWorker("d0", DECODE, "h:1"), {WorkerRole.DECODE: Pool()}
     link = WorkerLink(worker, "router-0", lambda _: None, lambda: None, pools, tpot_target_s=0.05)
     assert [link._new_epoch().tpot_target_s, link_in(Pool())._new_epoch().tpot_target_s] == [0.05, 0.0]
+
+
+def test_placement_knows_where_an_adapter_is_or_comes_into_a_slot_just_now():
+    pool = Pool()
+    link = link_in(pool)
+    link._connected(types_pb2.Welcome(num_blocks=4))
+    view = pool.get("d0")
+    assert view is not None
+    for place in ("loading", "resident"):
+        listed = types_pb2.AdapterList(adapters=[types_pb2.Adapter(name="a", digest="A", **{place: True})])
+        link._on_event(worker_pb2.Event(load=types_pb2.Load(adapters=listed, adapter_room=0)))
+        assert has_adapter_room(view, "A")
+        assert (view.adapters["A"] is Tier.READY) == (place == "resident")
+        assert ("A" in view.loading_adapters) == (place == "loading")
+        assert not has_adapter_room(view, "B")
 
 
 def test_the_fleet_hears_of_weights_when_they_or_what_takes_requests_changes_alone():

@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from services.worker.adapters.pool import MAX_NAMELESS, AdapterPool
+from services.worker.adapters.router_adapters import RouterAdapters
 from services.worker.adapters.slots import SlotTable
 from shared.errors import Draining, InvalidRequest, ModelLoadError, NotFound, Overloaded
 from shared.kernels.lora.step import HostCopy, LoadedAdapter
+from shared.rpc.pb.tandem.v1 import types_pb2
 from tests.waiting import DEADLINE_S, until
 
 
@@ -24,6 +26,7 @@ class Rig:
 
     def __init__(self, num_slots: int, root: Path, host_bytes: int) -> None:
         self.contents: dict[str, str] = {}  # folder name -> digest
+        self.sizes: dict[str, int] = {}  # by digest, of 100 bytes in all; 1 for others
         self.gates: dict[str, threading.Event] = {}
         self.reads: list[str] = []
         self.placed: dict[int, str | None] = {}
@@ -37,7 +40,7 @@ class Rig:
         digest = self.contents[folder.name]
         if digest == "broken":
             raise ModelLoadError(f"{folder.name} is damaged")
-        packed: Any = SimpleNamespace(nbytes=1, digest=digest)
+        packed: Any = SimpleNamespace(nbytes=self.sizes.get(digest, 1), digest=digest)
         return LoadedAdapter(digest, 4, packed, packed.nbytes, HostCopy(1, lambda: self.copy(packed)))
 
     def copy(self, packed: Any) -> Any:
@@ -321,3 +324,60 @@ async def test_room_is_what_no_request_holds() -> None:
         for lease in (held, also):
             lease.release()
         assert r.pool.num_spare == 2
+
+
+async def test_there_is_room_for_as_many_as_fit_that_are_as_large_as_the_largest() -> None:
+    async with rig(num_slots=8) as r:
+        r.sizes = {"A": 40, "B": 30}
+        await r.add("a", "A")
+        assert r.pool.num_spare == 2
+        await r.add("b", "B")
+        held = [r.pool.hold("B")]
+        assert r.pool.num_spare == 1
+        held.append(r.pool.hold("A"))
+        assert r.pool.num_spare == 0
+        for lease in held:
+            lease.release()
+        assert r.pool.num_spare == 2
+
+
+async def test_there_is_no_room_while_a_load_waits_for_some() -> None:
+    async with rig(num_slots=8) as r:
+        r.sizes = {"A": 80, "B": 40}
+        for digest in "ABC":
+            await r.add(digest.lower(), digest)
+        leases = [r.pool.hold("B"), r.pool.hold("A")]
+        await until(lambda: not r.pool._freed.is_set() and r.pool._turn.locked())
+        assert r.pool.num_spare == 0
+        leases[0].release()
+        async with asyncio.timeout(DEADLINE_S):
+            await leases[1].ready()
+
+
+async def test_routers_hear_that_an_adapter_comes_into_its_slot_and_not_that_one_waits_for_room() -> None:
+    async with rig(num_slots=1) as r:
+        adapters = RouterAdapters(r.pool, "w")
+
+        def changed() -> None:
+            adapters.are_due = True
+
+        r.pool.on_change = changed
+        for digest in "ABC":
+            await r.add(digest.lower(), digest)
+
+        def reported() -> dict[str, tuple[bool, bool]] | None:
+            load = types_pb2.Load()
+            adapters.report(load)
+            seen = {item.digest: (item.loading, item.resident) for item in load.adapters.adapters}
+            return seen if load.HasField("adapters") else None
+
+        assert reported() == {"A": (False, False), "B": (False, False), "C": (False, True)}
+        r.gates["a"] = threading.Event()
+        leases = [r.pool.hold("A"), r.pool.hold("B")]
+        await until(lambda: len(r.reads) == 4)
+        assert reported() == {"A": (True, False), "B": (False, False), "C": (False, False)}
+        r.gates["a"].set()
+        async with asyncio.timeout(DEADLINE_S):
+            await leases[0].ready()
+        await until(lambda: adapters.are_due)
+        assert reported() == {"A": (False, True), "B": (False, False), "C": (False, False)}

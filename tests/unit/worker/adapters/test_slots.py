@@ -114,15 +114,29 @@ def test_one_that_is_used_often_outlasts_one_that_was_used_last_and_goes_when_it
 
 def test_spare_slots_are_those_that_are_free_or_unused() -> None:
     table = SlotTable(3, 100)
-    assert table.num_spare == 3
+    assert table.num_spare(1) == 3
     load(table, "a")
-    assert table.num_spare == 3
+    assert table.num_spare(1) == 3
     table.pin("a")
-    assert table.num_spare == 2
+    assert table.num_spare(1) == 2
     assert table.make_room("b", 1) is not None
-    assert table.num_spare == 1, "one is on its way"
+    assert table.num_spare(1) == 1, "one is on its way"
     table.filled("b")
-    assert table.num_spare == 2
+    assert table.num_spare(1) == 2
+
+
+def test_as_many_are_spare_as_there_are_bytes_for() -> None:
+    table = SlotTable(16, 1024)
+    for number in range(12):
+        load(table, f"a{number}", 84)
+        assert table.num_spare(84) == 12, "none is in use"
+    for number in range(12):
+        table.pin(f"a{number}")
+        assert table.num_spare(84) == 11 - number
+    assert table.make_room("b", 84) is None
+    assert table.num_spare(16) == 1
+    assert table.make_room("b", 16) is not None
+    assert table.num_spare(16) == 0
 
 
 def test_copies_are_kept_of_those_that_are_used_most() -> None:

@@ -78,7 +78,7 @@ class Batches:
         await asyncio.sleep(_SETTLE_S)
 
     async def rate(self, name: str, meanwhile: Awaitable[T]) -> tuple[float, T]:
-        """Lines a second that are answered while something else goes on, and what that gives."""
+        """(lines answered a second while `meanwhile` is awaited, its result)."""
         before, from_s = await self._completed(name)
         found = await meanwhile
         after, until_s = await self._completed(name)

@@ -113,7 +113,7 @@ class Engine:
         on_thread: Callable[[], None] = lambda: None,
     ) -> None:
         """Takes ownership of both; nothing runs before `start()`. `ahead=None`: run ahead if the device computes
-        asynchronously. `steps`: counters of an engine before, which count on. `on_thread`: the engine's thread calls it
+        asynchronously. `steps`: counters to continue. `on_thread`: the engine's thread calls it
         first."""
         self._on_thread = on_thread
         self._scheduler = scheduler

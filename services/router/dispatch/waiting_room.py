@@ -19,6 +19,7 @@ from services.router.dispatch.record import RequestEvent
 from services.router.dispatch.request import Request
 from services.router.placement.cut_pairs import CutPairs
 from services.router.placement.decision import Choice, Route
+from services.router.placement.filters import num_missing_blocks
 from services.router.placement.lengths import AnswerLife
 from services.router.placement.policy import Placement
 from services.router.placement.views import GUEST_AFTER_S, PlacementRequest, Pool, Work
@@ -120,8 +121,8 @@ class WaitingRoom:
             self._again = asyncio.get_running_loop().call_later(GUEST_AFTER_S, self._pump_again)
 
     def begin(self) -> AnswerLife:
-        """Of a request's answer: the next ones are expected to be as long as those that run and those that have
-        ended."""
+        """Begins to count a request's answer: the next ones are expected to be as long as those that run and those
+        that have ended."""
         return self._placement.split.demand.begin()
 
     @property
@@ -290,8 +291,10 @@ class WaitingRoom:
             "request %s: prefill on %s, decode on %s", active.wire_id, (prefill or decode).name, decode.name
         )
         view = fleet.decode_pool.get(decode.name)
-        step_tokens = view.max_step_tokens if view is not None and prefill is None else 1
-        num_blocks = wanted.num_missing_blocks(decode.name, step_tokens=max(1, step_tokens))
+        if view is not None:
+            num_blocks = num_missing_blocks(view, wanted, computes=prefill is None)
+        else:
+            num_blocks = wanted.num_missing_blocks(decode.name)
         attempt.open(wanted.work((prefill or decode).name), num_blocks)
         return attempt
 

@@ -12,10 +12,15 @@ Filter = Callable[[WorkerView, PlacementRequest], bool]
 """Whether the worker can take the request now."""
 
 
+def num_missing_blocks(view: WorkerView, request: PlacementRequest, *, computes: bool) -> int:
+    """Blocks that a worker lacks for a request. `computes`: as for `can_hold`."""
+    return request.num_missing_blocks(view.name, step_tokens=max(1, view.max_step_tokens) if computes else 1)
+
+
 def can_hold(view: WorkerView, request: PlacementRequest, *, computes: bool = False) -> bool:
     """A free batch slot, and free blocks for what it does not hold yet plus one of each KV group for each running
     request. `computes`: its prompt is computed there, in steps, of which each takes blocks behind the windows too."""
-    missing = request.num_missing_blocks(view.name, step_tokens=max(1, view.max_step_tokens) if computes else 1)
+    missing = num_missing_blocks(view, request, computes=computes)
     return (
         view.accepting
         and view.num_requests < view.max_num_seqs

@@ -208,9 +208,7 @@ class PairPolicy:
             decodes = [view for view in decodes if self._displaced.get(view.name, 0.0) <= MOST_DISPLACED]
         if is_pure and request.slack_s < math.inf:
             prefills = [view for view in prefills if view.name not in preferred or not view.num_decoding]
-        waits = [
-            (view, self._ttft_s(view, request) + self._predictor.load_s(view, request.adapter)) for view in prefills
-        ]
+        waits = [(view, self._ttft_s(view, request)) for view in prefills]
         joins_s = min((wait_s for _, wait_s in waits), default=0.0)
         life_s = self._life_s
         steps = [
@@ -237,7 +235,7 @@ class PairPolicy:
             ]
             if decode.name in names and can_hold(decode, request, computes=True):
                 # with its own answer among those beside which it computes the prompt
-                wait_s = self._ttft_s(decode, request, 1) + self._predictor.load_s(decode, request.adapter)
+                wait_s = self._ttft_s(decode, request, 1)
                 found.append(self._pair(request, decode, decode, wait_s, step_s, preferred))
         if all(view.name in preferred for view in prefills):
             found = _without_small_gains(found)
@@ -248,6 +246,10 @@ class PairPolicy:
         return tuple(found)
 
     def _ttft_s(self, view: WorkerView, request: PlacementRequest, num_new_answers: int = 0) -> float:
+        """The load of the adapter, and then the prompt's computation."""
+        return self._computed_s(view, request, num_new_answers) + self._predictor.load_s(view, request.adapter)
+
+    def _computed_s(self, view: WorkerView, request: PlacementRequest, num_new_answers: int) -> float:
         """See `ttft_s`; where that is longer than the answers there last, the rest is computed without them."""
         times, own = view.times or self.typical, request.work(view.name)
         assert times is not None, "see `look`"

@@ -56,7 +56,8 @@ class RouterAdapters:
         return types_pb2.AdapterList(adapters=[_to_proto(name, known, places) for name, known in self._pool.known()])
 
     def report(self, load: types_pb2.Load) -> None:
-        """Writes into a report how many more could come, and all of them where they have changed since the last one."""
+        """Writes into a report how many further adapters could be loaded, and all adapters where these have
+        changed since the report before."""
         if self._pool is not None:
             load.adapter_room = self._pool.num_spare
         if self.are_due and (adapters := self.listed()) is not None:

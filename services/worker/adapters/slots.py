@@ -147,8 +147,8 @@ class HostTable:
         return sum(self._held.values())
 
     def keep(self, digest: str, num_bytes: int) -> tuple[str, ...]:
-        """Takes a copy in, as of one use more than are on record. Returns the digests of those that there is no room
-        for any more, that of this one among them where the others were used more."""
+        """Takes a copy in, which counts as used once more than is on record. Returns the digests whose copies are to be
+        dropped: those used least, or this one alone where it does not stay."""
         held = self._held | {digest: num_bytes}
         left_bytes, leaving = sum(held.values()), list[str]()
         for other in sorted(held, key=lambda other: self._uses.of(other, 1 if other == digest else 0)):

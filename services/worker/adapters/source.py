@@ -118,7 +118,7 @@ class AdapterSource:
     async def rest(self) -> None:
         """Nothing is read until `wake`, and no copies are kept; returns when no thread is at any."""
         self._rests = True
-        # Also those that nobody waits for any more.
+        # Also reads whose requests were cancelled.
         await asyncio.gather(*map(asyncio.wrap_future, tuple(self._running)), return_exceptions=True)
         for digest in tuple(self._copies):
             self.forget(digest)

@@ -119,7 +119,7 @@ class GroupAdapters:
 
     def _numbered(self, packed: PackedAdapter, number: int) -> PackedAdapter:
         packed = replace(packed, number=number)
-        # Of a part that was placed followers have none to drop any more.
+        # Followers keep a part until it is placed: afterwards there is nothing to drop.
         weakref.finalize(packed, self._dropped.append, number).atexit = False
         return packed
 

@@ -1,6 +1,6 @@
 """A device of another speed: steps take the time that a model of their duration gives, and compute nothing.
 
-Everything around the step is real: the scheduler, the KV pool, its hand-offs and the router. So many workers
+Everything around the step is real: the scheduler, the KV pool, its hand-offs and the router. Thus many workers
 fit on a few cores, and a machine without a GPU shows how a fleet of GPUs behaves.
 """
 

@@ -7,7 +7,6 @@ survive in the pool; without room the sequence is computed again.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from shared.engine.messages import SequenceEnded, SequenceFailed
@@ -36,10 +35,10 @@ class Lifecycle:
         self,
         pool: BlockPool,
         config: SchedulerConfig,
-        clock: Callable[[], float] = time.monotonic,
-        step_fit: StepTimeFit | None = None,
-        groups: KVGroups | None = None,
-        speculator: Speculator | None = None,
+        clock: Callable[[], float],
+        step_fit: StepTimeFit | None,
+        groups: KVGroups | None,
+        speculator: Speculator | None,
     ) -> None:
         """The arguments are the scheduler's."""
         self.pool = pool

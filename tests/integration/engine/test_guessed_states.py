@@ -83,7 +83,7 @@ def test_right_and_wrong_guesses_change_nothing(folder, way, expected, num_guess
 
 
 def test_a_state_that_was_kept_behind_right_guesses_is_what_others_go_on_from(folder, way, expected):
-    """A conversation that goes on behind the answer finds blocks up to its last full one."""
+    """The next turn of a conversation finds blocks up to the answer's last full one."""
     for drafter in drafters(PROMPTS, expected)[:2]:
         run = run_with(folder, drafter)
         answer = run.generate(PROMPTS[1], max_tokens=LENGTH, **way)[0]

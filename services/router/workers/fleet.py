@@ -321,14 +321,14 @@ class Fleet:
                 "model folder",
                 field="model",
             )
+        if layout.format.is_converted and self._collocated:
+            raise ModelMismatch(
+                f"its KV is {layout.handed_off.name}, prompts that prefill workers convert: mode is collocated, "
+                "without any",
+                field="mode",
+            )
         self._longest = None
         if self.layout is None or not any(link.connected for link in (*self.links, *self.retiring)):
-            if layout.format.is_converted and self._collocated:
-                raise ModelMismatch(
-                    f"its KV is {layout.handed_off.name}, prompts that prefill workers convert: mode is collocated, "
-                    "without any",
-                    field="mode",
-                )
             self.layout = layout.computed
             self.model_fingerprint = welcome.model_fingerprint
             self.block_encryption = welcome.block_encryption or NO_ENCRYPTION

@@ -322,8 +322,9 @@ async def test_workers_that_convert_prompts_take_each_other_and_no_others(tmp_pa
 
 async def test_a_collocated_router_takes_no_worker_whose_prompts_others_convert(tmp_path):
     decode = keeping(decode_worker(), dtype="int8", source_dtype="bfloat16")
-    async with FollowingRouter(tmp_path, [], [decode_worker("d9")]) as router:
-        router.name(await router.add(decode))
+    other = decode_worker("d9")
+    async with FollowingRouter(tmp_path, [], [other]) as router:
+        router.name(other, await router.add(decode))
         await router.until(lambda: "d0" in router.fleet.decodes and router.fleet.decodes["d0"].mismatch)
         assert "its KV is int8<bfloat16, prompts that prefill workers convert" in router.fleet.decodes["d0"].mismatch
 

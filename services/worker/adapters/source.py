@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from services.worker.adapters.slots import HostTable
 from shared.errors import Draining, InvalidRequest, ModelLoadError
-from shared.kernels.cpu.torch_threads import work_beside_steps
+from shared.kernels.cpu.beside_steps import work_beside_steps
 from shared.kernels.lora.step import HostCopy, LoadedAdapter, PackedAdapter
 from shared.model.adapters.adapter import WEIGHTS_FILE
 from shared.model.config.folder import ADAPTER_FILE

@@ -24,7 +24,7 @@ from shared.collectives.interface import Collectives
 from shared.collectives.rank_links import RankLinks
 from shared.engine.runner.device_link import DeviceLink
 from shared.errors import ModelLoadError, RankLost, TandemError, TransferFailed
-from shared.kernels.cpu.torch_threads import work_beside_steps
+from shared.kernels.cpu.beside_steps import work_beside_steps
 from shared.kernels.lora.step import HostCopy, LoadedAdapter, PackedAdapter
 from shared.model.adapters.adapter import WEIGHTS_FILE
 from shared.model.config.folder import ADAPTER_FILE

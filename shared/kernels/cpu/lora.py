@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from shared.kernels.cpu.beside_steps import pause
 from shared.kernels.cpu.linear import LANES, is_bf16
 from shared.kernels.lora.parts import MAX_RANK, MOST_PARTS, LoraPart
 from shared.kernels.lora.reference import check_parts
@@ -52,6 +53,7 @@ class CpuLora:
             found.parts[place] = _Part(b.data_ptr(), part.begin, plain.shape[0], first, a.shape[0], part.scale)
             first += a.shape[0]
         self._struct = found
+        pause()
 
     @property
     def nbytes(self) -> int:

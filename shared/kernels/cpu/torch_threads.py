@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
-import os
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,8 +14,6 @@ from torch import Tensor
 FEWEST_ELEMENTS, MOST_ELEMENTS = 1 << 7, 1 << 21
 """Below the first torch takes no thread in any case: MKL's cosine does from 128 elements on, torch's own loops from
 some thousands. The second is what a thread copies in about half a millisecond."""
-_NICER = 6
-"""Steps of priority, of which each is worth a fourth."""
 
 
 @contextmanager
@@ -63,13 +58,8 @@ def _set_mkl_threads() -> Callable[[int], int]:
     return function or (lambda _: 0)
 
 
-def work_beside_steps() -> None:
-    """The calling thread's torch ops take no further threads from now on, however much they compute, and where cores
-    are short it has a fifth of what a thread that computes a step has: a step is a tenth longer at most on two cores,
-    whose threads share out what is left, and an adapter of 25 MB, 0.07 s of work, still there in half a second."""
-    with contextlib.suppress(OSError, AttributeError):  # forbidden here, or another system than Linux
-        thread = threading.get_native_id()
-        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + _NICER)
+def compute_in_this_thread() -> None:
+    """The calling thread's torch ops take no further threads from now on, however much they compute."""
     functions = _functions()
     if functions is not None:
         functions.omp_set_num_threads(1)

@@ -1,0 +1,78 @@
+"""Work of a thread beside an engine's steps, in short turns.
+
+A step's threads share its work out evenly and wait for each other, so that a step lasts as long as what was taken from
+one of them. Less priority does not help: the system takes turns of milliseconds, and two of these that fall into one
+step make it a fifth longer. So the thread itself stops after a millisecond, and sleeps.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+from shared.kernels.cpu.torch_threads import compute_in_this_thread
+
+_TURN_S = 1e-3
+"""After so much work a thread looks at the others."""
+_BUSY = 1 / 3
+"""Part of the cores that others' work takes at least while they are not to be disturbed: less than all, since other
+processes may take theirs too."""
+_SHARE = 0.08
+"""Of one core, that it takes meanwhile."""
+_LONGEST_SLEEP_S = 0.05
+"""However long the piece of work was."""
+_WINDOW_S, _STALE_S = 0.01, 0.2
+"""The system counts the time of other threads some milliseconds late; over more than the second, others may have
+begun long ago."""
+
+
+class _Turns:
+    """Of one thread: when its turn began, and what the process's other threads have done lately. Until that is known
+    they count as busy."""
+
+    def __init__(self) -> None:
+        self._num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self._begun = time.thread_time()
+        self._since, self._others = time.perf_counter(), _others_s()
+        self._is_free = False
+
+    def end(self) -> None:
+        """Of a piece of work: where the turn is over and others are busy, the next one begins after a sleep."""
+        used = time.thread_time() - self._begun
+        if used < _TURN_S:
+            return
+        if not self._look():
+            time.sleep(min(used * (1 / _SHARE - 1), _LONGEST_SLEEP_S))
+        self._begun = time.thread_time()
+
+    def _look(self) -> bool:
+        """Whether the process's other threads do little."""
+        now, others = time.perf_counter(), _others_s()
+        if (passed := now - self._since) >= _WINDOW_S:
+            self._is_free = passed < _STALE_S and others - self._others < _BUSY * self._num_cores * passed
+            self._since, self._others = now, others
+        return self._is_free
+
+
+_threads = threading.local()
+
+
+def work_beside_steps() -> None:
+    """Makes the calling thread one that works beside steps: its torch ops take no further threads, and `pause` stops
+    it."""
+    compute_in_this_thread()
+    _threads.turns = _Turns()
+
+
+def pause() -> None:
+    """Between two pieces of work, each of a millisecond at most: sleeps where the calling thread works beside steps,
+    other threads are busy, and its turn is over. Does nothing in any other thread."""
+    turns: _Turns | None = getattr(_threads, "turns", None)
+    if turns is not None:
+        turns.end()
+
+
+def _others_s() -> float:
+    """Processor time of the process's other threads, seconds since its start."""
+    return time.process_time() - time.thread_time()

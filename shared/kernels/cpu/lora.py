@@ -44,9 +44,8 @@ class CpuLora:
         """The sizes satisfy `fits_lora`."""
         check_parts(parts, in_size)
         wide = [_padded(part, like.dtype) for part in parts]
-        stacked = torch.cat([a for a, _ in wide])  # [ranks, in_size]
-        self.ranks = stacked.shape[0]
-        laid, bs = _laid(stacked), [_laid(b) for _, b in wide]
+        self.ranks = sum(a.shape[0] for a, _ in wide)
+        laid, bs = _laid([a for a, _ in wide]), [_laid([b]) for _, b in wide]
         self._owned = (laid, *bs)
         found, first = _Lora(laid.data_ptr(), self.ranks, len(parts)), 0
         for place, (part, (a, plain), b) in enumerate(zip(parts, wide, bs, strict=True)):
@@ -79,10 +78,11 @@ def _padded(part: LoraPart, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return (functional.pad(a, (0, 0, 0, more)), functional.pad(b, (0, more))) if more else (a, b)
 
 
-def _laid(matrix: Tensor) -> Tensor:
-    """[rows, columns] by vectors of rows, a column behind the other, of bf16 two: [rows / 16, columns / n, 16, n]."""
-    words = matrix.contiguous().view(torch.int32)  # torch transposes words ten times as fast as pairs of bf16
-    return words.reshape(-1, LANES, words.shape[1]).transpose(1, 2).contiguous().view(matrix.dtype)
+def _laid(matrices: Sequence[Tensor]) -> Tensor:
+    """[rows, columns] each, one below the other, by vectors of rows, a column behind the other, of bf16 two:
+    [rows / 16, columns / n, 16, n]."""
+    words = [matrix.contiguous().view(torch.int32) for matrix in matrices]  # which torch transposes ten times as fast
+    return torch.cat([each.view(-1, LANES, each.shape[1]).transpose(1, 2) for each in words]).view(matrices[0].dtype)
 
 
 class CpuRows:

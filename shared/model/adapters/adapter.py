@@ -136,7 +136,7 @@ def read_adapter(
     own = config if part is None else part.local_config
     parts: list[dict[Projection, list[LoraPart]]] = [{} for _ in range(own.num_layers)]
     of_experts: dict[int, dict[int, dict[Projection, list[LoraPart]]]] = {}
-    first, targets = 0 if part is None else part.first_layer, adapter_targets(own)
+    first, targets, order = 0 if part is None else part.first_layer, adapter_targets(own), rotary_order(own)
     for module, target in pairs.items():
         local = _counted_from(module, first)
         if local not in targets:  # another stage's
@@ -149,7 +149,7 @@ def read_adapter(
         if part is not None:
             a, b = part.cut(module, target, a, b)
         if target.projection == "qkv":
-            b = _ordered(b, place, own)
+            b = _ordered(b, place, own, order)
         found = parts[place.layer]
         if place.expert is not None:
             found = of_experts.setdefault(place.layer, {}).setdefault(experts.index(place.expert), {})
@@ -321,17 +321,17 @@ def _counted_from(module: str, first: int) -> str:
     return f"{_LAYERS}{int(number) - first}.{rest}"
 
 
-def _ordered(b: Tensor, target: Target, config: ModelConfig) -> Tensor:
-    """The rows of a part of `qkv` in the order in which the kernels have them."""
+def _ordered(b: Tensor, target: Target, config: ModelConfig, order: Tensor | None) -> Tensor:
+    """The rows of a part of `qkv` in the order in which the kernels have them; `order`: of a head's dimensions."""
     if config.layers[target.layer].has_state:
         assert config.delta is not None
         if not config.delta.is_by_head:
             return b
         of_qkv, of_rates = part_orders(config.delta)
         return b[of_qkv if target.begin == 0 else of_rates]
-    order, size = rotary_order(config), config.head_dim
     if order is None:
         return b
+    size = config.head_dim
     num_queries = config.num_heads * size * (2 if config.is_gated else 1)
     num_placed = num_queries + config.num_kv_heads * size - target.begin
     if num_placed <= 0:

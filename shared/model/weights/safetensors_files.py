@@ -21,6 +21,7 @@ INDEX_FILE = "model.safetensors.index.json"
 
 _OF_TEXT = {"language_model.model.": "model.", "model.language_model.": "model.", "language_model.lm_head": "lm_head"}
 """How names of the text part begin in a checkpoint that reads images too → what they are without images."""
+_IN_OTHERS = tuple(_OF_TEXT)
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100 * 1024 * 1024  # the format's own limit
 
@@ -165,10 +166,10 @@ def _entry(name: str, value: dict[str, object], data_start: int) -> TensorEntry:
 
 def text_name(name: str) -> str:
     """A tensor's or module's name as a checkpoint of text alone has it."""
-    for prefix, plain in _OF_TEXT.items():
-        if name.startswith(prefix):
-            return plain + name.removeprefix(prefix)
-    return name
+    if not name.startswith(_IN_OTHERS):
+        return name
+    prefix = next(filter(name.startswith, _OF_TEXT))
+    return _OF_TEXT[prefix] + name.removeprefix(prefix)
 
 
 def _corrupt(path: Path, problem: str) -> ModelLoadError:

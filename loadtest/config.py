@@ -12,6 +12,7 @@ from loadtest.workloads.conversation import Workload
 from shared.errors import ConfigError
 
 MAX_SEED = (1 << 31) - 1
+MAX_SKEW = 10.0
 
 ArrivalKind = Literal["poisson", "constant", "ramp", "trace"]
 
@@ -112,6 +113,10 @@ class LoadConfig:
     scale_output: int = 1
     model: str = ""
     """Empty: the model that the target serves."""
+    adapters: tuple[str, ...] = ()
+    """Names of adapters, of which each conversation asks for one; none: all ask for `model`."""
+    adapter_skew: float = 0.0
+    """The n-th of them is asked for in proportion to 1 / n^skew (Zipf's law); 0 = all alike."""
     vocab_size: int = 1000
     """Prompt token ids are below this; at most the served model's vocabulary."""
     ignore_eos: bool = True
@@ -132,6 +137,10 @@ class LoadConfig:
                 raise ConfigError(f"{name} must be above 0, got {value:g}", field=name)
         if not 0 <= self.seed <= MAX_SEED:
             raise ConfigError(f"seed must be between 0 and {MAX_SEED}, got {self.seed}", field="seed")
+        if not 0 <= self.adapter_skew <= MAX_SKEW:
+            raise ConfigError(
+                f"adapter_skew must be between 0 and {MAX_SKEW:g}, got {self.adapter_skew:g}", field="adapter_skew"
+            )
         for name, whole in (("give_up", self.give_up_s), ("warmup", self.num_warmup)):
             if whole < 0:
                 raise ConfigError(f"{name} must be 0 or more, got {whole:g}", field=name)

@@ -38,6 +38,10 @@ class RunOptions:
     scale_output: Annotated[int | None, Option("divides a trace's answer lengths; default: as --scale")] = None
     seed: Seed = None
     model: Annotated[str, Option("default: the one that the target serves")] = ""
+    adapters: Annotated[str, Option("names, of which each conversation asks for one; default: none")] = ""
+    adapter_skew: Annotated[float, Option("the n-th adapter is asked for in proportion to 1/n^skew; 0 = all alike")] = (
+        0.0
+    )
     api_key_file: Annotated[Path | None, Option("file with the API key")] = None
     vocab_size: VocabSize = 1000
     ignore_eos: Annotated[bool, Option("answers have the workload's length, past end-of-sequence tokens")] = True
@@ -63,6 +67,8 @@ class RunOptions:
             scale=self.scale,
             scale_output=self.scale if self.scale_output is None else self.scale_output,
             model=self.model,
+            adapters=tuple(self.adapters.split()),
+            adapter_skew=self.adapter_skew,
             vocab_size=self.vocab_size,
             ignore_eos=self.ignore_eos,
             request_timeout_s=parse_duration_s(self.request_timeout, "request_timeout"),

@@ -92,6 +92,7 @@ class RequestRecord:
     due_s: float | None = None  # when it should have been sent; None in a closed loop
     conversation: int = 0
     turn: int = 0
+    model: str = ""  # the adapter that was asked for; empty: the run's model
     reply: Reply = field(default_factory=Reply)
     failure: Failure | None = None
 

@@ -42,6 +42,7 @@ def record_json(record: RequestRecord) -> dict[str, Any]:
         "request_id": record.request_id,
         "conversation": record.conversation,
         "turn": record.turn,
+        "model": record.model,
         "num_prompt_tokens": record.num_prompt_tokens,
         "max_tokens": record.max_tokens,
         "due_s": _rounded(record.due_s),

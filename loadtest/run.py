@@ -19,7 +19,7 @@ from loadtest.driver.collector import Collector
 from loadtest.driver.loops import OpenLoop, run_closed_loop
 from loadtest.driver.sender import Sender
 from loadtest.records import FailureCause, RequestRecord
-from loadtest.schedule import Schedule, streams
+from loadtest.schedule import Schedule, draw_adapters, streams
 from loadtest.workloads.conversation import Workload, ideal_cached_share
 from loadtest.workloads.spec import TraceOptions, parse_workload
 from loadtest.workloads.tokens import TokenSource
@@ -97,7 +97,8 @@ async def execute(
     await _warm_up(plan, client)
     collector = Collector(config.slo)
     run_id = f"lt{config.seed:x}-{time.time_ns() // 1_000_000:x}"
-    sender = Sender(client, plan.tokens, collector, run_id, config.request_timeout_s, config.ignore_eos)
+    models = draw_adapters(config.adapters, config.adapter_skew, config.seed) if config.adapters else None
+    sender = Sender(client, plan.tokens, collector, run_id, config.request_timeout_s, config.ignore_eos, models)
     open_loop = None
     if plan.schedule is not None:
         open_loop = OpenLoop(plan.schedule, sender, collector)

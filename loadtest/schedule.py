@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from loadtest.arrivals import Arrivals
 from loadtest.workloads.conversation import Conversation, Workload
 from shared.errors import ConfigError
 
+FloatArray = NDArray[np.float64]
+
 MAX_REQUESTS = 1_000_000
 """Maximum number of requests of one run."""
+_DRAWN_AT_ONCE = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,20 @@ def streams(seed: int) -> tuple[np.random.Generator, np.random.Generator]:
     """Independent random streams for arrivals and for the workload: the same seed at another rate sends the same
     requests at other times."""
     return np.random.default_rng([seed, 1]), np.random.default_rng([seed, 2])
+
+
+def draw_adapters(names: Sequence[str], skew: float, seed: int) -> Iterator[str]:
+    """A name for each conversation, without end; the n-th in proportion to 1 / n^skew."""
+    rng, shares = np.random.default_rng([seed, 4]), zipf_shares(len(names), skew)
+    while True:
+        yield from (names[place] for place in rng.choice(len(names), _DRAWN_AT_ONCE, p=shares))
+
+
+def zipf_shares(count: int, exponent: float) -> FloatArray:
+    """[count], of a sum of 1: the n-th is in proportion to 1 / n^exponent."""
+    weights = np.arange(1, count + 1) ** -exponent
+    found: FloatArray = weights / weights.sum()
+    return found
 
 
 def schedule_arrivals(workload: Workload, arrivals: Arrivals, limits: Limits, seed: int) -> Schedule:

@@ -34,6 +34,7 @@ BENCHMARKS = {
     "router": _benchmark("router.measure", "Latency that a router adds to a request, and its token throughput."),
     "overload": _benchmark("router.overload", "A router at three times its workers' capacity."),
     "batch-beside": _benchmark("batch_beside", "Interactive requests beside a batch, and what it gets of the rest."),
+    "adapters": _benchmark("adapter_fleet", "Many adapters over few slots of a fleet, and the same with all resident."),
     "weights": _benchmark("weight_start", "How a worker starts with weights from a peer, a disk, and by HTTP."),
     "parallel": _benchmark("parallel.measure", "Sums over ranks beside gloo, and steps of a group beside one process."),
     "long-prompt": _benchmark("long_prompt", "Effect of long prompts on running answers."),

@@ -108,8 +108,11 @@ class Batches:
         return "\n".join(lines).encode()
 
 
-def timed_cluster(folder: Path, workers: int, mode: str, targets: Slo) -> LocalCluster:
-    """Of workers whose steps take STEP_TIMES; not started."""
+def timed_cluster(
+    folder: Path, workers: int, mode: str, targets: Slo, worker_flags: Sequence[str] = (), **spec: Any
+) -> LocalCluster:
+    """Of workers whose steps take STEP_TIMES; not started. `spec`: further fields of ClusterSpec."""
+    folder.mkdir(exist_ok=True)
     steps = folder / "steps.json"
     steps.write_text(json.dumps({"step_times": STEP_TIMES}))
     num_prefill = 0 if mode == "collocated" else workers // 2
@@ -119,8 +122,8 @@ def timed_cluster(folder: Path, workers: int, mode: str, targets: Slo) -> LocalC
         if value is not None
     ]
     return local_cluster(
-        Extras(router_flags=flags), model=DEMO, device=f"timed:{steps}", mode=mode, num_prefill=num_prefill,
-        num_decode=workers - num_prefill, num_kv_blocks=4096, state_dir=folder / "state",
+        Extras(worker_flags, flags), model=DEMO, device=f"timed:{steps}", mode=mode, num_prefill=num_prefill,
+        num_decode=workers - num_prefill, num_kv_blocks=4096, state_dir=folder / "state", **spec,
     )  # fmt: skip
 
 

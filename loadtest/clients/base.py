@@ -17,6 +17,8 @@ class Call:
     token_ids: Sequence[int]
     max_tokens: int
     ignore_eos: bool = True
+    model: str = ""
+    """Empty: the client's."""
 
 
 @dataclass(frozen=True, slots=True)

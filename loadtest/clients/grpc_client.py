@@ -69,7 +69,7 @@ class GrpcClient:
         sampling = types_pb2.SamplingParams(temperature=0.0, max_tokens=call.max_tokens, ignore_eos=call.ignore_eos)
         return inference_pb2.GenerateRequest(
             request_id=call.request_id,
-            model=self._model,
+            model=call.model or self._model,
             tokens=inference_pb2.TokenIds(ids=call.token_ids),
             sampling=sampling,
         )

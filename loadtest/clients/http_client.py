@@ -175,7 +175,7 @@ class HttpClient:
         """The complete request, head and body."""
         body = json.dumps(
             {
-                "model": self._model,
+                "model": call.model or self._model,
                 "prompt": call.token_ids,
                 "max_tokens": call.max_tokens,
                 "temperature": 0,

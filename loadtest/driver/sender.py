@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 from loadtest.clients.base import Call, Client, RequestFailed, failed
@@ -36,13 +37,16 @@ class Sender:
         run_id: str,
         request_timeout_s: float,
         ignore_eos: bool,
+        models: Iterator[str] | None = None,
     ) -> None:
+        """`models`: for each conversation; None: the client's."""
         self._client = client
         self._tokens = tokens
         self._collector = collector
         self._run_id = run_id
         self._timeout_s = request_timeout_s
         self._ignore_eos = ignore_eos
+        self._models = repeat("") if models is None else models
         self._num_conversations = 0
         self._num_requests = 0
 
@@ -50,7 +54,7 @@ class Sender:
         """The first turn, encoded in advance."""
         number = self._num_conversations
         self._num_conversations += 1
-        return self._prepare_turn(conversation, 0, number, [], due_s)
+        return self._prepare_turn(conversation, 0, number, [], due_s, next(self._models))
 
     async def run(self, conversation: Conversation, first: Prepared) -> bool:
         """Sends all turns; returns whether all were answered. Failures go into the records and are not raised."""
@@ -73,13 +77,21 @@ class Sender:
         history = previous.token_ids + previous.record.reply.token_ids
         closed_s = previous.record.reply.closed_s
         due_s = None if closed_s is None else closed_s + conversation.turns[turn].think_s
-        prepared = self._prepare_turn(conversation, turn, previous.record.conversation, history, due_s)
+        prepared = self._prepare_turn(
+            conversation, turn, previous.record.conversation, history, due_s, previous.record.model
+        )
         if due_s is not None:
             await sleep_until(self._collector, due_s)
         return prepared
 
     def _prepare_turn(
-        self, conversation: Conversation, turn: int, number: int, history: Sequence[int], due_s: float | None
+        self,
+        conversation: Conversation,
+        turn: int,
+        number: int,
+        history: Sequence[int],
+        due_s: float | None,
+        model: str,
     ) -> Prepared:
         asked = conversation.turns[turn]
         token_ids = [*history, *self._tokens.prompt(asked.spans)]
@@ -93,8 +105,9 @@ class Sender:
             due_s=due_s,
             conversation=number,
             turn=turn,
+            model=model,
         )
-        call = Call(record.request_id, token_ids, asked.num_output_tokens, self._ignore_eos)
+        call = Call(record.request_id, token_ids, asked.num_output_tokens, self._ignore_eos, model)
         is_last = turn == len(conversation.turns) - 1
         return Prepared(record, [] if is_last else token_ids, self._client.encode(call))
 
@@ -124,6 +137,7 @@ class Sender:
                 max_tokens=asked.num_output_tokens,
                 conversation=broken.conversation,
                 turn=turn,
+                model=broken.model,
             )
             self._num_requests += 1
             self._collector.never_sent(record, Failure(FailureCause.PREVIOUS_TURN, reason))

@@ -18,6 +18,7 @@ import numpy as np
 from loadtest.rig.command_line import Option, Out, decimals, run
 from loadtest.rig.markdown import table
 from loadtest.rig.results import Result, write
+from loadtest.schedule import zipf_shares
 from loadtest.simulator.cli import FleetOptions, PlacementOptions, WorkerOptions, setup_of
 from loadtest.simulator.fleet import WorkerSpec
 from loadtest.simulator.load import Workload, at_rate, poisson
@@ -73,8 +74,7 @@ class Case:
 
 def zipf(num_requests: int, num_adapters: int, exponent: float, seed: int) -> list[str]:
     """An adapter for each request; the n-th is asked for in proportion to 1 / n^exponent."""
-    weights = np.arange(1, num_adapters + 1) ** -exponent
-    drawn = np.random.default_rng(seed).choice(num_adapters, num_requests, p=weights / weights.sum())
+    drawn = np.random.default_rng(seed).choice(num_adapters, num_requests, p=zipf_shares(num_adapters, exponent))
     return [f"a{number}" for number in drawn]
 
 

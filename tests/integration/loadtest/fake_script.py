@@ -48,6 +48,7 @@ class Truth:
     arrived_s: float
     prompt: list[int]
     max_tokens: int
+    model: str
     sent_s: list[float] = field(default_factory=list)  # one a message
     counts: list[int] = field(default_factory=list)
 

@@ -38,9 +38,9 @@ class Stage:
         self._numbers = count()
         self._busy_until_s = 0.0
 
-    def enter(self, request_id: str, prompt: list[int], max_tokens: int) -> tuple[Behaviour, Truth]:
+    def enter(self, request_id: str, prompt: list[int], max_tokens: int, model: str) -> tuple[Behaviour, Truth]:
         """The next behaviour; warm-up requests get a plain answer and no turn of the script."""
-        truth = Truth(request_id, time.perf_counter(), prompt, max_tokens)
+        truth = Truth(request_id, time.perf_counter(), prompt, max_tokens, model)
         self.log.append(truth)
         if request_id.startswith("warmup"):
             return Behaviour(), truth
@@ -108,7 +108,7 @@ class HttpSide(asyncio.Protocol):
         self._begin()
 
     async def _complete(self, body: dict[str, Any], request_id: str) -> None:
-        behaviour, truth = self._stage.enter(request_id, body["prompt"], body["max_tokens"])
+        behaviour, truth = self._stage.enter(request_id, body["prompt"], body["max_tokens"], body["model"])
         if behaviour.refuse:
             kind = "rate_limit_error" if behaviour.refuse == 429 else "server_error"
             self._json(
@@ -160,7 +160,9 @@ class GrpcSide(inference_pb2_grpc.InferenceServiceServicer):
 
     async def Generate(self, request: inference_pb2.GenerateRequest, context: Any) -> Any:  # noqa: N802
         sampling = request.sampling
-        behaviour, truth = self._stage.enter(request.request_id, list(request.tokens.ids), sampling.max_tokens)
+        behaviour, truth = self._stage.enter(
+            request.request_id, list(request.tokens.ids), sampling.max_tokens, request.model
+        )
         if behaviour.refuse:
             refused = grpc.StatusCode.RESOURCE_EXHAUSTED if behaviour.refuse == 429 else grpc.StatusCode.INTERNAL
             await context.abort(refused, "refused as scripted")

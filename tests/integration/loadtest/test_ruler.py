@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import pytest
 
 from loadtest.metrics import inter_token_s, is_good, request_metrics
 from loadtest.records import RequestRecord
-from loadtest.schedule import Limits
+from loadtest.schedule import Limits, draw_adapters
 from loadtest.slo import Slo
 from loadtest.summary import summarize
 from tests.integration.loadtest.conftest import StartFake
@@ -51,6 +53,19 @@ async def test_counts_gaps_and_the_servers_own_account_are_taken_over(start_fake
         assert record.reply.split.ttft_ms == pytest.approx(expected.ttft_s * 1e3, abs=0.01)
         assert record.reply.decode_worker == "d0"
         assert expected.max_tokens == 8
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+async def test_each_conversation_asks_for_the_adapter_that_was_drawn_for_it(start_fake, protocol: str) -> None:
+    server, names = start_fake(Behaviour(messages=((1, 1),))), ("a", "b", "c")
+    workload = "conversation:system=20,turns=2,input=5,output=1,think=1ms"
+    result = await load(
+        server.target(protocol), limits=Limits(num_requests=40), workload=workload, adapters=names, adapter_skew=1.0
+    )
+    truth = server.finish()
+    drawn = list(islice(draw_adapters(names, 1.0, result.config.seed), 20))
+    assert [truth[record.request_id].model for record in result.records] == [record.model for record in result.records]
+    assert {(record.conversation, record.model) for record in result.records} == set(enumerate(drawn))
 
 
 async def test_a_server_without_token_ids_is_timed_by_its_usage(start_fake: StartFake) -> None:

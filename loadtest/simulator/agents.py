@@ -1,7 +1,8 @@
-"""Agents over simulated workers: the real pool, scheduler and placement in virtual time, and a pool that is clairvoyant.
+"""Agents over simulated workers: the real pool, scheduler and placement in virtual time, beside a clairvoyant pool.
 
-An agent takes TURNS turns from FIRST_TOKENS to LAST_TOKENS, each behind the pause of its tool after the answer before;
-other prompts, each with blocks of its own, come in between. Counted is what a turn finds of the turn before it.
+An agent takes TURNS turns from FIRST_TOKENS to LAST_TOKENS, at times that its answers and the pauses of its tools set;
+where an answer takes longer, the next turn follows it. Other prompts, each with blocks of its own, come in between.
+Counted is what a turn finds of the turn before it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from heapq import nsmallest
+from itertools import accumulate
 
 from loadtest.simulator.cli import FleetOptions, WorkerOptions, setup_of
 from loadtest.simulator.clock import Clock
@@ -23,7 +25,7 @@ from loadtest.simulator.worker import Worker
 from shared.kv.pool import BlockPool
 
 TURNS, FIRST_TOKENS, LAST_TOKENS = 43, 20_000, 140_000
-PAUSE_S, ANSWER_TOKENS, OTHER_TOKENS = (5.0, 60.0), (200, 600), (2_000, 16_000)
+PAUSE_S, ANSWER_S, ANSWER_TOKENS, OTHER_TOKENS = (5.0, 60.0), (2.0, 6.0), (200, 600), (2_000, 16_000)
 BLOCK_SIZE = 512
 """Tokens of a block: sizes are those of long prompts."""
 RETAIN_S = 300.0
@@ -46,11 +48,17 @@ class Agents:
     error: float = 0.0
     """Of what is said: the standard deviation of the logarithm of its ratio to the pause."""
 
-    def pauses(self) -> list[list[float]]:
-        """By agent and turn, seconds before the turn; the first from the start."""
+    def arrivals(self) -> tuple[list[list[float]], list[float]]:
+        """Times of each agent's turns, and of the other prompts."""
         drawn = random.Random(self.seed)
-        rest = [[drawn.uniform(*PAUSE_S) for _ in range(TURNS - 1)] for _ in range(self.num_agents)]
-        return [[drawn.uniform(0.0, 120.0), *pauses] for pauses in rest]
+        agents = []
+        for _ in range(self.num_agents):
+            gaps = [drawn.uniform(*ANSWER_S) + drawn.uniform(*PAUSE_S) for _ in range(TURNS - 1)]
+            agents.append(list(accumulate(gaps, initial=drawn.uniform(0.0, 120.0))))
+        end_s, others, at_s = max(map(max, agents)), [], 0.0
+        while self.others_per_s and (at_s := at_s + drawn.expovariate(self.others_per_s)) < end_s:
+            others.append(at_s)
+        return agents, others
 
 
 @dataclass(slots=True)
@@ -97,11 +105,11 @@ class AgentRun(TandemRouter):
         self.num_hits = self.num_usable = 0
         """Blocks of turns before that turns found, and all of them."""
         self.requests: list[SimRequest] = []
-        self._pauses = case.pauses()
-        self._drawn = random.Random(f"{case.seed}/others")
-        self._errors = random.Random(f"{case.seed}/errors")
+        self._arrivals, self._others = case.arrivals()
+        self._drawn = random.Random(f"{case.seed}/lengths")
         self._turns = [0] * case.num_agents
-        self._num_done = 0
+        self._waiting = [0] * case.num_agents  # turns that have come and do not run, by agent
+        self._running: set[int] = set()
         world = World(Clock(), PrefixIndex(BLOCK_SIZE, BLOCK_SIZE), seed=case.seed)
         config, spec = _config(case)
         workers = {}
@@ -112,32 +120,42 @@ class AgentRun(TandemRouter):
 
     def run(self) -> float:
         """Share of what turns before had that turns found."""
-        for agent, pauses in enumerate(self._pauses):
-            self.world.clock.at(pauses[0], self._ask, agent)
-        self._other()
+        for agent, times_s in enumerate(self._arrivals):
+            self.known.next_use_s[agent] = times_s[0]
+            for at_s in times_s:
+                self.world.clock.at(at_s, self._come, agent)
+        for number, at_s in enumerate(self._others, self.case.num_agents):
+            tokens = self._drawn.randint(*OTHER_TOKENS)
+            self.world.clock.at(at_s, self._submit, number, tokens, self._drawn.randint(*ANSWER_TOKENS), 0.0)
         self.world.clock.run()
         for worker in self.workers.values():
             worker.engine.scheduler.check_integrity()
         assert all(request.finished_s for request in self.requests), "every request was served"
         return self.num_hits / self.num_usable
 
+    def _come(self, agent: int) -> None:
+        self._waiting[agent] += 1
+        self._ask(agent)
+
     def _ask(self, agent: int) -> None:
-        growth = (LAST_TOKENS - FIRST_TOKENS) / (TURNS - 1)
-        self._submit(agent, round(FIRST_TOKENS + self._turns[agent] * growth), RETAIN_S)
+        if agent in self._running or not self._waiting[agent]:
+            return
+        self._waiting[agent] -= 1
+        self._running.add(agent)
+        num_output = self._drawn_for(agent).randint(*ANSWER_TOKENS)
+        self._submit(agent, num_tokens(self._turns[agent]), num_output, RETAIN_S)
 
-    def _other(self) -> None:
-        if self._num_done < self.case.num_agents and self.case.others_per_s:
-            self._submit(self.case.num_agents + len(self.requests), self._drawn.randint(*OTHER_TOKENS), 0.0)
-            self.world.clock.after(self._drawn.expovariate(self.case.others_per_s), self._other)
+    def _drawn_for(self, agent: int) -> random.Random:
+        """Random numbers of an agent's turn, the same ones in every way."""
+        return random.Random(f"{self.case.seed}/{agent}/{self._turns[agent]}")
 
-    def _submit(self, conversation: int, num_tokens: int, retain_s: float) -> None:
+    def _submit(self, conversation: int, num_tokens: int, num_output: int, retain_s: float) -> None:
         runs = tuple((conversation << 12) + place for place in range(-(-num_tokens // BLOCK_SIZE)))
         hashes = self.world.index.hashes(runs, num_tokens)
         if retain_s and self.way == ORACLE:
             self.known.owner |= {block: (conversation, place) for place, block in enumerate(hashes)}
         session = "" if self.way == RETAINED else f"{conversation}"
         retain_s = 0.0 if self.way in (LAST_USE, ORACLE) else retain_s
-        num_output = self._drawn.randint(*ANSWER_TOKENS)
         request = SimRequest(
             len(self.requests), self.world.clock.now_s, num_tokens, num_output, runs, session, hashes, retain_s
         )
@@ -151,21 +169,17 @@ class AgentRun(TandemRouter):
             return
         turn = self._turns[agent] = self._turns[agent] + 1
         if turn > 1:
-            growth = (LAST_TOKENS - FIRST_TOKENS) / (TURNS - 1)
-            usable = round(FIRST_TOKENS + (turn - 2) * growth) // BLOCK_SIZE
+            usable = num_tokens(turn - 2) // BLOCK_SIZE
             self.num_hits += min(usable, request.num_cached_tokens // BLOCK_SIZE)
             self.num_usable += usable
-        pause_s = self._pauses[agent][turn] if turn < TURNS else math.inf
-        self.known.next_use_s[agent] = self.world.clock.now_s + pause_s
-        if turn < TURNS:
-            self.world.clock.after(pause_s, self._ask, agent)
-        else:
-            self._num_done += 1
+        self._running.discard(agent)
+        next_s = self.known.next_use_s[agent] = self._arrivals[agent][turn] if turn < TURNS else math.inf
         if self.way == SAID:
-            self._say(request.session, pause_s)
+            error = self._drawn_for(agent).lognormvariate(0.0, self.case.error)
+            self._say(request.session, max(0.0, next_s - self.world.clock.now_s) * error)
+        self._ask(agent)
 
-    def _say(self, session: str, pause_s: float) -> None:
-        said_s = pause_s * self._errors.lognormvariate(0.0, self.case.error) if self.case.error else pause_s
+    def _say(self, session: str, said_s: float) -> None:
         for worker in self.workers.values():
             pool = worker.engine.pool
 
@@ -176,6 +190,11 @@ class AgentRun(TandemRouter):
                     pool.expect(session, said_s)
 
             self.world.clock.after(self.message_s, worker.engine.submit, command)
+
+
+def num_tokens(turn: int) -> int:
+    """Of the prompt of a turn."""
+    return round(FIRST_TOKENS + turn * (LAST_TOKENS - FIRST_TOKENS) / (TURNS - 1))
 
 
 def _config(case: Agents) -> tuple[TandemConfig, WorkerSpec]:

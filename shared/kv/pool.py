@@ -148,10 +148,13 @@ class BlockPool:
         for block_id in block_ids:
             if self._num_refs[block_id] == 0 and not self._is_findable(block_id):
                 raise ValueError(f"block {block_id} is free and holds no cached prefix")
+        others = []
         for block_id in block_ids:
-            if self._num_refs[block_id] == 0:
-                self._unlink(block_id)
+            if self._num_refs[block_id] == 0 and not self._retained.unlink(block_id):
+                self._lists.unlink(block_id)
+                others.append(block_id)
             self._num_refs[block_id] += 1
+        self._retained.others_used(others)
 
     def allocate(self, num_blocks: int) -> list[int]:
         """`num_blocks` writable blocks with one reference each, or OutOfBlocks and no change.
@@ -207,8 +210,7 @@ class BlockPool:
             elif block_id not in self._retained:
                 self._lists.append(self._free, block_id)
             else:
-                spare = self._retained.link(block_id, now)
-                if spare is not None:
+                for spare in self._retained.link(block_id, now):
                     self._lists.append(self._free, spare)
 
     def begin_turn(self, session: str) -> None:
@@ -352,8 +354,7 @@ class BlockPool:
         if not has_cached or self._is_findable(block_id):
             block_id = self._first_findable(block_id if has_cached else None)
         self._unlink(block_id)
-        if block_id in self._retained:
-            self._retained.give_up(block_id)
+        self._retained.taken(block_id)
         block_hash = self._hashes[block_id]
         if block_hash is not None:
             if self._findable.get(block_hash) == block_id:

@@ -12,14 +12,15 @@ The furthest session is at one of two ends, the latest p or the earliest, of two
 sessions). A block that several expected sessions want is as far as the nearest of them: it moves there where its turn
 comes in the list of another one.
 
-At most MOST_RETAINED of a pool are retained, MOST_EXPECTED with those that are expected: of more, one gives way, which
-is cached as others are.
+At most MOST_RETAINED of a pool are retained, so that room is left for all others; of more, one gives way, which is
+cached as others are. Expected ones take of that room what others do not use, up to MOST_EXPECTED: each that gives way
+for want of room lowers it by a block, and each other cached block that is used again raises it by one.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
 
 from shared.kv.free_lists import FreeLists
@@ -27,9 +28,9 @@ from shared.kv.free_lists import FreeLists
 RETENTIONS_S = (300.0, 3600.0, 86_400.0)
 """For how long a block may be retained: 5 minutes, an hour, a day, as clients ask for. Seconds."""
 MOST_RETAINED = 75
-"""Most of a pool's blocks that are retained, so that room is left for all others. Percent."""
-MOST_EXPECTED = 90
-"""Most of them where sessions are expected. Percent."""
+"""Most of a pool's blocks that are retained where others use the rest. Percent."""
+MOST_EXPECTED = 95
+"""Most of them where others do not, and sessions are expected. Percent."""
 MOST_SESSIONS = 32
 """Sessions that are noted with a block: one that more want, a common beginning, is retained for its time."""
 NO_SESSION = ""
@@ -54,8 +55,10 @@ class RetainedBlocks:
         self._earliest: list[tuple[float, str]] = []  # heap of (p, session), likewise
         self._ends: dict[int, float] = {}  # of those that are retained: when their time ends
         self._due: tuple[deque[tuple[float, int]], ...] = tuple(deque() for _ in RETENTIONS_S)  # (end, block), likewise
-        self.most_retained = lists.num_blocks * MOST_RETAINED // 100
-        self.most_expected = lists.num_blocks * MOST_EXPECTED // 100
+        self._gave_way: set[int] = set()  # cached blocks that were retained and expected before
+        self._most_retained = lists.num_blocks * MOST_RETAINED // 100
+        self._most_expected = lists.num_blocks * MOST_EXPECTED // 100
+        self._num_allowed = self._most_retained  # of those expected and the others together
 
     def __len__(self) -> int:
         """Free blocks that are retained, also those whose time has passed."""
@@ -86,20 +89,39 @@ class RetainedBlocks:
             blocks.pop(block_id, None)
             blocks[block_id] = None
 
-    def link(self, block_id: int, now: float) -> int | None:
-        """Retains a free block that is to be. Returns the block that gives way, maybe this one, which is in no list and
-        not to be retained any more; None where there is room."""
+    def link(self, block_id: int, now: float) -> list[int]:
+        """Retains a free block that is to be. Returns the blocks that give way, two at most, maybe this one: they are
+        in no list and not to be retained any more."""
         session, place = self._nearest(block_id, now), self._places[block_id]
         self._ends[block_id] = end = now + RETENTIONS_S[place]
         self._note_end(self._due[place], end, block_id)
         self._place(block_id, session)
-        if len(self._ends) <= (self.most_retained if session is None else self.most_expected):
-            return None
-        spare = self.furthest(now) if self._by_session else self._lists.after[self._by_time[place]]
-        assert spare is not None
-        self.unlink(spare)
-        self.give_up(spare)
-        return spare
+        excess = len(self._ends) - (self._most_retained if session is None else self._num_allowed)
+        spares = []
+        for _ in range(min(2, excess)):
+            spare = self.furthest(now) if self._by_session else self._lists.after[self._by_time[place]]
+            assert spare is not None
+            if self._nearest(spare, now) is not None:
+                self._gave_way.add(spare)
+                self._num_allowed = min(self._num_allowed + 1, self._most_expected)
+            self.unlink(spare)
+            self.give_up(spare)
+            spares.append(spare)
+        return spares
+
+    def others_used(self, block_ids: Sequence[int]) -> None:
+        """Cached blocks that were not retained are used again: others need their room."""
+        if not self._gave_way and self._num_allowed == self._most_retained:
+            return
+        num_others = sum(block_id not in self._gave_way for block_id in block_ids)
+        self._num_allowed = max(self._num_allowed - num_others, self._most_retained)
+        self._gave_way.difference_update(block_ids)
+
+    def taken(self, block_id: int) -> None:
+        """A block in no list is written anew, and not to be retained any more."""
+        self._gave_way.discard(block_id)
+        if block_id in self._places:
+            self.give_up(block_id)
 
     def unlink(self, block_id: int) -> bool:
         """Removes a block from its list, and it is still to be retained; False where it is in none of these lists."""
@@ -193,7 +215,7 @@ class RetainedBlocks:
         by_session = {session: self._lists.listed(sentinel) for session, sentinel in self._by_session.items()}
         listed = [block_id for blocks in (*by_time, *by_session.values()) for block_id in blocks]
         assert set(listed) == self._ends.keys(), "what is retained has an end"
-        assert len(listed) <= self.most_expected, "no more is retained than may be"
+        assert len(listed) <= self._most_expected, "no more is retained than may be"
         for place, blocks in enumerate(by_time):
             assert all(self._places[block_id] == place for block_id in blocks), "each in the list of its time"
         for session, blocks in by_session.items():
@@ -253,7 +275,7 @@ class RetainedBlocks:
             heappop(latest)
         while earliest[0][1] not in self._by_session or self._expected[earliest[0][1]] != earliest[0][0]:
             heappop(earliest)
-        return latest[0][1] if -latest[0][0] - now >= now - earliest[0][0] else earliest[0][1]
+        return max(latest[0][1], earliest[0][1], key=lambda session: abs(now - self._expected[session]))
 
     def _nearest(self, block_id: int, now: float) -> str | None:
         """Of the expected sessions that want it, the one that is least far; None where there is none."""

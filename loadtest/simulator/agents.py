@@ -108,6 +108,7 @@ class AgentRun(TandemRouter):
         self._arrivals, self._others = case.arrivals()
         self._drawn = random.Random(f"{case.seed}/lengths")
         self._turns = [0] * case.num_agents
+        self._usable = [0] * case.num_agents  # blocks of the newest turn, by agent
         self._waiting = [0] * case.num_agents  # turns that have come and do not run, by agent
         self._running: set[int] = set()
         world = World(Clock(), PrefixIndex(BLOCK_SIZE, BLOCK_SIZE), seed=case.seed)
@@ -150,8 +151,9 @@ class AgentRun(TandemRouter):
         return random.Random(f"{self.case.seed}/{agent}/{self._turns[agent]}")
 
     def _submit(self, conversation: int, num_tokens: int, num_output: int, retain_s: float) -> None:
-        runs = tuple((conversation << 12) + place for place in range(-(-num_tokens // BLOCK_SIZE)))
-        hashes = self.world.index.hashes(runs, num_tokens)
+        """Prompt and answer are the beginning of the conversation's next prompt."""
+        runs = tuple((conversation << 12) + place for place in range(-(-(num_tokens + num_output) // BLOCK_SIZE)))
+        hashes = self.world.index.hashes(runs, num_tokens + num_output)
         if retain_s and self.way == ORACLE:
             self.known.owner |= {block: (conversation, place) for place, block in enumerate(hashes)}
         session = "" if self.way == RETAINED else f"{conversation}"
@@ -168,10 +170,9 @@ class AgentRun(TandemRouter):
         if agent >= self.case.num_agents:
             return
         turn = self._turns[agent] = self._turns[agent] + 1
-        if turn > 1:
-            usable = num_tokens(turn - 2) // BLOCK_SIZE
-            self.num_hits += min(usable, request.num_cached_tokens // BLOCK_SIZE)
-            self.num_usable += usable
+        self.num_hits += min(self._usable[agent], request.num_cached_tokens // BLOCK_SIZE)
+        self.num_usable += self._usable[agent]
+        self._usable[agent] = (request.num_prompt_tokens + request.num_output_tokens - 1) // BLOCK_SIZE
         self._running.discard(agent)
         next_s = self.known.next_use_s[agent] = self._arrivals[agent][turn] if turn < TURNS else math.inf
         if self.way == SAID:

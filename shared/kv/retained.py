@@ -19,9 +19,11 @@ for want of room lowers it by a block, and each other cached block that is used 
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
+from operator import itemgetter
 
 from shared.kv.free_lists import FreeLists
 
@@ -142,13 +144,14 @@ class RetainedBlocks:
 
     def expired(self, now: float) -> int | None:
         """The block whose time passed first; None where none has passed."""
-        first, first_end = None, now
+        heads = []
         for queue in self._due:
             while queue and self._ends.get(queue[0][1]) != queue[0][0]:
                 queue.popleft()
-            if queue and queue[0][0] <= first_end:
-                first_end, first = queue[0]
-        return first
+            if queue:
+                heads.append(queue[0])
+        first_end, first = min(heads, key=itemgetter(0), default=(math.inf, -1))
+        return first if first_end <= now else None
 
     def furthest(self, now: float) -> int | None:
         """The retained block that gives way first where no time has passed; None where there is none."""

@@ -113,7 +113,8 @@ class RealRun:
         drawn, begin_s = random.Random(conversation), time.monotonic()
         num_blocks = max(1, int(count * self._share) // BLOCK_SIZE)
         token_ids = [drawn.randrange(20, 2000) for _ in range(num_blocks * BLOCK_SIZE)]
-        answer = await client.generate([*token_ids, 7], max_tokens=NUM_OUTPUT, ignore_eos=True, **options)
+        asked: Options = {**options, "max_tokens": NUM_OUTPUT, "ignore_eos": True}
+        answer = await client.generate([*token_ids, 7], **asked)
         found = min(answer.usage.num_cached_tokens // BLOCK_SIZE, num_known)
         self.served.append(Served(begin_s, time.monotonic(), conversation, num_blocks, num_known, found))
         return num_blocks

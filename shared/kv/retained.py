@@ -100,12 +100,12 @@ class RetainedBlocks:
         self._place(block_id, session)
         excess = len(self._ends) - (self._most_retained if session is None else self._num_allowed)
         spares = []
-        for _ in range(min(2, excess)):
+        for _ in range(min(1 if session is None else 2, excess)):
             spare = self.furthest(now) if self._by_session else self._lists.after[self._by_time[place]]
             assert spare is not None
             if self._nearest(spare, now) is not None:
                 self._gave_way.add(spare)
-                self._num_allowed = min(self._num_allowed + 1, self._most_expected)
+                self._num_allowed = min(self._num_allowed + (session is not None), self._most_expected)
             self.unlink(spare)
             self.give_up(spare)
             spares.append(spare)

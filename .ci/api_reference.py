@@ -61,7 +61,7 @@ is not served is refused by its name (400), never dropped, unless its value asks
 | `/v1/files`, `…/{id}`, `…/{id}/content` | OpenAI's files, as forms, with `purpose` `batch` or `user_data` |
 | `/v1/batches`, `…/{id}`, `…/{id}/cancel` | OpenAI's batches |
 | `POST /v1/messages`, `/v1/messages/count_tokens` | Anthropic's, its errors and its `x-api-key` header included |
-| `POST /v1/cache/warm`, `/v1/cache/close` | a prompt computed ahead of its requests; a session that is over |
+| `POST /v1/cache/warm`, `…/close`, `…/expect` | a prompt ahead of its requests; a session that is over, or returns |
 | `POST /tokenize`, `/detokenize`, `GET /tokenizer_info` | vLLM's |
 | `GET /v1/models`, `/v1/models/{model}` | the served models |
 | `GET /version`, `/docs`, `/openapi.json` | what this is, for people and for programs |

@@ -69,6 +69,14 @@ class AsyncTandemClient(Caller[grpc.aio.Channel]):
         closed = await self.ask(lambda to: _stub(to).CloseSession(request, metadata=metadata, timeout=timeout_s))
         return closed.num_blocks
 
+    async def expect_session(
+        self, session: str, next_turn_s: float, *, tenant: str = "", model: str = "", timeout_s: float = 30.0
+    ) -> None:
+        """As TandemClient.expect_session."""
+        request = inference_pb2.ExpectSessionRequest(session=session, model=model, next_turn_s=next_turn_s)
+        metadata = self.key + (metadata_of({"tenant": tenant}) if tenant else ())
+        await self.ask(lambda to: _stub(to).ExpectSession(request, metadata=metadata, timeout=timeout_s))
+
     async def status(self, timeout_s: float = 10.0, window_s: float = 0.0) -> inference_pb2.ClusterStatus:
         """The cluster as a router sees it; raises what the cluster reports, RouterLost where no router answers.
 

@@ -81,6 +81,15 @@ class TandemClient(Caller[grpc.Channel]):
         closed = self._ask(lambda stub: stub.CloseSession(request, metadata=metadata, timeout=timeout_s))
         return closed.num_blocks
 
+    def expect_session(
+        self, session: str, next_turn_s: float, *, tenant: str = "", model: str = "", timeout_s: float = 30.0
+    ) -> None:
+        """A session comes back that many seconds from now, such as when a tool takes so long: of what is retained, that
+        of sessions that come back later is evicted first. Raises like `warm`."""
+        request = inference_pb2.ExpectSessionRequest(session=session, model=model, next_turn_s=next_turn_s)
+        metadata = self.key + (metadata_of({"tenant": tenant}) if tenant else ())
+        self._ask(lambda stub: stub.ExpectSession(request, metadata=metadata, timeout=timeout_s))
+
     def status(self, timeout_s: float = 10.0) -> inference_pb2.ClusterStatus:
         """The cluster as a router sees it; raises what the cluster reports, RouterLost where no router answers."""
         return self._ask(

@@ -51,6 +51,9 @@ class Options(TypedDict, total=False):
     priority: int
     retention: str
     """How long the prefix is kept after each use: 5m, 1h or 24h. Default: as long as nothing newer takes its place."""
+    next_turn_s: float
+    """From the answer's end until the session's next request, as far as that is known: of what is retained, that of
+    sessions that come back later is evicted first. See also `expect_session`."""
     ttft_timeout_s: float
     """Rather refused than a first token later than this. Seconds."""
     traceparent: str
@@ -108,6 +111,8 @@ def metadata_of(options: Options) -> tuple[tuple[str, str], ...]:
     entries = [(key, str(value)) for name, key in _HEADERS.items() if (value := options.get(name)) is not None]
     if (ttft_s := options.get("ttft_timeout_s")) is not None:
         entries.append(("x-ttft-timeout-ms", f"{ttft_s * 1e3:g}"))
+    if (next_turn_s := options.get("next_turn_s")) is not None:
+        entries.append(("x-next-turn-ms", f"{next_turn_s * 1e3:g}"))
     for key, value in entries:
         if not value.isascii() or not value.isprintable():
             raise InvalidRequest(f"{key} must be printable ASCII", field=key)

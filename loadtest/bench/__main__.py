@@ -31,6 +31,7 @@ BENCHMARKS = {
     "speculation": _benchmark("speculation.measure", "Answers with guesses beside the same answers without."),
     "index": _benchmark("index", "Match, publish and memory of the block index by its size."),
     "prefix": _benchmark("prefix.measure", "Prefix hits of a fleet beside one ideal cache, and TTFT with the store."),
+    "agents": _benchmark("prefix.agents", "What agents find again of their conversations, beside a clairvoyant pool."),
     "router": _benchmark("router.measure", "Latency that a router adds to a request, and its token throughput."),
     "overload": _benchmark("router.overload", "A router at three times its workers' capacity."),
     "batch-beside": _benchmark("batch_beside", "Interactive requests beside a batch, and what it gets of the rest."),

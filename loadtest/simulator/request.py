@@ -25,6 +25,8 @@ class SimRequest:
     session: str
     hashes: Sequence[bytes] = field(repr=False)
     """Of its prompt's full blocks."""
+    retain_s: float = 0.0
+    """For which its blocks are retained for its session."""
     adapter: str = ""
     """Empty: the base model."""
     prefill: str = ""

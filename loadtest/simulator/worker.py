@@ -79,7 +79,10 @@ class _Held:
 class Worker:
     """Commands arrive at once: their sender waits for the message's time."""
 
-    def __init__(self, world: World, name: str, spec: WorkerSpec, roles: Roles = BOTH) -> None:
+    def __init__(
+        self, world: World, name: str, spec: WorkerSpec, roles: Roles = BOTH, pool: BlockPool | None = None
+    ) -> None:
+        """`pool`: another one than the product's."""
         self.name, self.spec, self.roles = name, spec, roles
         self._world, self._clock = world, world.clock
         self._held: dict[str, _Held] = {}
@@ -93,7 +96,7 @@ class Worker:
         self.engine = Engine(
             world.clock,
             spec.times,
-            BlockPool(spec.num_blocks, spec.block_size),
+            pool or BlockPool(spec.num_blocks, spec.block_size, lambda: world.clock.now_s),
             scheduler_config(spec),
             self,
             Noise(spec.residuals, f"{world.seed}/{name}", stretch=spec.stretch),
@@ -406,6 +409,8 @@ class Worker:
             ship_blocks=ship_blocks,
             receiver=receiver,
             block_hashes=list(request.hashes),
+            retain_s=request.retain_s,
+            session=request.session,
         )
 
 

@@ -117,7 +117,7 @@ class ServedModel:
             ledger=self.metrics,
             traces=around.traces,
             pooling=PoolingConfig.load(settings.model, settings.edge.pooling),
-            close_session=self.fleet.close_session,
+            sessions=self.fleet,
         )
 
     def _show_figures(self) -> None:

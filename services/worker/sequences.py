@@ -80,6 +80,7 @@ def sequence_of(
         priority=min(0, command.priority),
         retain_s=command.retain_s,
         session=session_of(command.tenant, command.session),
+        next_turn_s=command.next_turn_s if command.HasField("next_turn_s") else None,
     )
 
 

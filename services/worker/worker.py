@@ -186,6 +186,8 @@ class Worker:
                 self._keep(self.weights.change(session, body))
             case "close_session":
                 self._keep(self._close_session(session, body))
+            case "expect_session":
+                self.connector.server.expect_session(session_of(body.tenant, body.session), body.next_turn_s)
             case "take_over":
                 self._take_over(session, body)
             case _:

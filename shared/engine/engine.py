@@ -28,6 +28,7 @@ from shared.engine.messages import (
     EngineDied,
     EngineLoad,
     Event,
+    ExpectSession,
     FetchPrepared,
     FirstScheduled,
     FlushCache,
@@ -263,6 +264,8 @@ class Engine:
                 self._emit(CacheFlushed(key, num_blocks))
             case CloseSession(key, session):
                 self._emit(CacheFlushed(key, self._scheduler.pool.close_session(session)))
+            case ExpectSession(session, next_turn_s):
+                self._scheduler.pool.expect(session, next_turn_s)
 
     def _guarded(self, sequence_id: str, action: Callable[[], None]) -> None:
         try:

@@ -133,6 +133,14 @@ class CloseSession:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpectSession:
+    """A session's next turn comes that many seconds from now: see `BlockPool.expect`. No answer."""
+
+    session: str
+    next_turn_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class SetTargets:
     """Bound steps by this time between two tokens of an answer from now on; 0 = by none. Seconds. No event follows."""
 
@@ -161,6 +169,7 @@ Command = (
     | EndFetch
     | FlushCache
     | CloseSession
+    | ExpectSession
     | SetTargets
     | PlaceAdapter
 )

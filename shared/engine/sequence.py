@@ -57,6 +57,7 @@ class EngineSequence:
     priority: int = 0  # below 0 it gives way to those that have more
     retain_s: float = 0.0  # how long its blocks are retained after each use: see `BlockPool.release`
     session: str = ""  # that they are retained for, its tenant's; empty: none
+    next_turn_s: float | None = None  # from its end until the session's next turn; None: not said
     search: str = ""  # id of the sequence whose beam search it belongs to, its own where that begins; empty: none
     adapter: int = 0  # slot of its adapter on this worker, from 1; 0 = none
     arrival: int = 0  # order of arrival on this worker, set by the scheduler

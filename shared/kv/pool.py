@@ -9,14 +9,10 @@ A block is in one of three states:
 Blank and cached blocks are in one free list: first the blank ones, then the cached ones from the least to the most
 recently released. `allocate` takes from the head, so no cached block is lost while a blank one is left.
 
-A cached block that is to be *retained* for a time after its last use is in the list of that time instead, from the
-least to the most recently released, and so by the end of its time. `allocate` takes blank blocks, then those whose time
-has passed, then cached ones, and retained ones last. At most MOST_RETAINED of the pool are retained: of more, the
-least recently released is cached as others are. Each session that wants a block retained is noted with it: where the
-last of them is closed, `allocate` takes the block next after the blank ones.
-
-The lists are intrusive, two arrays of neighbours and a sentinel each, because removing a block from the middle must be
-O(1), which a deque cannot do.
+A cached block that is to be *retained* for a time after its last use is in another list instead: see
+`shared/kv/retained.py`. `allocate` takes blank blocks, then those whose time has passed, then cached ones, and retained
+ones last. Each session that wants a block retained is noted with it: where the last of them is closed, `allocate` takes
+the block next after the blank ones.
 """
 
 from __future__ import annotations
@@ -26,16 +22,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-RETENTIONS_S = (300.0, 3600.0, 86_400.0)
-"""For how long a block may be retained: 5 minutes, an hour, a day, as clients ask for. Seconds."""
-
-MOST_RETAINED = 75
-"""Most of a pool's blocks that are retained, so that room is left for all others. Percent."""
-
-MOST_SESSIONS = 32
-"""Sessions that are noted with a block: one that more want, a common beginning, is retained for its time."""
-_NO_SESSION = ""
-"""Wants a block retained whichever session is closed."""
+from shared.kv.free_lists import FreeLists
+from shared.kv.next_turns import NextTurns
+from shared.kv.retained import NO_SESSION, RETENTIONS_S, RetainedBlocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,18 +81,13 @@ class BlockPool:
         self._hashes: list[bytes | None] = [None] * num_blocks  # None: not sealed
         self._checksums: list[int | None] = [None] * num_blocks
         self._findable: dict[bytes, int] = {}  # hash -> the one block that match() returns for it
-        # Neighbours of each free block. Index num_blocks is the sentinel before the free list's head, the later ones
-        # are those of the retained, by place in RETENTIONS_S, and that of the blocks of closed sessions.
-        sentinels = [num_blocks + 1 + place for place in range(len(RETENTIONS_S) + 1)]
-        self._closed = sentinels[-1]
-        self._next: list[int] = [*range(1, num_blocks + 1), 0, *sentinels]
-        self._prev: list[int] = [num_blocks, *range(num_blocks), *sentinels]
-        self._num_free = num_blocks
-        self._retentions: dict[int, int] = {}  # of blocks to be retained: the place in RETENTIONS_S
-        self._ends: dict[int, float] = {}  # of those that are: when their time ends
-        self._wanted_by: dict[int, set[str]] = {}  # of the same: the sessions that want it retained
-        self._wants: dict[str, dict[int, None]] = {}  # by session, in the order of their release
-        self._most_retained = num_blocks * MOST_RETAINED // 100
+        self._lists = FreeLists(num_blocks)
+        self._free = self._lists.new()  # blank blocks, then cached ones
+        self._closed = self._lists.new()  # blocks of closed sessions
+        self._retained = RetainedBlocks(self._lists)
+        self._next_turns = NextTurns()
+        for block_id in range(num_blocks):
+            self._lists.append(self._free, block_id)
         self._clock = clock
         # Insertion-ordered sets of the changes since the last drain.
         self._newly_findable: dict[bytes, None] = {}
@@ -122,17 +106,17 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         """Blocks that `allocate` could hand out: blank and cached ones."""
-        return self._num_free
+        return self._lists.num_linked
 
     @property
     def num_used(self) -> int:
         """Blocks with at least one reference."""
-        return self._num_blocks - self._num_free
+        return self._num_blocks - self.num_free
 
     @property
     def num_retained(self) -> int:
         """Free blocks that are retained, also those whose time has passed."""
-        return len(self._ends)
+        return len(self._retained)
 
     @property
     def num_cached(self) -> int:
@@ -164,32 +148,43 @@ class BlockPool:
         for block_id in block_ids:
             if self._num_refs[block_id] == 0 and not self._is_findable(block_id):
                 raise ValueError(f"block {block_id} is free and holds no cached prefix")
+        others = []
         for block_id in block_ids:
-            if self._num_refs[block_id] == 0:
-                self._unlink(block_id)
+            if self._num_refs[block_id] == 0 and not self._retained.unlink(block_id):
+                self._lists.unlink(block_id)
+                others.append(block_id)
             self._num_refs[block_id] += 1
+        self._retained.others_used(others)
 
     def allocate(self, num_blocks: int) -> list[int]:
         """`num_blocks` writable blocks with one reference each, or OutOfBlocks and no change.
 
         Blank blocks go first, then those of closed sessions, then retained ones whose time has passed, then cached
-        ones, least recently released first, then retained ones; all but the blank ones lose their hash.
+        ones, least recently released first, then retained ones, those used again last first as far as that is known;
+        all but the blank ones lose their hash.
         """
         if num_blocks < 0:
             raise ValueError(f"cannot allocate {num_blocks} blocks")
-        if num_blocks > self._num_free:
-            raise OutOfBlocks(num_blocks, self._num_free)
+        if num_blocks > self.num_free:
+            raise OutOfBlocks(num_blocks, self.num_free)
         block_ids = [self._take() for _ in range(num_blocks)]
         for block_id in block_ids:
             self._num_refs[block_id] = 1
         return block_ids
 
-    def release(self, block_ids: Sequence[int], retain_s: float = 0.0, session: str = _NO_SESSION) -> None:
+    def release(
+        self,
+        block_ids: Sequence[int],
+        retain_s: float = 0.0,
+        session: str = NO_SESSION,
+        next_turn_s: float | None = None,
+    ) -> None:
         """Give back one reference on each block, in the order of a sequence's block table.
 
         With `retain_s`, findable ones are retained from now on whenever they are not in use, for the longest of
         RETENTIONS_S up to it, anew after each use, until every session that wanted so is closed; without `session`
-        until their time has passed.
+        until their time has passed. `next_turn_s`: seconds until the session's next turn, for the order among retained
+        blocks; None: not known, see `NextTurns`.
 
         Findable blocks join the free list's tail, the last block of the sequence first: so later blocks are evicted
         before earlier ones, and the rest of a prefix is still a prefix. Blocks that no lookup can find (not sealed, or
@@ -199,37 +194,47 @@ class BlockPool:
             if count > self._num_refs[block_id]:
                 raise ValueError(f"block {block_id} released {count} times with {self._num_refs[block_id]} references")
         retention = max((place for place, at_least in enumerate(RETENTIONS_S) if retain_s >= at_least), default=-1)
-        now = self._clock() if self._retentions or retention >= 0 else 0.0
+        now = 0.0 if retention < 0 and self._retained.is_unused else self._clock()
+        if retention >= 0:
+            for block_id in reversed(block_ids):
+                if self._is_findable(block_id):
+                    self._retained.want(block_id, retention, session)
+            if session:
+                self._retained.expect(session, self._next_turns.ended(session, now, next_turn_s), now)
         for block_id in reversed(block_ids):
-            if retention >= 0 and self._is_findable(block_id):
-                self._retentions[block_id] = max(retention, self._retentions.get(block_id, -1))
-                self._want(block_id, session)
             self._num_refs[block_id] -= 1
             if self._num_refs[block_id] > 0:
                 continue
             if not self._is_findable(block_id):
-                self._link_after(self._num_blocks, block_id)
-            elif block_id in self._retentions:
-                self._retain(block_id, now)
+                self._lists.link_after(self._free, block_id)
+            elif block_id not in self._retained:
+                self._lists.append(self._free, block_id)
             else:
-                self._link_after(self._prev[self._num_blocks], block_id)
+                for spare in self._retained.link(block_id, now):
+                    self._lists.append(self._free, spare)
+
+    def begin_turn(self, session: str) -> None:
+        """A request of a session came, which uses what is retained for it next; how long it was away is learnt."""
+        if session:
+            now = self._clock()
+            self._next_turns.began(session, now)
+            self._retained.expect(session, None, now)
+
+    def expect(self, session: str, next_turn_s: float) -> None:
+        """The session's next turn comes that many seconds from now. Nothing happens for one that retains nothing."""
+        now = self._clock()
+        self._next_turns.expect(session, now + next_turn_s)
+        self._retained.expect(session, now + next_turn_s, now)
 
     def close_session(self, session: str) -> int:
         """Nothing is retained for its sake any more: what no other session wants and nobody uses is allocated next
         after blank blocks, the last ones of a prefix first, and can be found until then. Returns how many blocks are
         not retained any more, those in use included. Nothing happens for an unknown session."""
-        num_given_up = 0
-        for block_id in self._wants.pop(session, ()):
-            wanted_by = self._wanted_by[block_id]
-            wanted_by.discard(session)
-            if wanted_by:
-                continue
-            self._give_up(block_id)
-            num_given_up += 1
+        given_up = self._retained.close(session, self._clock())
+        for block_id in given_up:
             if self._num_refs[block_id] == 0 and self._is_findable(block_id):
-                self._unlink(block_id)
-                self._link_after(self._prev[self._closed], block_id)
-        return num_given_up
+                self._lists.append(self._closed, block_id)
+        return len(given_up)
 
     def seal(self, block_id: int, block_hash: bytes) -> None:
         """Declare a full block immutable and make it findable under `block_hash`.
@@ -296,12 +301,10 @@ class BlockPool:
 
     def clear_cache(self) -> None:
         """Forget every cached prefix. Used blocks stay sealed, but no lookup finds them any more."""
-        for block_id in (*self._ends, *self._listed(self._closed)):
+        for block_id in (*self._retained, *self._lists.listed(self._closed)):
             self._unlink(block_id)
-            self._link_after(self._num_blocks, block_id)
-        self._retentions.clear()
-        self._wanted_by.clear()
-        self._wants.clear()
+            self._lists.link_after(self._free, block_id)
+        self._retained.clear()
         for block_hash, block_id in list(self._findable.items()):
             self._forget(block_hash)
             if self._num_refs[block_id] == 0:
@@ -310,21 +313,13 @@ class BlockPool:
 
     def check_integrity(self) -> None:
         """Check all invariants; raises AssertionError naming the violated one. O(num_blocks)."""
-        retained = [self._listed(self._num_blocks + 1 + place) for place in range(len(RETENTIONS_S))]
-        assert sum(map(len, retained)) == len(self._ends) <= self._most_retained, "no more is retained than may be"
-        for place, block_ids in enumerate(retained):
-            ends = [self._ends[block_id] for block_id in block_ids]
-            assert ends == sorted(ends), "retained blocks are in the order in which their time ends"
-            assert all(self._retentions[block_id] == place for block_id in block_ids), "each in the list of its time"
-            assert all(map(self._is_findable, block_ids)), "what is retained can be found"
-        assert self._retentions.keys() == self._wanted_by.keys(), "what is to be retained is wanted by someone"
-        pairs = {(name, block_id) for block_id, names in self._wanted_by.items() for name in names if name}
-        assert pairs == {(name, block_id) for name, ids in self._wants.items() for block_id in ids}, "both ways alike"
-        closed = self._listed(self._closed)
+        retained = self._retained.check_integrity()
+        assert all(map(self._is_findable, retained)), "what is retained can be found"
+        closed = self._lists.listed(self._closed)
         assert all(map(self._is_findable, closed)), "what was retained can be found until it is taken"
-        listed = self._listed(self._num_blocks)
-        free = [*listed, *closed, *(block_id for block_ids in retained for block_id in block_ids)]
-        assert len(free) == self._num_free, "num_free equals the free list's length"
+        listed = self._lists.listed(self._free)
+        free = [*listed, *closed, *retained]
+        assert len(free) == self.num_free, "num_free equals the free list's length"
         assert len(set(free)) == len(free), "no block is in the free list twice"
         assert all(refs >= 0 for refs in self._num_refs), "no negative reference count"
         unreferenced = {block_id for block_id, refs in enumerate(self._num_refs) if refs == 0}
@@ -354,18 +349,12 @@ class BlockPool:
 
     def _take(self) -> int:
         """Unlink the free block that is missed least and clear its hash and checksum."""
-        block_id = self._next[self._num_blocks]
-        is_blank = block_id != self._num_blocks and not self._is_findable(block_id)
-        if not is_blank and self._next[self._closed] != self._closed:
-            block_id = self._next[self._closed]
-        elif not is_blank and self._ends:
-            heads = [self._next[self._num_blocks + 1 + place] for place in range(len(RETENTIONS_S))]
-            first = min((head for head in heads if head < self._num_blocks), key=self._ends.__getitem__)
-            if block_id == self._num_blocks or self._ends[first] <= self._clock():
-                block_id = first
+        block_id = self._lists.after[self._free]
+        has_cached = block_id != self._free
+        if not has_cached or self._is_findable(block_id):
+            block_id = self._first_findable(block_id if has_cached else None)
         self._unlink(block_id)
-        if block_id in self._retentions:
-            self._give_up(block_id)
+        self._retained.taken(block_id)
         block_hash = self._hashes[block_id]
         if block_hash is not None:
             if self._findable.get(block_hash) == block_id:
@@ -374,64 +363,21 @@ class BlockPool:
             self._checksums[block_id] = None
         return block_id
 
-    def _retain(self, block_id: int, now: float) -> None:
-        """Links a findable block that is to be retained; where too many are, the list's least recently released one is
-        cached as others are."""
-        place = self._retentions[block_id]
-        sentinel = self._num_blocks + 1 + place
-        if len(self._ends) >= self._most_retained:
-            spare = self._next[sentinel]
-            if spare == sentinel:
-                spare = block_id
-            else:
-                self._unlink(spare)
-            self._give_up(spare)
-            self._link_after(self._prev[self._num_blocks], spare)
-            if spare == block_id:
-                return
-        self._ends[block_id] = now + RETENTIONS_S[place]
-        self._link_after(self._prev[sentinel], block_id)
-
-    def _want(self, block_id: int, session: str) -> None:
-        wanted_by = self._wanted_by.setdefault(block_id, set())
-        if session != _NO_SESSION and session not in wanted_by and len(wanted_by) >= MOST_SESSIONS:
-            session = _NO_SESSION
-        wanted_by.add(session)
-        if session != _NO_SESSION:
-            self._wants.setdefault(session, {})[block_id] = None
-
-    def _give_up(self, block_id: int) -> None:
-        """No session retains it any more."""
-        del self._retentions[block_id]
-        for session in self._wanted_by.pop(block_id):
-            if session != _NO_SESSION:
-                blocks = self._wants.get(session, {})
-                blocks.pop(block_id, None)
-                if not blocks:
-                    self._wants.pop(session, None)
+    def _first_findable(self, cached: int | None) -> int:
+        """The block that is taken where none is blank; `cached`: the first of those that are not retained."""
+        if not self._lists.is_empty(self._closed):
+            return self._lists.after[self._closed]
+        if not len(self._retained):
+            assert cached is not None
+            return cached
+        now = self._clock()
+        expired = self._retained.expired(now)
+        if expired is not None:
+            return expired
+        chosen = self._retained.furthest(now) if cached is None else cached
+        assert chosen is not None, "there is a free block"
+        return chosen
 
     def _unlink(self, block_id: int) -> None:
-        self._ends.pop(block_id, None)
-        before, after = self._prev[block_id], self._next[block_id]
-        self._next[before] = after
-        self._prev[after] = before
-        self._num_free -= 1
-
-    def _link_after(self, before: int, block_id: int) -> None:
-        """Insert a block behind `before`, a free block or the sentinel (which makes it the head)."""
-        after = self._next[before]
-        self._next[before] = self._prev[after] = block_id
-        self._prev[block_id] = before
-        self._next[block_id] = after
-        self._num_free += 1
-
-    def _listed(self, sentinel: int) -> list[int]:
-        """Free block ids of one list from head to tail, bounded so that a broken link cannot loop."""
-        found: list[int] = []
-        before, block_id = sentinel, self._next[sentinel]
-        while True:
-            assert self._prev[block_id] == before, "free list links agree in both directions"
-            if block_id == sentinel or len(found) > self._num_blocks:
-                return found
-            found.append(block_id)
-            before, block_id = block_id, self._next[block_id]
+        if not self._retained.unlink(block_id):
+            self._lists.unlink(block_id)

@@ -89,6 +89,29 @@ async def test_blocks_of_a_closed_session_are_evicted_before_others_of_its_tenan
         assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt_cache_key")
 
 
+async def test_the_session_that_comes_back_last_gives_way_first(tmp_path: Path) -> None:
+    whole = NUM_BLOCKS * BLOCK_SIZE
+    async with running(tmp_path, num_kv_blocks=POOL) as run, AsyncTandemClient([run.cluster.grpc]) as client:
+        await client.warm(prompt(41), session="near", retention="1h", tenant="t", next_turn_s=60.0)
+        await post(run, "/v1/cache/warm", "t", prompt=prompt(43), prompt_cache_key="far", prompt_cache_retention="1h")
+        await run.idle()
+        for seconds, tenant in ((6000.0, "t"), (1.0, "other")):  # another tenant's session of the same name
+            said = await post(run, "/v1/cache/expect", tenant, prompt_cache_key="far", next_turn_s=seconds)
+            assert said == {"object": "cache.session.expected", "next_turn_s": seconds}
+        long = [20 + (i * 47) % 2000 for i in range((POOL - 2 * NUM_BLOCKS + 4) * BLOCK_SIZE)]
+        assert await cached(run, long, "t") == 0
+        assert await cached(run, prompt(41), "t") == whole
+        assert await cached(run, prompt(43), "t") < whole
+        await client.expect_session("far", 2.0, tenant="t")
+        for body, field in (
+            ({"next_turn_s": 1}, "prompt_cache_key"),
+            ({"prompt_cache_key": "far"}, "next_turn_s"),
+            ({"prompt_cache_key": "far", "next_turn_s": 86_401}, "next_turn_s"),
+        ):
+            response = await run.http.post("/v1/cache/expect", json=body)
+            assert (response.status_code, response.json()["error"]["param"]) == (400, field)
+
+
 async def test_a_store_node_retains_what_requests_say_beyond_a_stream_of_others(tmp_path: Path) -> None:
     whole = NUM_BLOCKS * BLOCK_SIZE
     room = 3 * NUM_BLOCKS * block_bytes(DEMO)

@@ -42,6 +42,7 @@ PATHS = {
     "/v1/rerank": "RerankRequest",
     "/v1/cache/warm": "ChatRequest",
     "/v1/cache/close": "CloseRequest",
+    "/v1/cache/expect": "ExpectRequest",
     "/v1/update_weights": "UpdateBody",
     "/sleep": "SleepBody",
     "/wake_up": "SleepBody",
@@ -53,7 +54,8 @@ METHODS = {
     for service, names in (
         (
             inference_pb2.DESCRIPTOR.services_by_name["InferenceService"],
-            "Generate GenerateBatch Tokenize Detokenize ListModels GetRequest Warm CloseSession GetStatus Explain",
+            "Generate GenerateBatch Tokenize Detokenize ListModels GetRequest GetStatus Explain"
+            " Warm CloseSession ExpectSession",
         ),
         (
             cache_pb2.DESCRIPTOR.services_by_name["CacheService"],

@@ -51,6 +51,7 @@ class Request:
     is_traced: bool = False  # the router records spans of it
     priority: int = 0  # higher goes first if the queue is ordered by priority
     retain_s: float = 0.0  # how long workers keep its prefix at least after each use, where there is room for that
+    next_turn_s: float | None = None  # from the answer's end until the session's next request; None: not said
     session: str = ""  # the turns of one conversation share it; empty = none
     salt: str = ""  # root of its hash chain: only prompts with the same salt share blocks; empty = the tenant's name
     ttft_timeout_s: float = 0.0  # seconds from arrival to the first token; 0 = the router's target

@@ -7,8 +7,9 @@ import random
 import secrets
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from services.router.dispatch.request import PLAIN_TEXT, Core, Request, Resume, TextOptions
 from services.router.edge.answer.families import AnswerFormats
@@ -16,7 +17,7 @@ from services.router.edge.answer.reasoning import Thinking
 from services.router.edge.model_names import ModelNames
 from services.router.edge.output_stream import INLINE_TOKENS, OutputStream, output_processor
 from services.router.edge.request_ledger import Ledger, Uncounted
-from services.router.edge.scheduling import SchedulingHints, is_visible_ascii
+from services.router.edge.scheduling import SchedulingHints, check_next_turn, is_visible_ascii
 from services.router.edge.settings import EdgeSettings, StructureSettings
 from services.router.edge.tenants.rate_limits import RateLimits, chain_salt
 from services.router.edge.text.generation_defaults import NO_DEFAULTS, GenerationDefaults
@@ -142,8 +143,14 @@ def _truncated(token_ids: Sequence[int], truncate_to: int | None, num_room: int)
     return token_ids[-max(1, num_room if truncate_to == -1 else truncate_to) :]
 
 
-CloseSession = Callable[[str, str], Awaitable[int]]
-"""(tenant, session): see `InputProcessor.close_session`."""
+class Sessions(Protocol):
+    """What workers retain for sessions."""
+
+    async def close_session(self, tenant: str, session: str) -> int:
+        """See `InputProcessor.close_session`."""
+
+    def expect_session(self, tenant: str, session: str, next_turn_s: float) -> None:
+        """See `InputProcessor.expect_session`."""
 
 
 class InputProcessor:
@@ -164,11 +171,11 @@ class InputProcessor:
         ledger: Ledger | None = None,
         traces: CallTraces | None = None,
         pooling: PoolingConfig | None = None,
-        close_session: CloseSession | None = None,
+        sessions: Sessions | None = None,
     ) -> None:
         """`structures`: for the model's vocabulary; `defaults`: what a request takes that does not say how to
         sample; `names`: `model_name` and what else clients may call it; `rates` and `traces`: shared with
-        other models' processors; `ledger`: counts requests; none: they are not counted; `close_session`: without one
+        other models' processors; `ledger`: counts requests; none: they are not counted; `sessions`: without them
         there are no workers that could retain anything."""
         self.core = core
         self.defaults = defaults
@@ -189,12 +196,19 @@ class InputProcessor:
         """How its embeddings are made, if they are."""
         self.traces = traces or CallTraces()
         """Where each call begins its trace."""
-        self._close_session = close_session
+        self._sessions = sessions
 
     async def close_session(self, tenant: str, session: str) -> int:
         """Workers retain nothing for the sake of a tenant's session any more; returns the number of blocks that this
         frees. Raises WorkerLost, DeadlineExceeded."""
-        return 0 if self._close_session is None else await self._close_session(tenant, session)
+        return 0 if self._sessions is None else await self._sessions.close_session(tenant, session)
+
+    def expect_session(self, tenant: str, session: str, next_turn_s: float) -> None:
+        """A tenant's session comes back that many seconds from now: what workers retain for those that come back later
+        is evicted first. Raises InvalidRequest (`next_turn_s`)."""
+        check_next_turn("next_turn_s", next_turn_s, 1.0)
+        if self._sessions is not None:
+            self._sessions.expect_session(tenant, session, next_turn_s)
 
     def check_model(self, model: str, tenant: str) -> None:
         """Passes for the names that the served model has for the tenant, and for no name; raises NotFound (`model`)."""
@@ -244,6 +258,7 @@ class InputProcessor:
             priority=info.scheduling.priority,
             retain_s=info.scheduling.retain_s,
             session=info.scheduling.session,
+            next_turn_s=info.scheduling.next_turn_s,
             ttft_timeout_s=info.scheduling.ttft_timeout_s,
             text=options.text,
             adapter="" if adapter is None else adapter.digest,

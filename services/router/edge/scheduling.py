@@ -6,6 +6,8 @@
     x-session-id        the turns of one conversation share it
     x-cache-retention   5m, 1h or 24h: how long its prefix is kept after each use, where there is room for that.
                         Default in-memory: as long as nothing newer takes its place
+    x-next-turn-ms      with a retention: the session's next request comes so long after this one's answer, so that what
+                        is retained for sessions that come back later is evicted first. Default: as its earlier pauses
     x-ttft-timeout-ms   the first token is due so soon; 429 at once where that cannot be. Default: the router's target
 
 A tenant's own API key determines the tenant; without one, a trusted proxy sets `x-tenant` and drops what came from
@@ -26,6 +28,7 @@ TIERS = {"flex": -50, "priority": 50}
 """Priority of OpenAI's `service_tier`; the others are 0."""
 BATCH_PRIORITY = -100
 """Of a batch's requests."""
+MAX_NEXT_TURN_S = 86_400.0
 RETENTIONS = {"in-memory": 0.0, "in_memory": 0.0, "5m": 300.0, "1h": 3600.0, "24h": 86_400.0}
 """Seconds of OpenAI's `prompt_cache_retention` and Anthropic's `cache_control.ttl`."""
 
@@ -39,6 +42,7 @@ class SchedulingHints:
     session: str = ""
     ttft_timeout_s: float = 0.0  # 0 = the router's target
     retain_s: float = 0.0
+    next_turn_s: float | None = None  # None: not said
 
 
 def scheduling_hints(headers: Mapping[str, str], tenant: str = "") -> SchedulingHints:
@@ -53,6 +57,7 @@ def scheduling_hints(headers: Mapping[str, str], tenant: str = "") -> Scheduling
         session=_name(headers, "x-session-id"),
         ttft_timeout_s=_timeout_s(headers.get("x-ttft-timeout-ms", "")),
         retain_s=_retention_s(headers.get("x-cache-retention", "in-memory")),
+        next_turn_s=_next_turn_s(headers.get("x-next-turn-ms", "")),
     )
 
 
@@ -92,6 +97,26 @@ def _retention_s(text: str) -> float:
             f"x-cache-retention must be one of {', '.join(RETENTIONS)}, got {text[:32]!r}", field="x-cache-retention"
         )
     return RETENTIONS[text]
+
+
+def check_next_turn(field: str, value: float, unit_s: float) -> None:
+    """Raises InvalidRequest naming the field unless it is from 0 to a day; `unit_s`: 1 for seconds."""
+    limit = MAX_NEXT_TURN_S / unit_s
+    if not 0 <= value <= limit:
+        raise InvalidRequest(
+            f"{field} must be a time from now, at most a day ({limit:.0f}), got {value:g}", field=field, limit=limit
+        )
+
+
+def _next_turn_s(text: str) -> float | None:
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    check_next_turn("x-next-turn-ms", value, 1e-3)
+    return value / 1e3
 
 
 def _timeout_s(text: str) -> float:

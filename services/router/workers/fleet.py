@@ -218,6 +218,13 @@ class Fleet:
                 limit=CLOSE_TIMEOUT_S,
             ) from None
 
+    def expect_session(self, tenant: str, session: str, next_turn_s: float) -> None:
+        """Workers evict what is retained for other sessions first where those come back later than this one, which
+        does that many seconds from now."""
+        for link in (*self.links, *self.retiring):
+            if link.connected:
+                link.expect_session(tenant, session, next_turn_s)
+
     def take_over(self, request_id: str, tenant: str) -> None:
         """A client continues the request on this router: other routers' attempts at it are ended on the workers."""
         for link in (*self.links, *self.retiring):

@@ -259,6 +259,10 @@ class WorkerLink:
         num_blocks: int = await self._calls.answer_of(call)
         return num_blocks
 
+    def expect_session(self, tenant: str, session: str, next_turn_s: float) -> None:
+        """A tenant's session comes back to the worker, maybe, that many seconds from now."""
+        self.send(expect_session=worker_pb2.ExpectSession(tenant=tenant, session=session, next_turn_s=next_turn_s))
+
     async def change_weights(
         self, step: worker_pb2.WeightStep.ValueType, folder: str = "", timeout_s: float = 0.0
     ) -> Any:

@@ -109,6 +109,10 @@ class BlockServer:
         num_blocks = await self._exchange.flush()
         return num_blocks, num_blocks * self._host.model.layout.block_bytes
 
+    def expect_session(self, session: str, next_turn_s: float) -> None:
+        """Its next turn comes that many seconds from now: see `BlockPool.expect`."""
+        self._exchange.expect_session(session, next_turn_s)
+
     async def close_session(self, session: str) -> int:
         """Retains nothing in the pool for its sake any more; returns the number of blocks that this frees."""
         return await self._exchange.close_session(session)

@@ -15,6 +15,7 @@ from shared.engine.messages import (
     CacheFlushed,
     CloseSession,
     Command,
+    ExpectSession,
     FetchPrepared,
     FlushCache,
     HoldBlocks,
@@ -88,6 +89,10 @@ class BlockExchangeClient:
         answer = await self._ask(key, CloseSession(key, session))
         assert isinstance(answer, CacheFlushed)
         return answer.num_blocks
+
+    def expect_session(self, session: str, next_turn_s: float) -> None:
+        """Its next turn comes that many seconds from now."""
+        self._submit_to_engine(ExpectSession(session, next_turn_s))
 
     def on_event(self, event: ExchangeEvent) -> None:
         """The engine's answer."""

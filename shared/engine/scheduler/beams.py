@@ -195,7 +195,7 @@ class BeamSearches:
         for search in self._searches.values():
             for beam in search.beams:
                 if beam.is_parked and beam.sequence.block_ids:
-                    self._tables.free(beam.sequence)
+                    self._tables.free(beam.sequence, returns=True)
                     beam.sequence.num_computed_tokens = beam.sequence.num_cached_tokens = 0
                     return True
         return False
@@ -251,6 +251,7 @@ class BeamSearches:
             priority=parent.priority,
             retain_s=parent.retain_s,
             session=parent.session,
+            next_turn_s=parent.next_turn_s,
             search=parent.search,
             adapter=parent.adapter,
             block_hashes=list(parent.block_hashes),

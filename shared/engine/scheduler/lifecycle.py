@@ -139,7 +139,7 @@ class Lifecycle:
         if not (self.config.recomputes or sequence.host_slots):
             self.fail(sequence, _lost_blocks())
             return
-        self.tables.free(sequence)
+        self.tables.free(sequence, returns=True)
         sequence.num_computed_tokens = 0
         sequence.num_cached_tokens = 0
         sequence.preempted_at = self.clock()

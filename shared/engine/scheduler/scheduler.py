@@ -75,6 +75,7 @@ class Scheduler:
         """Queues a sequence to be computed here; takes no blocks yet. What the pool has of it now is not counted as
         work: routers would take it for prompts of others."""
         self._beams.begin(sequence)
+        self.pool.begin_turn(sequence.session)
         cached = self._tables.cached(sequence, sequence.num_tokens - 1)
         sequence.num_found_tokens = len(cached) // self.groups.size * self.pool.block_size
         self.sequences.add(sequence, self._clock())
@@ -93,6 +94,7 @@ class Scheduler:
         cached = held_of(table)
         self._admission.take_cached(sequence, cached, len(cached) + len(wanted), holders)
         self._beams.begin(sequence)
+        self.pool.begin_turn(sequence.session)
         self.sequences.add(sequence, self._clock(), receiving=True)
         for place, block_id in zip(wanted, self.pool.allocate(len(wanted)), strict=True):
             table[place] = block_id

@@ -130,10 +130,11 @@ class BlockTables:
         by a hand-off."""
         return range(sequence.num_arrived_blocks, num_tokens // self._pool.block_size)
 
-    def free(self, sequence: EngineSequence) -> None:
-        """Gives the sequence's references back."""
+    def free(self, sequence: EngineSequence, *, returns: bool = False) -> None:
+        """Gives the sequence's references back; `returns`: it takes them again soon."""
         held = held_of(sequence.block_ids) if sequence.num_holes else sequence.block_ids
-        self._pool.release(held, sequence.retain_s, sequence.session)
+        next_turn_s = 0.0 if returns else sequence.next_turn_s
+        self._pool.release(held, sequence.retain_s, sequence.session, next_turn_s)
         sequence.block_ids = []
         sequence.block_table = ()
 
@@ -310,11 +311,11 @@ class GroupedTables(BlockTables):
         arrived = sequence.num_arrived_blocks
         return [place for place in seen if place >= arrived or groups.windows[place % groups.size] is not None]
 
-    def free(self, sequence: EngineSequence) -> None:
+    def free(self, sequence: EngineSequence, *, returns: bool = False) -> None:
         """See `BlockTables`."""
         self._pool.release(sequence.guess_states)
         sequence.guess_states = []
-        super().free(sequence)
+        super().free(sequence, returns=returns)
         sequence.seen_from = []
         sequence.num_holes = 0
 

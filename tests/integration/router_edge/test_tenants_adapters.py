@@ -25,6 +25,7 @@ PLACES = {
     "/v1/embeddings": {"input": "x"},
     "/v1/cache/warm": {"prompt": "x"},
     "/v1/cache/close": {"prompt_cache_key": "x"},
+    "/v1/cache/expect": {"prompt_cache_key": "x", "next_turn_s": 30},
     "/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [1]},
 }

@@ -184,13 +184,14 @@ def test_several_answers_have_the_ids_and_seeds_that_a_router_gives() -> None:
 
 
 def test_hints_are_metadata() -> None:
-    hints = {"tenant": "t", "session": "s", "priority": -3, "ttft_timeout_s": 0.5, "retention": "1h"}
+    hints = {"tenant": "t", "session": "s", "priority": -3, "ttft_timeout_s": 0.5, "retention": "1h", "next_turn_s": 9}
     assert dict(metadata_of(hints)) == {  # type: ignore[arg-type]
         "x-tenant": "t",
         "x-session-id": "s",
         "x-priority": "-3",
         "x-cache-retention": "1h",
         "x-ttft-timeout-ms": "500",
+        "x-next-turn-ms": "9000",
     }
 
 

@@ -7,7 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from shared.kv.pool import MOST_RETAINED, MOST_SESSIONS, RETENTIONS_S, BlockPool, OutOfBlocks
+from shared.kv.pool import BlockPool, OutOfBlocks
+from shared.kv.retained import MOST_RETAINED, MOST_SESSIONS, RETENTIONS_S
 
 NUM_BLOCKS = 6
 
@@ -120,14 +121,14 @@ def test_a_cleared_cache_leaves_free_blocks_blank_and_used_ones_sealed() -> None
 
 
 CORRUPTIONS = {
-    "num_free equals": lambda pool: setattr(pool, "_num_free", pool._num_free + 1),
-    "free list links agree: at the head": lambda pool: pool._prev.__setitem__(pool._next[pool._num_blocks], 0),
-    "free list links agree: at the tail": lambda pool: pool._prev.__setitem__(pool._num_blocks, 0),
-    "free list links agree: between": lambda pool: pool._prev.__setitem__(4, 0),
+    "num_free equals": lambda pool: setattr(pool._lists, "num_linked", pool.num_free + 1),
+    "free list links agree: at the head": lambda pool: pool._lists.before.__setitem__(pool._lists.after[pool._free], 0),
+    "free list links agree: at the tail": lambda pool: pool._lists.before.__setitem__(pool._free, 0),
+    "free list links agree: between": lambda pool: pool._lists.before.__setitem__(4, 0),
     "no negative": lambda pool: pool._num_refs.__setitem__(0, -1),
     "exactly the blocks without references are free: one lost": lambda pool: pool._num_refs.__setitem__(0, 0),
     "exactly the blocks without references are free": lambda pool: pool._num_refs.__setitem__(3, 1),
-    "blank blocks precede": lambda pool: (pool._unlink(2), pool._link_after(pool._num_blocks, 2)),
+    "blank blocks precede": lambda pool: (pool._unlink(2), pool._lists.link_after(pool._free, 2)),
     "a findable block holds": lambda pool: pool._findable.__setitem__(named(9), 0),
     "only sealed blocks": lambda pool: pool._checksums.__setitem__(3, 5),
     "events are net": lambda pool: pool._newly_evicted.__setitem__(named(1), None),
@@ -156,7 +157,7 @@ def test_the_check_of_integrity_names_what_is_broken(broken: str) -> None:
 
 def test_a_free_list_that_runs_in_a_circle_is_noticed() -> None:
     pool = BlockPool(4, 16)
-    pool._next[1], pool._prev[0] = 0, 1  # 0 → 1 → 0
+    pool._lists.after[1], pool._lists.before[0] = 0, 1  # 0 → 1 → 0
     with pytest.raises(AssertionError):
         pool.check_integrity()
 

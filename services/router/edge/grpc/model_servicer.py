@@ -47,6 +47,12 @@ class ModelServicer(inference_pb2_grpc.InferenceServiceServicer):
         """Served by the request's model."""
         return await self._servicer_of(request.model).CloseSession(request, context)
 
+    async def ExpectSession(  # noqa: N802
+        self, request: inference_pb2.ExpectSessionRequest, context: Context
+    ) -> inference_pb2.ExpectedSession:
+        """Served by the request's model."""
+        return await self._servicer_of(request.model).ExpectSession(request, context)
+
     async def Tokenize(  # noqa: N802
         self, request: inference_pb2.TokenizeRequest, context: Context
     ) -> inference_pb2.TokenizeResponse:

@@ -166,18 +166,35 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """Retains nothing for a session of the caller's tenant any more."""
 
         async def close(asked: inference_pb2.CloseSessionRequest) -> inference_pb2.ClosedSession:
-            metadata = metadata_of(context)
-            key = metadata.get("authorization")
-            hints = scheduling_hints(metadata, self._keys.check(key))
-            self._input_processor.rates.begin(self._keys.account(key, hints.tenant), hints.tenant)
-            self._input_processor.check_model(asked.model, hints.tenant)
-            session = asked.session or hints.session
-            if not session:
-                raise InvalidRequest("session is missing, and so is x-session-id", field="session")
-            num_blocks = await self._input_processor.close_session(hints.tenant, session)
+            num_blocks = await self._input_processor.close_session(*self._session(asked, context))
             return inference_pb2.ClosedSession(num_blocks=num_blocks)
 
         return await answer_client(self._keys.check, close, request, context)
+
+    async def ExpectSession(  # noqa: N802
+        self, request: inference_pb2.ExpectSessionRequest, context: Context
+    ) -> inference_pb2.ExpectedSession:
+        """When a session of the caller's tenant comes back."""
+
+        async def expect(asked: inference_pb2.ExpectSessionRequest) -> inference_pb2.ExpectedSession:
+            self._input_processor.expect_session(*self._session(asked, context), asked.next_turn_s)
+            return inference_pb2.ExpectedSession()
+
+        return await answer_client(self._keys.check, expect, request, context)
+
+    def _session(
+        self, asked: inference_pb2.CloseSessionRequest | inference_pb2.ExpectSessionRequest, context: Context
+    ) -> tuple[str, str]:
+        """Tenant and session that a call names."""
+        metadata = metadata_of(context)
+        key = metadata.get("authorization")
+        hints = scheduling_hints(metadata, self._keys.check(key))
+        self._input_processor.rates.begin(self._keys.account(key, hints.tenant), hints.tenant)
+        self._input_processor.check_model(asked.model, hints.tenant)
+        session = asked.session or hints.session
+        if not session:
+            raise InvalidRequest("session is missing, and so is x-session-id", field="session")
+        return hints.tenant, session
 
     async def _stream(
         self,

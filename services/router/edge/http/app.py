@@ -21,7 +21,7 @@ from services.router.edge.http.anthropic.endpoint import Messages
 from services.router.edge.http.batches.endpoints import Batches
 from services.router.edge.http.batches.files import FileStore
 from services.router.edge.http.batches.runner import BatchRunner, Idleness
-from services.router.edge.http.cache.close import SessionClosing
+from services.router.edge.http.cache.sessions import SessionCalls
 from services.router.edge.http.cache.warm import Warm
 from services.router.edge.http.endpoint import Dialect, InferenceEndpoint
 from services.router.edge.http.model_switch import ModelSwitch
@@ -49,7 +49,7 @@ from shared.records.records import Bounds, MemoryRecords, Records
 PATHS = (
     *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"),
     *("/v1/conversations", "/v1/files", "/v1/batches", "/v1/embeddings", "/v1/score", "/v1/rerank"),
-    *("/v1/cache/warm", "/v1/cache/close"),
+    *("/v1/cache/warm", "/v1/cache/close", "/v1/cache/expect"),
     *("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/update_weights", "/sleep", "/wake_up", "/is_sleeping"),
     *("/tokenize", "/detokenize", "/v1/models", "/version", "/", "/docs", "/openapi.json"),
     *("/healthz", "/health", "/ping", "/readyz", "/metrics", "/status"),
@@ -178,6 +178,7 @@ def build_app(
     live = LivePages(keys, view)
     adapters = Adapters(input_processor, keys)
     weights = Weights(input_processor, keys)
+    sessions = SessionCalls(input_processor, keys)
     return Starlette(
         routes=[
             *(
@@ -189,7 +190,8 @@ def build_app(
             *conversations.routes(),
             *batches.routes(),
             *Pooling(input_processor, keys, settings).routes(),
-            Route("/v1/cache/close", SessionClosing(input_processor, keys).close, methods=["POST"]),
+            Route("/v1/cache/close", sessions.close, methods=["POST"]),
+            Route("/v1/cache/expect", sessions.expect, methods=["POST"]),
             *tokens.routes(),
             *adapters.routes(),
             *weights.routes(),

@@ -114,3 +114,31 @@ def test_a_prefix_that_is_retained_outlives_those_that_were_used_later() -> None
     now += 1.0
     flood()
     assert serve("late", prompt) == 0
+
+
+def test_of_retained_prefixes_that_goes_first_whose_session_comes_back_last() -> None:
+    now = 0.0
+    s = Scheduler(BlockPool(16, 4, clock=lambda: now), SchedulerConfig(2, 64))
+
+    def serve(name: str, tokens: list[int], session: str = "", next_turn_s: float | None = None) -> int:
+        made = sequence(name, tokens, max_tokens=1)
+        made.retain_s, made.session, made.next_turn_s = 300.0 if session else 0.0, session, next_turn_s
+        s.add(made)
+        while s.has_work:
+            step(s)
+        s.check_integrity()
+        return made.num_cached_tokens
+
+    near, far, learnt = ([first] * 13 for first in (7, 8, 9))
+    for turn in range(4):
+        now += 20.0
+        assert serve(f"learnt-{turn}", learnt, "learnt") == (12 if turn else 0)  # its pauses are 20 s
+    serve("near", near, "near", 5.0)
+    serve("far", far, "far", 60.0)
+    serve("other", [10] * 37)
+    assert s.pool.num_retained == 6
+    assert serve("near-again", near, "near", 5.0) == 12
+    assert serve("far-again", far, "far", 60.0) == 0
+    now += 1.0
+    serve("another", [11] * 41)
+    assert [serve("last", learnt, "learnt"), serve("nearest", near, "near")] == [8, 12]

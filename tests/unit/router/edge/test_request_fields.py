@@ -37,7 +37,9 @@ def test_a_wrong_value_stops_the_start_with_its_name(tmp_path: Path, name: str, 
 def test_all_of_them_and_none():
     assert scheduling_hints({}) == SchedulingHints("default", 0, "", 0.0)
     headers = {"x-tenant": "gold", "x-priority": "-3", "x-session-id": "s1", "x-ttft-timeout-ms": "1500"}
-    assert scheduling_hints({**headers, "x-cache-retention": "1h"}) == SchedulingHints("gold", -3, "s1", 1.5, 3600.0)
+    headers |= {"x-cache-retention": "1h", "x-next-turn-ms": "2500"}
+    assert scheduling_hints(headers) == SchedulingHints("gold", -3, "s1", 1.5, 3600.0, 2.5)
+    assert scheduling_hints({"x-next-turn-ms": "0"}).next_turn_s == 0.0
 
 
 @pytest.mark.parametrize(
@@ -51,6 +53,10 @@ def test_all_of_them_and_none():
         ("x-ttft-timeout-ms", "nan"),
         ("x-ttft-timeout-ms", "soon"),
         ("x-cache-retention", "2h"),
+        ("x-next-turn-ms", "-1"),
+        ("x-next-turn-ms", "nan"),
+        ("x-next-turn-ms", "soon"),
+        ("x-next-turn-ms", "86400001"),
     ],
 )
 def test_a_bad_one_is_named(header, value):

@@ -11,7 +11,7 @@ from pydantic.json_schema import models_json_schema
 
 from services.router.edge.http.anthropic.schemas import CountRequest, MessagesRequest
 from services.router.edge.http.batches.endpoints import PURPOSES, BatchRequest
-from services.router.edge.http.cache.close import CloseRequest
+from services.router.edge.http.cache.sessions import CloseRequest, ExpectRequest
 from services.router.edge.http.openai.completions import CompletionRequest
 from services.router.edge.http.openai.schemas import ChatRequest
 from services.router.edge.http.pooling.schemas import EmbeddingRequest, RerankRequest, ScoreRequest
@@ -49,6 +49,7 @@ _POSTS: Mapping[str, tuple[type[BaseModel], str]] = {
     "/v1/rerank": (RerankRequest, "Documents by their nearness to a query"),
     "/v1/cache/warm": (ChatRequest, "Computes a prompt ahead of its requests; a completion's body does too"),
     "/v1/cache/close": (CloseRequest, "Retains nothing for a session any more"),
+    "/v1/cache/expect": (ExpectRequest, "When a session comes back"),
     "/v1/batches": (BatchRequest, "Answers a file of requests with what is idle"),
     "/v1/messages": (MessagesRequest, "Answers a conversation, as Anthropic's messages"),
     "/v1/messages/count_tokens": (CountRequest, "Counts the tokens of a conversation"),

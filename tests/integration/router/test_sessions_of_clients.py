@@ -1,4 +1,4 @@
-"""A session that is over is closed at every worker, by the name that its requests carried."""
+"""Every worker hears that a session is over, and when one comes back, by the name that its requests carried."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ async def closed(worker, num_blocks: int) -> worker_pb2.CloseSession:
 async def test_every_worker_closes_the_session_that_its_commands_named():
     prefill, decode = prefill_worker(), decode_worker()
     async with Router([prefill], [decode]) as router:
-        running = router.ask("r", tenant="t", session="s", retain_s=300.0)
+        running = router.ask("r", tenant="t", session="s", retain_s=300.0, next_turn_s=20.0)
         reserve = await decode.expect(worker_pb2.Reserve)
         await decode.reserved(reserve.request_id)
         submit = await prefill.expect(worker_pb2.Submit)
         assert [(each.tenant, each.session, each.retain_s) for each in (reserve, submit)] == [("t", "s", 300.0)] * 2
+        assert [each.next_turn_s for each in (reserve, submit)] == [20.0] * 2
         closing = asyncio.create_task(router.fleet.close_session("t", "s"))
         asked = [await closed(worker, count) for worker, count in ((prefill, 3), (decode, 4))]
         assert [(each.tenant, each.session) for each in asked] == [("t", "s")] * 2
@@ -47,3 +48,17 @@ async def test_a_worker_that_is_lost_meanwhile_or_says_nothing_is_an_error(monke
     async with Router([], [silent]) as router:
         with pytest.raises(DeadlineExceeded):
             await router.fleet.close_session("t", "s")
+
+
+async def test_every_worker_hears_when_a_session_comes_back_and_a_request_that_says_nothing_carries_nothing():
+    prefill, decode = prefill_worker(), decode_worker()
+    async with Router([prefill], [decode]) as router:
+        running = router.ask("r", session="s", retain_s=300.0)
+        reserve = await decode.expect(worker_pb2.Reserve)
+        await decode.reserved(reserve.request_id)
+        submit = await prefill.expect(worker_pb2.Submit)
+        assert not any(each.HasField("next_turn_s") for each in (reserve, submit))
+        router.fleet.expect_session("t", "s", 30.0)
+        asked = [await worker.expect(worker_pb2.ExpectSession) for worker in (prefill, decode)]
+        assert [(each.tenant, each.session, each.next_turn_s) for each in asked] == [("t", "s", 30.0)] * 2
+        await running.aclose()

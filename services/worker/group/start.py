@@ -37,6 +37,14 @@ def check_group(settings: WorkerSettings) -> tuple[torch.dtype, str]:
             value=settings.pp,
             limit=1,
         )
+    if config.delta is not None and config.delta.places is not None and settings.has_own_pools:
+        raise ConfigError(
+            f"tp is {settings.tp}, and ranks with pools of their own do not split the states of "
+            f"{config.architecture}, which lie beside latents that all ranks have: 1 is the only degree",
+            field="tp",
+            value=settings.tp,
+            limit=1,
+        )
     if settings.backend == "nccl" and not distributed.is_nccl_available():
         raise ConfigError(
             f"collectives is {settings.collectives}, which is nccl on {settings.device}, but this torch is built "

@@ -57,6 +57,7 @@ def _layer(device: torch.device) -> DeltaLayer:
         DIM,
         DIM,
         KERNEL,
+        is_by_channel=False,
         conv=drawn(KERNEL, (2 * KEY_HEADS + VALUE_HEADS) * DIM),
         decay=-drawn(VALUE_HEADS).exp(),
         decay_bias=drawn(VALUE_HEADS) - 2,

@@ -36,7 +36,7 @@ class _Call:
     """What the launches of one call have in common."""
 
     def __init__(self, projected: Tensor, layer: DeltaLayer, pool: PoolView, batch: AttentionBatch) -> None:
-        words, states = state_words(pool, layer.num_parts), batch.state_blocks
+        words, states = state_words(pool, layer.num_parts, layer.places), batch.state_blocks
         assert states is not None
         assert words.is_contiguous(), "the pool is strided"
         _, num_runs, num_parts, run_words = words.shape

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from shared.errors import ConfigError
+from shared.kernels.delta_sizes import PartPlaces
 from shared.model.config.model_config import ModelConfig
 from shared.model.layers.expert_placement import Placement, adjacent
 
@@ -198,6 +199,15 @@ class Shard:
         return Span(self.part * count, (self.part + 1) * count)
 
     @property
+    def _state_places(self) -> PartPlaces | None:
+        """Of its parts of states beside latents."""
+        if self.config.delta is None or self.config.delta.places is None:
+            return None
+        whole = self.config.delta.places
+        count = whole.count // self.degrees.tensor
+        return replace(whole, first=self.part * count, count=count)
+
+    @property
     def inner(self) -> Span:
         """The rank's columns of a dense feed-forward block."""
         return _split(self.config.intermediate_size, self.degrees.tensor, self.part, _INNER_UNIT)
@@ -265,6 +275,7 @@ class Shard:
             config.delta,
             num_key_heads=self.delta_heads.length,
             num_value_heads=config.delta.num_value_heads // self.degrees.tensor,
+            places=self._state_places,
         )
         return replace(
             config,

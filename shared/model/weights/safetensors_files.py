@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,8 @@ INDEX_FILE = "model.safetensors.index.json"
 
 _OF_TEXT = {"language_model.model.": "model.", "model.language_model.": "model.", "language_model.lm_head": "lm_head"}
 """How names of the text part begin in a checkpoint that reads images too → what they are without images."""
+_DENSE_AMONG_SPARSE = re.compile(r"\.block_sparse_moe\.((?:gate|up|down)_proj)\b")
+"""How transformers 5 saves a dense block of Kimi Linear, which is published as `mlp`."""
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100 * 1024 * 1024  # the format's own limit
 
@@ -168,7 +171,7 @@ def text_name(name: str) -> str:
     for prefix, plain in _OF_TEXT.items():
         if name.startswith(prefix):
             return plain + name.removeprefix(prefix)
-    return name
+    return _DENSE_AMONG_SPARSE.sub(r".mlp.\1", name)
 
 
 def _corrupt(path: Path, problem: str) -> ModelLoadError:

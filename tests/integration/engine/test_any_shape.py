@@ -47,6 +47,8 @@ def check_tokens(shape: Shape, data: st.DataObject) -> None:
         config = shape.write(folder)
         prompt = data.draw(prompts(config), "prompt")
         degrees, own_pools = data.draw(splits(config, 2), "degrees"), data.draw(st.booleans(), "own_pools")
+        if config.delta is not None and config.delta.places is not None:
+            own_pools = False  # refused where states lie beside latents
         event(shape.architecture)
         agree = partial(agrees, folder, prompt, transformers_greedy(folder, prompt))
         runs: dict[Degrees, EngineRun] = {Degrees(): stack.enter_context(closing(EngineRun(folder)))}

@@ -50,6 +50,7 @@ class _Call:
             "NUM_KEY_HEADS": layer.num_key_heads,
             "KEY_DIM": layer.key_dim,
             "VALUE_DIM": layer.value_dim,
+            "BY_CHANNEL": layer.is_by_channel,
             "KEYS": max(16, next_power_of_2(layer.key_dim)),
         }
         places = {"WORDS": num_runs * run_words, "PARTS": num_parts, "RUN": run_words}
@@ -116,9 +117,10 @@ class _Call:
         shape: dict[str, Any] = {"dtype": torch.float32, "device": projected.device}
         own = torch.empty(num_rows, heads, layer.value_dim, **shape)
         reads = torch.empty(num_rows, heads, layer.key_dim, **shape)
-        chunk = CHUNK if projected.dtype == torch.bfloat16 else EXACT_CHUNK
+        chunk = CHUNK if projected.dtype == torch.bfloat16 and not layer.is_by_channel else EXACT_CHUNK
         within = torch.empty(num_rows, heads, chunk, **shape)
         factors = torch.empty(3, num_rows, heads, **shape)
+        since = torch.empty(num_rows, heads, layer.key_dim, **shape) if layer.is_by_channel else factors
         solved = (own, reads, within, factors, num_rows)
         limits = device.device_limits(projected.device)
         num_warps = 4 if limits.arch.startswith(("sm_9", "gfx")) else 8  # of what spills least
@@ -131,12 +133,18 @@ class _Call:
             "enable_fp_fusion": False,
         }
         most_chunks = -(-most // chunk) + 1  # one more where the tokens are cut behind a state that is kept
+        if layer.is_by_channel:
+            prompt_jit.fade_chunks[(most_chunks, heads, num_seqs)](
+                *self.of_token, *self.gates, *self.states, *of_batch, first_row, since,
+                NUM_HEADS=heads, KEY_DIM=layer.key_dim, MIXED=layer.mixed_size, VALUE_DIM=layer.value_dim,
+                BLOCK_SIZE=batch.block_size, CHUNK=chunk, KEYS=self.heads["KEYS"], num_warps=4, enable_fp_fusion=False,
+            )  # fmt: skip
         prompt_jit.solve_chunks[(most_chunks, heads, num_seqs)](
-            *self.of_token, self.active, *self.gates, *self.states, *of_batch, first_row, *solved,
-            **options, num_warps=num_warps, num_stages=1,
+            *self.of_token, self.active, *self.gates, since, *self.states, *of_batch, first_row, *solved,
+            **options, LEVELS=chunk.bit_length() - 1, num_warps=num_warps, num_stages=1,
         )  # fmt: skip
         prompt_jit.pass_chunks[(-(-layer.value_dim // COLUMNS), heads, num_seqs)](
-            self.active, *self.of_pool, *of_batch, first_row, *solved, self.output,
+            self.active, since, *self.of_pool, *of_batch, first_row, *solved, self.output,
             **options, **self.matrices, num_warps=4,
             num_stages=2 if limits.shared_bytes >= FETCHED_AHEAD else 1,
         )  # fmt: skip
@@ -149,7 +157,7 @@ class _Call:
         prompt_jit.norm_heads[(num_rows, -(-layer.num_value_heads // at_once))](
             *self.of_token, layer.norm, self.output, first_row, layer.eps,
             NUM_HEADS=layer.num_value_heads, MIXED=layer.mixed_size, VALUE_DIM=layer.value_dim,
-            VALUES=values, HEADS=at_once, num_warps=4, enable_fp_fusion=False,
+            BY_CHANNEL=layer.is_by_channel, VALUES=values, HEADS=at_once, num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
 
 

@@ -201,7 +201,8 @@ def _channels(draw: DrawFn) -> Shape:
         "moe_renormalize": draw(st.booleans()),
         "routed_scaling_factor": draw(_any(1.0, 2.5)),
     }
-    sizes |= {"num_layers": layers, "num_heads": heads, "num_kv_heads": heads}
+    # transformers ties no embeddings of this family.
+    sizes |= {"num_layers": layers, "num_heads": heads, "num_kv_heads": heads, "tie": False}
     return Shape("KimiLinearForCausalLM", {**sizes, "extra_config": extra})
 
 
@@ -217,7 +218,7 @@ def shapes() -> SearchStrategy[Shape]:
 
 def splits(config: ModelConfig, num: int) -> SearchStrategy[list[Degrees]]:
     """As many of a model's own ways to be split over ranks, if it has as many; whole, if it has none."""
-    able = [degrees for degrees in SPLITS if _can(degrees, config)]
+    able = [degrees for degrees in SPLITS if can_split(degrees, config)]
     return st.permutations(able).map(lambda mixed: mixed[:num])
 
 
@@ -227,9 +228,10 @@ def prompts(config: ModelConfig) -> SearchStrategy[list[int]]:
     return st.builds(lambda step, length: [1 + step * i % (config.vocab_size - 1) for i in range(length)], step, length)
 
 
-def _can(degrees: Degrees, config: ModelConfig) -> bool:
+def can_split(degrees: Degrees, config: ModelConfig, *, own_pools: bool = False) -> bool:
+    """Whether a worker would take this model and these degrees."""
     try:
-        degrees.check(config)
+        degrees.check(config, own_pools=own_pools)
     except ConfigError:
         return False
     return True

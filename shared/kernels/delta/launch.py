@@ -123,7 +123,9 @@ class _Call:
         since = torch.empty(num_rows, heads, layer.key_dim, **shape) if layer.is_by_channel else factors
         solved = (own, reads, within, factors, num_rows)
         limits = device.device_limits(projected.device)
-        num_warps = 4 if limits.arch.startswith(("sm_9", "gfx")) else 8  # of what spills least
+        # Of what spills least.
+        with_four = ("gfx",) if layer.is_by_channel else ("sm_9", "gfx")
+        num_warps = 4 if limits.arch.startswith(with_four) else 8
         options: dict[str, Any] = {
             **self.heads,
             "BLOCK_SIZE": batch.block_size,

@@ -63,6 +63,7 @@ FAMILIES: dict[str, tuple[tuple[Degrees, ...], dict[str, Any]]] = {
     "qwen3-next": ((Degrees(2), Degrees(2, expert=2), Degrees(1, 2), Degrees(2, 2)), {}),
     "qwen3.5": ((Degrees(2), Degrees(1, 2)), {}),
     "qwen3.5-moe": ((Degrees(2, expert=2), Degrees(1, 2)), {}),
+    "kimi-linear": ((Degrees(2), Degrees(4, expert=2), Degrees(1, 2), Degrees(2, 2)), {}),
 }
 """How each is split, and what differs from the family's small checkpoint; of experts there are 5, 7, 9, 12 and 5."""
 

@@ -151,7 +151,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {
             **LATENT,
             "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
-            "mlp_layer_types": ["sparse", "dense", "dense", "sparse"],
+            "mlp_layer_types": ["dense", "dense", "sparse", "sparse"],
             "num_hidden_layers": 4,
             "linear_num_heads": 3,
             "linear_head_dim": 5,

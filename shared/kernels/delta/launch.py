@@ -9,7 +9,7 @@ from torch import Tensor
 
 from shared.kernels import device
 from shared.kernels.batch import AttentionBatch
-from shared.kernels.delta import conv_jit, prompt_jit, reference, step_jit
+from shared.kernels.delta import conv_jit, fade_jit, prompt_jit, reference, step_jit
 from shared.kernels.delta.reference import count_ones
 from shared.kernels.delta_layer import DeltaLayer, check_delta_attention, state_words
 from shared.kernels.device import next_power_of_2
@@ -136,7 +136,7 @@ class _Call:
         }
         most_chunks = -(-most // chunk) + 1  # one more where the tokens are cut behind a state that is kept
         if layer.is_by_channel:
-            prompt_jit.fade_chunks[(most_chunks, heads, num_seqs)](
+            fade_jit.fade_chunks[(most_chunks, heads, num_seqs)](
                 *self.of_token, *self.gates, *self.states, *of_batch, first_row, since,
                 NUM_HEADS=heads, KEY_DIM=layer.key_dim, MIXED=layer.mixed_size, VALUE_DIM=layer.value_dim,
                 BLOCK_SIZE=batch.block_size, CHUNK=chunk, KEYS=self.heads["KEYS"], num_warps=4, enable_fp_fusion=False,

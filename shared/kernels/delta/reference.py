@@ -362,5 +362,5 @@ def _gates(rates: Tensor, layer: DeltaLayer) -> tuple[Tensor, Tensor]:
     """[num_tokens, num_value_heads + decay_size] to (log decay [num_tokens, num_value_heads, 1 or key_dim], rate
     [num_tokens, num_value_heads]), fp32."""
     rate, decay = torch.split(rates, [layer.num_value_heads, layer.decay_size], -1)
-    grown = functional.softplus(decay.float() + layer.decay_bias).unflatten(-1, (layer.num_value_heads, -1))
+    grown = functional.softplus(decay.float() + layer.decay_bias).view(len(decay), layer.num_value_heads, -1)
     return layer.decay[:, None] * grown, rate.sigmoid().float()

@@ -63,5 +63,5 @@ def _moe(fields: JsonFields) -> MoeConfig:
         raise fields.fault("moe_layer_freq", "other than 1 is not supported")
     size = fields.integer("moe_intermediate_size")
     shared = size * fields.integer("n_shared_experts", default=1, minimum=0)
-    names = {"prefix": "block_sparse_moe", "projections": ("w1", "w3", "w2")}
-    return MoeConfig(noaux_routing(fields, 2.446), size, shared, fp32_router=True, **names)
+    routing, names = noaux_routing(fields, 2.446), ("w1", "w3", "w2")
+    return MoeConfig(routing, size, shared, fp32_router=True, prefix="block_sparse_moe", projections=names)

@@ -362,5 +362,6 @@ def _gates(rates: Tensor, layer: DeltaLayer) -> tuple[Tensor, Tensor]:
     """[num_tokens, num_value_heads + decay_size] to (log decay [num_tokens, num_value_heads, 1 or key_dim], rate
     [num_tokens, num_value_heads]), fp32."""
     rate, decay = torch.split(rates, [layer.num_value_heads, layer.decay_size], -1)
-    grown = functional.softplus(decay.float() + layer.decay_bias).view(len(decay), layer.num_value_heads, -1)
+    of_each = layer.decay_size // layer.num_value_heads
+    grown = functional.softplus(decay.float() + layer.decay_bias).view(-1, layer.num_value_heads, of_each)
     return layer.decay[:, None] * grown, rate.sigmoid().float()

@@ -207,6 +207,7 @@ def test_the_gated_delta_rule_equals_the_reference(
 
 
 SPILLS_COLUMNS = 128  # of stack, in 16 bits, on sm_90 and sm_100
+SPILLS_CHANNELS = 512  # likewise by channel, where there is an exponential for each element
 
 
 @pytest.mark.slow
@@ -224,7 +225,8 @@ def test_the_gated_delta_rule_compiles_and_uses_the_matrix_units(
     assert ("fade_chunks" in kernels) == by_channel
     assert all(kernel.shared_bytes <= TARGETS[arch].shared_bytes for kernel in kernels.values())
     assert all(kernels[name].num_matrix_instructions > 0 for name in ("solve_chunks", "pass_chunks"))
-    most = (SPILLS_COLUMNS, SPILLS_COLUMNS) if dtype == torch.bfloat16 else (4096, 2048)
+    narrow = SPILLS_CHANNELS if by_channel else SPILLS_COLUMNS
+    most = (narrow, narrow) if dtype == torch.bfloat16 else (4096, 2048)
     allowed = dict(zip(("pass_chunks", "solve_chunks"), most, strict=True))
     spilling = [k for k in kernels.values() if k.spilled_registers or k.stack_bytes > allowed.get(k.name, 0)]
     assert [(kernel.name, kernel.stack_bytes, kernel.spilled_registers) for kernel in spilling] == []

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from shared.kernels.batch import AttentionBatch
-from shared.kernels.delta_sizes import DeltaSizes
+from shared.kernels.delta_sizes import DeltaSizes, PartPlaces
 from shared.kernels.pool_view import PoolView
 
 
@@ -24,11 +24,14 @@ class DeltaLayer(DeltaSizes):
 
     conv: Tensor  # [kernel_size, mixed_size] fp32, that of the newest token last
     decay: Tensor  # [num_value_heads] fp32, below zero
-    decay_bias: Tensor  # [num_value_heads] fp32
+    decay_bias: Tensor  # [decay_size] fp32
     norm: Tensor  # [value_dim] of the model's dtype
     eps: float  # of that norm
     number: int  # among the layers with a state
     num_parts: int  # a divisor of num_key_heads
+    places: PartPlaces | None = (
+        None  # of these parts, where they lie in one KV head; None: each has KV heads of its own
+    )
 
     @property
     def part_elements(self) -> int:
@@ -36,14 +39,17 @@ class DeltaLayer(DeltaSizes):
         return self.state_elements // self.num_parts
 
 
-def state_words(pool: PoolView, num_parts: int) -> Tensor:
+def state_words(pool: PoolView, num_parts: int, places: PartPlaces | None = None) -> Tensor:
     """[num_blocks, num_runs, num_parts, run_words] fp32: the pool's memory as states lie in it, a view.
 
     Part p lies where the KV of the p-th of `num_parts` equal groups of adjacent KV heads would, run behind run: so a
     rank that has these KV heads has the part, in its own pool and in one that it shares. Number i of a part is in the
-    block of group of states i // (num_runs * run_words).
+    block of group of states i // (num_runs * run_words). `places`: of parts that lie in one KV head, as latents are.
     """
     memory = pool.memory
+    if places is not None:
+        whole = memory.view(pool.num_blocks, pool.num_layers * pool.num_planes, places.total, -1).view(torch.float32)
+        return whole[:, :, places.first : places.first + places.count]
     if num_parts == 1 and memory.is_contiguous():
         return memory.view(pool.num_blocks, 1, 1, -1).view(torch.float32)
     num_runs = pool.num_layers * pool.num_planes
@@ -56,9 +62,11 @@ def check_delta_attention(projected: Tensor, layer: DeltaLayer, pool: PoolView, 
     assert projected.stride(1) == 1, "a token's projections are strided"
     assert layer.num_value_heads % layer.num_key_heads == 0
     assert layer.num_key_heads % layer.num_parts == 0
-    assert pool.num_kv_heads % layer.num_parts == 0, "a KV head's memory has parts of states"
+    assert layer.places or pool.num_kv_heads % layer.num_parts == 0, "a KV head's memory has parts of states"
     assert layer.conv.shape == (layer.kernel_size, layer.mixed_size)
-    assert layer.decay.shape == layer.decay_bias.shape == (layer.num_value_heads,)
+    assert layer.decay.shape == (layer.num_value_heads,)
+    assert layer.decay_bias.shape == (layer.decay_size,)
+    assert not layer.is_by_channel or layer.num_key_heads == layer.num_value_heads, "a decay serves one head"
     assert layer.norm.shape == (layer.value_dim,)
     assert layer.norm.dtype == projected.dtype
     assert all(x.dtype == torch.float32 and x.is_contiguous() for x in (layer.conv, layer.decay, layer.decay_bias))
@@ -69,5 +77,5 @@ def check_delta_attention(projected: Tensor, layer: DeltaLayer, pool: PoolView, 
     assert states.shape[:2] == (count, 3)
     assert states.dtype == torch.int32
     assert states.is_contiguous()
-    words = state_words(pool, layer.num_parts)[0, :, 0].numel()
+    words = state_words(pool, layer.num_parts, layer.places)[0, :, 0].numel()
     assert (layer.number + 1) * layer.part_elements <= states.shape[2] * words, "more states than groups hold"

@@ -5,6 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
+@dataclass(frozen=True, slots=True)
+class PartPlaces:
+    """Of the equal parts into which the memory of a KV head that all ranks read is cut, those of a rank's states."""
+
+    first: int
+    count: int
+    total: int
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class DeltaSizes:
     """Those of one layer, or of some of its key heads with the value heads that they serve."""
@@ -14,6 +23,9 @@ class DeltaSizes:
     key_dim: int  # of a head
     value_dim: int  # of a head
     kernel_size: int  # tokens that the convolution sees, the newest among them
+    is_by_channel: (
+        bool  # Kimi delta attention: each channel of a key decays by itself, gates pass a sigmoid, not a SiLU
+    )
 
     @property
     def key_size(self) -> int:
@@ -26,6 +38,11 @@ class DeltaSizes:
         return self.num_value_heads * self.value_dim
 
     @property
+    def decay_size(self) -> int:
+        """Decays of a token."""
+        return self.num_value_heads * (self.key_dim if self.is_by_channel else 1)
+
+    @property
     def mixed_size(self) -> int:
         """Channels of the convolution: queries, keys, values."""
         return 2 * self.key_size + self.value_size
@@ -33,7 +50,7 @@ class DeltaSizes:
     @property
     def projected_size(self) -> int:
         """Columns of what the projections give: queries, keys, values, gates, rates, decays."""
-        return self.mixed_size + self.value_size + 2 * self.num_value_heads
+        return self.mixed_size + self.value_size + self.num_value_heads + self.decay_size
 
     @property
     def matrix_elements(self) -> int:

@@ -197,7 +197,7 @@ def decoder(
     kv_params = attending * hidden * head_dim * 2 * kv_heads if latent is None else 0
     copied_params = layers * 2 * hidden + hidden
     if latent is not None:
-        copied_params += layers * _latent_projections(hidden, latent)
+        copied_params += attending * _latent_projections(hidden, latent)
     expert_params = 0.0
     head_params = 0.0
     if head:  # its projection of two inputs, and a norm of each and of what it gives

@@ -88,11 +88,11 @@ def _states(config: ModelConfig) -> StateShape | None:
     if config.delta is None:
         return None
     sizes, hidden = config.delta, config.hidden_size
-    params = hidden * (sizes.projected_size + sizes.value_size) + sizes.mixed_size * sizes.kernel_size
-    params += 2 * sizes.num_value_heads + sizes.value_dim  # decays with their biases, the norm
-    return StateShape(
-        len(config.state_layers), params, sizes.matrix_elements, sizes.state_elements, config.num_state_parts
-    )
+    params = sizes.num_parameters(hidden) + sizes.mixed_size * sizes.kernel_size
+    params += sizes.num_value_heads + sizes.decay_size + sizes.value_dim  # decays with their biases, the norm
+    # Beside latents only ranks that share a pool split them, as those on GPUs do not.
+    parts = config.num_state_parts if sizes.places is None else 1
+    return StateShape(len(config.state_layers), params, sizes.matrix_elements, sizes.state_elements, parts)
 
 
 def uri_of(model: str) -> str:

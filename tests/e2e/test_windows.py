@@ -31,15 +31,20 @@ FAMILIES = {
         {"query_pre_attn_scalar": 20, "rope_parameters": OWN_ROPES},
     ),
     "qwen3-next": (STATES["qwen3-next"][0], ["linear_attention", "full_attention"], STATES["qwen3-next"][1]),
+    "kimi-linear": (STATES["kimi-linear"][0], ["linear_attention", "full_attention"], STATES["kimi-linear"][1]),
 }  # fmt: skip
-FAMILIES_IN_TURN = ["gpt-oss", "qwen3-next", pytest.param("gemma3", marks=pytest.mark.slow)]
+FAMILIES_IN_TURN = [
+    "gpt-oss",
+    "qwen3-next",
+    *(pytest.param(family, marks=pytest.mark.slow) for family in ("gemma3", "kimi-linear")),
+]
 
 
 def write_model(folder: Path, family: str) -> Path:
     architecture, kinds, extra = FAMILIES[family]
     write_random_checkpoint(
         folder, architecture, vocab_size=2048, hidden_size=64, intermediate_size=96, num_layers=len(kinds),
-        num_heads=4, num_kv_heads=2, head_dim=16, tokenizer_from=DEMO,
+        num_heads=4, num_kv_heads=4 if family == "kimi-linear" else 2, head_dim=16, tokenizer_from=DEMO,
         extra_config={"layer_types": kinds, "sliding_window": WINDOW, **extra},
     )  # fmt: skip
     return folder

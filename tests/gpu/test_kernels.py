@@ -16,6 +16,7 @@ from shared.kernels.attention.prefill import cuts
 from shared.kernels.backends.registry import choose_kernels
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.delta_layer import state_words
+from shared.kernels.delta_sizes import PartPlaces
 from shared.kernels.pool_view import PoolView
 from shared.kernels.torch_backend import TorchKernels
 from shared.model.checkpoints import write_random_checkpoint
@@ -35,6 +36,7 @@ from tests.unit.kernels.attention_case import LAYER, AttentionCase
 from tests.unit.kernels.routing_case import FAMILIES, ROUTINGS
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+BESIDE = PartPlaces(0, 8, 8)  # a state's parts, all in one KV head
 MIXED = [(1, 1), (9, 9), (1, 37), (40, 170), (2, 2), (1, 16), (1, 1500), (300, 700)]
 
 
@@ -262,6 +264,9 @@ def test_low_rank_additions_equal_the_reference(num_rows: int, in_size: int, dty
         {"dims": (20, 130), "kernel_size": 1},
         {"heads": (4, 8), "dims": (128, 128), "words": 12_288, "block_size": 16},
         {"heads": (4, 8), "dims": (128, 128), "words": 12_288, "block_size": 16, "parts": 2, "runs": 12},
+        {"heads": (3, 3), "dims": (20, 70), "by_channel": True},
+        {"heads": (4, 4), "dims": (128, 128), "words": 12_288, "block_size": 16, "by_channel": True},
+        {"heads": (8, 8), "dims": (64, 64), "words": 6144, "parts": 8, "runs": 3, "places": BESIDE, "by_channel": True},
     ],
     ids=str,
 )

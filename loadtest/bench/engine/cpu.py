@@ -234,8 +234,7 @@ def active_parameters(config: ModelConfig) -> int:
     num_states = len(config.state_layers)
     found = (config.num_layers - num_states) * _attention(config) + _head(config)
     if config.delta is not None:
-        sizes = config.delta
-        found += num_states * config.hidden_size * (sizes.projected_size + sizes.value_size)
+        found += num_states * config.delta.num_parameters(config.hidden_size)
     num_dense = config.num_layers
     if config.moe is not None:
         num_dense -= config.num_expert_layers

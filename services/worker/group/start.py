@@ -28,15 +28,7 @@ def check_group(settings: WorkerSettings) -> tuple[torch.dtype, str]:
     """The dtype and the kernels of all ranks: `auto` is decided once, as its timings may differ. Blocking. Raises
     ConfigError where the ranks cannot share the model, or there are not enough GPUs for them."""
     config, backend = load_config(settings.model), choose_backend(settings)
-    settings.degrees.check(config)
-    if config.delta is not None and settings.pp > 1 and settings.has_own_pools:
-        raise ConfigError(
-            f"pp is {settings.pp}, and ranks with pools of their own do not split the states of "
-            f"{config.architecture} by layers: 1 is the only degree",
-            field="pp",
-            value=settings.pp,
-            limit=1,
-        )
+    settings.degrees.check(config, own_pools=settings.has_own_pools)
     if settings.backend == "nccl" and not distributed.is_nccl_available():
         raise ConfigError(
             f"collectives is {settings.collectives}, which is nccl on {settings.device}, but this torch is built "

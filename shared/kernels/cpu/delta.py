@@ -17,6 +17,7 @@ class _Layer(Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("conv", "decay", "decay_bias", "norm")),
         *((name, c_int64) for name in ("key_heads", "value_heads", "key_dim", "value_dim", "taps", "number", "parts")),
+        ("by_channel", c_int64),
     ]
 
 
@@ -42,14 +43,14 @@ def delta_attention(
 ) -> Tensor:
     """`DecoderOps.delta_attention` of a layer that fits."""
     check_delta_attention(projected, layer, pool, batch)
-    words, is_by_token = state_words(pool, layer.num_parts), batch.token_states is not None
+    words, is_by_token = state_words(pool, layer.num_parts, layer.places), batch.token_states is not None
     states = batch.token_states if is_by_token else batch.state_blocks
     assert states is not None
     assert all(tensor.is_contiguous() for tensor in (batch.query_start, batch.seq_lens, layer.norm))
     out = projected.new_empty(projected.shape[0], layer.value_size)
     weights = (tensor.data_ptr() for tensor in (layer.conv, layer.decay, layer.decay_bias, layer.norm))
     heads = (layer.num_key_heads, layer.num_value_heads, layer.key_dim, layer.value_dim)
-    of_layer = _Layer(*weights, *heads, layer.kernel_size, layer.number, layer.num_parts)
+    of_layer = _Layer(*weights, *heads, layer.kernel_size, layer.number, layer.num_parts, layer.is_by_channel)
     step = _Step(
         projected.data_ptr(),
         projected.stride(0),

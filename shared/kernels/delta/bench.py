@@ -19,7 +19,7 @@ from shared.kv.groups import STATE_WINDOW, KVGroups
 
 KEY_HEADS, VALUE_HEADS, DIM, KERNEL, WORDS, BLOCK_SIZE = 16, 32, 128, 4, 98_304, 16
 KV_LAYERS, KV_HEADS = 12, 2
-"""A layer of Qwen3-Next 80B, in blocks of its KV in bf16."""
+"""A layer of Qwen3-Next 80B, in blocks of its KV in bf16; and of Kimi Linear 48B, with as many key heads as others."""
 STEPS = (1, 8, 64, 256)
 PROMPTS = ((2048,), (8192,), (8192, 100, 700, 3000))
 
@@ -28,9 +28,15 @@ def cases(
     device: torch.device, steps: Sequence[int] = STEPS, prompts: Sequence[Sequence[int]] = PROMPTS
 ) -> Iterator[Case]:
     """One case for each batch of a decode step, and one for each step of prompts of some lengths."""
-    layer = _layer(device)
-    token_bytes = (layer.projected_size + layer.value_size) * 2
-    heads = f"{KEY_HEADS}/{VALUE_HEADS} heads of {DIM}"
+    for by_channel in (False, True):
+        yield from _of_layer(_layer(device, by_channel=by_channel), steps, prompts)
+
+
+def _of_layer(layer: DeltaLayer, steps: Sequence[int], prompts: Sequence[Sequence[int]]) -> Iterator[Case]:
+    device, token_bytes = layer.conv.device, (layer.projected_size + layer.value_size) * 2
+    heads = f"{layer.num_key_heads}/{VALUE_HEADS} heads of {DIM}"
+    if layer.is_by_channel:
+        heads += ", by channel"
     for batch in steps:
         num_bytes = batch * (2 * layer.state_elements * 4 + token_bytes)
         yield Case("delta step", f"{batch} sequences, {heads}", _run(layer, [1] * batch, 100, device), num_bytes)
@@ -47,19 +53,22 @@ def _token_flops() -> int:
     return within + 2 * DIM * DIM * 3
 
 
-def _layer(device: torch.device) -> DeltaLayer:
+def _layer(device: torch.device, *, by_channel: bool) -> DeltaLayer:
+    key_heads = VALUE_HEADS if by_channel else KEY_HEADS
+
     def drawn(*sizes: int) -> Tensor:
         return torch.randn(*sizes, device=device)
 
     return DeltaLayer(
-        KEY_HEADS,
+        key_heads,
         VALUE_HEADS,
         DIM,
         DIM,
         KERNEL,
-        conv=drawn(KERNEL, (2 * KEY_HEADS + VALUE_HEADS) * DIM),
+        is_by_channel=by_channel,
+        conv=drawn(KERNEL, (2 * key_heads + VALUE_HEADS) * DIM),
         decay=-drawn(VALUE_HEADS).exp(),
-        decay_bias=drawn(VALUE_HEADS) - 2,
+        decay_bias=drawn(VALUE_HEADS * (DIM if by_channel else 1)) - 2,
         norm=drawn(DIM).bfloat16(),
         eps=1e-6,
         number=0,

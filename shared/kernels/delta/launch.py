@@ -9,7 +9,7 @@ from torch import Tensor
 
 from shared.kernels import device
 from shared.kernels.batch import AttentionBatch
-from shared.kernels.delta import conv_jit, prompt_jit, reference, step_jit
+from shared.kernels.delta import conv_jit, fade_jit, prompt_jit, reference, step_jit
 from shared.kernels.delta.reference import count_ones
 from shared.kernels.delta_layer import DeltaLayer, check_delta_attention, state_words
 from shared.kernels.device import next_power_of_2
@@ -36,7 +36,7 @@ class _Call:
     """What the launches of one call have in common."""
 
     def __init__(self, projected: Tensor, layer: DeltaLayer, pool: PoolView, batch: AttentionBatch) -> None:
-        words, states = state_words(pool, layer.num_parts), batch.state_blocks
+        words, states = state_words(pool, layer.num_parts, layer.places), batch.state_blocks
         assert states is not None
         assert words.is_contiguous(), "the pool is strided"
         _, num_runs, num_parts, run_words = words.shape
@@ -50,6 +50,7 @@ class _Call:
             "NUM_KEY_HEADS": layer.num_key_heads,
             "KEY_DIM": layer.key_dim,
             "VALUE_DIM": layer.value_dim,
+            "BY_CHANNEL": layer.is_by_channel,
             "KEYS": max(16, next_power_of_2(layer.key_dim)),
         }
         places = {"WORDS": num_runs * run_words, "PARTS": num_parts, "RUN": run_words}
@@ -116,12 +117,15 @@ class _Call:
         shape: dict[str, Any] = {"dtype": torch.float32, "device": projected.device}
         own = torch.empty(num_rows, heads, layer.value_dim, **shape)
         reads = torch.empty(num_rows, heads, layer.key_dim, **shape)
-        chunk = CHUNK if projected.dtype == torch.bfloat16 else EXACT_CHUNK
+        chunk = CHUNK if projected.dtype == torch.bfloat16 and not layer.is_by_channel else EXACT_CHUNK
         within = torch.empty(num_rows, heads, chunk, **shape)
         factors = torch.empty(3, num_rows, heads, **shape)
+        since = torch.empty(num_rows, heads, layer.key_dim, **shape) if layer.is_by_channel else factors
         solved = (own, reads, within, factors, num_rows)
         limits = device.device_limits(projected.device)
-        num_warps = 4 if limits.arch.startswith(("sm_9", "gfx")) else 8  # of what spills least
+        # Of what spills least.
+        with_four = ("gfx",) if layer.is_by_channel else ("sm_9", "gfx")
+        num_warps = 4 if limits.arch.startswith(with_four) else 8
         options: dict[str, Any] = {
             **self.heads,
             "BLOCK_SIZE": batch.block_size,
@@ -131,12 +135,18 @@ class _Call:
             "enable_fp_fusion": False,
         }
         most_chunks = -(-most // chunk) + 1  # one more where the tokens are cut behind a state that is kept
+        if layer.is_by_channel:
+            fade_jit.fade_chunks[(most_chunks, heads, num_seqs)](
+                *self.of_token, *self.gates, *self.states, *of_batch, first_row, since,
+                NUM_HEADS=heads, KEY_DIM=layer.key_dim, MIXED=layer.mixed_size, VALUE_DIM=layer.value_dim,
+                BLOCK_SIZE=batch.block_size, CHUNK=chunk, KEYS=self.heads["KEYS"], num_warps=4, enable_fp_fusion=False,
+            )  # fmt: skip
         prompt_jit.solve_chunks[(most_chunks, heads, num_seqs)](
-            *self.of_token, self.active, *self.gates, *self.states, *of_batch, first_row, *solved,
-            **options, num_warps=num_warps, num_stages=1,
+            *self.of_token, self.active, *self.gates, since, *self.states, *of_batch, first_row, *solved,
+            **options, LEVELS=chunk.bit_length() - 1, num_warps=num_warps, num_stages=1,
         )  # fmt: skip
         prompt_jit.pass_chunks[(-(-layer.value_dim // COLUMNS), heads, num_seqs)](
-            self.active, *self.of_pool, *of_batch, first_row, *solved, self.output,
+            self.active, since, *self.of_pool, *of_batch, first_row, *solved, self.output,
             **options, **self.matrices, num_warps=4,
             num_stages=2 if limits.shared_bytes >= FETCHED_AHEAD else 1,
         )  # fmt: skip
@@ -149,7 +159,7 @@ class _Call:
         prompt_jit.norm_heads[(num_rows, -(-layer.num_value_heads // at_once))](
             *self.of_token, layer.norm, self.output, first_row, layer.eps,
             NUM_HEADS=layer.num_value_heads, MIXED=layer.mixed_size, VALUE_DIM=layer.value_dim,
-            VALUES=values, HEADS=at_once, num_warps=4, enable_fp_fusion=False,
+            BY_CHANNEL=layer.is_by_channel, VALUES=values, HEADS=at_once, num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
 
 

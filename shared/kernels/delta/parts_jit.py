@@ -99,18 +99,25 @@ def softplus(x):
 
 
 @triton.jit
-def load_gates(rates, places, real, decay, bias, NUM_HEADS: tl.constexpr):
-    """(log decay, rate) of one head for some tokens, fp32, zeros where there is nothing; `rates`: the head's."""
+def load_rates(rates, places, real):
+    """Of one head for some tokens, fp32, zeros where there is nothing; `rates`: the head's."""
     raw = tl.load(rates + places, mask=real, other=0.0)
-    rate = rounded(1.0 / (1.0 + tl.exp(-raw.to(tl.float32))), raw.dtype)
-    raw = tl.load(rates + places + NUM_HEADS, mask=real, other=0.0).to(tl.float32)
-    return tl.where(real, decay * softplus(raw + bias), 0.0), tl.where(real, rate, 0.0)
+    return tl.where(real, rounded(1.0 / (1.0 + tl.exp(-raw.to(tl.float32))), raw.dtype), 0.0)
 
 
 @triton.jit
-def gated_normed(x, squares, weight, gate, eps, VALUE_DIM: tl.constexpr, dtype: tl.constexpr):
+def load_log_decays(decays, places, real, decay, bias):
+    """Likewise; by channel `bias` is that of the channels."""
+    raw = tl.load(decays + places, mask=real, other=0.0).to(tl.float32)
+    return tl.where(real, decay * softplus(raw + bias), 0.0)
+
+
+@triton.jit
+def gated_normed(x, squares, weight, gate, eps, VALUE_DIM: tl.constexpr, dtype: tl.constexpr, IS_SIGMOID: tl.constexpr):
     """Heads' results, fp32 rounded to `dtype`, normed and gated as the reference rounds; fp32. `squares`: each head's
     sum of squares, as `x` but for the dimension of a head."""
+    if IS_SIGMOID:
+        return x * tl.rsqrt(squares / VALUE_DIM + eps) * weight / (1.0 + tl.exp(-gate))
     normed = rounded(x * tl.rsqrt(squares / VALUE_DIM + eps), dtype)
     return rounded(normed * weight, dtype) * silu(gate)
 

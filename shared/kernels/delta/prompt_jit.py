@@ -1,8 +1,8 @@
 """Prompts of the gated delta rule in Triton: states are read from a pool's blocks and written there.
 
 Behind the convolution (`conv_jit.py`) a prompt is cut into chunks of CHUNK tokens, anew behind a token whose state is
-kept: `solve_chunks` for all chunks at once, then `pass_chunks` from chunk to chunk. All is in fp32, and every sum has
-one order.
+kept: `solve_chunks` for all chunks at once, then `pass_chunks` from chunk to chunk; where channels have decays of their
+own `fade_chunks` comes first. All is in fp32, and every sum has one order.
 """
 
 # mypy: disable-error-code="import-untyped, import-not-found, no-untyped-def, no-untyped-call, untyped-decorator"
@@ -11,24 +11,18 @@ one order.
 import triton
 import triton.language as tl
 
+from shared.kernels.delta.fade_jit import chunk_bounds, faded_products, load_since
 from shared.kernels.delta.parts_jit import (
     FILLED,
     LAST,
     NORM_EPS,
     gated_normed,
     has_state,
-    load_gates,
+    load_log_decays,
+    load_rates,
     matrix_places,
     sequence_bounds,
 )
-
-
-@triton.jit
-def chunk_bounds(chunk, count, filled, CHUNK: tl.constexpr):
-    """(the first of a sequence's tokens in a chunk, their number: 0 where there is none)."""
-    before = (filled + CHUNK - 1) // CHUNK
-    first = tl.where(chunk < before, chunk * CHUNK, filled + (chunk - before) * CHUNK)
-    return first, tl.maximum(tl.minimum(tl.where(chunk < before, filled, count) - first, CHUNK), 0)
 
 
 @triton.jit
@@ -83,6 +77,7 @@ def solve_chunks(
     active,  # [num_tokens, MIXED]
     decay,
     decay_bias,
+    since,  # as `fade_chunks` left it, where it did
     states,
     num_states,
     query_start,
@@ -98,15 +93,18 @@ def solve_chunks(
     NUM_KEY_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
+    BY_CHANNEL: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     CHUNK: tl.constexpr,
+    LEVELS: tl.constexpr,
     KEYS: tl.constexpr,
     COLUMNS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Grid (most chunks of a sequence, NUM_HEADS, num_seqs): of a chunk's updates, which are `own` - `reads` @ state;
     its queries' weights on them, `within`; and `factors`: of each token's query to the state before the chunk, of its
-    key to the state behind it, and of the one state to the other, the same for all tokens of a chunk."""
+    key to the state behind it, and of the one state to the other, the same for all tokens of a chunk. By channel these
+    are without decays."""
     head, seq = tl.program_id(1), first_seq + tl.program_id(2)
     ids = states + seq.to(tl.int64) * 3 * num_states
     begin, count, filled = sequence_bounds(query_start, seq_lens, ids, num_states, seq, BLOCK_SIZE)
@@ -117,35 +115,52 @@ def solve_chunks(
         real = tokens < length
         of_head = (row - first_row + tokens).to(tl.int64) * NUM_HEADS + head
         rates = projected + row.to(tl.int64) * stride + mixed + NUM_HEADS * VALUE_DIM + head
-        log_decay, rate = load_gates(
-            rates, tokens.to(tl.int64) * stride, real, tl.load(decay + head), tl.load(decay_bias + head), NUM_HEADS
-        )
-        decays = tl.cumsum(log_decay, 0)
-        later = tokens[:, None] < tokens[None, :]
-        between = tl.exp(tl.where(later, -float("inf"), decays[:, None] - decays[None, :]))
+        rate = load_rates(rates, tokens.to(tl.int64) * stride, real)
         at_head = head // (NUM_HEADS // NUM_KEY_HEADS) * KEY_DIM
         query = load_keys(active, row, tokens, length, at_head, mixed, KEY_DIM, KEYS)
         key = load_keys(active, row, tokens, length, NUM_KEY_HEADS * KEY_DIM + at_head, mixed, KEY_DIM, KEYS)
         # Lengths are divided by in products' results: of 16-bit factors these are exact.
         of_query, of_key = unit_factors(query) * (KEY_DIM**-0.5), unit_factors(key)
-        whole = tl.sum(log_decay, 0)
         plane = (tl.num_programs(1) * num_rows).to(tl.int64)
-        tl.store(factors + of_head, of_query * tl.exp(decays), mask=real)
-        tl.store(factors + plane + of_head, of_key * tl.exp(whole - decays), mask=real)
-        tl.store(factors + 2 * plane + of_head, tokens * 0.0 + tl.exp(whole), mask=real)
-        scores = tl.dot(query, tl.trans(key), input_precision=PRECISION)
+        earlier = tokens[:, None] > tokens[None, :]
+        if BY_CHANNEL:
+            tl.store(factors + of_head, of_query, mask=real)
+            tl.store(factors + plane + of_head, of_key, mask=real)
+            queries, seen = query.to(tl.float32), key.to(tl.float32)
+            at_first = (row - first_row).to(tl.int64) * NUM_HEADS + head
+            grown = load_since(since, at_first, tokens, length, NUM_HEADS, KEY_DIM, KEYS)
+            scores, gram = faded_products(
+                queries, seen, grown, since, at_first, length, NUM_HEADS, KEY_DIM, CHUNK, LEVELS, KEYS, PRECISION
+            )
+            scores += tl.where(tokens[:, None] == tokens[None, :], tl.sum(queries * seen, 1)[:, None], 0.0)
+            seen *= tl.exp(grown)
+            of_read = rate * of_key
+        else:
+            places = tokens.to(tl.int64) * stride
+            log_decay = load_log_decays(
+                rates + NUM_HEADS, places, real, tl.load(decay + head), tl.load(decay_bias + head)
+            )
+            decays, whole = tl.cumsum(log_decay, 0), tl.sum(log_decay, 0)
+            later = tokens[:, None] < tokens[None, :]
+            between = tl.exp(tl.where(later, -float("inf"), decays[:, None] - decays[None, :]))
+            tl.store(factors + of_head, of_query * tl.exp(decays), mask=real)
+            tl.store(factors + plane + of_head, of_key * tl.exp(whole - decays), mask=real)
+            tl.store(factors + 2 * plane + of_head, tokens * 0.0 + tl.exp(whole), mask=real)
+            scores = tl.dot(query, tl.trans(key), input_precision=PRECISION) * between
+            gram = tl.dot(key, tl.trans(key), input_precision=PRECISION) * between
+            seen = key.to(tl.float32)
+            of_read = rate * of_key * tl.exp(decays)
         tl.store(
             within + of_head[:, None] * CHUNK + tokens[None, :],
-            scores * between * of_query[:, None] * of_key[None, :],
+            scores * of_query[:, None] * of_key[None, :],
             mask=real[:, None],
         )
-        gram = tl.dot(key, tl.trans(key), input_precision=PRECISION) * of_key[None, :]
-        system = tl.where(tokens[:, None] > tokens[None, :], gram * (rate * of_key)[:, None] * between, 0.0)
+        system = tl.where(earlier, gram * of_key[None, :] * (rate * of_key)[:, None], 0.0)
         inverse = unit_inverse(system, CHUNK, PRECISION)
         dims = tl.arange(0, KEYS)
         tl.store(
             reads + of_head[:, None] * KEY_DIM + dims[None, :],
-            tl.dot(inverse * (rate * of_key * tl.exp(decays))[None, :], key.to(tl.float32), input_precision=PRECISION),
+            tl.dot(inverse * of_read[None, :], seen, input_precision=PRECISION),
             mask=real[:, None] & (dims < KEY_DIM)[None, :],
         )
         values = active + (row + tokens).to(tl.int64)[:, None] * mixed + 2 * NUM_KEY_HEADS * KEY_DIM + head * VALUE_DIM
@@ -164,6 +179,7 @@ def solve_chunks(
 @triton.jit(do_not_specialize=["number", "first_seq", "query_start", "seq_lens", "first_row", "num_rows"])
 def pass_chunks(
     active,  # [num_tokens, MIXED]
+    since,  # as for `solve_chunks`
     words,
     states,
     num_states,
@@ -182,6 +198,7 @@ def pass_chunks(
     NUM_KEY_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
+    BY_CHANNEL: tl.constexpr,
     STATE: tl.constexpr,
     WORDS: tl.constexpr,
     PARTS: tl.constexpr,
@@ -223,18 +240,28 @@ def pass_chunks(
         owned = own + of_head[:, None] * VALUE_DIM + columns[None, :]
         update = tl.load(owned, mask=is_token[:, None] & real[None, :], other=0.0)
         update -= tl.dot(read, state, input_precision=PRECISION)
-        query = load_keys(active, row, tokens, length, at_head, mixed, KEY_DIM, KEYS)
+        query = load_keys(active, row, tokens, length, at_head, mixed, KEY_DIM, KEYS).to(tl.float32)
+        if BY_CHANNEL:
+            at_first = (row - first_row).to(tl.int64) * NUM_HEADS + head
+            grown = load_since(since, at_first, tokens, length, NUM_HEADS, KEY_DIM, KEYS)
+            query *= tl.exp(grown)
         of_query = tl.load(factors + of_head, mask=is_token, other=0.0)
-        found = tl.dot(query.to(tl.float32), state, input_precision=PRECISION) * of_query[:, None]
+        found = tl.dot(query, state, input_precision=PRECISION) * of_query[:, None]
         weights = tl.load(within + of_head[:, None] * CHUNK + tokens[None, :], mask=is_token[:, None], other=0.0)
         found += tl.dot(weights, update, input_precision=PRECISION)
         outputs = output + ((row + tokens).to(tl.int64) * NUM_HEADS + head)[:, None] * VALUE_DIM + columns[None, :]
         tl.store(outputs, found.to(output.dtype.element_ty), mask=is_token[:, None] & real[None, :])
         key = load_keys(active, row, tokens, length, NUM_KEY_HEADS * KEY_DIM + at_head, mixed, KEY_DIM, KEYS)
+        key = key.to(tl.float32)
         of_key = tl.load(factors + plane + of_head, mask=is_token, other=0.0)
-        whole = tl.load(factors + 2 * plane + (row - first_row).to(tl.int64) * NUM_HEADS + head)
-        kept = tl.dot(tl.trans(key.to(tl.float32)), update * of_key[:, None], input_precision=PRECISION)
-        state = state * whole + kept
+        if BY_CHANNEL:
+            last = since + (at_first + (length - 1).to(tl.int64) * NUM_HEADS) * KEY_DIM
+            whole = tl.load(last + dims, mask=dims < KEY_DIM, other=0.0)
+            key *= tl.exp(tl.minimum(whole[None, :] - grown, 0.0))
+            state *= tl.exp(whole)[:, None]
+        else:
+            state *= tl.load(factors + 2 * plane + (row - first_row).to(tl.int64) * NUM_HEADS + head)
+        state += tl.dot(tl.trans(key), update * of_key[:, None], input_precision=PRECISION)
         done = start + length
         if (done == filled) | (done == count):
             kept_in = ids + tl.where(done == count, LAST, FILLED) * num_states
@@ -267,6 +294,7 @@ def norm_heads(
     NUM_HEADS: tl.constexpr,
     MIXED: tl.constexpr,
     VALUE_DIM: tl.constexpr,
+    BY_CHANNEL: tl.constexpr,
     VALUES: tl.constexpr,
     HEADS: tl.constexpr,
 ):
@@ -281,4 +309,5 @@ def norm_heads(
     gate = tl.load(projected + row * stride + MIXED + of_row, mask=real, other=0.0).to(tl.float32)
     weight = tl.load(norm + columns, mask=columns < VALUE_DIM, other=0.0).to(tl.float32)[None, :]
     squares = tl.sum(x * x, 1)[:, None]
-    tl.store(places, gated_normed(x, squares, weight, gate, eps, VALUE_DIM, dtype).to(dtype), mask=real)
+    found = gated_normed(x, squares, weight, gate, eps, VALUE_DIM, dtype, BY_CHANNEL)
+    tl.store(places, found.to(dtype), mask=real)

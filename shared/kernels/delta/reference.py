@@ -1,7 +1,8 @@
 """The gated delta rule (Yang et al. 2024, arXiv:2412.06464) and the convolution before it, in torch.
 
 A head keeps a matrix S of keys by values. A token with query q, key k, value v, decay a and rate b makes of it
-S' = a · S + b · k ⊗ (v - a · S k), and reads S' q. Everything here is in fp32, and nothing waits for a device.
+S' = a · S + b · k ⊗ (v - a · S k), and reads S' q. In Kimi delta attention (Kimi Team 2025, arXiv:2510.26692) each
+channel of k, a row of S, has an a of its own. Everything here is in fp32, and nothing waits for a device.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from shared.kv.groups import KVGroups
 
 CHUNK = 64
 """Tokens whose updates are solved for together: more cost products, fewer cost passes over the states."""
+CHANNEL_CHUNK = 16
+"""Likewise, where channels have decays of their own: these differ for each pair of tokens and channel."""
 _NORM_EPS = 1e-6
 
 
@@ -54,14 +57,14 @@ def delta_step(
         query: [batch, heads, key_dim] fp32, normalised and scaled.
         key: [batch, heads, key_dim] fp32, normalised.
         value: [batch, heads, value_dim] fp32.
-        log_decay: [batch, heads] fp32, at most 0.
+        log_decay: [batch, heads, 1 or key_dim] fp32, at most 0.
         rate: [batch, heads] fp32.
         state: [batch, heads, key_dim, value_dim] fp32; changed in place.
 
     Returns:
         ([batch, heads, value_dim], the state behind the token).
     """
-    state *= log_decay.exp()[..., None, None]
+    state *= log_decay.exp()[..., None]
     known = (key[..., None, :] @ state).squeeze(-2)
     update = (value - known) * rate[..., None]
     state += key[..., None] * update[..., None, :]
@@ -78,13 +81,16 @@ def delta_chunk(
         query: [num_tokens, heads, key_dim] fp32, normalised and scaled.
         key: [num_tokens, heads, key_dim] fp32, normalised.
         value: [num_tokens, heads, value_dim] fp32.
-        log_decay: [num_tokens, heads] fp32, at most 0.
+        log_decay: [num_tokens, heads, 1 or key_dim] fp32, at most 0.
         rate: [num_tokens, heads] fp32.
         state: [heads, key_dim, value_dim] fp32; not changed.
 
     Returns:
         ([num_tokens, heads, value_dim], the state behind the last token).
     """
+    if log_decay.shape[-1] > 1:
+        return _channel_chunks(query, key, value, log_decay, rate, state)
+    log_decay = log_decay.squeeze(-1)
     num_tokens, size = query.shape[0], min(CHUNK, query.shape[0])
     padding = -num_tokens % size
 
@@ -115,7 +121,29 @@ def delta_chunk(
     return found.flatten(1, 2)[:, :num_tokens].transpose(0, 1), state
 
 
-def gated_norm(x: Tensor, weight: Tensor, gate: Tensor, eps: float) -> Tensor:
+def _channel_chunks(
+    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, rate: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """As `delta_chunk`, with decays [num_tokens, heads, key_dim], CHANNEL_CHUNK tokens at a time."""
+    found = []
+    for begin in range(0, len(query), CHANNEL_CHUNK):
+        part = (x[begin : begin + CHANNEL_CHUNK].transpose(0, 1) for x in (query, key, value, log_decay, rate))
+        q, k, v, decays, b = part  # [heads, size, …]
+        since = decays.cumsum(1)
+        later = torch.ones(q.shape[1], q.shape[1], dtype=torch.bool, device=q.device).triu(1)[..., None]
+        between = (
+            (since[:, :, None] - since[:, None]).masked_fill(later, -torch.inf).exp()
+        )  # [heads, size, size, key_dim]
+        weighted, grown = k * b[..., None], since.exp()
+        system = (weighted[:, :, None] * k[:, None] * between).sum(-1)
+        known = (v - (k * grown) @ state) * b[..., None]
+        update = torch.linalg.solve_triangular(system, known, upper=False, unitriangular=True)
+        found.append((q * grown) @ state + (q[:, :, None] * k[:, None] * between).sum(-1) @ update)
+        state = state * grown[:, -1, :, None] + (k * (since[:, -1:] - since).exp()).mT @ update
+    return torch.cat(found, 1).transpose(0, 1), state
+
+
+def gated_norm(x: Tensor, weight: Tensor, gate: Tensor, eps: float, *, is_sigmoid: bool = False) -> Tensor:
     """RMS norm of each head, times the activated gate.
 
     Args:
@@ -123,12 +151,16 @@ def gated_norm(x: Tensor, weight: Tensor, gate: Tensor, eps: float) -> Tensor:
         weight: [value_dim], x's dtype.
         gate: as x.
         eps: added to the mean square.
+        is_sigmoid: whether the gate passes a sigmoid, not a SiLU.
 
     Returns:
-        As x; the quotient is rounded to x's dtype before the weight, as checkpoints were trained.
+        As x; before a SiLU the quotient is rounded to x's dtype before and behind the weight, as checkpoints were
+        trained.
     """
     wide = x.float()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    if is_sigmoid:
+        return (normed * weight.float() * gate.float().sigmoid()).to(x.dtype)
     return ((normed.to(x.dtype) * weight) * functional.silu(gate.float())).to(x.dtype)
 
 
@@ -141,7 +173,9 @@ def delta_attention(projected: Tensor, layer: DeltaLayer, pool: PoolView, batch:
             found.index_copy_(0, rows, delta_attention(projected.index_select(0, rows), layer, pool, tokens))
         return found
     steps = batch.remember("states", lambda: StateSteps.of(batch))
-    mixed, gates, rates = torch.split(projected, [layer.mixed_size, layer.value_size, 2 * layer.num_value_heads], -1)
+    mixed, gates, rates = torch.split(
+        projected, [layer.mixed_size, layer.value_size, layer.num_value_heads + layer.decay_size], -1
+    )
     found = projected.new_empty(projected.shape[0], layer.num_value_heads, layer.value_dim)
     states = _States(pool, layer)
     if steps.ones is not None:
@@ -150,7 +184,8 @@ def delta_attention(projected: Tensor, layer: DeltaLayer, pool: PoolView, batch:
     for chunk in steps.chunks:
         part = slice(chunk.begin, chunk.begin + chunk.ends[-1])
         found[part] = _several(mixed[part], rates[part], layer, states, chunk)
-    return gated_norm(found, layer.norm, gates.reshape(found.shape), layer.eps).flatten(1)
+    gates = gates.reshape(found.shape)
+    return gated_norm(found, layer.norm, gates, layer.eps, is_sigmoid=layer.is_by_channel).flatten(1)
 
 
 def _by_token(batch: AttentionBatch) -> list[tuple[Tensor, AttentionBatch]]:
@@ -239,7 +274,7 @@ class _States:
 
     def __init__(self, pool: PoolView, layer: DeltaLayer) -> None:
         self._layer = layer
-        self._words = words = state_words(pool, layer.num_parts)
+        self._words = words = state_words(pool, layer.num_parts, layer.places)
         _, num_runs, _, run_words = words.shape
         begin, self._count = layer.number * layer.part_elements, layer.part_elements
         first = begin // run_words
@@ -324,6 +359,9 @@ def _parts(convolved: Tensor, layer: DeltaLayer, dtype: torch.dtype) -> tuple[Te
 
 
 def _gates(rates: Tensor, layer: DeltaLayer) -> tuple[Tensor, Tensor]:
-    """[num_tokens, 2 * num_value_heads] to (log decay, rate), [num_tokens, num_value_heads] fp32 each."""
-    rate, decay = rates.chunk(2, -1)
-    return layer.decay * functional.softplus(decay.float() + layer.decay_bias), rate.sigmoid().float()
+    """[num_tokens, num_value_heads + decay_size] to (log decay [num_tokens, num_value_heads, 1 or key_dim], rate
+    [num_tokens, num_value_heads]), fp32."""
+    rate, decay = torch.split(rates, [layer.num_value_heads, layer.decay_size], -1)
+    of_each = layer.decay_size // layer.num_value_heads
+    grown = functional.softplus(decay.float() + layer.decay_bias).view(-1, layer.num_value_heads, of_each)
+    return layer.decay[:, None] * grown, rate.sigmoid().float()

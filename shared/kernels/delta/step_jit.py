@@ -16,7 +16,8 @@ from shared.kernels.delta.parts_jit import (
     activated,
     gated_normed,
     has_state,
-    load_gates,
+    load_log_decays,
+    load_rates,
     matrix_places,
     tail_places,
 )
@@ -80,7 +81,7 @@ def step_heads(
     stride,
     active,  # [num_tokens, MIXED]
     decay,  # [NUM_HEADS] fp32
-    decay_bias,  # [NUM_HEADS] fp32
+    decay_bias,  # [NUM_HEADS] fp32, or by channel [NUM_HEADS, KEY_DIM]
     norm,  # [VALUE_DIM]
     words,
     states,  # [num_seqs, 3, num_states] int32
@@ -92,6 +93,7 @@ def step_heads(
     NUM_KEY_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
+    BY_CHANNEL: tl.constexpr,
     STATE: tl.constexpr,  # numbers of a part of a layer's state
     WORDS: tl.constexpr,
     PARTS: tl.constexpr,
@@ -120,9 +122,15 @@ def step_heads(
     key *= tl.rsqrt(tl.sum(key * key, 0) + NORM_EPS)
     values = active + seq * mixed + 2 * NUM_KEY_HEADS * KEY_DIM + head * VALUE_DIM
     value = tl.load(values + columns, mask=real, other=0.0).to(tl.float32)
-    rates = projected + seq * stride + mixed + NUM_HEADS * VALUE_DIM + head
-    log_decay, rate = load_gates(rates, 0, True, tl.load(decay + head), tl.load(decay_bias + head), NUM_HEADS)
-    state *= tl.exp(log_decay)
+    rates = projected + seq * stride + mixed + NUM_HEADS * VALUE_DIM
+    rate, of_head = load_rates(rates + head, 0, True), tl.load(decay + head)
+    if BY_CHANNEL:
+        bias = tl.load(decay_bias + head * KEY_DIM + rows, mask=is_row, other=0.0)
+        faded = tl.exp(load_log_decays(rates + NUM_HEADS + head * KEY_DIM, rows, is_row, of_head, bias))
+        state *= faded[:, None]
+    else:
+        bias = tl.load(decay_bias + head)
+        state *= tl.exp(load_log_decays(rates + NUM_HEADS + head, 0, True, of_head, bias))
     update = (value - tl.sum(key[:, None] * state, 0)) * rate
     state += key[:, None] * update[None, :]
     last = ids + LAST * num_states
@@ -136,5 +144,7 @@ def step_heads(
         gate = tl.load(projected + seq * stride + mixed + head * VALUE_DIM + columns, mask=real, other=0.0)
         weight = tl.load(norm + columns, mask=real, other=0.0).to(tl.float32)
         found = rounded(found, dtype)
-        found = gated_normed(found, tl.sum(found * found, 0), weight, gate.to(tl.float32), eps, VALUE_DIM, dtype)
+        found = gated_normed(
+            found, tl.sum(found * found, 0), weight, gate.to(tl.float32), eps, VALUE_DIM, dtype, BY_CHANNEL
+        )
     tl.store(output + (seq * NUM_HEADS + head) * VALUE_DIM + columns, found.to(dtype), mask=real)

@@ -19,7 +19,7 @@ from shared.model.adapters.config import AdapterConfig
 from shared.model.adapters.expert_stacks import ExpertStack, expert_stack, is_expert_stack
 from shared.model.adapters.targets import Target, adapter_targets
 from shared.model.config.model_config import ModelConfig
-from shared.model.layers.modules import part_orders
+from shared.model.layers.delta_parameters import part_orders
 from shared.model.layers.rope import rotary_order
 from shared.model.weights.checkpoint import Checkpoint
 from shared.model.weights.safetensors_files import DENSE, TensorEntry, read_header, text_name

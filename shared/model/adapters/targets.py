@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from shared.kernels.lora.step import Projection
 from shared.model.config.model_config import ModelConfig
 from shared.model.config.moe_config import MoeConfig
-from shared.model.layers.parameters import DELTA_OUT, gate_up_rows, qkv_rows, rate_rows
+from shared.model.layers.delta_parameters import delta_out, rate_rows
+from shared.model.layers.parameters import gate_up_rows, qkv_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +38,8 @@ def adapter_targets(config: ModelConfig) -> dict[str, Target]:
             ("o", {"self_attn.o_proj": hidden}, config.num_heads * config.head_dim),
         ]
         if config.layers[layer].has_state and config.delta is not None:
-            of_qkv = qkv_rows(config, layer) | rate_rows(config)
-            fused = [("qkv", of_qkv, hidden), ("o", {DELTA_OUT: hidden}, config.delta.value_size)]
+            of_qkv = qkv_rows(config, layer) | rate_rows(config.delta)
+            fused = [("qkv", of_qkv, hidden), ("o", {delta_out(config.delta): hidden}, config.delta.value_size)]
         moe = config.moe if config.has_experts(layer) else None
         mlp, size = (config.names.mlp, inner) if moe is None else (f"{moe.prefix}.{moe.shared}", moe.shared_size)
         if size:

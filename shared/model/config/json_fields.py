@@ -34,11 +34,15 @@ def read_json_object(path: Path) -> dict[str, object]:
 class JsonFields:
     """One JSON object with typed access. Null counts as absent; without a default, absence is an error."""
 
-    def __init__(self, values: Mapping[str, object], source: str, prefix: str = "") -> None:
-        """`source` is the file named in errors, `prefix` this object's path in it, such as `rope.`."""
+    def __init__(
+        self, values: Mapping[str, object], source: str, prefix: str = "", spelled: Mapping[str, str] | None = None
+    ) -> None:
+        """`source` is the file named in errors, `prefix` this object's path in it, such as `rope.`; `spelled`: the
+        file's own names of some fields."""
         self._values = values
         self._source = source
         self._prefix = prefix
+        self._spelled = spelled or {}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -55,7 +59,7 @@ class JsonFields:
 
     def fault(self, name: str, problem: str) -> ModelLoadError:
         """An error about this field, to be raised by the caller."""
-        field = f"{self._prefix}{name}"
+        field = f"{self._prefix}{self._spelled.get(name, name)}"
         return ModelLoadError(f"{self._source}: {field} {problem}", field=field, file=self._source)
 
     def raw(self, name: str) -> object:
@@ -163,7 +167,19 @@ class JsonFields:
 
     def with_values(self, values: Mapping[str, object]) -> JsonFields:
         """These fields, and `values` where they are absent here, not null."""
-        return JsonFields({**values, **self._values}, self._source, self._prefix)
+        return JsonFields({**values, **self._values}, self._source, self._prefix, self._spelled)
+
+    def respelled(self, names: Mapping[str, Sequence[str]]) -> JsonFields:
+        """These fields, some of which the file spells otherwise: by the name that is asked for, the file's, of which
+        the first one counts that is there; then the one that is asked for."""
+        found = {
+            name: self._values[spelling]
+            for name, spellings in names.items()
+            for spelling in reversed(spellings)
+            if spelling in self._values
+        }
+        spelled = {name: spellings[0] for name, spellings in names.items() if name in found or name not in self._values}
+        return JsonFields({**self._values, **found}, self._source, self._prefix, spelled)
 
     def _get(self, name: str, default: object) -> object:
         value = self._values.get(name)

@@ -36,8 +36,8 @@ class LatentConfig:
         return self.kv_rank + self.rope_dim
 
     @classmethod
-    def parse(cls, fields: JsonFields, rope: RopeConfig, *, is_interleaved: bool) -> LatentConfig:
-        """The latent attention in `config.json`.
+    def parse(cls, fields: JsonFields, rope: RopeConfig | None, *, is_interleaved: bool) -> LatentConfig:
+        """The latent attention in `config.json`; `rope`: None where positions are not encoded.
 
         Raises:
             ModelLoadError: a missing or wrong field; `field` names it.
@@ -57,8 +57,8 @@ class LatentConfig:
         )
 
 
-def _temperature(rope: RopeConfig) -> float:
+def _temperature(rope: RopeConfig | None) -> float:
     """Factor on query and key each by which YaRN's longer context sharpens attention, where the model asks for it."""
-    if rope.type != "yarn" or not rope.mscale_all_dim or rope.factor <= 1:
+    if rope is None or rope.type != "yarn" or not rope.mscale_all_dim or rope.factor <= 1:
         return 1.0
     return 0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0

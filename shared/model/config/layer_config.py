@@ -69,15 +69,27 @@ def layer_kinds(
     Raises:
         ModelLoadError: other kinds, or not one for each layer.
     """
-    kinds = fields.optional_text_list("layer_types")
+    every = full_every
+    if full_every and not fields.has("layer_types"):
+        every = fields.integer("sliding_window_pattern", default=full_every)
+    by_default = [other if every and (layer + 1) % every else FULL for layer in range(num_layers)]
+    return kinds_of(fields, "layer_types", (FULL, other), by_default)
+
+
+def kinds_of(fields: JsonFields, name: str, known: Sequence[str], by_default: Sequence[str]) -> tuple[str, ...]:
+    """One of `known` for each layer.
+
+    Raises:
+        ModelLoadError: other kinds, or not one for each layer.
+    """
+    kinds = fields.optional_text_list(name)
     if kinds is None:
-        every = full_every and fields.integer("sliding_window_pattern", default=full_every)
-        return tuple(other if every and (layer + 1) % every else FULL for layer in range(num_layers))
-    if len(kinds) != num_layers:
-        raise fields.fault("layer_types", f"must name {num_layers} layers, found {len(kinds)}")
-    unknown = sorted(set(kinds) - {FULL, other})
+        return tuple(by_default)
+    if len(kinds) != len(by_default):
+        raise fields.fault(name, f"must name {len(by_default)} layers, found {len(kinds)}")
+    unknown = sorted(set(kinds) - set(known))
     if unknown:
-        raise fields.fault("layer_types", f"{', '.join(unknown)} is not supported")
+        raise fields.fault(name, f"{', '.join(unknown)} is not supported")
     return tuple(kinds)
 
 

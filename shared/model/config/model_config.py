@@ -150,7 +150,9 @@ class ModelConfig:
     @property
     def num_state_parts(self) -> int:
         """Equal parts of each state, of some key heads each: each lies in the memory of equally many KV heads, and so
-        is split over ranks as these are. 0 without states."""
+        is split over ranks as these are. Beside latents they are parts of the one head's memory. 0 without states."""
+        if self.delta is not None and self.delta.places is not None:
+            return self.delta.places.count
         return 0 if self.delta is None else math.gcd(self.num_kv_heads, self.delta.num_key_heads)
 
     @property

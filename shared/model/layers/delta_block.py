@@ -32,13 +32,14 @@ class DeltaBlock:
         self._kernels = kernels
         self._index = index
         self._layer = layer
-        self._rates = modules.rates
+        self._modules = modules
         self._delta = DeltaLayer(
             delta.num_key_heads,
             delta.num_value_heads,
             delta.key_dim,
             delta.value_dim,
             delta.kernel_size,
+            delta.is_by_channel,
             modules.conv,
             modules.decay,
             modules.decay_bias,
@@ -46,6 +47,7 @@ class DeltaBlock:
             config.rms_norm_eps,
             number=place[1],
             num_parts=config.num_state_parts,
+            places=delta.places,
         )
 
     @property
@@ -64,12 +66,22 @@ class DeltaBlock:
     ) -> Tensor:
         """[num_tokens, hidden_size], normalised, to the projections [num_tokens, projected_size] as
         `DecoderOps.delta_attention` takes them. The other arguments as for `AttentionBlock.place`."""
-        wide, narrow = self._layer.qkv.forward(x), self._rates.forward(x)
-        with in_this_thread(x, wide.numel()):
-            projected = torch.cat((wide, narrow), -1)
+        parts = [self._layer.qkv.forward(x), *self._narrow(x)]
+        with in_this_thread(x, parts[0].numel()):
+            projected = torch.cat(parts, -1)
         if loras is not None:
             loras.add(projected, x, self._index, "qkv")
         return projected
+
+    def _narrow(self, x: Tensor) -> tuple[Tensor, ...]:
+        """What follows the projections of `qkv`: rates and decays, and before them gates of lower rank."""
+        modules, narrow = self._modules, self._modules.rates.forward(x)
+        if modules.decays is None or modules.gates is None:
+            return (narrow,)
+        rates, decays, gates = torch.split(
+            narrow, [self._delta.num_value_heads, modules.decays.in_size, modules.gates.in_size], -1
+        )
+        return modules.gates.forward(gates.contiguous()), rates, modules.decays.forward(decays.contiguous())
 
     def attend(self, query: Tensor, pool: PoolView, batch: AttentionBatch) -> Tensor:
         """What `place` gave to [num_tokens, value_size], gated and normed. Reads and writes the sequences' states."""

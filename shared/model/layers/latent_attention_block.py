@@ -37,15 +37,19 @@ class LatentAttentionBlock:
     computed so.
     """
 
-    def __init__(self, config: ModelConfig, layer: LayerModules, kernels: DecoderOps, row: int) -> None:
-        """Keeps references to its arguments; `row` is the layer's place in the pool, from 0."""
+    def __init__(
+        self, config: ModelConfig, layer: LayerModules, kernels: DecoderOps, place: tuple[int, int], number: int
+    ) -> None:
+        """Keeps references to its arguments; `place` is one of `layer_places`, `number` the layer's in blocks of all
+        layers, from 0."""
         assert config.latent is not None
         assert layer.latent is not None
         assert layer.k_norm is not None
         self._sizes = config.latent
         self._num_heads = config.num_heads
         self._kernels = kernels
-        self._row = row
+        self._group, self._row = place
+        self._number = number
         self._layer = layer
         self._modules = layer.latent
         self._latent_norm = layer.k_norm
@@ -64,10 +68,10 @@ class LatentAttentionBlock:
 
         Args:
             x: [num_tokens, hidden_size], normalised.
-            cos: [1, num_tokens, rope_dim].
+            cos: [1, num_tokens, rope_dim]; of zero angles where positions are not encoded.
             sin: [1, num_tokens, rope_dim].
             pool: of one plane with one head of kv_rank + rope_dim, changed in place.
-            slots: [num_tokens] int64, see `AttentionBatch`.
+            slots: [num_tokens] int64, or of KV groups [num_groups, num_tokens]: `AttentionBatch.group_slots`.
             loras: None: no adapter adds to projections of latents.
 
         Returns:
@@ -86,8 +90,8 @@ class LatentAttentionBlock:
             cos[0],
             sin[0],
             pool,
-            self._row,
-            slots,
+            self._row if slots.dim() == 2 else self._number,
+            slots[self._group] if slots.dim() == 2 else slots,
             norm=self._latent_norm,
             eps=LATENT_EPS,
             is_interleaved=sizes.is_interleaved,
@@ -96,34 +100,36 @@ class LatentAttentionBlock:
     def attend(self, query: Tensor, pool: PoolView, batch: AttentionBatch) -> Tensor:
         """[num_tokens, num_heads, query_dim] to [num_tokens, num_heads * value_dim], over the latents that `place`
         wrote."""
-        least = self._least_expanded
+        least, row = self._least_expanded, self._number
+        if batch.groups:
+            batch, row = batch.groups[self._group], self._row
         if least is None or max(batch.query_lens, default=0) < least:
-            return self._absorbed(query, pool, batch)
+            return self._absorbed(query, pool, row, batch)
         parts = batch.remember(("latent parts", least), lambda: split_by_length(batch, least))
         output = query.new_empty((query.shape[0], self._num_heads * self._sizes.value_dim))
         if parts.short is not None:
-            output[parts.short_rows] = self._absorbed(query[parts.short_rows], pool, parts.short)
+            output[parts.short_rows] = self._absorbed(query[parts.short_rows], pool, row, parts.short)
         for chunk in parts.long:
-            output[chunk.rows] = self._expanded(query[chunk.rows], pool, chunk)
+            output[chunk.rows] = self._expanded(query[chunk.rows], pool, row, chunk)
         return output
 
     def project(self, attended: Tensor, loras: Loras | None = None) -> Tensor:  # noqa: ARG002  # none adds here
         """[num_tokens, num_heads * value_dim] to [num_tokens, hidden_size]."""
         return self._layer.o.forward(attended)
 
-    def _absorbed(self, query: Tensor, pool: PoolView, batch: AttentionBatch) -> Tensor:
+    def _absorbed(self, query: Tensor, pool: PoolView, row: int, batch: AttentionBatch) -> Tensor:
         sizes, num_tokens = self._sizes, query.shape[0]
         wide = query.new_empty((num_tokens, self._num_heads, sizes.cached_dim))
         self._modules.to_latent.forward(query[..., : sizes.nope_dim], wide[..., : sizes.kv_rank])
         wide[..., sizes.kv_rank :] = query[..., sizes.nope_dim :]
-        attended = self._kernels.paged_attention(wide, pool, self._row, batch, scale=sizes.scale, window=None)
+        attended = self._kernels.paged_attention(wide, pool, row, batch, scale=sizes.scale, window=None)
         found = attended.view(num_tokens, self._num_heads, sizes.cached_dim)[..., : sizes.kv_rank]
         return self._modules.to_value.forward(found).flatten(1)
 
-    def _expanded(self, query: Tensor, pool: PoolView, chunk: Chunk) -> Tensor:
+    def _expanded(self, query: Tensor, pool: PoolView, row: int, chunk: Chunk) -> Tensor:
         """A few heads at a time, in a pool made for them alone."""
         sizes, dim, table = self._sizes, self._padded_dim, chunk.table
-        rows = pool.rows[table, self._row, 0, 0].flatten(0, 1).to(query.dtype)  # [num_slots, cached_dim]
+        rows = pool.rows[table, row, 0, 0].flatten(0, 1).to(query.dtype)  # [num_slots, cached_dim]
         latents, keys = rows[:, : sizes.kv_rank].contiguous(), rows[:, None, sizes.kv_rank :]
         block_size = pool.block_size
         found, first = [], 0

@@ -15,10 +15,10 @@ from shared.kernels.quantized import QuantizedWeight, Weight, rounded
 from shared.model.config.delta_config import DeltaConfig
 from shared.model.config.latent_config import LatentConfig
 from shared.model.config.model_config import ModelConfig
+from shared.model.layers.delta_parameters import DeltaParameters, part_orders
 from shared.model.layers.expert_copies import ExpertCopies
 from shared.model.layers.parameters import (
     DecoderParameters,
-    DeltaParameters,
     ExpertParameters,
     LatentParameters,
     LayerParameters,
@@ -43,11 +43,13 @@ class LatentModules:
 class DeltaModules:
     """A layer with a state, beside its projections."""
 
-    rates: Linear  # hidden_size to 2 * num_value_heads: rates, then decays
+    rates: Linear  # hidden_size to what `rate_rows` says
     conv: Tensor  # [kernel_size, mixed_size] fp32
     decay: Tensor  # [num_value_heads] fp32, below zero
-    decay_bias: Tensor  # [num_value_heads] fp32
+    decay_bias: Tensor  # [decay_size] fp32
     norm: Tensor  # [value_dim]
+    decays: Linear | None  # low_rank to decay_size, as the next one; None: `rates` gives them
+    gates: Linear | None  # low_rank to value_size; None: `qkv` gives them
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ class LayerModules:
         if self.latent is not None:
             found += [self.latent.q, self.latent.to_latent, self.latent.to_value]
         if self.delta is not None:
-            found.append(self.delta.rates)
+            found += [self.delta.rates, self.delta.decays, self.delta.gates]
         if self.experts is not None:
             found += [self.experts.router, self.experts.experts]
         return tuple(projection for projection in found if projection is not None)
@@ -209,12 +211,18 @@ def _build_latent(parameters: LatentParameters, latent: LatentConfig, num_heads:
 
 
 def _build_delta(parameters: DeltaParameters, ops: DecoderOps) -> DeltaModules:
+    decays, gates = (
+        None if weight is None else ops.make_linear(weight, None, own=True)
+        for weight in (parameters.decays, parameters.gates)
+    )
     return DeltaModules(
         rates=ops.make_linear(parameters.rates, None, own=True),
         conv=parameters.conv[:, 0].float().T.contiguous(),
         decay=-parameters.log_decay.exp(),
         decay_bias=parameters.decay_bias,
         norm=parameters.norm,
+        decays=decays,
+        gates=gates,
     )
 
 
@@ -227,18 +235,6 @@ def _sort_by_part(qkv: Weight, rates: Tensor, delta: DeltaConfig) -> None:
         if rows is not None:
             rows.copy_(rows[of_qkv])
     rates.copy_(rates[of_rates])
-
-
-def part_orders(delta: DeltaConfig) -> tuple[Tensor, Tensor]:
-    """Rows by key head in the order of `mixed_size` and the gates, of all heads each; and of the rates and decays."""
-    times = delta.num_value_heads // delta.num_key_heads
-
-    def order(sizes: list[int]) -> Tensor:
-        by_head = torch.arange(delta.num_key_heads * sum(sizes), device="cpu").view(delta.num_key_heads, -1)
-        return torch.cat([part.flatten() for part in torch.split(by_head, sizes, 1)])
-
-    of_values = times * delta.value_dim
-    return order([delta.key_dim, delta.key_dim, of_values, of_values]), order([times, times])
 
 
 @overload

@@ -10,16 +10,15 @@ from torch import Tensor
 
 from shared.kernels.linear_spec import LinearSpec
 from shared.kernels.quantized import QuantizedWeight, Weight
-from shared.model.config.delta_config import DeltaConfig
 from shared.model.config.model_config import ModelConfig
 from shared.model.config.moe_config import MoeConfig
+from shared.model.layers.delta_parameters import DeltaParameters, allocate_delta, delta_out, delta_rows, delta_views
 from shared.model.layers.expert_copies import ExpertCopies
 
 BIAS_COLUMNS = 32
 """Columns behind an expert's inputs where experts have biases: the first one holds the bias of gate and up, which the
 input 1 there adds, the others keep whole vectors."""
 
-DELTA_OUT = "linear_attn.out_proj"
 Specs = Mapping[str, LinearSpec]
 """Checkpoint tensor name → form of a projection in fewer bits."""
 NO_SPECS: Specs = {}
@@ -39,18 +38,6 @@ class LatentParameters:
 
     q: Weight | None  # [num_heads * query_dim, q_rank], None where queries have no latent
     kv: Tensor  # [num_heads * (nope_dim + value_dim), kv_rank]
-
-
-@dataclass(frozen=True)
-class DeltaParameters:
-    """Parameters of a layer with a state, beside its projections; of `2 * num_value_heads` rows the first half are for
-    the rates, the others for the decays. By head, where a checkpoint has them so: see `delta_rows`."""
-
-    rates: Tensor  # [2 * num_value_heads, hidden_size]
-    conv: Tensor  # [mixed_size, 1, kernel_size]
-    log_decay: Tensor  # [num_value_heads] fp32
-    decay_bias: Tensor  # [num_value_heads] fp32
-    norm: Tensor  # [value_dim]
 
 
 @dataclass(frozen=True)
@@ -78,7 +65,7 @@ class LayerParameters:
     """One layer. Projections that read the same input are fused into one, in the order of their names.
 
     With latent attention `qkv` gives the queries or their latents, the latent, and the key of all heads; `q_norm` and
-    `k_norm` are the latents'. With a state it gives queries, keys, values and gates. Where attention is gated, a head's
+    `k_norm` are the latents'. With a state it gives what `delta_rows` says. Where attention is gated, a head's
     gate lies behind its query. With experts, `gate_up` and `down` are those of the shared ones.
     """
 
@@ -168,7 +155,8 @@ def qkv_rows(config: ModelConfig, layer: int | None = None) -> dict[str, int]:
     """Checkpoint name → rows, of the projections that are fused as `qkv` in a layer; None: in one with attention."""
     latent = config.latent
     if layer is not None and config.layers[layer].has_state:
-        return delta_rows(config)
+        assert config.delta is not None
+        return delta_rows(config.delta)
     if latent is None:
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         if config.is_gated:
@@ -182,25 +170,6 @@ def qkv_rows(config: ModelConfig, layer: int | None = None) -> dict[str, int]:
             "self_attn.kv_a_proj_with_mqa": latent.cached_dim,
         }
     return {"self_attn.q_a_proj": latent.q_rank, "self_attn.kv_a_proj_with_mqa": latent.cached_dim}
-
-
-def delta_rows(config: ModelConfig) -> dict[str, int]:
-    """As `qkv_rows`, of a layer with a state. By head they are the query, the key, the values and their gates of one
-    key head, then those of the next one."""
-    assert config.delta is not None
-    delta = config.delta
-    if delta.is_by_head:
-        return {"linear_attn.in_proj_qkvz": delta.mixed_size + delta.value_size}
-    return {"linear_attn.in_proj_qkv": delta.mixed_size, "linear_attn.in_proj_z": delta.value_size}
-
-
-def rate_rows(config: ModelConfig) -> dict[str, int]:
-    """Likewise, of the rates and decays of such a layer, which are a projection of their own."""
-    assert config.delta is not None
-    heads = config.delta.num_value_heads
-    if config.delta.is_by_head:
-        return {"linear_attn.in_proj_ba": 2 * heads}
-    return {"linear_attn.in_proj_b": heads, "linear_attn.in_proj_a": heads}
 
 
 def gate_up_rows(config: ModelConfig, mlp: str, inner: int) -> dict[str, int]:
@@ -277,7 +246,7 @@ def allocate_layer(
     q_norm, k_norm = (None if size is None else new.empty(size) for size in sizes)
     o_name, o_size = ("self_attn.o_proj", config.num_heads * config.value_dim)
     if delta is not None:
-        o_name, o_size = DELTA_OUT, delta.value_size
+        o_name, o_size = delta_out(delta), delta.value_size
     has_bias = config.mlp_bias and inner > 0
     has_qkv_bias, has_o_bias = config.qkv_bias and delta is None, config.o_bias and delta is None
     return LayerParameters(
@@ -290,8 +259,8 @@ def allocate_layer(
         q_norm=q_norm,
         k_norm=k_norm,
         sinks=new.empty(config.num_heads) if config.has_sinks else None,
-        latent=_allocate_latent(config, prefix, new),
-        delta=None if delta is None else _allocate_delta(delta, hidden, new),
+        latent=None if delta is not None else _allocate_latent(config, prefix, new),
+        delta=None if delta is None else allocate_delta(delta, hidden, new.dtype, new.device),
         o=weight({o_name: hidden}, o_size),
         o_bias=new.empty(hidden) if has_o_bias else None,
         experts=None if moe is None else _allocate_experts(moe, hidden, prefix, new, experts),
@@ -299,17 +268,6 @@ def allocate_layer(
         gate_up_bias=new.empty(2 * inner) if has_bias else None,
         down=weight({f"{mlp}.down_proj": hidden}, inner) if inner else None,
         down_bias=new.empty(hidden) if has_bias else None,
-    )
-
-
-def _allocate_delta(delta: DeltaConfig, hidden: int, new: Allocator) -> DeltaParameters:
-    heads = delta.num_value_heads
-    return DeltaParameters(
-        rates=new.empty(2 * heads, hidden),
-        conv=new.empty(delta.mixed_size, 1, delta.kernel_size),
-        log_decay=torch.empty(heads, dtype=torch.float32, device=new.device),
-        decay_bias=torch.empty(heads, dtype=torch.float32, device=new.device),
-        norm=new.empty(delta.value_dim),
     )
 
 
@@ -359,6 +317,8 @@ def layer_views(config: ModelConfig, layer: LayerParameters) -> dict[str, Weight
     """As `DecoderParameters.checkpoint_views`, of one layer, whose names begin behind its number."""
     names, mlp = config.names, _dense_name(config, has_experts=layer.experts is not None)
     q_norm, k_norm = ("q_a_layernorm", "kv_a_layernorm") if layer.latent is not None else ("q_norm", "k_norm")
+    delta = config.delta if layer.delta is not None else None
+    o_name = "self_attn.o_proj" if delta is None else delta_out(delta)
     views: dict[str, Weight | None] = {
         f"{names.input_norm}.weight": layer.input_norm,
         f"{names.attention_norm}.weight": layer.attention_norm,
@@ -367,7 +327,7 @@ def layer_views(config: ModelConfig, layer: LayerParameters) -> dict[str, Weight
         f"self_attn.{q_norm}.weight": layer.q_norm,
         f"self_attn.{k_norm}.weight": layer.k_norm,
         "self_attn.sinks": layer.sinks,
-        f"{'self_attn.o_proj' if layer.delta is None else DELTA_OUT}.weight": layer.o,
+        f"{o_name}.weight": layer.o,
         "self_attn.o_proj.bias": layer.o_bias,
         f"{mlp}.down_proj.weight": layer.down,
         f"{mlp}.down_proj.bias": layer.down_bias,
@@ -378,7 +338,7 @@ def layer_views(config: ModelConfig, layer: LayerParameters) -> dict[str, Weight
             parts = _parts(fused, list(rows.values()))
             views.update({f"{name}.{kind}": part for name, part in zip(rows, parts, strict=True)})
 
-    split(layer.qkv, "weight", qkv_rows(config) if layer.delta is None else delta_rows(config))
+    split(layer.qkv, "weight", qkv_rows(config) if delta is None else delta_rows(delta))
     split(layer.qkv_bias, "bias", qkv_rows(config))
     if layer.gate_up is not None:
         both = gate_up_rows(config, mlp, layer.gate_up.shape[0] // 2)
@@ -388,25 +348,12 @@ def layer_views(config: ModelConfig, layer: LayerParameters) -> dict[str, Weight
         views |= {"self_attn.q_b_proj.weight": layer.latent.q, "self_attn.kv_b_proj.weight": layer.latent.kv}
         views.pop("self_attn.q_proj.bias", None)  # zero: no checkpoint has one
     if layer.delta is not None:
-        assert config.delta is not None
-        views |= _delta_views(config.delta, layer.delta)
+        assert delta is not None
+        views |= delta_views(delta, layer.delta)
     if layer.experts is not None:
         assert config.moe is not None
         views |= _expert_views(config.moe, layer.experts, config.hidden_size)
     return {name: view for name, view in views.items() if view is not None}
-
-
-def _delta_views(delta: DeltaConfig, layer: DeltaParameters) -> dict[str, Weight | None]:
-    views: dict[str, Weight | None] = {
-        "linear_attn.conv1d.weight": layer.conv,
-        "linear_attn.A_log": layer.log_decay,
-        "linear_attn.dt_bias": layer.decay_bias,
-        "linear_attn.norm.weight": layer.norm,
-    }
-    if delta.is_by_head:
-        return views | {"linear_attn.in_proj_ba.weight": layer.rates}
-    rate, decay = layer.rates.chunk(2)
-    return views | {"linear_attn.in_proj_b.weight": rate, "linear_attn.in_proj_a.weight": decay}
 
 
 def _expert_views(moe: MoeConfig, experts: ExpertParameters, hidden: int) -> dict[str, Weight | None]:

@@ -216,4 +216,4 @@ def _attention(
         return DeltaBlock(config, layer, kernels, place, index)
     if config.latent is None:
         return AttentionBlock(config, index, layer, kernels, place, number)
-    return LatentAttentionBlock(config, layer, kernels, number)
+    return LatentAttentionBlock(config, layer, kernels, place, number)

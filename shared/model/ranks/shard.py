@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from shared.errors import ConfigError
+from shared.kernels.delta_sizes import PartPlaces
 from shared.model.config.model_config import ModelConfig
 from shared.model.layers.expert_placement import Placement, adjacent
 
@@ -47,8 +48,9 @@ class Degrees:
         """Whether blocks are of one KV group each: a stage would have to have some layers of all of them."""
         return self.pipeline == 1
 
-    def check(self, config: ModelConfig) -> None:
-        """Raises ConfigError, with the two numbers, where the model cannot be split so."""
+    def check(self, config: ModelConfig, *, own_pools: bool = False) -> None:
+        """Raises ConfigError, with the two numbers, where the model cannot be split so. `own_pools`: whether each rank
+        has a pool of its own."""
         if self.num_ranks > MAX_DEGREE:
             raise ConfigError(
                 f"tp {self.tensor} times pp {self.pipeline} is {self.num_ranks} ranks, the most are {MAX_DEGREE}",
@@ -83,12 +85,34 @@ class Degrees:
         if config.has_dense and config.intermediate_size < self.tensor:
             raise _too_many(f"tp is {self.tensor}", "tp", self.tensor, "intermediate_size", config.intermediate_size)
         self._check_experts(config)
+        if own_pools:
+            self._check_own_pools(config)
         if self.pipeline > layers:
             raise ConfigError(
                 f"pp is {self.pipeline}, and the model has {layers} layers",
                 field="pp",
                 value=self.pipeline,
                 limit=layers,
+            )
+
+    def _check_own_pools(self, config: ModelConfig) -> None:
+        if config.delta is None:
+            return
+        if self.pipeline > 1:
+            raise ConfigError(
+                f"pp is {self.pipeline}, and ranks with pools of their own do not split the states of "
+                f"{config.architecture} by layers: 1 is the only degree",
+                field="pp",
+                value=self.pipeline,
+                limit=1,
+            )
+        if self.tensor > 1 and config.delta.places is not None:
+            raise ConfigError(
+                f"tp is {self.tensor}, and ranks with pools of their own do not split the states of "
+                f"{config.architecture}, which lie beside latents that all ranks have: 1 is the only degree",
+                field="tp",
+                value=self.tensor,
+                limit=1,
             )
 
     def _check_experts(self, config: ModelConfig) -> None:
@@ -198,6 +222,15 @@ class Shard:
         return Span(self.part * count, (self.part + 1) * count)
 
     @property
+    def _state_places(self) -> PartPlaces | None:
+        """Of its parts of states beside latents."""
+        if self.config.delta is None or self.config.delta.places is None:
+            return None
+        whole = self.config.delta.places
+        count = whole.count // self.degrees.tensor
+        return replace(whole, first=self.part * count, count=count)
+
+    @property
     def inner(self) -> Span:
         """The rank's columns of a dense feed-forward block."""
         return _split(self.config.intermediate_size, self.degrees.tensor, self.part, _INNER_UNIT)
@@ -265,6 +298,7 @@ class Shard:
             config.delta,
             num_key_heads=self.delta_heads.length,
             num_value_heads=config.delta.num_value_heads // self.degrees.tensor,
+            places=self._state_places,
         )
         return replace(
             config,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from shared.errors import ConfigError
 from shared.kernels.quantized import Weight
+from shared.model.config.model_config import ModelConfig
 from shared.model.layers.expert_copies import ExpertCopies
 from shared.model.layers.parameters import NO_SPECS, DecoderParameters, LayerParameters, Specs
 from shared.model.ranks.shard import Shard, Span
@@ -125,8 +126,8 @@ def part_of(shard: Shard, name: str, shape: tuple[int, ...]) -> Part:
     rows = Span(0, shape[0])
     q, kv = _times(heads, size), _times(shard.kv_heads, size)
     gate, up, down = _DENSE if config.moe is None else config.moe.projections
-    if ".linear_attn" in module:
-        return _of_delta(shard, module.rpartition(".")[2], kind, rows)
+    if _is_of_state(config, module):
+        return _of_delta(shard, module.rpartition(".")[2], kind, shape)
     match module.rpartition(".")[2]:
         case "q_proj" if config.is_gated:
             return _of([_times(q, 2)])
@@ -162,14 +163,27 @@ def part_of(shard: Shard, name: str, shape: tuple[int, ...]) -> Part:
     return _of([rows])
 
 
-def _of_delta(shard: Shard, leaf: str, kind: str, rows: Span) -> Part:
+def _is_of_state(config: ModelConfig, module: str) -> bool:
+    """Whether a module mixes tokens by a state."""
+    layer, _, rest = module.removeprefix(_LAYERS).partition(".")
+    is_mixer = rest.startswith(("self_attn", "linear_attn"))
+    return module.startswith(_LAYERS) and is_mixer and config.layers[int(layer)].has_state
+
+
+def _of_delta(shard: Shard, leaf: str, kind: str, shape: tuple[int, ...]) -> Part:
     """Of a tensor of a layer with a state."""
     delta, heads = shard.config.delta, shard.delta_heads
     assert delta is not None
     times = delta.num_value_heads // delta.num_key_heads
     keys, value_heads = _times(heads, delta.key_dim), _times(heads, times)
-    values = _times(value_heads, delta.value_dim)
+    values, rows = _times(value_heads, delta.value_dim), Span(0, shape[0])
     match leaf:
+        case "q_proj" | "k_proj" | "q_conv1d" | "k_conv1d" | "f_b_proj":
+            return _of([keys])
+        case "v_proj" | "v_conv1d" | "g_b_proj":
+            return _of([values])
+        case "self_attn":
+            return _of([rows], None, [value_heads]) if kind == "A_log" else _of([keys])
         case "in_proj_qkvz":
             return _of([_times(heads, 2 * (delta.key_dim + times * delta.value_dim))])
         case "in_proj_ba":
@@ -178,11 +192,11 @@ def _of_delta(shard: Shard, leaf: str, kind: str, rows: Span) -> Part:
             return _of([keys, _moved(keys, delta.key_size), _moved(values, 2 * delta.key_size)])
         case "in_proj_z":
             return _of([values])
-        case "in_proj_b" | "in_proj_a":
+        case "in_proj_b" | "in_proj_a" | "b_proj":
             return _of([value_heads])
         case "linear_attn" if kind in ("A_log", "dt_bias"):
             return _of([value_heads])
-        case "out_proj":
+        case "out_proj" | "o_proj":
             return _of([rows], values)
     return _of([rows])
 

@@ -19,6 +19,11 @@ from shared.model.weights.checkpoint import Checkpoint
 from shared.model.weights.schemes import MAKERS
 from shared.model.weights.sources import TIED_NAME, TIED_SOURCE, WeightSource, match_sources
 
+RATES = (
+    *(f"in_proj_{end}" for end in ("ba", "b", "a")),
+    *(f"{name}_proj" for name in ("b", "f_a", "f_b", "g_a", "g_b")),
+)
+"""Projections to rates, decays and gates of lower rank."""
 Quantization = Literal["auto", "int8", "int4", "fp8", "w8a8"]
 """auto: as the checkpoint has its weights; else the kind that plain ones are rounded to while they are read. w8a8:
 int8, and activations too where the computation is in 16 bits."""
@@ -110,7 +115,7 @@ def rounding_specs(
     routers = () if config.moe is None else (f".{config.moe.prefix}.{config.moe.router}.weight",)
     # Rounding would change the routers' choice; the latents' projections are used in both directions, and those of
     # rates and decays are small.
-    kept_plain = (*routers, ".kv_b_proj.weight", *(f".in_proj_{end}.weight" for end in ("ba", "b", "a")))
+    kept_plain = (*routers, ".kv_b_proj.weight", *(f".{name}.weight" for name in RATES))
     if config.moe is not None and config.moe.shared_gate is not None:
         kept_plain = (*kept_plain, f".{config.moe.shared_gate}.weight")
     specs: dict[str, LinearSpec] = {}

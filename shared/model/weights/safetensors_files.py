@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,8 @@ INDEX_FILE = "model.safetensors.index.json"
 _OF_TEXT = {"language_model.model.": "model.", "model.language_model.": "model.", "language_model.lm_head": "lm_head"}
 """How names of the text part begin in a checkpoint that reads images too → what they are without images."""
 _IN_OTHERS = tuple(_OF_TEXT)
+_DENSE_AMONG_SPARSE = re.compile(r"\.block_sparse_moe\.((?:gate|up|down)_proj)\b")
+"""How transformers 5 saves a dense block of Kimi Linear, which is published as `mlp`."""
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100 * 1024 * 1024  # the format's own limit
 
@@ -166,10 +169,10 @@ def _entry(name: str, value: dict[str, object], data_start: int) -> TensorEntry:
 
 def text_name(name: str) -> str:
     """A tensor's or module's name as a checkpoint of text alone has it."""
-    if not name.startswith(_IN_OTHERS):
-        return name
-    prefix = next(filter(name.startswith, _OF_TEXT))
-    return _OF_TEXT[prefix] + name.removeprefix(prefix)
+    if name.startswith(_IN_OTHERS):
+        prefix = next(filter(name.startswith, _OF_TEXT))
+        return _OF_TEXT[prefix] + name.removeprefix(prefix)
+    return _DENSE_AMONG_SPARSE.sub(r".mlp.\1", name)
 
 
 def _corrupt(path: Path, problem: str) -> ModelLoadError:

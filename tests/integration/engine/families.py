@@ -139,6 +139,18 @@ STATES: dict[str, tuple[str, dict[str, object]]] = {
     "qwen3-next": ("Qwen3NextForCausalLM", {**DELTA, **HYBRID_EXPERTS}),
     "qwen3.5": ("Qwen3_5ForCausalLM", {**DELTA, "linear_num_key_heads": 4}),
     "qwen3.5-moe": ("Qwen3_5MoeForCausalLM", {**DELTA, **HYBRID_EXPERTS, "num_experts_per_tok": 1}),
+    "kimi-linear": (
+        "KimiLinearForCausalLM",
+        {
+            **LATENT,
+            "layer_types": ["linear_attention", "full_attention"],
+            "linear_num_heads": 4,
+            "linear_head_dim": 8,
+            "num_experts": 6,
+            "num_experts_per_token": 2,
+            "num_shared_experts": 1,
+        },
+    ),
 }
 """Likewise, of the families with layers that keep a state."""
 
@@ -148,6 +160,8 @@ def write_family(folder: Path, family: str, **settings: object) -> Path:
     architecture, extra = {**EXPERTS, **OTHERS, **STATES}.get(family, (family, None))
     if architecture.startswith("Deepseek"):
         settings = {"num_kv_heads": 4, "rope": YARN, **settings}
+    if architecture.startswith("Kimi"):  # transformers has a key and a value for each head
+        settings = {**settings, "num_kv_heads": settings.get("num_heads", 4)}
     write_random_checkpoint(
         folder, architecture, **{
             "vocab_size": 211, "hidden_size": 64, "intermediate_size": 96, "num_layers": 2, "num_heads": 4,

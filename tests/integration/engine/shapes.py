@@ -177,6 +177,35 @@ def _states(draw: DrawFn) -> Shape:
     return Shape(architecture, {**sizes, "extra_config": extra})
 
 
+@st.composite
+def _channels(draw: DrawFn) -> Shape:
+    """Layers with a state that fades by channel in turns with latent attention, dense and with experts."""
+    sizes, heads, layers = draw(_sizes()), draw(_any(1, 2, 3, 4, 8)), draw(_any(2, 3, 4))
+    kinds, parts, num_experts = ["linear_attention", "full_attention"], ["dense", "sparse"], draw(_any(2, 3, 6))
+    kinds += draw(st.lists(_any(*kinds), min_size=layers - 2, max_size=layers - 2))
+    extra: dict[str, Any] = {
+        "layer_types": draw(st.permutations(kinds)),
+        "mlp_layer_types": draw(st.lists(_any(*parts), min_size=layers, max_size=layers)),
+        "linear_num_heads": draw(_any(1, 2, 3, 4, 8)),
+        "linear_head_dim": draw(_any(4, 5, 8, 16, 32, 48)),
+        "linear_conv_kernel_dim": draw(_any(1, 2, 4)),
+        "kv_lora_rank": draw(_any(16, 24, 40, 64)),
+        "qk_rope_head_dim": draw(_any(8, 16)),
+        "qk_nope_head_dim": draw(_any(8, 12, 20)),
+        "v_head_dim": draw(_any(8, 16, 20)),
+        "q_lora_rank": draw(_any(None, 18, 40)),
+        "num_experts": num_experts,
+        "num_experts_per_token": draw(st.integers(1, 2)),
+        "num_shared_experts": draw(_any(1, 2)),
+        "moe_intermediate_size": draw(_any(16, 33, 48)),
+        "moe_renormalize": draw(st.booleans()),
+        "routed_scaling_factor": draw(_any(1.0, 2.5)),
+    }
+    # transformers ties no embeddings of this family.
+    sizes |= {"num_layers": layers, "num_heads": heads, "num_kv_heads": heads, "tie": False}
+    return Shape("KimiLinearForCausalLM", {**sizes, "extra_config": extra})
+
+
 def _widen(sizes: dict[str, Any]) -> None:
     """transformers takes these families only where heads divide the hidden size, though no weight has that size."""
     sizes["hidden_size"] = -(-sizes["hidden_size"] // sizes["num_heads"]) * sizes["num_heads"]
@@ -184,12 +213,12 @@ def _widen(sizes: dict[str, Any]) -> None:
 
 def shapes() -> SearchStrategy[Shape]:
     """Dense models, models with experts, models with latents, models with states, and the other families."""
-    return st.one_of(_dense(), _experts(), _latents(), _states(), _others())
+    return st.one_of(_dense(), _experts(), _latents(), _states(), _channels(), _others())
 
 
 def splits(config: ModelConfig, num: int) -> SearchStrategy[list[Degrees]]:
     """As many of a model's own ways to be split over ranks, if it has as many; whole, if it has none."""
-    able = [degrees for degrees in SPLITS if _can(degrees, config)]
+    able = [degrees for degrees in SPLITS if can_split(degrees, config)]
     return st.permutations(able).map(lambda mixed: mixed[:num])
 
 
@@ -199,9 +228,10 @@ def prompts(config: ModelConfig) -> SearchStrategy[list[int]]:
     return st.builds(lambda step, length: [1 + step * i % (config.vocab_size - 1) for i in range(length)], step, length)
 
 
-def _can(degrees: Degrees, config: ModelConfig) -> bool:
+def can_split(degrees: Degrees, config: ModelConfig, *, own_pools: bool = False) -> bool:
+    """Whether a worker would take this model and these degrees."""
     try:
-        degrees.check(config)
+        degrees.check(config, own_pools=own_pools)
     except ConfigError:
         return False
     return True

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from shared.model.ranks.shard import Degrees
 from tests.integration.engine.engine_run import EngineRun, hand_off
 from tests.integration.engine.group_run import GroupRun
-from tests.integration.engine.shapes import Shape, prompts, shapes, splits
+from tests.integration.engine.shapes import Shape, can_split, prompts, shapes, splits
 from tests.integration.engine.test_greedy_against_transformers import load_transformers, transformers_greedy
 from tests.unit.collectives.in_threads import needs_library
 
@@ -51,7 +51,8 @@ def check_tokens(shape: Shape, data: st.DataObject) -> None:
         agree = partial(agrees, folder, prompt, transformers_greedy(folder, prompt))
         runs: dict[Degrees, EngineRun] = {Degrees(): stack.enter_context(closing(EngineRun(folder)))}
         for each in degrees:
-            runs[each] = stack.enter_context(closing(GroupRun(folder, each, own_pools=own_pools)))
+            has_own = own_pools and can_split(each, config, own_pools=True)
+            runs[each] = stack.enter_context(closing(GroupRun(folder, each, own_pools=has_own)))
         for each, run in runs.items():
             assert agree(run.generate(prompt)[0]), each
             assert agree(run.generate(prompt)[0]), f"{each}, behind its own prefix"

@@ -13,7 +13,7 @@ from shared.kv.hashing import chain
 from shared.model.families.registry import load_config
 from shared.model.ranks.shard import Degrees
 from tests.integration.engine.engine_run import BLOCK_SIZE, EngineRun, hand_off
-from tests.integration.engine.families import HYBRID_EXPERTS, write_family
+from tests.integration.engine.families import HYBRID_EXPERTS, STATES, write_family
 from tests.integration.engine.group_run import GroupRun
 from tests.integration.engine.test_greedy_against_transformers import NUM_TOKENS, transformers_greedy
 from tests.unit.collectives.in_threads import needs_library
@@ -27,9 +27,12 @@ SHAPES = {
     "a state over several blocks": ("qwen3.5", [STATE, STATE, FULL], 3, 6, 8, 29, 4),
     "whole vectors, for the C++ kernels": ("qwen3-next", [STATE, STATE, FULL], 4, 8, 16, 48, 4),
     "one expert": ("qwen3.5-moe", [STATE, FULL], 2, 2, 8, 8, 2),
+    "a decay for each channel": ("kimi-linear", [STATE, STATE, FULL, STATE], 3, 3, 5, 5, 4),
+    "channels in whole vectors": ("kimi-linear", [STATE, STATE, FULL], 8, 8, 16, 16, 4),
+    "channels in long vectors": ("kimi-linear", [FULL, STATE], 2, 2, 80, 80, 2),
 }
-VECTORS = "whole vectors, for the C++ kernels"
-FIRST = ("a state over several blocks", VECTORS)
+VECTORS, CHANNELS = "whole vectors, for the C++ kernels", "channels in whole vectors"
+FIRST = ("a state over several blocks", VECTORS, CHANNELS)
 SPLITS = [
     (Degrees(2), False),
     (Degrees(2, expert=2), True),
@@ -41,11 +44,19 @@ SPLITS = [
     pytest.param(Degrees(2, 2), False, marks=pytest.mark.slow),
 ]
 """Ways to split the model of `VECTORS` over ranks, and whether each has a pool of its own."""
+SPLIT_CHANNELS = [
+    Degrees(2),
+    *(
+        pytest.param(degrees, marks=pytest.mark.slow)
+        for degrees in (Degrees(2, expert=2), Degrees(4), Degrees(1, 3), Degrees(2, 2))
+    ),
+]
+"""Likewise, the model of `CHANNELS`, whose ranks share a pool."""
 
 
 def checkpoint(folder, shape: str, **sizes):
     family, kinds, keys, values, key_dim, value_dim, kernel = SHAPES[shape]
-    extra = {
+    extra: dict[str, object] = {
         "layer_types": kinds,
         "linear_num_key_heads": keys,
         "linear_num_value_heads": values,
@@ -54,7 +65,10 @@ def checkpoint(folder, shape: str, **sizes):
         "linear_conv_kernel_dim": kernel,
         "partial_rotary_factor": 0.5,
     }
-    if family != "qwen3.5":
+    if family == "kimi-linear":
+        own = {"linear_num_heads": keys, "linear_head_dim": key_dim, "linear_conv_kernel_dim": kernel}
+        extra = {**STATES[family][1], **own, "layer_types": kinds}
+    elif family != "qwen3.5":
         extra |= HYBRID_EXPERTS | ({"num_experts": 1, "num_experts_per_tok": 1} if shape == "one expert" else {})
     sizes = {"hidden_size": 48, "num_heads": 3, "num_kv_heads": 1, **sizes}
     return write_family(folder, family, num_layers=len(kinds), extra_config=extra, **sizes)
@@ -87,9 +101,10 @@ def test_every_way_through_the_engine_gives_the_tokens_of_transformers(folder, s
 
 
 @needs_library
-def test_the_cpp_kernels_compute_the_shape_that_is_named_for_them(tmp_path, monkeypatch):
+@pytest.mark.parametrize("shape", [VECTORS, CHANNELS])
+def test_the_cpp_kernels_compute_the_shape_that_is_named_for_them(tmp_path, monkeypatch, shape):
     """Prompt and answer: none of the model's calls is left to torch's operations."""
-    folder = checkpoint(tmp_path / "model", VECTORS)
+    folder = checkpoint(tmp_path / "model", shape)
     expected = transformers_greedy(folder, PROMPT, 4)
 
     def left(*_):
@@ -125,6 +140,28 @@ def test_ranks_give_the_tokens_of_transformers_and_take_each_others_states(in_pa
     assert found == dict.fromkeys(found, expected)
 
 
+@pytest.fixture(scope="module")
+def channels(tmp_path_factory):
+    """A model whose states lie beside latents in eight parts, and what transformers answers to PROMPT."""
+    folder = checkpoint(tmp_path_factory.mktemp("channels") / "model", CHANNELS, num_heads=8)
+    return folder, transformers_greedy(folder, PROMPT)
+
+
+@needs_library
+@pytest.mark.parametrize("degrees", SPLIT_CHANNELS)
+def test_ranks_split_states_that_lie_beside_latents(channels, degrees):
+    folder, expected = channels
+    with EngineRun(folder) as one, closing(GroupRun(folder, degrees)) as group:
+        assert group.decoder.config.num_state_parts == 8
+        found = {"collocated": group.generate(PROMPT, max_tokens=NUM_TOKENS)[0]}
+        found["cached"] = group.generate(PROMPT, max_tokens=NUM_TOKENS)[0]
+        if one.layout == group.layout:
+            found["to one"] = hand_off(group, one, PROMPT, max_tokens=NUM_TOKENS)
+            group.pool.clear_cache()
+            found["from one"] = hand_off(one, group, PROMPT, max_tokens=NUM_TOKENS)
+    assert found == dict.fromkeys(found, expected)
+
+
 @needs_library
 def test_ranks_in_twos_and_in_fours_take_each_others_states(in_parts):
     folder, expected = in_parts
@@ -153,9 +190,17 @@ def test_prompts_and_answers_of_a_batch_do_not_change_each_other(folder):
         assert run.generate(*prompts, max_tokens=24) == expected
 
 
-@pytest.mark.parametrize("num_host_blocks", [pytest.param(0, marks=pytest.mark.slow), 400])
-def test_preemption_changes_no_token(tmp_path, num_host_blocks):
-    folder = checkpoint(tmp_path / "model", "every fourth layer attends")
+@pytest.mark.parametrize(
+    ("shape", "num_host_blocks"),
+    [
+        pytest.param("every fourth layer attends", 0, marks=pytest.mark.slow),
+        ("every fourth layer attends", 400),
+        ("a decay for each channel", 0),
+        pytest.param("a decay for each channel", 400, marks=pytest.mark.slow),
+    ],
+)
+def test_preemption_changes_no_token(tmp_path, shape, num_host_blocks):
+    folder = checkpoint(tmp_path / "model", shape)
     prompts = [[5 + (i * k) % 200 for i in range(20 + 9 * k)] for k in range(1, 5)]
     num_tokens = 120  # a state does not grow: only long answers fill the pool
     with EngineRun(folder, max_num_batched_tokens=512) as roomy:

@@ -164,6 +164,12 @@ LISTED = '[TOOL_CALLS] [{"name":"a.size","arguments":%s}, {"name":"a.size","argu
 NAMED = "[TOOL_CALLS]a.size[ARGS]%s[TOOL_CALLS]a.size[ARGS]%s"
 V3 = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>a.size\n```json\n%s\n```<｜tool▁call▁end｜>"
 V31 = "<｜tool▁call▁begin｜>a.size<｜tool▁sep｜>%s<｜tool▁call▁end｜>"
+KIMI = (
+    "<|tool_calls_section_begin|>"
+    "<|tool_call_begin|>functions.a.size:0<|tool_call_argument_begin|>%s<|tool_call_end|>"
+    "<|tool_call_begin|>functions.a.size:1<|tool_call_argument_begin|>%s<|tool_call_end|>"
+    "<|tool_calls_section_end|>"
+)
 DEEPSEEK = "<｜tool▁calls▁begin｜>%s\n%s<｜tool▁calls▁end｜>"
 
 
@@ -183,8 +189,14 @@ def whole_answers(edge: Edge) -> Callable[[str], bool]:
 
 @pytest.mark.parametrize(
     ("parser", "written"),
-    [("mistral", LISTED), ("mistral", NAMED), ("deepseek", DEEPSEEK % (V3, V3)), ("deepseek", DEEPSEEK % (V31, V31))],
-    ids=["mistral", "mistral v11", "deepseek v3", "deepseek v3.1"],
+    [
+        ("mistral", LISTED),
+        ("mistral", NAMED),
+        ("deepseek", DEEPSEEK % (V3, V3)),
+        ("deepseek", DEEPSEEK % (V31, V31)),
+        ("kimi", KIMI),
+    ],
+    ids=["mistral", "mistral v11", "deepseek v3", "deepseek v3.1", "kimi"],
 )
 async def test_beside_a_format_each_family_calls_in_its_own_way(
     start_edge: StartEdge, parser: str, written: str

@@ -16,6 +16,7 @@ import torch
 
 from shared.kernels.activation.rules import GELU, SILU, Activation
 from shared.kernels.batch import AttentionBatch
+from shared.kernels.delta_sizes import PartPlaces
 from shared.kernels.pool_view import KV_DTYPES
 from shared.kernels.sampling.history import Penalties, TokenHistory
 from shared.kernels.sampling.rows import SamplingRows
@@ -323,10 +324,15 @@ def compile_coded(form: str, dtype: torch.dtype, arch: str = "sm_90") -> list[Co
     return collect(calls, TARGETS[arch])
 
 
-def compile_delta(dtype: torch.dtype, arch: str = "sm_90") -> list[Compiled]:
-    """A layer of Qwen3-Next 80B with blocks of 16 tokens: answers beside prompts."""
+def compile_delta(dtype: torch.dtype, arch: str = "sm_90", *, by_channel: bool = False) -> list[Compiled]:
+    """A layer of Qwen3-Next 80B, or `by_channel` of Kimi Linear 48B, with blocks of 16 tokens: answers beside
+    prompts."""
     blocks = {"words": 98_304, "block_size": 16, "parts": 2, "runs": 24}
     sizes = {"heads": (16, 32), "dims": (128, 128), **blocks, "number": 0}
+    if by_channel:
+        whole = PartPlaces(0, 8, 8)
+        blocks = {"words": 32_256, "block_size": 16, "parts": 8, "runs": 7, "places": whole}
+        sizes = {"heads": (32, 32), "dims": (128, 128), **blocks, "number": 0, "by_channel": True}
 
     def calls() -> None:
         DeltaCase([(1, 8), (70, 75)], dtype=dtype, **sizes).run(triton_kernels())  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from torch import Tensor
 from shared.kernels.backend import DecoderOps
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.delta_layer import DeltaLayer, state_words
+from shared.kernels.delta_sizes import PartPlaces
 from shared.kernels.pool_view import PoolView
 from shared.kernels.torch_backend import TorchKernels
 from shared.kv.groups import STATE_WINDOW, KVGroups
@@ -41,14 +42,19 @@ class DeltaCase:
         parts: int = 1,
         runs: int = 1,
         by_token: bool = False,
+        by_channel: bool = False,
+        places: PartPlaces | None = None,
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
     ) -> None:
         """`heads`: of keys, of values; `dims`: of a key, of a value; `words`: numbers of a block, which lie in
-        `runs` runs of each of `parts` parts; `by_token`: each token has a state, as in a step with guesses."""
+        `runs` runs of each of `parts` parts; `by_token`: each token has a state, as in a step with guesses; `places`:
+        of parts in one KV head."""
         shape = {"dtype": dtype, "device": device}
         (key_heads, value_heads), (key_dim, value_dim) = heads, dims
         mixed = 2 * key_heads * key_dim + value_heads * value_dim
+        num_decays = value_heads * (key_dim if by_channel else 1)
+        all_parts = parts if places is None else places.total
 
         def drawn(*sizes: int, seed: int) -> Tensor:
             return random_tensor(*sizes, dtype=torch.float32, device=device, seed=seed)
@@ -59,15 +65,17 @@ class DeltaCase:
             key_dim,
             value_dim,
             kernel_size,
+            by_channel,
             conv=drawn(kernel_size, mixed, seed=1),
             decay=-drawn(value_heads, seed=2).exp(),
-            decay_bias=drawn(value_heads, seed=3) - 2,
+            decay_bias=drawn(num_decays, seed=3) - 2,
             norm=random_tensor(value_dim, seed=4, **shape),
             eps=1e-6,
             number=number,
             num_parts=parts,
+            places=places,
         )
-        num_states = -(-(number + 2) * self.layer.state_elements // words)
+        num_states = -(-(number + 2) * self.layer.part_elements * all_parts // words)
         groups = KVGroups(block_size, (None, *[STATE_WINDOW] * num_states), num_states)
         query_lens, kv_lens = zip(*plan, strict=True)
         widths = [-(-kv_len // block_size) * groups.size for kv_len in kv_lens]
@@ -89,13 +97,15 @@ class DeltaCase:
                 of_tokens += groups.guess_state_blocks(table, end - count, own)
             states = torch.tensor(of_tokens, dtype=torch.int32, device=device)
             self.batch = replace(batch, token_states=states)
-        assert words % (runs * parts) == 0
-        run_words = words // (runs * parts)
-        rows = torch.full((num_blocks + 1, runs, 1, parts, 1, run_words), torch.nan, device=device)
+        assert words % (runs * all_parts) == 0
+        run_words = words // (runs * all_parts)
+        rows = torch.full((num_blocks + 1, runs, 1, all_parts, 1, run_words), torch.nan, device=device)
         for read, _, _ in blocks:
             for block in read:
                 if block >= 0:
                     rows[block] = drawn(words, seed=block).to(dtype).float().view(rows[block].shape) / 4
+        if places is not None:
+            run_words, rows = run_words * all_parts, rows.reshape(num_blocks + 1, runs, 1, 1, 1, -1)
         self.pool = PoolView(rows.view(torch.uint8).flatten(-2), torch.float32, 1, run_words)
         self.projected = random_tensor(sum(query_lens), self.layer.projected_size + 3, seed=5, **shape)[:, :-3]
 
@@ -103,7 +113,8 @@ class DeltaCase:
         """(what it gives, the pool's numbers behind it)."""
         pool = replace(self.pool, memory=self.pool.memory.clone())
         batch = replace(self.batch)  # without another backend's plan
-        return kernels.delta_attention(self.projected, self.layer, pool, batch), state_words(pool, self.layer.num_parts)
+        found = kernels.delta_attention(self.projected, self.layer, pool, batch)
+        return found, state_words(pool, self.layer.num_parts, self.layer.places)
 
     def run_apart(self, kernels: DecoderOps) -> tuple[Tensor, Tensor]:
         """As `run`, with a call for each token that has a state."""
@@ -117,7 +128,7 @@ class DeltaCase:
                 one = replace(one, state_blocks=states[row : row + 1])
                 found.append(kernels.delta_attention(self.projected[row : row + 1], self.layer, pool, one))
                 row += 1
-        return torch.cat(found), state_words(pool, self.layer.num_parts)
+        return torch.cat(found), state_words(pool, self.layer.num_parts, self.layer.places)
 
 
 def check_delta(kernels: DecoderOps, case: DeltaCase) -> None:

@@ -11,6 +11,7 @@ import torch
 from shared.kernels.activation.rules import GELU, SILU, Activation
 from shared.kernels.backends import cpu as cpu_backend
 from shared.kernels.cpu.launch import num_threads_function
+from shared.kernels.delta_sizes import PartPlaces
 from shared.kernels.pool_view import PoolView
 from shared.kernels.torch_backend import TorchKernels
 
@@ -21,6 +22,7 @@ from .isas import EACH_ISA, needs_library
 from .sampling_checks import check_likeliest, check_masks, check_penalties
 
 REFERENCE = TorchKernels()
+BESIDE = PartPlaces(2, 2, 4)  # parts of states in the middle of a KV head
 
 
 @pytest.fixture(scope="module", params=EACH_ISA)
@@ -90,6 +92,10 @@ def test_rotate_and_write(cpu, dtype, norms, heads, head_dim):
         {"heads": (2, 4), "dims": (16, 32), "words": 768, "parts": 2, "runs": 3},  # whole rows in each run
         {"heads": (6, 6), "dims": (16, 48), "words": 930, "parts": 3, "runs": 5, "kernel_size": 3},
         {"dims": (8, 12)},  # left to torch
+        {"heads": (2, 2), "dims": (32, 32), "words": 500, "by_channel": True},
+        {"heads": (3, 3), "dims": (80, 80), "words": 7001, "by_channel": True, "kernel_size": 3},
+        {"heads": (2, 2), "dims": (16, 16), "words": 768, "runs": 3, "parts": 2, "places": BESIDE, "by_channel": True},
+        {"heads": (2, 2), "dims": (8, 12), "by_channel": True},  # left to torch
     ],
     ids=str,
 )
@@ -102,7 +108,12 @@ def test_the_gated_delta_rule_equals_the_reference(cpu, dtype, sizes):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "sizes",
-    [{"words": 500}, {"heads": (2, 4), "dims": (16, 32), "words": 768, "parts": 2, "runs": 3}, {"dims": (8, 12)}],
+    [
+        {"words": 500},
+        {"heads": (2, 4), "dims": (16, 32), "words": 768, "parts": 2, "runs": 3},
+        {"heads": (2, 2), "words": 500, "by_channel": True},
+        {"dims": (8, 12)},
+    ],
     ids=str,
 )
 def test_a_step_with_guesses_leaves_the_state_behind_each_token_as_a_step_of_it_would(cpu, dtype, sizes):

@@ -12,7 +12,9 @@ from shared.kernels.delta.reference import CHUNK, convolve, delta_chunk, delta_s
 class Case:
     """Some tokens of one sequence, and a state before them."""
 
-    def __init__(self, num_tokens: int, heads: int = 3, key_dim: int = 5, value_dim: int = 7) -> None:
+    def __init__(
+        self, num_tokens: int, heads: int = 3, key_dim: int = 5, value_dim: int = 7, *, by_channel: bool = False
+    ) -> None:
         generator = torch.Generator().manual_seed(num_tokens)
 
         def draw(*shape: int) -> Tensor:
@@ -21,7 +23,7 @@ class Case:
         self.query = normalised(draw(num_tokens, heads, key_dim), key_dim**-0.5)
         self.key = normalised(draw(num_tokens, heads, key_dim))
         self.value = draw(num_tokens, heads, value_dim)
-        self.log_decay = -draw(num_tokens, heads).exp()
+        self.log_decay = -draw(num_tokens, heads, key_dim if by_channel else 1).exp()
         self.rate = draw(num_tokens, heads).sigmoid()
         self.state = draw(heads, key_dim, value_dim)
 
@@ -34,23 +36,25 @@ class Case:
         state, found = self.state.double(), torch.empty(self.value.shape, dtype=torch.float64)
         for token, (query, key, value, decay, rate) in enumerate(zip(*(x.double() for x in self.tokens), strict=True)):
             for head in range(len(query)):
-                kept = state[head] * decay[head].exp()
+                kept = state[head] * decay[head].exp()[:, None]
                 state[head] = kept + rate[head] * torch.outer(key[head], value[head] - key[head] @ kept)
                 found[token, head] = query[head] @ state[head]
         return found, state
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 13, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5])
-def test_chunks_follow_the_formula(num_tokens: int) -> None:
-    case = Case(num_tokens)
+@pytest.mark.parametrize("by_channel", [False, True])
+def test_chunks_follow_the_formula(num_tokens: int, by_channel: bool) -> None:
+    case = Case(num_tokens, by_channel=by_channel)
     before = case.state.clone()
     for found, expected in zip(delta_chunk(*case.tokens, case.state), case.expected(), strict=True):
         torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
     assert case.state.equal(before)
 
 
-def test_steps_of_several_sequences_follow_the_formula() -> None:
-    cases = [Case(1, 2), Case(2, 2), Case(3, 2)]
+@pytest.mark.parametrize("by_channel", [False, True])
+def test_steps_of_several_sequences_follow_the_formula(by_channel: bool) -> None:
+    cases = [Case(count, 2, by_channel=by_channel) for count in (1, 2, 3)]
     first = [torch.stack([case.tokens[part][0] for case in cases]) for part in range(5)]
     found, states = delta_step(*first, torch.stack([case.state for case in cases]))
     for case, out, state in zip(cases, found, states, strict=True):
@@ -62,8 +66,9 @@ def test_steps_of_several_sequences_follow_the_formula() -> None:
         torch.testing.assert_close(state.double(), behind, rtol=1e-5, atol=1e-6)
 
 
-def test_a_prompt_cut_anywhere_goes_on_as_if_whole() -> None:
-    case = Case(150)
+@pytest.mark.parametrize("by_channel", [False, True])
+def test_a_prompt_cut_anywhere_goes_on_as_if_whole(by_channel: bool) -> None:
+    case = Case(150, by_channel=by_channel)
     whole, last = delta_chunk(*case.tokens, case.state)
     state, parts = case.state, []
     for begin, end in ((0, 64), (64, 65), (65, 100), (100, 150)):
@@ -87,3 +92,11 @@ def test_a_gated_norm_rounds_before_its_weight() -> None:
     normed = (x.float() / (x.float().square().mean(-1, keepdim=True) + 1e-6).sqrt()).bfloat16()
     expected = (normed * weight).float() * gate.float() * gate.float().sigmoid()
     torch.testing.assert_close(gated_norm(x, weight, gate, 1e-6), expected.bfloat16())
+
+
+def test_a_norm_before_a_sigmoid_rounds_once() -> None:
+    x, gate = torch.randn(4, 3, 8).bfloat16(), torch.randn(4, 3, 8).bfloat16()
+    weight = torch.randn(8).bfloat16()
+    normed = x.float() / (x.float().square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    expected = (normed * weight.float() * gate.float().sigmoid()).bfloat16()
+    torch.testing.assert_close(gated_norm(x, weight, gate, 1e-6, is_sigmoid=True), expected)

@@ -185,6 +185,7 @@ def test_attention_to_latents_compiles_and_uses_the_matrix_units(compiled: Run, 
         (ONES + CHUNKS[:2], {}),
         (ONES, {"heads": (1, 3), "dims": (5, 7), "kernel_size": 3, "words": 37, "dtype": torch.float16}),
         (ONES[1:3] + CHUNKS[:2], {"heads": (2, 4), "words": 108, "parts": 2, "runs": 3}),
+        (ONES[1:] + CHUNKS[:4], {"heads": (2, 2), "by_channel": True}),
         ([(1, 1), (20, 21)], {"kernel_size": 1, "words": 48}),  # rows of matrices lie in one block each
         *(
             pytest.param(plan, sizes, marks=pytest.mark.slow)
@@ -193,6 +194,7 @@ def test_attention_to_latents_compiles_and_uses_the_matrix_units(compiled: Run, 
                 (ONES + CHUNKS[:4], {"kernel_size": 2, "words": 4096, "number": 0, "dtype": torch.float16}),
                 (ONES + CHUNKS[:4], {"dims": (20, 130), "heads": (1, 2)}),  # a matrix in several programs
                 (ONES + CHUNKS[:4], {"heads": (3, 6), "dims": (8, 16), "words": 192, "parts": 3, "runs": 4}),
+                (ONES + CHUNKS, {"dims": (20, 70), "heads": (3, 3), "by_channel": True, "dtype": torch.float16}),
                 (ONES + CHUNKS[:2], {"dims": (130, 8), "heads": (1, 1)}),  # left to torch
             )
         ),
@@ -205,19 +207,26 @@ def test_the_gated_delta_rule_equals_the_reference(
 
 
 SPILLS_COLUMNS = 128  # of stack, in 16 bits, on sm_90 and sm_100
+SPILLS_CHANNELS = 512  # likewise by channel, where there is an exponential for each element
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", TARGETS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_the_gated_delta_rule_compiles_and_uses_the_matrix_units(compiled: Run, arch: str, dtype: torch.dtype) -> None:
-    kernels = {kernel.name: kernel for kernel in compiled(compiling.compile_delta, dtype, arch)}
-    assert set(kernels) == {
+@pytest.mark.parametrize("by_channel", [False, True])
+def test_the_gated_delta_rule_compiles_and_uses_the_matrix_units(
+    compiled: Run, arch: str, dtype: torch.dtype, by_channel: bool
+) -> None:
+    found = compiled(compiling.compile_delta, dtype, arch, by_channel=by_channel)
+    kernels = {kernel.name: kernel for kernel in found}
+    assert set(kernels) - {"fade_chunks"} == {
         "convolve_ones", "step_heads", "convolve_tokens", "keep_tails", "solve_chunks", "pass_chunks", "norm_heads",
     }  # fmt: skip
+    assert ("fade_chunks" in kernels) == by_channel
     assert all(kernel.shared_bytes <= TARGETS[arch].shared_bytes for kernel in kernels.values())
     assert all(kernels[name].num_matrix_instructions > 0 for name in ("solve_chunks", "pass_chunks"))
-    most = (SPILLS_COLUMNS, SPILLS_COLUMNS) if dtype == torch.bfloat16 else (4096, 2048)
+    narrow = SPILLS_CHANNELS if by_channel else SPILLS_COLUMNS
+    most = (narrow, narrow) if dtype == torch.bfloat16 else (4096, 2048)
     allowed = dict(zip(("pass_chunks", "solve_chunks"), most, strict=True))
     spilling = [k for k in kernels.values() if k.spilled_registers or k.stack_bytes > allowed.get(k.name, 0)]
     assert [(kernel.name, kernel.stack_bytes, kernel.spilled_registers) for kernel in spilling] == []

@@ -146,6 +146,19 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "partial_rotary_factor": 0.5,
         },
     ),
+    "kimi-linear": (
+        "kimi_linear",
+        {
+            **LATENT,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+            "mlp_layer_types": ["dense", "dense", "sparse", "sparse"],
+            "num_hidden_layers": 4,
+            "linear_num_heads": 3,
+            "linear_head_dim": 5,
+            "num_experts": 4,
+            "n_group": 2,
+        },
+    ),
     "gpt-oss-one-expert": (
         "gpt_oss",
         {"sliding_window": 1, "num_local_experts": 1, "num_experts_per_tok": 1, "layer_types": TURNS[::-1]},

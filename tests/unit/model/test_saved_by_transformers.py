@@ -53,6 +53,9 @@ def _respell(folder: Path, change: Any) -> None:
 def as_transformers_4(fields: dict[str, Any]) -> None:
     """The names of the fields before release 5."""
     fields["torch_dtype"] = fields.pop("dtype")
+    if fields["model_type"] == "kimi_linear":
+        _as_kimi_published(fields)
+        return
     rope = fields.pop("rope_parameters")
     of_full = rope.get("full_attention", rope)
     fields["rope_theta"] = of_full.pop("rope_theta")
@@ -65,6 +68,20 @@ def as_transformers_4(fields: dict[str, Any]) -> None:
         fields["num_experts"] = fields.pop("num_local_experts")
     if fields["model_type"] == "glm4_moe" and "num_mtp_layers" in fields:
         fields["num_nextn_predict_layers"] = fields.pop("num_mtp_layers")
+
+
+def _as_kimi_published(fields: dict[str, Any]) -> None:
+    """Layers are numbered from 1; which have experts follows from a number, where the first ones have none."""
+    kinds = list(enumerate(fields.pop("layer_types"), 1))
+    fields["linear_attn_config"] = {
+        "full_attn_layers": [number for number, kind in kinds if kind == "full_attention"],
+        "kda_layers": [number for number, kind in kinds if kind == "linear_attention"],
+        "head_dim": fields.pop("linear_head_dim"),
+        "num_heads": fields.pop("linear_num_heads"),
+        "short_conv_kernel_size": fields.pop("linear_conv_kernel_dim"),
+    }
+    fields |= {"mla_use_nope": True, "moe_router_activation_func": "sigmoid", "moe_layer_freq": 1, "rope_scaling": None}
+    fields["first_k_dense_replace"] = fields.pop("mlp_layer_types").index("sparse")
 
 
 @pytest.mark.parametrize("name", FAMILIES)

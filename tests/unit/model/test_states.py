@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from shared.errors import ConfigError, ModelLoadError
+from shared.kernels.delta_sizes import PartPlaces
 from shared.kv.groups import STATE_WINDOW
 from shared.model.decoder import Decoder
 from shared.model.families.registry import parse_config
@@ -37,6 +38,86 @@ QWEN3_NEXT_80B: dict[str, Any] = {
     "partial_rotary_factor": 0.25,
     "torch_dtype": "bfloat16",
 }
+
+
+KIMI_LINEAR_48B: dict[str, Any] = {
+    "architectures": ["KimiLinearForCausalLM"],
+    "vocab_size": 163_840,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "model_max_length": 1_048_576,
+    "kv_lora_rank": 512,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "mla_use_nope": True,
+    "linear_attn_config": {
+        "full_attn_layers": [4, 8, 12, 16, 20, 24, 27],
+        "head_dim": 128,
+        "num_heads": 32,
+        "short_conv_kernel_size": 4,
+    },
+    "num_experts": 256,
+    "num_experts_per_token": 8,
+    "num_shared_experts": 1,
+    "moe_intermediate_size": 1024,
+    "moe_renormalize": True,
+    "moe_router_activation_func": "sigmoid",
+    "num_expert_group": 1,
+    "topk_group": 1,
+    "routed_scaling_factor": 2.446,
+    "first_k_dense_replace": 1,
+    "rms_norm_eps": 1e-5,
+    "dtype": "bfloat16",
+}
+
+
+def test_kimis_fields_are_states_that_fade_by_channel_beside_latents_without_positions() -> None:
+    config = parse_config(KIMI_LINEAR_48B)
+    assert config.kv_groups == ((3, 7, 11, 15, 19, 23, 26),)
+    assert [layer.has_experts for layer in config.layers] == [False, *[True] * 26]
+    assert config.ropes == (None,)
+    assert config.delta is not None
+    assert config.delta.state_bytes == 4 * (32 * 128 * 128 + 3 * 3 * 32 * 128)
+    layout = config.block_layout(16, "bfloat16")
+    assert layout.block_bytes == 7 * 576 * 2 * 16
+    assert layout.num_states == -(-20 * config.delta.state_bytes // layout.block_bytes)
+    views = DecoderParameters.allocate(config, torch.float32, "meta").checkpoint_views(config)
+    assert sum(view.numel() for view in views.values()) == pytest.approx(49.1e9, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("own", "field"),
+    [
+        ({"mla_use_nope": False}, "mla_use_nope"),
+        ({"hidden_act": "gelu_pytorch_tanh"}, "hidden_act"),
+        ({"num_experts_per_token": 257}, "num_experts_per_tok"),
+        ({"num_experts": None}, "num_experts"),
+        ({"moe_router_activation_func": "softmax"}, "moe_router_activation_func"),
+        ({"linear_attn_config": {"full_attn_layers": []}}, "layer_types"),
+        ({"mlp_layer_types": ["sparse"]}, "mlp_layer_types"),
+    ],
+)
+def test_what_is_no_kimi_linear_is_refused_by_the_files_own_name(own: dict[str, Any], field: str) -> None:
+    with pytest.raises(ModelLoadError) as refused:
+        parse_config({**KIMI_LINEAR_48B, **own})
+    assert str(refused.value.field).startswith(field)
+
+
+def test_states_beside_latents_are_split_in_a_pool_that_all_ranks_have() -> None:
+    config = parse_config(KIMI_LINEAR_48B)
+    assert config.num_state_parts == 8
+    own = Shard(config, Degrees(tensor=4), 3).local_config.delta
+    assert own is not None
+    assert (own.num_key_heads, own.places) == (8, PartPlaces(6, 2, 8))
+    with pytest.raises(ConfigError, match="tp is 2, and ranks with pools of their own do not split the states"):
+        Degrees(tensor=2).check(config, own_pools=True)
+    with pytest.raises(ConfigError, match="pp is 3, and ranks with pools of their own do not split the states"):
+        Degrees(pipeline=3).check(parse_config(QWEN3_NEXT_80B), own_pools=True)
 
 
 def test_the_published_fields_are_three_layers_with_a_state_to_one_with_attention() -> None:

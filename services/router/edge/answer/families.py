@@ -8,12 +8,12 @@ from typing import Literal
 
 from services.router.edge.answer.call_rules import CallGrammar
 from services.router.edge.answer.events import Events
-from services.router.edge.answer.formats import deepseek, hermes, llama_json, mistral, pythonic
+from services.router.edge.answer.formats import deepseek, hermes, kimi, llama_json, mistral, pythonic
 from services.router.edge.answer.reasoning import ReasoningMarks
 from services.router.edge.answer.scan import Scanner
 from shared.model.text.chat_template import ChatTemplate
 
-CallFormatName = Literal["auto", "hermes", "llama3_json", "pythonic", "mistral", "deepseek"]
+CallFormatName = Literal["auto", "hermes", "llama3_json", "pythonic", "mistral", "deepseek", "kimi"]
 ReasoningName = Literal["auto", "none", "think", "mistral"]
 
 
@@ -37,6 +37,7 @@ CALL_FORMATS: Mapping[str, CallFormat] = {
     "pythonic": CallFormat(pythonic.calls, pythonic.SPECIAL, pythonic.grammar),
     "mistral": CallFormat(mistral.calls, mistral.SPECIAL, mistral.grammar, short_ids=True),
     "deepseek": CallFormat(deepseek.calls, deepseek.SPECIAL, deepseek.grammar),
+    "kimi": CallFormat(kimi.calls, kimi.SPECIAL, kimi.grammar),
 }
 
 REASONING: Mapping[str, ReasoningMarks] = {
@@ -48,6 +49,7 @@ REASONING: Mapping[str, ReasoningMarks] = {
 _SIGNS = (
     (mistral.MARK, "mistral"),
     (deepseek.CALLS, "deepseek"),
+    (kimi.CALLS, "kimi"),
     (hermes.BEGIN, "hermes"),
     ("func_name1(params_name1", "pythonic"),
     (pythonic.TAG, "pythonic"),

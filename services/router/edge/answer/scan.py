@@ -61,6 +61,17 @@ def solid_behind(tag: str, tape: Tape) -> Scanner[str]:
     return (yield from tape.next_solid())
 
 
+def until(mark: str, tape: Tape) -> Scanner[str]:
+    """A short text up to `mark`, without it. Raises NotAToolCall where none comes within a name's length."""
+    read = ""
+    while not read.endswith(mark):
+        character = yield from tape.next()
+        read += character
+        if not character or len(read) > MAX_NAME_LEN + len(mark):
+            raise NotAToolCall
+    return read[: -len(mark)]
+
+
 def through(mark: str, write: Callable[[str], None]) -> Scanner[bool]:
     """Writes text until `mark` is complete, which is not written. False where the text ended first, all written."""
     table = [0] * (len(mark) + 1)

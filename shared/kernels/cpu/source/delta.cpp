@@ -20,9 +20,10 @@ enum Triangle { kOfNone, kOfResult, kOfRows };
 
 // As in shared/kernels/cpu/delta.py.
 struct DeltaLayer {
-  const float *conv, *decay, *decay_bias;  // [taps][channels], [value heads] each
+  const float *conv, *decay, *decay_bias;  // [taps][channels], [value heads], [value heads][decays of one]
   const void* norm;                        // [value dim]
   int64_t key_heads, value_heads, key_dim, value_dim, taps, number, parts;
+  int64_t by_channel;  // a head has key dim decays, and gates pass a sigmoid; else one decay and SiLU
 };
 struct DeltaStep {
   const void* projected;  // [tokens][stride]
@@ -59,6 +60,19 @@ float rounded_to(const bf16*, float x) {
 Floats sigmoid16(Floats x) {
   const Floats e = exp16(smaller(larger(zeros() - x, all(-87.0f)), all(88.0f)));
   return all(1.0f) / (all(1.0f) + e);
+}
+
+// log(1 + exp(x)), as exact where it is small: with e = exp(-|x|) and s = e / (2 + e), log(1 + e) = 2 artanh(s), s <= 1/3.
+Floats softplus16(Floats x) {
+  const Floats up = larger(x, zeros()), e = exp16(x - up - up), s = e / (all(2.0f) + e), s2 = s * s;
+  Floats y = all(2.0f / 15);
+  y = plus_product(all(2.0f / 13), y, s2);
+  y = plus_product(all(2.0f / 11), y, s2);
+  y = plus_product(all(2.0f / 9), y, s2);
+  y = plus_product(all(2.0f / 7), y, s2);
+  y = plus_product(all(2.0f / 5), y, s2);
+  y = plus_product(all(2.0f / 3), y, s2);
+  return plus_product(up, s, plus_product(all(2.0f), y, s2));
 }
 
 float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
@@ -315,11 +329,22 @@ struct Task {
     for (int64_t i = 0; i < k; i += 16) store(x + i, load(x + i) * factor);
   }
 
-  // (log decay, rate) of a value head's token.
-  std::pair<float, float> gates(int64_t token, int64_t head) const {
-    const T* rates = (const T*)step.projected + token * step.stride + mixed + layer.value_heads * v + head;
-    const float rate = rounded_to((const T*)nullptr, 1.0f / (1.0f + std::exp(-to_float(rates[0]))));
-    return {layer.decay[head] * softplus(to_float(rates[layer.value_heads]) + layer.decay_bias[head]), rate};
+  const T* rates_of(int64_t token) const {  // of all value heads; their decays lie behind
+    return (const T*)step.projected + token * step.stride + mixed + layer.value_heads * v;
+  }
+  float rate(int64_t token, int64_t head) const {
+    return rounded_to((const T*)nullptr, 1.0f / (1.0f + std::exp(-to_float(rates_of(token)[head]))));
+  }
+  float log_decay(int64_t token, int64_t head) const {
+    const float raw = to_float(rates_of(token)[layer.value_heads + head]);
+    return layer.decay[head] * softplus(raw + layer.decay_bias[head]);
+  }
+  void fill_decays(int64_t token, int64_t head, float* decays) const {  // [k]
+    if (!layer.by_channel) return void(std::fill(decays, decays + k, std::exp(log_decay(token, head))));
+    const T* raw = rates_of(token) + layer.value_heads + head * k;
+    const Floats factor = all(layer.decay[head]);
+    for (int64_t i = 0; i < k; i += 16)
+      store(decays + i, exp16(factor * softplus16(load16(raw + i) + load(layer.decay_bias + head * k + i))));
   }
 
   // A head's result x [v], normed and gated.
@@ -335,8 +360,9 @@ struct Task {
     }
     const Floats scale = all(1.0f / std::sqrt(sum_of(squares) / float(v) + eps));
     for (int64_t i = 0; i < v; i += 16) {
-      const Floats normed = rounded_as(none, rounded_as(none, load(x + i)) * scale), g = load16(gate + i);
-      store16(out + i, rounded_as(none, normed * load16(weight + i)) * (g * sigmoid16(g)));
+      const Floats normed = rounded_as(none, load(x + i)) * scale, g = load16(gate + i), w = load16(weight + i);
+      const Floats silu = rounded_as(none, rounded_as(none, normed) * w) * (g * sigmoid16(g));
+      store16(out + i, layer.by_channel ? normed * w * sigmoid16(g) : silu);
     }
   }
   float eps;
@@ -354,8 +380,8 @@ struct Task {
 
   void one(int64_t token) {
     int64_t used = 0;
-    memory.resize(std::max<int64_t>(memory.size(), (before + 2) * channels + k * v + v + 4 * times * k + 96));
-    float *inputs = room(used, (before + 1) * channels), *active = room(used, channels);
+    memory.resize(std::max<int64_t>(memory.size(), (before + 2) * channels + k * v + v + 3 * k + 4 * times * k + 144));
+    float *inputs = room(used, (before + 1) * channels), *active = room(used, channels), *decays = room(used, 3 * k);
     float *local = room(used, k * v), *found = room(used, v);
     auto* from = (const float**)room(used, 2 * times * k);  // the rows of the matrices
     auto* to = (float**)room(used, 2 * times * k);
@@ -371,37 +397,43 @@ struct Task {
     }
     for (int64_t h = 0; h < times; h++) {
       const int64_t head = key_head * times + h, at = matrix(h);
-      const auto [log_decay, rate] = gates(token, head);
+      fill_decays(token, head, decays);
       if (!is_read_there) read(at, k * v, local);
       const float* values = active + 2 * k + h * v;
       const int64_t last = is_read_there ? (times - h) * k - 1 : 0;
-      update(active, active + k, values, std::exp(log_decay), rate, from + h * k, to + h * k, last, found);
+      update(active, active + k, values, decays, rate(token, head), from + h * k, to + h * k, last, found);
       if (!has_whole_rows) write(kLast, at, k * v, local);
       finish(found, token, head);
     }
   }
 
-  // to = decay from + key (x) update, and what the query reads of it. Rows lie in short runs, which a processor does not
+  // to = decays from + key (x) update, and what the query reads of it. Rows lie in short runs, which a processor does not
   // read ahead over: up to row `last`, of the matrices behind this one too, they are fetched kAheadRows before.
+  // `decays`: of the rows, with room for 2 k numbers behind them.
   void update(
-      const float* query, const float* key, const float* value, float decay, float rate, const float* const* from,
+      const float* query, const float* key, const float* value, float* decays, float rate, const float* const* from,
       float* const* to, int64_t last, float* found) const {
     Floats dots = zeros();
-    for (int64_t i = 0; i < k; i += 16) dots = plus_product(dots, load(query + i), load(key + i));
-    const Floats own = all(sum_of(dots)), d = all(decay), r = all(rate);
+    for (int64_t i = 0; i < k; i += 16) {
+      const Floats q = load(query + i), x = load(key + i), d = load(decays + i);
+      dots = plus_product(dots, q, x);
+      store(decays + k + i, q * d), store(decays + 2 * k + i, x * d);
+    }
+    const Floats own = all(sum_of(dots)), r = all(rate);
     int64_t column = 0;
     for (; column + 16 * kRowVectors <= v; column += 16 * kRowVectors)
-      update_columns<kRowVectors>(query, key, value, d, r, own, from, to, last, found, column);
-    for (; column < v; column += 16) update_columns<1>(query, key, value, d, r, own, from, to, last, found, column);
+      update_columns<kRowVectors>(key, value, decays, r, own, from, to, last, found, column);
+    for (; column < v; column += 16) update_columns<1>(key, value, decays, r, own, from, to, last, found, column);
   }
   template <int V>
   void update_columns(
-      const float* query, const float* key, const float* value, Floats decay, Floats rate, Floats own,
-      const float* const* from, float* const* to, int64_t last, float* found, int64_t column) const {
+      const float* key, const float* value, const float* decays, Floats rate, Floats own, const float* const* from,
+      float* const* to, int64_t last, float* found, int64_t column) const {
+    const float *faded_query = decays + k, *faded_key = decays + 2 * k;
     Floats known[V], asked[V];
     for (int i = 0; i < V; i++) known[i] = asked[i] = zeros();
     for (int64_t row = 0; row < k; row++) {
-      const Floats a = all(key[row]), b = all(query[row]);
+      const Floats a = all(faded_key[row]), b = all(faded_query[row]);
       const float* ahead = from[std::min(row + kAheadRows, last)] + column;
 #pragma GCC unroll 8
       for (int i = 0; i < V; i++) __builtin_prefetch(ahead + 16 * i, 1);
@@ -412,11 +444,11 @@ struct Task {
       }
     }
     for (int i = 0; i < V; i++) {
-      known[i] = (load(value + column + 16 * i) - known[i] * decay) * rate;  // the update
-      store(found + column + 16 * i, plus_product(asked[i] * decay, own, known[i]));
+      known[i] = (load(value + column + 16 * i) - known[i]) * rate;  // the update
+      store(found + column + 16 * i, plus_product(asked[i], own, known[i]));
     }
     for (int64_t row = 0; row < k; row++) {
-      const Floats a = all(key[row]);
+      const Floats a = all(key[row]), decay = all(decays[row]);
 #pragma GCC unroll 8
       for (int i = 0; i < V; i++) {
         const int64_t at = column + 16 * i;
@@ -430,8 +462,8 @@ struct Task {
     const int64_t filled = ids[kFilled * step.num_states] >= 0 ? end / step.block_size * step.block_size - start : count;
     int64_t used = 0;
     memory.resize(std::max<int64_t>(
-        memory.size(), (before + 2 * kChunk) * channels + times * k * v + kChunk * (k + 4 * kChunk + 3 * v) +
-                           Products<T>::room(k, v) + v + 1024));
+        memory.size(), (before + 2 * kChunk) * channels + times * k * v + kChunk * (k + 4 * kChunk + 3 * v) + k +
+                           Products<T>::room(k, v) + v + (layer.by_channel ? (3 * kChunk + 49) * k : 0) + 1024));
     float *inputs = room(used, (before + kChunk) * channels), *active = room(used, kChunk * channels);
     float *states = room(used, times * k * v), *keys = room(used, k * kChunk);
     Chunk chunk{keys};
@@ -439,13 +471,18 @@ struct Task {
     chunk.system = room(used, kChunk * kChunk), chunk.within = room(used, kChunk * kChunk);
     chunk.updates = room(used, kChunk * v), chunk.found = room(used, kChunk * v);
     chunk.since = room(used, kChunk), chunk.grown = room(used, kChunk), chunk.rates = room(used, kChunk);
+    chunk.whole = room(used, k);
+    if (layer.by_channel) {
+      chunk.decays = room(used, kChunk * k), chunk.reads = room(used, kChunk * 2 * k), chunk.fresh = room(used, 16 * k);
+      chunk.rows = room(used, 16 * 2 * k), chunk.span = room(used, k);
+    }
     Products<T> products(k, v, memory.data() + used);
     read_tail(inputs);
     for (int64_t h = 0; h < times; h++) read(matrix(h), k * v, states + h * k * v);
     for (int64_t done = 0; done < count;) {
       const int64_t n = std::min(kChunk, (done < filled ? filled : count) - done);
       convolve(first + done, n, inputs, active);
-      relate(n, active, chunk, products);
+      if (!layer.by_channel) relate(n, active, chunk, products);
       for (int64_t h = 0; h < times; h++) pass(first + done, n, h, active, states + h * k * v, chunk, products);
       std::memmove(inputs, inputs + n * channels, 4 * before * channels);
       done += n;
@@ -463,6 +500,11 @@ struct Task {
     float *keys_with_keys, *queries_with_keys;    // [kChunk][kChunk], up to the diagonal
     float *system, *within;                       // these of one value head
     float *updates, *found, *since, *grown, *rates;
+    float* whole = nullptr;                       // [k]: decays of the chunk
+    // By channel: decays of each token [kChunk][k]; queries and keys as the state before the chunk sees them
+    // [kChunk][2 k]; and of 16 tokens at a time keys in columns [k][16], rows as the token before them sees them
+    // [16][2 k], their decays [k].
+    float *decays = nullptr, *reads = nullptr, *fresh = nullptr, *rows = nullptr, *span = nullptr;
   };
 
   // What all value heads of some tokens share: products of keys, and of queries with keys.
@@ -484,23 +526,13 @@ struct Task {
   void pass(
       int64_t token, int64_t n, int64_t h, const float* active, float* state, const Chunk& c, Products<T>& products) const {
     const int64_t head = key_head * times + h;
-    float sum = 0;
-    for (int64_t t = 0; t < n; t++) {
-      const auto [log_decay, rate] = gates(token + t, head);
-      c.since[t] = sum += log_decay, c.grown[t] = std::exp(sum), c.rates[t] = rate;
+    for (int64_t t = 0; t < n; t++) c.rates[t] = rate(token + t, head);
+    if (layer.by_channel) {
+      weigh_channels(token, n, head, active, c);
+      products.take_tokens(c.reads, 2 * k, c.keys, n);
+    } else {
+      weigh(token, n, head, c);
     }
-    for (int64_t t = n; t < kChunk; t++) c.since[t] = sum;
-    // Times the decay between the two tokens; nothing from later ones.
-    for (int64_t row = 0; row < n; row++)
-      for (int64_t column = 0, at = row * kChunk; column < kChunk; column += 16) {
-        if (column > row) {
-          store(c.within + at + column, zeros());
-          continue;
-        }
-        const Floats decay = exp16(smaller(all(c.since[row]) - load(c.since + column), zeros()));
-        store(c.system + at + column, up_to(row - column, load(c.keys_with_keys + at + column) * all(c.rates[row]) * decay));
-        store(c.within + at + column, up_to(row + 1 - column, load(c.queries_with_keys + at + column) * decay));
-      }
     // What is not known yet, then the updates, one token after another.
     const float* values = active + 2 * k + h * v;
     products.take_state(state);
@@ -518,14 +550,93 @@ struct Task {
       store(c.found + row * v + column, load(c.found + row * v + column) + x);
     });
     for (int64_t t = 0; t < n; t++) finish(c.found + t * v, token + t, head);
-    for (int64_t t = 0; t < n; t++) {
-      const Floats rest = all(std::exp(sum - c.since[t]));
+    for (int64_t t = 0; t < n && !layer.by_channel; t++) {
+      const Floats rest = all(std::exp(c.since[n - 1] - c.since[t]));
       for (int64_t i = 0; i < v; i += 16) store(c.updates + t * v + i, load(c.updates + t * v + i) * rest);
     }
-    const Floats whole = all(std::exp(sum));
     products.of_tokens(c.updates, [&](int64_t row, int64_t column, Floats x) {
-      store(state + row * v + column, plus_product(x, whole, load(state + row * v + column)));
+      store(state + row * v + column, plus_product(x, all(c.whole[row]), load(state + row * v + column)));
     });
+  }
+
+  // The triangles of some tokens of one value head, and how the state before them fades.
+  void weigh(int64_t token, int64_t n, int64_t head, const Chunk& c) const {
+    float sum = 0;
+    for (int64_t t = 0; t < n; t++) c.since[t] = sum += log_decay(token + t, head), c.grown[t] = std::exp(sum);
+    for (int64_t t = n; t < kChunk; t++) c.since[t] = sum;
+    std::fill(c.whole, c.whole + k, std::exp(sum));
+    // Times the decay between the two tokens; nothing from later ones.
+    for (int64_t row = 0; row < n; row++)
+      for (int64_t column = 0, at = row * kChunk; column < kChunk; column += 16) {
+        if (column > row) {
+          store(c.within + at + column, zeros());
+          continue;
+        }
+        const Floats decay = exp16(smaller(all(c.since[row]) - load(c.since + column), zeros()));
+        store(c.system + at + column, up_to(row - column, load(c.keys_with_keys + at + column) * all(c.rates[row]) * decay));
+        store(c.within + at + column, up_to(row + 1 - column, load(c.queries_with_keys + at + column) * decay));
+      }
+  }
+
+  // Likewise by channel, 16 tokens at a time. A decay between two tokens is a product of decays, none above 1: up to
+  // the 16 tokens' begin it is in the keys before them, `c.keys`, from there on in their rows.
+  void weigh_channels(int64_t token, int64_t n, int64_t head, const float* active, const Chunk& c) const {
+    std::fill(c.whole, c.whole + k, 1.0f);
+    std::fill(c.grown, c.grown + kChunk, 1.0f);
+    std::fill(c.keys, c.keys + k * kChunk, 0.0f);
+    for (int64_t first = 0; first < n; first += 16) {
+      const int64_t count = std::min<int64_t>(16, n - first);
+      std::fill(c.span, c.span + k, 1.0f);
+      for (int64_t t = 0; t < count; t++) {
+        float *decays = c.decays + (first + t) * k, *reads = c.reads + (first + t) * 2 * k, *row = c.rows + t * 2 * k;
+        const float* own = active + (first + t) * channels;
+        fill_decays(token + first + t, head, decays);
+        for (int64_t i = 0; i < k; i += 16) {
+          const Floats span = load(c.span + i) * load(decays + i), q = load(own + i) * span, x = load(own + k + i) * span;
+          store(c.span + i, span), store(row + i, q), store(row + k + i, x);
+          store(reads + i, q * load(c.whole + i)), store(reads + k + i, x * load(c.whole + i));
+        }
+      }
+      with_earlier(first, count, c);
+      with_each_other(first, count, active, c);
+      for (int64_t row = first; row < first + count; row++)
+        for (int64_t column = first + 16; column < kChunk; column += 16) store(c.within + row * kChunk + column, zeros());
+      fade(first, count, c);
+    }
+  }
+  void with_earlier(int64_t first, int64_t count, const Chunk& c) const {
+    product<kOfNone>(c.rows, 2 * k, c.keys, kChunk, count, k, first, [&](int64_t row, int64_t column, Floats x) {
+      store(c.within + (first + row) * kChunk + column, x);
+    });
+    product<kOfNone>(c.rows + k, 2 * k, c.keys, kChunk, count, k, first, [&](int64_t row, int64_t column, Floats x) {
+      store(c.system + (first + row) * kChunk + column, x * all(c.rates[first + row]));
+    });
+  }
+  // Keys fade from token to token in `c.fresh`, and are there as the last of them sees them behind it.
+  void with_each_other(int64_t first, int64_t count, const float* active, const Chunk& c) const {
+    for (int64_t i = 0; i < k; i++)
+      for (int64_t t = 0; t < 16; t++) c.fresh[i * 16 + t] = t < count ? active[(first + t) * channels + k + i] : 0.0f;
+    for (int64_t t = 0; t < count; t++) {
+      const float *query = active + (first + t) * channels, *decays = c.decays + (first + t) * k;
+      const Mask earlier = first_lanes(std::max<int64_t>(t, 1));
+      Floats asked = zeros(), known = zeros();
+      for (int64_t i = 0; i < k; i++) {
+        Floats x = load(c.fresh + 16 * i);
+        if (t) x = choose(earlier, x * all(decays[i]), x), store(c.fresh + 16 * i, x);
+        asked = plus_product(asked, all(query[i]), x), known = plus_product(known, all(query[k + i]), x);
+      }
+      const int64_t at = (first + t) * kChunk + first;
+      store(c.within + at, up_to(t + 1, asked));
+      store(c.system + at, up_to(t, known * all(c.rates[first + t])));
+    }
+  }
+  void fade(int64_t first, int64_t count, const Chunk& c) const {
+    for (int64_t i = 0; i < k; i++) {
+      const Floats span = all(c.span[i]);
+      c.whole[i] *= c.span[i];
+      for (int64_t j = 0; j < first; j += 16) store(c.keys + i * kChunk + j, load(c.keys + i * kChunk + j) * span);
+      store(c.keys + i * kChunk + first, up_to(count, load(c.fresh + 16 * i)));
+    }
   }
 
   // Updates of 16 V columns, in which each token's have those of the tokens before it taken out.

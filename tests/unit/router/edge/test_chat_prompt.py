@@ -66,6 +66,7 @@ def test_what_no_template_reads_is_refused_by_name() -> None:
         ("{{ tools }}<tool_call>", "hermes"),
         ("{{ tools }}[TOOL_CALLS]", "mistral"),
         ("{{ tools }}<｜tool▁calls▁begin｜>", "deepseek"),
+        ("{{ tools }}<|tool_calls_section_begin|>", "kimi"),
         ("{{ tools }}<|start_header_id|> <|python_tag|>", "llama3_json"),
         ("{{ tools }}<|start_header_id|> [func_name1(params_name1=params_value1)]", "pythonic"),
         ("{{ tools }}", "hermes"),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from services.router.edge.answer.call_rules import CallRules
 from services.router.edge.answer.events import Events
-from services.router.edge.answer.scan import MAX_NAME_LEN, NotAToolCall, Scanner, Tape, through, value
+from services.router.edge.answer.scan import MAX_NAME_LEN, NotAToolCall, Scanner, Tape, through, until, value
 
 CALLS, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, SEPARATOR, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
@@ -42,7 +42,7 @@ def calls(events: Events, _is_tool: Callable[[str], bool]) -> Scanner[None]:
 
 
 def _call(events: Events, tape: Tape) -> Scanner[None]:
-    before = yield from _until(SEPARATOR, tape)
+    before = yield from until(SEPARATOR, tape)
     behind = ""
     while not behind.endswith("{"):
         character = yield from tape.next()
@@ -55,13 +55,3 @@ def _call(events: Events, tape: Tape) -> Scanner[None]:
         raise NotAToolCall
     events.begin_call(name)
     yield from value("{", tape, events.arguments)
-
-
-def _until(mark: str, tape: Tape) -> Scanner[str]:
-    read = ""
-    while not read.endswith(mark):
-        character = yield from tape.next()
-        read += character
-        if not character or len(read) > MAX_NAME_LEN + len(mark):
-            raise NotAToolCall
-    return read[: -len(mark)]

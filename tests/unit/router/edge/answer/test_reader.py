@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from services.router.edge.answer.events import CallArguments, CallBegun, Content, Event, Reasoning
 from services.router.edge.answer.families import CALL_FORMATS, REASONING
-from services.router.edge.answer.formats import deepseek
+from services.router.edge.answer.formats import deepseek, kimi
 from services.router.edge.answer.reader import AnswerReader, ToolUse
 
 TOOLS = ToolUse(frozenset({"weather", "time"}))
@@ -39,6 +39,10 @@ BOTH_CALLS = {
         f"[TOOL_CALLS]weather[CALL_ID]abc123def[ARGS]{ROME}[TOOL_CALLS]time{{}}",
     ],
     "deepseek": [DEEPSEEK_V3, DEEPSEEK_V31],
+    "kimi": [
+        f"{kimi.CALLS}{kimi.CALL}functions.weather:0{kimi.SEPARATOR}{ROME}{kimi.CALL_END}"
+        f"{kimi.CALL}functions.time:1{kimi.SEPARATOR}{{}}{kimi.CALL_END}{kimi.CALLS_END}",
+    ],
     "pythonic": [
         "[weather(city='Rome', days=[1, 2], note='a } \" ] b'), time()]",
         '<|python_start|>[weather(city="Rome", days=[1, 2], note=\'a } " ] b\'),time()]<|python_end|>',
@@ -76,7 +80,7 @@ def test_two_calls_of_each_format(name: str, text: str) -> None:
     assert arguments_next == CallArguments(1, "{}")
 
 
-@pytest.mark.parametrize("name", ["hermes", "mistral", "deepseek"])
+@pytest.mark.parametrize("name", ["hermes", "mistral", "deepseek", "kimi"])
 def test_text_before_calls_is_content_without_the_blanks_between(name: str) -> None:
     events = read(name, "I will look.\n\n" + BOTH_CALLS[name][0])
     assert events[0] == Content("I will look.")
@@ -108,6 +112,7 @@ PROSE = [
     "a < b, <tool_cal> and [TOOL_CALL]",
     "[TOOL_CALLS] nothing",
     f"{deepseek.CALL} alone",
+    f"{kimi.CALL} alone",
     "<|python_tag|>print(1)",
     '{"name": "weather", "x": "\\ud83d"',
 ]

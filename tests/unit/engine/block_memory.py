@@ -45,7 +45,7 @@ class BlockMemory:
 
     def _move_states(self, item: PlannedSequence, sequence: EngineSequence) -> None:
         """Reads the state behind the token before a step's first one, and writes those that the step is to write."""
-        if item.guesses:
+        if item.guesses and self.groups.num_states:
             self._guess_states(item, sequence)
             return
         for group in filter(self.groups.is_state, range(self.groups.size)):

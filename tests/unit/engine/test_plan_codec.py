@@ -70,6 +70,7 @@ sequences = st.builds(
     num_pooled=st.just(0),  # a group pools no hidden states
     adapter=ints,
     following=st.just(0),  # a group has no head, which alone reads it
+    guess_states=lists,
 )
 copies = st.builds(BlockCopy, ints, ints, st.booleans())
 plans = st.builds(StepPlan, st.lists(sequences, max_size=3).map(tuple), st.lists(copies, max_size=3).map(tuple))

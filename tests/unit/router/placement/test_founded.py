@@ -29,6 +29,7 @@ def season(found: FoundedTimes, name: str, own: StepTimes) -> None:
     """The worker runs enough kinds of both."""
     for size in range(FEWEST_KINDS):
         assert see(found, name, own, 2**size, 2 ** (size + 4)) is not None
+        assert see(found, name, own, 2**size) is not None
 
 
 def test_a_worker_that_has_only_decoded_knows_prompts_by_another_one():
@@ -47,7 +48,15 @@ def test_cards_of_two_kinds_are_told_apart_by_what_they_do(own, nearest):
     season(found, "quick", QUICK)
     season(found, "slow", SLOW)
     assert see(found, nearest + " at answers", own, 3) == own
-    assert see(found, nearest + " at a prompt", own, 0, 500) == own
+    see(found, nearest + " at a prompt", own, 0, 500)
+    assert see(found, nearest + " at a prompt", own) == own
+
+
+def test_a_prompt_that_was_not_computed_yet_says_nothing_of_prompts():
+    found = FoundedTimes()
+    season(found, "old", QUICK)
+    see(found, "new", ABSURD, 1)
+    assert see(found, "new", ABSURD, 1, 500).token_s == pytest.approx(QUICK.token_s, rel=0.2)
 
 
 def test_its_own_speed_is_kept_where_no_such_card_is_known():

@@ -82,7 +82,7 @@ class SimRouter(ABC):
             view.adapters = report.adapters
         view.loading_adapters = report.loading_adapters
         view.adapter_room = report.adapter_room
-        view.times, view.least_slack_s = report.step_times, report.least_slack_s
+        view.least_slack_s = report.least_slack_s
         ledger.report(
             num_free_blocks=report.num_free_blocks,
             num_requests=report.num_running + report.num_waiting,
@@ -93,6 +93,8 @@ class SimRouter(ABC):
             num_promised=report.promised.num_sequences,
             num_promised_tokens=report.promised.num_context_tokens,
         )
+        pool = self._pools[min(self.workers[worker].roles)]
+        view.times = pool.founded.times(view, report.step_times)
         self.changed()
 
     def need(self, request: SimRequest) -> PlacementRequest:

@@ -124,7 +124,7 @@ class StepTimeFit:
         if self._fitted is not None and len(self._newest) == PACE_STEPS:
             predicted = [(self._fitted.step_s(work), seconds) for work, seconds in self._newest]
             paces = [seconds / before for before, seconds in predicted if before > 0]
-            self._times = _scaled(self._fitted, statistics.median(paces or [1.0]))
+            self._times = self._fitted.scaled(statistics.median(paces or [1.0]))
 
     def _fit(self) -> None:
         self.num_fitted, self._unfitted_s = self.num_steps, 0.0
@@ -184,7 +184,8 @@ def _best(
     """
     taken, is_guess = np.array(seconds), prior is None
     if prior is None:
-        prior = _scaled(_PRIOR, np.median([s / _PRIOR.step_s(step) for step, s in zip(steps, seconds, strict=True)]))
+        ratios = [taken_s / _PRIOR.step_s(step) for step, taken_s in zip(steps, seconds, strict=True)]
+        prior = _PRIOR.scaled(statistics.median(ratios))
     believed = np.array([prior.step_s(step) for step in _PRIOR_STEPS])
     rows = np.array([*steps, *_PRIOR_STEPS], dtype=np.float64)
     times = np.concatenate([taken, believed])
@@ -195,13 +196,6 @@ def _best(
     _, at, solved = min(equals, key=lambda fit: fit[1] if is_guess else fit[0])
     balance = -at
     return _times_of(solved, balance), balance
-
-
-def _scaled(times: StepTimes, factor: float) -> StepTimes:
-    return StepTimes(
-        times.fixed_s * factor, times.read_s * factor, times.token_s * factor, times.sequence_s * factor,
-        times.kv_s * factor, times.attention_s * factor, times.overlap,
-    )  # fmt: skip
 
 
 def _fit_balance(rows: Matrix, seconds: Matrix, weights: Matrix, balance: float) -> tuple[float, float, Matrix]:

@@ -16,7 +16,7 @@ every part, (m + s - 1) / s times.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 
@@ -100,6 +100,14 @@ class StepTimes:
         )
         products_s = work.num_tokens * self.token_s / parts
         return self.fixed_s + passes * (self.pass_s + self.hidden_s(read_s, products_s) + own_s / parts)
+
+    def scaled(self, factor: float) -> StepTimes:
+        """The same of a machine on which every step takes `factor` times as long."""
+        return replace(
+            self, fixed_s=self.fixed_s * factor, read_s=self.read_s * factor, token_s=self.token_s * factor,
+            sequence_s=self.sequence_s * factor, kv_s=self.kv_s * factor, attention_s=self.attention_s * factor,
+            experts_s=self.experts_s * factor, pass_s=self.pass_s * factor,
+        )  # fmt: skip
 
     def decode_step_s(self, batch: int, num_kv_tokens: int) -> float:
         """Time of one token for each of `batch` sequences."""

@@ -13,6 +13,8 @@ QUANTILE = 0.99
 """The share of admitted requests whose wait should be no longer than predicted."""
 STEP = 0.1
 """Largest change by one observation, on the logarithmic scale."""
+OPEN = 64
+"""Waits that may be open at a time, each with a prediction made and its end to come, before each counts for less."""
 MAX_FACTOR = 16.0
 """Bounds the factor both ways: some requests always get in, so that there is something to learn from."""
 
@@ -132,6 +134,8 @@ class Estimate(NamedTuple):
     is_again: bool = False
     """A worker had no room for it after all. It was learnt from when it was started first; each further try, of which
     there may be many until there is room, says nothing new."""
+    num_open: int = 0
+    """Requests that waited when it came: their predictions were made, and nothing was learnt from them yet."""
 
     @property
     def latest_start_s(self) -> float:
@@ -200,7 +204,7 @@ class AdmissionController:
         grace_s = 0.0 if strict else self._late_grace * (item.deadline_s - item.arrived_s)
         predicted_s = own_s + wait_s * self.calibration.factor if own_s else None
         check_deadline(now_s, item.deadline_s, predicted_s, grace_s if first else 0.0)
-        return Estimate(item, now_s, own_s, wait_s, grace_s, first)
+        return Estimate(item, now_s, own_s, wait_s, grace_s, first, len(queue))
 
     def start(self, estimate: Estimate, now_s: float, predicted_s: float | None) -> None:
         """The request reaches the head of the queue; a worker would return its first token in `predicted_s`.
@@ -225,12 +229,16 @@ class AdmissionController:
 
     def _learn(self, estimate: Estimate, waited_s: float) -> None:
         """Requests close to their deadline weigh most, by the square: with time to spare, a few milliseconds may be
-        many times the predicted wait and mean little, and many such would outweigh those that were nearly late."""
+        many times the predicted wait and mean little, and many such would outweigh those that were nearly late.
+
+        And the less, the more waits were open: what a change of the factor does is seen only when they have ended. With
+        full steps the factor of a large fleet would fall by a quarter in that time, admit too many, and rise again."""
         slack_s = estimate.latest_start_s - estimate.entered_s
         if math.isinf(slack_s) or estimate.wait_s <= 0 or estimate.is_again:
             return
         longer_s = max(waited_s, estimate.wait_s * self.calibration.factor)
-        self.calibration.observe(estimate.wait_s, waited_s, min(1.0, longer_s / max(slack_s, 1e-9)) ** 2)
+        weight = min(1.0, longer_s / max(slack_s, 1e-9)) ** 2 / max(1.0, estimate.num_open / OPEN)
+        self.calibration.observe(estimate.wait_s, waited_s, weight)
 
 
 def _ahead(queue: AdmissionQueue[Any], item: QueueEntry) -> Work:

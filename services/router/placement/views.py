@@ -12,6 +12,7 @@ from itertools import chain, islice
 from typing import NamedTuple
 
 from services.router.placement.beside import Known
+from services.router.placement.founded import FoundedTimes
 from shared.kv.groups import KVGroups
 from shared.sizing.step_time import StepTimes
 
@@ -162,7 +163,7 @@ class WorkerView:
 class Pool:
     """The connected workers of one role, in a list for random sampling."""
 
-    __slots__ = ("_is_shared", "_places", "_replicas", "_router", "_views", "version")
+    __slots__ = ("_is_shared", "_places", "_replicas", "_router", "_views", "founded", "version")
 
     def __init__(self, router: str = "") -> None:
         """`router`: the name of the router that owns this view."""
@@ -171,6 +172,8 @@ class Pool:
         self._is_shared = False
         self._views: list[WorkerView] = []
         self._places: dict[str, int] = {}
+        self.founded = FoundedTimes()
+        """Of the workers' own step times, those that are to be believed."""
         self.version = 0
         """Another one whenever a worker has come or gone, or has measured its steps for the first time."""
 
@@ -201,6 +204,7 @@ class Pool:
         place = self._places.pop(name, None)
         if place is None:
             return
+        self.founded.forget(name)
         self.version += 1
         last = self._views.pop()
         if place < len(self._views):

@@ -10,6 +10,7 @@ from services.router.placement.views import NO_WORK, Pool, Tier, Work, WorkerVie
 from shared.identity import WorkerRole
 from shared.rpc.convert import roles_from_proto, step_times_from_proto
 from shared.rpc.pb.tandem.v1 import types_pb2
+from shared.sizing.step_time import StepTimes
 
 
 class Standing:
@@ -110,11 +111,6 @@ class Standing:
             return
         view = self._ledger.view
         view.num_total_blocks = load.num_total_blocks
-        times = step_times_from_proto(load.step_times) if load.HasField("step_times") else None
-        if (view.times is None) != (times is None):
-            for role in self._roles:
-                self._pools[role].version += 1
-        view.times = times
         view.adapter_room = load.adapter_room if load.HasField("adapter_room") else None
         view.least_slack_s = load.least_slack_s if load.HasField("least_slack_s") else None
         self._refused = False
@@ -133,6 +129,15 @@ class Standing:
             num_promised=load.num_promised,
             num_promised_tokens=load.num_promised_tokens,
         )
+        self._take_times(view, step_times_from_proto(load.step_times) if load.HasField("step_times") else None)
+
+    def _take_times(self, view: WorkerView, own: StepTimes | None) -> None:
+        """Takes the worker's own fit of its steps, as far as it is founded. Call it once the view is current."""
+        if (view.times is None) != (own is None):
+            for role in self._roles:
+                self._pools[role].version += 1
+        first = self._pools[min(self._pools)]  # a worker of two roles is one of each pool, and judged in the same one
+        view.times = own if self.retired else first.founded.times(view, own)
 
     def has_adapters(self, adapters: types_pb2.AdapterList) -> None:
         """All adapters that the worker knows now."""

@@ -54,11 +54,11 @@ def cluster(
                               "max_queued_tokens": 2048, **fields})  # type: ignore[arg-type]  # fmt: skip
 
 
-def trace(count: int, rate: float):
-    rng = np.random.default_rng(3)
+def trace(count: int, rate: float, draw: int = 0):
+    rng = np.random.default_rng(3 + 10 * draw)
     prompts, answers = rng.integers(100, 400, count).tolist(), rng.integers(20, 60, count).tolist()
     made = [TraceRequest(number / rate, *lengths) for number, lengths in enumerate(zip(prompts, answers, strict=True))]
-    return poisson(made, seed=4)
+    return poisson(made, seed=4 + 10 * draw)
 
 
 def as_served(requests: list[SimRequest]) -> list[Served]:
@@ -71,13 +71,10 @@ def as_served(requests: list[SimRequest]) -> list[Served]:
     ]
 
 
-@pytest.mark.parametrize(
-    "mode", ["collocated", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("disaggregated", "auto"))]
-)
-def test_the_stretches_that_calibrate_predict_the_others(mode: str) -> None:
-    """A cluster whose steps take longer than its workers report, in busy stretches, and whose router takes time too."""
-    requests, fleet = trace(600, 8.0), cluster(mode)
-    rng = np.random.default_rng(7)
+def errors_of(mode: str, draw: int) -> tuple[list[float], list[float]]:
+    """(errors of goodput and of quantiles of TTFT and TPOT, relative and with their sign, the same uncalibrated)."""
+    requests, fleet = trace(600, 8.0, draw), cluster(mode)
+    rng = np.random.default_rng(7 + draw)
     truth = Calibration(tuple(rng.lognormal(0.3, 0.25, 101)), 100, tuple(rng.exponential(0.02, 101)))
     split, is_known = present_split(fleet), every_other_stretch(requests)
     is_judge = [not known for known in is_known]
@@ -86,6 +83,7 @@ def test_the_stretches_that_calibrate_predict_the_others(mode: str) -> None:
     known = calibrate(requests, served, is_known, fleet, TARGETS)
     span_s = (requests[-1].at_s - requests[0].at_s) / 2
     real = served_figures(list(compress(served, is_judge)), span_s, TARGETS)
+    assert 0.2 < real.good_share < 0.98
 
     def errors(by: Calibration) -> list[float]:
         played = compress(predict(requests, fleet, split, TARGETS, by), is_judge)
@@ -93,13 +91,27 @@ def test_the_stretches_that_calibrate_predict_the_others(mode: str) -> None:
         pairs = zip(
             (found.goodput, *found.ttft_s, *found.tpot_s), (real.goodput, *real.ttft_s, *real.tpot_s), strict=True
         )
-        return [abs(one / other - 1) for one, other in pairs]
+        return [one / other - 1 for one, other in pairs]
 
-    goodput, *times = errors(known)
+    return errors(known), errors(Calibration())
+
+
+@pytest.mark.parametrize(
+    ("mode", "num_draws"),
+    [("collocated", 2), *(pytest.param(mode, 4, marks=pytest.mark.slow) for mode in ("disaggregated", "auto"))],
+)
+def test_the_stretches_that_calibrate_predict_the_others(mode: str, num_draws: int) -> None:
+    """A cluster whose steps take longer than its workers report, in busy stretches, and whose router takes time too.
+
+    The mean error over some traces: of one with 300 requests that judge, the truth itself with other random numbers is
+    off by 0.11 to 0.13 in the mean in its worst quantile.
+    """
+    found = [errors_of(mode, draw) for draw in range(num_draws)]
+    goodput, *times = np.abs(np.mean([known for known, _ in found], axis=0))
     assert max(times) < 0.1
     assert goodput < 0.2
-    assert max(errors(Calibration())) > 0.25
-    assert 0.2 < real.good_share < 0.98
+    for _, blind in found:
+        assert max(map(abs, blind)) > 0.25
 
 
 def test_too_few_answers_calibrate_nothing() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.admission.controller import AdmissionController, Estimate
+from services.router.admission.controller import OPEN, AdmissionController, Estimate
 from services.router.admission.queue import AdmissionQueue, QueueEntry
 from services.router.placement.prediction import TtftPredictor
 from services.router.placement.views import NO_WORK, Work
@@ -195,6 +195,23 @@ def test_a_wait_weighs_by_the_square_of_what_it_took_or_was_expected_to_take_of_
     at.calibration._log = math.log(3.0)
     at.gave_up(waited(), 1.25)
     assert seen[-1][2] == pytest.approx((6 / 8.5) ** 2)
+
+
+def test_the_factor_moves_as_far_while_waits_are_open_however_many_more_of_them_there_are():
+    """What it does to those that come is seen only when they start: with full steps it would swing."""
+    moves = []
+    for num_open in (OPEN, 4 * OPEN, 64 * OPEN):
+        at = gate()
+        for _ in range(num_open):
+            at.gave_up(waited(deadline_s=2.0, wait_s=0.5)._replace(num_open=num_open), 1.2)  # sooner than predicted
+        moves.append(at.calibration._log)
+    assert moves == pytest.approx([moves[0]] * 3, rel=0.01)
+    assert moves[0] > -0.1
+    few = gate()
+    few.gave_up(waited()._replace(num_open=OPEN // 2), 9.0)
+    alone = gate()
+    alone.gave_up(waited(), 9.0)
+    assert few.calibration.factor == alone.calibration.factor
 
 
 def test_without_a_deadline_or_a_predicted_wait_there_is_nothing_to_learn():

@@ -1,0 +1,116 @@
+"""Step times of workers whose own fit rests on few kinds of steps: taken from a worker that has seen more.
+
+A fit says nothing of steps that its worker has not run: one that has decoded alone, or computed one prompt, may be off
+by a factor of 40 at prompts. What it is good at is what its worker does just now. So such a worker has the coefficients
+of the well-founded worker that is nearest to it there, times the ratio of the two there, of answers and of prompts: the
+shape is the fleet's, the speed its own.
+
+A report takes the same time however many workers there are.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from services.router.placement.beside import DEFAULT_BUDGET
+from shared.sizing.step_time import StepTimes, StepWork
+
+if TYPE_CHECKING:
+    from services.router.placement.views import WorkerView
+
+FEWEST_KINDS = 4
+"""Of chunks, and of batches of answers, that a worker has run where its own fit counts. Kinds are magnitudes."""
+MOST_COMPARED = 8
+"""Well-founded workers, those that became so last, which another one is compared with."""
+MOST_RATIO = 8.0
+"""Bounds how much slower or quicker than these a worker is taken for."""
+
+
+class FoundedTimes:
+    """Of the workers of one pool."""
+
+    def __init__(self) -> None:
+        self._workers: dict[str, _Seen] = {}
+        self._founded: dict[str, StepTimes] = {}
+
+    def times(self, view: WorkerView, own: StepTimes | None) -> StepTimes | None:
+        """What the worker's steps are taken to last, whose newest report is in the view, and whose own fit is `own`;
+        None: it has none yet."""
+        seen = self._workers.setdefault(view.name, _Seen())
+        seen.note(view)
+        if own is None:
+            return None
+        if seen.is_founded:
+            if view.name not in self._founded and len(self._founded) == MOST_COMPARED:
+                del self._founded[next(iter(self._founded))]
+            self._founded[view.name] = own
+            return own
+        if not self._founded or not seen.works:
+            return own
+        ratios = [(seen.ratios(own, times), times) for times in self._founded.values()]
+        (of_answers, of_prompts), nearest = min(ratios, key=lambda each: sum(abs(math.log(one)) for one in each[0]))
+        return replace(
+            nearest.scaled(of_answers),
+            token_s=nearest.token_s * of_prompts,
+            attention_s=nearest.attention_s * of_prompts,
+        )
+
+    def forget(self, name: str) -> None:
+        """The worker is gone; unknown names are ignored."""
+        self._workers.pop(name, None)
+        self._founded.pop(name, None)
+
+
+class _Seen:
+    """What one worker was seen to run."""
+
+    __slots__ = ("_answers", "_batches", "_chunk", "_chunks", "_next", "_num_queued")
+
+    def __init__(self) -> None:
+        self._batches: set[tuple[int, int]] = set()
+        self._chunks: set[tuple[int, int]] = set()
+        self._answers: StepWork | None = None  # the newest step of answers …
+        self._chunk: StepWork | None = None  # … and of a prompt without any
+        self._next: StepWork | None = None  # of the queue at the newest report, not known to be computed …
+        self._num_queued = 0  # … and its tokens
+
+    @property
+    def works(self) -> list[StepWork]:
+        """At which its own fit is good: answers, a chunk, or both."""
+        return [work for work in (self._answers, self._chunk) if work is not None]
+
+    def ratios(self, own: StepTimes, other: StepTimes) -> tuple[float, float]:
+        """How many times as long as by `other` its steps take by its `own` fit: (of answers, of prompts), the one that
+        it knows nothing of as the other one."""
+        found = [own.step_s(work) / other.step_s(work) for work in self.works]
+        bounded = [min(MOST_RATIO, max(1 / MOST_RATIO, ratio)) for ratio in found]
+        return bounded[0], bounded[-1]
+
+    @property
+    def is_founded(self) -> bool:
+        """Whether enough kinds of both were seen."""
+        return len(self._batches) >= FEWEST_KINDS and len(self._chunks) >= FEWEST_KINDS
+
+    def note(self, view: WorkerView) -> None:
+        """What the worker does by its newest report."""
+        num_answers, num_queued = view.num_decoding - view.num_promised, view.num_queued_tokens
+        chunk, self._next = self._next, None
+        if chunk is not None and num_queued < self._num_queued:  # a part of the queue was computed
+            _add(self._chunks, chunk.num_chunk_tokens, chunk.num_chunk_pairs)
+            if num_answers <= 0:
+                self._chunk = chunk
+        self._num_queued = num_queued
+        if num_queued > 0:
+            num_tokens = min(num_queued, view.max_step_tokens or DEFAULT_BUDGET)
+            self._next = StepWork(0, 0, num_tokens, round(view.num_queued_pairs * num_tokens / num_queued), 1)
+        if num_answers > 0:
+            context = view.num_context_tokens - view.num_promised_tokens
+            _add(self._batches, num_answers, context)
+            self._answers = StepWork(num_answers, context)
+
+
+def _add(kinds: set[tuple[int, int]], num: int, num_more: int) -> None:
+    if len(kinds) < FEWEST_KINDS:
+        kinds.add((num.bit_length(), num_more.bit_length()))

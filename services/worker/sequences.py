@@ -80,8 +80,15 @@ def sequence_of(
         priority=min(0, command.priority),
         retain_s=command.retain_s,
         session=session_of(command.tenant, command.session),
-        next_turn_s=command.next_turn_s if command.HasField("next_turn_s") else None,
+        next_turn_s=_next_turn_s(command),
     )
+
+
+def _next_turn_s(command: Submit | Reserve) -> float | None:
+    """Where the answer ends alone: a prefill worker hears it then."""
+    if isinstance(command, Reserve) and command.HasField("next_turn_s"):
+        return command.next_turn_s
+    return None
 
 
 def session_of(tenant: str, session: str) -> str:

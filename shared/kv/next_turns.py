@@ -77,10 +77,8 @@ class NextTurns:
         return None if known.usual_s is None else now + known.usual_s
 
     def expect(self, session: str, at: float) -> None:
-        """The client said when the session's next turn comes. One that is not known changes nothing."""
-        known = self._sessions.get(session)
-        if known is not None:
-            known.said = at
+        """The client said when the session's next turn comes, maybe while its first one runs."""
+        self._record(session).said = at
 
     def _record(self, session: str) -> _Session:
         known = self._sessions.get(session)

@@ -178,13 +178,15 @@ class BlockPool:
         retain_s: float = 0.0,
         session: str = NO_SESSION,
         next_turn_s: float | None = None,
+        *,
+        ends: bool = True,
     ) -> None:
         """Give back one reference on each block, in the order of a sequence's block table.
 
         With `retain_s`, findable ones are retained from now on whenever they are not in use, for the longest of
         RETENTIONS_S up to it, anew after each use, until every session that wanted so is closed; without `session`
         until their time has passed. `next_turn_s`: seconds until the session's next turn, for the order among retained
-        blocks; None: not known, see `NextTurns`.
+        blocks; None: not known, see `NextTurns`. `ends`: False where the session's turn goes on, and takes them again.
 
         Findable blocks join the free list's tail, the last block of the sequence first: so later blocks are evicted
         before earlier ones, and the rest of a prefix is still a prefix. Blocks that no lookup can find (not sealed, or
@@ -200,7 +202,8 @@ class BlockPool:
                 if self._is_findable(block_id):
                     self._retained.want(block_id, retention, session)
             if session:
-                self._retained.expect(session, self._next_turns.ended(session, now, next_turn_s), now)
+                at = self._next_turns.ended(session, now, next_turn_s) if ends else None
+                self._retained.expect(session, at, now)
         for block_id in reversed(block_ids):
             self._num_refs[block_id] -= 1
             if self._num_refs[block_id] > 0:
@@ -374,7 +377,7 @@ class BlockPool:
         expired = self._retained.expired(now)
         if expired is not None:
             return expired
-        chosen = self._retained.furthest(now) if cached is None else cached
+        chosen = self._retained.furthest(now) if cached is None or self._retained.is_over else cached
         assert chosen is not None, "there is a free block"
         return chosen
 

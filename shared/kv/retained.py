@@ -3,14 +3,16 @@
 Blocks whose time has passed go first. Of the others, the one goes whose next use is furthest, as Belady's optimal
 replacement has it (IBM Systems Journal 5(2), 1966), as far as that is known:
 
-    expected    a session that wants the block is *expected* back at a time p. Its blocks are in one list, the end of
-                its prefix first, and as far as |now - p|: one that is late by 10 s is taken to need 10 s more
+    expected    all sessions that want the block are *expected* back, the nearest at a time p. The blocks of a session
+                are in one list, the end of its prefix first, and as far as |now - p|: one that is late by 10 s is
+                taken to need 10 s more
     otherwise   in the list of its time of retention, from the least to the most recently released. It is as far as its
                 last use is behind, so that among such blocks, last use decides
 
-The furthest session is at one of two ends, the latest p or the earliest, of two heaps, so that a block costs O(log
-sessions). A block that several expected sessions want is as far as the nearest of them: it moves there where its turn
-comes in the list of another one.
+The furthest session is at one of two ends, the latest p or the earliest, of two heaps. A block that several expected
+sessions want may lie with any of them; it moves to the nearest where its turn comes in the list of another one, which
+is never too soon. So a block costs O(log sessions). That a session is expected whose blocks were retained before
+costs O(1) for each of them, once.
 
 At most MOST_RETAINED of a pool are retained, so that room is left for all others; of more, one gives way, which is
 cached as others are. Expected ones take of that room what others do not use, up to MOST_EXPECTED: each that gives way
@@ -37,6 +39,8 @@ MOST_SESSIONS = 32
 """Sessions that are noted with a block: one that more want, a common beginning, is retained for its time."""
 NO_SESSION = ""
 """Wants a block retained whichever session is closed."""
+MOST_MOVES = 256
+"""Blocks that move to another list before one gives way: of more, the last one does, maybe a little soon."""
 _SPARE = 64
 """Outdated entries that a heap or a queue may hold beside as many as four times those that count."""
 
@@ -49,6 +53,7 @@ class RetainedBlocks:
         self._by_time = tuple(lists.new() for _ in RETENTIONS_S)
         self._by_session: dict[str, int] = {}  # lists of those expected; none is empty
         self._session_of: dict[int, str] = {}  # the same, by list
+        self._lies_with: dict[int, str] = {}  # of the blocks in these lists: whose it is
         self._places: dict[int, int] = {}  # of blocks to be retained: the place in RETENTIONS_S
         self._wanted_by: dict[int, set[str]] = {}  # of the same: the sessions that want it retained
         self._wants: dict[str, dict[int, None]] = {}  # by session, in the order of their last release
@@ -98,18 +103,30 @@ class RetainedBlocks:
         self._ends[block_id] = end = now + RETENTIONS_S[place]
         self._note_end(self._due[place], end, block_id)
         self._place(block_id, session)
-        excess = len(self._ends) - (self._most_retained if session is None else self._num_allowed)
-        spares = []
-        for _ in range(min(1 if session is None else 2, excess)):
-            spare = self.furthest(now) if self._by_session else self._lists.after[self._by_time[place]]
-            assert spare is not None
-            if self._nearest(spare, now) is not None:
+        spares: list[int] = []
+        while len(spares) < 2 and (spare := self._spare(place, now)) is not None:
+            if spare in self._lies_with:
                 self._gave_way.add(spare)
                 self._num_allowed = min(self._num_allowed + (session is not None), self._most_expected)
             self.unlink(spare)
             self.give_up(spare)
             spares.append(spare)
         return spares
+
+    @property
+    def is_over(self) -> bool:
+        """Whether more is retained than may be, since others use their room: then a retained block goes first."""
+        return len(self._ends) > (self._num_allowed if self._by_session else self._most_retained)
+
+    def _spare(self, place: int, now: float) -> int | None:
+        """The block that gives way for want of room, where one has come for RETENTIONS_S[place]; None where there is
+        room for all."""
+        if self.is_over and self._by_session:
+            return self.furthest(now)
+        if len(self._ends) - len(self._lies_with) > self._most_retained:
+            head = self._head(self._by_time[place])
+            return self._oldest() if head is None else head
+        return None
 
     def others_used(self, block_ids: Sequence[int]) -> None:
         """Cached blocks that were not retained are used again: others need their room."""
@@ -159,51 +176,59 @@ class RetainedBlocks:
         age_s = -1.0
         if oldest is not None:
             age_s = now - (self._ends[oldest] - RETENTIONS_S[self._places[oldest]])
+        num_moved = 0
         while self._by_session:
             session = self._furthest_session(now)
             if age_s >= abs(now - self._expected[session]):
                 break
             block_id = self._lists.after[self._by_session[session]]
             nearest = self._nearest(block_id, now)
-            if nearest is None or nearest == session:
+            if nearest == session or num_moved == MOST_MOVES:
                 return block_id
             self._take_out(block_id)
             self._place(block_id, nearest)
+            num_moved += 1
         return oldest
 
     def expect(self, session: str, at: float | None, now: float) -> None:
         """The session comes back then; None: it is not known when, and last use decides. Nothing happens for a session
         for which nothing is to be retained."""
-        if session not in self._wants or (at is None and session not in self._expected):
+        was_expected = session in self._expected
+        if session not in self._wants or (at is None and not was_expected):
             return
         self._expected[session] = now if at is None else at
         if session in self._by_session:
             self._push(session)
+        if was_expected:  # its blocks lie with it, or with one that is further
             return
-        for block_id in list(self._wants[session]):
-            if block_id in self._ends and self._nearest(block_id, now) == session:
-                self._take_out(block_id)
-                self._place(block_id, session)
+        for block_id in self._wants[session]:
+            if block_id in self._ends and block_id not in self._lies_with:
+                self._place_anew(block_id, now)
 
     def close(self, session: str, now: float) -> list[int]:
         """Blocks that no session wants retained any more now that this one does not, in no list now unless they are
         used, in the order of their last release."""
-        sentinel = self._by_session.get(session)
-        own = set() if sentinel is None else set(self._lists.listed(sentinel))
         given_up = []
         for block_id in self._wants.pop(session, {}):
             self._wanted_by[block_id].discard(session)
-            is_alone = not self._wanted_by[block_id]
-            if block_id in self._ends and (is_alone or block_id in own):
-                self._take_out(block_id)
-                if not is_alone:
-                    self._place(block_id, self._nearest(block_id, now))
-            if is_alone:
+            is_retained = block_id in self._ends
+            if not self._wanted_by[block_id]:
                 given_up.append(block_id)
+                if is_retained:
+                    self._take_out(block_id)
+                    del self._ends[block_id]
                 del self._places[block_id], self._wanted_by[block_id]
-                self._ends.pop(block_id, None)
+            elif is_retained and self._lies_with.get(block_id) in (None, session):
+                self._place_anew(block_id, now)
         self._expected.pop(session, None)
         return given_up
+
+    def _place_anew(self, block_id: int, now: float) -> None:
+        """Moves a retained block where who wants it is expected, and was not, or the other way round."""
+        nearest = self._nearest(block_id, now)
+        if nearest != self._lies_with.get(block_id):
+            self._take_out(block_id)
+            self._place(block_id, nearest)
 
     def clear(self) -> None:
         """Nothing is to be retained any more; the retained blocks are in no list then."""
@@ -224,9 +249,15 @@ class RetainedBlocks:
         for session, blocks in by_session.items():
             assert blocks, "a session's list is not empty"
             assert all(session in self._wanted_by[block_id] for block_id in blocks), "each in a list of who wants it"
+            assert all(self._wanted_by[block_id] <= self._expected.keys() for block_id in blocks), "all are expected"
+            assert all(self._lies_with[block_id] == session for block_id in blocks), "whose list it is is noted"
             at = self._expected[session]
             assert (-at, session) in self._latest, "a session is found from the latest"
             assert (at, session) in self._earliest, "a session is found from the earliest"
+        num_expected = sum(map(len, by_session.values()))
+        assert num_expected == len(self._lies_with), "no other block lies with a session"
+        for blocks in by_time:
+            assert not any(self._wanted_by[block_id] <= self._expected.keys() for block_id in blocks), "others by time"
         assert self._expected.keys() <= self._wants.keys(), "only sessions that want something are expected"
         assert self._places.keys() == self._wanted_by.keys(), "what is to be retained is wanted by someone"
         pairs = {(name, block_id) for block_id, names in self._wanted_by.items() for name in names if name}
@@ -252,9 +283,11 @@ class RetainedBlocks:
             sentinel = self._by_session[session] = self._lists.new()
             self._session_of[sentinel] = session
             self._push(session)
+        self._lies_with[block_id] = session
         self._lists.append(sentinel, block_id)
 
     def _take_out(self, block_id: int) -> None:
+        self._lies_with.pop(block_id, None)
         sentinel = self._lists.unlink(block_id)
         if sentinel is not None and sentinel in self._session_of:
             del self._by_session[self._session_of.pop(sentinel)]
@@ -281,15 +314,16 @@ class RetainedBlocks:
         return max(latest[0][1], earliest[0][1], key=lambda session: abs(now - self._expected[session]))
 
     def _nearest(self, block_id: int, now: float) -> str | None:
-        """Of the expected sessions that want it, the one that is least far; None where there is none."""
+        """Of the sessions that want it, the one that is least far; None where not all are expected."""
         expected = self._expected
-        found, least_s = None, float("inf")
+        found, least_s = None, math.inf
         for session in self._wanted_by[block_id]:
             at = expected.get(session)
-            if at is not None:
-                far_s = abs(now - at)
-                if far_s < least_s or (far_s == least_s and found is not None and session < found):
-                    found, least_s = session, far_s
+            if at is None:
+                return None
+            far_s = abs(now - at)
+            if far_s < least_s or (far_s == least_s and found is not None and session < found):
+                found, least_s = session, far_s
         return found
 
     def _oldest(self) -> int | None:

@@ -50,7 +50,6 @@ class AttemptCommands:
             priority=min(0, self._request.priority),
             retain_s=self._request.retain_s,
             session=self._request.session,
-            next_turn_s=self._request.next_turn_s,
             adapter=self._request.adapter,
             weights=self._weights,
         )

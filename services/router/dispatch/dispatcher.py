@@ -212,13 +212,23 @@ class Dispatcher:
         first decides, whatever crossed it."""
         error = None if task.cancelled() else task.exception()
         active.count_length()
-        if not active.finished:
+        if active.finished:
+            self._expect_next_turn(active)
+        else:
             self._end_early(active, active.stopped or error)
         if self._active.get(active.request.request_id) is active:  # else it was taken over
             del self._active[active.request.request_id]
         active.settle()
         if self._is_draining and not self._active:
             self._drained.set()
+
+    def _expect_next_turn(self, active: ActiveRequest) -> None:
+        """Of the workers that had part in an answer, the one where it ended knows by its own when the session comes
+        back, counted from now: the others hear it."""
+        request, record = active.request, active.record
+        if request.next_turn_s is not None and request.session:
+            had_part = {record.prefill_worker, *(choice.decode for choice in record.choices)} - {record.decode_worker}
+            self._fleet.expect_session(request.tenant, request.session, request.next_turn_s, had_part)
 
     def _end_early(self, active: ActiveRequest, error: BaseException | None) -> None:
         if error is not None:

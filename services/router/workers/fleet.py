@@ -8,7 +8,7 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -218,11 +218,13 @@ class Fleet:
                 limit=CLOSE_TIMEOUT_S,
             ) from None
 
-    def expect_session(self, tenant: str, session: str, next_turn_s: float) -> None:
+    def expect_session(
+        self, tenant: str, session: str, next_turn_s: float, workers: Collection[str] | None = None
+    ) -> None:
         """Workers evict what is retained for other sessions first where those come back later than this one, which
-        does that many seconds from now."""
+        does that many seconds from now. `workers`: only those of these names; None: all."""
         for link in (*self.links, *self.retiring):
-            if link.connected:
+            if link.connected and (workers is None or link.name in workers):
                 link.expect_session(tenant, session, next_turn_s)
 
     def take_over(self, request_id: str, tenant: str) -> None:

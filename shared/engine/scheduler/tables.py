@@ -133,8 +133,7 @@ class BlockTables:
     def free(self, sequence: EngineSequence, *, returns: bool = False) -> None:
         """Gives the sequence's references back; `returns`: it takes them again soon."""
         held = held_of(sequence.block_ids) if sequence.num_holes else sequence.block_ids
-        next_turn_s = 0.0 if returns else sequence.next_turn_s
-        self._pool.release(held, sequence.retain_s, sequence.session, next_turn_s)
+        self._pool.release(held, sequence.retain_s, sequence.session, sequence.next_turn_s, ends=not returns)
         sequence.block_ids = []
         sequence.block_table = ()
 

@@ -115,6 +115,74 @@ def test_those_that_are_expected_take_the_room_of_others_as_far_as_these_do_not_
     assert run.pool.num_retained <= 40 * MOST_RETAINED // 100
 
 
+def test_what_is_retained_for_no_session_takes_no_more_than_its_share() -> None:
+    run = Clocked(40)
+    for number in range(12):
+        run.turn(chain(f"{number}", 4), session=f"{number}", next_turn_s=10.0 + number)
+    assert run.pool.num_retained == 40 * MOST_EXPECTED // 100
+    run.now = 1000.0  # they are late by far
+    for number in range(60):
+        run.turn(chain(f"plain {number}", 1))
+        run.pool.check_integrity()
+    plain = sum(run.pool.find(chain(f"plain {number}", 1)[0]) is not None for number in range(60))
+    assert plain >= 40 * MOST_RETAINED // 100
+    assert run.pool.num_retained - 40 * MOST_RETAINED // 100 <= 40 * (MOST_EXPECTED - MOST_RETAINED) // 100
+    others = chain("others", 2)
+    for _ in range(10):  # which take the expected ones' room
+        run.turn(others, 0.0)
+    run.turn(chain("soon", 1), FIVE_MINUTES, "soon", 120.0)
+    run.pool.check_integrity()
+    for name in [f"{number}" for number in range(12)]:
+        run.pool.close_session(name)
+    run.turn(chain("soon", 2), FIVE_MINUTES, "soon", 120.0)
+    run.pool.close_session("soon")
+    assert run.pool.num_retained <= 40 * MOST_RETAINED // 100
+
+
+def test_a_beginning_that_others_use_too_does_not_go_for_the_one_that_comes_back_late() -> None:
+    run = Clocked(40)
+    common = chain("common", 6)
+    run.turn([*common, *chain("late", 4)], session="late", next_turn_s=80_000.0)
+    for number in range(3):
+        run.now += 1.0
+        run.turn([*common, *chain(f"{number}", 4)], session=f"{number}")
+    run.pool.release(run.pool.allocate(40 - 6))
+    assert run.left(common) == 6
+    for name in ("0", "1", "2"):
+        run.pool.expect(name, 79_000.0)
+    run.pool.check_integrity()
+    run.pool.close_session("late")
+    run.pool.check_integrity()
+
+
+def test_others_get_their_room_back_although_the_expected_ones_stay_silent() -> None:
+    run = Clocked(40)
+    for number in range(12):
+        run.turn(chain(f"{number}", 4), session=f"{number}", next_turn_s=10.0 + number)
+    common = chain("others", 10)
+    for _ in range(12):
+        run.turn(common, 0.0)
+    assert run.turn(common, 0.0) == len(common)
+    assert run.pool.num_retained <= 40 * MOST_RETAINED // 100
+
+
+def test_a_turn_that_is_interrupted_does_not_end() -> None:
+    run = Clocked(20)
+    for name, next_turn_s in (("a", 30.0), ("b", 60.0)):
+        run.turn(chain(name, 6), session=name, next_turn_s=next_turn_s)
+    blocks = run.pool.match(chain("a", 6))
+    run.pool.begin_turn("a")
+    run.pool.acquire(blocks)
+    run.pool.expect("a", 90.0)
+    run.now = 5.0
+    run.pool.release(blocks, HOUR, "a", ends=False)
+    run.pool.acquire(blocks)
+    run.now = 10.0
+    run.pool.release(blocks, HOUR, "a")
+    run.pool.release(run.pool.allocate(8 + 3))  # a comes back at 90, as its client said, b at 60
+    assert (run.left(chain("a", 6)), run.left(chain("b", 6))) == (3, 6)
+
+
 def test_regular_pauses_are_learnt_irregular_ones_are_not_and_few_sessions_are_remembered() -> None:
     turns = NextTurns()
     for name, pauses in (("even", (10.0, 20.0, 15.0)), ("odd", (1.0, 100.0, 1.0, 2.0, 1.0))):
@@ -135,8 +203,9 @@ def test_regular_pauses_are_learnt_irregular_ones_are_not_and_few_sessions_are_r
     for number in range(MOST_REMEMBERED + 9):
         turns.ended(f"{number}", 100.0, None)
     assert len(turns) == MOST_REMEMBERED
-    turns.expect("even", 1.0)  # forgotten
-    assert turns.ended("even", 200.0, None) is None
+    assert turns.ended("even", 200.0, None) is None  # forgotten
+    turns.expect("new", 250.0)  # while its first turn runs
+    assert turns.ended("new", 210.0, None) == 250.0
 
 
 NAMES = st.sampled_from("abcd")
@@ -199,10 +268,11 @@ class OrderMachine(RuleBasedStateMachine):
 
         def far_s(block_id: int) -> float:
             sessions = retained._wanted_by[block_id]
-            known = [abs(now - at) for name, at in retained._expected.items() if name in sessions]
-            return min(known, default=now - (ends[block_id] - RETENTIONS_S[retained._places[block_id]]))
+            if block_id in unexpected:
+                return now - (ends[block_id] - RETENTIONS_S[retained._places[block_id]])
+            return min(abs(now - retained._expected[name]) for name in sessions)
 
-        unexpected = [b for b in ends if not any(name in retained._expected for name in retained._wanted_by[b])]
+        unexpected = [b for b in ends if not all(name in retained._expected for name in retained._wanted_by[b])]
         far = {block_id: far_s(block_id) for block_id in ends}
         # Of those that nobody is expected for, the one whose time ends first stands for the others.
         first_end = min((ends[block_id] for block_id in unexpected), default=0.0)

@@ -177,7 +177,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """When a session of the caller's tenant comes back."""
 
         async def expect(asked: inference_pb2.ExpectSessionRequest) -> inference_pb2.ExpectedSession:
-            self._input_processor.expect_session(*self._session(asked, context), asked.next_turn_s)
+            named = self._session(asked, context)
+            if not asked.HasField("next_turn_s"):
+                raise InvalidRequest("next_turn_s is missing", field="next_turn_s")
+            self._input_processor.expect_session(*named, asked.next_turn_s)
             return inference_pb2.ExpectedSession()
 
         return await answer_client(self._keys.check, expect, request, context)

@@ -86,20 +86,22 @@ class Ours:
         """Seconds of each step, and the increase of the meter, which is read in the engine's thread; `sampling`:
         settings of the answers, which are greedy.
 
-        A few more steps are computed than requested, because the prefills may end in different steps.
+        A few more steps are computed than requested, because the prefills may end in different steps; once more where
+        the first answer had ended before the last one was asked for, on a machine that others keep busy.
         """
         self._meter = meter
-        spare = spare_steps(prompts)
-        for prompt in prompts:
-            self._add(prompt, num_steps + spare + 1, **sampling)
-        left = len(prompts) * (num_steps + spare + 1)
-        full = []
-        while left > 0:
-            step = self._next_step()
-            left -= step.num_tokens
-            if step.num_tokens == len(prompts):
-                full.append(step)
-        times = [(b.at_s - a.at_s, b.metered - a.metered) for a, b in itertools.pairwise(full)]
+        num_tokens = num_steps + spare_steps(prompts) + 1
+        times: list[tuple[float, float]] = []
+        while not times:
+            for prompt in prompts:
+                self._add(prompt, num_tokens, **sampling)
+            left, full = len(prompts) * num_tokens, list[_Step]()
+            while left > 0:
+                step = self._next_step()
+                left -= step.num_tokens
+                if step.num_tokens == len(prompts):
+                    full.append(step)
+            times = [(b.at_s - a.at_s, b.metered - a.metered) for a, b in itertools.pairwise(full)]
         return times[-num_steps:]
 
     def embed_s(self, prompts: list[list[int]]) -> float:

@@ -18,7 +18,7 @@ _TURN_S = 1e-3
 _BUSY = 1 / 3
 """Part of the cores that others' work takes at least while they are not to be disturbed: less than all, since other
 processes may take theirs too."""
-_SHARE = 0.07
+_SHARE = 0.08
 """Of one core, that it takes meanwhile."""
 _LONGEST_SLEEP_S = 0.05
 """However long the piece of work was."""

@@ -138,6 +138,7 @@ def read_adapter(
     of_experts: dict[int, dict[int, dict[Projection, list[LoraPart]]]] = {}
     first, targets, order = 0 if part is None else part.first_layer, adapter_targets(own), rotary_order(own)
     for module, target in pairs.items():
+        pause()
         local = _counted_from(module, first)
         if local not in targets:  # another stage's
             continue
@@ -219,6 +220,7 @@ def _pairs(
         raise ModelLoadError(f"adapters of {config.architecture}, whose attention is over latents, are not supported")
     targets, found, stacked = adapter_targets(config), {}, set()
     for name, entry in checkpoint.entries.items():
+        pause()
         module = _module(name)
         if settings.target_parameters and is_expert_stack(module):
             stacked.add(module)
@@ -238,6 +240,7 @@ def _pairs(
     if len(by_name) < len(checkpoint.entries):
         raise ModelLoadError(f"{WEIGHTS_FILE} holds a tensor twice, with and without {PREFIX}", file=WEIGHTS_FILE)
     for module, target in found.items():
+        pause()
         _check_pair(settings, by_name, module, target, max_rank)
     return found, _stacks(settings, by_name, sorted(stacked), config, max_rank)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared.errors import ModelLoadError
+from shared.kernels.cpu.beside_steps import pause
 from shared.model.config.folder import GGUF_FILE, check_is_content, other_weights
 from shared.model.config.json_fields import read_json_object
 from shared.model.gguf.description import heads_of, plain_name
@@ -155,6 +156,7 @@ def _read_gguf(path: Path) -> SafetensorsFile:
 
 
 def _entry(name: str, value: dict[str, object], data_start: int) -> TensorEntry:
+    pause()  # of an adapter's header
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(dtype, str) or not isinstance(shape, list) or not isinstance(offsets, list):
         raise TypeError(f"{name}: wrong types")

@@ -11,6 +11,7 @@ from services.router.edge.answer.events import Events
 from services.router.edge.answer.formats import deepseek, hermes, kimi, llama_json, mistral, pythonic
 from services.router.edge.answer.reasoning import ReasoningMarks
 from services.router.edge.answer.scan import Scanner
+from services.router.edge.answer.tool_use import ToolUse
 from shared.model.text.chat_template import ChatTemplate
 
 CallFormatName = Literal["auto", "hermes", "llama3_json", "pythonic", "mistral", "deepseek", "kimi"]
@@ -21,8 +22,8 @@ ReasoningName = Literal["auto", "none", "think", "mistral"]
 class CallFormat:
     """How a family writes tool calls."""
 
-    calls: Callable[[Events, Callable[[str], bool]], Scanner[None]]
-    """Reads a whole answer; its second argument says whether a name is one of the request's tools."""
+    calls: Callable[[Events, ToolUse], Scanner[None]]
+    """Reads a whole answer, behind its reasoning."""
     special: tuple[str, ...]
     """Marks that may be special tokens of the vocabulary: they must stay in the text."""
     grammar: CallGrammar

@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from services.router.edge.answer.events import Event, Events
 from services.router.edge.answer.families import CallFormat
 from services.router.edge.answer.formats import forced
 from services.router.edge.answer.reasoning import ReasoningMarks, reasoning
 from services.router.edge.answer.scan import Scanner, rest
-
-
-@dataclass(frozen=True, slots=True)
-class ToolUse:
-    """What a request says of tools, as far as reading its answer depends on it."""
-
-    names: frozenset[str]
-    named: str = ""  # the one that must be called
-    required: bool = False  # some must be
-    max_calls: int | None = None  # further ones are dropped
-
-    @property
-    def is_forced(self) -> bool:
-        """A grammar holds the answer to calls."""
-        return self.required or bool(self.named)
+from services.router.edge.answer.tool_use import ToolUse
 
 
 class AnswerReader:
@@ -91,4 +76,4 @@ def _answer(events: Events, tools: ToolUse | None, call_format: CallFormat) -> S
         return forced.named(events, tools.named)
     if tools.required:
         return forced.listed(events)
-    return call_format.calls(events, tools.names.__contains__)
+    return call_format.calls(events, tools)

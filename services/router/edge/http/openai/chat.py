@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self
 from services.router.dispatch.request import FinishReason, Request
 from services.router.edge.answer.events import CallArguments, CallBegun, Content, Event, Reasoning
 from services.router.edge.answer.families import CALL_FORMATS, AnswerFormats
-from services.router.edge.answer.reader import ToolUse
+from services.router.edge.answer.tool_use import ToolUse
 from services.router.edge.http.answer_parts import (
     DONE,
     AnswerParts,

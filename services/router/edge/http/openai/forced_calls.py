@@ -9,7 +9,7 @@ from typing import Any
 from services.router.edge.answer.call_rules import CallRules
 from services.router.edge.answer.families import CallFormat
 from services.router.edge.answer.python_rules import UnsupportedSchemaError
-from services.router.edge.answer.reader import ToolUse
+from services.router.edge.answer.tool_use import ToolUse
 from services.router.edge.http.openai.sampling_fields import closed
 from services.router.edge.http.openai.schemas import Tool
 from shared.errors import InvalidRequest

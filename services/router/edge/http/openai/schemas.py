@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from services.router.dispatch.request import FinishReason, Resume, TextOptions
-from services.router.edge.answer.reader import ToolUse
+from services.router.edge.answer.tool_use import ToolUse
 from services.router.edge.http.bodies import STRICT, TokenIdList, explained, parse_body
 from services.router.edge.http.openai.sampling_fields import MAX_N, SamplingFields
 from services.router.edge.http.openai.unsupported import (

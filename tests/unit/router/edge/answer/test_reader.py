@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from services.router.edge.answer.events import CallArguments, CallBegun, Content, Event, Reasoning
 from services.router.edge.answer.families import CALL_FORMATS, REASONING
 from services.router.edge.answer.formats import deepseek, kimi
-from services.router.edge.answer.reader import AnswerReader, ToolUse
+from services.router.edge.answer.reader import AnswerReader
+from services.router.edge.answer.tool_use import ToolUse
 
 TOOLS = ToolUse(frozenset({"weather", "time"}))
 ROME = '{"city": "Rome", "days": [1, 2], "note": "a } \\" ] b"}'

@@ -34,6 +34,7 @@ _JOINED_ARGUMENTS = re.compile(
     r"""arguments['"]?\]?\s*[+~]|[+~]\s*\w+(\.function|\[['"]function['"]\])*(\.|\[['"])arguments"""
 )
 _NULL_CONTENT = re.compile(r"""content['"]?\]?\s+is\s+(not\s+)?none""")
+_ONE_THOUGHT = "both content and thinking"
 _TOOLS = re.compile(r"\btools\b")
 
 
@@ -225,6 +226,7 @@ class TemplateTraits:
     knows_developer: bool  # it has a developer's messages beside the system's
     joins_arguments: bool  # a call's arguments are text to it, not an object
     tests_null_content: bool  # it detects a message with tool calls by its null content
+    joins_thoughts: bool  # it refuses a message with tool calls that has both text and reasoning
 
     @classmethod
     def of(cls, source: str) -> TemplateTraits:
@@ -234,6 +236,7 @@ class TemplateTraits:
             knows_developer="developer" in source,
             joins_arguments=_JOINED_ARGUMENTS.search(source) is not None,
             tests_null_content=_NULL_CONTENT.search(source) is not None,
+            joins_thoughts=_ONE_THOUGHT in source,
         )
 
     def fit(self, message: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
@@ -248,8 +251,16 @@ class TemplateTraits:
             fitted["tool_calls"] = [self._fit_call(call) for call in calls]
         for name in _REASONING_NAMES:
             if name in fitted:
-                return {"thinking": fitted[name], **fitted, "reasoning_content": fitted[name]}
+                return self._fit_reasoning(fitted, fitted[name])
         return fitted
+
+    def _fit_reasoning(self, message: dict[str, JsonValue], reasoning: JsonValue) -> dict[str, JsonValue]:
+        """A message with its reasoning under each name, and its text within where the template takes only one."""
+        text = message.get("content")
+        if self.joins_thoughts and "tool_calls" in message and text and reasoning:
+            joined = f"{reasoning}\n\n{text}"
+            return {**message, "thinking": joined, "reasoning_content": joined, "content": ""}
+        return {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
     def _fit_call(self, call: JsonValue) -> JsonValue:
         """A call with its arguments as an object, unless the template joins them to text."""

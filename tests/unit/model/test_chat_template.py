@@ -309,3 +309,13 @@ def test_null_content_is_empty_text_unless_the_template_tells_calls_by_it() -> N
     assert fit("{{ message['content'] }}", tool_calls=[CALL])["content"] == ""
     assert fit("{% if message['content'] is none %}", tool_calls=[CALL])["content"] is None
     assert fit("{% if message['content'] is none %}")["content"] == ""
+
+
+def test_text_before_a_call_joins_the_reasoning_where_a_template_takes_one_of_them() -> None:
+    refuses = "{{ raise_exception('Cannot pass both content and thinking') }}"
+    message = {"content": "I look.", "reasoning": "hm", "tool_calls": [CALL]}
+    fitted = fit(refuses, **message)
+    assert (fitted["content"], fitted["thinking"]) == ("", "hm\n\nI look.")
+    fitted = fit("{{ thinking }}", **message)
+    assert (fitted["content"], fitted["thinking"]) == ("I look.", "hm")
+    assert fit(refuses, content="I look.", reasoning="hm")["content"] == "I look."

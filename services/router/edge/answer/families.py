@@ -8,13 +8,13 @@ from typing import Literal
 
 from services.router.edge.answer.call_rules import CallGrammar
 from services.router.edge.answer.events import Events
-from services.router.edge.answer.formats import deepseek, hermes, kimi, llama_json, mistral, pythonic
-from services.router.edge.answer.reasoning import ReasoningMarks
+from services.router.edge.answer.formats import deepseek, harmony, hermes, kimi, llama_json, mistral, pythonic
+from services.router.edge.answer.reasoning import Channels, ReasoningMarks
 from services.router.edge.answer.scan import Scanner
 from services.router.edge.answer.tool_use import ToolUse
 from shared.model.text.chat_template import ChatTemplate
 
-CallFormatName = Literal["auto", "hermes", "llama3_json", "pythonic", "mistral", "deepseek", "kimi"]
+CallFormatName = Literal["auto", "hermes", "llama3_json", "pythonic", "mistral", "deepseek", "kimi", "openai"]
 ReasoningName = Literal["auto", "none", "think", "mistral"]
 
 
@@ -30,6 +30,8 @@ class CallFormat:
     """How a grammar says it."""
     short_ids: bool = False
     """Its template takes ids of nine letters and digits alone."""
+    channels: Channels | None = None
+    """Set where it reads every answer, without tools too, and its reasoning."""
 
 
 CALL_FORMATS: Mapping[str, CallFormat] = {
@@ -39,6 +41,7 @@ CALL_FORMATS: Mapping[str, CallFormat] = {
     "mistral": CallFormat(mistral.calls, mistral.SPECIAL, mistral.grammar, short_ids=True),
     "deepseek": CallFormat(deepseek.calls, deepseek.SPECIAL, deepseek.grammar),
     "kimi": CallFormat(kimi.calls, kimi.SPECIAL, kimi.grammar),
+    "openai": CallFormat(harmony.calls, harmony.SPECIAL, harmony.grammar, channels=harmony.CHANNELS),
 }
 
 REASONING: Mapping[str, ReasoningMarks] = {
@@ -68,7 +71,9 @@ class AnswerFormats:
     @classmethod
     def of(cls, template: ChatTemplate, calls: CallFormatName, reasoning: ReasoningName) -> AnswerFormats:
         """By the settings, where these leave it open by the template."""
-        return cls(call_format(template, calls), reasoning_marks(template, reasoning))
+        written = call_format(template, calls)
+        channels = written.channels
+        return cls(written, reasoning_marks(template, reasoning) if channels is None else channels.before_text)
 
 
 def call_format(template: ChatTemplate, setting: CallFormatName) -> CallFormat:
@@ -76,6 +81,8 @@ def call_format(template: ChatTemplate, setting: CallFormatName) -> CallFormat:
     words for tools."""
     if setting != "auto":
         return CALL_FORMATS[setting]
+    if template.mentions(harmony.SIGN):
+        return CALL_FORMATS["openai"]
     if template.knows_tools:
         for sign, name in _SIGNS:
             if template.mentions(sign):

@@ -238,6 +238,8 @@ def _parts(request: Request, tools: ToolUse | None, formats: AnswerFormats, toke
 
 def kept_special(tools: ToolUse | None, formats: AnswerFormats) -> frozenset[str]:
     """Special tokens that are marks of an answer: they must not be lost on the way to its text."""
+    if formats.calls.channels is not None:
+        return frozenset(formats.calls.special)
     marks = formats.reasoning
     kept = {marks.begin, marks.end} if marks is not None else set()
     if tools is not None and not tools.is_forced:

@@ -259,11 +259,23 @@ async def test_channels_are_told_apart_without_tools(start_edge: StartEdge) -> N
 
 
 PYTHONIC = "[a.size(city=\"Rome\"), a.size(city='Oslo')]"
+QWEN = "<tool_call>\n<function=a.size>\n<parameter=city>\n%s\n</parameter>\n</function>\n</tool_call>"
+GLM = "<tool_call>a.size\n<arg_key>city</arg_key>\n<arg_value>%s</arg_value>\n</tool_call>"
 
 
-@pytest.mark.parametrize("written", [PYTHONIC, f"<|python_start|>{PYTHONIC}<|python_end|>"], ids=["bare", "tagged"])
-async def test_beside_a_format_calls_may_be_pythonic(start_edge: StartEdge, written: str) -> None:
-    edge = await start_edge(tool_call_parser="pythonic")
+@pytest.mark.parametrize(
+    ("parser", "written"),
+    [
+        ("pythonic", PYTHONIC),
+        ("pythonic", f"<|python_start|>{PYTHONIC}<|python_end|>"),
+        ("qwen3_coder", f"{QWEN}\n{QWEN}" % ("Rome", "Oslo")),
+        ("glm45", f"{GLM}\n{GLM}" % ("Rome", "Oslo")),
+        ("glm45", (GLM + GLM).replace("\n", "") % ("Rome", "Oslo")),
+    ],
+    ids=["bare", "tagged", "qwen", "glm 4.5", "glm 4.7"],
+)
+async def test_beside_a_format_arguments_need_not_be_json(start_edge: StartEdge, parser: str, written: str) -> None:
+    edge = await start_edge(tool_call_parser=parser)
     edge.core.limit = 2000
     edge.stops_with(written)
     answer = await edge.client.post(CHAT, json={**ASK, "tools": TOOLS, "response_format": FORMAT})

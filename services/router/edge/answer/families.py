@@ -8,13 +8,25 @@ from typing import Literal
 
 from services.router.edge.answer.call_rules import CallGrammar
 from services.router.edge.answer.events import Events
-from services.router.edge.answer.formats import deepseek, harmony, hermes, kimi, llama_json, mistral, pythonic
+from services.router.edge.answer.formats import (
+    deepseek,
+    glm,
+    harmony,
+    hermes,
+    kimi,
+    llama_json,
+    mistral,
+    pythonic,
+    qwen_xml,
+)
 from services.router.edge.answer.reasoning import Channels, ReasoningMarks
 from services.router.edge.answer.scan import Scanner
 from services.router.edge.answer.tool_use import ToolUse
 from shared.model.text.chat_template import ChatTemplate
 
-CallFormatName = Literal["auto", "hermes", "llama3_json", "pythonic", "mistral", "deepseek", "kimi", "openai"]
+CallFormatName = Literal[
+    "auto", "hermes", "llama3_json", "pythonic", "mistral", "deepseek", "kimi", "openai", "qwen3_coder", "glm45"
+]
 ReasoningName = Literal["auto", "none", "think", "mistral"]
 
 
@@ -42,6 +54,8 @@ CALL_FORMATS: Mapping[str, CallFormat] = {
     "deepseek": CallFormat(deepseek.calls, deepseek.SPECIAL, deepseek.grammar),
     "kimi": CallFormat(kimi.calls, kimi.SPECIAL, kimi.grammar),
     "openai": CallFormat(harmony.calls, harmony.SPECIAL, harmony.grammar, channels=harmony.CHANNELS),
+    "qwen3_coder": CallFormat(qwen_xml.calls, qwen_xml.SPECIAL, qwen_xml.grammar),
+    "glm45": CallFormat(glm.calls, glm.SPECIAL, glm.grammar),
 }
 
 REASONING: Mapping[str, ReasoningMarks] = {
@@ -54,6 +68,8 @@ _SIGNS = (
     (mistral.MARK, "mistral"),
     (deepseek.CALLS, "deepseek"),
     (kimi.CALLS, "kimi"),
+    (qwen_xml.PARAMETER, "qwen3_coder"),
+    (glm.KEY, "glm45"),
     (hermes.BEGIN, "hermes"),
     ("func_name1(params_name1", "pythonic"),
     (pythonic.TAG, "pythonic"),

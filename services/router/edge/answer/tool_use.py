@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +15,8 @@ class ToolUse:
     named: str = ""  # the one that must be called
     required: bool = False  # some must be
     max_calls: int | None = None  # further ones are dropped
+    schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, compare=False)
+    """Of the tools' arguments, by name: for formats that do not write JSON."""
 
     @property
     def is_forced(self) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from services.router.edge.answer.call_rules import CallRules
 from services.router.edge.answer.events import Events
-from services.router.edge.answer.python_rules import ARGUMENT_NAME, COMMA, PythonRules, UnsupportedSchemaError
+from services.router.edge.answer.python_rules import ARGUMENT_NAME, COMMA, PythonRules
 from services.router.edge.answer.scan import MAX_NAME_LEN, NotAToolCall, Scanner, Tape, rest, solid_behind
 from services.router.edge.answer.tool_use import ToolUse
 
@@ -22,18 +22,9 @@ MAX_CALL_LEN = 65_536
 
 def grammar(rules: CallRules) -> str:
     """See `CallGrammar`."""
-    alternatives, made = [], ""
-    for number, (name, schema) in enumerate(rules.schemas.items()):
-        tool = PythonRules(f"tool_{number}", schema)
-        try:
-            alternatives.append(f'{json.dumps(name, ensure_ascii=False)} "(" {tool.arguments()} ")"')
-        except UnsupportedSchemaError as error:
-            raise UnsupportedSchemaError(f"tool {json.dumps(name, ensure_ascii=False)}: {error}") from None
-        made += tool.text
-    listed = f'"[" {rules.repeated("one", COMMA)} "]"'
-    return (
-        f"calls: {listed} | {rules.mark(TAG)} {listed} {rules.mark(TAG_END)}?\none: {' | '.join(alternatives)}\n{made}"
-    )
+    listed = f'"[" {rules.repeated("tool", COMMA)} "]"'
+    tool = rules.by_schema(PythonRules, lambda name, arguments: f'{name} "(" {arguments} ")"')
+    return f"calls: {listed} | {rules.mark(TAG)} {listed} {rules.mark(TAG_END)}?\n{tool}"
 
 
 def calls(events: Events, tools: ToolUse) -> Scanner[None]:

@@ -204,7 +204,9 @@ def tool_use(tools: Sequence[Tool], choice: ToolChoice | None, parallel: bool | 
         raise InvalidRequest(
             f"tools has {len(tools)} entries, at most {MAX_TOOLS} are served", field="tools", limit=MAX_TOOLS
         )
-    names = [tool.checked(f"tools[{i}]").name for i, tool in enumerate(tools)]
+    functions = [tool.checked(f"tools[{i}]") for i, tool in enumerate(tools)]
+    names = [function.name for function in functions]
+    schemas = {function.name: function.parameters or {} for function in functions}
     if len(set(names)) < len(names):
         twice = next(name for i, name in enumerate(names) if name in names[:i])
         raise InvalidRequest(f"tools names {twice!r} twice", field="tools")
@@ -223,8 +225,8 @@ def tool_use(tools: Sequence[Tool], choice: ToolChoice | None, parallel: bool | 
                 field="tool_choice",
                 value=brief(name, 80),
             )
-        return ToolUse(frozenset(names), named=name, max_calls=1)
-    return ToolUse(frozenset(names), required=choice == "required", max_calls=max_calls)
+        return ToolUse(frozenset(names), named=name, max_calls=1, schemas=schemas)
+    return ToolUse(frozenset(names), required=choice == "required", max_calls=max_calls, schemas=schemas)
 
 
 class StreamOptions(BaseModel):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from services.router.edge.answer.events import CallArguments, CallBegun, Content, Event, Reasoning
 from services.router.edge.answer.families import CALL_FORMATS, REASONING
-from services.router.edge.answer.formats import deepseek, harmony, kimi
+from services.router.edge.answer.formats import deepseek, glm, harmony, kimi, qwen_xml
 from services.router.edge.answer.reader import AnswerReader
 from services.router.edge.answer.tool_use import ToolUse
 
@@ -28,6 +28,17 @@ DEEPSEEK_V31 = (
 HERMES = (
     f'<tool_call>\n{{"name": "weather", "arguments": {ROME}}}\n</tool_call>\n'
     '<tool_call>\n{"arguments": {}, "name": "time"}\n</tool_call>'
+)
+QWEN = (
+    "<tool_call>\n<function=weather>\n<parameter=city>\nRome\n</parameter>\n<parameter=days>\n[1, 2]\n</parameter>\n"
+    '<parameter=note>\na } " ] b\n</parameter>\n</function>\n</tool_call>\n'
+    "<tool_call>\n<function=time>\n</function>\n</tool_call>"
+)
+GLM = (
+    "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n"
+    "<arg_key>days</arg_key>\n<arg_value>[1, 2]</arg_value>\n"
+    '<arg_key>note</arg_key>\n<arg_value>a } " ] b</arg_value>\n</tool_call>\n'
+    "<tool_call>time\n</tool_call>"
 )
 BOTH_CALLS = {
     "hermes": [HERMES],
@@ -50,6 +61,8 @@ BOTH_CALLS = {
         f"{harmony.START}assistant to=weather{harmony.CHANNEL}analysis{harmony.MESSAGE}\n{ROME}{harmony.END}\n"
         f"{harmony.NEXT}{harmony.CHANNEL}commentary to=functions.time{harmony.MESSAGE}{harmony.CALL}",
     ],
+    "qwen3_coder": [QWEN, QWEN.replace(f"{qwen_xml.BEGIN}\n", "").replace(f"\n{qwen_xml.END}", "")],
+    "glm45": [GLM, GLM.replace("\n", "")],
     "pythonic": [
         "[weather(city='Rome', days=[1, 2], note='a } \" ] b'), time()]",
         '<|python_start|>[weather(city="Rome", days=[1, 2], note=\'a } " ] b\'),time()]<|python_end|>',
@@ -87,7 +100,7 @@ def test_two_calls_of_each_format(name: str, text: str) -> None:
     assert arguments_next == CallArguments(1, "{}")
 
 
-@pytest.mark.parametrize("name", ["hermes", "mistral", "deepseek", "kimi"])
+@pytest.mark.parametrize("name", ["hermes", "mistral", "deepseek", "kimi", "qwen3_coder", "glm45"])
 def test_text_before_calls_is_content_without_the_blanks_between(name: str) -> None:
     events = read(name, "I will look.\n\n" + BOTH_CALLS[name][0])
     assert events[0] == Content("I will look.")
@@ -231,6 +244,7 @@ def test_harmony_is_read_without_tools_and_its_calls_are_dropped() -> None:
 
 
 MARKS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>"]
+MARKS += [*glm.SPECIAL, "weather", "<function=", "time>", "<parameter=", "city>", "</parameter>", "</function>"]
 MARKS += [*harmony.SPECIAL, harmony.NEXT, "commentary", "final", "analysis", " to=functions.time", THOUGHT]
 CUT_OFF = ['{"name": "weather", "parameters": ', "[weather(a=1)", "word "]
 pieces = st.sampled_from([HERMES, DEEPSEEK_V3, ROME, *MARKS, *CUT_OFF, *']{}["\\\n;,'])

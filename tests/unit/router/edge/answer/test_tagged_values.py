@@ -12,6 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
 
 from services.router.edge.answer.call_rules import CallRules
 from services.router.edge.answer.events import CallArguments
@@ -23,6 +25,7 @@ from shared.model.text.tokenizer import Tokenizer
 
 DEMO = Path(__file__).parents[5] / "models" / "demo"
 Schema = dict[str, Any]
+BLANKS = "BLANKS: /[ \\n\\r\\t]{1,16}/\n"
 FORMATS = ["qwen3_coder", "glm45"]
 
 
@@ -143,8 +146,7 @@ def vocabulary(tokenizer: Tokenizer) -> LLTokenizer:
 
 def matcher(name: str, schema: Schema, vocabulary: LLTokenizer) -> LLMatcher:
     rules = CallRules(json.dumps, lambda _: "", {}, {"f": schema}, many=False)
-    lark = f"start: calls\n{CALL_FORMATS[name].grammar(rules)}BLANKS: /[ \\n\\r\\t]{{1,16}}/\n"
-    made = LLMatcher(vocabulary, lark, log_level=0)
+    made = LLMatcher(vocabulary, f"start: calls\n{CALL_FORMATS[name].grammar(rules)}{BLANKS}", log_level=0)
     assert not made.is_error(), made.get_error()
     return made
 
@@ -170,6 +172,20 @@ def test_arguments_that_fit_are_instances_of_the_schema(
     assert [arguments for arguments in others if fits(arguments)] == []
     for arguments in fitting:
         jsonschema.validate(read(name, written(name, arguments), schema), schema)
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_tags_may_be_tokens(special: bool, tmp_path: Path) -> None:
+    backend = Backend.from_file(str(DEMO / "tokenizer.json"))
+    tags = [AddedToken(tag, special=special, normalized=False) for tag in CALL_FORMATS["glm45"].special]
+    backend.add_tokens(tags)
+    ids = {tag.content: backend.token_to_id(tag.content) for tag in tags}
+    vocabulary = LLTokenizer(backend.to_str(), n_vocab=backend.get_vocab_size(), eos_token=[0])
+    rules = CallRules(lambda tag: f"<[{ids[tag]}]>", lambda _: "", {}, {"f": closed({"a": TEXT})}, many=False)
+    made = LLMatcher(vocabulary, f"start: calls\n{CALL_FORMATS['glm45'].grammar(rules)}{BLANKS}", log_level=0)
+    for value, is_whole in (("x </ <y>\n", True), ("</arg_value>x", False)):
+        token_ids, copy = backend.encode(written("glm45", {"a": value}), add_special_tokens=False).ids, made.deep_copy()
+        assert (copy.try_consume_tokens(token_ids) == len(token_ids) and copy.is_accepting()) == is_whole
 
 
 @pytest.mark.parametrize("name", FORMATS)

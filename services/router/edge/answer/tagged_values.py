@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from services.router.edge.answer.python_rules import NOTES, UnsupportedSchemaError
 from shared.structure.grammar_text import json_schema
+from shared.structure.structured_output import MAX_STRUCTURE_BYTES
 
 Schema = Mapping[str, Any]
 
@@ -125,32 +126,48 @@ def _types_of_argument(schema: Schema, name: str) -> frozenset[str]:
     schema = _resolved(schema, schema)
     properties = schema.get("properties")
     if isinstance(properties, Mapping) and name in properties:
-        return _types(properties[name], schema)
-    return _types(schema.get("additionalProperties", True), schema)
+        return _Types(schema).of(properties[name])
+    return _Types(schema).of(schema.get("additionalProperties", True))
 
 
-def _types(schema: Any, root: Schema, depth: int = 0) -> frozenset[str]:
-    """What a value may be, as far as the schema says so."""
-    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
-        return _ALL
-    if "$ref" in schema:
-        return _types(_target(schema["$ref"], root), root, depth + 1)
-    if "const" in schema or isinstance(schema.get("enum"), list):
-        values = schema["enum"] if "enum" in schema else [schema["const"]]
-        return frozenset(name for value in values for name in _ALL if _is_of(value, frozenset((name,)))) | (
-            _TEXT if any(isinstance(value, str) for value in values) else frozenset()
-        )
-    found = _ALL
-    if "type" in schema:
-        named = schema["type"]
-        names = named if isinstance(named, list) else [named]
-        found = frozenset(name for name in names if isinstance(name, str)) or _ALL
-    for keyword in ("anyOf", "oneOf"):
-        if isinstance(schema.get(keyword), list):
-            found &= frozenset[str]().union(*(_types(one, root, depth + 1) for one in schema[keyword]))
-    for one in schema["allOf"] if isinstance(schema.get("allOf"), list) else ():
-        found &= _types(one, root, depth + 1)
-    return found
+class _Types:
+    """What values may be, as far as their schemas say so. Each reference is followed once."""
+
+    def __init__(self, root: Schema) -> None:
+        self._root = root
+        self._by_reference: dict[str, frozenset[str]] = {}
+
+    def of(self, schema: Any, depth: int = 0) -> frozenset[str]:
+        """The types that a schema allows; all where it is none."""
+        if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+            return _ALL
+        reference = schema.get("$ref")
+        if isinstance(reference, str):
+            if reference not in self._by_reference:
+                self._by_reference[reference] = _ALL  # for one that leads back to itself
+                self._by_reference[reference] = self.of(_target(reference, self._root), depth + 1)
+            return self._by_reference[reference]
+        if "const" in schema or isinstance(schema.get("enum"), list):
+            return _types_of_values(schema["enum"] if "enum" in schema else [schema["const"]])
+        found = _ALL
+        if "type" in schema:
+            names = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+            found = frozenset(name for name in names if isinstance(name, str)) or _ALL
+        for keyword in ("anyOf", "oneOf"):
+            if isinstance(schema.get(keyword), list):
+                found &= frozenset[str]().union(*(self.of(one, depth + 1) for one in schema[keyword]))
+        for one in schema["allOf"] if isinstance(schema.get("allOf"), list) else ():
+            found &= self.of(one, depth + 1)
+        return found
+
+
+def _types_of_values(values: Iterable[object]) -> frozenset[str]:
+    found: set[str] = set()
+    for value in values:
+        if isinstance(value, str):
+            found.add("string")
+        found |= {name for name in _ALL if _is_of(value, frozenset((name,)))}
+    return frozenset(found)
 
 
 def _target(reference: Any, root: Schema) -> Any:
@@ -206,6 +223,7 @@ class TaggedRules:
         """`schema`: of the arguments, an object's."""
         self._prefix, self._schema, self._tags = prefix, _resolved(schema, schema), tags
         self._rules: list[str] = []
+        self._num_chars = 0
 
     @property
     def text(self) -> str:
@@ -240,10 +258,10 @@ class TaggedRules:
         tags = self._tags
         if isinstance(schema, Mapping):
             schema = _resolved(schema, self._schema)
-        if "string" in _types(schema, self._schema):
+        if "string" in _Types(self._schema).of(schema):
             values = _listed(schema)
             if values is None:
-                self._check_is_open(schema)
+                self._check_is_open(schema, set())
                 return self._text()
             written = " | ".join(_json(value if isinstance(value, str) else _json(value)) for value in values)
         else:
@@ -258,22 +276,28 @@ class TaggedRules:
         spelled = self._add("ANY", f"[suffix={_json(tags.end)}]")
         return f"({spelled} | OPEN {tags.end_symbol})" if tags.end_symbol.startswith("<[") else spelled
 
-    def _check_is_open(self, schema: Any, depth: int = 0) -> None:
-        """Raises UnsupportedSchemaError for a keyword that forbids more than types."""
-        if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+    def _check_is_open(self, schema: Any, seen: set[str]) -> None:
+        """Raises UnsupportedSchemaError for a keyword that forbids more than types. `seen`: references that were
+        followed."""
+        if not isinstance(schema, Mapping):
             return
         for keyword, value in schema.items():
             if keyword == "$ref":
-                self._check_is_open(_target(value, self._schema), depth + 1)
+                if isinstance(value, str) and value not in seen:
+                    seen.add(value)
+                    self._check_is_open(_target(value, self._schema), seen)
             elif keyword in ("anyOf", "oneOf"):
                 for one in value:
-                    self._check_is_open(one, depth + 1)
+                    self._check_is_open(one, seen)
             elif keyword != "type" and keyword not in NOTES:
                 raise UnsupportedSchemaError(keyword)
 
     def _add(self, rule: str, attributes: str = "") -> str:
         name = f"{self._prefix}_{len(self._rules)}"
         self._rules.append(f"{name}{attributes}: {rule}\n")
+        self._num_chars += len(rule)
+        if self._num_chars > MAX_STRUCTURE_BYTES:  # each argument may repeat all definitions
+            raise UnsupportedSchemaError(f"arguments whose rules take more than {MAX_STRUCTURE_BYTES} bytes")
         return name
 
 

@@ -53,6 +53,7 @@ def read(name: str, text: str, schema: Any) -> Any:
     return json.loads("".join(pieces(name, text, schema)))
 
 
+LARGE = {"n": {"type": "integer"}, **{f"n{i}": {"title": "x" * 1000} for i in range(10)}}
 TEXT = {"type": "string"}
 VALUES: list[tuple[Any, str, object]] = [
     (TEXT, "Rome", "Rome"),
@@ -114,6 +115,16 @@ def test_any_texts_come_back(name: str, arguments: dict[str, str]) -> None:
 @pytest.mark.parametrize("schema", [{"properties": 3}, {"$ref": "#"}, {"properties": {"a": {"$ref": 4}}}])
 def test_a_schema_that_is_none_allows_anything(name: str, schema: Any) -> None:
     assert read(name, written(name, {"a": "x"}), schema) == {"a": "x"}
+
+
+MANY = {"anyOf": [{"$ref": f"#/$defs/{i}"} for i in range(12)]}
+LEADS_BACK = {"type": "object", "properties": {"a": MANY}, "$defs": {str(i): MANY for i in range(12)}}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_references_that_lead_back_are_followed_once(name: str, vocabulary: LLTokenizer) -> None:
+    assert read(name, written(name, {"a": "x"}), LEADS_BACK) == {"a": "x"}
+    assert matcher(name, LEADS_BACK, vocabulary) is not None
 
 
 CASES: list[tuple[Schema, list[dict[str, str]], list[dict[str, str]]]] = [
@@ -222,6 +233,7 @@ def test_whatever_a_model_writes_under_the_rules_is_read_as_an_instance(
         (closed({"a": {"anyOf": [{"enum": ["x"]}, {"type": "string", "minLength": 2}]}}), "enum"),
         (closed({"a>b": TEXT}), 'property "a>b"'),
         (closed({}, ["a"]), 'required "a"'),
+        (closed({f"a{i}": {"$ref": "#/$defs/n"} for i in range(40)}, **{"$defs": LARGE}), "arguments whose rules"),
         ({"type": "object", "required": [{}]}, "what is no schema"),
         ({"type": "object", "properties": 5}, "what is no schema"),
     ],

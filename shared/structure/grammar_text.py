@@ -35,18 +35,26 @@ def grammar_text(structure: StructuredOutput, vocabulary: LLTokenizer) -> str:
 
 
 def mark_text(mark: str, vocabulary: LLTokenizer) -> str:
-    """A mark as a symbol of Lark: the one token that it is, or its characters."""
-    ids = vocabulary.tokenize_str(mark, parse_special=True)
-    if len(ids) == 1 and vocabulary.is_special_token(ids[0]):
-        return f"<[{ids[0]}]>"
-    return json.dumps(mark)
+    """A mark as symbols of Lark: the special tokens that it has, and the characters between them."""
+    symbols: list[str] = []
+    spelled: list[int] = []
+    for token_id in (*vocabulary.tokenize_str(mark, parse_special=True), None):
+        if token_id is not None and not vocabulary.is_special_token(token_id):
+            spelled.append(token_id)
+            continue
+        if spelled:
+            symbols.append(json.dumps(vocabulary.decode_str(spelled)))
+            spelled = []
+        if token_id is not None:
+            symbols.append(f"<[{token_id}]>")
+    return " ".join(symbols) if any(symbol.startswith("<") for symbol in symbols) else json.dumps(mark)
 
 
 def _behind(reasoning: ReasoningPart, answer: str, vocabulary: LLTokenizer) -> str:
     """The answer behind its reasoning, which is any text without tokens of the vocabulary that are marks."""
     begin, end = mark_text(reasoning.begin, vocabulary), mark_text(reasoning.end, vocabulary)
     thoughts = "spelled"
-    if not end.startswith('"'):  # characters end it too: in the text they look like the token
+    if end.startswith("<"):  # characters end it too: in the text they look like the token
         thoughts = f"(spelled | ANY {end})"
     start = thoughts if reasoning.is_open else f"({begin} {thoughts})?"
     lark = (

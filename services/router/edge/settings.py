@@ -159,11 +159,13 @@ class EdgeSettings(SettingGroup):
     above `request_timeout_s` where that is set. A request that is not done by then ends with 504."""
 
     tool_call_parser: CallFormatName = "auto"
-    """How the model writes tool calls; `auto`: its chat template tells."""
+    """How the model writes tool calls; `auto`: its chat template tells. `openai`: in gpt-oss's channels, which hold its
+    reasoning too."""
 
     reasoning_parser: ReasoningName = "auto"
     """Marks around a model's reasoning, which becomes `reasoning_content`: `think` = <think>…</think>, `mistral` =
-    [THINK]…[/THINK]; `auto`: those that its chat template has, if any."""
+    [THINK]…[/THINK]; `auto`: those that its chat template has, if any. gpt-oss's channels are read whatever stands
+    here."""
 
     generation_defaults: bool = True
     """Requests that do not say take temperature, top_p, top_k, min_p and repetition_penalty from the model's

@@ -9,7 +9,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from services.router.edge.answer.reader import ToolUse
+from services.router.edge.answer.tool_use import ToolUse
 from services.router.edge.http.openai.forced_calls import calls_structure
 from services.router.edge.http.openai.schemas import FunctionTool, Tool
 from shared.engine.finish_reason import FinishReason

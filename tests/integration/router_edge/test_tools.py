@@ -219,12 +219,63 @@ async def test_beside_a_format_each_family_calls_in_its_own_way(
     assert not fits("Let me see.")
 
 
+HARMONY = '<|channel|>analysis<|message|>Rome?<|end|><|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city":"Rome"}'  # noqa: E501
+CHANNELLED = (
+    "<|channel|>analysis<|message|>Rome?<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
+    "<|start|>assistant<|channel|>final<|message|>Sunny."
+)
+
+
+@pytest.mark.parametrize("more", [{}, {"response_format": FORMAT}, {"tool_choice": "required"}])
+async def test_a_call_in_channels_with_its_reasoning(start_edge: StartEdge, more: dict[str, Any]) -> None:
+    edge = await start_edge(tool_call_parser="openai")
+    edge.core.limit = 2000
+    edge.stops_with(HARMONY)
+    answer = await edge.client.post(CHAT, json={**ASK, **more})
+    assert answer.status_code == 200, answer.text
+    choice = answer.json()["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    assert (choice["message"]["reasoning_content"], choice["message"]["content"]) == ("Rome?", None)
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"] == {"name": "weather", "arguments": '{"city":"Rome"}'}
+    if more:
+        structure = edge.core.requests[0].sampling.structured_output
+        assert structure is not None
+        matcher = StructureCompiler(lambda: edge.tokenizer, [edge.tokenizer.eos_token_id or 0]).compile(structure)
+        token_ids = edge.tokenizer.encode(HARMONY, add_special_tokens=False)
+        assert matcher.deep_copy().try_consume_tokens(token_ids) == len(token_ids)
+
+
+async def test_channels_are_told_apart_without_tools(start_edge: StartEdge) -> None:
+    edge = await start_edge(tool_call_parser="openai")
+    edge.stops_with(CHANNELLED)
+    body = {"messages": ASK["messages"]}
+    message = (await edge.client.post(CHAT, json=body)).json()["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("Rome?", "I look.\n\nSunny.")
+    events = chunks(await edge.client.post(CHAT, json={**body, "stream": True}))
+    deltas = [event["choices"][0]["delta"] for event in events]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "Rome?"
+    assert "".join(delta.get("content") or "" for delta in deltas) == "I look.\n\nSunny."
+
+
 PYTHONIC = "[a.size(city=\"Rome\"), a.size(city='Oslo')]"
+QWEN = "<tool_call>\n<function=a.size>\n<parameter=city>\n%s\n</parameter>\n</function>\n</tool_call>"
+GLM = "<tool_call>a.size\n<arg_key>city</arg_key>\n<arg_value>%s</arg_value>\n</tool_call>"
 
 
-@pytest.mark.parametrize("written", [PYTHONIC, f"<|python_start|>{PYTHONIC}<|python_end|>"], ids=["bare", "tagged"])
-async def test_beside_a_format_calls_may_be_pythonic(start_edge: StartEdge, written: str) -> None:
-    edge = await start_edge(tool_call_parser="pythonic")
+@pytest.mark.parametrize(
+    ("parser", "written"),
+    [
+        ("pythonic", PYTHONIC),
+        ("pythonic", f"<|python_start|>{PYTHONIC}<|python_end|>"),
+        ("qwen3_coder", f"{QWEN}\n{QWEN}" % ("Rome", "Oslo")),
+        ("glm45", f"{GLM}\n{GLM}" % ("Rome", "Oslo")),
+        ("glm45", (GLM + GLM).replace("\n", "") % ("Rome", "Oslo")),
+    ],
+    ids=["bare", "tagged", "qwen", "glm 4.5", "glm 4.7"],
+)
+async def test_beside_a_format_arguments_need_not_be_json(start_edge: StartEdge, parser: str, written: str) -> None:
+    edge = await start_edge(tool_call_parser=parser)
     edge.core.limit = 2000
     edge.stops_with(written)
     answer = await edge.client.post(CHAT, json={**ASK, "tools": TOOLS, "response_format": FORMAT})

@@ -309,3 +309,45 @@ def test_null_content_is_empty_text_unless_the_template_tells_calls_by_it() -> N
     assert fit("{{ message['content'] }}", tool_calls=[CALL])["content"] == ""
     assert fit("{% if message['content'] is none %}", tool_calls=[CALL])["content"] is None
     assert fit("{% if message['content'] is none %}")["content"] == ""
+
+
+def test_text_before_a_call_joins_the_reasoning_where_a_template_takes_one_of_them() -> None:
+    refuses = "{{ raise_exception('Cannot pass both content and thinking') }}"
+    message = {"content": "I look.", "reasoning": "hm", "tool_calls": [CALL]}
+    fitted = fit(refuses, **message)
+    assert (fitted["content"], fitted["thinking"]) == ("", "hm\n\nI look.")
+    fitted = fit("{{ thinking }}", **message)
+    assert (fitted["content"], fitted["thinking"]) == ("I look.", "hm")
+    assert fit(refuses, content="I look.", reasoning="hm")["content"] == "I look."
+
+
+ONE_CALL = """{% for message in messages %}
+{% if message.tool_calls %}{{ message.content }}>{{ message.tool_calls[0].function.name }}{% else %}{{ message.content }}{% endif %};
+{%- endfor %}"""  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (ONE_CALL, "hi;two>f;F;>g;G;?;so;"),
+        (ONE_CALL + "{% for call in messages[1].tool_calls %}{{ call.id }}{% endfor %}", "hi;two>f;G;F;?;so;"),
+    ],
+)
+def test_calls_of_one_message_are_messages_where_a_template_reads_the_first(source: str, expected: str) -> None:
+    calls = [{"id": name, "type": "function", "function": {"name": name, "arguments": "{}"}} for name in "fg"]
+    conversation = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "two", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "g", "content": "G"},
+        {"role": "tool", "tool_call_id": "f", "content": "F"},
+        {"role": "tool", "tool_call_id": "h", "content": "?"},
+        {"role": "assistant", "content": "so"},
+    ]
+    text = ChatTemplate({"default": source}, {}).render(conversation)
+    assert text.replace("\n", "").removesuffix("fg") == expected
+
+
+def test_a_function_without_description_has_an_empty_one_where_the_template_joins_it() -> None:
+    source = "{% for tool in tools %}{% set tool = tool.function %}{{ '// ' + tool.description + '.' }}{% endfor %}"
+    tools = [{"function": {"name": "f"}}, {"function": {"name": "g", "description": "G"}}]
+    assert ChatTemplate({"default": source}, {}).render([{"role": "user"}], tools=tools) == "// .// G."

@@ -5,7 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
+
+from services.router.edge.answer.python_rules import UnsupportedSchemaError
+
+
+class ArgumentRules(Protocol):
+    """The rules of one tool's arguments."""
+
+    @property
+    def text(self) -> str:
+        """All rules so far."""
+
+    def arguments(self) -> str:
+        """The symbol of all arguments. Raises UnsupportedSchemaError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +47,21 @@ class CallRules:
             alternatives.append(one(json.dumps(name, ensure_ascii=False), f"{rule}_{number}"))
             rules.append(f"{rule}_{number}: {arguments}\n")
         return f"{rule}: {' | '.join(alternatives)}\n{''.join(rules)}"
+
+    def by_schema(self, made: Callable[[str, Mapping[str, Any]], ArgumentRules], one: Callable[[str, str], str]) -> str:
+        """The rule `tool` with an alternative for each tool, whose arguments are no JSON. `made`: of a prefix for names
+        of rules and a schema; `one`: of a tool's name and its arguments, as symbols. Raises UnsupportedSchemaError."""
+        alternatives, rules = [], []
+        for number, (name, schema) in enumerate(self.schemas.items()):
+            arguments, symbol = made(f"tool_{number}", schema), json.dumps(name, ensure_ascii=False)
+            try:
+                alternatives.append(one(symbol, arguments.arguments()))
+            except UnsupportedSchemaError as error:
+                raise UnsupportedSchemaError(f"tool {symbol}: {error}") from None
+            except (TypeError, AttributeError):
+                raise UnsupportedSchemaError(f"tool {symbol}: what is no schema") from None
+            rules.append(arguments.text)
+        return f"tool: {' | '.join(alternatives)}\n{''.join(rules)}"
 
 
 CallGrammar = Callable[[CallRules], str]

@@ -8,12 +8,25 @@ from typing import Literal
 
 from services.router.edge.answer.call_rules import CallGrammar
 from services.router.edge.answer.events import Events
-from services.router.edge.answer.formats import deepseek, hermes, kimi, llama_json, mistral, pythonic
-from services.router.edge.answer.reasoning import ReasoningMarks
+from services.router.edge.answer.formats import (
+    deepseek,
+    glm,
+    harmony,
+    hermes,
+    kimi,
+    llama_json,
+    mistral,
+    pythonic,
+    qwen_xml,
+)
+from services.router.edge.answer.reasoning import Channels, ReasoningMarks
 from services.router.edge.answer.scan import Scanner
+from services.router.edge.answer.tool_use import ToolUse
 from shared.model.text.chat_template import ChatTemplate
 
-CallFormatName = Literal["auto", "hermes", "llama3_json", "pythonic", "mistral", "deepseek", "kimi"]
+CallFormatName = Literal[
+    "auto", "hermes", "llama3_json", "pythonic", "mistral", "deepseek", "kimi", "openai", "qwen3_coder", "glm45"
+]
 ReasoningName = Literal["auto", "none", "think", "mistral"]
 
 
@@ -21,14 +34,16 @@ ReasoningName = Literal["auto", "none", "think", "mistral"]
 class CallFormat:
     """How a family writes tool calls."""
 
-    calls: Callable[[Events, Callable[[str], bool]], Scanner[None]]
-    """Reads a whole answer; its second argument says whether a name is one of the request's tools."""
+    calls: Callable[[Events, ToolUse], Scanner[None]]
+    """Reads a whole answer, behind its reasoning."""
     special: tuple[str, ...]
     """Marks that may be special tokens of the vocabulary: they must stay in the text."""
     grammar: CallGrammar
     """How a grammar says it."""
     short_ids: bool = False
     """Its template takes ids of nine letters and digits alone."""
+    channels: Channels | None = None
+    """Set where it reads every answer, without tools too, and its reasoning."""
 
 
 CALL_FORMATS: Mapping[str, CallFormat] = {
@@ -38,6 +53,9 @@ CALL_FORMATS: Mapping[str, CallFormat] = {
     "mistral": CallFormat(mistral.calls, mistral.SPECIAL, mistral.grammar, short_ids=True),
     "deepseek": CallFormat(deepseek.calls, deepseek.SPECIAL, deepseek.grammar),
     "kimi": CallFormat(kimi.calls, kimi.SPECIAL, kimi.grammar),
+    "openai": CallFormat(harmony.calls, harmony.SPECIAL, harmony.grammar, channels=harmony.CHANNELS),
+    "qwen3_coder": CallFormat(qwen_xml.calls, qwen_xml.SPECIAL, qwen_xml.grammar),
+    "glm45": CallFormat(glm.calls, glm.SPECIAL, glm.grammar),
 }
 
 REASONING: Mapping[str, ReasoningMarks] = {
@@ -50,6 +68,8 @@ _SIGNS = (
     (mistral.MARK, "mistral"),
     (deepseek.CALLS, "deepseek"),
     (kimi.CALLS, "kimi"),
+    (qwen_xml.PARAMETER, "qwen3_coder"),
+    (glm.KEY, "glm45"),
     (hermes.BEGIN, "hermes"),
     ("func_name1(params_name1", "pythonic"),
     (pythonic.TAG, "pythonic"),
@@ -67,7 +87,9 @@ class AnswerFormats:
     @classmethod
     def of(cls, template: ChatTemplate, calls: CallFormatName, reasoning: ReasoningName) -> AnswerFormats:
         """By the settings, where these leave it open by the template."""
-        return cls(call_format(template, calls), reasoning_marks(template, reasoning))
+        written = call_format(template, calls)
+        channels = written.channels
+        return cls(written, reasoning_marks(template, reasoning) if channels is None else channels.before_text)
 
 
 def call_format(template: ChatTemplate, setting: CallFormatName) -> CallFormat:
@@ -75,6 +97,8 @@ def call_format(template: ChatTemplate, setting: CallFormatName) -> CallFormat:
     words for tools."""
     if setting != "auto":
         return CALL_FORMATS[setting]
+    if template.mentions(harmony.SIGN):
+        return CALL_FORMATS["openai"]
     if template.knows_tools:
         for sign, name in _SIGNS:
             if template.mentions(sign):

@@ -15,7 +15,7 @@ from typing import Any
 
 Schema = Mapping[str, Any]
 
-_NOTES = frozenset(
+NOTES = frozenset(
     {"$comment", "$defs", "$id", "$schema", "default", "definitions", "deprecated", "description", "examples"}
     | {"readOnly", "title", "writeOnly", "x-guidance"}
 )
@@ -78,7 +78,7 @@ class PythonRules:
 
     def _value(self, schema: Any) -> str:
         """The symbol of a value."""
-        if schema is True or (isinstance(schema, Mapping) and schema.keys() <= _NOTES):
+        if schema is True or (isinstance(schema, Mapping) and schema.keys() <= NOTES):
             return self._any()
         if not isinstance(schema, Mapping):
             raise UnsupportedSchemaError(f"{json.dumps(schema)} in place of a schema")
@@ -193,7 +193,7 @@ class PythonRules:
             _only(schema, {"$ref"})
             seen.add(schema["$ref"])
             schema = self._target(schema["$ref"])
-        return {key: value for key, value in schema.items() if key not in _NOTES}
+        return {key: value for key, value in schema.items() if key not in NOTES}
 
     def _any(self) -> str:
         """Any literal."""
@@ -248,7 +248,7 @@ def _types(schema: Schema) -> list[str]:
 
 
 def _only(schema: Schema, allowed: Iterable[str]) -> None:
-    if others := sorted(schema.keys() - _NOTES - set(allowed)):
+    if others := sorted(schema.keys() - NOTES - set(allowed)):
         raise UnsupportedSchemaError(others[0])
 
 

@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from services.router.edge.answer.events import Event, Events
 from services.router.edge.answer.families import CallFormat
 from services.router.edge.answer.formats import forced
 from services.router.edge.answer.reasoning import ReasoningMarks, reasoning
 from services.router.edge.answer.scan import Scanner, rest
-
-
-@dataclass(frozen=True, slots=True)
-class ToolUse:
-    """What a request says of tools, as far as reading its answer depends on it."""
-
-    names: frozenset[str]
-    named: str = ""  # the one that must be called
-    required: bool = False  # some must be
-    max_calls: int | None = None  # further ones are dropped
-
-    @property
-    def is_forced(self) -> bool:
-        """A grammar holds the answer to calls."""
-        return self.required or bool(self.named)
+from services.router.edge.answer.tool_use import NO_TOOLS, ToolUse
 
 
 class AnswerReader:
@@ -39,9 +24,11 @@ class AnswerReader:
         is_open: bool,
     ) -> None:
         """`marks`: None where reasoning is not looked for; `is_open`: the prompt ended within reasoning."""
+        if tools is None and call_format.channels is not None:
+            tools = NO_TOOLS
         self._events = events = Events(tools.max_calls if tools else None)
         self._pending: list[Callable[[], Scanner[object]]] = []
-        if marks is not None:
+        if marks is not None and call_format.channels is None:
             self._pending.append(lambda: reasoning(marks, events, is_open))
         self._pending.append(lambda: _answer(events, tools, call_format))
         self._scanner: Scanner[object] | None = None
@@ -87,8 +74,10 @@ class AnswerReader:
 def _answer(events: Events, tools: ToolUse | None, call_format: CallFormat) -> Scanner[None]:
     if tools is None:
         return rest(events.content)
+    if call_format.channels is not None:
+        return call_format.calls(events, tools)
     if tools.named:
         return forced.named(events, tools.named)
     if tools.required:
         return forced.listed(events)
-    return call_format.calls(events, tools.names.__contains__)
+    return call_format.calls(events, tools)

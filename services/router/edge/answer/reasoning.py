@@ -24,6 +24,18 @@ class ReasoningMarks:
         return Thinking.OVER if text.endswith(self.end) else Thinking.POSSIBLE
 
 
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """Of a family whose text and calls stand in messages, each behind a header, as its reasoning does."""
+
+    before_text: ReasoningMarks
+    """Around the reasoning, up to the answer's text."""
+    before_call: ReasoningMarks
+    """Around the reasoning, up to the header of a call or of text."""
+    text: tuple[str, ...]
+    """The header of text, mark by mark."""
+
+
 class Thinking(Enum):
     """Where a prompt leaves the model's reasoning."""
 

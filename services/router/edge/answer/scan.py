@@ -99,6 +99,20 @@ def through(mark: str, write: Callable[[str], None]) -> Scanner[bool]:
             return True
 
 
+def through_any(marks: tuple[str, ...], write: Callable[[str], None], held: str = "") -> Scanner[str]:
+    """As `through` for the first of several marks, none of which is within another; returns it, "" where the text ended
+    first. `held`: what was read of it already."""
+    while character := (yield):
+        held += character
+        if held in marks:
+            return held
+        while held and not any(mark.startswith(held) for mark in marks):
+            write(held[0])
+            held = held[1:]
+    write(held)
+    return ""
+
+
 def rest(write: Callable[[str], None]) -> Scanner[None]:
     """Writes all that follows."""
     while character := (yield):

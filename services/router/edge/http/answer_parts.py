@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from services.router.dispatch.request import Request
 from services.router.edge.answer.events import CallArguments, CallBegun, Content, Event, Reasoning
 from services.router.edge.answer.families import AnswerFormats
-from services.router.edge.answer.reader import AnswerReader, ToolUse
+from services.router.edge.answer.reader import AnswerReader
 from services.router.edge.answer.reasoning import Thinking
+from services.router.edge.answer.tool_use import ToolUse
 from services.router.edge.input_processor import prompt_end
 from services.router.edge.output_stream import OutputDelta, OutputFinish, resumed_finish
 from services.router.views.timings import system_fingerprint_of, tandem_member
@@ -237,6 +238,8 @@ def _parts(request: Request, tools: ToolUse | None, formats: AnswerFormats, toke
 
 def kept_special(tools: ToolUse | None, formats: AnswerFormats) -> frozenset[str]:
     """Special tokens that are marks of an answer: they must not be lost on the way to its text."""
+    if formats.calls.channels is not None:
+        return frozenset(formats.calls.special)
     marks = formats.reasoning
     kept = {marks.begin, marks.end} if marks is not None else set()
     if tools is not None and not tools.is_forced:

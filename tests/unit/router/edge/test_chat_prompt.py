@@ -64,9 +64,13 @@ def test_what_no_template_reads_is_refused_by_name() -> None:
     ("source", "name"),
     [
         ("{{ tools }}<tool_call>", "hermes"),
+        ("{{ tools }}<tool_call>\n<function=f>\n<parameter=a>", "qwen3_coder"),
+        ("{{ tools }}<tool_call>f\n<arg_key>a</arg_key>", "glm45"),
         ("{{ tools }}[TOOL_CALLS]", "mistral"),
         ("{{ tools }}<｜tool▁calls▁begin｜>", "deepseek"),
         ("{{ tools }}<|tool_calls_section_begin|>", "kimi"),
+        ("{{ tools }}<|start|>assistant<|channel|>analysis<|message|>", "openai"),
+        ("<|start|>assistant<|channel|>final<|message|>", "openai"),
         ("{{ tools }}<|start_header_id|> <|python_tag|>", "llama3_json"),
         ("{{ tools }}<|start_header_id|> [func_name1(params_name1=params_value1)]", "pythonic"),
         ("{{ tools }}", "hermes"),

@@ -3,11 +3,10 @@ and the object alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from services.router.edge.answer.call_rules import CallRules
 from services.router.edge.answer.events import Events
 from services.router.edge.answer.scan import MAX_NAME_LEN, NotAToolCall, Scanner, Tape, through, until, value
+from services.router.edge.answer.tool_use import ToolUse
 
 CALLS, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, SEPARATOR, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
@@ -28,7 +27,7 @@ def grammar(rules: CallRules) -> str:
     )
 
 
-def calls(events: Events, _is_tool: Callable[[str], bool]) -> Scanner[None]:
+def calls(events: Events, _tools: ToolUse) -> Scanner[None]:
     """The whole answer. What stands between and behind calls is dropped: there is nothing but marks."""
     if not (yield from through(CALLS, events.content)):
         return

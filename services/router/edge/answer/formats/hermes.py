@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from services.router.edge.answer.call_rules import CallRules
 from services.router.edge.answer.events import Events
 from services.router.edge.answer.scan import NotAToolCall, Scanner, Tape, call_object, through
+from services.router.edge.answer.tool_use import ToolUse
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 SPECIAL = (BEGIN, END)
@@ -18,7 +17,7 @@ def grammar(rules: CallRules) -> str:
     return f"calls: {rules.repeated('one')}\none: {one}\ncall: {rules.call('arguments')}\n"
 
 
-def calls(events: Events, _is_tool: Callable[[str], bool]) -> Scanner[None]:
+def calls(events: Events, _tools: ToolUse) -> Scanner[None]:
     """The whole answer. Whatever name a call has is passed on: the marks leave no doubt that it is one."""
     while (yield from through(BEGIN, events.content)):
         tape = Tape(BEGIN)

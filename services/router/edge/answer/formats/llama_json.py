@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from services.router.edge.answer.call_rules import CallRules
 from services.router.edge.answer.events import Events
 from services.router.edge.answer.scan import NotAToolCall, Scanner, Tape, call_object, rest, solid_behind
+from services.router.edge.answer.tool_use import ToolUse
 
 TAG = "<|python_tag|>"
 SPECIAL = (TAG,)
@@ -19,13 +18,13 @@ def grammar(rules: CallRules) -> str:
     return f"calls: {rules.repeated('call', between)}\ncall: {rules.call('parameters')}\n"
 
 
-def calls(events: Events, is_tool: Callable[[str], bool]) -> Scanner[None]:
+def calls(events: Events, tools: ToolUse) -> Scanner[None]:
     """The whole answer."""
     tape = Tape()
     try:
         character = yield from solid_behind(TAG, tape)
         while character == "{":
-            yield from call_object(events, tape, is_tool)
+            yield from call_object(events, tape, tools.names.__contains__)
             tape = Tape()
             character = yield from tape.next_solid()
             if character == ";":

@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from services.router.edge.answer.call_rules import CallRules
 from services.router.edge.answer.events import Events
 from services.router.edge.answer.scan import MAX_NAME_LEN, NotAToolCall, Scanner, Tape, call_object, through, value
+from services.router.edge.answer.tool_use import ToolUse
 
 MARK, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 SPECIAL = (MARK, ARGS, CALL_ID)
@@ -25,7 +24,7 @@ def grammar(rules: CallRules) -> str:
     )
 
 
-def calls(events: Events, _is_tool: Callable[[str], bool]) -> Scanner[None]:
+def calls(events: Events, _tools: ToolUse) -> Scanner[None]:
     """The whole answer."""
     while (yield from through(MARK, events.content)):
         tape = Tape(MARK)

@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 from services.router.edge.answer.call_rules import CallRules
 from services.router.edge.answer.events import Events
-from services.router.edge.answer.python_rules import ARGUMENT_NAME, COMMA, PythonRules, UnsupportedSchemaError
+from services.router.edge.answer.python_rules import ARGUMENT_NAME, COMMA, PythonRules
 from services.router.edge.answer.scan import MAX_NAME_LEN, NotAToolCall, Scanner, Tape, rest, solid_behind
+from services.router.edge.answer.tool_use import ToolUse
 
 TAG, TAG_END = "<|python_start|>", "<|python_end|>"
 SPECIAL = (TAG, TAG_END)
@@ -21,21 +22,12 @@ MAX_CALL_LEN = 65_536
 
 def grammar(rules: CallRules) -> str:
     """See `CallGrammar`."""
-    alternatives, made = [], ""
-    for number, (name, schema) in enumerate(rules.schemas.items()):
-        tool = PythonRules(f"tool_{number}", schema)
-        try:
-            alternatives.append(f'{json.dumps(name, ensure_ascii=False)} "(" {tool.arguments()} ")"')
-        except UnsupportedSchemaError as error:
-            raise UnsupportedSchemaError(f"tool {json.dumps(name, ensure_ascii=False)}: {error}") from None
-        made += tool.text
-    listed = f'"[" {rules.repeated("one", COMMA)} "]"'
-    return (
-        f"calls: {listed} | {rules.mark(TAG)} {listed} {rules.mark(TAG_END)}?\none: {' | '.join(alternatives)}\n{made}"
-    )
+    listed = f'"[" {rules.repeated("tool", COMMA)} "]"'
+    tool = rules.by_schema(PythonRules, lambda name, arguments: f'{name} "(" {arguments} ")"')
+    return f"calls: {listed} | {rules.mark(TAG)} {listed} {rules.mark(TAG_END)}?\n{tool}"
 
 
-def calls(events: Events, is_tool: Callable[[str], bool]) -> Scanner[None]:
+def calls(events: Events, tools: ToolUse) -> Scanner[None]:
     """The whole answer."""
     tape = Tape()
     try:
@@ -43,7 +35,7 @@ def calls(events: Events, is_tool: Callable[[str], bool]) -> Scanner[None]:
         if character != "[":
             raise NotAToolCall
         while True:
-            yield from _call(events, tape, is_tool)
+            yield from _call(events, tape, tools)
             tape = Tape()
             character = yield from tape.next_solid()
             if character != ",":
@@ -63,7 +55,7 @@ def _passed(events: Events, text: str) -> Callable[[str], None]:
     return events.content
 
 
-def _call(events: Events, tape: Tape, is_tool: Callable[[str], bool]) -> Scanner[None]:
+def _call(events: Events, tape: Tape, tools: ToolUse) -> Scanner[None]:
     name = ""
     character = yield from tape.next_solid()
     while character != "(":
@@ -71,7 +63,7 @@ def _call(events: Events, tape: Tape, is_tool: Callable[[str], bool]) -> Scanner
         if not character or len(name) > MAX_NAME_LEN:
             raise NotAToolCall
         character = yield from tape.next()
-    if not is_tool(name):
+    if name not in tools.names:
         raise NotAToolCall
     source = yield from _arguments(tape)
     events.begin_call(name)

@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self
 from services.router.dispatch.request import FinishReason, Request
 from services.router.edge.answer.events import CallArguments, CallBegun, Content, Event, Reasoning
 from services.router.edge.answer.families import CALL_FORMATS, AnswerFormats
-from services.router.edge.answer.reader import ToolUse
+from services.router.edge.answer.tool_use import ToolUse
 from services.router.edge.http.answer_parts import (
     DONE,
     AnswerParts,
@@ -25,7 +25,7 @@ from services.router.edge.http.answer_parts import (
 )
 from services.router.edge.http.endpoint import BodyWriter, ParsedRequest, StreamWriter
 from services.router.edge.http.errors import OpenAIErrors
-from services.router.edge.http.openai.forced_calls import call_or_answer, calls_structure
+from services.router.edge.http.openai.forced_calls import call_or_answer, forced_structure
 from services.router.edge.http.openai.logprobs import chat_logprobs, prompt_logprobs
 from services.router.edge.http.openai.schemas import ChatRequest, parse_chat, tool_use
 from services.router.edge.input_processor import ChatPrompt, PromptOptions
@@ -282,7 +282,8 @@ class Chat:
             if sampling.structured_output is not None:
                 field = sampling.structured_output.source
                 raise InvalidRequest(f"{field} excludes tool_choice: an answer cannot match both", field=field)
-            sampling = replace(sampling, structured_output=calls_structure(tools, use))
+            structure = forced_structure(tools, use, self._formats.calls, self._tokenizer)
+            sampling = replace(sampling, structured_output=structure)
         elif use is not None and sampling.structured_output is not None:
             structure = call_or_answer(tools, use, sampling.structured_output, self._formats.calls, self._tokenizer)
             sampling = replace(sampling, structured_output=structure)

@@ -4,23 +4,45 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from services.router.edge.answer.call_rules import CallRules
 from services.router.edge.answer.families import CallFormat
 from services.router.edge.answer.python_rules import UnsupportedSchemaError
-from services.router.edge.answer.reader import ToolUse
+from services.router.edge.answer.reasoning import Channels
+from services.router.edge.answer.tool_use import ToolUse
 from services.router.edge.http.openai.sampling_fields import closed
 from services.router.edge.http.openai.schemas import Tool
 from shared.errors import InvalidRequest
 from shared.model.text.tokenizer import Tokenizer
 from shared.structure.grammar_text import json_schema
 from shared.structure.short_numbers import any_object
-from shared.structure.structured_output import StructuredOutput, StructureKind
+from shared.structure.structured_output import ReasoningPart, StructuredOutput, StructureKind
 
+_BLANKS = "BLANKS: /[ \\n\\r\\t]{1,16}/\n"
 _ANYTHING: dict[str, Any] = {"type": "object"}
 _COMPACT = {"whitespace_flexible": False}
 """An option of llguidance. Whitespace in a call has no reader, and a weak model may produce it without end."""
+
+
+def forced_structure(
+    tools: Sequence[Tool], use: ToolUse, call_format: CallFormat, tokenizer: Tokenizer
+) -> StructuredOutput:
+    """Calls and nothing else: as JSON, or as the model writes them where all that it writes has a header. Raises
+    InvalidRequest where it is too large."""
+    if call_format.channels is None:
+        return calls_structure(tools, use)
+    chosen = [tool for tool in tools if use.named in ("", tool.for_name)]
+    lark = f"start: calls\n{call_format.grammar(_rules(chosen, use, tokenizer))}{_BLANKS}"
+    structure = StructuredOutput(StructureKind.GRAMMAR, lark, source="tools")
+    return _behind_reasoning(structure, call_format.channels)
+
+
+def _behind_reasoning(structure: StructuredOutput, channels: Channels) -> StructuredOutput:
+    """A structure that has its own headers."""
+    marks = channels.before_call
+    return replace(structure, reasoning=ReasoningPart(marks.begin, marks.end, is_open=False))
 
 
 def calls_structure(tools: Sequence[Tool], use: ToolUse) -> StructuredOutput:
@@ -47,18 +69,7 @@ def call_or_answer(
             f"{field} excludes tools: beside them an answer can match a JSON schema or a choice", field=field
         )
 
-    def mark(text: str) -> str:
-        token_ids = tokenizer.encode(text, add_special_tokens=False)
-        return f"<[{token_ids[0]}]>" if len(token_ids) == 1 else json.dumps(text)
-
-    schemas = dict(_parameters(tools))
-    rules = CallRules(
-        mark,
-        lambda arguments: _any_call_rule(tools, arguments),
-        {name: _compact(schema) for name, schema in schemas.items()},
-        {name: closed(schema) for name, schema in schemas.items()},
-        many=use.max_calls != 1,
-    )
+    rules, channels = _rules(tools, use, tokenizer), call_format.channels
     try:
         calls = call_format.grammar(rules)
     except UnsupportedSchemaError as error:
@@ -67,8 +78,26 @@ def call_or_answer(
             "one of the two out, or let tool_choice say 'none' or 'required'",
             field=field,
         ) from None
-    lark = f"start: calls | answer\n{calls}answer: {_answer_rule(answer)}\nBLANKS: /[ \\n\\r\\t]{{1,16}}/\n"
-    return StructuredOutput(StructureKind.GRAMMAR, lark, source=field)
+    header = "".join(f"{rules.mark(part)} " for part in channels.text) if channels is not None else ""
+    # A rule of its own: a choice has alternatives.
+    lark = f"start: calls | {header}answer\n{calls}answer: {_answer_rule(answer)}\n{_BLANKS}"
+    structure = StructuredOutput(StructureKind.GRAMMAR, lark, source=field)
+    return structure if channels is None else _behind_reasoning(structure, channels)
+
+
+def _rules(tools: Sequence[Tool], use: ToolUse, tokenizer: Tokenizer) -> CallRules:
+    def mark(text: str) -> str:
+        token_ids = tokenizer.encode(text, add_special_tokens=False)
+        return f"<[{token_ids[0]}]>" if len(token_ids) == 1 else json.dumps(text)
+
+    schemas = dict(_parameters(tools))
+    return CallRules(
+        mark,
+        lambda arguments: _any_call_rule(tools, arguments),
+        {name: _compact(schema) for name, schema in schemas.items()},
+        {name: closed(schema) for name, schema in schemas.items()},
+        many=use.max_calls != 1,
+    )
 
 
 def _answer_rule(answer: StructuredOutput) -> str:

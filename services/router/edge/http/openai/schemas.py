@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from services.router.dispatch.request import FinishReason, Resume, TextOptions
-from services.router.edge.answer.reader import ToolUse
+from services.router.edge.answer.tool_use import ToolUse
 from services.router.edge.http.bodies import STRICT, TokenIdList, explained, parse_body
 from services.router.edge.http.openai.sampling_fields import MAX_N, SamplingFields
 from services.router.edge.http.openai.unsupported import (
@@ -204,7 +204,9 @@ def tool_use(tools: Sequence[Tool], choice: ToolChoice | None, parallel: bool | 
         raise InvalidRequest(
             f"tools has {len(tools)} entries, at most {MAX_TOOLS} are served", field="tools", limit=MAX_TOOLS
         )
-    names = [tool.checked(f"tools[{i}]").name for i, tool in enumerate(tools)]
+    functions = [tool.checked(f"tools[{i}]") for i, tool in enumerate(tools)]
+    names = [function.name for function in functions]
+    schemas = {function.name: function.parameters or {} for function in functions}
     if len(set(names)) < len(names):
         twice = next(name for i, name in enumerate(names) if name in names[:i])
         raise InvalidRequest(f"tools names {twice!r} twice", field="tools")
@@ -223,8 +225,8 @@ def tool_use(tools: Sequence[Tool], choice: ToolChoice | None, parallel: bool | 
                 field="tool_choice",
                 value=brief(name, 80),
             )
-        return ToolUse(frozenset(names), named=name, max_calls=1)
-    return ToolUse(frozenset(names), required=choice == "required", max_calls=max_calls)
+        return ToolUse(frozenset(names), named=name, max_calls=1, schemas=schemas)
+    return ToolUse(frozenset(names), required=choice == "required", max_calls=max_calls, schemas=schemas)
 
 
 class StreamOptions(BaseModel):

@@ -14,7 +14,8 @@ from llguidance import LLMatcher, LLTokenizer
 from services.router.edge.answer.events import CallArguments
 from services.router.edge.answer.families import CALL_FORMATS
 from services.router.edge.answer.python_rules import PythonRules, UnsupportedSchemaError
-from services.router.edge.answer.reader import AnswerReader, ToolUse
+from services.router.edge.answer.reader import AnswerReader
+from services.router.edge.answer.tool_use import ToolUse
 from shared.model.text.tokenizer import Tokenizer
 
 DEMO = Path(__file__).parents[5] / "models" / "demo"

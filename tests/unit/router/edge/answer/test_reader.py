@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from services.router.edge.answer.events import CallArguments, CallBegun, Content, Event, Reasoning
 from services.router.edge.answer.families import CALL_FORMATS, REASONING
-from services.router.edge.answer.formats import deepseek, kimi
-from services.router.edge.answer.reader import AnswerReader, ToolUse
+from services.router.edge.answer.formats import deepseek, glm, harmony, kimi, qwen_xml
+from services.router.edge.answer.reader import AnswerReader
+from services.router.edge.answer.tool_use import ToolUse
 
 TOOLS = ToolUse(frozenset({"weather", "time"}))
 ROME = '{"city": "Rome", "days": [1, 2], "note": "a } \\" ] b"}'
@@ -27,6 +28,17 @@ DEEPSEEK_V31 = (
 HERMES = (
     f'<tool_call>\n{{"name": "weather", "arguments": {ROME}}}\n</tool_call>\n'
     '<tool_call>\n{"arguments": {}, "name": "time"}\n</tool_call>'
+)
+QWEN = (
+    "<tool_call>\n<function=weather>\n<parameter=city>\nRome\n</parameter>\n<parameter=days>\n[1, 2]\n</parameter>\n"
+    '<parameter=note>\na } " ] b\n</parameter>\n</function>\n</tool_call>\n'
+    "<tool_call>\n<function=time>\n</function>\n</tool_call>"
+)
+GLM = (
+    "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n"
+    "<arg_key>days</arg_key>\n<arg_value>[1, 2]</arg_value>\n"
+    '<arg_key>note</arg_key>\n<arg_value>a } " ] b</arg_value>\n</tool_call>\n'
+    "<tool_call>time\n</tool_call>"
 )
 BOTH_CALLS = {
     "hermes": [HERMES],
@@ -43,6 +55,14 @@ BOTH_CALLS = {
         f"{kimi.CALLS}{kimi.CALL}functions.weather:0{kimi.SEPARATOR}{ROME}{kimi.CALL_END}"
         f"{kimi.CALL}functions.time:1{kimi.SEPARATOR}{{}}{kimi.CALL_END}{kimi.CALLS_END}",
     ],
+    "openai": [
+        f"{harmony.CHANNEL}commentary to=functions.weather {harmony.CONSTRAIN}json{harmony.MESSAGE}{ROME}{harmony.CALL}"
+        f"{harmony.NEXT} to=functions.time{harmony.CHANNEL}commentary json{harmony.MESSAGE}{{}}",
+        f"{harmony.START}assistant to=weather{harmony.CHANNEL}analysis{harmony.MESSAGE}\n{ROME}{harmony.END}\n"
+        f"{harmony.NEXT}{harmony.CHANNEL}commentary to=functions.time{harmony.MESSAGE}{harmony.CALL}",
+    ],
+    "qwen3_coder": [QWEN, QWEN.replace(f"{qwen_xml.BEGIN}\n", "").replace(f"\n{qwen_xml.END}", "")],
+    "glm45": [GLM, GLM.replace("\n", "")],
     "pythonic": [
         "[weather(city='Rome', days=[1, 2], note='a } \" ] b'), time()]",
         '<|python_start|>[weather(city="Rome", days=[1, 2], note=\'a } " ] b\'),time()]<|python_end|>',
@@ -80,7 +100,7 @@ def test_two_calls_of_each_format(name: str, text: str) -> None:
     assert arguments_next == CallArguments(1, "{}")
 
 
-@pytest.mark.parametrize("name", ["hermes", "mistral", "deepseek", "kimi"])
+@pytest.mark.parametrize("name", ["hermes", "mistral", "deepseek", "kimi", "qwen3_coder", "glm45"])
 def test_text_before_calls_is_content_without_the_blanks_between(name: str) -> None:
     events = read(name, "I will look.\n\n" + BOTH_CALLS[name][0])
     assert events[0] == Content("I will look.")
@@ -114,6 +134,7 @@ PROSE = [
     f"{deepseek.CALL} alone",
     f"{kimi.CALL} alone",
     "<|python_tag|>print(1)",
+    f"to={kimi.CALL} {harmony.CHANNEL}final",
     '{"name": "weather", "x": "\\ud83d"',
 ]
 
@@ -175,14 +196,66 @@ def test_forced_calls_are_json_and_nothing_else() -> None:
     assert events[2:] == [CallBegun(1, "time"), CallArguments(1, "{}")]
 
 
+THOUGHT = f"{harmony.CHANNEL}analysis{harmony.MESSAGE}Which? {harmony.END}{harmony.NEXT}"
+WHOLE_HARMONY = [
+    (
+        f"{THOUGHT}{harmony.CHANNEL}final{harmony.MESSAGE}2 + 2 = 4.\n",
+        [Reasoning("Which?"), Content("2 + 2 = 4.\n")],
+    ),
+    (
+        f"{THOUGHT}{harmony.CHANNEL}analysis{harmony.MESSAGE}\nOr\n\nthat.{harmony.END}{harmony.NEXT}"
+        f"{harmony.CHANNEL}commentary{harmony.MESSAGE}I look.{harmony.END}{harmony.NEXT}"
+        f"{harmony.CHANNEL}commentary to=functions.time {harmony.CONSTRAIN}json{harmony.MESSAGE}{{}}",
+        [Reasoning("Which?\n\nOr\n\nthat."), Content("I look."), CallBegun(0, "time"), CallArguments(0, "{}")],
+    ),
+    (
+        f"{harmony.CHANNEL}commentary{harmony.MESSAGE}One.{harmony.END}{THOUGHT}"
+        f"{harmony.CHANNEL}final {harmony.CONSTRAIN}json{harmony.MESSAGE}{{}}{harmony.RETURN}",
+        [Content("One."), Reasoning("Which?"), Content("\n\n{}")],
+    ),
+    (
+        f"{harmony.CHANNEL}analysis to=python code{harmony.MESSAGE}print(1){harmony.END}",
+        [Reasoning("print(1)")],
+    ),
+    (f"{THOUGHT}{harmony.CHANNEL}fin", [Reasoning("Which?")]),
+    (f"{THOUGHT}Yes.", [Reasoning("Which?"), Content(f"{harmony.NEXT}Yes.")]),
+    (f"{harmony.CHANNEL}analysis{harmony.MESSAGE}Which", [Reasoning("Which")]),
+    (f"{harmony.CHANNEL}final{harmony.MESSAGE}a <|b|> <|en", [Content("a <|b|> <|en")]),
+    (
+        f"{harmony.CHANNEL}commentary to=functions.time code{harmony.MESSAGE}now()",
+        [Content(f"{harmony.CHANNEL}commentary to=functions.time code{harmony.MESSAGE}now()")],
+    ),
+    (
+        f'{harmony.CHANNEL}commentary to=functions.time json{harmony.MESSAGE}{{"a": 1',
+        [CallBegun(0, "time"), CallArguments(0, '{"a": 1')],
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), WHOLE_HARMONY)
+def test_harmony_is_told_apart_by_channel_and_recipient(text: str, expected: list[Event]) -> None:
+    assert read("openai", text) == expected
+
+
+def test_harmony_is_read_without_tools_and_its_calls_are_dropped() -> None:
+    for text, expected in WHOLE_HARMONY:
+        left = [event for event in expected if isinstance(event, Content | Reasoning)]
+        assert read("openai", text, tools=None) == left
+
+
 MARKS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>"]
+MARKS += [*glm.SPECIAL, "weather", "<function=", "time>", "<parameter=", "city>", "</parameter>", "</function>"]
+MARKS += [*harmony.SPECIAL, harmony.NEXT, "commentary", "final", "analysis", " to=functions.time", THOUGHT]
 CUT_OFF = ['{"name": "weather", "parameters": ', "[weather(a=1)", "word "]
 pieces = st.sampled_from([HERMES, DEEPSEEK_V3, ROME, *MARKS, *CUT_OFF, *']{}["\\\n;,'])
 
 
+WHOLE_HARMONY_CASES = [("openai", text) for text, _ in WHOLE_HARMONY]
+
+
 @given(
     st.sampled_from(sorted(CALL_FORMATS)),
-    st.lists(pieces, max_size=8).map("".join) | st.sampled_from([text for _, text in CASES]),
+    st.lists(pieces, max_size=8).map("".join) | st.sampled_from([text for _, text in CASES + WHOLE_HARMONY_CASES]),
     st.booleans(),
     st.lists(st.integers(0, 200), max_size=12),
 )

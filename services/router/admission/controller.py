@@ -135,7 +135,7 @@ class Estimate(NamedTuple):
     """A worker had no room for it after all. It was learnt from when it was started first; each further try, of which
     there may be many until there is room, says nothing new."""
     num_open: int = 0
-    """Requests that waited when it came: their predictions were made, and nothing was learnt from them yet."""
+    """Requests with a deadline that waited when it came: predictions were made for them, and nothing was learnt yet."""
 
     @property
     def latest_start_s(self) -> float:
@@ -204,7 +204,7 @@ class AdmissionController:
         grace_s = 0.0 if strict else self._late_grace * (item.deadline_s - item.arrived_s)
         predicted_s = own_s + wait_s * self.calibration.factor if own_s else None
         check_deadline(now_s, item.deadline_s, predicted_s, grace_s if first else 0.0)
-        return Estimate(item, now_s, own_s, wait_s, grace_s, first, len(queue))
+        return Estimate(item, now_s, own_s, wait_s, grace_s, first, queue.num_due)
 
     def start(self, estimate: Estimate, now_s: float, predicted_s: float | None) -> None:
         """The request reaches the head of the queue; a worker would return its first token in `predicted_s`.

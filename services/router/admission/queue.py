@@ -133,6 +133,8 @@ class AdmissionQueue(Generic[T]):
         """Of prompts to compute …"""
         self.num_pairs = 0.0
         """… and their pairs, of all that wait."""
+        self.num_due = 0
+        """Of these, those that have a deadline."""
         self._order = order
         self._weights = dict(tenant_weights or {})
         self._queues: dict[str, TenantQueue] = {}
@@ -225,6 +227,7 @@ class AdmissionQueue(Generic[T]):
         self.num_bytes += sign * item.num_bytes
         self.num_tokens += sign * item.num_tokens
         self.num_pairs += sign * item.num_pairs
+        self.num_due += sign * (item.deadline_s < math.inf)
 
     def _next_tenant(self) -> TenantQueue:
         waiting = min((waiting for waiting in self._queues.values() if waiting), key=lambda waiting: waiting.virtual)

@@ -3,7 +3,7 @@
 A fit says nothing of steps that its worker has not run: one that has decoded alone, or computed one prompt, may be off
 by a factor of 40 at prompts. What it is good at is what its worker does just now. So such a worker has the coefficients
 of the well-founded worker that is nearest to it there, times the ratio of the two there, of answers and of prompts: the
-shape is the fleet's, the speed its own.
+shape is the fleet's, the speed its own. Where it has run enough kinds of one of both, that part of its fit is its own.
 
 A report takes the same time however many workers there are.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 from services.router.placement.beside import DEFAULT_BUDGET
@@ -20,10 +21,14 @@ from shared.sizing.step_time import StepTimes, StepWork
 if TYPE_CHECKING:
     from services.router.placement.views import WorkerView
 
-FEWEST_KINDS = 4
-"""Of chunks, and of batches of answers, that a worker has run where its own fit counts. Kinds are magnitudes."""
+FEWEST_KINDS, FEWEST_SIZES = 4, 3
+"""Of chunks, and of batches of answers, that a worker has run where its own fit counts; and of sizes of batches: one
+answer that grows is of one size. Kinds are magnitudes."""
 MOST_COMPARED = 8
-"""Well-founded workers, those that became so last, which another one is compared with."""
+"""Well-founded workers, those that differ most, which another one is compared with."""
+LEAST_S = 1e-9
+"""Of a step: a worker whose fit says that steps take no time is not to be divided by."""
+_TYPICAL = (StepWork(8, 8192), StepWork(64, 65536), StepWork(0, 0, 1024, 1 << 19, 1))
 MOST_RATIO = 8.0
 """Bounds how much slower or quicker than these a worker is taken for."""
 
@@ -42,20 +47,29 @@ class FoundedTimes:
         seen.note(view)
         if own is None:
             return None
-        if seen.is_founded:
-            if view.name not in self._founded and len(self._founded) == MOST_COMPARED:
-                del self._founded[next(iter(self._founded))]
-            self._founded[view.name] = own
+        if seen.has_batches and seen.has_chunks:
+            self._learn(view.name, seen, own)
             return own
         if not self._founded or not seen.works:
             return own
         ratios = [(seen.ratios(own, times), times) for times in self._founded.values()]
         (of_answers, of_prompts), nearest = min(ratios, key=lambda each: sum(abs(math.log(one)) for one in each[0]))
-        return replace(
-            nearest.scaled(of_answers),
-            token_s=nearest.token_s * of_prompts,
-            attention_s=nearest.attention_s * of_prompts,
-        )
+        if seen.has_chunks:
+            return replace(nearest.scaled(of_answers), token_s=own.token_s, attention_s=own.attention_s)
+        rest = own if seen.has_batches else nearest.scaled(of_answers)
+        taken = replace(rest, token_s=nearest.token_s * of_prompts, attention_s=nearest.attention_s * of_prompts)
+        return seen.as_fast_at_answers(taken, own) if seen.has_batches else taken
+
+    def _learn(self, name: str, seen: _Seen, own: StepTimes) -> None:
+        """The newest fit of a well-founded worker. One that becomes so takes the place of one that is like another."""
+        if name not in self._founded and seen.was_compared and len(self._founded) == MOST_COMPARED:
+            return
+        seen.was_compared = True
+        self._founded[name] = own
+        if len(self._founded) > MOST_COMPARED:
+            pairs = combinations(self._founded.items(), 2)
+            (alike, _), _ = min(pairs, key=lambda pair: _difference(pair[0][1], pair[1][1]))
+            del self._founded[alike]
 
     def forget(self, name: str) -> None:
         """The worker is gone; unknown names are ignored."""
@@ -66,9 +80,11 @@ class FoundedTimes:
 class _Seen:
     """What one worker was seen to run."""
 
-    __slots__ = ("_answers", "_batches", "_chunk", "_chunks", "_next", "_num_queued")
+    __slots__ = ("_answers", "_batches", "_chunk", "_chunks", "_next", "_num_queued", "was_compared")
 
     def __init__(self) -> None:
+        self.was_compared = False
+        """Others have been compared with it."""
         self._batches: set[tuple[int, int]] = set()
         self._chunks: set[tuple[int, int]] = set()
         self._answers: StepWork | None = None  # the newest step of answers …
@@ -84,14 +100,27 @@ class _Seen:
     def ratios(self, own: StepTimes, other: StepTimes) -> tuple[float, float]:
         """How many times as long as by `other` its steps take by its `own` fit: (of answers, of prompts), the one that
         it knows nothing of as the other one."""
-        found = [own.step_s(work) / other.step_s(work) for work in self.works]
+        found = [own.step_s(work) / max(other.step_s(work), LEAST_S) for work in self.works]
         bounded = [min(MOST_RATIO, max(1 / MOST_RATIO, ratio)) for ratio in found]
         return bounded[0], bounded[-1]
 
+    def as_fast_at_answers(self, times: StepTimes, own: StepTimes) -> StepTimes:
+        """`times` with as much for each answer as makes the newest step of answers last as long as by its `own` fit."""
+        work = self._answers
+        if work is None:
+            return times
+        more_s = (own.step_s(work) - times.step_s(work)) / work.num_sequences
+        return replace(times, sequence_s=max(0.0, times.sequence_s + more_s))
+
     @property
-    def is_founded(self) -> bool:
-        """Whether enough kinds of both were seen."""
-        return len(self._batches) >= FEWEST_KINDS and len(self._chunks) >= FEWEST_KINDS
+    def has_batches(self) -> bool:
+        """Whether enough kinds of batches of answers were seen."""
+        return len(self._batches) >= FEWEST_KINDS and len({size for size, _ in self._batches}) >= FEWEST_SIZES
+
+    @property
+    def has_chunks(self) -> bool:
+        """Whether enough kinds of chunks were seen."""
+        return len(self._chunks) >= FEWEST_KINDS
 
     def note(self, view: WorkerView) -> None:
         """What the worker does by its newest report."""
@@ -112,5 +141,10 @@ class _Seen:
 
 
 def _add(kinds: set[tuple[int, int]], num: int, num_more: int) -> None:
-    if len(kinds) < FEWEST_KINDS:
-        kinds.add((num.bit_length(), num_more.bit_length()))
+    """At most some hundred: magnitudes of 32 bits each."""
+    kinds.add((num.bit_length(), num_more.bit_length()))
+
+
+def _difference(one: StepTimes, other: StepTimes) -> float:
+    """How far two cards are from each other, at answers and at prompts."""
+    return sum(abs(math.log(max(one.step_s(work), LEAST_S) / max(other.step_s(work), LEAST_S))) for work in _TYPICAL)

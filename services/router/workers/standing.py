@@ -185,6 +185,7 @@ class Standing:
     def _leave_pools(self) -> None:
         for pool in self._pools.values():
             pool.remove(self._name)
+            pool.founded.forget(self._name)  # also where it was in no pool just now
 
     def _set_accepting(self) -> None:
         if self._ledger is not None:

@@ -48,6 +48,16 @@ def test_equal_requests_go_by_arrival_and_a_returned_one_goes_first(order):
     assert drain(queue) == ["x", "a", "b", "c"]
 
 
+def test_those_with_a_deadline_are_counted():
+    queue = filled("fcfs", item("a", deadline_s=3.0), item("b"), item("c", deadline_s=5.0))
+    assert queue.num_due == 2
+    queue.remove("c")
+    queue.remove("b")
+    assert queue.num_due == 1
+    assert drain(queue) == ["a"]
+    assert queue.num_due == 0
+
+
 def test_a_full_queue_refuses_with_its_limit_but_takes_a_returned_entry():
     queue: AdmissionQueue[str] = AdmissionQueue(1)
     queue.push(item("a"), "a")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,6 +52,46 @@ def test_cards_of_two_kinds_are_told_apart_by_what_they_do(own, nearest):
     assert see(found, nearest + " at answers", own, 3) == own
     see(found, nearest + " at a prompt", own, 0, 500)
     assert see(found, nearest + " at a prompt", own) == own
+
+
+def test_a_worker_that_has_run_many_batches_keeps_its_own_cost_of_an_answer():
+    found, crowded = FoundedTimes(), QUICK.scaled(1.0)
+    own = replace(ABSURD, sequence_s=2e-4, token_s=QUICK.token_s)
+    season(found, "old", crowded)
+    for size in range(8):
+        see(found, "new", own, 2**size)
+    taken = see(found, "new", own, 2)
+    assert taken is not None
+    for size in (1, 16, 128):
+        work = StepWork(size, 100 * size)
+        assert taken.step_s(work) == pytest.approx(own.step_s(work), rel=0.01)
+    assert taken.prompt_s(2000) == pytest.approx(QUICK.prompt_s(2000), rel=0.2)
+
+
+def test_one_answer_that_grows_is_not_many_batches():
+    found = FoundedTimes()
+    for size in range(12):
+        see(found, "alone", ABSURD, 0, 2 ** (size % 5 + 4))
+        found.times(view("alone", num_decoding=1, num_context_tokens=2**size), ABSURD)
+    assert not found._founded
+
+
+def test_among_many_of_one_kind_the_one_of_another_kind_is_kept_to_compare_with():
+    found = FoundedTimes()
+    for number in range(2 * MOST_COMPARED):
+        season(found, f"quick{number}", QUICK.scaled(1.0 + 0.01 * number))
+    season(found, "slow", replace(SLOW, token_s=10 * SLOW.token_s))
+    for number in range(2 * MOST_COMPARED):
+        see(found, f"quick{number}", QUICK.scaled(1.0 + 0.01 * number), 4)
+        season(found, f"more{number}", QUICK.scaled(1.0 + 0.01 * number))
+    assert "slow" in found._founded
+    assert len(found._founded) == MOST_COMPARED
+
+
+def test_a_fit_without_time_is_not_divided_by():
+    found = FoundedTimes()
+    season(found, "broken", QUICK.scaled(0.0))
+    assert see(found, "new", QUICK, 2) is not None
 
 
 def test_a_prompt_that_was_not_computed_yet_says_nothing_of_prompts():

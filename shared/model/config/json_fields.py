@@ -176,7 +176,7 @@ class JsonFields:
             name: self._values[spelling]
             for name, spellings in names.items()
             for spelling in reversed(spellings)
-            if spelling in self._values
+            if self._values.get(spelling) is not None
         }
         spelled = {name: spellings[0] for name, spellings in names.items() if name in found or name not in self._values}
         return JsonFields({**self._values, **found}, self._source, self._prefix, spelled)

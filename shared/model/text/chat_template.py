@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,9 @@ from shared.model.text.tokenizer_settings import CONFIG_FILE
 
 JsonValue = str | int | float | bool | None | Sequence["JsonValue"] | Mapping[str, "JsonValue"]
 Message = Mapping[str, JsonValue]
+
+_CALL_OF_ID = "<|tool_call_argument_begin|>"
+"""In a template that writes calls by their ids."""
 
 TEMPLATE_FILE = "chat_template.jinja"
 TEMPLATE_FOLDER = "additional_chat_templates"
@@ -232,6 +236,7 @@ class TemplateTraits:
     joins_description: bool  # a function without a description is an error to it
     takes_one_call: bool  # it reads the first of a message's calls and skips the others
     joins_thoughts: bool  # it refuses a message with tool calls that has both text and reasoning
+    names_by_id: bool  # of a call it writes the id alone, which has to say the function, as Kimi's does
 
     @classmethod
     def of(cls, source: str) -> TemplateTraits:
@@ -244,6 +249,7 @@ class TemplateTraits:
             joins_description=_JOINED_DESCRIPTION.search(source) is not None,
             takes_one_call=_FIRST_CALL.search(source) is not None and _ALL_CALLS.search(source) is None,
             joins_thoughts=_ONE_THOUGHT in source,
+            names_by_id=_CALL_OF_ID in source,
         )
 
     def fit_tools(self, tools: Sequence[Mapping[str, JsonValue]] | None) -> Sequence[Mapping[str, JsonValue]] | None:
@@ -258,7 +264,8 @@ class TemplateTraits:
 
     def fit_all(self, messages: Sequence[Message]) -> list[dict[str, JsonValue]]:
         """A conversation as the template takes it."""
-        return [self.fit(message) for message in (_one_call_each(messages) if self.takes_one_call else messages)]
+        fitted = [self.fit(message) for message in (_one_call_each(messages) if self.takes_one_call else messages)]
+        return _named_by_id(fitted) if self.names_by_id else fitted
 
     def fit(self, message: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
         """A message as the template takes it: without null fields, but for content where it looks for none."""
@@ -296,6 +303,31 @@ class TemplateTraits:
         except (ValueError, RecursionError):
             parsed = arguments  # a model's call that was cut off, given back as it was
         return {**call, "function": {**function, "arguments": parsed}}
+
+
+def _named_by_id(messages: Sequence[dict[str, JsonValue]]) -> list[dict[str, JsonValue]]:
+    """The conversation with ids of calls such as `functions.weather:0`, counted from its first call, and the results
+    with the ids of their calls."""
+    numbers, renamed = itertools.count(), dict[JsonValue, JsonValue]()
+    made: list[dict[str, JsonValue]] = []
+    for message in messages:
+        calls = message.get("tool_calls")
+        if isinstance(calls, Sequence) and not isinstance(calls, str):
+            named: list[JsonValue] = []
+            for call in calls:
+                function = call.get("function") if isinstance(call, Mapping) else None
+                if isinstance(call, Mapping) and isinstance(function, Mapping):
+                    identity = f"functions.{function.get('name')}:{next(numbers)}"
+                    if isinstance(call.get("id"), str):
+                        renamed[call["id"]] = identity
+                    call = {**call, "id": identity}
+                named.append(call)
+            message = {**message, "tool_calls": named}
+        of_call = message.get("tool_call_id")
+        if isinstance(of_call, str) and of_call in renamed:
+            message = {**message, "tool_call_id": renamed[of_call]}
+        made.append(message)
+    return made
 
 
 def _one_call_each(messages: Sequence[Message]) -> list[Message]:

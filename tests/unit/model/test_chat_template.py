@@ -351,3 +351,25 @@ def test_a_function_without_description_has_an_empty_one_where_the_template_join
     source = "{% for tool in tools %}{% set tool = tool.function %}{{ '// ' + tool.description + '.' }}{% endfor %}"
     tools = [{"function": {"name": "f"}}, {"function": {"name": "g", "description": "G"}}]
     assert ChatTemplate({"default": source}, {}).render([{"role": "user"}], tools=tools) == "// .// G."
+
+
+def test_calls_get_ids_that_say_the_function_where_the_template_writes_these_alone() -> None:
+    traits = TemplateTraits.of("<|tool_call_begin|>{{ tool_call['id'] }}<|tool_call_argument_begin|>")
+
+    def call(identity: str, name: str) -> dict[str, Any]:
+        return {"id": identity, "type": "function", "function": {"name": name, "arguments": "{}"}}
+
+    conversation: list[dict[str, Any]] = [
+        {"role": "assistant", "content": None, "tool_calls": [call("call_1", "weather"), call("call_2", "time")]},
+        {"role": "tool", "tool_call_id": "call_2", "content": "noon"},
+        {"role": "tool", "tool_call_id": "call_1", "content": "sun"},
+        {"role": "assistant", "content": None, "tool_calls": [call("functions.weather:2", "weather")]},
+        {"role": "tool", "tool_call_id": "functions.weather:2", "content": "rain"},
+        {"role": "tool", "tool_call_id": "unknown", "content": "?"},
+    ]
+    fitted = traits.fit_all(conversation)
+    calls = [each["id"] for message in fitted for each in message.get("tool_calls", [])]  # type: ignore[index,union-attr]
+    assert calls == ["functions.weather:0", "functions.time:1", "functions.weather:2"]
+    results = [message["tool_call_id"] for message in fitted if message["role"] == "tool"]
+    assert results == ["functions.time:1", "functions.weather:0", "functions.weather:2", "unknown"]
+    assert TemplateTraits.of("{{ messages }}").fit_all(conversation[:1])[0]["tool_calls"][0]["id"] == "call_1"  # type: ignore[index]

@@ -37,14 +37,18 @@ def calls(events: Events, _tools: ToolUse) -> Scanner[None]:
             yield from _call(events, tape)
         except NotAToolCall:
             events.content(tape.text)
-            return
 
 
 def _call(events: Events, tape: Tape) -> Scanner[None]:
     identity = (yield from until(SEPARATOR, tape)).strip()
     name, colon, _ = identity.rpartition(":")
     name = (name if colon else identity).removeprefix(_NAMESPACE)
-    if not name or (yield from tape.next_solid()) != "{":
+    first = (yield from tape.next_solid()) if name else ""
+    if name and first == CALL_END[0]:  # a tool without arguments
+        events.begin_call(name)
+        events.arguments("{}")
+        return
+    if first != "{":
         raise NotAToolCall
     events.begin_call(name)
     yield from value("{", tape, events.arguments)

@@ -54,6 +54,8 @@ BOTH_CALLS = {
     "kimi": [
         f"{kimi.CALLS}{kimi.CALL}functions.weather:0{kimi.SEPARATOR}{ROME}{kimi.CALL_END}"
         f"{kimi.CALL}functions.time:1{kimi.SEPARATOR}{{}}{kimi.CALL_END}{kimi.CALLS_END}",
+        f"{kimi.CALLS}{kimi.CALL}functions.weather:0{kimi.SEPARATOR}{ROME}{kimi.CALL_END}"
+        f"{kimi.CALL}functions.time:1{kimi.SEPARATOR}{kimi.CALL_END}{kimi.CALLS_END}",
     ],
     "openai": [
         f"{harmony.CHANNEL}commentary to=functions.weather {harmony.CONSTRAIN}json{harmony.MESSAGE}{ROME}{harmony.CALL}"
@@ -105,6 +107,15 @@ def test_text_before_calls_is_content_without_the_blanks_between(name: str) -> N
     events = read(name, "I will look.\n\n" + BOTH_CALLS[name][0])
     assert events[0] == Content("I will look.")
     assert events[1] == CallBegun(0, "weather")
+
+
+def test_a_call_of_kimi_behind_a_broken_one_is_found() -> None:
+    broken = f"{kimi.CALL}functions.weather:0{kimi.SEPARATOR}no object"
+    first, begun, arguments = read("kimi", f"{kimi.CALLS}{broken}{BOTH_CALLS['kimi'][0].removeprefix(kimi.CALLS)}")[:3]
+    assert isinstance(first, Content)
+    assert first.text.startswith(f"{kimi.CALL}functions.weather:0{kimi.SEPARATOR}n")
+    assert begun == CallBegun(0, "weather")
+    assert isinstance(arguments, CallArguments)
 
 
 def test_pythonic_arguments_may_have_names_that_python_keeps_for_itself() -> None:

@@ -13,13 +13,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import combinations
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from services.router.placement.beside import DEFAULT_BUDGET
 from shared.sizing.step_time import StepTimes, StepWork
-
-if TYPE_CHECKING:
-    from services.router.placement.views import WorkerView
 
 FEWEST_KINDS, FEWEST_SIZES = 4, 3
 """Of chunks, and of batches of answers, that a worker has run where its own fit counts; and of sizes of batches: one
@@ -33,6 +30,19 @@ MOST_RATIO = 8.0
 """Bounds how much slower or quicker than these a worker is taken for."""
 
 
+class Reported(Protocol):
+    """A worker as its newest report has it, and what was placed since: see `WorkerView`."""
+
+    name: str
+    max_step_tokens: int
+    num_queued_tokens: int
+    num_queued_pairs: float
+    num_decoding: int
+    num_context_tokens: int
+    num_promised: int
+    num_promised_tokens: int
+
+
 class FoundedTimes:
     """Of the workers of one pool."""
 
@@ -40,7 +50,7 @@ class FoundedTimes:
         self._workers: dict[str, _Seen] = {}
         self._founded: dict[str, StepTimes] = {}
 
-    def times(self, view: WorkerView, own: StepTimes | None) -> StepTimes | None:
+    def times(self, view: Reported, own: StepTimes | None) -> StepTimes | None:
         """What the worker's steps are taken to last, whose newest report is in the view, and whose own fit is `own`;
         None: it has none yet."""
         seen = self._workers.setdefault(view.name, _Seen())
@@ -122,7 +132,7 @@ class _Seen:
         """Whether enough kinds of chunks were seen."""
         return len(self._chunks) >= FEWEST_KINDS
 
-    def note(self, view: WorkerView) -> None:
+    def note(self, view: Reported) -> None:
         """What the worker does by its newest report."""
         num_answers, num_queued = view.num_decoding - view.num_promised, view.num_queued_tokens
         chunk, self._next = self._next, None

@@ -3,7 +3,8 @@
 A fit says nothing of steps that its worker has not run: one that has decoded alone, or computed one prompt, may be off
 by a factor of 40 at prompts. What it is good at is what its worker does just now. So such a worker has the coefficients
 of the well-founded worker that is nearest to it there, times the ratio of the two there, of answers and of prompts: the
-shape is the fleet's, the speed its own. Where it has run enough kinds of one of both, that part of its fit is its own.
+shape is the fleet's, the speed its own. That one part of its fit rests on enough kinds does not make it its own: in
+simulated fleets that was worse, for the parts of a fit make up for each other's errors.
 
 A report takes the same time however many workers there are.
 """
@@ -18,7 +19,7 @@ from typing import Protocol
 from services.router.placement.beside import DEFAULT_BUDGET
 from shared.sizing.step_time import StepTimes, StepWork
 
-FEWEST_KINDS, FEWEST_SIZES = 4, 3
+FEWEST_KINDS, FEWEST_SIZES = 4, 2
 """Of chunks, and of batches of answers, that a worker has run where its own fit counts; and of sizes of batches: one
 answer that grows is of one size. Kinds are magnitudes."""
 MOST_COMPARED = 8
@@ -57,18 +58,18 @@ class FoundedTimes:
         seen.note(view)
         if own is None:
             return None
-        if seen.has_batches and seen.has_chunks:
+        if seen.is_founded:
             self._learn(view.name, seen, own)
             return own
         if not self._founded or not seen.works:
             return own
         ratios = [(seen.ratios(own, times), times) for times in self._founded.values()]
         (of_answers, of_prompts), nearest = min(ratios, key=lambda each: sum(abs(math.log(one)) for one in each[0]))
-        if seen.has_chunks:
-            return replace(nearest.scaled(of_answers), token_s=own.token_s, attention_s=own.attention_s)
-        rest = own if seen.has_batches else nearest.scaled(of_answers)
-        taken = replace(rest, token_s=nearest.token_s * of_prompts, attention_s=nearest.attention_s * of_prompts)
-        return seen.as_fast_at_answers(taken, own) if seen.has_batches else taken
+        return replace(
+            nearest.scaled(of_answers),
+            token_s=nearest.token_s * of_prompts,
+            attention_s=nearest.attention_s * of_prompts,
+        )
 
     def _learn(self, name: str, seen: _Seen, own: StepTimes) -> None:
         """The newest fit of a well-founded worker. One that becomes so takes the place of one that is like another."""
@@ -114,23 +115,11 @@ class _Seen:
         bounded = [min(MOST_RATIO, max(1 / MOST_RATIO, ratio)) for ratio in found]
         return bounded[0], bounded[-1]
 
-    def as_fast_at_answers(self, times: StepTimes, own: StepTimes) -> StepTimes:
-        """`times` with as much for each answer as makes the newest step of answers last as long as by its `own` fit."""
-        work = self._answers
-        if work is None:
-            return times
-        more_s = (own.step_s(work) - times.step_s(work)) / work.num_sequences
-        return replace(times, sequence_s=max(0.0, times.sequence_s + more_s))
-
     @property
-    def has_batches(self) -> bool:
-        """Whether enough kinds of batches of answers were seen."""
-        return len(self._batches) >= FEWEST_KINDS and len({size for size, _ in self._batches}) >= FEWEST_SIZES
-
-    @property
-    def has_chunks(self) -> bool:
-        """Whether enough kinds of chunks were seen."""
-        return len(self._chunks) >= FEWEST_KINDS
+    def is_founded(self) -> bool:
+        """Whether enough kinds of both were seen."""
+        num_sizes = len({size for size, _ in self._batches})
+        return min(len(self._batches), len(self._chunks)) >= FEWEST_KINDS and num_sizes >= FEWEST_SIZES
 
     def note(self, view: Reported) -> None:
         """What the worker does by its newest report."""

@@ -54,20 +54,6 @@ def test_cards_of_two_kinds_are_told_apart_by_what_they_do(own, nearest):
     assert see(found, nearest + " at a prompt", own) == own
 
 
-def test_a_worker_that_has_run_many_batches_keeps_its_own_cost_of_an_answer():
-    found, crowded = FoundedTimes(), QUICK.scaled(1.0)
-    own = replace(ABSURD, sequence_s=2e-4, token_s=QUICK.token_s)
-    season(found, "old", crowded)
-    for size in range(8):
-        see(found, "new", own, 2**size)
-    taken = see(found, "new", own, 2)
-    assert taken is not None
-    for size in (1, 16, 128):
-        work = StepWork(size, 100 * size)
-        assert taken.step_s(work) == pytest.approx(own.step_s(work), rel=0.01)
-    assert taken.prompt_s(2000) == pytest.approx(QUICK.prompt_s(2000), rel=0.2)
-
-
 def test_one_answer_that_grows_is_not_many_batches():
     found = FoundedTimes()
     for size in range(12):

@@ -15,9 +15,9 @@ from shared.kernels.cpu.torch_threads import compute_in_this_thread
 
 _TURN_S = 1e-3
 """After so much work a thread looks at the others."""
-_BUSY = 1 / 3
-"""Part of the cores that others' work takes at least while they are not to be disturbed: less than all, since other
-processes may take theirs too."""
+_IDLE, _SPARED, _BUSY = 0.1, 2, 1 / 3
+"""Cores that other threads take at most where they count as idle: the first, and the last of all cores but so many.
+Where cores are few, other processes or a hypervisor may take them from a step, which then seems to compute little."""
 _SHARE = 0.08
 """Of one core, that it takes meanwhile."""
 _LONGEST_SLEEP_S = 0.05
@@ -50,7 +50,8 @@ class _Turns:
         """Whether the process's other threads do little."""
         now, others = time.perf_counter(), _others_s()
         if (passed := now - self._since) >= _WINDOW_S:
-            self._is_free = passed < _STALE_S and others - self._others < _BUSY * self._num_cores * passed
+            least = _IDLE + _BUSY * max(0, self._num_cores - _SPARED)
+            self._is_free = passed < _STALE_S and others - self._others < least * passed
             self._since, self._others = now, others
         return self._is_free
 

@@ -80,11 +80,17 @@ def test_beside_busy_threads_it_takes_its_share_of_a_core_in_short_turns(beside,
     assert max(clocks.slept) <= most * (1 / beside_steps._SHARE - 1) * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("others", [0.0, 0.5])
+@pytest.mark.parametrize("others", [0.0, 0.05])
 def test_beside_idle_threads_it_stops_for_a_moment_alone(beside, others) -> None:
     clocks = Clocks(others)
     beside(clocks, pieces(clocks, 400, 0.4 * MS))
     assert len(clocks.slept) == 1
+
+
+def test_a_step_from_which_others_take_cores_is_not_disturbed_the_more(beside) -> None:
+    clocks = Clocks(others=0.4)
+    beside(clocks, pieces(clocks, 400, 0.4 * MS))
+    assert clocks.own / clocks.now == pytest.approx(beside_steps._SHARE, rel=0.05)
 
 
 def test_one_that_has_been_idle_looks_anew(beside) -> None:

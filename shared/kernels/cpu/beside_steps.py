@@ -15,9 +15,11 @@ from shared.kernels.cpu.torch_threads import compute_in_this_thread
 
 _TURN_S = 1e-3
 """After so much work a thread looks at the others."""
-_IDLE, _SPARED, _BUSY = 0.1, 2, 1 / 3
-"""Cores that other threads take at most where they count as idle: the first, and the last of all cores but so many.
-Where cores are few, other processes or a hypervisor may take them from a step, which then seems to compute little."""
+_IDLE_CORES = 0.1
+"""Other threads that take no more than this count as idle, on two cores: other processes or a hypervisor may take cores
+from a step, which then seems to compute little."""
+_IDLE_SHARE = 1 / 3
+"""Of each further core, that they may take besides."""
 _SHARE = 0.08
 """Of one core, that it takes meanwhile."""
 _LONGEST_SLEEP_S = 0.05
@@ -32,7 +34,8 @@ class _Turns:
     they count as busy."""
 
     def __init__(self) -> None:
-        self._num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self._most_idle = _IDLE_CORES + _IDLE_SHARE * max(0, num_cores - 2)
         self._begun = time.thread_time()
         self._since, self._others = time.perf_counter(), _others_s()
         self._is_free = False
@@ -50,8 +53,7 @@ class _Turns:
         """Whether the process's other threads do little."""
         now, others = time.perf_counter(), _others_s()
         if (passed := now - self._since) >= _WINDOW_S:
-            least = _IDLE + _BUSY * max(0, self._num_cores - _SPARED)
-            self._is_free = passed < _STALE_S and others - self._others < least * passed
+            self._is_free = passed < _STALE_S and others - self._others < self._most_idle * passed
             self._since, self._others = now, others
         return self._is_free
 

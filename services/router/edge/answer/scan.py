@@ -113,6 +113,20 @@ def through_any(marks: tuple[str, ...], write: Callable[[str], None], held: str 
     return ""
 
 
+def section(begin: str, mark: str, events: Events, call: Callable[[Events, Tape], Scanner[None]]) -> Scanner[None]:
+    """A whole answer whose calls stand in one section behind `begin`, each behind `mark`; `call` reads one, or raises
+    NotAToolCall, and then what it read is content. What stands between and behind calls is dropped: there is nothing
+    but marks."""
+    if not (yield from through(begin, events.content)):
+        return
+    while (yield from through(mark, lambda _: None)):
+        tape = Tape(mark)
+        try:
+            yield from call(events, tape)
+        except NotAToolCall:
+            events.content(tape.text)
+
+
 def rest(write: Callable[[str], None]) -> Scanner[None]:
     """Writes all that follows."""
     while character := (yield):

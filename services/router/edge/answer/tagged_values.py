@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from services.router.edge.answer.call_rules import CallRules
 from services.router.edge.answer.python_rules import NOTES, UnsupportedSchemaError
 from shared.structure.grammar_text import json_schema
 from shared.structure.structured_output import MAX_STRUCTURE_BYTES
@@ -214,6 +215,13 @@ class Tags:
         """Rules that the rules of arguments need: any text, and any without the closing tag."""
         closing = self.end.replace("/", "\\/")
         return f"ANY: /(.|\\n)*/\nOPEN: ANY & ~/(.|\\n)*{closing}(.|\\n)*/\n"
+
+
+def tagged_grammar(rules: CallRules, tags: Tags, one: str, named: Callable[[str, str], str]) -> str:
+    """A grammar of calls, see `CallGrammar`: `one` is a call around its `tool`, `named` joins a tool's name and its
+    arguments."""
+    tool = rules.by_schema(lambda prefix, schema: TaggedRules(prefix, schema, tags), named)
+    return f"calls: {rules.repeated('one')}\none: {one}\n{tool}{tags.terminals}"
 
 
 class TaggedRules:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from services.router.edge.answer.call_rules import CallRules
 from services.router.edge.answer.events import Events
-from services.router.edge.answer.scan import MAX_NAME_LEN, NotAToolCall, Scanner, Tape, through, until, value
+from services.router.edge.answer.scan import MAX_NAME_LEN, NotAToolCall, Scanner, Tape, section, until, value
 from services.router.edge.answer.tool_use import ToolUse
 
 CALLS, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -28,16 +28,8 @@ def grammar(rules: CallRules) -> str:
 
 
 def calls(events: Events, _tools: ToolUse) -> Scanner[None]:
-    """The whole answer. What stands between and behind calls is dropped: there is nothing but marks."""
-    if not (yield from through(CALLS, events.content)):
-        return
-    while (yield from through(CALL, lambda _: None)):
-        tape = Tape(CALL)
-        try:
-            yield from _call(events, tape)
-        except NotAToolCall:
-            events.content(tape.text)
-            return
+    """The whole answer."""
+    yield from section(CALLS, CALL, events, _call)
 
 
 def _call(events: Events, tape: Tape) -> Scanner[None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from services.router.edge.answer.call_rules import CallRules
 from services.router.edge.answer.events import Events
 from services.router.edge.answer.scan import MAX_NAME_LEN, NotAToolCall, Scanner, Tape, through, through_any
-from services.router.edge.answer.tagged_values import TaggedArguments, TaggedRules, Tags
+from services.router.edge.answer.tagged_values import TaggedArguments, Tags, tagged_grammar
 from services.router.edge.answer.tool_use import ToolUse
 
 BEGIN, END = "<tool_call>", "</tool_call>"
@@ -24,11 +24,7 @@ def grammar(rules: CallRules) -> str:
         behind="BLANKS?",
     )
     one = f"{rules.mark(BEGIN)} tool {rules.mark(END)}"
-    tool = rules.by_schema(
-        lambda prefix, schema: TaggedRules(prefix, schema, tags),
-        lambda name, arguments: f"{name} BLANKS? {arguments}",
-    )
-    return f"calls: {rules.repeated('one')}\none: {one}\n{tool}{tags.terminals}"
+    return tagged_grammar(rules, tags, one, lambda name, arguments: f"{name} BLANKS? {arguments}")
 
 
 def calls(events: Events, tools: ToolUse) -> Scanner[None]:

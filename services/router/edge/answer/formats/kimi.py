@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from services.router.edge.answer.call_rules import CallRules
 from services.router.edge.answer.events import Events
-from services.router.edge.answer.scan import NotAToolCall, Scanner, Tape, through, until, value
+from services.router.edge.answer.scan import NotAToolCall, Scanner, Tape, section, until, value
 from services.router.edge.answer.tool_use import ToolUse
 
 CALLS, CALLS_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
@@ -28,15 +28,8 @@ def grammar(rules: CallRules) -> str:
 
 
 def calls(events: Events, _tools: ToolUse) -> Scanner[None]:
-    """The whole answer. What stands between and behind calls is dropped: there is nothing but marks."""
-    if not (yield from through(CALLS, events.content)):
-        return
-    while (yield from through(CALL, lambda _: None)):
-        tape = Tape(CALL)
-        try:
-            yield from _call(events, tape)
-        except NotAToolCall:
-            events.content(tape.text)
+    """The whole answer."""
+    yield from section(CALLS, CALL, events, _call)
 
 
 def _call(events: Events, tape: Tape) -> Scanner[None]:
@@ -44,7 +37,7 @@ def _call(events: Events, tape: Tape) -> Scanner[None]:
     name, colon, _ = identity.rpartition(":")
     name = (name if colon else identity).removeprefix(_NAMESPACE)
     first = (yield from tape.next_solid()) if name else ""
-    if name and first == CALL_END[0]:  # a tool without arguments
+    if first == CALL_END[0]:  # a tool without arguments
         events.begin_call(name)
         events.arguments("{}")
         return

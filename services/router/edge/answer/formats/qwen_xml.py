@@ -11,7 +11,7 @@ import json
 from services.router.edge.answer.call_rules import CallRules
 from services.router.edge.answer.events import Events
 from services.router.edge.answer.scan import NotAToolCall, Scanner, Tape, through, through_any, until
-from services.router.edge.answer.tagged_values import TaggedArguments, TaggedRules, Tags
+from services.router.edge.answer.tagged_values import TaggedArguments, Tags, tagged_grammar
 from services.router.edge.answer.tool_use import ToolUse
 
 BEGIN, END = "<tool_call>", "</tool_call>"
@@ -30,11 +30,7 @@ def grammar(rules: CallRules) -> str:
         behind='"\\n"',
     )
     one = f'{rules.mark(BEGIN)} "\\n{FUNCTION}" tool "{FUNCTION_END}\\n" {rules.mark(END)}'
-    tool = rules.by_schema(
-        lambda prefix, schema: TaggedRules(prefix, schema, tags),
-        lambda name, arguments: f'{name} ">\\n" {arguments}',
-    )
-    return f"calls: {rules.repeated('one')}\none: {one}\n{tool}{tags.terminals}"
+    return tagged_grammar(rules, tags, one, lambda name, arguments: f'{name} ">\\n" {arguments}')
 
 
 def calls(events: Events, tools: ToolUse) -> Scanner[None]:

@@ -118,6 +118,14 @@ def test_a_call_of_kimi_behind_a_broken_one_is_found() -> None:
     assert isinstance(arguments, CallArguments)
 
 
+def test_a_call_of_deepseek_behind_a_broken_one_is_found() -> None:
+    broken = f"{deepseek.CALL}weather{deepseek.SEPARATOR}{'x' * 300}"
+    first, begun = read("deepseek", f"{deepseek.CALLS}{broken}{DEEPSEEK_V31.removeprefix(deepseek.CALLS)}")[:2]
+    assert isinstance(first, Content)
+    assert first.text.startswith(f"{deepseek.CALL}weather{deepseek.SEPARATOR}x")
+    assert begun == CallBegun(0, "weather")
+
+
 def test_pythonic_arguments_may_have_names_that_python_keeps_for_itself() -> None:
     text = r"[weather(from='a=b', class={'x': (1, 2)}, face='\ud83d\ude00',), time()]"
     _, arguments, begun, _ = read("pythonic", text)

@@ -8,6 +8,7 @@ leaves to the base's rows. Another decodes while adapters are read beside it, in
 from __future__ import annotations
 
 import tempfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -95,13 +96,21 @@ def load(bench: Bench, folder: Path, rank: int, dtype: torch.dtype) -> tuple[flo
 
 def load_beside(bench: Bench, step: Step, folder: Path, rounds: int) -> list[Result]:
     """Steps of the base while a thread reads and lays out one adapter, and as many alone, in turns. The longest step of
-    all may be the machine's doing: how long those alone are says what it does by itself."""
+    all may be the machine's doing: how long those alone are says what it does by itself, and the processor time of the
+    thread how much of a step can be the load's."""
     plan = step.plan(bench.decoder.config.vocab_size)
+    clock = time.CLOCK_THREAD_CPUTIME_ID  # of the thread that loads, once it has begun
+    of_load = []  # seconds of each step beside loads
 
     def take() -> float:
         begun = time.perf_counter()
         bench.runner.execute(plan)
         return time.perf_counter() - begun
+
+    def take_beside() -> float:
+        before, step_s = time.clock_gettime(clock), take()
+        of_load.append(time.clock_gettime(clock) - before)
+        return step_s
 
     def read() -> float:
         begun = time.perf_counter()
@@ -113,22 +122,25 @@ def load_beside(bench: Bench, step: Step, folder: Path, rounds: int) -> list[Res
     loads = []
     with ThreadPoolExecutor(1, initializer=work_beside_steps) as thread:
         thread.submit(read).result()
+        clock = time.pthread_getcpuclockid(thread.submit(threading.get_ident).result())
         for _ in range(rounds):
             loading, taken = thread.submit(read), []
             while not loading.done():
-                taken.append(take())
+                taken.append(take_beside())
             beside.append(taken)
             loads.append(loading.result())
             alone.append([take() for _ in taken])
     p99 = float(np.quantile(np.concatenate(alone), 0.99))
     longest, longest_alone = (max(map(max, steps)) / p99 for steps in (beside, alone))
-    of_load = median(max(ours) / max(theirs) for ours, theirs in zip(beside, alone, strict=True))
+    of_each = median(max(ours) / max(theirs) for ours, theirs in zip(beside, alone, strict=True))
     name = "a load beside decode 8"
     return [
         Result(f"{name}: step alone, median", 1e3 * median(np.concatenate(alone)), "ms"),
         Result(f"{name}: step alone, p99", 1e3 * p99, "ms"),
         Result(f"{name}: step, median", 1e3 * median(np.concatenate(beside)), "ms"),
-        Result(f"{name}: longest step of a load / of as many alone, median", of_load, "x", 1.1, 1.1 / of_load),
+        Result(f"{name}: longest step of a load / of as many alone, median", of_each, "x", 1.1, 1.1 / of_each),
+        Result(f"{name}: the load's processor time in a step, median", 1e3 * median(of_load), "ms"),
+        Result(f"{name}: the same, most", 1e3 * max(of_load), "ms"),
         Result(f"{name}: longest step of all / p99 alone", longest, "x", 1.1, 1.1 / longest),
         Result(f"{name}: longest step of all alone / p99 alone", longest_alone, "x"),
         Result(f"{name}: disk to kernels, median", 1e3 * median(loads), "ms", 500, 0.5 / median(loads)),

@@ -122,11 +122,12 @@ def read_adapter(
     """
     settings = AdapterConfig.read(folder)
     with _open(folder, max_bytes) as checkpoint:
-        pairs, stacks = _pairs(settings, checkpoint, config, max_rank)
+        whole = adapter_targets(config)
+        pairs, stacks = _pairs(settings, checkpoint, config, whole, max_rank)
         tensors, digest = _read_all(settings, checkpoint)
     rank = max(tensors[module + LORA_A].shape[0] for module in pairs) if pairs else 0
     rank = max(rank, *(own for _, own in stacks.values())) if stacks else rank
-    scales, whole = {module: settings.scale_of(module) for module in pairs}, adapter_targets(config)
+    scales = {module: settings.scale_of(module) for module in pairs}
     for module, (stack, _) in stacks.items():
         for name, a, b in stack.pairs(config, tensors.pop(module + LORA_A), tensors.pop(module + LORA_B)):
             if name in pairs:
@@ -136,7 +137,8 @@ def read_adapter(
     own = config if part is None else part.local_config
     parts: list[dict[Projection, list[LoraPart]]] = [{} for _ in range(own.num_layers)]
     of_experts: dict[int, dict[int, dict[Projection, list[LoraPart]]]] = {}
-    first, targets, order = 0 if part is None else part.first_layer, adapter_targets(own), rotary_order(own)
+    targets = whole if part is None else adapter_targets(own)
+    first, order = 0 if part is None else part.first_layer, rotary_order(own)
     for module, target in pairs.items():
         pause()
         local = _counted_from(module, first)
@@ -212,16 +214,23 @@ def _read_all(settings: AdapterConfig, checkpoint: Checkpoint) -> tuple[dict[str
 
 
 def _pairs(
-    settings: AdapterConfig, checkpoint: Checkpoint, config: ModelConfig, max_rank: int
+    settings: AdapterConfig,
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    targets: Mapping[str, Target],
+    max_rank: int,
 ) -> tuple[dict[str, Target], dict[str, tuple[ExpertStack, int]]]:
     """Module → where it lies, and those of all experts of a layer → what they add to, and their rank; every tensor is
     one of a pair that fits. Raises ModelLoadError."""
     if config.latent is not None:
         raise ModelLoadError(f"adapters of {config.architecture}, whose attention is over latents, are not supported")
-    targets, found, stacked = adapter_targets(config), {}, set()
+    by_name: dict[str, TensorEntry] = {}
+    found, stacked = {}, set()
     for name, entry in checkpoint.entries.items():
         pause()
-        module = _module(name)
+        plain = _plain(name)
+        module = _module(name, plain)
+        by_name[plain] = entry
         if settings.target_parameters and is_expert_stack(module):
             stacked.add(module)
             if entry.dtype not in DENSE:
@@ -229,14 +238,13 @@ def _pairs(
             continue
         if module not in targets:
             raise _refused(name, f"adds to {module}, {_why_no_target(module, config)}")
-        if not settings.names(module):
+        if module not in found and not settings.names(module):
             raise _refused(name, f"adds to {module}, which target_modules of the configuration does not name")
         found[module] = targets[module]
         if entry.dtype not in DENSE:
             raise _refused(name, f"is stored as {entry.dtype}, expected one of {', '.join(DENSE)}")
     if not found and not stacked:
         raise ModelLoadError(f"{WEIGHTS_FILE} holds no tensors", file=WEIGHTS_FILE)
-    by_name = {_plain(name): entry for name, entry in checkpoint.entries.items()}
     if len(by_name) < len(checkpoint.entries):
         raise ModelLoadError(f"{WEIGHTS_FILE} holds a tensor twice, with and without {PREFIX}", file=WEIGHTS_FILE)
     for module, target in found.items():
@@ -310,8 +318,7 @@ def _plain(name: str) -> str:
     return text_name(name.removeprefix(PREFIX))
 
 
-def _module(name: str) -> str:
-    plain = _plain(name)
+def _module(name: str, plain: str) -> str:
     for end in (LORA_A, LORA_B):
         if plain.endswith(end):
             return plain.removesuffix(end)
@@ -320,6 +327,8 @@ def _module(name: str) -> str:
 
 def _counted_from(module: str, first: int) -> str:
     """The name of a layer's module where layers are counted from `first`."""
+    if first == 0:
+        return module
     number, _, rest = module.removeprefix(_LAYERS).partition(".")
     return f"{_LAYERS}{int(number) - first}.{rest}"
 

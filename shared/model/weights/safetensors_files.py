@@ -24,7 +24,8 @@ INDEX_FILE = "model.safetensors.index.json"
 _OF_TEXT = {"language_model.model.": "model.", "model.language_model.": "model.", "language_model.lm_head": "lm_head"}
 """How names of the text part begin in a checkpoint that reads images too → what they are without images."""
 _IN_OTHERS = tuple(_OF_TEXT)
-_DENSE_AMONG_SPARSE = re.compile(r"\.block_sparse_moe\.((?:gate|up|down)_proj)\b")
+_SPARSE = ".block_sparse_moe."
+_DENSE_AMONG_SPARSE = re.compile(re.escape(_SPARSE) + r"((?:gate|up|down)_proj)\b")
 """How transformers 5 saves a dense block of Kimi Linear, which is published as `mlp`."""
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100 * 1024 * 1024  # the format's own limit
@@ -174,7 +175,7 @@ def text_name(name: str) -> str:
     if name.startswith(_IN_OTHERS):
         prefix = next(filter(name.startswith, _OF_TEXT))
         return _OF_TEXT[prefix] + name.removeprefix(prefix)
-    return _DENSE_AMONG_SPARSE.sub(r".mlp.\1", name)
+    return _DENSE_AMONG_SPARSE.sub(r".mlp.\1", name) if _SPARSE in name else name
 
 
 def _corrupt(path: Path, problem: str) -> ModelLoadError:

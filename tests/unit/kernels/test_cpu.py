@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
+import time
 
 import pytest
 import torch
@@ -238,6 +240,35 @@ def test_threads_do_not_change_a_result(cpu):
     finally:
         torch.set_num_threads(before)
     assert torch.equal(*results)
+
+
+@needs_library
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_a_helper_that_wakes_where_the_caller_runs_keeps_its_cores(cpu):
+    """It sleeps on the core that the caller has then; it may run on others only until it is awake."""
+    x, threads = torch.ones(64, 256), torch.get_num_threads()
+    expected = cpu.act_and_mul(x)
+    before = {int(task): os.sched_getaffinity(int(task)) for task in os.listdir("/proc/self/task")}
+    cores, caller = os.sched_getaffinity(0), threading.get_native_id()
+    try:
+        torch.set_num_threads(2)
+        cpu.act_and_mul(x)  # so that there is a helper
+        helpers = {int(task) for task in os.listdir("/proc/self/task")} - {caller}
+        for task in (caller, *helpers):
+            os.sched_setaffinity(task, {min(cores)})
+        cpu.act_and_mul(x)
+        for helper in helpers:
+            os.sched_setaffinity(helper, cores)
+        deadline = time.monotonic() + 120
+        outs = [cpu.act_and_mul(x)]
+        while any(os.sched_getaffinity(helper) != cores for helper in helpers) and time.monotonic() < deadline:
+            outs.append(cpu.act_and_mul(x))  # wakes those that have not been awake since
+        assert all(os.sched_getaffinity(helper) == cores for helper in helpers)
+    finally:
+        torch.set_num_threads(threads)
+        for task in os.listdir("/proc/self/task"):
+            os.sched_setaffinity(int(task), before.get(int(task), cores))
+    assert all(torch.equal(out, expected) for out in outs)
 
 
 @needs_library

@@ -1,10 +1,12 @@
 #include "thread_pool.h"
 
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <deque>
 #include <thread>
 
 #include "ops.h"
@@ -32,19 +34,30 @@ bool spin(microseconds time, const F& so) {
   return false;
 }
 
+// A helper's place among the cores, written by itself before it sleeps, and by the caller while it sleeps.
+struct Helper {
+  std::atomic<pid_t> id{0};
+  std::atomic<int> core{-1};  // where it fell asleep; -1: it is awake
+  std::atomic<bool> is_parted{false};
+  cpu_set_t allowed{};  // before it was parted from the caller
+};
+
 class ThreadPool {
  public:
   void run(int64_t count, TaskFunction function, const void* context, int threads) {
-    while (helpers_ < threads - 1) {
-      helpers_++;
-      std::thread([this, index = helpers_] { help(index); }).detach();
+    while (int(helpers_.size()) < threads - 1) {
+      Helper& helper = helpers_.emplace_back();
+      std::thread([this, &helper, index = int(helpers_.size())] { help(helper, index); }).detach();
     }
     function_ = function, context_ = context, count_ = count;
     wanted_.store(threads - 1, std::memory_order_relaxed);
     next_.store(0, std::memory_order_relaxed);
     open_.store(true);
     loop_.fetch_add(1);
-    if (asleep_.load() > 0) loop_.notify_all();
+    if (asleep_.load() > 0) {
+      for (Helper& helper : helpers_) part(helper);
+      loop_.notify_all();
+    }
     take_tasks();
     open_.store(false);
     // A helper that starts now finds the loop closed; one that started before is counted in active_.
@@ -56,10 +69,24 @@ class ThreadPool {
     for (int64_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < count_;) function_(context_, i);
   }
 
-  void help(int index) {
+  // Keeps a helper that sleeps from waking up on the caller's core. The system moves a caller whose core another thread
+  // took to the core of a helper that sleeps, and wakes the helper behind it; there they then take turns of
+  // milliseconds, for up to 20 ms, whichever core is idle meanwhile.
+  static void part(Helper& helper) {
+    const int core = sched_getcpu();
+    if (core < 0 || core >= CPU_SETSIZE || helper.core.load() != core || helper.is_parted.load()) return;
+    const pid_t id = helper.id.load();
+    if (sched_getaffinity(id, sizeof(cpu_set_t), &helper.allowed) != 0) return;
+    cpu_set_t others = helper.allowed;
+    CPU_CLR(core, &others);
+    if (CPU_COUNT(&others) > 0 && sched_setaffinity(id, sizeof(others), &others) == 0) helper.is_parted.store(true);
+  }
+
+  void help(Helper& helper, int index) {
+    helper.id.store(gettid());
     auto time = kMostSpin;
     for (uint32_t seen = 0;;) {
-      seen = wait(seen, time);
+      seen = wait(helper, seen, time);
       active_.fetch_add(1);
       if (open_.load() && index <= wanted_.load(std::memory_order_relaxed)) take_tasks();
       active_.fetch_sub(1);
@@ -68,19 +95,25 @@ class ThreadPool {
 
   // Waits for a loop after number `seen` and returns its number. The next loop mostly follows within microseconds, so a
   // helper spins before it sleeps; the time it spins adapts to how long recent waits took.
-  uint32_t wait(uint32_t seen, microseconds& time) {
+  uint32_t wait(Helper& helper, uint32_t seen, microseconds& time) {
     const auto begin = Clock::now();
     if (!spin(time, [&] { return loop_.load() != seen; })) {
+      helper.core.store(sched_getcpu());
       asleep_.fetch_add(1);
       loop_.wait(seen);
       asleep_.fetch_sub(1);
+      helper.core.store(-1);
+      if (helper.is_parted.load()) {
+        sched_setaffinity(0, sizeof(helper.allowed), &helper.allowed);
+        helper.is_parted.store(false);
+      }
     }
     const bool was_short = Clock::now() - begin < kMostSpin;
     time = was_short ? std::min(kMostSpin, 2 * time) : std::max(kLeastSpin, time / 2);
     return loop_.load();
   }
 
-  int helpers_ = 0;
+  std::deque<Helper> helpers_;  // grows only, so that each stays where it is
   TaskFunction function_ = nullptr;
   const void* context_ = nullptr;
   int64_t count_ = 0;

@@ -6,6 +6,8 @@ import ctypes
 import os
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -242,33 +244,48 @@ def test_threads_do_not_change_a_result(cpu):
     assert torch.equal(*results)
 
 
+def tasks() -> set[int]:
+    return {int(task) for task in os.listdir("/proc/self/task")}
+
+
+def sleeps(task: int) -> bool:
+    return Path(f"/proc/self/task/{task}/stat").read_text().rpartition(") ")[2].startswith("S")
+
+
+def until(condition: Callable[[], bool], between: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        between()
+
+
 @needs_library
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_a_helper_that_wakes_where_the_caller_runs_keeps_its_cores(cpu):
     """It sleeps on the core that the caller has then; it may run on others only until it is awake."""
-    x, threads = torch.ones(64, 256), torch.get_num_threads()
-    expected = cpu.act_and_mul(x)
-    before = {int(task): os.sched_getaffinity(int(task)) for task in os.listdir("/proc/self/task")}
+    x, num_threads = torch.ones(1024, 2048), torch.get_num_threads()
+    before = {task: os.sched_getaffinity(task) for task in tasks()}
     cores, caller = os.sched_getaffinity(0), threading.get_native_id()
     try:
         torch.set_num_threads(2)
-        cpu.act_and_mul(x)  # so that there is a helper
-        helpers = {int(task) for task in os.listdir("/proc/self/task")} - {caller}
-        for task in (caller, *helpers):
+        outs = [cpu.act_and_mul(x)]  # now there is a helper
+        others = tasks() - {caller}
+        for task in (caller, *others):
             os.sched_setaffinity(task, {min(cores)})
-        cpu.act_and_mul(x)
-        for helper in helpers:
-            os.sched_setaffinity(helper, cores)
-        deadline = time.monotonic() + 120
-        outs = [cpu.act_and_mul(x)]
-        while any(os.sched_getaffinity(helper) != cores for helper in helpers) and time.monotonic() < deadline:
-            outs.append(cpu.act_and_mul(x))  # wakes those that have not been awake since
-        assert all(os.sched_getaffinity(helper) == cores for helper in helpers)
+        outs.append(cpu.act_and_mul(x))
+        until(lambda: all(map(sleeps, others)), os.sched_yield)
+        for task in others:
+            os.sched_setaffinity(task, cores)
+        outs.append(cpu.act_and_mul(x))
+        until(
+            lambda: all(os.sched_getaffinity(task) == cores for task in others),
+            lambda: outs.append(cpu.act_and_mul(x)) or outs.pop(),
+        )
     finally:
-        torch.set_num_threads(threads)
-        for task in os.listdir("/proc/self/task"):
-            os.sched_setaffinity(int(task), before.get(int(task), cores))
-    assert all(torch.equal(out, expected) for out in outs)
+        torch.set_num_threads(num_threads)
+        for task in tasks():
+            os.sched_setaffinity(task, before.get(task, cores))
+    assert all(torch.equal(out, outs[0]) for out in outs)
 
 
 @needs_library

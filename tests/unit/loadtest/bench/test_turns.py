@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 
 from loadtest.bench.peers import quant
-from loadtest.bench.peers.measure import CannotRun, Case, EngineProcess, Measured, Turns, named, results_of, take_turns
+from loadtest.bench.peers.measure import (
+    CannotRun,
+    Case,
+    EngineProcess,
+    Measured,
+    Turns,
+    named,
+    preloading,
+    results_of,
+    take_turns,
+)
 from shared.errors import ConfigError
 
 
@@ -54,6 +64,19 @@ async def test_an_engine_that_fails_keeps_only_the_cases_it_finished():
     results, failures = await take_turns([a, b], [PREFILL, second], num_rounds=1)
     assert [sorted(measured.rates) for measured in results] == [["a", "b"], ["a"]]
     assert failures == {"b": "decode 4: too large"}
+
+
+def test_vllm_gets_its_openmp_behind_what_is_hidden_and_the_others_nothing(tmp_path):
+    interpreter, openmp = tmp_path / "bin" / "python", tmp_path / "lib" / "libiomp5.so"
+    openmp.parent.mkdir()
+    openmp.write_bytes(b"")
+    hidden = {"LD_PRELOAD": "/hide.so", "TANDEM_HIDE_ISA": "avx2"}
+    found = preloading("vllm_cpu", interpreter, hidden)
+    assert found["LD_PRELOAD"].split(":")[:2] == ["/hide.so", str(openmp)]
+    assert found["TANDEM_HIDE_ISA"] == "avx2"
+    assert preloading("transformers_sdpa", interpreter, hidden) == hidden
+    openmp.unlink()
+    assert str(openmp) not in preloading("vllm_cpu", interpreter, None)["LD_PRELOAD"]
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shared.engine.plan import NoToken, SampledToken, StepPlan
 from shared.engine.runner.device_link import DeviceLink
-from shared.engine.runner.eager_inputs import StepInputs
+from shared.engine.runner.eager_steps import StepInputs
 from shared.engine.runner.logprobs import TopLogprobs
 from shared.engine.runner.sampler import PendingStep, Sampler
 from shared.engine.speculation.head_model import HeadGuess, HeadModel
@@ -49,15 +49,6 @@ class Heads:
     def most_tokens(self) -> int:
         """Of a sequence that the model has positions for."""
         return self._decoder.config.max_position_embeddings
-
-    @property
-    def behind(self) -> tuple[int, ...]:
-        """See `Head`."""
-        return self._head.behind
-
-    def joined(self, kept: Tensor) -> Tensor:
-        """See `Head`."""
-        return self._head.joined(kept)
 
     def follow(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor, tokens: Tensor) -> None:
         """Writes the head's KV of a step's tokens. hidden: [num_tokens, hidden_size], as it reads them;

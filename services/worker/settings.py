@@ -36,8 +36,6 @@ MIN_CHUNK = 16
 CHUNK = 512
 GPU_PREFILL_CHUNK = 2048
 """Tokens of a step that keep a GPU's matrix units busy."""
-GPU_LAST_CHUNK = 512
-"""And of a prompt's last one, behind which its blocks are waited for."""
 SEQUENCES = 64
 GPU_SEQUENCES = 256
 """Rows of a decode step up to which each further one costs a GPU little beside reading the weights."""

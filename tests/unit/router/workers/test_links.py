@@ -24,9 +24,9 @@ from shared.kv.layout import BlockLayout, KVFormat
 from shared.model.text.texts_digest import texts_digest
 from shared.rpc.convert import layout_to_proto
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
+from tests.demo import DEMO
 
 BEAT = worker_pb2.Event(heartbeat=types_pb2.Heartbeat())
-DEMO = Path(__file__).parents[4] / "models" / "demo"
 
 
 def welcome(digest: str) -> types_pb2.Welcome:

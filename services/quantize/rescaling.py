@@ -141,7 +141,7 @@ def _by_run(giver: Rows, columns: Tensor) -> Tensor:
 
 
 def _of_rows(giver: Rows, columns: Tensor) -> Tensor:
-    """Of numbers that all readers of a row share, one for each row."""
+    """One number for each row, out of columns that all readers of a row share."""
     return _by_run(giver, columns)[:, 0].flatten() if giver.repeats > 1 else columns
 
 

@@ -330,7 +330,7 @@ class WorkerSettings(
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Of each rank. Raises ConfigError where `device` does not name as many GPUs as there are ranks."""
+        """Device of each rank. Raises ConfigError where `device` does not name as many GPUs as there are ranks."""
         ranks = self.degrees.num_ranks
         if not self.is_on_gpu:
             return ("cpu",) * ranks
@@ -386,7 +386,7 @@ class WorkerSettings(
 
     @property
     def head_folder(self) -> Path | None:
-        """Of a head that is not the checkpoint's own."""
+        """Folder of a head that is not the checkpoint's own."""
         return Path(self.draft) if self.draft and self.speculation == "heads" else None
 
     def for_roles(self, roles: Roles) -> Self:

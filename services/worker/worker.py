@@ -342,7 +342,7 @@ class Worker:
     async def _add_with_adapter(
         self, sequence: EngineSequence, item: WorkerRequest, role: Role, on_start: Callable[[], bool]
     ) -> None:
-        """Until its adapter is there a request holds no place and no blocks: the engine does not know it."""
+        """Adds a sequence once its adapter is there; before that it has no place and no blocks in the engine."""
         assert item.adapter is not None
         try:
             await item.adapter.ready()

@@ -98,7 +98,7 @@ class Ways:
         return self.tensor * self.pipeline
 
     def ranks_of(self, host: int) -> range:
-        """Those on one host."""
+        """The ranks on one host."""
         each = self.num_ranks // self.hosts
         return range(host * each, (host + 1) * each)
 

@@ -40,7 +40,7 @@ class SealedBlock:
 
 
 class Seal(Protocol):
-    """Of one ticket. Blocks may be sealed and opened in any thread, several at once."""
+    """Seals and opens the blocks of one ticket, in any thread, several at once."""
 
     tag_bytes: int
     """Of each block's tag; a message grows by as much."""

@@ -21,7 +21,7 @@ HIDDEN_BYTES = 2
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Of all layers."""
+    """Time that ranks take to exchange what all layers need. Seconds."""
 
     token_s: float
     """For each token, by the bytes."""

@@ -102,7 +102,7 @@ class Hardware:
         return adapter_bytes(model.adapter_values, self.adapter_rank, BYTES_PER_VALUE[kept_as])
 
     def step_times(self, model: ModelShape, gpu: GpuShape, spread: Spread) -> StepTimes:
-        """Of a worker of these ranks."""
+        """Step times of a worker of these ranks."""
         if self.measured is not None and spread.num_ranks == 1:
             return self.measured
         overlap = 1.0 if self.overlap is None else self.overlap

@@ -57,7 +57,7 @@ class StateShape:
 
     @property
     def nbytes(self) -> int:
-        """Of a sequence, in all of these layers."""
+        """Bytes of a sequence's state in all of these layers."""
         return 4 * self.layers * self.values
 
 
@@ -233,7 +233,7 @@ def _attention(hidden: int, heads: int, latent: LatentShape) -> int:
 
 
 def _latent_projections(hidden: int, latent: LatentShape) -> int:
-    """Of those, what leads to the latents of queries and of keys, with their norms: the same for all heads."""
+    """Parameters that lead to the latents of queries and of keys, with their norms: the same for all heads."""
     return latent.q_rank * (hidden + 1) + hidden * (latent.kv_rank + latent.rope_dim) + latent.kv_rank
 
 

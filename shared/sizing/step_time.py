@@ -145,7 +145,7 @@ class StepTimes:
         return self.kv_s * batch * passes / parts
 
     def read_share(self, num_tokens: float) -> float:
-        """Of a rank's experts, those that some of `num_tokens` chose, on the rank where they are the most.
+        """Share of a rank's experts that some of `num_tokens` chose, on the rank where they are the most.
 
         Tokens choose at random; the most of g groups' numbers is about their mean + sqrt(2 ln g) standard deviations.
         """

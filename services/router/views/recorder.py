@@ -125,7 +125,7 @@ class Recording:
         self._changed.set()
 
     async def wait(self) -> None:
-        """Until something has ended or changed since the last call."""
+        """Returns once something has ended or changed since the last call."""
         await self._changed.wait()
         self._changed.clear()
 

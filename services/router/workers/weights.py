@@ -82,7 +82,8 @@ class FleetWeights:
             self._bringing[worker] = asyncio.create_task(self._bring(worker), name=f"weights-{worker.name}")
 
     async def _bring(self, worker: WorkerLink) -> None:
-        """Until the worker has them, is gone, or got others by another router."""
+        """Gives a worker the weights of the last update; tries again until it has them, is gone, or got others by
+        another router."""
         started_with, wait_s = worker.load.model_fingerprint, BRING_AGAIN_S
         try:
             while worker.connected and worker.load.model_fingerprint in ("", started_with):

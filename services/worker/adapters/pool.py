@@ -220,7 +220,7 @@ class AdapterPool:
         self.on_change()
 
     def wake(self) -> None:
-        """There are weights again."""
+        """Reads adapters again: the worker has weights."""
         self._source.wake()
 
     async def close(self) -> None:

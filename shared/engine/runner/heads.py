@@ -42,12 +42,12 @@ class Heads:
 
     @property
     def groups(self) -> KVGroups:
-        """Of the sequences' blocks."""
+        """Groups of the sequences' KV blocks."""
         return self._groups
 
     @property
     def most_tokens(self) -> int:
-        """Of a sequence that the model has positions for."""
+        """Most tokens of a sequence: the model has positions for no more."""
         return self._decoder.config.max_position_embeddings
 
     def follow(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor, tokens: Tensor) -> None:

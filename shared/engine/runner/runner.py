@@ -103,7 +103,7 @@ class _FixedShapes:
 
     @classmethod
     def of(cls, config: RunnerConfig, decoder: Decoder, link: DeviceLink) -> _FixedShapes:
-        """Those that the options ask for, and this decoder's kernels and device can run."""
+        """The fixed shapes that the options ask for, as far as this decoder's kernels and device can run them."""
         # Which experts were chosen is read on the host by all kernels but Triton's, what no graph can hold.
         of_triton = decoder.kernels.name.startswith("triton")
         is_capturable = decoder.config.moe is None or of_triton or not link.is_async

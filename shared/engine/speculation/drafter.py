@@ -38,5 +38,5 @@ class Drafter(Protocol):
 
 
 def most_guesses(sequence: EngineSequence) -> int:
-    """That the sequence asks for and has room for."""
+    """Most guesses of a sequence's next step: as many as it asks for and has room for."""
     return min(sequence.sampling.speculation.most_guesses, sequence.num_guessable_tokens)

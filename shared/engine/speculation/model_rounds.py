@@ -103,7 +103,7 @@ class ModelRounds:
     def _choose(
         self, ready: Sequence[EngineSequence], drafts: Mapping[str, Draft], step: GuessedStep
     ) -> Sequence[EngineSequence]:
-        """Those that the model is asked for: all whose other guesses are expected to be worth less, or none."""
+        """The sequences that the model is asked for: all whose other guesses are expected to be worth less, or none."""
         if self._fixed is not None:
             return [sequence for sequence in ready if sequence.sequence_id not in drafts]
         chosen, others = [], []

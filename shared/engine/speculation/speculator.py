@@ -78,7 +78,7 @@ class Speculator:
 
     @property
     def methods(self) -> frozenset[str]:
-        """Of the drafters that it asks."""
+        """Methods of the drafters that it asks."""
         drafters = [drafter.method for drafter in self._drafters]
         return frozenset(drafters if self._model is None else [*drafters, self._model.method])
 

@@ -46,7 +46,7 @@ class LostMemory:
 
     @property
     def num_kept(self) -> int:
-        """Of these, how many have not been given back yet."""
+        """Number of kept blocks that have not been given back yet."""
         return len(self._kept)
 
 

@@ -84,7 +84,7 @@ class QuantizationConfig:
         raise own.fault("quant_method", f"{method!r} is not supported; supported: {', '.join(METHODS)}")
 
     def scheme_of(self, module: str) -> WeightScheme | None:
-        """Of a projection, by its name in the checkpoint; None where no target names it."""
+        """The scheme of a projection, by its name in the checkpoint; None where no target names it."""
         for wanted in (_names_exactly, _matches, lambda target, _: target == _ALL_LINEAR):
             for targets, scheme in self.schemes:
                 if any(wanted(target, module) for target in targets):

@@ -22,7 +22,7 @@ PROTOCOL = 1
 """Of the meeting, and of what ranks of one group exchange."""
 NONCE_BYTES = 32
 HANDSHAKE_S = 10.0
-"""For a member to be let in, from its connection on."""
+"""From a member's connection until it has joined."""
 
 Side = Literal["leader", "member"]
 

@@ -133,7 +133,8 @@ class Servers:
         self.max_calls = settings.max_calls
 
     def of(self, tools: Sequence[ResponseTool]) -> ToolBox:
-        """Those that a request names. Raises InvalidRequest (`tools`) for one that is not allowed or not complete."""
+        """The servers that a request names. Raises InvalidRequest (`tools`) for one that is not allowed or not
+        complete."""
         found: dict[str, Server] = {}
         for index, tool in enumerate(tools):
             if tool.type == "mcp":

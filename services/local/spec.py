@@ -33,7 +33,7 @@ class RouterPlace:
     """One router of a local cluster."""
 
     name: str
-    """Of its process: router, router-1, …"""
+    """Name of its process: router, router-1, …"""
     http: str
     """host:port of the OpenAI API."""
     grpc: str

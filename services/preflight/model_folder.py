@@ -50,7 +50,7 @@ class EngineNeed:
     has_head: bool = False
     """Whether a head is loaded, whose KV is a layer more of every block."""
     head_folder: Path | None = None
-    """Of one that is not the checkpoint's."""
+    """Folder of a head that is not the checkpoint's."""
     adapter_slots: int = 0
     """Adapters that lie ready, 0 for none."""
     adapter_bytes: int = 0

@@ -86,7 +86,7 @@ class Model:
     """A tensor in fp32, by its name."""
     has: Callable[[str], bool]
     specs: Mapping[str, LinearSpec]
-    """Of what is rounded, by the weights' names."""
+    """Forms of the weights that are rounded, by name."""
     norm_offset: float
     norm_dtype: Callable[[str], torch.dtype]
 

@@ -85,7 +85,7 @@ class Worker:
         self._holding: set[asyncio.Task[None]] = set()
         self.load = LoadReporter(host.transfer.counters, self._publish_load, connector)
         self.shipments = ShipmentCounters()
-        """Of the prefill role."""
+        """Counters of the prefill role's shipments."""
         connector.nodes.on_change = self.load.flush
         self.adapters = adapters
         self.router_adapters = RouterAdapters(adapters, host.settings.name)

@@ -72,9 +72,9 @@ class Ways:
     tensor: int
     pipeline: int
     backend: Backend = "shm"
-    """Of sums and hidden states."""
+    """What carries sums and hidden states."""
     control: Backend = "shm"
-    """Of everything else."""
+    """What carries everything else."""
     senders: tuple[int, ...] = ()
     """The ranks whose slices make up a block, where they have pools of their own; () = all share one pool."""
     hosts: int = 1

@@ -24,7 +24,7 @@ MAX_GROUPS = 16
 MAX_PADDING = 8
 """Of the layers that all groups together have room for, at most one in this number is left empty."""
 STATE_WINDOW = 2
-"""Of a group of states."""
+"""Window of a group of states."""
 UNBOUNDED = 1 << 62
 """Tokens of a sequence of any length."""
 NO_BLOCK = -1
@@ -38,7 +38,7 @@ class KVGroups:
     block_size: int
     """Tokens a block."""
     windows: tuple[int | None, ...] = (None,)
-    """Of each group: tokens that its layers see, None for all."""
+    """For each group the tokens that its layers see, None for all."""
     num_states: int = 0
     """How many of the groups hold states: these are the last ones, and never all."""
 

@@ -140,9 +140,9 @@ class BlockLayout:
     """Tokens a block."""
     format: KVFormat
     windows: tuple[int | None, ...] = (None,)
-    """Of each KV group, as `KVGroups` has them."""
+    """The window of each KV group, as `KVGroups` has them."""
     num_states: int = 0
-    """Of the groups, the last ones, whose blocks hold states, as `KVGroups` has them."""
+    """Number of groups, the last ones, whose blocks hold states, as in `KVGroups`."""
 
     def __post_init__(self) -> None:
         check_dimension("num_layers", self.num_layers)

@@ -16,7 +16,7 @@ from shared.sizing.shapes import ModelShape
 from shared.sizing.spread import Spread
 
 HIDDEN_BYTES = 2
-"""Of a value between two layers."""
+"""Bytes of a value between two layers."""
 
 
 @dataclass(frozen=True, slots=True)

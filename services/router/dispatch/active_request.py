@@ -139,7 +139,7 @@ class ActiveRequest:
         self.failed_workers: set[str] = set()
         """Names of those that may have caused the failures since the last token: the next attempt goes elsewhere."""
         self.deaths = Deaths()
-        """Of workers that held it."""
+        """Deaths of workers that held it."""
         self._num_failures = 0
         self._num_charged = 0  # tokens produced when the last failure was charged
         self._task: asyncio.Task[None] | None = None

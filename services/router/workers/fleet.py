@@ -67,7 +67,7 @@ class Fleet:
         `token`: `FleetKey.token()`, for orders to workers. `texts_digest`: of the router's model folder; a worker that
         has another one is refused. `tpot_target_s`: what workers bound their steps by; 0 = nothing."""
         self.layout: BlockLayout | None = None
-        """Of the workers that compute prompts."""
+        """Layout of the workers that compute prompts."""
         self.model_fingerprint = ""
         self.block_encryption = ""
         self.model_name = ""

@@ -34,7 +34,7 @@ class SlotTable:
         self._budget_bytes = budget_bytes
         self._held: dict[str, _Held] = {}  # by digest
         self.uses = Uses(num_slots)
-        """Of all adapters, those in no slot among them."""
+        """Uses of all adapters, those in no slot among them."""
         self.num_evicted = 0
 
     def __contains__(self, digest: object) -> bool:

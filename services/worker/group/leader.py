@@ -80,11 +80,11 @@ class RankGroup:
             raise ConfigError(f"tp and pp above 1 need the C++ kernels: {error}", field="tp") from error
         self.degrees = degrees
         self.dtype = dtype
-        """Of weights and computation, on all ranks."""
+        """Dtype of weights and computation, on all ranks."""
         self.kernels = kernels
-        """Of all ranks, by the registry's name."""
+        """Kernels of all ranks, by the registry's name."""
         self.placement = placement
-        """Of experts, on all ranks."""
+        """Placement of experts, on all ranks."""
         self._quantization: Quantization = quantization
         self._library = library
         of_rank = tuple(devices) or ("cpu",) * degrees.num_ranks

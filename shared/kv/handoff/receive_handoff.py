@@ -123,7 +123,7 @@ class HandoffReceiver:
     store: Callable[[Sequence[int]], None] | None = None
     """Moves blocks, by index, out of their buffers, in a thread, as soon as each was found undamaged."""
     checksums: dict[int, int] = field(default_factory=dict)
-    """Of the blocks that are here, undamaged, by index: nothing writes to them any more."""
+    """Checksums of the blocks that are here, undamaged, by index: nothing writes to them any more."""
     damaged: set[int] = field(default_factory=set)
     """Blocks that arrived with another checksum than they left with."""
     num_damaged: int = 0

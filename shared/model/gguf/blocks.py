@@ -103,4 +103,4 @@ TYPES = {
 }
 """By their numbers in a file."""
 BLOCKS = {kind.name: kind for kind in TYPES.values() if kind.open is not None}
-"""Those that are no plain numbers, by name."""
+"""The types that are no plain numbers, by name."""

@@ -14,9 +14,9 @@ from services.router.edge.settings import McpSettings
 from shared.errors import ConfigError, InvalidRequest, ToolServerFailed, brief
 
 Outcome = tuple[str | None, str | None]
-"""Of a call: its text, or why there is none."""
+"""Outcome of a call: its text, or why there is none."""
 MAX_SERVERS = 16
-"""Of one request."""
+"""Most servers of one request."""
 _SETTING = "edge.mcp.allowed_servers"
 MAX_HEADERS, MAX_HEADER_LEN = 32, 8192
 _OWN_HEADERS = frozenset(

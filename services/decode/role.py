@@ -9,8 +9,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from services.decode.reservation import Arrival, DecodeRequest, Reservation
+from services.worker.role import HANDOFF_TIMEOUT_S, TakeCommand
 from services.worker.session import Session
-from services.worker.worker import HANDOFF_TIMEOUT_S, TakeCommand, Worker
+from services.worker.worker import Worker
 from shared.engine.messages import (
     AbortSequence,
     Event,

@@ -6,9 +6,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from shared.errors import StoreUnavailable
 from shared.tasks import end_task
+
+T = TypeVar("T")
 
 
 class Availability:
@@ -42,6 +45,14 @@ class Availability:
     def suspect(self) -> None:
         """Probes now, because a call failed. Only probes change the state: one slow answer closes nothing."""
         self._suspected.set()
+
+    async def watched(self, work: Awaitable[T]) -> T:
+        """What a call on the index returns or raises; after a StoreUnavailable the index is suspected."""
+        try:
+            return await work
+        except StoreUnavailable:
+            self.suspect()
+            raise
 
     async def start(self) -> None:
         """Returns after the first probe."""

@@ -13,15 +13,15 @@ Room is made by the order of last use and not of the ends: the lease of a respon
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import grpc.aio
 
 from services.kvstore.availability import Availability
 from services.kvstore.resp.client import RedisClient
 from services.kvstore.resp.command import Command, LuaScript, slot_of
-from shared.errors import InvalidRequest, StoreUnavailable
+from shared.errors import InvalidRequest
 from shared.records.records import ALWAYS, STAMP_BYTES, Bounds, Record, Unless, check_record
 from shared.rpc.errors import abort, answer
 from shared.rpc.pb.tandem.v1 import kvstore_pb2, kvstore_pb2_grpc
@@ -34,7 +34,6 @@ _KEYS = tuple(_PREFIX + name for name in (b"values", b"ends", b"uses", b"used"))
 _SLOT = slot_of(b"records")
 _PURGED_AT_ONCE = 64
 Context = grpc.aio.ServicerContext[Any, Any]
-T = TypeVar("T")
 
 _COMMON = """
 local VALUES, ENDS, USES, USED = unpack(KEYS)
@@ -194,7 +193,7 @@ class RecordServicer(kvstore_pb2_grpc.RecordServiceServicer):
             _check_ttl(request.ttl_s, 0.0)
             self._availability.require()
             for key in request.keys:
-                found = await self._suspecting(self._records.one(request.tenant, key, request.ttl_s))
+                found = await self._availability.watched(self._records.one(request.tenant, key, request.ttl_s))
                 if found is not None:
                     yield kvstore_pb2.RecordEntry(key=key, stamp=found.stamp, value=found.value)
         except Exception as error:
@@ -220,23 +219,15 @@ class RecordServicer(kvstore_pb2_grpc.RecordServiceServicer):
                 raise InvalidRequest(f"{field} must have {STAMP_BYTES} bytes", field=field, limit=STAMP_BYTES)
         self._availability.require()
         unless = Unless(replaced or b"", request.if_absent)
-        written = await self._suspecting(
+        written = await self._availability.watched(
             self._records.put(request.tenant, request.key, request.value, request.ttl_s, unless, request.stamp)
         )
         return kvstore_pb2.PutRecordResponse(written=written is not None)
 
     async def _delete(self, request: kvstore_pb2.DeleteRecordsRequest) -> kvstore_pb2.DeleteRecordsResponse:
         self._availability.require()
-        num_deleted = await self._suspecting(self._records.delete(request.tenant, request.keys))
+        num_deleted = await self._availability.watched(self._records.delete(request.tenant, request.keys))
         return kvstore_pb2.DeleteRecordsResponse(num_deleted=num_deleted)
-
-    async def _suspecting(self, work: Awaitable[T]) -> T:
-        """Starts a probe of Redis after a failed call."""
-        try:
-            return await work
-        except StoreUnavailable:
-            self._availability.suspect()
-            raise
 
 
 def _check_ttl(ttl_s: float, least: float) -> None:

@@ -295,12 +295,4 @@ class KVStoreServicer(kvstore_pb2_grpc.KVStoreServiceServicer):
         return kvstore_pb2.RebuildResponse(num_holders=num_holders)
 
     async def _answer(self, work: Awaitable[T], context: Context) -> T:
-        return await answer(self._suspecting(work), context)
-
-    async def _suspecting(self, work: Awaitable[T]) -> T:
-        """Starts a probe of the index after any failed call on it."""
-        try:
-            return await work
-        except StoreUnavailable:
-            self._availability.suspect()
-            raise
+        return await answer(self._availability.watched(work), context)

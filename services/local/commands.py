@@ -44,7 +44,7 @@ class WorkerPlan:
     address: str = "127.0.0.1:0"
     """host:port that it serves on; port 0 = any free one."""
     pools: ModelPools | None = None
-    """Of its model; None = of the spec's first."""
+    """Pools of its model; None = those of the spec's first."""
     further: tuple[CoreShare, ...] = ()
     """Where its group is over several hosts, tried out on this one: the cores of each but the first."""
     host: int = 0

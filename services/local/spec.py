@@ -33,7 +33,7 @@ class RouterPlace:
     """One router of a local cluster."""
 
     name: str
-    """Of its process: router, router-1, …"""
+    """Name of its process: router, router-1, …"""
     http: str
     """host:port of the OpenAI API."""
     grpc: str
@@ -230,8 +230,8 @@ class ClusterSpec(ClusterOptions, AliasSettings):
 
     @property
     def store_names(self) -> tuple[str, ...]:
-        """Of the store nodes, those of each model together; none without a store. Which blocks a node keeps follows
-        from its name, also after a restart on another port."""
+        """Names of the store nodes, those of each model together; none without a store. Which blocks a node keeps
+        follows from its name, also after a restart on another port."""
         return tuple(name for pools in self.pools for name in self.stores_of(pools))
 
     def stores_of(self, pools: ModelPools) -> tuple[str, ...]:

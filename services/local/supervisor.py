@@ -100,7 +100,7 @@ class Supervisor:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _keep(self, part: Part) -> None:
-        """Until the part is given up."""
+        """Starts the part again after each death; returns when it is given up."""
         restarts = Restarts(random.random)
         while True:
             how = await self._end(part)

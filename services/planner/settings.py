@@ -99,7 +99,7 @@ class PlannerSettings(ServiceSettings, ApiServerSettings, MetricsPageSettings, P
 
     @property
     def pool_names(self) -> tuple[str, str]:
-        """Of prefill and decode; of an elastic pool the second alone, the first is empty."""
+        """Names of the prefill and the decode pool; an elastic pool is the second alone, and the first is empty."""
         if self.auto.name:
             return "", self.auto.name
         return self.prefill.name or "prefill", self.decode.name or "decode"

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from services.worker.attempt import WorkerRequest
+from services.worker.role import HANDOFF_TIMEOUT_S, TakeCommand
 from services.worker.session import Session
-from services.worker.worker import HANDOFF_TIMEOUT_S, TakeCommand, Worker
+from services.worker.worker import Worker
 from shared.engine.messages import AbortSequence, Event, NewToken, ReleaseBlocks, SequenceFailed, StepOutput
 from shared.engine.sequence import Goal
 from shared.errors import InvalidRequest, PeerUnreachable, TandemError

@@ -50,7 +50,7 @@ class EngineNeed:
     has_head: bool = False
     """Whether a head is loaded, whose KV is a layer more of every block."""
     head_folder: Path | None = None
-    """Of one that is not the checkpoint's."""
+    """Folder of a head that is not the checkpoint's."""
     adapter_slots: int = 0
     """Adapters that lie ready, 0 for none."""
     adapter_bytes: int = 0
@@ -154,7 +154,7 @@ def _unreadable(folder: Path) -> Finding | None:
 
 
 def _plan(need: EngineNeed, config: ModelConfig) -> WeightPlan:
-    """Of the tensors that the model needs. Raises ModelLoadError where one is missing, ConfigError."""
+    """Plan of the tensors that the model needs. Raises ModelLoadError where one is missing, ConfigError."""
     from shared.model.weights.checkpoint import Checkpoint
     from shared.model.weights.plan import WeightPlan
 
@@ -164,14 +164,16 @@ def _plan(need: EngineNeed, config: ModelConfig) -> WeightPlan:
 
 
 def _head_elements(need: EngineNeed, config: ModelConfig) -> int:
-    """Of a head that has a folder apart. Raises ModelLoadError for one whose tensors do not fit."""
+    """Elements of a head that has a folder of its own; 0 without one. Raises ModelLoadError for one whose tensors do
+    not fit."""
     from shared.model.weights.head import head_elements
 
     return 0 if need.head_folder is None else head_elements(need.head_folder, config)
 
 
 def _config(need: EngineNeed) -> ModelConfig:
-    """Of the model, with a head of a folder apart. Raises ModelLoadError, ConfigError."""
+    """Configuration of the model, with the head of another folder where there is one. Raises ModelLoadError,
+    ConfigError."""
     config = load_config(need.model)
     return config if need.head_folder is None else replace(config, head=read_eagle(need.head_folder, config))
 

@@ -91,7 +91,7 @@ class _Watched:
 def layer_inputs(
     checkpoint: Checkpoint, config: ModelConfig, plan: WeightPlan, windows: Sequence[Sequence[int]]
 ) -> Iterator[Mapping[Projection, Inputs]]:
-    """Of each layer in turn, its inputs where the layers before it have their plain weights.
+    """Yields, layer by layer, the inputs of its projections where the layers before it have their plain weights.
 
     `windows`: token ids that are read each as a sequence of its own.
     """

@@ -34,9 +34,9 @@ class Task:
 
     scheme: Scheme
     specs: Mapping[str, LinearSpec]
-    """Of what is rounded; the rest is copied."""
+    """Forms of the weights that are rounded; the rest is copied."""
     rescalings: Mapping[str, Rescaling]
-    """Of what is multiplied before."""
+    """Rescalings of the weights that are multiplied before."""
 
 
 @dataclass(frozen=True)

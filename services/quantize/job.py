@@ -88,8 +88,8 @@ def quantize(source: Path, out: Path, wish: Wish, on_progress: OnProgress) -> Wr
 
 
 def _specs(plan: WeightPlan, wish: Wish) -> dict[str, LinearSpec]:
-    """Of what is rounded. The output projection stays as it is and int4 has no zeros: not all software reads other
-    ones."""
+    """Forms of the weights that are rounded. The output projection stays as it is and int4 has no zeros: not all
+    software reads other ones."""
     specs = {name: replace(spec, has_zeros=False) for name, spec in plan.specs.items() if name != TIED_NAME}
     if wish.group:
         for name, spec in specs.items():

@@ -86,7 +86,7 @@ class Model:
     """A tensor in fp32, by its name."""
     has: Callable[[str], bool]
     specs: Mapping[str, LinearSpec]
-    """Of what is rounded, by the weights' names."""
+    """Forms of the weights that are rounded, by name."""
     norm_offset: float
     norm_dtype: Callable[[str], torch.dtype]
 
@@ -141,7 +141,7 @@ def _by_run(giver: Rows, columns: Tensor) -> Tensor:
 
 
 def _of_rows(giver: Rows, columns: Tensor) -> Tensor:
-    """Of numbers that all readers of a row share, one for each row."""
+    """One number for each row, out of columns that all readers of a row share."""
     return _by_run(giver, columns)[:, 0].flatten() if giver.repeats > 1 else columns
 
 

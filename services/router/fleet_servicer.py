@@ -141,7 +141,7 @@ class FleetServicer(fleet_pb2_grpc.FleetServiceServicer):
     async def _set(self, request: fleet_pb2.DrainWorkersRequest, *, draining: bool) -> fleet_pb2.DrainedWorkers:
         links = self._named(list(request.workers))
         for link in links:
-            link.drain(undo=not draining)
+            link.calls.drain(undo=not draining)
             logger.info("worker %s is asked to %s", link.name, "drain" if draining else "take requests again")
         try:
             async with asyncio.timeout(TIMEOUT_S):

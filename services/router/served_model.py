@@ -121,7 +121,7 @@ class ServedModel:
         )
 
     def _show_figures(self) -> None:
-        """Those that are read when the metrics page is made."""
+        """Adds the figures that are read when the metrics page is made."""
         sources = RouterSources(self.dispatcher, self.fleet, self.lookup, self.metrics, self.split)
         self.metrics.metrics.observe(OBSERVED, sources)
         if self.settings.vllm_metrics:

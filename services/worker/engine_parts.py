@@ -11,7 +11,7 @@ from services.worker.group.leader import RankGroup
 from services.worker.group.start import leader_runner
 from services.worker.loaded_model import LoadedDraft, LoadedModel, runner_config
 from services.worker.machine.self_test import self_test
-from services.worker.settings import GPU_LAST_CHUNK, WorkerSettings
+from services.worker.settings import WorkerSettings
 from shared.engine.engine import StepRunner
 from shared.engine.runner.draft import open_draft
 from shared.engine.runner.heads import open_heads
@@ -36,6 +36,9 @@ MAX_UNSENT_SHARE = 0.5
 pool."""
 TIMED_ANSWER = " No model has computed this answer."
 """What a timed device says, again and again."""
+
+GPU_LAST_CHUNK = 512
+"""Tokens of a prompt's last chunk on a GPU: its blocks are waited for."""
 
 
 def scheduler_config(settings: WorkerSettings, num_host_blocks: int, *, recomputes: bool = True) -> SchedulerConfig:

@@ -59,7 +59,7 @@ class EngineHost:
         """Nothing is loaded before `start()`. `roles`: the worker's."""
         self.settings = settings
         self.folder = Path(settings.model)
-        """Of the weights that it has."""
+        """Folder of the weights that it has."""
         self._roles = roles
         self.incarnation = secrets.randbits(64)
         self.fleet_key = FleetKey.of(settings.fleet_key.get_secret_value(), settings.block_encryption)
@@ -70,9 +70,9 @@ class EngineHost:
         self.engine: Engine | RestingEngine
         self.model: LoadedModel
         self.guesses: GuessCounters
-        """Of the engine; as `model`, there once it is started."""
+        """Counters of the engine's guesses; there once it is started, as `model` is."""
         self.packing: BlockPacking | None = None
-        """Of blocks as hand-offs send them; None where they are only sent as they are."""
+        """Packing of blocks as hand-offs send them; None where they are only sent as they are."""
         self.structures: StructureCompiler
         """For structured output; as `model`, there once it is started."""
         self._group: RankGroup | None = None

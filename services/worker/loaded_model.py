@@ -83,7 +83,7 @@ class LoadedModel:
 
     @property
     def decoder(self) -> Decoder:
-        """Not of a worker that sleeps."""
+        """The model's decoder; a worker that sleeps has none."""
         assert self.loaded is not None, "the worker sleeps"
         return self.loaded
 

@@ -85,7 +85,7 @@ def sequence_of(
 
 
 def _next_turn_s(command: Submit | Reserve) -> float | None:
-    """Where the answer ends alone: a prefill worker hears it then."""
+    """Seconds until the session's next turn. Only the worker where the answer ends is sent it; others get it then."""
     if isinstance(command, Reserve) and command.HasField("next_turn_s"):
         return command.next_turn_s
     return None

@@ -36,8 +36,6 @@ MIN_CHUNK = 16
 CHUNK = 512
 GPU_PREFILL_CHUNK = 2048
 """Tokens of a step that keep a GPU's matrix units busy."""
-GPU_LAST_CHUNK = 512
-"""And of a prompt's last one, behind which its blocks are waited for."""
 SEQUENCES = 64
 GPU_SEQUENCES = 256
 """Rows of a decode step up to which each further one costs a GPU little beside reading the weights."""
@@ -332,7 +330,7 @@ class WorkerSettings(
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Of each rank. Raises ConfigError where `device` does not name as many GPUs as there are ranks."""
+        """Device of each rank. Raises ConfigError where `device` does not name as many GPUs as there are ranks."""
         ranks = self.degrees.num_ranks
         if not self.is_on_gpu:
             return ("cpu",) * ranks
@@ -388,7 +386,7 @@ class WorkerSettings(
 
     @property
     def head_folder(self) -> Path | None:
-        """Of a head that is not the checkpoint's own."""
+        """Folder of a head that is not the checkpoint's own."""
         return Path(self.draft) if self.draft and self.speculation == "heads" else None
 
     def for_roles(self, roles: Roles) -> Self:

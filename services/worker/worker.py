@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
 
 from services.worker.adapters.pool import AdapterLease, AdapterPool
 from services.worker.adapters.router_adapters import RouterAdapters
@@ -15,6 +15,7 @@ from services.worker.blocks.connector import KVConnector
 from services.worker.blocks.prefix_fetch.fetch import Fetch, PrefixHint
 from services.worker.host import EngineHost
 from services.worker.machine.choices import dtype_name
+from services.worker.role import Role
 from services.worker.sequences import sequence_of, session_of
 from services.worker.session import Session
 from services.worker.telemetry.load import LoadReporter, ShipmentCounters
@@ -54,39 +55,6 @@ from shared.telemetry.tracing.span import SpanSink
 
 logger = logging.getLogger(__name__)
 
-HANDOFF_TIMEOUT_S = 60.0
-"""A hand-off that has not ended by then has failed; a safety net beneath the protocol. Seconds."""
-
-TakeCommand = Callable[[Session, Any], None]
-"""Carries out one kind of command. Raises a TandemError for one that is refused and has changed nothing."""
-
-
-class Role(Protocol):
-    """What one role adds to a worker: its commands, and what the engine's events mean for its sequences.
-
-    Every method runs on the event loop, and none blocks. A role ignores what concerns another role's sequences.
-    """
-
-    commands: Mapping[str, TakeCommand]
-    """By the field of `Command`. Commands that several roles have in common, such as cancel, each role gets."""
-
-    @property
-    def requests(self) -> Mapping[str, WorkerRequest]:
-        """The role's running requests, by sequence id."""
-
-    @property
-    def held(self) -> Collection[str]:
-        """Sequence ids of all that it holds anything of, also of what ended and is not free yet."""
-
-    def on_event(self, event: Event) -> None:
-        """The engine's events about sequences, in order."""
-
-    def abandon(self, sequence_id: str) -> None:
-        """Frees a sequence, and sends nothing: its command could not be carried out, or its router is gone."""
-
-    def fail(self, sequence_id: str, error: TandemError) -> None:
-        """Frees a sequence, and sends the error to its router."""
-
 
 class Worker:
     """One engine with one or both roles. Every method runs on the event loop, and none blocks."""
@@ -117,7 +85,7 @@ class Worker:
         self._holding: set[asyncio.Task[None]] = set()
         self.load = LoadReporter(host.transfer.counters, self._publish_load, connector)
         self.shipments = ShipmentCounters()
-        """Of the prefill role."""
+        """Counters of the prefill role's shipments."""
         connector.nodes.on_change = self.load.flush
         self.adapters = adapters
         self.router_adapters = RouterAdapters(adapters, host.settings.name)
@@ -374,7 +342,7 @@ class Worker:
     async def _add_with_adapter(
         self, sequence: EngineSequence, item: WorkerRequest, role: Role, on_start: Callable[[], bool]
     ) -> None:
-        """Until its adapter is there a request holds no place and no blocks: the engine does not know it."""
+        """Adds a sequence once its adapter is there; before that it has no place and no blocks in the engine."""
         assert item.adapter is not None
         try:
             await item.adapter.ready()

@@ -147,7 +147,8 @@ class DistributedGroup:
         return x.cpu() if self._in_host_memory and x.is_cuda else x
 
     def _add_other(self, flat: Tensor) -> None:
-        """Of two ranks: one addition of any dtype rounds as one in fp32 does, and is one launch on a GPU, not three."""
+        """The sum over two ranks: one addition of any dtype rounds as one in fp32 does, and is one launch on a GPU, not
+        three."""
         parts = flat.new_empty(2 * flat.numel())
         self._run(lambda group: group._allgather_base(parts, flat))
         torch.add(*parts.view(2, flat.numel()), out=flat)

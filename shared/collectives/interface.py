@@ -17,12 +17,12 @@ class Collectives(Protocol):
 
     @property
     def rank(self) -> int:
-        """This process's."""
+        """Number of this process, from 0."""
         ...
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """Number of processes."""
         ...
 
     def all_reduce(self, x: Tensor) -> None:

@@ -72,9 +72,9 @@ class Ways:
     tensor: int
     pipeline: int
     backend: Backend = "shm"
-    """Of sums and hidden states."""
+    """What carries sums and hidden states."""
     control: Backend = "shm"
-    """Of everything else."""
+    """What carries everything else."""
     senders: tuple[int, ...] = ()
     """The ranks whose slices make up a block, where they have pools of their own; () = all share one pool."""
     hosts: int = 1
@@ -98,7 +98,7 @@ class Ways:
         return self.tensor * self.pipeline
 
     def ranks_of(self, host: int) -> range:
-        """Those on one host."""
+        """The ranks on one host."""
         each = self.num_ranks // self.hosts
         return range(host * each, (host + 1) * each)
 

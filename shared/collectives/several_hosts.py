@@ -43,7 +43,7 @@ class MeetingPlace:
     token: str
     """What its keys there begin with; no other incarnation's do."""
     address: str
-    """Of the rank's own host, as the others reach it."""
+    """Address of the rank's own host, as the others reach it."""
 
 
 class StoreServer:

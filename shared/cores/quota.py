@@ -17,10 +17,10 @@ def read_quota(root: Path = Path("/")) -> float | None:
 
 
 def _folders(root: Path) -> Iterator[Path]:
-    """Of this process's CPU cgroup and all around it, in each hierarchy that has one.
+    """Folders of this process's CPU cgroup and of all around it, in each hierarchy that has one.
 
-    A container sees its own cgroup as the hierarchy's root, while its path may still be the host's: then the folder
-    is not there, and the root is among those around it.
+    A container sees its own cgroup as the hierarchy's root, while its path may still be the host's: then the folder is
+    not there, and the root is among those around it.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()

@@ -20,7 +20,7 @@ class Cpu:
     core: int
     """The lowest CPU number of its core: hardware threads of one core have the same."""
     node: int = 0
-    """Of the NUMA node whose memory is near."""
+    """Number of the NUMA node whose memory is near."""
     is_fast: bool = True
     """False for the efficiency cores of a hybrid processor."""
 

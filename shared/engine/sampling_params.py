@@ -22,7 +22,7 @@ GREEDY_BELOW = 1e-5
 
 
 MOST_GUESSES = 15
-"""Of one sequence in one step."""
+"""Most guesses of one sequence in one step."""
 AUTO, OFF = "auto", "off"
 DRAFTERS = ("ngram", "grammar", "draft", "heads")
 """Methods that guess."""

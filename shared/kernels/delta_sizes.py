@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PartPlaces:
-    """Of the equal parts into which the memory of a KV head that all ranks read is cut, those of a rank's states."""
+    """The parts that hold a rank's states, of the equal ones into which the memory of a KV head that all ranks read is
+    cut."""
 
     first: int
     count: int
@@ -16,7 +17,7 @@ class PartPlaces:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class DeltaSizes:
-    """Those of one layer, or of some of its key heads with the value heads that they serve."""
+    """Sizes of one layer, or of some of its key heads with the value heads that they serve."""
 
     num_key_heads: int  # each serves adjacent value heads, equally many
     num_value_heads: int  # that have a matrix each

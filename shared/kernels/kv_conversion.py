@@ -24,8 +24,8 @@ class BlockConversion:
         self._weights = checksum_weights(self._to.block_bytes // 8)
 
     def convert(self, blocks: Sequence[BlockMemory]) -> list[AsSent]:
-        """Of whole blocks in host memory. A token's head becomes codes and a scale from its own numbers alone, as the
-        kernels write them (`encode`): what is sent does not depend on which blocks are converted together."""
+        """Converts whole blocks in host memory. A token's head becomes codes and a scale from its own numbers alone, as
+        the kernels write them (`encode`): what is sent does not depend on which blocks are converted together."""
         return [self._convert(host_bytes(block)) for block in blocks]
 
     def _convert(self, block: memoryview) -> AsSent:

@@ -23,7 +23,7 @@ class LinearSpec:
     alone; in fp32 they stay as they are."""
 
     def num_groups(self, in_size: int) -> int:
-        """Scales of a row, or of some columns of one."""
+        """Number of scales of a row, or of some columns of one."""
         if self.index_groups:
             return self.index_groups
         return -(-in_size // self.group) if self.group else 1
@@ -33,6 +33,7 @@ _GROUPS = (128, 64, 32, 16)
 
 
 def int4_spec(in_size: int) -> LinearSpec | None:
-    """Of plain numbers that are rounded to 4 bits: the most columns a group that divide a row; None: no such group."""
+    """Form of plain numbers that are rounded to 4 bits, in the largest groups of columns that divide a row; None where
+    none does."""
     group = next((group for group in _GROUPS if in_size % group == 0), None)
     return None if group is None else LinearSpec("int4", group, has_zeros=True)

@@ -76,12 +76,12 @@ class QuantizedWeight:
 
     @property
     def shape(self) -> torch.Size:
-        """Of the weight: [..., out_size, in_size]."""
+        """Shape of the weight: [..., out_size, in_size]."""
         return torch.Size((*self.codes.shape[:-1], self.in_size))
 
     @property
     def out_size(self) -> int:
-        """Rows."""
+        """Number of rows."""
         return self.codes.shape[-2]
 
     @property
@@ -98,7 +98,7 @@ class QuantizedWeight:
 
     @property
     def device(self) -> torch.device:
-        """Where it lies."""
+        """Device of the codes."""
         return self.codes.device
 
     def __getitem__(self, number: int) -> QuantizedWeight:

@@ -8,7 +8,7 @@ from shared.settings.group import SettingGroup
 
 
 class ApiServerSettings(SettingGroup):
-    """Of a service that reads or changes objects of a Kubernetes cluster."""
+    """Settings of a service that reads or changes objects of a Kubernetes cluster."""
 
     namespace: str = ""
     """Namespace of these; empty = the Pod's own."""

@@ -41,10 +41,10 @@ class DeviceBytes:
 
     pointer: int
     nbytes: int
-    """Of the block, one after another."""
+    """Bytes of the block, one after another."""
     block_id: int
     sums: DeviceSums
-    """Of its pool, which they keep allocated."""
+    """Checksums of its pool, which they keep allocated."""
 
     @property
     def __cuda_array_interface__(self) -> dict[str, object]:
@@ -67,7 +67,7 @@ class AsSent(NamedTuple):
 
     memory: memoryview
     checksum: int
-    """Of these bytes."""
+    """Checksum of these bytes."""
 
 
 def host_bytes(memory: BlockMemory) -> memoryview:

@@ -71,7 +71,7 @@ class FleetKey:
         return hashlib.blake2b(challenge, key=self._derive(_GROUP), digest_size=32).digest()
 
     def seal(self, purpose: Purpose, ticket: int, block_bytes: int) -> Seal:
-        """Of one ticket, whose blocks have this size."""
+        """The seal of one ticket, whose blocks have this size."""
         if self._cipher is not None:
             return EncryptingSeal(self._cipher, purpose, ticket)
         if self._hash is None or self._hash[0] != block_bytes:

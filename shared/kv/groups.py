@@ -24,7 +24,7 @@ MAX_GROUPS = 16
 MAX_PADDING = 8
 """Of the layers that all groups together have room for, at most one in this number is left empty."""
 STATE_WINDOW = 2
-"""Of a group of states."""
+"""Window of a group of states."""
 UNBOUNDED = 1 << 62
 """Tokens of a sequence of any length."""
 NO_BLOCK = -1
@@ -38,7 +38,7 @@ class KVGroups:
     block_size: int
     """Tokens a block."""
     windows: tuple[int | None, ...] = (None,)
-    """Of each group: tokens that its layers see, None for all."""
+    """For each group the tokens that its layers see, None for all."""
     num_states: int = 0
     """How many of the groups hold states: these are the last ones, and never all."""
 
@@ -97,8 +97,8 @@ class KVGroups:
         return (start - 1) // self.block_size if start else NO_BLOCK, filled[0] if filled else NO_BLOCK, last
 
     def state_blocks(self, block_ids: Sequence[int], start: int, end: int) -> list[Sequence[int]]:
-        """Of a sequence's blocks those of the groups of states at each of `state_places`: three times `num_states` ids,
-        NO_BLOCK where there is none."""
+        """The blocks of the groups of states that a sequence has at each of `state_places`: three times `num_states`
+        ids, NO_BLOCK where there is none."""
         nothing, found = (NO_BLOCK,) * self.num_states, list[Sequence[int]]()
         for place in self.state_places(start, end):
             behind = (place + 1) * self.size
@@ -119,7 +119,7 @@ class KVGroups:
         return found
 
     def num_missing(self, num_tokens: int, num_cached: int, step_tokens: int = 1) -> int:
-        """Of `num_blocks`, those that are not at hand where the blocks from which to continue behind the first
+        """Number of `num_blocks` that are not at hand where the blocks from which to continue behind the first
         `num_cached` tokens are."""
         if self.is_plain:
             return max(0, -(-num_tokens // self.block_size) - num_cached // self.block_size)

@@ -93,12 +93,12 @@ class KVFormat:
 
     @property
     def computed(self) -> KVFormat:
-        """That of the workers which compute prompts for a worker of this format."""
+        """Format of the workers which compute prompts for a worker of this format."""
         return replace(self, dtype=self.source, source="", sent=self.dtype) if self.source else self
 
     @property
     def handed_off(self) -> KVFormat:
-        """That in which this format's blocks reach a decode worker."""
+        """Format in which this format's blocks reach a decode worker."""
         return replace(self, dtype=self.sent, source=self.dtype, sent="") if self.sent else self
 
     def head_bytes(self, block_size: int) -> int:
@@ -140,9 +140,9 @@ class BlockLayout:
     """Tokens a block."""
     format: KVFormat
     windows: tuple[int | None, ...] = (None,)
-    """Of each KV group, as `KVGroups` has them."""
+    """The window of each KV group, as `KVGroups` has them."""
     num_states: int = 0
-    """Of the groups, the last ones, whose blocks hold states, as `KVGroups` has them."""
+    """Number of groups, the last ones, whose blocks hold states, as in `KVGroups`."""
 
     def __post_init__(self) -> None:
         check_dimension("num_layers", self.num_layers)
@@ -189,12 +189,12 @@ class BlockLayout:
 
     @property
     def computed(self) -> BlockLayout:
-        """Of the workers that compute prompts; see `KVFormat.computed`."""
+        """Layout of the workers that compute prompts; see `KVFormat.computed`."""
         return replace(self, format=self.format.computed)
 
     @property
     def handed_off(self) -> BlockLayout:
-        """Of the blocks as they reach a decode worker; see `KVFormat.handed_off`."""
+        """Layout of the blocks as they reach a decode worker; see `KVFormat.handed_off`."""
         return replace(self, format=self.format.handed_off)
 
     @property

@@ -67,7 +67,7 @@ class NextTurns:
     def ended(self, session: str, now: float, next_turn_s: float | None) -> float | None:
         """A turn of the session ended; `next_turn_s`: from now until its next one, as its client said with this one.
         Returns when that comes: by this, by `expect` during the turn, or by the session's own pauses; None where
-        nothing says so."""
+        it is not known."""
         known = self._record(session)
         known.ended_at = now
         if next_turn_s is not None:

@@ -29,7 +29,7 @@ class Packer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PackingRates:
-    """Of one core, in bytes of the block as it is a second."""
+    """Rates of one core, in bytes of the unpacked block a second."""
 
     pack_bytes_s: float
     unpack_bytes_s: float

@@ -186,7 +186,8 @@ class BlockPool:
         With `retain_s`, findable ones are retained from now on whenever they are not in use, for the longest of
         RETENTIONS_S up to it, anew after each use, until every session that wanted so is closed; without `session`
         until their time has passed. `next_turn_s`: seconds until the session's next turn, for the order among retained
-        blocks; None: not known, see `NextTurns`. `ends`: False where the session's turn goes on, and takes them again.
+        blocks; None: not known, see `NextTurns`. `ends`: False where the session's turn continues, and takes them
+        again.
 
         Findable blocks join the free list's tail, the last block of the sequence first: so later blocks are evicted
         before earlier ones, and the rest of a prefix is still a prefix. Blocks that no lookup can find (not sealed, or
@@ -230,7 +231,7 @@ class BlockPool:
         self._retained.expect(session, now + next_turn_s, now)
 
     def close_session(self, session: str) -> int:
-        """Nothing is retained for its sake any more: what no other session wants and nobody uses is allocated next
+        """Retains nothing for its sake any more: what no other session wants and no sequence uses is allocated next
         after blank blocks, the last ones of a prefix first, and can be found until then. Returns how many blocks are
         not retained any more, those in use included. Nothing happens for an unknown session."""
         given_up = self._retained.close(session, self._clock())

@@ -305,7 +305,7 @@ class RetainedBlocks:
             heapify(self._earliest)
 
     def _furthest_session(self, now: float) -> str:
-        """Of those with a list, of which there is one at least."""
+        """The session furthest in time, of those with a list; there is one at least."""
         latest, earliest = self._latest, self._earliest
         while latest[0][1] not in self._by_session or self._expected[latest[0][1]] != -latest[0][0]:
             heappop(latest)
@@ -314,7 +314,7 @@ class RetainedBlocks:
         return max(latest[0][1], earliest[0][1], key=lambda session: abs(now - self._expected[session]))
 
     def _nearest(self, block_id: int, now: float) -> str | None:
-        """Of the sessions that want it, the one that is least far; None where not all are expected."""
+        """The session nearest in time, of those that want the block; None where not all are expected."""
         expected = self._expected
         found, least_s = None, math.inf
         for session in self._wanted_by[block_id]:
@@ -327,7 +327,7 @@ class RetainedBlocks:
         return found
 
     def _oldest(self) -> int | None:
-        """Of the lists by time, the block whose time ends first."""
+        """The block whose time ends first, of the lists by time."""
         heads = [head for sentinel in self._by_time if (head := self._head(sentinel)) is not None]
         return min(heads, key=self._ends.__getitem__, default=None)
 

@@ -26,7 +26,7 @@ class Purpose(Enum):
     OFFER = b"offer"
     """From a worker to a store node."""
     WEIGHTS = b"weights"
-    """Of model files, to a worker that starts."""
+    """Model files for a worker that starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,10 @@ class SealedBlock:
 
 
 class Seal(Protocol):
-    """Of one ticket. Blocks may be sealed and opened in any thread, several at once."""
+    """Seals and opens the blocks of one ticket, in any thread, several at once."""
 
     tag_bytes: int
-    """Of each block's tag; a message grows by as much."""
+    """Bytes of each block's tag; a message grows by as much."""
 
     def close_blocks(self, blocks: Sequence[tuple[int, BlockMemory]]) -> list[SealedBlock]:
         """Seals (block index, its bytes), which stay as they are; reads every byte, so call it where that may take its

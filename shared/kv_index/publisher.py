@@ -86,14 +86,8 @@ class IndexPublisher:
         self._closing = asyncio.Event()
         self._last_refusal = ""
         self._task: asyncio.Task[None] | None = None
-        self.num_published = 0
-        """Blocks published as held."""
-        self.num_removed = 0
-        """Blocks published as no longer held."""
         self.num_dropped = 0
         """Changes that the store refused, or that were not sent before `close`."""
-        self.num_outages = 0
-        """Number of outages of the store."""
         self.num_resyncs = 0
         """Number of times that everything was published again because the index had lost changes."""
 
@@ -201,8 +195,6 @@ class IndexPublisher:
             self.num_resyncs += 1
             self._resync()
             return True
-        self.num_published += len(held)
-        self.num_removed += len(gone)
         return True
 
     async def _send(self, held: list[bytes], gone: list[bytes]) -> bool:
@@ -232,7 +224,6 @@ class IndexPublisher:
         if self._available:
             logger.warning("this worker's blocks are not published for now: %s", error)
             self._available = False
-            self.num_outages += 1
 
     def _on_answer(self) -> None:
         if not self._available:

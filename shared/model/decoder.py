@@ -113,7 +113,7 @@ class Decoder:
         Raises:
             ConfigError: those kernels cannot serve this device, dtype or architecture, or these sizes in that mode; the
                 head is another model's.
-            ModelLoadError: the folder cannot be served; see `load_config` and `load_weights`.
+            ModelLoadError: the folder cannot be served; see `load_config` and `match_sources`.
         """
         if torch.device(device).type == "cpu":
             ask_for_huge_pages()

@@ -15,7 +15,7 @@ from shared.rpc.errors import from_store_error
 from shared.rpc.pb.tandem.v1 import kvstore_pb2, kvstore_pb2_grpc
 
 TIMEOUT_S = 5.0
-"""Of one call."""
+"""Time for one call."""
 T = TypeVar("T")
 
 

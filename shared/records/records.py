@@ -137,7 +137,7 @@ class MemoryRecords:
 
     @property
     def num_bytes(self) -> int:
-        """Of all that is kept, with what has ended and took no one's place yet."""
+        """Bytes of all that is kept, with ended records whose place was not taken again yet."""
         return self._total
 
     def _get(self, place: tuple[str, str], ttl_s: float) -> Record | None:

@@ -227,14 +227,14 @@ def layout_from_proto(message: types_pb2.BlockLayout) -> BlockLayout:
 
 
 def groups_of(worker: inference_pb2.WorkerStatus) -> KVGroups:
-    """Of a worker's KV; of one with an earlier router, which does not say, a plain one."""
+    """KV groups of a worker; a plain one where it comes from an earlier router, which does not say."""
     if worker.HasField("layout"):
         return layout_from_proto(worker.layout).groups
     return KVGroups(max(1, worker.block_size))
 
 
 def step_times_to_proto(times: StepTimes) -> types_pb2.StepTimes:
-    """Of one rank and without experts, as workers fit them: the other coefficients are not sent."""
+    """Step times of one rank and without experts, as workers fit them: the other coefficients are not sent."""
     return types_pb2.StepTimes(
         fixed_s=times.fixed_s,
         read_s=times.read_s,

@@ -38,7 +38,7 @@ MAX_TEXT_BYTES = 400
 """Of an error's message. A byte of it takes up to 3 + 4/3 bytes on the wire: percent-encoded in the status, and in
 base64 in the trailer."""
 MAX_DETAIL_BYTES = 100
-"""Of one detail's value."""
+"""Most bytes of one detail's value."""
 MAX_DETAILS_BYTES = 500
 """Of all details, keys included. The trailers stay below 4 KiB, half of what gRPC's clients accept by default."""
 

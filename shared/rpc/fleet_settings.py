@@ -9,7 +9,7 @@ from shared.settings.group import SettingGroup
 
 
 class FleetSettings(SettingGroup):
-    """Of every service that calls another or is called by one."""
+    """Settings of every service that calls another or is called by one."""
 
     tls: ServiceTls = ServiceTls()
     """Mutual TLS of the gRPC calls between services: cert, key and ca, in all of them or in none. It does not cover the

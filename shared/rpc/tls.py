@@ -127,8 +127,8 @@ class Reread(Generic[T]):
         """What was made last."""
 
     def fresh(self) -> T:
-        """Of the files as they are now; of those before where the new ones do not fit each other, as in the middle of a
-        change. Costs a look at each file's date, and reads them where it is another."""
+        """What the files give as they are now; as they were before where the new ones do not fit each other, as in the
+        middle of a change. Costs a look at each file's date, and reads them where it is another."""
         try:
             stamps = self._stat()
             if stamps in (self._stamps, self._refused):

@@ -125,7 +125,7 @@ class AnswerSettings(SettingGroup):
 
 
 class EncryptionSettings(SettingGroup):
-    """Of every process that sends or receives blocks, and of a local cluster."""
+    """Settings of every process that sends or receives blocks, and of a local cluster."""
 
     block_encryption: Encryption = NO_ENCRYPTION
     """How blocks and the messages of hand-offs are encrypted on the transfer plane, with keys derived from the fleet's
@@ -134,7 +134,7 @@ class EncryptionSettings(SettingGroup):
 
 
 class ModeSettings(SettingGroup):
-    """Of a model behind a router, and of its pools in a local cluster."""
+    """Settings of a model behind a router, and of its pools in a local cluster."""
 
     mode: Mode = "disaggregated"
     """disaggregated: two pools, one prefills, the other decodes. collocated: the decode workers prefill too, as in an
@@ -143,7 +143,7 @@ class ModeSettings(SettingGroup):
 
 
 class AliasSettings(SettingGroup):
-    """Of a model behind a router."""
+    """Names of a model behind a router."""
 
     aliases: tuple[ModelName, ...] = ()
     """Further names that clients may use for it."""

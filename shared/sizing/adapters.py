@@ -12,7 +12,7 @@ def rank_class(rank: int) -> int:
 
 
 def adapter_bytes(values: float, rank: int, bytes_per_value: float) -> int:
-    """Of one adapter. `values`: of rank 1, `ModelShape.adapter_values`."""
+    """Bytes of one adapter. `values`: those of rank 1, `ModelShape.adapter_values`."""
     return round(values * rank_class(rank) * bytes_per_value)
 
 

@@ -18,20 +18,20 @@ class DegreeFit:
 
     spread: Spread
     weight_bytes: float
-    """On the rank that has the most."""
+    """Bytes of the weights on the rank that has the most."""
     kv_bytes_per_token: float
-    """Likewise."""
+    """Bytes of a token's KV on that rank."""
     kv_tokens: int
     """Tokens whose KV the worker holds; 0 or less: the weights do not fit."""
     sequences: int
-    """Of the load's context; 0: not one."""
+    """Sequences of the load's context that it holds; 0: not one."""
     prompt_s: float
-    """Of the load's mean prompt alone."""
+    """Time of the load's mean prompt alone."""
     batch: int
     """Sequences of the decode step below: as many as the load has at once and the worker holds, at least one."""
     step_s: float
     exchange_s: float
-    """Of that step, what its ranks send each other."""
+    """Time of that step in which its ranks send each other what they need."""
     bubble: float
     """Share of that step in which a stage waits for others."""
     experts_read: float

@@ -16,12 +16,12 @@ from shared.sizing.shapes import ModelShape
 from shared.sizing.spread import Spread
 
 HIDDEN_BYTES = 2
-"""Of a value between two layers."""
+"""Bytes of a value between two layers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Of all layers."""
+    """Time that ranks take to exchange what all layers need. Seconds."""
 
     token_s: float
     """For each token, by the bytes."""

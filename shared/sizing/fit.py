@@ -15,7 +15,7 @@ from shared.sizing.shapes import ModelShape
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of a million tokens at full load, in the currency of the prices."""
+    """Cost of a million tokens at full load, in the currency of the prices."""
 
     per_hour: float
     per_million_prompt_tokens: float
@@ -47,7 +47,7 @@ class Fit:
 
     @property
     def gpus(self) -> int:
-        """Of both pools."""
+        """GPUs of both pools."""
         return self.prefill.gpus + self.decode.gpus
 
     @property

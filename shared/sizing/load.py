@@ -102,7 +102,7 @@ class Hardware:
         return adapter_bytes(model.adapter_values, self.adapter_rank, BYTES_PER_VALUE[kept_as])
 
     def step_times(self, model: ModelShape, gpu: GpuShape, spread: Spread) -> StepTimes:
-        """Of a worker of these ranks."""
+        """Step times of a worker of these ranks."""
         if self.measured is not None and spread.num_ranks == 1:
             return self.measured
         overlap = 1.0 if self.overlap is None else self.overlap
@@ -127,17 +127,17 @@ class PoolFit:
     gpu: str
     workers: int
     spread: Spread
-    """Of each worker."""
+    """How each worker is split over GPUs."""
     weight_bytes: float
-    """On a worker's GPU that has the most."""
+    """Bytes of the weights on a worker's GPU that has the most."""
     kv_bytes_per_token: float
-    """Likewise."""
+    """Bytes of a token's KV on that GPU."""
     kv_tokens: int
     """Tokens whose KV one worker holds."""
     sequences: int
     """Most sequences on one worker."""
     ttft_s: float | None = None
-    """Of the mean prompt on an idle worker."""
+    """TTFT of the mean prompt on an idle worker."""
     tpot_s: float | None = None
     """At that many sequences."""
     busy: float | None = None

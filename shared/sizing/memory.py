@@ -21,11 +21,11 @@ class Room:
 
     spread: Spread
     weight_bytes: float
-    """On the GPU that has the most."""
+    """Bytes of the weights on the GPU that has the most."""
     kv_bytes_per_token: float
-    """Likewise."""
+    """Bytes of a token's KV on that GPU."""
     kv_tokens: int
-    """0 or less: the weights do not fit."""
+    """Tokens whose KV fits; 0 or less: the weights do not fit."""
 
 
 def room(model: ModelShape, gpu: GpuShape, spread: Spread, hardware: Hardware, context: int = 0) -> Room:

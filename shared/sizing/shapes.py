@@ -47,7 +47,7 @@ class StateShape:
 
     layers: int
     params: int
-    """Of each of them, in place of attention's."""
+    """Parameters of each of these layers, in place of attention's."""
     matrix: int
     """Numbers of a layer that a token reads for its own value and for its query, and updates."""
     values: int
@@ -57,7 +57,7 @@ class StateShape:
 
     @property
     def nbytes(self) -> int:
-        """Of a sequence, in all of these layers."""
+        """Bytes of a sequence's state in all of these layers."""
         return 4 * self.layers * self.values
 
 
@@ -77,25 +77,25 @@ class ModelShape:
     max_positions: int = 0
     """Longest context that the model was trained for, tokens; 0 = not known."""
     expert_params: float = 0.0
-    """Of `num_params`, those of all experts that a router chooses among."""
+    """Those of `num_params` that are in experts, of which a router chooses some."""
     experts: ExpertShape | None = None
     latent: LatentShape | None = None
     hidden: int = 0
     """Values of a token between two layers."""
     embedding_params: float = 0.0
-    """Of `num_params`, one table of the vocabulary."""
+    """Those of `num_params` that are one table of the vocabulary."""
     is_tied: bool = False
     """Whether the output projection is the embedding."""
     kv_params: float = 0.0
-    """Of `num_params`, the projections to K and V of all layers; 0 with latents."""
+    """Those of `num_params` that project to K and V in all layers; 0 with latents."""
     copied_params: float = 0.0
     """Of `num_params`, what ranks that split a layer hold in full: norms, routers, the projections to latents."""
     windows: tuple[int, ...] = ()
-    """Of the layers that keep the KV of a window alone, tokens."""
+    """Tokens of each window, of the layers that keep the KV of a window alone."""
     head_params: float = 0.0
     """Beside `num_params`, those of the checkpoint's layer that guesses (multi-token prediction); 0: it has none."""
     states: StateShape | None = None
-    """Of some of the layers, which have no KV."""
+    """States of the layers that have no KV."""
     adapter_values: int = 0
     """Numbers of a LoRA adapter of rank 1 that adds to every projection; 0 where adapters are not served."""
 
@@ -233,7 +233,7 @@ def _attention(hidden: int, heads: int, latent: LatentShape) -> int:
 
 
 def _latent_projections(hidden: int, latent: LatentShape) -> int:
-    """Of those, what leads to the latents of queries and of keys, with their norms: the same for all heads."""
+    """Parameters that lead to the latents of queries and of keys, with their norms: the same for all heads."""
     return latent.q_rank * (hidden + 1) + hidden * (latent.kv_rank + latent.rope_dim) + latent.kv_rank
 
 

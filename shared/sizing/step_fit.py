@@ -114,7 +114,7 @@ class StepTimeFit:
         return self._times
 
     def predicted_s(self, work: StepWork) -> float:
-        """Of such a step; 0 where nothing is known."""
+        """Predicted time of such a step; 0 where nothing is known."""
         times = self.times
         return times.step_s(work) if times is not None else 0.0
 

@@ -28,7 +28,7 @@ class StepWork(NamedTuple):
     num_context_tokens: int = 0
     """Whose KV these read."""
     num_chunk_tokens: int = 0
-    """Of prompts, and of what is computed again."""
+    """Tokens of prompts, and of what is computed again."""
     num_chunk_pairs: int = 0
     """Query and key of the chunks' causal attention."""
     num_chunks: int = 0
@@ -64,7 +64,7 @@ class StepTimes:
     """The coefficients, in seconds unless they say otherwise. None is negative."""
 
     fixed_s: float
-    """Of every step."""
+    """Time of every step, whatever it computes."""
     read_s: float
     """Reading the weights once, without experts."""
     token_s: float
@@ -80,12 +80,12 @@ class StepTimes:
     experts_s: float = 0.0
     """Reading all experts once."""
     unread_share: float = 0.0
-    """Of the experts that one token does not choose."""
+    """Share of the experts that one token does not choose."""
     uneven: float = 0.0
     """2 · ln(g) · g / E, for E experts that lie on g groups of ranks."""
     num_stages: int = 1
     pass_s: float = 0.0
-    """Of every part of a step that goes through the stages by itself, beside the reading."""
+    """Time of every part of a step that passes through the stages by itself, beside the reading."""
 
     def step_s(self, work: StepWork) -> float:
         """Time of a step. It grows with each number of the work."""
@@ -145,7 +145,7 @@ class StepTimes:
         return self.kv_s * batch * passes / parts
 
     def read_share(self, num_tokens: float) -> float:
-        """Of a rank's experts, those that some of `num_tokens` chose, on the rank where they are the most.
+        """Share of a rank's experts that some of `num_tokens` chose, on the rank where they are the most.
 
         Tokens choose at random; the most of g groups' numbers is about their mean + sqrt(2 ln g) standard deviations.
         """

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from shared.telemetry.buckets import BucketCounts
 
 LabelValues = tuple[str, ...]
-"""Of a metric's labels, in their order."""
+"""Values of a metric's labels, in their order."""
 
 
 class Counter:

@@ -23,7 +23,7 @@ from shared.telemetry.loop_lag import LoopLag
 S = TypeVar("S")
 
 Value = float | BucketCounts
-"""Of one series; bucket counts for a histogram."""
+"""Value of one series; bucket counts for a histogram."""
 Values = Value | Mapping[str, Value] | Mapping[str, float] | Mapping[LabelValues, Value] | Mapping[LabelValues, float]
 """Of a metric: one without labels, by its only label, or by all of its labels."""
 

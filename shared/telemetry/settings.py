@@ -7,7 +7,7 @@ from shared.telemetry.tracing.settings import TracesSettings
 
 
 class MetricsPageSettings(SettingGroup):
-    """Of a service that has no HTTP port of its own."""
+    """Settings of a service that has no HTTP port of its own."""
 
     metrics: str = "127.0.0.1:0"
     """host:port of the Prometheus page, /metrics, and of the probes /healthz and /readyz; port 0 = any free one, empty
@@ -15,7 +15,7 @@ class MetricsPageSettings(SettingGroup):
 
 
 class VllmMetricsSettings(SettingGroup):
-    """Of a service that has figures for which vLLM has names."""
+    """Settings of a service that has figures for which vLLM has names."""
 
     vllm_metrics: bool = False
     """The metrics page has what is known of vLLM's metrics under vLLM's names too, for dashboards, autoscalers and
@@ -23,7 +23,7 @@ class VllmMetricsSettings(SettingGroup):
 
 
 class SpanSettings(SettingGroup):
-    """Of a service that works on requests of a router."""
+    """Settings of a service that works on requests of a router."""
 
     traces: TracesSettings = TracesSettings()
     """Its spans of requests that the router traces."""

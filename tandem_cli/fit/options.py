@@ -54,12 +54,12 @@ class LoadOptions:
 
     @property
     def ttft_s(self) -> float | None:
-        """None where none is given. Raises ConfigError."""
+        """Target of the TTFT; None where none is given. Raises ConfigError."""
         return seconds_of(self.ttft, "ttft", 3600.0) if self.ttft else None
 
     @property
     def tpot_s(self) -> float | None:
-        """Likewise."""
+        """Target of the TPOT; None where none is given. Raises ConfigError."""
         return seconds_of(self.tpot, "tpot", 60.0) if self.tpot else None
 
     def load(self) -> Load:
@@ -175,17 +175,17 @@ class PriceOptions:
 
     @property
     def prefill(self) -> float | None:
-        """Raises ConfigError."""
+        """Price of a prefill GPU's hour. Raises ConfigError."""
         return _price(self.prefill_price if self.prefill_price is not None else self.price, "prefill-price")
 
     @property
     def decode(self) -> float | None:
-        """Likewise."""
+        """Price of a decode GPU's hour. Raises ConfigError."""
         return _price(self.decode_price if self.decode_price is not None else self.price, "decode-price")
 
     @property
     def tokens(self) -> float | None:
-        """Of a million of them. Raises ConfigError."""
+        """Price of a million of them. Raises ConfigError."""
         return None if self.token_price is None else between(self.token_price, "token-price", 1e-9, 1e6)
 
 

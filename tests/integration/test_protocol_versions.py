@@ -15,7 +15,7 @@ from services.router.placement.views import Pool
 from services.router.workers import sessions
 from services.router.workers.discovery import DiscoveredWorker
 from services.router.workers.link import WorkerLink
-from services.router.workers.sessions import greet
+from services.router.workers.sessions import Greeting, greet
 from services.router.workers.worker_stream import SessionCall
 from shared.errors import ModelMismatch
 from shared.identity import BOTH, DECODE, WorkerRole
@@ -114,7 +114,7 @@ async def test_a_router_says_that_a_worker_is_of_another_version(service, welcom
     pool = Pool()
     async with other_worker(service, welcome) as address:
         worker = DiscoveredWorker("d0", DECODE, address)
-        link = WorkerLink(worker, "router-0", lambda _: None, lambda: None, {WorkerRole.DECODE: pool})
+        link = WorkerLink(worker, Greeting("router-0"), lambda _: None, lambda: None, {WorkerRole.DECODE: pool})
         running = asyncio.create_task(link.run())
         await until(lambda: link.mismatch)
         running.cancel()

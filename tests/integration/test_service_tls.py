@@ -12,6 +12,7 @@ import pytest
 from services.router.placement.views import Pool
 from services.router.workers.discovery import DiscoveredWorker
 from services.router.workers.link import WorkerLink
+from services.router.workers.sessions import Greeting
 from shared.block_service.client import BlockClient
 from shared.errors import ConfigError, StoreUnavailable
 from shared.identity import PREFILL, WorkerRole
@@ -135,7 +136,9 @@ async def test_a_routers_session_needs_its_certificate(
     worker = DiscoveredWorker("p0", PREFILL, address)
 
     def link(credentials: grpc.ChannelCredentials | None) -> WorkerLink:
-        return WorkerLink(worker, "router-0", lambda welcome: None, lambda: None, pools, credentials=credentials)
+        return WorkerLink(
+            worker, Greeting("router-0"), lambda welcome: None, lambda: None, pools, credentials=credentials
+        )
 
     for credentials in strangers(authority, tmp_path):
         refused = link(credentials)
@@ -177,7 +180,7 @@ async def test_a_services_own_calls_follow_changed_certificates(tmp_path: Path) 
     blocks = BlockClient(server.address, look_up_timeout_s=DEADLINE_S, credentials=own)
     worker = DiscoveredWorker("p0", PREFILL, server.address)
     pools = {WorkerRole.PREFILL: Pool()}
-    link = WorkerLink(worker, "router-0", lambda _: None, lambda: None, pools, credentials=own)
+    link = WorkerLink(worker, Greeting("router-0"), lambda _: None, lambda: None, pools, credentials=own)
     assert await store.rebuild() == 3
     assert await blocks.look_up([b"x" * 16]) == [True]
     running = asyncio.create_task(link.run())

@@ -109,7 +109,7 @@ class RealRun:
     async def _served(
         self, client: AsyncTandemClient, conversation: int, count: int, num_known: int, options: Options
     ) -> int:
-        """Asks a prompt of so many tokens before scaling; returns the number of its full blocks."""
+        """Asks a prompt of that many tokens before scaling; returns the number of its full blocks."""
         drawn, begin_s = random.Random(conversation), time.monotonic()
         num_blocks = max(1, int(count * self._share) // BLOCK_SIZE)
         token_ids = [drawn.randrange(20, 2000) for _ in range(num_blocks * BLOCK_SIZE)]

@@ -44,7 +44,7 @@ class EvictionOrder:
         return chain(*self._ranks)
 
     def of(self, rank: Rank) -> Iterator[bytes]:
-        """Those of one rank."""
+        """The blocks of one rank, the least recently used first."""
         return iter(self._ranks[rank])
 
     def rank_of(self, block_hash: bytes) -> Rank | None:

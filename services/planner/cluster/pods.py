@@ -27,7 +27,7 @@ class Pod:
     name: str
     component: str
     pool: str
-    """Of a worker, else empty."""
+    """Pool of a worker, else empty."""
     ip: str
     ports: Mapping[str, int]
     """Container ports by name."""

@@ -173,7 +173,7 @@ def _decode_use(loads: Sequence[types_pb2.Load]) -> tuple[float, float]:
 
 
 def _views(status: inference_pb2.ClusterStatus) -> list[WorkerView]:
-    """The workers that decode, idle."""
+    """Views of the decode workers, as if they were idle."""
     return [
         WorkerView(
             one.worker.name,

@@ -107,8 +107,8 @@ class DecodePace:
         return max(self._tpot_s / 2, self._tpot_s + slope * (batch - self._batch))
 
     def _step_s(self, batch: float) -> float:
-        """Of a decode step of that many sequences, in the mean of the workers that report theirs; of a fraction, in the
-        mean of the numbers on both sides."""
+        """Time of a decode step of that many sequences: the mean over the workers that report theirs, and for a
+        fraction between the numbers on both sides."""
         low = max(1, math.floor(batch))
         share = max(0.0, batch - low)
         found = [

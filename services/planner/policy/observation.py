@@ -25,7 +25,7 @@ class PoolCount:
     num_extra: int = 0
     """Pods beyond `replicas` that are not being deleted yet."""
     num_cold: int = 0
-    """Of the ready ones, those that became so less than `cold_start_s` ago."""
+    """Ready workers that became so less than `cold_start_s` ago."""
 
     @property
     def num_held(self) -> int:
@@ -81,4 +81,4 @@ class Observation:
     workers: Sequence[WorkerView] = ()
     """Those that decode, as placement would see them; without their present load."""
     groups: KVGroups = field(default_factory=lambda: KVGroups(16))
-    """Of their KV."""
+    """Groups of their KV."""

@@ -130,11 +130,11 @@ class AdmissionQueue(Generic[T]):
         self.max_bytes = max_bytes
         self.num_bytes = 0
         self.num_tokens = 0
-        """Of prompts to compute …"""
+        """Tokens of the prompts that wait to be computed."""
         self.num_pairs = 0.0
-        """… and their pairs, of all that wait."""
+        """Their pairs, see `Work`."""
         self.num_due = 0
-        """Of these, those that have a deadline."""
+        """Requests that wait and have a deadline."""
         self._order = order
         self._weights = dict(tenant_weights or {})
         self._queues: dict[str, TenantQueue] = {}

@@ -27,7 +27,7 @@ class AdmissionSettings(SettingGroup):
 
     order: Literal["fcfs", "shortest", "priority", "deadline"] = "priority"
     """Order within a tenant: by arrival (fcfs), uncached prompt tokens, the request's priority and then arrival, or
-    TTFT deadline. Where nobody names a priority or a `service_tier`, priority is the order of arrival."""
+    TTFT deadline. Where no request names a priority or a `service_tier`, priority is the order of arrival."""
     max_bytes: int = Field(default=1 << 30, ge=1 << 20)
     """Most memory for waiting prompts, bytes."""
     ttft_target_s: float = Field(default=0.0, ge=0.0, le=86400.0)

@@ -139,7 +139,7 @@ class ActiveRequest:
         self.failed_workers: set[str] = set()
         """Names of those that may have caused the failures since the last token: the next attempt goes elsewhere."""
         self.deaths = Deaths()
-        """Of workers that held it."""
+        """Deaths of workers that held it."""
         self._num_failures = 0
         self._num_charged = 0  # tokens produced when the last failure was charged
         self._task: asyncio.Task[None] | None = None
@@ -236,8 +236,8 @@ class ActiveRequest:
             self.move(RequestEvent.FINISH)
 
     def _emit_found(self, tokens: types_pb2.SequenceTokens) -> None:
-        """Of a beam search only the end is an answer: the tokens before it say that it continues, and a retry begins
-        anew."""
+        """Emits the end of a beam search, which alone is an answer: the tokens before it say that it continues, and a
+        retry begins anew."""
         self._count(len(tokens.token_ids))
         finish = finish_reason_from_proto(tokens.finish_reason)
         if finish is None:

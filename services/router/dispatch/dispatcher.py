@@ -223,8 +223,8 @@ class Dispatcher:
             self._drained.set()
 
     def _expect_next_turn(self, active: ActiveRequest) -> None:
-        """Of the workers that had part in an answer, the one where it ended knows by its own when the session comes
-        back, counted from now: the others hear it."""
+        """Says to the workers that had part in an answer when its session comes back, counted from now. The worker
+        where it ended knows."""
         request, record = active.request, active.record
         if request.next_turn_s is not None and request.session:
             had_part = {record.prefill_worker, *(choice.decode for choice in record.choices)} - {record.decode_worker}

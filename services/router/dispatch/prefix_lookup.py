@@ -99,7 +99,7 @@ class PrefixLookup:
         return hits
 
     def _peers(self, local: Mapping[str, int], block_size: int) -> tuple[PrefixPeer, ...]:
-        """Those with the longest hits; equals are drawn, so that not all prompts ask the same ones."""
+        """The workers with the longest hits; equals are drawn, so that not all prompts ask the same ones."""
         longest = heapq.nlargest(MAX_PEERS, local.items(), key=lambda item: (item[1], self._random.random()))
         addresses = {link.name: link.address for link in self._fleet.links}
         return tuple(PrefixPeer(name, addresses[name], tokens // block_size) for name, tokens in longest)

@@ -236,9 +236,9 @@ class RequestRecord:
     num_cached_tokens: int = 0
     """Prompt tokens whose KV was not recomputed."""
     num_fetched_tokens: int = 0
-    """Of these, tokens fetched from other workers or store nodes."""
+    """Those of these tokens that were fetched from other workers or store nodes."""
     num_peer_tokens: int = 0
-    """Of the fetched ones, tokens from other workers' pools."""
+    """Those of the fetched tokens that came from other workers' pools."""
 
     # Milliseconds by the workers' own clocks, 0 where not known: of the reservation, of the first token, of the last.
     reserve_on_worker_ms: float = 0.0
@@ -250,7 +250,7 @@ class RequestRecord:
     decode_ms: float = 0.0
     """From the join, or the decode worker's own first token, to the last one."""
     preempted_ms: float = 0.0
-    """Of `decode_ms`, without blocks."""
+    """Part of `decode_ms` in which it had no blocks."""
 
     # The client's end.
     outcome: str = ""

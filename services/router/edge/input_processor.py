@@ -309,8 +309,8 @@ class InputProcessor:
         return await self._prompts.token_ids(prompt, self.context_len())
 
     async def pooled_token_ids(self, prompt: Prompt, field: str, truncate_to: int | None) -> tuple[int, ...]:
-        """Those of a text that is read and not answered: its last `truncate_to` (-1: as many as fit). Raises
-        InvalidRequest (`field`) for an empty one, and what `token_ids` does."""
+        """Token ids of a text that is read and not answered: its last `truncate_to` (-1: as many as fit). Raises
+        InvalidRequest (`field`) for an empty text, and what `token_ids` does."""
         context_len = self.context_len()
         try:
             token_ids = tuple(await self._prompts.token_ids(prompt, context_len))

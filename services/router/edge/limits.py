@@ -42,7 +42,8 @@ class LimitSettings(SettingGroup):
     itself."""
 
     tokens_per_minute: int = Field(default=0, ge=0, le=10_000_000_000)
-    """Likewise, tokens of prompts and answers; 0 = no limit. A request that runs is never cut off for it."""
+    """As `requests_per_minute`, for tokens of prompts and answers; 0 = no limit. A request that runs is never cut off
+    for it."""
 
     # Those that need no setting.
 

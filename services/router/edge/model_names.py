@@ -88,7 +88,7 @@ class ModelNames:
         return found if found is not None and self.rights.may_use(tenant, found.name) else None
 
     def adapters_of(self, tenant: str) -> list[NamedAdapter]:
-        """Those that the tenant may use, by name."""
+        """The adapters that the tenant may use, by name."""
         known = [] if self.adapters is None else self.adapters.all()
         return [adapter for adapter in known if self.rights.may_use(tenant, adapter.name)]
 

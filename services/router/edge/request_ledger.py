@@ -42,7 +42,7 @@ class CallNote:
     model: str = ""
     trace_id: str = ""  # 32 hex digits; empty without a trace
     records: list[RequestRecord] = field(default_factory=list)
-    """Of its requests that are over, or one of the call itself where it was refused."""
+    """Records of its requests that are over, or one of the call itself where it was refused."""
 
 
 class CallEntry:

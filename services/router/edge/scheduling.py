@@ -27,7 +27,7 @@ MAX_PRIORITY = 100
 TIERS = {"flex": -50, "priority": 50}
 """Priority of OpenAI's `service_tier`; the others are 0."""
 BATCH_PRIORITY = -100
-"""Of a batch's requests."""
+"""Priority of a batch's requests."""
 MAX_NEXT_TURN_S = 86_400.0
 RETENTIONS = {"in-memory": 0.0, "in_memory": 0.0, "5m": 300.0, "1h": 3600.0, "24h": 86_400.0}
 """Seconds of OpenAI's `prompt_cache_retention` and Anthropic's `cache_control.ttl`."""

@@ -129,11 +129,11 @@ class McpSettings(SettingGroup):
 
 
 class EdgeSettings(SettingGroup):
-    """What the HTTP and gRPC front doors let in."""
+    """What the HTTP and gRPC front doors accept."""
 
     api_keys: tuple[ApiKey, ...] = Field(default=(), repr=False)
-    """Bearer keys that are let in, over HTTP and gRPC alike; none = open to everyone. Plain, or `sha256:<hex>` (`printf
-    %s KEY | sha256sum`); only the digest is kept."""
+    """Bearer keys that are accepted, over HTTP and gRPC alike; none = open to everyone. Plain, or `sha256:<hex>`
+    (`printf %s KEY | sha256sum`); only the digest is kept."""
 
     admin_keys: tuple[ApiKey, ...] = Field(default=(), repr=False)
     """Keys that may also see, flush and pin the cache of all tenants. If any key is set, only these may; if none is,

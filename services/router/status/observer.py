@@ -75,7 +75,7 @@ KEPT_S = 0.5
 """A window is made at most this often, however many ask."""
 _KEPT_WINDOWS = 8
 SPLIT_KEPT_S = 5.0
-"""Likewise a judgement of the split, which takes milliseconds: the event loop has better things to do."""
+"""A judgement of the split, which takes milliseconds of the event loop, is made at most this often."""
 _DECODING = (RequestState.DECODING, *PREPARING, RequestState.REPEATING)
 
 

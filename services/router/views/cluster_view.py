@@ -15,7 +15,7 @@ class RequestRow:
     request_id: str
     model: str
     state: str
-    """Of the router's states; ended ones: finished, cut, refused, failed."""
+    """One of the router's states; ended ones: finished, cut, refused, failed."""
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int

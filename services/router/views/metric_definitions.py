@@ -56,7 +56,7 @@ FINISHED_REQUESTS = counter(
 )
 TENANT_REQUESTS = counter(
     "tandem_tenant_requests_total",
-    "Requests that were let in, by tenant and whether they finished. Tenants that are not configured are `other`.",
+    "Accepted requests, by tenant and whether they finished. Tenants that are not configured are `other`.",
     "tenant",
     "finished",
 )

@@ -16,7 +16,7 @@ from services.router.views.timings import tpot_s, ttft_s
 from shared.errors import InvalidRequest, Overloaded
 
 MAX_RECORDINGS = 4
-"""Of one model at once."""
+"""Most recordings of one model at once."""
 MAX_WAITING = 10_000
 """Ended requests that a client has not read yet …"""
 MAX_WAITING_IDS = 2_000_000
@@ -125,7 +125,7 @@ class Recording:
         self._changed.set()
 
     async def wait(self) -> None:
-        """Until something has ended or changed since the last call."""
+        """Returns once something has ended or changed since the last call."""
         await self._changed.wait()
         self._changed.clear()
 

@@ -6,31 +6,14 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Protocol
 
 from services.router.placement.views import NamedAdapter
+from services.router.workers.link import WorkerLink
 from shared.errors import Internal, InvalidRequest, NotFound, TandemError, WorkerLost
-from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
+from shared.rpc.pb.tandem.v1 import types_pb2
 from shared.tasks import end_task
 
 logger = logging.getLogger(__name__)
-
-
-class AdapterWorker(Protocol):
-    """The link to a worker, as far as adapters go."""
-
-    name: str
-
-    @property
-    def connected(self) -> bool:
-        """Whether a session is there."""
-        ...
-
-    async def change_adapter(
-        self, *, load: worker_pb2.LoadAdapter | None = None, unload: worker_pb2.UnloadAdapter | None = None
-    ) -> types_pb2.Adapter:
-        """Carries one of both out on the worker; raises what that answers, or WorkerLost."""
-        ...
 
 
 class AdapterDirectory:
@@ -41,7 +24,7 @@ class AdapterDirectory:
     event loop.
     """
 
-    def __init__(self, workers: Callable[[], Iterable[AdapterWorker]]) -> None:
+    def __init__(self, workers: Callable[[], Iterable[WorkerLink]]) -> None:
         """`workers`: the links that there are, connected or not."""
         self._workers = workers
         self._reported: dict[str, dict[str, NamedAdapter]] = {}  # by worker, then by name
@@ -58,7 +41,7 @@ class AdapterDirectory:
         """By name."""
         return [self._named[name] for name in sorted(self._named)]
 
-    def report(self, worker: AdapterWorker, adapters: types_pb2.AdapterList) -> None:
+    def report(self, worker: WorkerLink, adapters: types_pb2.AdapterList) -> None:
         """A worker's adapters, all of them."""
         found = {item.name: _named(item.name, item) for item in adapters.adapters if item.name}
         self._reported[worker.name] = found
@@ -81,9 +64,8 @@ class AdapterDirectory:
         it is read, and WorkerLost without any worker; the name means then what it meant."""
         async with self._changing:
             workers = self._connected()
-            command = worker_pb2.LoadAdapter(name=name, folder=folder)
             answers = await asyncio.gather(
-                *(worker.change_adapter(load=command) for worker in workers), return_exceptions=True
+                *(worker.calls.load_adapter(name, folder=folder) for worker in workers), return_exceptions=True
             )
             refused = next((answer for answer in answers if isinstance(answer, BaseException)), None)
             read = {
@@ -103,7 +85,7 @@ class AdapterDirectory:
                     refused = error
             if refused is not None:
                 undo = [
-                    worker.change_adapter(unload=worker_pb2.UnloadAdapter(digest=read[worker.name].digest))
+                    worker.calls.unload_adapter(digest=read[worker.name].digest)
                     for worker in workers
                     if worker.name in read
                 ]
@@ -112,8 +94,8 @@ class AdapterDirectory:
             adapter = next(iter(read.values()))
             self._loaded[name] = (folder, adapter.digest)
             named = self._named[name] = _named(name, adapter)  # workers know the digest
-            command = worker_pb2.LoadAdapter(name=name, digest=adapter.digest)
-            await self._on_all(workers, [worker.change_adapter(load=command) for worker in workers])
+            naming = [worker.calls.load_adapter(name, digest=adapter.digest) for worker in workers]
+            await self._on_all(workers, naming)
             logger.info("adapter %r is %s", name, adapter.digest)
             return named, [worker.name for worker in workers]
 
@@ -128,8 +110,7 @@ class AdapterDirectory:
             del self._named[name]
             for reported in self._reported.values():
                 reported.pop(name, None)
-            command = worker_pb2.UnloadAdapter(name=name)
-            await self._on_all(had, [worker.change_adapter(unload=command) for worker in had])
+            await self._on_all(had, [worker.calls.unload_adapter(name=name) for worker in had])
             logger.info("adapter %r is unloaded", name)
             return [worker.name for worker in had]
 
@@ -138,26 +119,26 @@ class AdapterDirectory:
         for task in list(self._bringing.values()):
             await end_task(task)
 
-    async def _on_all(self, workers: Sequence[AdapterWorker], calls: Sequence[Awaitable[object]]) -> None:
+    async def _on_all(self, workers: Sequence[WorkerLink], calls: Sequence[Awaitable[object]]) -> None:
         """One that is lost meanwhile reports anew when it comes back."""
         answers = await asyncio.gather(*calls, return_exceptions=True)
         for worker, answer in zip(workers, answers, strict=True):
             if isinstance(answer, BaseException):
                 logger.warning("worker %s: %s", worker.name, answer)
 
-    async def _bring(self, worker: AdapterWorker, name: str, folder: str, digest: str) -> None:
+    async def _bring(self, worker: WorkerLink, name: str, folder: str, digest: str) -> None:
         try:
-            found = await worker.change_adapter(load=worker_pb2.LoadAdapter(name=name, folder=folder))
+            found = await worker.calls.load_adapter(name, folder=folder)
             if self._loaded.get(name) != (folder, digest) or found.digest != digest:
-                await worker.change_adapter(unload=worker_pb2.UnloadAdapter(digest=found.digest))
+                await worker.calls.unload_adapter(digest=found.digest)
                 return
-            await worker.change_adapter(load=worker_pb2.LoadAdapter(name=name, digest=digest))
+            await worker.calls.load_adapter(name, digest=digest)
         except TandemError as error:
             logger.warning("adapter %r cannot be brought to worker %s: %s", name, worker.name, error)
         finally:
             self._bringing.pop((worker.name, name, digest), None)
 
-    def _connected(self) -> list[AdapterWorker]:
+    def _connected(self) -> list[WorkerLink]:
         found = [worker for worker in self._workers() if worker.connected]
         if not found:
             raise WorkerLost("no worker is connected", retry_after_s=1.0)

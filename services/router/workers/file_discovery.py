@@ -48,7 +48,7 @@ class FileDiscovery:
 
     @property
     def workers(self) -> tuple[DiscoveredWorker, ...]:
-        """Those of the last content that was right."""
+        """The workers of the last content that was right."""
         return self._workers
 
     @property

@@ -19,6 +19,7 @@ from services.router.workers.adapters import AdapterDirectory
 from services.router.workers.discovery import DiscoveredWorker, Discovery
 from services.router.workers.link import WorkerLink
 from services.router.workers.liveness import LivenessLimits
+from services.router.workers.sessions import Greeting
 from services.router.workers.weights import FleetWeights
 from shared.errors import DeadlineExceeded, ModelMismatch
 from shared.fingerprints import difference
@@ -66,7 +67,7 @@ class Fleet:
         `token`: `FleetKey.token()`, for orders to workers. `texts_digest`: of the router's model folder; a worker that
         has another one is refused. `tpot_target_s`: what workers bound their steps by; 0 = nothing."""
         self.layout: BlockLayout | None = None
-        """Of the workers that compute prompts."""
+        """Layout of the workers that compute prompts."""
         self.model_fingerprint = ""
         self.block_encryption = ""
         self.model_name = ""
@@ -83,13 +84,11 @@ class Fleet:
         """What the names of adapters mean."""
         self.weights = FleetWeights(lambda: self.links)
         """Changes of all workers' weights, and their sleep."""
-        self._router_name = router_name
-        self._tpot_target_s = tpot_target_s
         self._discovery = discovery
         self._on_change = on_change
         self._collocated = collocated
-        self._limits = limits
-        self._incarnation = secrets.randbits(64)
+        self._limits = limits or LivenessLimits()
+        self._greeting = Greeting(router_name, self._limits, secrets.randbits(64), tpot_target_s)
         self._credentials = credentials
         self._texts_digest = texts_digest
         self._token = token
@@ -193,7 +192,7 @@ class Fleet:
     async def heard(self) -> None:
         """Returns once every connected worker has sent a message since the call, or is lost or suspected: it is known
         by then which workers died together."""
-        limit_s = (self._limits or LivenessLimits()).suspect_after_s
+        limit_s = self._limits.suspect_after_s
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 await asyncio.gather(*(link.heard() for link in self.links))
@@ -211,7 +210,7 @@ class Fleet:
         links = [link for link in (*self.links, *self.retiring) if link.connected]
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                return sum(await asyncio.gather(*(link.close_session(tenant, session) for link in links)))
+                return sum(await asyncio.gather(*(link.calls.close_session(tenant, session) for link in links)))
         except TimeoutError:
             raise DeadlineExceeded(
                 f"a worker did not answer within {CLOSE_TIMEOUT_S:g} s: it may retain blocks of the session still",
@@ -225,7 +224,7 @@ class Fleet:
         does that many seconds from now. `workers`: only those of these names; None: all."""
         for link in (*self.links, *self.retiring):
             if link.connected and (workers is None or link.name in workers):
-                link.expect_session(tenant, session, next_turn_s)
+                link.calls.expect_session(tenant, session, next_turn_s)
 
     def take_over(self, request_id: str, tenant: str) -> None:
         """A client continues the request on this router: other routers' attempts at it are ended on the workers."""
@@ -255,16 +254,13 @@ class Fleet:
     def _connect(self, worker: DiscoveredWorker) -> None:
         link = WorkerLink(
             worker,
-            self._router_name,
+            self._greeting,
             partial(self._check, worker.name),
             self._on_change,
             {WorkerRole.PREFILL: self.prefill_pool, WorkerRole.DECODE: self.decode_pool},
-            limits=self._limits,
-            router_incarnation=self._incarnation,
             on_lost=self._on_worker_lost,
             credentials=self._credentials,
             token=self._token,
-            tpot_target_s=self._tpot_target_s,
             on_adapters=self.adapters.report,
             on_weights=self._on_weights,
         )

@@ -78,7 +78,7 @@ class KubernetesDiscovery:
 
     @property
     def workers(self) -> tuple[DiscoveredWorker, ...]:
-        """Those whose Pods were ready by the API server's last report."""
+        """The workers whose Pods were ready by the API server's last report."""
         return self._workers
 
     @property

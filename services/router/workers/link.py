@@ -17,8 +17,7 @@ import grpc
 from services.router.placement.views import Pool, Tier, Work
 from services.router.workers.calls import WorkerCalls
 from services.router.workers.discovery import DiscoveredWorker
-from services.router.workers.liveness import LivenessLimits
-from services.router.workers.sessions import WorkerSessions
+from services.router.workers.sessions import Greeting, WorkerSessions
 from services.router.workers.standing import Standing
 from services.router.workers.worker_stream import WorkerStream
 from shared.errors import ModelMismatch, TandemError, WorkerDied, WorkerLost
@@ -26,8 +25,6 @@ from shared.identity import WorkerRole, roles_text
 from shared.rpc.convert import roles_from_proto
 from shared.rpc.errors import from_proto
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
-from shared.rpc.protocol import PROTOCOL_VERSION
-from shared.seeds import SAMPLER_VERSION
 from shared.tasks import end_task
 
 MAX_KEPT_TRACES = 1024
@@ -58,26 +55,22 @@ class WorkerLink:
     def __init__(
         self,
         worker: DiscoveredWorker,
-        router_name: str,
+        greeting: Greeting,
         check: Callable[[types_pb2.Welcome], None],
         on_change: Callable[[], None],
         pools: Mapping[WorkerRole, Pool],
         *,
-        limits: LivenessLimits | None = None,
-        router_incarnation: int = 0,
         on_lost: Callable[[types_pb2.PeerLost], None] | None = None,
         credentials: grpc.ChannelCredentials | None = None,
         token: str = "",
-        tpot_target_s: float = 0.0,
         on_adapters: Callable[[WorkerLink, types_pb2.AdapterList], None] | None = None,
         on_weights: Callable[[WorkerLink], None] | None = None,
     ) -> None:
         """`check` raises ModelMismatch for a worker that does not fit the fleet; `on_change` is called whenever the
         worker can do more or less than before. `pools` are the placement's, by role. `on_lost` is called after a
-        session ended unasked. `token`: `FleetKey.token()`, which a worker wants before it drains.
-        `tpot_target_s`: what the worker bounds its steps by; 0 = nothing. `on_adapters` gets the worker's adapters
-        whenever they have changed; `on_weights` is called when the worker has connected, and when it reports other
-        weights than before or begins or ceases to take requests."""
+        session ended unasked. `token`: `FleetKey.token()`, which a worker wants before it drains. `on_adapters` gets
+        the worker's adapters whenever they have changed; `on_weights` is called when the worker has connected, and when
+        it reports other weights than before or begins or ceases to take requests."""
         self.worker = worker
         self.name = worker.name
         self.roles = worker.roles
@@ -87,28 +80,25 @@ class WorkerLink:
         self.mismatch = ""
         """Why the worker is not connected, or was refused; empty while it is connected, or was not tried yet."""
         self._standing = Standing(worker.name, worker.label, {role: pools[role] for role in sorted(worker.roles)})
-        self._limits = limits or LivenessLimits()
+        self._limits = greeting.limits
         self._stream: WorkerStream | None = None  # while connected
-        self._router_incarnation = router_incarnation
         self._on_lost = on_lost
-        self._num_sessions = 0
         self._waits_for: set[str] = set()  # workers that it waits for, by a Cancel
-        self._router_name = router_name
         self._check = check
         self._on_change = on_change
         self._sessions = WorkerSessions(
             worker.name,
             worker.address,
-            lambda: _envelope(hello=self._new_epoch()),
+            greeting,
             self._welcomed,
             self._ended,
             credentials=credentials,
             token=token,
         )
-        self._tpot_target_s = tpot_target_s
         self._on_adapters = on_adapters
         self._on_weights = on_weights
-        self._calls = WorkerCalls()
+        self.calls = WorkerCalls(self.send)
+        """What operators and clients ask of the worker beside its requests."""
         self._receivers: dict[str, Receiver] = {}
         self._drained = asyncio.Event()
         self._kept_traces: deque[bytes] = deque(maxlen=MAX_KEPT_TRACES)
@@ -122,11 +112,6 @@ class WorkerLink:
     def num_requests(self) -> int:
         """Requests of this router on the worker."""
         return len(self._receivers)
-
-    @property
-    def num_committed(self) -> int:
-        """Requests of this router that its view of the worker counts; 0 while not connected."""
-        return self._standing.num_open
 
     @property
     def queued(self) -> Work:
@@ -229,49 +214,6 @@ class WorkerLink:
         connected."""
         self._connected_stream().send(_envelope(**command))
 
-    def drain(self, *, undo: bool = False) -> None:
-        """Asks the worker to take no new requests from any router, or to take them again; its next report shows that.
-        Raises WorkerLost."""
-        if undo:
-            self.send(undrain=types_pb2.Undrain())
-        else:
-            self.send(drain=types_pb2.Drain())
-
-    async def change_adapter(
-        self, *, load: worker_pb2.LoadAdapter | None = None, unload: worker_pb2.UnloadAdapter | None = None
-    ) -> types_pb2.Adapter:
-        """Carries one of both out on the worker, whatever call they name; raises what that answers, or WorkerLost."""
-        call = self._calls.begin()
-        if load is not None:
-            self.send(
-                load_adapter=worker_pb2.LoadAdapter(call=call, name=load.name, folder=load.folder, digest=load.digest)
-            )
-        elif unload is not None:
-            self.send(unload_adapter=worker_pb2.UnloadAdapter(call=call, name=unload.name, digest=unload.digest))
-        adapter: types_pb2.Adapter = await self._calls.answer_of(call)
-        return adapter
-
-    async def close_session(self, tenant: str, session: str) -> int:
-        """The worker retains nothing for a tenant's session any more; returns the number of blocks that this frees.
-        Raises WorkerLost."""
-        call = self._calls.begin()
-        self.send(close_session=worker_pb2.CloseSession(call=call, tenant=tenant, session=session))
-        num_blocks: int = await self._calls.answer_of(call)
-        return num_blocks
-
-    def expect_session(self, tenant: str, session: str, next_turn_s: float) -> None:
-        """A tenant's session comes back to the worker, maybe, that many seconds from now."""
-        self.send(expect_session=worker_pb2.ExpectSession(tenant=tenant, session=session, next_turn_s=next_turn_s))
-
-    async def change_weights(
-        self, step: worker_pb2.WeightStep.ValueType, folder: str = "", timeout_s: float = 0.0
-    ) -> Any:
-        """Has the worker take one step of a change; returns its WeightsChanged. Raises what that answers, or
-        WorkerLost."""
-        call = self._calls.begin()
-        self.send(change_weights=worker_pb2.ChangeWeights(call=call, step=step, folder=folder, timeout_s=timeout_s))
-        return await self._calls.answer_of(call)
-
     async def heard(self) -> None:
         """Returns once the worker was heard from anew, or is lost; at once where it sends no heartbeats."""
         if self._stream is not None:
@@ -330,20 +272,6 @@ class WorkerLink:
         slept = self._stream is not None and self._stream.has_slept
         return not (self.load.draining or self.suspicion or slept)
 
-    def _new_epoch(self) -> types_pb2.Hello:
-        """The next session's first command."""
-        self._num_sessions += 1
-        return types_pb2.Hello(
-            router_name=self._router_name,
-            protocol_version=PROTOCOL_VERSION,
-            sampler_version=SAMPLER_VERSION,
-            router_incarnation=self._router_incarnation,
-            session=self._num_sessions,
-            heartbeat_ms=round(self._limits.interval_s * 1e3),
-            give_up_ms=round(self._limits.give_up_after_s * 1e3),
-            tpot_target_s=self._tpot_target_s,
-        )
-
     def _judge(self) -> None:
         """Keeps new work away from a worker that is suspected, until it is well again."""
         assert self._stream is not None, "a stream judges while it runs"
@@ -389,7 +317,7 @@ class WorkerLink:
             case "load":
                 self._on_load(event.load)
             case "adapter_changed" | "weights_changed" | "session_closed":
-                self._calls.take(event)
+                self.calls.take(event)
             case "heartbeat":
                 if self._stream is not None:
                     self._stream.take_beat(event.heartbeat)
@@ -435,7 +363,7 @@ class WorkerLink:
         receivers, self._receivers = self._receivers, {}
         for receive in receivers.values():
             receive((WorkerDied if died else WorkerLost)(f"worker {self.name} was lost: {reason}"))
-        self._calls.fail(WorkerLost(f"worker {self.name} was lost: {reason}"))
+        self.calls.fail(WorkerLost(f"worker {self.name} was lost: {reason}"))
         if was is not None:
             if self._on_lost is not None and not self._drained.is_set():
                 self._on_lost(types_pb2.PeerLost(name=self.name, transfer_address=was.transfer_address))

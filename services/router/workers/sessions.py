@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import grpc
 import grpc.aio
 
+from services.router.workers.liveness import LivenessLimits
 from services.router.workers.worker_stream import SessionCall, WorkerStream
 from shared.errors import TandemError
 from shared.rpc.connection import Connection
@@ -30,6 +32,31 @@ REFUSED_WITHIN_S = 1.0
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Greeting:
+    """What a router says of itself to every worker when a session begins."""
+
+    router_name: str
+    limits: LivenessLimits = field(default_factory=LivenessLimits)
+    router_incarnation: int = 0
+    tpot_target_s: float = 0.0
+    """What workers bound their steps by; 0 = nothing."""
+
+    def hello(self, session: int) -> bytes:
+        """The first command of the session of that number with a worker, which is its epoch."""
+        hello = types_pb2.Hello(
+            router_name=self.router_name,
+            protocol_version=PROTOCOL_VERSION,
+            sampler_version=SAMPLER_VERSION,
+            router_incarnation=self.router_incarnation,
+            session=session,
+            heartbeat_ms=round(self.limits.interval_s * 1e3),
+            give_up_ms=round(self.limits.give_up_after_s * 1e3),
+            tpot_target_s=self.tpot_target_s,
+        )
+        return worker_pb2.Commands(commands=[worker_pb2.Command(hello=hello)]).SerializeToString()
+
+
 class WorkerSessions:
     """Opens a session, and another one when it has ended, until the worker is no longer wanted."""
 
@@ -37,18 +64,19 @@ class WorkerSessions:
         self,
         worker_name: str,
         address: str,
-        hello: Callable[[], bytes],
+        greeting: Greeting,
         welcomed: Callable[[types_pb2.Welcome], WorkerStream],
         ended: Callable[[str, bool], bool],
         *,
         credentials: grpc.ChannelCredentials | None = None,
         token: str = "",
     ) -> None:
-        """`hello` makes the next session's first command, serialized. `welcomed` takes the worker's answer and returns
+        """`welcomed` takes the worker's answer and returns
         the stream of the session; raises TandemError for a worker that does not fit. `ended` takes why a session ended
         and whether its connection broke; it returns whether the worker had been well. `token`: `FleetKey.token()`."""
         self._name = worker_name
-        self._hello = hello
+        self._greeting = greeting
+        self._num_sessions = 0
         self._welcomed = welcomed
         self._ended = ended
         self._connection = Connection(address, credentials)
@@ -76,7 +104,8 @@ class WorkerSessions:
         begin: Callable[[], SessionCall] = partial(opened, metadata=self._metadata)
         call = begin()
         try:
-            welcome = await greet(self._name, call, self._hello(), begin)
+            self._num_sessions += 1
+            welcome = await greet(self._name, call, self._greeting.hello(self._num_sessions), begin)
             if welcome is None:
                 return
             if welcome.protocol_version != PROTOCOL_VERSION:

@@ -29,9 +29,9 @@ class Standing:
         self.suspicion = ""
         """Why it gets no new work although it is connected; empty where it is well."""
         self.num_adapters = 0
-        """With a name; none while the worker is not connected."""
+        """Adapters with a name; none while the worker is not connected."""
         self.num_ready_adapters = 0
-        """Of these, ready to compute with."""
+        """Those of these adapters that are ready to compute with."""
         self._name = name
         self._label = label
         self._pools = pools

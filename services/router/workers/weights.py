@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import TypeVar
 
+from services.router.workers.link import WorkerLink
 from shared.errors import DeadlineExceeded, Internal, InvalidRequest, NotFound, TandemError, WorkerLost
-from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
+from shared.rpc.pb.tandem.v1 import worker_pb2
 from shared.tasks import end_task, unbroken
 
 logger = logging.getLogger(__name__)
@@ -31,42 +32,15 @@ MAX_BRING_AGAIN_S = 60.0
 T = TypeVar("T")
 
 
-class WeightWorker(Protocol):
-    """The link to a worker, as far as weights go."""
-
-    name: str
-
-    @property
-    def load(self) -> types_pb2.Load:
-        """Its last report."""
-        ...
-
-    @property
-    def connected(self) -> bool:
-        """Whether a session is there."""
-        ...
-
-    @property
-    def model_fingerprint(self) -> str:
-        """The fingerprint of the weights that it has now; empty while not connected."""
-        ...
-
-    async def change_weights(
-        self, step: worker_pb2.WeightStep.ValueType, folder: str = "", timeout_s: float = 0.0
-    ) -> Any:
-        """Has the worker take one step; returns its WeightsChanged. Raises what that answers, or WorkerLost."""
-        ...
-
-
 class FleetWeights:
     """One change at a time, which runs to its end where its caller is gone. Runs on the event loop."""
 
-    def __init__(self, workers: Callable[[], Iterable[WeightWorker]]) -> None:
+    def __init__(self, workers: Callable[[], Iterable[WorkerLink]]) -> None:
         """`workers`: the links that there are, connected or not."""
         self._workers = workers
         self._changing = asyncio.Lock()
         self._updated: tuple[str, str] | None = None  # folder and fingerprint of the last update
-        self._bringing: dict[WeightWorker, asyncio.Task[None]] = {}
+        self._bringing: dict[WorkerLink, asyncio.Task[None]] = {}
 
     async def update(self, folder: str, timeout_s: float = 0.0) -> tuple[str, list[str]]:
         """Every worker gets the weights of a folder: all are checked, then all paused, then all changed, then all
@@ -82,7 +56,7 @@ class FleetWeights:
 
     async def _update(self, folder: str, limit_s: float) -> tuple[str, list[str]]:
         workers = self._named(())
-        found = await _all(workers, lambda worker: worker.change_weights(CHECK, folder), CHECK_S)
+        found = await _all(workers, lambda worker: worker.calls.change_weights(CHECK, folder), CHECK_S)
         if len({answer.model_fingerprint for answer in found}) > 1:
             raise InvalidRequest(f"{folder} has not the same weights on all workers' hosts", field="folder")
         before = {worker.name: answer.folder for worker, answer in zip(workers, found, strict=True)}
@@ -101,14 +75,15 @@ class FleetWeights:
         """Whether a worker that starts with other weights can get those of the last update."""
         return self._updated is not None
 
-    def bring(self, worker: WeightWorker, fingerprint: str) -> None:
+    def bring(self, worker: WorkerLink, fingerprint: str) -> None:
         """A worker has come with weights of that fingerprint: where an update has brought others since, it gets them
         too."""
         if self._updated is not None and fingerprint != self._updated[1] and worker not in self._bringing:
             self._bringing[worker] = asyncio.create_task(self._bring(worker), name=f"weights-{worker.name}")
 
-    async def _bring(self, worker: WeightWorker) -> None:
-        """Until the worker has them, is gone, or got others by another router."""
+    async def _bring(self, worker: WorkerLink) -> None:
+        """Gives a worker the weights of the last update; tries again until it has them, is gone, or got others by
+        another router."""
         started_with, wait_s = worker.load.model_fingerprint, BRING_AGAIN_S
         try:
             while worker.connected and worker.load.model_fingerprint in ("", started_with):
@@ -124,11 +99,11 @@ class FleetWeights:
         finally:
             self._bringing.pop(worker, None)
 
-    async def _give(self, worker: WeightWorker, folder: str = "") -> None:
+    async def _give(self, worker: WorkerLink, folder: str = "") -> None:
         """The weights of a folder, or those that it had. Raises as `update`."""
         try:
             await _pause([worker], TIMEOUT_S)
-            await _all([worker], lambda worker: worker.change_weights(LOAD, folder), LOAD_S)
+            await _all([worker], lambda worker: worker.calls.change_weights(LOAD, folder), LOAD_S)
         finally:
             await _resume([worker])
 
@@ -137,9 +112,9 @@ class FleetWeights:
         for task in list(self._bringing.values()):
             await end_task(task)
 
-    async def _load(self, workers: Sequence[WeightWorker], folder: str, before: dict[str, str]) -> str:
+    async def _load(self, workers: Sequence[WorkerLink], folder: str, before: dict[str, str]) -> str:
         """The fingerprint of all. Raises as `update`; all have then what they had."""
-        answers = await _each(workers, lambda worker: worker.change_weights(LOAD, folder), LOAD_S)
+        answers = await _each(workers, lambda worker: worker.calls.change_weights(LOAD, folder), LOAD_S)
         failed = next((answer for answer in answers if isinstance(answer, BaseException)), None)
         fingerprints = {answer.model_fingerprint for answer in answers if not isinstance(answer, BaseException)}
         if failed is None and len(fingerprints) == 1:
@@ -147,7 +122,7 @@ class FleetWeights:
         done = [
             worker for worker, answer in zip(workers, answers, strict=True) if not isinstance(answer, BaseException)
         ]
-        back = await _each(done, lambda worker: worker.change_weights(LOAD, before[worker.name]), LOAD_S)
+        back = await _each(done, lambda worker: worker.calls.change_weights(LOAD, before[worker.name]), LOAD_S)
         for worker, answer in zip(done, back, strict=True):
             if isinstance(answer, BaseException):
                 logger.error("worker %s has weights that no other has: %s", worker.name, answer)
@@ -169,7 +144,7 @@ class FleetWeights:
         workers = self._named(names)
         try:
             await _pause(workers, limit_s)
-            await _all(workers, lambda worker: worker.change_weights(UNLOAD), CHECK_S)
+            await _all(workers, lambda worker: worker.calls.change_weights(UNLOAD), CHECK_S)
         except BaseException:
             await _resume(workers)
             raise
@@ -193,7 +168,7 @@ class FleetWeights:
         """Names of the workers that sleep."""
         return [worker.name for worker in self._workers() if worker.connected and worker.load.asleep]
 
-    def _named(self, names: Sequence[str]) -> list[WeightWorker]:
+    def _named(self, names: Sequence[str]) -> list[WorkerLink]:
         """These, or all without names. Raises NotFound, and WorkerLost where one is not connected or there is none."""
         known = {worker.name: worker for worker in self._workers()}
         if unknown := [name for name in names if name not in known]:
@@ -215,7 +190,7 @@ def checked_timeout(timeout_s: float) -> float:
     return timeout_s or TIMEOUT_S
 
 
-async def _limited(worker: WeightWorker, work: Awaitable[T], timeout_s: float | None) -> T:
+async def _limited(worker: WorkerLink, work: Awaitable[T], timeout_s: float | None) -> T:
     """Raises DeadlineExceeded."""
     try:
         async with asyncio.timeout(timeout_s):
@@ -225,7 +200,7 @@ async def _limited(worker: WeightWorker, work: Awaitable[T], timeout_s: float | 
 
 
 async def _each(
-    workers: Sequence[WeightWorker], work: Callable[[WeightWorker], Awaitable[T]], timeout_s: float | None
+    workers: Sequence[WorkerLink], work: Callable[[WorkerLink], Awaitable[T]], timeout_s: float | None
 ) -> list[T | BaseException]:
     """Each one's result or error, in order. No time-out: `work` has its own."""
     return await asyncio.gather(
@@ -234,7 +209,7 @@ async def _each(
 
 
 async def _all(
-    workers: Sequence[WeightWorker], work: Callable[[WeightWorker], Awaitable[T]], timeout_s: float | None
+    workers: Sequence[WorkerLink], work: Callable[[WorkerLink], Awaitable[T]], timeout_s: float | None
 ) -> list[T]:
     """Raises the first error, once all have answered."""
     answers = await _each(workers, work, timeout_s)
@@ -246,21 +221,21 @@ async def _all(
     return results
 
 
-async def _pause(workers: Sequence[WeightWorker], limit_s: float) -> None:
+async def _pause(workers: Sequence[WorkerLink], limit_s: float) -> None:
     """Raises the first error at once: those that still wait for their requests are not waited for, a `_resume` ends
     that."""
     try:
         async with asyncio.TaskGroup() as group:
             for worker in workers:
-                pausing = worker.change_weights(PAUSE, timeout_s=limit_s)
+                pausing = worker.calls.change_weights(PAUSE, timeout_s=limit_s)
                 group.create_task(_limited(worker, pausing, limit_s + CHECK_S))
     except BaseExceptionGroup as errors:
         raise _typed(errors.exceptions[0]) from None
 
 
-async def _resume(workers: Sequence[WeightWorker]) -> None:
+async def _resume(workers: Sequence[WorkerLink]) -> None:
     """Raises nothing: one that does not answer is gone, or resumes when it is done with what it does."""
-    await _each(workers, lambda worker: worker.change_weights(RESUME), CHECK_S)
+    await _each(workers, lambda worker: worker.calls.change_weights(RESUME), CHECK_S)
 
 
 def _typed(error: BaseException) -> BaseException:

@@ -81,9 +81,9 @@ class AdapterPool:
         self._freed = asyncio.Event()
         self.num_loads = 0
         self.load_s = 0.0
-        """Of all loads since start, from a request for one to its slot."""
+        """Time of all loads since start, from a request for one to its slot."""
         self.num_copied = 0
-        """Of these, those that needed no read."""
+        """Number of these loads that needed no read."""
 
     def num_ready(self) -> dict[str, int]:
         """Adapters in slots, by whether a request uses them."""
@@ -220,7 +220,7 @@ class AdapterPool:
         self.on_change()
 
     def wake(self) -> None:
-        """There are weights again."""
+        """Reads adapters again: the worker has weights."""
         self._source.wake()
 
     async def close(self) -> None:

@@ -34,7 +34,7 @@ class SlotTable:
         self._budget_bytes = budget_bytes
         self._held: dict[str, _Held] = {}  # by digest
         self.uses = Uses(num_slots)
-        """Of all adapters, those in no slot among them."""
+        """Uses of all adapters, those in no slot among them."""
         self.num_evicted = 0
 
     def __contains__(self, digest: object) -> bool:
@@ -43,7 +43,7 @@ class SlotTable:
 
     @property
     def used_bytes(self) -> int:
-        """Of all adapters in slots, those that are being loaded among them."""
+        """Bytes of all adapters in slots, those that are being loaded among them."""
         return sum(held.num_bytes for held in self._held.values())
 
     @property
@@ -130,8 +130,8 @@ class SlotTable:
 
 
 class HostTable:
-    """Of which adapters the host's memory keeps a copy, in slots or not: those that were used most, as far as a budget
-    of bytes goes."""
+    """The adapters of which the host's memory keeps a copy, in slots or not: those that were used most, within a budget
+    of bytes."""
 
     def __init__(self, budget_bytes: int, uses: Uses) -> None:
         self._budget_bytes = budget_bytes
@@ -143,7 +143,7 @@ class HostTable:
 
     @property
     def used_bytes(self) -> int:
-        """Of all copies."""
+        """Bytes of all copies."""
         return sum(self._held.values())
 
     def keep(self, digest: str, num_bytes: int) -> tuple[str, ...]:

@@ -124,7 +124,7 @@ class AdapterSource:
             self.forget(digest)
 
     def wake(self) -> None:
-        """There are weights again."""
+        """Reads adapters again: the worker has weights."""
         self._rests = False
 
     def close(self) -> None:

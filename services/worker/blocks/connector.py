@@ -136,8 +136,8 @@ class BlockServer:
                 self._idle.set()
 
     async def _hold(self, batch: list[int], hashes: Sequence[bytes]) -> list[OutgoingBlock]:
-        """Those of the blocks that are still here, each with a reference for the shipment, which also ends what was
-        taken for it."""
+        """The blocks that are still here, each with a reference for the shipment, which also ends what was taken for
+        it."""
         asking = asyncio.create_task(self._exchange.hold(tuple(hashes[index] for index in batch)))
         try:
             held = await asyncio.shield(asking)

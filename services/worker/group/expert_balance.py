@@ -19,7 +19,8 @@ Counts = Mapping[int, tuple[int, ...]]
 
 
 class ExpertBalance:
-    """Of one worker. Its file is read when it is made and written by `keep`."""
+    """Placement of one worker's experts by a file of their loads, which is read when this is made and written by
+    `keep`."""
 
     def __init__(self, settings: WorkerSettings, config: ModelConfig) -> None:
         """Blocking. Raises ConfigError where the file is not this model's or could not be written."""

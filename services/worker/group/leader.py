@@ -80,11 +80,11 @@ class RankGroup:
             raise ConfigError(f"tp and pp above 1 need the C++ kernels: {error}", field="tp") from error
         self.degrees = degrees
         self.dtype = dtype
-        """Of weights and computation, on all ranks."""
+        """Dtype of weights and computation, on all ranks."""
         self.kernels = kernels
-        """Of all ranks, by the registry's name."""
+        """Kernels of all ranks, by the registry's name."""
         self.placement = placement
-        """Of experts, on all ranks."""
+        """Placement of experts, on all ranks."""
         self._quantization: Quantization = quantization
         self._library = library
         of_rank = tuple(devices) or ("cpu",) * degrees.num_ranks
@@ -174,8 +174,8 @@ class RankGroup:
         return bool(self._ways.senders)
 
     def held_bytes(self, form: SliceForm) -> int:
-        """Of one block on all ranks of a host together, where ranks have pools of their own: on the host that holds
-        most. Some may hold the same."""
+        """Bytes of one block on all ranks of a host together, where ranks have pools of their own: on the host that
+        holds most. Some may hold the same."""
         hosts = range(self._ways.hosts)
         return max(sum(form.num_bytes[rank] for rank in self._ways.ranks_of(host)) for host in hosts)
 
@@ -294,8 +294,8 @@ class RankGroup:
         assert self._links is not None
         while not self._all_ended:
             rank, statuses = self._lost_elsewhere(), [follower.status() for follower in self.followers]
-            # Read behind what it explains: told to end, a follower may leave and end; one that does not must not keep
-            # the leader waiting for it.
+            # Read behind what it explains: a follower that was asked to end may have ended; one that has not must not
+            # keep the leader waiting.
             closing_s = self._closing_s
             is_late = closing_s is not None and time.monotonic() - closing_s > END_TIMEOUT_S
             rank = rank if closing_s is None else None

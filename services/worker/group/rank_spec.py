@@ -23,13 +23,13 @@ class RankSpec:
     """One follower."""
 
     name: str
-    """Of the worker."""
+    """Name of the worker."""
     rank: int
     tensor: int
     pipeline: int
     expert: int
     backend: Backend
-    """Of sums and hidden states."""
+    """What carries sums and hidden states."""
     senders: tuple[int, ...]
     """As in `Ways`."""
     descriptors: tuple[int, ...]

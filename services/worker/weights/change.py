@@ -116,7 +116,7 @@ class WeightChanges:
             self._resume()
 
     def _end_pause(self, session: Session) -> None:
-        """The pause that this router is waiting for is not waited for any more; its answer says so."""
+        """Cancels the pause that this router waits for, which answers with the reason."""
         if (pausing := self._pausing.get(session)) is not None:
             pausing.cancel()
 
@@ -164,7 +164,7 @@ class WeightChanges:
             raise
 
     async def _all_free(self) -> None:
-        """Nobody has a block of the pool, and nothing is cached in it."""
+        """Returns once no sequence has a block of the pool, and nothing is cached in it."""
         while True:
             await self._worker.flush_cache()
             engine = self._worker.load.engine

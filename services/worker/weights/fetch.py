@@ -73,8 +73,8 @@ class Fetched:
 
 async def fetch_missing_folder(settings: WorkerSettings, on_progress: OnProgress) -> Fetched | None:
     """Fetches the settings' model folder from a worker of `weights_from`, where the folder is not whole; None where it
-    is, or nobody is named. Raises ModelLoadError, which says what was wrong with each peer; the folder then has what it
-    had."""
+    is, or no worker is named. Raises ModelLoadError, which says what was wrong with each peer; the folder then has what
+    it had."""
     folder = Path(settings.model)
     if not settings.weights_from or await asyncio.to_thread(is_whole, folder):
         return None
@@ -275,7 +275,7 @@ class _Stream:
 
     def __init__(self, call: object, parts: Iterator[FilePart], num_bytes: int, on_progress: OnProgress) -> None:
         self.parts = parts
-        """Those that nobody has asked for yet."""
+        """The parts that were not asked for yet."""
         self._call: grpc.aio.StreamStreamCall[weights_pb2.SendWeights, weights_pb2.SentWeights] = call  # type: ignore[assignment]
         self._waiting: dict[int, asyncio.Future[weights_pb2.SentWeights]] = {}
         self._writing = asyncio.Lock()

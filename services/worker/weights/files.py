@@ -21,7 +21,7 @@ PIECE_BYTES = 4 << 20
 PART_PIECES = 8
 """Pieces that are asked for at once."""
 TRAILER_BYTES = 8
-"""Of the zeros behind each part's pieces."""
+"""Bytes of the zeros behind each part's pieces."""
 MAX_FILES = 10_000
 _TEXTS = ("*.json", "*.jinja")
 """Configuration, tokenizer and templates; the weights' own files are those that the folder's index names."""

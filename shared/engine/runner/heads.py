@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shared.engine.plan import NoToken, SampledToken, StepPlan
 from shared.engine.runner.device_link import DeviceLink
-from shared.engine.runner.eager_inputs import StepInputs
+from shared.engine.runner.eager_steps import StepInputs
 from shared.engine.runner.logprobs import TopLogprobs
 from shared.engine.runner.sampler import PendingStep, Sampler
 from shared.engine.speculation.head_model import HeadGuess, HeadModel
@@ -42,22 +42,13 @@ class Heads:
 
     @property
     def groups(self) -> KVGroups:
-        """Of the sequences' blocks."""
+        """Groups of the sequences' KV blocks."""
         return self._groups
 
     @property
     def most_tokens(self) -> int:
-        """Of a sequence that the model has positions for."""
+        """Most tokens of a sequence: the model has positions for no more."""
         return self._decoder.config.max_position_embeddings
-
-    @property
-    def behind(self) -> tuple[int, ...]:
-        """See `Head`."""
-        return self._head.behind
-
-    def joined(self, kept: Tensor) -> Tensor:
-        """See `Head`."""
-        return self._head.joined(kept)
 
     def follow(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor, tokens: Tensor) -> None:
         """Writes the head's KV of a step's tokens. hidden: [num_tokens, hidden_size], as it reads them;

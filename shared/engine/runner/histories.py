@@ -105,7 +105,7 @@ class SequenceHistories:
         return self._tails
 
     def follow_tails(self, slots: Tensor, tokens: Tensor) -> None:
-        """The sequences of `slots` [n] int64 go on with `tokens` [n] int64."""
+        """Appends `tokens` [n] int64 to the sequences of `slots` [n] int64."""
         assert self._tails is not None
         ends = self._tails.index_select(0, slots)
         self._tails.index_copy_(0, slots, torch.cat((ends[:, 1:], tokens[:, None]), dim=1))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from shared.engine.runner.cuda_graphs import CudaGraphs, Replayable, padded_size, token_sizes
-from shared.engine.runner.eager_inputs import StepInputs
+from shared.engine.runner.eager_steps import StepInputs
 from shared.kernels.pool_view import PoolView
 from shared.model.decoder import Decoder
 

@@ -11,17 +11,16 @@ import torch
 from torch import Tensor
 
 from shared.engine.plan import PlannedSequence, StepPlan, StepResult
-from shared.engine.runner.adapter_slots import AdapterSlots
 from shared.engine.runner.block_access import BlockAccess, BlockSums, DeviceBlocks, DirectBlocks, StagedBlocks
 from shared.engine.runner.cuda_graphs import CudaGraphs
 from shared.engine.runner.device_link import DeviceLink
-from shared.engine.runner.eager_inputs import EagerInputs, StepInputs, micro_batches
+from shared.engine.runner.eager_steps import EagerSteps, StepInputs
 from shared.engine.runner.heads import Heads
-from shared.engine.runner.logprobs import PendingTargets, TopLogprobs, logit_rows, split
+from shared.engine.runner.logprobs import PendingTargets, TopLogprobs, split
 from shared.engine.runner.numerics import NumericsProbe
 from shared.engine.runner.piecewise import PiecewiseSteps
 from shared.engine.runner.pool_memory import HostArena, allocate_pool
-from shared.engine.runner.sampler import ALL_CANDIDATES, PendingStep, Sampler, num_candidates
+from shared.engine.runner.sampler import PendingStep, Sampler
 from shared.engine.runner.static_decode import StaticDecode
 from shared.engine.runner.structure_masks import StructureMasks
 from shared.engine.runner.warm_up import warm_up_plans
@@ -30,7 +29,6 @@ from shared.kernels.lora.step import HoldsLoras, PackedAdapter
 from shared.kernels.pool_view import PoolView
 from shared.kv.layout import BlockLayout
 from shared.model.decoder import Decoder
-from shared.model.ranks.rank_decoder import MicroBatch, RankDecoder
 from shared.structure.compiler import StructureCompiler
 
 
@@ -96,6 +94,35 @@ class RunnerConfig:
     """Name the part of the model where NaN or infinite logits come from; slower, and without graphs."""
 
 
+@dataclass(frozen=True, slots=True)
+class _FixedShapes:
+    """Which steps run over tensors that never move, padded; all others are `EagerSteps`."""
+
+    static_decode: bool
+    piecewise_tokens: int  # of the longest step that runs in pieces; 0 = none does
+
+    @classmethod
+    def of(cls, config: RunnerConfig, decoder: Decoder, link: DeviceLink) -> _FixedShapes:
+        """The fixed shapes that the options ask for, as far as this decoder's kernels and device can run them."""
+        # Which experts were chosen is read on the host by all kernels but Triton's, what no graph can hold.
+        of_triton = decoder.kernels.name.startswith("triton")
+        is_capturable = decoder.config.moe is None or of_triton or not link.is_async
+        # The other backends read lengths on the host: a graph of theirs would keep the lengths of its capture.
+        has_graphs = link.is_async and of_triton
+        if not is_capturable or config.debug_numerics or decoder.is_split or decoder.head is not None:
+            return cls(static_decode=False, piecewise_tokens=0)
+        in_pieces = config.piecewise_tokens
+        if in_pieces is None:
+            in_pieces = PIECEWISE_TOKENS if has_graphs else 0
+        is_static = has_graphs if config.static_decode is None else config.static_decode
+        return cls(is_static, min(in_pieces, config.max_num_batched_tokens))
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether the pool needs a block for rows of padding."""
+        return self.static_decode or self.piecewise_tokens > 0
+
+
 class Runner:
     """Runs planned steps of one model over one KV pool. Called by the engine thread alone."""
 
@@ -127,26 +154,14 @@ class Runner:
         self._probe = NumericsProbe(decoder.kernels) if config.debug_numerics else None
         self._decoder = self._probe.attach(decoder) if self._probe else decoder
         self.link = self._link = link = link or DeviceLink(decoder.device)
-        # Which experts were chosen is read on the host by all kernels but Triton's, what no graph can hold.
-        of_triton = decoder.kernels.name.startswith("triton")
-        is_capturable = decoder.config.moe is None or of_triton or not self._link.is_async
-        # The other backends read lengths on the host: a graph of theirs would keep the lengths of its capture.
-        has_graphs = self._link.is_async and of_triton
-        is_static = has_graphs if config.static_decode is None else config.static_decode
-        has_head = decoder.head is not None
-        may_pad = is_capturable and not config.debug_numerics and not decoder.is_split and not has_head
-        is_static = is_static and may_pad
-        in_pieces = config.piecewise_tokens
-        if in_pieces is None:
-            in_pieces = PIECEWISE_TOKENS if has_graphs else 0
-        most_tokens = min(in_pieces, config.max_num_batched_tokens) if may_pad else 0
-        is_padded = is_static or most_tokens > 0
-        assert pool is None or not is_padded, "a shared pool has no block for padding"
+        fixed = _FixedShapes.of(config, decoder, link)
+        assert pool is None or not fixed.is_padded, "a shared pool has no block for padding"
         self._num_blocks = num_blocks
         self._shares_pool = pool is not None
+        allocated = num_blocks + fixed.is_padded
         # [num_blocks, num_layers, num_planes, num_kv_heads, head_bytes] uint8; padding has one block more.
-        self.kv_blocks: Tensor = allocate_pool(layout, num_blocks + is_padded, decoder.device) if pool is None else pool
-        assert self.kv_blocks.shape == layout.shape(num_blocks + is_padded)
+        self.kv_blocks: Tensor = allocate_pool(layout, allocated, decoder.device) if pool is None else pool
+        assert self.kv_blocks.shape == layout.shape(allocated)
         self.pool = PoolView.of(self.kv_blocks, layout)
         """The same, as kernels take it."""
         self._announce = announce
@@ -155,36 +170,36 @@ class Runner:
         """For the blocks of preempted sequences, and copies within the pool."""
         self.blocks, self._checksums = self._open_blocks(decoder.kernels, slices)
         """The pool as the transfer plane sees it, and what gives its blocks' checksums."""
-        needs_lengths = decoder.rotary.needs_lengths
-        self._inputs = EagerInputs(layout.block_size, link, needs_lengths=needs_lengths, groups=layout.groups)
-        self._sampled: Tensor | None = (
-            None  # [num_rows] int64, tokens of the last step; the static buffer if there is one
-        )
-        num_tables = None if layout.groups.is_plain else layout.groups.size - layout.num_states
-        graphs = CudaGraphs(decoder.device) if is_padded and self._link.is_async else None
-        self._pieces = PiecewiseSteps(decoder, self.pool, most_tokens, graphs, num_tables) if most_tokens else None
-        self._static: StaticDecode | None = None
-        if is_static:
-            max_seq_len = config.max_seq_len or num_blocks * layout.block_size
-            loras = None
-            if config.adapter_slots and isinstance(decoder.kernels, HoldsLoras):
-                loras = decoder.kernels.hold_loras(
-                    decoder.config.num_layers,
-                    config.adapter_slots,
-                    config.max_num_seqs,
-                    config.adapter_max_rank,
-                    self.kv_blocks,
-                )
-            self._static = StaticDecode(
-                self._decoder, self.pool, config.max_num_seqs, max_seq_len, self._link, graphs, layout.groups, loras
-            )
-            self._sampled = self._static.sampled
-        self._adapters = AdapterSlots(self._decoder.kernels, decoder.device)
+        self._eager = EagerSteps(self._decoder, self.pool, link, layout.groups, leads=announce is not None)
+        graphs = CudaGraphs(decoder.device) if fixed.is_padded and link.is_async else None
+        self._pieces = self._open_pieces(fixed.piecewise_tokens, graphs) if fixed.piecewise_tokens else None
+        self._static = self._open_static(graphs) if fixed.static_decode else None
+        if self._static is not None:
+            self._eager.sampled = self._static.sampled
         self._sampler = Sampler(decoder.kernels, link, config.max_num_seqs)
         self._masks = None if structures is None else StructureMasks(structures, link)
         self._last: PendingStep | None = None
+        has_head = decoder.head is not None
         self.heads = Heads(decoder, self.pool, layout.groups, link, config.max_num_seqs) if has_head else None
         """Where the decoder has a head: the layout is one with its layer."""
+
+    def _open_pieces(self, most_tokens: int, graphs: CudaGraphs | None) -> PiecewiseSteps:
+        groups = self.layout.groups
+        num_tables = None if groups.is_plain else groups.size - self.layout.num_states
+        return PiecewiseSteps(self._decoder, self.pool, most_tokens, graphs, num_tables)
+
+    def _open_static(self, graphs: CudaGraphs | None) -> StaticDecode:
+        config, decoder, layout = self._config, self._decoder, self.layout
+        max_seq_len = config.max_seq_len or self._num_blocks * layout.block_size
+        loras = None
+        if config.adapter_slots and isinstance(decoder.kernels, HoldsLoras):
+            num_layers, rank = decoder.config.num_layers, config.adapter_max_rank
+            loras = decoder.kernels.hold_loras(
+                num_layers, config.adapter_slots, config.max_num_seqs, rank, self.kv_blocks
+            )
+        return StaticDecode(
+            decoder, self.pool, config.max_num_seqs, max_seq_len, self._link, graphs, layout.groups, loras
+        )
 
     def _open_blocks(
         self, kernels: Kernels, slices: OpenSlices | None
@@ -278,10 +293,12 @@ class Runner:
             inputs: StepInputs | None = None
             hidden: Tensor | None = None
             if is_pooling or self.heads is not None:
-                inputs = self._filled(items)
-                hidden, logits, pooled = self._forward_hidden(items, inputs)
+                inputs = self._eager.inputs(items)
+                hidden, logits, pooled = self._eager.hidden(items, inputs)
+            elif self._pieces is not None and _takes(self._pieces, items):
+                logits = self._pieces.run(self._eager.inputs(items))
             else:
-                logits = self.forward(items)
+                logits = self._eager.logits(items)
             logits, targets = split(logits, items, self._link)
             row_masks = None if masks is None else masks.row_masks()
             tokens = self._sampler.sample(logits, names, specs, row_masks)
@@ -303,7 +320,7 @@ class Runner:
         if not self._shares_pool:
             self._copy(plan)
         if plan.sequences:
-            self.forward(plan.sequences)
+            self._eager.logits(plan.sequences)
 
     def _copy(self, plan: StepPlan) -> None:
         if plan.copies:
@@ -319,7 +336,7 @@ class Runner:
         called, and its followers place their parts. Raises RankLost."""
         if self._announce is not None:
             self._announce.place_adapter(slot, 0 if adapter is None else adapter.number)
-        self._adapters.place(slot, adapter)
+        self._eager.adapters.place(slot, adapter)
         if self._static is not None:
             self._static.place_adapter(slot, adapter)
 
@@ -327,101 +344,10 @@ class Runner:
         """Checksums of these blocks as they are now; no step in flight may write to them."""
         return self._checksums(block_ids)
 
-    def forward(self, items: tuple[PlannedSequence, ...]) -> Tensor:
-        """[num_logits, vocab_size] fp32: those of `logit_rows`, from any mix of chunks and decodes. In a group, every
-        rank calls it for the same sequences, and the leader gets the logits."""
-        if self._decoder.num_stages > 1:
-            return self._forward_staged(items)
-        inputs, loras = self._filled(items), self._adapters.loras(items)
-        if self._pieces is not None and loras is None and self._pieces.takes(inputs.batch.num_tokens):
-            return self._pieces.run(inputs)
-        return self._decoder.forward(
-            inputs.token_ids,
-            inputs.positions,
-            self.pool,
-            inputs.batch,
-            inputs.logit_rows,
-            inputs.rope_lengths,
-            num_candidates(items) if self._decoder.is_split else ALL_CANDIDATES,
-            loras,
-        )
-
-    def _forward_hidden(
-        self, items: tuple[PlannedSequence, ...], inputs: StepInputs
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """What a head reads [num_tokens, hidden_size], or without one some rows behind the final norm; the logits as
-        `forward` gives them; and [num_pooling, hidden_size] fp32: for each sequence that has any, the sum of its last
-        `num_pooled` tokens' hidden states. Never in a group."""
-        assert self._decoder.num_stages == 1, "a group pools nothing"
-        assert not self._decoder.is_split, "a group pools nothing"
-        wanted = list[range]()
-        end = 0
-        for item in items:
-            end += len(item.token_ids)
-            if item.num_pooled:
-                wanted.append(range(end - item.num_pooled, end))
-        for_logits = logit_rows(items)
-        rows: Sequence[int] = range(end)
-        behind = () if self.heads is None else self.heads.behind
-        if self.heads is None or behind:
-            rows = sorted({*for_logits, *(row for part in wanted for row in part)})
-        place = {row: i for i, row in enumerate(rows)}
-        send = self._link.send
-        kept = self.kv_blocks.new_empty((end, len(behind), self._decoder.config.hidden_size), dtype=self._decoder.dtype)
-        hidden = self._decoder.hidden(
-            inputs.token_ids,
-            inputs.positions,
-            self.pool,
-            inputs.batch,
-            send(torch.tensor(rows, dtype=torch.int64)),
-            inputs.rope_lengths,
-            self._adapters.loras(items),
-            kept if behind else None,
-        )
-        sums = [
-            hidden.index_select(0, send(torch.tensor([place[row] for row in part]))).float().sum(dim=0)
-            for part in wanted
-        ]
-        of_logits = hidden.index_select(0, send(torch.tensor([place[row] for row in for_logits], dtype=torch.int64)))
-        if self.heads is not None and behind:
-            hidden = self.heads.joined(kept)
-        return hidden, self._decoder.logits(of_logits), torch.stack(sums) if sums else None
-
-    def _forward_staged(self, items: tuple[PlannedSequence, ...]) -> Tensor:
-        assert isinstance(self._decoder, RankDecoder)
-        split_items = micro_batches(items, self._decoder.num_stages)
-        filled = [(self._filled(part), self._adapters.loras(part)) for part in split_items]
-        parts = [
-            MicroBatch(x.token_ids, x.positions, x.batch, x.logit_rows, x.rope_lengths, loras) for x, loras in filled
-        ]
-        return self._decoder.forward_parts(parts, self.pool, num_candidates(items))
-
-    def _filled(self, items: tuple[PlannedSequence, ...]) -> StepInputs:
-        """The inputs, with the tokens in place that the step before sampled."""
-        inputs = self._inputs.of(items)
-        if inputs.pending is not None:
-            places, rows = inputs.pending
-            inputs.token_ids.index_copy_(0, places, self._sampled_at(rows))
-        return inputs
-
-    def _sampled_at(self, rows: Tensor) -> Tensor:
-        """[len(rows)] int64, the tokens that the step before sampled there. A group's leader has them, and sends them
-        to the ranks that embed them: on the device, before the host knows them."""
-        if self._sampled is None:
-            assert self._decoder.is_split
-            assert self._announce is None, "nothing was sampled before"
-            tokens = torch.zeros_like(rows)
-        else:
-            # A row without a token is -1; it computes from token 0 instead, and the result is dropped.
-            tokens = self._sampled.index_select(0, rows).clamp(min=0)
-        if isinstance(self._decoder, RankDecoder):
-            self._decoder.spread(tokens)
-        return tokens
-
     def _remember(self, tokens: Tensor) -> None:
         """Keeps the sampled tokens [num_rows] for the next step's `pending` tokens; static steps read one buffer."""
         if self._static is None:
-            self._sampled = tokens
+            self._eager.sampled = tokens
         else:
             self._static.sampled[: tokens.shape[0]].copy_(tokens)
 
@@ -434,6 +360,12 @@ class Runner:
         ends = accumulate(len(item.token_ids) for item in items)
         tokens = [(end - len(item.token_ids), end) for end, item in zip(ends, items, strict=True) for _ in item.samples]
         return lambda row: numerics.source(*tokens[row])
+
+
+def _takes(pieces: PiecewiseSteps, items: Sequence[PlannedSequence]) -> bool:
+    if any(item.adapter for item in items):
+        return False
+    return pieces.takes(sum(len(item.token_ids) for item in items))
 
 
 def _unknown(_row: int) -> None:

@@ -165,7 +165,8 @@ class _Rows:
         vocab_size: int,
         link: DeviceLink,
     ) -> None:
-        """Of the rows `chosen` alone. The sequences with penalties keep the slots that they had in the step before."""
+        """Settings of the rows `chosen` alone. The sequences with penalties keep the slots that they had in the step
+        before."""
         self.chosen = chosen
         self.places: Tensor | None = None  # [num_rows] int64, those of `chosen`; None: all rows are
         if len(chosen) < len(specs):
@@ -263,7 +264,7 @@ class _Rules:
         logits.view(-1).index_add_(0, self.places, torch.where(found, -math.inf, 0.0))
 
     def follow(self, tokens: Tensor, histories: SequenceHistories) -> None:
-        """The outputs go on with `tokens` [num_rows]."""
+        """Appends `tokens` [num_rows] to the outputs."""
         histories.follow_tails(self.slots, tokens.index_select(0, self.rows))
 
 

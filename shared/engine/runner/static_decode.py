@@ -278,7 +278,7 @@ class StaticTables:
 
 
 class StaticStates:
-    """Of the rows, the blocks of groups of states that a decode step reads and writes, with a mirror on the host."""
+    """The blocks of groups of states that each row of a decode step reads and writes, with a mirror on the host."""
 
     def __init__(self, num_rows: int, groups: KVGroups, padding_block: int, link: DeviceLink) -> None:
         """Every row begins as padding: it reads nothing and writes to `padding_block`."""

@@ -107,8 +107,8 @@ class Pacing:
         return sequence.paced_from_s + _num_paced(sequence, num_more) * self._due_s - at_s
 
     def least_slack_s(self, sequences: Iterable[EngineSequence], decoding: StepWork, now_s: float) -> float | None:
-        """Of all running answers, whose next step is `decoding`, with what each may owe; None without any, or without
-        a target."""
+        """Least slack of all running answers, whose next step is `decoding`, with what each may owe; None without any,
+        or without a target."""
         if self.tpot_target_s == 0:
             return None
         decode_s = self._fit.predicted_s(decoding)
@@ -178,8 +178,8 @@ class StepRoom:
         return self._times is not None and self.work.num_chunks > 0 and not self._within(0, 1)
 
     def most(self, num_before: int, count: int) -> int:
-        """Of `count` tokens of a prompt behind its first `num_before`, those that have room; of the step's first prompt
-        at least LEAST_CHUNK."""
+        """Number of a prompt's `count` tokens behind its first `num_before` that have room; at least LEAST_CHUNK for
+        the step's first prompt."""
         if self._times is None:
             return count
         least = 0 if self.work.num_chunks else min(count, LEAST_CHUNK)
@@ -190,7 +190,7 @@ class StepRoom:
         self.work = self.work.with_chunk(count, num_before)
 
     def predicted_s(self) -> float:
-        """Of the step as it is; 0 where nothing is known."""
+        """Predicted time of the step as it is; 0 where nothing is known."""
         return self._times.step_s(self.work) if self._times is not None else 0.0
 
     def _within(self, num_before: int, count: int) -> int:

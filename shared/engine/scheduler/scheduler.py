@@ -316,12 +316,12 @@ class Scheduler:
         return started
 
     def take_ended(self) -> list[SequenceEnded]:
-        """Those that left since the last call with more sealed blocks than a hand-off brought."""
+        """The sequences that left since the last call with more sealed blocks than a hand-off brought."""
         ended, self._lifecycle.ended = self._lifecycle.ended, []
         return ended
 
     def take_failed(self) -> list[SequenceFailed]:
-        """Those that left since the last call because no token could be chosen for them."""
+        """The sequences that left since the last call because no token could be chosen for them."""
         failed, self._lifecycle.failed = self._lifecycle.failed, []
         return failed
 

@@ -42,7 +42,7 @@ class SequenceTable:
 
     @property
     def holders(self) -> tuple[EngineSequence, ...]:
-        """Those that hold blocks."""
+        """The sequences that hold blocks."""
         return (*self.running, *self.receiving.values())
 
     @property

@@ -139,7 +139,7 @@ class BlockTables:
 
 
 class GroupedTables(BlockTables):
-    """Likewise, of models whose layers are in several KV groups, or see a window alone: of those a sequence holds the
+    """`BlockTables` for models whose layers are in several KV groups, or see a window alone: a sequence holds the
     blocks that its next token sees."""
 
     def __init__(self, pool: BlockPool, groups: KVGroups, step_tokens: int) -> None:
@@ -263,7 +263,7 @@ class GroupedTables(BlockTables):
         self._pool.release(held_of(states))
 
     def _grow_with_states(self, sequence: EngineSequence, num_places: int, written: Iterable[int]) -> bool:
-        """Of states, only the blocks that are written to."""
+        """As `grow`, and takes of states only the blocks that are written to."""
         groups, block_ids = self._groups, sequence.block_ids
         size, num_held = groups.size, len(block_ids)
         wanted = [place for place in range(num_held, num_places) if not groups.is_state(place % size)]
@@ -358,5 +358,5 @@ def block_tables(pool: BlockPool, groups: KVGroups, step_tokens: int) -> BlockTa
 
 
 def held_of(block_ids: Iterable[int]) -> list[int]:
-    """Those of a table, or of slots, that are blocks."""
+    """The entries of a table, or of slots, that are blocks."""
     return [block_id for block_id in block_ids if block_id >= 0]

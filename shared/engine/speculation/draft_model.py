@@ -65,7 +65,7 @@ class DraftModel(GuessingModel):
         most_tokens: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`runner` computes over the blocks of `pool`, which no one else uses. `most_tokens`: of a sequence that the
+        """`runner` computes over the blocks of `pool`, which nothing else uses. `most_tokens`: of a sequence that the
         draft has positions for. `clock`: in seconds."""
         super().__init__(clock)
         self.pool = pool

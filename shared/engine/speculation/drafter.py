@@ -35,3 +35,8 @@ class Drafter(Protocol):
     def forget(self, sequence_id: str) -> None:
         """The sequence has left; its id may be given anew."""
         ...
+
+
+def most_guesses(sequence: EngineSequence) -> int:
+    """Most guesses of a sequence's next step: as many as it asks for and has room for."""
+    return min(sequence.sampling.speculation.most_guesses, sequence.num_guessable_tokens)

@@ -2,8 +2,8 @@
 by what both took and brought.
 
 Chances and costs of rows say how many guesses a step should have. What that comes to is measured here, with all that it
-takes: a small model's step is over before a drafter's own work has paid. Where guessing loses, no one is asked for a
-while, then it is tried again, each time later.
+takes: a small model's step is over before a drafter's own work has paid. Where guessing loses, no drafter is asked for
+a while, then it is tried again, each time later.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MOST_OF_MEDIAN = 4.0
 
 
 class Gain:
-    """Of one kind of drafters, in batches of about one size."""
+    """What one kind of drafters gains in batches of about one size."""
 
     def __init__(self) -> None:
         self.num_left = FIRST_STAY
@@ -79,10 +79,11 @@ class Gain:
 
 
 class Gains:
-    """Of a draft model and of all other drafters, in batches of about one size. One trial runs at a time."""
+    """What a draft model gains, and what all other drafters do, in batches of about one size. One trial runs at a
+    time."""
 
     def __init__(self, has_others: bool, has_model: bool) -> None:
-        """Which of them there are."""
+        """Whether there are other drafters, and a model."""
         self.others, self.model = Gain(), Gain()
         self._all = (self.others,) * has_others + (self.model,) * has_model
         self._trial: Gain | None = None

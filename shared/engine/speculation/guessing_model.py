@@ -114,12 +114,12 @@ class GuessingModel(ABC):
 
     @abstractmethod
     def _record(self, sequence_id: str) -> GuessRecord | None:
-        """Of a sequence that it has guessed for, or begun with."""
+        """The record of a sequence that it has guessed for, or begun with."""
 
     # --- what they share
 
     def mean_chance(self, sequence: EngineSequence) -> float:
-        """That a guess is right where those before it are, before it is made."""
+        """Chance that a guess is right where those before it are, before it is made."""
         record = self._record(sequence.sequence_id)
         mean = self._means[sequence.sampling.is_greedy].chance(0)
         return mean if record is None else record.means.chance(0, mean)

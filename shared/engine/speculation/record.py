@@ -25,6 +25,6 @@ class Record:
         self.seen[of_class] = self._kept * self.seen[of_class] + 1.0
 
     def chance(self, of_class: int, first: float | None = None) -> float:
-        """Of one guess; `first`: what is known of it besides."""
+        """Chance that one guess is right; `first`: what is known of it besides."""
         known = self._first[of_class] if first is None else first
         return (self.right[of_class] + self._weight * known) / (self.seen[of_class] + self._weight)

@@ -1,9 +1,11 @@
-"""How much longer a decode step takes with rows for guesses: learned from the steps that had some."""
+"""What rows for guesses cost and bring in a decode step; what they cost is learned from the steps that had some."""
 
 from __future__ import annotations
 
 import statistics
 from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 FIRST_COST, ROW_COST = 0.08, 0.03
 """Share of a step that guesses are taken to cost before any were measured: having some, and each row."""
@@ -13,6 +15,8 @@ OLD = 192
 not stay for good."""
 EXACT_ROWS = 16
 """Up to as many rows in all each number is measured by itself, then several together."""
+LEAST_GAIN = 1.03
+"""Of a step's tokens a second, from which on guesses are worth their rows: less is within what is known of both."""
 
 
 class RowCosts:
@@ -47,6 +51,55 @@ class RowCosts:
     def _ratio(self, kind: int, rows: int, otherwise: float) -> float:
         cell = self._cells.get((kind, _cell_of(rows)))
         return otherwise if cell is None else cell.ratio(otherwise, self._num_steps)
+
+
+@dataclass(frozen=True, slots=True)
+class GuessedStep:
+    """A decode step that guesses may be added to."""
+
+    num_sequences: int
+    plain_s: float
+    """What it is predicted to take without guesses. Seconds."""
+    limit_s: float
+    """What it may take. Seconds."""
+    factors: Sequence[float]
+    """What it takes with 0, 1, … rows more, over what it takes without."""
+
+    def best(self, chances: Sequence[float], drafting_s: float = 0.0) -> tuple[int, float]:
+        """The number of rows, the likeliest of `chances` first, with which tokens come fastest when `drafting_s` were
+        spent before, and how many come in the time of a step without guesses."""
+        drafting = drafting_s / self.plain_s if self.plain_s else 0.0
+        best, num_tokens = 0, float(self.num_sequences)
+        best_rate = num_tokens / (1.0 + drafting)
+        least = LEAST_GAIN
+        for count, chance in enumerate(chances[: len(self.factors) - 1], 1):
+            num_tokens += chance
+            if self.plain_s * self.factors[count] + drafting_s > self.limit_s:
+                break
+            rate = num_tokens / (self.factors[count] + drafting)
+            if rate > least * best_rate:
+                best, best_rate, least = count, rate, 1.0
+        return best, best_rate
+
+    def is_worth_a_round(
+        self,
+        chances: Sequence[float],
+        gain: float,
+        num_rows: int,
+        drafting_s: float,
+        round_s: float,
+        least_rate: float,
+    ) -> bool:
+        """Whether one round more, for `num_rows` guesses of which `gain` are expected to be right, brings more tokens
+        for its time than the step with `chances` does, and than `least_rate`, as `best` has it."""
+        count, rate = self.best(chances, drafting_s)
+        rows = count + num_rows
+        if rows >= len(self.factors):
+            return False
+        if self.plain_s * self.factors[rows] + drafting_s + round_s > self.limit_s:
+            return False
+        longer = self.factors[rows] - self.factors[count] + round_s / self.plain_s
+        return gain > max(rate, least_rate) * longer
 
 
 class _Cell:

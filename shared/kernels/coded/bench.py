@@ -31,7 +31,7 @@ FEW = 128
 
 
 def random_linear(form: str, in_size: int, out_size: int, device: torch.device) -> CodedLinear:
-    """Of random codes: times do not depend on them."""
+    """A linear layer of random codes: times do not depend on them."""
     weight = QuantizedWeight.allocate(FORMS[form], (out_size, in_size), device)
     if weight.codes.dtype == FP8:
         weight.codes.copy_(torch.randn(in_size, device=device).expand(out_size, -1))

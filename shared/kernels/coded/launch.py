@@ -151,7 +151,7 @@ def multiply(
 
 
 def num_tickets(weight: CodedWeight) -> int:
-    """Of a launch that is split: more tiles than these fill a device anyway."""
+    """Tickets of a launch that is split: more tiles than these fill a device anyway."""
     return _TICKETS_A_GRANULE * weight.padded_size // GRANULE
 
 

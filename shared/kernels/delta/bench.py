@@ -47,8 +47,8 @@ def _of_layer(layer: DeltaLayer, steps: Sequence[int], prompts: Sequence[Sequenc
 
 
 def _token_flops() -> int:
-    """Of the products that a token's share of a chunk needs, for one head: with the keys of its chunk, the solution of
-    its updates, what these read of a state, what a query reads, and what a state gets."""
+    """FLOP of the products that a token's share of a chunk needs, for one head: with the keys of its chunk, the
+    solution of its updates, what these read of a state, what a query reads, and what a state gets."""
     within = 2 * CHUNK * (2 * DIM + 2 * DIM + DIM)  # keys and queries with keys; own and reads; what a query reads
     return within + 2 * DIM * DIM * 3
 

@@ -178,7 +178,7 @@ def delta_attention(projected: Tensor, layer: DeltaLayer, pool: PoolView, batch:
 
 
 def _precision(projected: Tensor) -> str:
-    """Of products: of models in bfloat16 factors are rounded to 10 bits, more than the model's own have."""
+    """Precision of products: of models in bfloat16 factors are rounded to 10 bits, more than the model's own have."""
     if projected.dtype == torch.bfloat16:
         return "tf32"
     return "tf32x3" if device.device_limits(projected.device).arch.startswith("sm_") else "ieee"

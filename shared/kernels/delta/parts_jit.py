@@ -100,14 +100,15 @@ def softplus(x):
 
 @triton.jit
 def load_rates(rates, places, real):
-    """Of one head for some tokens, fp32, zeros where there is nothing; `rates`: the head's."""
+    """Rates of one head for some tokens, fp32, zeros where there is nothing; `rates`: the head's."""
     raw = tl.load(rates + places, mask=real, other=0.0)
     return tl.where(real, rounded(1.0 / (1.0 + tl.exp(-raw.to(tl.float32))), raw.dtype), 0.0)
 
 
 @triton.jit
 def load_log_decays(decays, places, real, decay, bias):
-    """Likewise; by channel `bias` is that of the channels."""
+    """Logarithms of one head's decays for some tokens, fp32, zeros where there is nothing; by channel `bias` is that of
+    the channels."""
     raw = tl.load(decays + places, mask=real, other=0.0).to(tl.float32)
     return tl.where(real, decay * softplus(raw + bias), 0.0)
 

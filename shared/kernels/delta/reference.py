@@ -189,8 +189,8 @@ def delta_attention(projected: Tensor, layer: DeltaLayer, pool: PoolView, batch:
 
 
 def _by_token(batch: AttentionBatch) -> list[tuple[Tensor, AttentionBatch]]:
-    """Of a step with `token_states`: the first tokens of all sequences as a step of their own, then the second ones,
-    and so on, each with its rows [num_rows] int64 of that step."""
+    """Splits a step with `token_states`: the first tokens of all sequences as a step of their own, then the second
+    ones, and so on, each with its rows [num_rows] int64 of that step."""
     assert batch.token_states is not None
     rounds, device = [], batch.slots.device
     begins = [0, *accumulate(batch.query_lens)]

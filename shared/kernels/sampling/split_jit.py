@@ -124,7 +124,7 @@ def faster(speed, token, other_speed, other_token):
 
 @triton.jit
 def winner(speeds, tokens):
-    """Of a vector of speeds and ids: the fastest, of equally fast ones the lowest id."""
+    """The fastest of a vector of speeds and ids; of equally fast ones that of the lowest id."""
     speed = tl.max(speeds, 0)
     return speed, tl.min(tl.where(speeds == speed, tokens, 0x7FFFFFFF), 0)
 

@@ -44,7 +44,8 @@ class ArrivalCheck:
         self._weights = checksum_weights(block_bytes // 8)
 
     async def sound(self, blocks: Sequence[tuple[int, BlockMemory, Announced]], seal: Seal | None = None) -> list[bool]:
-        """Of each (block index, bytes, what was announced), which a `seal` opens in place: so a block is checked once.
+        """Whether each (block index, bytes, what was announced) arrived whole; a `seal` opens it in place, so a block
+        is checked once.
 
         Nothing else may write to the bytes meanwhile. Runs to its end, also where the caller is cancelled.
         """

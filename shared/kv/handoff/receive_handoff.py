@@ -46,7 +46,7 @@ class LostMemory:
 
     @property
     def num_kept(self) -> int:
-        """Of these, how many have not been given back yet."""
+        """Number of kept blocks that have not been given back yet."""
         return len(self._kept)
 
 
@@ -123,7 +123,7 @@ class HandoffReceiver:
     store: Callable[[Sequence[int]], None] | None = None
     """Moves blocks, by index, out of their buffers, in a thread, as soon as each was found undamaged."""
     checksums: dict[int, int] = field(default_factory=dict)
-    """Of the blocks that are here, undamaged, by index: nothing writes to them any more."""
+    """Checksums of the blocks that are here, undamaged, by index: nothing writes to them any more."""
     damaged: set[int] = field(default_factory=set)
     """Blocks that arrived with another checksum than they left with."""
     num_damaged: int = 0

@@ -304,7 +304,7 @@ class Shipment:
             self._error = self._error or _as_failure(error)
 
     def _checksum(self, block: OutgoingBlock) -> int:
-        """Of the bytes that are sent."""
+        """Checksum of the bytes that are sent."""
         return self._checksums.get(block.index, block.checksum)
 
     def _next_number(self) -> int:
@@ -312,7 +312,7 @@ class Shipment:
         return self._num_messages - 1
 
     async def _send_trailer(self, trailer: types_pb2.HandoffTrailer) -> None:
-        if not self.address:  # nobody receives: the prompt's blocks stay where they were computed
+        if not self.address:  # no receiver: the prompt's blocks stay where they were computed
             return
         trailer.block_indexes.extend(block.index for block in self._sent)
         trailer.checksums.extend(map(self._checksum, self._sent))
@@ -331,7 +331,7 @@ class Shipment:
 
 
 def _as_failure(error: Exception) -> TransferFailed:
-    """What ends the hand-off, also for a bug: the receiver must hear of it, and the blocks go back."""
+    """What ends the hand-off, also for a bug: the receiver must get it, and the blocks are given back."""
     if isinstance(error, TransferFailed):
         return error
     logger.error("a block or note could not be sent", exc_info=error)

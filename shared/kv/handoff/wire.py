@@ -19,7 +19,7 @@ class ClosedBlock:
 
     sealed: SealedBlock
     packed: memoryview | None = None
-    """Of the packing, to be given back."""
+    """Buffer of the packing, to be given back."""
     saved_bytes: int = 0
     """By which it is smaller than the block."""
 

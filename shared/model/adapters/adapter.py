@@ -96,7 +96,7 @@ class AdapterPart(Protocol):
         ...
 
     def cut(self, module: str, target: Target, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        """Of a module's a [rank, in_size] and b [num_outputs, rank], this rank's columns and rows."""
+        """This rank's columns and rows of a module's a [rank, in_size] and b [num_outputs, rank]."""
         ...
 
 

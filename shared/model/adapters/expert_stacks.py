@@ -30,7 +30,7 @@ class ExpertStack:
 
     @property
     def name(self) -> str:
-        """Of what it adds to, for patterns of ranks and alphas."""
+        """Name of what it adds to, for patterns of ranks and alphas."""
         return f"model.layers.{self.layer}.mlp.experts.{self.parameter}"
 
     def pairs(self, config: ModelConfig, a: Tensor, b: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:

@@ -31,7 +31,7 @@ class DeltaConfig(DeltaSizes):
     places: PartPlaces | None = None  # of states beside latents, as `DeltaLayer`
 
     def num_parameters(self, hidden_size: int) -> int:
-        """Of a layer's projections."""
+        """Parameters of a layer's projections."""
         of_hidden = self.projected_size + self.value_size
         if self.low_rank:
             of_hidden += 2 * self.low_rank - self.decay_size - self.value_size
@@ -39,7 +39,7 @@ class DeltaConfig(DeltaSizes):
 
     @property
     def state_bytes(self) -> int:
-        """Of `state_elements`."""
+        """Bytes of `state_elements`."""
         return self.state_elements * STATE_ELEMENT_BYTES
 
     @classmethod

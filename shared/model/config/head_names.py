@@ -20,7 +20,7 @@ class HeadNames:
 
 
 def numbered_names(layer: int) -> HeadNames:
-    """Of a head that is the layer of that number (DeepSeek V3, GLM-4.5)."""
+    """Names of a head that is the layer of that number (DeepSeek V3, GLM-4.5)."""
     prefix = f"model.layers.{layer}."
     return HeadNames(prefix, "", "enorm", "hnorm", "eh_proj", "shared_head.norm", "embed_tokens", "shared_head.head")
 

@@ -170,8 +170,8 @@ class JsonFields:
         return JsonFields({**values, **self._values}, self._source, self._prefix, self._spelled)
 
     def respelled(self, names: Mapping[str, Sequence[str]]) -> JsonFields:
-        """These fields, some of which the file spells otherwise: by the name that is asked for, the file's, of which
-        the first one counts that is there; then the one that is asked for."""
+        """The same fields, for a file that spells some names in another way: under each name that is asked for, the
+        first of the file's spellings that is there, or else that name itself."""
         found = {
             name: self._values[spelling]
             for name, spellings in names.items()

@@ -86,7 +86,7 @@ class ModelConfig:
 
     @property
     def temperatures(self) -> tuple[Temperature, ...]:
-        """Those that layers have, each once, in the order of the layers."""
+        """The temperatures that layers have, each once, in the order of the layers."""
         return tuple(dict.fromkeys(layer.temperature for layer in self.layers if layer.temperature is not None))
 
     def temperature_encoding(self, layer: int) -> int | None:
@@ -165,7 +165,7 @@ class ModelConfig:
 
     @property
     def _kept(self) -> tuple[int | None, ...]:
-        """Of each layer: tokens that it sees of the longest text, None for all."""
+        """For each layer the tokens that it sees of the longest text; None for all."""
         most = self.max_position_embeddings
         return tuple(None if layer.window is None or layer.window >= most else layer.window for layer in self.layers)
 

@@ -15,7 +15,7 @@ Method = Literal["compressed-tensors", "awq", "gptq", "fp8", "mxfp4", "bitsandby
 METHODS: tuple[Method, ...] = get_args(Method)
 """Ways to store weights in fewer bits, by the names that checkpoints give them."""
 FIELD = "quantization_config"
-"""Of config.json."""
+"""Field of config.json."""
 STACKED = "its experts lie in one tensor, which is read plain or in mxfp4 and kept in 16 or 32 bits"
 """Why an architecture takes no other storage, for messages."""
 STACKED_METHOD: Method = "mxfp4"
@@ -84,7 +84,7 @@ class QuantizationConfig:
         raise own.fault("quant_method", f"{method!r} is not supported; supported: {', '.join(METHODS)}")
 
     def scheme_of(self, module: str) -> WeightScheme | None:
-        """Of a projection, by its name in the checkpoint; None where no target names it."""
+        """The scheme of a projection, by its name in the checkpoint; None where no target names it."""
         for wanted in (_names_exactly, _matches, lambda target, _: target == _ALL_LINEAR):
             for targets, scheme in self.schemes:
                 if any(wanted(target, module) for target in targets):

@@ -54,7 +54,8 @@ def _q4_1(raw: Tensor) -> Tensor:
 
 
 def _scales_and_lows(raw: Tensor) -> tuple[Tensor, Tensor]:
-    """Of 8 parts of a block each: fp32 [..., 8], from 12 bytes of numbers of 6 bits and two scales of these."""
+    """Scales and lows of a block's 8 parts: fp32 [..., 8] each, from 12 bytes of numbers of 6 bits and two scales of
+    these."""
     packed = raw[..., 4:16]
     first, second, third = packed[..., :4], packed[..., 4:8], packed[..., 8:]
     scales = torch.cat((first & 63, third & 15 | first >> 6 << 4), -1).float()
@@ -102,4 +103,4 @@ TYPES = {
 }
 """By their numbers in a file."""
 BLOCKS = {kind.name: kind for kind in TYPES.values() if kind.open is not None}
-"""Those that are no plain numbers, by name."""
+"""The types that are no plain numbers, by name."""

@@ -55,7 +55,7 @@ class _Fields:
         return ModelLoadError(f"{file}: {name} {problem}", field=name, file=file.name)
 
     def own(self, name: str, default: Value | None = None) -> Value | None:
-        """Of the architecture."""
+        """A value under the architecture's name."""
         return self.header.metadata.get(self.prefix + name, default)
 
     def text(self, name: str) -> str:

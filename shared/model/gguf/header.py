@@ -16,7 +16,7 @@ from shared.model.config.folder import GGUF_MAGIC
 from shared.model.gguf.blocks import TYPES
 
 Value = int | float | bool | str | list["Value"]
-"""Of one entry of the metadata."""
+"""Value of one entry of the metadata."""
 
 _VERSIONS = (2, 3)
 _MOST_BYTES = 256 << 20

@@ -45,7 +45,7 @@ class AttentionBlock:
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Of a token, what `attend` reads and gives."""
+        """A token's shape of what `attend` reads, and of what it gives."""
         num_heads, head_dim = self._config.num_heads, self._config.head_dim
         return (num_heads, head_dim * (2 if self._is_gated else 1)), (num_heads * head_dim,)
 

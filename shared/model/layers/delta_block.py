@@ -52,7 +52,7 @@ class DeltaBlock:
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Of a token, what `attend` reads and gives."""
+        """A token's shape of what `attend` reads, and of what it gives."""
         return (self._delta.projected_size,), (self._delta.value_size,)
 
     def place(

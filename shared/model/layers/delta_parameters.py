@@ -45,8 +45,8 @@ def delta_rows(delta: DeltaConfig) -> dict[str, int]:
 
 
 def rate_rows(delta: DeltaConfig) -> dict[str, int]:
-    """Likewise, of the rates and decays, which are a projection of their own; by channel, of the lower ranks of decays
-    and gates."""
+    """Rows of the rates and decays, which are a projection of their own; by channel, of the lower ranks of decays and
+    gates."""
     heads = delta.num_value_heads
     if delta.is_by_channel:
         return {"self_attn.b_proj": heads, "self_attn.f_a_proj": delta.low_rank, "self_attn.g_a_proj": delta.low_rank}

@@ -168,7 +168,7 @@ class Head:
         return self._projection.forward(kept.flatten(1))
 
     def own_batch(self, batch: AttentionBatch) -> AttentionBatch:
-        """Of a step over KV groups, what concerns the head's."""
+        """The part of a step over KV groups that concerns the head's."""
         if not batch.groups:
             return batch
         own = batch.groups[self._group]

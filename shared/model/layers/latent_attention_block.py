@@ -58,7 +58,7 @@ class LatentAttentionBlock:
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Of a token, what `attend` reads and gives."""
+        """A token's shape of what `attend` reads, and of what it gives."""
         return (self._num_heads, self._sizes.query_dim), (self._num_heads * self._sizes.value_dim,)
 
     def place(

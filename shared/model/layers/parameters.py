@@ -180,7 +180,7 @@ def gate_up_rows(config: ModelConfig, mlp: str, inner: int) -> dict[str, int]:
 
 
 def _dense_name(config: ModelConfig, *, has_experts: bool) -> str:
-    """Of what each token passes in a layer: the only block, or the shared experts."""
+    """Name of the block that each token passes in a layer: the only one, or the shared experts."""
     return f"{config.moe.prefix}.{config.moe.shared}" if has_experts and config.moe is not None else config.names.mlp
 
 
@@ -205,7 +205,7 @@ class Allocator:
     specs: Specs
 
     def empty(self, *shape: int) -> Tensor:
-        """Of plain numbers."""
+        """An uninitialised tensor of plain numbers."""
         return torch.empty(shape, dtype=self.dtype, device=self.device)
 
     def weight(self, rows: Mapping[str, int], in_size: int, ahead: Sequence[Sequence[str]] = ()) -> Weight:

@@ -61,7 +61,7 @@ class DecoderPieces:
 
     @property
     def attention_shapes(self) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
-        """Of each layer's `attend`, a token's share of what it reads and of what it gives."""
+        """For each layer's `attend`, a token's shape of what it reads and of what it gives."""
         return tuple(block.shapes for block in self._attention)
 
     @property

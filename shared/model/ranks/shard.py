@@ -223,7 +223,7 @@ class Shard:
 
     @property
     def _state_places(self) -> PartPlaces | None:
-        """Of its parts of states beside latents."""
+        """Places of its parts of states beside latents."""
         if self.config.delta is None or self.config.delta.places is None:
             return None
         whole = self.config.delta.places

@@ -171,7 +171,7 @@ def _is_of_state(config: ModelConfig, module: str) -> bool:
 
 
 def _of_delta(shard: Shard, leaf: str, kind: str, shape: tuple[int, ...]) -> Part:
-    """Of a tensor of a layer with a state."""
+    """The part of a tensor of a layer with a state."""
     delta, heads = shard.config.delta, shard.delta_heads
     assert delta is not None
     times = delta.num_value_heads // delta.num_key_heads
@@ -202,7 +202,7 @@ def _of_delta(shard: Shard, leaf: str, kind: str, shape: tuple[int, ...]) -> Par
 
 
 def _stacked(shard: Shard, name: str, kind: str) -> Part:
-    """Of a tensor of all experts of a layer."""
+    """The part of a tensor of all experts of a layer."""
     moe = shard.config.moe
     assert moe is not None
     assert shard.experts is not None

@@ -15,11 +15,9 @@ from torch import Tensor
 from shared.errors import ModelLoadError
 from shared.kernels.quantized import Piece, QuantizedWeight, Weight, quantize_rows
 from shared.model.config.json_fields import read_json_object
-from shared.model.config.quantization import QuantizationConfig
 from shared.model.weights.checkpoint import Checkpoint
 from shared.model.weights.safetensors_files import DENSE, checkpoint_files
-from shared.model.weights.schemes import MAKERS
-from shared.model.weights.sources import TIED_NAME, TIED_SOURCE, WeightSource, check_left_biases, match_sources
+from shared.model.weights.sources import TIED_NAME, TIED_SOURCE, WeightSource, check_left_biases
 
 OnProgress = Callable[[int, int], None]
 """Called with (loaded_bytes, total_bytes) of the checkpoint after each tensor."""
@@ -27,36 +25,6 @@ OnProgress = Callable[[int, int], None]
 
 _SAMPLE_BYTES = 64 * 1024
 _HUGE_PAGES_SETTING = "THP_MEM_ALLOC_ENABLE"
-
-
-def load_weights(
-    folder: Path,
-    targets: Mapping[str, Weight],
-    on_progress: OnProgress | None = None,
-    unused: tuple[str, ...] = (),
-    quantization: QuantizationConfig | None = None,
-) -> None:
-    """Copy every checkpoint tensor into its target, in place, converting to the target's dtype, form and device.
-
-    Beside the targets there is one piece of a tensor in memory, see `TensorReader`; of weights that are packed by
-    columns one tensor. All names, shapes and scales are checked before the first weight is read. The rotary frequencies
-    of old checkpoints are skipped. An `lm_head.weight` beside a tied embedding must equal it.
-
-    Args:
-        folder: the model folder.
-        targets: tensor name → tensor of the checkpoint's shape, or quantized weight.
-        on_progress: see `OnProgress`.
-        unused: how the names of tensors begin that may be there and are not read.
-        quantization: as in the model's configuration.
-
-    Raises:
-        ModelLoadError: weights missing or corrupt (`file`), tensors missing or unexpected (`tensor`, `count`),
-            or of a wrong shape or dtype, or with impossible scales (`tensor`).
-    """
-    with Checkpoint.of(folder) as checkpoint:
-        shapes = {name: tuple(target.shape) for name, target in targets.items()}
-        sources = match_sources(checkpoint, shapes, MAKERS, quantization, unused)
-        fill_weights(checkpoint, sources, targets, on_progress)
 
 
 @dataclass(frozen=True)
@@ -75,10 +43,14 @@ def fill_weights(
     on_progress: OnProgress | None = None,
     parts: Mapping[str, Part] | None = None,
 ) -> None:
-    """Reads the targets from their sources, in the files' order; all scales are checked before the first weight.
+    """Copies each source into its target of the same name, in place and in the files' order, in the target's dtype,
+    form and device. All scales are checked before the first weight is read.
+
+    Beside the targets there is one piece of a tensor in memory, see `TensorReader`; of weights that are packed by
+    columns one tensor. An `lm_head.weight` beside a tied embedding must equal it.
 
     `parts`: name → what a target holds; None: everything. Columns of quantized weights must begin and end between two
-    groups. Raises ModelLoadError.
+    groups. Raises ModelLoadError: weights corrupt (`file`), or with impossible scales (`tensor`).
     """
     wanted = {name: sources[name] for name in targets}
     for source in wanted.values():

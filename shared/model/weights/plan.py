@@ -87,7 +87,7 @@ class WeightPlan:
 
     @property
     def kinds(self) -> str:
-        """Of weights in fewer bits, such as `int4+int8`; empty where there are none."""
+        """Kinds of weights in fewer bits, such as `int4+int8`; empty where there are none."""
         return "+".join(sorted({_named(spec) for spec in self.specs.values()}))
 
     def weight_bytes(self, element_bytes: int) -> int:

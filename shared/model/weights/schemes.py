@@ -41,7 +41,7 @@ class _Stored:
 
     @property
     def kind(self) -> Kind:
-        """Of its codes."""
+        """Kind of its codes."""
         return self.scheme.kind
 
     @property

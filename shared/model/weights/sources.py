@@ -37,12 +37,12 @@ class WeightSource(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the tensor with the numbers or codes."""
+        """Name of the tensor with the numbers or codes."""
         ...
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all of its tensors."""
+        """Names of all of its tensors."""
         ...
 
     @property
@@ -99,8 +99,8 @@ class OfOneTensor:
 
 @dataclass(frozen=True)
 class OneOfStacked(OfOneTensor):
-    """Rows of a tensor of several weights' numbers, of experts say, outputs first. Its entry is [num_rows, in_size],
-    all weights' rows behind each other."""
+    """One weight out of a tensor that stacks several, such as experts', as rows of outputs. The tensor's entry is
+    [num_rows, in_size], all weights' rows behind each other."""
 
     first: int
     spec: None = None

@@ -23,7 +23,8 @@ class CallSampler:
         self._sampler: Sampler = ParentBased(ratio) if settings.follow_client else ratio
 
     def is_sampled(self, trace_id: int, client: TraceContext | None) -> bool:
-        """Of a call with this trace id (128 bits); `client`: the span that it is a part of, None where it has none."""
+        """Whether a call with this trace id (128 bits) is sampled; `client`: the span that it is a part of, None where
+        it has none."""
         parent = _NO_PARENT
         if client is not None:
             span = SpanContext(client.trace_id, client.span_id, is_remote=True, trace_flags=_FLAGS[client.sampled])

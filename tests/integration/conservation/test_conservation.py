@@ -11,7 +11,6 @@ import json
 import random
 import re
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -23,10 +22,10 @@ from shared.engine.finish_reason import FinishReason
 from shared.errors import NumericalFault, TransferFailed, error_classes
 from shared.rpc.pb.tandem.v1 import inference_pb2
 from shared.seeds import derived_seed
+from tests.demo import DEMO
 from tests.integration.conservation.clients import Seen, over_grpc, over_http
 from tests.integration.conservation.workers import Script, Workers
 
-DEMO = Path(__file__).parents[3] / "models" / "demo"
 NUM_CALLS = 10_000
 NUM_AT_ONCE = 24
 DEADLINE_S = 1100.0

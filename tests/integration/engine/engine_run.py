@@ -90,6 +90,12 @@ class EngineRun:
     def close(self) -> None:
         self.engine.close()
 
+    def end(self) -> None:
+        """Closes an engine whose sequences have given all blocks back."""
+        self.close()
+        self.scheduler.check_integrity()
+        assert self.pool.num_used == 0
+
     def __enter__(self) -> Self:
         return self
 
@@ -123,6 +129,13 @@ class EngineRun:
         for item in sequences:
             self.engine.submit(AddSequence(item))
         return self.collect([item.sequence_id for item in sequences])
+
+    def continued(self, prompt, kept, max_tokens, **sampling) -> list[int]:
+        """The tokens behind those that another worker gave of the same answer of `max_tokens`."""
+        sequence = self.sequence([*prompt, *kept], max_tokens, **sampling)
+        sequence.num_prompt_tokens, sequence.max_tokens_total = len(prompt), len(prompt) + max_tokens
+        self.engine.submit(AddSequence(sequence))
+        return self.collect([sequence.sequence_id])[0]
 
     def collect(self, names) -> list[list[int]]:
         outputs = {name: [] for name in names}

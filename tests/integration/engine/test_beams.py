@@ -13,10 +13,11 @@ from shared.engine.runner.runner import RunnerConfig
 from shared.engine.sampling_params import BeamSearch
 from shared.errors import InvalidRequest
 from shared.model.ranks.shard import Degrees
+from tests.demo import DEMO
 from tests.integration.engine.engine_run import EngineRun, hand_off
 from tests.integration.engine.families import write_family
 from tests.integration.engine.group_run import GroupRun
-from tests.integration.engine.test_greedy_against_transformers import DEMO, load_transformers
+from tests.integration.engine.test_greedy_against_transformers import load_transformers
 from tests.unit.collectives.in_threads import needs_library
 
 PROMPT = [7 + (i * 37) % 190 for i in range(45)]
@@ -60,9 +61,7 @@ def ends_of(folder: Path) -> list[int]:
 
 
 def left_clean(run: EngineRun) -> None:
-    run.close()
-    run.scheduler.check_integrity()
-    assert run.pool.num_used == 0
+    run.end()
 
 
 @pytest.fixture(

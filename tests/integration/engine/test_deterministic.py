@@ -15,13 +15,13 @@ from shared.engine.plan import SampledToken
 from shared.engine.runner.runner import RunnerConfig
 from shared.kernels.backends.registry import AUTO
 from shared.model.checkpoints import write_random_checkpoint
+from tests.demo import DEMO
 from tests.unit.kernels.isas import ISAS, needs_library
 
 from .engine_run import EngineRun, hand_off
 
 pytestmark = needs_library
 
-DEMO = Path(__file__).parents[3] / "models" / "demo"
 NUM_TOKENS = 40
 PROMPTS = [[5 + (i * (2 * k + 3)) % 2000 for i in range(21 + 17 * k)] for k in range(12)]
 ASKED = (1, 7)

@@ -11,7 +11,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shared.engine.messages import AddSequence
 from shared.engine.plan import SampledToken, StepPlan, StepResult
 from shared.engine.runner.draft import draft_layout, load_draft, open_draft
 from shared.engine.runner.runner import RunnerConfig
@@ -24,8 +23,9 @@ from shared.model.checkpoints import write_random_checkpoint
 from shared.model.families.registry import load_config
 from shared.model.text.tokenizer import Tokenizer
 from shared.structure.compiler import StructureCompiler
+from tests.demo import DEMO
 from tests.integration.engine.engine_run import BLOCK_SIZE, EngineRun, hand_off
-from tests.integration.engine.test_speculation import DEMO, LENGTH, PROMPTS, WAYS, accepted, answers, assert_same, ids
+from tests.integration.engine.test_speculation import LENGTH, PROMPTS, WAYS, accepted, answers, assert_same, ids
 
 FREE = [way for way in WAYS if not way.keys() & {"structured_output", "repetition_penalty", "frequency_penalty"}]
 """Ways in which the draft chooses by the same rules as the target."""
@@ -64,9 +64,7 @@ def start() -> Iterator[Callable[..., EngineRun]]:
 
     yield begin
     for run, model in runs:
-        run.close()
-        run.scheduler.check_integrity()
-        assert run.pool.num_used == 0
+        run.end()
         if model is not None:
             model.pool.check_integrity()
             assert model.pool.num_used == 0, "a block of the draft's pool leaked"
@@ -159,10 +157,7 @@ def test_an_answer_that_goes_on_elsewhere_is_the_same(start, plain):
     run = start(draft())
     for prompt, way, (expected, _) in zip(PROMPTS, WAYS, plain, strict=True):
         kept = ids(expected)[: len(expected) // 2]
-        sequence = run.sequence([*prompt, *kept], LENGTH, **{**way, "prompt_logprobs": None})
-        sequence.num_prompt_tokens, sequence.max_tokens_total = len(prompt), len(prompt) + LENGTH
-        run.engine.submit(AddSequence(sequence))
-        assert [*kept, *run.collect([sequence.sequence_id])[0]] == ids(expected)
+        assert [*kept, *run.continued(prompt, kept, LENGTH, **{**way, "prompt_logprobs": None})] == ids(expected)
 
 
 def test_a_prefix_that_the_draft_has_is_not_computed_again(start):

@@ -70,9 +70,7 @@ def start(folders: dict[str, tuple[Path, Path]]) -> Iterator[Callable[..., Engin
 
     yield begin
     for run in runs:
-        run.close()
-        run.scheduler.check_integrity()
-        assert run.pool.num_used == 0
+        run.end()
 
 
 def normed(x: Tensor, weight: Tensor) -> Tensor:

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from shared.engine.runner.runner import RunnerConfig
+from tests.demo import DEMO
 from tests.integration.engine.engine_run import EngineRun, hand_off
 from tests.integration.engine.families import EXPERTS, FAMILIES, OTHERS, STATES, write_family
 
-DEMO = Path(__file__).parents[3] / "models" / "demo"
 NUM_TOKENS = 64
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,10 +14,10 @@ from shared.engine.speculation.drafter import Draft
 from shared.engine.speculation.speculator import MOST_ROWS, Speculator
 from shared.kernels.batch import AttentionBatch
 from shared.model.decoder import Decoder
+from tests.demo import DEMO
 from tests.integration.engine.engine_run import BLOCK_SIZE, EngineRun
 from tests.unit.kernels.attention_case import pool_of_nan
 
-DEMO = Path(__file__).parents[3] / "models" / "demo"
 PROMPT = [5 + (i * 7) % 300 for i in range(8)]
 TOP_K, TEMPERATURE, LENGTH = 4, 1.3, 3
 BATCH = MOST_ROWS // (LENGTH - 1)  # all have guesses behind their first token

@@ -22,11 +22,12 @@ from shared.model.decoder import Decoder
 from shared.model.families.registry import load_config
 from shared.model.text.tokenizer import Tokenizer
 from shared.structure.compiler import StructureCompiler
+from tests.demo import DEMO
 from tests.integration.engine.engine_run import BLOCK_SIZE, EngineRun, hand_off
 from tests.integration.engine.families import write_family
 from tests.integration.engine.heads import FAMILIES, write_knowing, write_with_random_head
 from tests.integration.engine.test_greedy_against_transformers import load_transformers
-from tests.integration.engine.test_speculation import DEMO, LENGTH, PROMPTS, accepted, answers, assert_same, ids
+from tests.integration.engine.test_speculation import LENGTH, PROMPTS, accepted, answers, assert_same, ids
 
 LONG = 48
 """Output tokens with which the batch outgrows 16 blocks."""
@@ -70,9 +71,7 @@ def start(folders: dict[str, Path]) -> Iterator[Callable[..., EngineRun]]:
 
     yield begin
     for run in runs:
-        run.close()
-        run.scheduler.check_integrity()
-        assert run.pool.num_used == 0
+        run.end()
 
 
 def plain(start: Callable[..., EngineRun], name: str, **options: Any) -> EngineRun:

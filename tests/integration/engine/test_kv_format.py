@@ -18,11 +18,11 @@ from shared.kv.layout import BlockLayout, KVFormat
 from shared.model.decoder import Decoder
 from shared.model.ranks.shard import Degrees
 from shared.model.text.tokenizer import Tokenizer
+from tests.demo import DEMO
 from tests.integration.engine.engine_run import EngineRun, hand_off
 from tests.integration.engine.families import FAMILIES, write_family
 from tests.integration.engine.group_run import GroupRun
 from tests.integration.engine.psalm import TEXT
-from tests.integration.engine.test_greedy_against_transformers import DEMO
 from tests.unit.model.paged_run import load_oracle, oracle_logits, prompt_logits
 
 REFUSAL = cpu_backend.refusal(torch.device("cpu"), torch.float32)

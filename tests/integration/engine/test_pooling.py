@@ -14,10 +14,10 @@ from shared.engine.messages import AddSequence, StepOutput
 from shared.engine.runner.runner import RunnerConfig
 from shared.engine.sequence import Goal
 from shared.errors import Overloaded
+from tests.demo import DEMO
 from tests.integration.engine.engine_run import MAX_NUM_SEQS, EngineRun
 from tests.integration.engine.families import write_family
 
-DEMO = Path(__file__).parents[3] / "models" / "demo"
 PROMPTS = [[7 + (i * k) % 190 for i in range(length)] for k, length in ((37, 53), (11, 1), (5, 16), (13, 90))]
 
 

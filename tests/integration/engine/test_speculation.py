@@ -26,12 +26,12 @@ from shared.model.ranks.shard import Degrees
 from shared.model.text.tokenizer import Tokenizer
 from shared.structure.compiler import StructureCompiler
 from shared.structure.structured_output import StructuredOutput, StructureKind
+from tests.demo import DEMO
 from tests.integration.engine.engine_run import EngineRun, hand_off
 from tests.integration.engine.families import EXPERTS, OTHERS, write_family
 from tests.integration.engine.group_run import GroupRun
 from tests.unit.engine.speculation.drafters import HostileDrafter, KnowingDrafter
 
-DEMO = Path(__file__).parents[3] / "models" / "demo"
 LENGTH = 32
 SCHEMA = {
     "type": "object",
@@ -77,9 +77,7 @@ def start() -> Iterator[Callable[..., EngineRun]]:
 
     yield begin
     for run in runs:
-        run.close()
-        run.scheduler.check_integrity()
-        assert run.pool.num_used == 0
+        run.end()
 
 
 def answers(run: EngineRun, ways: list[dict[str, Any]] = WAYS, length: int = LENGTH) -> list[Answer]:
@@ -201,10 +199,7 @@ def test_an_answer_that_goes_on_elsewhere_is_the_same(start, plain, known):
     run = start(KnowingDrafter(known), HostileDrafter())
     for prompt, way, (expected, _) in zip(PROMPTS, WAYS, plain, strict=True):
         kept = ids(expected)[: len(expected) // 2]
-        sequence = run.sequence([*prompt, *kept], LENGTH, **{**way, "prompt_logprobs": None})
-        sequence.num_prompt_tokens, sequence.max_tokens_total = len(prompt), len(prompt) + LENGTH
-        run.engine.submit(AddSequence(sequence))
-        assert [*kept, *run.collect([sequence.sequence_id])[0]] == ids(expected)
+        assert [*kept, *run.continued(prompt, kept, LENGTH, **{**way, "prompt_logprobs": None})] == ids(expected)
 
 
 def test_nothing_is_found_behind_a_prefix_of_wrong_guesses(start, plain, known):

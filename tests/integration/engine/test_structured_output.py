@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import jsonschema
 import pytest
@@ -20,10 +19,10 @@ from shared.model.families.registry import load_config
 from shared.model.text.tokenizer import Tokenizer
 from shared.structure.compiler import StructureCompiler
 from shared.structure.structured_output import ReasoningPart, StructuredOutput, StructureKind
+from tests.demo import DEMO
 from tests.integration.engine.engine_run import EngineRun, hand_off
 from tests.random_schemas import random_schema
 
-DEMO = Path(__file__).parents[3] / "models" / "demo"
 MAX_TOKENS = 500
 UNIFORM = {"temperature": 100.0}
 """Every token that a mask leaves is about as likely as every other: no model is worse at following a structure."""
@@ -158,10 +157,7 @@ def test_a_lost_answer_goes_on_exactly(start, plain):
     run = start(kernels="torch", ahead=True)
     for num_kept, prompt, (sampling, structure), (expected, _) in zip((30, 1, 7), PROMPTS, WAYS, plain, strict=False):
         kept = expected[:num_kept]
-        sequence = run.sequence([*prompt, *kept], LENGTH, structured_output=structure, **sampling)
-        sequence.num_prompt_tokens, sequence.max_tokens_total = len(prompt), len(prompt) + LENGTH
-        run.engine.submit(AddSequence(sequence))
-        assert [*kept, *run.collect([sequence.sequence_id])[0]] == expected
+        assert [*kept, *run.continued(prompt, kept, LENGTH, structured_output=structure, **sampling)] == expected
 
 
 def test_a_structure_ends_the_answer_and_max_tokens_cuts_it(run, tokenizer, plain):

@@ -19,6 +19,7 @@ import pytest
 import uvloop
 
 from shared.errors import TransferFailed
+from shared.kv.fleet_key import FleetKey
 from shared.kv.transfer import KVTransfer
 from shared.kv.ucx import UcxTransfer
 from tests.integration.kv.far_side import FarSide
@@ -141,25 +142,37 @@ class FarProcess:
 class Sides:
     """What a test gets."""
 
-    def __init__(self, near: KVTransfer, far: Call, address: bytes, process: FarProcess | None) -> None:
+    def __init__(
+        self,
+        near: KVTransfer,
+        far: Call,
+        address: bytes,
+        process: FarProcess | None,
+        key: FleetKey | None = None,
+    ) -> None:
         self.near = near
         self.far = far
         self.address = address
         """Of the far side."""
         self.process = process
+        self.key = key
+        """Of the near side."""
 
 
 @asynccontextmanager
-async def _ucx_sides(
-    process: FarProcess, near_host: bytes | None, cancel_timeout_s: float = DEADLINE_S
+async def ucx_sides(
+    process: FarProcess, key: FleetKey | None = None, *, ends: bool = False, **near_options: Any
 ) -> AsyncIterator[Sides]:
-    near = UcxTransfer(host_id=near_host, cancel_timeout_s=cancel_timeout_s)
+    """A near side beside that process, which `ends` with it."""
+    near = UcxTransfer(fleet_key=key, **near_options)
     await near.start()
     try:
         async with process.connected() as far:
-            yield Sides(near, far, bytes.fromhex(await far("address")), process)
+            yield Sides(near, far, bytes.fromhex(await far("address")), process, key)
     finally:
         await near.close()
+        if ends:
+            process.end(killed=True)
 
 
 @pytest.fixture(scope="session")
@@ -196,7 +209,8 @@ async def sides(request: pytest.FixtureRequest) -> AsyncIterator[Sides]:
         await far.close()
     else:
         process = request.getfixturevalue(f"{request.param}_process")
-        async with _ucx_sides(process, NEAR_HOST if request.param == "tcp" else None) as sides:
+        near_host = NEAR_HOST if request.param == "tcp" else None
+        async with ucx_sides(process, host_id=near_host, cancel_timeout_s=DEADLINE_S) as sides:
             yield sides
             await sides.far("drop_peer", address=sides.near.address.hex())
 
@@ -206,8 +220,6 @@ async def doomed(request: pytest.FixtureRequest) -> AsyncIterator[Sides]:
     """UCX sides whose far process is there to be killed."""
     tcp = request.param == "tcp"
     process = FarProcess(FAR_HOST, environment=BY_NETWORK) if tcp else FarProcess(None)
-    try:
-        async with _ucx_sides(process, NEAR_HOST if tcp else None, SILENT_S) as sides:
-            yield sides
-    finally:
-        process.end(killed=True)
+    near_host = NEAR_HOST if tcp else None
+    async with ucx_sides(process, ends=True, host_id=near_host, cancel_timeout_s=SILENT_S) as sides:
+        yield sides

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from shared.errors import TransferFailed
+from shared.kv.fleet_key import FleetKey
 from shared.kv.handoff.arrival_check import ArrivalCheck
 from shared.kv.handoff.receive_handoff import HandoffReceiver, ReceivedHandoff
 from shared.kv.transfer import KVTransfer
@@ -22,10 +23,11 @@ RIGHT = 1
 class Reservation:
     """A receiver with memory of its own."""
 
-    def __init__(self, transfer: KVTransfer) -> None:
+    def __init__(self, transfer: KVTransfer, key: FleetKey | None = None) -> None:
         self.memory = {index: bytearray([UNTOUCHED]) * BLOCK_BYTES for index in range(NUM_BLOCKS)}
         buffers = {index: memoryview(block) for index, block in self.memory.items()}
         self.receiver = HandoffReceiver(transfer, ArrivalCheck(BLOCK_BYTES), buffers, NUM_TOKENS)
+        self.receiver.fleet_key = key
 
     def right(self) -> list[int]:
         return [index for index, block in self.memory.items() if block == content(RIGHT, index, BLOCK_BYTES)]

@@ -12,8 +12,7 @@ from shared.kv.fleet_key import FleetKey
 from shared.kv.handoff.receive_handoff import ReceivedHandoff, receive_trailer
 from shared.kv.handoff.shipment import decode_trailer, trailer_bytes
 from shared.kv.seal import Purpose
-from shared.kv.ucx import UcxTransfer
-from tests.integration.kv.conftest import FarProcess, Sides
+from tests.integration.kv.conftest import FarProcess, Sides, ucx_sides
 from tests.integration.kv.far_side import BLOCK_BYTES, FIRST_TOKEN, Memory, content
 from tests.integration.kv.reservation import (
     NUM_BLOCKS,
@@ -31,40 +30,20 @@ ALL = list(range(NUM_BLOCKS))
 CIPHERS = ("aes-gcm", "chacha20-poly1305")
 
 
-class Encrypted(Sides):
-    """Sides with a key."""
-
-    key: FleetKey
-
-    def reservation(self) -> Reservation:
-        made = Reservation(self.near)
-        made.receiver.fleet_key = self.key
-        return made
-
-
 @pytest.fixture(params=[(name, name) for name in CIPHERS], ids=CIPHERS)
-async def sides(request: pytest.FixtureRequest) -> AsyncIterator[Encrypted]:
+async def sides(request: pytest.FixtureRequest) -> AsyncIterator[Sides]:
     """(near's cipher, far's)"""
     ours, theirs = request.param
     process = FarProcess(None, SECRET, encryption=theirs)
-    key = FleetKey(SECRET, encryption=ours)
-    near = UcxTransfer(fleet_key=key)
-    await near.start()
-    try:
-        async with process.connected() as far:
-            made = Encrypted(near, far, bytes.fromhex(await far("address")), process)
-            made.key = key
-            yield made
-    finally:
-        await near.close()
-        process.end(killed=True)
+    async with ucx_sides(process, FleetKey(SECRET, encryption=ours), ends=True) as found:
+        yield found
 
 
-async def test_an_encrypted_hand_off_arrives_from_one_sender_after_another(sides: Encrypted) -> None:
-    await assert_a_second_sender_completes(sides, sides.reservation())
+async def test_an_encrypted_hand_off_arrives_from_one_sender_after_another(sides: Sides) -> None:
+    await assert_a_second_sender_completes(sides, Reservation(sides.near, sides.key))
 
 
-async def test_what_crosses_is_cipher_text_alone(sides: Encrypted) -> None:
+async def test_what_crosses_is_cipher_text_alone(sides: Sides) -> None:
     """The plain receives of the transfer plane get what a listener in the network would."""
     ticket, memory = 7, Memory([(index, BLOCK_BYTES) for index in ALL])
     seal = sides.key.seal(Purpose.HANDOFF, ticket, BLOCK_BYTES)
@@ -88,8 +67,8 @@ async def test_what_crosses_is_cipher_text_alone(sides: Encrypted) -> None:
     assert memory.holding(ticket) == ALL
 
 
-async def test_blocks_changed_or_swapped_on_the_way_are_damaged(sides: Encrypted) -> None:
-    it = sides.reservation()
+async def test_blocks_changed_or_swapped_on_the_way_are_damaged(sides: Sides) -> None:
+    it = Reservation(sides.near, sides.key)
     ticket, _ = it.receiver.open()
     receiving = asyncio.create_task(it.receiver.receive(DEADLINE_S))
     await ship(sides, ticket, ALL, damaged=[2], swapped=[4, 6], finish=True)
@@ -98,11 +77,11 @@ async def test_blocks_changed_or_swapped_on_the_way_are_damaged(sides: Encrypted
     assert it.right() == [index for index in ALL if index not in (2, 4, 6)]
 
 
-async def test_what_was_sent_for_another_hand_off_is_refused(sides: Encrypted) -> None:
-    await assert_a_replay_is_refused(sides, sides.reservation())
+async def test_what_was_sent_for_another_hand_off_is_refused(sides: Sides) -> None:
+    await assert_a_replay_is_refused(sides, Reservation(sides.near, sides.key))
 
 
-async def test_a_hand_off_is_no_offer(sides: Encrypted) -> None:
+async def test_a_hand_off_is_no_offer(sides: Sides) -> None:
     """Under the right ticket, but for another purpose."""
     ticket, memory = 9, Memory([(0, BLOCK_BYTES)])
     seal = sides.key.seal(Purpose.OFFER, ticket, BLOCK_BYTES)
@@ -118,7 +97,7 @@ UNEQUAL = [("none", "aes-gcm"), ("aes-gcm", "none"), ("aes-gcm", "chacha20-poly1
 
 @pytest.mark.parametrize("sides", UNEQUAL, indirect=True, ids=["-".join(pair) for pair in UNEQUAL])
 async def test_unequal_settings_are_refused_on_both_sides_and_named(
-    sides: Encrypted, request: pytest.FixtureRequest
+    sides: Sides, request: pytest.FixtureRequest
 ) -> None:
     ours, theirs = request.node.callspec.params["sides"]
     with pytest.raises(TransferFailed, match=f"{ours} here and {theirs} at the peer") as refused:

@@ -11,9 +11,8 @@ import pytest
 from shared.errors import TransferFailed
 from shared.kv.fleet_key import FleetKey
 from shared.kv.handoff.receive_handoff import ReceivedHandoff
-from shared.kv.ucx import UcxTransfer
 from shared.kv.ucx.address import PeerAddress
-from tests.integration.kv.conftest import FarProcess, Sides
+from tests.integration.kv.conftest import FarProcess, Sides, ucx_sides
 from tests.integration.kv.far_side import TRAILER_BYTES, Memory
 from tests.integration.kv.reservation import (
     NUM_BLOCKS,
@@ -34,25 +33,12 @@ ALL = list(range(NUM_BLOCKS))
 @pytest.fixture(params=[SECRET], ids=["fleet"])
 async def sides(request: pytest.FixtureRequest) -> AsyncIterator[Sides]:
     """Near has the fleet's key; far the one of the parameter."""
-    process = FarProcess(None, request.param)
-    near = UcxTransfer(fleet_key=KEY)
-    await near.start()
-    try:
-        async with process.connected() as far:
-            yield Sides(near, far, bytes.fromhex(await far("address")), process)
-    finally:
-        await near.close()
-        process.end(killed=True)
-
-
-def keyed(transfer: UcxTransfer) -> Reservation:
-    made = Reservation(transfer)
-    made.receiver.fleet_key = KEY
-    return made
+    async with ucx_sides(FarProcess(None, request.param), KEY, ends=True) as found:
+        yield found
 
 
 async def test_a_hand_off_between_holders_of_the_key_is_taken(sides: Sides) -> None:
-    await assert_a_second_sender_completes(sides, keyed(sides.near))
+    await assert_a_second_sender_completes(sides, Reservation(sides.near, KEY))
 
 
 async def test_a_forged_address_is_refused_before_ucx_sees_it(sides: Sides) -> None:
@@ -75,7 +61,7 @@ async def test_a_forged_address_is_refused_before_ucx_sees_it(sides: Sides) -> N
 
 
 async def test_a_flipped_byte_with_its_checksum_made_right_is_found(sides: Sides) -> None:
-    it = keyed(sides.near)
+    it = Reservation(sides.near, KEY)
     ticket, _ = it.receiver.open()
     receiving = asyncio.create_task(it.receiver.receive(DEADLINE_S))
     await ship(sides, ticket, ALL, damaged=[2, 5], resummed=True, finish=True)
@@ -98,7 +84,7 @@ async def test_without_a_key_such_a_byte_is_not_found(sides: Sides) -> None:
 
 async def test_a_replayed_header_of_another_hand_off_is_refused(sides: Sides) -> None:
     """The same notes, blocks and trailer, once sealed for another ticket."""
-    await assert_a_replay_is_refused(sides, keyed(sides.near))
+    await assert_a_replay_is_refused(sides, Reservation(sides.near, KEY))
 
 
 @pytest.mark.parametrize("sides", [b"the secret of another fleet"], indirect=True, ids=["stranger"])

@@ -11,8 +11,7 @@ from shared.errors import TransferFailed
 from shared.kv.fleet_key import FleetKey
 from shared.kv.handoff.arrival_check import ArrivalCheck
 from shared.kv.handoff.receive_handoff import ReceivedHandoff
-from shared.kv.ucx import UcxTransfer
-from tests.integration.kv.conftest import BY_NETWORK, FAR_HOST, NEAR_HOST, FarProcess, Sides
+from tests.integration.kv.conftest import BY_NETWORK, FAR_HOST, NEAR_HOST, FarProcess, Sides, ucx_sides
 from tests.integration.kv.far_side import BLOCK_BYTES, block_packing, packable
 from tests.integration.kv.reservation import NUM_BLOCKS, RIGHT, Reservation, ship
 from tests.waiting import DEADLINE_S
@@ -23,42 +22,28 @@ SECRET = b"a secret of sixteen bytes or more"
 ALL = list(range(NUM_BLOCKS))
 
 
-class Packed(Sides):
-    """Sides that may have a key."""
-
-    key: FleetKey | None
-
-    def reservation(self, *, takes_packed: bool = True) -> Reservation:
-        made = Reservation(self.near)
-        made.receiver.check = ArrivalCheck(BLOCK_BYTES, block_packing() if takes_packed else None)
-        made.receiver.fleet_key = self.key
-        return made
-
-
 @pytest.fixture(params=["tcp", "tags", "aes-gcm"])
-async def sides(request: pytest.FixtureRequest) -> AsyncIterator[Packed]:
+async def sides(request: pytest.FixtureRequest) -> AsyncIterator[Sides]:
     encryption = "aes-gcm" if request.param == "aes-gcm" else "none"
     secret = b"" if request.param == "tcp" else SECRET
     process = FarProcess(FAR_HOST, secret, BY_NETWORK, encryption)
     key = FleetKey(secret, encryption=encryption) if secret else None
-    near = UcxTransfer(host_id=NEAR_HOST, fleet_key=key)
-    await near.start()
-    try:
-        async with process.connected() as far:
-            made = Packed(near, far, bytes.fromhex(await far("address")), process)
-            made.key = key
-            yield made
-    finally:
-        await near.close()
-        process.end(killed=True)
+    async with ucx_sides(process, key, ends=True, host_id=NEAR_HOST) as found:
+        yield found
+
+
+def reservation(sides: Sides, *, takes_packed: bool = True) -> Reservation:
+    made = Reservation(sides.near, sides.key)
+    made.receiver.check = ArrivalCheck(BLOCK_BYTES, block_packing() if takes_packed else None)
+    return made
 
 
 def right(it: Reservation) -> list[int]:
     return [index for index in ALL if it.memory[index] == packable(RIGHT, index, BLOCK_BYTES)]
 
 
-async def test_packed_blocks_arrive_from_one_sender_after_another(sides: Packed) -> None:
-    it = sides.reservation()
+async def test_packed_blocks_arrive_from_one_sender_after_another(sides: Sides) -> None:
+    it = reservation(sides)
     ticket, _ = it.receiver.open()
     receiving = asyncio.create_task(it.receiver.receive(DEADLINE_S))
     sent = await ship(sides, ticket, ALL, packed=True, damaged=[2, 5], finish=True)
@@ -78,8 +63,8 @@ async def test_packed_blocks_arrive_from_one_sender_after_another(sides: Packed)
     assert right(it) == ALL
 
 
-async def test_packed_blocks_that_nobody_asked_for_are_refused(sides: Packed) -> None:
-    it = sides.reservation(takes_packed=False)
+async def test_packed_blocks_that_nobody_asked_for_are_refused(sides: Sides) -> None:
+    it = reservation(sides, takes_packed=False)
     ticket, _ = it.receiver.open()
     receiving = asyncio.create_task(it.receiver.receive(DEADLINE_S))
     sending = asyncio.create_task(ship(sides, ticket, ALL, packed=True, finish=True))

@@ -19,10 +19,10 @@ from loadtest.baseline.windows import Study, WindowFile
 from loadtest.baseline.workloads import WindowSize
 from loadtest.rig.command_line import call
 from loadtest.slo import Slo
+from tests.demo import DEMO
 from tests.integration.loadtest.conftest import FakeServer, StartFake
 from tests.integration.loadtest.fake_script import Behaviour
 
-DEMO = Path(__file__).parents[3] / "models" / "demo"
 QUICK = Behaviour(messages=((0, 1), (0, 1), (0, 1)))
 REFUSED = Behaviour(refuse=429)
 DESIGN = Design(

@@ -14,7 +14,6 @@ from transformers import PreTrainedModel
 from typer.testing import CliRunner
 
 from loadtest.bench.quality import TEXT, Quality, forms_of, judge, texts_of
-from loadtest.rig.models import DEMO
 from services.quantize.compressed import KINDS
 from services.quantize.job import Wish, Written, quantize
 from shared.errors import ConfigError, TandemError
@@ -22,6 +21,7 @@ from shared.model.checkpoints import write_random_checkpoint
 from shared.model.decoder import Decoder
 from shared.model.text.tokenizer import Tokenizer
 from tandem_cli.main import build_app
+from tests.demo import DEMO
 from tests.integration.engine.families import write_family
 from tests.integration.engine.heads import FAMILIES as HEADED
 from tests.integration.engine.test_greedy_against_transformers import load_transformers

@@ -53,7 +53,7 @@ async def finish(router, running, old, name, new) -> None:
     await new.step(reserve.request_id, 53, finish=STOP)
     assert await read(running) == [50, 51, 52, 53]
     await running.aclose()
-    assert all(not link.num_requests and not link.num_committed for link in router.fleet.links)
+    assert all(not link.num_requests and not link._standing.num_open for link in router.fleet.links)
 
 
 async def test_the_answers_of_a_draining_worker_move(pair):

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
 import grpc.aio
 import httpx
@@ -25,6 +24,7 @@ from services.router.edge.tenants.adapter_rights import AdapterRights
 from shared.model.text.tokenizer import Tokenizer
 from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc
 from shared.rpc.server import RpcServer, channel
+from tests.demo import DEMO
 from tests.unit.router.edge.fixed_view import FixedView
 from tests.unit.router.edge.scripted_core import (
     MODEL,
@@ -35,8 +35,6 @@ from tests.unit.router.edge.scripted_core import (
     text_steps,
 )
 from tests.waiting import DEADLINE_S
-
-DEMO = Path(__file__).parents[3] / "models" / "demo"
 
 
 @dataclass

@@ -7,7 +7,6 @@ import contextlib
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -19,10 +18,10 @@ from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
 
 from shared.process_events import Ready, parse_event
 from shared.rpc.pb.tandem.v1 import types_pb2
+from tests.demo import DEMO
 from tests.integration.router.scripted_worker import ScriptedWorker
 from tests.waiting import DEADLINE_S, until
 
-DEMO = Path(__file__).parents[3] / "models" / "demo"
 DUPLEX = ProcessingMode.FULL_DUPLEX_STREAMED
 WORKER_BLOCKS = 100
 

@@ -15,8 +15,9 @@ import pytest_asyncio
 from services.local.cluster import LocalCluster
 from services.local.commands import TandemCommands
 from services.local.spec import ClusterSpec
+from tests.demo import DEMO
 from tests.integration.router_picker.envoy import ENVOY, envoy
-from tests.integration.router_picker.routers import DEMO, free_neighbours, free_ports, knows_both
+from tests.integration.router_picker.routers import free_neighbours, free_ports, knows_both
 from tests.waiting import DEADLINE_S, until
 
 pytestmark = [

@@ -16,9 +16,8 @@ from shared.errors import ConfigError, ModelLoadError
 from shared.identity import DECODE
 from shared.model.checkpoints import write_random_checkpoint
 from shared.structure.compiler import StructureCompiler
+from tests.demo import DEMO
 from tests.integration.engine.families import write_family
-
-DEMO = Path(__file__).parents[3] / "models" / "demo"
 
 
 def wanted(*flags: str) -> WorkerSettings:

@@ -22,11 +22,10 @@ from shared.errors import ConfigError, Internal, NumericalFault
 from shared.identity import BOTH, DECODE, PREFILL, Roles
 from shared.kv.groups import KVGroups
 from shared.model.decoder import Decoder
+from tests.demo import DEMO
 from tests.integration.engine.families import write_family
 from tests.unit.kernels.isas import ISAS, SUMS, needs_library
 from tests.waiting import DEADLINE_S
-
-DEMO = Path(__file__).parents[3] / "models" / "demo"
 
 
 @pytest.fixture(autouse=True)

@@ -18,10 +18,10 @@ from shared.model.layers.parameters import DecoderParameters
 from shared.sizing.shapes import KEPT_STATES
 from tandem_cli.fit.shape import shape_of
 from tandem_cli.quantities import count_of, seconds_of
+from tests.demo import DEMO
 from tests.integration.engine.families import write_family
 from tests.unit.cli.conftest import RunTandem
 
-DEMO = Path(__file__).parents[3] / "models" / "demo"
 HEAD = Path(__file__).parents[3] / "loadtest" / "traces" / "mooncake_conversation_head.jsonl"
 
 

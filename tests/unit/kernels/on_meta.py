@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -40,12 +39,12 @@ from shared.model.text.tokenizer import Tokenizer
 from shared.model.weights.plan import AS_STORED, Quantization
 from shared.structure.compiler import StructureCompiler
 from shared.structure.structured_output import StructuredOutput, StructureKind
+from tests.demo import DEMO
 
 from .comparing import triton_kernels
 
 META = torch.device("meta")
 BLOCK_SIZE = 16
-DEMO = Path(__file__).parents[3] / "models" / "demo"
 COMMON = {
     "rms_norm_eps": 1e-6,
     "max_position_embeddings": 4096,

@@ -31,9 +31,9 @@ from loadtest.workloads.spec import TraceOptions, parse_workload
 from shared.errors import ConfigError, WorkerLost
 from shared.identity import WorkerRole
 from shared.model.families.registry import load_config
+from tests.demo import DEMO
 from tests.unit.loadtest.factories import SLO, answered, broken, result
 
-DEMO = Path(__file__).parents[3] / "models" / "demo"
 TINY = {"hidden_size": 32, "intermediate_size": 48, "head_dim": 8}
 
 

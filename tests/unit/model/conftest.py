@@ -10,12 +10,13 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers.trainers import BpeTrainer
 
+from tests.demo import DEMO
+
 CORPUS = [
     "The quick brown fox jumps over the lazy dog, again and again and again.",
     "Numbers 1234567890 and symbols !?()[]{}<>|/\\ are part of the text too.",
     "Grüße aus Köln, naïve café, 日本語のテキスト, emoji 🎉🚀 and tabs\tand\nnew lines.",
 ] * 4
-DEMO = Path(__file__).parents[3] / "models" / "demo"
 
 
 def write_tokenizer(folder: Path, backend: Tokenizer, **config: Any) -> Path:

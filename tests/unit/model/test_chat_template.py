@@ -11,8 +11,9 @@ from transformers import AutoTokenizer
 from shared.errors import InvalidRequest, ModelLoadError
 from shared.model.text.chat_template import ChatTemplate, TemplateTraits
 from shared.model.text.tokenizer import Tokenizer
+from tests.demo import DEMO
 
-from .conftest import DEMO, byte_level_backend, write_tokenizer
+from .conftest import byte_level_backend, write_tokenizer
 
 HEADERS = """{{- bos_token }}
 {%- set loop_messages = messages %}

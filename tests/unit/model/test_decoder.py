@@ -20,7 +20,7 @@ from shared.model.decoder import Decoder
 from shared.model.families.registry import load_config
 from shared.model.layers.modules import DecoderModules
 from shared.model.layers.parameters import DecoderParameters
-from shared.model.weights.loader import load_weights
+from tests.unit.model.loading import load_weights
 
 from .paged_run import greedy, load_oracle, oracle_greedy, oracle_logits, prompt_logits
 

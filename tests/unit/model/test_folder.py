@@ -14,7 +14,7 @@ from shared.model.config.folder import check_is_content, check_model_folder
 from shared.model.families.registry import load_config
 from shared.model.text.tokenizer import Tokenizer
 from shared.model.weights.safetensors_files import checkpoint_files
-from tests.unit.model.conftest import DEMO
+from tests.demo import DEMO
 
 POINTER = (
     "version https://git-lfs.github.com/spec/v1\n"

@@ -22,9 +22,8 @@ from shared.model.text.tokenizer import Tokenizer
 from shared.model.weights.loader import fingerprint
 from shared.model.weights.plan import AS_STORED, QUANTIZATIONS
 from tandem_cli.up import find_model
+from tests.demo import DEMO
 from tests.gguf_files import write_model
-
-DEMO = Path(__file__).parents[3] / "models" / "demo"
 
 
 def vocabulary(**changes: Any) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from shared.model.families.registry import parse_config
 from shared.model.gguf.folder import gguf_folder
 from shared.model.kernel_choice import check_kernels, kernels_for
 from shared.model.weights.plan import AS_STORED, Quantization
+from tests.demo import DEMO
 from tests.gguf_files import write_model
 from tests.unit.kernels.isas import ISAS, SUMS, needs_library
 
@@ -99,9 +100,6 @@ def test_a_deterministic_worker_refuses_before_it_reads_the_weights(tmp_path: Pa
     with pytest.raises(ConfigError) as caught:
         Decoder.load(tmp_path, torch.float32, "cpu", deterministic=True)
     assert caught.value.field == "deterministic"
-
-
-DEMO = Path(__file__).parents[3] / "models" / "demo"
 
 
 def digest(

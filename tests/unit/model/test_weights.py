@@ -23,9 +23,10 @@ from shared.model.ranks.shard import Degrees, Shard
 from shared.model.ranks.shard_weights import allocate_shard, load_shard
 from shared.model.weights import tensor_reader
 from shared.model.weights.checkpoint import Checkpoint
-from shared.model.weights.loader import fingerprint, load_weights
+from shared.model.weights.loader import fingerprint
 from shared.model.weights.plan import WeightPlan
 from tests.integration.engine.families import EXPERTS
+from tests.unit.model.loading import load_weights
 
 
 def _views(folder: Path, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:

@@ -2,15 +2,15 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from tests.demo import DEMO
+
 pytestmark = pytest.mark.slow  # the files change with the recipe alone
 
-DEMO = Path(__file__).resolve().parents[3] / "models" / "demo"
 HELD_OUT = (  # the beginning of 1 Samuel 25, World English Bible (public domain); not in the training text
     "Samuel died; and all Israel gathered themselves together and mourned for him, and buried him at his "
     "house at Ramah. Then David arose and went down to the wilderness of Paran. There was a man in Maon "

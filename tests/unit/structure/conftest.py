@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from shared.model.families.registry import load_config
 from shared.model.text.tokenizer import Tokenizer
 from shared.structure.compiler import StructureCompiler
-
-DEMO = Path(__file__).parents[3] / "models" / "demo"
+from tests.demo import DEMO
 
 
 @pytest.fixture(scope="session")

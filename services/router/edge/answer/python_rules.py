@@ -235,7 +235,7 @@ def _key(name: str) -> str:
 
 
 def _types(schema: Schema) -> list[str]:
-    """Those that the schema names, or else those that its keywords are about."""
+    """The types that the schema names, or else those that its keywords are about."""
     named = schema.get("type")
     if named is None:
         found = [name for name, own in _OF_TYPE.items() if name != "integer" and own & schema.keys()]

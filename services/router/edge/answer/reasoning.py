@@ -26,7 +26,7 @@ class ReasoningMarks:
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """Of a family whose text and calls stand in messages, each behind a header, as its reasoning does."""
+    """Marks of a family whose text and calls stand in messages, each behind a header, as its reasoning does."""
 
     before_text: ReasoningMarks
     """Around the reasoning, up to the answer's text."""

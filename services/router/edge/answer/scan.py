@@ -17,7 +17,7 @@ Scanner = Generator[None, str, T]
 """A parser of a part of the text, which returns T."""
 
 MAX_NAME_LEN = 256
-"""Of a tool; a longer one is no call."""
+"""Longest name of a tool; a longer one is no call."""
 
 
 class NotAToolCall(Exception):

@@ -16,7 +16,7 @@ class ToolUse:
     required: bool = False  # some must be
     max_calls: int | None = None  # further ones are dropped
     schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, compare=False)
-    """Of the tools' arguments, by name: for formats that do not write JSON."""
+    """Schemas of the tools' arguments, by name: for formats that do not write JSON."""
 
     @property
     def is_forced(self) -> bool:

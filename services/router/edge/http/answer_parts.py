@@ -211,8 +211,8 @@ class AnswerParts:
 def answer_parts(
     plan: Sequence[Request], tools: ToolUse | None, formats: AnswerFormats, tokenizer: Tokenizer
 ) -> list[AnswerParts]:
-    """One a choice, brought to where the client's text ends. Raises InvalidRequest (`resume`) where that cannot be
-    told."""
+    """The parts of each choice, brought to where the client's text ends. Raises InvalidRequest (`resume`) where that
+    is not known."""
     if tools is None and formats.reasoning is None:
         return [AnswerParts(None) for _ in plan]
     return [_parts(request, tools, formats, tokenizer) for request in plan]

@@ -54,7 +54,7 @@ PATHS = (
     *("/tokenize", "/detokenize", "/v1/models", "/version", "/", "/docs", "/openapi.json"),
     *("/healthz", "/health", "/ping", "/readyz", "/metrics", "/status"),
 )
-"""Those that requests are counted by."""
+"""The paths that requests are counted by."""
 
 _REQUEST_ID = b"x-request-id"
 

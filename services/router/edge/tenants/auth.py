@@ -41,7 +41,7 @@ class ApiKeys:
 
     @classmethod
     def of(cls, settings: EdgeSettings) -> ApiKeys:
-        """Those of the settings."""
+        """The keys of the settings."""
         tenants = {name: tenant.api_keys for name, tenant in settings.tenants.items()}
         return cls(settings.api_keys, tenants, settings.admin_keys)
 

@@ -26,8 +26,8 @@ class GenerationDefaults:
 
     @classmethod
     def load(cls, folder: Path) -> GenerationDefaults:
-        """Of a model folder; all None where it has no such file. Its `max_new_tokens` is no recommendation: it is the
-        length at which its tools stop by default.
+        """The defaults of a model folder; all None where it has no such file. Its `max_new_tokens` is no
+        recommendation: it is the length at which its tools stop by default.
 
         Raises:
             ModelLoadError: the file is not valid, or a value out of the bounds of sampling; `field` names it.
@@ -50,7 +50,7 @@ class GenerationDefaults:
 
     @cached_property
     def given(self) -> Mapping[str, float]:
-        """Those that are set, by name."""
+        """The values that are set, by name."""
         return {item.name: value for item in fields(self) if (value := getattr(self, item.name)) is not None}
 
 

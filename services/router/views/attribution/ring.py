@@ -47,7 +47,7 @@ class EndedRequests:
         return found
 
     def within(self, window_s: float, now_s: float) -> list[tuple[RequestRecord, Verdict]]:
-        """Those that ended in the last `window_s`, newest first."""
+        """The requests that ended in the last `window_s`, newest first."""
         found: list[tuple[RequestRecord, Verdict]] = []
         for entry in reversed(self._entries):
             if now_s - ended_at(entry.record) > window_s:

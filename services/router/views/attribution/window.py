@@ -21,9 +21,9 @@ class CauseShare:
     num_lost: int
     """Requests lost to it."""
     lost_share: float
-    """Of all that count, 0..1."""
+    """Share of all requests that count, 0..1."""
     time_share: float
-    """Of all requests' time, 0..1."""
+    """Share of all requests' time, 0..1."""
 
 
 @dataclass(frozen=True, slots=True)

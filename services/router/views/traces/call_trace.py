@@ -141,7 +141,7 @@ class CallTrace:
 
 
 NO_TRACE = CallTrace(None)
-"""Of a call without a trace."""
+"""The trace of a call that has none."""
 
 
 def _attributes(error: TandemError | None, route: str, model: str) -> dict[str, Value]:

@@ -160,8 +160,8 @@ class PrefixFetch:
     def _useful(
         self, hashes: Sequence[bytes], missing: Sequence[int], held: Sequence[AbstractSet[int]]
     ) -> Sequence[int]:
-        """Of the missing blocks those that are needed behind the longest prefix that can be had; `held`: what each
-        source has."""
+        """The missing blocks that are needed behind the longest prefix that can be had; `held`: what each source
+        has."""
         groups = self._host.model.layout.groups
         if groups.is_plain:
             return missing
@@ -337,7 +337,7 @@ class PrefixFetch:
 async def _opened(
     sent: Sequence[SentBlock], buffers: Sequence[tuple[int, BlockMemory]], seal: Seal | None
 ) -> Sequence[SentBlock]:
-    """Those of the blocks that have arrived as they were sealed; the engine compares their checksums."""
+    """The blocks that have arrived as they were sealed; the engine compares their checksums."""
     if seal is None:
         return sent
     arrived = [(block.index, buffers[block.index][1], block.tag) for block in sent]

@@ -31,7 +31,7 @@ class SourceFetch:
 
     source: Source
     key: str
-    """Of the whole fetch, in commands to the engine."""
+    """Name of the whole fetch in commands to the engine."""
     hashes: tuple[bytes, ...]
     """All that the engine was asked to prepare for."""
     blocks: list[tuple[int, int]]

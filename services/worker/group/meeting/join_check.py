@@ -19,10 +19,10 @@ from shared.kv.fleet_key import FleetKey
 from shared.rpc.pb.tandem.v1 import group_pb2
 
 PROTOCOL = 1
-"""Of the meeting, and of what ranks of one group exchange."""
+"""Version of the meeting's messages, and of what ranks of one group exchange."""
 NONCE_BYTES = 32
 HANDSHAKE_S = 10.0
-"""For a member to be let in, from its connection on."""
+"""From a member's connection until it has joined."""
 
 Side = Literal["leader", "member"]
 

@@ -63,7 +63,7 @@ class Member:
 
     @property
     def address(self) -> str:
-        """That of the meeting: nothing listens here."""
+        """Address of the meeting: nothing listens here."""
         return str(self._leader)
 
     @property
@@ -204,7 +204,7 @@ class Member:
         logger.info("%s runs ranks %d to %d of %s", self.name, ranks[0], ranks[-1], common.worker)
 
     async def _attend(self, leader: Leader) -> None:
-        """Until the leader ends the group or is lost; then no rank runs on."""
+        """Follows the leader's messages; returns when it ends the group or is lost, and ends the ranks."""
         watch = asyncio.create_task(self._watch_ranks(leader))
         deadline = 0.0
         try:
@@ -225,8 +225,8 @@ class Member:
                 await leader.close()
 
     async def _end_ranks(self, by_s: float) -> None:
-        """Those that run on at that time of the monotonic clock are killed. The event loop is not blocked meanwhile,
-        and the ranks end also when this call is cancelled."""
+        """Ends the ranks; one that still runs at that time of the monotonic clock is killed. The event loop is not
+        blocked meanwhile, and the ranks end also when this call is cancelled."""
         ranks, self._ranks = self._ranks, []
         await asyncio.shield(asyncio.to_thread(_end_all, ranks, by_s))
 

@@ -12,9 +12,9 @@ from torch.nn import functional
 
 from loadtest.bench import quality
 from loadtest.bench.quality import Quality, Texts, default_forms, forms_of, judge, texts_of
-from loadtest.rig.models import DEMO
 from shared.errors import ConfigError
 from shared.model.text.tokenizer import Tokenizer
+from tests.demo import DEMO
 from tests.integration.engine.test_greedy_against_transformers import load_transformers
 
 BOUNDS = {"int8": (0.005, 0.98), "int4": (0.03, 0.85), "fp8": (0.005, 0.95), "kv-bf16": (0.003, 0.99)}

@@ -9,7 +9,7 @@ import torch
 
 from shared.collectives.rank_links import RankLinks
 from shared.engine.plan import PlannedSequence, SampleSpec
-from shared.engine.runner.eager_inputs import micro_batches
+from shared.engine.runner.eager_steps import micro_batches
 from shared.engine.runner.profile_run import largest_step
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.runner.sampler import ALL_CANDIDATES, MOST_CANDIDATES, num_candidates

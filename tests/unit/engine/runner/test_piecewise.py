@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shared.engine.plan import PlannedSequence, SampleSpec
 from shared.engine.runner.device_link import DeviceLink
-from shared.engine.runner.eager_inputs import EagerInputs, StepInputs
+from shared.engine.runner.eager_steps import EagerInputs, StepInputs
 from shared.engine.runner.piecewise import PiecewiseSteps
 from shared.engine.sampling_params import SamplingParams
 from shared.kernels.pool_view import PoolView

@@ -15,7 +15,8 @@ from shared.engine.sequence import EngineSequence
 from shared.engine.speculation.draft_model import FEW_TOKENS, DraftModel
 from shared.engine.speculation.drafter import Draft
 from shared.engine.speculation.gain import ARM_STEPS
-from shared.engine.speculation.speculator import CATCH_UP_SHARE, PLAIN_EVERY, PROBE_EVERY, Speculator
+from shared.engine.speculation.model_rounds import CATCH_UP_SHARE, PROBE_EVERY
+from shared.engine.speculation.speculator import PLAIN_EVERY, Speculator
 from shared.kv.pool import BlockPool
 from tests.unit.engine.builders import sequence
 

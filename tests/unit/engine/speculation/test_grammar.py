@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import Future
-from pathlib import Path
 
 import pytest
 
@@ -14,13 +13,13 @@ from shared.model.families.registry import load_config
 from shared.model.text.tokenizer import Tokenizer
 from shared.structure.compiler import StructureCompiler
 from shared.structure.structured_output import StructuredOutput, StructureKind
+from tests.demo import DEMO
 from tests.unit.engine.builders import sequence
 
 SCHEMA = {"type": "object", "properties": {"father_name": {"const": "Abraham"}}, "required": ["father_name"]}
 STRUCTURE = StructuredOutput(StructureKind.JSON_SCHEMA, json.dumps({**SCHEMA, "additionalProperties": False}))
 
 
-DEMO = Path(__file__).parents[4] / "models" / "demo"
 EOS = load_config(DEMO).eos_token_ids[0]
 
 

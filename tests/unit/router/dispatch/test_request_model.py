@@ -175,7 +175,7 @@ class RequestMachine(RuleBasedStateMachine):
             assert not worker.held, f"{worker.link.name} holds {set(worker.held)} for nobody"
             assert not worker.waiting, f"{worker.link.name} waits for trailers that never come: {worker.waiting}"
             assert worker.link.num_requests == 0
-            assert worker.link.num_committed == 0
+            assert worker.link._standing.num_open == 0
         self.loop.run_until_complete(self.fleet.close())
         self._settle()
         self.loop.close()

@@ -8,7 +8,7 @@ import pytest
 
 from services.router.workers.adapters import AdapterDirectory
 from shared.errors import InvalidRequest, NotFound, WorkerLost
-from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
+from shared.rpc.pb.tandem.v1 import types_pb2
 from tests.waiting import DEADLINE_S, until
 
 
@@ -26,31 +26,36 @@ class FakeWorker:
         self.refuses = False
         self.gate: asyncio.Event | None = None
 
-    async def change_adapter(
-        self, *, load: worker_pb2.LoadAdapter | None = None, unload: worker_pb2.UnloadAdapter | None = None
-    ) -> types_pb2.Adapter:
+    @property
+    def calls(self) -> FakeWorker:
+        return self
+
+    async def load_adapter(self, name: str, *, folder: str = "", digest: str = "") -> types_pb2.Adapter:
+        await self._begin()
+        if digest:
+            self.staged.remove(digest)
+            self.names[name] = digest
+            self.report()
+            return types_pb2.Adapter(name=name, digest=digest, rank=4)
+        if self.refuses or folder not in self.folders:
+            raise InvalidRequest("it does not fit", field="lora_path")
+        self.reads.append(folder)
+        self.staged.append(self.folders[folder])
+        self.report()
+        return types_pb2.Adapter(digest=self.folders[folder], rank=4)
+
+    async def unload_adapter(self, *, name: str = "", digest: str = "") -> None:
+        await self._begin()
+        if digest:
+            self.staged.remove(digest)
+        else:
+            del self.names[name]
+        self.report()
+
+    async def _begin(self) -> None:
         await asyncio.sleep(0)
         if self.gate is not None:
             await self.gate.wait()
-        if unload is not None:
-            if unload.digest:
-                self.staged.remove(unload.digest)
-            else:
-                del self.names[unload.name]
-            self.report()
-            return types_pb2.Adapter()
-        assert load is not None
-        if load.digest:
-            self.staged.remove(load.digest)
-            self.names[load.name] = load.digest
-            self.report()
-            return types_pb2.Adapter(name=load.name, digest=load.digest, rank=4)
-        if self.refuses or load.folder not in self.folders:
-            raise InvalidRequest("it does not fit", field="lora_path")
-        self.reads.append(load.folder)
-        self.staged.append(self.folders[load.folder])
-        self.report()
-        return types_pb2.Adapter(digest=self.folders[load.folder], rank=4)
 
     def report(self) -> None:
         named = [types_pb2.Adapter(name=name, digest=digest, rank=4) for name, digest in self.names.items()]

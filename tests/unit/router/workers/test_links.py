@@ -17,15 +17,16 @@ from services.router.workers.fleet import Fleet
 from services.router.workers.kubernetes_discovery import worker_of
 from services.router.workers.link import WorkerLink
 from services.router.workers.liveness import BEATS_TO_SUSPECT, FIRST_STEP_S, Liveness, LivenessLimits
+from services.router.workers.sessions import Greeting
 from shared.errors import ConfigError, ModelMismatch
 from shared.identity import DECODE, PREFILL, WorkerRole
 from shared.kv.layout import BlockLayout, KVFormat
 from shared.model.text.texts_digest import texts_digest
 from shared.rpc.convert import layout_to_proto
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
+from tests.demo import DEMO
 
 BEAT = worker_pb2.Event(heartbeat=types_pb2.Heartbeat())
-DEMO = Path(__file__).parents[4] / "models" / "demo"
 
 
 def welcome(digest: str) -> types_pb2.Welcome:
@@ -62,13 +63,13 @@ def test_a_digest_depends_on_configuration_and_vocabulary_alone(tmp_path: Path) 
 def link_in(pool: Pool) -> WorkerLink:
     """A link that nobody runs."""
     worker = DiscoveredWorker("d0", DECODE, "h:1")
-    return WorkerLink(worker, "router-0", lambda _: None, lambda: None, {WorkerRole.DECODE: pool})
+    return WorkerLink(worker, Greeting("router-0"), lambda _: None, lambda: None, {WorkerRole.DECODE: pool})
 
 
 def test_a_session_begins_with_the_target_that_the_router_promises():
-    worker, pools = DiscoveredWorker("d0", DECODE, "h:1"), {WorkerRole.DECODE: Pool()}
-    link = WorkerLink(worker, "router-0", lambda _: None, lambda: None, pools, tpot_target_s=0.05)
-    assert [link._new_epoch().tpot_target_s, link_in(Pool())._new_epoch().tpot_target_s] == [0.05, 0.0]
+    hellos = [Greeting("r", tpot_target_s=0.05).hello(1), Greeting("r").hello(1)]
+    commands = [worker_pb2.Commands.FromString(hello).commands[0] for hello in hellos]
+    assert [command.hello.tpot_target_s for command in commands] == [0.05, 0.0]
 
 
 def test_placement_knows_where_an_adapter_is_or_comes_into_a_slot_just_now():
@@ -91,7 +92,7 @@ def test_the_fleet_hears_of_weights_when_they_or_what_takes_requests_changes_alo
     worker, pools = DiscoveredWorker("d0", DECODE, "h:1"), {WorkerRole.DECODE: Pool()}
     link = WorkerLink(
         worker,
-        "router-0",
+        Greeting("router-0"),
         lambda _: None,
         lambda: None,
         pools,
@@ -110,7 +111,7 @@ def test_the_fleet_has_the_new_weights_once_the_last_worker_of_the_old_ones_take
     links = [
         WorkerLink(
             DiscoveredWorker(name, DECODE, "h:1"),
-            "r",
+            Greeting("r"),
             lambda _: None,
             lambda: None,
             {WorkerRole.DECODE: fleet.decode_pool},

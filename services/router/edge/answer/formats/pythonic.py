@@ -28,7 +28,7 @@ def grammar(rules: CallRules) -> str:
 
 
 def calls(events: Events, tools: ToolUse) -> Scanner[None]:
-    """The whole answer."""
+    """Reads a whole answer: calls, or text where it begins with none."""
     tape = Tape()
     try:
         character = yield from solid_behind(TAG, tape)

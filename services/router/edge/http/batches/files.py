@@ -191,7 +191,7 @@ class FileStore:
         write_whole(self._data / f"{stored.id}.json", asdict(stored))
 
     async def delete(self, tenant: str, file_id: str) -> None:
-        """Raises NotFound, and InvalidRequest for the input of a batch that has not ended."""
+        """Deletes a file. Raises NotFound, and InvalidRequest for the input of a batch that has not ended."""
         self.get(tenant, file_id)
         if self.in_use(file_id):
             raise InvalidRequest("file_id: a batch that has not ended reads this file", field="file_id")

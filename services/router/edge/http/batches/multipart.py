@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from shared.errors import InvalidRequest
 
 MAX_HEAD_BYTES = 4096
-"""Of one part's header fields."""
+"""Most bytes of one part's header fields."""
 MAX_FIELD_BYTES = 4096
 MAX_PARTS = 16
 _BOUNDARY = re.compile(r'multipart/form-data\s*;.*?boundary=(?:"([^"]{1,70})"|([^\s;,"]{1,70}))', re.IGNORECASE)

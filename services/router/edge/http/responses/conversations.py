@@ -23,7 +23,7 @@ from services.router.edge.tenants.auth import ApiKeys
 from shared.errors import NotFound, brief
 
 MAX_ITEMS = 20
-"""Of one call."""
+"""Most items of one call."""
 Metadata = Annotated[dict[str, str], Field(max_length=MAX_METADATA)]
 Items = Annotated[list[InputItem], Field(fail_fast=True, max_length=MAX_ITEMS)]
 B = TypeVar("B", bound=BaseModel)

@@ -38,7 +38,7 @@ class KeptResponse:
     chain: tuple[str, ...] = ()
     """Ids of the responses before it, oldest first."""
     stamp: bytes = b""
-    """Of the record."""
+    """Stamp of the record."""
 
     @property
     def id(self) -> str:

@@ -52,7 +52,7 @@ class HttpServer:
         tls: Tls | None = None,
         refused: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """`bind` is host:port ([host]:port for IPv6), port 0 = any free one. `refused` hears the status of an answer
+        """`bind` is host:port ([host]:port for IPv6), port 0 = any free one. `refused` gets the status of an answer
         to what never became a request: no HTTP, too large a head, too many connections."""
         self._refused = refused
         self._bind = bind

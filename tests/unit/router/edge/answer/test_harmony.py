@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from tokenizers import AddedToken
@@ -21,8 +20,8 @@ from shared.model.text.chat_template import ChatTemplate
 from shared.model.text.tokenizer import Tokenizer
 from shared.structure.compiler import StructureCompiler
 from shared.structure.structured_output import ReasoningPart, StructuredOutput, StructureKind
+from tests.demo import DEMO
 
-DEMO = Path(__file__).parents[5] / "models" / "demo"
 OPENAI = CALL_FORMATS["openai"]
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS = [Tool(type="function", function=FunctionTool(name=name, parameters=CITY)) for name in ("get", "get_all")]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -18,7 +17,6 @@ from services.router.edge.answer.reader import AnswerReader
 from services.router.edge.answer.tool_use import ToolUse
 from shared.model.text.tokenizer import Tokenizer
 
-DEMO = Path(__file__).parents[5] / "models" / "demo"
 Schema = dict[str, Any]
 
 
@@ -84,16 +82,6 @@ CASES: list[tuple[Schema, list[str], list[str]]] = [
         ["word='a', at=\"2026-11-22\"", "word='abcd', at=\"2026-11-22\"", 'word="ab", at="today"'],
     ),
 ]
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.load(DEMO)
-
-
-@pytest.fixture(scope="module")
-def vocabulary(tokenizer: Tokenizer) -> LLTokenizer:
-    return LLTokenizer(tokenizer.to_json(), n_vocab=tokenizer.vocab_size, eos_token=[tokenizer.eos_token_id])
 
 
 def matcher(schema: Schema, vocabulary: LLTokenizer) -> LLMatcher:

@@ -22,8 +22,8 @@ from services.router.edge.answer.python_rules import UnsupportedSchemaError
 from services.router.edge.answer.reader import AnswerReader
 from services.router.edge.answer.tool_use import ToolUse
 from shared.model.text.tokenizer import Tokenizer
+from tests.demo import DEMO
 
-DEMO = Path(__file__).parents[5] / "models" / "demo"
 Schema = dict[str, Any]
 BLANKS = "BLANKS: /[ \\n\\r\\t]{1,16}/\n"
 FORMATS = ["qwen3_coder", "glm45"]
@@ -143,16 +143,6 @@ CASES: list[tuple[Schema, list[dict[str, str]], list[dict[str, str]]]] = [
     (closed({"a": {"anyOf": [TEXT, {"type": "null"}]}}), [{"a": "null"}, {"a": "x"}], [{}]),
     ({"type": "object"}, [{}, {"a": "x", "b_2": "5"}], [{"2": "x"}]),
 ]
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.load(DEMO)
-
-
-@pytest.fixture(scope="module")
-def vocabulary(tokenizer: Tokenizer) -> LLTokenizer:
-    return LLTokenizer(tokenizer.to_json(), n_vocab=tokenizer.vocab_size, eos_token=[tokenizer.eos_token_id])
 
 
 def matcher(name: str, schema: Schema, vocabulary: LLTokenizer) -> LLMatcher:

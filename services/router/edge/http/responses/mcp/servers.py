@@ -14,9 +14,9 @@ from services.router.edge.settings import McpSettings
 from shared.errors import ConfigError, InvalidRequest, ToolServerFailed, brief
 
 Outcome = tuple[str | None, str | None]
-"""Of a call: its text, or why there is none."""
+"""Outcome of a call: its text, or why there is none."""
 MAX_SERVERS = 16
-"""Of one request."""
+"""Most servers of one request."""
 _SETTING = "edge.mcp.allowed_servers"
 MAX_HEADERS, MAX_HEADER_LEN = 32, 8192
 _OWN_HEADERS = frozenset(
@@ -133,7 +133,8 @@ class Servers:
         self.max_calls = settings.max_calls
 
     def of(self, tools: Sequence[ResponseTool]) -> ToolBox:
-        """Those that a request names. Raises InvalidRequest (`tools`) for one that is not allowed or not complete."""
+        """The servers that a request names. Raises InvalidRequest (`tools`) for one that is not allowed or not
+        complete."""
         found: dict[str, Server] = {}
         for index, tool in enumerate(tools):
             if tool.type == "mcp":

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from shared.engine.plan import PlannedSequence, SampleSpec
 from shared.engine.runner.device_link import DeviceLink
-from shared.engine.runner.eager_inputs import EagerInputs
+from shared.engine.runner.eager_steps import EagerInputs
 from shared.engine.sampling_params import SamplingParams
 
 BLOCK_SIZE = 4

@@ -1,4 +1,4 @@
-"""The inputs of a step of any mix of chunks and decodes, planned once for all layers."""
+"""Steps of any mix of chunks and decodes: inputs, planned once for all layers, and what the model makes of them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shared.engine.plan import PlannedSequence
+from shared.engine.runner.adapter_slots import AdapterSlots
 from shared.engine.runner.device_link import DeviceLink
 from shared.engine.runner.logprobs import logit_rows
+from shared.engine.runner.sampler import ALL_CANDIDATES, num_candidates
 from shared.kernels.batch import FEW_TOKENS, AttentionBatch, step_positions
+from shared.kernels.pool_view import PoolView
 from shared.kv.groups import KVGroups
+from shared.model.decoder import Decoder
+from shared.model.ranks.rank_decoder import MicroBatch, RankDecoder
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -126,6 +131,112 @@ class EagerInputs:
                 known = item.block_ids, np.asarray(item.block_ids, dtype=np.int32)
             self._tables[item.sequence_id] = known
         return [table for _, table in self._tables.values()]
+
+
+class EagerSteps:
+    """Runs steps of any mix of chunks and decodes, op by op. Called by the engine thread alone."""
+
+    def __init__(
+        self, decoder: Decoder, pool: PoolView, link: DeviceLink, groups: KVGroups | None = None, *, leads: bool = False
+    ) -> None:
+        """`groups`: of KV; None: one. `leads`: the decoder is that of a group's leader, which samples."""
+        self._decoder = decoder
+        self._pool = pool
+        self._link = link
+        self._leads = leads
+        self._inputs = EagerInputs(pool.block_size, link, needs_lengths=decoder.rotary.needs_lengths, groups=groups)
+        self.adapters = AdapterSlots(decoder.kernels, decoder.device)
+        """What steps compute with beside the model."""
+        self.sampled: Tensor | None = None
+        """[num_rows] int64, the tokens of the step before, for `pending` ones."""
+
+    def inputs(self, items: tuple[PlannedSequence, ...]) -> StepInputs:
+        """A step's inputs, with the tokens in place that the step before sampled."""
+        inputs = self._inputs.of(items)
+        if inputs.pending is not None:
+            places, rows = inputs.pending
+            inputs.token_ids.index_copy_(0, places, self._sampled_at(rows))
+        return inputs
+
+    def logits(self, items: tuple[PlannedSequence, ...]) -> Tensor:
+        """[num_logits, vocab_size] fp32: those of `logit_rows`. In a group, every rank calls it for the same sequences,
+        and the leader gets the logits."""
+        if self._decoder.num_stages > 1:
+            return self._staged_logits(items)
+        inputs = self.inputs(items)
+        return self._decoder.forward(
+            inputs.token_ids,
+            inputs.positions,
+            self._pool,
+            inputs.batch,
+            inputs.logit_rows,
+            inputs.rope_lengths,
+            num_candidates(items) if self._decoder.is_split else ALL_CANDIDATES,
+            self.adapters.loras(items),
+        )
+
+    def hidden(self, items: tuple[PlannedSequence, ...], inputs: StepInputs) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What a head reads [num_tokens, hidden_size], or without one some rows behind the final norm; the logits as
+        `logits` gives them; and [num_pooling, hidden_size] fp32: for each sequence that has any, the sum of its last
+        `num_pooled` tokens' hidden states. Never in a group."""
+        assert self._decoder.num_stages == 1, "a group pools nothing"
+        assert not self._decoder.is_split, "a group pools nothing"
+        wanted = list[range]()
+        end = 0
+        for item in items:
+            end += len(item.token_ids)
+            if item.num_pooled:
+                wanted.append(range(end - item.num_pooled, end))
+        for_logits = logit_rows(items)
+        head = self._decoder.head
+        rows: Sequence[int] = range(end)
+        behind = () if head is None else head.behind
+        if head is None or behind:
+            rows = sorted({*for_logits, *(row for part in wanted for row in part)})
+        place = {row: i for i, row in enumerate(rows)}
+        send, config = self._link.send, self._decoder.config
+        kept = torch.empty((end, len(behind), config.hidden_size), dtype=self._decoder.dtype, device=self._link.device)
+        hidden = self._decoder.hidden(
+            inputs.token_ids,
+            inputs.positions,
+            self._pool,
+            inputs.batch,
+            send(torch.tensor(rows, dtype=torch.int64)),
+            inputs.rope_lengths,
+            self.adapters.loras(items),
+            kept if behind else None,
+        )
+        sums = [
+            hidden.index_select(0, send(torch.tensor([place[row] for row in part]))).float().sum(dim=0)
+            for part in wanted
+        ]
+        of_logits = hidden.index_select(0, send(torch.tensor([place[row] for row in for_logits], dtype=torch.int64)))
+        if head is not None and behind:
+            hidden = head.joined(kept)
+        return hidden, self._decoder.logits(of_logits), torch.stack(sums) if sums else None
+
+    def _staged_logits(self, items: tuple[PlannedSequence, ...]) -> Tensor:
+        assert isinstance(self._decoder, RankDecoder)
+        split_items = micro_batches(items, self._decoder.num_stages)
+        filled = [(self.inputs(part), self.adapters.loras(part)) for part in split_items]
+        parts = [
+            MicroBatch(x.token_ids, x.positions, x.batch, x.logit_rows, x.rope_lengths, loras) for x, loras in filled
+        ]
+        return self._decoder.forward_parts(parts, self._pool, num_candidates(items))
+
+    def _sampled_at(self, rows: Tensor) -> Tensor:
+        """[len(rows)] int64, the tokens that the step before sampled there. A group's leader has them, and sends them
+        to the ranks that embed them: on the device, before the host knows them."""
+        if self.sampled is None:
+            assert self._decoder.is_split
+            assert not self._leads, "nothing was sampled before"
+            tokens = torch.zeros_like(rows)
+        else:
+            # A row without a token is -1; it computes from token 0 instead, and the result is dropped.
+            tokens = self.sampled.index_select(0, rows).clamp(min=0)
+        if isinstance(self._decoder, RankDecoder):
+            self._decoder.spread(tokens)
+        return tokens
 
 
 def _joined(items: Sequence[PlannedSequence], num_tokens: int) -> NDArray[np.int64]:

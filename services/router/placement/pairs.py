@@ -16,6 +16,7 @@ Both targets in one unit: a pair is as good as the shares of them that it leaves
 
 from __future__ import annotations
 
+import heapq
 import math
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -65,6 +66,8 @@ SAMPLE = 64
 """Workers whose queues tell how long a request waits."""
 MEAN_RATE = 0.02
 """By which the newest looks at workers change their mean rate: a wait is longer than the batch of this moment lasts."""
+_Timed = Sequence[tuple[WorkerView, float]]
+"""Workers, each with its seconds."""
 NO_SLACK_S = 1.0
 """What a TTFT is compared with where the request has no deadline. Seconds."""
 
@@ -220,30 +223,69 @@ class PairPolicy:
             for v, s in steps
             if not v.num_decoding or s <= enough_s or s <= TPOT_SHARE * self._most_step_s(v, request)
         ]
-        roomy.sort(key=lambda entry: self._decode_score(entry[0], entry[1], preferred))
         if not roomy:
             return ()
-        waits.sort(key=lambda entry: self._prefill_score(entry[0], entry[1], request, preferred))
-        names = {view.name for view in prefills}
-        found: list[Pair] = []
-        for decode, step_s in roomy[:BEST]:
-            without = {decode.name, *request.cut.get(decode.name, ())}
-            found += [
-                self._pair(request, decode, prefill, wait_s, step_s, preferred)
-                for prefill, wait_s in waits[:BEST]
-                if prefill.name not in without
-            ]
-            if decode.name in names and can_hold(decode, request, computes=True):
-                # with its own answer among those beside which it computes the prompt
-                wait_s = self._ttft_s(decode, request, 1)
-                found.append(self._pair(request, decode, decode, wait_s, step_s, preferred))
-        if all(view.name in preferred for view in prefills):
-            found = _without_small_gains(found)
+        found = self._alone(request, roomy, waits, preferred)
+        if not found or not self._is_enough(found, prefills, preferred):
+            found += self._apart(request, roomy, waits, preferred)
+            if all(view.name in preferred for view in prefills):
+                found = _without_small_gains(found)
         most = max((pair.in_time for pair in found), default=0.0)
         found.sort(key=lambda pair: (pair.in_time < most - ALIKE, pair.score))
         if found and self._may_wait(found[0], request):
             return ()
         return tuple(found)
+
+    def _alone(self, request: PlacementRequest, steps: _Timed, waits: _Timed, preferred: Collection[str]) -> list[Pair]:
+        """Of the workers that are best for both parts together, each as a pair."""
+        waits_s = {view.name: wait_s for view, wait_s in waits}
+        both = [
+            (view, step_s) for view, step_s in steps if view.name in waits_s and can_hold(view, request, computes=True)
+        ]
+
+        def score(entry: tuple[WorkerView, float]) -> float:
+            view, step_s = entry
+            of_prompt = self._prefill_score(view, waits_s[view.name], request, preferred)
+            return of_prompt + self._decode_score(view, step_s, preferred)
+
+        # each with its own answer among those beside which it computes the prompt
+        return [
+            self._pair(request, view, view, self._ttft_s(view, request, 1), step_s, preferred)
+            for view, step_s in heapq.nsmallest(BEST, both, key=score)
+        ]
+
+    def _is_enough(self, alone: Sequence[Pair], prefills: Sequence[WorkerView], preferred: Collection[str]) -> bool:
+        """Whether no hand-off can give HAND_OFF_GAIN more, where every worker is to do both."""
+        is_close = max(pair.in_time for pair in alone) + HAND_OFF_GAIN >= 1.0
+        return is_close and all(view.name in preferred for view in prefills)
+
+    def _apart(self, request: PlacementRequest, steps: _Timed, waits: _Timed, preferred: Collection[str]) -> list[Pair]:
+        """Of the best few of each part."""
+        soonest_s = min((wait_s for _, wait_s in waits), default=0.0)
+        busy = [(view, self._busy_step_s(view, step_s, soonest_s)) for view, step_s in steps]
+        decodes = heapq.nsmallest(BEST, busy, key=lambda entry: self._decode_score(*entry, preferred))
+        prefills = heapq.nsmallest(BEST, waits, key=lambda entry: self._prefill_score(*entry, request, preferred))
+        return [
+            self._pair(request, decode, prefill, wait_s, step_s, preferred)
+            for decode, step_s in decodes
+            for prefill, wait_s in prefills
+            if prefill.name != decode.name and prefill.name not in request.cut.get(decode.name, ())
+        ]
+
+    def _busy_step_s(self, view: WorkerView, step_s: float, in_s: float) -> float:
+        """A step of an answer that joins others there `in_s` from now, in the mean over its life, where prompts are
+        queued: beside these steps are as long as the target allows."""
+        left_s = self._queued_s(view) - in_s
+        share = min(1.0, left_s / self._life_s) if left_s > 0 else 0.0
+        return step_s + share * max(0.0, AIM * self._tpot_s - step_s) if share else step_s
+
+    def _queued_s(self, view: WorkerView) -> float:
+        """Seconds until the worker has computed the prompts that are queued there now, beside its answers."""
+        if not view.num_queued_tokens or self._tpot_s == math.inf:
+            return 0.0
+        times = view.times or self.typical
+        assert times is not None, "see `look`"
+        return own_s(view, times, view.queued, self._tpot_s)
 
     def _ttft_s(self, view: WorkerView, request: PlacementRequest, num_new_answers: int = 0) -> float:
         """The load of the adapter, and then the prompt's computation."""
@@ -297,13 +339,14 @@ class PairPolicy:
         preferred: Collection[str],
     ) -> Pair:
         is_one = prefill.name == decode.name
-        least_s = step_s
+        least_s, gap_s = step_s, 0.0
         if not is_one:
+            gap_s = self._predictor.gap_s + self._joins_in_s(decode, wait_s)
             wait_s += self._predictor.hand_off_s
-            step_s += max(0.0, self._predictor.gap_s - step_s) / self._demand.num_gaps
+            step_s += max(0.0, gap_s - step_s) / self._demand.num_gaps
         in_time = self._predictor.ttft.share_within(request.slack_s, wait_s)
         if not is_one:
-            in_time *= self._share_with_gap(least_s)
+            in_time *= self._share_with_gap(least_s, gap_s)
         if step_s > self._tpot_s:
             in_time = 0.0
         score = self._prefill_score(prefill, wait_s, request, preferred) + self._decode_score(decode, step_s, preferred)
@@ -311,10 +354,19 @@ class PairPolicy:
             score += HAND_OFF
         return Pair(decode.name, prefill.name, wait_s, step_s, in_time, score)
 
-    def _share_with_gap(self, step_s: float) -> float:
+    def _joins_in_s(self, view: WorkerView, in_s: float) -> float:
+        """For how long an answer that comes there `in_s` from now waits for the step that runs then: without answers
+        steps of a long prompt are as large as they may be."""
+        if view.num_decoding > view.num_promised or self._queued_s(view) <= in_s:
+            return 0.0
+        times, queued = view.times or self.typical, view.queued
+        assert times is not None, "see `look`"
+        budget = view.max_step_tokens or DEFAULT_BUDGET
+        return pace_of(times, 0, 0, queued.pairs / queued.tokens, math.inf, budget, queued.tokens).step_s
+
+    def _share_with_gap(self, step_s: float, gap_s: float) -> float:
         """The share of the answers with tokens enough to make up for a hand-off's gap by steps of that length, or by
         those that prompts beside answers make."""
-        gap_s = self._predictor.gap_s
         if self._all_do_both:
             step_s = max(step_s, AIM * self._tpot_s)
         if gap_s <= step_s or self._tpot_s == math.inf:

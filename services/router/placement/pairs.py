@@ -89,6 +89,7 @@ class PairPolicy:
         self._displaced: Mapping[str, float] = {}
         self._preferred: Collection[str] = ()
         self._all_do_both = True
+        self._is_pure = False
         self._seen: tuple[Collection[str], int] | None = None
         self._found: WorkerView | None = None
         self.typical: StepTimes | None = None
@@ -141,18 +142,23 @@ class PairPolicy:
         rates = [
             prompt_rate(view, view.times or self.typical, self._tpot_s, work.pairs / work.tokens) for view in sample
         ]
-        now = sum(rates) / len(rates)
+        computes = [self._all_do_both or view.name not in self._preferred for view in sample]
+        if not any(computes):  # of a large fleet where few are to prefill, none of them was drawn
+            computes = [True] * len(sample)
+        steadily = [rate for rate, is_steady in zip(rates, computes, strict=True) if is_steady]
+        now = sum(steadily) / len(steadily)
         self._mean_rate += MEAN_RATE * (now - self._mean_rate) if self._mean_rate else now
-        rates = [max(rate, self._mean_rate) for rate in rates]
+        # those that are to decode compute prompts beside their answers at the most, and others take these' place
+        least = [self._mean_rate if is_steady else 0.0 for is_steady in computes]
+        if self._is_pure:
+            rates = [rate * is_steady for rate, is_steady in zip(rates, computes, strict=True)]
+        rates = list(map(max, rates, least))
         share = ahead.tokens * len(sample) / len(pool)
         now_s = _filled_s(share, sample, rates)
         if now_s <= self._life_s:
             return now_s
         steady = self._steady_rate(work)
-        later = [
-            max(rate, 0.0 if view.name in self._preferred and not self._all_do_both else steady)
-            for view, rate in zip(sample, rates, strict=True)
-        ]
+        later = [max(rate, steady * is_steady) for rate, is_steady in zip(rates, computes, strict=True)]
         return self._as_answers_end(now_s, _filled_s(share, sample, later))
 
     @property
@@ -206,7 +212,7 @@ class PairPolicy:
         another one would lose more by it than the request is worth."""
         target_s, typical = self._tpot_s, self.typical
         assert typical is not None, "see `look`"
-        self._displaced = displaced or {}
+        self._displaced, self._is_pure = displaced or {}, is_pure
         if self._displaced and request.slack_s < math.inf:
             decodes = [view for view in decodes if self._displaced.get(view.name, 0.0) <= MOST_DISPLACED]
         if is_pure and request.slack_s < math.inf:
@@ -237,7 +243,8 @@ class PairPolicy:
         return tuple(found)
 
     def _alone(self, request: PlacementRequest, steps: _Timed, waits: _Timed, preferred: Collection[str]) -> list[Pair]:
-        """Of the workers that are best for both parts together, each as a pair."""
+        """Of the workers that are best for both parts together, and of the one that computes the prompt soonest, each
+        as a pair."""
         waits_s = {view.name: wait_s for view, wait_s in waits}
         both = [
             (view, step_s) for view, step_s in steps if view.name in waits_s and can_hold(view, request, computes=True)
@@ -248,10 +255,11 @@ class PairPolicy:
             of_prompt = self._prefill_score(view, waits_s[view.name], request, preferred)
             return of_prompt + self._decode_score(view, step_s, preferred)
 
+        best = heapq.nsmallest(BEST - 1, both, key=score)
+        best += [entry for entry in heapq.nsmallest(1, both, key=lambda one: waits_s[one[0].name]) if entry not in best]
         # each with its own answer among those beside which it computes the prompt
         return [
-            self._pair(request, view, view, self._ttft_s(view, request, 1), step_s, preferred)
-            for view, step_s in heapq.nsmallest(BEST, both, key=score)
+            self._pair(request, view, view, self._ttft_s(view, request, 1), step_s, preferred) for view, step_s in best
         ]
 
     def _is_enough(self, alone: Sequence[Pair], prefills: Sequence[WorkerView], preferred: Collection[str]) -> bool:
@@ -399,6 +407,7 @@ def _without_small_gains(pairs: list[Pair]) -> list[Pair]:
 
 
 def _filled_s(num_tokens: float, views: Sequence[WorkerView], rates: Sequence[float]) -> float:
-    """Seconds until some worker has computed its queue and its share of `num_tokens` tokens, at these rates."""
-    waits = [(view.num_queued_tokens / rate, rate) for view, rate in zip(views, rates, strict=True)]
+    """Seconds until some worker has computed its queue and its share of `num_tokens` tokens, at these rates, of which
+    one is above 0 at least."""
+    waits = [(view.num_queued_tokens / rate, rate) for view, rate in zip(views, rates, strict=True) if rate > 0]
     return filled_level(num_tokens, waits)

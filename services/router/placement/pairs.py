@@ -19,13 +19,14 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 
 from services.router.placement.beside import DEFAULT_BUDGET, pace_of
 from services.router.placement.decision import Pair
 from services.router.placement.demand import Demand
 from services.router.placement.filters import can_hold
-from services.router.placement.paces import own_s, prompt_rate, steady_rate, tpot_s, ttft_s
+from services.router.placement.paces import busy_step_s, joins_in_s, own_s, prompt_rate, steady_rate, tpot_s, ttft_s
 from services.router.placement.prediction import TtftPredictor, filled_level
 from services.router.placement.views import PlacementRequest, Pool, Work, WorkerView
 from shared.engine.scheduler.pacing import AIM
@@ -246,17 +247,18 @@ class PairPolicy:
         """Of the workers that are best for both parts together, and of the one that computes the prompt soonest, each
         as a pair."""
         waits_s = {view.name: wait_s for view, wait_s in waits}
-        both = [
-            (view, step_s) for view, step_s in steps if view.name in waits_s and can_hold(view, request, computes=True)
-        ]
+        both = [(view, step_s) for view, step_s in steps if view.name in waits_s]
 
         def score(entry: tuple[WorkerView, float]) -> float:
             view, step_s = entry
             of_prompt = self._prefill_score(view, waits_s[view.name], request, preferred)
             return of_prompt + self._decode_score(view, step_s, preferred)
 
-        best = heapq.nsmallest(BEST - 1, both, key=score)
-        best += [entry for entry in heapq.nsmallest(1, both, key=lambda one: waits_s[one[0].name]) if entry not in best]
+        def ordered(key: Callable[[tuple[WorkerView, float]], float]) -> Iterator[tuple[WorkerView, float]]:
+            return (entry for entry in sorted(both, key=key) if can_hold(entry[0], request, computes=True))
+
+        best = list(islice(ordered(score), BEST - 1))
+        best += [one for one in islice(ordered(lambda one: waits_s[one[0].name]), 1) if one not in best]
         # each with its own answer among those beside which it computes the prompt
         return [
             self._pair(request, view, view, self._ttft_s(view, request, 1), step_s, preferred) for view, step_s in best
@@ -270,7 +272,9 @@ class PairPolicy:
     def _apart(self, request: PlacementRequest, steps: _Timed, waits: _Timed, preferred: Collection[str]) -> list[Pair]:
         """Of the best few of each part."""
         soonest_s = min((wait_s for _, wait_s in waits), default=0.0)
-        busy = [(view, self._busy_step_s(view, step_s, soonest_s)) for view, step_s in steps]
+        typical, late = self.typical, (soonest_s, self._tpot_s, self._life_s)
+        assert typical is not None, "see `look`"
+        busy = [(view, busy_step_s(view, view.times or typical, step_s, *late)) for view, step_s in steps]
         decodes = heapq.nsmallest(BEST, busy, key=lambda entry: self._decode_score(*entry, preferred))
         prefills = heapq.nsmallest(BEST, waits, key=lambda entry: self._prefill_score(*entry, request, preferred))
         return [
@@ -279,21 +283,6 @@ class PairPolicy:
             for prefill, wait_s in prefills
             if prefill.name != decode.name and prefill.name not in request.cut.get(decode.name, ())
         ]
-
-    def _busy_step_s(self, view: WorkerView, step_s: float, in_s: float) -> float:
-        """A step of an answer that joins others there `in_s` from now, in the mean over its life, where prompts are
-        queued: beside these steps are as long as the target allows."""
-        left_s = self._queued_s(view) - in_s
-        share = min(1.0, left_s / self._life_s) if left_s > 0 else 0.0
-        return step_s + share * max(0.0, AIM * self._tpot_s - step_s) if share else step_s
-
-    def _queued_s(self, view: WorkerView) -> float:
-        """Seconds until the worker has computed the prompts that are queued there now, beside its answers."""
-        if not view.num_queued_tokens or self._tpot_s == math.inf:
-            return 0.0
-        times = view.times or self.typical
-        assert times is not None, "see `look`"
-        return own_s(view, times, view.queued, self._tpot_s)
 
     def _ttft_s(self, view: WorkerView, request: PlacementRequest, num_new_answers: int = 0) -> float:
         """The load of the adapter, and then the prompt's computation."""
@@ -349,7 +338,8 @@ class PairPolicy:
         is_one = prefill.name == decode.name
         least_s, gap_s = step_s, 0.0
         if not is_one:
-            gap_s = self._predictor.gap_s + self._joins_in_s(decode, wait_s)
+            assert self.typical is not None, "see `look`"
+            gap_s = self._predictor.gap_s + joins_in_s(decode, decode.times or self.typical, wait_s, self._tpot_s)
             wait_s += self._predictor.hand_off_s
             step_s += max(0.0, gap_s - step_s) / self._demand.num_gaps
         in_time = self._predictor.ttft.share_within(request.slack_s, wait_s)
@@ -361,16 +351,6 @@ class PairPolicy:
         if not is_one:
             score += HAND_OFF
         return Pair(decode.name, prefill.name, wait_s, step_s, in_time, score)
-
-    def _joins_in_s(self, view: WorkerView, in_s: float) -> float:
-        """For how long an answer that comes there `in_s` from now waits for the step that runs then: without answers
-        steps of a long prompt are as large as they may be."""
-        if view.num_decoding > view.num_promised or self._queued_s(view) <= in_s:
-            return 0.0
-        times, queued = view.times or self.typical, view.queued
-        assert times is not None, "see `look`"
-        budget = view.max_step_tokens or DEFAULT_BUDGET
-        return pace_of(times, 0, 0, queued.pairs / queued.tokens, math.inf, budget, queued.tokens).step_s
 
     def _share_with_gap(self, step_s: float, gap_s: float) -> float:
         """The share of the answers with tokens enough to make up for a hand-off's gap by steps of that length, or by

@@ -275,8 +275,10 @@ class PairPolicy:
         typical, late = self.typical, (soonest_s, self._tpot_s, self._life_s)
         assert typical is not None, "see `look`"
         busy = [(view, busy_step_s(view, view.times or typical, step_s, *late)) for view, step_s in steps]
-        decodes = heapq.nsmallest(BEST, busy, key=lambda entry: self._decode_score(*entry, preferred))
-        prefills = heapq.nsmallest(BEST, waits, key=lambda entry: self._prefill_score(*entry, request, preferred))
+        decodes = heapq.nsmallest(BEST, busy, key=lambda entry: self._decode_score(entry[0], entry[1], preferred))
+        prefills = heapq.nsmallest(
+            BEST, waits, key=lambda entry: self._prefill_score(entry[0], entry[1], request, preferred)
+        )
         return [
             self._pair(request, decode, prefill, wait_s, step_s, preferred)
             for decode, step_s in decodes

@@ -9,7 +9,7 @@ from typing import Protocol
 from loadtest.simulator.clock import Clock
 from loadtest.simulator.prefix_index import PrefixIndex
 from services.router.placement.views import Tier
-from shared.sizing.step_time import StepTimes, StepWork
+from shared.sizing.step_time import StepKinds, StepTimes, StepWork
 
 PREFILL_CHUNK, DECODE_CHUNK = 8192, 512
 """Token budgets of a step that workers on GPUs have by default: of prefill workers, and of all others."""
@@ -82,6 +82,8 @@ class Report:
     """Further adapters that it could load at once."""
     step_times: StepTimes | None
     """None where too few steps were measured, or nothing reads them."""
+    step_kinds: StepKinds
+    """That these were fitted to."""
 
 
 class Listener(Protocol):

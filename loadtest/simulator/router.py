@@ -94,7 +94,7 @@ class SimRouter(ABC):
             num_promised_tokens=report.promised.num_context_tokens,
         )
         pool = self._pools[min(self.workers[worker].roles)]
-        view.times = pool.founded.times(view, report.step_times)
+        view.times = pool.founded.times(view, report.step_times, report.step_kinds)
         self.changed()
 
     def need(self, request: SimRequest) -> PlacementRequest:

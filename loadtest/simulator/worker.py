@@ -327,6 +327,7 @@ class Worker:
             loading_adapters=self.adapters.loading,
             adapter_room=self.adapters.room,
             step_times=scheduler.step_fit.times if self._world.reports_times else None,
+            step_kinds=scheduler.step_fit.kinds,
         )
 
     def _plan_report(self, delay_s: float) -> None:

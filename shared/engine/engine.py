@@ -365,4 +365,5 @@ class Engine:
             promised=scheduler.sequences.promised,
             least_slack_s=scheduler.least_slack_s(decoding),
             step_times=scheduler.step_fit.times,
+            step_kinds=scheduler.step_fit.kinds,
         )

@@ -11,7 +11,7 @@ from shared.engine.plan import SampledToken
 from shared.engine.sequence import EngineSequence
 from shared.errors import TandemError
 from shared.kv.pool import OutgoingBlock
-from shared.sizing.step_time import StepTimes, StepWork
+from shared.sizing.step_time import StepKinds, StepTimes, StepWork
 
 if TYPE_CHECKING:  # the scheduler, which imports no torch, reads this too
     from shared.kernels.lora.step import PackedAdapter
@@ -308,6 +308,7 @@ class EngineLoad:
     promised: StepWork = field(default=StepWork(), compare=False)  # of a step of those that are to run here
     least_slack_s: float | None = field(default=None, compare=False)  # see `Scheduler`
     step_times: StepTimes | None = field(default=None, compare=False)  # None until enough steps were measured
+    step_kinds: StepKinds = field(default=StepKinds(), compare=False)  # that these were fitted to
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.sizing.step_time import StepTimes, StepWork
+from shared.sizing.step_time import StepKinds, StepTimes, StepWork
 
 BALANCES: Sequence[float] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Tokens in a step at which its products take as long as reading the weights: those that the first fit tries …"""
@@ -73,6 +73,8 @@ class StepTimeFit:
         self.num_steps = 0
         self.num_fitted = 0
         """Of these, those that were seen before the coefficients were computed last."""
+        self.kinds = StepKinds()
+        """Of those."""
         self._prior = prior
         self._kinds: dict[tuple[int, ...], _Kind] = {}
         self._fitted = self._times = prior
@@ -129,6 +131,7 @@ class StepTimeFit:
     def _fit(self) -> None:
         self.num_fitted, self._unfitted_s = self.num_steps, 0.0
         self._next_fit = self.num_steps + min(MOST_BETWEEN_FITS, max(FEWEST_BETWEEN_FITS, self.num_steps // 2))
+        self.kinds = _kinds_in(self._kinds)
         medians = [kind.median() for kind in self._kinds.values()]
         weights = [
             max(LEAST_WEIGHT, 0.5 ** ((self.num_steps - kind.last) / HALF_LIFE)) for kind in self._kinds.values()
@@ -170,6 +173,13 @@ def _kind_of(work: StepWork) -> tuple[int, ...]:
         work.num_chunk_tokens.bit_length(),
         work.num_chunk_pairs.bit_length(),
     )
+
+
+def _kinds_in(keys: Iterable[tuple[int, ...]]) -> StepKinds:
+    """Of steps of these `_kind_of`."""
+    batches, chunks = {key[:2] for key in keys if key[0]}, {key[2:] for key in keys if key[2]}
+    num_sizes = len({size for size, _ in batches})
+    return StepKinds(len(batches) if num_sizes > 1 else num_sizes, len(chunks))
 
 
 def _best(

@@ -54,6 +54,16 @@ def chunk_pairs(num_tokens: int, num_before: int) -> int:
     return num_tokens * num_before + num_tokens * (num_tokens + 1) // 2
 
 
+class StepKinds(NamedTuple):
+    """What coefficients rest on, counted in kinds: magnitudes of a step's numbers."""
+
+    num_batches: int = 0
+    """Of answers and their context; at most one where all steps had about as many answers: one that grows tells no part
+    of their time from another."""
+    num_chunks: int = 0
+    """Of chunks and their pairs."""
+
+
 BATCH_GAIN = 2.0
 """Times a step of one answer, what a batch may take where even that one misses the target: all are late there, and a
 batch of one would serve the fewest of them."""

@@ -60,6 +60,7 @@ def candidates(
     favourites: Sequence[str],
     limit: int,
     rng: random.Random,
+    drawn: Sequence[WorkerView] | None = None,
 ) -> list[WorkerView]:
     """The workers that pass the filter `fits`, of about `limit` considered.
 
@@ -70,7 +71,7 @@ def candidates(
     Half of `limit` goes to the longest prefix holders and to `favourites`, the rest is sampled. If none of them fits,
     the first fitting worker of the whole pool is taken: a request never waits while some worker has room. Workers that
     the request excludes do not fit, unless the pool has no others. Those that do not know its adapter never fit; those
-    that have no room for it are considered where all others lack it too.
+    that have no room for it are considered where all others lack it too. `drawn`: the sample; else it is drawn here.
     """
     others: Iterable[WorkerView] = pool
     if request.adapter:
@@ -86,14 +87,20 @@ def candidates(
         def fits(view: WorkerView, request: PlacementRequest) -> bool:
             return view.name not in allowed and fits_allowed(view, request)
 
-    found = _sampled(pool, fits, request, favourites, limit, rng)
+    found = _sampled(pool, fits, request, favourites, limit, rng, drawn)
     if not request.adapter:
         return found
     return [view for view in found if has_adapter_room(view, request.adapter)] or found
 
 
 def _sampled(
-    pool: Pool, fits: Filter, request: PlacementRequest, favourites: Sequence[str], limit: int, rng: random.Random
+    pool: Pool,
+    fits: Filter,
+    request: PlacementRequest,
+    favourites: Sequence[str],
+    limit: int,
+    rng: random.Random,
+    drawn: Sequence[WorkerView] | None,
 ) -> list[WorkerView]:
     holders = request.hits.holders
     if len(pool) <= limit:
@@ -103,7 +110,7 @@ def _sampled(
         for name in (*islice((name for name in holders if name in pool), limit // 2), *favourites)
         if (view := pool.get(name))
     }
-    for view in pool.draw(rng, max(2, limit - len(chosen))):
+    for view in pool.draw(rng, max(2, limit - len(chosen))) if drawn is None else drawn[: max(2, limit - len(chosen))]:
         chosen[view.name] = view
     found = [view for view in chosen.values() if fits(view, request)]
     if not found:

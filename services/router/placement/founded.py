@@ -1,4 +1,4 @@
-"""Step times of workers whose own fit rests on few kinds of steps: taken from a worker that has seen more.
+"""Step times of workers whose own fit rests on few kinds of steps: taken from a worker whose fit rests on more.
 
 A fit says nothing of steps that its worker has not run: one that has decoded alone, or computed one prompt, may be off
 by a factor of 40 at prompts. What it is good at is what its worker does just now. So such a worker has the coefficients
@@ -12,16 +12,16 @@ A report takes the same time however many workers there are.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
 from typing import Protocol
 
 from services.router.placement.beside import DEFAULT_BUDGET
-from shared.sizing.step_time import StepTimes, StepWork
+from shared.sizing.step_time import StepKinds, StepTimes, StepWork
 
-FEWEST_KINDS, FEWEST_SIZES = 4, 2
-"""Of chunks, and of batches of answers, that a worker has run where its own fit counts; and of sizes of batches: one
-answer that grows is of one size. Kinds are magnitudes."""
+FEWEST_KINDS = 4
+"""Of chunks, and of batches of answers, that a worker's own fit has to rest on to count."""
 MOST_COMPARED = 8
 """Well-founded workers, those that differ most, which another one is compared with."""
 LEAST_S = 1e-9
@@ -51,19 +51,20 @@ class FoundedTimes:
         self._workers: dict[str, _Seen] = {}
         self._founded: dict[str, StepTimes] = {}
 
-    def times(self, view: Reported, own: StepTimes | None) -> StepTimes | None:
-        """What the worker's steps are taken to last, whose newest report is in the view, and whose own fit is `own`;
-        None: it has none yet."""
+    def times(self, view: Reported, own: StepTimes | None, kinds: StepKinds) -> StepTimes | None:
+        """What the worker's steps are taken to last, whose newest report is in the view, and whose own fit is `own` and
+        rests on those kinds (of none: it is of an earlier release, which does not say); None: it has none yet."""
         seen = self._workers.setdefault(view.name, _Seen())
         seen.note(view)
-        if own is None:
-            return None
-        if seen.is_founded:
+        if own is None or not any(kinds):
+            return own
+        if min(kinds) >= FEWEST_KINDS:
             self._learn(view.name, seen, own)
             return own
-        if not self._founded or not seen.works:
+        works = seen.works(kinds)
+        if not self._founded or not works:
             return own
-        ratios = [(seen.ratios(own, times), times) for times in self._founded.values()]
+        ratios = [(_ratios(works, own, times), times) for times in self._founded.values()]
         (of_answers, of_prompts), nearest = min(ratios, key=lambda each: sum(abs(math.log(one)) for one in each[0]))
         return replace(
             nearest.scaled(of_answers),
@@ -89,59 +90,43 @@ class FoundedTimes:
 
 
 class _Seen:
-    """What one worker was seen to run."""
+    """What one worker did last, at which its own fit is good."""
 
-    __slots__ = ("_answers", "_batches", "_chunk", "_chunks", "_next", "_num_queued", "was_compared")
+    __slots__ = ("_answers", "_chunk", "_next", "_num_queued", "was_compared")
 
     def __init__(self) -> None:
         self.was_compared = False
         """Others have been compared with it."""
-        self._batches: set[tuple[int, int]] = set()
-        self._chunks: set[tuple[int, int]] = set()
         self._answers: StepWork | None = None  # the newest step of answers …
         self._chunk: StepWork | None = None  # … and of a prompt without any
         self._next: StepWork | None = None  # of the queue at the newest report, not known to be computed …
         self._num_queued = 0  # … and its tokens
 
-    @property
-    def works(self) -> list[StepWork]:
-        """At which its own fit is good: answers, a chunk, or both."""
-        return [work for work in (self._answers, self._chunk) if work is not None]
-
-    def ratios(self, own: StepTimes, other: StepTimes) -> tuple[float, float]:
-        """How many times as long as by `other` its steps take by its `own` fit: (of answers, of prompts), the one that
-        it knows nothing of as the other one."""
-        found = [own.step_s(work) / max(other.step_s(work), LEAST_S) for work in self.works]
-        bounded = [min(MOST_RATIO, max(1 / MOST_RATIO, ratio)) for ratio in found]
-        return bounded[0], bounded[-1]
-
-    @property
-    def is_founded(self) -> bool:
-        """Whether enough kinds of both were seen."""
-        num_sizes = len({size for size, _ in self._batches})
-        return min(len(self._batches), len(self._chunks)) >= FEWEST_KINDS and num_sizes >= FEWEST_SIZES
+    def works(self, kinds: StepKinds) -> list[StepWork]:
+        """Answers, a chunk, or both, as far as its fit knows any of that."""
+        found = [(self._answers, kinds.num_batches), (self._chunk, kinds.num_chunks)]
+        return [work for work, num_kinds in found if work is not None and num_kinds]
 
     def note(self, view: Reported) -> None:
         """What the worker does by its newest report."""
         num_answers, num_queued = view.num_decoding - view.num_promised, view.num_queued_tokens
         chunk, self._next = self._next, None
-        if chunk is not None and num_queued < self._num_queued:  # a part of the queue was computed
-            _add(self._chunks, chunk.num_chunk_tokens, chunk.num_chunk_pairs)
-            if num_answers <= 0:
-                self._chunk = chunk
+        if chunk is not None and num_queued < self._num_queued and num_answers <= 0:  # a part of it was computed
+            self._chunk = chunk
         self._num_queued = num_queued
         if num_queued > 0:
             num_tokens = min(num_queued, view.max_step_tokens or DEFAULT_BUDGET)
             self._next = StepWork(0, 0, num_tokens, round(view.num_queued_pairs * num_tokens / num_queued), 1)
         if num_answers > 0:
-            context = view.num_context_tokens - view.num_promised_tokens
-            _add(self._batches, num_answers, context)
-            self._answers = StepWork(num_answers, context)
+            self._answers = StepWork(num_answers, view.num_context_tokens - view.num_promised_tokens)
 
 
-def _add(kinds: set[tuple[int, int]], num: int, num_more: int) -> None:
-    """At most some hundred: magnitudes of 32 bits each."""
-    kinds.add((num.bit_length(), num_more.bit_length()))
+def _ratios(works: Sequence[StepWork], own: StepTimes, other: StepTimes) -> tuple[float, float]:
+    """How many times as long as by `other` a worker's steps take by its `own` fit: (of answers, of prompts), the one
+    that it knows nothing of as the other one."""
+    found = [own.step_s(work) / max(other.step_s(work), LEAST_S) for work in works]
+    bounded = [min(MOST_RATIO, max(1 / MOST_RATIO, ratio)) for ratio in found]
+    return bounded[0], bounded[-1]
 
 
 def _difference(one: StepTimes, other: StepTimes) -> float:

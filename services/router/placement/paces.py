@@ -86,6 +86,32 @@ def _to_compute(view: WorkerView, known: Known, num_tokens: int, num_pairs: floa
     return in_burst / burst.tokens_a_second + (num_tokens - in_burst) / pace.tokens_a_second
 
 
+def _queued_s(view: WorkerView, times: StepTimes, target_s: float) -> float:
+    """Seconds until the worker has computed the prompts that are queued there now, beside its answers."""
+    return own_s(view, times, view.queued, target_s) if view.num_queued_tokens else 0.0
+
+
+def busy_step_s(
+    view: WorkerView, times: StepTimes, step_s: float, in_s: float, target_s: float, life_s: float
+) -> float:
+    """A step of an answer that joins others there `in_s` from now and lasts `life_s`, in the mean, where it takes
+    `step_s` beside answers alone: while prompts are queued steps are as long as the target allows."""
+    left_s = _queued_s(view, times, target_s) - in_s
+    if left_s <= 0 or target_s == math.inf:
+        return step_s
+    return step_s + min(1.0, left_s / life_s) * max(0.0, AIM * target_s - step_s)
+
+
+def joins_in_s(view: WorkerView, times: StepTimes, in_s: float, target_s: float) -> float:
+    """For how long an answer that comes there `in_s` from now waits for the step that runs then: without answers steps
+    of a long prompt are as large as they may be."""
+    if view.num_decoding > view.num_promised or _queued_s(view, times, target_s) <= in_s:
+        return 0.0
+    queued = view.queued
+    budget = view.max_step_tokens or DEFAULT_BUDGET
+    return pace_of(times, 0, 0, queued.pairs / queued.tokens, math.inf, budget, queued.tokens).step_s
+
+
 def prompt_rate(view: WorkerView, times: StepTimes, target_s: float, pairs_a_token: float = 0.0) -> float:
     """Tokens of prompts a second that the worker computes of its queue, or where that is empty, of prompts whose tokens
     attend to `pairs_a_token` tokens each."""

@@ -16,15 +16,17 @@ Both targets in one unit: a pair is as good as the shares of them that it leaves
 
 from __future__ import annotations
 
+import heapq
 import math
 import random
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 
 from services.router.placement.beside import DEFAULT_BUDGET, pace_of
 from services.router.placement.decision import Pair
 from services.router.placement.demand import Demand
 from services.router.placement.filters import can_hold
-from services.router.placement.paces import own_s, prompt_rate, steady_rate, tpot_s, ttft_s
+from services.router.placement.paces import busy_step_s, joins_in_s, own_s, prompt_rate, steady_rate, tpot_s, ttft_s
 from services.router.placement.prediction import TtftPredictor, filled_level
 from services.router.placement.views import PlacementRequest, Pool, Work, WorkerView
 from shared.engine.scheduler.pacing import AIM
@@ -65,6 +67,8 @@ SAMPLE = 64
 """Workers whose queues tell how long a request waits."""
 MEAN_RATE = 0.02
 """By which the newest looks at workers change their mean rate: a wait is longer than the batch of this moment lasts."""
+_Timed = Sequence[tuple[WorkerView, float]]
+"""Workers, each with its seconds."""
 NO_SLACK_S = 1.0
 """What a TTFT is compared with where the request has no deadline. Seconds."""
 
@@ -86,6 +90,7 @@ class PairPolicy:
         self._displaced: Mapping[str, float] = {}
         self._preferred: Collection[str] = ()
         self._all_do_both = True
+        self._is_pure = False
         self._seen: tuple[Collection[str], int] | None = None
         self._found: WorkerView | None = None
         self.typical: StepTimes | None = None
@@ -138,18 +143,23 @@ class PairPolicy:
         rates = [
             prompt_rate(view, view.times or self.typical, self._tpot_s, work.pairs / work.tokens) for view in sample
         ]
-        now = sum(rates) / len(rates)
+        computes = [self._all_do_both or view.name not in self._preferred for view in sample]
+        if not any(computes):  # of a large fleet where few are to prefill, none of them was drawn
+            computes = [True] * len(sample)
+        steadily = [rate for rate, is_steady in zip(rates, computes, strict=True) if is_steady]
+        now = sum(steadily) / len(steadily)
         self._mean_rate += MEAN_RATE * (now - self._mean_rate) if self._mean_rate else now
-        rates = [max(rate, self._mean_rate) for rate in rates]
+        # those that are to decode compute prompts beside their answers at the most, and others take these' place
+        least = [self._mean_rate if is_steady else 0.0 for is_steady in computes]
+        if self._is_pure:
+            rates = [rate * is_steady for rate, is_steady in zip(rates, computes, strict=True)]
+        rates = list(map(max, rates, least))
         share = ahead.tokens * len(sample) / len(pool)
         now_s = _filled_s(share, sample, rates)
         if now_s <= self._life_s:
             return now_s
         steady = self._steady_rate(work)
-        later = [
-            max(rate, 0.0 if view.name in self._preferred and not self._all_do_both else steady)
-            for view, rate in zip(sample, rates, strict=True)
-        ]
+        later = [max(rate, steady * is_steady) for rate, is_steady in zip(rates, computes, strict=True)]
         return self._as_answers_end(now_s, _filled_s(share, sample, later))
 
     @property
@@ -203,7 +213,7 @@ class PairPolicy:
         another one would lose more by it than the request is worth."""
         target_s, typical = self._tpot_s, self.typical
         assert typical is not None, "see `look`"
-        self._displaced = displaced or {}
+        self._displaced, self._is_pure = displaced or {}, is_pure
         if self._displaced and request.slack_s < math.inf:
             decodes = [view for view in decodes if self._displaced.get(view.name, 0.0) <= MOST_DISPLACED]
         if is_pure and request.slack_s < math.inf:
@@ -220,30 +230,61 @@ class PairPolicy:
             for v, s in steps
             if not v.num_decoding or s <= enough_s or s <= TPOT_SHARE * self._most_step_s(v, request)
         ]
-        roomy.sort(key=lambda entry: self._decode_score(entry[0], entry[1], preferred))
         if not roomy:
             return ()
-        waits.sort(key=lambda entry: self._prefill_score(entry[0], entry[1], request, preferred))
-        names = {view.name for view in prefills}
-        found: list[Pair] = []
-        for decode, step_s in roomy[:BEST]:
-            without = {decode.name, *request.cut.get(decode.name, ())}
-            found += [
-                self._pair(request, decode, prefill, wait_s, step_s, preferred)
-                for prefill, wait_s in waits[:BEST]
-                if prefill.name not in without
-            ]
-            if decode.name in names and can_hold(decode, request, computes=True):
-                # with its own answer among those beside which it computes the prompt
-                wait_s = self._ttft_s(decode, request, 1)
-                found.append(self._pair(request, decode, decode, wait_s, step_s, preferred))
-        if all(view.name in preferred for view in prefills):
-            found = _without_small_gains(found)
+        found = self._alone(request, roomy, waits, preferred)
+        if not found or not self._is_enough(found, prefills, preferred):
+            found += self._apart(request, roomy, waits, preferred)
+            if all(view.name in preferred for view in prefills):
+                found = _without_small_gains(found)
         most = max((pair.in_time for pair in found), default=0.0)
         found.sort(key=lambda pair: (pair.in_time < most - ALIKE, pair.score))
         if found and self._may_wait(found[0], request):
             return ()
         return tuple(found)
+
+    def _alone(self, request: PlacementRequest, steps: _Timed, waits: _Timed, preferred: Collection[str]) -> list[Pair]:
+        """Of the workers that are best for both parts together, and of the one that computes the prompt soonest, each
+        as a pair."""
+        waits_s = {view.name: wait_s for view, wait_s in waits}
+        both = [(view, step_s) for view, step_s in steps if view.name in waits_s]
+
+        def score(entry: tuple[WorkerView, float]) -> float:
+            view, step_s = entry
+            of_prompt = self._prefill_score(view, waits_s[view.name], request, preferred)
+            return of_prompt + self._decode_score(view, step_s, preferred)
+
+        def ordered(key: Callable[[tuple[WorkerView, float]], float]) -> Iterator[tuple[WorkerView, float]]:
+            return (entry for entry in sorted(both, key=key) if can_hold(entry[0], request, computes=True))
+
+        best = list(islice(ordered(score), BEST - 1))
+        best += [one for one in islice(ordered(lambda one: waits_s[one[0].name]), 1) if one not in best]
+        # each with its own answer among those beside which it computes the prompt
+        return [
+            self._pair(request, view, view, self._ttft_s(view, request, 1), step_s, preferred) for view, step_s in best
+        ]
+
+    def _is_enough(self, alone: Sequence[Pair], prefills: Sequence[WorkerView], preferred: Collection[str]) -> bool:
+        """Whether no hand-off can give HAND_OFF_GAIN more, where every worker is to do both."""
+        is_close = max(pair.in_time for pair in alone) + HAND_OFF_GAIN >= 1.0
+        return is_close and all(view.name in preferred for view in prefills)
+
+    def _apart(self, request: PlacementRequest, steps: _Timed, waits: _Timed, preferred: Collection[str]) -> list[Pair]:
+        """Of the best few of each part."""
+        soonest_s = min((wait_s for _, wait_s in waits), default=0.0)
+        typical, late = self.typical, (soonest_s, self._tpot_s, self._life_s)
+        assert typical is not None, "see `look`"
+        busy = [(view, busy_step_s(view, view.times or typical, step_s, *late)) for view, step_s in steps]
+        decodes = heapq.nsmallest(BEST, busy, key=lambda entry: self._decode_score(entry[0], entry[1], preferred))
+        prefills = heapq.nsmallest(
+            BEST, waits, key=lambda entry: self._prefill_score(entry[0], entry[1], request, preferred)
+        )
+        return [
+            self._pair(request, decode, prefill, wait_s, step_s, preferred)
+            for decode, step_s in decodes
+            for prefill, wait_s in prefills
+            if prefill.name != decode.name and prefill.name not in request.cut.get(decode.name, ())
+        ]
 
     def _ttft_s(self, view: WorkerView, request: PlacementRequest, num_new_answers: int = 0) -> float:
         """The load of the adapter, and then the prompt's computation."""
@@ -297,13 +338,15 @@ class PairPolicy:
         preferred: Collection[str],
     ) -> Pair:
         is_one = prefill.name == decode.name
-        least_s = step_s
+        least_s, gap_s = step_s, 0.0
         if not is_one:
+            assert self.typical is not None, "see `look`"
+            gap_s = self._predictor.gap_s + joins_in_s(decode, decode.times or self.typical, wait_s, self._tpot_s)
             wait_s += self._predictor.hand_off_s
-            step_s += max(0.0, self._predictor.gap_s - step_s) / self._demand.num_gaps
+            step_s += max(0.0, gap_s - step_s) / self._demand.num_gaps
         in_time = self._predictor.ttft.share_within(request.slack_s, wait_s)
         if not is_one:
-            in_time *= self._share_with_gap(least_s)
+            in_time *= self._share_with_gap(least_s, gap_s)
         if step_s > self._tpot_s:
             in_time = 0.0
         score = self._prefill_score(prefill, wait_s, request, preferred) + self._decode_score(decode, step_s, preferred)
@@ -311,10 +354,9 @@ class PairPolicy:
             score += HAND_OFF
         return Pair(decode.name, prefill.name, wait_s, step_s, in_time, score)
 
-    def _share_with_gap(self, step_s: float) -> float:
+    def _share_with_gap(self, step_s: float, gap_s: float) -> float:
         """The share of the answers with tokens enough to make up for a hand-off's gap by steps of that length, or by
         those that prompts beside answers make."""
-        gap_s = self._predictor.gap_s
         if self._all_do_both:
             step_s = max(step_s, AIM * self._tpot_s)
         if gap_s <= step_s or self._tpot_s == math.inf:
@@ -347,6 +389,7 @@ def _without_small_gains(pairs: list[Pair]) -> list[Pair]:
 
 
 def _filled_s(num_tokens: float, views: Sequence[WorkerView], rates: Sequence[float]) -> float:
-    """Seconds until some worker has computed its queue and its share of `num_tokens` tokens, at these rates."""
-    waits = [(view.num_queued_tokens / rate, rate) for view, rate in zip(views, rates, strict=True)]
+    """Seconds until some worker has computed its queue and its share of `num_tokens` tokens, at these rates, of which
+    one is above 0 at least."""
+    waits = [(view.num_queued_tokens / rate, rate) for view, rate in zip(views, rates, strict=True) if rate > 0]
     return filled_level(num_tokens, waits)

@@ -119,9 +119,10 @@ class Placement:
         if self.pairs.typical is None:  # nothing can be predicted yet
             return self.choose(request, decodes, prefills, collocated=False)
         patience = self._config.patience
+        drawn = self._drawn(decodes, prefills)
         pairs = self.pairs.choose(
             request,
-            self._candidates(decodes, can_hold, request, ""),
+            self._candidates(decodes, can_hold, request, "", drawn),
             self._candidates(
                 prefills,
                 lambda view, request: (
@@ -130,6 +131,7 @@ class Placement:
                 ),
                 request,
                 "",
+                drawn,
             ),
             preferred,
             self.split.displaced,
@@ -199,9 +201,25 @@ class Placement:
         name = prefill.name if prefill is not None and route is Route.HAND_OFF else None
         return Choice(decode.name, name, route, predicted_s, ranked_decodes, ranked_prefills)
 
-    def _candidates(self, pool: Pool, fits: Filter, request: PlacementRequest, last: str) -> list[WorkerView]:
+    def _drawn(self, decodes: Pool, prefills: Pool) -> list[WorkerView] | None:
+        """The sample for both parts of a request, where the workers of both pools are the same: of two samples of a
+        large fleet hardly any worker would be in both, and each request be handed over. None: there is none."""
+        limit = self._config.max_candidates
+        if len(decodes) <= limit or len(decodes) != len(prefills):
+            return None
+        drawn = decodes.draw(self._random, limit)
+        return drawn if all(view.name in prefills for view in drawn) else None
+
+    def _candidates(
+        self,
+        pool: Pool,
+        fits: Filter,
+        request: PlacementRequest,
+        last: str,
+        drawn: Sequence[WorkerView] | None = None,
+    ) -> list[WorkerView]:
         favourites = (last, *self._homes(request, pool))
-        return candidates(pool, fits, request, favourites, self._config.max_candidates, self._random)
+        return candidates(pool, fits, request, favourites, self._config.max_candidates, self._random, drawn)
 
     def _homes(self, request: PlacementRequest, pool: Pool) -> tuple[str, ...]:
         return self._adapters.homes(request.adapter, pool, request.now_s) if request.adapter else ()

@@ -10,7 +10,7 @@ from services.router.placement.views import NO_WORK, Pool, Tier, Work, WorkerVie
 from shared.identity import WorkerRole
 from shared.rpc.convert import roles_from_proto, step_times_from_proto
 from shared.rpc.pb.tandem.v1 import types_pb2
-from shared.sizing.step_time import StepTimes
+from shared.sizing.step_time import StepKinds, StepTimes
 
 
 class Standing:
@@ -133,11 +133,12 @@ class Standing:
 
     def _take_times(self, view: WorkerView, own: StepTimes | None) -> None:
         """Takes the worker's own fit of its steps, as far as it is founded. Call it once the view is current."""
+        kinds = StepKinds(self.load.num_batch_kinds, self.load.num_chunk_kinds)
         if (view.times is None) != (own is None):
             for role in self._roles:
                 self._pools[role].version += 1
         first = self._pools[min(self._pools)]  # a worker of two roles is one of each pool, and judged in the same one
-        view.times = own if self.retired else first.founded.times(view, own)
+        view.times = own if self.retired else first.founded.times(view, own, kinds)
 
     def has_adapters(self, adapters: types_pb2.AdapterList) -> None:
         """All adapters that the worker knows now."""

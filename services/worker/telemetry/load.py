@@ -156,6 +156,7 @@ class LoadReporter:
                 message.least_slack_s = load.least_slack_s
             if load.step_times is not None:
                 message.step_times.CopyFrom(step_times_to_proto(load.step_times))
+                message.num_batch_kinds, message.num_chunk_kinds = load.step_kinds
         return message
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ from shared.sizing.step_fit import (
     StepTimeFit,
     fitted,
 )
-from shared.sizing.step_time import StepTimes, StepWork, chunk_pairs
+from shared.sizing.step_time import StepKinds, StepTimes, StepWork, chunk_pairs
 from tests.unit.sizing.steps import drawn_works, step_times, works
 
 
@@ -141,6 +141,21 @@ def test_no_coefficient_is_negative_whatever_was_measured(steps, prior):
     assert all(value >= 0 and math.isfinite(value) for value in found)
     assert 0 <= times.overlap <= 1
     assert all(times.step_s(work) >= 0 for work, _ in steps)
+
+
+@given(st.lists(works(), min_size=MIN_STEPS, max_size=60))
+def test_the_fit_says_how_many_kinds_of_answers_and_of_chunks_it_rests_on(drawn):
+    fit = learnt([(work, 1.0) for work in drawn])
+    assert fit.kinds == StepKinds()  # nothing is fitted before it is asked for
+    counted = [work for work in drawn if work.num_tokens]
+    if fit.times is None:
+        assert len(counted) < MIN_STEPS
+        return
+    batches = {(work.num_sequences.bit_length(), work.num_context_tokens.bit_length()) for work in counted}
+    chunks = {(work.num_chunk_tokens.bit_length(), work.num_chunk_pairs.bit_length()) for work in counted}
+    found = {batch for batch in batches if batch[0]}
+    assert fit.kinds.num_chunks == len({chunk for chunk in chunks if chunk[0]})
+    assert fit.kinds.num_batches == (len(found) if len({size for size, _ in found}) > 1 else min(1, len(found)))
 
 
 def test_steps_that_do_both_are_predicted_from_those_that_do_one():

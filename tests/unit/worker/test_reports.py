@@ -22,6 +22,7 @@ from shared.engine.messages import Command, EngineLoad, SetTargets
 from shared.identity import WorkerRole
 from shared.kv.layout import BlockLayout, KVFormat
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
+from shared.sizing.step_time import StepKinds, StepTimes
 
 
 async def newest_report(session: Session) -> list[str]:
@@ -89,6 +90,16 @@ async def test_a_change_after_a_quiet_time_is_told_at_once_and_those_behind_it_t
     assert published == [2]  # an interval has not passed
     reporter.flush()
     assert published == [2, 3]
+
+
+async def test_a_report_says_what_the_step_times_rest_on() -> None:
+    worker = prefill_worker()
+    reporter = LoadReporter(worker.host.transfer.counters, lambda _: None, worker.connector)
+    state = EngineLoad(*[0] * 13, step_kinds=StepKinds(3, 5))
+    for times, rests_on in ((None, (0, 0)), (StepTimes(1e-3, 4e-3, 2e-5, 1e-5, 1e-8, 1e-9), (3, 5))):
+        reporter.update(replace(state, step_times=times))
+        message = reporter.message()
+        assert (message.num_batch_kinds, message.num_chunk_kinds) == rests_on
 
 
 async def test_a_drain_can_be_undone_unless_the_process_is_about_to_end() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.router.placement.founded import FEWEST_KINDS, MOST_COMPARED, FoundedTimes
-from shared.sizing.step_time import StepTimes, StepWork
+from shared.sizing.step_time import StepKinds, StepTimes, StepWork
 from tests.unit.router.placement.builders import view
 
 QUICK = StepTimes(fixed_s=1e-3, read_s=4e-3, token_s=2e-5, sequence_s=1e-5, kv_s=1e-8, attention_s=1e-9)
@@ -18,20 +18,30 @@ ABSURD = StepTimes(fixed_s=1e-3, read_s=4e-3, token_s=1e-3, sequence_s=1e-5, kv_
 """As QUICK for a few answers; of prompts it knows nothing."""
 
 
-def see(found: FoundedTimes, name: str, own: StepTimes | None, num_answers: int = 0, num_queued: int = 0):
-    """Reports that the worker runs such answers and has such a queue."""
+ENOUGH = StepKinds(FEWEST_KINDS, FEWEST_KINDS)
+DECODED = StepKinds(3, 0)
+BOTH = StepKinds(3, 2)
+
+
+def see(
+    found: FoundedTimes,
+    name: str,
+    own: StepTimes | None,
+    num_answers: int = 0,
+    num_queued: int = 0,
+    kinds: StepKinds = BOTH,
+):
+    """Reports that the worker runs such answers and has such a queue, and has fitted its steps to so many kinds."""
     seen = view(
         name, num_decoding=num_answers, num_context_tokens=100 * num_answers,
         num_queued_tokens=num_queued, num_queued_pairs=50.0 * num_queued,
     )  # fmt: skip
-    return found.times(seen, own)
+    return found.times(seen, own, kinds)
 
 
 def season(found: FoundedTimes, name: str, own: StepTimes) -> None:
-    """The worker runs enough kinds of both."""
-    for size in range(FEWEST_KINDS):
-        assert see(found, name, own, 2**size, 2 ** (size + 4)) is not None
-        assert see(found, name, own, 2**size) is not None
+    """The worker has run enough kinds of both."""
+    assert see(found, name, own, kinds=ENOUGH) is own
 
 
 def test_a_worker_that_has_only_decoded_knows_prompts_by_another_one():
@@ -54,12 +64,10 @@ def test_cards_of_two_kinds_are_told_apart_by_what_they_do(own, nearest):
     assert see(found, nearest + " at a prompt", own) == own
 
 
-def test_one_answer_that_grows_is_not_many_batches():
+def test_one_of_an_earlier_release_which_does_not_say_is_believed_and_helps_no_other():
     found = FoundedTimes()
-    for size in range(12):
-        see(found, "alone", ABSURD, 0, 2 ** (size % 5 + 4))
-        found.times(view("alone", num_decoding=1, num_context_tokens=2**size), ABSURD)
-    assert not found._founded
+    assert see(found, "old", ABSURD, 1, kinds=StepKinds()) is ABSURD
+    assert see(found, "new", QUICK, 1) is QUICK
 
 
 def test_among_many_of_one_kind_the_one_of_another_kind_is_kept_to_compare_with():
@@ -87,6 +95,18 @@ def test_a_prompt_that_was_not_computed_yet_says_nothing_of_prompts():
     assert see(found, "new", ABSURD, 1, 500).token_s == pytest.approx(QUICK.token_s, rel=0.2)
 
 
+def test_a_prompt_that_was_cancelled_says_nothing_of_prompts():
+    found = FoundedTimes()
+    season(found, "old", QUICK)
+    see(found, "new", ABSURD, 0, 500, DECODED)
+    see(found, "new", ABSURD, 0, 0, DECODED)
+    assert see(found, "new", ABSURD, 1, 0, DECODED).token_s == pytest.approx(QUICK.token_s, rel=0.2)
+
+
+def test_a_router_that_has_just_started_believes_what_rests_on_enough():
+    assert see(FoundedTimes(), "old", QUICK, kinds=ENOUGH) is QUICK
+
+
 def test_its_own_speed_is_kept_where_no_such_card_is_known():
     found = FoundedTimes()
     season(found, "quick", QUICK)
@@ -99,19 +119,26 @@ def test_once_it_has_run_enough_kinds_its_own_fit_counts_and_helps_others():
     found = FoundedTimes()
     season(found, "old", QUICK)
     season(found, "new", SLOW)
-    assert see(found, "new", SLOW) is SLOW
+    assert see(found, "new", SLOW, kinds=ENOUGH) is SLOW
     found.forget("new")
     assert see(found, "new", ABSURD, 1) is not ABSURD
 
 
-@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 64), st.integers(0, 1 << 14)), max_size=80))
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 30), st.integers(0, 64), st.integers(0, 1 << 14), st.integers(1, 3), st.integers(0, 9)
+        ),
+        max_size=80,
+    )
+)
 def test_at_what_it_does_the_worker_has_its_own_speed_and_few_are_kept(reports):
     found = FoundedTimes()
     for number in range(3):
         season(found, f"old{number}", QUICK.scaled(1.0 + number))
-    for number, num_answers, num_queued in reports:
+    for number, num_answers, num_queued, *kinds in reports:
         own = QUICK.scaled(1.0 + number % 3)
-        taken = see(found, f"w{number}", own, num_answers, num_queued)
+        taken = see(found, f"w{number}", own, num_answers, num_queued, StepKinds(*kinds))
         assert taken is not None
         if num_answers:
             work = StepWork(num_answers, 100 * num_answers)

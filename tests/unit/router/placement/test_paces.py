@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.router.placement.beside import pace_of
-from services.router.placement.paces import tpot_s, ttft_s
+from services.router.placement.paces import busy_step_s, joins_in_s, tpot_s, ttft_s
 from services.router.placement.views import Work
 from shared.engine.scheduler.pacing import AIM, GAP_TARGETS, LEAST_CHUNK
 from shared.sizing.step_time import StepTimes, StepWork
@@ -141,3 +141,23 @@ def test_a_pace_is_to_the_last_digit_what_its_definition_gives(
         chunk = max(min(chunk, LEAST_CHUNK), min(chunk, largest))
     expected = (chunk, step_s(chunk), step_s(0.0) if batch else 0.0)
     assert pace_of(times, batch, batch * context, pairs, target_s, budget, num_tokens) == expected
+
+
+@given(times, st.integers(0, 64), st.lists(st.integers(0, 200_000), min_size=2), st.floats(0, 5), st.floats(0.1, 20))
+def test_the_more_prompts_are_queued_where_an_answer_comes_the_longer_its_steps_up_to_the_target(
+    times, batch, queues, in_s, life_s
+):
+    target_s, own_s = 0.02, times.step_s(StepWork(batch + 1, 500 * (batch + 1)))
+    views = [
+        view(
+            num_decoding=batch, num_context_tokens=500 * batch, num_queued_tokens=queued, num_queued_pairs=9.0 * queued
+        )
+        for queued in sorted(queues)
+    ]
+    steps = [busy_step_s(one, times, own_s, in_s, target_s, life_s) for one in views]
+    assert steps == sorted(steps)
+    assert all(own_s <= step_s <= max(own_s, AIM * target_s) * (1 + 1e-9) for step_s in steps)
+    for one in views:
+        waits_s = joins_in_s(one, times, in_s, target_s)
+        assert waits_s >= 0
+        assert not waits_s or (one.num_queued_tokens and not batch)

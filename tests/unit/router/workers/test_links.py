@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ from shared.errors import ConfigError, ModelMismatch
 from shared.identity import DECODE, PREFILL, WorkerRole
 from shared.kv.layout import BlockLayout, KVFormat
 from shared.model.text.texts_digest import texts_digest
-from shared.rpc.convert import layout_to_proto
+from shared.rpc.convert import layout_to_proto, step_times_to_proto
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
+from shared.sizing.step_time import StepTimes
 from tests.demo import DEMO
 
 BEAT = worker_pb2.Event(heartbeat=types_pb2.Heartbeat())
@@ -85,6 +87,26 @@ def test_placement_knows_where_an_adapter_is_or_comes_into_a_slot_just_now():
         assert (view.adapters["A"] is Tier.READY) == (place == "resident")
         assert ("A" in view.loading_adapters) == (place == "loading")
         assert not has_adapter_room(view, "B")
+
+
+def test_a_router_that_has_just_started_knows_whose_step_times_rest_on_enough():
+    pool = Pool()
+    quick = StepTimes(fixed_s=1e-3, read_s=4e-3, token_s=2e-5, sequence_s=1e-5, kv_s=1e-8, attention_s=1e-9)
+    absurd = replace(quick, token_s=1e-3)
+    for name, times, kinds in (("d0", quick, 8), ("d1", absurd, 2)):
+        link = WorkerLink(
+            DiscoveredWorker(name, DECODE, "h:1"), "r", lambda _: None, lambda: None, {WorkerRole.DECODE: pool}
+        )
+        link._connected(types_pb2.Welcome(num_blocks=4))
+        load = types_pb2.Load(num_decoding=2, num_context_tokens=200, num_batch_kinds=kinds, num_chunk_kinds=kinds)
+        load.step_times.CopyFrom(step_times_to_proto(times))
+        link._on_event(worker_pb2.Event(load=load))
+    first, second = pool.get("d0"), pool.get("d1")
+    assert first is not None
+    assert second is not None
+    assert second.times is not None
+    assert first.times == quick
+    assert second.times.token_s == pytest.approx(quick.token_s, rel=0.3)
 
 
 def test_the_fleet_hears_of_weights_when_they_or_what_takes_requests_changes_alone():

@@ -85,7 +85,8 @@ def sequence_of(
 
 
 def _next_turn_s(command: Submit | Reserve) -> float | None:
-    """Seconds until the session's next turn. Only the worker where the answer ends is sent it; others get it then."""
+    """Seconds until the session's next turn: of a Reserve. A worker that only prefills gets an ExpectSession when the
+    answer ends."""
     if isinstance(command, Reserve) and command.HasField("next_turn_s"):
         return command.next_turn_s
     return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 import subprocess
 import sys
@@ -341,13 +342,15 @@ def python(folder: Path, venv: str) -> Path:
 
 def preloading(engine: str, interpreter: Path, hidden: Mapping[str, str] | None) -> dict[str, str]:
     """An engine's environment: what is hidden from all of them, and for vLLM the libraries that it asks to be loaded
-    first, where they are there: the OpenMP of its venv and the system's tcmalloc."""
+    first, where they are there: the OpenMP of its venv and the system's tcmalloc; behind what is preloaded anyway."""
     found = dict(hidden or {})
     if engine != "vllm_cpu":
         return found
     openmp = interpreter.parents[1] / "lib" / "libiomp5.so"
-    libraries = (found.get("LD_PRELOAD"), str(openmp) if openmp.exists() else None, find_library("tcmalloc_minimal"))
-    return found | {"LD_PRELOAD": ":".join(filter(None, libraries))}
+    before = found.get("LD_PRELOAD", os.environ.get("LD_PRELOAD"))
+    libraries = (before, str(openmp) if openmp.exists() else None, find_library("tcmalloc_minimal"))
+    preloaded = ":".join(filter(None, libraries))
+    return found | {"LD_PRELOAD": preloaded} if preloaded else found
 
 
 def install(folder: Path, wanted: Collection[str]) -> dict[str, str]:

@@ -71,9 +71,9 @@ class WorkerSessions:
         credentials: grpc.ChannelCredentials | None = None,
         token: str = "",
     ) -> None:
-        """`welcomed` takes the worker's answer and returns
-        the stream of the session; raises TandemError for a worker that does not fit. `ended` takes why a session ended
-        and whether its connection broke; it returns whether the worker had been well. `token`: `FleetKey.token()`."""
+        """`welcomed` takes the worker's answer and returns the session's stream; it raises TandemError for a worker
+        that does not fit. `ended` takes why a session ended and whether its connection broke; it returns whether the
+        worker had been well. `token`: `FleetKey.token()`."""
         self._name = worker_name
         self._greeting = greeting
         self._num_sessions = 0

@@ -24,9 +24,10 @@ _SHARE = 0.075
 """Of one core, that it takes meanwhile."""
 _LONGEST_SLEEP_S = 0.05
 """However long the piece of work was."""
-_WINDOW_S, _STALE_S = 0.01, 0.03
-"""The system counts the time of other threads some milliseconds late; over more than the second, others may have
-begun long ago."""
+_WINDOW_S = 0.01
+"""The system counts the time of other threads some milliseconds late."""
+_STALE_S = 0.03
+"""After so long without work, others may have begun that were not there before."""
 
 
 class _Turns:
@@ -45,20 +46,21 @@ class _Turns:
 
     def end(self) -> None:
         """Of a piece of work: where the turn is over and others are busy, the next one begins after a sleep."""
-        if time.perf_counter() - self._begun_at < _TURN_S:  # without asking the system, which takes ten times as long
+        passed = time.perf_counter() - self._begun_at
+        if passed < _TURN_S:  # without asking the system, which takes ten times as long
             return
         used = time.thread_time() - self._begun
         if used < _TURN_S:
             return
-        if not self._look():
+        if not self._look(passed - used):
             time.sleep(min(used * (1 / _SHARE - 1), _LONGEST_SLEEP_S))
         self._begin()
 
-    def _look(self) -> bool:
-        """Whether the process's other threads do little."""
+    def _look(self, away_s: float) -> bool:
+        """Whether the process's other threads do little; this one did not work for `away_s` of its turn."""
         now, others = time.perf_counter(), _others_s()
         if (passed := now - self._since) >= _WINDOW_S:
-            self._is_free = passed < _STALE_S and others - self._others < self._most_idle * passed
+            self._is_free = away_s < _STALE_S and others - self._others < self._most_idle * passed
             self._since, self._others = now, others
         return self._is_free
 

@@ -165,12 +165,14 @@ async def ucx_sides(
 ) -> AsyncIterator[Sides]:
     """A near side beside that process, which `ends` with it."""
     near = UcxTransfer(fleet_key=key, **near_options)
-    await near.start()
     try:
-        async with process.connected() as far:
-            yield Sides(near, far, bytes.fromhex(await far("address")), process, key)
+        await near.start()
+        try:
+            async with process.connected() as far:
+                yield Sides(near, far, bytes.fromhex(await far("address")), process, key)
+        finally:
+            await near.close()
     finally:
-        await near.close()
         if ends:
             process.end(killed=True)
 

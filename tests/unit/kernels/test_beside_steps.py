@@ -81,10 +81,25 @@ def test_beside_busy_threads_it_takes_its_share_of_a_core_in_short_turns(beside,
 
 
 @pytest.mark.parametrize("others", [0.0, 0.05])
-def test_beside_idle_threads_it_stops_for_a_moment_alone(beside, others) -> None:
+@pytest.mark.parametrize("piece_s", [0.4 * MS, 3 * MS, 10 * MS, 100 * MS])
+def test_beside_idle_threads_it_stops_for_a_moment_alone(beside, others, piece_s) -> None:
     clocks = Clocks(others)
-    beside(clocks, pieces(clocks, 400, 0.4 * MS))
-    assert len(clocks.slept) == 1
+    beside(clocks, pieces(clocks, 400, piece_s))
+    assert len(clocks.slept) <= 1
+
+
+def test_a_load_soon_after_another_takes_no_engine_for_idle_that_has_begun_since(beside) -> None:
+    clocks = Clocks(others=0.0)
+
+    def work() -> None:
+        pieces(clocks, 100, 0.4 * MS)()
+        clocks._pass(0.05)
+        clocks.others = 1.9
+        clocks.slept.clear()
+        pieces(clocks, 5, 0.4 * MS)()
+
+    beside(clocks, work)
+    assert clocks.slept
 
 
 def test_a_step_from_which_others_take_cores_is_not_disturbed_the_more(beside) -> None:

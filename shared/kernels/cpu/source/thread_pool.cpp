@@ -1,6 +1,7 @@
 #include "thread_pool.h"
 
 #include <sched.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -34,12 +35,12 @@ bool spin(microseconds time, const F& so) {
   return false;
 }
 
-// A helper's place among the cores, written by itself before it sleeps, and by the caller while it sleeps.
+// A helper's place among the cores.
 struct Helper {
   std::atomic<pid_t> id{0};
-  std::atomic<int> core{-1};  // where it fell asleep; -1: it is awake
-  std::atomic<bool> is_parted{false};
-  cpu_set_t allowed{};  // before it was parted from the caller
+  std::atomic<int> core{-1};      // where it fell asleep; -1: it is awake
+  std::atomic<int> kept_off{-1};  // the caller's core, on which it is not to wake; -1: none
+  cpu_set_t allowed{};            // its cores otherwise; written by the caller while `kept_off` is -1
 };
 
 class ThreadPool {
@@ -55,7 +56,8 @@ class ThreadPool {
     open_.store(true);
     loop_.fetch_add(1);
     if (asleep_.load() > 0) {
-      for (Helper& helper : helpers_) part(helper);
+      const int core = sched_getcpu();
+      for (Helper& helper : helpers_) keep_off(helper, core);
       loop_.notify_all();
     }
     take_tasks();
@@ -72,21 +74,29 @@ class ThreadPool {
   // Keeps a helper that sleeps from waking up on the caller's core. The system moves a caller whose core another thread
   // took to the core of a helper that sleeps, and wakes the helper behind it; there they then take turns of
   // milliseconds, for up to 20 ms, whichever core is idle meanwhile.
-  static void part(Helper& helper) {
-    const int core = sched_getcpu();
-    if (core < 0 || core >= CPU_SETSIZE || helper.core.load() != core || helper.is_parted.load()) return;
+  static void keep_off(Helper& helper, int core) {
+    const int slept = helper.core.load(), before = helper.kept_off.load();
+    const bool has_moved = before >= 0 && before != core;  // the caller, since the helper was woken
+    if (slept < 0 || core < 0 || core >= CPU_SETSIZE || (slept != core && !has_moved) || before == core) return;
     const pid_t id = helper.id.load();
-    if (sched_getaffinity(id, sizeof(cpu_set_t), &helper.allowed) != 0) return;
+    if (before < 0 && sched_getaffinity(id, sizeof(cpu_set_t), &helper.allowed) != 0) return;
     cpu_set_t others = helper.allowed;
     CPU_CLR(core, &others);
-    if (CPU_COUNT(&others) > 0 && sched_setaffinity(id, sizeof(others), &others) == 0) helper.is_parted.store(true);
+    if (CPU_COUNT(&others) > 0 && sched_setaffinity(id, sizeof(others), &others) == 0) helper.kept_off.store(core);
+  }
+
+  static void allow_all(Helper& helper) {
+    if (helper.kept_off.load() < 0) return;
+    sched_setaffinity(0, sizeof(helper.allowed), &helper.allowed);
+    helper.kept_off.store(-1);
   }
 
   void help(Helper& helper, int index) {
-    helper.id.store(gettid());
+    helper.id.store(pid_t(syscall(SYS_gettid)));  // gettid() is younger than the oldest glibc that wheels are for
     auto time = kMostSpin;
     for (uint32_t seen = 0;;) {
       seen = wait(helper, seen, time);
+      allow_all(helper);
       active_.fetch_add(1);
       if (open_.load() && index <= wanted_.load(std::memory_order_relaxed)) take_tasks();
       active_.fetch_sub(1);
@@ -103,10 +113,6 @@ class ThreadPool {
       loop_.wait(seen);
       asleep_.fetch_sub(1);
       helper.core.store(-1);
-      if (helper.is_parted.load()) {
-        sched_setaffinity(0, sizeof(helper.allowed), &helper.allowed);
-        helper.is_parted.store(false);
-      }
     }
     const bool was_short = Clock::now() - begin < kMostSpin;
     time = was_short ? std::min(kMostSpin, 2 * time) : std::max(kLeastSpin, time / 2);

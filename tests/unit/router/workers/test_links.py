@@ -95,7 +95,11 @@ def test_a_router_that_has_just_started_knows_whose_step_times_rest_on_enough():
     absurd = replace(quick, token_s=1e-3)
     for name, times, kinds in (("d0", quick, 8), ("d1", absurd, 2)):
         link = WorkerLink(
-            DiscoveredWorker(name, DECODE, "h:1"), "r", lambda _: None, lambda: None, {WorkerRole.DECODE: pool}
+            DiscoveredWorker(name, DECODE, "h:1"),
+            Greeting("r"),
+            lambda _: None,
+            lambda: None,
+            {WorkerRole.DECODE: pool},
         )
         link._connected(types_pb2.Welcome(num_blocks=4))
         load = types_pb2.Load(num_decoding=2, num_context_tokens=200, num_batch_kinds=kinds, num_chunk_kinds=kinds)

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <deque>
 #include <thread>
 
 #include "ops.h"
@@ -41,14 +40,17 @@ struct Helper {
   std::atomic<int> core{-1};      // where it fell asleep; -1: it is awake
   std::atomic<int> kept_off{-1};  // the caller's core, on which it is not to wake; -1: none
   cpu_set_t allowed{};            // its cores otherwise; written by the caller while `kept_off` is -1
+  Helper* before = nullptr;       // the one that was made before it
 };
 
 class ThreadPool {
  public:
   void run(int64_t count, TaskFunction function, const void* context, int threads) {
-    while (int(helpers_.size()) < threads - 1) {
-      Helper& helper = helpers_.emplace_back();
-      std::thread([this, &helper, index = int(helpers_.size())] { help(helper, index); }).detach();
+    while (helpers_ < threads - 1) {
+      Helper* helper = new Helper;  // a container's allocation would need a younger C++ runtime than wheels may
+      helper->before = last_, last_ = helper;
+      helpers_++;
+      std::thread([this, helper, index = helpers_] { help(*helper, index); }).detach();
     }
     function_ = function, context_ = context, count_ = count;
     wanted_.store(threads - 1, std::memory_order_relaxed);
@@ -57,7 +59,7 @@ class ThreadPool {
     loop_.fetch_add(1);
     if (asleep_.load() > 0) {
       const int core = sched_getcpu();
-      for (Helper& helper : helpers_) keep_off(helper, core);
+      for (Helper* helper = last_; helper; helper = helper->before) keep_off(*helper, core);
       loop_.notify_all();
     }
     take_tasks();
@@ -119,7 +121,8 @@ class ThreadPool {
     return loop_.load();
   }
 
-  std::deque<Helper> helpers_;  // grows only, so that each stays where it is
+  int helpers_ = 0;
+  Helper* last_ = nullptr;
   TaskFunction function_ = nullptr;
   const void* context_ = nullptr;
   int64_t count_ = 0;

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,10 @@ BALANCES: Sequence[float] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 NEAR = (0.5, 0.71, 0.84, 1.0, 1.19, 1.41, 2.0)
 """… and times the last one, those that the next fit tries."""
 MAX_KINDS = 96
-"""Of steps; the one that was seen longest ago makes room for a new one."""
+"""Of steps; the one that was seen longest ago makes room for a new one …"""
+KEPT_KINDS = 8
+"""… but for the last so many kinds of chunks and of batches, of two sizes: a worker that decodes for days still knows
+of prompts."""
 STEPS_OF_A_KIND = 7
 MIN_STEPS = 8
 """Fewer say nothing."""
@@ -95,7 +98,7 @@ class StepTimeFit:
         if kind is None:
             kind = _Kind()
             if len(self._kinds) == MAX_KINDS:
-                del self._kinds[next(iter(self._kinds))]
+                del self._kinds[_dispensable(self._kinds)]
             self._next_fit = min(self._next_fit, max(MIN_STEPS, self.num_steps + FEWEST_BETWEEN_FITS))
         kind.steps.append((work, seconds))
         kind.last = self.num_steps
@@ -173,6 +176,21 @@ def _kind_of(work: StepWork) -> tuple[int, ...]:
         work.num_chunk_tokens.bit_length(),
         work.num_chunk_pairs.bit_length(),
     )
+
+
+def _dispensable(kinds: Collection[tuple[int, ...]]) -> tuple[int, ...]:
+    """Which of these makes room for a new one, of which the first was seen longest ago: see MAX_KINDS."""
+    batches, chunks = Counter(key[:2] for key in kinds if key[0]), Counter(key[2:] for key in kinds if key[2])
+    sizes = Counter(key[0] for key in kinds if key[0])  # two tell more than one: see `StepKinds`
+
+    def is_needed(key: tuple[int, ...]) -> bool:
+        return (
+            (len(batches) <= KEPT_KINDS and batches[key[:2]] == 1)
+            or (len(chunks) <= KEPT_KINDS and chunks[key[2:]] == 1)
+            or (len(sizes) <= 2 and sizes[key[0]] == 1)
+        )
+
+    return next(key for key in kinds if not is_needed(key))
 
 
 def _kinds_in(keys: Iterable[tuple[int, ...]]) -> StepKinds:

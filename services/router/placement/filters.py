@@ -114,5 +114,5 @@ def _sampled(
         chosen[view.name] = view
     found = [view for view in chosen.values() if fits(view, request)]
     if not found:
-        found = [view for view in pool.from_random_start(rng) if fits(view, request)][:1]
+        found = list(islice((view for view in pool.from_random_start(rng) if fits(view, request)), 1))
     return found

@@ -4,8 +4,10 @@ between the tokens of an answer."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from services.router.placement.beside import DEFAULT_BUDGET, Beside, Known, pace_of
+from services.router.placement.prediction import filled_level
 from services.router.placement.views import Work, WorkerView
 from shared.engine.scheduler.pacing import AIM, GAP_TARGETS
 from shared.sizing.step_time import StepTimes, StepWork
@@ -156,3 +158,14 @@ def tpot_s(
     batch = (view.num_decoding - view.num_promised) * running + view.num_promised * promised + num_more
     context = (view.num_context_tokens - view.num_promised_tokens) * running + view.num_promised_tokens * promised
     return times.step_s(StepWork(batch, context + num_tokens)) if batch else 0.0  # type: ignore[arg-type]
+
+
+def filled_s(num_tokens: float, drawn: Sequence[tuple[WorkerView, float]], rates: Sequence[float]) -> float:
+    """Seconds until some worker has computed its queue and its share of `num_tokens` tokens, at these rates, of which
+    one is above 0 at least. `drawn`: workers, each with the number of those for which it stands."""
+    waits = [
+        (view.num_queued_tokens / rate, number * rate)
+        for (view, number), rate in zip(drawn, rates, strict=True)
+        if rate > 0
+    ]
+    return filled_level(num_tokens, waits)

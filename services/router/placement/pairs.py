@@ -20,14 +20,24 @@ import heapq
 import math
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 
 from services.router.placement.beside import DEFAULT_BUDGET, pace_of
 from services.router.placement.decision import Pair
 from services.router.placement.demand import Demand
 from services.router.placement.filters import can_hold
-from services.router.placement.paces import busy_step_s, joins_in_s, own_s, prompt_rate, steady_rate, tpot_s, ttft_s
-from services.router.placement.prediction import TtftPredictor, filled_level
+from services.router.placement.paces import (
+    busy_step_s,
+    filled_s,
+    joins_in_s,
+    own_s,
+    prompt_rate,
+    steady_rate,
+    tpot_s,
+    ttft_s,
+)
+from services.router.placement.parts import Parts
+from services.router.placement.prediction import TtftPredictor
 from services.router.placement.views import PlacementRequest, Pool, Work, WorkerView
 from shared.engine.scheduler.pacing import AIM
 from shared.sizing.step_time import StepTimes
@@ -64,7 +74,7 @@ waits at the router can still go to the worker that is free first …"""
 QUEUED_PROMPTS = 1.25
 """… or mean prompts that its queue may be long, where that is more."""
 SAMPLE = 64
-"""Workers whose queues tell how long a request waits."""
+"""Workers whose queues tell how long a request waits; of a larger pool half of each kind."""
 MEAN_RATE = 0.02
 """By which the newest looks at workers change their mean rate: a wait is longer than the batch of this moment lasts."""
 _Timed = Sequence[tuple[WorkerView, float]]
@@ -87,37 +97,42 @@ class PairPolicy:
         self._budget = DEFAULT_BUDGET
         self._mean_rate = 0.0
         """Of the workers, tokens of prompts a second."""
-        self._displaced: Mapping[str, float] = {}
         self._preferred: Collection[str] = ()
+        self.parts = Parts()
+        """The workers by what they are to do, as of the newest look."""
         self._all_do_both = True
-        self._is_pure = False
         self._seen: tuple[Collection[str], int] | None = None
         self._found: WorkerView | None = None
+        self.displaced: Mapping[str, float] = {}
+        self.is_pure = False
+        """These two: see `SplitController`."""
         self.typical: StepTimes | None = None
         """What steps take where a worker has not measured any; None before one has."""
 
     def look(self, views: Iterable[WorkerView], preferred: Collection[str] = (), version: int | None = None) -> None:
-        """Takes the step times of some worker for typical: one that is not to decode, where there is one. The others
-        have measured chunks beside answers, and say less of whole prompts. With the `version` of a pool and the
-        `preferred` object of the last look, the same worker is taken as then."""
+        """Sorts the workers by what they are to do: those named by `preferred` decode, without any all do both. Takes
+        the step times of some worker for typical: one that is not to decode, where there is one. The others have
+        measured chunks beside answers, and say less of whole prompts. With the `version` of a pool and the `preferred`
+        object of the last look nothing is sorted anew."""
         is_same = self._seen is not None and self._seen[0] is preferred and self._seen[1] == version
         if not is_same or self._found is None or self._found.times is None:
-            self._find(views, preferred)
+            self.parts, self._preferred = Parts(views, preferred), preferred
+            self._all_do_both = not preferred or not self.parts.prefills
+            everyone = chain(self.parts.prefills, self.parts.decodes)
+            self._found = next((view for view in everyone if view.times is not None), None)
             self._seen = (preferred, version) if version is not None else None
         if self._found is not None:
             self.typical, self._budget = self._found.times, self._found.max_step_tokens or DEFAULT_BUDGET
 
-    def _find(self, views: Iterable[WorkerView], preferred: Collection[str]) -> None:
-        found: WorkerView | None = None
-        self._preferred, self._all_do_both = preferred, True
-        for view in views:
-            self._all_do_both = self._all_do_both and (not preferred or view.name in preferred)
-            if view.times is not None:
-                found = found or view
-                if view.name not in preferred:
-                    found = view
-                    break
-        self._found = found
+    def may_decode(self, view: WorkerView, request: PlacementRequest) -> bool:
+        """A request with a deadline waits for a worker that is to decode where another one would lose more by it than
+        the request is worth."""
+        return self.displaced.get(view.name, 0.0) <= MOST_DISPLACED or request.slack_s == math.inf
+
+    def may_prefill(self, view: WorkerView, request: PlacementRequest) -> bool:
+        """One with a deadline waits for a worker that is to prefill, where others compute hardly any prompts."""
+        is_split = self.is_pure and request.slack_s < math.inf
+        return not (is_split and view.num_decoding and view.name in self._preferred)
 
     # --- what admission asks, as of `TtftPredictor`
 
@@ -125,7 +140,8 @@ class PairPolicy:
         """Seconds to the first token on the worker that computes it soonest, beside its answers, their queues aside."""
         if self.typical is None or not self._predictor.ttft.is_known:
             return self._predictor.idle_s(own, pool)
-        sample = [view for view in pool.draw(self._random, SAMPLE) if view.accepting]
+        self.look(pool, self._preferred, pool.version)  # workers may have come or gone since
+        sample = [view for view in self.parts.draw(self._random, SAMPLE) if view.accepting]
         soonest_s = min((own_s(view, view.times or self.typical, own, self._tpot_s) for view in sample), default=None)
         alone_s = self._alone_s(own)
         if soonest_s is None or soonest_s <= self._life_s:
@@ -136,31 +152,30 @@ class PairPolicy:
         """Seconds until some worker has computed its queue and its share of what is ahead."""
         if self.typical is None or not self._predictor.ttft.is_known:
             return self._predictor.wait_s(ahead, pool)
-        sample = [view for view in pool.draw(self._random, SAMPLE) if view.accepting]
-        if not sample:
+        self.look(pool, self._preferred, pool.version)
+        drawn = [entry for entry in self.parts.draw_weighted(self._random, SAMPLE) if entry[0].accepting]
+        if not drawn:
             return 0.0
         work = ahead if ahead.tokens else self._demand.prompt
-        rates = [
-            prompt_rate(view, view.times or self.typical, self._tpot_s, work.pairs / work.tokens) for view in sample
-        ]
-        computes = [self._all_do_both or view.name not in self._preferred for view in sample]
-        if not any(computes):  # of a large fleet where few are to prefill, none of them was drawn
-            computes = [True] * len(sample)
+        pairs = work.pairs / work.tokens
+        rates = [prompt_rate(view, view.times or self.typical, self._tpot_s, pairs) for view, _ in drawn]
+        computes = [self._all_do_both or view.name not in self._preferred for view, _ in drawn]
+        if not any(computes):  # those that are to prefill take no more requests
+            computes = [True] * len(drawn)
         steadily = [rate for rate, is_steady in zip(rates, computes, strict=True) if is_steady]
         now = sum(steadily) / len(steadily)
         self._mean_rate += MEAN_RATE * (now - self._mean_rate) if self._mean_rate else now
         # those that are to decode compute prompts beside their answers at the most, and others take these' place
         least = [self._mean_rate if is_steady else 0.0 for is_steady in computes]
-        if self._is_pure:
+        if self.is_pure:
             rates = [rate * is_steady for rate, is_steady in zip(rates, computes, strict=True)]
         rates = list(map(max, rates, least))
-        share = ahead.tokens * len(sample) / len(pool)
-        now_s = _filled_s(share, sample, rates)
+        now_s = filled_s(ahead.tokens, drawn, rates)
         if now_s <= self._life_s:
             return now_s
         steady = self._steady_rate(work)
         later = [max(rate, steady * is_steady) for rate, is_steady in zip(rates, computes, strict=True)]
-        return self._as_answers_end(now_s, _filled_s(share, sample, later))
+        return self._as_answers_end(now_s, filled_s(ahead.tokens, drawn, later))
 
     @property
     def _life_s(self) -> float:
@@ -204,20 +219,12 @@ class PairPolicy:
         decodes: Sequence[WorkerView],
         prefills: Sequence[WorkerView],
         preferred: Collection[str],
-        displaced: Mapping[str, float] | None = None,
-        is_pure: bool = False,
     ) -> tuple[Pair, ...]:
         """The pairs of the best few candidates, the one to take first; empty where no worker is to start the request
-        now. `decodes` can hold it, `prefills` have room in their queues, `preferred` are to decode. `displaced` and
-        `is_pure`: see `SplitController`. A request with a deadline waits for a worker that is to do its part where
-        another one would lose more by it than the request is worth."""
+        now. `decodes` can hold it and may decode it, `prefills` have room in their queues and may prefill it,
+        `preferred` are to decode."""
         target_s, typical = self._tpot_s, self.typical
         assert typical is not None, "see `look`"
-        self._displaced, self._is_pure = displaced or {}, is_pure
-        if self._displaced and request.slack_s < math.inf:
-            decodes = [view for view in decodes if self._displaced.get(view.name, 0.0) <= MOST_DISPLACED]
-        if is_pure and request.slack_s < math.inf:
-            prefills = [view for view in prefills if view.name not in preferred or not view.num_decoding]
         waits = [(view, self._ttft_s(view, request)) for view in prefills]
         joins_s = min((wait_s for _, wait_s in waits), default=0.0)
         life_s = self._life_s
@@ -366,7 +373,7 @@ class PairPolicy:
     def _decode_score(self, view: WorkerView, step_s: float, preferred: Collection[str]) -> float:
         used = step_s / self._tpot_s if self._tpot_s < math.inf else view.num_requests / max(1, view.max_num_seqs)
         if view.name not in preferred:
-            used += AGAINST + COMPUTED * self._displaced.get(view.name, 0.0)
+            used += AGAINST + COMPUTED * self.displaced.get(view.name, 0.0)
         return min(used, 10.0) + GUEST * (not view.in_shard)
 
     def _prefill_score(
@@ -386,10 +393,3 @@ def _without_small_gains(pairs: list[Pair]) -> list[Pair]:
         return pairs
     enough = max(pair.in_time for pair in here) + HAND_OFF_GAIN
     return pairs if any(pair.in_time > enough for pair in pairs) else here
-
-
-def _filled_s(num_tokens: float, views: Sequence[WorkerView], rates: Sequence[float]) -> float:
-    """Seconds until some worker has computed its queue and its share of `num_tokens` tokens, at these rates, of which
-    one is above 0 at least."""
-    waits = [(view.num_queued_tokens / rate, rate) for view, rate in zip(views, rates, strict=True) if rate > 0]
-    return filled_level(num_tokens, waits)

@@ -115,33 +115,34 @@ class Placement:
         """The same, where workers have both roles: for this request any two of them, or one for both parts."""
         self.split.gap_s, self.split.hand_off_s = self.predictor.gap_s, self.predictor.hand_off_s
         preferred = self.split.decodes(decodes, request.groups, request.now_s)
-        self.pairs.look(prefills, preferred, prefills.version)
-        if self.pairs.typical is None:  # nothing can be predicted yet
+        patience, pairs = self._config.patience, self.pairs
+        pairs.displaced, pairs.is_pure = self.split.displaced, self.split.is_pure
+        pairs.look(prefills, preferred, prefills.version)
+        if pairs.typical is None:  # nothing can be predicted yet
             return self.choose(request, decodes, prefills, collocated=False)
-        patience = self._config.patience
         drawn = self._drawn(decodes, prefills)
-        pairs = self.pairs.choose(
-            request,
-            self._candidates(decodes, can_hold, request, "", drawn),
-            self._candidates(
-                prefills,
-                lambda view, request: (
-                    self._has_room(view, request)
-                    and self.pairs.has_time(view, patience * request.num_hit_tokens(view.name))
-                ),
-                request,
-                "",
-                drawn,
-            ),
-            preferred,
-            self.split.displaced,
-            self.split.is_pure,
-        )
-        if not pairs:
+
+        def may_prefill(view: WorkerView, request: PlacementRequest) -> bool:
+            return (
+                (not pairs.is_pure or pairs.may_prefill(view, request))
+                and self._has_room(view, request)
+                and pairs.has_time(view, patience * request.num_hit_tokens(view.name))
+            )
+
+        def may_decode(view: WorkerView, request: PlacementRequest) -> bool:
+            return pairs.may_decode(view, request) and can_hold(view, request)
+
+        found_prefills = self._candidates(prefills, may_prefill, request, "", drawn)
+        if not found_prefills:
             return None
-        best = pairs[0]
+        fits = may_decode if pairs.displaced else can_hold
+        found_decodes = self._candidates(decodes, fits, request, "", drawn)
+        found = pairs.choose(request, found_decodes, found_prefills, preferred)
+        if not found:
+            return None
+        best = found[0]
         route, prefill = (Route.SAME_WORKER, None) if best.prefill == best.decode else (Route.HAND_OFF, best.prefill)
-        return Choice(best.decode, prefill, route, best.ttft_s, pairs=pairs if self._config.explain else ())
+        return Choice(best.decode, prefill, route, best.ttft_s, pairs=found if self._config.explain else ())
 
     def choose_prefill(self, request: PlacementRequest, prefills: Pool, near: tuple[str, ...]) -> str | None:
         """A prefill worker for a request whose blocks are reserved already on a decode worker with the label `near`;
@@ -203,12 +204,13 @@ class Placement:
 
     def _drawn(self, decodes: Pool, prefills: Pool) -> list[WorkerView] | None:
         """The sample for both parts of a request, where the workers of both pools are the same: of two samples of a
-        large fleet hardly any worker would be in both, and each request be handed over. None: there is none."""
+        large fleet hardly any worker would be in both, and each request be handed over. None: there is none. `prefills`
+        is what the pairs looked at last."""
         limit = self._config.max_candidates
         if len(decodes) <= limit or len(decodes) != len(prefills):
             return None
-        drawn = decodes.draw(self._random, limit)
-        return drawn if all(view.name in prefills for view in drawn) else None
+        drawn = self.pairs.parts.draw(self._random, limit)
+        return drawn if all(view.name in decodes for view in drawn) else None
 
     def _candidates(
         self,

@@ -16,6 +16,7 @@ from shared.sizing.measured_steps import measured
 from shared.sizing.step_fit import (
     BALANCES,
     FEWEST_BETWEEN_FITS,
+    KEPT_KINDS,
     MAX_KINDS,
     MIN_STEPS,
     MOST_BETWEEN_FITS,
@@ -200,6 +201,21 @@ def test_a_day_of_decode_steps_does_not_push_out_what_prompts_showed():
                   for n in range(20_000)], fit)  # fmt: skip
     assert fit.times is not None
     assert fit.times.step_s(prompt) == pytest.approx(TRUTH.step_s(prompt), rel=0.05)
+
+
+@pytest.mark.parametrize("is_chunks_first", [True, False])
+def test_many_kinds_of_one_part_do_not_push_out_those_of_the_other(is_chunks_first):
+    """Powers of two, so that each step is a kind of its own."""
+    chunks = [StepWork(0, 0, 1 << size, 1 << pairs, 1) for size in range(12) for pairs in range(size, size + 12)]
+    batches = [StepWork(1 << size, 1 << context) for size in range(12) for context in range(size, size + 12)]
+    first, later = (chunks, batches) if is_chunks_first else (batches, chunks)
+    fit = learnt([(work, TRUTH.step_s(work)) for work in first + later * 4])
+    assert fit.times is not None
+    assert fit.num_fitted > len(first) + 2 * len(later)
+    assert len(fit._kinds) == MAX_KINDS
+    kept, newer = reversed(fit.kinds) if is_chunks_first else fit.kinds
+    assert KEPT_KINDS <= kept <= KEPT_KINDS + 1
+    assert newer == MAX_KINDS - kept
 
 
 def test_before_anything_was_measured_the_prior_counts_and_then_where_nothing_was():

@@ -347,8 +347,11 @@ def test_a_pair_never_breaks_a_limit(states, num_tokens, slack_s, target_s):
 def waits_for(*views, displaced=None, is_pure=False, slack_s=1.0, preferred=("a",)):
     policy = PairPolicy(TARGET_S, TtftPredictor(), Demand())
     policy.look(views, preferred)
+    policy.displaced, policy.is_pure = displaced or {}, is_pure
     request = replace(prompt(500), slack_s=slack_s)
-    return policy.choose(request, views, views, preferred, displaced or {}, is_pure)
+    decodes = [view for view in views if policy.may_decode(view, request)]
+    prefills = [view for view in views if policy.may_prefill(view, request)]
+    return policy.choose(request, decodes, prefills, preferred)
 
 
 def test_a_request_waits_for_a_worker_that_is_to_decode_where_another_would_lose_more():

@@ -157,7 +157,7 @@ def test_answers_leave_once_two_decisions_say_so_where_each_displaces_more_promp
             for n in range(10):
                 controller.demand.arrived(Work.of(prompt, 0), prompt, now_s + n / rate)
                 controller.demand.begin().ended(output)
-            now_s += max(INTERVAL_S, 10 / rate)
+            now_s += max(INTERVAL_S, math.ceil(640 / rate) / 64)  # sums of 64ths are exact
             decoding = controller.decodes(views, GROUPS, now_s)
             others = frozenset(one.name for one in views) - decoding
             vacated = controller.vacated(now_s)

@@ -11,7 +11,7 @@ from shared.kernels.experts import routing
 from shared.kernels.latent import reference as latent
 from shared.kernels.linear import make_plain_linear
 from shared.kernels.lora import reference as lora
-from shared.kernels.quantized import make_opened_experts, make_opened_linear
+from shared.kernels.opened import make_opened_experts, make_opened_linear
 from shared.kernels.rmsnorm import reference as rmsnorm
 from shared.kernels.rotary import reference as rotary
 from shared.kernels.sampling import history

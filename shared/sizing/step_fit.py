@@ -26,8 +26,8 @@ NEAR = (0.5, 0.71, 0.84, 1.0, 1.19, 1.41, 2.0)
 MAX_KINDS = 96
 """Of steps; the one that was seen longest ago makes room for a new one …"""
 KEPT_KINDS = 8
-"""… but for the last so many kinds of chunks and of batches, of two sizes: a worker that decodes for days still knows
-of prompts."""
+"""… but for the last 8 kinds of chunks and 8 of batches, and two sizes of batches: a worker that decodes for days still
+knows what prompts take."""
 STEPS_OF_A_KIND = 7
 MIN_STEPS = 8
 """Fewer say nothing."""

@@ -16,7 +16,7 @@ from shared.kernels.lora import launch as lora
 from shared.kernels.lora.static import TritonSlots
 from shared.kernels.matmul.few import make_few_rows_linear
 from shared.kernels.matmul.launch import make_rowwise_linear
-from shared.kernels.quantized import make_opened_experts, make_opened_linear
+from shared.kernels.opened import make_opened_experts, make_opened_linear
 from shared.kernels.rmsnorm import launch as rmsnorm
 from shared.kernels.rotary import launch as rotary
 from shared.kernels.sampling import history_launch as history

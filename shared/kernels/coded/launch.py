@@ -13,8 +13,9 @@ from shared.kernels.backend import Linear
 from shared.kernels.coded.jit import multiply_codes, open_rows, round_rows, scale_sums
 from shared.kernels.coded.layout import DEPTHS, GRANULE, TILE, CodedWeight, step_columns
 from shared.kernels.device import DeviceLimits
+from shared.kernels.opened import OpenedLinear
 from shared.kernels.ordered import OrderedLinear, columns_of_group, in_order
-from shared.kernels.quantized import OpenedLinear, QuantizedWeight
+from shared.kernels.quantized import QuantizedWeight
 
 MOST_ROWS = 512
 """Rows of x from which on a weight is opened once and multiplied by cuBLAS, and whole numbers by torch: on an H100 both

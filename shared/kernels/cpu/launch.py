@@ -37,8 +37,9 @@ from shared.kernels.lora import reference as loras_reference
 from shared.kernels.lora.parts import LoraPart
 from shared.kernels.lora.rows import LoraRows
 from shared.kernels.lora.step import Lora
+from shared.kernels.opened import OpenedExperts, OpenedLinear
 from shared.kernels.pool_view import PoolView
-from shared.kernels.quantized import OpenedExperts, OpenedLinear, QuantizedWeight, Weight
+from shared.kernels.quantized import QuantizedWeight, Weight
 from shared.kernels.rmsnorm import reference as rmsnorm
 from shared.kernels.rotary import reference as rotary
 from shared.kernels.sampling import reference as sampling

@@ -17,8 +17,9 @@ from shared.kernels.batch import AttentionBatch
 from shared.kernels.cpu.coded import coded_linear
 from shared.kernels.cpu.launch import CpuOps, load
 from shared.kernels.linear_spec import Kind, LinearSpec
+from shared.kernels.opened import OpenedLinear
 from shared.kernels.pool_view import PoolView
-from shared.kernels.quantized import OpenedLinear, rounded
+from shared.kernels.quantized import rounded
 from shared.kernels.torch_backend import TorchKernels
 
 ROWS = (1, 8, 40, 130)

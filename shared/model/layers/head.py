@@ -21,8 +21,9 @@ from shared.kernels.backend import DecoderOps
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.cpu.torch_threads import in_this_thread
 from shared.kernels.linear_spec import int4_spec
+from shared.kernels.opened import OpenedLinear
 from shared.kernels.pool_view import PoolView
-from shared.kernels.quantized import OpenedLinear, QuantizedWeight, Weight, rounded
+from shared.kernels.quantized import QuantizedWeight, Weight, rounded
 from shared.kv.groups import KVGroups
 from shared.model.config.model_config import ModelConfig
 from shared.model.layers.modules import DecoderModules, build_layer, build_linear, offset_norm

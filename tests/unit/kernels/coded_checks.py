@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from shared.kernels.linear_spec import LinearSpec
-from shared.kernels.quantized import QuantizedWeight, quantize_rows, rounded, rounded_input
+from shared.kernels.opened import rounded_input
+from shared.kernels.quantized import QuantizedWeight, quantize_rows, rounded
 
 from .comparing import TOLERANCES, random_tensor, triton_kernels
 

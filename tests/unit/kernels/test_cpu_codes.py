@@ -11,15 +11,9 @@ from shared.kernels.backends.cpu import CpuKernels
 from shared.kernels.cpu.coded import CodedLinear
 from shared.kernels.cpu.experts import PackedExperts
 from shared.kernels.linear_spec import LinearSpec
+from shared.kernels.opened import OpenedExperts, OpenedLinear, rounded_input
 from shared.kernels.ordered import OrderedLinear
-from shared.kernels.quantized import (
-    OpenedExperts,
-    OpenedLinear,
-    QuantizedWeight,
-    quantize_rows,
-    rounded,
-    rounded_input,
-)
+from shared.kernels.quantized import QuantizedWeight, quantize_rows, rounded
 
 from .cpu_case import DTYPES, close, random
 from .isas import EACH_ISA, SUMS, needs_library

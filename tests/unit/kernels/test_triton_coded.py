@@ -9,7 +9,8 @@ import torch
 
 from shared.kernels.coded.layout import step_columns
 from shared.kernels.linear_spec import LinearSpec
-from shared.kernels.quantized import FP8, OpenedLinear, QuantizedWeight
+from shared.kernels.opened import OpenedLinear
+from shared.kernels.quantized import FP8, QuantizedWeight
 
 from . import coded_checks, compiling, ptx
 from .comparing import triton_kernels

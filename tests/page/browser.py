@@ -13,6 +13,8 @@ import httpx
 
 from tests.waiting import DEADLINE_S
 
+ATTEMPTS = 5
+"""To start chromedriver."""
 _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 TAB, ENTER = "\ue004", "\ue007"
 
@@ -98,11 +100,8 @@ async def browser() -> AsyncIterator[Browser]:
     driver, chromium = shutil.which("chromedriver"), shutil.which("chromium")
     assert driver is not None
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        process = await asyncio.create_subprocess_exec(
-            driver, "--port=0", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-        )
+        process, port = await asyncio.wait_for(_serving(driver), DEADLINE_S)
         try:
-            port = await asyncio.wait_for(_port(process), DEADLINE_S)
             async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=DEADLINE_S) as client:
                 arguments = [
                     "--headless=new",
@@ -129,10 +128,21 @@ async def browser() -> AsyncIterator[Browser]:
             await process.wait()
 
 
-async def _port(process: asyncio.subprocess.Process) -> int:
-    assert process.stdout is not None
-    async for line in process.stdout:
-        words = line.decode().rstrip(".\n").split()
-        if "successfully" in words:
-            return int(words[-1])
-    raise AssertionError("chromedriver ended before it served")
+async def _serving(driver: str) -> tuple[asyncio.subprocess.Process, int]:
+    """A chromedriver and its port. It takes a free one of IPv4, and ends where another process has the same of IPv6."""
+    said: list[str] = []
+    for _ in range(ATTEMPTS):
+        process = await asyncio.create_subprocess_exec(
+            driver, "--port=0", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        )
+        assert process.stdout is not None
+        try:
+            async for line in process.stdout:
+                said.append(line.decode().rstrip(".\n"))
+                if "successfully" in said[-1]:
+                    return process, int(said[-1].split()[-1])
+        except asyncio.CancelledError:
+            process.kill()
+            raise
+        await process.wait()
+    raise AssertionError(f"chromedriver ended before it served: {said}")

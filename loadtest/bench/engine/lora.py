@@ -99,18 +99,11 @@ def load_beside(bench: Bench, step: Step, folder: Path, rounds: int) -> list[Res
     all may be the machine's doing: how long those alone are says what it does by itself, and the processor time of the
     thread how much of a step can be the load's."""
     plan = step.plan(bench.decoder.config.vocab_size)
-    clock = time.CLOCK_THREAD_CPUTIME_ID  # of the thread that loads, once it has begun
-    of_load = []  # seconds of each step beside loads
 
     def take() -> float:
         begun = time.perf_counter()
         bench.runner.execute(plan)
         return time.perf_counter() - begun
-
-    def take_beside() -> float:
-        before, step_s = time.clock_gettime(clock), take()
-        of_load.append(time.clock_gettime(clock) - before)
-        return step_s
 
     def read() -> float:
         begun = time.perf_counter()
@@ -119,14 +112,16 @@ def load_beside(bench: Bench, step: Step, folder: Path, rounds: int) -> list[Res
 
     alone: list[list[float]] = []
     beside: list[list[float]] = []
-    loads = []
+    loads, of_load = [], []  # seconds of each load, and of loads in each step beside them
     with ThreadPoolExecutor(1, initializer=work_beside_steps) as thread:
         thread.submit(read).result()
         clock = time.pthread_getcpuclockid(thread.submit(threading.get_ident).result())
         for _ in range(rounds):
             loading, taken = thread.submit(read), []
             while not loading.done():
-                taken.append(take_beside())
+                before = time.clock_gettime(clock)
+                taken.append(take())
+                of_load.append(time.clock_gettime(clock) - before)
             beside.append(taken)
             loads.append(loading.result())
             alone.append([take() for _ in taken])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Iterable
-from itertools import repeat
+from itertools import chain, repeat
 
 from services.router.placement.views import WorkerView
 
@@ -23,11 +23,9 @@ class Parts:
     def draw(self, rng: random.Random, count: int) -> list[WorkerView]:
         """`count` different workers at random, or all if there are fewer, of both kinds in turns."""
         prefills, decodes = self._drawn(rng, count)
-        drawn, shared = prefills + decodes, min(len(prefills), len(decodes))
-        if shared:
-            drawn[: 2 * shared : 2], drawn[1 : 2 * shared : 2] = prefills[:shared], decodes[:shared]
-            drawn[2 * shared :] = prefills[shared:] + decodes[shared:]
-        return drawn
+        in_turns = list(chain.from_iterable(zip(prefills, decodes, strict=False)))
+        shared = len(in_turns) // 2
+        return in_turns + prefills[shared:] + decodes[shared:]
 
     def draw_weighted(self, rng: random.Random, count: int) -> list[tuple[WorkerView, float]]:
         """The same in any order, each with the number of workers for which it stands."""

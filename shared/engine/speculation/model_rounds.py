@@ -106,7 +106,7 @@ class ModelRounds:
         """The sequences that the model is asked for: all whose other guesses are expected to be worth less, or none."""
         if self._fixed is not None:
             return [sequence for sequence in ready if sequence.sequence_id not in drafts]
-        chosen, others = [], []
+        chosen = list[EngineSequence]()
         for sequence in ready:
             chance, draft = self._model.mean_chance(sequence), drafts.get(sequence.sequence_id, NO_DRAFT)
             expected = sum([chance**count for count in range(1, most_guesses(sequence) + 1)])

@@ -88,34 +88,22 @@ def test_beside_idle_threads_it_stops_for_a_moment_alone(beside, others, piece_s
     assert len(clocks.slept) <= 1
 
 
-def test_a_load_soon_after_another_takes_no_engine_for_idle_that_has_begun_since(beside) -> None:
-    clocks = Clocks(others=0.0)
-
-    def work() -> None:
-        pieces(clocks, 100, 0.4 * MS)()
-        clocks._pass(0.05)
-        clocks.others = 1.9
-        clocks.slept.clear()
-        pieces(clocks, 5, 0.4 * MS)()
-
-    beside(clocks, work)
-    assert clocks.slept
-
-
 def test_a_step_from_which_others_take_cores_is_not_disturbed_the_more(beside) -> None:
     clocks = Clocks(others=0.4)
     beside(clocks, pieces(clocks, 400, 0.4 * MS))
     assert clocks.own / clocks.now == pytest.approx(beside_steps._SHARE, rel=0.05)
 
 
-def test_one_that_has_been_idle_looks_anew(beside) -> None:
+@pytest.mark.parametrize(("away_s", "theirs_s"), [(0.05, 0.0), (60.0, 1.0), (60.0, 14.0)])
+def test_one_that_has_been_idle_looks_anew(beside, away_s, theirs_s) -> None:
+    """Others have begun since, whatever they took of all that time."""
     clocks = Clocks(others=0.0)
 
     def work() -> None:
         pieces(clocks, 100, 0.4 * MS)()
+        clocks._pass(away_s)
+        clocks.theirs += theirs_s
         clocks.others = 1.9
-        clocks._pass(60.0)  # no work for a minute: others have begun since, whatever the average is
-        clocks.theirs -= 100.0
         clocks.slept.clear()
         pieces(clocks, 3, 0.4 * MS)()
 

@@ -31,7 +31,8 @@ def see(
     num_queued: int = 0,
     kinds: StepKinds = BOTH,
 ):
-    """Reports that the worker runs such answers and has such a queue, and has fitted its steps to so many kinds."""
+    """What the worker's steps are taken to last after a report of its answers, its queue, its own fit, and how many
+    kinds of steps the fit rests on."""
     seen = view(
         name, num_decoding=num_answers, num_context_tokens=100 * num_answers,
         num_queued_tokens=num_queued, num_queued_pairs=50.0 * num_queued,

@@ -22,7 +22,7 @@ from shared.collectives.one_host import shared_memories
 from shared.collectives.rank_links import RankLinks, Ways
 from shared.collectives.several_hosts import MeetingPlace, StoreServer
 from shared.kernels.cpu.build import choose
-from shared.kernels.cpu.launch import load
+from shared.kernels.cpu.library import load
 from shared.sizes import size as shown
 
 PLAN_BYTES = 2048

@@ -24,7 +24,7 @@ from loadtest.rig.processes import run_ranks
 from loadtest.rig.results import Result
 from shared.collectives.cpu_group import CpuGroup, group_bytes, shared_memory
 from shared.kernels.cpu.build import choose
-from shared.kernels.cpu.launch import load
+from shared.kernels.cpu.library import load
 from shared.sizes import size as shown
 
 SIZES = tuple(4096 << (2 * step) for step in range(7))

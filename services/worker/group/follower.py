@@ -20,7 +20,7 @@ from shared.engine.runner.device_link import DeviceLink
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.errors import ModelMismatch, RankLost, TandemError
 from shared.kernels.cpu.build import choose
-from shared.kernels.cpu.launch import load
+from shared.kernels.cpu.library import load
 from shared.kv.layout import BlockLayout
 from shared.model.ranks.block_slices import block_slices
 from shared.model.ranks.rank_decoder import RankDecoder

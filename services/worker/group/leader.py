@@ -33,7 +33,7 @@ from shared.engine.runner.pool_memory import HostArena
 from shared.engine.runner.runner import OpenSlices, RunnerConfig
 from shared.errors import ConfigError, RankLost, TandemError
 from shared.kernels.cpu.build import CannotBuild, choose
-from shared.kernels.cpu.launch import load
+from shared.kernels.cpu.library import load
 from shared.kv.layout import BlockLayout
 from shared.model.layers.expert_placement import Placement
 from shared.model.ranks.rank_decoder import RankDecoder

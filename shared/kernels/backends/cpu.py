@@ -12,8 +12,9 @@ from shared.errors import ConfigError
 from shared.kernels.backend import Linear
 from shared.kernels.cpu.build import AUTO, CannotBuild, choose
 from shared.kernels.cpu.coded import CodedLinear, coded_linear
-from shared.kernels.cpu.launch import CpuOps, load
+from shared.kernels.cpu.launch import CpuOps
 from shared.kernels.cpu.layer_stack import CpuLayerStack
+from shared.kernels.cpu.library import load
 from shared.kernels.cpu.linear import DTYPES, LANES, PANEL, PaddedLinear, fits_panels
 from shared.kernels.layer_stack import LayerSizes, LayerWeights
 from shared.kernels.quantized import QuantizedWeight

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.cpu.coded import coded_linear
-from shared.kernels.cpu.launch import CpuOps, load
+from shared.kernels.cpu.launch import CpuOps
+from shared.kernels.cpu.library import load
 from shared.kernels.linear_spec import Kind, LinearSpec
 from shared.kernels.opened import OpenedLinear
 from shared.kernels.pool_view import PoolView

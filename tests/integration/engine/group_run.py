@@ -31,7 +31,7 @@ from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from shared.engine.speculation.speculator import Speculator
 from shared.kernels.backends.registry import AUTO
 from shared.kernels.cpu.build import choose
-from shared.kernels.cpu.launch import load
+from shared.kernels.cpu.library import load
 from shared.kernels.lora.parts import MAX_RANK
 from shared.kv.pool import BlockPool
 from shared.model.adapters.adapter import MAX_BYTES

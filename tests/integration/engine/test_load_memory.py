@@ -22,7 +22,7 @@ import torch
 from shared.collectives.one_host import join, shared_memories
 from shared.collectives.rank_links import Ways
 from shared.kernels.cpu.build import choose
-from shared.kernels.cpu.launch import load
+from shared.kernels.cpu.library import load
 from shared.kernels.backends.registry import choose_kernels
 from shared.model.families.registry import load_config
 from shared.model.decoder import Decoder

@@ -27,7 +27,7 @@ from shared.address import Address
 from shared.config import load_settings
 from shared.errors import ConfigError, RankLost, TandemError, Unauthenticated
 from shared.kernels.cpu.build import choose
-from shared.kernels.cpu.launch import load
+from shared.kernels.cpu.library import load
 from shared.kv.fleet_key import FleetKey
 from shared.rpc.errors import from_proto
 from shared.rpc.pb.tandem.v1 import group_pb2

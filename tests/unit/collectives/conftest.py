@@ -17,7 +17,7 @@ from shared.collectives.cpu_group import SINGLE_BYTES, SLOT_BYTES, CpuGroup, gro
 from shared.collectives.distributed import DistributedGroup
 from shared.collectives.interface import Collectives
 from shared.kernels.cpu.build import choose
-from shared.kernels.cpu.launch import load
+from shared.kernels.cpu.library import load
 
 T = TypeVar("T")
 RunRanks = Callable[[int, Callable[[Collectives], T]], list[T]]

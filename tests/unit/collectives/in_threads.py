@@ -15,7 +15,7 @@ from shared.collectives.one_host import join, shared_memories
 from shared.collectives.rank_links import Backend, RankLinks, Ways
 from shared.kernels.backends import cpu as cpu_backend
 from shared.kernels.cpu.build import choose
-from shared.kernels.cpu.launch import load
+from shared.kernels.cpu.library import load
 
 T = TypeVar("T")
 TIMEOUT_S = 120.0

@@ -13,7 +13,7 @@ import torch
 from shared.collectives.cpu_group import CpuGroup
 from shared.errors import RankLost
 from shared.kernels.cpu.build import choose
-from shared.kernels.cpu.launch import load
+from shared.kernels.cpu.library import load
 
 STUCK_S = 1.5
 

@@ -21,7 +21,7 @@ from shared.collectives.cpu_group import CpuGroup, group_bytes, shared_memory
 from shared.collectives.distributed import LOOPBACK, DistributedGroup
 from shared.errors import RankLost
 from shared.kernels.cpu.build import choose
-from shared.kernels.cpu.launch import load
+from shared.kernels.cpu.library import load
 from tests.unit.collectives.in_threads import needs_library
 
 SIZE = 3

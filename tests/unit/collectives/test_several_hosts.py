@@ -20,7 +20,7 @@ from shared.collectives.rank_links import RankLinks, Ways
 from shared.collectives.several_hosts import MeetingPlace, StoreServer, host_memories, join
 from shared.errors import ConfigError, RankLost
 from shared.kernels.cpu.build import choose
-from shared.kernels.cpu.launch import load
+from shared.kernels.cpu.library import load
 from tests.unit.collectives.in_threads import needs_library
 
 

@@ -15,7 +15,7 @@ import torch
 
 from shared.kernels.activation.rules import GELU, SILU, Activation
 from shared.kernels.backends import cpu as cpu_backend
-from shared.kernels.cpu.launch import num_threads_function
+from shared.kernels.cpu.library import num_threads_function
 from shared.kernels.delta_sizes import PartPlaces
 from shared.kernels.pool_view import PoolView
 from shared.kernels.torch_backend import TorchKernels

@@ -28,7 +28,7 @@ from shared.collectives.several_hosts import MeetingPlace, host_memories
 from shared.cores.core_choice import divide_share
 from shared.errors import ConfigError, RankLost, TandemError
 from shared.kernels.cpu.build import CannotBuild, choose
-from shared.kernels.cpu.launch import load
+from shared.kernels.cpu.library import load
 from shared.kv.fleet_key import FleetKey
 from shared.model.weights.plan import AS_STORED, QUANTIZATIONS
 from shared.process import EXIT_BUG, EXIT_REFUSED, progress_event

@@ -46,72 +46,83 @@ MODELS = {"llama-3-70b": LLAMA_3_70B, "llama-3-8b": LLAMA_3_8B, **SPARSE_MODELS}
 BLOCK_SIZE = 16
 MEMORY_SHARE = 0.9
 """Share of a GPU's memory for weights and KV."""
-NOISE = 0.03
-"""Standard deviation of the logarithm of a step's time over the one predicted."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WorkerOptions:
-    """A simulated worker."""
+    """A simulated worker. Raises ConfigError for a name that is not known."""
 
-    model: str = "llama-3-70b"
-    device: str = "H200"
-    gpus: int = 4
-    """Number of devices, taken as one with their speed in sum."""
-    slow_device: str = "L40S"
-    """Of the slower workers, where there are any."""
-    slow_share: float = 0.0
-    """Of each pool's workers."""
-    steps: Path | None = None
-    """Step times measured by bench-engine, or their coefficients; None = the roofline."""
-    residuals: Path | None = None
-    """A JSON list of measured step times over predicted ones; None = log-normal with `noise`."""
-    noise: float = NOISE
-    blocks: int = 0
-    """Number of blocks of BLOCK_SIZE tokens; 0 = as many as fit in memory."""
-    report_ms: float = 5.0
-    """Between two load reports at least."""
-    spread: Spread | None = None
-    """Its ranks, a device each, with what they send each other and wait for; None = `gpus`."""
-    decode_spread: Spread | None = None
-    """Of decode workers; None = `spread`."""
-    chunk: int = 0
-    """Token budget of a step; 0 = PREFILL_CHUNK and DECODE_CHUNK."""
-    paced: bool = False
-    """Whether steps keep the TPOT target, by their batch and by the chunks beside it."""
-    plans_ahead: bool = True
-    """A step is planned while the one before runs, as on a GPU."""
-    kv_dtype: str = "bf16"
-    """Of the KV cache, one of KV_DTYPES."""
+    model: Annotated[str, Option(", ".join(sorted(MODELS)))] = "llama-3-70b"
+    device: Annotated[str, Option(", ".join(GPUS))] = "H200"
+    gpus: Annotated[int, Option("devices a worker, taken as one with their speed in sum; see --degrees")] = 4
+    slow_device: Annotated[str, Option("of the slower workers of a mixed fleet")] = "L40S"
+    slow_share: Annotated[float, Option("share of each pool's workers that are slower")] = 0.0
+    steps: Annotated[
+        Path | None, Option("step times from bench-engine's JSON, or their coefficients, not the roofline")
+    ] = None
+    residuals: Annotated[
+        Path | None, Option("JSON list of measured step times over predicted ones, to draw noise from")
+    ] = None
+    noise: Annotated[float, Option("without --residuals: standard deviation of their logarithm")] = 0.03
+    blocks: Annotated[int, Option(f"blocks of {BLOCK_SIZE} tokens a worker; 0 = what fits in memory")] = 0
+    report_ms: Annotated[float, Option("between two load reports of a worker at least")] = 5.0
+    degrees: Annotated[
+        str, Option("a worker's ranks, tp=4,pp=2,ep=4: a device each, in place of --gpus; counts their sums")
+    ] = ""
+    decode_degrees: Annotated[str, Option("the same for decode workers; default: --degrees")] = ""
+    chunk: Annotated[
+        int, Option(f"token budget of a step; 0 = {PREFILL_CHUNK} on prefill workers, {DECODE_CHUNK} on others")
+    ] = 0
+    paced: Annotated[bool, Option("steps keep the TPOT target; auto always does")] = False
+    ahead: Annotated[bool, Option("a step is planned while the one before runs, as on a GPU")] = True
+    kv_dtype: Annotated[str, Option(f"of the KV cache: {', '.join(KV_DTYPES)}")] = "bf16"
+
+    def __post_init__(self) -> None:
+        choice(self.model, "model", MODELS)
+        choice(self.device, "device", GPUS)
+        choice(self.slow_device, "slow-device", GPUS)
+        choice(self.kv_dtype, "kv-dtype", KV_DTYPES)
+
+    @property
+    def spread(self) -> Spread | None:
+        """Its ranks, with what they send each other and wait for; None = `gpus`. Raises ConfigError."""
+        return Spread.parse(self.degrees, "degrees") if self.degrees else None
+
+    @property
+    def decode_spread(self) -> Spread | None:
+        """Those of decode workers; None = `spread`. Raises ConfigError."""
+        return Spread.parse(self.decode_degrees, "decode-degrees") if self.decode_degrees else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FleetOptions:
-    """A fleet, its routers and their targets."""
+    """A fleet, its routers and their targets. Raises ConfigError for an order that is not known."""
 
-    prefill: int = 16
-    decode: int = 16
-    routers: int = 1
-    ttft_s: float = 5.0
-    tpot_s: float = 0.05
-    peers_refuse: bool = False
-    order: str = "fcfs"
+    prefill: Annotated[int, Option("prefill workers; 0 = collocated, or auto")] = 16
+    decode: Annotated[int, Option("decode workers")] = 16
+    routers: Annotated[int, Option("router replicas over the same fleet")] = 1
+    ttft_s: Annotated[float, Option("target, seconds", name="ttft")] = 5.0
+    tpot_s: Annotated[float, Option("target, seconds", name="tpot")] = 0.05
+    peers_refuse: Annotated[bool, Option("peers also refuse requests predicted to be late, like tandem")] = False
+    order: Annotated[str, Option(f"tandem: the admission queue's order, {', '.join(sorted(ORDERS))}")] = "fcfs"
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        choice(self.order, "order", ORDERS)
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class PlacementOptions:
     """The settings of Tandem's router that a run may vary; see `placement` and `max_queued_tokens` there."""
 
-    max_queued_tokens: int = 8192
-    patience: float = 4.0
-    prefix: float = 3.0
-    """Weight of the prefix scorers, the prefill worker's and the decode worker's."""
-    prefill_here: int = 512
-    prefill_here_max: int = 4096
-    min_hit_share: float = 0.125
-    tie_margin: float = 0.1
-    max_candidates: int = 32
+    max_queued_tokens: Annotated[int, Option("tandem: see the router's setting")] = 8192
+    patience: Annotated[float, Option("tandem: placement.patience")] = 4.0
+    prefix: Annotated[float, Option("tandem: placement.prefix and placement.decode_prefix")] = 3.0
+    prefill_here: Annotated[int, Option("tandem: placement.prefill_here_tokens")] = 512
+    prefill_here_max: Annotated[int, Option("tandem: placement.prefill_here_max_tokens")] = 4096
+    min_hit_share: Annotated[float, Option("tandem: placement's min_hit_share")] = 0.125
+    tie_margin: Annotated[float, Option("tandem: placement's tie_margin, for several routers")] = 0.1
+    max_candidates: Annotated[int, Option("tandem: placement's max_candidates")] = 32
 
     @property
     def config(self) -> PlacementConfig:
@@ -128,112 +139,41 @@ class PlacementOptions:
         )
 
 
-_WORKER, _FLEET, _PLACEMENT = WorkerOptions(), FleetOptions(), PlacementOptions()
+_PLACEMENT = PlacementOptions()
 _NO_THRESHOLDS = Thresholds()
 
 
 def simulate_trace(
-    trace: Annotated[Path | None, Option(help="Mooncake's JSON lines, or Azure's CSV")] = None,
-    workload: Annotated[str, Option(help=f"in place of a trace: {', '.join(WORKLOADS)}")] = "",
-    requests: Annotated[int, Option(help="of the workload")] = 2000,
-    poisson_arrivals: Annotated[bool, Option(name="poisson", help="in place of the trace's times")] = False,
-    slice_: Annotated[str, Option(name="slice", help="START:END of the trace, seconds")] = "",
-    prefill: Annotated[int, Option(help="prefill workers; 0 = collocated, or auto")] = _FLEET.prefill,
-    decode: Annotated[int, Option(help="decode workers")] = _FLEET.decode,
-    routers: Annotated[int, Option(help="router replicas over the same fleet")] = _FLEET.routers,
-    policy: Annotated[str, Option(help=f"some of {', '.join(POLICIES)}; all = tandem and the peers")] = "all",
-    seed: Annotated[int, Option()] = _FLEET.seed,
-    speedup: Annotated[str, Option(help="speed relative to the trace; several give several rows")] = "",
-    rate: Annotated[str, Option(help="mean requests/s instead of --speedup")] = "",
-    ttft: Annotated[float, Option(help="target, seconds")] = _FLEET.ttft_s,
-    tpot: Annotated[float, Option(help="target, seconds")] = _FLEET.tpot_s,
-    peers_refuse: Annotated[
-        bool, Option(name="peers-refuse", help="peers also refuse requests predicted to be late, like tandem")
-    ] = False,
-    model: Annotated[str, Option(help=", ".join(sorted(MODELS)))] = _WORKER.model,
-    device: Annotated[str, Option(help=", ".join(GPUS))] = _WORKER.device,
-    gpus: Annotated[
-        int, Option(help="devices a worker, taken as one with their speed in sum; see --degrees")
-    ] = _WORKER.gpus,
-    slow_device: Annotated[str, Option(help="of the slower workers of a mixed fleet")] = _WORKER.slow_device,
-    slow_share: Annotated[float, Option(help="share of each pool's workers that are slower")] = _WORKER.slow_share,
-    degrees: Annotated[
-        str, Option(help="a worker's ranks, tp=4,pp=2,ep=4: a device each, in place of --gpus; counts their sums")
-    ] = "",
-    decode_degrees: Annotated[str, Option(help="the same for decode workers; default: --degrees")] = "",
-    steps: Annotated[
-        Path | None, Option(help="step times from bench-engine's JSON, or their coefficients, not the roofline")
-    ] = _WORKER.steps,
-    residuals: Annotated[
-        Path | None, Option(help="JSON list of measured step times over predicted ones, to draw noise from")
-    ] = _WORKER.residuals,
-    noise: Annotated[float, Option(help="without --residuals: standard deviation of their logarithm")] = _WORKER.noise,
-    chunk: Annotated[
-        int, Option(help=f"token budget of a step; 0 = {PREFILL_CHUNK} on prefill workers, {DECODE_CHUNK} on others")
-    ] = _WORKER.chunk,
-    paced: Annotated[bool, Option(help="steps keep the TPOT target; auto always does")] = _WORKER.paced,
-    ahead: Annotated[
-        bool, Option(help="a step is planned while the one before runs, as on a GPU")
-    ] = _WORKER.plans_ahead,
-    blocks: Annotated[
-        int, Option(help=f"blocks of {BLOCK_SIZE} tokens a worker; 0 = what fits in memory")
-    ] = _WORKER.blocks,
-    kv_dtype: Annotated[str, Option(help=f"of the KV cache: {', '.join(KV_DTYPES)}")] = _WORKER.kv_dtype,
-    report_ms: Annotated[float, Option(help="between two load reports of a worker at least")] = _WORKER.report_ms,
-    order: Annotated[
-        str, Option(help=f"tandem: the admission queue's order, {', '.join(sorted(ORDERS))}")
-    ] = _FLEET.order,
-    max_queued_tokens: Annotated[int, Option(help="tandem: see the router's setting")] = _PLACEMENT.max_queued_tokens,
-    patience: Annotated[float, Option(help="tandem: placement.patience")] = _PLACEMENT.patience,
-    prefix: Annotated[float, Option(help="tandem: placement.prefix and placement.decode_prefix")] = _PLACEMENT.prefix,
-    prefill_here: Annotated[int, Option(help="tandem: placement.prefill_here_tokens")] = _PLACEMENT.prefill_here,
-    prefill_here_max: Annotated[
-        int, Option(help="tandem: placement.prefill_here_max_tokens")
-    ] = _PLACEMENT.prefill_here_max,
-    min_hit_share: Annotated[float, Option(help="tandem: placement's min_hit_share")] = _PLACEMENT.min_hit_share,
-    tie_margin: Annotated[
-        float, Option(help="tandem: placement's tie_margin, for several routers")
-    ] = _PLACEMENT.tie_margin,
-    max_candidates: Annotated[int, Option(help="tandem: placement's max_candidates")] = _PLACEMENT.max_candidates,
+    worker: WorkerOptions,
+    fleet: FleetOptions,
+    placement: PlacementOptions,
+    trace: Annotated[Path | None, Option("Mooncake's JSON lines, or Azure's CSV")] = None,
+    workload: Annotated[str, Option(f"in place of a trace: {', '.join(WORKLOADS)}")] = "",
+    requests: Annotated[int, Option("of the workload")] = 2000,
+    poisson_arrivals: Annotated[bool, Option("in place of the trace's times", name="poisson")] = False,
+    slice_: Annotated[str, Option("START:END of the trace, seconds", name="slice")] = "",
+    policy: Annotated[str, Option(f"some of {', '.join(POLICIES)}; all = tandem and the peers")] = "all",
+    speedup: Annotated[str, Option("speed relative to the trace; several give several rows")] = "",
+    rate: Annotated[str, Option("mean requests/s instead of --speedup")] = "",
     out: Out = None,
 ) -> None:
     """Replay a trace over a simulated fleet, with Tandem's router and with its peers' policies."""
     if speedup and rate:
         raise ConfigError("either --speedup or --rate", field="rate")
     policies = (*PEERS, TANDEM) if policy == "all" else tuple(names(policy, "policy", POLICIES))
-    worker = WorkerOptions(
-        choice(model, "model", MODELS),
-        choice(device, "device", GPUS),
-        gpus,
-        choice(slow_device, "slow-device", GPUS),
-        slow_share,
-        steps,
-        residuals,
-        noise,
-        blocks,
-        report_ms,
-        Spread.parse(degrees, "degrees") if degrees else None,
-        Spread.parse(decode_degrees, "decode-degrees") if decode_degrees else None,
-        chunk,
-        paced,
-        ahead,
-        choice(kv_dtype, "kv-dtype", KV_DTYPES),
-    )
-    fleet = FleetOptions(prefill, decode, routers, ttft, tpot, peers_refuse, choice(order, "order", ORDERS), seed)
-    placement = PlacementOptions(
-        max_queued_tokens, patience, prefix, prefill_here, prefill_here_max, min_hit_share, tie_margin, max_candidates
-    )
-    if min(prefill, decode) < 1 and (decode < 1 or not set(policies) <= {TANDEM, COLLOCATED, AUTO}):
+    no_prefill = min(fleet.prefill, fleet.decode) < 1
+    if no_prefill and (fleet.decode < 1 or not set(policies) <= {TANDEM, COLLOCATED, AUTO}):
         raise ConfigError(
             "prefill and decode must be at least 1; only tandem, collocated and auto run without prefill",
             field="prefill",
         )
-    arriving = _requests(trace, workload, requests, slice_, poisson_arrivals, seed)
+    arriving = _requests(trace, workload, requests, slice_, poisson_arrivals, fleet.seed)
     setups = {name: setup_of(worker, fleet, placement, name) for name in policies}
     speedups = _speedups(decimals(speedup, "speedup"), decimals(rate, "rate"), arriving)
     loads = [[_simulate(arriving, times, name, setups[name]) for name in policies] for times in speedups]
     pools = " or ".join(dict.fromkeys(_pools(setup, worker) for setup in setups.values()))
-    print(f"{len(arriving)} requests, {pools}, {model}, targets TTFT {ttft:g} s TPOT {tpot * 1e3:g} ms\n")
+    targets = f"TTFT {fleet.ttft_s:g} s TPOT {fleet.tpot_s * 1e3:g} ms"
+    print(f"{len(arriving)} requests, {pools}, {worker.model}, targets {targets}\n")
     print(outcome_table(loads))
     if out is not None:
         write(out, results(loads))
@@ -313,7 +253,7 @@ def worker_spec(worker: WorkerOptions, spread: Spread | None, tpot_s: float) -> 
         kv_bytes_per_token=round(kv_bytes),
         block_size=BLOCK_SIZE,
         tpot_target_s=tpot_s if worker.paced else 0.0,
-        plans_ahead=worker.plans_ahead,
+        plans_ahead=worker.ahead,
         residuals=read_residuals(worker.residuals) if worker.residuals else lognormal_residuals(worker.noise),
         report_s=worker.report_ms / 1e3,
     )

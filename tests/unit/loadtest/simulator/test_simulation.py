@@ -212,7 +212,7 @@ def test_wrong_arguments_are_named():
 
 
 def test_pools_of_unequal_degrees_have_steps_and_room_of_their_own():
-    options = WorkerOptions(spread=Spread(4), decode_spread=Spread(2, 2))
+    options = WorkerOptions(degrees="tp=4", decode_degrees="tp=2,pp=2")
     pair = setup_of(options, FleetOptions(prefill=4, decode=4))
     prefill, decode = pair.groups
     assert prefill.worker.times == step_times(LLAMA_3_70B, H200, Spread(4))

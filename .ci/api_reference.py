@@ -100,7 +100,7 @@ ENDPOINTS: tuple[tuple[str, type[BaseModel], Mapping[str, tuple[object, ...]]], 
 )
 
 _KEPT = (ResponseRequest, ConversationRequest, ConversationUpdate, BatchRequest)
-"""Of them `KEPT_FIELDS` are kept."""
+"""Bodies of which only `KEPT_FIELDS` are kept."""
 _OPENAI_HINTS = ("prompt_cache_retention", "safety_identifier")
 
 

@@ -75,7 +75,7 @@ def build() -> str:
 
 
 def _models(properties: dict[str, Any]) -> dict[str, Any]:
-    """Of `models`: each entry has what `model` and `pools` have."""
+    """The schema of `models`: each entry has what `model` and `pools` have."""
     model = properties["model"]
     own = {
         name: part for name, part in model["properties"].items() if not part.get("description", "").startswith("Moved")

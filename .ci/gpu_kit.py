@@ -29,7 +29,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST_BYTES = 64 << 20
-"""Of the tracked files and the kit together."""
+"""Limit of the tracked files and the kit together."""
 LEFT_OUT = frozenset({"torch", "triton", "cuda-bindings", "cuda-core", "cuda-pathfinder", "kubernetes", "hf-xet"})
 """There already where torch is one for CUDA, or for planners and downloads alone; with what only they need."""
 GLIBC_MINORS = (39, 35, 34, 31, 28, 27, 24, 17, 12, 5)

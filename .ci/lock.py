@@ -56,7 +56,7 @@ class Declared:
 
     @classmethod
     def read(cls, text: str) -> Declared:
-        """Of the text of pyproject.toml."""
+        """What the text of pyproject.toml declares."""
         content = tomllib.loads(text)
         project = content["project"]
         lines = [

@@ -102,7 +102,7 @@ def _plots(drawings: Sequence[str]) -> str:
 
 
 def _origin(found: Mapping[str, Any]) -> str:
-    """Of a summary or a sweep: what was asked of which target."""
+    """What a summary or a sweep asked of which target."""
     slo = slo_text(found) or "no targets"
     names = (found["target"], found["model_id"], found["workload"], slo, f"seed {found['seed']}", found["date"])
     return " · ".join(names)

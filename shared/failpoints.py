@@ -49,7 +49,7 @@ KINDS: Mapping[str, tuple[Kind, ...]] = {
     ADAPTER_READ: ("hang", "raise"),
 }
 EXIT_STATUS = 70
-"""Of a process that the kind `exit` ended."""
+"""Exit status of a process that the kind `exit` ended."""
 
 
 class Injected(Exception):

@@ -9,13 +9,14 @@ _HEAD = "-head"
 
 
 def headed_fingerprint(model: str, head: str = "") -> str:
-    """Of a model whose blocks have the KV of its head too: no block of it is one without. `head`: the fingerprint of a
-    head that has a folder of its own."""
+    """Fingerprint of a model whose blocks have the KV of its head too: no block of it is one without. `head`: the
+    fingerprint of a head that has a folder of its own."""
     return f"{model}{_HEAD}{head}"
 
 
 def deterministic_fingerprint(model: str, arithmetic: str) -> str:
-    """Of a model in deterministic mode: blocks and tokens of another arithmetic are those of another model."""
+    """Fingerprint of a model in deterministic mode: blocks and tokens of another arithmetic are those of another
+    model."""
     return f"{model}{_MARK}{arithmetic}"
 
 

@@ -16,7 +16,7 @@ class WorkerRole(StrEnum):
 
 
 Roles = frozenset[WorkerRole]
-"""Of one worker: prefill, decode or both."""
+"""Roles of one worker: prefill, decode or both."""
 
 PREFILL: Roles = frozenset((WorkerRole.PREFILL,))
 DECODE: Roles = frozenset((WorkerRole.DECODE,))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hashlib import blake2b
 
 SAMPLER_VERSION = 2
-"""Of the function from logits, seed and position to a token. An answer cannot be continued with another version: its
-tokens would not be those of its seed. 1, which messages do not name, drew by one number a position."""
+"""Version of the function from logits, seed and position to a token. An answer cannot be continued with another
+version: its tokens would not be those of its seed. 1, which messages do not name, drew by one number a position."""
 
 
 def derived_seed(seed: int, index: int) -> int:

@@ -102,7 +102,7 @@ def requests_of(
 
 
 def warm_request(prompt: Prompt, options: Options) -> inference_pb2.GenerateRequest:
-    """Of a prompt that is only computed. Raises InvalidRequest for what the message cannot carry."""
+    """The request of a prompt that is only computed. Raises InvalidRequest for what the message cannot carry."""
     return requests_of(prompt, 1, options)[0]
 
 

@@ -19,7 +19,7 @@ from shared.errors import WorkerLost
 
 NUM_REQUESTS = 8
 USERS_A_WORKER = 8
-"""Of the closed loop that measures the capacity."""
+"""Users of the closed loop that measures the capacity, for each worker."""
 CAPACITY_S = 6.0
 _NUM_DRAWN = 64
 _TARGET_FACTOR = 3.0
@@ -37,7 +37,7 @@ class Sample:
 
     @property
     def turns_per_conversation(self) -> float:
-        """That of the workload."""
+        """Turns of a conversation of the workload, in the mean."""
         return self.workload.turns_per_conversation
 
     def conversations(self, rng: np.random.Generator) -> Iterator[Conversation]:

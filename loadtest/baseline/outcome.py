@@ -45,7 +45,7 @@ class Turn:
 
     @property
     def num_good(self) -> int:
-        """That met both targets."""
+        """Requests that met both targets."""
         return sum(window.good.count("1") for window in self.windows)
 
     @property

@@ -61,7 +61,7 @@ class Hardware:
     model: Path
     device: str
     num_kv_blocks: int
-    """Of each worker."""
+    """Blocks of each worker's pool."""
 
 
 def disaggregated(num_prefill: int, num_workers: int) -> System:

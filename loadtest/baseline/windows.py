@@ -29,7 +29,7 @@ class Window:
     """`1` for each request that met both targets, `0` for each other."""
     window_s: float
     ttft_ms: Sequence[float]
-    """Of complete answers, as are the next two."""
+    """Complete answers alone are counted, here and in the next two."""
     tpot_ms: Sequence[float]
     itl_ms: Sequence[float]
     commit: str = ""

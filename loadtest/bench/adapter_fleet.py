@@ -72,7 +72,7 @@ class Fleet:
 
     @property
     def target(self) -> str:
-        """Of the load."""
+        """Address to which the load is sent."""
         return f"grpc://{self._cluster.grpc}"
 
 
@@ -98,7 +98,7 @@ async def fleet_of(
 
 
 def ttft_ms(records: Sequence[RequestRecord]) -> Iterator[float]:
-    """Of each answer."""
+    """TTFT of each answer, milliseconds."""
     return (1e3 * one.ttft_s for one in map(request_metrics, records) if one is not None)
 
 

@@ -41,7 +41,7 @@ T = TypeVar("T")
 STEP_TIMES = {
     "fixed_s": 2e-3, "read_s": 15e-3, "token_s": 3e-4, "sequence_s": 1e-4, "kv_s": 2e-7, "attention_s": 1e-7,
 }  # fmt: skip
-"""Of each worker: slow enough that two shared cores carry the router and the clients besides."""
+"""Step times of each worker: slow enough that two shared cores carry the router and the clients besides."""
 MODES = ("auto", "disaggregated", "collocated")
 BESIDE = "batch beside interactive"
 _MOST_LINES = 20_000
@@ -111,7 +111,7 @@ class Batches:
 def timed_cluster(
     folder: Path, workers: int, mode: str, targets: Slo, worker_flags: Sequence[str] = (), **spec: Any
 ) -> LocalCluster:
-    """Of workers whose steps take STEP_TIMES; not started. `spec`: further fields of ClusterSpec."""
+    """A cluster of workers whose steps take STEP_TIMES; not started. `spec`: further fields of ClusterSpec."""
     folder.mkdir(exist_ok=True)
     steps = folder / "steps.json"
     steps.write_text(json.dumps({"step_times": STEP_TIMES}))

@@ -51,7 +51,7 @@ DIRECT = Way("direct", ("--gpu-direct", "true"))
 
 
 def ways(device: str) -> tuple[Way, ...]:
-    """Those that the device has."""
+    """The ways that the device has."""
     return (IN_MEMORY,) if device == "cpu" else (STAGED, DIRECT)
 
 

@@ -34,12 +34,12 @@ from services.local.cluster import LocalCluster
 from shared.errors import ConfigError, Internal
 
 GOAL_PERCENT = 5.0
-"""Of a prompt's TTFT, what may be exposed of the hand-off of 8,192 tokens."""
+"""Goal for the exposed part of a hand-off of 8,192 tokens, in percent of the prompt's TTFT."""
 MAX_TOKENS = 4
 COLLOCATED = "collocated"
 WAYS = {way.name: way for way in (IN_MEMORY, STAGED, DIRECT)}
 _MEMORY = 0.9
-"""Of a GPU, for all workers together."""
+"""Share of a GPU's memory for all workers together."""
 _LEAN = ("--max-num-seqs", "8", "--host-swap-bytes", "0")
 """One request is served at a time: fewer graphs and no host memory for others start faster."""
 _ANSWER_S = 120.0
@@ -47,7 +47,7 @@ _ANSWER_S = 120.0
 
 @dataclass(slots=True)
 class Figures:
-    """Of one way's answers, one of each a prompt. Milliseconds."""
+    """Times of one way's answers, one for each prompt. Milliseconds."""
 
     ttft: list[float] = field(default_factory=list)
     """At the client."""
@@ -68,7 +68,7 @@ class Figures:
 
     @property
     def exposed_percent(self) -> float:
-        """Of TTFT, the median over the prompts."""
+        """Exposed time in percent of TTFT, the median over the prompts."""
         return median(100 * exposed / ttft for exposed, ttft in zip(self.exposed, self.ttft, strict=True))
 
 
@@ -88,7 +88,7 @@ async def ask(client: Client, prompts: Sequence[Sequence[int]], is_collocated: b
 
 
 def cluster_of(name: str, device: str, model: Path, scratch: Path, share: float, max_len: int) -> LocalCluster:
-    """Of a way, or of one worker for COLLOCATED; not started. `share`: of the GPU's memory."""
+    """A cluster for a way of hand-off, or of one worker for COLLOCATED; not started. `share`: of the GPU's memory."""
     spec: dict[str, object] = {"gpu_memory": share, "max_model_len": max_len}
     way = replace(WAYS.get(name, IN_MEMORY), worker_flags=(*WAYS.get(name, IN_MEMORY).worker_flags, *_LEAN))
     if name == COLLOCATED:
@@ -120,7 +120,7 @@ async def started(clusters: Sequence[LocalCluster]) -> AsyncIterator[list[Client
 
 
 def results(name: str, figures: Figures, beside: Figures | None) -> list[Result]:
-    """Of one way. `beside`: of one worker, where that was measured."""
+    """Rows of one way. `beside`: figures of one worker alone, where these were measured."""
     ttft = Result(f"{name}, TTFT", median(figures.ttft), "ms")
     if beside is not None:
         ttft = replace(ttft, peer=COLLOCATED, ratio=median(beside.ttft) / ttft.value)

@@ -46,7 +46,7 @@ GOAL_RATIO = 1.1
 CHUNKS_PER_PROMPT = 8
 SYSTEMS = (disaggregated(1, 2), adaptive(2), collocated(2), collocated(1))
 _NUM_KV_BLOCKS = 8192
-"""Of all workers of a system together."""
+"""Blocks of all workers of a system together."""
 _WORKERS = ("prefill", "decode", "worker")
 """What the names of their processes begin with."""
 _ANSWER_PROMPT, _ANSWER = 64, 4000

@@ -65,7 +65,7 @@ class Quality:
 
     name: str
     weight_bytes: int
-    """Of the projections as they lie in memory."""
+    """Bytes of the projections as they lie in memory."""
     perplexity: float
     change: float
     """Relative change of the perplexity."""
@@ -124,7 +124,7 @@ def texts_of(tokenizer: Tokenizer, text: str, num_tokens: int, window: int, num_
 
 
 def log_probabilities(reader: Reader, texts: Texts) -> Iterator[tuple[Tensor, Tensor]]:
-    """Of each window: ([num_predicted, vocab_size] fp32 of the tokens that come next, those tokens)."""
+    """For each window ([num_predicted, vocab_size] fp32 of the tokens that come next, those tokens)."""
     first = max(1, texts.num_ahead)
     for window in texts.windows:
         logits = reader.logits(window[:-1], 0, len(window), range(first - 1, len(window) - 1))

@@ -12,9 +12,9 @@ LOAD, JOIN, UNLOAD = "adapter-load", "adapter-join", "adapter-unload"
 while answers under it run."""
 PHASES = (LOAD, JOIN, UNLOAD)
 NAMES = ("a", "b", "c", "d")
-"""Of the adapters that the cluster starts with."""
+"""Names of the adapters that the cluster starts with."""
 NUM_SLOTS = 2
-"""Of a worker: fewer, so that answers wait for loads."""
+"""Slots of a worker: fewer than adapters, so that answers wait for loads."""
 LATE = "late"
 """The one that is loaded and unloaded."""
 

@@ -152,7 +152,7 @@ class ChaosCluster:
             await asyncio.sleep(CALM_POLL_S)
 
     def pid(self, part: str) -> int:
-        """Of a part's present process."""
+        """Process id of a part's present process."""
         return (self.local.index_pid or 0) if part == "redis" else self.local.children[part].pid
 
     def given_up(self) -> str:

@@ -74,7 +74,7 @@ _MARGIN_S = 5.0
 
 
 class Deaths:
-    """Of one cluster's parts."""
+    """Deaths of one cluster's parts."""
 
     def __init__(self) -> None:
         self._times: dict[str, list[float]] = defaultdict(list)

@@ -84,13 +84,13 @@ class Memory:
         return sorted(name for name in spared if len(self._lives.get(name, ())) > 1)
 
     def killed(self, spared: Collection[str]) -> dict[str, tuple[float, list[float]]]:
-        """Of the others: an age in seconds, and the size in MiB that each life had at it."""
+        """For each part that was killed an age in seconds, and the size in MiB that each of its lives had at it."""
         others = {name: list(lives.values()) for name, lives in self._lives.items() if name not in spared}
         return {name: at_equal_age(lives) for name, lives in others.items() if lives}
 
 
 def second_half(samples: Sequence[Sample]) -> Sequence[Sample]:
-    """Those of the second half of the time."""
+    """The samples of the second half of the time."""
     middle = (samples[0][0] + samples[-1][0]) / 2 if samples else 0.0
     return [sample for sample in samples if sample[0] >= middle]
 

@@ -26,7 +26,7 @@ GROUPS = (
 PARTITIONS = ("one-way-partition", "two-way-partition")
 """10 s. One way: what the victim, or the link's first side, sends is lost; what the others send arrives."""
 LASTING_CUT = "lasting-cut"
-"""Of one worker of each side of a link, both ways, until all streams have ended and everything is free."""
+"""A cut between one worker of each side of a link, both ways, until all streams have ended and everything is free."""
 FAULTS = ("SIGKILL", "SIGSTOP-3s", "SIGSTOP-20s", "hung-engine", *PARTITIONS, "drain")
 ADAPTER_FAULTS = ("SIGKILL", "SIGSTOP-3s", "drain")
 PHASES = ("queued", "prefilling", "shipping", "decoding", "after-hand-off")

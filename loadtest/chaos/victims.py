@@ -69,7 +69,7 @@ def cut_pairs(victim: str, status: Status) -> list[tuple[str, str]]:
 
 
 def one_pair(victim: str, status: Status) -> tuple[str, str]:
-    """Of each side of a link the worker with the most requests."""
+    """The worker with the most requests on each side of a link."""
     sender, receiver = victim.split("~")
     return _one(sender, status), _one(receiver, status)
 

@@ -30,7 +30,7 @@ from models.recipe.train import CACHE, CHAT_SHARE, SHORT_ROW, TOKENS_PER_STEP  #
 
 REPORT_EVERY = 25
 WEIGHTS = (1.0, 0.7, 0.5)
-"""Of what is learned by depth: guesses from the model's own states, then from the head's."""
+"""Weights of the losses by depth: guesses from the model's own states first, then from the head's."""
 
 
 class Head(Layer):

@@ -20,12 +20,12 @@ from shared.settings.common import UNEQUAL, AliasSettings, AnswerSettings, ApiSe
 
 STATE_DIR = Path(".tandem")
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "models" / "demo"
-"""Of the checkout or of the installed wheel."""
+"""Folder of the demo model, in the checkout or in the installed wheel."""
 MAX_ROUTERS = 16
 """Most routers on one machine."""
 
 RoleDegree = Annotated[int, Field(ge=0, le=MAX_DEGREE)]
-"""Of one role's workers; 0 = as those of the other."""
+"""Degree of one role's workers; 0 = that of the other role's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,11 +32,11 @@ from shared.telemetry.logs import failure_level
 from shared.telemetry.tracing.span import Attributes
 
 PACKED_BYTES = 8 << 20
-"""Of blocks that are packed together, while those before are on their way."""
+"""Bytes of the blocks that are packed together, while those before are on their way."""
 MAX_LINKS = 1024
 """Receivers whose links are measured; the one that was sent to least recently goes first."""
 NOTED_BYTES = 64 << 20
-"""Of blocks that one note names: those of a longer step are checked while later ones of it travel."""
+"""Bytes of the blocks that one note names: a longer step's blocks are checked while later ones travel."""
 MAX_WATCHES = 1024
 """Hand-offs whose receivers wait, and that are watched; the one that reported least recently goes first."""
 

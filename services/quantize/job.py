@@ -44,7 +44,7 @@ class Wish:
     keep: tuple[str, ...] = ()
     """Layers that stay as they are: names of modules, parts of such names between dots, or `re:` and a pattern."""
     group: int = 0
-    """Of int4: columns that share a scale; 0 = 128, or fewer where that does not divide a row."""
+    """Columns that share a scale in int4; 0 = 128, or fewer where that does not divide a row."""
     text: Path | None = None
     """What to calibrate on; None: numbers are rounded to the nearest code."""
 

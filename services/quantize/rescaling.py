@@ -21,9 +21,9 @@ from shared.kernels.lora.step import Projection
 from shared.kernels.quantized import quantize_rows
 
 _EXPONENTS = tuple(step / 10 for step in range(11))
-"""Of the mean size of activations; 0: nothing is rescaled."""
+"""Exponents of the mean size of activations that are tried; 0: nothing is rescaled."""
 _LEAST = 1e-4
-"""Of an activation, beside which smaller ones count as this."""
+"""Least mean size of an activation; smaller ones count as this."""
 
 
 @dataclass

@@ -9,7 +9,8 @@ from shared.kernels.linear_spec import LinearSpec
 from shared.kernels.quantized import Piece, quantize_rows
 
 _SHARES = tuple(1 - step / 20 for step in range(8))
-"""Of a group's range, that are tried: numbers beyond become the outermost codes, and the others are rounded finely."""
+"""Shares of a group's range that are tried: numbers beyond become the outermost codes, and the others are rounded
+finely."""
 
 
 def quantize_narrowed(

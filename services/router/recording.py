@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 _BATCH_S = 0.1
 """What ends within this time goes in one message, seconds."""
 _MOST_REQUESTS, _MOST_IDS = 1000, 100_000
-"""Of one message, which gRPC lets have 4 MB: an id takes 8 bytes."""
+"""Most requests and token ids of one message, which gRPC lets have 4 MB: an id takes 8 bytes."""
 
 
 async def recorded(

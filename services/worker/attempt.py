@@ -17,7 +17,7 @@ from shared.telemetry.trace_context import TraceContext, new_span_id, trace_id_o
 from shared.telemetry.tracing.span import Attributes, Span, SpanKind, SpanSink
 
 MAX_SPAN_EVENTS = 128
-"""Of one span; a longer prompt's later chunks are only counted."""
+"""Most events of one span; a longer prompt's later chunks are only counted."""
 
 
 class AttemptTrace:

@@ -86,7 +86,7 @@ class CpuGroup:
         self.handle: int | None = library.tandem_group_join(
             descriptor, rank, size, ranks, SLOT_BYTES, single_bytes, int(stuck_s * 1e9)
         )
-        """Of the C++ kernels; None once closed."""
+        """The group within the C++ kernels; None once closed."""
         if self.handle is None:
             raise RankLost(f"rank {rank} cannot map its group's memory", rank=rank)
 

@@ -54,7 +54,7 @@ class LayerSizes:
     windows: tuple[int | None, ...]
     """Window of each layer in tokens."""
     are_chunked: tuple[bool, ...]
-    """Of each layer, as for `paged_attention`."""
+    """Whether each layer's attention is in chunks, as for `paged_attention`."""
     encodings: tuple[int, ...]
     """Which of the encodings of positions each layer has."""
     temperatures: tuple[int | None, ...]
@@ -65,9 +65,9 @@ class LayerSizes:
     softcap: float | None = None
     """As for `paged_attention`."""
     activation: Activation = SILU
-    """Of the feed-forward blocks, one without bounds."""
+    """Activation of the feed-forward blocks, one without bounds."""
     is_centered: bool = False
-    """Of the layers' norms, as for `rms_norm`."""
+    """Whether the layers' norms are centered, as for `rms_norm`."""
     kept_behind: tuple[int, ...] = ()
     """Numbers of first layers behind which the residual stream can be kept, each less than all of them."""
 

@@ -35,7 +35,8 @@ MAX_NONCES = 1 << 32
 MAX_SENDERS = 256
 """Whose keys are kept; those of others are derived again, in some 10 µs."""
 MAX_SPARE_BYTES = 64 << 20
-"""Of buffers kept for the next blocks: memory that is new to the process costs as much time as to encrypt it."""
+"""Most bytes of buffers kept for the next blocks: memory that is new to the process costs as much time as to encrypt
+it."""
 
 _STEP_BYTES = 16 << 10
 """Sizes of larger buffers are multiples of this."""

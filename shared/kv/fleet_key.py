@@ -35,7 +35,7 @@ class FleetKey:
         self._total = total
         self._hash: tuple[int, MultilinearHash] | None = None
         self.encryption: Encryption = encryption
-        """Of all blocks and messages, the same in the whole fleet."""
+        """Encryption of all blocks and messages, the same in the whole fleet."""
         self._cipher = FleetCipher(self._derive(_CIPHER), encryption) if encryption in CLASSES else None
 
     @classmethod

@@ -22,7 +22,7 @@ from functools import lru_cache
 MAX_GROUPS = 16
 """More would cost a step more than blocks behind windows are worth: such a model keeps all layers in one group."""
 MAX_PADDING = 8
-"""Of the layers that all groups together have room for, at most one in this number is left empty."""
+"""At most one in this number of the layers for which all groups together have room is left empty."""
 STATE_WINDOW = 2
 """Window of a group of states."""
 UNBOUNDED = 1 << 62

@@ -16,9 +16,9 @@ from shared.kv.groups import KVGroups
 BYTES_PER_ELEMENT = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3fn": 1}
 """The supported KV dtypes, by their torch name."""
 CODES = ("int8", "float8_e4m3fn")
-"""Those whose elements are codes: each token and head has a scale in fp32, from its own numbers alone."""
+"""Dtypes whose elements are codes: each token and head has a scale in fp32, from its own numbers alone."""
 WIDE = ("float32", "bfloat16")
-"""Those that are converted to codes where a prefill worker keeps them and a decode worker does not."""
+"""Dtypes that are converted to codes where a prefill worker keeps them and a decode worker does not."""
 SCALE_BYTES = 4
 LAYOUT_VERSION = 1
 """Increased whenever the meaning of a block's bytes changes; part of every chain's root."""
@@ -43,10 +43,10 @@ class KVFormat:
     num_planes: int = 2
     """2: keys, then values. 1: a row is key and value at once, as the latents of latent attention are."""
     source: str = ""
-    """Of a decode worker: the dtype in which other workers keep prompts, whose blocks they convert to `dtype` as they
+    """The dtype in which a decode worker's others keep prompts, whose blocks they convert to `dtype` as they
     send them. Empty: prompts come as they would be computed here."""
     sent: str = ""
-    """Of such a prefill worker: the codes to which its blocks are converted. Empty: they are sent as they are."""
+    """The codes to which such a prefill worker's blocks are converted. Empty: they are sent as they are."""
 
     def __post_init__(self) -> None:
         check_dimension("num_kv_heads", self.num_kv_heads)
@@ -135,7 +135,7 @@ class BlockLayout:
     """
 
     num_layers: int
-    """That a block has room for: those of the largest group."""
+    """Layers for which a block has room: those of the largest group."""
     block_size: int
     """Tokens a block."""
     format: KVFormat

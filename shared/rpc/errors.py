@@ -35,12 +35,13 @@ ERROR_TRAILER = "tandem-error-bin"
 """Trailing metadata key that carries a serialized tandem.v1.Error beside the gRPC status."""
 
 MAX_TEXT_BYTES = 400
-"""Of an error's message. A byte of it takes up to 3 + 4/3 bytes on the wire: percent-encoded in the status, and in
-base64 in the trailer."""
+"""Longest message of an error. A byte of it takes up to 3 + 4/3 bytes on the wire: percent-encoded in the status, and
+in base64 in the trailer."""
 MAX_DETAIL_BYTES = 100
 """Most bytes of one detail's value."""
 MAX_DETAILS_BYTES = 500
-"""Of all details, keys included. The trailers stay below 4 KiB, half of what gRPC's clients accept by default."""
+"""Most bytes of all details, keys included. The trailers stay below 4 KiB, half of what gRPC's clients accept by
+default."""
 
 
 def to_proto(error: BaseException) -> types_pb2.Error:

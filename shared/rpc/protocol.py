@@ -7,7 +7,7 @@ PROTOCOL_VERSION = 2
 SESSION_SERVICE = "tandem.v1.WorkerService"
 SESSION_METHOD = f"/{SESSION_SERVICE}/Session"
 OLD_SESSION_SERVICES = ("tandem.v1.PrefillService", "tandem.v1.DecodeService")
-"""Of protocol 1, a service for each role. Builds of it are refused with an `other_protocol`."""
+"""Services of protocol 1, one for each role. Builds of it are refused with an `other_protocol`."""
 
 
 def other_protocol(peer: str, version: int, own: str) -> ModelMismatch:

@@ -16,7 +16,7 @@ MOST_STEPS = 12
 MOST_GPUS = 256
 """A load that takes more, in two pools, is not tried: sizing it takes long, and nothing changes there any more."""
 HALVINGS = 4
-"""Of the step in which the answer changes."""
+"""How often the step in which the answer changes is halved."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,7 @@ class Hardware:
     adapter_copies: int = 0
     """LoRA adapters of which the host of each worker keeps a copy."""
     adapter_rank: int = 16
-    """Of each of them, which adds to every projection."""
+    """Rank of each of them, which adds to every projection."""
     prefill_price: float | None = None
     """For one GPU and hour, in any currency."""
     decode_price: float | None = None

@@ -16,7 +16,7 @@ from shared.sizing.step_time import StepTimes, StepWork
 
 _MOST_CHUNK = 1 << 20
 VARIATION = 1.0
-"""Of the prompts' lengths around their mean: squared coefficient, as of an exponential distribution."""
+"""Squared coefficient of variation of the prompts' lengths, as of an exponential distribution."""
 
 
 def prefill_pool(model: ModelShape, load: Load, hardware: Hardware) -> PoolFit:

@@ -9,7 +9,7 @@ from shared.sizing.spread import Spread
 BYTES_PER_VALUE = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}
 """By the names that `--weights` takes; scales of quantized weights are not counted."""
 KV_DTYPES = ("fp32", "bf16", "fp16", "fp8", "int8")
-"""Those that `--kv-dtype` takes. The last two have a scale in fp32 for each token and head."""
+"""Dtypes that `--kv-dtype` takes. The last two have a scale in fp32 for each token and head."""
 KV_CODES = KV_DTYPES[3:]
 
 
@@ -26,7 +26,7 @@ class ExpertShape:
     size: int
     """Intermediate size of an expert."""
     shared_size: int = 0
-    """Of what every token passes besides."""
+    """Size of the shared expert, which every token passes besides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class StateShape:
 
 
 KEPT_STATES = 3
-"""Of a sequence, at most: the one that a step reads, and two that it writes (`KVGroups.written_states`)."""
+"""Most states of a sequence: the one that a step reads, and two that it writes (`KVGroups.written_states`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,19 +77,20 @@ class ModelShape:
     max_positions: int = 0
     """Longest context that the model was trained for, tokens; 0 = not known."""
     expert_params: float = 0.0
-    """Those of `num_params` that are in experts, of which a router chooses some."""
+    """Parameters of `num_params` in experts, of which a router chooses some."""
     experts: ExpertShape | None = None
     latent: LatentShape | None = None
     hidden: int = 0
     """Values of a token between two layers."""
     embedding_params: float = 0.0
-    """Those of `num_params` that are one table of the vocabulary."""
+    """Parameters of `num_params` in one table of the vocabulary."""
     is_tied: bool = False
     """Whether the output projection is the embedding."""
     kv_params: float = 0.0
-    """Those of `num_params` that project to K and V in all layers; 0 with latents."""
+    """Parameters of `num_params` that project to K and V in all layers; 0 with latents."""
     copied_params: float = 0.0
-    """Of `num_params`, what ranks that split a layer hold in full: norms, routers, the projections to latents."""
+    """Parameters of `num_params` that ranks which split a layer hold in full: norms, routers, the projections to
+    latents."""
     windows: tuple[int, ...] = ()
     """Tokens of each window, of the layers that keep the KV of a window alone."""
     head_params: float = 0.0

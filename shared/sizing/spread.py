@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from shared.errors import ConfigError
 
 MOST_RANKS = 64
-"""That `tandem fit` and the simulator reckon with; workers of today have fewer."""
+"""Most ranks that `tandem fit` and the simulator reckon with; workers of today have fewer."""
 _NAMES = {"tp": "tensor", "pp": "pipeline", "ep": "expert"}
 
 
@@ -23,7 +23,7 @@ class Spread:
     pipeline: int = 1
     """Stages of adjacent layers."""
     expert: int = 1
-    """Of a stage's ranks: groups that hold whole experts each. The ranks of one such group split theirs."""
+    """Groups of a stage's ranks that hold whole experts each. The ranks of one such group split theirs."""
 
     def __post_init__(self) -> None:
         for option, name in _NAMES.items():

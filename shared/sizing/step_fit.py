@@ -24,7 +24,7 @@ BALANCES: Sequence[float] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 NEAR = (0.5, 0.71, 0.84, 1.0, 1.19, 1.41, 2.0)
 """… and times the last one, those that the next fit tries."""
 MAX_KINDS = 96
-"""Of steps; the one that was seen longest ago makes room for a new one …"""
+"""Most kinds of steps; the one that was seen longest ago makes room for a new one …"""
 KEPT_KINDS = 8
 """… but for the last 8 kinds of chunks and 8 of batches, and two sizes of batches: a worker that decodes for days still
 knows what prompts take."""
@@ -35,7 +35,8 @@ FEWEST_BETWEEN_FITS = 6
 MOST_BETWEEN_FITS = 256
 """Steps after which the coefficients are computed anew: at first, or after a step of a new kind, the fewest."""
 BETWEEN_FITS_S = 0.2
-"""Of steps between two fits, once SETTLED_STEPS were seen: a fit takes a millisecond or two, as a tiny model's step."""
+"""Time of steps between two fits, once SETTLED_STEPS were seen: a fit takes a millisecond or two, as a tiny model's
+step."""
 SETTLED_STEPS = 500
 HALF_LIFE = 2000
 """Steps in which a kind that is not seen any more loses half of its weight …"""
@@ -49,7 +50,7 @@ PACE_INTERVAL = 8
 _OUTLIER = 0.15
 """A relative error from which a kind counts less, as one whose machine was busy all the time."""
 _PRIOR_WEIGHT = 1e-6
-"""Of a prior's step beside a measured one's."""
+"""Weight of a prior's step beside a measured one's."""
 _AS_GOOD = 1.02
 """Errors within this factor of the least are equal to it."""
 _MOST_CHANGES = 20
@@ -75,9 +76,9 @@ class StepTimeFit:
         """`prior` counts where nothing was measured; without one a shape is assumed, at the scale of what was."""
         self.num_steps = 0
         self.num_fitted = 0
-        """Of these, those that were seen before the coefficients were computed last."""
+        """Steps that were seen before the coefficients were computed last."""
         self.kinds = StepKinds()
-        """Of those."""
+        """Kinds of the steps that the coefficients rest on."""
         self._prior = prior
         self._kinds: dict[tuple[int, ...], _Kind] = {}
         self._fitted = self._times = prior
@@ -194,7 +195,7 @@ def _dispensable(kinds: Collection[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def _kinds_in(keys: Iterable[tuple[int, ...]]) -> StepKinds:
-    """Of steps of these `_kind_of`."""
+    """Numbers of kinds among steps of these `_kind_of`."""
     batches, chunks = {key[:2] for key in keys if key[0]}, {key[2:] for key in keys if key[2]}
     num_sizes = len({size for size, _ in batches})
     return StepKinds(len(batches) if num_sizes > 1 else num_sizes, len(chunks))

@@ -24,7 +24,7 @@ class StepWork(NamedTuple):
     """What a step computes."""
 
     num_sequences: int = 0
-    """That decode a token each."""
+    """Sequences that decode a token each."""
     num_context_tokens: int = 0
     """Whose KV these read."""
     num_chunk_tokens: int = 0
@@ -58,10 +58,10 @@ class StepKinds(NamedTuple):
     """What coefficients rest on, counted in kinds: magnitudes of a step's numbers."""
 
     num_batches: int = 0
-    """Of answers and their context; at most one where all steps had about as many answers: one that grows tells no part
-    of their time from another."""
+    """Batches of answers and their context; at most one where all steps had about as many answers: one that grows tells
+    no part of their time from another."""
     num_chunks: int = 0
-    """Of chunks and their pairs."""
+    """Kinds of chunks and their pairs."""
 
 
 BATCH_GAIN = 2.0

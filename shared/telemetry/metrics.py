@@ -25,7 +25,7 @@ S = TypeVar("S")
 Value = float | BucketCounts
 """Value of one series; bucket counts for a histogram."""
 Values = Value | Mapping[str, Value] | Mapping[str, float] | Mapping[LabelValues, Value] | Mapping[LabelValues, float]
-"""Of a metric: one without labels, by its only label, or by all of its labels."""
+"""Values of a metric: one without labels, by its only label, or by all of its labels."""
 
 
 class Kind(Enum):

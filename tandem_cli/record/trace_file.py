@@ -27,9 +27,9 @@ class TraceFile:
         self.path = path
         self.num_requests = 0
         self.num_dropped = 0
-        """That the recorder could not take."""
+        """Requests that the recorder could not take."""
         self.num_running = 0
-        """That had not ended when the recording did."""
+        """Requests that had not ended when the recording did."""
         self._block_size = block_size
         self._part = path.with_name(path.name + ".part")
         self._arrived_s = array("d")
@@ -89,8 +89,8 @@ class TraceFile:
         return self._summary(self._arrived_s[order[-1]] - first_s)
 
     def _line(self, request: fleet_pb2.RecordedRequest, first_s: float) -> dict[str, object]:
-        """Of a request that got no token, the length of its answer is the mean of the others', at most what it asked
-        for: a replay has to offer something."""
+        """A request's line. Where it got no token, the length of its answer is the mean of the others', at most what it
+        asked for: a replay has to offer something."""
         num_output = request.num_output_tokens or min(self._mean_output, request.max_tokens or self._mean_output)
         line: dict[str, object] = {
             "timestamp": round((request.arrived_unix_s - first_s) * 1e3),

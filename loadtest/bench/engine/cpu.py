@@ -89,7 +89,7 @@ def _decode(bench: Bench, step: Step, repeats: int) -> Result:
 
 
 def overheads(folder: Path, batches: list[int], context: int) -> list[Result]:
-    """Of whole engine steps, scheduler and events included, of greedy answers and of such with penalties."""
+    """Host time of whole engine steps, scheduler and events included: greedy answers, and answers with penalties."""
     engine = Ours(Settings(folder, folder, torch.get_num_threads()), max(batches, default=1))
     results = []
     try:
@@ -190,8 +190,8 @@ class TimedLibrary:
 def step_time(
     engine: Ours, batch: int, context: int, num_steps: int, sampling: Mapping[str, float] = MappingProxyType({})
 ) -> StepTime | None:
-    """Of greedy answers with these further settings. None where other kernels than the C++ ones serve: their time
-    cannot be measured from outside."""
+    """Step time of greedy answers with these further settings. None where other kernels than the C++ ones serve: their
+    time cannot be measured from outside."""
     kernels = engine.decoder.kernels
     if not isinstance(kernels, CpuOps):
         return None
@@ -230,7 +230,7 @@ def matmul_rate(repeats: int = 5) -> float:
 
 
 def active_parameters(config: ModelConfig) -> int:
-    """Of the projections, those that every token is multiplied by: of experts, as many as it chooses."""
+    """Parameters of the projections that a token is multiplied by: of experts, as many as it chooses."""
     num_states = len(config.state_layers)
     found = (config.num_layers - num_states) * _attention(config) + _head(config)
     if config.delta is not None:
@@ -243,8 +243,8 @@ def active_parameters(config: ModelConfig) -> int:
 
 
 def prefill_flops(config: ModelConfig, num_tokens: int) -> float:
-    """Of the projections for every token (the output head's for one), of causal attention by heads to what each layer
-    sees, and of what layers with states read of them and write."""
+    """Operations of the projections for every token (the output head's for one), of causal attention by heads to what
+    each layer sees, and of what layers with states read of them and write."""
     head = _head(config)
     key_dim, value_dim = (config.head_dim, config.head_dim)
     if config.latent is not None:
@@ -261,8 +261,8 @@ def prefill_flops(config: ModelConfig, num_tokens: int) -> float:
 
 
 def weight_bytes(decoder: Decoder, batch: int) -> float:
-    """That a step of `batch` tokens reads, as they lie in memory; of experts those that independent tokens choose in
-    the mean."""
+    """Bytes of weights that a step of `batch` tokens reads, as they lie in memory; of experts those that independent
+    tokens choose in the mean."""
     if decoder.config.moe is None:
         return decoder.projection_bytes
     routing = decoder.config.moe.routing

@@ -177,7 +177,7 @@ class EngineBench:
 
 
 def fitting(steps: Sequence[Step], num_blocks: int) -> list[Step]:
-    """Those whose KV a pool of that many blocks holds; says which do not."""
+    """The steps whose KV a pool of that many blocks holds; prints which do not fit."""
     kept = [step for step in steps if step.batch * step.num_blocks <= num_blocks]
     for step in steps:
         if step not in kept:

@@ -69,7 +69,7 @@ class MixedStep:
 
     @property
     def num_blocks(self) -> int:
-        """Of all its sequences."""
+        """Blocks of all its sequences together."""
         return max(self.plan(2).sequences[-1].block_ids) + 1
 
     def plan(self, vocab_size: int, logprobs: int | None = None) -> StepPlan:

@@ -92,7 +92,8 @@ class Pair:
 
 
 def _free_bytes(device: torch.device) -> int:
-    """Of the device's memory, what torch keeps for reuse not included; 0 for the host's, of which others take too."""
+    """Free bytes of the device's memory, without what torch keeps for reuse; 0 for the host's, which other processes
+    take too."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
 
 

@@ -19,11 +19,12 @@ from shared.kv.layout import BlockLayout, KVFormat
 LAYOUT = BlockLayout(32, 16, KVFormat("bfloat16", num_kv_heads=8, head_dim=128))
 """An 8B model's: 2 MiB a block."""
 CHUNK_BLOCKS = 128
-"""Of a chunk of a prompt, which leave together."""
+"""Blocks of a prompt's chunk, which leave together."""
 
 
 def rates(device: torch.device, layout: BlockLayout, num_blocks: int, repeats: int) -> list[Result]:
-    """Of a prompt of `num_blocks` blocks, out of the pool and back into it; a chunk is let go once it was sent."""
+    """Copying rates of a prompt of `num_blocks` blocks, out of the pool and back into it; a chunk's memory is free once
+    it was sent."""
     pool = allocate_pool(layout, num_blocks, device)
     staged = StagedBlocks(pool, DeviceLink(device))
     out_s, in_s = [], []

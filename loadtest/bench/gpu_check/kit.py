@@ -54,7 +54,7 @@ def is_older(name: str, version: str) -> bool:
 
 
 def _parts(version: str) -> tuple[int, ...]:
-    """Of its release: `2.3.1.post1` and `2.3.1` are alike."""
+    """The numbers of a version's release: those of `2.3.1.post1` and `2.3.1` are alike."""
     return tuple(int(part) for part in version.partition("+")[0].split(".") if part.isdigit())
 
 

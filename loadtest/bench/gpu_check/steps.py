@@ -22,7 +22,7 @@ COMPILED = "8b_model and sm_90 or other_kernels and sm_90 and dtype0"
 """Compilations of an 8B model's kernels for Hopper, which need no GPU."""
 _TEST_LIMIT_S = 90
 _MOST_PROCESSES = 16
-"""Of tests: most of a test's time is one core's, for compiling, and all share the GPU's memory."""
+"""Most processes of tests: a test mostly compiles, on one core, and all share the GPU's memory."""
 _ENGINE = ("numpy",)
 _SERVICES = (*_ENGINE, "safetensors", "ucxx", "pydantic", "redis", "grpc", "starlette", "shared.rpc.pb")
 

@@ -32,7 +32,7 @@ class Settings:
     cpu_isa: str = "auto"
     """Widest instruction set that the engine may use, as in TANDEM_CPU_ISA."""
     form: str = PLAIN
-    """Of the weights."""
+    """Form of the weights."""
 
 
 class EngineAdapter(Protocol):

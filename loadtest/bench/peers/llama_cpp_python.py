@@ -27,7 +27,7 @@ _NAMES = {
 }
 """Module → what GGUF calls it."""
 _SEQUENCE_TOKENS = 320
-"""Of each sequence that decodes."""
+"""Room of each sequence that decodes, tokens."""
 
 
 class LlamaCpp:

@@ -132,7 +132,7 @@ class Case:
         return {"op": "prefill", "prompt": prompts[0]}
 
     def _lengths(self) -> list[int]:
-        """Of the prompts; their mean is `prompt_len`."""
+        """Lengths of the prompts; their mean is `prompt_len`."""
         if not self.embeds or self.num_prompts == 1:
             return [self.prompt_len] * self.num_prompts
         apart = 1.5 * self.prompt_len / (self.num_prompts - 1)

@@ -36,7 +36,7 @@ from tandem import AsyncTandemClient
 from tandem.options import Options
 
 BLOCK_SIZE, NUM_OUTPUT = 16, 8
-"""Of the real worker, and tokens of its answers."""
+"""Tokens of a block of the real worker, and of its answers."""
 
 
 class Served(NamedTuple):
@@ -47,7 +47,7 @@ class Served(NamedTuple):
     conversation: int
     num_blocks: int
     num_known: int
-    """Of these, the turn before had."""
+    """Blocks of these that the turn before had already."""
     num_found: int
 
 

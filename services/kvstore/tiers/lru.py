@@ -27,7 +27,7 @@ from services.kvstore.tiers.order import PLAIN, EvictionOrder, Keep, Rank
 from shared.errors import ConfigError
 
 MOST_RETAINED = 75
-"""Of a tier's budget, and of a tenant's quota. Percent."""
+"""Most that retained blocks take of a tier's budget, and of a tenant's quota. Percent."""
 OFFERS_PER_BLOCK = 4
 MIN_OFFERS = 1024
 """Offers remembered: OFFERS_PER_BLOCK for each block held, at least MIN_OFFERS."""

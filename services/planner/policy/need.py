@@ -20,7 +20,7 @@ _MOST = 10.0
 _STEP = 1.3
 """Factor by which the waits must have changed before another value is used."""
 _MAX_LOAD = 0.9
-"""Of a busier pool the mean wait says nothing: it has not settled."""
+"""Load beyond which a pool's mean wait says nothing, since it has not settled."""
 
 
 class PromptVariation:

@@ -79,6 +79,6 @@ class Observation:
     num_output_tokens: int = 0
     """Δ"""
     workers: Sequence[WorkerView] = ()
-    """Those that decode, as placement would see them; without their present load."""
+    """The workers that decode, as placement would see them; without their present load."""
     groups: KVGroups = field(default_factory=lambda: KVGroups(16))
     """Groups of their KV."""

@@ -36,7 +36,7 @@ class QueueEntry(NamedTuple):
     num_bytes: int = 0
     """Memory that it holds while it waits."""
     num_pairs: float = 0.0
-    """Of a token to compute and one that it attends to; see `Work`."""
+    """Pairs of a token to compute and one that it attends to; see `Work`."""
 
 
 Key = tuple[float, ...]

@@ -169,7 +169,7 @@ class Ask(NamedTuple):
     ttft_timeout_s: float = 0.0
     """The client's own target for the first token; 0 = the router's."""
     trace: TraceContext | None = None
-    """Of the call's root span; of the client's own span where the router records none."""
+    """Context of the call's root span, or of the client's own span where the router records none."""
     is_traced: bool = False
     """The router records spans of it."""
 
@@ -236,9 +236,9 @@ class RequestRecord:
     num_cached_tokens: int = 0
     """Prompt tokens whose KV was not recomputed."""
     num_fetched_tokens: int = 0
-    """Those of these tokens that were fetched from other workers or store nodes."""
+    """Cached tokens that were fetched from other workers or store nodes."""
     num_peer_tokens: int = 0
-    """Those of the fetched tokens that came from other workers' pools."""
+    """Fetched tokens that came from other workers' pools."""
 
     # Milliseconds by the workers' own clocks, 0 where not known: of the reservation, of the first token, of the last.
     reserve_on_worker_ms: float = 0.0

@@ -50,7 +50,7 @@ def self_signed_credentials() -> grpc.ServerCredentials:
 PROBE_INTERVAL_S = 1.0
 """Between two probes of the routers' /readyz. Seconds."""
 MESSAGE_SLACK_BYTES = 1 << 20
-"""Of a message beside the body: headers, metadata, attributes."""
+"""Room of a message beside the body, for headers, metadata and attributes. Bytes."""
 
 
 class PickerServer:

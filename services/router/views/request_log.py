@@ -17,7 +17,7 @@ MAX_ENDED = 2048
 _PLACED = RequestEvent.PLACED  # reading a member of an enum takes 0.1 µs
 _ENDS = (RequestEvent.FINISH, RequestEvent.FAIL, RequestEvent.CANCEL)
 _FOLLOWED = COUNTED.union(_ENDS)
-"""Of the ten events of an ordinary request these are two: the others are passed over by one look."""
+"""Events that matter here, two of an ordinary request's ten: one look passes over the others."""
 
 
 class RequestLog:

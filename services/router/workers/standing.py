@@ -31,7 +31,7 @@ class Standing:
         self.num_adapters = 0
         """Adapters with a name; none while the worker is not connected."""
         self.num_ready_adapters = 0
-        """Those of these adapters that are ready to compute with."""
+        """Adapters of these that are ready to compute with."""
         self._name = name
         self._label = label
         self._pools = pools

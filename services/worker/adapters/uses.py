@@ -7,7 +7,7 @@ from collections import OrderedDict
 HALF_LIFE = 16
 """Uses, for each adapter that there is room for, after which one counts half."""
 MAX_ADAPTERS = 8192
-"""Of those on record; the ones that were used longest ago are forgotten first."""
+"""Most adapters on record; the ones that were used longest ago are forgotten first."""
 
 
 class Uses:

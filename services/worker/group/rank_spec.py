@@ -43,7 +43,7 @@ class RankSpec:
     """Its own."""
     num_threads: int
     cpus: tuple[int, ...]
-    """That it is pinned to; none = not pinned."""
+    """CPUs that it is pinned to; none = not pinned."""
     log_format: LogFormat = "text"
     log_level: LogLevel = "info"
     hosts: int = 1
@@ -127,7 +127,7 @@ class PoolSpec:
     block_size: int
     kv_dtype: str
     num_host_blocks: int
-    """Of each rank's host memory for preempted sequences, where it has a pool of its own."""
+    """Blocks of each rank's host memory for preempted sequences, where it has a pool of its own."""
     max_num_seqs: int
     max_num_batched_tokens: int
     identity: str

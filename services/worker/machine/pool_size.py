@@ -37,9 +37,9 @@ class PoolNeed:
     max_model_len: int
     gpu_memory: float
     host_share: float
-    """Of the memory that is free, for a pool that lies in the host's."""
+    """Share of the free memory for a pool that lies in the host's."""
     held_bytes: int
-    """Of one block on all ranks of a host together, some of which may hold the same."""
+    """Bytes of one block on all ranks of a host together, some of which may hold the same."""
     adapter_bytes: int = 0
     """Memory that is kept for adapters in slots, on all ranks together."""
     rank_adapter_bytes: int = 0

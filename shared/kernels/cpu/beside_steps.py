@@ -19,9 +19,9 @@ _IDLE_CORES = 0.1
 """Other threads that take no more than this count as idle, on two cores: other processes or a hypervisor may take cores
 from a step, which then seems to compute little."""
 _IDLE_SHARE = 1 / 3
-"""Of each further core, that they may take besides."""
+"""Share of each further core that they may take besides."""
 _SHARE = 0.075
-"""Of one core, that it takes meanwhile."""
+"""Share of one core that it takes meanwhile."""
 _LONGEST_SLEEP_S = 0.05
 """However long the piece of work was."""
 _WINDOW_S = 0.01
@@ -31,8 +31,8 @@ _STALE_S = 0.03
 
 
 class _Turns:
-    """Of one thread: when its turn began, and what the process's other threads have done lately. Until that is known
-    they count as busy."""
+    """Turns of one thread: when its turn began, and what the process's other threads have done lately. Until that is
+    known they count as busy."""
 
     def __init__(self) -> None:
         num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -45,7 +45,7 @@ class _Turns:
         self._begun, self._begun_at = time.thread_time(), time.perf_counter()
 
     def end(self) -> None:
-        """Of a piece of work: where the turn is over and others are busy, the next one begins after a sleep."""
+        """Ends a piece of work: where the turn is over and others are busy, the next one begins after a sleep."""
         passed = time.perf_counter() - self._begun_at
         if passed < _TURN_S:  # without asking the system, which takes ten times as long
             return

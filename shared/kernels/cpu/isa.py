@@ -53,7 +53,7 @@ AVX512_BF16 = InstructionSet(
     (_V4, "-mavx512vnni", "-mavx512bf16", "-mavx512vbmi", "-DTANDEM_PAIRS"),
     is_checked=True,
 )
-"""Of the processors with AVX512-BF16, Cooper Lake alone lacks VBMI; it takes AVX512-VNNI."""
+"""Needs VBMI too: Cooper Lake, which alone has AVX512-BF16 without it, takes AVX512-VNNI."""
 AMX = InstructionSet(
     "amx",
     (*_VNNI, "avx512vbmi", "amx_tile", "amx_bf16", "amx_int8"),
@@ -71,7 +71,7 @@ BUILT = tuple(
 )
 """All that processors of this machine's kind run, the fastest first; empty where there are no kernels for the kind."""
 ALIKE = tuple(isa for isa in BUILT if isa not in (AMX, AVX512_BF16))
-"""Those of which deterministic builds compute the same bits, sums of whole numbers apart, which are exact."""
+"""Instruction sets whose deterministic builds compute the same bits; sums of whole numbers are exact on all of them."""
 
 
 def emulated(features: frozenset[str]) -> tuple[InstructionSet, ...]:

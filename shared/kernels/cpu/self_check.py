@@ -33,7 +33,7 @@ FORMS = tuple(
     for kind, group in _KINDS
     for rounds in (False, True)
 )
-"""Of weights in codes."""
+"""Forms of weights in codes that are checked."""
 TOLERANCE = 0.02
 """Largest difference, as a share of the largest expected number: bf16 rounds to 0.4 %."""
 

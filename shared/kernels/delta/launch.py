@@ -25,7 +25,8 @@ more memory than some devices share."""
 CHANNELS = 128
 TOKENS = 32
 COLUMNS = 32
-"""Of a matrix, in one program of a prompt. Narrower ones are padded: programs of 16 met an illegal access on a GPU."""
+"""Columns of a matrix in one program of a prompt. Narrower ones are padded: programs of 16 met an illegal access on a
+GPU."""
 NORMED = 2048
 """Elements that a program norms."""
 FETCHED_AHEAD = 160 * 1024

@@ -17,7 +17,7 @@ from shared.kernels.lora.step import Lora
 META = 3 + 5 * MOST_PARTS
 """Numbers that describe an addition, as in `jit`."""
 ROWS = 16
-"""Of a tile: the fewest that a product takes."""
+"""Rows of a tile, the fewest that a product takes."""
 DEPTH = 64
 """Inputs that a program multiplies at a time."""
 COLUMNS = 64

@@ -199,9 +199,9 @@ class StepLoras:
     adapters: tuple[PackedAdapter, ...]
     """Each of the step's adapters once; a row's addition is its place here."""
     rows: LoraRows
-    """Of all tokens."""
+    """Rows of all tokens."""
     kept: LoraRows
-    """Of the tokens whose logits are wanted, numbered among these."""
+    """Rows of the tokens whose logits are wanted, numbered among these."""
     ops: LoraOps
 
     def add(self, out: Tensor, x: Tensor, layer: int, projection: Projection) -> None:

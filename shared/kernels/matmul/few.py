@@ -16,9 +16,9 @@ from shared.kernels.matmul.launch import check_product
 MOST_ROWS = 64
 """Rows of x that are few."""
 COLUMNS = 64
-"""Of the smallest tile: rows of the weight that a warpgroup of compute capability 9.0 multiplies at once."""
+"""Columns of the smallest tile: rows of the weight that a warpgroup of compute capability 9.0 multiplies at once."""
 _FEWEST_ROWS = 16
-"""Of a tile of x."""
+"""Fewest rows of a tile of x."""
 _LEAST_FILLED = 0.7
 """Share of the programs that run at once which have work in the last turn too: below it cuBLAS is as fast."""
 

@@ -12,15 +12,15 @@ from shared.kernels.sampling.rows import SamplingRows
 MaskTokens = Callable[[Tensor, Tensor, Tensor], None]
 
 NEAR = 0x25800000
-"""Of 2^31 equally likely numbers, those below stand for a u near to 1, where -log(u) is taken of 1 - u."""
+"""Bound below which one of 2^31 equally likely numbers stands for a u near to 1, where -log(u) is taken of 1 - u."""
 ROOT_HALF_BITS = 0x3F3504F3
-"""Of the square root of 1/2 in fp32: mantissas lie between it and twice it."""
+"""Bits of the square root of 1/2 in fp32: mantissas lie between it and twice it."""
 LN_2 = 0.6931472
 LOG_COEFFICIENTS = (
     -0.076285586, 0.12910533, -0.13243358, 0.14180933, -0.1660893, 0.20002013, -0.2500159, 0.33333325, -0.49999988,
 )  # fmt: skip
-"""Of (log(1 + x) - x) / x^2 for mantissas 1 + x, falling powers: least squares with weights made even, so that
-log(1 + x) is off by 2e-7 of itself at most, fp32's rounding included."""
+"""Coefficients of (log(1 + x) - x) / x^2 for mantissas 1 + x, falling powers: least squares with weights made even, so
+that log(1 + x) is off by 2e-7 of itself at most, fp32's rounding included."""
 
 
 def check_sample_tokens(logits: Tensor, rows: SamplingRows) -> None:

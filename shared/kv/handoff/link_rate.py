@@ -5,8 +5,8 @@ from __future__ import annotations
 from shared.kv.packing import PackingRates
 
 MEASURED_BYTES = 4 << 20
-"""Of blocks on their way without a pause, before they count as a measurement: fewer may only have filled the buffers of
-sockets."""
+"""Bytes of blocks on their way without a pause, before they count as a measurement: fewer may only have filled the
+buffers of sockets."""
 _GAIN = 0.9
 """Packing begins where it takes less than this share of the time without, and ends where it takes longer."""
 

@@ -117,7 +117,7 @@ class HandoffReceiver:
     buffers: Mapping[int, BlockMemory]
     """Where each needed block arrives, by block index."""
     num_tokens: int
-    """That the sender must have computed."""
+    """Tokens that the sender must have computed."""
     fleet_key: FleetKey | None = None
     """With one, notes, blocks and trailer must be sealed for their ticket."""
     store: Callable[[Sequence[int]], None] | None = None

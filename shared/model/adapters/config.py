@@ -20,12 +20,13 @@ T = TypeVar("T")
 _MAX_CONFIG_BYTES = 1 << 20
 _MOST_ALPHA = 1e6
 _MOST_PATTERNS, _MOST_REPEATING, _MOST_REPEATS = 4096, 16, 2
-"""Of patterns, of those in which something repeats, and of that in one of them: the time of a comparison grows with the
-length of the name to the power of what repeats."""
+"""Most patterns, patterns in which something repeats, and repeats in one of them: the time of a comparison grows with
+the length of the name to the power of what repeats."""
 _MOST_KEY = 256
 """Characters of a pattern."""
 _KEY = re.compile(r"\^?(?:(?:\w|-|\\[.d]|\.|\[[\w-]+\])[*+]?|[|()])+\$?")
-"""Of a pattern: characters, classes, `.` and `\\d`, each once or repeated, and choices, which are not."""
+"""What a pattern may consist of: characters, classes, `.` and `\\d`, each once or repeated, and choices, which are
+not."""
 _REFUSED = {
     "use_dora": "weights that are normalised (DoRA) are not supported",
     "use_qalora": "QALoRA is not supported",

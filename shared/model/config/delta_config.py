@@ -13,7 +13,7 @@ STATE_ELEMENT_BYTES = 4
 
 
 MOST_PARTS = 8
-"""Of a state beside latents: the latents of a block, of 16 tokens and more, are cut into that many parts of whole
+"""Parts of a state beside latents: the latents of a block, of 16 tokens and more, are cut into that many parts of whole
 numbers."""
 
 

@@ -28,8 +28,8 @@ def numbered_names(layer: int) -> HeadNames:
 QWEN_NAMES = HeadNames(
     "mtp.", "layers.0.", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm", "embed_tokens", "lm_head"
 )
-"""Of Qwen3-Next and Qwen 3.5."""
+"""Names of the head's tensors in Qwen3-Next and Qwen 3.5."""
 EAGLE_NAMES = HeadNames(
     "", "midlayer.", "midlayer.input_layernorm", "midlayer.hidden_norm", "fc", "norm", "embed_tokens", "lm_head"
 )
-"""Of EAGLE-3."""
+"""Names of the tensors of an EAGLE-3 head."""

@@ -23,7 +23,7 @@ class BlockType:
     block: int  # numbers of a block
     num_bytes: int  # of a block
     open: Callable[[Tensor], Tensor | Piece] | None = None
-    """Of uint8 [num_rows, blocks, num_bytes]; None: they are plain numbers of a dtype of that name."""
+    """Opens uint8 [num_rows, blocks, num_bytes]; None: they are plain numbers of a dtype of that name."""
     spec: LinearSpec | None = None
     """The form of a Piece that `open` gives."""
 

@@ -20,7 +20,7 @@ Value = int | float | bool | str | list["Value"]
 
 _VERSIONS = (2, 3)
 _MOST_BYTES = 256 << 20
-"""Of a header; vocabularies are its largest part."""
+"""Most bytes of a header; vocabularies are its largest part."""
 _MOST_DIMS = 4
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9

@@ -41,7 +41,7 @@ from shared.model.layers.rope import Rotary
 from shared.model.layers.scales import scaled_embedding, scaled_logits
 
 LISTED_SHARE, LEAST_LISTED = 0.5, 1024
-"""Of a vocabulary, the first tokens, among which guesses are chosen, and the fewest of them: the ids of byte-pair
+"""Share of a vocabulary, its first tokens, among which guesses are chosen, and the fewest of them: the ids of byte-pair
 vocabularies are in the order of their merges, the most frequent ones first."""
 LEAST_ROUNDED = 1 << 16
 """Numbers of a weight that is rounded: smaller ones are read in no time."""

@@ -54,7 +54,7 @@ STORED = {
 }
 """Dtypes by their names in the header."""
 DENSE = ("F64", "F32", "F16", "BF16")
-"""Those of weights that are stored as plain numbers, and of scales."""
+"""Dtypes of weights that are stored as plain numbers, and of scales."""
 
 
 @dataclass(frozen=True)

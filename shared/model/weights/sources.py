@@ -125,12 +125,12 @@ class Makers:
     """The makers of sources that are not plain."""
 
     by_method: Mapping[str, SourceMaker]
-    """Of projections, by the method of quantization."""
+    """Sources of projections, by the method of quantization."""
     stacked_method: str
     stacked: Callable[[str, tuple[int, ...], Mapping[str, TensorEntry]], WeightSource]
-    """Of a tensor of all experts of a layer in that method, by its plain name and shape."""
+    """The source of a tensor of all experts of a layer in that method, by its plain name and shape."""
     blocks: Callable[[TensorEntry, tuple[int, ...]], WeightSource | None]
-    """Of a tensor that is stored in blocks or in another order of rows; None for plain numbers."""
+    """The source of a tensor that is stored in blocks or in another order of rows; None for plain numbers."""
 
 
 def match_sources(

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 MAX_KEPT_SPANS = 16_384
 """About 8 MiB. The oldest traces go first."""
 MAX_WORDS = 1024
-"""Of traces whose spans are still to come: the word may overtake a span that ends later than its request."""
+"""Most decisions on traces whose spans are still to come: a decision may overtake a span that ends later than its
+request."""
 
 
 class KeptSpans:
@@ -136,7 +137,7 @@ METRICS: tuple[Observed[Tracer], ...] = (
         lambda tracer: tracer.kept.num_spans,
     ),
 )
-"""Of a process that has a collector."""
+"""Metrics of a process that has a collector."""
 
 
 def _plain(attributes: Mapping[str, object]) -> Attributes:

@@ -52,7 +52,7 @@ class Window:
     """Less than was asked for where the ring does not reach so far."""
     targets: Targets
     num_requests: int = 0
-    """That count: cancelled ones without a late first token do not."""
+    """Requests that count: cancelled ones without a late first token do not."""
     num_good: int = 0
     num_refused: int = 0
     num_failed: int = 0

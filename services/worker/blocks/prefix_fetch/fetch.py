@@ -76,7 +76,7 @@ class Fetch:
         self.num_peer_tokens = 0
         """… and of these, from peers' pools."""
         self.counted: frozenset[int] = frozenset()
-        """Of what the engine was asked to prepare for: one block for each block of tokens."""
+        """Blocks that the engine was asked to prepare for, one for each block of tokens."""
         self.task: asyncio.Task[None] | None = None
 
     def stop(self) -> None:

@@ -12,7 +12,8 @@ Mode = Literal["auto", "always", "never"]
 UNKNOWN_HOLD_S = 0.25
 """How long a request is held before anything was measured."""
 HOLD_SHARE = 0.25
-"""Of the time that computing the same tokens would take: how long a request is held for links of unknown speed."""
+"""How long a request is held for links of unknown speed, as a share of the time that computing the same tokens would
+take."""
 MARGIN = 1.5
 """A request is held for up to this many times the expected time of its fetch."""
 MIN_HOLD_S = 0.01

@@ -264,7 +264,7 @@ class ResumeBody(BaseModel):
 
 
 Retention = Literal["in-memory", "in_memory", "5m", "1h", "24h"]
-"""Of a prefix; OpenAI writes the first one both ways, and has no 5m and 1h."""
+"""Retention of a prefix; OpenAI writes the first one both ways, and has no 5m and 1h."""
 
 
 def session_of_key(key: str | None) -> str:

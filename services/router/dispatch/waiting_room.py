@@ -120,10 +120,10 @@ class WaitingRoom:
         if self._queue and self._again is None and self._fleet.shared:
             self._again = asyncio.get_running_loop().call_later(GUEST_AFTER_S, self._pump_again)
 
-    def begin(self) -> AnswerLife:
+    def begin(self) -> AnswerLife | None:
         """Begins to count a request's answer: the next ones are expected to be as long as those that run and those
-        that have ended."""
-        return self._placement.split.demand.begin()
+        that have ended. None where no choice depends on their lengths: in other modes than auto."""
+        return self._placement.split.demand.begin() if self._config.mode == "auto" else None
 
     @property
     def vacated(self) -> frozenset[str]:
@@ -145,7 +145,7 @@ class WaitingRoom:
         active.hits = await self._lookup.hits_for(active)
         active.note(RequestEvent.MATCHED)
         now = time.perf_counter()
-        if not active.produced:
+        if self._config.mode == "auto" and not active.produced:
             self._placement.split.demand.arrived(_work(active), active.num_tokens, now)
         estimate = self._enter(active, now, returning=returning)
         attempt = None

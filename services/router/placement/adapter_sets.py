@@ -22,34 +22,38 @@ MAX_ADAPTERS = 4096
 """Of those with work or homes on record; the ones that were asked for longest ago are forgotten first."""
 
 
-class _Decayed:
-    """A sum that is forgotten exponentially."""
+class _Recent:
+    """Requests and their tokens, which are forgotten exponentially."""
 
-    __slots__ = ("_at_s", "_time_s", "_value")
+    __slots__ = ("_at_s", "_time_s", "requests", "tokens")
 
     def __init__(self, time_s: float) -> None:
-        self._time_s, self._value, self._at_s = time_s, 0.0, 0.0
+        self._time_s, self._at_s = time_s, 0.0
+        self.requests = self.tokens = 0.0
 
-    def add(self, amount: float, now_s: float) -> None:
-        self._value, self._at_s = self.at(now_s) + amount, max(now_s, self._at_s)
+    def add(self, num_tokens: int, now_s: float) -> None:
+        """One more request, of `num_tokens`."""
+        self.forget(now_s)
+        self.requests += 1.0
+        self.tokens += num_tokens
 
-    def at(self, now_s: float) -> float:
-        return self._value * math.exp(-max(0.0, now_s - self._at_s) / self._time_s)
+    def forget(self, now_s: float) -> None:
+        """Brings both sums to a time, which may have been reached already."""
+        if now_s > self._at_s:
+            kept = math.exp((self._at_s - now_s) / self._time_s)
+            self.requests, self.tokens, self._at_s = kept * self.requests, kept * self.tokens, now_s
 
 
 class _Sums:
-    """Requests and tokens, over both times."""
+    """Recent work, over both times."""
 
-    __slots__ = ("requests", "tokens")
+    __slots__ = ("both",)
 
     def __init__(self) -> None:
-        self.requests = (_Decayed(GROWS_S), _Decayed(SHRINKS_S))
-        self.tokens = (_Decayed(GROWS_S), _Decayed(SHRINKS_S))
+        self.both = (_Recent(GROWS_S), _Recent(SHRINKS_S))
 
     def add(self, num_tokens: int, now_s: float) -> None:
-        for each in self.requests:
-            each.add(1.0, now_s)
-        for each in self.tokens:
+        for each in self.both:
             each.add(num_tokens, now_s)
 
 
@@ -81,10 +85,11 @@ class AdapterSets:
         if own is None:
             return 0.0
         found = 0.0
-        for requests, tokens, whole in zip(own.requests, own.tokens, self._all.tokens, strict=True):
-            count = requests.at(now_s)
-            if count > 1.0:
-                found = max(found, (1.0 - count**-0.5) * tokens.at(now_s) / whole.at(now_s))
+        for part, whole in zip(own.both, self._all.both, strict=True):
+            part.forget(now_s)
+            if part.requests > 1.0:
+                whole.forget(now_s)
+                found = max(found, (1.0 - part.requests**-0.5) * part.tokens / whole.tokens)
         return min(1.0, found)
 
     def size(self, adapter: str, num_workers: int, now_s: float) -> int:

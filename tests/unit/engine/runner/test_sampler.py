@@ -12,9 +12,11 @@ import torch
 
 from shared.engine.plan import NoToken, SampledToken, SampleSpec
 from shared.engine.runner.device_link import DeviceLink
+from shared.engine.runner.guessed_rows import NO_GUESS
 from shared.engine.runner.logprobs import TopLogprobs, likeliest
 from shared.engine.runner.sampler import PendingStep, Sampler
 from shared.engine.sampling_params import SamplingParams
+from shared.kernels.backends.registry import AUTO, choose_kernels
 from shared.kernels.torch_backend import TorchKernels
 
 
@@ -202,6 +204,36 @@ def test_tokens_that_are_followed_count_as_if_they_were_given_anew(seed: int, is
             live[name][2].append(token)
             if choose.random() < 0.1:
                 del live[name]
+
+
+@pytest.mark.parametrize("backend", ["torch", AUTO])
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_behind_guesses_are_as_if_these_had_been_chosen(backend: str, seed: int) -> None:
+    """And of the guesses the right ones alone are counted for the next step."""
+    choose, generator = Random(seed), torch.Generator().manual_seed(seed)
+    link, kernels = DeviceLink(torch.device("cpu")), choose_kernels("cpu", torch.float32, backend)
+    guessing = Sampler(kernels, link, len(FOLLOWED))
+    outputs: list[list[int]] = [[] for _ in FOLLOWED]
+    for step in range(12):
+        rows, names, specs, guesses, expected = [], [], [], [], []
+        for at, way in enumerate(FOLLOWED):
+            params, prompt, known = SamplingParams(**{"seed": at, **way}), (0, 3), outputs[at].copy()
+            num_rows, num_right, guess = choose.randrange(1, 6), 0, NO_GUESS
+            for place in range(num_rows):
+                rows.append(torch.randn(1, 5, generator=generator))
+                whole = SampleSpec(params, len(prompt) + len(known), prompt, tuple(known))
+                (token,) = Sampler(kernels, link, 1).sample(rows[-1].clone(), ["alone"], [whole]).tolist()
+                is_given = step == place == 0
+                specs.append(whole if is_given else SampleSpec(params, whole.position))
+                names.append(f"s{at}")
+                guesses.append(guess)
+                expected.append(token)
+                if num_right == place:
+                    outputs[at].append(token)
+                guess = token if choose.random() < 0.75 else choose.randrange(5)
+                num_right += num_right == place and guess == token
+                known.append(guess)
+        assert guessing.sample(torch.cat(rows), names, specs, None, guesses).tolist() == expected
 
 
 @pytest.mark.parametrize("most", [0, 1, 5, 20])

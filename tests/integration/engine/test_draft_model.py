@@ -29,7 +29,7 @@ from tests.integration.engine.test_speculation import LENGTH, PROMPTS, WAYS, acc
 
 FREE = [way for way in WAYS if "structured_output" not in way]
 """Ways in which the draft chooses by the same rules as the target."""
-LONG = 48
+LONG = 80
 """Output tokens with which the batch outgrows 24 blocks."""
 
 

@@ -30,12 +30,18 @@ _WRITTEN = "successors"
 
 
 def successors(shape: str, wrong: float = 0.0) -> Path:
-    """The folder of a bf16 checkpoint of a shape with plain layers, written to the user's cache unless it exists.
-    `wrong`: the share of tokens, by chance, behind which it gives the one after the next."""
+    """The folder of `write_successors` of a shape with plain layers, in the user's cache."""
     plain = checkpoint(shape)
     folder = plain.with_name(f"{shape}-successors" + (f"-{wrong:g}" if wrong else ""))
+    write_successors(plain, folder, wrong)
+    return folder
+
+
+def write_successors(plain: Path, folder: Path, wrong: float = 0.0) -> None:
+    """Makes such a model of a checkpoint with random weights, unless it exists. `wrong`: the share of tokens, by
+    chance, behind which it gives the one after the next."""
     if (folder / _WRITTEN).exists():
-        return folder
+        return
     folder.mkdir(parents=True, exist_ok=True)
     for file in plain.iterdir():
         if file.suffix != ".safetensors":
@@ -46,7 +52,6 @@ def successors(shape: str, wrong: float = 0.0) -> Path:
         tensors = {name: _changed(name, tensor, embedding, wrong) for name, tensor in load_file(file).items()}
         save_file(tensors, folder / file.name, metadata={"format": "pt"})
     (folder / _WRITTEN).touch()
-    return folder
 
 
 def _changed(name: str, tensor: Tensor, embedding: Tensor, wrong: float) -> Tensor:

@@ -122,13 +122,16 @@ class Bench:
         draft: Path | None,
         heads: Path | None = None,
         most_prompt_tokens: int | None = None,
+        penalty: float = 1.0,
     ) -> None:
         """`fixed`: numbers of guesses that are computed whatever they cost, each a way of its own. `draft`: what a
         draft model computes. `heads`: a small model with a head, whose guesses a random one of the model's sizes takes
-        as long for. `most_prompt_tokens`: what is taken of each prompt, its beginning."""
+        as long for. `most_prompt_tokens`: what is taken of each prompt, its beginning. `penalty`: on
+        repetitions."""
         torch.set_num_threads(num_threads or torch.get_num_threads())
         decoder = Decoder.load(folder, torch.bfloat16, "cpu")
         self._most_prompt_tokens = most_prompt_tokens
+        self._penalty = penalty
         self.tokenizer = Tokenizer.load(DEMO)
         structures = StructureCompiler(lambda: self.tokenizer, decoder.config.eos_token_ids, decoder.config.vocab_size)
         num_blocks = MAX_BATCH * 2048 // BLOCK_SIZE
@@ -206,6 +209,7 @@ class Bench:
                 seed=0,
                 ignore_eos=True,
                 structured_output=text.structure,
+                repetition_penalty=self._penalty,
             ),
         )
         if text.is_own:
@@ -278,6 +282,7 @@ def main(
     ] = "",
     fixed: Annotated[str, Option(help="numbers of guesses that are made whatever they cost; empty: none")] = "",
     prompt: Annotated[int, Option(help="most tokens of a prompt; 0 = all")] = 0,
+    penalty: Annotated[float, Option(help="repetition_penalty of all answers")] = 1.0,
     tokens: Annotated[int, Option(help="of each answer")] = 256,
     pairs: Annotated[int, Option(help="runs of each way")] = 5,
     threads: Annotated[int, Option(help="compute threads; 0 = all cores")] = 0,
@@ -293,6 +298,7 @@ def main(
         of_draft if draft else None,
         Path(heads) if heads else None,
         prompt or None,
+        penalty,
     )
     try:
         for name in names(case, "case", CASES):

@@ -185,8 +185,8 @@ bench-peers: setup  ## our engine and its peers in turns on the same weights: MO
 bench-quant: setup  ## int8, int4, fp8 and w8a8 beside our plain weights, OpenVINO GenAI and llama.cpp, in turns: MODEL=1b|4b|125m FORMS="int8 int4 fp8 w8a8" OUT=file
 	$(BIN)/python -m loadtest.bench quant $(QUANT_FLAGS) $(ARGS)
 
-bench-speculation: setup  ## answers with guesses of what comes next beside the same without, in turns: MODEL=1b|125m|folder DRAFT=125m|folder HEADS=folder OUT=file
-	$(BIN)/python -m loadtest.bench speculation $(foreach name,MODEL DRAFT HEADS OUT,$(if $(findstring command,$(origin $(name))),--$(shell echo $(name) | tr A-Z a-z) "$($(name))")) $(ARGS)
+bench-speculation: setup  ## answers with guesses of what comes next beside the same without, in turns; with PEERS="openvino_genai llama_cpp_python" beside theirs: MODEL=1b|125m|folder DRAFT=125m|folder HEADS=folder OUT=file
+	$(BIN)/python -m loadtest.bench $(if $(PEERS),speculation-peers --peers "$(PEERS)",speculation) $(foreach name,MODEL DRAFT HEADS OUT,$(if $(findstring command,$(origin $(name))),--$(shell echo $(name) | tr A-Z a-z) "$($(name))")) $(ARGS)
 
 bench-lora: setup  ## steps with adapters beside those of the base model alone, in turns: MODEL=1b|125m|path DTYPE=bf16|fp32 OUT=file
 	$(BIN)/python -m loadtest.bench lora $(BENCH_FLAGS) $(ARGS)

@@ -29,6 +29,7 @@ BENCHMARKS = {
     "eval": _benchmark("quality", "Perplexity of a model in fewer bits, and its distance from the plain one."),
     "quant": _benchmark("peers.quant", "Weights in fewer bits beside plain ones and beside peers, in turns."),
     "speculation": _benchmark("speculation.measure", "Answers with guesses beside the same answers without."),
+    "speculation-peers": _benchmark("speculation.peers", "What guesses gain here and in peers, in turns."),
     "index": _benchmark("index", "Match, publish and memory of the block index by its size."),
     "prefix": _benchmark("prefix.measure", "Prefix hits of a fleet beside one ideal cache, and TTFT with the store."),
     "agents": _benchmark("prefix.agents", "What agents find again of their conversations, beside a clairvoyant pool."),

@@ -22,7 +22,8 @@ class SampleSpec(NamedTuple):
 
     The runner follows what earlier tokens do to the next one. So the tokens known so far are given only where it
     starts: prompt and output of a sequence with penalties that the plan before did not sample for, and the output of a
-    structured answer that none of the last STRUCTURE_MEMORY_PLANS plans sampled for.
+    structured answer that none of the last STRUCTURE_MEMORY_PLANS plans sampled for. Rows behind guesses have none: the
+    first row of their sequence has what all need.
     """
 
     params: SamplingParams

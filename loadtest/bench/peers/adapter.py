@@ -18,6 +18,7 @@ VOCAB_SIZE = 32000
 
 PLAIN, INT8, INT4 = "plain", "int8", "int4"
 """Forms of weights: in 16 bits, or rounded; not each engine has each."""
+NGRAM, DRAFT = "ngram", "draft"
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,10 @@ class Settings:
     """Widest instruction set that the engine may use, as in TANDEM_CPU_ISA."""
     form: str = PLAIN
     """Form of the weights."""
+    guesses_by: str = ""
+    """How an `Answers` guesses the next tokens: "", NGRAM or DRAFT."""
+    draft: Path | None = None
+    """Folder of the model that guesses with DRAFT."""
 
 
 class EngineAdapter(Protocol):
@@ -66,6 +71,16 @@ class Embeds(Protocol):
 
     def embed_s(self, prompts: list[list[int]]) -> float:
         """Seconds from handing over all texts to the last hidden state of each one's last token, in fp32."""
+        ...
+
+
+@runtime_checkable
+class Answers(Protocol):
+    """An adapter that guesses the next tokens of answers."""
+
+    def answer(self, prompt: list[int], num_tokens: int, num_guesses: int) -> tuple[float, list[int]]:
+        """A greedy answer to one prompt alone: seconds from its first token to its last one, and its tokens.
+        `num_guesses`: of a step, where the engine does not choose that by itself."""
         ...
 
 

@@ -1,16 +1,18 @@
-"""llama.cpp through its Python bindings, batch by batch. The checkpoint is written as GGUF, Q8_0 or Q4_0."""
+"""llama.cpp through its Python bindings, batch by batch; answers with guesses as the bindings' own class gives them.
+The checkpoint is written as GGUF: BF16, Q8_0 or Q4_0."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from loadtest.bench.peers.adapter import INT4, INT8, MAX_BATCH, MAX_TOKENS, STEP_TOKENS, Settings
+from loadtest.bench.peers.adapter import DRAFT, INT4, INT8, MAX_BATCH, MAX_TOKENS, NGRAM, PLAIN, STEP_TOKENS, Settings
 
-_FORMATS = {INT8: "Q8_0", INT4: "Q4_0"}
+_FORMATS = {PLAIN: "BF16", INT8: "Q8_0", INT4: "Q4_0"}
 _NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -31,16 +33,17 @@ _SEQUENCE_TOKENS = 320
 
 
 class LlamaCpp:
-    """See `EngineAdapter`. The output projection has 8 bits in both forms."""
+    """See `EngineAdapter`. The output projection has 8 bits in both rounded forms."""
 
     def __init__(self, settings: Settings) -> None:
         import llama_cpp  # type: ignore[import-not-found, unused-ignore]
 
         self._llama: Any = llama_cpp
+        self._settings = settings
         self._weights = _FORMATS[settings.form]
-        path = settings.scratch / f"{self._weights}.gguf"
-        if not path.exists():
-            _write(settings.folder, path, self._weights)
+        self._path = path = _converted(settings.folder, settings.scratch, self._weights)
+        self._answering: Any = None
+        self._guessing: Any = None
         llama_cpp.llama_backend_init()
         self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
         if not self._model:
@@ -86,6 +89,61 @@ class LlamaCpp:
             times.append(time.perf_counter() - start)
         return times
 
+    def answer(self, prompt: list[int], num_tokens: int, num_guesses: int) -> tuple[float, list[int]]:
+        """See `Answers`."""
+        if self._answering is None:
+            self._answering = self._opened(self._path)
+        if self._guessing is None and self._settings.guesses_by == DRAFT:
+            assert self._settings.draft is not None
+            self._guessing = self._opened(
+                _converted(self._settings.draft, self._settings.scratch / "draft", self._weights)
+            )
+        llama = self._answering
+        for each in filter(None, (llama, self._guessing)):
+            each.reset()  # no prefix of an earlier prompt is found
+        llama.draft_model = self._drafts(num_guesses)
+        # With a draft each row's logits are needed, as the class has it from its start.
+        llama._logits_all = llama.draft_model is not None
+        begun = 0.0
+        tokens: list[int] = []
+        for token in itertools.islice(llama.generate(prompt, temp=0.0), num_tokens):
+            begun = begun or time.perf_counter()
+            tokens.append(token)
+        return time.perf_counter() - begun, tokens
+
+    def _opened(self, path: Path) -> Any:
+        """One of the bindings' own class, which its users have."""
+        return self._llama.Llama(
+            str(path),
+            n_ctx=MAX_TOKENS,
+            n_batch=STEP_TOKENS,
+            n_threads=self._settings.num_threads,
+            n_threads_batch=self._settings.num_threads,
+            logits_all=True,
+            verbose=False,
+        )
+
+    def _drafts(self, num_guesses: int) -> Any:
+        """What guesses for it."""
+        import numpy
+        from llama_cpp.llama_speculative import (  # type: ignore[import-not-found, unused-ignore]
+            LlamaDraftModel,
+            LlamaPromptLookupDecoding,
+        )
+
+        if self._settings.guesses_by == NGRAM:
+            return LlamaPromptLookupDecoding(num_pred_tokens=num_guesses)
+        if self._settings.guesses_by != DRAFT:
+            return None
+        guessing = self._guessing
+
+        class Drafts(LlamaDraftModel):  # type: ignore[misc, unused-ignore]
+            def __call__(self, input_ids: Any, /, **_kwargs: Any) -> Any:
+                found = itertools.islice(guessing.generate(input_ids.tolist(), temp=0.0), num_guesses)
+                return numpy.fromiter(found, dtype=numpy.intc)
+
+        return Drafts()
+
     def _clear(self) -> None:
         self._llama.llama_memory_clear(self._llama.llama_get_memory(self._context), False)
 
@@ -105,6 +163,14 @@ class LlamaCpp:
 
         logits = self._llama.llama_get_logits_ith(self._context, row)
         return int(numpy.ctypeslib.as_array(logits, (self._vocab_size,)).argmax())
+
+
+def _converted(folder: Path, scratch: Path, weights: str) -> Path:
+    """The checkpoint's file."""
+    path = scratch / f"{weights}.gguf"
+    if not path.exists():
+        _write(folder, path, weights)
+    return path
 
 
 def _write(folder: Path, path: Path, weights: str) -> None:
@@ -137,7 +203,7 @@ def _write(folder: Path, path: Path, weights: str) -> None:
         if tensor.ndim == 1:
             writer.add_tensor(f"{_gguf_name(module)}.weight", tensor)
             continue
-        kind = types["Q8_0" if module == "lm_head" else weights]
+        kind = types["Q8_0" if module == "lm_head" and weights == "Q4_0" else weights]
         writer.add_tensor(f"{_gguf_name(module)}.weight", quants(tensor, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -55,14 +55,16 @@ class EngineProcess:
         cpu_isa: str = "auto",
         environment: Mapping[str, str] | None = None,
         form: str = PLAIN,
+        guesses_by: str = "",
+        draft: Path | None = None,
     ) -> None:
         """`python` is the interpreter of the engine's venv; its log is `scratch`/`name`.log, with the form of its
-        weights where that is not plain, as in its name."""
+        weights where that is not plain, and how it guesses, as in its name. The others as in `Settings`."""
         command = [
             str(python), "-m", "loadtest.bench.peers.worker", name, str(folder), str(scratch), str(num_threads),
-            cpu_isa, form,
+            cpu_isa, form, guesses_by, str(draft or ""),
         ]  # fmt: skip
-        self.name = name = named(name, form)
+        self.name = name = " ".join(filter(None, (named(name, form), guesses_by)))
         self.description = ""
         self._child = ChildProcess(name, command, scratch / f"{name}.log", environment=environment, takes_requests=True)
 

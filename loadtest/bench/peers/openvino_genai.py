@@ -10,10 +10,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from loadtest.bench.peers.adapter import INT4, INT8, MAX_BATCH, PLAIN, STEP_TOKENS, Settings, spare_steps
+from loadtest.bench.peers.adapter import DRAFT, INT4, INT8, MAX_BATCH, NGRAM, PLAIN, STEP_TOKENS, Settings, spare_steps
 
 _FORMATS = {PLAIN: "fp16", INT8: "int8", INT4: "int4"}
 """Form → what its exporter calls it; int4 has groups of 128 and some layers in int8, as its default is."""
+_LONGEST_NGRAM = 3
+"""As in its samples of prompt lookup."""
 
 
 class OpenvinoGenai:
@@ -30,11 +32,18 @@ class OpenvinoGenai:
         scheduler.max_num_batched_tokens = STEP_TOKENS
         scheduler.dynamic_split_fuse = True
         scheduler.enable_prefix_caching = False
-        folder = _converted(settings)
+        folder = _converted(settings.folder, settings.scratch, settings.form)
         kind = _precision()
         # KV in the compute precision, as in the other engines: the default would be 8 bits.
         properties: dict[str, object] = {"INFERENCE_PRECISION_HINT": kind, "KV_CACHE_PRECISION": kind}
         properties["INFERENCE_NUM_THREADS"] = settings.num_threads
+        self._guesses_by = settings.guesses_by
+        if settings.guesses_by == NGRAM:
+            properties["prompt_lookup"] = True
+        elif settings.guesses_by == DRAFT:
+            assert settings.draft is not None
+            draft = _converted(settings.draft, settings.scratch / "draft", settings.form)
+            properties["draft_model"] = genai.draft_model(str(draft), "CPU", **properties)
         self._pipeline: Any = genai.ContinuousBatchingPipeline(str(folder), scheduler, "CPU", properties)
         self._names = itertools.count()
 
@@ -71,7 +80,20 @@ class OpenvinoGenai:
             raise RuntimeError(f"no step gave all {len(prompts)} sequences a token, at most {most} did")
         return times[1:][-num_steps:]  # the first step may still compute prompts
 
-    def _add(self, prompt: list[int], num_tokens: int) -> Any:
+    def answer(self, prompt: list[int], num_tokens: int, num_guesses: int) -> tuple[float, list[int]]:
+        """See `Answers`."""
+        handle = self._add(prompt, num_tokens, num_guesses)
+        tokens: list[int] = []
+        begun = ended = 0.0
+        while self._pipeline.has_non_finished_requests():
+            self._pipeline.step()
+            ended = time.perf_counter()
+            if handle.can_read():
+                tokens += next(iter(handle.read().values())).generated_ids
+                begun = begun or ended
+        return ended - begun, tokens
+
+    def _add(self, prompt: list[int], num_tokens: int, num_guesses: int = 0) -> Any:
         import numpy
         import openvino  # type: ignore[import-not-found, unused-ignore]
 
@@ -79,6 +101,10 @@ class OpenvinoGenai:
         config.max_new_tokens = num_tokens
         config.ignore_eos = True
         config.do_sample = False
+        if self._guesses_by:
+            config.num_assistant_tokens = num_guesses
+        if self._guesses_by == NGRAM:
+            config.max_ngram_size = _LONGEST_NGRAM
         tokens = openvino.Tensor(numpy.array([prompt], dtype=numpy.int64))
         return self._pipeline.add_request(next(self._names), tokens, config)
 
@@ -90,13 +116,13 @@ def _precision() -> str:
     return "bf16" if "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES") else "f32"
 
 
-def _converted(settings: Settings) -> Path:
-    """The model in OpenVINO's format, and any tokenizer: the pipeline requires one, the benchmark passes token ids."""
-    weights = _FORMATS[settings.form]
-    folder = settings.scratch / ("openvino" if settings.form == PLAIN else f"openvino-{weights}")
+def _converted(checkpoint: Path, scratch: Path, form: str) -> Path:
+    """A model in OpenVINO's format, and any tokenizer: the pipeline requires one, the benchmark passes token ids."""
+    weights = _FORMATS[form]
+    folder = scratch / ("openvino" if form == PLAIN else f"openvino-{weights}")
     if not (folder / "openvino_detokenizer.xml").exists():
         command = [str(Path(sys.executable).with_name("optimum-cli")), "export", "openvino"]
-        command += ["--task", "text-generation-with-past", "--weight-format", weights, "--model", str(settings.folder)]
+        command += ["--task", "text-generation-with-past", "--weight-format", weights, "--model", str(checkpoint)]
         environment = os.environ | {"HF_HUB_OFFLINE": "1"}
         subprocess.run([*command, str(folder)], check=True, stdout=sys.stderr, env=environment)
     return folder

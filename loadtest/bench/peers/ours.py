@@ -12,13 +12,16 @@ from typing import Any
 
 import torch
 
-from loadtest.bench.peers.adapter import MAX_BATCH, MAX_TOKENS, STEP_TOKENS, Settings, spare_steps
+from loadtest.bench.peers.adapter import DRAFT, MAX_BATCH, MAX_TOKENS, STEP_TOKENS, Settings, spare_steps
 from shared.engine.engine import Engine
 from shared.engine.messages import AddSequence, EngineDied, Event, SequenceFailed, StepOutput
+from shared.engine.runner.draft import draft_layout, load_draft, open_draft
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.sampling_params import SamplingParams
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from shared.engine.sequence import EngineSequence, Goal
+from shared.engine.speculation.ngram import NgramDrafter
+from shared.engine.speculation.speculator import Speculator
 from shared.kernels.backends.registry import AUTO
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.pool_view import PoolView
@@ -35,7 +38,11 @@ class _Step:
 
     at_s: float
     metered: float  # the meter at that time
-    num_tokens: int
+    token_ids: list[int]
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
 
 
 class Ours:
@@ -57,7 +64,12 @@ class Ours:
         self._events: queue.SimpleQueue[_Step | BaseException] = queue.SimpleQueue()
         self._meter: Callable[[], float] = lambda: 0.0
         self._names = (f"s{i}" for i in itertools.count())
-        scheduler = Scheduler(BlockPool(num_blocks, BLOCK_SIZE), SchedulerConfig(max_batch, STEP_TOKENS), groups=groups)
+        scheduler = Scheduler(
+            BlockPool(num_blocks, BLOCK_SIZE),
+            SchedulerConfig(max_batch, STEP_TOKENS),
+            groups=groups,
+            speculator=_speculator(settings, config.vocab_size),
+        )
         self._engine = Engine(scheduler, self._runner, self._on_event)
         self._engine.start()
 
@@ -114,6 +126,16 @@ class Ours:
             left -= step.num_tokens
         return step.at_s - start
 
+    def answer(self, prompt: list[int], num_tokens: int, num_guesses: int) -> tuple[float, list[int]]:  # noqa: ARG002
+        """See `Answers`."""
+        self._add(prompt, num_tokens)
+        step = first = self._next_step()
+        tokens = list(first.token_ids)
+        while len(tokens) < num_tokens:
+            step = self._next_step()
+            tokens += step.token_ids
+        return step.at_s - first.at_s, tokens
+
     def logits(self, prompt: list[int]) -> list[list[float]]:
         """See `EngineAdapter`."""
         size, groups = len(prompt), self._runner.layout.groups
@@ -138,14 +160,15 @@ class Ours:
 
     def _add(self, prompt: list[int], num_tokens: int, **further: Any) -> None:
         sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens, seed=0, **further)
+        name = next(self._names)
         self._engine.submit(
             AddSequence(
                 EngineSequence(
-                    next(self._names),
+                    name,
                     list(prompt),
                     len(prompt),
                     sampling,
-                    bytes(16),
+                    name.encode().rjust(16),  # no prefix of an earlier prompt is found
                     Goal.COMPLETION,
                     len(prompt) + num_tokens,
                     frozenset(),
@@ -157,7 +180,7 @@ class Ours:
         """Called by the engine's thread."""
         match event:
             case StepOutput(tokens=tokens) if tokens:
-                self._events.put(_Step(time.perf_counter(), self._meter(), len(tokens)))
+                self._events.put(_Step(time.perf_counter(), self._meter(), [t.token.token_id for t in tokens]))
             case EngineDied(error) | SequenceFailed(_, error):
                 self._events.put(error)
 
@@ -166,6 +189,18 @@ class Ours:
         if isinstance(event, BaseException):
             raise event
         return event
+
+
+def _speculator(settings: Settings, vocab_size: int) -> Speculator | None:
+    """As a worker on a CPU has it."""
+    if not settings.guesses_by:
+        return None
+    model = None
+    if settings.guesses_by == DRAFT:
+        assert settings.draft is not None
+        draft = load_draft(settings.draft, torch.bfloat16, vocab_size, _kernels(settings.cpu_isa))
+        model = open_draft(draft, draft_layout(draft, BLOCK_SIZE), MAX_TOKENS // BLOCK_SIZE, MAX_BATCH)
+    return Speculator([NgramDrafter()], model=model, processor_clock=time.thread_time)
 
 
 def _kernels(cpu_isa: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TextIO
 
-from loadtest.bench.peers.adapter import Embeds, EngineAdapter, ReturnsLogits, Settings
+from loadtest.bench.peers.adapter import Answers, Embeds, EngineAdapter, ReturnsLogits, Settings
 
 CLASSES = {
     "ours": "Ours",
@@ -23,7 +23,7 @@ CLASSES = {
 
 
 def answer(adapter: EngineAdapter, task: dict[str, Any]) -> Any:
-    """The result of a task: a description, seconds, or logits."""
+    """The result of a task: a description, seconds, an answer, or logits."""
     match task["op"]:
         case "describe":
             return adapter.describe()
@@ -33,6 +33,8 @@ def answer(adapter: EngineAdapter, task: dict[str, Any]) -> Any:
             return median(adapter.decode_steps_s(task["prompts"], task["num_steps"]))
         case "embed" if isinstance(adapter, Embeds):
             return adapter.embed_s(task["prompts"])
+        case "answer" if isinstance(adapter, Answers):
+            return adapter.answer(task["prompt"], task["num_tokens"], task["num_guesses"])
         case "logits" if isinstance(adapter, ReturnsLogits):
             return adapter.logits(task["prompt"])
         case op:
@@ -40,13 +42,15 @@ def answer(adapter: EngineAdapter, task: dict[str, Any]) -> Any:
 
 
 def main() -> None:
-    """Arguments: module, checkpoint, scratch folder, threads, instruction set, form of the weights. Emits a ready
-    event, then an answer event a task."""
-    module, folder, scratch, num_threads, cpu_isa, form = sys.argv[1:]
+    """Arguments: module, checkpoint, scratch folder, threads, instruction set, form of the weights, how it guesses, and
+    the draft's folder. Emits a ready event, then an answer event a task."""
+    module, folder, scratch, num_threads, cpu_isa, form, guesses_by, draft = sys.argv[1:]
     out = _own_stdout()
     try:
         loaded = importlib.import_module(f"loadtest.bench.peers.{module}")
-        settings = Settings(Path(folder), Path(scratch), int(num_threads), cpu_isa, form)
+        settings = Settings(
+            Path(folder), Path(scratch), int(num_threads), cpu_isa, form, guesses_by, Path(draft) if draft else None
+        )
         adapter: EngineAdapter = getattr(loaded, CLASSES[module])(settings)
         _emit(out, event="ready", address="")
         for line in sys.stdin:

@@ -115,13 +115,23 @@ class Bench:
     """One model, and an engine for each way to guess; one computes at a time."""
 
     def __init__(
-        self, folder: Path, num_threads: int, fixed: Sequence[int], draft: Path | None, heads: Path | None = None
+        self,
+        folder: Path,
+        num_threads: int,
+        fixed: Sequence[int],
+        draft: Path | None,
+        heads: Path | None = None,
+        most_prompt_tokens: int | None = None,
+        penalty: float = 1.0,
     ) -> None:
         """`fixed`: numbers of guesses that are computed whatever they cost, each a way of its own. `draft`: what a
         draft model computes. `heads`: a small model with a head, whose guesses a random one of the model's sizes takes
-        as long for."""
+        as long for. `most_prompt_tokens`: what is taken of each prompt, its beginning. `penalty`: on
+        repetitions."""
         torch.set_num_threads(num_threads or torch.get_num_threads())
         decoder = Decoder.load(folder, torch.bfloat16, "cpu")
+        self._most_prompt_tokens = most_prompt_tokens
+        self._penalty = penalty
         self.tokenizer = Tokenizer.load(DEMO)
         structures = StructureCompiler(lambda: self.tokenizer, decoder.config.eos_token_ids, decoder.config.vocab_size)
         num_blocks = MAX_BATCH * 2048 // BLOCK_SIZE
@@ -190,7 +200,7 @@ class Bench:
         return at_s - begins_s
 
     def _add(self, way: str, text: Text, num_tokens: int) -> str:
-        prompt = self.tokenizer.encode(text.prompt)
+        prompt = self.tokenizer.encode(text.prompt)[: self._most_prompt_tokens]
         name, sampling = (
             next(self._names),
             SamplingParams(
@@ -199,6 +209,7 @@ class Bench:
                 seed=0,
                 ignore_eos=True,
                 structured_output=text.structure,
+                repetition_penalty=self._penalty,
             ),
         )
         if text.is_own:
@@ -207,8 +218,9 @@ class Bench:
             answer = self.tokenizer.encode(text.answer, add_special_tokens=False)[:num_tokens]
         sampling = replace(sampling, max_tokens=len(answer))
         self._runner.answers[name] = answer
-        # The pools of all engines are the same memory: no prefix of an earlier answer may be found.
-        root = name.encode().rjust(16)
+        # Prompts are found, so that only the first run computes them. Another engine may have written to these blocks
+        # since, as the pools of all are the same memory: what is read there does not change how long that takes.
+        root = bytes(16)
         sequence = EngineSequence(
             name, prompt, len(prompt), sampling, root, Goal.COMPLETION, len(prompt) + len(answer), self._eos
         )
@@ -269,6 +281,8 @@ def main(
         Option(help="the folder that make demo-head writes, of a head whose guesses are measured; empty: none"),
     ] = "",
     fixed: Annotated[str, Option(help="numbers of guesses that are made whatever they cost; empty: none")] = "",
+    prompt: Annotated[int, Option(help="most tokens of a prompt; 0 = all")] = 0,
+    penalty: Annotated[float, Option(help="repetition_penalty of all answers")] = 1.0,
     tokens: Annotated[int, Option(help="of each answer")] = 256,
     pairs: Annotated[int, Option(help="runs of each way")] = 5,
     threads: Annotated[int, Option(help="compute threads; 0 = all cores")] = 0,
@@ -278,7 +292,13 @@ def main(
     folder, of_draft = (checkpoint(name) if name in SHAPES else Path(name) for name in (model, draft or model))
     report = Report(out)
     bench = Bench(
-        folder, threads, integers(fixed, "fixed"), of_draft if draft else None, Path(heads) if heads else None
+        folder,
+        threads,
+        integers(fixed, "fixed"),
+        of_draft if draft else None,
+        Path(heads) if heads else None,
+        prompt or None,
+        penalty,
     )
     try:
         for name in names(case, "case", CASES):

@@ -51,7 +51,8 @@ def edit(number: int) -> Text:
     folder = Path(__file__).parents[3] / "shared" / "engine" / "scheduler"
     files = sorted(folder.glob("*.py"), key=lambda file: -file.stat().st_size)[:4]
     source = files[number % len(files)].read_text()
-    begin = source.index("class ") + 2000 * (number // len(files))
+    begin = source.index("class ")
+    begin += 2000 * (number // len(files)) % (len(source) - begin - 2000)
     source = source[begin : begin + 6000]
     return Text(
         f"Rename sequence to request in this file:\n{source}\nThe file:\n", source.replace("sequence", "request")

@@ -104,18 +104,28 @@ class SequenceHistories:
         assert self._tails is not None
         return self._tails
 
-    def follow_tails(self, slots: Tensor, tokens: Tensor) -> None:
-        """Appends `tokens` [n] int64 to the sequences of `slots` [n] int64."""
+    def follow_tails(self, slots: Tensor, tokens: Tensor, counts: Tensor | None = None) -> None:
+        """Appends `tokens` [n, most] int64 to the sequences of `slots` [n] int64: of each the first `counts` [n] int64,
+        all by default."""
         assert self._tails is not None
-        ends = self._tails.index_select(0, slots)
-        self._tails.index_copy_(0, slots, torch.cat((ends[:, 1:], tokens[:, None]), dim=1))
+        self._tails.index_copy_(0, slots, self._tails_behind(slots, tokens, counts))
 
-    def matches(self, slots: Tensor, beginnings: Tensor) -> Tensor:
+    def matches(self, slots: Tensor, beginnings: Tensor, guesses: Tensor | None, counts: Tensor | None) -> Tensor:
         """[num_rules] bool: whether the sequences of `slots` [num_rules] end with `beginnings` [num_rules, length]
-        int64, -1 where any token fits."""
+        int64, -1 where any token fits. Behind them come the first `counts` [num_rules] of `guesses` [num_rules, most],
+        where there are any."""
         assert self._tails is not None
-        ends = self._tails[:, -beginnings.shape[1] :].index_select(0, slots)
+        tails = self._tails.index_select(0, slots) if guesses is None else self._tails_behind(slots, guesses, counts)
+        ends = tails[:, -beginnings.shape[1] :]
         return ((ends == beginnings) | (beginnings == _NONE)).all(dim=1)
+
+    def _tails_behind(self, slots: Tensor, tokens: Tensor, counts: Tensor | None) -> Tensor:
+        assert self._tails is not None
+        longer = torch.cat((self._tails.index_select(0, slots), tokens), dim=1)
+        width = self._tails.shape[1]
+        if counts is None:
+            return longer[:, -width:]
+        return longer.gather(1, torch.arange(width, device=tokens.device) + counts[:, None])
 
 
 def is_given(spec: SampleSpec) -> bool:

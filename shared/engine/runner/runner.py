@@ -20,7 +20,7 @@ from shared.engine.runner.logprobs import PendingTargets, TopLogprobs, split
 from shared.engine.runner.numerics import NumericsProbe
 from shared.engine.runner.piecewise import PiecewiseSteps
 from shared.engine.runner.pool_memory import HostArena, allocate_pool
-from shared.engine.runner.sampler import PendingStep, Sampler
+from shared.engine.runner.sampler import PendingStep, Sampler, guesses_before
 from shared.engine.runner.static_decode import StaticDecode
 from shared.engine.runner.structure_masks import StructureMasks
 from shared.engine.runner.warm_up import warm_up_plans
@@ -288,7 +288,7 @@ class Runner:
         if self._static is not None and not is_pooling and self._static.takes(plan):
             logits, tokens = self._static.run(plan)
             row_masks = None if masks is None else masks.row_masks()
-            self._sampler.resample(tokens, logits, names, specs, row_masks)
+            self._sampler.resample(tokens, logits, names, specs, row_masks, guesses_before(items))
         else:
             inputs: StepInputs | None = None
             hidden: Tensor | None = None
@@ -301,7 +301,7 @@ class Runner:
                 logits = self._eager.logits(items)
             logits, targets = split(logits, items, self._link)
             row_masks = None if masks is None else masks.row_masks()
-            tokens = self._sampler.sample(logits, names, specs, row_masks)
+            tokens = self._sampler.sample(logits, names, specs, row_masks, guesses_before(items))
             self._remember(tokens)
             if self.heads is not None:
                 assert inputs is not None

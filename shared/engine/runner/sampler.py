@@ -15,6 +15,7 @@ from torch import Tensor
 
 from shared.engine.plan import NoToken, PlannedSequence, SampledToken, SampleSpec, StepResult
 from shared.engine.runner.device_link import DeviceLink
+from shared.engine.runner.guessed_rows import NO_GUESS, GuessedRows
 from shared.engine.runner.histories import SequenceHistories
 from shared.engine.runner.logprobs import PendingTargets, TopLogprobs
 from shared.engine.sampling_params import SamplingParams
@@ -59,19 +60,25 @@ class Sampler:
         self._rows = _Rows([], [], [], self._histories, 0, link)  # what follows from the key
 
     def sample(
-        self, logits: Tensor, names: Sequence[str], specs: Sequence[SampleSpec], masks: RowMasks | None = None
+        self,
+        logits: Tensor,
+        names: Sequence[str],
+        specs: Sequence[SampleSpec],
+        masks: RowMasks | None = None,
+        guesses: Sequence[int] | None = None,
     ) -> Tensor:
         """One token a row: [num_rows] int64 on the logits' device, -1 where nothing can be chosen.
 
         logits: [num_rows, vocab_size] float32, changed unless a row asks for log-probabilities; names, specs: the
-        sequences' ids and specs, as many as rows; masks: of the structured rows. The order is vLLM's: penalties, biases
-        and banned tokens, structure, temperature, min-p, top-k, top-p.
+        sequences' ids and specs, as many as rows, those of a sequence side by side; masks: of the structured rows;
+        guesses: of each row the guess right before it, as in `guesses_before`, None where there are none. The order is
+        vLLM's: penalties, biases and banned tokens, structure, temperature, min-p, top-k, top-p.
         """
         assert logits.dim() == 2, f"logits {tuple(logits.shape)}"
         assert logits.dtype == torch.float32, f"logits are {logits.dtype}"
         assert logits.shape[0] == len(specs), f"{logits.shape[0]} rows for {len(specs)} specs"
         rows = self._rows_of(names, specs, logits.shape[1], are_all=True)
-        return self._choose(logits, rows, specs, masks, None)
+        return self._choose(logits, rows, specs, masks, guesses, None)
 
     def resample(
         self,
@@ -80,6 +87,7 @@ class Sampler:
         names: Sequence[str],
         specs: Sequence[SampleSpec],
         masks: RowMasks | None = None,
+        guesses: Sequence[int] | None = None,
     ) -> None:
         """Choose again, in place, for the rows whose logits are not sampled from as they are; the other arguments are
         those of `sample`. tokens: [num_rows] int64, of the logits as they are."""
@@ -87,13 +95,15 @@ class Sampler:
         if not rows.chosen:
             return
         if rows.places is None:
-            tokens.copy_(self._choose(logits, rows, specs, masks, tokens))
+            tokens.copy_(self._choose(logits, rows, specs, masks, guesses, tokens))
             return
         if masks is not None:  # they are of these rows alone
             place = {row: at for at, row in enumerate(rows.chosen)}
             masks = RowMasks([place[row] for row in masks.rows], masks.words, masks.faults)
         part, before = logits.index_select(0, rows.places), tokens.index_select(0, rows.places)
-        chosen = self._choose(part, rows, [specs[at] for at in rows.chosen], masks, before)
+        if guesses is not None:
+            guesses = [guesses[at] for at in rows.chosen]
+        chosen = self._choose(part, rows, [specs[at] for at in rows.chosen], masks, guesses, before)
         tokens.index_copy_(0, rows.places, chosen)
 
     def _rows_of(self, names: Sequence[str], specs: Sequence[SampleSpec], vocab_size: int, *, are_all: bool) -> _Rows:
@@ -119,18 +129,22 @@ class Sampler:
         rows: _Rows,
         specs: Sequence[SampleSpec],
         masks: RowMasks | None,
+        guesses: Sequence[int] | None,
         sound: Tensor | None,
     ) -> Tensor:
         """[num_rows] int64. sound: [num_rows] int64, below 0 where a row's numbers broke, if that is known already."""
         ops = self._ops
         if rows.changes and rows.asks_logprobs:
             logits = logits.clone()
-        if rows.penalties is not None:
+        guessed = None if guesses is None else GuessedRows.of(rows.slots, guesses, self._link)
+        if rows.penalties is not None and guessed is not None:
+            guessed.penalize(ops, logits, self._histories.tokens(logits.shape[1]), rows.penalties)
+        elif rows.penalties is not None:
             ops.penalize(logits, self._histories.tokens(logits.shape[1]), rows.penalties)
         if rows.edits is not None:
             logits.view(-1).index_add_(0, *rows.edits)
         if rows.rules is not None:
-            rows.rules.apply(logits, self._histories)
+            rows.rules.apply(logits, self._histories, guessed)
         words = places = None
         if masks is not None and masks.rows:
             words, places = masks.words, self._link.send(torch.tensor(masks.rows))
@@ -146,9 +160,13 @@ class Sampler:
                 sound = ops.greedy_tokens(logits) if sound is None else sound
                 ops.mask_tokens(logits, words, places)
                 tokens = torch.where(sound < 0, -1, ops.sample_tokens(logits, ways))
-        if rows.penalties is not None:
+        if rows.penalties is not None and guessed is not None:
+            guessed.count(ops, self._histories.tokens(logits.shape[1]), rows.penalties, tokens)
+        elif rows.penalties is not None:
             ops.count_tokens(self._histories.tokens(logits.shape[1]), rows.penalties.slots, tokens)
-        if rows.rules is not None:
+        if rows.rules is not None and guessed is not None:
+            self._histories.follow_tails(guessed.slots, *guessed.chosen(tokens))
+        elif rows.rules is not None:
             rows.rules.follow(tokens, self._histories)
         return tokens
 
@@ -186,8 +204,9 @@ class _Rows:
             )
             self.ways = SamplingRows(*(link.send(part) for part in vars(ways).values()))
         followed = [at for at, p in enumerate(params) if p.has_penalties]
-        found = histories.place([names[at] for at in followed], [specs[at] for at in followed], vocab_size)
-        slots = dict(zip(followed, found, strict=True))
+        firsts = {names[at]: specs[at] for at in reversed(followed)}  # rows behind guesses give no tokens
+        slot_of = dict(zip(firsts, histories.place(list(firsts), list(firsts.values()), vocab_size), strict=True))
+        self.slots = slots = {at: slot_of[names[at]] for at in followed}
         self.penalties = _penalties(params, slots, link)
         self.edits = _edits(specs, vocab_size, link)
         self.rules = _Rules.of(params, slots, vocab_size, link)
@@ -229,6 +248,7 @@ class _Rules:
     rows: Tensor  # [num_followed] int64, rows whose newest tokens are kept
     slots: Tensor  # [num_followed] int64, theirs
     rule_slots: Tensor  # [num_rules] int64
+    rule_rows: Tensor  # [num_rules] int64
     beginnings: Tensor  # [num_rules, longest] int64, -1 in front of the shorter ones
     places: Tensor  # [num_rules] int64 in the flat logits, of the last tokens
 
@@ -252,20 +272,22 @@ class _Rules:
             rows,
             [slots[at] for at in rows],
             [slots[at] for at, _ in rules],
+            [at for at, _ in rules],
             [[-1] * (longest + 1 - len(bad)) + list(bad[:-1]) for _, bad in rules],
             [at * vocab_size + bad[-1] for at, bad in rules],
         )
         return cls(*(link.send(torch.tensor(column)) for column in columns))
 
-    def apply(self, logits: Tensor, histories: SequenceHistories) -> None:
-        """Bans what would complete one."""
-        found = histories.matches(self.rule_slots, self.beginnings)
+    def apply(self, logits: Tensor, histories: SequenceHistories, guessed: GuessedRows | None) -> None:
+        """Bans what would complete one, of the tokens with the guesses before each row."""
+        guesses, counts = (None, None) if guessed is None else guessed.before(self.rule_rows)
+        found = histories.matches(self.rule_slots, self.beginnings, guesses, counts)
         # Several rules may end with one token, so what is written must not depend on which comes last.
         logits.view(-1).index_add_(0, self.places, torch.where(found, -math.inf, 0.0))
 
     def follow(self, tokens: Tensor, histories: SequenceHistories) -> None:
         """Appends `tokens` [num_rows] to the outputs."""
-        histories.follow_tails(self.slots, tokens.index_select(0, self.rows))
+        histories.follow_tails(self.slots, tokens.index_select(0, self.rows)[:, None])
 
 
 def describe(
@@ -295,6 +317,14 @@ def describe(
         else:
             result.append(SampledToken(token, logprob, tuple(zip(ids[:asked], values[:asked], strict=True))))
     return tuple(result)
+
+
+def guesses_before(items: Sequence[PlannedSequence]) -> list[int] | None:
+    """Of each row that a token is chosen for, the guess right before it, NO_GUESS behind a sequence's newest token;
+    None where a step has no guesses."""
+    if all(len(item.samples) < 2 for item in items):
+        return None
+    return [token_id for item in items if item.samples for token_id in (NO_GUESS, *item.guesses)]
 
 
 def num_candidates(items: Sequence[PlannedSequence]) -> int:

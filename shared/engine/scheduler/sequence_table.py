@@ -272,7 +272,7 @@ class StepsInFlight:
     @staticmethod
     def with_guesses(item: PlannedSequence, sequence: EngineSequence, guesses: tuple[int, ...]) -> PlannedSequence:
         """The share of a sequence that decodes and has no other step in flight, with guesses of what comes behind its
-        newest token. It has no penalties: a guess's would have to count the guesses before it."""
+        newest token."""
         first = item.samples[0]
         return item._replace(
             token_ids=item.token_ids + guesses,

@@ -165,8 +165,7 @@ class StepPlanner:
         """Adds guesses to the shares of a step that only decodes, as far as there are blocks for them that no sequence
         will miss."""
         sequences = [self._sequences[name] for name, item in planned.items() if item.is_decode]
-        # The runner counts what it has sampled for penalties, what is not kept too.
-        sequences = [s for s in sequences if s.goal is Goal.COMPLETION and not s.has_penalties and not s.search]
+        sequences = [s for s in sequences if s.goal is Goal.COMPLETION and not s.search]
         if speculator.rests(len(sequences)):
             return
         plain_s = self._lifecycle.step_fit.predicted_s(decode_work(planned.values()))

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from shared.engine.plan import PlannedSequence, SampledToken, SampleSpec, StepPlan, StepResult, step_work
+from shared.engine.plan import PlannedSequence, SampledToken, StepPlan, StepResult, step_work
 from shared.engine.sequence import EngineSequence
 from shared.engine.speculation.guessing_model import Drafted, GuessingModel, GuessRecord
 from shared.kv.hashing import extend_chain
@@ -186,7 +186,7 @@ class DraftModel(GuessingModel):
             start, tokens = end - 1, draft.token_ids[-1:]
         else:
             held.written = []
-        spec = SampleSpec(held.record.sampling, end, banned_token_ids=sequence.banned_token_ids(count))
+        spec = self._spec(draft, held.record)
         return PlannedSequence(
             sequence.sequence_id, tuple(tokens), start, held.table, sequence.num_prompt_tokens, samples=(spec,)
         )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp
 
-from shared.engine.plan import SampledToken
+from shared.engine.plan import SampledToken, SampleSpec
 from shared.engine.sampling_params import SamplingParams
 from shared.engine.sequence import EngineSequence
 from shared.engine.speculation.drafter import Draft
@@ -139,6 +139,18 @@ class GuessingModel(ABC):
     def _new_record(self, sequence: EngineSequence) -> GuessRecord:
         first = self._means[sequence.sampling.is_greedy].chance(0)
         return GuessRecord(_as_guessed(sequence.sampling), Record((first,), _OWN_WEIGHT, _KEPT))
+
+    def _spec(self, draft: Drafted, record: GuessRecord) -> SampleSpec:
+        """How the next guess is drawn: in the context of the guesses before it."""
+        sequence, guesses, sampling = draft.sequence, draft.token_ids, record.sampling
+        prompt: tuple[int, ...] = ()
+        output: tuple[int, ...] = ()
+        if sampling.has_penalties:
+            # Given each time: what was counted of earlier guesses may have been wrong.
+            prompt = tuple(sequence.token_ids[: sequence.num_prompt_tokens])
+            output = (*sequence.token_ids[sequence.num_prompt_tokens :], *guesses)
+        banned = sequence.banned_token_ids(len(guesses))
+        return SampleSpec(sampling, sequence.num_tokens + len(guesses), prompt, output, banned)
 
     def _begin(self, sequence: EngineSequence, record: GuessRecord, most: int) -> Drafted:
         record.guessed_at, record.guesses = sequence.num_tokens, []

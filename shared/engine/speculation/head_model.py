@@ -106,8 +106,6 @@ class HeadModel(GuessingModel):
     def _guess(self, draft: Drafted) -> HeadGuess:
         sequence, count = draft.sequence, len(draft.token_ids)
         end = sequence.num_tokens + count
-        spec = SampleSpec(
-            self._records[sequence.sequence_id].sampling, end, banned_token_ids=sequence.banned_token_ids(count)
-        )
+        spec = self._spec(draft, self._records[sequence.sequence_id])
         newest = draft.token_ids[-1] if count else None
         return HeadGuess(sequence.sequence_id, end - 2, newest, spec, sequence.table())

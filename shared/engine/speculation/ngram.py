@@ -1,11 +1,11 @@
 """Guesses that an answer repeats its own text or its prompt: what followed the same few tokens before.
 
-The newest place where the last LONG tokens stood before is looked up in a hash table, and where there is none that of
-the last SHORT. From there the answer is followed: as long as each of its tokens is the one that stood there, the match
-grows, and what comes next there is the guess. Every token tells whether the guess would have been right, made or not;
-so how often guesses are right, by the length of their match, is learned while none is made, and at no cost.
+The newest place where the last six tokens stood before is looked up in a hash table, where there is none that of the
+last three, then two. From there the answer is followed: as long as each of its tokens is the one that stood there, the
+match grows, and what comes next there is the guess. Every token tells whether the guess would have been right, made or
+not; so how often guesses are right, by the length of their match, is learned while none is made, and at no cost.
 
-O(1) a token: two look-ups and two entries. The tables have 16 to 32 bytes for each token of the sequence.
+O(1) a token: a look-up and an entry in each of three tables, which have 24 to 48 bytes for each token of the sequence.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from shared.engine.sequence import EngineSequence
 from shared.engine.speculation.drafter import LEAST_CHANCE, NO_DRAFT, Draft
 from shared.engine.speculation.record import Record
 
-LONG, SHORT = 6, 3
-"""Tokens of a match that is looked for."""
+ORDERS = (6, 3, 2)
+"""Tokens of a match that is looked for, the longest first."""
 MOST_MATCHED = 32
 """Tokens of a match that are counted."""
 MANY_TOKENS = 64
@@ -27,10 +27,10 @@ MANY_TOKENS = 64
 
 _FACTORS = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F, 0x165667B1, 0xD3A2646D)  # of xxHash, all odd
 _BITS = 32
-_CLASSES = (3, 4, 5, 6, 8, 12, 16, 24)
+_CLASSES = (2, 3, 4, 5, 6, 8, 12, 16, 24)
 """Lengths of matches from which on guesses are right more often than after shorter ones."""
 _CLASS_OF = tuple(sum(length >= least for least in _CLASSES) for length in range(MOST_MATCHED + 1))
-_FIRST_CHANCES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9)
+_FIRST_CHANCES = (0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9)
 """Of one guess, by the class of its match, before any was seen."""
 _FIRST_WEIGHT, _OWN_WEIGHT = 16.0, 6.0
 """In observations: of the first chances beside what all sequences showed, and of that beside what one did."""
@@ -118,7 +118,7 @@ class _Follower:
                 self.at = 0
         self._num_seen = index + 1
         shift = _BITS - self._bits
-        for order, table in zip((LONG, SHORT), self._tables, strict=True):
+        for order, table in zip(ORDERS, self._tables, strict=True):
             if index + 1 < order:
                 continue
             key = 0
@@ -146,7 +146,7 @@ class _Follower:
         self._bits = max(10, (2 * count + 2).bit_length())
         token_ids = np.array(self.token_ids[:count], dtype=np.uint64)
         self._tables = []
-        for order in (LONG, SHORT):
+        for order in ORDERS:
             table = array("i", bytes(4 << self._bits))
             num_places = count + 1 - order
             if num_places > 0:

@@ -26,7 +26,7 @@ class TokenHistory:
 class Penalties:
     """One entry a row of logits. Off: repetition 1, presence 0, frequency 0."""
 
-    slots: Tensor  # [num_rows] int64, in a TokenHistory, no two equal; -1: the row has none
+    slots: Tensor  # [num_rows] int64, in a TokenHistory; -1: the row has none
     repetition: Tensor  # [num_rows] fp32
     presence: Tensor  # [num_rows] fp32
     frequency: Tensor  # [num_rows] fp32

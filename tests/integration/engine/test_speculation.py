@@ -56,6 +56,9 @@ WAYS: list[dict[str, Any]] = [
     {"structured_output": OBJECT, "temperature": 1.0, "seed": 14, "logprobs": 1},
     {"structured_output": VERSES, "frequency_penalty": 0.3, "temperature": 2.0, "seed": 15},
     {"prompt_logprobs": 1},
+    {"repetition_penalty": 1.1, "temperature": 0.7, "seed": 16, "min_tokens": 20, "bad_sequences": ((16, 30), (18,))},
+    {"repetition_penalty": 0.6, "frequency_penalty": 0.05, "logprobs": 1},
+    {"bad_sequences": ((16, 282), (282, 5, 16), (9, 18)), "logit_bias": ((16, 2.0), (282, 2.0))},
 ]
 PROMPTS = [[5 + (i * (2 * k + 3)) % 300 for i in range(9 + 5 * k)] for k in range(len(WAYS))]
 Answer = tuple[list[SampledToken], FinishReason]
@@ -164,6 +167,17 @@ def test_right_guesses_come_in_one_step(start, plain, known):
     assert (num_guesses, num_accepted) == (LENGTH - 1 - -(-(LENGTH - 1) // (MOST_GUESSES + 1)),) * 2
     assert steps.num_steps == 1 + -(-(LENGTH - 1) // (MOST_GUESSES + 1))
     assert steps.gaps_s.cumulative()[-1] == LENGTH - 1
+
+
+@pytest.mark.parametrize("way", [3, 4, 11, 12, 13])
+def test_right_guesses_come_in_one_step_where_earlier_tokens_change_the_next_ones(start, plain, known, way):
+    """Each guess is counted before the next one's token is chosen, else some of the right ones would be wrong."""
+    run = start(KnowingDrafter(known))
+    prompt, (expected, _) = PROMPTS[way], plain[way]
+    assert run.generate(prompt, max_tokens=LENGTH, **WAYS[way]) == [ids(expected)]
+    num_guesses, num_accepted = accepted(run)
+    assert num_accepted > 0
+    assert num_accepted >= num_guesses - MOST_GUESSES  # but for those behind the answer's end
 
 
 def test_the_answers_own_text_and_its_structure_are_guessed(start, plain):

@@ -12,9 +12,11 @@ import torch
 
 from shared.engine.plan import NoToken, SampledToken, SampleSpec
 from shared.engine.runner.device_link import DeviceLink
+from shared.engine.runner.guessed_rows import NO_GUESS
 from shared.engine.runner.logprobs import TopLogprobs, likeliest
 from shared.engine.runner.sampler import PendingStep, Sampler
 from shared.engine.sampling_params import SamplingParams
+from shared.kernels.backends.registry import AUTO, choose_kernels
 from shared.kernels.torch_backend import TorchKernels
 
 
@@ -152,6 +154,14 @@ def test_the_last_token_of_a_bad_sequence_is_not_chosen_behind_the_others(bad, o
     assert sample(logits(0.5, 0.3, 0.2), [constrained])[0].token_id == expected
 
 
+def as_it_is(whole: SampleSpec) -> SampleSpec:
+    """Of a row that is sampled from as it is."""
+    params = whole.params
+    return SampleSpec(
+        SamplingParams(temperature=params.temperature, top_k=params.top_k, seed=params.seed), whole.position
+    )
+
+
 FOLLOWED = [
     {"repetition_penalty": 1.4, "temperature": 0.0},
     {"presence_penalty": 0.8, "frequency_penalty": 0.3},
@@ -187,12 +197,7 @@ def test_tokens_that_are_followed_count_as_if_they_were_given_anew(seed: int, is
             told.append(SampleSpec(params, position) if is_known else whole[-1])
         anew = Sampler(kernels, link, 6).sample(rows.clone(), names, whole)
         if is_static:
-            params_of = [(s, s.params) for s in whole]
-            plain = [
-                SampleSpec(SamplingParams(temperature=p.temperature, top_k=p.top_k, seed=p.seed), s.position)
-                for s, p in params_of
-            ]
-            tokens = Sampler(kernels, link, 6).sample(rows.clone(), names, plain)
+            tokens = Sampler(kernels, link, 6).sample(rows.clone(), names, [as_it_is(each) for each in whole])
             followed.resample(tokens, rows, names, told)
         else:
             tokens = followed.sample(rows, names, told)
@@ -202,6 +207,42 @@ def test_tokens_that_are_followed_count_as_if_they_were_given_anew(seed: int, is
             live[name][2].append(token)
             if choose.random() < 0.1:
                 del live[name]
+
+
+@pytest.mark.parametrize("is_static", [False, True])
+@pytest.mark.parametrize("backend", ["torch", AUTO])
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_behind_guesses_are_as_if_these_had_been_chosen(backend: str, seed: int, is_static: bool) -> None:
+    """And of the guesses the right ones alone are counted for the next step."""
+    choose, generator = Random(seed), torch.Generator().manual_seed(seed)
+    link, kernels = DeviceLink(torch.device("cpu")), choose_kernels("cpu", torch.float32, backend)
+    guessing = Sampler(kernels, link, len(FOLLOWED))
+    outputs: list[list[int]] = [[] for _ in FOLLOWED]
+    for step in range(12):
+        rows, names, specs, guesses, expected = [], [], [], [], []
+        for at, way in enumerate(FOLLOWED):
+            params, prompt, known = SamplingParams(**{"seed": at, **way}), (0, 3), outputs[at].copy()
+            num_rows, num_right, guess = choose.randrange(1, 6), 0, NO_GUESS
+            for place in range(num_rows):
+                rows.append(torch.randn(1, 5, generator=generator))
+                whole = SampleSpec(params, len(prompt) + len(known), prompt, tuple(known))
+                (token,) = Sampler(kernels, link, 1).sample(rows[-1].clone(), ["alone"], [whole]).tolist()
+                is_given = step == place == 0
+                specs.append(whole if is_given else SampleSpec(params, whole.position))
+                names.append(f"s{at}")
+                guesses.append(guess)
+                expected.append(token)
+                if num_right == place:
+                    outputs[at].append(token)
+                guess = token if choose.random() < 0.75 else choose.randrange(5)
+                num_right += num_right == place and guess == token
+                known.append(guess)
+        if is_static:
+            found = Sampler(kernels, link, 1).sample(torch.cat(rows), names, [as_it_is(each) for each in specs])
+            guessing.resample(found, torch.cat(rows), names, specs, None, guesses)
+        else:
+            found = guessing.sample(torch.cat(rows), names, specs, None, guesses)
+        assert found.tolist() == expected
 
 
 @pytest.mark.parametrize("most", [0, 1, 5, 20])

@@ -7,9 +7,10 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.engine.speculation.ngram import SHORT, NgramDrafter
+from shared.engine.speculation.ngram import ORDERS, NgramDrafter
 from tests.unit.engine.builders import sequence
 
+SHORT = min(ORDERS)
 TEXT = list(range(100, 160))
 
 

@@ -302,7 +302,8 @@ class Runner:
             logits, targets = split(logits, items, self._link)
             row_masks = None if masks is None else masks.row_masks()
             tokens = self._sampler.sample(logits, names, specs, row_masks)
-            self._remember(tokens)
+            if not plan.num_guesses:  # behind guesses no token is pending
+                self._remember(tokens)
             if self.heads is not None:
                 assert inputs is not None
                 assert hidden is not None

@@ -380,8 +380,8 @@ class WorkerSettings(
         return Path(self.device.removeprefix(TIMED)) if self.device.startswith(TIMED) else None
 
     @property
-    def may_guess(self) -> bool:
-        """Whether its device lets it guess the next tokens of answers."""
+    def may_draft(self) -> bool:
+        """Whether its device lets it ask a draft model."""
         return not self.is_on_gpu and self.step_times is None
 
     @property
@@ -398,7 +398,7 @@ class WorkerSettings(
         filled = {
             "max_num_batched_tokens": self.max_num_batched_tokens or chunk,
             "max_num_seqs": self.max_num_seqs or num_seqs,
-            "draft": self.draft if self.head_folder or (WorkerRole.DECODE in roles and self.may_guess) else "",
+            "draft": self.draft if self.head_folder or (WorkerRole.DECODE in roles and self.may_draft) else "",
         }
         return self.model_copy(update=filled)
 

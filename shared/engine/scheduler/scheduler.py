@@ -4,8 +4,8 @@ plan out.
 `StepPlanner` says what a step holds, `Lifecycle` what happens to a sequence when it starts, is preempted or ends.
 
 A step may be planned while the one before still runs, unless either has guesses. Then every sequence is assumed to
-continue. If one turns out to have ended, what the later step computes for it is thrown away, and its blocks are given back only when
-no step in flight writes to them any more.
+continue. If one turns out to have ended, what the later step computes for it is thrown away, and its blocks are given
+back only when no step in flight writes to them any more.
 """
 
 from __future__ import annotations

@@ -152,7 +152,10 @@ def test_guesses_by_chance_change_nothing(start, plain, options):
     assert (run.scheduler.counters.num_preemptions > 0) == ("num_blocks" in options)
 
 
-@pytest.mark.parametrize("options", [{}, AHEAD], ids=["in turn", "ahead"])
+each_order = pytest.mark.parametrize("options", [{}, AHEAD], ids=["in turn", "ahead"])
+
+
+@each_order
 @pytest.mark.parametrize(
     "twist",
     [
@@ -168,7 +171,7 @@ def test_right_and_wrong_guesses_change_nothing(start, plain, known, twist, opti
     assert_same(answers(run), plain)
 
 
-@pytest.mark.parametrize("options", [{}, AHEAD], ids=["in turn", "ahead"])
+@each_order
 def test_right_guesses_come_in_one_step(start, plain, known, options):
     run = start(KnowingDrafter(known), **options)
     assert_same(answers(run, WAYS[:1]), plain[:1])
@@ -179,11 +182,12 @@ def test_right_guesses_come_in_one_step(start, plain, known, options):
     assert steps.gaps_s.cumulative()[-1] == LENGTH - 1
 
 
-def test_the_answers_own_text_and_its_structure_are_guessed(start, plain):
+@each_order
+def test_the_answers_own_text_and_its_structure_are_guessed(start, plain, options):
     tokenizer, config = Tokenizer.load(DEMO), load_config(DEMO)
     structures = StructureCompiler(lambda: tokenizer, config.eos_token_ids, config.vocab_size)
     structures.compile(OBJECT)
-    run = start(NgramDrafter(), GrammarDrafter(structures.prepare))
+    run = start(NgramDrafter(), GrammarDrafter(structures.prepare), **options)
     assert_same(answers(run), plain)
     speculator = run.scheduler._speculator
     assert speculator is not None
@@ -200,25 +204,28 @@ def test_a_request_says_whether_and_how_far_is_guessed(start, plain, known):
     assert accepted(run) == (15, 15)  # every second of the 31 tokens that decode steps give
 
 
-def test_a_handed_over_answer_is_the_same(start, plain, known):
-    prefill, decode = start(HostileDrafter()), start(KnowingDrafter(known), HostileDrafter())
+@each_order
+def test_a_handed_over_answer_is_the_same(start, plain, known, options):
+    prefill, decode = start(HostileDrafter(), **options), start(KnowingDrafter(known), HostileDrafter(), **options)
     for prompt, way, (expected, _) in zip(PROMPTS, WAYS, plain, strict=True):
         assert hand_off(prefill, decode, prompt, LENGTH, **way) == ids(expected)
     assert accepted(prefill) == (0, 0), "a prefill worker guesses nothing"
     assert accepted(decode)[1] > 0
 
 
-def test_an_answer_that_goes_on_elsewhere_is_the_same(start, plain, known):
-    run = start(KnowingDrafter(known), HostileDrafter())
+@each_order
+def test_an_answer_that_goes_on_elsewhere_is_the_same(start, plain, known, options):
+    run = start(KnowingDrafter(known), HostileDrafter(), **options)
     for prompt, way, (expected, _) in zip(PROMPTS, WAYS, plain, strict=True):
         kept = ids(expected)[: len(expected) // 2]
         assert [*kept, *run.continued(prompt, kept, LENGTH, **{**way, "prompt_logprobs": None})] == ids(expected)
 
 
-def test_nothing_is_found_behind_a_prefix_of_wrong_guesses(start, plain, known):
+@each_order
+def test_nothing_is_found_behind_a_prefix_of_wrong_guesses(start, plain, known, options):
     """Blocks are known by the hashes of tokens that answers have: a prompt that goes on as a wrong guess did finds none
     of what was computed for it."""
-    run = start(KnowingDrafter(known, lambda place, token: (token + 1) % 300))
+    run = start(KnowingDrafter(known, lambda place, token: (token + 1) % 300), **options)
     (tokens, _), *_ = answers(run, WAYS[:1])
     whole = [*PROMPTS[0], *ids(tokens)]
     again = [(run.generate(whole[:count], max_tokens=4)[0], count) for count in range(17, len(whole) - 4, 16)]
@@ -265,8 +272,18 @@ def test_guesses_change_no_familys_answer(tmp_path: Path, family: str) -> None:
             assert run.generate(*prompts, max_tokens=LENGTH) == expected
 
 
-@pytest.mark.parametrize("degrees", [Degrees(2), pytest.param(Degrees(1, 2), marks=pytest.mark.slow)])
-def test_guesses_change_no_answer_of_a_group(tmp_path: Path, degrees: Degrees) -> None:
+AS_ON_GPUS = {"own_pools": True, "backend": "gloo", "ahead": True}
+
+
+@pytest.mark.parametrize(
+    ("degrees", "how"),
+    [
+        (Degrees(2), {}),
+        (Degrees(2), AS_ON_GPUS),
+        *(pytest.param(Degrees(1, 2), how, marks=pytest.mark.slow) for how in ({}, AS_ON_GPUS)),
+    ],
+)
+def test_guesses_change_no_answer_of_a_group(tmp_path: Path, degrees: Degrees, how: dict[str, Any]) -> None:
     folder, prompts = write_family(tmp_path, "Qwen3ForCausalLM"), [PROMPTS[1], PROMPTS[4]]
     prompts = [[token % 211 for token in prompt] for prompt in prompts]
     with EngineRun(folder) as run:
@@ -275,6 +292,6 @@ def test_guesses_change_no_answer_of_a_group(tmp_path: Path, degrees: Degrees) -
     wrong = KnowingDrafter(known, lambda place, token: token if place < 4 else 7)
     for drafter in (KnowingDrafter(known), wrong):
         speculator = Speculator([drafter], num_guesses=MOST_GUESSES)
-        with GroupRun(folder, degrees, speculator=speculator) as run:
+        with GroupRun(folder, degrees, speculator=speculator, **how) as run:
             assert run.generate(*prompts, max_tokens=LENGTH) == expected
             assert accepted(run)[1] > 0

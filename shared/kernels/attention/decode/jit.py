@@ -177,14 +177,15 @@ def decode_parts(
             scores *= k_scales[None, :]
         scores, factor = capped_with_factor(scores, log2_scale, CAP)
         if QUERIES == 1:
-            seen = (positions < kv_len)[None, :]
+            seen = positions < kv_len
             if WINDOW > 0:
-                seen &= (positions >= first_seen(kv_len - 1, WINDOW, CHUNKED))[None, :]
+                seen &= positions >= first_seen(kv_len - 1, WINDOW, CHUNKED)
+            scores = tl.where(seen[None, :], scores, float("-inf"))
         else:
-            seen = positions[None, :] <= newest[:, None]
+            seen_by_row = positions[None, :] <= newest[:, None]
             if WINDOW > 0:
-                seen &= positions[None, :] >= first_seen(newest, WINDOW, CHUNKED)[:, None]
-        scores = tl.where(seen, scores, float("-inf"))
+                seen_by_row &= positions[None, :] >= first_seen(newest, WINDOW, CHUNKED)[:, None]
+            scores = tl.where(seen_by_row, scores, float("-inf"))
         if scales is not None:
             accumulator, peak, total = absorb(accumulator, peak, total, scores, factor, v, v_scales)
         else:

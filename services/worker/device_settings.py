@@ -79,8 +79,8 @@ class DeviceSettings(SettingGroup):
         return Path(self.device.removeprefix(TIMED)) if self.device.startswith(TIMED) else None
 
     @property
-    def may_guess(self) -> bool:
-        """Whether its device lets it guess the next tokens of answers."""
+    def may_draft(self) -> bool:
+        """Whether its device lets it ask a draft model."""
         return not self.is_on_gpu and self.step_times is None
 
 

@@ -64,13 +64,15 @@ def open_speculator(
     draft: LoadedDraft | None = None,
     roles: Roles = BOTH,
 ) -> Speculator | None:
-    """What guesses, as the settings say; None where nothing does. On a device that is given its next step while one
-    runs, nothing is guessed: what a guess follows is not known yet. Raises ConfigError where the draft's pool does not
+    """What guesses, as the settings say; None where nothing does. Raises ConfigError where the draft's pool does not
     fit."""
     if settings.speculation == "off":
         return None
-    if settings.is_on_gpu or runner.is_async:
-        logger.warning("speculation %s guesses nothing on device %s", settings.speculation, settings.device)
+    problem = _no_guesses(settings, runner)
+    if problem:
+        logger.warning(
+            "speculation %s guesses nothing on device %s: %s", settings.speculation, settings.device, problem
+        )
         return None
     drafters: list[Drafter] = [] if settings.speculation == "heads" else [NgramDrafter()]
     if settings.speculation == "auto":
@@ -84,7 +86,20 @@ def open_speculator(
         logger.info(
             "draft model %s guesses: %d blocks of %d bytes", settings.draft, draft.num_blocks, draft.layout.block_bytes
         )
-    return Speculator(drafters, model=model, processor_clock=time.thread_time)
+    # Where others compute, the thread's time leaves out the steps.
+    clock = None if settings.is_on_gpu else time.thread_time
+    return Speculator(drafters, model=model, processor_clock=clock)
+
+
+def _no_guesses(settings: WorkerSettings, runner: StepRunner) -> str:
+    """Why nothing is guessed on the device, or an empty string."""
+    if settings.step_times is not None:
+        return "it computes nothing"
+    if settings.is_on_gpu and settings.speculation == "heads":
+        return "heads guess on CPUs"
+    if settings.is_on_gpu and isinstance(runner, Runner) and runner.layout.num_states:
+        return "guesses of models whose layers keep states are computed on CPUs"
+    return ""
 
 
 def start_runner(

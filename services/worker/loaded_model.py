@@ -24,6 +24,7 @@ from services.worker.settings import WorkerSettings
 from shared.engine.group.own_slices import SliceForm
 from shared.engine.runner.draft import check_draft, draft_layout, load_draft
 from shared.engine.runner.runner import RunnerConfig
+from shared.engine.sampling_params import MOST_GUESSES
 from shared.errors import ConfigError, TandemError
 from shared.fingerprints import deterministic_fingerprint, headed_fingerprint
 from shared.identity import BOTH, Roles, WorkerRole
@@ -222,7 +223,7 @@ def wants_head(settings: WorkerSettings, config: ModelConfig, roles: Roles) -> b
     if settings.degrees.num_ranks > 1:
         problem = f"worker {settings.name} is {settings.degrees.num_ranks} processes: a head takes 1"
     elif settings.is_on_gpu and WorkerRole.DECODE in roles:
-        problem = f"a worker that decodes on {settings.device} guesses nothing: heads need its CPU"
+        problem = f"a worker that decodes on {settings.device} has no heads: they guess on CPUs"
     elif settings.head_folder is None:
         problem = missing_head(Path(settings.model), config)
     if problem:
@@ -243,6 +244,7 @@ def runner_config(
         num_host_blocks=num_host_blocks,
         adapter_slots=settings.adapter_slots if settings.has_adapters else 0,
         adapter_max_rank=settings.adapter_max_rank,
+        most_guesses=MOST_GUESSES if settings.speculation in ("ngram", "auto") else 0,
         debug_numerics=settings.debug_numerics,
     )
 

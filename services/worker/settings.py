@@ -152,6 +152,6 @@ class WorkerSettings(
         filled = {
             "max_num_batched_tokens": self.max_num_batched_tokens or chunk,
             "max_num_seqs": self.max_num_seqs or num_seqs,
-            "draft": self.draft if self.head_folder or (WorkerRole.DECODE in roles and self.may_guess) else "",
+            "draft": self.draft if self.head_folder or (WorkerRole.DECODE in roles and self.may_draft) else "",
         }
         return self.model_copy(update=filled)

@@ -53,6 +53,8 @@ class AttentionBatch:
     token_states: Tensor | None = None
     """[num_tokens, 3, num_states] int32, in place of `state_blocks` in a step with guesses: those of each token by
     itself, which reads what the one before it wrote."""
+    has_guesses: bool = False
+    """Whether the step checks guesses: then it computes a few tokens of each sequence, and nothing of prompts."""
     _remembered: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

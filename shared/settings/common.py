@@ -106,8 +106,9 @@ class AnswerSettings(SettingGroup):
     same with any. ngram: what followed the same tokens before, in the prompt or in the answer. heads: the checkpoint's
     layer that predicts further than the next token, or the EAGLE-3 head in `draft`; refused where there is neither.
     auto: ngram, what a structure leaves no choice about, and what a draft model gives where there is one. No more is
-    guessed than makes tokens come faster. Not on GPUs, nor by prefill workers, which compute a head's KV: with heads,
-    prefill and decode workers need the same setting. A request's `speculation` narrows it."""
+    guessed than makes tokens come faster. On GPUs ngram and structures alone, and nothing for models whose layers keep
+    states. Prefill workers guess nothing, but compute a head's KV: with heads, prefill and decode workers need the same
+    setting. A request's `speculation` narrows it."""
     draft: str = ""
     """With speculation auto, folder of a draft model: a second, much smaller model of the same vocabulary. Each worker
     that decodes on a CPU loads it, with a KV pool of its own beside the model's; prefill workers and GPUs do not. With

@@ -16,6 +16,7 @@ from shared.engine.plan import BlockCopy, PlannedSequence, SampleSpec, StepPlan
 from shared.engine.runner.profile_run import measure_budget
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.sampling_params import SamplingParams
+from shared.engine.speculation.speculator import Speculator
 from shared.errors import ConfigError
 from shared.kv.checksum import BlockChecksum
 from shared.kv.layout import BlockLayout
@@ -23,7 +24,8 @@ from shared.model.decoder import Decoder
 from shared.model.families.registry import parse_config
 from shared.model.random_weights import random_decoder
 from tests.integration.engine.families import write_family
-from tests.integration.engine.test_static_decode import run_all
+from tests.integration.engine.test_static_decode import PROMPTS, run_all
+from tests.unit.engine.speculation.drafters import HostileDrafter, KnowingDrafter
 
 BLOCK_SIZE = 16
 
@@ -44,6 +46,28 @@ def test_graphs_and_steps_ahead_give_the_tokens_of_the_eager_way(folder: Path, n
         for ours, theirs in zip(found, expected, strict=True):
             assert [t.token_id for t in ours] == [t.token_id for t in theirs]
             assert [t.logprob for t in ours] == pytest.approx([t.logprob for t in theirs], abs=1e-4)
+
+
+@pytest.mark.parametrize("num_blocks", [64, 10])
+def test_guesses_of_steps_ahead_change_no_token(folder: Path, num_blocks: int) -> None:
+    """Right ones, right ones but for each fifth, and by chance; in graphs and eagerly."""
+    plain = RunnerConfig(max_num_seqs=5, static_decode=False)
+    expected, _ = run_all(folder, device="cuda", config=plain, ahead=False)
+    answers = [[token.token_id for token in tokens] for tokens in expected]
+    known = {tuple(prompt): answer for prompt, answer in zip(PROMPTS, answers, strict=True)}
+    pieces = RunnerConfig(max_num_seqs=5, max_seq_len=128, piecewise_tokens=None)
+    for config in (pieces, plain):
+        for drafter in (
+            KnowingDrafter(known),
+            KnowingDrafter(known, lambda place, token: token + (place % 5 == 2)),
+            HostileDrafter(),
+        ):
+            speculator = Speculator([drafter], num_guesses=7)
+            found, _ = run_all(
+                folder, device="cuda", num_blocks=num_blocks, config=config, ahead=None, speculator=speculator
+            )
+            assert [[token.token_id for token in tokens] for tokens in found] == answers
+            assert sum(speculator.counters.num_guesses.values()) > 0
 
 
 def test_the_gpu_gives_the_tokens_of_the_cpu(folder: Path) -> None:
@@ -89,12 +113,15 @@ def test_launching_a_step_never_waits_for_the_device(folder: Path) -> None:
             decode_plan(5, 27, pending=True, temperature=0.8, top_p=0.9, logprobs=2, min_tokens=3),
             decode_plan(5, 28, pending=True, temperature=0.0),
         ]
+        last = plans[-1].sequences[0]._replace(token_ids=(3, 4, 5), pending=None)
+        samples = tuple(last.samples[0]._replace(position=29 + place) for place in range(3))
+        plans.append(StepPlan((last._replace(start=29, samples=samples),)))  # two guesses
         for plan in plans:
             runner.execute(plan)  # whatever compiles has compiled
         for plan in plans:
             with no_waiting():
                 step = runner.launch(plan)
-            assert len(step.result().sampled) == 5
+            assert len(step.result().sampled) == sum(len(item.samples) for item in plan.sequences)
 
 
 def test_checksums_beside_a_running_step_are_those_of_the_host(folder: Path) -> None:

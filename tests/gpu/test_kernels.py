@@ -64,6 +64,19 @@ def test_mixed_batches_equal_the_reference(
     )
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 600])
+@pytest.mark.parametrize(("heads", "head_dim"), [((8, 2), 128), ((8, 1), 64), ((7, 1), 128), ((8, 4), 256)])
+def test_few_tokens_that_share_a_read_of_keys_equal_the_formula(
+    heads: tuple[int, int], head_dim: int, window: int | None, dtype: torch.dtype
+) -> None:
+    for plan in ([(4, 2050), (1, 37), (2, 2), (3, 8191)], [(8, 4099)], [(2, 1 + 700 * i) for i in range(1, 40)]):
+        attention_checks.check_attention(
+            plan, heads=heads, head_dim=head_dim, block_size=16, window=window, dtype=dtype, device="cuda",
+            has_guesses=True,
+        )  # fmt: skip
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("heads", "head_dim"), [((8, 2), 128), ((4, 4), 64), ((7, 1), 128)])
 @pytest.mark.parametrize("plan", [[(2048, 2048)], [(1000, 1100)], [(1024, 5120)], [(1500, 3517), (1024, 1024)]])

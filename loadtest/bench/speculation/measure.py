@@ -29,7 +29,7 @@ from shared.engine.messages import AddSequence, EngineDied, Event, SequenceFaile
 from shared.engine.plan import SampledToken, StepPlan, StepResult
 from shared.engine.runner.block_access import BlockAccess
 from shared.engine.runner.runner import Runner, RunnerConfig
-from shared.engine.sampling_params import SamplingParams
+from shared.engine.sampling_params import MOST_GUESSES, SamplingParams
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from shared.engine.sequence import EngineSequence, Goal
 from shared.engine.speculation.drafter import Drafter
@@ -38,6 +38,7 @@ from shared.engine.speculation.guessing_model import GuessingModel
 from shared.engine.speculation.head_model import HeadModel
 from shared.engine.speculation.ngram import NgramDrafter
 from shared.engine.speculation.speculator import Speculator
+from shared.errors import ConfigError
 from shared.kernels.lora.step import PackedAdapter
 from shared.kv.groups import KVGroups
 from shared.kv.pool import BlockPool
@@ -123,27 +124,33 @@ class Bench:
         heads: Path | None = None,
         most_prompt_tokens: int | None = None,
         penalty: float = 1.0,
+        device: str = "cpu",
     ) -> None:
         """`fixed`: numbers of guesses that are computed whatever they cost, each a way of its own. `draft`: what a
         draft model computes. `heads`: a small model with a head, whose guesses a random one of the model's sizes takes
         as long for. `most_prompt_tokens`: what is taken of each prompt, its beginning. `penalty`: on
         repetitions."""
         torch.set_num_threads(num_threads or torch.get_num_threads())
-        decoder = Decoder.load(folder, torch.bfloat16, "cpu")
+        decoder = Decoder.load(folder, torch.bfloat16, device)
         self._most_prompt_tokens = most_prompt_tokens
         self._penalty = penalty
         self.tokenizer = Tokenizer.load(DEMO)
         structures = StructureCompiler(lambda: self.tokenizer, decoder.config.eos_token_ids, decoder.config.vocab_size)
         num_blocks = MAX_BATCH * 2048 // BLOCK_SIZE
         layout = decoder.config.block_layout(BLOCK_SIZE, "bfloat16")
-        runner = Runner(decoder, layout, num_blocks, RunnerConfig(max_num_seqs=MAX_BATCH), structures=structures)
+        config = RunnerConfig(MAX_BATCH, 2048, STEP_TOKENS, piecewise_tokens=None, most_guesses=MOST_GUESSES)
+        runner = Runner(decoder, layout, num_blocks, config, structures=structures)
+        if runner.is_async:
+            with torch.inference_mode():
+                runner.start()
         self._runner = GivenAnswers(runner)
         self._eos = frozenset(decoder.config.eos_token_ids)
         self._events: queue.SimpleQueue[tuple[float, Event]] = queue.SimpleQueue()
         self._names = (f"s{i}" for i in itertools.count())
         self._own_answers: dict[tuple[int, ...], list[int]] = {}
         drafters: list[Drafter] = [NgramDrafter(), GrammarDrafter(structures.prepare)]
-        self.speculators: dict[str, Speculator | None] = {OFF: None, AUTO: _speculator(drafters)}
+        clock = None if runner.is_async else time.thread_time
+        self.speculators: dict[str, Speculator | None] = {OFF: None, AUTO: Speculator(drafters, processor_clock=clock)}
         self.speculators |= {str(count): Speculator([NgramDrafter()], count) for count in fixed}
         if draft is not None:
             for way in (DRAFT, DRAFT_ALONE):
@@ -286,9 +293,12 @@ def main(
     tokens: Annotated[int, Option(help="of each answer")] = 256,
     pairs: Annotated[int, Option(help="runs of each way")] = 5,
     threads: Annotated[int, Option(help="compute threads; 0 = all cores")] = 0,
+    device: Annotated[str, Option(help="cpu, or a GPU as torch names it: without draft, heads and structures")] = "cpu",
     out: Out = None,
 ) -> None:
     """Measure answers with guesses beside the same without: copied text, prose and JSON, alone and in batches."""
+    if device != "cpu" and (draft or heads):
+        raise ConfigError("draft models and heads guess on CPUs", field="device", value=device)
     folder, of_draft = (checkpoint(name) if name in SHAPES else Path(name) for name in (model, draft or model))
     report = Report(out)
     bench = Bench(
@@ -299,14 +309,18 @@ def main(
         Path(heads) if heads else None,
         prompt or None,
         penalty,
+        device,
     )
     try:
         for name in names(case, "case", CASES):
+            if device != "cpu" and CASES[name](0).structure is not None:
+                continue  # masks of steps ahead follow what the device chose, not the text
             for count in integers(batch, "batch"):
                 report.add(measure(bench, name, count, tokens, pairs))
     finally:
         bench.close()
-    print(f"{model} in bf16 on {machine()}; ratios are times without guesses over times with\n")
+    where = machine() if device == "cpu" else torch.cuda.get_device_name(device)
+    print(f"{model} in bf16 on {where}; ratios are times without guesses over times with\n")
     report.print()
     ratios = {result.name: result.ratio for result in report.results if result.ratio is not None}
     for name, goal in GOALS.items():

@@ -63,6 +63,8 @@ class EagerInputs:
             )
             for group in range(self._num_groups - self._num_states)
         ]
+        if any(len(item.samples) > 1 for item in items):
+            batches = [replace(batch, has_guesses=True) for batch in batches]
         batch = batches[0]
         positions = step_positions(query_lens, kv_lens)
         rows = logit_rows(items)

@@ -90,6 +90,8 @@ class RunnerConfig:
     """Slots of adapters that static decode steps compute with; 0 = steps with adapters are none of these."""
     adapter_max_rank: int = 0
     """The highest rank of what is placed there."""
+    most_guesses: int = 0
+    """Of a sequence in one step; what checks up to as many is compiled at the start."""
     debug_numerics: bool = False
     """Name the part of the model where NaN or infinite logits come from; slower, and without graphs."""
 
@@ -248,7 +250,13 @@ class Runner:
 
     def _warm_up(self) -> None:
         config = self._config
-        plans = warm_up_plans(config.max_num_batched_tokens, config.max_num_seqs, self.layout.groups, self._num_blocks)
+        plans = warm_up_plans(
+            config.max_num_batched_tokens,
+            config.max_num_seqs,
+            self.layout.groups,
+            self._num_blocks,
+            config.most_guesses,
+        )
         for plan in plans:
             self.execute(plan)
         if self._masks is not None:
@@ -302,7 +310,8 @@ class Runner:
             logits, targets = split(logits, items, self._link)
             row_masks = None if masks is None else masks.row_masks()
             tokens = self._sampler.sample(logits, names, specs, row_masks, guesses_before(items))
-            self._remember(tokens)
+            if not plan.num_guesses:  # behind guesses no token is pending
+                self._remember(tokens)
             if self.heads is not None:
                 assert inputs is not None
                 assert hidden is not None

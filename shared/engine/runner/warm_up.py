@@ -13,9 +13,11 @@ MIDDLE = 1000
 """Tokens of a chunk that is neither of the shortest nor of the longest kind."""
 
 
-def warm_up_plans(max_tokens: int, max_num_seqs: int, groups: KVGroups, num_blocks: int) -> list[StepPlan]:
+def warm_up_plans(
+    max_tokens: int, max_num_seqs: int, groups: KVGroups, num_blocks: int, most_guesses: int = 0
+) -> list[StepPlan]:
     """Prompts alone, and beside a decoding sequence where a step may have two, as short and as long as a step allows,
-    over the pool's blocks.
+    over the pool's blocks; and steps with 1, 3, 7 … guesses, up to `most_guesses` rounded up.
 
     Attention kernels choose their sizes by the longest chunk of a step, and by nothing else that changes from step to
     step; chunks from some thousand tokens on may be computed otherwise.
@@ -30,6 +32,12 @@ def warm_up_plans(max_tokens: int, max_num_seqs: int, groups: KVGroups, num_bloc
             plans.append(StepPlan((prompt,)))
             if max_num_seqs > 1:
                 plans.append(StepPlan((_share("decode", 1, range(size), params), prompt)))
+    count = 2
+    while count <= min(2 * most_guesses, longest):
+        checked = _share("checked", count, range(size * -(-count // groups.block_size)), _GREEDY)
+        specs = tuple(SampleSpec(_GREEDY, 1 + place) for place in range(count))
+        plans.append(StepPlan((checked._replace(samples=specs),)))
+        count *= 2
     return plans
 
 

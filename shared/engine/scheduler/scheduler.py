@@ -3,10 +3,9 @@ plan out.
 
 `StepPlanner` says what a step holds, `Lifecycle` what happens to a sequence when it starts, is preempted or ends.
 
-A step may be planned while the one before still runs. Then every sequence is assumed to continue, but those with
-guesses, which sit out a step until their newest token is known; guesses are made only while no step is in flight. If
-one turns out to have ended, what the later step computes for it is thrown away, and its blocks are given back only when
-no step in flight writes to them any more.
+A step may be planned while the one before still runs, unless either has guesses. Then every sequence is assumed to
+continue. If one turns out to have ended, what the later step computes for it is thrown away, and its blocks are given
+back only when no step in flight writes to them any more.
 """
 
 from __future__ import annotations
@@ -208,6 +207,8 @@ class Scheduler:
                 sequence.check()
             else:
                 self._take(item, sequence, chosen, tokens, blocks)
+        if self._speculator is not None:
+            self._speculator.completed()
         return StepOutput(tuple(tokens), tuple(blocks))
 
     def _take(
@@ -292,7 +293,7 @@ class Scheduler:
 
     def measured(self, work: StepWork, step_s: float, drafting_s: float = 0.0, *, is_clean: bool = True) -> None:
         """Learns from a step that has run, of which a draft model had `drafting_s`; one that is not clean, with copies
-        or guesses, did more than this work."""
+        or guesses, or planned when the device was idle for the sake of guesses, took more than this work does."""
         if is_clean:
             self.step_fit.observe(work, step_s - drafting_s)
             self._lifecycle.batch_limit.measured(work)
@@ -304,7 +305,8 @@ class Scheduler:
         is_asking = speculator is not None and not speculator.is_resting
         only_decodes = is_asking and all(item.is_decode for item in plan.sequences)
         work = decode_work(plan.sequences) if only_decodes else step_work(plan)
-        self.measured(work, step_s, drafting_s, is_clean=not plan.copies and not num_guesses)
+        has_waited = speculator is not None and speculator.has_waited
+        self.measured(work, step_s, drafting_s, is_clean=not plan.copies and not num_guesses and not has_waited)
         if only_decodes and speculator is not None and not plan.copies:
             speculator.measured(
                 work.num_sequences, num_guesses, self.step_fit.predicted_s(work), step_s - drafting_s, drafting_s

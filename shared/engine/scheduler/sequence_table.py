@@ -213,6 +213,11 @@ class StepsInFlight:
         """Steps planned and not completed."""
         return len(self._steps)
 
+    @property
+    def has_guesses(self) -> bool:
+        """Whether one of them has guesses: what follows them is not known yet."""
+        return any(step.plan.num_guesses > 0 for step in self._steps)
+
     def begin(
         self,
         items: Sequence[PlannedSequence],

@@ -9,7 +9,9 @@ Out of blocks, the youngest running sequence of the lowest priority is preempted
 blocks, or of a place in the batch, preempts sequences of less priority.
 
 A step that only decodes may also compute guesses of the next tokens (`shared.engine.speculation`): those that are right
-are tokens of the same step. The KV of the others lies behind all computed tokens, and is written over.
+are tokens of the same step. The KV of the others lies behind all computed tokens, and is written over. Such a step is
+planned when no step is in flight, and none is planned while it is: where steps are planned ahead, the one in flight is
+waited for where guesses behind it are worth that.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ class StepPlanner:
         self._speculator = lifecycle.speculator
         self._order = PromptOrder(lifecycle.config.max_overtaken_s)
         self._ends_s = 0.0  # when the newest planned step is expected to end
+        self._has_waited = False  # no step was planned behind the newest one, for the sake of guesses
 
     def plan(self) -> StepPlan:
         """The next step, in flight until `apply`. Changes the pool (allocates, preempts), starts waiting sequences.
@@ -51,13 +54,15 @@ class StepPlanner:
         Empty where there is nothing to compute, or where the result of the step in flight decides what comes next.
         At most one step may be in flight.
         """
+        if self._in_flight.has_guesses:
+            return self._wait_for_guesses()
         if not self._preempt_by_priority():
             return StepPlan(())
         decodes: list[EngineSequence] = []
         prompts: list[EngineSequence] = []
         for sequence in self._sequences.running:
-            if sequence.ends_in_flight or sequence.num_in_flight_samples > (not sequence.search):
-                continue  # it ends, or which of its guesses are right, or which beams continue, is not known yet
+            if sequence.ends_in_flight or (sequence.search and sequence.num_in_flight_samples):
+                continue  # it ends, or which beams continue is not known yet
             num_unplanned = sequence.num_unplanned_tokens
             if num_unplanned == 1:
                 decodes.append(sequence)
@@ -72,13 +77,24 @@ class StepPlanner:
         room = self._pacing.room(planned, self._sequences, begin_s)
         if budget > 0 and not self._add_prompts(prompts, planned, budget, room):
             return StepPlan(())
-        if self._speculator is not None and budget > 0 and len(planned) == num_decoding and not self._in_flight:
-            self._add_guesses(self._speculator, planned, budget, room)
+        if self._speculator is not None and budget > 0 and len(planned) == num_decoding and planned:
+            if not self._in_flight:
+                self._add_guesses(self._speculator, planned, budget, room)
+            elif not self._swap.has_copies and self._awaits_guesses(self._speculator, planned, budget, room):
+                return self._wait_for_guesses()
         self._ends_s = begin_s + room.predicted_s()
         sequences = [self._sequences[name] for name in planned]
         begins = self._speculator is not None and self._speculator.follows_steps
         copies = self._swap.take_copies()
-        return self._in_flight.begin(list(planned.values()), sequences, copies, begins_guesses=begins)
+        plan = self._in_flight.begin(list(planned.values()), sequences, copies, begins_guesses=begins)
+        if self._speculator is not None and not plan.is_empty:
+            self._speculator.planned(has_waited=self._has_waited)
+            self._has_waited = False
+        return plan
+
+    def _wait_for_guesses(self) -> StepPlan:
+        self._has_waited = True
+        return StepPlan(())
 
     def _preempt_by_priority(self) -> bool:
         """Starts waiting sequences that have more priority than one that runs, which gives its blocks back as need be;
@@ -164,8 +180,7 @@ class StepPlanner:
     ) -> None:
         """Adds guesses to the shares of a step that only decodes, as far as there are blocks for them that no sequence
         will miss."""
-        sequences = [self._sequences[name] for name, item in planned.items() if item.is_decode]
-        sequences = [s for s in sequences if s.goal is Goal.COMPLETION and not s.search]
+        sequences = self._guessable(planned)
         if speculator.rests(len(sequences)):
             return
         plain_s = self._lifecycle.step_fit.predicted_s(decode_work(planned.values()))
@@ -185,6 +200,20 @@ class StepPlanner:
                 guesses = guesses[: len(sequence.block_ids) // groups.size * block_size - item.end]
             if guesses and self._tables.grow_for_guesses(sequence, len(guesses)):
                 planned[sequence_id] = self._in_flight.with_guesses(item, sequence, guesses)
+
+    def _awaits_guesses(
+        self, speculator: Speculator, planned: dict[str, PlannedSequence], budget: int, room: StepRoom
+    ) -> bool:
+        """Whether the step in flight is to end first, so that a step that only decodes may have guesses."""
+        if self._pool.num_free <= self._lifecycle.groups.size * len(self._sequences.running):
+            return False
+        plain_s = self._lifecycle.step_fit.predicted_s(decode_work(planned.values()))
+        return speculator.awaits(self._guessable(planned), budget, plain_s, room.limit_s)
+
+    def _guessable(self, planned: dict[str, PlannedSequence]) -> list[EngineSequence]:
+        """The sequences of a step that may have guesses."""
+        sequences = [self._sequences[name] for name, item in planned.items() if item.is_decode]
+        return [s for s in sequences if s.goal is Goal.COMPLETION and not s.search]
 
     def _make_room(self, sequence: EngineSequence, count: int, planned: dict[str, PlannedSequence]) -> bool:
         """Grows a running sequence, preempting younger ones as needed; False where it had to go itself."""

@@ -28,7 +28,7 @@ class Drafter(Protocol):
         """Its name in settings, requests and metrics."""
 
     def propose(self, sequence: EngineSequence, most: int) -> Draft:
-        """At most `most` guesses for a sequence without steps in flight. Learns from the tokens that came since the
+        """At most `most` guesses of what follows a sequence's known tokens. Learns from the tokens that came since the
         last call, whether or not it had proposed them. Takes a few microseconds."""
         ...
 

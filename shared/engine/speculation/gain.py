@@ -51,17 +51,17 @@ class Gain:
     def _num_measured(self) -> int:
         return len(self._seconds[0]) + len(self._seconds[1])
 
-    def measured(self, took_s: float, num_tokens: int) -> None:
-        """A step of the trial: what it took, and the tokens that it brought. At the trial's end `num_left` is above
-        0."""
-        arm = self.arm
+    def measured(self, took_s: float, num_tokens: int, asked: bool | None = None) -> None:
+        """A step of the trial: what it took, and the tokens that it brought. `asked`: whether it asked, where one was
+        planned since; None: as `arm` says. At the trial's end `num_left` is above 0."""
+        arm = self.arm if asked is None else asked
         self._seconds[arm].append(took_s)
         self._tokens[arm] += num_tokens
         num_rounds, rest = divmod(self._num_measured, ARM_STEPS * len(ARMS))
-        if rest:
+        if rest or not all(self._seconds):
             return
         gain = self._rate(True) / self._rate(False)
-        if num_rounds == MOST_ROUNDS or not 1.0 / CLEAR_GAIN < gain < CLEAR_GAIN:
+        if num_rounds >= MOST_ROUNDS or not 1.0 / CLEAR_GAIN < gain < CLEAR_GAIN:
             self._decide(gain)
 
     def _rate(self, arm: bool) -> float:
@@ -100,12 +100,12 @@ class Gains:
         """Whether the next step asks none of them, and no trial is due."""
         return self._trial is None and not any(gain.is_on or not gain.num_left for gain in self._all)
 
-    def ended(self, took_s: float, num_tokens: int) -> None:
-        """A step has ended, for which was asked what `asks` says; the arguments are those of `Gain.measured`, 0 seconds
-        where they are not known."""
+    def ended(self, took_s: float, num_tokens: int, asked: bool | None = None) -> None:
+        """A step has ended, for which was asked what `asks` says, or `asked`; the arguments are those of
+        `Gain.measured`, 0 seconds where they are not known."""
         trial = self._trial
         if trial is not None and took_s > 0:
-            trial.measured(took_s, num_tokens)
+            trial.measured(took_s, num_tokens, asked)
             if trial.num_left:
                 self._trial = None
         for gain in self._all:

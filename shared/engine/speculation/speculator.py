@@ -13,6 +13,7 @@ that apart.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -42,6 +43,17 @@ class GuessCounters:
     """What a draft model took. Seconds."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """What is to be learned from a planned step."""
+
+    gains: Gains | None  # None: nothing
+    asks: bool | None  # None: as the trial's turn says
+    num_sequences: int
+    is_first: bool
+    has_waited: bool  # the device had nothing to do when it was planned, since guesses were waited for
+
+
 class Speculator:
     """Part of the scheduler. Not thread-safe."""
 
@@ -66,12 +78,14 @@ class Speculator:
         self._of_step: Gains | None = None  # of the present step
         self.is_resting = False
         """Whether none is asked for the present step: then nothing is learned from it."""
-        self._asks_model = False  # for the present step
+        self._asks = False  # other drafters, for the present step
+        self._asks_model = False  # likewise
         self._is_first = False  # of those that ask a head
         self._num_sequences = 0  # of it
         self._num_right = 0  # of its guesses
         self._clock = processor_clock
         self._begun_s = 0.0  # on that clock
+        self._planned: deque[_Planned] = deque()  # steps that are not completed
         self._took_s = 0.0  # 0: not known
         self._num_guessing = 0  # steps with guesses, since the last one without
         self.counters = GuessCounters()
@@ -102,7 +116,8 @@ class Speculator:
         `plain_s`, with them, and with what a draft model takes for them, it may take `limit_s`."""
         self._methods.clear()
         gains = self._next_step(len(sequences))
-        drafts = self._drafts(sequences) if gains is None or gains.asks(gains.others) else {}
+        self._asks = gains is None or gains.asks(gains.others)
+        drafts = self._drafts(sequences) if self._asks else {}
         model = self._model if gains is None or gains.asks(gains.model) else None
         was_asking, self._asks_model = self._asks_model, model is not None
         # Behind a step that gave a head nothing to guess with, one that asks it says nothing of what guessing gains.
@@ -132,6 +147,58 @@ class Speculator:
         self._num_guessing = self._num_guessing + 1 if found else 0
         return found
 
+    def awaits(
+        self, sequences: Sequence[EngineSequence], most_rows: int, plain_s: float = 0.0, limit_s: float = math.inf
+    ) -> bool:
+        """Whether a step in flight is to end before the next one is planned, since guesses behind its tokens are worth
+        that: those that the known tokens give are taken to be right in it. Where not, the next step is planned ahead
+        and has no guesses. The arguments are those of `propose`; draft models and heads are not asked."""
+        gains = None if self._fixed is not None else self._gains_of(len(sequences))
+        self.is_resting = gains is not None and gains.rests
+        self._asks = gains is None or gains.asks(gains.others)
+        if self._asks and self._num_guessing < PLAIN_EVERY:
+            drafts = self._drafts(sequences)
+            pending = {item.sequence_id: item.num_in_flight_samples for item in sequences}
+            chances = [chance for name, draft in drafts.items() for chance in draft.chances[pending[name] :]]
+            if self._fixed is not None:
+                return bool(chances)
+            most = min(most_rows, MOST_ROWS, len(chances))
+            step = GuessedStep(len(sequences), plain_s, limit_s, self._costs.factors(len(sequences), most))
+            if step.best(sorted(chances, reverse=True))[0] > 0:
+                return True
+        self._num_guessing = 0
+        if gains is not None and self.is_resting:
+            gains.ended(0.0, 0)
+        else:
+            self._of_step, self._num_sequences = gains, len(sequences)
+        return False
+
+    def planned(self, *, has_waited: bool) -> None:
+        """A step was planned, of whatever kind; `has_waited`: when nothing was in flight, since it or the one before
+        was to have guesses."""
+        of_step = None
+        if self._clock is None:
+            of_step, self._of_step = self._of_step, None
+        asks = self._asks if self._model is None else None
+        self._planned.append(_Planned(of_step, asks, self._num_sequences, self._is_first, has_waited))
+
+    @property
+    def has_waited(self) -> bool:
+        """Of the oldest step that is not completed: then it took longer than one of its work that is planned ahead."""
+        return bool(self._planned) and self._planned[0].has_waited
+
+    def completed(self) -> None:
+        """The oldest planned step's result was taken, and what it says was `measured` and `verified`."""
+        step = self._planned.popleft()
+        if self._clock is not None:
+            return
+        if step.gains is not None:
+            # What was waited for behind a trial's last guesses says nothing of its steps without.
+            is_known = not step.is_first and not (step.has_waited and step.asks is False)
+            num_tokens = step.num_sequences + self._num_right
+            step.gains.ended(self._took_s if is_known else 0.0, num_tokens, step.asks)
+        self._num_right, self._took_s = 0, 0.0
+
     def verified(self, sequence_id: str, num_guesses: int, num_accepted: int) -> None:
         """A sequence's guesses were computed, and the first ones were right."""
         method = self._methods.get(sequence_id)
@@ -150,7 +217,8 @@ class Speculator:
             return
         self._took_s = step_s + drafting_s
         # What a head guesses with makes all steps longer that give it, whether they have guesses or not.
-        if self._asks_model or self._model is None or not self._model.follows_steps:
+        tells = num_guesses > 0 or not self.has_waited
+        if tells and (self._asks_model or self._model is None or not self._model.follows_steps):
             self._costs.measured(num_sequences, num_guesses, step_s / plain_s)
 
     def take_drafting_s(self) -> float:
@@ -197,11 +265,14 @@ class Speculator:
         self._end_step()
         self._num_sequences = num_sequences
         self._begun_s = self._clock() if self._clock is not None else 0.0
+        self._of_step = self._gains_of(num_sequences)
+        return self._of_step
+
+    def _gains_of(self, num_sequences: int) -> Gains | None:
         size = num_sequences.bit_length()
         gains = self._gains.get(size)
         if gains is None and num_sequences:
             gains = self._gains[size] = Gains(bool(self._drafters), self._model is not None)
-        self._of_step = gains
         return gains
 
     def _drafts(self, sequences: Sequence[EngineSequence]) -> dict[str, Draft]:

@@ -167,7 +167,7 @@ class _Call:
 def delta_attention(projected: Tensor, layer: DeltaLayer, pool: PoolView, batch: AttentionBatch) -> Tensor:
     """`DecoderOps.delta_attention`. Lengths are read on the device: of one-token sequences nothing follows from the
     host's but their number."""
-    if layer.key_dim > MOST_KEYS or batch.token_states is not None:  # nothing is guessed on GPUs
+    if layer.key_dim > MOST_KEYS or batch.token_states is not None:  # no guesses of models with states on GPUs
         return reference.delta_attention(projected, layer, pool, batch)
     check_delta_attention(projected, layer, pool, batch)
     call, num_ones = _Call(projected, layer, pool, batch), count_ones(batch)

@@ -134,16 +134,31 @@ def test_the_ways_end_in_every_way(plain):
     assert {end for _, end in plain} == {FinishReason.STOP, FinishReason.LENGTH}
 
 
+AHEAD = {"ahead": True, "config": RunnerConfig(max_num_seqs=16, static_decode=True)}
+"""As on a GPU: a step is launched while the one before runs, and decode steps are padded."""
+
+
 @pytest.mark.parametrize(
-    "options", [{}, {"num_blocks": 24}, {"num_blocks": 24, "num_host_blocks": 100}, {"ahead": True}]
+    "options",
+    [
+        {},
+        {"num_blocks": 24},
+        {"num_blocks": 24, "num_host_blocks": 100},
+        AHEAD,
+        {**AHEAD, "num_blocks": 24, "num_host_blocks": 100},
+    ],
 )
 def test_guesses_by_chance_change_nothing(start, plain, options):
     run = start(HostileDrafter(), **options)
     assert_same(answers(run), plain)
-    assert accepted(run)[0] > 0 or "ahead" in options  # then most steps are planned before their tokens are known
+    assert accepted(run)[0] > 0
     assert (run.scheduler.counters.num_preemptions > 0) == ("num_blocks" in options)
 
 
+each_order = pytest.mark.parametrize("options", [{}, AHEAD], ids=["in turn", "ahead"])
+
+
+@each_order
 @pytest.mark.parametrize(
     "twist",
     [
@@ -154,13 +169,14 @@ def test_guesses_by_chance_change_nothing(start, plain, options):
     ],
     ids=["all right, and past the end", "all wrong", "two right", "wrong in between"],
 )
-def test_right_and_wrong_guesses_change_nothing(start, plain, known, twist):
-    run = start(KnowingDrafter(known, twist))
+def test_right_and_wrong_guesses_change_nothing(start, plain, known, twist, options):
+    run = start(KnowingDrafter(known, twist), **options)
     assert_same(answers(run), plain)
 
 
-def test_right_guesses_come_in_one_step(start, plain, known):
-    run = start(KnowingDrafter(known))
+@each_order
+def test_right_guesses_come_in_one_step(start, plain, known, options):
+    run = start(KnowingDrafter(known), **options)
     assert_same(answers(run, WAYS[:1]), plain[:1])
     num_guesses, num_accepted = accepted(run)
     steps = run.engine.steps
@@ -169,10 +185,11 @@ def test_right_guesses_come_in_one_step(start, plain, known):
     assert steps.gaps_s.cumulative()[-1] == LENGTH - 1
 
 
+@each_order
 @pytest.mark.parametrize("way", [3, 4, 11, 12, 13])
-def test_right_guesses_come_in_one_step_where_earlier_tokens_change_the_next_ones(start, plain, known, way):
+def test_right_guesses_come_in_one_step_where_earlier_tokens_change_the_next_ones(start, plain, known, way, options):
     """Each guess is counted before the next one's token is chosen, else some of the right ones would be wrong."""
-    run = start(KnowingDrafter(known))
+    run = start(KnowingDrafter(known), **options)
     prompt, (expected, _) = PROMPTS[way], plain[way]
     assert run.generate(prompt, max_tokens=LENGTH, **WAYS[way]) == [ids(expected)]
     num_guesses, num_accepted = accepted(run)
@@ -180,11 +197,12 @@ def test_right_guesses_come_in_one_step_where_earlier_tokens_change_the_next_one
     assert num_accepted >= num_guesses - MOST_GUESSES  # but for those behind the answer's end
 
 
-def test_the_answers_own_text_and_its_structure_are_guessed(start, plain):
+@each_order
+def test_the_answers_own_text_and_its_structure_are_guessed(start, plain, options):
     tokenizer, config = Tokenizer.load(DEMO), load_config(DEMO)
     structures = StructureCompiler(lambda: tokenizer, config.eos_token_ids, config.vocab_size)
     structures.compile(OBJECT)
-    run = start(NgramDrafter(), GrammarDrafter(structures.prepare))
+    run = start(NgramDrafter(), GrammarDrafter(structures.prepare), **options)
     assert_same(answers(run), plain)
     speculator = run.scheduler._speculator
     assert speculator is not None
@@ -201,25 +219,28 @@ def test_a_request_says_whether_and_how_far_is_guessed(start, plain, known):
     assert accepted(run) == (15, 15)  # every second of the 31 tokens that decode steps give
 
 
-def test_a_handed_over_answer_is_the_same(start, plain, known):
-    prefill, decode = start(HostileDrafter()), start(KnowingDrafter(known), HostileDrafter())
+@each_order
+def test_a_handed_over_answer_is_the_same(start, plain, known, options):
+    prefill, decode = start(HostileDrafter(), **options), start(KnowingDrafter(known), HostileDrafter(), **options)
     for prompt, way, (expected, _) in zip(PROMPTS, WAYS, plain, strict=True):
         assert hand_off(prefill, decode, prompt, LENGTH, **way) == ids(expected)
     assert accepted(prefill) == (0, 0), "a prefill worker guesses nothing"
     assert accepted(decode)[1] > 0
 
 
-def test_an_answer_that_goes_on_elsewhere_is_the_same(start, plain, known):
-    run = start(KnowingDrafter(known), HostileDrafter())
+@each_order
+def test_an_answer_that_goes_on_elsewhere_is_the_same(start, plain, known, options):
+    run = start(KnowingDrafter(known), HostileDrafter(), **options)
     for prompt, way, (expected, _) in zip(PROMPTS, WAYS, plain, strict=True):
         kept = ids(expected)[: len(expected) // 2]
         assert [*kept, *run.continued(prompt, kept, LENGTH, **{**way, "prompt_logprobs": None})] == ids(expected)
 
 
-def test_nothing_is_found_behind_a_prefix_of_wrong_guesses(start, plain, known):
+@each_order
+def test_nothing_is_found_behind_a_prefix_of_wrong_guesses(start, plain, known, options):
     """Blocks are known by the hashes of tokens that answers have: a prompt that goes on as a wrong guess did finds none
     of what was computed for it."""
-    run = start(KnowingDrafter(known, lambda place, token: (token + 1) % 300))
+    run = start(KnowingDrafter(known, lambda place, token: (token + 1) % 300), **options)
     (tokens, _), *_ = answers(run, WAYS[:1])
     whole = [*PROMPTS[0], *ids(tokens)]
     again = [(run.generate(whole[:count], max_tokens=4)[0], count) for count in range(17, len(whole) - 4, 16)]
@@ -266,8 +287,18 @@ def test_guesses_change_no_familys_answer(tmp_path: Path, family: str) -> None:
             assert run.generate(*prompts, max_tokens=LENGTH) == expected
 
 
-@pytest.mark.parametrize("degrees", [Degrees(2), pytest.param(Degrees(1, 2), marks=pytest.mark.slow)])
-def test_guesses_change_no_answer_of_a_group(tmp_path: Path, degrees: Degrees) -> None:
+AS_ON_GPUS = {"own_pools": True, "backend": "gloo", "ahead": True}
+
+
+@pytest.mark.parametrize(
+    ("degrees", "how"),
+    [
+        (Degrees(2), {}),
+        (Degrees(2), AS_ON_GPUS),
+        *(pytest.param(Degrees(1, 2), how, marks=pytest.mark.slow) for how in ({}, AS_ON_GPUS)),
+    ],
+)
+def test_guesses_change_no_answer_of_a_group(tmp_path: Path, degrees: Degrees, how: dict[str, Any]) -> None:
     folder, prompts = write_family(tmp_path, "Qwen3ForCausalLM"), [PROMPTS[1], PROMPTS[4]]
     prompts = [[token % 211 for token in prompt] for prompt in prompts]
     with EngineRun(folder) as run:
@@ -276,6 +307,6 @@ def test_guesses_change_no_answer_of_a_group(tmp_path: Path, degrees: Degrees) -
     wrong = KnowingDrafter(known, lambda place, token: token if place < 4 else 7)
     for drafter in (KnowingDrafter(known), wrong):
         speculator = Speculator([drafter], num_guesses=MOST_GUESSES)
-        with GroupRun(folder, degrees, speculator=speculator) as run:
+        with GroupRun(folder, degrees, speculator=speculator, **how) as run:
             assert run.generate(*prompts, max_tokens=LENGTH) == expected
             assert accepted(run)[1] > 0

@@ -68,6 +68,6 @@ def test_a_worker_with_a_draft_asks_it_too(tmp_path: Path) -> None:
     settings = wanted("--draft", str(tmp_path), "--num-kv-blocks", "40")
     model = load_model(settings, lambda *_: None)
     structures = StructureCompiler(lambda: None, [1])
-    speculator = open_speculator(settings, SimpleNamespace(is_async=False), structures, model.draft)
+    speculator = open_speculator(settings, SimpleNamespace(), structures, model.draft)
     assert speculator is not None
     assert speculator.methods == {"ngram", "grammar", "draft"}

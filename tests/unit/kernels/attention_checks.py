@@ -51,12 +51,14 @@ def check_attention(
     softcap: float | None = None,
     has_sinks: bool = False,
     is_chunked: bool = False,
+    has_guesses: bool = False,
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
     **shape: Any,
 ) -> None:
     """A mix of chunks and single tokens; `shape` are `AttentionCase`'s sizes."""
     case = AttentionCase(plan, dtype=dtype, device=device, **shape)
+    case.batch = replace(case.batch, has_guesses=has_guesses)
     scoring = {"softcap": softcap, "sinks": case.sinks if has_sinks else None, "is_chunked": is_chunked}
     output = triton_kernels().paged_attention(
         case.query, case.pool, LAYER, case.batch, scale=scale_of(case), window=window, **scoring
@@ -66,8 +68,9 @@ def check_attention(
 
 
 def check_split_decode(
-    kv_lens: list[int],
+    plan: list[int] | list[tuple[int, int]],
     *,
+    queries: int = 1,
     tile: int,
     min_tiles: int = 1,
     parts_per_multiprocessor: int = 8,
@@ -78,17 +81,18 @@ def check_split_decode(
     dtype: torch.dtype = torch.float32,
     **shape: Any,
 ) -> None:
-    """Single tokens with a chosen way to cut sequences, short parts too."""
+    """Single tokens, or those of (tokens, KV length), with a chosen way to cut sequences, short parts too."""
     from shared.kernels.attention.decode.launch import decode_attention
     from shared.kernels.attention.decode.splits import DecodeConfig
 
-    case = AttentionCase([(1, kv_len) for kv_len in kv_lens], dtype=dtype, device=device, **shape)
+    lens = [item if isinstance(item, tuple) else (1, item) for item in plan]
+    case = AttentionCase(lens, dtype=dtype, device=device, **shape)
     output = torch.full_like(case.query, float("nan"))
     config = DecodeConfig(tile, min_tiles, parts_per_multiprocessor, 4, 2, uneven_parts=parts_per_multiprocessor + 3)
     sinks = case.sinks if has_sinks else None
     decode_attention(
         case.query, case.pool, LAYER, case.batch, output, scale=scale_of(case), window=window, sinks=sinks,
-        is_chunked=is_chunked, config=config,
+        is_chunked=is_chunked, config=config, queries=queries,
     )  # fmt: skip
     assert_near(output.flatten(1), exact_attention(case, window, sinks=sinks, is_chunked=is_chunked))
 

@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -202,14 +202,16 @@ def compile_attention(
     softcap: float | None = None,
     has_sinks: bool = False,
     is_chunked: bool = False,
+    queries: int = 1,
 ) -> list[Compiled]:
-    """Decode attention with its merge, then prefill attention with long chunks and with short ones."""
+    """Decode attention with its merge, then prefill attention with long chunks and with short ones; or alone that of
+    steps with guesses, by as many tokens of a sequence as `queries`."""
 
     def calls() -> None:
-        for plan in ([(1, 4096)] * 4, [(600, 4096)], [(3, 4096)]):
+        for plan in ([(1, 4096)] * 4, [(600, 4096)], [(3, 4096)]) if queries == 1 else ([(queries, 4096)] * 4,):
             query_lens, kv_lens = zip(*plan, strict=True)
             tables = [list(range(-(-kv_len // block_size))) for kv_len in kv_lens]
-            batch = AttentionBatch.from_lists(query_lens, kv_lens, tables, block_size)
+            batch = replace(AttentionBatch.from_lists(query_lens, kv_lens, tables, block_size), has_guesses=queries > 1)
             query = torch.zeros(sum(query_lens), 2 * group, head_dim, dtype=dtype)
             pool = pool_of_nan((1, 2, 2, 2, block_size, head_dim), kv_dtype or dtype)
             sinks = torch.zeros(2 * group) if has_sinks else None

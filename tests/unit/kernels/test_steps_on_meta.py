@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from shared.engine.plan import StepPlan
 from shared.kernels.lora.parts import LoraPart
 from shared.kernels.lora.step import ExpertLoras, Projection
 from shared.model.adapters.adapter import Adapter
@@ -157,6 +159,39 @@ def prompts(name: str) -> list[Noted]:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_prompt_meets_the_host_nowhere(compiled: Run, name: str) -> None:
     assert all(noted.fetches == 1 and noted.waits == 0 for noted in compiled(prompts, name))
+
+
+def with_guesses(step: StepPlan, count: int) -> StepPlan:
+    """The step with `count` guesses of each sequence, by tokens that STRUCTURE may not allow."""
+    items = []
+    for item in step.sequences:
+        (spec,) = item.samples
+        samples = tuple(spec._replace(position=spec.position + place) for place in range(1 + count))
+        items.append(item._replace(token_ids=(*item.token_ids, *range(5, 5 + count)), samples=samples))
+    return StepPlan(tuple(items))
+
+
+def guessed(name: str, **settings: Any) -> dict[str, tuple[Noted, Noted]]:
+    """By way, a step with 3 guesses of each sequence, and a decode step behind it."""
+    steps = Steps(on_meta.model(name, 2), **settings)
+    found, groups = {}, {"num_groups": steps.runner.layout.groups.size}
+    for ways in (["greedy"], ["seeded"], ["bias"], ["structure"], ["greedy", "seeded", "structure"]):
+        more = {"repetition_penalty": 1.0, "bad_sequences": ((4,),), **groups}
+        steps.run(plan(ways, 20, first=True, **more))
+        checked = steps.run(with_guesses(plan(ways, 21, **more), 3))
+        found["+".join(ways)] = checked, steps.run(plan(ways, 25, **more))
+    return found
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3-moe", "deepseek-v3"])
+@pytest.mark.parametrize("settings", [{}, {"piecewise_tokens": None, "max_num_batched_tokens": 64}], ids=str)
+def test_a_step_that_checks_guesses_meets_the_host_nowhere(compiled: Run, name: str, settings: dict[str, Any]) -> None:
+    for ways, noted in compiled(guessed, name, **settings).items():
+        assert [(each.fetches, each.waits) for each in noted] == [(1, 0)] * 2, ways
+        checked = noted[0].launches
+        if name != "deepseek-v3":  # its latents are read by each token
+            assert (checked["decode_parts"], checked["prefill_tiles"]) == (2, 0), ways
+        assert noted[1].launches["decode_parts"] == 0, "a decode step is a graph"
 
 
 def family_steps(folder: Path) -> int:

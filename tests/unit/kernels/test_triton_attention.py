@@ -102,6 +102,39 @@ def test_sequences_cut_into_parts_equal_the_reference(
     )
 
 
+@pytest.mark.parametrize(
+    ("window", "is_chunked", "has_sinks"),
+    [(None, False, False), (None, False, True), (1, False, False), (40, False, True), (40, True, False)],
+)
+def test_the_few_tokens_of_a_query_share_a_read_of_parts(
+    interpreted: Run, window: int | None, is_chunked: bool, has_sinks: bool
+) -> None:
+    """Parts that some tokens of a query see nothing of, in front of a window or behind a token, among them."""
+    plan = [(5, 150), (1, 37), (8, 8), (2, 17), (8, 130)]
+    for heads, tile in (((3, 1), 16), ((8, 2), 32)):
+        interpreted(
+            checks.check_split_decode, plan, queries=8, tile=tile, window=window, heads=heads, head_dim=24,
+            block_size=16, has_sinks=has_sinks, is_chunked=is_chunked,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("plan", "heads", "head_dim"),
+    [
+        ([(4, 70), (1, 37), (2, 2)], (8, 2), 64),
+        ([(16, 99), (1, 1)], (4, 1), 16),
+        ([(9, 99), (1, 20)], (8, 1), 16),  # more rows than a program has
+        ([(5, 40)], (2, 1), 128),
+    ],
+)
+def test_steps_that_check_guesses_equal_the_formula(
+    interpreted: Run, plan: list[tuple[int, int]], heads: tuple[int, int], head_dim: int
+) -> None:
+    for dtypes in ({}, {"kv_dtype": torch.int8}, {"dtype": torch.float16}):
+        sizes = {"heads": heads, "head_dim": head_dim, "block_size": 16, **dtypes}
+        interpreted(checks.check_attention, plan, has_guesses=True, **sizes)
+
+
 def test_lengths_come_from_the_device(interpreted: Run) -> None:
     interpreted(checks.check_lengths_come_from_the_device)
 

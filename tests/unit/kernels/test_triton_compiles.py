@@ -142,6 +142,23 @@ def test_attention_of_every_head_size_compiles_and_fits(
         assert [(kernel.name, kernel.stack_bytes) for kernel in kernels if kernel.stack_bytes > FEW_BYTES] == []
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90"])
+@pytest.mark.parametrize(
+    ("head_dim", "group", "queries"), [(128, 4, 2), (128, 4, 4), (128, 4, 16), (128, 8, 8), (64, 8, 8), (256, 2, 16)]
+)
+def test_attention_of_steps_with_guesses_uses_the_matrix_units_and_spills_little(
+    compiled: Run, head_dim: int, group: int, queries: int, arch: str
+) -> None:
+    kernels = compiled(
+        compiling.compile_attention, head_dim, group, 16, None, torch.bfloat16, arch=arch, queries=queries
+    )
+    assert set(by_name(kernels)) == {"plan_decode_items", "decode_parts"}
+    (decode,) = by_name(kernels)["decode_parts"]
+    assert decode.num_matrix_instructions > 0
+    assert decode.shared_bytes <= TARGETS[arch].shared_bytes
+    assert decode.stack_bytes <= (0 if arch == "sm_90" and head_dim <= 128 else FEW_BYTES)
+
+
 def test_attention_over_narrow_kv_compiles_and_fits(compiled: Run) -> None:
     kernels = compiled(compiling.compile_attention, 128, 4, 16, None, torch.float32, torch.bfloat16)
     assert_attention_fits(kernels, "sm_90")

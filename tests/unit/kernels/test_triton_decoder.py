@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,15 @@ import pytest
 from shared.engine.messages import AddSequence, StepOutput
 from shared.engine.plan import SampledToken
 from shared.engine.runner.runner import RunnerConfig
+from shared.engine.speculation.speculator import Speculator
 from shared.model.checkpoints import write_random_checkpoint
 from tests.integration.engine.engine_run import EngineRun
+from tests.unit.engine.speculation.drafters import KnowingDrafter
 
 from .conftest import Run
 
 PROMPT = [(7 * i * i + 3) % 128 for i in range(18)]
+NONE: dict[tuple[int, ...], list[int]] = {}
 LLAMA: tuple[str, dict[str, Any]] = ("LlamaForCausalLM", {})
 WINDOWED = ("Qwen3ForCausalLM", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1})
 
@@ -40,10 +44,17 @@ DEEPSEEK = (
 )
 
 
-def engine_tokens(folder: Path, kernels: str, num_tokens: int, *, static: bool) -> list[list[SampledToken]]:
-    """Two prompts in chunks, one greedy and one sampled; `static` means padded buffers and steps launched ahead."""
+def engine_tokens(
+    folder: Path, kernels: str, num_tokens: int, *, static: bool, guessed: Mapping[tuple[int, ...], list[int]] = NONE
+) -> list[list[SampledToken]]:
+    """Two prompts in chunks, one greedy and one sampled; `static` means padded buffers and steps launched ahead.
+    `guessed`: by prompt, what a drafter takes for the answer."""
     config = RunnerConfig(max_num_seqs=3, max_seq_len=48, static_decode=static)
-    run = EngineRun(folder, num_blocks=8, max_num_batched_tokens=13, kernels=kernels, config=config, ahead=static)
+    speculator = Speculator([KnowingDrafter(guessed)], num_guesses=4) if guessed else None
+    run = EngineRun(
+        folder, num_blocks=8, max_num_batched_tokens=13, kernels=kernels, config=config, ahead=static,
+        speculator=speculator,
+    )  # fmt: skip
     try:
         assert run.decoder.kernels.name == kernels
         sequences = [
@@ -56,6 +67,8 @@ def engine_tokens(folder: Path, kernels: str, num_tokens: int, *, static: bool) 
         while any(len(tokens) < num_tokens for tokens in found.values()):
             for token in run.next(StepOutput).tokens:
                 found[token.sequence_id].append(token.token)
+        if speculator is not None:
+            assert speculator.counters.num_guesses["knowing"] > speculator.counters.num_accepted["knowing"] > 0
         return list(found.values())
     finally:
         run.close()
@@ -77,7 +90,28 @@ def test_two_layers_give_the_tokens_of_torch(
         tmp_path, architecture, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16, extra_config=extra
     )
     found = interpreted(engine_tokens, tmp_path, "triton", num_tokens, static=static)
-    expected = engine_tokens(tmp_path, "torch", num_tokens, static=False)
+    assert_same(found, engine_tokens(tmp_path, "torch", num_tokens, static=False))
+
+
+@pytest.mark.parametrize("family", [pytest.param(f, marks=pytest.mark.slow) for f in (LLAMA, WINDOWED, DEEPSEEK)])
+def test_guesses_of_steps_ahead_change_no_token(
+    interpreted: Run, tmp_path: Path, family: tuple[str, dict[str, Any]]
+) -> None:
+    """Of five tokens the third is guessed wrong."""
+    architecture, extra = family
+    write_random_checkpoint(
+        tmp_path, architecture, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16, extra_config=extra
+    )
+    expected = engine_tokens(tmp_path, "torch", 12, static=False)
+    answers = [[token.token_id for token in tokens] for tokens in expected]
+    known = {
+        tuple(prompt): [token + (place % 5 == 2) for place, token in enumerate(answer)]
+        for prompt, answer in zip((PROMPT, PROMPT[:5]), answers, strict=True)
+    }
+    assert_same(interpreted(engine_tokens, tmp_path, "triton", 12, static=True, guessed=known), expected)
+
+
+def assert_same(found: list[list[SampledToken]], expected: list[list[SampledToken]]) -> None:
     for ours, theirs in zip(found, expected, strict=True):
         assert [token.token_id for token in ours] == [token.token_id for token in theirs]
         assert len({token.token_id for token in ours}) > 2

@@ -282,19 +282,22 @@ def test_preempted_sequences_get_host_memory_by_the_pool_and_by_what_is_free(
 
 
 @pytest.mark.parametrize(
-    ("flags", "is_async", "methods"),
+    ("flags", "methods"),
     [
-        ([], False, None),
-        (["--speculation", "off"], False, None),
-        (["--speculation", "ngram"], False, {"ngram"}),
-        (["--speculation", "auto"], False, {"ngram", "grammar"}),
-        (["--speculation", "auto"], True, None),
-        (["--speculation", "auto", "--device", "cuda"], False, None),
+        ([], None),
+        (["--speculation", "off"], None),
+        (["--speculation", "ngram"], {"ngram"}),
+        (["--speculation", "auto"], {"ngram", "grammar"}),
+        (["--speculation", "ngram", "--device", "cuda"], {"ngram"}),
+        (["--speculation", "auto", "--device", "cuda:1"], {"ngram", "grammar"}),
+        (["--speculation", "auto", "--draft", "small", "--device", "cuda"], {"ngram", "grammar"}),
+        (["--speculation", "heads", "--device", "cuda"], None),
+        (["--speculation", "auto", "--device", "timed:steps.json"], None),
     ],
 )
-def test_what_guesses_is_what_the_settings_say_and_nothing_does_on_a_gpu(flags, is_async, methods) -> None:
+def test_what_guesses_is_what_the_settings_say_as_far_as_the_device_can(flags, methods) -> None:
     structures = StructureCompiler(lambda: None, [1])
-    speculator = open_speculator(settings(*flags), SimpleNamespace(is_async=is_async), structures)
+    speculator = open_speculator(settings(*flags), SimpleNamespace(), structures)
     assert (speculator and speculator.methods) == methods
 
 

@@ -33,10 +33,20 @@ SETTINGS: tuple[Setting, ...] = (
 )
 
 
+GUESSED = tuple(
+    (((2048,) * num_seqs, HeadShape(num_heads=num_heads)), queries)
+    for num_seqs, num_heads, queries in product((1, 8), (32, 64), (1, 2, 4, 8))
+)
+"""Settings, and the tokens of each sequence that share a read."""
+
+
 def cases(device: torch.device, settings: Sequence[Setting] = SETTINGS, memory: Tensor | None = None) -> Iterator[Case]:
-    """One case a setting, over the pool in `memory`: see `pool_memory`."""
+    """One case a setting, over the pool in `memory`: see `pool_memory`; then those of steps that check guesses."""
     for setting in settings:
         yield _case(setting, device, None, memory)
+    if settings is SETTINGS:
+        for setting, queries in GUESSED:
+            yield _case(setting, device, None, memory, queries)
 
 
 def tuning_cases(device: torch.device, memory: Tensor | None = None) -> Iterator[Case]:
@@ -48,14 +58,17 @@ def tuning_cases(device: torch.device, memory: Tensor | None = None) -> Iterator
                 yield _case(setting, device, config, memory)
 
 
-def _case(setting: Setting, device: torch.device, config: DecodeConfig | None, memory: Tensor | None) -> Case:
+def _case(
+    setting: Setting, device: torch.device, config: DecodeConfig | None, memory: Tensor | None, queries: int = 1
+) -> Case:
     kv_lens, shape = setting
-    query, pool, batch = attention_inputs([(1, kv_len) for kv_len in kv_lens], shape, device, memory)
+    query, pool, batch = attention_inputs([(queries, kv_len) for kv_len in kv_lens], shape, device, memory)
     output = torch.empty_like(query)
 
     def run() -> None:
-        decode_attention(query, pool, LAYER, batch, output, scale=0.1, window=None, config=config)
+        decode_attention(query, pool, LAYER, batch, output, scale=0.1, window=None, config=config, queries=queries)
 
     label = f"{len(kv_lens)} × {max(kv_lens)} tokens, {shape}" + (f", {config}" if config else "")
+    label += f", {queries} checked" if queries > 1 else ""
     row_bytes = shape.num_kv_heads * shape.head_dim * query.element_size()
     return Case("decode attention", label, run, 2 * sum(kv_lens) * row_bytes + 2 * query.nbytes)

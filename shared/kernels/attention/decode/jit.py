@@ -2,7 +2,7 @@
 
 Flash-decoding (Dao et al. 2023) over the work items of `plan_jit`: all parts of a launch are about equally long,
 whatever the mix of lengths. The query heads of a group fill the rows of one matrix tile, so each key is read once for
-all of them.
+all of them. In a step that checks guesses so do the few tokens of a sequence's query.
 """
 
 # mypy: disable-error-code="import-untyped, import-not-found, no-untyped-def, no-untyped-call, untyped-decorator"
@@ -11,7 +11,17 @@ all of them.
 import triton
 import triton.language as tl
 
-from shared.kernels.attention.decode.schedule_jit import BEGIN, END, FIRST_SLOT, KV_LEN, NUM_PARTS, SEQ, TOKEN, WIDTH
+from shared.kernels.attention.decode.schedule_jit import (
+    BEGIN,
+    END,
+    FIRST_SLOT,
+    KV_LEN,
+    NUM_PARTS,
+    QUERY_LEN,
+    SEQ,
+    TOKEN,
+    WIDTH,
+)
 from shared.kernels.attention.jit import (
     absorb,
     begun_with_sinks,
@@ -27,8 +37,8 @@ from shared.kernels.overlap_jit import await_kernels_before
 
 @triton.jit
 def merge_parts(
-    part_means,  # [num_slots, num_heads, HEAD_DIM] fp32
-    part_peaks,  # [num_slots, num_heads] fp32
+    part_means,  # [num_slots, QUERIES, num_heads, HEAD_DIM] fp32
+    part_peaks,  # [num_slots, QUERIES, num_heads] fp32
     output,  # [num_tokens, num_heads, HEAD_DIM]
     token,
     first_head,
@@ -40,20 +50,25 @@ def merge_parts(
     DIMS: tl.constexpr,
     HEADS: tl.constexpr,
     CHUNK: tl.constexpr,
+    QUERIES: tl.constexpr = 1,
 ):
     """Join the parts of one sequence for the heads from `first_head` on, HEADS of them but none from `end_head` on,
-    CHUNK parts at once: one head after another would wait for memory twice each."""
+    CHUNK parts at once: one head after another would wait for memory twice each. The heads of a query's next token
+    count on from those of the one before."""
     dims = tl.arange(0, DIMS)
     is_dim = dims < HEAD_DIM
     heads = first_head + tl.arange(0, HEADS)
     is_head = heads < end_head
     accumulator = tl.zeros([HEADS, DIMS], tl.float32)
-    peak = tl.load(part_peaks + first_slot.to(tl.int64) * num_heads + heads, mask=is_head, other=0.0)
+    first = first_slot.to(tl.int64) * (num_heads * QUERIES) + heads
+    peak = tl.load(part_peaks + first, mask=is_head, other=0.0)
     total = peak * 0.0
+    if QUERIES > 1:  # a token may see nothing of a part
+        total = tl.zeros([HEADS], tl.float32)
     for start in range(0, num_parts, CHUNK):
         chunk = start + tl.arange(0, CHUNK)
         real = is_head[:, None] & (chunk < num_parts)[None, :]
-        slot_heads = (first_slot + chunk).to(tl.int64)[None, :] * num_heads + heads[:, None]
+        slot_heads = (first_slot + chunk).to(tl.int64)[None, :] * (num_heads * QUERIES) + heads[:, None]
         peaks = tl.load(part_peaks + slot_heads, mask=real, other=float("-inf"))
         means = tl.load(
             part_means + slot_heads[:, :, None] * HEAD_DIM + dims[None, None, :],
@@ -61,8 +76,11 @@ def merge_parts(
             other=0.0,
         )
         new_peak = tl.maximum(peak, tl.max(peaks, 1))
-        weights = tl.exp2(peaks - new_peak[:, None])
-        decay = tl.exp2(peak - new_peak)
+        shift = new_peak
+        if QUERIES > 1:
+            shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+        weights = tl.exp2(peaks - shift[:, None])
+        decay = tl.exp2(peak - shift)
         accumulator = accumulator * decay[:, None] + tl.sum(means * weights[:, :, None], 1)
         total = total * decay + tl.sum(weights, 1)
         peak = new_peak
@@ -80,8 +98,8 @@ def decode_parts(
     items,  # [num_slots, WIDTH] int32, see plan_jit
     tickets,  # [num_seqs, num_kv_heads] int32, all 0 before and after
     output,  # [num_tokens, num_kv_heads * GROUP, HEAD_DIM]
-    part_means,  # [num_slots, num_kv_heads * GROUP, HEAD_DIM] fp32, of the sequences with several parts
-    part_peaks,  # [num_slots, num_kv_heads * GROUP] fp32, base-2 log of the softmax's denominator
+    part_means,  # [num_slots, QUERIES, num_kv_heads * GROUP, HEAD_DIM] fp32, of the sequences with several parts
+    part_peaks,  # [num_slots, QUERIES, num_kv_heads * GROUP] fp32, base-2 log of the softmax's denominator
     layer,
     table_stride,
     block_stride,
@@ -98,6 +116,7 @@ def decode_parts(
     TILE: tl.constexpr,
     HEADS: tl.constexpr,  # heads that the merge reads at once
     CHUNK: tl.constexpr,  # parts of each
+    QUERIES: tl.constexpr,  # most tokens of a query
     OVERLAPS: tl.constexpr,
 ):
     """Grid (num_kv_heads, num_slots): one part of one sequence for one KV head and the query heads that share it."""
@@ -113,8 +132,16 @@ def decode_parts(
     num_parts = tl.load(item + NUM_PARTS)
 
     rows, dims = tl.arange(0, ROWS), tl.arange(0, DIMS)
+    # Counted from the first token's head 0; the heads of the next token follow.
     heads = kv_head * GROUP + rows
-    real = (rows < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
+    num_rows = GROUP
+    if QUERIES > 1:
+        query_len = tl.load(item + QUERY_LEN)
+        token_heads = kv_head * GROUP + rows % GROUP
+        heads = rows // GROUP * (num_kv_heads * GROUP) + token_heads
+        num_rows = query_len * GROUP
+        newest = kv_len - query_len + rows // GROUP  # the position that each row is at
+    real = (rows < num_rows)[:, None] & (dims < HEAD_DIM)[None, :]
     places = (token.to(tl.int64) * num_kv_heads * GROUP + heads)[:, None] * HEAD_DIM + dims[None, :]
     q = tl.load(query + places, mask=real, other=0.0)
 
@@ -128,7 +155,10 @@ def decode_parts(
     total = tl.zeros([ROWS], tl.float32)
     if sinks is not None:  # the first part of a sequence has seen its sink
         is_first = slot == tl.load(item + FIRST_SLOT)
-        sink_peak, sink_total = begun_with_sinks(sinks, heads, rows < GROUP)
+        sink_heads = heads
+        if QUERIES > 1:
+            sink_heads = token_heads
+        sink_peak, sink_total = begun_with_sinks(sinks, sink_heads, rows < num_rows)
         peak, total = tl.where(is_first, sink_peak, peak), tl.where(is_first, sink_total, total)
     columns = tl.arange(0, TILE)
     # Worked out a turn ahead: a load that waits for its table entry in the same turn is not fetched ahead in full.
@@ -146,10 +176,16 @@ def decode_parts(
         if scales is not None:
             scores *= k_scales[None, :]
         scores, factor = capped_with_factor(scores, log2_scale, CAP)
-        seen = positions < kv_len
-        if WINDOW > 0:
-            seen &= positions >= first_seen(kv_len - 1, WINDOW, CHUNKED)
-        scores = tl.where(seen[None, :], scores, float("-inf"))
+        if QUERIES == 1:
+            seen = positions < kv_len
+            if WINDOW > 0:
+                seen &= positions >= first_seen(kv_len - 1, WINDOW, CHUNKED)
+            scores = tl.where(seen[None, :], scores, float("-inf"))
+        else:
+            seen_by_row = positions[None, :] <= newest[:, None]
+            if WINDOW > 0:
+                seen_by_row &= positions[None, :] >= first_seen(newest, WINDOW, CHUNKED)[:, None]
+            scores = tl.where(seen_by_row, scores, float("-inf"))
         if scales is not None:
             accumulator, peak, total = absorb(accumulator, peak, total, scores, factor, v, v_scales)
         else:
@@ -159,9 +195,9 @@ def decode_parts(
     if num_parts == 1:
         tl.store(output + places, mean.to(output.dtype.element_ty), mask=real)
     else:
-        slot_heads = slot.to(tl.int64) * num_kv_heads * GROUP + heads
+        slot_heads = slot.to(tl.int64) * num_kv_heads * (GROUP * QUERIES) + heads
         tl.store(part_means + slot_heads[:, None] * HEAD_DIM + dims[None, :], mean, mask=real)
-        tl.store(part_peaks + slot_heads, peak + tl.log2(total), mask=rows < GROUP)
+        tl.store(part_peaks + slot_heads, peak + tl.log2(total), mask=rows < num_rows)
         # The barrier orders all threads' stores before the ticket's release; the last ticket's program acquires them.
         tl.debug_barrier()
         ticket = tickets + seq * num_kv_heads + kv_head
@@ -169,8 +205,16 @@ def decode_parts(
             tl.store(ticket, 0)
             first_slot = tl.load(item + FIRST_SLOT)
             end_head = (kv_head + 1) * GROUP
-            for head in tl.static_range(0, GROUP, HEADS):
-                merge_parts(
-                    part_means, part_peaks, output, token, kv_head * GROUP + head, end_head, num_kv_heads * GROUP,
-                    first_slot, num_parts, HEAD_DIM, DIMS, HEADS, CHUNK,
-                )  # fmt: skip
+            if QUERIES == 1:
+                for head in tl.static_range(0, GROUP, HEADS):
+                    merge_parts(
+                        part_means, part_peaks, output, token, kv_head * GROUP + head, end_head, num_kv_heads * GROUP,
+                        first_slot, num_parts, HEAD_DIM, DIMS, HEADS, CHUNK,
+                    )  # fmt: skip
+            else:
+                for before in range(0, query_len * num_kv_heads * GROUP, num_kv_heads * GROUP):
+                    for head in tl.static_range(0, GROUP, HEADS):
+                        merge_parts(
+                            part_means, part_peaks, output, token, before + kv_head * GROUP + head, before + end_head,
+                            num_kv_heads * GROUP, first_slot, num_parts, HEAD_DIM, DIMS, HEADS, CHUNK, QUERIES,
+                        )  # fmt: skip

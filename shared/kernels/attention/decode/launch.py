@@ -39,8 +39,9 @@ def decode_attention(
     sinks: Tensor | None = None,
     is_chunked: bool = False,
     config: DecodeConfig | None = None,
+    queries: int = 1,
 ) -> None:
-    """Fill the rows of `output` whose sequences have one query token; leave the others.
+    """Fill the rows of `output` whose sequences have one query token, or up to `queries`; leave the others.
 
     The first call for a batch plans its schedule on the device, from `batch.query_start` and `batch.seq_lens`; the
     other layers' calls find it there. The grid follows from the number of sequences and the width of
@@ -59,6 +60,7 @@ def decode_attention(
         sinks: likewise.
         is_chunked: likewise.
         config: sizes to use instead of `decode_config`'s.
+        queries: a power of 2; several tokens of a sequence share one read of its keys and values.
     """
     check_paged_attention(query, pool, layer, batch, window, softcap, sinks, is_chunked=is_chunked)
     assert scale > 0
@@ -74,8 +76,8 @@ def decode_attention(
     _, num_heads, head_dim = query.shape
     heads = (num_heads, pool.num_kv_heads, head_dim)
     plan = batch.remember(
-        ("decode", heads, window, is_chunked, query.dtype, config),
-        lambda: plan_decode(batch, heads, window, query.dtype, config, is_chunked=is_chunked),
+        ("decode", heads, window, is_chunked, query.dtype, config, queries),
+        lambda: plan_decode(batch, heads, window, query.dtype, config, is_chunked=is_chunked, queries=queries),
     )
     config = plan.config
     group = num_heads // pool.num_kv_heads
@@ -102,11 +104,12 @@ def decode_attention(
         WINDOW=window or 0,
         CHUNKED=is_chunked,
         CAP=(softcap or 0.0) * math.log2(math.e),
-        ROWS=next_power_of_2(max(group, 16)),
+        ROWS=next_power_of_2(max(group * queries, 16)),
         DIMS=dims,
         TILE=config.tile,
         HEADS=heads_at_once,
         CHUNK=merge_chunk(heads_at_once, dims),
+        QUERIES=queries,
         **devices.overlap(query.device),
         num_warps=config.num_warps,
         num_stages=config.num_stages,

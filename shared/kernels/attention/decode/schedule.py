@@ -23,8 +23,8 @@ class DecodePlan:
     config: DecodeConfig
     items: Tensor  # [num_slots, 8] int32, see plan_jit
     tickets: Tensor  # [num_seqs, num_kv_heads] int32, parts that are done; 0 before and after a launch
-    part_means: Tensor  # [num_slots, num_heads, head_dim] fp32, of the sequences with several parts
-    part_peaks: Tensor  # [num_slots, num_heads] fp32, base-2 log of the softmax's denominator
+    part_means: Tensor  # [num_slots, queries, num_heads, head_dim] fp32, of the sequences with several parts
+    part_peaks: Tensor  # [num_slots, queries, num_heads] fp32, base-2 log of the softmax's denominator
 
     @property
     def num_slots(self) -> int:
@@ -40,6 +40,7 @@ def plan_decode(
     config: DecodeConfig | None = None,
     *,
     is_chunked: bool = False,
+    queries: int = 1,
 ) -> DecodePlan:
     """Work out the schedule on the device, from the lengths that it has there.
 
@@ -50,14 +51,15 @@ def plan_decode(
         dtype: of the query.
         config: sizes to compile for instead of `decode_config`'s.
         is_chunked: as for `DecoderOps.paged_attention`.
+        queries: most tokens of a sequence that is served; a power of 2.
     """
     num_heads, num_kv_heads, head_dim = heads
     device = batch.seq_lens.device
     limits = devices.device_limits(device)
-    config = config or decode_config(head_dim, dtype.itemsize, limits, num_heads // num_kv_heads)
+    config = config or decode_config(head_dim, dtype.itemsize, limits, num_heads // num_kv_heads * queries)
     capacity = batch.block_tables.shape[1] * batch.block_size
     if window is not None:
-        capacity = min(capacity, window + config.tile)  # a window may begin anywhere in its first tile
+        capacity = min(capacity, window + queries - 1 + config.tile)  # a window may begin anywhere in its first tile
     grid = decode_grid(batch.num_seqs, capacity, num_kv_heads, limits.num_multiprocessors, config)
     items = torch.empty((grid.num_slots, WIDTH.value), dtype=torch.int32, device=device)
     plan_decode_items[(batch.num_seqs,)](
@@ -72,6 +74,7 @@ def plan_decode(
         MIN_TILES=config.min_tiles,
         WINDOW=window or 0,
         CHUNKED=is_chunked,
+        QUERIES=queries,
         SEQS=SEQS,
         ITEMS=ITEMS,
         num_warps=4,
@@ -82,6 +85,6 @@ def plan_decode(
         config,
         items,
         tickets=torch.zeros((batch.num_seqs, num_kv_heads), dtype=torch.int32, device=device),
-        part_means=torch.empty((num_means, num_heads, head_dim), dtype=torch.float32, device=device),
-        part_peaks=torch.empty((num_means, num_heads), dtype=torch.float32, device=device),
+        part_means=torch.empty((num_means, queries, num_heads, head_dim), dtype=torch.float32, device=device),
+        part_peaks=torch.empty((num_means, queries, num_heads), dtype=torch.float32, device=device),
     )

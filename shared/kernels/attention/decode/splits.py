@@ -45,6 +45,11 @@ def decode_config(head_dim: int, element_bytes: int, limits: DeviceLimits, group
     return DecodeConfig(tile, max(1, 128 // tile), 2, num_warps=4, num_stages=num_stages, uneven_parts=3)
 
 
+def most_rows(head_dim: int, element_bytes: int) -> int:
+    """Query heads times tokens that a program has registers for, with heads of so many dims."""
+    return 64 if head_dim * element_bytes <= 256 else 32
+
+
 @dataclass(frozen=True)
 class DecodeGrid:
     """The static shape of a launch: it depends on the batch and its capacity, never on the current lengths."""

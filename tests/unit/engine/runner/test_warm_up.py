@@ -79,6 +79,12 @@ def test_sums_of_16_bit_products_are_taken_in_fp32_from_the_start_on(decoder: De
     assert not torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction
 
 
+@pytest.mark.parametrize(("most_guesses", "counts"), [(0, []), (1, [2]), (4, [2, 4, 8]), (15, [2, 4, 8, 16])])
+def test_steps_are_taken_with_as_many_guesses_as_there_may_be(most_guesses: int, counts: list[int]) -> None:
+    plans = warm_up_plans(100, 4, KVGroups(16), 20, most_guesses)
+    assert [plan.num_tokens for plan in plans if plan.num_guesses] == counts
+
+
 def test_no_step_has_more_sequences_than_a_batch(decoder: Decoder) -> None:
     runner, _ = started(decoder, RunnerConfig(1, warm_up=True))
     assert not runner.kv_blocks.any()
@@ -86,7 +92,7 @@ def test_no_step_has_more_sequences_than_a_batch(decoder: Decoder) -> None:
 
 @pytest.mark.parametrize(("max_tokens", "num_blocks"), [(16, 2), (8192, 3), (100, 700)])
 def test_steps_stay_within_the_pool_and_the_budget_of_tokens(max_tokens: int, num_blocks: int) -> None:
-    for plan in warm_up_plans(max_tokens, 4, KVGroups(16), num_blocks):
+    for plan in warm_up_plans(max_tokens, 4, KVGroups(16), num_blocks, most_guesses=15):
         assert plan.num_tokens <= max_tokens
         used = [block_id for item in plan.sequences for block_id in item.block_ids]
         assert len(set(used)) == len(used)

@@ -164,6 +164,70 @@ def test_guesses_come_back_when_they_gain_again():
     assert sum(map(bool, found[-50:])) >= 50 - 2 * ARM_STEPS - 1  # beside a trial, or the plain step now and then
 
 
+def ahead(speculator, *names, in_flight=1, plain_s=0.1, **sampling):
+    """Whether a step in flight is waited for, in which each sequence gets a token."""
+    items = [sequence(name, [2, 3], max_tokens=99, **sampling) for name in names]
+    for item in items:
+        item.num_in_flight_samples = in_flight
+    return speculator.awaits(items, 64, plain_s)
+
+
+def test_a_step_in_flight_is_waited_for_where_guesses_behind_its_tokens_gain():
+    speculator = Speculator([Sure()])
+    measured(speculator, 1, *(0.1 + 0.002 * rows for rows in range(16)))
+    assert ahead(speculator, "0.9")
+    assert not ahead(speculator, "0.01")
+    assert not ahead(speculator, "0.9", speculation=Speculation("off"))
+    # The token in flight takes the place of the first guess.
+    assert not ahead(speculator, "0.9", speculation=Speculation("ngram", 1))
+    assert ahead(speculator, "0.9", speculation=Speculation("ngram", 1), in_flight=0)
+    measured(speculator, 1, 0.1, *[0.9] * 15)  # what is waited for comes out in these times
+    assert not ahead(speculator, "0.9")
+    assert not ahead(Speculator([Sure()], num_guesses=3), "0.9", speculation=Speculation("off"))
+    assert ahead(Speculator([Sure()], num_guesses=3), "0.01")
+
+
+def answered_ahead(speculator, steps, guess_s, num_right):
+    """Guesses of each step of one sequence whose steps are planned ahead where no guesses are waited for: one takes
+    0.1 s, and `guess_s` more with guesses."""
+    item, found, in_flight, has_waited = sequence("0.9", [2, 3], max_tokens=9999), [], [], False
+
+    def end():
+        guesses, waited = in_flight.pop(0)
+        assert speculator.has_waited == waited
+        speculator.measured(1, guesses, 0.1, 0.1 + (guess_s if guesses else 0.0))
+        if guesses:
+            speculator.verified("0.9", guesses, num_right(guesses))
+        speculator.completed()
+        found.append(guesses)
+
+    while len(found) < steps:
+        guesses = 0
+        item.num_in_flight_samples = len(in_flight)
+        if in_flight and (in_flight[-1][0] or speculator.awaits([item], 64, 0.1)):
+            has_waited = True
+            end()
+            item.num_in_flight_samples = 0
+        if not in_flight and not speculator.rests(1):
+            guesses = len(speculator.propose([item], 64, 0.1).get("0.9", ()))
+        speculator.planned(has_waited=has_waited)
+        in_flight.append((guesses, has_waited))
+        has_waited = False
+        if len(in_flight) > 1:
+            end()
+    return found
+
+
+@pytest.mark.parametrize("gains", [True, False])
+def test_whether_waiting_for_guesses_gains_is_tried_in_turns(gains):
+    speculator = Speculator([Sure()])
+    speculator._costs = Free()
+    found = answered_ahead(speculator, 4000, *((0.1, lambda guesses: guesses) if gains else (0.2, lambda _: 1)))
+    guessing = sum(map(bool, found[1000:])) / 3000
+    trial = ARM_STEPS * len(ARMS)
+    assert guessing > 1 - 2 * trial / LONGEST_STAY if gains else guessing < trial / LONGEST_STAY
+
+
 class SevensHead:
     """A head's runner that guesses 7, behind steps that gave it what it guesses with."""
 

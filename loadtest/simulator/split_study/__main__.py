@@ -10,6 +10,7 @@ from typing import Annotated
 
 from loadtest.rig.command_line import Option, Out, choice, decimals, names
 from loadtest.rig.command_line import run as run_command
+from loadtest.rig.results import commit
 from loadtest.simulator.cli import MODELS, WorkerOptions, worker_spec
 from loadtest.simulator.load import WORKLOADS
 from loadtest.simulator.split_study.cells import LOADS, TARGETS, Cell, Loads
@@ -65,7 +66,7 @@ def main(
     options = WorkerOptions(choice(model, "model", MODELS), choice(device, "device", GPUS), 1, steps=steps)
     fast = worker_spec(options, None, 0.0)
     name = f"{workers} {model} {device} {steps.stem if steps else 'roofline'}"
-    study = Study(Pool([fast] * workers, seed, name), Loads(traces, seconds, seed, lives), out, Runs(runs))
+    study = Study(Pool([fast] * workers, seed, name), Loads(traces, seconds, seed, lives), out, Runs(runs, commit()))
     mixes = [(workload, pair) for workload in chosen for pair in names(targets, "targets", TARGETS)]
     wanted = [] if loads == "none" else [Cell(*mix, load) for mix in mixes for load in decimals(loads, "loads")]
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as executor:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from loadtest.rig.results import commit
 from loadtest.simulator.simulation import AUTO
 from loadtest.simulator.split_study.systems import Run, System
 
@@ -24,7 +23,8 @@ class Runs:
 
     path: Path | None = None
     """None: nothing is kept."""
-    commit: str = field(default_factory=commit)
+    commit: str = ""
+    """Of the code; with a + where files are modified."""
 
     def find(self, key: Key, system: System) -> Run | None:
         """None where there is no such run."""

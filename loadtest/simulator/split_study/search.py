@@ -46,7 +46,7 @@ class Search:
     ) -> None:
         """`known` has runs of earlier searches; of this load those of `key`."""
         self._pool, self._targets, self._requests = pool, targets, requests
-        self._known, self._key = known or Runs(commit=""), key or {}
+        self._known, self._key = known or Runs(), key or {}
         self.runs: dict[System, Run] = {}
 
     def run(self, system: System) -> Run:

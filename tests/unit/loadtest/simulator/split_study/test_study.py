@@ -11,8 +11,7 @@ from loadtest.simulator.outcome import Targets
 from loadtest.simulator.prefix_index import PrefixIndex
 from loadtest.simulator.request import from_trace
 from loadtest.simulator.simulation import AUTO, STATIC
-from loadtest.simulator.split_study import runs
-from loadtest.simulator.split_study.__main__ import main
+from loadtest.simulator.split_study import __main__ as command
 from loadtest.simulator.split_study.cells import Loads
 from loadtest.simulator.split_study.runs import Runs
 from loadtest.simulator.split_study.scenarios import settled_after
@@ -21,15 +20,28 @@ from loadtest.workloads.trace import TraceRequest
 from shared.errors import ConfigError
 from tests.unit.loadtest.simulator.setups import HEAD
 
-SMALL = ["--cells", "short", "--workers", "2", "--seconds", "1", "--loads", "0.7", "--targets", "balanced"]
+SMALL = [
+    "--cells",
+    "short",
+    "--workers",
+    "2",
+    "--seconds",
+    "1",
+    "--loads",
+    "0.7",
+    "--targets",
+    "balanced",
+    "--lives",
+    "0",
+]
 
 
 @pytest.mark.slow
 def test_a_cell_compares_auto_with_the_best_static_system_and_its_runs_are_kept(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(runs, "commit", lambda: "c0ffee")
+    monkeypatch.setattr(command, "commit", lambda: "c0ffee")
     out, kept = tmp_path / "study.json", tmp_path / "runs.jsonl"
     arguments = [*SMALL, "--limits", "--out", str(out), "--runs", str(kept)]
-    call(main, arguments)
+    call(command.main, arguments)
     printed = capsys.readouterr().out
     study = json.loads(out.read_text())
     row = study["cells"]["short, balanced, 0.7"]
@@ -49,7 +61,7 @@ def test_a_cell_compares_auto_with_the_best_static_system_and_its_runs_are_kept(
     ]
 
     lines = kept.read_text()
-    call(main, arguments)
+    call(command.main, arguments)
     assert kept.read_text() == lines, "what is known is not run again"
     assert capsys.readouterr().out == printed
 
@@ -72,7 +84,7 @@ def test_of_mode_auto_the_runs_of_other_code_do_not_count(tmp_path):
 def test_wrong_arguments_are_named():
     for flags, field in ((["--cells", "azure"], "cells"), (["--loads", "x"], "loads")):
         with pytest.raises(ConfigError) as wrong:
-            call(main, flags)
+            call(command.main, flags)
         assert wrong.value.field == field
 
 
